@@ -152,11 +152,11 @@ class OutputReader:
         heard: asyncio.Queue[LogLine | OutputGrown | None] = asyncio.Queue(_AHEAD)
 
         async def pieces() -> None:
-            async for line in self._bus.read_logs(self._job_id, follow=True, after_seq=self._seq):
+            async for line in self._bus.read_output(self._job_id, follow=True, after_seq=self._seq):
                 await heard.put(line)
 
         async def growth() -> None:
-            async for _, body in self._bus.listen(subjects.output_grown(self._job_id)):
+            async for _, body in self._bus.subscribe(subjects.output_grown(self._job_id)):
                 with contextlib.suppress(
                     msgspec.MsgspecError, ValueError, RecursionError
                 ):  # another version's: then it is read at the end
@@ -181,7 +181,7 @@ class OutputReader:
 
     # --- what there is, and what is missing
     async def _items(self) -> AsyncGenerator[LogLine | OutputGap, None]:
-        async with aclosing(self._bus.read_logs(self._job_id, after_seq=self._seq)) as lines:
+        async with aclosing(self._bus.read_output(self._job_id, after_seq=self._seq)) as lines:
             async for line in lines:
                 for item in self._place(line):
                     yield item

@@ -123,9 +123,9 @@ class _ExtensionRun(Generic[S]):
             statements = await self._reaction(event)
             if statements is None:
                 return
-            for at, (entity_id, said) in enumerate(statements):
+            for at, (entity_id, own) in enumerate(statements):
                 commit_id = f"{self._extension.name}-{delivery.seq}-{number}-{at}"
-                await self._publish(commit_id, entity_id, said, delivery.seq)
+                await self._publish(commit_id, entity_id, own, delivery.seq)
         self.position, self._may_repeat = delivery.seq, False
         if reactions or not delivery.pending:
             await self._save()

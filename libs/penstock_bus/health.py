@@ -156,13 +156,13 @@ class Peers:
 
     async def listen(self, bus: TelemetryPort, service: str) -> AsyncIterator[Vitals]:
         """Note the heartbeats of a service's replicas and yield them, for ever."""
-        async for _, body in bus.listen(subjects.replicas(service)):
-            if (vitals := heard(body)) is not None:
+        async for _, body in bus.subscribe(subjects.replicas(service)):
+            if (vitals := parse_vitals(body)) is not None:
                 self.see(vitals)
                 yield vitals
 
 
-def heard(body: bytes) -> Vitals | None:
+def parse_vitals(body: bytes) -> Vitals | None:
     """Return the heartbeat in a body; None where the body is something else."""
     try:
         return msgspec.json.decode(body, type=Vitals)
@@ -183,7 +183,7 @@ async def beat(bus: TelemetryPort, report: Callable[[], Vitals]) -> None:
         if now != sent or sent_ago_s >= HEARTBEAT_S:
             sent, sent_ago_s = now, 0.0
             with suppress(BusError):  # the bus is away; the peers see that by themselves
-                await bus.tell(subjects.replica(vitals.service, vitals.replica), msgspec.json.encode(vitals))
+                await bus.publish(subjects.replica(vitals.service, vitals.replica), msgspec.json.encode(vitals))
         await asyncio.sleep(_LOOK_S)
         sent_ago_s += _LOOK_S
 

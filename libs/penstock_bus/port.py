@@ -298,22 +298,22 @@ class RequestPort(BodyLimit, Protocol):
 class TelemetryPort(Protocol):
     """Messages that may be lost; nothing is stored."""
 
-    async def tell(self, subject: str, body: bytes) -> None:
+    async def publish(self, subject: str, body: bytes) -> None:
         """Publish without storing; it may be lost."""
 
-    def listen(self, subject: str) -> AsyncIterator[tuple[str, bytes]]:
+    def subscribe(self, subject: str) -> AsyncIterator[tuple[str, bytes]]:
         """Yield ``(subject, body)`` of what is told from now on; a slow reader loses the oldest."""
 
 
 class OutputPort(BodyLimit, Protocol):
     """The output of jobs, as far as the bus keeps it."""
 
-    async def write_log(
+    async def write_output(
         self, job_id: str, rank: int, data: bytes, place: OutputOffset | OutputEnd | None = None
     ) -> None:
         """Store a piece of a process's output, and from where in it the piece is."""
 
-    def read_logs(
+    def read_output(
         self, job_id: str, follow: bool = False, tail: int | None = None, after_seq: int = 0
     ) -> AsyncGenerator[LogLine, None]:
         """

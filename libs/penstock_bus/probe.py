@@ -23,8 +23,8 @@ async def ready(bus: TelemetryPort, service: str, host: str, wait_s: float = WAI
     """
     try:
         async with asyncio.timeout(wait_s):
-            async for _, body in bus.listen(subjects.replicas(service)):
-                vitals = health.heard(body)
+            async for _, body in bus.subscribe(subjects.replicas(service)):
+                vitals = health.parse_vitals(body)
                 if vitals is not None and vitals.host == host and vitals.ready:
                     return True
     except TimeoutError:

@@ -6,8 +6,8 @@ The NATS server as a child process, and the room in its store.
 
 Two conditions of the disk need care. A server that met a full disk answers every look, but confirms no message to its
 streams, and goes on like that when there is room again, until it is started anew. A store that has reached its limit
-takes nothing either, not even leases, so nothing could start on it: :func:`with_room` gives it a little more, and
-people are told what to purge.
+takes nothing either, not even leases, so nothing could start on it: :func:`widen_full_store` gives it a little more,
+and people are told what to purge.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class Server:
                 self._port = await self._listening(self.process)
         except TimeoutError as error:
             await self.kill()
-            raise ServerError(f"nats-server did not listen within {START_S} s; {self._last_words()}") from error
+            raise ServerError(f"nats-server did not listen within {START_S} s; {self._last_error()}") from error
 
     async def stop(self) -> None:
         """End the server in good order."""
@@ -206,13 +206,13 @@ class Server:
         ports = self._home / f"nats-server_{process.pid}.ports"
         while True:
             if process.returncode is not None:
-                raise ServerError(f"nats-server ended with status {process.returncode}; {self._last_words()}")
+                raise ServerError(f"nats-server ended with status {process.returncode}; {self._last_error()}")
             if ports.exists() and (text := ports.read_bytes()):
                 url = msgspec.json.decode(text)["nats"][0]
                 return int(url.rpartition(":")[2])
             await asyncio.sleep(_LOOK_S)
 
-    def _last_words(self) -> str:
+    def _last_error(self) -> str:
         try:
             lines = self.log_file.read_text(errors="replace").splitlines()[-_LOG_TAIL:]
         except FileNotFoundError:
@@ -274,7 +274,7 @@ _LEAST_RESERVE_BYTES: Final = 16 << 20
 _log = get_logger("penstock.storing")
 
 
-async def until_room_again(
+async def wait_for_disk_space(
     folder: Path, look_s: float = LOOK_S, free_bytes_of: Callable[[Path], int] = _free_bytes
 ) -> None:
     """
@@ -295,7 +295,7 @@ async def until_room_again(
         await asyncio.sleep(look_s)
 
 
-async def with_room(server: Server) -> str:
+async def widen_full_store(server: Server) -> str:
     """
     Start a server anew with a reserve if its store is full; return what to tell people, empty where there is room.
 
@@ -313,9 +313,9 @@ async def with_room(server: Server) -> str:
     await server.widen(used + reserve)
     of = "".join(f", {one.bytes >> 20} MiB of it in {one.name}" for one in largest if one.bytes >> 20)
     purge = f"`penstock purge --data {server.settings.data_dir}`"
-    told = f"is full: {used >> 20} of {limit >> 20} MiB{of}; {purge} says what can go, `--max-store` gives more"
+    message = f"is full: {used >> 20} of {limit >> 20} MiB{of}; {purge} says what can go, `--max-store` gives more"
     _log.error("store_full", used_bytes=used, limit_bytes=limit, reserve_bytes=reserve, advice=purge)
-    return told
+    return message
 
 
 _PR_SET_PDEATHSIG: Final = 1

@@ -204,7 +204,7 @@ def load(cls: type[T], section: str, *, environ: Mapping[str, str] | None = None
     for name, field in fields.items():
         if name not in values and field.required:
             where = f"variable {_variable(section, name)} or key {name!r} of [{section}]"
-            raise SettingsError(f"{where} is missing in {DEFAULT_FILE}; expected {_words(types_[name])}: set it")
+            raise SettingsError(f"{where} is missing in {DEFAULT_FILE}; expected {_type_name(types_[name])}: set it")
     try:
         return cls(**values)
     except ValueError as error:  # from the Struct's own __post_init__
@@ -291,8 +291,8 @@ def _convert(value: Any, wanted: Any, where: str, *, strict: bool) -> Any:
         return msgspec.convert(value, wanted, strict=strict)
     except msgspec.ValidationError as error:
         shown = "(hidden)" if "password" in where.lower() else repr(value)
-        raise SettingsError(f"{where}: {error}; got {shown}, expected {_words(wanted)}") from error
+        raise SettingsError(f"{where}: {error}; got {shown}, expected {_type_name(wanted)}") from error
 
 
-def _words(wanted: Any) -> str:
+def _type_name(wanted: Any) -> str:
     return wanted.__name__ if isinstance(wanted, type) else str(wanted).replace("typing.", "")

@@ -19,7 +19,7 @@ from typing import Any
 from penstock_bus import access
 from penstock_bus.nats import StreamLimits, connect
 from penstock_bus.port import BusError
-from penstock_bus.server import ServerSettings, running, until_room_again, with_room
+from penstock_bus.server import ServerSettings, running, wait_for_disk_space, widen_full_store
 from penstock_bus.settings import load
 from penstock_bus.shell import handle_signals
 from penstock_log.services import LOGINS
@@ -39,12 +39,12 @@ async def serve(settings: ServerSettings, shared: Path, url: str, stopping: asyn
         Where people find the server: the address in their credentials.
     """
     async with running(settings) as server:
-        await with_room(server)
+        await widen_full_store(server)
         admin, limits = server.passwords[access.ADMIN], StreamLimits.of_store(server.store_bytes)
         async with connect(server.url, user=access.ADMIN, password=admin, name="penstock server", limits=limits):
             pass  # the first connection of an admin makes the streams
-        _hand_out(server.passwords, settings.extensions, shared, url)
-        ends: list[Coroutine[Any, Any, Any]] = [stopping.wait(), server.wait(), until_room_again(settings.data_dir)]
+        _write_logins(server.passwords, settings.extensions, shared, url)
+        ends: list[Coroutine[Any, Any, Any]] = [stopping.wait(), server.wait(), wait_for_disk_space(settings.data_dir)]
         tasks = [asyncio.ensure_future(end) for end in ends]
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in tasks:
@@ -52,7 +52,7 @@ async def serve(settings: ServerSettings, shared: Path, url: str, stopping: asyn
         return 0 if stopping.is_set() else 1
 
 
-def _hand_out(passwords: Mapping[str, str], extensions: Sequence[str], shared: Path, url: str) -> None:
+def _write_logins(passwords: Mapping[str, str], extensions: Sequence[str], shared: Path, url: str) -> None:
     for service in LOGINS:
         folder = shared / service
         folder.mkdir(exist_ok=True)

@@ -321,10 +321,10 @@ def kind_of(product: str) -> str:
     >>> kind_of("NVIDIA GeForce RTX 4090"), kind_of("NVIDIA RTX A6000"), kind_of("Quadro RTX 8000")
     ('rtx4090', 'rtxa6000', 'rtx8000')
     """
-    words = [word for word in re.split(r"[^a-z0-9]+", product.lower()) if word and word not in _VENDOR]
-    if not words:
+    parts = [part for part in re.split(r"[^a-z0-9]+", product.lower()) if part and part not in _VENDOR]
+    if not parts:
         return "gpu"
-    return words[0] + words[1] if words[0] in {"rtx", "gtx"} and len(words) > 1 else words[0]
+    return parts[0] + parts[1] if parts[0] in {"rtx", "gtx"} and len(parts) > 1 else parts[0]
 
 
 def _kind_part(profile: str) -> str:

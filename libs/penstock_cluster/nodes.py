@@ -9,7 +9,7 @@ the shares of its devices, so where nobody asks there is always room, and nothin
 takes of the shares of the node's other devices; a job that asks for less leaves some.
 
 :func:`fewest` and :func:`holes` choose the nodes for a gang where no single node has enough: few nodes near each other,
-or the smallest holes. Their ``rooms`` is how many devices each node has for the gang; ``paths`` is where a node stands,
+or the smallest holes. Their ``free`` is how many devices each node has for the gang; ``paths`` is where a node stands,
 outermost domain first, such as ``("zone-1", "rack-7")``. Nodes without a path stand anywhere. All paths are of one
 length.
 """
@@ -108,7 +108,7 @@ class Cluster(msgspec.Struct):
     def apply(self, event: Event) -> bool:
         """Fold one fact in; return whether it was about a known node. Other facts change nothing."""
         if isinstance(event, RoundDecided):
-            lost = [self._set(node, gone="lost", gone_s=event.at_s) for node in event.lost_nodes]
+            lost = [self._lose(node_id, "lost", event.at_s) for node_id in event.lost_nodes]
             return any([*lost, *map(self._remove, event.forgotten_nodes)])
         return type(event) in OF_NODES and self._apply(event)
 
@@ -118,13 +118,13 @@ class Cluster(msgspec.Struct):
                 self.nodes[event.node_id] = _joined(event, self.nodes.get(event.node_id))
                 return True
             case NodeLeft():
-                return self._set(event.node_id, gone="left", gone_s=event.at_s)
+                return self._lose(event.node_id, "left", event.at_s)
             case NodeRemoved():
                 return self._remove(event.node_id)
             case NodeDrained():
-                return self._set(event.node_id, drained=True, evicting=event.preempt)
+                return self._drain(event.node_id, True, event.preempt)
             case NodeResumed():
-                return self._set(event.node_id, drained=False, evicting=False)
+                return self._drain(event.node_id, False, False)
             case _:
                 return False
 
@@ -168,13 +168,15 @@ class Cluster(msgspec.Struct):
     def _remove(self, node_id: str) -> bool:
         return self.nodes.pop(node_id, None) is not None
 
-    def _set(self, node_id: str, **fields: object) -> bool:
-        node = self.nodes.get(node_id)
-        if node is None:
-            return False
-        for name, value in fields.items():
-            setattr(node, name, value)
-        return True
+    def _lose(self, node_id: str, gone: Literal["left", "lost"], at_s: float) -> bool:
+        if (node := self.nodes.get(node_id)) is not None:
+            node.gone, node.gone_s = gone, at_s
+        return node is not None
+
+    def _drain(self, node_id: str, drained: bool, evicting: bool) -> bool:
+        if (node := self.nodes.get(node_id)) is not None:
+            node.drained, node.evicting = drained, evicting
+        return node is not None
 
 
 def taken_devices(jobs: Iterable[Job]) -> set[tuple[str, int]]:
@@ -294,7 +296,7 @@ class HostUsage:
         self.beyond: dict[str, HostAmount] = {}
         self._charged: dict[tuple[str, int], HostAmount] = {}
 
-    def room(self, node_id: str, free: int, spec: JobSpec) -> int:
+    def fitting(self, node_id: str, free: int, spec: JobSpec) -> int:
         """Return for how many devices of a job a node has room, so many of whose devices are free."""
         share = self.shares.get(node_id, NOTHING)
         need = need_of(spec, share)
@@ -333,11 +335,11 @@ class HostUsage:
 Path = tuple[str, ...]
 """The domains a node stands in, outermost first."""
 
-Rooms = Mapping[str, int]
+FreeDevices = Mapping[str, int]
 """Node → how many devices it has."""
 
 
-def fewest(rooms: Rooms, count: int, paths: Mapping[str, Path]) -> list[str]:
+def fewest(free: FreeDevices, count: int, paths: Mapping[str, Path]) -> list[str]:
     """
     Return the fewest nodes that have ``count`` devices, fullest first; all nodes if all have fewer.
 
@@ -357,18 +359,18 @@ def fewest(rooms: Rooms, count: int, paths: Mapping[str, Path]) -> list[str]:
     >>> fewest({"a": 4, "b": 4, "c": 4}, 8, {"a": ("r1",), "b": ("r2",), "c": ("r2",)})
     ['b', 'c']
     """
-    most = _least_number(rooms, count)
+    most = _least_number(free, count)
 
     def enough(nodes: Iterable[str]) -> bool:
-        return _most_of(most, (rooms[node] for node in nodes)) >= count
+        return _most_of(most, (free[node] for node in nodes)) >= count
 
-    near, depth = _near(rooms, paths, enough)
+    near, depth = _near(free, paths, enough)
     for level in range(depth + 1, _depth(paths) + 1):
         near = _few_domains(near, level, most, count, paths)
     return _fill(near, count)
 
 
-def holes(rooms: Rooms, count: int, paths: Mapping[str, Path]) -> list[str]:
+def holes(free: FreeDevices, count: int, paths: Mapping[str, Path]) -> list[str]:
     """
     Return nodes that have ``count`` devices, those with the fewest first, so that what is whole stays whole.
 
@@ -381,27 +383,29 @@ def holes(rooms: Rooms, count: int, paths: Mapping[str, Path]) -> list[str]:
     >>> holes({"a": 4, "b": 1, "c": 2}, 5, {})
     ['b', 'a']
     """
-    near, _ = _near(rooms, paths, lambda nodes: sum(rooms[node] for node in nodes) >= count)
+    near, _ = _near(free, paths, lambda nodes: sum(free[node] for node in nodes) >= count)
     totals: defaultdict[Path, int] = defaultdict(int)
-    for node, room in near.items():
+    for node, devices in near.items():
         for level in range(1, len(paths.get(node, ())) + 1):
-            totals[paths[node][:level]] += room
+            totals[paths[node][:level]] += devices
     order = sorted(near, key=lambda node: (_sizes(paths.get(node, ()), totals), near[node], node))
     return _needed(order[: _least_index([near[node] for node in order], count)], near, count)
 
 
-def _near(rooms: Rooms, paths: Mapping[str, Path], enough: Callable[[Iterable[str]], bool]) -> tuple[Rooms, int]:
+def _near(
+    free: FreeDevices, paths: Mapping[str, Path], enough: Callable[[Iterable[str]], bool]
+) -> tuple[FreeDevices, int]:
     """Return the nodes of the innermost domain that is enough, the one with the least left over, and its level."""
     for level in range(_depth(paths), 0, -1):
-        groups = [nodes for nodes in _groups(rooms, level, paths) if enough(nodes)]
+        groups = [nodes for nodes in _groups(free, level, paths) if enough(nodes)]
         if groups:
             return min(groups, key=lambda nodes: (sum(nodes.values()), min(nodes))), level
-    return rooms, 0
+    return free, 0
 
 
-def _few_domains(rooms: Rooms, level: int, most: int, count: int, paths: Mapping[str, Path]) -> Rooms:
+def _few_domains(free: FreeDevices, level: int, most: int, count: int, paths: Mapping[str, Path]) -> FreeDevices:
     """Add domains, each time the one that helps most, until ``most`` nodes of them have ``count`` devices."""
-    groups, chosen = _groups(rooms, level, paths), {}
+    groups, chosen = _groups(free, level, paths), {}
     tops = [sorted(group.values(), reverse=True)[:most] for group in groups]
     have: list[int] = []
     while sum(have) < count and groups:
@@ -412,32 +416,32 @@ def _few_domains(rooms: Rooms, level: int, most: int, count: int, paths: Mapping
     return chosen
 
 
-def _fill(rooms: Rooms, count: int) -> list[str]:
+def _fill(free: FreeDevices, count: int) -> list[str]:
     """Return the fullest nodes, and last the one where the rest fits best."""
-    left = sorted(rooms, key=lambda node: (-rooms[node], node))
+    left = sorted(free, key=lambda node: (-free[node], node))
     chosen: list[str] = []
     while left and count > 0:
-        fitting = [node for node in left if rooms[node] >= count]
-        node = min(fitting, key=lambda node: (rooms[node], node)) if fitting else left[0]
+        fitting = [node for node in left if free[node] >= count]
+        node = min(fitting, key=lambda node: (free[node], node)) if fitting else left[0]
         left.remove(node)
         chosen.append(node)
-        count -= rooms[node]
+        count -= free[node]
     return chosen
 
 
-def _needed(nodes: Sequence[str], rooms: Rooms, count: int) -> list[str]:
-    needed, over = list(nodes), sum(rooms[node] for node in nodes) - count
-    for node in sorted(nodes, key=lambda node: -rooms[node]):
-        if rooms[node] <= over:
+def _needed(nodes: Sequence[str], free: FreeDevices, count: int) -> list[str]:
+    needed, over = list(nodes), sum(free[node] for node in nodes) - count
+    for node in sorted(nodes, key=lambda node: -free[node]):
+        if free[node] <= over:
             needed.remove(node)
-            over -= rooms[node]
+            over -= free[node]
     return needed
 
 
-def _groups(rooms: Rooms, level: int, paths: Mapping[str, Path]) -> list[dict[str, int]]:
+def _groups(free: FreeDevices, level: int, paths: Mapping[str, Path]) -> list[dict[str, int]]:
     groups: defaultdict[Path, dict[str, int]] = defaultdict(dict)
-    for node, room in rooms.items():
-        groups[paths[node][:level] if node in paths else (node,)][node] = room
+    for node, devices in free.items():
+        groups[paths[node][:level] if node in paths else (node,)][node] = devices
     return [groups[path] for path in sorted(groups)]
 
 
@@ -445,8 +449,8 @@ def _sizes(path: Path, totals: Mapping[Path, int]) -> Sequence[tuple[int, Path]]
     return [(totals[path[:level]], path[:level]) for level in range(1, len(path) + 1)]
 
 
-def _least_number(rooms: Rooms, count: int) -> int:
-    return _least_index(sorted(rooms.values(), reverse=True), count)
+def _least_number(free: FreeDevices, count: int) -> int:
+    return _least_index(sorted(free.values(), reverse=True), count)
 
 
 def _least_index(sizes: Sequence[int], count: int) -> int:

@@ -102,12 +102,12 @@ def _malformed(body: bytes, message: str) -> str:
         return f"malformed JSON: {_PLAINER.get(message.partition(' - at')[0], message)}"
     before = body[: int(found[2])]
     line, column = before.count(b"\n") + 1, len(before) - (before.rfind(b"\n") + 1) + 1
-    return f"malformed JSON at line {line}, column {column}: {found[1]}{_not_json_words(body, int(found[2]))}"
+    return f"malformed JSON at line {line}, column {column}: {found[1]}{_not_json_hint(body, int(found[2]))}"
 
 
-def _not_json_words(body: bytes, at: int) -> str:
-    word = re.match(rb"-?(nan|inf(inity)?)", body[max(0, at - 2) :].lstrip(b" -:,["), re.IGNORECASE)
-    return f" (JSON has no word for {word[0].decode()}; numbers are finite)" if word else ""
+def _not_json_hint(body: bytes, at: int) -> str:
+    found = re.match(rb"-?(nan|inf(inity)?)", body[max(0, at - 2) :].lstrip(b" -:,["), re.IGNORECASE)
+    return f" (JSON has no word for {found[0].decode()}; numbers are finite)" if found else ""
 
 
 _INT_LIMIT: Final = 2**63
@@ -124,7 +124,7 @@ def problems(raw: Any, type_: Any) -> Iterator[str]:
     yield from _problems(raw, _type_info(type_), "$", "")
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def nearest(name: str, known: Iterable[str]) -> str:
     """
     Return a question with the known word that comes nearest, or nothing.
 
@@ -133,7 +133,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
     >>> nearest("gpu", ["name", "gpus"])
     '; did you mean `gpus`?'
     """
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f"; did you mean `{close[0]}`?" if close else ""
 
 
@@ -292,8 +292,8 @@ def _range(info: inspect.IntType | inspect.FloatType) -> str:
     if info.ge is not None and info.le is not None:
         return f" from {_plain(info.ge)} to {_plain(info.le)}"
     bounds = {"of at least": info.ge, "above": info.gt, "of at most": info.le, "below": info.lt}
-    said = [f"{word} {_plain(bound)}" for word, bound in bounds.items() if bound is not None]
-    return f" {' and '.join(said)}" if said else ""
+    limits = [f"{relation} {_plain(bound)}" for relation, bound in bounds.items() if bound is not None]
+    return f" {' and '.join(limits)}" if limits else ""
 
 
 def _plain(number: float) -> str:

@@ -64,8 +64,8 @@ def work(spec: JobSpec) -> str:
     (True, False)
     """
     env = {name: value for name, value in spec.env.items() if name != ARRAY_INDEX}
-    said = msgspec.json.encode((spec.command, spec.params, env), order="deterministic")
-    return hashlib.sha256(said).hexdigest()[:16]
+    described = msgspec.json.encode((spec.command, spec.params, env), order="deterministic")
+    return hashlib.sha256(described).hexdigest()[:16]
 
 
 def is_opaque(command: Sequence[str], read: Callable[[str], bytes]) -> bool:

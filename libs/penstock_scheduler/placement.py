@@ -262,7 +262,7 @@ class FreeDevices:
         limits: dict[str, int] = {}
         for node_id in nodes:
             count = sum(len(bucket.held.get(node_id, ())) for bucket in buckets)
-            free = min(count, hosts.room(node_id, self._free_on(node_id), spec or _ASKING_NOTHING)) if count else 0
+            free = min(count, hosts.fitting(node_id, self._free_on(node_id), spec or _ASKING_NOTHING)) if count else 0
             if asking or free < count:
                 limits[node_id] = free
         self._limits[key] = limits

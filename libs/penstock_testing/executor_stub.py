@@ -23,7 +23,7 @@ from penstock_log.agent_protocol import (
 )
 
 M = TypeVar("M", bound=FromJob)
-PATIENCE_S = 60.0
+WAIT_LIMIT_S = 60.0
 
 
 class ExecutorStub:
@@ -31,7 +31,7 @@ class ExecutorStub:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.heard: list[tuple[int, FromJob]] = []
+        self.received: list[tuple[int, FromJob]] = []
         self._hung_up: set[int] = set()
         self._connections: dict[int, socket.socket] = {}
         self._changed = threading.Condition()
@@ -67,14 +67,14 @@ class ExecutorStub:
     def say(self, message: msgspec.Struct, rank: int = 0) -> None:
         """Send to one process, once it has said hello."""
         with self._changed:
-            if not self._changed.wait_for(lambda: rank in self._connections, PATIENCE_S):
-                raise TimeoutError(f"rank {rank} has not said hello; heard {self.heard[-5:]}")
+            if not self._changed.wait_for(lambda: rank in self._connections, WAIT_LIMIT_S):
+                raise TimeoutError(f"rank {rank} has not said hello; heard {self.received[-5:]}")
             self._connections[rank].sendall(msgspec.json.encode(message) + b"\n")
 
     def of(self, kind: type[M], rank: int | None = None) -> list[M]:
         """Return what was heard of a kind."""
         with self._changed:
-            return [m for r, m in self.heard if isinstance(m, kind) and rank in (None, r)]
+            return [m for r, m in self.received if isinstance(m, kind) and rank in (None, r)]
 
     def wait(self, kind: type[M], rank: int = 0, when: Callable[[M], bool] = lambda _: True, count: int = 1) -> M:
         """Return the first message of a kind for which ``when`` holds (or the ``count``-th), waiting for it."""
@@ -83,8 +83,8 @@ class ExecutorStub:
             return [m for m in self.of(kind, rank) if when(m)]
 
         with self._changed:
-            if not self._changed.wait_for(lambda: len(found()) >= count, PATIENCE_S):
-                raise TimeoutError(f"no {kind.__name__} from rank {rank}; heard {self.heard[-5:]}")
+            if not self._changed.wait_for(lambda: len(found()) >= count, WAIT_LIMIT_S):
+                raise TimeoutError(f"no {kind.__name__} from rank {rank}; heard {self.received[-5:]}")
             return found()[count - 1]
 
     def preempt(self, ranks: int = 1) -> int:
@@ -114,7 +114,7 @@ class ExecutorStub:
                     if isinstance(message, Hello):
                         rank = message.rank
                         self._connections[rank] = connection
-                    self.heard.append((rank, message))
+                    self.received.append((rank, message))
                     self._changed.notify_all()
         with self._changed:
             self._hung_up.add(rank)
@@ -125,7 +125,7 @@ class ExecutorStub:
     def wait_hung_up(self, rank: int = 0) -> None:
         """Wait until a process has closed its connection."""
         with self._changed:
-            if not self._changed.wait_for(lambda: rank in self._hung_up, PATIENCE_S):
+            if not self._changed.wait_for(lambda: rank in self._hung_up, WAIT_LIMIT_S):
                 raise TimeoutError(f"rank {rank} still holds its connection")
 
 

@@ -119,12 +119,12 @@ def free_port() -> int:
     raise AssertionError("a cycle does not end")
 
 
-PATIENCE_S: Final = 60.0
+WAIT_LIMIT_S: Final = 60.0
 _LOOK_S: Final = 0.01
 
 
 async def eventually(
-    condition: Callable[[], bool | Awaitable[bool]], *, within_s: float = PATIENCE_S, why: str = ""
+    condition: Callable[[], bool | Awaitable[bool]], *, within_s: float = WAIT_LIMIT_S, why: str = ""
 ) -> None:
     """
     Wait until a condition holds, for what offers no event to wait for.

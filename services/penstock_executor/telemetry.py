@@ -98,11 +98,13 @@ class RunTelemetry:
             try:
                 for tail in output.tails:
                     while (piece := tail.look(final=True)) is not None:
-                        await until_available(partial(self._write_in_time, place, piece), "write_log", self._giving_up)
+                        await until_available(
+                            partial(self._write_in_time, place, piece), "write_output", self._giving_up
+                        )
                         tail.done(piece)
                 end = self._host.outputs.end(*place, len(self._host.runs[place[0]].ranks))
-                write = partial(self._shell.bus.write_log, place[0][0], place[1], b"", end)
-                await until_available(write, "write_log", self._giving_up)
+                write = partial(self._shell.bus.write_output, place[0][0], place[1], b"", end)
+                await until_available(write, "write_output", self._giving_up)
             except _NoRoom as error:
                 self._shell.log.warning("output_not_streamed", job_id=place[0][0], rank=place[1], reason=str(error))
             for tail in output.tails:
@@ -146,7 +148,7 @@ class RunTelemetry:
             raise _NoRoom(str(error)) from error
 
     async def _write(self, place: Place, piece: OutputPiece) -> None:
-        await self._shell.bus.write_log(place[0][0], place[1], piece.data, piece.place)
+        await self._shell.bus.write_output(place[0][0], place[1], piece.data, piece.place)
 
     async def _tell_output(self, place: Place, output: _Output) -> None:
         """Tell followers how long the channels are that are not streamed, and warn of a full disk."""
@@ -215,7 +217,7 @@ class RunTelemetry:
 
     async def hear_peers(self) -> None:
         """Take in what a gang's other nodes say, for ever."""
-        async for _, body in self._shell.bus.listen(subjects.AGREEMENTS):
+        async for _, body in self._shell.bus.subscribe(subjects.AGREEMENTS):
             with contextlib.suppress(msgspec.MsgspecError, ValueError, RecursionError):
                 await self._hear_peer(msgspec.json.decode(body, type=StopBarrierMessage))
 
@@ -235,6 +237,6 @@ class RunTelemetry:
     async def tell(self, subject: str, body: object) -> None:
         """Publish a message; nobody waits for it, and it may be lost."""
         try:
-            await self._shell.bus.tell(subject, msgspec.json.encode(body))
+            await self._shell.bus.publish(subject, msgspec.json.encode(body))
         except BusError as error:
             self._shell.log.debug("telemetry_lost", subject=subject, error=str(error))

@@ -16,7 +16,7 @@ import msgspec
 
 from penstock_bus import BodyLimit, Delivery, Endpoint, LogReader, RejectionPort, TelemetryPort
 from penstock_bus.follower import FoldFollower
-from penstock_bus.health import GONE_AFTER_S, VERSION, Vitals, heard
+from penstock_bus.health import GONE_AFTER_S, VERSION, Vitals, parse_vitals
 from penstock_gateway import acceptance, answers, dry_run, log_reader, story
 from penstock_gateway.answers import ReadModel
 from penstock_gateway.endpoints import Answering, ask, endpoint, job_asked
@@ -257,15 +257,15 @@ class Presence:
                 self.reports.pop(fact.job_id, None)
 
     async def _hear_nodes(self, bus: TelemetryPort) -> None:
-        async for subject, _ in bus.listen(subjects.HEARTBEATS):
+        async for subject, _ in bus.subscribe(subjects.HEARTBEATS):
             self.nodes[_last_token(subject)] = self._now_s()
 
     async def _hear_replicas(self, bus: TelemetryPort, service: str) -> None:
-        async for subject, body in bus.listen(subjects.replicas(service)):
-            self._replicas[service, _last_token(subject)] = self._now_s(), heard(body)
+        async for subject, body in bus.subscribe(subjects.replicas(service)):
+            self._replicas[service, _last_token(subject)] = self._now_s(), parse_vitals(body)
 
     async def _hear_progress(self, bus: TelemetryPort) -> None:
-        async for subject, body in bus.listen(subjects.PROGRESS):
+        async for subject, body in bus.subscribe(subjects.PROGRESS):
             try:
                 report = msgspec.json.decode(body, type=RunReport)
             except (ValueError, RecursionError):

@@ -44,12 +44,12 @@ async def run(shell: Shell, settings: MatcherSettings) -> None:
 
 
 async def _hear_nodes(shell: Shell, liveness: Liveness) -> None:
-    async for subject, _ in shell.bus.listen(subjects.HEARTBEATS):
+    async for subject, _ in shell.bus.subscribe(subjects.HEARTBEATS):
         liveness.beat(subject.rpartition(".")[2], shell.now_s())
 
 
 async def _hear_ourselves(shell: Shell, liveness: Liveness) -> None:
-    async for _ in shell.bus.listen(subjects.replica(shell.service, shell.replica_id)):
+    async for _ in shell.bus.subscribe(subjects.replica(shell.service, shell.replica_id)):
         liveness.echo(shell.now_s())
 
 

@@ -229,9 +229,9 @@ async def test_a_reader_of_much_goes_on_where_it_stopped_when_the_connection_bro
     nats_alone: NatsHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(direct_get, "_BATCH_BYTES", 1 << 20)
-    async with nats_alone.connect() as bus, aclosing(bus.read_logs("j1")) as lines:
+    async with nats_alone.connect() as bus, aclosing(bus.read_output("j1")) as lines:
         for i in range(20):
-            await bus.write_log("j1", 0, b"%03d" % i + b"x" * 300_000)
+            await bus.write_output("j1", 0, b"%03d" % i + b"x" * 300_000)
         found = [(await anext(lines)).data[:3]]
         nats_alone.cut()
         nats_alone.mend()
@@ -340,7 +340,7 @@ async def test_closing_without_a_server_is_quick(nats_alone: NatsHarness) -> Non
     async with asyncio.timeout(20):
         async with nats_alone.connect() as bus:
             await nats_alone.crash()
-            await bus.tell(subjects.HEARTBEATS, b"")
+            await bus.publish(subjects.HEARTBEATS, b"")
 
 
 @pytest.mark.parametrize(

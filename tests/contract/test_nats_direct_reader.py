@@ -77,11 +77,11 @@ async def test_only_what_is_asked_for_is_followed(writer: Bus, client: Bus) -> N
 
 
 async def test_output_is_followed_to_the_last_piece(writer: Bus, client: Bus) -> None:
-    await writer.write_log("j1", 0, b"first")
-    lines = client.read_logs("j1", follow=True)
+    await writer.write_output("j1", 0, b"first")
+    lines = client.read_output("j1", follow=True)
     assert (await anext(lines)).data == b"first"
-    await writer.write_log("j2", 0, b"another's")
-    await writer.write_log("j1", 1, b"second")
+    await writer.write_output("j2", 0, b"another's")
+    await writer.write_output("j1", 1, b"second")
     second = await anext(lines)
     assert (second.rank, second.data) == (1, b"second")
 

@@ -17,7 +17,7 @@ async def test_what_is_told_reaches_those_who_listen(harness: Harness) -> None:
     async with (
         harness.connect() as one,
         harness.connect() as other,
-        aclosing(other.listen(subjects.HEARTBEATS)) as heard,
+        aclosing(other.subscribe(subjects.HEARTBEATS)) as heard,
     ):
         told = asyncio.create_task(_tell_until_heard(one))
         async with asyncio.timeout(60):
@@ -27,13 +27,13 @@ async def test_what_is_told_reaches_those_who_listen(harness: Harness) -> None:
 
 async def _tell_until_heard(bus: Bus) -> None:
     while True:
-        await bus.tell(subjects.progress("j1"), b"not for them")
-        await bus.tell(subjects.heartbeat("n1"), b"alive")
+        await bus.publish(subjects.progress("j1"), b"not for them")
+        await bus.publish(subjects.heartbeat("n1"), b"alive")
         await asyncio.sleep(0.01)
 
 
 async def test_telling_nobody_is_fine_even_without_a_server(harness: Harness, bus: Bus) -> None:
-    await bus.tell(subjects.heartbeat("n1"), b"alive")
+    await bus.publish(subjects.heartbeat("n1"), b"alive")
     await harness.crash()
-    await bus.tell(subjects.heartbeat("n1"), b"alive")
+    await bus.publish(subjects.heartbeat("n1"), b"alive")
     await harness.restart()

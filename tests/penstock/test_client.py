@@ -92,15 +92,15 @@ async def test_nobody_waits_for_a_sample() -> None:
 async def test_followed_logs_end_with_the_job_and_miss_nothing() -> None:
     gateway = FakeGateway(job_view("j1", state="R"))
     async with gateway.client() as client:
-        await gateway.bus.write_log("j1", 0, b"one\n")
+        await gateway.bus.write_output("j1", 0, b"one\n")
         found = []
         async for line in client.logs("j1", follow=True):
             found.append(line.data)
             if line.data == b"one\n":
-                await gateway.bus.write_log("j1", 0, b"two\n")
+                await gateway.bus.write_output("j1", 0, b"two\n")
             elif line.data == b"two\n":
                 await gateway.finish("j1")
-                await gateway.bus.write_log("j1", 0, b"three\n")
+                await gateway.bus.write_output("j1", 0, b"three\n")
     assert found[:2] == [b"one\n", b"two\n"]
     assert found == sorted(set(found), key=found.index)
 
@@ -108,7 +108,7 @@ async def test_followed_logs_end_with_the_job_and_miss_nothing() -> None:
 async def test_whoever_stops_following_leaves_nothing_behind() -> None:
     gateway = FakeGateway(job_view("j1", state="R"))
     async with gateway.client() as client:
-        await gateway.bus.write_log("j1", 0, b"one\n")
+        await gateway.bus.write_output("j1", 0, b"one\n")
         before = asyncio.all_tasks()
         async with aclosing(client.logs("j1", follow=True)) as lines:
             assert (await anext(lines)).data == b"one\n"
@@ -119,7 +119,7 @@ async def test_the_tail_of_a_finished_jobs_output_is_what_was_asked_for() -> Non
     gateway = FakeGateway(job_view("j1", state="CD"))
     async with gateway.client() as client:
         for i in range(5):
-            await gateway.bus.write_log("j1", 0, b"%d\n" % i)
+            await gateway.bus.write_output("j1", 0, b"%d\n" % i)
         assert [line.data async for line in client.logs("j1", tail=2)] == [b"3\n", b"4\n"]
         assert len([line async for line in client.logs("j1", follow=True)]) == 5
 

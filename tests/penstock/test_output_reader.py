@@ -72,9 +72,9 @@ def test_whatever_of_it_the_stream_has_all_is_given_out_once_and_in_order(
         async with MemoryBus() as bus, node(bus, folder, TEXT, TEXT[::-1]):
             for channel, data, found in ((OUT, TEXT, sorted(out)), (ERR, TEXT[::-1], sorted(err))):
                 for at, size in found:  # some dropped, some twice, some cut otherwise than before
-                    await bus.write_log("j1", 0, data[at : at + size], OutputOffset(channel, at))
+                    await bus.write_output("j1", 0, data[at : at + size], OutputOffset(channel, at))
             if ended:
-                await bus.write_log("j1", 0, b"", OutputEnd(1, "n1", 0, len(TEXT), len(TEXT)))
+                await bus.write_output("j1", 0, b"", OutputEnd(1, "n1", 0, len(TEXT), len(TEXT)))
             reader = OutputReader(bus, "j1")
             given = [line async for line in reader.stored()]
             for channel, data in ((OUT, TEXT), (ERR, TEXT[::-1])):
@@ -93,17 +93,17 @@ def test_whatever_of_it_the_stream_has_all_is_given_out_once_and_in_order(
 
 async def test_a_complete_stream_is_believed_though_its_node_is_gone(memory_bus: MemoryBus) -> None:
     await started(memory_bus)
-    await memory_bus.write_log("j1", 0, b"all\n", OutputOffset(OUT, 0))
-    await memory_bus.write_log("j1", 0, b"", OutputEnd(1, "n1", 0, 4, 0))
+    await memory_bus.write_output("j1", 0, b"all\n", OutputOffset(OUT, 0))
+    await memory_bus.write_output("j1", 0, b"", OutputEnd(1, "n1", 0, 4, 0))
     lines = [line async for line in OutputReader(memory_bus, "j1").stored()]
     assert (text(lines), [line.missing for line in lines if line.missing]) == (b"all\n", [])
 
 
 async def test_what_is_nowhere_to_be_had_is_said_where_it_would_be(memory_bus: MemoryBus) -> None:
     await started(memory_bus)
-    await memory_bus.write_log("j1", 0, b"begin\n", OutputOffset(OUT, 0))
-    await memory_bus.write_log("j1", 0, b"end\n", OutputOffset(OUT, 100))
-    await memory_bus.write_log("j1", 0, b"", OutputEnd(1, "n1", 0, 104, 0))
+    await memory_bus.write_output("j1", 0, b"begin\n", OutputOffset(OUT, 0))
+    await memory_bus.write_output("j1", 0, b"end\n", OutputOffset(OUT, 100))
+    await memory_bus.write_output("j1", 0, b"", OutputEnd(1, "n1", 0, 104, 0))
     lines = [line async for line in OutputReader(memory_bus, "j1").stored()]
     gone = "no executor of node n1 answers; it may be down, or gone for good"
     missing = f"missing here: 94 bytes of stdout of rank 0 in run 1: {gone}"
@@ -112,8 +112,8 @@ async def test_what_is_nowhere_to_be_had_is_said_where_it_would_be(memory_bus: M
 
 async def test_the_end_of_output_most_of_which_is_nowhere_says_so_once(memory_bus: MemoryBus) -> None:
     await started(memory_bus)
-    await memory_bus.write_log("j1", 0, b"end\n", OutputOffset(OUT, 10 * MOST_BYTES))
-    await memory_bus.write_log("j1", 0, b"", OutputEnd(1, "n1", 0, 10 * MOST_BYTES + 4, 0))
+    await memory_bus.write_output("j1", 0, b"end\n", OutputOffset(OUT, 10 * MOST_BYTES))
+    await memory_bus.write_output("j1", 0, b"", OutputEnd(1, "n1", 0, 10 * MOST_BYTES + 4, 0))
     missing, end = await OutputReader(memory_bus, "j1").last(5)
     assert missing.missing.startswith(f"missing here: {10 * MOST_BYTES} bytes of stdout of rank 0 in run 1: ")
     assert end.data == b"end\n"
@@ -135,8 +135,8 @@ async def test_output_that_its_node_does_not_keep_any_more_is_said_to_be_gone(
 
 async def test_output_from_before_there_were_places_is_shown_as_it_is(memory_bus: MemoryBus) -> None:
     await started(memory_bus)
-    await memory_bus.write_log("j1", 0, b"one\n")
-    await memory_bus.write_log("j1", 0, b"one\n")
+    await memory_bus.write_output("j1", 0, b"one\n")
+    await memory_bus.write_output("j1", 0, b"one\n")
     lines = [line async for line in OutputReader(memory_bus, "j1").stored()]
     assert [(line.data, line.missing) for line in lines] == [(b"one\n", "")] * 2
 
@@ -146,15 +146,15 @@ async def test_who_follows_reads_from_the_node_what_is_not_streamed(memory_bus: 
         end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         following = aiter(OutputReader(memory_bus, "j1").follow(end))
         reading = asyncio.ensure_future(anext(following))
-        await memory_bus.write_log("j1", 0, b"streamed\n", OutputOffset(OUT, 0))
+        await memory_bus.write_output("j1", 0, b"streamed\n", OutputOffset(OUT, 0))
         assert (await reading).data == b"streamed\n"
         with (path / "stdout").open("wb") as file:
             file.write(b"streamed\nnot streamed\n")
         reading = asyncio.ensure_future(anext(following))
         while not reading.done():
             grown = OutputGrown(channel=OUT, size=22)
-            await memory_bus.tell(subjects.output_grown("j1"), msgspec.json.encode(grown))
-            await memory_bus.tell(subjects.output_grown("j1"), b"of another version")
+            await memory_bus.publish(subjects.output_grown("j1"), msgspec.json.encode(grown))
+            await memory_bus.publish(subjects.output_grown("j1"), b"of another version")
             await asyncio.wait([reading], timeout=0.01)
         assert reading.result().data == b"not streamed\n"
         with (path / "stdout").open("ab") as file:

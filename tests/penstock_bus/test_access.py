@@ -80,9 +80,9 @@ async def test_who_is_refused_by_the_password_in_the_address_is_told_so(server: 
 async def test_a_client_reads_the_log_and_the_output_and_submits(server: Server) -> None:
     async with as_user(server, "gateway") as gateway, as_user(server, "executor") as executor, client_of(server) as bus:
         await gateway.append(commit_to(subjects.job("x1")))
-        await executor.write_log("x1", 0, b"hello")
+        await executor.write_output("x1", 0, b"hello")
         assert (await anext(bus.follow())).subject == subjects.job("x1")
-        assert [line.data async for line in bus.read_logs("x1")] == [b"hello"]
+        assert [line.data async for line in bus.read_output("x1")] == [b"hello"]
         await bus.submit(subjects.INBOX_JOBS, b"{}")
         work = await anext(gateway.work("gateway", [subjects.INBOX_JOBS]))
         assert work.body == b"{}"
@@ -111,16 +111,16 @@ async def test_heartbeats_of_services_cannot_be_forged_by_clients(server: Server
     heard: list[str] = []
 
     async def listen(bus: NatsBus) -> None:
-        async for subject, _ in bus.listen("penstock.tel.>"):
+        async for subject, _ in bus.subscribe("penstock.tel.>"):
             heard.append(subject)
 
     async with as_user(server, "executor") as executor, as_user(server, "gateway") as gateway, client_of(server) as bus:
         listening = asyncio.create_task(listen(gateway))
         await gateway.last_seq()
-        await bus.tell(subjects.heartbeat("n1"), b"forged")
-        await bus.tell(subjects.replica("matcher", "r1"), b"forged")
+        await bus.publish(subjects.heartbeat("n1"), b"forged")
+        await bus.publish(subjects.replica("matcher", "r1"), b"forged")
         await bus.last_seq()
-        await executor.tell(subjects.heartbeat("n2"), b"true")
+        await executor.publish(subjects.heartbeat("n2"), b"true")
         await eventually(lambda: bool(heard))
         listening.cancel()
     assert heard == [subjects.heartbeat("n2")]

@@ -39,7 +39,7 @@ async def server(tmp_path: Path) -> AsyncIterator[Server]:
         async with bus_of(started, ADMIN) as admin:
             cancelled = Commit(id="c1", actor="gateway/1", facts=(JobCancelled(job_id="j1", at_s=1.0),))
             await admin.append(Append(subject=subjects.job("j1"), commit=cancelled, expected=0))
-            await admin.write_log("j1", 0, FORGED)
+            await admin.write_output("j1", 0, FORGED)
             await admin.save_snapshot("matcher", Snapshot(schema="s", last_seq=1, state=b"true"))
             await admin.write_shadow("penstock.shadow.las.round.default", FORGED)
             assert await admin.acquire("matcher", "true", 3600.0)
@@ -238,11 +238,11 @@ async def test_a_client_still_reads_all_that_is_public(server: Server) -> None:
     async with bus_of(server, CLIENT) as client:
         assert await client.last_seq() == 1
         assert (await anext(client.follow())).subject == subjects.job("j1")
-        assert [line.data async for line in client.read_logs("j1")] == [FORGED]
+        assert [line.data async for line in client.read_output("j1")] == [FORGED]
         assert (await client.last_shadow("penstock.shadow.>")) is not None
         assert await client.rejections() == []
-        lines: AsyncIterator[LogLine] = client.read_logs("j1", follow=True)
+        lines: AsyncIterator[LogLine] = client.read_output("j1", follow=True)
         await anext(lines)
         async with bus_of(server, "executor") as executor:
-            await executor.write_log("j1", 0, b"more")
+            await executor.write_output("j1", 0, b"more")
         assert (await anext(lines)).data == b"more"

@@ -93,8 +93,8 @@ async def test_words_that_are_no_heartbeat_are_not_heard(memory_bus: MemoryBus, 
     shell = Shell(memory_bus, "ranker", "r1")
     async with shell.serving():
         await eventually(lambda: bool(memory_bus.server.hub.listeners))
-        await memory_bus.tell(subjects.replica("ranker", "r2"), words)
-        await memory_bus.tell(
+        await memory_bus.publish(subjects.replica("ranker", "r2"), words)
+        await memory_bus.publish(
             subjects.replica("ranker", "r3"), msgspec.json.encode(Vitals(service="ranker", replica="r3"))
         )
         await eventually(lambda: shell.peers() == ["r1", "r3"])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from penstock_bus.server import FULL_BYTES, ROOM_BYTES, until_room_again
+from penstock_bus.server import FULL_BYTES, ROOM_BYTES, wait_for_disk_space
 
 
 def disk(*free: int) -> tuple[Callable[[Path], int], asyncio.Event]:
@@ -38,7 +38,7 @@ async def test_a_server_goes_on_while_its_disk_has_room_or_still_has_none(
     free: tuple[int, ...], tmp_path: Path
 ) -> None:
     free_bytes, over = disk(*free)
-    watching = asyncio.create_task(until_room_again(tmp_path, 0.0, free_bytes))
+    watching = asyncio.create_task(wait_for_disk_space(tmp_path, 0.0, free_bytes))
     await over.wait()
     await asyncio.sleep(0)
     assert not watching.done()
@@ -48,7 +48,7 @@ async def test_a_server_goes_on_while_its_disk_has_room_or_still_has_none(
 async def test_when_a_full_disk_has_room_again_the_server_is_to_be_started_anew(tmp_path: Path) -> None:
     free_bytes, _ = disk(ROOM_BYTES, FULL_BYTES - 1, 0, FULL_BYTES, ROOM_BYTES)
     with capture_logs() as logs:
-        await until_room_again(tmp_path, 0.0, free_bytes)
+        await wait_for_disk_space(tmp_path, 0.0, free_bytes)
     assert [line["event"] for line in logs] == ["disk_full", "disk_has_room_again"]
     assert logs[0]["advice"] == "the log takes nothing, and no job is started; free 16 MiB and all goes on"
 
@@ -56,4 +56,4 @@ async def test_when_a_full_disk_has_room_again_the_server_is_to_be_started_anew(
 async def test_it_looks_at_the_disk_of_the_folder(tmp_path: Path) -> None:
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.05):
-            await until_room_again(tmp_path, 0.01)
+            await wait_for_disk_space(tmp_path, 0.01)

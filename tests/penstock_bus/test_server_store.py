@@ -17,7 +17,7 @@ from penstock_bus import Append, StorageFull, Unavailable
 from penstock_bus.access import ADMIN, CLIENT
 from penstock_bus.nats import NatsBus, StreamLimits, connect, streams
 from penstock_bus.nats.streams import configs, outdated
-from penstock_bus.server import Server, ServerSettings, running, with_room
+from penstock_bus.server import Server, ServerSettings, running, widen_full_store
 from penstock_log import Commit, JobHeld, subjects
 
 pytestmark = pytest.mark.slow
@@ -82,10 +82,10 @@ async def test_nobody_can_fill_the_store_with_submissions(server: Server) -> Non
 async def test_output_gives_way_to_newer_output_and_never_to_facts(server: Server) -> None:
     async with bus_of(server) as admin:
         for number in range(30):
-            await admin.write_log(f"j{number}", 0, BODY)
+            await admin.write_output(f"j{number}", 0, BODY)
         found = {one.name: one for one in await streams.streams(admin.link)}
         assert 0 < found[subjects.LOG].bytes <= 3 * SMALL // 16
-        assert [line.job_id async for line in admin.read_logs("j29")] == ["j29"]
+        assert [line.job_id async for line in admin.read_output("j29")] == ["j29"]
         assert await admin.append(held("j1"))
 
 
@@ -107,7 +107,7 @@ async def test_a_full_store_of_an_earlier_version_starts_takes_facts_and_says_wh
         trash = await fill(admin, "penstock.inbox.trash")
         with pytest.raises(StorageFull):
             await admin.append(held("j1"))
-    told = await with_room(server)
+    told = await widen_full_store(server)
     assert told.startswith("is full: 6")
     assert f"{trash * len(BODY) // MIB} MiB of it in INBOX; `penstock purge --data {server.settings.data_dir}`" in told
     async with bus_of(server) as admin:
@@ -124,7 +124,7 @@ async def test_a_full_store_of_an_earlier_version_starts_takes_facts_and_says_wh
         answer = await admin.link.client.request(f"$JS.API.STREAM.PURGE.{subjects.EVT}", b"")
         assert "error" in msgspec.json.decode(answer.data)
         assert await admin.last_seq() == 1
-    assert await with_room(server) == ""
+    assert await widen_full_store(server) == ""
 
 
 async def test_limits_that_an_operator_has_set_stay(server: Server) -> None:

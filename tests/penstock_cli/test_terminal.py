@@ -148,7 +148,7 @@ def test_how_far_a_sweep_is_is_told_in_text(capsys: pytest.CaptureFixture[str], 
 
 def test_a_jobs_output_is_its_own(penstock: Run, gateway: FakeGateway) -> None:
     async def speak(fake: FakeGateway, job_id: str) -> None:
-        await fake.bus.write_log(job_id, 0, b"\x1b[1mbold\x1b[0m\n")
+        await fake.bus.write_output(job_id, 0, b"\x1b[1mbold\x1b[0m\n")
         await fake.finish(job_id)
 
     gateway.on_submit = speak

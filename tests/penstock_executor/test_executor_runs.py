@@ -320,7 +320,7 @@ async def test_a_process_that_vanishes_without_a_status_is_lost_and_not_to_blame
 
 async def test_heartbeats_name_node_and_incarnation(world: World) -> None:
     node = await world.node(heartbeat_s=0.05)
-    async for _, body in world.bus.listen(subjects.heartbeat("n1")):
+    async for _, body in world.bus.subscribe(subjects.heartbeat("n1")):
         beat = json.loads(body)
         break
     assert (beat["node_id"], beat["incarnation"]) == ("n1", (await world.joined())[0].incarnation)

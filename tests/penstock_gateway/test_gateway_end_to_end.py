@@ -523,7 +523,7 @@ async def test_status_counts_jobs_and_devices_and_names_the_services(served: Gat
     await served.command("submit", {**JOB, "id": "j1"})
     await served.told(placed("j1", 0))
     await eventually(lambda: _state(served, "j1", "R"))
-    await served.bus.tell(subjects.replica("matcher", "m1"), b"{}")
+    await served.bus.publish(subjects.replica("matcher", "m1"), b"{}")
     await eventually(lambda: _sees(served, "matcher"))
     status = await served.query("status")
     assert status["jobs"] == {"R": 1}
@@ -536,8 +536,8 @@ async def test_a_running_jobs_progress_shows_at_once(served: Gateway) -> None:
     await served.command("submit", {**JOB, "id": "j1"})
     await served.told(placed("j1", 0), started("j1"))
     await eventually(lambda: _state(served, "j1", "R"))
-    await served.bus.tell(subjects.progress("j1"), b'{"step": 99, "metrics": {"\xff": 0.5}}')  # no progress at all
-    await served.bus.tell(subjects.progress("j1"), b'{"step": 17, "metrics": {"loss": 0.5}}')
+    await served.bus.publish(subjects.progress("j1"), b'{"step": 99, "metrics": {"\xff": 0.5}}')  # no progress at all
+    await served.bus.publish(subjects.progress("j1"), b'{"step": 17, "metrics": {"loss": 0.5}}')
     await eventually(lambda: _steps(served, "j1", 17))
 
 

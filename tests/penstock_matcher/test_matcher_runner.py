@@ -136,7 +136,7 @@ async def test_a_node_that_falls_silent_is_lost_and_its_jobs_move_to_one_that_is
 
 async def beating(bus: Bus, node_id: str) -> None:
     while True:
-        await bus.tell(subjects.heartbeat(node_id), b"{}")
+        await bus.publish(subjects.heartbeat(node_id), b"{}")
         await asyncio.sleep(0.1)
 
 

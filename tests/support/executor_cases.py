@@ -162,13 +162,13 @@ class World:
 
     async def output(self, job_id: str) -> bytes:
         """Return what a job printed so far."""
-        return b"".join([line.data async for line in self.bus.read_logs(job_id)])
+        return b"".join([line.data async for line in self.bus.read_output(job_id)])
 
     async def says(self, job_id: str, text: str) -> None:
         """Wait until a job has printed something."""
         seen = b""
         async with asyncio.timeout(PATIENCE_S):
-            async for line in self.bus.read_logs(job_id, follow=True):
+            async for line in self.bus.read_output(job_id, follow=True):
                 seen += line.data
                 if text.encode() in seen:
                     return
@@ -176,7 +176,7 @@ class World:
     async def progress(self, job_id: str, when: Callable[[dict[str, Any]], bool] = lambda _: True) -> dict[str, Any]:
         """Return the first progress told about a job from now on."""
         async with asyncio.timeout(PATIENCE_S):
-            async for _, body in self.bus.listen(subjects.progress(job_id)):
+            async for _, body in self.bus.subscribe(subjects.progress(job_id)):
                 told: dict[str, Any] = msgspec.json.decode(body)
                 if when(told):
                     return told

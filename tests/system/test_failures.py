@@ -62,7 +62,7 @@ async def ready(
 
 
 async def _ready(bus: Bus, service: str) -> None:
-    async for _, body in bus.listen(subjects.replicas(service)):
+    async for _, body in bus.subscribe(subjects.replicas(service)):
         if msgspec.json.decode(body, type=Vitals).ready:
             return
 

@@ -63,7 +63,7 @@ def noted(folder) -> Counter[tuple[str, str]]:
 
 
 async def leader(client) -> int:
-    async for _, body in client.bus.listen(subjects.replicas("tuner")):
+    async for _, body in client.bus.subscribe(subjects.replicas("tuner")):
         vitals = json.loads(body)
         if vitals["leading"]:
             return int(vitals["pid"])

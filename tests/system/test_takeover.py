@@ -38,7 +38,7 @@ async def replica(account: NatsAccount, service: str, replica_id: str) -> AsyncI
 async def until(bus: NatsBus, service: str, replica_id: str, *, leading: bool) -> None:
     """Wait for the heartbeat of a ready replica that leads, or does not."""
     async with asyncio.timeout(PATIENCE_S):
-        async for _, body in bus.listen(subjects.replicas(service)):
+        async for _, body in bus.subscribe(subjects.replicas(service)):
             vitals = msgspec.json.decode(body, type=Vitals)
             if vitals.replica == replica_id and vitals.ready and vitals.leading == leading:
                 return

@@ -219,7 +219,7 @@ def _quick(folder):
 
 
 async def _leader(client, service: str) -> int:
-    async for _, body in client.bus.listen(subjects.replicas(service)):
+    async for _, body in client.bus.subscribe(subjects.replicas(service)):
         vitals = json.loads(body)
         if vitals["leading"]:
             return int(vitals["pid"])

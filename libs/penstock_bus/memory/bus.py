@@ -202,7 +202,7 @@ class MemoryLogClient(MemoryClient, LogPort, RejectionPort, OutputPort, ShadowPo
         messages = self.server.streams[names.REJECTED].messages[-_NEWEST:]
         return [self.server.rejections[message.seq] for message in messages]
 
-    async def write_log(
+    async def write_output(
         self, job_id: str, rank: int, data: bytes, place: OutputOffset | OutputEnd | None = None
     ) -> None:
         """Store a piece of a process's output, and from where in it the piece is."""
@@ -211,7 +211,7 @@ class MemoryLogClient(MemoryClient, LogPort, RejectionPort, OutputPort, ShadowPo
         if place is not None:
             self.server.places[message.seq] = place
 
-    async def read_logs(
+    async def read_output(
         self, job_id: str, follow: bool = False, tail: int | None = None, after_seq: int = 0
     ) -> AsyncGenerator[LogLine, None]:
         """Yield what the stream holds of a job's output."""
@@ -354,19 +354,19 @@ class MemoryRequestClient(MemoryClient, RequestPort, TelemetryPort):
             self.server.hub.instances.remove(instance)
             instance.stop()
 
-    async def tell(self, subject: str, body: bytes) -> None:
+    async def publish(self, subject: str, body: bytes) -> None:
         """Publish without storing; a message that is sent while the server is away is lost."""
         if self.online():
-            self.server.hub.tell(subject, body)
+            self.server.hub.publish(subject, body)
 
-    async def listen(self, subject: str) -> AsyncIterator[tuple[str, bytes]]:
+    async def subscribe(self, subject: str) -> AsyncIterator[tuple[str, bytes]]:
         """Yield what is published from now on."""
         listener = TelemetryListener(subject)
         self.server.hub.listeners.append(listener)
         try:
             while True:
-                while listener.heard:
-                    yield listener.heard.popleft()
+                while listener.messages:
+                    yield listener.messages.popleft()
                 listener.wake.clear()
                 await listener.wake.wait()
         finally:

@@ -113,7 +113,7 @@ class MemoryServer:
         Conflict, StorageFull
         """
         known = self.streams[stream].find(msg_id)
-        self._check_room(0 if known else len(body))
+        self._check_capacity(0 if known else len(body))
         message = self.streams[stream].put(subject, body, msg_id, expected, self.now())
         self._stored_bytes += 0 if known else len(body)
         self.changed.notify()
@@ -126,12 +126,12 @@ class MemoryServer:
 
     def submit(self, subject: str, body: bytes) -> None:
         """Put a message into the work queue; finished messages make room only in a new server."""
-        self._check_room(len(body))
+        self._check_capacity(len(body))
         self._stored_bytes += len(body)
         self.work.put(subject, body, self.now())
         self.changed.notify()
 
-    def _check_room(self, size: int) -> None:
+    def _check_capacity(self, size: int) -> None:
         if self.max_store_bytes is not None and self._stored_bytes + size > self.max_store_bytes:
             raise StorageFull(
                 f"the server's store is full ({self._stored_bytes} of {self.max_store_bytes} bytes); nothing was "
@@ -291,7 +291,7 @@ class TelemetryListener:
     def __init__(self, pattern: str) -> None:
         """Listen to a pattern of subjects."""
         self.pattern = pattern
-        self.heard: deque[tuple[str, bytes]] = deque(maxlen=_KEPT)
+        self.messages: deque[tuple[str, bytes]] = deque(maxlen=_KEPT)
         self.wake = asyncio.Event()
 
 
@@ -335,11 +335,11 @@ class Hub:
         self.listeners: list[TelemetryListener] = []
         self.instances: list[ServiceInstance] = []
 
-    def tell(self, subject: str, body: bytes) -> None:
+    def publish(self, subject: str, body: bytes) -> None:
         """Hand a message to all that listen."""
         for listener in self.listeners:
             if matches(listener.pattern, subject):
-                listener.heard.append((subject, body))
+                listener.messages.append((subject, body))
                 listener.wake.set()
 
     def route(self, subject: str) -> ServiceInstance:

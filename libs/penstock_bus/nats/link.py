@@ -192,9 +192,9 @@ class Link:
         It never publishes while the server is away: the client library would keep the message and send it after those
         that are sent again.
         """
-        await self.tell(call.subject, body, headers, reply=self.replies.inbox(call))
+        await self.publish(call.subject, body, headers, reply=self.replies.inbox(call))
 
-    async def tell(self, subject: str, body: bytes, headers: dict[str, str] | None = None, reply: str = "") -> None:
+    async def publish(self, subject: str, body: bytes, headers: dict[str, str] | None = None, reply: str = "") -> None:
         """Publish; raise Lost where it surely did not reach the server."""
         if not self.is_online:
             raise ConnectionLost(f"the connection to {self.address} is lost")

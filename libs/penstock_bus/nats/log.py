@@ -238,7 +238,7 @@ class NatsLogClient(NatsClient, LogPort, RejectionPort, OutputPort, ShadowPort):
         stored = direct_get.stored(self.link, names.REJECTED, names.STREAM_SUBJECTS[names.REJECTED], after_seq)
         return [_rejection(message) async for message in stored]
 
-    async def write_log(
+    async def write_output(
         self, job_id: str, rank: int, data: bytes, place: OutputOffset | OutputEnd | None = None
     ) -> None:
         """Store a piece of a process's output, and from where in it the piece is."""
@@ -247,7 +247,7 @@ class NatsLogClient(NatsClient, LogPort, RejectionPort, OutputPort, ShadowPort):
         if ack.error is not None:
             raise fault(f"output of {job_id}", ack.error)
 
-    async def read_logs(
+    async def read_output(
         self, job_id: str, follow: bool = False, tail: int | None = None, after_seq: int = 0
     ) -> AsyncGenerator[LogLine, None]:
         """Yield what the stream holds of a job's output."""

@@ -72,28 +72,28 @@ class NatsRequestClient(NatsClient, RequestPort, TelemetryPort):
         finally:
             await self._stop(service, running)
 
-    async def tell(self, subject: str, body: bytes) -> None:
+    async def publish(self, subject: str, body: bytes) -> None:
         """Publish without storing; what is told while the server is away is lost."""
         self.link.check_size(subject, body)
         if self.link.is_online:
             with suppress(nats.errors.Error, OSError):  # as good as told to nobody
                 await self.link.client.publish(subject, body)
 
-    async def listen(self, subject: str) -> AsyncIterator[tuple[str, bytes]]:
+    async def subscribe(self, subject: str) -> AsyncIterator[tuple[str, bytes]]:
         """Yield what is told from now on."""
-        heard: deque[tuple[str, bytes]] = deque(maxlen=_KEPT)
+        messages: deque[tuple[str, bytes]] = deque(maxlen=_KEPT)
         wake = asyncio.Event()
 
         async def received(msg: Msg) -> None:
-            heard.append((msg.subject, msg.data))
+            messages.append((msg.subject, msg.data))
             wake.set()
 
         await self.link.online(self.link.timeout_s)
         sub = await self.link.client.subscribe(subject, cb=received, pending_msgs_limit=0, pending_bytes_limit=0)
         try:
             while True:
-                while heard:
-                    yield heard.popleft()
+                while messages:
+                    yield messages.popleft()
                 wake.clear()
                 await wake.wait()
         finally:

@@ -94,7 +94,7 @@ class NatsStateClient(NatsClient, SnapshotPort):
                 if opened.data and (ack := decode_ack(opened)).error is not None:
                     return ack
             elif i < len(chunks):
-                await self.link.tell(subject, chunk, headers)
+                await self.link.publish(subject, chunk, headers)
         return decode_ack(await self.link.ask(subject, chunks[-1], headers | {"Nats-Batch-Commit": "1"}))
 
 

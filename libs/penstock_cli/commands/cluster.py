@@ -318,14 +318,14 @@ def _were(number: int, noun: str) -> str:
 
 
 async def _services(client: Client, replicas: Iterable[views.ReplicaView]) -> AsyncIterator[Finding]:
-    from penstock_bus.health import heard
+    from penstock_bus.health import parse_vitals
     from penstock_bus.port import BusError, NoResponders, ServiceError
     from penstock_log import services, subjects
 
     for service in sorted(services.CORE):
         mine = [replica for replica in replicas if replica.service == service]
         try:
-            vitals = heard(await client.bus.request(subjects.query("ready", service), b"", 2.0))
+            vitals = parse_vitals(await client.bus.request(subjects.query("ready", service), b"", 2.0))
             finding = leader(service, mine)
             note = f"; it {vitals.note}" if vitals is not None and vitals.note else ""
             yield finding._replace(detail=finding.detail + note)

@@ -25,7 +25,7 @@ from penstock_bus import access, health, logs
 from penstock_bus.follower import background
 from penstock_bus.nats import StreamLimits, connect
 from penstock_bus.port import BusError, TelemetryPort
-from penstock_bus.server import Process, Server, ServerError, ServerSettings, end, until_room_again, with_room
+from penstock_bus.server import Process, Server, ServerError, ServerSettings, end, wait_for_disk_space, widen_full_store
 from penstock_bus.settings import SettingsError, load
 from penstock_bus.shell import EX_CONFIG, REFUSED, handle_signals
 from penstock_cli.local import data_folder
@@ -229,7 +229,7 @@ class _Supervisor:
     async def _run(self, processes: Sequence[tuple[str, int]]) -> None:
         try:
             await self._server.start()
-            self._store_note = await with_room(self._server)
+            self._store_note = await widen_full_store(self._server)
         except ServerError as error:
             raise UpError(str(error)) from error
         try:
@@ -336,7 +336,7 @@ class _Supervisor:
 
     async def _renew_after_full_disk(self) -> None:
         while True:
-            await until_room_again(self._options.folder)
+            await wait_for_disk_space(self._options.folder)
             await self._server.stop()  # and it is started again, as after any other end
 
     def _started(self, child: Child) -> None:
@@ -396,7 +396,7 @@ class Readiness:
 
     def hear(self, body: bytes) -> None:
         """Take a heartbeat; anything else is not heard."""
-        vitals = health.heard(body)
+        vitals = health.parse_vitals(body)
         if vitals is not None and vitals.ready:
             self._ready.add(vitals.pid)
             self.notes |= {vitals.service: vitals.note} if vitals.note else {}
@@ -424,7 +424,7 @@ class Readiness:
                 raise UpError(f"not ready after {most_s:.0f} s: {names}; their logs say why") from error
 
     async def _listen(self, bus: TelemetryPort, service: str) -> None:
-        async for _, body in bus.listen(subjects.replicas(service)):
+        async for _, body in bus.subscribe(subjects.replicas(service)):
             self.hear(body)
 
 

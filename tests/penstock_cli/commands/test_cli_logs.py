@@ -28,7 +28,7 @@ class Logged(FakeGateway):
     async def client(self, url: str = "") -> AsyncIterator[Client]:
         async with super().client(url) as client:
             for job_id, rank, data in self.pieces:
-                await self.bus.write_log(job_id, rank, data)
+                await self.bus.write_output(job_id, rank, data)
             yield client
 
 

@@ -32,7 +32,7 @@ def only(gateway: FakeGateway) -> JobSpec:
 
 def ends(state: str, exit_code: int | None, reason: str = "") -> Callable[[FakeGateway, str], Awaitable[None]]:
     async def end(gateway: FakeGateway, job_id: str) -> None:
-        await gateway.bus.write_log(job_id, 0, b"step 1\n")
+        await gateway.bus.write_output(job_id, 0, b"step 1\n")
         await gateway.finish(job_id, state, exit_code, reason)
 
     return end

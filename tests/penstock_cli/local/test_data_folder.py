@@ -216,12 +216,12 @@ async def test_all_are_ready_when_each_process_has_said_so(memory_bus: MemoryBus
     readiness = Readiness()
     waiting = asyncio.create_task(readiness.all_of(memory_bus, ["ranker"], missing, 60.0))
     await asyncio.sleep(0)
-    await memory_bus.tell(subjects.replica("ranker", "x"), b"no heartbeat")
+    await memory_bus.publish(subjects.replica("ranker", "x"), b"no heartbeat")
     for pid, ready in ((1, True), (2, False), (2, True)):
         assert not waiting.done()
         vitals = Vitals(service="ranker", replica=f"r{pid}", pid=pid, ready=ready, note=f"says {pid}")
         await eventually(lambda: bool(memory_bus.server.hub.listeners))
-        await memory_bus.tell(subjects.replica("ranker", vitals.replica), msgspec.json.encode(vitals))
+        await memory_bus.publish(subjects.replica("ranker", vitals.replica), msgspec.json.encode(vitals))
     await waiting
     assert readiness.notes == {"ranker": "says 2"}
 

@@ -270,7 +270,7 @@ async def test_what_is_shared_is_told_once_a_second(world: World, notes: Notes) 
     for job in ("j1", "j2"):
         await share(world, job, notes.command(100_000))
     async with asyncio.timeout(60.0):
-        async for _, body in node.bus.listen(subjects.lanes("n1")):
+        async for _, body in node.bus.subscribe(subjects.lanes("n1")):
             told = msgspec.json.decode(body, type=LanesView)
             members = {member.job_id: member for member in told.devices[0].lanes[0].members}
             shares = [member.share for member in members.values() if member.share > 0]
