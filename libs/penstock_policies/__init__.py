@@ -4,7 +4,6 @@ Scheduling algorithms on numbers: no cluster, no clock, no I/O.
 In reading order:
 
 * ``queue_policies``: Queue policies by name: the registry.
-* ``las``: Least attained service.
 * ``gittins``: The Gittins index.
 * ``ranking``: One pool's jobs kept in order.
 * ``job_lengths``: How long jobs were, and what follows for those that run.

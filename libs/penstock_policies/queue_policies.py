@@ -11,8 +11,7 @@ the tables of the documents read it here. A policy says four things:
 * *Dispatch*: whether jobs behind one that does not fit may start, and who makes way for whom.
 * A name for people: one sentence, and a colour.
 
-:func:`rank` puts a whole pool in order at once. :class:`penstock_policies.ranking.PoolRanking` keeps one in order as
-things happen. Both mean the same.
+:class:`penstock_policies.ranking.PoolRanking` keeps a pool in such an order as things happen.
 
 References
 ----------
@@ -25,18 +24,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
-from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar, overload
+from typing import Final, Literal, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from penstock_log import JobSpec
-from penstock_policies import gittins, las
+from penstock_policies import gittins
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-N = TypeVar("N", float, Floats)
+N = TypeVar("N", float, npt.NDArray[np.float64])
 
 UNKNOWN_S: Final = 1e15
 """The length of a job that declares none: longer than any that does."""
@@ -45,9 +42,9 @@ FLOOR: Final = 1e-6
 """Of a completion a quantum: added to every index that :class:`LengthKnowledge` compares."""
 
 
-class JobFigures(msgspec.Struct, Generic[N], kw_only=True):
+class JobFigures(msgspec.Struct, kw_only=True):
     """
-    What a queue policy looks at: one job's figures, or the same of J jobs as (J,) float arrays.
+    What a queue policy looks at: one job's figures.
 
     Attributes
     ----------
@@ -63,38 +60,14 @@ class JobFigures(msgspec.Struct, Generic[N], kw_only=True):
     queue : 0 is served first
     """
 
-    gpus: N
-    least: N
-    submitted_s: N
-    entered_s: N
-    executed_s: N
-    served_s: N
-    length_s: N
-    queue: N
-
-
-def columns(
-    gpus: npt.ArrayLike,
-    submitted_s: npt.ArrayLike,
-    executed_s: npt.ArrayLike,
-    *,
-    length_s: npt.ArrayLike = UNKNOWN_S,
-    served_s: npt.ArrayLike | None = None,
-    entered_s: npt.ArrayLike | None = None,
-) -> JobFigures[Floats]:
-    """Return J jobs as columns, from arrays; those left out mean: not declared, never promoted, never demoted."""
-    submitted, executed = np.asarray(submitted_s, dtype=np.float64), np.asarray(executed_s, dtype=np.float64)
-    devices = np.asarray(gpus, dtype=np.float64)
-    return JobFigures(
-        gpus=devices,
-        least=devices,
-        submitted_s=submitted,
-        entered_s=submitted if entered_s is None else np.asarray(entered_s, dtype=np.float64),
-        executed_s=executed,
-        served_s=executed if served_s is None else np.asarray(served_s, dtype=np.float64),
-        length_s=np.broadcast_to(np.asarray(length_s, dtype=np.float64), executed.shape),
-        queue=np.zeros(executed.shape),
-    )
+    gpus: float
+    least: float
+    submitted_s: float
+    entered_s: float
+    executed_s: float
+    served_s: float
+    length_s: float
+    queue: float
 
 
 class QueueKey(NamedTuple):
@@ -140,16 +113,14 @@ class QueueKey(NamedTuple):
             return words
         return f"devices times ({words})" if len(self.terms) > 1 else f"devices times {words}"
 
-    def evaluator(self) -> Callable[[JobFigures[N]], N]:
-        """Return the function that gives one job, or many at once, their keys."""
-        terms: list[tuple[Callable[[JobFigures[N]], N], float]] = [
-            (_FIGURES[name], weight) for name, weight in self.terms.items()
-        ]
+    def evaluator(self) -> Callable[[JobFigures], float]:
+        """Return the function that gives a job its key."""
+        terms = [(_FIGURES[name], weight) for name, weight in self.terms.items()]
         (first, weight), *rest = terms
         if weight == 1.0 and not rest and not self.times_devices:
             return first
 
-        def key(jobs: JobFigures[N]) -> N:
+        def key(jobs: JobFigures) -> float:
             found = weight * first(jobs)
             for figure, more in rest:
                 found = found + more * figure(jobs)
@@ -158,12 +129,12 @@ class QueueKey(NamedTuple):
         return key
 
 
-def _left_s(jobs: JobFigures[N]) -> N:
+def _left_s(jobs: JobFigures) -> float:
     """Return what is left of a job on as many devices as it needs."""
     return jobs.length_s - jobs.gpus / jobs.least * jobs.executed_s
 
 
-_FIGURES: Final[dict[str, Callable[[JobFigures[Any]], Any]]] = {
+_FIGURES: Final[dict[str, Callable[[JobFigures], float]]] = {
     "submitted": attrgetter("submitted_s"),
     "entered": attrgetter("entered_s"),
     "devices": attrgetter("least"),
@@ -247,15 +218,14 @@ class QueuePolicy:
         return DispatchMode(backfills=self.backfills, preempts=makes_way if self.preempts else "never")
 
     @cached_property
-    def _key(self) -> Callable[[JobFigures[Any]], Any]:
+    def _key(self) -> Callable[[JobFigures], float]:
         return self.key.evaluator() if isinstance(self.key, QueueKey) else attrgetter("entered_s")
 
-    def position(self, jobs: JobFigures[N], learnt: LengthKnowledge) -> N:
-        """Return the position of one job, or of many at once, in its queue: lowest first."""
+    def position(self, job: JobFigures, learnt: LengthKnowledge) -> float:
+        """Return the position of a job in its queue: lowest first."""
         if self.key == "index":
-            return -learnt.merit(jobs.queue, jobs.gpus * jobs.served_s)
-        found: N = self._key(jobs)
-        return found
+            return -learnt.merit(job.queue, job.gpus * job.served_s)
+        return self._key(job)
 
     def falls_per_s(self, gpus: int, least: int) -> float:
         """Return how much the position of a job, which needs ``least`` devices, falls with each second on ``gpus``."""
@@ -264,7 +234,7 @@ class QueuePolicy:
         return self.key.left * (float(gpus) if self.key.times_devices else gpus / least)
 
     def weight(self, gpus: N) -> N:
-        """Return what a second of execution counts against the thresholds."""
+        """Return what a second of execution counts against the thresholds; of one job, or of many at once."""
         return gpus if self.demotes_by == "gpu-time" else gpus / gpus
 
 
@@ -308,11 +278,7 @@ class LengthKnowledge:
         fresh = [curve.at(entry) for curve, entry in zip(self._curves, self._entries, strict=False)]
         self._units = [index + floor for index, floor in zip(fresh, self._floors, strict=True)]
 
-    @overload
-    def merit(self, queue: float, attained_gpu_s: float) -> float: ...
-    @overload
-    def merit(self, queue: Floats, attained_gpu_s: Floats) -> Floats: ...
-    def merit(self, queue: float | Floats, attained_gpu_s: float | Floats) -> float | Floats:
+    def merit(self, queue: float, attained_gpu_s: float) -> float:
         """
         Return the Gittins index at the queue's limit as quantum, relative to that of a job that has just entered.
 
@@ -320,8 +286,6 @@ class LengthKnowledge:
         else is learnt. A millionth of a completion a quantum is added to both, for where nothing is known to end within
         it. All are 1 in the last queue, which has no limit.
         """
-        if isinstance(attained_gpu_s, np.ndarray):
-            return self._merits(np.asarray(queue), attained_gpu_s)
         queue = int(queue)
         if queue >= len(self._curves):
             return 1.0
@@ -329,60 +293,8 @@ class LengthKnowledge:
         index = self._curves[queue].at(max(attained_gpu_s, self._entries[queue]))
         return (index + self._floors[queue]) / self._units[queue]
 
-    def _merits(self, queue: Floats, attained_gpu_s: Floats) -> Floats:
-        found = np.ones(attained_gpu_s.shape)
-        for number, curve in enumerate(self._curves):
-            here = np.flatnonzero(queue == number)
-            attained = np.maximum(attained_gpu_s[here], self._entries[number])
-            index = gittins.index(self._samples, attained, curve.quantum_gpu_s)
-            found[here] = (index + self._floors[number]) / self._units[number]
-        return found
-
 
 NOTHING: Final = LengthKnowledge()
-
-
-def rank(
-    order: QueuePolicy,
-    jobs: JobFigures[Floats],
-    thresholds_gpu_s: Sequence[float] = (),
-    learnt: LengthKnowledge = NOTHING,
-) -> tuple[Ints, Floats, Ints]:
-    """
-    Put jobs in order from scratch.
-
-    Parameters
-    ----------
-    order : QueuePolicy
-    jobs : JobFigures of (J,) arrays
-        As :func:`columns` makes it; ``queue`` is set.
-    thresholds_gpu_s : (K - 1,) floats, GPU-seconds, rising; seconds for an order that demotes by time
-    learnt : LengthKnowledge
-
-    Returns
-    -------
-    queue : (J,) int array
-    position : (J,) float array
-    first : (J,) int array
-        Numbers of the jobs, the one to be served first first; those that are equal in all keep their order.
-
-    Notes
-    -----
-    O(J log J).
-
-    Examples
-    --------
-    >>> jobs = columns(gpus=[1, 2, 1], submitted_s=[0.0, 1.0, 2.0], executed_s=[5.0, 1.0, 0.0])
-    >>> rank(QUEUE_POLICIES["2d-las"], jobs, [4.0])[2].tolist()
-    [1, 2, 0]
-    """
-    if order.demotes_by == "nothing":
-        queue = np.zeros(jobs.gpus.shape, dtype=np.int64)
-    else:
-        queue = las.queues(order.weight(jobs.gpus) * jobs.served_s, thresholds_gpu_s)
-    jobs.queue = queue.astype(np.float64)
-    position = order.position(jobs, learnt)
-    return queue, position, np.lexsort((jobs.entered_s, position, queue))
 
 
 def newcomer(order: str, spec: JobSpec, now_s: float) -> float:
@@ -398,7 +310,7 @@ def newcomer(order: str, spec: JobSpec, now_s: float) -> float:
     known = QUEUE_POLICIES.get(order)
     if known is None:
         return now_s
-    standing: JobFigures[float] = JobFigures(
+    standing = JobFigures(
         gpus=float(spec.gpus),
         least=float(spec.widths[0]),
         submitted_s=now_s,

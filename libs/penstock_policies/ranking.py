@@ -5,9 +5,17 @@ Every job has at most one alarm: the time at which its place changes if nothing 
 next crossing of a threshold, a waiting one's its promotion; a new job, or one whose position is out of date, is due at
 once. Alarms to come are a sorted collection, so that an event costs a few searches and nobody looks at all jobs.
 
+``K - 1`` thresholds make ``K`` queues, 0 served first; a job is in queue ``q`` once it has crossed the first ``q``.
+Queues are counted by crossing *times*, not by comparing service with thresholds: a decider that sleeps until a crossing
+then finds the job demoted when it wakes, whatever the rounding.
+
 Reading changes nothing: ``due`` says which moves are to be made, and a move becomes true with ``commit`` (or ``put``,
 where it comes back from the log). So the same structure serves a decider, whose decisions become true only through the
 log, and a simulation, which commits at once.
+
+References
+----------
+Gu et al., Tiresias: A GPU Cluster Manager for Distributed Deep Learning, NSDI 2019, section 4.
 """
 
 from __future__ import annotations
@@ -22,7 +30,6 @@ from typing import Final, Literal, NamedTuple
 import msgspec
 from sortedcontainers import SortedList
 
-from penstock_policies import las
 from penstock_policies.queue_policies import (
     BY_QUEUE,
     NOTHING,
@@ -90,7 +97,7 @@ class QueueLadder:
         return () if self.order.demotes_by == "nothing" else self.thresholds_gpu_s
 
 
-class RankingEntry(JobFigures[float], kw_only=True):
+class RankingEntry(JobFigures, kw_only=True):
     """
     One job, and its place.
 
@@ -308,15 +315,15 @@ class PoolRanking:
         return self._to(entry, int(entry.queue), entry.entered_s)
 
     def _fallen(self, entry: RankingEntry, now_s: float) -> RankMove | None:
-        if self._crossing_s(entry) > now_s:  # as nearly always
+        if self._crossing_s(entry, int(entry.queue)) > now_s:  # as nearly always
             return None
-        crossings = self._crossings_s(entry)
-        queue = las.queue_at(crossings, now_s)
-        crossed_s = crossings[queue - 1]
+        crossings_s = [self._crossing_s(entry, queue) for queue in range(len(self._limits))]
+        queue = sum(crossing_s <= now_s for crossing_s in crossings_s)
+        crossed_s = crossings_s[queue - 1]
         return self._to(entry, queue, crossed_s if math.isfinite(crossed_s) else entry.since_s)
 
     def _to(self, entry: RankingEntry, queue: int, entered_s: float, *, promoted: bool = False) -> RankMove:
-        standing: JobFigures[float] = JobFigures(
+        standing = JobFigures(
             gpus=entry.gpus,
             least=entry.least,
             submitted_s=entry.submitted_s,
@@ -350,7 +357,7 @@ class PoolRanking:
         """Return when a job's place changes by itself."""
         if not entry.placed or (entry.queue and not self._limits):
             return -math.inf
-        crossing_s = self._crossing_s(entry)
+        crossing_s = self._crossing_s(entry, int(entry.queue))
         if entry.phase != "waiting" or crossing_s < math.inf:
             return crossing_s
         position = self.ladder.order.position(entry, self.learnt)
@@ -358,9 +365,8 @@ class PoolRanking:
             return -math.inf
         return self._promotion_s(entry) if entry.queue else math.inf
 
-    def _crossing_s(self, entry: RankingEntry) -> float:
-        """Return when the job crosses the limit of its queue: :meth:`_crossings_s`, that one only."""
-        queue = int(entry.queue)
+    def _crossing_s(self, entry: RankingEntry, queue: int) -> float:
+        """Return when a job crosses, or crossed, the limit of a queue; minus infinity where it waits."""
         if queue >= len(self._limits):
             return math.inf
         left_s = self._limits[queue] / self.ladder.order.weight(entry.gpus) - entry.served_s
@@ -368,15 +374,9 @@ class PoolRanking:
             return entry.since_s + left_s / entry.rate
         return -math.inf if left_s <= 0 else math.inf
 
-    def _crossings_s(self, entry: RankingEntry) -> tuple[float, ...]:
-        weight = int(self.ladder.order.weight(entry.gpus))
-        since_s = entry.since_s if entry.phase == "running" else math.inf
-        if entry.rate != 1.0 and math.isfinite(since_s):  # to the bit as in `_crossing_s`
-            return tuple(since_s + (limit / weight - entry.served_s) / entry.rate for limit in self._limits)
-        return las.crossings_s(weight, entry.served_s, since_s, self._limits)
-
     def _promotion_s(self, entry: RankingEntry) -> float:
-        if not entry.queue or entry.phase != "waiting":
+        """Return when a starving job goes back to queue 0; one that has executed nothing was never demoted."""
+        knob = self.ladder.promote_knob
+        if knob is None or not entry.queue or entry.phase != "waiting" or entry.served_s <= 0:
             return math.inf
-        waited_s = entry.waited_s - entry.waited_before_s
-        return las.promotion_s(entry.since_s, waited_s, entry.served_s, self.ladder.promote_knob)
+        return entry.since_s + knob * entry.served_s - (entry.waited_s - entry.waited_before_s)

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import statistics
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 
 from penstock_bus.decider import Fold
 from penstock_log import AnyEvent, JobSpec, JobSubmitted, Placement, RoundDecided, RunStarted, Slot
-from penstock_policies import gittins, queue_policies
+from penstock_policies import gittins
 from penstock_policies.queue_policies import QUEUE_POLICIES, JobFigures, LengthKnowledge
 from penstock_policies.ranking import PoolRanking, QueueLadder
 from penstock_ranker import machine
 from penstock_ranker.machine import RankerSettings
 from penstock_testing import delivery
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+import order_oracle
 
 JOBS = 100_000
 RUNNING = 2_000
@@ -24,16 +29,16 @@ REPEATS = 9
 LIMITS = (3_600.0, 36_000.0, 360_000.0)
 
 
-def pool(rng: np.random.Generator) -> JobFigures[queue_policies.Floats]:
+def pool(rng: np.random.Generator) -> JobFigures:
     """Return 100,000 jobs; nine in ten have run."""
     executed_s = rng.lognormal(7.0, 2.0, JOBS) * (rng.random(JOBS) < 0.9)
     gpus = 2.0 ** rng.integers(0, 4, JOBS)
-    return queue_policies.columns(
+    return order_oracle.columns(
         gpus, np.sort(rng.random(JOBS)) * 1e6, executed_s, length_s=executed_s + rng.random(JOBS)
     )
 
 
-def filled(name: str, jobs: JobFigures[queue_policies.Floats], learnt: LengthKnowledge) -> PoolRanking:
+def filled(name: str, jobs: JobFigures, learnt: LengthKnowledge) -> PoolRanking:
     """Return the structure with the same jobs in it, of which 2,000 run."""
     ranking = PoolRanking(QueueLadder(QUEUE_POLICIES[name], LIMITS, 4.0), learnt)
     figures = zip(jobs.gpus.tolist(), jobs.submitted_s.tolist(), jobs.executed_s.tolist(), strict=True)
@@ -88,7 +93,7 @@ def main() -> None:
     plain_ms = median_ms(lambda: sorted(zip(jobs.submitted_s.tolist(), range(JOBS), strict=True)))
     print(f"{JOBS} jobs from scratch; ratio to sorting as many pairs, {plain_ms:.1f} ms")
     for name, order in QUEUE_POLICIES.items():
-        took_ms = median_ms(lambda order=order: queue_policies.rank(order, jobs, LIMITS, learnt))  # type: ignore[misc]
+        took_ms = median_ms(lambda order=order: order_oracle.rank(order, jobs, LIMITS, learnt))  # type: ignore[misc]
         print(f"  {name}: {took_ms:.1f} ms; ratio {took_ms / plain_ms:.2f}")
     attained = jobs.gpus * jobs.executed_s
     took_ms = median_ms(lambda: gittins.index(samples, attained, None))
@@ -128,13 +133,13 @@ def tell(fold: Fold[machine.RankerState], *facts: AnyEvent) -> None:
     fold.apply(delivery(fold.last_seq + 1, *facts))
 
 
-def report_events(name: str, jobs: JobFigures[queue_policies.Floats], learnt: LengthKnowledge) -> None:
+def report_events(name: str, jobs: JobFigures, learnt: LengthKnowledge) -> None:
     """Print what one event costs beside a rescan of all jobs."""
     before = time.process_time()
     ranking = filled(name, jobs, learnt)
     built_s = time.process_time() - before
     times = events(ranking, np.random.default_rng(2))
-    scan_us = 1e3 * median_ms(lambda: queue_policies.rank(QUEUE_POLICIES[name], jobs, LIMITS, learnt))
+    scan_us = 1e3 * median_ms(lambda: order_oracle.rank(QUEUE_POLICIES[name], jobs, LIMITS, learnt))
     one_us = statistics.median(times)
     print(f"{name}, {JOBS} jobs, {RUNNING} of them running; building the structure {built_s:.2f} s")
     print(f"  one event: {one_us:.1f} µs, 99 of 100 below {sorted(times)[int(0.99 * len(times))]:.0f} µs", end="; ")

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import order_oracle
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from order_oracle import columns
 
 from penstock_policies import queue_policies
-from penstock_policies.queue_policies import QUEUE_POLICIES, LengthKnowledge, columns
+from penstock_policies.queue_policies import QUEUE_POLICIES, LengthKnowledge
 from penstock_policies.ranking import PoolRanking, QueueLadder
 
 GPUS, LENGTHS_S = {"j1": 2, "j2": 1, "j3": 2}, {"j1": 2, "j2": 8, "j3": 6}
@@ -75,7 +77,7 @@ def test_every_other_order_finishes_them_too(name):
 def test_each_order_looks_at_what_its_name_says(name, first):
     table = columns([4, 2, 1], [0.0, 1.0, 2.0], [6.0, 4.0, 3.0], length_s=[8.0, 19.0, 8.0])
     limits = [4.0] if name == "las" else [10.0]
-    assert queue_policies.rank(QUEUE_POLICIES[name], table, limits)[2].tolist() == first
+    assert order_oracle.rank(QUEUE_POLICIES[name], table, limits)[2].tolist() == first
 
 
 @pytest.mark.parametrize("name", ["srtf", "srsf"])
@@ -83,15 +85,13 @@ def test_jobs_of_unknown_length_come_last_and_among_them_the_first_to_come(name)
     table = columns(
         [1, 1, 1], [0.0, 1.0, 2.0], [0.0, 0.0, 0.0], length_s=[queue_policies.UNKNOWN_S, queue_policies.UNKNOWN_S, 1e6]
     )
-    assert queue_policies.rank(QUEUE_POLICIES[name], table)[2].tolist() == [2, 0, 1]
+    assert order_oracle.rank(QUEUE_POLICIES[name], table)[2].tolist() == [2, 0, 1]
 
 
 @pytest.mark.parametrize("name", sorted(QUEUE_POLICIES))
 def test_jobs_that_are_equal_in_all_else_go_by_their_submission(name):
     table = columns([2] * 4, [3.0, 1.0, 2.0, 0.0], [1.0] * 4, length_s=[5.0] * 4)
-    assert queue_policies.rank(QUEUE_POLICIES[name], table, [10.0], LengthKnowledge([10.0], [1.0, 7.0]))[
-        2
-    ].tolist() == [
+    assert order_oracle.rank(QUEUE_POLICIES[name], table, [10.0], LengthKnowledge([10.0], [1.0, 7.0]))[2].tolist() == [
         3,
         1,
         2,
@@ -104,7 +104,9 @@ def test_a_merit_is_finite_the_same_alone_and_in_company_and_1_for_whoever_has_j
     limits = (4.0, 9.0, 30.0)
     learnt = LengthKnowledge(limits, samples)
     queue = np.searchsorted(limits, attained, side="right").astype(float)
-    found = learnt.merit(queue, np.array(attained))
+    jobs = columns(np.ones(len(attained)), np.zeros(len(attained)), attained)
+    jobs.queue = queue
+    found = -order_oracle.merits(learnt, jobs)
     assert np.all(np.isfinite(found) & (found > 0))
     assert found.tolist() == [learnt.merit(float(q), a) for q, a in zip(queue, attained, strict=True)]
     for number, entry in enumerate((0.0, *limits)):

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from order_oracle import columns, rank
 
-from penstock_policies import queue_policies
-from penstock_policies.queue_policies import QUEUE_POLICIES, LengthKnowledge, columns
+from penstock_policies.queue_policies import QUEUE_POLICIES, LengthKnowledge
 from penstock_policies.ranking import PoolRanking, QueueLadder, RankMove
 
 LIMITS = (4.0, 8.0, 16.0)
@@ -60,7 +60,7 @@ def rescanned(name: str, jobs: dict[str, Plain], learnt: LengthKnowledge, now_s:
         length_s=[job.length_s for job in plain],
         entered_s=entered,
     )
-    return [ids[i] for i in queue_policies.rank(order, table, limits, learnt)[2]]
+    return [ids[i] for i in rank(order, table, limits, learnt)[2]]
 
 
 steps = st.lists(

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from order_oracle import columns, rank
 from outcome_rows import trace_of
 from ranker_facts import submitted
 
 from penstock_log import JobsRanked
-from penstock_policies.queue_policies import FALLS_BY, QUEUE_POLICIES, QueueKey, QueuePolicy, columns, rank
+from penstock_policies.queue_policies import FALLS_BY, QUEUE_POLICIES, QueueKey, QueuePolicy
 from penstock_ranker.machine import RankerSettings, RankerState, decider
 from penstock_simulator import fast
 from penstock_simulator.engine import policies, simulation

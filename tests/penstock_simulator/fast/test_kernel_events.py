@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
+import order_oracle
 from fast_path_cases import trace_of, traces
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from penstock_policies import queue_policies
 from penstock_policies.queue_policies import QUEUE_POLICIES, LengthKnowledge
 from penstock_policies.ranking import PoolRanking, QueueLadder
 from penstock_simulator.fast.fast_path import TraceColumns, prepare
@@ -90,13 +90,13 @@ class Walked:
             return list(self.ranking)
         ids = list(self.left_s)
         entries = [self.ranking[job_id] for job_id in ids]
-        jobs = queue_policies.columns(
+        jobs = order_oracle.columns(
             [self.gpus[job_id] for job_id in ids],
             [entry.submitted_s for entry in entries],
             [entry.executed_by(self.now_s) for entry in entries],
             length_s=[entry.length_s for entry in entries],
         )
-        return [ids[place] for place in queue_policies.rank(QUEUE_POLICIES[self.policy], jobs)[2]]
+        return [ids[place] for place in order_oracle.rank(QUEUE_POLICIES[self.policy], jobs)[2]]
 
     def change_to(self, chosen: list[str]) -> None:
         for job_id in [j for j in self.running if j not in chosen]:
