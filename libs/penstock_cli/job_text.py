@@ -17,10 +17,10 @@ from penstock.submission import EXPORTED
 from penstock_cli import render
 from penstock_cli.render import Pairs, Table
 from penstock_cli.value_formats import clock, span
+from penstock_log.job_state import size_text
 
 if TYPE_CHECKING:
     from penstock_log import JobSpec, KindSpeed, views
-    from penstock_log.job_state import Size
 
 _PASSING: Final = {
     *("capacity", "gang", "host_cpus", "host_memory", "later_place", "order", "fairness", "profiling", "backoff")
@@ -278,7 +278,7 @@ def width(job: views.JobView) -> str:
 def _size_pairs(job: views.JobView, sizing: views.SizingView) -> Pairs:
     """Return what `penstock show` says of a job's size."""
     return [
-        ("size", size_words(sizing.size)),
+        ("size", size_text(sizing.size)),
         ("of", _range(sizing)),
         ("rate", _lr(sizing)),
         ("examples", str(job.samples or "")),
@@ -286,7 +286,7 @@ def _size_pairs(job: views.JobView, sizing: views.SizingView) -> Pairs:
         ("resized", _how_often(sizing)),
         (
             "unfit",
-            "; ".join(size_words(size) + ("" if size.batch_size else ", whatever the batch") for size in sizing.unfit),
+            "; ".join(size_text(size) + ("" if size.batch_size else ", whatever the batch") for size in sizing.unfit),
         ),
     ]
 
@@ -307,12 +307,6 @@ def _why_size_pairs(why: views.WhyView, now_s: float) -> Pairs:
             ("coming", f"{_listed(why.freed, 'from')}, which {'is' if len(why.freed) == 1 else 'are'} stopping")
         )
     return found
-
-
-def size_words(size: Size) -> str:
-    """Return a size in words."""
-    batch = f" with a batch of {size.batch_size}" if size.batch_size else ""
-    return f"{size.gpus} device{'s' if size.gpus > 1 else ''}{batch}"
 
 
 def _range(sizing: views.SizingView) -> str:
@@ -336,10 +330,9 @@ def _how_often(sizing: views.SizingView) -> str:
 
 def _resized(resize: views.ResizeView, now_s: float, *, waits: bool) -> str:
     open_ = "" if resize.done_s is not None or waits else "; it does not run so yet"
-    change = resize.reason or f"from {size_words(resize.before)} to {size_words(resize.after)}"
+    change = resize.reason or f"from {size_text(resize.before)} to {size_text(resize.after)}"
     return f"{span(now_s - resize.at_s)} ago, {_BECAUSE.get(resize.because, resize.because)}: {change}{open_}"
 
 
 def _listed(devices: Mapping[str, int], preposition: str) -> str:
-    parts = [f"{count} device{'s' if count > 1 else ''} {preposition} {job}" for job, count in devices.items()]
-    return ", ".join(parts)
+    return ", ".join(f"{render.count(count, 'device')} {preposition} {job}" for job, count in devices.items())

@@ -19,7 +19,7 @@ import typer
 from penstock_cli import invocation, render, simulation_run
 from penstock_cli.invocation import Exit, bad_input, call, tell
 from penstock_cli.simulation_arguments import ReplayArguments, ReportOptions
-from penstock_cli.simulation_plan import told
+from penstock_cli.simulation_plan import explained_values
 from penstock_cli.simulation_run import ComputationProgress
 from penstock_cli.value_formats import clock, moment, span
 from penstock_scheduler.sizing.problem import SizingSettings
@@ -49,29 +49,29 @@ def run_replay(ctx: typer.Context, asked: ReplayArguments, wanted: ReportOptions
     wanted.check()
     planned = plan(ctx, asked)
     found: dict[str, Replay] = {}
-    with ComputationProgress() as patience:
+    with ComputationProgress() as progress:
         for policy in asked.policies:
-            one = planned.run(policy, patience, wanted)
-            if patience.over:
+            one = planned.run(policy, progress, wanted)
+            if progress.over:
                 break
             found[policy] = one
-        as_recorded = _as_recorded(planned, found, patience)
+        as_recorded = _as_recorded(planned, found, progress)
     if found:
         _present(planned, found, as_recorded, wanted)
-    if patience.over:
+    if progress.over:
         tell("stopped by Ctrl-C" + ("; what is shown are the policies so far" if found else " before there was any"))
         raise typer.Exit(Exit.INTERRUPTED)
 
 
-def _as_recorded(planned: ReplayPlan, found: Mapping[str, Replay], patience: ComputationProgress) -> Replay | None:
+def _as_recorded(planned: ReplayPlan, found: Mapping[str, Replay], progress: ComputationProgress) -> Replay | None:
     """Return the replay of the policy that was recorded, with its settings and nodes; None where it is interrupted."""
     recorded = planned.asked.recorded
     if planned.is_as_recorded and recorded in found:
         return found[recorded]
-    if patience.over:
+    if progress.over:
         return None
-    one = planned.as_recorded().run(recorded, patience, ReportOptions())
-    return None if patience.over else one
+    one = planned.as_recorded().run(recorded, progress, ReportOptions())
+    return None if progress.over else one
 
 
 def _present(
@@ -180,11 +180,11 @@ class ReplayPlan:
         """Return the plan without what the cluster did not have."""
         return replace(self, asked=replace(self.asked, settings=None, left_out=None), added=None)
 
-    def run(self, policy: str, patience: ComputationProgress, wanted: ReportOptions) -> Replay:
+    def run(self, policy: str, progress: ComputationProgress, wanted: ReportOptions) -> Replay:
         """Run the log again under one policy."""
-        progress = patience.watch(policy, len(self.history.replayable()))
-        progress(0)
-        with told():
+        watched = progress.watch(policy, len(self.history.replayable()))
+        watched(0)
+        with explained_values():
             return run_again(
                 self.history,
                 policy,
@@ -196,11 +196,11 @@ class ReplayPlan:
                 autoscaler=self.autoscaler,
                 timeline=wanted.out is not None,
                 spells=wanted.gantt or wanted.out is not None,
-                progress=progress,
+                progress=watched,
             )
 
     def settings(self, policy: str) -> Mapping[str, object]:
-        """Return what ranker and matcher are told: the file's, but for what makes the policy, and what was typed."""
+        """Return the settings of ranker and matcher: the file's, but for what makes the policy, and what was typed."""
         own = SIMULATED_POLICIES[policy].settings
         return {**{name: value for name, value in self.configured.items() if name not in own}, **self.asked.chosen}
 
@@ -208,7 +208,7 @@ class ReplayPlan:
 def plan(ctx: typer.Context, asked: ReplayArguments) -> ReplayPlan:
     """Read and check everything; whatever makes no sense ends with a message."""
     configured, autoscaler = _configured(asked.config) if asked.config is not None else ({}, SizingSettings())
-    with told():
+    with explained_values():
         for policy in (*asked.policies, asked.recorded):
             choose(policy, {**configured, **asked.chosen})
     history = _history(ctx, asked.log)
@@ -220,7 +220,7 @@ def plan(ctx: typer.Context, asked: ReplayArguments) -> ReplayPlan:
         begins = "; ".join(["", *report.of_log(history)])
         bad_input(f"no node joined in {where}; expected a log from its beginning{begins}")
     from_s, to_s = _window(asked, history)
-    with told():
+    with explained_values():
         cluster_replay.check_nodes(asked.without, history)
         added = cluster_replay.parse(asked.cluster, history) if asked.cluster else None
     return ReplayPlan(asked, history, from_s, to_s, added, configured, autoscaler)

@@ -36,7 +36,7 @@ from penstock_simulator.traces.generator import Recipe, generate
 from penstock_simulator.traces.generator import speedups as speeds_of
 from penstock_simulator.virtual_cluster import SimulatedNodes, VirtualClusterQuotas
 
-__all__ = ["ALL_POLICIES", "Progress", "SimulationPlan", "plan", "told"]
+__all__ = ["ALL_POLICIES", "Progress", "SimulationPlan", "explained_values", "plan"]
 
 
 ALL_POLICIES: Final = tuple(dict.fromkeys((*fast.FAST_POLICIES, *virtual.SIMULATED_POLICIES, *fast.SIZED_POLICIES)))
@@ -92,12 +92,12 @@ def choose_engine(
     asked: SimulationArguments, nodes: SimulatedNodes, quotas: VirtualClusterQuotas | None, *, spells: bool
 ) -> Engine:
     """Return the engine of all policies but those that size jobs, which are always counted; tell if none will do."""
-    needs, told = list(_needs_deciders(asked, nodes, quotas, spells=spells)), list(_told_deciders(asked))
+    needs, known = list(_needs_deciders(asked, nodes, quotas, spells=spells)), list(_known_to_deciders(asked))
     if sizing_option(asked) and needs:
         bad_input(
             f"--policy {sizing_option(asked)[0]} can only be counted, and {needs[0]} needs the deciders; leave one out"
         )
-    deciders, counting = [*told, *needs], list(_only_counted(asked))
+    deciders, counting = [*known, *needs], list(_only_counted(asked))
     if deciders and counting:
         bad_input(f"{counting[0]} can only be counted, and {deciders[0]} needs the deciders; leave one of them out")
     if asked.engine == "counted" and deciders:
@@ -109,7 +109,7 @@ def choose_engine(
     return "deciders" if deciders else "counted"
 
 
-def _told_deciders(asked: SimulationArguments) -> Iterator[str]:
+def _known_to_deciders(asked: SimulationArguments) -> Iterator[str]:
     """Yield what only the deciders know, for the policies that they run."""
     known = (*fast.FAST_POLICIES, *fast.SIZED_POLICIES)
     yield from (f"--policy {policy}" for policy in asked.policies if policy not in known)
@@ -194,7 +194,7 @@ class SimulationPlan:
     def run(self, policy: str, seed: int | None = None, progress: Progress | None = None) -> Outcome:
         """Simulate one policy; ``progress`` is told how many jobs have ended, where the engine counts them."""
         one = self.seeds[0] if seed is None else seed
-        with told():
+        with explained_values():
             if self.engine == "counted" or policy in fast.SIZED_POLICIES:
                 return self.seeded(one)._counted(policy, progress)
             return self.seeded(one)._decided(policy, one, progress)
@@ -259,8 +259,8 @@ class SimulationPlan:
             how = file.name if file is not None else f"GPUs to the power of {fast_settings.EXPONENT:g}"
             counting = "" if self.engine == "counted" else ", and counts devices where the others place jobs on nodes"
             others = [policy for policy in sized if policy != "fixed"]
-            told = f"{', '.join(others)} may give a job other GPUs than it asks for; " if others else ""
-            found.append(f"{told}throughput goes by {how}{counting}")
+            resizing = f"{', '.join(others)} may give a job other GPUs than it asks for; " if others else ""
+            found.append(f"{resizing}throughput goes by {how}{counting}")
         if self.quotas is not None and not self.quotas.borrow:
             found.append("virtual clusters lend nothing: each is a cluster by itself")
         if self.quotas is not None and (unused := sorted(self.quotas.gpus.keys() - set(map(str, self.trace.vcs)))):
@@ -272,7 +272,7 @@ class SimulationPlan:
 
 def plan(asked: SimulationArguments, *, timeline: bool, spells: bool) -> SimulationPlan:
     """Read and check everything; whatever makes no sense ends with a message."""
-    with told():
+    with explained_values():
         nodes = virtual_cluster.load(asked.cluster)
         samples = _samples(asked.gpu_time_samples) if asked.gpu_time_samples else None
         factors = cluster_script.read(asked.speedups) if asked.speedups else None
@@ -281,7 +281,7 @@ def plan(asked: SimulationArguments, *, timeline: bool, spells: bool) -> Simulat
         limits = _quotas(asked) if asked.quota else None
     check_names(asked)
     engine = choose_engine(asked, nodes, limits, spells=spells)
-    with told():
+    with explained_values():
         _check_values(asked, engine)
     recipe = generator.read(asked.trace) if asked.trace.suffix == ".toml" else None
     _check_seeds(asked, recipe)
@@ -309,7 +309,7 @@ def plan(asked: SimulationArguments, *, timeline: bool, spells: bool) -> Simulat
 
 
 @contextmanager
-def told() -> Iterator[None]:
+def explained_values() -> Iterator[None]:
     """Turn what the libraries say of bad values into a message about what was typed."""
     try:
         yield
@@ -318,7 +318,7 @@ def told() -> Iterator[None]:
 
 
 def decided_settings(asked: SimulationArguments) -> dict[str, str]:
-    """Return what ranker and matcher are told."""
+    """Return the settings of ranker and matcher."""
     samples = {"prior_file": str(asked.gpu_time_samples)} if asked.gpu_time_samples else {}
     placed = {"placement": asked.placement} if asked.placement in PLACED else {}
     own = {name: value for name, value in asked.chosen.items() if name in DECIDED}
@@ -326,7 +326,7 @@ def decided_settings(asked: SimulationArguments) -> dict[str, str]:
 
 
 def counted_settings(asked: SimulationArguments, policy: str) -> Mapping[str, str]:
-    """Return what the counting engine is told of a policy; with one that sizes jobs beside it, each is told its own."""
+    """Return the counting engine's settings for a policy; beside one that sizes jobs, each gets its own."""
     if not sizing_option(asked):
         return asked.chosen
     mine = SIZED_SETTINGS if policy in fast.SIZED_POLICIES else COUNTED
@@ -385,16 +385,16 @@ def _check_fits(found: SimulationPlan) -> None:
     if not len(trace):
         bad_input(f"there is no job in {trace.name}; expected at least one row that asks for a GPU for some time")
     if found.quotas is not None:
-        with told():
+        with explained_values():
             virtual_cluster.check(found.quotas, trace, nodes)
         if not found.quotas.borrow:
             _check_parts(found, found.quotas)
-    room, largest = _room(nodes, found.engine), int(trace.num_gpus.max())
-    if largest > room and not set(found.asked.policies) <= {*fast.SIZED_POLICIES} - {"fixed"}:
-        too_large = int((trace.num_gpus > room).sum())
+    most, largest = _largest_gang(nodes, found.engine), int(trace.num_gpus.max())
+    if largest > most and not set(found.asked.policies) <= {*fast.SIZED_POLICIES} - {"fixed"}:
+        too_large = int((trace.num_gpus > most).sum())
         bad_input(
             f"{too_large:,} of {len(trace):,} jobs can never start: the largest asks for {largest:,} GPUs at once and "
-            f"--cluster {found.asked.cluster} has {room:,}{' of one kind' if len(nodes.kinds) > 1 else ''}; "
+            f"--cluster {found.asked.cluster} has {most:,}{' of one kind' if len(nodes.kinds) > 1 else ''}; "
             "give a larger cluster, or a trace without them"
         )
 
@@ -402,14 +402,14 @@ def _check_fits(found: SimulationPlan) -> None:
 def _check_parts(found: SimulationPlan, given: VirtualClusterQuotas) -> None:
     for part in virtual_cluster.divide(given, found.trace, found.nodes):
         asked_for = found.trace.num_gpus[part.rows]
-        room = _room(part.nodes, found.engine) if part.nodes.groups else 0
-        if room and int(asked_for.max()) > room:
+        most = _largest_gang(part.nodes, found.engine) if part.nodes.groups else 0
+        if most and int(asked_for.max()) > most:
             bad_input(
-                f"{int((asked_for > room).sum()):,} of {asked_for.size:,} jobs of virtual cluster {part.name} can "
-                f"never start: the largest asks for {int(asked_for.max()):,} GPUs at once and it has {room:,}; "
+                f"{int((asked_for > most).sum()):,} of {asked_for.size:,} jobs of virtual cluster {part.name} can "
+                f"never start: the largest asks for {int(asked_for.max()):,} GPUs at once and it has {most:,}; "
                 "raise its quota, or lend with --borrow"
             )
 
 
-def _room(nodes: SimulatedNodes, engine: Engine) -> int:
+def _largest_gang(nodes: SimulatedNodes, engine: Engine) -> int:
     return nodes.gpus if engine == "counted" else max(map(nodes.of_kind, nodes.kinds))

@@ -51,11 +51,11 @@ def simulate(asked: SimulationArguments, wanted: ReportOptions) -> None:
     wanted.check()
     planned = plan(asked, timeline=wanted.out is not None, spells=wanted.gantt)
     compile_kernels(planned, says=sys.stderr is not None and sys.stderr.isatty())
-    with ComputationProgress() as patience:
-        found = list(_one_by_one(planned, patience) if asked.processes == 1 else _at_once(planned, patience))
+    with ComputationProgress() as progress:
+        found = list(_one_by_one(planned, progress) if asked.processes == 1 else _at_once(planned, progress))
     if found:
-        _present(planned, found, wanted, over=patience.over)
-    if patience.over:
+        _present(planned, found, wanted, over=progress.over)
+    if progress.over:
         tell(
             "stopped by Ctrl-C" + ("; what is shown are the results so far" if found else " before there was a result")
         )
@@ -140,20 +140,20 @@ def over_seeds(comparison: Comparison, found: Sequence[PolicyRun]) -> SeedCompar
     )
 
 
-def _one_by_one(planned: SimulationPlan, patience: ComputationProgress) -> Iterator[PolicyRun]:
+def _one_by_one(planned: SimulationPlan, progress: ComputationProgress) -> Iterator[PolicyRun]:
     """Run seed by seed, so that what Ctrl-C leaves compares all policies."""
     runs = [(policy, seed) for seed in planned.seeds for policy in planned.asked.policies]
     for at, (policy, seed) in enumerate(runs):
-        if patience.over:
+        if progress.over:
             return
         what = policy if len(planned.seeds) == 1 else f"{policy}, seed {seed}"
         label = what if len(runs) == 1 else f"{what} ({at + 1} of {len(runs)})"
-        told = patience.watch(label, len(planned.trace))
-        told(0)
-        yield PolicyRun(policy, seed, planned.run(policy, seed, told))
+        report = progress.watch(label, len(planned.trace))
+        report(0)
+        yield PolicyRun(policy, seed, planned.run(policy, seed, report))
 
 
-def _at_once(planned: SimulationPlan, patience: ComputationProgress) -> list[PolicyRun]:
+def _at_once(planned: SimulationPlan, progress: ComputationProgress) -> list[PolicyRun]:
     """Run policies and seeds in processes of their own; return what they found in the order in which it was asked."""
     runs = [(policy, seed) for seed in planned.seeds for policy in planned.asked.policies]
     context = get_context("spawn")
@@ -162,13 +162,13 @@ def _at_once(planned: SimulationPlan, patience: ComputationProgress) -> list[Pol
     with ProcessPoolExecutor(
         min(planned.asked.processes, len(runs)), mp_context=context, initializer=_heed, initargs=(stop,)
     ) as pool:
-        with patience.deaf():  # so are processes that are started now: they are told by the event alone
+        with progress.ignoring_interrupts():  # as processes do that are started now: the event stops them
             running = {pool.submit(_run, planned, policy, seed): (policy, seed) for policy, seed in runs}
-        told, waiting = patience.steps("simulations", len(runs)), set(running)
+        report, waiting = progress.steps("simulations", len(runs)), set(running)
         while waiting:
             done, waiting = wait(waiting, timeout=_LOOK_EVERY_S, return_when=FIRST_COMPLETED)
             found.update({running[one]: outcome for one in done if (outcome := one.result()) is not None})
-            if not told(len(found)):
+            if not report(len(found)):
                 stop.set()
                 waiting = {one for one in waiting if not one.cancel()}
     return [PolicyRun(policy, seed, found[policy, seed]) for policy, seed in runs if (policy, seed) in found]
@@ -211,14 +211,14 @@ class ComputationProgress:
 
     Examples
     --------
-    >>> with ComputationProgress() as patience:
-    ...     told = patience.watch("fifo", jobs=3)
-    ...     told(1), patience.over
+    >>> with ComputationProgress() as progress:
+    ...     report = progress.watch("fifo", jobs=3)
+    ...     report(1), progress.over
     (True, False)
     """
 
     def __init__(self) -> None:
-        """Begin with all the patience in the world."""
+        """Begin without an interrupt."""
         self.over = False
         self._before: Any = None
         self._shown_s = 0.0
@@ -236,31 +236,31 @@ class ComputationProgress:
         self._say("")
 
     def watch(self, what: str, jobs: int) -> Callable[[int], bool]:
-        """Return a function that is told how many jobs have ended, and says whether to go on."""
+        """Return a function that takes how many jobs have ended, and says whether to go on."""
         began_s = _now_s()
 
-        def told(ended: int) -> bool:
+        def report(ended: int) -> bool:
             now_s = _now_s()
             if now_s - self._shown_s >= _EVERY_S:
                 self._shown_s = now_s
-                self._say(progress(what, ended, jobs, now_s - began_s))
+                self._say(progress_line(what, ended, jobs, now_s - began_s))
             return not self.over
 
-        return told
+        return report
 
     def steps(self, what: str, of: int) -> Callable[[int], bool]:
-        """Return a function that is told how many of several are done, and says whether to go on."""
+        """Return a function that takes how many of several are done, and says whether to go on."""
         began_s = _now_s()
 
-        def told(done: int) -> bool:
+        def report(done: int) -> bool:
             left = f", {span((_now_s() - began_s) / done * (of - done))} left" if done else ""
             self._say(f"{what}: {done} of {of} done{left}")
             return not self.over
 
-        return told
+        return report
 
     @contextmanager
-    def deaf(self) -> Iterator[None]:
+    def ignoring_interrupts(self) -> Iterator[None]:
         """Ignore Ctrl-C within, as processes that are started within will."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
@@ -279,13 +279,13 @@ class ComputationProgress:
             sys.stderr.flush()
 
 
-def progress(what: str, ended: int, jobs: int, elapsed_s: float) -> str:
+def progress_line(what: str, ended: int, jobs: int, elapsed_s: float) -> str:
     """
     Return how far it is, how fast, and how long it will take if it goes on like this.
 
     Examples
     --------
-    >>> progress("2d-las", 2000, 8000, 4.0)
+    >>> progress_line("2d-las", 2000, 8000, 4.0)
     '2d-las: 2,000 of 8,000 jobs, 25 %, 500 jobs/s, 12.0s left'
     """
     line = f"{what}: {ended:,} of {count(jobs, 'job')}, {100 * ended // max(jobs, 1)} %"

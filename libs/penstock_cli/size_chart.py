@@ -35,9 +35,9 @@ def chart(job: views.JobView, sizing: views.SizingView, now_s: float) -> list[st
     columns = min(render.terminal_width() or _ELSEWHERE, _WIDEST)
     rows = [_row(run, job.submitted_s, to_s) for run in runs[-_SHOWN_RUNS:]]
     earlier = sizing.left_out + len(runs) - len(rows)
-    told = [f"the last {len(rows)} of {len(rows) + earlier} runs"] if earlier else []
+    omitted = [f"the last {len(rows)} of {len(rows) + earlier} runs"] if earlier else []
     picture = lines(runs, (from_s, to_s), columns, zero_s=job.submitted_s)
-    return [*picture, "", *told, *render.table(RUN_HEADERS, rows, width=columns)]
+    return [*picture, "", *omitted, *render.table(RUN_HEADERS, rows, width=columns)]
 
 
 def lines(runs: Sequence[SizedRunView], span_s: tuple[float, float], width: int, zero_s: float) -> list[str]:

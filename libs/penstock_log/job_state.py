@@ -352,7 +352,7 @@ def spared(job: Job) -> str:
 def _go_back(job: Job, size: Size) -> None:
     any_batch = size.gpus != job.spec.gpus and not job.out_of_memory  # such as a checkpoint of another width
     job.unfit = (*job.unfit, Size(job.spec.gpus, 0 if any_batch else job.spec.batch_size))
-    job.reason = f"it did not run on {_size_text(job.size)}, and goes back to {_size_text(size)}: {job.reason}"
+    job.reason = f"it did not run on {size_text(job.size)}, and goes back to {size_text(size)}: {job.reason}"
     _set(job, size)
     if job.accepts is not None:
         job.spec = msgspec.structs.replace(job.spec, kinds=job.accepts)
@@ -367,6 +367,7 @@ def _set(job: Job, size: Size) -> None:
     job.spec = msgspec.structs.replace(job.spec, gpus=size.gpus, batch_size=size.batch_size)
 
 
-def _size_text(size: Size) -> str:
+def size_text(size: Size) -> str:
+    """Return a size in words."""
     batch = f" with a batch of {size.batch_size}" if size.batch_size else ""
     return f"{size.gpus} device{'s' if size.gpus > 1 else ''}{batch}"

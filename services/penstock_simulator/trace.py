@@ -210,7 +210,7 @@ class GangSizeShare(msgspec.Struct, frozen=True, kw_only=True):
     gpu_h: float
 
 
-class PartyShare(msgspec.Struct, frozen=True, kw_only=True):
+class GroupShare(msgspec.Struct, frozen=True, kw_only=True):
     """A user, a virtual cluster, a model or a state, with its share of the trace."""
 
     name: str
@@ -218,11 +218,11 @@ class PartyShare(msgspec.Struct, frozen=True, kw_only=True):
     gpu_h: float
 
 
-class LargestParties(msgspec.Struct, frozen=True, kw_only=True):
+class LargestGroups(msgspec.Struct, frozen=True, kw_only=True):
     """The number of users, virtual clusters, models or states, and the ten with most device time."""
 
     count: int
-    largest: tuple[PartyShare, ...]
+    largest: tuple[GroupShare, ...]
 
 
 class TraceStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -261,11 +261,11 @@ class TraceStatistics(msgspec.Struct, frozen=True, kw_only=True):
     gpu_time_s: dict[str, float]
     gpus: tuple[GangSizeShare, ...]
     fractional: int
-    vcs: LargestParties
-    users: LargestParties
-    models: LargestParties
-    kinds: LargestParties
-    states: LargestParties
+    vcs: LargestGroups
+    users: LargestGroups
+    models: LargestGroups
+    kinds: LargestGroups
+    states: LargestGroups
 
 
 def about(trace: Trace, clusters: Sequence[int] = ()) -> TraceStatistics:
@@ -296,11 +296,11 @@ def about(trace: Trace, clusters: Sequence[int] = ()) -> TraceStatistics:
         gpu_time_s=_quantiles(gpu_s),
         gpus=_sizes(trace, gpu_s),
         fractional=int((share < 1).sum()),
-        vcs=_parties(trace.vcs, gpu_s),
-        users=_parties(trace.users, gpu_s),
-        models=_parties(trace.models, gpu_s),
-        kinds=_parties(trace.kinds, gpu_s),
-        states=_parties(trace.states, gpu_s),
+        vcs=_groups(trace.vcs, gpu_s),
+        users=_groups(trace.users, gpu_s),
+        models=_groups(trace.models, gpu_s),
+        kinds=_groups(trace.kinds, gpu_s),
+        states=_groups(trace.states, gpu_s),
     )
 
 
@@ -319,13 +319,13 @@ def _sizes(trace: Trace, gpu_s: Floats) -> tuple[GangSizeShare, ...]:
     return tuple(GangSizeShare(gpus=gpus, jobs=count, gpu_h=gpu_h) for gpus, count, gpu_h in columns)
 
 
-def _parties(names: Sequence[str], gpu_s: Floats) -> LargestParties:
+def _groups(names: Sequence[str], gpu_s: Floats) -> LargestGroups:
     if not names:
-        return LargestParties(count=0, largest=())
+        return LargestGroups(count=0, largest=())
     unique = {name: i for i, name in enumerate(dict.fromkeys(names))}
     at = np.fromiter((unique[name] for name in names), np.int64, len(names))
     jobs, hours = np.bincount(at), np.bincount(at, gpu_s) / 3600.0
     largest = np.argsort(-hours, kind="stable")[:_MOST].tolist()
     every = list(unique)
-    parties = [PartyShare(name=every[i], jobs=int(jobs[i]), gpu_h=float(hours[i])) for i in largest]
-    return LargestParties(count=len(every), largest=tuple(parties))
+    groups = [GroupShare(name=every[i], jobs=int(jobs[i]), gpu_h=float(hours[i])) for i in largest]
+    return LargestGroups(count=len(every), largest=tuple(groups))

@@ -142,7 +142,7 @@ def test_a_table_paints_states_and_nothing_else(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_how_far_a_sweep_is_is_told_in_text(capsys: pytest.CaptureFixture[str], gateway: FakeGateway) -> None:
-    SweepProgressLine().say(gateway.sweeps["s1"])
+    SweepProgressLine().say_progress(gateway.sweeps["s1"])
     assert is_harmless(capsys.readouterr().err)
 
 

@@ -215,8 +215,8 @@ def line_of(finding: Finding, *, width: int = 0, colour: bool = False) -> str:
     """
     level = f"{finding.level:<4}"
     painted = typer.style(level, fg=_COLOURS[finding.level]) if colour else level
-    said = render.seen(f"{finding.detail}{'; ' if finding.remedy else ''}{finding.remedy}")
-    return f"{painted}  {finding.what:<{width}}  {said}"
+    message = render.seen(f"{finding.detail}{'; ' if finding.remedy else ''}{finding.remedy}")
+    return f"{painted}  {finding.what:<{width}}  {message}"
 
 
 async def _collect(ctx: typer.Context, data: Path) -> list[Finding]:

@@ -93,14 +93,14 @@ def parsed(text: str) -> tuple[str, Setting]:
 
 
 def _one(value: str) -> Setting:
-    word = value.strip()
-    if word in {"off", "none"}:
+    text = value.strip()
+    if text in {"off", "none"}:
         return None
     try:
-        found: Setting = tomllib.loads(f"it = {word}")["it"]
+        found: Setting = tomllib.loads(f"it = {text}")["it"]
     except tomllib.TOMLDecodeError:
-        return word
-    return found if isinstance(found, bool | int | float | list) else word
+        return text
+    return found if isinstance(found, bool | int | float | list) else text
 
 
 def _answer(answer: views.ActAnswer, output: str) -> None:
@@ -148,7 +148,7 @@ def curve_lines(kinds: Sequence[Scalability], width: int | None = None) -> list[
     fastest = max((speed for _, speed in rows), default=0.0)
     headers = HEADERS if width is None else (*HEADERS, "")
     cells = [cell if width is None else (*cell, _bar(speed, fastest)) for cell, speed in rows]
-    return [*(render.table(headers, cells, width=width) if rows else []), *render.labelled(map(_said, kinds))]
+    return [*(render.table(headers, cells, width=width) if rows else []), *render.labelled(map(_note, kinds))]
 
 
 def profile(ctx: typer.Context, workload: Workload, output: Out = "table", at: At = None) -> None:
@@ -244,7 +244,7 @@ def _alone_s(known: Scalability, local_batch: int) -> float:
     return low.iteration_s + part * (high.iteration_s - low.iteration_s)
 
 
-def _said(known: Scalability) -> tuple[str, str]:
+def _note(known: Scalability) -> tuple[str, str]:
     cap = f"at most {render.count(known.per_gpu_cap, 'example')} on a device" if known.per_gpu_cap else ""
     return f"on {known.kind}", "; ".join(filter(None, (cap, known.note)))
 

@@ -227,5 +227,5 @@ def _left_out(found: UnscoredJobs) -> str:
         "cancelled": found.cancelled,
         "failed": found.failed,
     }
-    told = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
-    return f"without a true length, not scored: {told or 'none'}"
+    counted = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+    return f"without a true length, not scored: {counted or 'none'}"

@@ -242,14 +242,14 @@ def _require_job_file(words: list[str], verb: str) -> None:
     first = Path(words[0])
     is_program = shutil.which(words[0]) is not None
     as_file = workload.run_by(words, is_executable=first.is_file() and os.access(first, os.X_OK))
-    said = shlex.join(words if is_program or not as_file else as_file)
+    suggested = shlex.join(words if is_program or not as_file else as_file)
     if len(words) > 1:
-        bad_input(f"{shlex.join(words)!r}: expected one file; put -- before a command: penstock {verb} -- {said}")
+        bad_input(f"{shlex.join(words)!r}: expected one file; put -- before a command: penstock {verb} -- {suggested}")
     if not is_program and not first.exists():
         form = f"a job file ends in {', '.join(spec_file.SUFFIXES)}, and a command stands behind --"
         bad_input(f"there is no file {words[0]}; check the path ({form}: penstock {verb} -- python train.py)")
     found = f"{words[0]} has the suffix {first.suffix or 'nothing'!r}; expected {', '.join(spec_file.SUFFIXES)}"
-    bad_input(f"{found}; for a plain command put -- before it: penstock {verb} -- {said}")
+    bad_input(f"{found}; for a plain command put -- before it: penstock {verb} -- {suggested}")
 
 
 _AT_ONCE: Final = 32

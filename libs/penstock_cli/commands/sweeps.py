@@ -149,9 +149,9 @@ async def _followed(client: Client, sweep_id: str, output: str) -> views.SweepVi
 
     if output != "json":
         return await followed(client, sweep_id)
-    told = SweepProgressLine()
+    line = SweepProgressLine()
     async for sweep in client.follow_sweep(sweep_id, EVERY_S):
-        if told.news(sweep):
+        if line.has_changed(sweep):
             render.show_json_line(sweep)
     return sweep
 
@@ -220,8 +220,8 @@ def _export_study(found: views.SweepView, storage: str) -> None:
         try:
             kept_in = optuna.storages.get_storage(storage)
         except Exception as error:  # of whatever is behind that storage
-            said = str(error).partition("\n")[0]
-            raise Failure(f"--optuna {storage}: {said}; expected a storage such as sqlite:///studies.db") from error
+            reason = str(error).partition("\n")[0]
+            raise Failure(f"--optuna {storage}: {reason}; expected a storage such as sqlite:///studies.db") from error
         try:
             made = results.study(found, storage=kept_in)
         except optuna.exceptions.DuplicatedStudyError as error:
@@ -276,14 +276,14 @@ EVERY_S: Final = 1.0
 
 async def followed(client: Client, sweep_id: str) -> views.SweepView:
     """Say on standard error how far a sweep is until it has ended; return it then."""
-    told = SweepProgressLine()
+    line = SweepProgressLine()
     try:
         async for sweep in client.follow_sweep(sweep_id, EVERY_S):
             if sweep.finished_s is None:
-                told.say(sweep)
+                line.say_progress(sweep)
         return sweep
     finally:
-        told.clear()
+        line.clear()
 
 
 class SweepProgressLine:
@@ -293,16 +293,16 @@ class SweepProgressLine:
         self._over_itself = sys.stderr.isatty()
         self._last: object = None
 
-    def say(self, sweep: views.SweepView) -> None:
+    def say_progress(self, sweep: views.SweepView) -> None:
         """Say how far it is."""
         line = seen(sweep_progress(sweep))
         if self._over_itself:
             sys.stderr.write(f"\r\x1b[K{line}")
             sys.stderr.flush()
-        elif self.news(sweep):
+        elif self.has_changed(sweep):
             typer.echo(line, err=True)
 
-    def news(self, sweep: views.SweepView) -> bool:
+    def has_changed(self, sweep: views.SweepView) -> bool:
         """Say whether something has come of the sweep since this was asked last."""
         now = (sweep.done, sweep.best_job_id, sweep.state)
         changed, self._last = now != self._last, now

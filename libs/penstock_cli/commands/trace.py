@@ -19,7 +19,7 @@ from penstock_cli.invocation import bad_input, call, tell
 from penstock_cli.value_formats import span
 
 if TYPE_CHECKING:
-    from penstock_simulator.trace import LargestParties, Trace, TraceStatistics
+    from penstock_simulator.trace import LargestGroups, Trace, TraceStatistics
 
 
 trace_app = typer.Typer(help="Workloads: look at them, convert, sample, make up, export.", no_args_is_help=True)
@@ -248,11 +248,11 @@ def about_lines(about: TraceStatistics) -> list[str]:
         ("length", _quantiles(about.duration_s)),
         ("GPU-time", _quantiles(about.gpu_time_s)),
         ("fractions", f"{render.count(about.fractional, 'job')} of less than one GPU" if about.fractional else ""),
-        ("states", _parties(about.states)),
-        ("vcs", _parties(about.vcs)),
-        ("users", _parties(about.users)),
-        ("models", _parties(about.models)),
-        ("kinds", _parties(about.kinds)),
+        ("states", _groups(about.states)),
+        ("vcs", _groups(about.vcs)),
+        ("users", _groups(about.users)),
+        ("models", _groups(about.models)),
+        ("kinds", _groups(about.kinds)),
     ]
     return [*render.labelled(pairs), "", *_sizes(about)]
 
@@ -279,9 +279,9 @@ def _quantiles(values: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {span(value)}" for name, value in values.items())
 
 
-def _parties(parties: LargestParties) -> str:
-    if not parties.count:
+def _groups(groups: LargestGroups) -> str:
+    if not groups.count:
         return ""
-    named = ", ".join(f"{party.name or '(none)'} {party.jobs}" for party in parties.largest)
-    more = ", …" if parties.count > len(parties.largest) else ""
-    return f"{parties.count}, by device time, with jobs: {named}{more}"
+    named = ", ".join(f"{group.name or '(none)'} {group.jobs}" for group in groups.largest)
+    more = ", …" if groups.count > len(groups.largest) else ""
+    return f"{groups.count}, by device time, with jobs: {named}{more}"

@@ -81,7 +81,7 @@ def up(
         max_store_bytes=size(max_store) if max_store else 0,
         quiet=quiet or detach,
     )
-    with _told():
+    with _explained():
         options.processes()  # or say now what is wrong with them
     if detach:
         record = _supervised(supervisor.detach(options, tell))
@@ -164,12 +164,12 @@ def become(name: str, environment: dict[str, str]) -> NoReturn:
 
 
 def _supervised(work: Coroutine[Any, Any, T]) -> T:
-    with _told():
+    with _explained():
         return asyncio.run(work)
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _explained() -> Iterator[None]:
     """Turn what the supervisor says of its end into a message."""
     from penstock_bus.port import BusError
     from penstock_cli.local.data_folder import UpError

@@ -210,7 +210,7 @@ def _spaces(items: Iterable[int]) -> list[int]:
 
 _WORD_BYTES: Final = 8
 _LINE_BYTES: Final = 64
-_PATIENCE_S: Final = 1.0
+_WAIT_S: Final = 1.0
 
 
 def pipe_us(count: int) -> float:
@@ -247,12 +247,12 @@ def futex_us(count: int, work_us: int) -> list[float]:
     """
     notes = [shared(2 * count), shared(2 * count)]
     memory = memoryview(mmap.mmap(-1, 2 * _LINE_BYTES))
-    bells = FutexWord(memory, 0), FutexWord(memory, _LINE_BYTES)
+    futexes = FutexWord(memory, 0), FutexWord(memory, _LINE_BYTES)
     child = os.fork()
     if child == 0:
-        _alternate(bells[1], bells[0], first=1, work_us=work_us, notes=notes[1])
+        _alternate(futexes[1], futexes[0], first=1, work_us=work_us, notes=notes[1])
         os._exit(0)
-    _alternate(bells[0], bells[1], first=0, work_us=work_us, notes=notes[0])
+    _alternate(futexes[0], futexes[1], first=0, work_us=work_us, notes=notes[0])
     os.waitpid(child, 0)
     return handed_over_us([mine.tolist() for mine in notes])
 
@@ -287,10 +287,10 @@ def spin(us: int) -> None:
 
 
 def _alternate(mine: FutexWord, other: FutexWord, *, first: int, work_us: int, notes: memoryview) -> None:
-    """Work whenever the bell says how many turns the other one has had, this turn's one included if it goes first."""
+    """Work whenever the futex says how many turns the other one has had, this turn's one included if it goes first."""
     for index in range(len(notes) // 2):
         while (seen := mine.value.value) < index + first:
-            mine.wait(seen, _PATIENCE_S)
+            mine.wait(seen, _WAIT_S)
         notes[2 * index] = monotonic_ns()
         spin(work_us)
         notes[2 * index + 1] = monotonic_ns()
@@ -355,7 +355,7 @@ def in_lane(
     Parameters
     ----------
     jobs : sequence of callable
-        ``job(path, notes)``: what a process does; the path is the keeper's.
+        ``job(path, notes)``: what a process does; the path is the broker's.
     words : int
         That each may note.
     steps : int
@@ -371,26 +371,26 @@ def in_lane(
     notes = [shared(words) for _ in jobs]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "lanes.sock"
-        keeper = TokenBroker(path)
-        keeper.open(LANE)
-        keeper.lease(LANE, steps)
-        children = [_fork(keeper, partial(job, path, mine)) for job, mine in zip(jobs, notes, strict=True)]
-        rota = FifoOwner(keeper, lambda _: [LANE])
-        rota.serve(lambda: rota.gone == len(jobs))
+        broker = TokenBroker(path)
+        broker.open(LANE)
+        broker.lease(LANE, steps)
+        children = [_fork(broker, partial(job, path, mine)) for job, mine in zip(jobs, notes, strict=True)]
+        owner = FifoOwner(broker, lambda _: [LANE])
+        owner.serve(lambda: owner.gone == len(jobs))
         statuses = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-        rota.close()
-        keeper.close()
+        owner.close()
+        broker.close()
     if statuses != list(ends or [0] * len(jobs)):
         raise RuntimeError(f"a measured process ended with {statuses}; expected {list(ends) or 0}")
     return [mine.tolist() for mine in notes]
 
 
-def _fork(keeper: TokenBroker, job: Callable[[], None]) -> int:
+def _fork(broker: TokenBroker, job: Callable[[], None]) -> int:
     child = os.fork()
     if child == 0:
         code = 1
         try:
-            keeper.close()
+            broker.close()
             job()
             code = 0
         finally:

@@ -86,20 +86,22 @@ async def down(data_dir: str, most_s: float = DOWN_S) -> bool:
         If it still runs after ``most_s`` seconds.
     """
     folder = UpOptions(data_dir=data_dir).folder
-    told = 0
+    ending = 0
     try:
         async with asyncio.timeout(most_s):
-            while (pid := data_folder.holder(folder)) is not None and (not told or pid in (told, data_folder.UNKNOWN)):
-                if not told and pid != data_folder.UNKNOWN:
-                    told = pid
+            while (pid := data_folder.holder(folder)) is not None and (
+                not ending or pid in (ending, data_folder.UNKNOWN)
+            ):
+                if not ending and pid != data_folder.UNKNOWN:
+                    ending = pid
                     with suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGTERM)
                 await asyncio.sleep(_LOOK_S)  # the kernel tells nobody when a lock is free
     except TimeoutError as error:
-        who = f"process {told}" if told else "a process that does not say its id"
-        advice = f"'kill -9 {told}' if it must end now" if told else "find it with 'fuser'"
+        who = f"process {ending}" if ending else "a process that does not say its id"
+        advice = f"'kill -9 {ending}' if it must end now" if ending else "find it with 'fuser'"
         raise UpError(f"{who} still runs on {folder} after {most_s:.0f} s; {advice}") from error
-    return bool(told)
+    return bool(ending)
 
 
 async def detach(options: UpOptions, say: Say = lambda _: None) -> data_folder.SupervisorRecord:
@@ -131,16 +133,16 @@ async def detach(options: UpOptions, say: Say = lambda _: None) -> data_folder.S
             start_new_session=True,
         )
     say(beginning(options))
-    told, tell_at_s = "", time.monotonic() + PATIENT_S  # noqa: TID251 - it only says how it goes
+    said, say_at_s = "", time.monotonic() + PATIENT_S  # noqa: TID251 - it only says how it goes
     while True:
         record = data_folder.read(folder)
         if record is not None and record.pid == process.pid and record.ready:
             _detached.append(process)
             return record
         waits = _waits(record if record is not None and record.pid == process.pid else None)
-        if waits != told and time.monotonic() >= tell_at_s:  # noqa: TID251 - as above
+        if waits != said and time.monotonic() >= say_at_s:  # noqa: TID251 - as above
             say(waits)
-            told, tell_at_s = waits, time.monotonic() + PATIENT_S  # noqa: TID251
+            said, say_at_s = waits, time.monotonic() + PATIENT_S  # noqa: TID251
         if process.poll() is not None:
             lines = log_file.read_text(errors="replace").splitlines()
             raise UpError(lines[-1] if lines else f"it ended with status {process.returncode} without a word")

@@ -366,17 +366,17 @@ def _picture(comparison: Comparison, outcome: Outcome, spells: DeviceSpells, unt
 
 
 def _gantt_bars(axes: Axes, comparison: Comparison, spells: DeviceSpells, unit_s: float) -> None:
-    """Draw every run, with the job's name where there is room for it."""
+    """Draw every run, with the job's name where there is space for it."""
     x0, x1 = ((at_s - comparison.from_s) / unit_s for at_s in (spells.from_s, spells.to_s))
     y0, y1 = spells.device - 0.44, spells.device + 0.44
     corners = np.stack([np.column_stack([x0, x1, x1, x0]), np.column_stack([y0, y0, y1, y1])], axis=2)
     tints = [_TINTS[job % len(_TINTS)] for job in spells.job.tolist()]
     axes.add_collection(PolyCollection(list(corners), facecolors=tints, edgecolors=PAPER, linewidths=0.4))
     axes.grid(visible=False, axis="y")
-    room = float(x1.max()) / 90
+    character_s = float(x1.max()) / 90
     for job, device, left, right in zip(spells.job.tolist(), spells.device.tolist(), x0, x1, strict=True):
         name = comparison.trace.job_ids[job]
-        if right - left > room * (len(name) + 1):
+        if right - left > character_s * (len(name) + 1):
             axes.text(
                 (left + right) / 2, device, name, ha="center", va="center", fontsize=7, color="#101010", clip_on=True
             )

@@ -48,8 +48,8 @@ def generate(recipe: Recipe) -> Trace:
         duration_s=np.clip(gpu_s / gpus, recipe.least_s, recipe.most_s),
         batch_sizes=_batches(recipe, models, gpus, batching),
         models=models,
-        users=_parties(recipe.users, "user", recipe.jobs, using),
-        vcs=_parties(recipe.vcs, "vc", recipe.jobs, placing),
+        users=_names(recipe.users, "user", recipe.jobs, using),
+        vcs=_names(recipe.vcs, "vc", recipe.jobs, placing),
     )
 
 
@@ -139,9 +139,9 @@ def _gpu_time_s(distribution: Lognormal | Pareto | Mixture, jobs: int, rng: np.r
             assert_never(distribution)
 
 
-def _parties(parties: PartyMix, what: str, jobs: int, rng: np.random.Generator) -> list[str]:
-    weights = np.arange(1, parties.count + 1, dtype=np.float64) ** -parties.zipf
-    return _drawn([f"{what}{i}" for i in range(parties.count)], weights.tolist(), jobs, rng)
+def _names(mix: NameMix, what: str, jobs: int, rng: np.random.Generator) -> list[str]:
+    weights = np.arange(1, mix.count + 1, dtype=np.float64) ** -mix.zipf
+    return _drawn([f"{what}{i}" for i in range(mix.count)], weights.tolist(), jobs, rng)
 
 
 def _drawn(names: Sequence[str], weights: Sequence[float], jobs: int, rng: np.random.Generator) -> list[str]:
@@ -244,7 +244,7 @@ class RecipeModel(msgspec.Struct, frozen=True, kw_only=True):
     batches: tuple[Annotated[int, Meta(ge=1, le=2**31)], ...] = ()
 
 
-class PartyMix(msgspec.Struct, frozen=True, kw_only=True):
+class NameMix(msgspec.Struct, frozen=True, kw_only=True):
     """Users or virtual clusters: the k-th largest comes in proportion to k to the power of -``zipf``; 0: none."""
 
     count: Count = 0
@@ -274,8 +274,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     least_s: Positive = 1.0
     most_s: Positive = 1e9
     models: tuple[RecipeModel, ...] = ()
-    users: PartyMix = PartyMix()
-    vcs: PartyMix = PartyMix()
+    users: NameMix = NameMix()
+    vcs: NameMix = NameMix()
 
 
 def read(path: Path) -> Recipe:

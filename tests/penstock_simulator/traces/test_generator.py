@@ -20,8 +20,8 @@ from penstock_simulator.traces.generator import (
     GangSizeMix,
     Lognormal,
     Mixture,
+    NameMix,
     Pareto,
-    PartyMix,
     Poisson,
     Recipe,
     generate,
@@ -161,7 +161,7 @@ def test_device_time_does_not_depend_on_the_number_of_devices() -> None:
 
 
 def test_a_few_users_have_most_jobs() -> None:
-    trace = generate(made(users=PartyMix(count=100, zipf=1.2), vcs=PartyMix(count=2, zipf=0.0)))
+    trace = generate(made(users=NameMix(count=100, zipf=1.2), vcs=NameMix(count=2, zipf=0.0)))
     jobs = Counter(trace.users)
     assert jobs["user0"] > 5 * jobs["user20"]
     assert Counter(trace.vcs)["vc0"] == pytest.approx(1000, rel=0.1)
