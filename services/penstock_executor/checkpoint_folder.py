@@ -94,7 +94,7 @@ class CheckpointFolder:
     """
 
     def __init__(self, root: Path, node_id: str) -> None:
-        self._root, self._node_id = root, node_id
+        self.root, self._node_id = root, node_id
 
     def enter(self) -> None:
         """Leave this node's name in the folder, so that others can see that they share it."""
@@ -104,7 +104,7 @@ class CheckpointFolder:
 
     def sharing(self) -> set[str]:
         """Return the nodes that have this folder too."""
-        return {path.name for path in (self._root / _NODES).glob("*")}
+        return {path.name for path in (self.root / _NODES).glob("*")}
 
     def held(self, job_id: str) -> list[HeldCheckpoint]:
         """
@@ -138,12 +138,12 @@ class CheckpointFolder:
 
     def path(self, job_id: str, step: int) -> Path:
         """Return the folder of one checkpoint."""
-        return self._root / job_id / f"{_PREFIX}{step}"
+        return self.root / job_id / f"{_PREFIX}{step}"
 
     def free_bytes(self) -> int:
         """Return the room on the disk."""
         self._make()
-        return shutil.disk_usage(self._root).free
+        return shutil.disk_usage(self.root).free
 
     def begin_copy(self, job_id: str) -> Path:
         """Return a fresh folder to copy a checkpoint into; what a copy left that was killed is removed."""
@@ -184,7 +184,7 @@ class CheckpointFolder:
                 )
             if not ask.name:
                 return FilePiece(size=len(body), data=body[ask.offset : ask.offset + length])
-            if ask.name not in _manifest(body).files or not _is_inside(ask.name):
+            if ask.name not in parse_manifest(body).files or not is_inside(ask.name):
                 raise CheckpointUnavailable(f"the checkpoint has no file {ask.name!r}")
             with _open(path / ask.name) as file:
                 file.seek(ask.offset)
@@ -198,7 +198,7 @@ class CheckpointFolder:
 
     def _make(self, name: str = "") -> Path:
         """Make and return the folder, or one in it; the parent comes first: mkdir ignores the mode for parents."""
-        path = self._root
+        path = self.root
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
         if name:
             path = path / name
@@ -207,12 +207,12 @@ class CheckpointFolder:
 
     def _all(self, job_id: str) -> Iterator[Path]:
         return (
-            path for path in (self._root / job_id).glob(f"{_PREFIX}*") if path.name.removeprefix(_PREFIX).isdecimal()
+            path for path in (self.root / job_id).glob(f"{_PREFIX}*") if path.name.removeprefix(_PREFIX).isdecimal()
         )
 
     def _anything(self, job_id: str) -> bool:
         try:
-            return any(not path.name.startswith(".") for path in (self._root / job_id).iterdir())
+            return any(not path.name.startswith(".") for path in (self.root / job_id).iterdir())
         except OSError:
             return False
 
@@ -221,7 +221,7 @@ def _look(path: Path) -> HeldCheckpoint | None:
     """Return the checkpoint in a folder, if all of its files are as long as they were written."""
     try:
         body = _body(path)
-        manifest = _manifest(body)
+        manifest = parse_manifest(body)
         whole = all(_size_of(path / name) == size for name, size in manifest.files.items())
     except OSError as error:
         if error.errno in AWAY:
@@ -259,7 +259,7 @@ def _size_of(path: Path) -> int:
     return status.st_size if stat.S_ISREG(status.st_mode) else -1
 
 
-def _manifest(body: bytes) -> CheckpointManifest:
+def parse_manifest(body: bytes) -> CheckpointManifest:
     """
     Return what a manifest says.
 
@@ -278,7 +278,7 @@ def _is_name(text: str) -> bool:
     return subjects.is_token(text) and "/" not in text
 
 
-def _is_inside(name: str) -> bool:
+def is_inside(name: str) -> bool:
     """Say whether a file's name stays below the folder that it is relative to."""
     path = PurePosixPath(name)
     return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and "\0" not in name

@@ -13,13 +13,14 @@ import asyncio
 import hashlib
 import shutil
 import zlib
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Container, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Final, Literal, Protocol, TypedDict, TypeVar
 from weakref import WeakValueDictionary
 
 import msgspec
+import structlog
 
 from penstock_bus import BusError, Delivery, LogReader, RequestPort, ServiceError
 from penstock_bus.follower import until_available
@@ -35,18 +36,22 @@ from penstock_executor.checkpoint_folder import (
     FilePiece,
     HeldCheckpoint,
     PieceRequest,
-    _is_inside,
-    _manifest,
+    is_inside,
+    parse_manifest,
     size_text,
 )
-from penstock_log import Checkpoint, RunCheckpointed, RunRewound, RunStarted, last_checkpoint, subjects
+from penstock_log import AnyEvent, Checkpoint, RunCheckpointed, RunRewound, RunStarted, last_checkpoint, subjects
 
 T = TypeVar("T")
+_Key = tuple[str, int]  # job and epoch: ``run_state.Key``, which is above
+_log = structlog.get_logger("penstock.executor")
 
 SIDE_BY_SIDE: Final = 8
 """Pieces that are asked for at once."""
 ANSWER_S: Final = 10.0
 AGAIN_S: Final = 0.5
+UNREADABLE_S: Final = 1.0
+"""How long a run waits for its next try whose checkpoint is on a disk that cannot be read."""
 
 
 class RunFactFields(TypedDict):
@@ -116,7 +121,7 @@ class Resume(msgspec.Struct, frozen=True, kw_only=True):
         """The checkpoint that is loaded; one after step 0 where there is none."""
         return self.held or self.begun or HeldCheckpoint(step=0)
 
-    def news(self, request: ResumeRequest, about: RunFactFields) -> Iterator[RunRewound | RunCheckpointed]:
+    def unreported(self, request: ResumeRequest, about: RunFactFields) -> Iterator[RunRewound | RunCheckpointed]:
         """Yield what the log does not know yet of the job's checkpoints."""
         held, source = self.held, self.source
         if self.lost is not None:
@@ -171,6 +176,11 @@ class CheckpointFinder:
         self._bus, self._folder, self._node_id, self._present = bus, folder, node_id, present
         self._limits = limits
         self._copying: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    @property
+    def root(self) -> Path:
+        """The folder that holds the checkpoints of all jobs."""
+        return self._folder.root
 
     async def find(self, wanted: ResumeRequest) -> Resume:
         """Return what a run goes on from, once it is here."""
@@ -292,6 +302,87 @@ class CheckpointFinder:
         return await until_available(read, "read")
 
 
+class PendingResumes:
+    """
+    What runs that are about to start go on from: looked for, copied, and kept until they have started.
+
+    Parameters
+    ----------
+    finder : CheckpointFinder
+    tasks : asyncio.TaskGroup
+        Where the looking runs.
+    about : callable
+        ``about(key)``: the fields that every fact about a run has.
+    report, warn : callable
+        ``report(fact)`` appends a fact; ``warn(key, warning)`` warns of a run.
+    wake : callable
+        Called when something was found.
+
+    Attributes
+    ----------
+    found : dict of (job id, epoch) to Resume
+    """
+
+    def __init__(
+        self,
+        finder: CheckpointFinder,
+        tasks: asyncio.TaskGroup,
+        *,
+        about: Callable[[_Key], RunFactFields],
+        report: Callable[[AnyEvent], None],
+        warn: Callable[[_Key, str], None],
+        wake: Callable[[], None],
+    ) -> None:
+        self.found: dict[_Key, Resume] = {}
+        self._finder, self._tasks = finder, tasks
+        self._about, self._report, self._warn, self._wake = about, report, warn, wake
+        self._looking: dict[_Key, asyncio.Task[None]] = {}
+        self._unreadable: set[_Key] = set()
+
+    def find(self, key: _Key, request: ResumeRequest) -> None:
+        """Begin to look for what a run goes on from."""
+        self.found[key] = Resume(at="looking")
+        self._looking[key] = self._tasks.create_task(self._look(key, request))
+
+    def tidy(self, unwanted: Callable[[_Key], bool], has_started: Container[_Key]) -> None:
+        """Drop what was found for runs that have started or are no longer wanted; copies for them stop."""
+        for key in [key for key in self.found if key in has_started or unwanted(key)]:
+            del self.found[key]
+            self._looking.pop(key).cancel()
+        self._unreadable = {key for key in self._unreadable if not unwanted(key)}
+
+    def cancel(self) -> None:
+        """Stop all looking."""
+        for looking in self._looking.values():
+            looking.cancel()
+
+    async def _look(self, key: _Key, request: ResumeRequest) -> None:
+        log = _log.bind(job_id=key[0], epoch=key[1])
+        try:
+            resume = await self._finder.find(request)
+        except OSError as error:  # of a disk that is away: what lies there is not lost
+            log.warning("checkpoints_not_readable", error=str(error))
+            if key not in self._unreadable:
+                self._unreadable.add(key)
+                problem = f"{self._finder.root} cannot be read: {error.strerror or error}"
+                self._warn(key, f"{problem}; the run waits until it can, so as not to begin anew")
+            asyncio.get_running_loop().call_later(UNREADABLE_S, self._look_again, key)
+            return
+        if resume.copied_from:
+            log.info("checkpoint_copied", step=resume.source.step, node_id=resume.copied_from)
+        if resume.lost is not None:
+            log.warning("checkpoint_not_had", step=resume.lost.step, reason=resume.reason)
+        for fact in resume.unreported(request, self._about(key)):
+            self._report(fact)
+        self.found[key] = resume
+        self._wake()
+
+    def _look_again(self, key: _Key) -> None:
+        self.found.pop(key, None)
+        self._looking.pop(key, None)
+        self._wake()
+
+
 class _Copy:
     """One checkpoint on its way here, from whichever node; the time limit is for all tries together."""
 
@@ -337,13 +428,13 @@ class _Copy:
         if self._wanted.digest and hashlib.sha256(body).hexdigest() != self._wanted.digest:
             raise CheckpointUnavailable("what came is not what its digest says")
         try:
-            manifest = _manifest(body)
+            manifest = parse_manifest(body)
         except ValueError as error:
             raise CheckpointUnavailable(f"its manifest cannot be read: {error}") from error
         if manifest.format not in FORMATS or manifest.step != self._wanted.step:
             raise CheckpointUnavailable(f"its manifest is of format {manifest.format} and after step {manifest.step}")
         for name in manifest.files:
-            if not _is_inside(name):
+            if not is_inside(name):
                 raise CheckpointUnavailable(f"its file {name!r} would lie outside of it")
         whole = sum(manifest.files.values())
         if whole > self._limits.largest_bytes:

@@ -11,7 +11,7 @@ from penstock_bus import Decider, Decision
 from penstock_cluster.nodes import Cluster
 from penstock_executor import run_state
 from penstock_executor.checkpoint_transfer import ResumeRequest
-from penstock_executor.run_state import Ending, LocalRun, NodeObservation, sharing_of
+from penstock_executor.run_state import Ending, Key, LocalRun, NodeObservation, sharing_of
 from penstock_log import TERMINAL, Event, Job, JobState, JobTable, Outcome, RunEnded, RunStarted
 from penstock_log.decision_facts import SweepFinished
 
@@ -46,11 +46,21 @@ class ExecutorState(msgspec.Struct):
     kept: dict[str, list[str]] = msgspec.field(default_factory=dict)
 
 
-class FindCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Find the checkpoint that the job's run goes on from, and copy it here; the run must not start before."""
+class RunAction(msgspec.Struct, frozen=True, kw_only=True):
+    """An action about one run."""
 
     job_id: str
     epoch: int
+
+    @property
+    def key(self) -> Key:
+        """The run's name on this node."""
+        return self.job_id, self.epoch
+
+
+class FindCheckpoint(RunAction, frozen=True, kw_only=True):
+    """Find the checkpoint that the job's run goes on from, and copy it here; the run must not start before."""
+
     request: ResumeRequest
 
 
@@ -66,28 +76,21 @@ class RequestLanes(msgspec.Struct, frozen=True, kw_only=True):
     job_id: str
 
 
-class AskToStop(msgspec.Struct, frozen=True, kw_only=True):
+class AskToStop(RunAction, frozen=True, kw_only=True):
     """Ask the run's processes over the socket to save a checkpoint and leave."""
 
-    job_id: str
-    epoch: int
     ending: Ending
     why: str = ""
 
 
-class TerminateRun(msgspec.Struct, frozen=True, kw_only=True):
+class TerminateRun(RunAction, frozen=True, kw_only=True):
     """Send TERM to the run's process groups."""
 
-    job_id: str
-    epoch: int
     ending: Ending
 
 
-class KillRun(msgspec.Struct, frozen=True, kw_only=True):
+class KillRun(RunAction, frozen=True, kw_only=True):
     """Send KILL to the run's process groups."""
-
-    job_id: str
-    epoch: int
 
 
 class ReportFact(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,11 +99,8 @@ class ReportFact(msgspec.Struct, frozen=True, kw_only=True):
     fact: RunStarted | RunEnded
 
 
-class RemoveRun(msgspec.Struct, frozen=True, kw_only=True):
+class RemoveRun(RunAction, frozen=True, kw_only=True):
     """Remove what is left of a run whose end is in the log."""
-
-    job_id: str
-    epoch: int
 
 
 class AnnounceNode(msgspec.Struct, frozen=True):
@@ -242,7 +242,7 @@ class _Node:
             yield from self._abandon(run)
             return
         if "started" not in run.told and not run.refused:
-            yield self._started(run)
+            yield ReportFact(fact=run_state.started(run, self.id))
         if run.alive:
             yield from self._stop(run, job)
         elif "ended" not in run.told and not self._holds_back():
@@ -258,21 +258,6 @@ class _Node:
     def _holds_back(self) -> bool:
         """Whether to keep back the ends of runs: a draining node that reported them one by one would get new runs."""
         return self.observed.draining and any(run.alive for run in self.observed.runs.values())
-
-    def _started(self, run: LocalRun) -> ReportFact:
-        return ReportFact(
-            fact=RunStarted(
-                job_id=run.job_id,
-                epoch=run.epoch,
-                node_id=self.id,
-                devices=run.devices,
-                resumed_step=run.resumed_step,
-                resumed_digest=run.resumed_digest,
-                begun_from=run.begun_from,
-                copied_from=run.copied_from,
-                at_s=run.started_s,
-            )
-        )
 
     def _stop(self, run: LocalRun, job: Job) -> Iterator[Action]:
         ending = self._why_end(run, job)

@@ -17,7 +17,7 @@ from penstock_cluster import DeviceError
 from penstock_cluster.nodes import Cluster
 from penstock_executor import gang, run_folders
 from penstock_executor.agent_listener import AgentConnection
-from penstock_executor.checkpoint_folder import CheckpointFolder
+from penstock_executor.checkpoint_folder import CheckpointFolder, HeldCheckpoint
 from penstock_executor.checkpoint_transfer import Resume, RunFactFields
 from penstock_executor.gang import Rendezvous
 from penstock_executor.launchers import environment, process_launcher
@@ -138,6 +138,7 @@ class ProcessHost:
         """
         gang = environment.members(environment.placement_of(job), job.spec.processes)
         mine = [member for member in gang if member.node_id == self.site.node_id]
+        source = resume.source if resume is not None else HeldCheckpoint(step=0)
         run = LocalRun(
             job_id=job.id,
             epoch=job.epoch,
@@ -146,12 +147,12 @@ class ProcessHost:
             started_s=self._clock(),
             refused=self._problem(job, mine[0]),
             sharing=sharing_of(job),
+            resumed_step=source.step,
+            resumed_generation=source.generation,
+            resumed_digest=source.digest,
+            begun_from=resume.begun_from if resume is not None and resume.begun is not None else "",
+            copied_from=resume.copied_from if resume is not None else "",
         )
-        if resume is not None:
-            source = resume.source
-            run.resumed_step, run.resumed_generation, run.resumed_digest = source.step, source.generation, source.digest
-            run.begun_from = resume.begun_from if resume.begun is not None else ""
-            run.copied_from = resume.copied_from
         self.runs[run.key] = run
         self.limits.set_fraction(job, run.devices)
         self.limits.set_host(job)
@@ -223,31 +224,13 @@ class ProcessHost:
 
     def adopt(self) -> Iterator[Place]:
         """Adopt the runs of an earlier executor; yield those processes that ended meanwhile."""
-        for started, stopping in run_folders.scan(self.runs_dir):
-            run = LocalRun(
-                job_id=started.job_id,
-                epoch=started.epoch,
-                devices=started.devices,
-                world_size=started.world_size,
-                ranks={index: RunProcess() for index in started.ranks},
-                started_s=started.started_s,
-                sharing=started.sharing,
-                resumed_step=started.resumed_step,
-                resumed_generation=started.resumed_generation,
-                resumed_digest=started.resumed_digest,
-                begun_from=started.begun_from,
-                copied_from=started.copied_from,
-            )
-            if stopping is not None:
-                run.ending, run.stop_step, run.why = stopping.ending, stopping.stop_step, stopping.why
-                run.asked_s, run.termed_s, run.killed_s = stopping.asked_s, stopping.termed_s, stopping.killed_s
+        for run in run_folders.scan(self.runs_dir):
             self.runs[run.key] = run
-            for index, rank in run.ranks.items():
-                rank.greeted = run_folders.greeted(self.runs_dir, run.key, index)
-                rank.done = run_folders.done(self.runs_dir, run.key, index)
-                process = self.launcher.adopt(self.rank_dir((run.key, index)))
+            for index in run.ranks:
+                folder = self.rank_dir((run.key, index))
+                process = self.launcher.adopt(folder)
                 if process is None:
-                    self.launcher.clean_up(self.rank_dir((run.key, index)))
+                    self.launcher.clean_up(folder)
                     yield run.key, index
                 else:
                     self._take_in((run.key, index), process)
@@ -375,7 +358,7 @@ class ProcessHost:
             return False
         self.lines[place] = line
         gang.hear(run, hello.rank, hello)
-        run_folders.note_greeting(self.runs_dir, run, hello.rank)
+        run_folders.note_mark(self.runs_dir, run, hello.rank, "hello")
         self.tell_caps(run)
         if run.stop_step is not None:
             line.say(StopAtStep(step=run.stop_step))
@@ -395,11 +378,11 @@ class ProcessHost:
         gang.hear(run, index, message)
         match message:
             case CheckpointSaved():
-                self._report(RunCheckpointed(step=message.step, digest=message.digest, **self._about(key)))
+                self._report(RunCheckpointed(step=message.step, digest=message.digest, **self.about(key)))
             case SaveFailed():
                 error = message.error if len(message.error) <= LONGEST_ERROR else f"{message.error[:LONGEST_ERROR]}…"
                 what = f"the checkpoint after step {message.step} could not be written: {error}"
-                self._report(RunWarned(warning=what, **self._about(key)))
+                self._report(RunWarned(warning=what, **self.about(key)))
             case StepProgress() | SessionDone():
                 if index == 0:
                     self.fresh.add(key)
@@ -409,7 +392,7 @@ class ProcessHost:
                     kept = f"{MOST_METRICS} are kept, by names of at most {LONGEST_METRIC} characters"
                     self.warn(key, f"rank {index} reports more metrics than are kept: {kept}; the others are left out")
                 if isinstance(message, SessionDone):
-                    run_folders.note_done(self.runs_dir, run, index)
+                    run_folders.note_mark(self.runs_dir, run, index, "done")
                 if message.memory is not None:
                     self.on_memory((key, index), message.memory, message.loop_steps)
             case _:
@@ -434,7 +417,7 @@ class ProcessHost:
                 lost_step=run.resumed_step,
                 lost_generation=run.resumed_generation,
                 reason=f"its script has not loaded the checkpoint after step {run.resumed_step}",
-                **self._about(run.key),
+                **self.about(run.key),
             )
         )
 
@@ -463,7 +446,7 @@ class ProcessHost:
 
     def warn(self, key: Key, warning: str) -> None:
         """Report something about a run that goes on."""
-        self._report(RunWarned(warning=warning, **self._about(key)))
+        self._report(RunWarned(warning=warning, **self.about(key)))
 
     def tell_caps(self, run: LocalRun) -> None:
         """Tell the processes of a run their present caps, if their own allocators have to keep to them."""
@@ -477,7 +460,8 @@ class ProcessHost:
             if (run.key, index) in self.lines:
                 self.lines[run.key, index].say(message)
 
-    def _about(self, key: Key) -> RunFactFields:
+    def about(self, key: Key) -> RunFactFields:
+        """Return the fields that every fact about a run has."""
         return {"job_id": key[0], "epoch": key[1], "node_id": self.site.node_id, "at_s": self._clock()}
 
 

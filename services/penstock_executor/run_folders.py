@@ -15,20 +15,21 @@ import fcntl
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 import structlog
 
-from penstock_executor.run_state import Ending, Key, LocalRun, Sharing
+from penstock_executor.run_state import Ending, Key, LocalRun, RunProcess, Sharing
 
+Mark = Literal["hello", "done"]
 _log = structlog.get_logger("penstock.executor")
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The record of a run that does not change while the run lasts."""
+    """The fields of a :class:`LocalRun` that do not change while it lasts; of its processes, the ranks."""
 
     job_id: str
     epoch: int
@@ -45,7 +46,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StopRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The record of how far a run's end has come; it is written before each step of the end."""
+    """The fields of a :class:`LocalRun` that say how far its end has come; written before each step of the end."""
 
     ending: Ending
     asked_s: float
@@ -75,44 +76,19 @@ def create(runs: Path, run: LocalRun) -> None:
     runs.mkdir(mode=0o700, parents=True, exist_ok=True)
     for rank in run.ranks:
         (folder / str(rank)).mkdir(mode=0o700, parents=True, exist_ok=True)
-    started = RunRecord(
-        job_id=run.job_id,
-        epoch=run.epoch,
-        devices=run.devices,
-        world_size=run.world_size,
-        ranks=tuple(run.ranks),
-        started_s=run.started_s,
-        sharing=run.sharing,
-        resumed_step=run.resumed_step,
-        resumed_generation=run.resumed_generation,
-        resumed_digest=run.resumed_digest,
-        begun_from=run.begun_from,
-        copied_from=run.copied_from,
-    )
-    (folder / "run.json").write_bytes(msgspec.json.encode(started))
+    fields = {name: getattr(run, name) for name in RunRecord.__struct_fields__} | {"ranks": tuple(run.ranks)}
+    (folder / "run.json").write_bytes(msgspec.json.encode(fields))
 
 
 def note_stopping(runs: Path, run: LocalRun) -> None:
     """Write down how far the run's end has come; a failure to write matters only to a restart during the end."""
-    stopping = StopRecord(
-        ending=run.ending,
-        asked_s=run.asked_s,
-        termed_s=run.termed_s,
-        killed_s=run.killed_s,
-        stop_step=run.stop_step,
-        why=run.why,
-    )
-    _replace(path_of(runs, run.key) / "stop.json", msgspec.json.encode(stopping))
+    fields = {name: getattr(run, name) for name in StopRecord.__struct_fields__}
+    _replace(path_of(runs, run.key) / "stop.json", msgspec.json.encode(fields))
 
 
-def note_greeting(runs: Path, run: LocalRun, rank: int) -> None:
-    """Write down that the process speaks the agent protocol."""
-    _replace(rank_path(runs, run.key, rank) / "hello", b"")
-
-
-def note_done(runs: Path, run: LocalRun, rank: int) -> None:
-    """Write down that the process has said that all is done."""
-    _replace(rank_path(runs, run.key, rank) / "done", b"")
+def note_mark(runs: Path, run: LocalRun, rank: int, mark: Mark) -> None:
+    """Write down that a process speaks the agent protocol, or that it has said that all is done."""
+    _replace(rank_path(runs, run.key, rank) / mark, b"")
 
 
 def _replace(path: Path, body: bytes) -> None:
@@ -124,8 +100,8 @@ def _replace(path: Path, body: bytes) -> None:
         _log.warning("run_folder_not_written", path=str(path), error=str(error))
 
 
-def scan(runs: Path) -> Iterator[tuple[RunRecord, StopRecord | None]]:
-    """Yield every run that has a folder; remove runs that were never completely started."""
+def scan(runs: Path) -> Iterator[LocalRun]:
+    """Yield every run that has a folder, as it was noted; remove runs that were never completely started."""
     for folder in sorted(runs.glob("*/*")):
         try:
             started = _started.decode((folder / "run.json").read_bytes())
@@ -133,24 +109,12 @@ def scan(runs: Path) -> Iterator[tuple[RunRecord, StopRecord | None]]:
             _log.warning("run_folder_without_a_run_removed", folder=str(folder), error=str(error))
             shutil.rmtree(folder, ignore_errors=True)
             continue
-        yield started, _stop_of(folder)
-
-
-def _stop_of(folder: Path) -> StopRecord | None:
-    try:
-        return _stopping.decode((folder / "stop.json").read_bytes())
-    except (OSError, msgspec.MsgspecError, ValueError, RecursionError):
-        return None
-
-
-def greeted(runs: Path, key: Key, rank: int) -> bool:
-    """Return whether the process ever spoke the agent protocol."""
-    return (rank_path(runs, key, rank) / "hello").exists()
-
-
-def done(runs: Path, key: Key, rank: int) -> bool:
-    """Return whether the process has said that all is done."""
-    return (rank_path(runs, key, rank) / "done").exists()
+        fields = msgspec.structs.asdict(started)
+        with suppress(OSError, msgspec.MsgspecError, ValueError, RecursionError):
+            fields |= msgspec.structs.asdict(_stopping.decode((folder / "stop.json").read_bytes()))
+        has = {rank: {path.name for path in (folder / str(rank)).glob("*")} for rank in started.ranks}
+        ranks = {rank: RunProcess(greeted="hello" in names, done="done" in names) for rank, names in has.items()}
+        yield LocalRun(**fields | {"ranks": ranks})
 
 
 def remove(runs: Path, key: Key) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from penstock_executor.checkpoint_transfer import Resume
-from penstock_log import Checkpoint, Job, JobState, Outcome, RunEnded
+from penstock_log import Checkpoint, Job, JobState, Outcome, RunEnded, RunStarted
 from penstock_log.agent_protocol import EXIT_PREEMPTED, LoopReport
 
 Ending = Literal["", "preempted", "cancelled", "gang", "time_limit", "memory", "host_memory", "hang"]
@@ -30,6 +30,7 @@ EXIT_UNFLUSHED: Final = 120
 
 Sharing = Literal["exclusive", "lane", "fraction"]
 """How a run has its devices."""
+
 
 Key = tuple[str, int]
 """Job id and epoch: the name of a run on this node."""
@@ -253,8 +254,15 @@ NOT_FOUND: Final = 127
 """What a shell says of a program that it cannot find."""
 
 
+_STARTED_WITH: Final = tuple(name for name in LocalRun.__struct_fields__ if name in RunStarted.__struct_fields__)
 CARRIED: Final = tuple(name for name in LoopReport.__struct_fields__ if name in RunEnded.__struct_fields__)
 """What the end of a run says as its first process has said it last."""
+
+
+def started(run: LocalRun, node_id: str) -> RunStarted:
+    """Return the fact that a run has begun on a node."""
+    fields: dict[str, Any] = {name: getattr(run, name) for name in _STARTED_WITH}
+    return RunStarted(node_id=node_id, at_s=run.started_s, **fields)
 
 
 def ended(run: LocalRun, job: Job, node_id: str, now_s: float, limit_s: float = 0.0) -> RunEnded:

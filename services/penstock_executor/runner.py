@@ -17,12 +17,12 @@ from penstock_bus.follower import FoldFollower, background, until_available
 from penstock_bus.health import VERSION, Vitals
 from penstock_bus.port import Endpoint
 from penstock_bus.shell import Shell
-from penstock_cluster import host_limits, survey
+from penstock_cluster import DeviceSurvey, host_limits, survey
 from penstock_cluster.host_backends import parse_bytes
 from penstock_cluster.host_limits import HostCapacity
 from penstock_executor import agent_listener, machine
 from penstock_executor.checkpoint_folder import serving
-from penstock_executor.checkpoint_transfer import CheckpointFinder, CopyLimits, Resume, ResumeRequest, RunFactFields
+from penstock_executor.checkpoint_transfer import CheckpointFinder, CopyLimits, PendingResumes
 from penstock_executor.fact_outbox import FactAppender
 from penstock_executor.gang import reachable_address
 from penstock_executor.launchers import LAUNCHERS, environment
@@ -33,21 +33,21 @@ from penstock_executor.process_host import DiskFull, Place, ProcessHost
 from penstock_executor.run_folders import ExecutorError, alone_in
 from penstock_executor.run_state import Key, LocalRun, NodeObservation
 from penstock_executor.settings import ExecutorSettings
-from penstock_executor.sharing.sharing_supervisor import SharingSupervisor, open_floor
+from penstock_executor.sharing.sharing_supervisor import open_floor
 from penstock_executor.telemetry import RunTelemetry
 from penstock_log import NodeJoined, NodeLeft, RunEnded, RunStarted, subjects
 
 __all__ = ["Executor", "ExecutorError", "run"]
 
-ROOM_S: Final = 1.0
+RETRY_S: Final = 1.0
 """How long a run that found no room on the disk waits for its next try."""
-HAND_OVER_S: Final = 15.0
+SERVE_ON_S: Final = 15.0
 """How long an executor that has left hands out checkpoints for which jobs wait that it had to preempt."""
 LANES_LOOK_S: Final = 0.5
 """How often it is looked whether those who take turns still do, and keep to their memory."""
 HOST_LOOK_S: Final = 0.5
 """How often it is looked whether runs keep to their part of the host's memory, where the kernel does not see to it."""
-LANES_TELL_S: Final = 0.9
+LANES_PUBLISH_S: Final = 0.9
 SNAPSHOT_EVERY: Final = 5_000
 SNAPSHOT_LOOK_S: Final = 10.0
 EXPIRE_LOOK_S: Final = 60.0
@@ -60,103 +60,125 @@ FOLLOWED: Final = tuple(
 async def run(shell: Shell, settings: ExecutorSettings) -> None:
     """Be a node's executor until the shell stops."""
     with alone_in(settings.data_dir) as data:
-        await Executor(shell, settings, data).work()
+        node_id = settings.node_id or host_name()
+        found, capacity = survey(settings.devices), _capacity(settings)
+        live = FoldFollower(
+            shell.bus,
+            machine.decider(),
+            name=f"executor.{node_id}",
+            subjects=FOLLOWED,
+            on_delivery=lambda delivery: shell.progress.read(delivery.seq, matters=True),
+        )
+        async with live:
+            await live.caught_up()
+            async with asyncio.TaskGroup() as tasks:
+                await Executor(
+                    shell, settings, live, tasks, data=data, node_id=node_id, found=found, capacity=capacity
+                ).work()
+            await live.save_snapshot()
 
 
 class Executor:
-    """One node's executor, for one life of its process."""
+    """One node's executor, for one life of its process; it adopts the runs that are still alive."""
 
-    def __init__(self, shell: Shell, settings: ExecutorSettings, data: Path) -> None:
-        self.shell, self.settings = shell, settings
-        self.node_id = settings.node_id or host_name()
-        self.actor = f"executor/{self.node_id}"
-        self.boot = uuid.uuid4().hex[:8]
-        self.joins = 0
-        self.left = False
-        self.found = survey(settings.devices)
-        self.capacity = _capacity(settings)
-        self.site = environment.LaunchSite(
+    def __init__(
+        self,
+        shell: Shell,
+        settings: ExecutorSettings,
+        live: FoldFollower[machine.ExecutorState],
+        tasks: asyncio.TaskGroup,
+        *,
+        data: Path,
+        node_id: str,
+        found: DeviceSurvey,
+        capacity: HostCapacity,
+    ) -> None:
+        self.shell, self.settings, self.live, self.tasks = shell, settings, live, tasks
+        self.node_id, self.found, self.capacity = node_id, found, capacity
+        self.boot, self.joins, self.left = uuid.uuid4().hex[:8], 0, False
+        self.wake = live.changed.set
+        self.alone = asyncio.Event()
+        """It is to end and has no process to end before: from then on it does not wait for a log that is away."""
+        self.appender = FactAppender(shell.bus, live, f"executor/{node_id}", self._spawn, self.alone)
+        self.host = self._process_host(data)
+        self.telemetry = RunTelemetry(shell, settings, self.host, lambda: self.incarnation, self.alone)
+        limits = CopyLimits(largest_bytes=settings.checkpoint_copy_bytes, longest_s=settings.checkpoint_copy_s)
+        self.resumes = PendingResumes(
+            CheckpointFinder(shell.bus, self.host.checkpoints, node_id, self._is_present, limits),
+            tasks,
+            about=self.host.about,
+            report=self.appender.report,
+            warn=self.host.warn,
+            wake=self.wake,
+        )
+        self.watched: dict[Place, int] = {}
+        self.postponed: dict[Key, float] = {}
+        self.removed = set(live.state.finished)
+        self.timer: asyncio.TimerHandle | None = None
+        shell.examine, shell.busy = self._examine, self._busy
+        self.ended = list(self.host.adopt())  # before there is a listener: who comes in by it has not ended before
+        self.listener = agent_listener.AgentListener(Path(self.host.site.socket), self.host)
+        self.sharing = open_floor(
+            self.host,
+            settings,
+            life=self.boot,
+            clock=shell.now_s,
+            report=self.appender.report,
+            wake=self.wake,
+            again=self._turn_later,
+        )
+
+    def _process_host(self, data: Path) -> ProcessHost:
+        settings, devices = self.settings, self.found.devices
+        site = environment.LaunchSite(
             node_id=self.node_id,
-            devices=self.found.devices,
+            devices=devices,
             socket=str(agent_listener.path_in(data)),
             lanes=str(agent_listener.path_in(data, "lanes")),
             checkpoints=Path(settings.checkpoint_dir or data / "checkpoints").absolute(),
             cwd=os.getcwd(),
             pass_env=settings.pass_env,
         )
-        self.live = FoldFollower(
-            shell.bus,
-            machine.decider(),
-            name=f"executor.{self.node_id}",
-            subjects=FOLLOWED,
-            on_delivery=lambda delivery: shell.progress.read(delivery.seq, matters=True),
-        )
-        shell.examine = self._examine
-        self.wake = self.live.changed.set
-        self.alone = asyncio.Event()
-        """It is to end and has no process to end before: from then on it does not wait for a log that is away."""
-        self.appender = FactAppender(shell.bus, self.live, self.actor, self._spawn, self.alone)
         launcher = LAUNCHERS[settings.launcher](settings)
-        self.host = ProcessHost(
-            self.site,
+        caps = launcher.memory_caps(Path(settings.cgroup) if settings.cgroup else None)
+        return ProcessHost(
+            site,
             data / "runs",
-            clock=shell.now_s,
+            clock=self.shell.now_s,
             watch=self._watch,
             report=self.appender.report,
             wake=self.wake,
             outputs=OutputStore(data / "output", self.node_id),
             output_bytes=settings.output_bytes,
             launcher=launcher,
-            limits=MemoryLimits(
-                self.found.devices,
-                launcher.memory_caps(Path(settings.cgroup) if settings.cgroup else None),
-                self.capacity.share(len(self.found.devices)),
-            ),
+            limits=MemoryLimits(devices, caps, self.capacity.share(len(devices))),
         )
-        self.teller = RunTelemetry(shell, settings, self.host, lambda: self.incarnation, self.alone)
-        self.watched: dict[Place, int] = {}
-        shell.busy = self._busy
-        self.postponed: dict[Key, float] = {}
-        self.resumes: dict[Key, Resume] = {}
-        self.finding: dict[Key, asyncio.Task[None]] = {}
-        self.unreadable: set[Key] = set()
-        limits = CopyLimits(largest_bytes=settings.checkpoint_copy_bytes, longest_s=settings.checkpoint_copy_s)
-        present = self._is_present
-        self.finder = CheckpointFinder(shell.bus, self.host.checkpoints, self.node_id, present, limits)
-        self.removed: set[str] = set()
-        self.again: asyncio.TimerHandle | None = None
-        self.door: agent_listener.AgentListener
-        self.floor: SharingSupervisor
-        self.tasks: asyncio.TaskGroup
 
     async def work(self) -> None:
-        """Catch up, adopt the runs that are still alive, and reconcile until the shell stops."""
-        async with self.live:
-            await self.live.caught_up()
-            self.removed = set(self.live.state.finished)
-            await self._work()
-            await self.live.save_snapshot()
-
-    async def _work(self) -> None:
-        async with asyncio.TaskGroup() as self.tasks:
-            ended = list(self.host.adopt())  # before there is a door: who comes in by it has not ended before
-            with self._listening(), self._floor():
-                for place in ended:
-                    self._spawn(self._conclude(place))
-                self._recall()
-                teller = self.teller
-                looking = (self._look_after_lanes(), self._look_after_host())
-                telling = (teller.beat(), teller.publish(), teller.hear_peers(), *looking)
-                self.host.checkpoints.enter()
-                tidying = (self._save(), self._expire_output())
-                async with (
-                    self._serving(),
-                    serving(self.shell.bus, self.host.checkpoints, self.node_id),
-                    background(*telling, self._until_stopping(), *tidying),
-                ):
-                    await self._reconcile()
-                    await self._hand_over()
-                self.shell.vitals.ready = False
+        """Reconcile until the shell stops."""
+        with self._listening():
+            for place in self.ended:
+                self._spawn(self._conclude(place))
+            self._recall()
+            self.host.checkpoints.enter()
+            telemetry = self.telemetry
+            async with (
+                self._serving(),
+                serving(self.shell.bus, self.host.checkpoints, self.node_id),
+                background(
+                    telemetry.beat(),
+                    telemetry.publish(),
+                    telemetry.hear_peers(),
+                    self._look_after_lanes(),
+                    self._look_after_host(),
+                    self._until_stopping(),
+                    self._save(),
+                    self._expire_output(),
+                ),
+            ):
+                await self._reconcile()
+                await self._serve_checkpoints_on()
+            self.shell.vitals.ready = False
 
     # --- the loop
     async def _reconcile(self) -> None:
@@ -164,12 +186,11 @@ class Executor:
             self.live.changed.clear()
             self.shell.progress.decided(self.live.last_seq)
             self._settle_gangs()
-            self.floor.tidy(self._is_wanted)
-            self._tidy_resumes()
+            self.sharing.tidy(self._is_wanted)
+            self.resumes.tidy(self._is_unwanted, self.host.runs)
             observed = self._observed()
-            now_s = self.shell.now_s()
             limit_s = self.settings.sample_limit_s
-            plan = machine.decide(self.live.state, self.node_id, observed, now_s, limit_s)
+            plan = machine.decide(self.live.state, self.node_id, observed, self.shell.now_s(), limit_s)
             for action in plan.actions:
                 await self._act(action)
             self._remove_checkpoints()
@@ -179,8 +200,7 @@ class Executor:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
                     await self.live.changed.wait()
-        for finding in self.finding.values():
-            finding.cancel()
+        self.resumes.cancel()
 
     def _examine(self, vitals: Vitals) -> None:
         vitals.undecided_s = self.shell.progress.undecided_s()
@@ -191,8 +211,8 @@ class Executor:
             runs=self.host.runs,
             draining=self.shell.stopping.is_set(),
             postponed=self.postponed,
-            seats=self.floor.seats,
-            resumes=self.resumes,
+            seats=self.sharing.seats,
+            resumes=self.resumes.found,
         )
 
     def _over(self) -> bool:
@@ -204,17 +224,17 @@ class Executor:
             case machine.FindCheckpoint() | machine.RequestLanes() | machine.StartRun():
                 self._begin(action)
             case machine.AskToStop():
-                host.ask((action.job_id, action.epoch), action.ending, action.why)
-                self.floor.hurry((action.job_id, action.epoch))
-                await self.teller.tell_peers(host.runs[action.job_id, action.epoch])
+                host.ask(action.key, action.ending, action.why)
+                self.sharing.hurry(action.key)
+                await self.telemetry.tell_peers(host.runs[action.key])
             case machine.TerminateRun():
-                host.term((action.job_id, action.epoch), action.ending)
+                host.term(action.key, action.ending)
             case machine.KillRun():
-                host.kill((action.job_id, action.epoch))
+                host.kill(action.key)
             case machine.ReportFact():
-                self._tell_end_or_start(action.fact)
+                self._report_start_or_end(action.fact)
             case machine.RemoveRun():
-                host.clean((action.job_id, action.epoch))
+                host.clean(action.key)
                 self.appender.forget(action.job_id)
             case machine.AnnounceNode():
                 await self._join()
@@ -228,9 +248,9 @@ class Executor:
     def _begin(self, action: machine.FindCheckpoint | machine.RequestLanes | machine.StartRun) -> None:
         match action:
             case machine.FindCheckpoint():
-                self._find((action.job_id, action.epoch), action.request)
+                self.resumes.find(action.key, action.request)
             case machine.RequestLanes():
-                self.floor.arrive(self.live.state.jobs[action.job_id])
+                self.sharing.arrive(self.live.state.jobs[action.job_id])
             case machine.StartRun():
                 self._start(action.job_id)
 
@@ -240,60 +260,17 @@ class Executor:
             if run.asked_s and run.stop_step is None and job is not None and job.may_run(run.epoch, self.node_id):
                 self.host.settle_without(run, job)
 
-    # --- what runs go on from
-    def _find(self, key: Key, request: ResumeRequest) -> None:
-        self.resumes[key] = Resume(at="looking")
-        self.finding[key] = self.tasks.create_task(self._look(key, request))
-
-    async def _look(self, key: Key, request: ResumeRequest) -> None:
-        log = self.shell.log.bind(job_id=key[0], epoch=key[1])
-        try:
-            resume = await self.finder.find(request)
-        except OSError as error:  # of a disk that is away: what lies there is not lost
-            self._put_off(key, error)
-            return
-        if resume.copied_from:
-            log.info("checkpoint_copied", step=resume.source.step, node_id=resume.copied_from)
-        if resume.lost is not None:
-            log.warning("checkpoint_not_had", step=resume.lost.step, reason=resume.reason)
-        about: RunFactFields = {"job_id": key[0], "epoch": key[1], "node_id": self.node_id, "at_s": self.shell.now_s()}
-        for fact in resume.news(request, about):
-            self.appender.report(fact)
-        self.resumes[key] = resume
-        self.wake()
-
-    def _put_off(self, key: Key, error: OSError) -> None:
-        """Look again later for the checkpoint that a run goes on from."""
-        self.shell.log.warning("checkpoints_not_readable", job_id=key[0], epoch=key[1], error=str(error))
-        if key not in self.unreadable:
-            self.unreadable.add(key)
-            words = f"{self.site.checkpoints} cannot be read: {error.strerror or error}"
-            self.host.warn(key, f"{words}; the run waits until it can, so as not to begin anew")
-        asyncio.get_running_loop().call_later(ROOM_S, self._look_again, key)
-
-    def _look_again(self, key: Key) -> None:
-        self.resumes.pop(key, None)
-        self.finding.pop(key, None)
-        self.wake()
-
-    async def _hand_over(self) -> None:
+    async def _serve_checkpoints_on(self) -> None:
         """Serve checkpoints for a while longer, if jobs that had to leave this node need them elsewhere."""
         sharing = self.host.checkpoints.sharing()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(HAND_OVER_S):
+            async with asyncio.timeout(SERVE_ON_S):
                 while self.left and machine.is_awaited(self.live.state, self.node_id, sharing):
                     self.live.changed.clear()
                     observed, now_s = self._observed(), self.shell.now_s()
                     for action in machine.refuse(self.live.state, self.node_id, observed, now_s):
-                        self._tell_end_or_start(action.fact)
+                        self._report_start_or_end(action.fact)
                     await self.live.changed.wait()
-
-    def _tidy_resumes(self) -> None:
-        """Drop the checkpoints found for runs that have started or are no longer wanted; copies for them stop."""
-        for key in [key for key in self.resumes if key in self.host.runs or not self._is_wanted(key)]:
-            del self.resumes[key]
-            self.finding.pop(key).cancel()
-        self.unreadable = {key for key in self.unreadable if self._is_wanted(key)}
 
     def _is_present(self, node_id: str) -> bool:
         node = self.live.state.cluster.nodes.get(node_id)
@@ -303,26 +280,26 @@ class Executor:
         job = self.live.state.jobs[job_id]
         key, log = (job_id, job.epoch), self.shell.log.bind(job_id=job_id, epoch=job.epoch)
         try:
-            started = self.host.start(job, self.live.state.cluster, self.resumes.get(key))
+            started = self.host.start(job, self.live.state.cluster, self.resumes.found.get(key))
         except DiskFull as error:
             if key not in self.postponed:
                 log.warning("run_postponed", reason=str(error))
                 self.host.warn(key, f"{error}; it is tried again until then")
-            self.postponed[key] = self.shell.now_s() + ROOM_S
+            self.postponed[key] = self.shell.now_s() + RETRY_S
             return
         self.postponed.pop(key, None)
         if started.refused:
-            self.floor.withdraw(key, started.refused)
+            self.sharing.withdraw(key, started.refused)
             log.warning("run_refused", reason=started.refused)
         else:
             log.info("run_started", devices=started.devices, ranks=sorted(started.ranks))
 
-    def _tell_end_or_start(self, fact: RunStarted | RunEnded) -> None:
+    def _report_start_or_end(self, fact: RunStarted | RunEnded) -> None:
         run = self.host.runs.get((fact.job_id, fact.epoch))
         if run is None:  # a grant that never ran here: remembered, so that its end is told once
             run = LocalRun(job_id=fact.job_id, epoch=fact.epoch, refused="never started", told={"started"})
             self.host.runs[run.key] = run
-            self.floor.withdraw(run.key, "its lease ended before it began")
+            self.sharing.withdraw(run.key, "its lease ended before it began")
         run.told.add("ended" if isinstance(fact, RunEnded) else "started")
         self.appender.report(fact)
 
@@ -339,7 +316,7 @@ class Executor:
         labels = {"address": address, **self.found.labels, **self.settings.labels}
         joined = NodeJoined(
             node_id=self.node_id,
-            devices=self.site.devices,
+            devices=self.host.site.devices,
             pool=self.settings.pool,
             labels=labels,
             incarnation=self.incarnation,
@@ -350,7 +327,7 @@ class Executor:
         )
         await self.appender.append_node(joined)
         self.shell.vitals.ready = True
-        self.shell.log.info("node_joined", node_id=self.node_id, devices=len(self.site.devices), address=address)
+        self.shell.log.info("node_joined", node_id=self.node_id, devices=len(self.host.site.devices), address=address)
 
     @property
     def incarnation(self) -> str:
@@ -359,7 +336,7 @@ class Executor:
 
     # --- what the processes do
     def _watch(self, place: Place, process: LaunchedProcess) -> None:
-        self.teller.begin(place)
+        self.telemetry.begin(place)
         fd = self.host.launcher.exit_fd(process)
         self.watched[place] = fd
         asyncio.get_running_loop().add_reader(fd, self._on_exit, place)
@@ -367,8 +344,8 @@ class Executor:
     def _on_exit(self, place: Place) -> None:
         self._unwatch(place)
         self._spawn(self._conclude(place))  # which begins in the loop's next turn, whatever the rest here meets
-        self.floor.exited(place)
-        self.door.catch_up()  # nothing that it said can come later than its end
+        self.sharing.exited(place)
+        self.listener.catch_up()  # nothing that it said can come later than its end
 
     def _unwatch(self, place: Place) -> None:
         fd = self.watched.pop(place)
@@ -386,59 +363,42 @@ class Executor:
     async def _conclude(self, place: Place) -> None:
         """Publish the rest of a process's output, then report its end."""
         code = self.host.buried(place)
-        await self.teller.finish(place)
+        await self.telemetry.finish(place)
         self.host.ended(place, code)
 
     # --- the frame
     @contextmanager
     def _listening(self) -> Iterator[None]:
-        """Listen on the agents' socket; afterwards stop watching all processes, which live on."""
-        self.door = agent_listener.AgentListener(Path(self.site.socket), self.host)
+        """Hear the lanes' broker; at the end close all sockets and watch no process more: the processes live on."""
+        loop, broker = asyncio.get_running_loop(), self.sharing.keeper
+        loop.add_reader(broker.fileno(), self.sharing.turn)
         try:
             yield
         finally:
-            self.door.close()
+            loop.remove_reader(broker.fileno())
+            if self.timer is not None:
+                self.timer.cancel()
+            broker.close()
+            self.listener.close()
             for place in list(self.watched):
                 self._unwatch(place)
 
-    @contextmanager
-    def _floor(self) -> Iterator[None]:
-        """Run the sharing supervisor; afterwards shared runs go on as they are, until a new broker starts."""
-        loop = asyncio.get_running_loop()
-        self.floor = open_floor(
-            self.host,
-            self.settings,
-            life=self.boot,
-            clock=self.shell.now_s,
-            report=self.appender.report,
-            wake=self.wake,
-            again=self._again,
-        )
-        loop.add_reader(self.floor.keeper.fileno(), self.floor.turn)
-        try:
-            yield
-        finally:
-            loop.remove_reader(self.floor.keeper.fileno())
-            if self.again is not None:
-                self.again.cancel()
-            self.floor.keeper.close()
-
-    def _again(self, wait_s: float) -> None:
-        if self.again is None:
-            self.again = asyncio.get_running_loop().call_later(wait_s, self._turn)
+    def _turn_later(self, wait_s: float) -> None:
+        if self.timer is None:
+            self.timer = asyncio.get_running_loop().call_later(wait_s, self._turn)
 
     def _turn(self) -> None:
-        self.again = None
-        self.floor.turn()
+        self.timer = None
+        self.sharing.turn()
 
     async def _look_after_lanes(self) -> None:
         loop, told_s = asyncio.get_running_loop(), 0.0
         while True:
             await asyncio.sleep(LANES_LOOK_S)
-            self.floor.look(int(loop.time() * 1e9))
-            if loop.time() >= told_s + LANES_TELL_S and (view := self.floor.told()) is not None:
+            self.sharing.look(int(loop.time() * 1e9))
+            if loop.time() >= told_s + LANES_PUBLISH_S and (view := self.sharing.told()) is not None:
                 told_s = loop.time()
-                await self.teller.tell(subjects.lanes(self.node_id), view)
+                await self.telemetry.tell(subjects.lanes(self.node_id), view)
 
     async def _look_after_host(self) -> None:
         while True:
@@ -484,11 +444,14 @@ class Executor:
                 found.told.add("started")
             if found.alive and self._is_wanted(found.key):
                 self.host.limits.set_host(self.live.state.jobs[found.job_id])
-                self.floor.adopt(self.live.state.jobs[found.job_id], found)
+                self.sharing.adopt(self.live.state.jobs[found.job_id], found)
 
     def _is_wanted(self, key: Key) -> bool:
         job = self.live.state.jobs.get(key[0])
         return job is not None and job.may_run(key[1], self.node_id)
+
+    def _is_unwanted(self, key: Key) -> bool:
+        return not self._is_wanted(key)
 
     def _spawn(self, task: Coroutine[Any, Any, None]) -> None:
         try:

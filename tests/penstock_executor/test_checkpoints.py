@@ -412,7 +412,7 @@ async def test_a_checkpoint_that_nobody_could_report_is_gone_on_from_and_reporte
     known = Checkpoint(generation=2, step=5, digest="of another", node_ids=("n1",))
     request = ResumeRequest(job_id="j", own=known)
     found = await finder(memory_bus, tmp_path).find(request)
-    (fact,) = found.news(request, {"job_id": "j", "epoch": 3, "node_id": "n2", "at_s": 1.0})
+    (fact,) = found.unreported(request, {"job_id": "j", "epoch": 3, "node_id": "n2", "at_s": 1.0})
     assert isinstance(fact, RunCheckpointed)
     assert (fact.step, fact.generation) == (7, 2)
 

@@ -149,7 +149,7 @@ async def test_a_run_in_a_folder_without_room_waits_for_some_is_warned_and_compl
 
     await world.node()
     monkeypatch.setattr(process_launcher, "start", full_at_first)
-    monkeypatch.setattr(runner, "ROOM_S", 0.05)
+    monkeypatch.setattr(runner, "RETRY_S", 0.05)
     await world.run("j1", "true")
     assert (await world.ended("j1")).outcome == "completed"
     assert await world.facts("j1") == ["RunWarned", "RunStarted", "RunEnded"]
