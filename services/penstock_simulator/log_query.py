@@ -36,18 +36,18 @@ def tell(text: Iterable[str | bytes], job_id: str, at: Moment = None) -> StoryVi
         If a line is no fact of a log.
     """
     log = list(_until(log_file.decode(text), at))
-    job = _named(_model(log, at), job_id)
-    teller = story.Timeline(job)
+    job = _job_named(_model(log, at), job_id)
+    timeline = story.Timeline(job)
     about = [*story.own_subjects(job), *story.shared_subjects(job)]
     life = [delivery for delivery in _life(log, job.id) if matches_any(about, delivery.subject)]
-    told = tuple(line for delivery in life for line in teller.lines(delivery))
-    return StoryView(id=job.id, name=job.spec.name, lines=told)
+    lines = tuple(line for delivery in life for line in timeline.lines(delivery))
+    return StoryView(id=job.id, name=job.spec.name, lines=lines)
 
 
 def explain(text: Iterable[str | bytes], job_id: str, at: Moment = None) -> tuple[WhyView, float]:
     """Return why a job is where it is, and the time of the answer; raises as :func:`tell` does."""
     model = _model(_until(log_file.decode(text), at), at)
-    return model.why.explain(_named(model, job_id)), model.now_s
+    return model.why.explain(_job_named(model, job_id)), model.now_s
 
 
 def _until(log: Iterable[Delivery], at: Moment) -> Iterable[Delivery]:
@@ -75,7 +75,7 @@ def _model(log: Iterable[Delivery], at: Moment) -> ReadModel:
     return ReadModel(state=fold.state, now_s=at if isinstance(at, float) else now_s, seq=fold.last_seq)
 
 
-def _named(model: ReadModel, job_id: str) -> Job:
+def _job_named(model: ReadModel, job_id: str) -> Job:
     try:
         return acceptance.job_named(model.state, job_id)
     except RequestRefused as error:

@@ -146,7 +146,7 @@ class _Sweep:
         run.starts += 1
         self.running[run.number] = run
         end_s = now_s + self.model.overhead_s + self._takes_s(run.h1_s, run.width)
-        self.engine.agenda.at(end_s, self._end, run, run.starts)
+        self.engine.event_queue.at(end_s, self._end, run, run.starts)
 
     def _takes_s(self, h1_s: float, width: float) -> float:
         return run_time_s(h1_s, width, self.model.alpha, self.model.beta)

@@ -78,15 +78,15 @@ class Workers(VirtualExecutors):
     def _start(self, run: VirtualRun) -> None:
         super()._start(run)
         now_s, job_id = self._engine.now_s, run.task.id
-        if run.missing or run.stands or not run.open or not self._is_on(run):
+        if run.missing or run.halted or not run.open or not self._is_on(run):
             return
         if job_id in self.needs:
-            self._agenda.at(now_s + 1.0, self._measure, run)
+            self._event_queue.at(now_s + 1.0, self._measure, run)
         if job_id in self.elastic:
-            self._agenda.at(now_s + 1.0, self._checkpoint, run)
+            self._event_queue.at(now_s + 1.0, self._checkpoint, run)
 
     def _measure(self, run: VirtualRun) -> None:
-        for node_id in run.open if self._is_on(run) and not run.stands else ():
+        for node_id in run.open if self._is_on(run) and not run.halted else ():
             need = self.needs[run.task.id]
             self._tell(
                 RunMeasured(
@@ -100,7 +100,7 @@ class Workers(VirtualExecutors):
             )
 
     def _checkpoint(self, run: VirtualRun) -> None:
-        if self._is_on(run) and not run.stands and run.open:
+        if self._is_on(run) and not run.halted and run.open:
             now_s = self._engine.now_s
             step = run.task.steps(run.task.kept_s + run.worked_s(now_s))
             self._tell(
@@ -188,19 +188,19 @@ class VirtualCluster:
     def at(self, at_s: float, *facts: AnyEvent) -> None:
         """Let facts be true at a time."""
         for fact in facts:
-            self.engine.agenda.at(at_s, self._happen, fact)
+            self.engine.event_queue.at(at_s, self._happen, fact)
 
     def submit_at(self, at_s: float, spec: JobSpec, work_s: float, **more: Any) -> None:
         """Let a job be submitted at a time, which needs so much work on the fastest kind."""
-        self.engine.agenda.at(at_s, self._submit, spec, work_s, more)
+        self.engine.event_queue.at(at_s, self._submit, spec, work_s, more)
 
     def fail_at(self, at_s: float, node_id: str) -> None:
         """Let a node fall silent."""
-        self.engine.agenda.at(at_s, self._fail, node_id)
+        self.engine.event_queue.at(at_s, self._fail, node_id)
 
     def run_until(self, until_s: float) -> None:
         """Let time pass, and all that happens at its end be decided."""
-        self.engine.agenda.at(until_s, lambda: None)
+        self.engine.event_queue.at(until_s, lambda: None)
         self.engine.run(lambda: self.engine.now_s < until_s)
 
     def now(self, *facts: AnyEvent) -> None:
@@ -227,7 +227,7 @@ class VirtualCluster:
     def _happen(self, fact: AnyEvent) -> None:
         self.engine.append(subject_of(fact), fact, "test")
         if isinstance(fact, JobCancelled):
-            self.engine.agenda.at(self.now_s + 0.5, self.workers.cancel, fact.job_id)
+            self.engine.event_queue.at(self.now_s + 0.5, self.workers.cancel, fact.job_id)
 
     def _fail(self, node_id: str) -> None:
         self.workers.fail(node_id)

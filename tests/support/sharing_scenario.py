@@ -152,17 +152,17 @@ class Play:
     # --- what is seen of it
     def deliver(self) -> None:
         """Take in the oldest news, and do what is to be done."""
-        self._hear(self.news.popleft())
+        self._apply_real(self.news.popleft())
         self.carry_out()
 
     def deliver_all(self) -> None:
         """Take in all news that there are, and do what is to be done, until there are none."""
         while self.news:
             while self.news:
-                self._hear(self.news.popleft())
+                self._apply_real(self.news.popleft())
             self.carry_out()
 
-    def _hear(self, one: News) -> None:
+    def _apply_real(self, one: News) -> None:
         now_s = self.tick()
         match one:
             case JoinRequested(who, _):

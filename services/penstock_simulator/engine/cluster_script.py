@@ -130,12 +130,12 @@ def shift_s(trace: Trace) -> float:
     return ORIGIN_S - float(trace.submit_s[0]) if len(trace) else 0.0
 
 
-def submissions(trace: Trace, ids: list[str], telling: DeclaredFields) -> Callable[[int], JobSubmitted]:
+def submissions(trace: Trace, ids: list[str], declared: DeclaredFields) -> Callable[[int], JobSubmitted]:
     """Return a function from a row to its submission, on virtual time."""
     at_s = (trace.submit_s + shift_s(trace)).tolist()
     gpus = trace.num_gpus.tolist()
-    declared_s = telling.declared_s.tolist() if telling.declared_s is not None else None
-    profile = "on" if telling.profile else "off"
+    declared_s = declared.declared_s.tolist() if declared.declared_s is not None else None
+    profile = "on" if declared.profile else "off"
 
     def submitted(row: int) -> JobSubmitted:
         spec = JobSpec(
@@ -188,7 +188,7 @@ def profiles(trace: Trace, cluster: SimulatedNodes, speed: Speed) -> Iterator[tu
         yield subjects.profile(key), WorkloadProfiled(at_s=0.0, key=key, speeds=speeds), "profiler/sim"
 
 
-def of_trace(trace: Trace, cluster: SimulatedNodes, speed: Speed, telling: DeclaredFields, costs: RunCosts) -> Script:
+def of_trace(trace: Trace, cluster: SimulatedNodes, speed: Speed, declared: DeclaredFields, costs: RunCosts) -> Script:
     """Return a trace on a cluster as a script; speeds are known from the beginning unless they are to be sampled."""
     ids = job_ids(trace)
     models = [str(model) for model in trace.models] or [""] * len(trace)
@@ -206,12 +206,12 @@ def of_trace(trace: Trace, cluster: SimulatedNodes, speed: Speed, telling: Decla
     return Script(
         trace=trace,
         tasks=tasks,
-        submitted=submissions(trace, ids, telling),
+        submitted=submissions(trace, ids, declared),
         nodes=list(nodes(cluster)),
         speed=speed,
         sampled=sampled,
         shift_s=shift_s(trace),
-        facts=[] if telling.profile else list(profiles(trace, cluster, speed)),
+        facts=[] if declared.profile else list(profiles(trace, cluster, speed)),
     )
 
 

@@ -66,9 +66,9 @@ def elastic(script: Script, how: ElasticTrace) -> tuple[Script, dict[str, JobSha
         return _submitted(script.submitted(row), found[row])
 
     facts = dict(_scaled(submitted(row), found[row].profile, script) for row in range(len(found)))
-    told = [(subject, fact, _ACTOR) for subject, fact in facts.items()]
+    known = [(subject, fact, _ACTOR) for subject, fact in facts.items()]
     return (
-        replace(script, submitted=submitted, facts=[*script.facts, *told]),
+        replace(script, submitted=submitted, facts=[*script.facts, *known]),
         {task.id: shape for task, shape in zip(script.tasks, found, strict=True)},
     )
 
@@ -132,18 +132,18 @@ class ElasticExecutors(VirtualExecutors):
         before_s = run.begins_s
         super()._start(run)
         if math.isinf(before_s) and math.isfinite(run.begins_s):
-            self._agenda.at(run.begins_s + run.task.iteration_s / run.speed, self._checkpoint, run)
+            self._event_queue.at(run.begins_s + run.task.iteration_s / run.speed, self._checkpoint, run)
 
     def _checkpoint(self, run: VirtualRun) -> None:
         """Report a checkpoint, once in a run."""
-        if not self._is_on(run) or run.stands:
+        if not self._is_on(run) or run.halted:
             return
         now_s, task, node_id = self._engine.now_s, run.task, next(iter(run.open))
         step = task.steps(task.kept_s + run.worked_s(now_s))
         fact = RunCheckpointed(at_s=now_s, job_id=task.id, epoch=run.epoch, node_id=node_id, step=step)
         self._append(subjects.run(task.id), fact, f"executor/{node_id}")
 
-    def _said(self, run: VirtualRun) -> dict[str, Any]:
+    def _report(self, run: VirtualRun) -> dict[str, Any]:
         shape, task = self._shapes[run.task.id], run.task
         samples = round(task.kept_s * shape.submitted)
         return {"saves": True, "samples": samples, "batch_size": self._jobs[task.id].spec.batch_size}

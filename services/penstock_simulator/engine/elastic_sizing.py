@@ -106,7 +106,7 @@ class SizedJobs:
     # --- events
     def _expect(self) -> None:
         if self._arrived < len(self.tasks):
-            self.engine.agenda.at(self._entered_s[self._arrived], self._arrive)
+            self.engine.event_queue.at(self._entered_s[self._arrived], self._arrive)
 
     def _arrive(self) -> None:
         self.order.add(self._arrived)
@@ -125,7 +125,7 @@ class SizedJobs:
 
     def _expect_crossing(self, run: VirtualRun) -> None:
         lacking_gpu_s = self._limits_gpu_s[run.task.queue] - run.task.held_gpu_s
-        self.engine.agenda.at(run.started_s + max(lacking_gpu_s, 0.0) / run.task.gpus, self._cross, run)
+        self.engine.event_queue.at(run.started_s + max(lacking_gpu_s, 0.0) / run.task.gpus, self._cross, run)
 
     def _end_due(self, due: VirtualRun) -> None:
         """End a run, and with it all whose ends are as good as equal."""
@@ -193,7 +193,7 @@ class SizedJobs:
         task.gpus, self._sizes[row] = size.gpus, size
         speed, begins_s = self._shapes[row].progress(size), now_s + task.begin()
         self.runs[row] = run = VirtualRun(task, task.runs, _KIND, speed, {}, started_s=now_s, begins_s=begins_s)
-        self.engine.agenda.at(self._ends_s(run), self._end_due, run)
+        self.engine.event_queue.at(self._ends_s(run), self._end_due, run)
         self._expect_crossing(run)
 
     def _stop(self, row: int) -> None:

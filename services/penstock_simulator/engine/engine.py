@@ -61,11 +61,11 @@ class EventEngine:
         log: VirtualLog | None = None,
         delays: Mapping[str, DecisionDelays] = MappingProxyType({}),
     ) -> None:
-        self.agenda = EventQueue()
+        self.event_queue = EventQueue()
         self.now_s = 0.0
         self.instants = 0
-        self._stations = [_host(decider, delays.get(decider.name)) for decider in deciders]
-        self._heard = [station.heard for station in self._stations]
+        self._hosts = [_host(decider, delays.get(decider.name)) for decider in deciders]
+        self._heard = [host.heard for host in self._hosts]
         self._heeding = cache(self._who_heeds)
         self._log = log or VirtualLog()
         self._followers: defaultdict[type[Event], list[Callable[[Any], None]]] = defaultdict(list)
@@ -74,7 +74,7 @@ class EventEngine:
     @property
     def somebody_waits(self) -> bool:
         """Whether a decider waits for its next turn."""
-        return any(station.next_s < math.inf for station in self._stations)
+        return any(host.next_s < math.inf for host in self._hosts)
 
     def follow(self, kind: type[E], follower: Callable[[E], None]) -> None:
         """Call a function with every fact of a kind that a decider has proposed, once the fact is in the log."""
@@ -90,8 +90,8 @@ class EventEngine:
 
     def wake(self) -> None:
         """Ask every decider at this time: something changed that is not in the log, such as a node's silence."""
-        for station in self._stations:
-            station.wake(self.now_s)
+        for host in self._hosts:
+            host.wake(self.now_s)
 
     def run(self, more: Callable[[], bool] = lambda: True) -> None:
         """Let time pass until nothing more is to come, or until ``more``, called after every instant, returns false."""
@@ -103,12 +103,12 @@ class EventEngine:
                 return
 
     def _next_s(self) -> float:
-        return max(self.now_s, min(self.agenda.next_s, *[station.next_s for station in self._stations]))
+        return max(self.now_s, min([self.event_queue.next_s, *[host.next_s for host in self._hosts]]))
 
     def _settle(self) -> None:
         for _ in range(_RESTLESS):
-            self.agenda.do_until(self.now_s)
-            if not self._ask_all() and self.agenda.next_s > self.now_s:
+            self.event_queue.do_until(self.now_s)
+            if not self._ask_all() and self.event_queue.next_s > self.now_s:
                 return
         raise EndlessProposals(
             f"at {self.now_s} s there is no end of proposals; the last commit is {self._log.last_seq}"
@@ -116,17 +116,17 @@ class EventEngine:
 
     def _ask_all(self) -> int:
         proposed, now_s = 0, self.now_s
-        for station in self._stations:
-            if station.next_s <= now_s:
-                for proposal in station.decide(now_s):
+        for host in self._hosts:
+            if host.next_s <= now_s:
+                for proposal in host.decide(now_s):
                     proposed += 1
                     delivery = self._log.append(
                         proposal.subject,
                         proposal.facts,
-                        actor=station.actor,
+                        actor=host.actor,
                         at_s=now_s,
                         cause=proposal.cause,
-                        expected=station.fold.heads.get(proposal.subject, 0),
+                        expected=host.fold.heads.get(proposal.subject, 0),
                     )
                     self._spread(delivery)
                     for fact in proposal.facts:
@@ -140,12 +140,12 @@ class EventEngine:
         for witness in self._witnesses:
             witness(delivery)
         for fact in delivery.commit.facts:
-            for station in self._heeding(type(fact)):
-                station.wake(self.now_s)
+            for host in self._heeding(type(fact)):
+                host.wake(self.now_s)
 
     def _who_heeds(self, kind: type[Event]) -> tuple[DeciderHost, ...]:
         """Return the hosts to ask after a fact of a kind."""
-        return tuple(station for station in self._stations if kind not in station.ignores)
+        return tuple(host for host in self._hosts if kind not in host.ignores)
 
 
 class EventQueue:
@@ -154,12 +154,12 @@ class EventQueue:
 
     Examples
     --------
-    >>> agenda, done = EventQueue(), []
-    >>> agenda.at(2.0, done.append, "late")
-    >>> agenda.at(1.0, done.append, "early")
-    >>> agenda.next_s
+    >>> queue, done = EventQueue(), []
+    >>> queue.at(2.0, done.append, "late")
+    >>> queue.at(1.0, done.append, "early")
+    >>> queue.next_s
     1.0
-    >>> agenda.do_until(1.0)
+    >>> queue.do_until(1.0)
     1
     >>> done
     ['early']

@@ -83,7 +83,7 @@ class VirtualExecutors:
         self.down_s: dict[str, float] = {}
         self.busy = self.running = self.ended = 0
         self._here: defaultdict[str, dict[str, VirtualRun]] = defaultdict(dict)  # node → job → run
-        self._engine, self._agenda, self._append = engine, engine.agenda, engine.append
+        self._engine, self._event_queue, self._append = engine, engine.event_queue, engine.append
         self.speed, self.costs, self._sampled, self._on_ended = speed, costs, sampled, on_ended
 
     def expect(self, fact: SamplesRequested) -> None:
@@ -104,8 +104,8 @@ class VirtualExecutors:
         now_s = self._engine.now_s
         self.down_s[node_id] = now_s if heard_s is None else heard_s
         for run in self._here[node_id].values():
-            if not run.stands:
-                self._stand(run, now_s, saved=False)
+            if not run.halted:
+                self._halt(run, now_s, saved=False)
 
     def repair(self, joined: NodeJoined) -> None:
         """Bring a node back: runs that still hold devices there are lost, then the node offers its devices."""
@@ -114,20 +114,20 @@ class VirtualExecutors:
         for run in list(self._here[node_id].values()):
             if node_id not in run.missing:
                 self._end(run, node_id, "lost", "its processes vanished without an exit status")
-                self._agenda.at(now_s, self._end_all, run, "ended because its gang ended on another node")
-            elif run.stands:
+                self._event_queue.at(now_s, self._end_all, run, "ended because its gang ended on another node")
+            elif run.halted:
                 self._end(run, node_id, "preempted", "it is not wanted any more")
         self._append(subjects.node(node_id), joined, f"executor/{node_id}")
         for run in list(self._here[node_id].values()):
-            self._agenda.at(now_s, self._start, run)
+            self._event_queue.at(now_s, self._start, run)
 
     def leave(self, left: NodeLeft) -> None:
         """Shut a node down in good order: its runs are preempted, then the node leaves."""
         reason = f"node {left.node_id} is shutting down"
         for run in list(self._here[left.node_id].values()):
             run.asked = True
-            if not run.stands:
-                self._stand(run, self._engine.now_s, saved=True)
+            if not run.halted:
+                self._halt(run, self._engine.now_s, saved=True)
             self._end_all(run, reason)
         self._append(subjects.node(left.node_id), left, f"executor/{left.node_id}")
 
@@ -143,9 +143,9 @@ class VirtualExecutors:
             self._note_over(task)
         elif not run.asked:
             run.asked = True
-            if not run.stands:
-                self._stand(run, now_s, saved=True)
-            self._agenda.at(now_s + self._stop_s(run), self._end_cancelled, run)
+            if not run.halted:
+                self._halt(run, now_s, saved=True)
+            self._event_queue.at(now_s + self._stop_s(run), self._end_cancelled, run)
 
     # --- the beginning of a run
     def _place(self, placement: Placement) -> None:
@@ -158,7 +158,7 @@ class VirtualExecutors:
         self.running += task.row >= 0
         for node_id in slots:
             self._here[node_id][task.id] = run
-        self._agenda.at(self._engine.now_s + self._launch_s(run), self._start, run)
+        self._event_queue.at(self._engine.now_s + self._launch_s(run), self._start, run)
 
     def _launch_s(self, _run: VirtualRun) -> float:
         """Return the time from a placement to the start of its processes."""
@@ -175,13 +175,13 @@ class VirtualExecutors:
             return
         for node_id in [node_id for node_id in run.open if node_id in run.missing and node_id not in self.down_s]:
             run.missing.discard(node_id)
-            self._tell_start(run, node_id, now_s)
-        if not run.missing and not run.stands:
+            self._report_start(run, node_id, now_s)
+        if not run.missing and not run.halted:
             run.begins_s = now_s + run.task.begin()
             left_s = run.task.next_s - run.task.kept_s
-            self._agenda.at(run.begins_s + left_s / run.speed, self._complete, run)
+            self._event_queue.at(run.begins_s + left_s / run.speed, self._complete, run)
 
-    def _tell_start(self, run: VirtualRun, node_id: str, now_s: float) -> None:
+    def _report_start(self, run: VirtualRun, node_id: str, now_s: float) -> None:
         task = run.task
         if math.isnan(run.started_s):
             run.started_s = now_s
@@ -199,7 +199,7 @@ class VirtualExecutors:
 
     # --- its end
     def _complete(self, run: VirtualRun) -> None:
-        if not self._is_on(run) or run.stands:
+        if not self._is_on(run) or run.halted:
             return
         task = run.task
         run.done_s = task.next_s - task.kept_s
@@ -218,15 +218,15 @@ class VirtualExecutors:
         if run is None or run.epoch != preemption.epoch or run.asked:
             return
         run.asked = True
-        if not run.stands:
-            self._stand(run, self._engine.now_s, saved=True)
-        self._agenda.at(self._engine.now_s + self._stop_s(run), self._end_all, run, preemption.reason)
+        if not run.halted:
+            self._halt(run, self._engine.now_s, saved=True)
+        self._event_queue.at(self._engine.now_s + self._stop_s(run), self._end_all, run, preemption.reason)
 
     def _stop_s(self, _run: VirtualRun) -> float:
         """Return how long a run that is asked to stop still holds its devices."""
         return self.costs.stop_s
 
-    def _stand(self, run: VirtualRun, now_s: float, *, saved: bool) -> None:
+    def _halt(self, run: VirtualRun, now_s: float, *, saved: bool) -> None:
         """Bring a run to a stop; it keeps all its work or what its last checkpoint has; nothing if it saves none."""
         run.done_s = done_s = run.worked_s(now_s)
         if not run.task.saves:
@@ -241,15 +241,15 @@ class VirtualExecutors:
         now_s = self._engine.now_s
         for run in list(self._here[node_id].values()):
             self._leave(run, node_id, "lost")
-            if not run.stands:
-                self._stand(run, now_s, saved=False)
+            if not run.halted:
+                self._halt(run, now_s, saved=False)
             if run.open:
-                self._agenda.at(now_s, self._end_all, run, "ended because its gang ended on another node")
+                self._event_queue.at(now_s, self._end_all, run, "ended because its gang ended on another node")
 
     def _end_all(self, run: VirtualRun, reason: str) -> None:
         """End what is left of a run that has come to a stop, on the nodes that are up."""
-        if not run.stands:
-            self._stand(run, self._engine.now_s, saved=False)
+        if not run.halted:
+            self._halt(run, self._engine.now_s, saved=False)
         for node_id in [node_id for node_id in run.open if node_id not in self.down_s]:
             self._end(run, node_id, "preempted", reason)
 
@@ -276,10 +276,10 @@ class VirtualExecutors:
             steps=task.steps(task.kept_s),
             loop_steps=task.steps(run.done_s),
             loop_s=run.done_s / run.speed,
-            **self._said(run),
+            **self._report(run),
         )
 
-    def _said(self, _run: VirtualRun) -> dict[str, Any]:
+    def _report(self, _run: VirtualRun) -> dict[str, Any]:
         """Return what a run says of itself at its end, beside its steps."""
         return {}
 
@@ -332,7 +332,7 @@ class Environment:
         self._open(script)
 
     def _open(self, script: Script) -> None:
-        append, at = self._engine.append, self._engine.agenda.at
+        append, at = self._engine.append, self._engine.event_queue.at
         for joined in script.nodes:
             at(joined.at_s, append, subjects.node(joined.node_id), joined, f"executor/{joined.node_id}")
         for subject, fact, actor in script.facts:
@@ -354,7 +354,7 @@ class Environment:
         """Let each node fail and come back, again and again."""
         for number, joined in enumerate(nodes):
             uptimes_s = failures.uptimes_s(seed, number)
-            self._engine.agenda.at(next(uptimes_s), self._fail, joined, uptimes_s, failures.repair_s)
+            self._engine.event_queue.at(next(uptimes_s), self._fail, joined, uptimes_s, failures.repair_s)
 
     @property
     def waiting(self) -> int:
@@ -370,7 +370,7 @@ class Environment:
     def _expect(self) -> None:
         if self._arrived < len(self._tasks):
             fact = self._submitted(self._arrived)
-            self._engine.agenda.at(fact.at_s, self._arrive, fact)
+            self._engine.event_queue.at(fact.at_s, self._arrive, fact)
 
     def _arrive(self, fact: JobSubmitted) -> None:
         task = self._tasks[self._arrived]
@@ -381,7 +381,7 @@ class Environment:
 
     def _fail(self, joined: NodeJoined, uptimes_s: Iterator[float], repair_s: float) -> None:
         self._go_down(joined.node_id)
-        self._engine.agenda.at(self._engine.now_s + repair_s, self._repair, joined, uptimes_s, repair_s)
+        self._engine.event_queue.at(self._engine.now_s + repair_s, self._repair, joined, uptimes_s, repair_s)
 
     def _go_down(self, node_id: str, heard_s: float | None = None) -> None:
         self._executors.fail(node_id, heard_s)
@@ -391,4 +391,4 @@ class Environment:
         now_s = self._engine.now_s
         again = msgspec.structs.replace(joined, at_s=now_s, incarnation=str(int(joined.incarnation) + 1))
         self._executors.repair(again)
-        self._engine.agenda.at(now_s + next(uptimes_s), self._fail, again, uptimes_s, repair_s)
+        self._engine.event_queue.at(now_s + next(uptimes_s), self._fail, again, uptimes_s, repair_s)

@@ -29,7 +29,7 @@ import msgspec
 from penstock_policies.queue_policies import QUEUE_POLICIES
 from penstock_ranker.machine import RankerSettings
 from penstock_scheduler.pool.pool_settings import MatcherSettings
-from penstock_simulator.fast.fast_settings import said
+from penstock_simulator.fast.fast_settings import explained
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -115,7 +115,7 @@ def _converted(wanted: Mapping[str, Any], form: type[T]) -> T:
     try:
         return msgspec.convert(mine, form, strict=False)
     except msgspec.ValidationError as error:
-        raise ValueError(said(error, wanted)) from error
+        raise ValueError(explained(error, wanted)) from error
 
 
 def _parsed(key: str, value: Any) -> Any:

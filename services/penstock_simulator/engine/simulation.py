@@ -226,9 +226,9 @@ class _Simulation:
         self.engine.follow(JobsRanked, self.records.note_ranks)
         self.engine.follow(RoundDecided, self._executors.follow)
         self.engine.follow(SamplesRequested, self._executors.expect)
-        self._world = Environment(self.engine, self._executors, script)
+        self._environment = Environment(self.engine, self._executors, script)
         if options.failures is not None:
-            self._world.fail(script.nodes, options.failures, options.seed)
+            self._environment.fail(script.nodes, options.failures, options.seed)
 
     def run(self) -> None:
         """Let time pass until every job has ended, or nothing more can become of any."""
@@ -258,10 +258,10 @@ class _Simulation:
         engine, options = self.engine, self._options
         progress = options.progress
         if options.timeline:
-            self.records.note_instant(engine.now_s, self._executors.busy, self._world.waiting)
+            self.records.note_instant(engine.now_s, self._executors.busy, self._environment.waiting)
         if progress is not None and engine.instants % _LOOK_EVERY == 0 and not progress(self._executors.ended):
             return False
-        return self._world.more()
+        return self._environment.more()
 
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")

@@ -143,7 +143,7 @@ class VirtualRun:
     outcome: RunOutcome = "completed"
 
     @property
-    def stands(self) -> bool:
+    def halted(self) -> bool:
         """Whether the run has come to a stop and does no more work."""
         return self.done_s == self.done_s
 

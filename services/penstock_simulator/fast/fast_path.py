@@ -189,12 +189,12 @@ def _by_parts(
     check(given, trace, cluster)
     before = 0
 
-    def told(ended: int, _jobs: int) -> bool:
+    def report(ended: int, _jobs: int) -> bool:
         return go_on(before + ended, len(trace))
 
     for part in divide(given, trace, cluster):
-        if part.nodes.gpus and told(0, 0):
-            yield part.rows, one(taken(trace, part.rows), part.nodes, told)
+        if part.nodes.gpus and report(0, 0):
+            yield part.rows, one(taken(trace, part.rows), part.nodes, report)
         before += len(part.rows)
 
 

@@ -108,16 +108,16 @@ class FastSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         >>> FastSettings.of({"thresholds_gpu_s": "10,20", "promote_knob": "2"}).thresholds_gpu_s
         (10.0, 20.0)
         """
-        told = dict(values)
-        if "thresholds_gpu_s" in told:
-            told.setdefault("levels", 0)
-        return converted(told, cls, "settings")
+        given = dict(values)
+        if "thresholds_gpu_s" in given:
+            given.setdefault("levels", 0)
+        return converted(given, cls, "settings")
 
 
-Made = TypeVar("Made", bound=msgspec.Struct)
+Settings = TypeVar("Settings", bound=msgspec.Struct)
 
 
-def converted(values: Mapping[str, object], to: type[Made], what: str) -> Made:
+def converted(values: Mapping[str, object], to: type[Settings], what: str) -> Settings:
     """
     Return settings of names and values, text among them; several thresholds stand between commas.
 
@@ -126,11 +126,11 @@ def converted(values: Mapping[str, object], to: type[Made], what: str) -> Made:
     ValueError
         If a name is unknown or a value is not what it should be; it names ``what`` there is.
     """
-    told = {name: _parted(name, value) for name, value in values.items()}
+    given = {name: _parted(name, value) for name, value in values.items()}
     try:
-        return msgspec.convert(told, to, strict=False)
+        return msgspec.convert(given, to, strict=False)
     except msgspec.ValidationError as error:
-        raise ValueError(f"{said(error, values)}; {what} are {', '.join(to.__struct_fields__)}") from error
+        raise ValueError(f"{explained(error, values)}; {what} are {', '.join(to.__struct_fields__)}") from error
 
 
 def check_rising(thresholds_gpu_s: tuple[float, ...]) -> None:
@@ -322,13 +322,13 @@ def shapes(
     """
     models = trace.models or [""] * len(trace)
     batches = [0] * len(trace) if trace.batch_sizes is None else trace.batch_sizes.tolist()
-    book = _Book(policy, sizing, curves or {}, profiles or {})
+    speeds = _ModelSpeeds(policy, sizing, curves or {}, profiles or {})
     known: dict[tuple[str, int, int], JobShape] = {}
     found = []
     for row, key in enumerate(zip(map(str, models), trace.num_gpus.tolist(), batches, strict=True)):
         if key not in known:
             try:
-                known[key] = book.shape(*key)
+                known[key] = speeds.shape(*key)
             except ValueError as error:
                 raise ValueError(f"job {trace.job_ids[row]}: {error}") from error
         found.append(known[key])
@@ -336,7 +336,7 @@ def shapes(
 
 
 @dataclass(frozen=True)
-class _Book:
+class _ModelSpeeds:
     """The profiles and curves of models, as a policy uses them."""
 
     policy: Policy
@@ -433,13 +433,13 @@ def _curve(model: str, asked: int, widest: int, curves: Curves) -> Floats:
     return relative
 
 
-def said(error: msgspec.ValidationError, values: Mapping[str, object]) -> str:
+def explained(error: msgspec.ValidationError, values: Mapping[str, object]) -> str:
     """
     Return what is wrong with one of some named values, with the value as it was given.
 
     Examples
     --------
-    >>> said(msgspec.ValidationError("Expected `float` > 0.0 - at `$.promote_knob`"), {"promote_knob": "-2"})
+    >>> explained(msgspec.ValidationError("Expected `float` > 0.0 - at `$.promote_knob`"), {"promote_knob": "-2"})
     "promote_knob is '-2': Expected `float` > 0.0"
     """
     wrong, _, place = str(error).partition(" - at `$.")

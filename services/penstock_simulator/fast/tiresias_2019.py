@@ -167,7 +167,7 @@ def run(
             completion_s = min((now_s + job.left_s for job in active if job.running), default=math.inf)
             inserted_s = min((now_s + queues.inserted_in_s(job) for job in active), default=math.inf)
             next_s = max(now_s, int(min(submission_s, completion_s, inserted_s)))
-            engine.agenda.at(next_s, step, now_s, next_s)
+            engine.event_queue.at(next_s, step, now_s, next_s)
 
     expect(0)
     engine.run()

@@ -50,7 +50,7 @@ def _rows(scores: Mapping[str, ReplayScore]) -> dict[str, dict[str, CompletionTi
     """Return row → what each policy changes, of the rows that have an interval."""
     found: dict[str, dict[str, CompletionTimeChange]] = {}
     for policy, score in scores.items():
-        for who, one in report.parties(score):
+        for who, one in report.groups(score):
             if one.ratio is not None and one.ratio_interval is not None:
                 found.setdefault(who, {})[policy] = one
     return found
@@ -59,9 +59,9 @@ def _rows(scores: Mapping[str, ReplayScore]) -> dict[str, dict[str, CompletionTi
 def _dots(
     axes: Axes, rows: Mapping[str, Mapping[str, CompletionTimeChange]], policy: str, colour: str, offset: float
 ) -> None:
-    told = [(at + offset, one[policy]) for at, one in enumerate(rows.values()) if policy in one]
-    places, ratios = [place for place, _ in told], [one.ratio for _, one in told]
-    bounds = [one.ratio_interval for _, one in told if one.ratio_interval is not None]
+    points = [(at + offset, one[policy]) for at, one in enumerate(rows.values()) if policy in one]
+    places, ratios = [place for place, _ in points], [one.ratio for _, one in points]
+    bounds = [one.ratio_interval for _, one in points if one.ratio_interval is not None]
     axes.hlines(places, [bound.low for bound in bounds], [bound.high for bound in bounds], color=colour, linewidth=2)
     axes.plot(ratios, places, "o", color=colour, markersize=5, label=policy)  # type: ignore[arg-type] # none is None
 

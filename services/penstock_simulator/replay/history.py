@@ -74,7 +74,7 @@ _DECIDES: Final[dict[type[AnyEvent], str]] = {
 Moment = tuple[str, str, int]
 """
 ``submitted``, ``started`` or ``ended``; a job; the number of its placement, from 1 on, or 0 for its submission. Or
-``said``, the subject of a statement, and its number there.
+``stated``, the subject of a statement, and its number there.
 """
 
 
@@ -504,7 +504,7 @@ class LogMarkers:
     def __init__(self) -> None:
         self.placed: Counter[str] = Counter()
         self.last: Moment | None = None
-        self._said: Counter[str] = Counter()
+        self._stated: Counter[str] = Counter()
 
     def note(self, delivery: Delivery) -> None:
         """Name the next commit."""
@@ -520,8 +520,8 @@ class LogMarkers:
                 case RoundDecided():
                     self.placed.update(placement.job_id for placement in fact.placements)
                 case _ if isinstance(fact, _OF_SERVICES):
-                    self._said[delivery.subject] += 1
-                    self.last = ("said", delivery.subject, self._said[delivery.subject])
+                    self._stated[delivery.subject] += 1
+                    self.last = ("stated", delivery.subject, self._stated[delivery.subject])
                 case _:
                     pass
 
@@ -572,9 +572,9 @@ class _Causes:
         commit = delivery.commit
         after = [*self._sampled.pop(delivery.subject, ())]
         seq = commit.cause
-        while seq in self._through and (seq not in self._moments or self._moments[seq][0][0] == "said"):
+        while seq in self._through and (seq not in self._moments or self._moments[seq][0][0] == "stated"):
             seq = self._through[seq]
-        if seq in self._moments and self._moments[seq][0][0] != "said":
+        if seq in self._moments and self._moments[seq][0][0] != "stated":
             after.append(self._moments[seq])
         at_s = commit.known[0].at_s
         return PastStatement(

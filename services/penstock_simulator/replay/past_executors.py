@@ -4,7 +4,7 @@ The executors of a replay: their runs go as the runs of the history went.
 Each run of a replay takes the turn of a run of the history
 (:meth:`penstock_simulator.replay.past_runs.PastTask.take`). Its processes start, and iterate, after the same time; it
 reports checkpoints and memory as long after its placement; and if it ends in the same way, it says at its end what the
-past run said.
+past run repeated.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ class PastExecutors(VirtualExecutors):
     Parameters
     ----------
     engine : EventEngine
-    book : PastRunLedger
+    ledger : PastRunLedger
     **parts
         As of :class:`penstock_simulator.engine.executors.VirtualExecutors`.
     """
 
-    def __init__(self, engine: EventEngine, *, book: PastRunLedger, **parts: Any) -> None:
+    def __init__(self, engine: EventEngine, *, ledger: PastRunLedger, **parts: Any) -> None:
         super().__init__(engine, **parts)
-        self._book, self._jobs = book, JobTable()
+        self._ledger, self._jobs = ledger, JobTable()
         self._placed_s: dict[str, float] = {}
-        self.tasks.update({task.id: task for task in book.others})
+        self.tasks.update({task.id: task for task in ledger.others})
         engine.witness(self._note)
 
     def _note(self, delivery: Delivery) -> None:
@@ -73,7 +73,7 @@ class PastExecutors(VirtualExecutors):
 
     def _pace(self, task: Any, kind: str) -> float:
         job = self._jobs[task.id]
-        return self._book.per_s(_past(task), kind, job.size)
+        return self._ledger.per_s(_past(task), kind, job.size)
 
     def _launch_s(self, run: VirtualRun) -> float:
         attempt = _past(run.task).attempt
@@ -92,7 +92,7 @@ class PastExecutors(VirtualExecutors):
             placed_s = self._placed_s[run.task.id]
             for fact in attempt.run.facts:
                 at_s = placed_s + max(0.0, fact.at_s - attempt.run.placed_s)
-                self._agenda.at(max(at_s, self._engine.now_s), self._tell, run, attempt, fact)
+                self._event_queue.at(max(at_s, self._engine.now_s), self._repeat, run, attempt, fact)
 
     def _refuse(self, run: VirtualRun, attempt: PastAttempt) -> None:
         """End a run of which no process is started, as its executor did."""
@@ -106,24 +106,24 @@ class PastExecutors(VirtualExecutors):
         for node_id in [node_id for node_id in run.open if node_id not in self.down_s]:
             self._end(run, node_id, attempt.run.outcome)
 
-    def _tell(self, run: VirtualRun, attempt: PastAttempt, fact: RunCheckpointed | RunMeasured) -> None:
-        """Say of a run what was said of that of the history."""
+    def _repeat(self, run: VirtualRun, attempt: PastAttempt, fact: RunCheckpointed | RunMeasured) -> None:
+        """Say of a run what was repeated of that of the history."""
         if not self._is_on(run) or not run.open:
             return
         now_s, task, node_id = self._engine.now_s, run.task, next(iter(run.open))
-        said: RunCheckpointed | RunMeasured
+        repeated: RunCheckpointed | RunMeasured
         if isinstance(fact, RunCheckpointed):
-            begun = task.kept_s if not run.stands else task.kept_s - run.done_s
+            begun = task.kept_s if not run.halted else task.kept_s - run.done_s
             step = max(0, fact.step - attempt.run.resumed_step) + task.steps(max(0.0, begun))
-            said = msgspec.structs.replace(fact, at_s=now_s, epoch=run.epoch, node_id=node_id, step=step)
+            repeated = msgspec.structs.replace(fact, at_s=now_s, epoch=run.epoch, node_id=node_id, step=step)
         else:
-            said = msgspec.structs.replace(fact, at_s=now_s, epoch=run.epoch, node_id=node_id)
-        self._append(subjects.run(task.id), said, f"executor/{node_id}")
+            repeated = msgspec.structs.replace(fact, at_s=now_s, epoch=run.epoch, node_id=node_id)
+        self._append(subjects.run(task.id), repeated, f"executor/{node_id}")
 
     # --- its end
     def _complete(self, run: VirtualRun) -> None:
         task = _past(run.task)
-        if not self._is_on(run) or run.stands:
+        if not self._is_on(run) or run.halted:
             return
         if task.cut and not task.failures:
             run.done_s, task.kept_s = task.work_s - task.kept_s, task.work_s
@@ -141,7 +141,7 @@ class PastExecutors(VirtualExecutors):
         attempt = _past(run.task).attempt
         if attempt is None or not attempt.run.asked_s or attempt.run.outcome not in {"completed", "failed"}:
             return False
-        if run.stands or math.isinf(run.begins_s):
+        if run.halted or math.isinf(run.begins_s):
             return False
         now_s, task = self._engine.now_s, run.task
         left_s = max(0.0, run.begins_s - now_s) + (task.next_s - task.kept_s - run.worked_s(now_s)) / run.speed
@@ -153,10 +153,10 @@ class PastExecutors(VirtualExecutors):
             return attempt.run.stop_s
         return self.costs.stop_s
 
-    def _stand(self, run: VirtualRun, now_s: float, *, saved: bool) -> None:
+    def _halt(self, run: VirtualRun, now_s: float, *, saved: bool) -> None:
         task = _past(run.task)
         kept, attempt = task.kept_s, task.attempt
-        super()._stand(run, now_s, saved=saved)
+        super()._halt(run, now_s, saved=saved)
         if saved and task.saves and attempt is not None and attempt.run.outcome == "preempted" and attempt.worked:
             share = min(1.0, max(0.0, (attempt.kept - attempt.begun) / attempt.worked))  # its last save was earlier
             task.lost_s += (1.0 - share) * run.done_s

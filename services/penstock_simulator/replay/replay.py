@@ -174,22 +174,22 @@ def replay(
         raise ValueError("no job of the log ran in this window; take a longer one")
     chosen = _as_configured(SimulationOptions(**options), history, policy)
     rules = choose(policy, chosen.settings).matcher
-    book = PastRunLedger(history, jobs, rules.node_timeout_s, rules.await_profile_s)
-    script = _script(book, jobs, policy, _nodes(history, added, without), rules.node_timeout_s)
+    ledger = PastRunLedger(history, jobs, rules.node_timeout_s, rules.await_profile_s)
+    script = _script(ledger, jobs, policy, _nodes(history, added, without), rules.node_timeout_s)
     costs = replace(
         chosen.costs,
-        stop_s=chosen.costs.stop_s or book.stop_s,
+        stop_s=chosen.costs.stop_s or ledger.stop_s,
         checkpoint_s=chosen.costs.checkpoint_s or median(job.spec.checkpoint_s for job in jobs),
     )
     statements = PastStatements(history.statements, script.shift_s)
     chosen = replace(chosen, costs=costs, watch=statements.attach, delays=_delays(history, statements, script.shift_s))
-    told = [jobs[row] for row in rows]
+    chosen_jobs = [jobs[row] for row in rows]
     return Replay(
         measured=only(past_outcome.measured(history, jobs, script.trace), rows),
         replayed=only(play(script, policy, chosen), rows),
-        censored=past_outcome.censored(told),
-        left_s=np.array([job.finished_s or history.last_s for job in told]),
-        names=tuple(job.spec.name for job in told),
+        censored=past_outcome.censored(chosen_jobs),
+        left_s=np.array([job.finished_s or history.last_s for job in chosen_jobs]),
+        names=tuple(job.spec.name for job in chosen_jobs),
         never_ran=tuple(history.never_ran(from_s, to_s)),
     )
 
@@ -234,8 +234,8 @@ def _nodes(history: ClusterHistory, added: SimulatedNodes | None, without: Colle
     return found
 
 
-def _script(book: PastRunLedger, jobs: list[Job], policy: str, nodes: list[NodeJoined], silence_s: float) -> Script:
-    history = book.history
+def _script(ledger: PastRunLedger, jobs: list[Job], policy: str, nodes: list[NodeJoined], silence_s: float) -> Script:
+    history = ledger.history
     trace = past_outcome.trace_of(history, jobs)
     first_s = min([*(joined.at_s for joined in history.joined), float(trace.submit_s[0])])
     shift_s = cluster_script.ORIGIN_S - first_s
@@ -243,25 +243,25 @@ def _script(book: PastRunLedger, jobs: list[Job], policy: str, nodes: list[NodeJ
     kinds = sorted({device.kind for joined in nodes for device in joined.devices})
 
     def submitted(row: int) -> JobSubmitted:
-        job, task = jobs[row], book.tasks[row]
-        spec = book.spec(job)
-        spec = msgspec.structs.replace(spec, duration_s=book.length_s(task, kinds)) if declares else spec
+        job, task = jobs[row], ledger.tasks[row]
+        spec = ledger.spec(job)
+        spec = msgspec.structs.replace(spec, duration_s=ledger.length_s(task, kinds)) if declares else spec
         return JobSubmitted(at_s=job.submitted_s + shift_s, job_id=job.id, spec=spec)
 
     known = {joined.node_id for joined in nodes}
-    said = [(subject, fact, "gateway/sim") for subject, fact in history.people_facts if _again(fact, policy, known)]
+    people = [(subject, fact, "gateway/sim") for subject, fact in history.people_facts if _again(fact, policy, known)]
     return Script(
         trace=trace,
-        tasks=book.tasks,
+        tasks=ledger.tasks,
         submitted=submitted,
         nodes=[_moved(joined, shift_s) for joined in nodes],
-        speed=book.speed,
-        sampled=book.sampled,
+        speed=ledger.speed,
+        sampled=ledger.sampled,
         shift_s=shift_s,
         facts=[
-            *((subject, _moved(fact, shift_s), actor) for subject, fact, actor in said),
-            *_others(history, book, shift_s),
-            *_cancels(history, book, shift_s),
+            *((subject, _moved(fact, shift_s), actor) for subject, fact, actor in people),
+            *_others(history, ledger, shift_s),
+            *_cancels(history, ledger, shift_s),
             *_departures(history, known, shift_s),
         ],
         outages=[
@@ -269,7 +269,7 @@ def _script(book: PastRunLedger, jobs: list[Job], policy: str, nodes: list[NodeJ
             for departure in history.gone
             if not departure[3] and departure[1] in known
         ],
-        executors=partial(PastExecutors, book=book),
+        executors=partial(PastExecutors, ledger=ledger),
     )
 
 
@@ -285,7 +285,7 @@ def _outage(
     )
 
 
-def _others(history: ClusterHistory, book: PastRunLedger, shift_s: float) -> list[tuple[str, AnyEvent, str]]:
+def _others(history: ClusterHistory, ledger: PastRunLedger, shift_s: float) -> list[tuple[str, AnyEvent, str]]:
     """Return the submissions of jobs that never ran: they wait in the replay as well."""
     return [
         (
@@ -293,14 +293,14 @@ def _others(history: ClusterHistory, book: PastRunLedger, shift_s: float) -> lis
             JobSubmitted(at_s=history.jobs[task.id].submitted_s + shift_s, job_id=task.id, spec=history.specs[task.id]),
             "gateway/sim",
         )
-        for task in book.others
+        for task in ledger.others
         if task.id in history.specs
     ]
 
 
-def _cancels(history: ClusterHistory, book: PastRunLedger, shift_s: float) -> Iterator[tuple[str, AnyEvent, str]]:
+def _cancels(history: ClusterHistory, ledger: PastRunLedger, shift_s: float) -> Iterator[tuple[str, AnyEvent, str]]:
     """Yield the cancellations at times of the log: of jobs that waited then, or at the log's end."""
-    for task in (*book.tasks, *book.others):
+    for task in (*ledger.tasks, *ledger.others):
         if math.isinf(task.work_s):
             at_s = history.cancelled_s.get(task.id, history.last_s)
             yield subjects.job(task.id), JobCancelled(at_s=at_s + shift_s, job_id=task.id), "gateway/sim"
@@ -352,7 +352,7 @@ class PastStatements:
         self._open = [set(statement.after) for statement in statements]
         self._before, self._following = _order(statements)
         self._ready: set[int] = set()
-        self._said: set[int] = set()
+        self._made: set[int] = set()
         self._engine: EventEngine
         self._executors: VirtualExecutors
 
@@ -364,7 +364,7 @@ class PastStatements:
             for moment in statement.after:
                 self._waiting[moment].append(at)
             if not statement.after:
-                engine.agenda.at(max(0.0, statement.lag_s + self._shift_s), self._is_ready, at)
+                engine.event_queue.at(max(0.0, statement.lag_s + self._shift_s), self._is_ready, at)
         engine.witness(self._note)
 
     def lag_s(self, known_s: Mapping[Moment, float]) -> float | None:
@@ -392,15 +392,15 @@ class PastStatements:
         for at in self._waiting.pop(moment, ()):
             self._open[at].discard(moment)
             if not self._open[at]:
-                self._engine.agenda.at(self._engine.now_s + self._statements[at].lag_s, self._is_ready, at)
+                self._engine.event_queue.at(self._engine.now_s + self._statements[at].lag_s, self._is_ready, at)
 
     def _is_ready(self, at: int) -> None:
         self._ready.add(at)
-        self._say(at)
+        self._make(at)
 
-    def _say(self, at: int) -> None:
+    def _make(self, at: int) -> None:
         """Make a statement, unless it has to come after one that is still missing; then those that waited for it."""
-        if at in self._said or not self._before[at] <= self._said:
+        if at in self._made or not self._before[at] <= self._made:
             return
         statement = self._statements[at]
         for fact in statement.facts:
@@ -408,10 +408,10 @@ class PastStatements:
             if isinstance(now, SamplesRequested):
                 self._executors.expect(now)
             self._engine.append(statement.subject, now, statement.actor)
-        self._said.add(at)
+        self._made.add(at)
         for following in self._following[at]:
             if following in self._ready:
-                self._say(following)
+                self._make(following)
 
     def _now(self, statement: PastStatement, fact: AnyEvent) -> AnyEvent:
         moved: Any = msgspec.structs.replace(fact, at_s=self._engine.now_s)

@@ -100,9 +100,9 @@ def unknown(replay: Replay) -> ReplayUnknowns:
 
 def fates(jobs: Sequence[Job]) -> dict[str, int]:
     """Return how many jobs that never ran became what."""
-    words = {"running": "still waiting"}
+    named = {"running": "still waiting"}
     states = (STATES.get(job.state, "running") for job in jobs)
-    return dict(Counter(words.get(state, state) for state in states))
+    return dict(Counter(named.get(state, state) for state in states))
 
 
 _NAMED: Final = 5
@@ -119,53 +119,64 @@ def of_log(history: ClusterHistory) -> Iterator[str]:
 
 def of_sharing(history: ClusterHistory) -> Iterator[str]:
     """Yield what a replay makes of jobs that shared devices."""
-    ran = [job.id for job in history.jobs if job.spec.sharing != "exclusive" and history.runs.get(job.id)]
-    if ran:
-        number = f"{len(ran):,} job{'s' if len(ran) > 1 else ''}"
-        yield (
-            f"{number} shared devices: {_names(ran)}; each runs as long as it did, whoever is beside it in the replay, "
-            "and in utilisation it counts with whole devices, so that may be more than 100%"
-        )
+    yield from _of_jobs(
+        history,
+        lambda job: job.spec.sharing != "exclusive",
+        ("shared devices", "shared devices"),
+        "each runs as long as it did, whoever is beside it in the replay, and in utilisation it counts with whole "
+        "devices, so that may be more than 100%",
+    )
 
 
 def of_sizes(history: ClusterHistory) -> Iterator[str]:
     """Yield what a replay makes of elastic jobs."""
-    ran = [job.id for job in history.jobs if job.spec.elastic and job.sample is None and history.runs.get(job.id)]
-    if ran:
-        number = f"{len(ran):,} job{'s are' if len(ran) > 1 else ' is'}"
-        yield (
-            f"{number} elastic: {_names(ran)}; the autoscaler sizes them in the replay, and with a size that one never "
-            "had it is as fast as its profile says"
-        )
+    yield from _of_jobs(
+        history,
+        lambda job: job.spec.elastic and job.sample is None,
+        ("is elastic", "are elastic"),
+        "the autoscaler sizes them in the replay, and with a size that one never had it is as fast as its profile says",
+    )
 
 
 def of_trials(history: ClusterHistory) -> Iterator[str]:
     """Yield what a replay makes of the trials of sweeps."""
-    ran = [job.id for job in history.jobs if job.spec.parent and job.sample is None and history.runs.get(job.id)]
+    yield from _of_jobs(
+        history,
+        lambda job: bool(job.spec.parent) and job.sample is None,
+        ("is a trial of a sweep", "are trials of a sweep"),
+        "they are submitted when they were, also where those before them end at other times",
+    )
+
+
+def _of_jobs(
+    history: ClusterHistory, concerned: Callable[[Job], bool], verbs: tuple[str, str], consequence: str
+) -> Iterator[str]:
+    """Yield a sentence about some of the jobs that ran, if there are any; ``verbs`` are of one and of several."""
+    ran = [job.id for job in history.jobs if concerned(job) and history.runs.get(job.id)]
     if ran:
-        number = f"{len(ran):,} job{'s are trials' if len(ran) > 1 else ' is a trial'}"
-        yield (
-            f"{number} of a sweep: {_names(ran)}; they are submitted when they were, also where those before them end "
-            "at other times"
-        )
+        number = f"{len(ran):,} jobs {verbs[1]}" if len(ran) > 1 else f"1 job {verbs[0]}"
+        yield f"{number}: {_names(ran)}; {consequence}"
 
 
 def of_replay(replay: Replay) -> Iterator[str]:
     """Yield what cannot be known of the jobs."""
     found = unknown(replay)
     if found.censored:
-        counts = {"cancelled": len(found.cancelled), "failed": len(found.failed), "still running": len(found.running)}
-        told = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
+        ends = {"cancelled": len(found.cancelled), "failed": len(found.failed), "still running": len(found.running)}
         yield (
-            f"{found.censored:,} of {len(replay.censored):,} jobs have no true length ({told}): they run as long as "
-            "they did, and JCTs leave them out"
+            f"{found.censored:,} of {len(replay.censored):,} jobs have no true length ({_counts(ends)}): they run as "
+            "long as they did, and JCTs leave them out"
         )
     if replay.never_ran:
-        told = ", ".join(f"{count:,} {what}" for what, count in fates(replay.never_ran).items())
+        names, ends = _names(found.never_ran), fates(replay.never_ran)
         yield (
-            f"{len(replay.never_ran):,} jobs never ran ({told}): {_names(list(found.never_ran))}; nothing is known of "
-            "their length; they wait in the replay as well, and are cancelled when they were, or with the log's end"
+            f"{len(replay.never_ran):,} jobs never ran ({_counts(ends)}): {names}; nothing is known of their length; "
+            "they wait in the replay as well, and are cancelled when they were, or with the log's end"
         )
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
 
 
 def of_scores(scores: Mapping[str, ReplayScore], seed: int, check: ReplayCheck | None = None) -> Iterator[str]:
@@ -183,7 +194,7 @@ def of_scores(scores: Mapping[str, ReplayScore], seed: int, check: ReplayCheck |
         yield f"how far a replay is off shows --policy {CONFIGURED}: the settings of the services once more"
 
 
-def _names(ids: list[str] | tuple[str, ...]) -> str:
+def _names(ids: Sequence[str]) -> str:
     more = f" and {len(ids) - _NAMED:,} more" if len(ids) > _NAMED else ""
     return ", ".join(ids[:_NAMED]) + more
 
@@ -209,7 +220,7 @@ def changes(score: ReplayScore, span: Span, most: int | None = _LARGEST, *, verd
     verdict : bool
         Whether it may be said how sure a difference is.
     """
-    for who, one in parties(score, most):
+    for who, one in groups(score, most):
         yield from _change(who, one, span, "too few jobs" if verdict else "no verdict")
 
 
@@ -230,7 +241,7 @@ def _section(policy: str, score: ReplayScore, span: Span, check: ReplayCheck | N
     yield f"<p>{escape(finding(policy, score, span, check))}</p>"
     if score.all.jobs:
         rows = changes(score, span, most=None, verdict=check is None or check.holds)
-        yield from _table(CHANGES, rows, words=1)
+        yield from _table(CHANGES, rows, text_columns=1)
     if score.everybody.censored:
         sentence = everybody(score.everybody, span)
         yield f'<p class="faint">{escape(sentence[0].upper() + sentence[1:])}.</p>'
@@ -321,16 +332,18 @@ def _jobs(what: str, jobs: tuple[JobChange, ...], span: Span) -> Iterator[str]:
         count = f"The {len(jobs)} jobs that" if len(jobs) > 1 else "The one job that"
         ending = f"{what} most" if len(jobs) > 1 else f"{what}s"
         yield f"<div><h3>{count} {ending}</h3>"
-        yield from _table(JOBS, job_rows(jobs, span), words=2)
+        yield from _table(JOBS, job_rows(jobs, span), text_columns=2)
         yield "</div>"
 
 
-def _table(headers: Sequence[str], rows: Iterable[Sequence[str]], words: int) -> Iterator[str]:
-    """Yield a table whose first columns are words."""
+def _table(headers: Sequence[str], rows: Iterable[Sequence[str]], text_columns: int) -> Iterator[str]:
+    """Yield a table whose first columns are text."""
 
     def cells(tag: str, row: Sequence[str]) -> str:
         left = ' style="text-align:left"'
-        return "".join(f"<{tag}{left if at < words else ''}>{escape(cell)}</{tag}>" for at, cell in enumerate(row))
+        return "".join(
+            f"<{tag}{left if at < text_columns else ''}>{escape(cell)}</{tag}>" for at, cell in enumerate(row)
+        )
 
     yield '<div class="scroll"><table><thead><tr>' + cells("th", [name.lower() for name in headers]) + "</tr></thead>"
     yield "<tbody>" + "".join(f"<tr>{cells('td', row)}</tr>" for row in rows) + "</tbody></table></div>"
@@ -341,7 +354,7 @@ Span = Callable[[float], str]
 Row = tuple[str, ...]
 
 
-def parties(score: ReplayScore, most: int | None = _LARGEST) -> Iterator[tuple[str, CompletionTimeChange]]:
+def groups(score: ReplayScore, most: int | None = _LARGEST) -> Iterator[tuple[str, CompletionTimeChange]]:
     """Yield all jobs, then teams and users where there are several, those with the most jobs first."""
     yield "all jobs", score.all
     for what, found in (("team", score.teams), ("user", score.users)):
@@ -354,5 +367,5 @@ def _change(who: str, one: CompletionTimeChange, span: Span, unsaid: str) -> Ite
     average = (one.was_avg_s, one.avg_s, one.avg_change_s, one.avg_interval_s)
     p95 = (one.was_p95_s, one.p95_s, one.p95_change_s, one.p95_interval_s)
     for what, (was_s, now_s, change_s, bounds) in (("avg", average), ("p95", p95)):
-        words = f"{signed(bounds.low, span)} to {signed(bounds.high, span)}" if bounds is not None else unsaid
-        yield (who, str(one.jobs), what, span(was_s), span(now_s), signed(change_s, span), words)
+        interval = f"{signed(bounds.low, span)} to {signed(bounds.high, span)}" if bounds is not None else unsaid
+        yield (who, str(one.jobs), what, span(was_s), span(now_s), signed(change_s, span), interval)

@@ -177,19 +177,19 @@ def score(
     def changes(rows: npt.NDArray[np.bool_], *stream: int) -> CompletionTimeChange:
         return change(was_s[rows], now_s[rows], np.random.default_rng([seed, *stream]), resamples)
 
-    def parties(labels: Sequence[str], stream: int) -> dict[str, CompletionTimeChange]:
+    def groups(labels: Sequence[str], stream: int) -> dict[str, CompletionTimeChange]:
         found = np.array(labels, dtype=object)
-        told = sorted(set(found[both].tolist())) if len(found) else []
-        return {name: changes(both & (found == name), stream, at) for at, name in enumerate(told)}
+        names_seen = sorted(set(found[both].tolist())) if len(found) else []
+        return {name: changes(both & (found == name), stream, at) for at, name in enumerate(names_seen)}
 
     jobs = _Jobs(was, was_s, now_s, names)
     order = np.flatnonzero(both)[np.argsort((now_s - was_s)[both], kind="stable")]
     return ReplayScore(
         all=changes(both, 0),
-        teams=parties(trace.vcs, 1),
-        users=parties(trace.users, 2),
-        gained=jobs.told(row for row in order[:MOST] if now_s[row] < was_s[row] - _EVEN_S),
-        lost=jobs.told(row for row in order[::-1][:MOST] if now_s[row] > was_s[row] + _EVEN_S),
+        teams=groups(trace.vcs, 1),
+        users=groups(trace.users, 2),
+        gained=jobs.changes(row for row in order[:MOST] if now_s[row] < was_s[row] - _EVEN_S),
+        lost=jobs.changes(row for row in order[::-1][:MOST] if now_s[row] > was_s[row] + _EVEN_S),
         everybody=_everybody(was, now, left_s),
         unfinished=tuple(str(trace.job_ids[row]) for row in np.flatnonzero(was.finished & ~now.finished).tolist()),
         resamples=resamples,
@@ -202,7 +202,7 @@ class _Jobs:
     def __init__(self, was: Outcome, was_s: Floats, now_s: Floats, names: Sequence[str]) -> None:
         self._trace, self._was_s, self._now_s, self._names = was.trace, was_s, now_s, names
 
-    def told(self, rows: Iterable[np.int64]) -> tuple[JobChange, ...]:
+    def changes(self, rows: Iterable[np.int64]) -> tuple[JobChange, ...]:
         return tuple(self._one(int(row)) for row in rows)
 
     def _one(self, row: int) -> JobChange:

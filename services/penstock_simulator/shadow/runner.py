@@ -141,7 +141,7 @@ class ShadowRunner:
             async with background(self._follow(), self._keep_time()):
                 await self._publish()
         finally:
-            await self._tell_status()
+            await self._publish_status()
 
     async def _follow(self) -> None:
         since_breath = 0
@@ -155,7 +155,7 @@ class ShadowRunner:
                 await asyncio.sleep(0)
 
     async def _keep_time(self) -> None:
-        told_s = -math.inf
+        reported_s = -math.inf
         while True:
             now_s = self._shell.now_s() - self._settings.lag_s
             last_seq = await until_available(self._shell.bus.last_seq, "last_seq")
@@ -163,9 +163,9 @@ class ShadowRunner:
                 self._follower.begin()
                 self._follower.advance(now_s)
                 self._collect()
-                if now_s - told_s >= self._settings.status_s:
-                    told_s = now_s
-                    await self._tell_status()
+                if now_s - reported_s >= self._settings.status_s:
+                    reported_s = now_s
+                    await self._publish_status()
             await asyncio.sleep(self._settings.tick_s)
 
     def _collect(self) -> None:
@@ -194,7 +194,7 @@ class ShadowRunner:
         commit = codec.decode(found.body)
         return int(commit.id, 16) if commit.actor == actor_of(self._plan) else 0
 
-    async def _tell_status(self) -> None:
+    async def _publish_status(self) -> None:
         if self._lead.held and self._follower.live:
             body = msgspec.json.encode(self._follower.status())
             await self._send(_Message(0, subjects.shadow(self._plan.name), body))

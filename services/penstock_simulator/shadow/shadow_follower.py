@@ -67,7 +67,7 @@ _REAL: Final = "log"
 """The actor of what a shadow takes from the log."""
 _OWN: Final = frozenset({"rank", "round", "run"})
 """The kinds of what it says itself."""
-_TRUE_HERE: Final = (
+_ALSO_HERE: Final = (
     JobSubmitted,
     JobCancelled,
     JobHeld,
@@ -77,7 +77,7 @@ _TRUE_HERE: Final = (
     NodeDrained,
     NodeResumed,
 )
-_TRUE_THERE: Final = (RoundDecided, RunStarted, RunCheckpointed, RunRewound, RunEnded)
+_ONLY_THERE: Final = (RoundDecided, RunStarted, RunCheckpointed, RunRewound, RunEnded)
 _PRUNE_EVERY: Final = 1_000
 
 
@@ -143,7 +143,7 @@ class ShadowFollower:
         for fact in delivery.commit.known:
             touched = self.measured.apply(fact)
             if self._concerns(fact):
-                self._hear(delivery.subject, fact, touched)
+                self._apply_real(delivery.subject, fact, touched)
         if self._forgets and delivery.seq % _PRUNE_EVERY == 0:
             self._prune()
 
@@ -154,7 +154,7 @@ class ShadowFollower:
             engine.now_s = max(engine.now_s, now_s)
             return
         if now_s > engine.now_s:
-            engine.agenda.at(now_s, _nothing)
+            engine.event_queue.at(now_s, _nothing)
             engine.run(lambda: engine.now_s < now_s)
 
     def begin(self) -> None:
@@ -208,12 +208,12 @@ class ShadowFollower:
                 return True
         return self.plan.pool in {"", pool}
 
-    def _hear(self, subject: str, fact: AnyEvent, touched: list[Job]) -> None:
-        if isinstance(fact, _TRUE_HERE):
+    def _apply_real(self, subject: str, fact: AnyEvent, touched: list[Job]) -> None:
+        if isinstance(fact, _ALSO_HERE):
             self._append(subject, fact)
-            self._follow_people(fact, touched)
+            self._apply_people(fact, touched)
         elif isinstance(fact, NodeJoined | NodeLeft):
-            self._follow_node(subject, fact)
+            self._apply_node(subject, fact)
         elif isinstance(fact, PolicySet) and self.plan.policy == CONFIGURED:
             self._append(subject, fact)
         elif isinstance(fact, JobsRanked) and self.plan.policy == CONFIGURED and not self.live:
@@ -222,10 +222,10 @@ class ShadowFollower:
             self._append(subject, fact)
         elif isinstance(fact, ScaleDecided):
             self._size(subject, fact)
-        elif isinstance(fact, _TRUE_THERE):
+        elif isinstance(fact, _ONLY_THERE):
             self._learn(subject, fact, touched)
 
-    def _follow_people(self, fact: AnyEvent, touched: list[Job]) -> None:
+    def _apply_people(self, fact: AnyEvent, touched: list[Job]) -> None:
         if not self.live:
             return
         if isinstance(fact, JobSubmitted | SamplesRequested):
@@ -234,7 +234,7 @@ class ShadowFollower:
         elif isinstance(fact, JobCancelled):
             self.executors.stop(fact.job_id, "cancelled")
 
-    def _follow_node(self, subject: str, fact: NodeJoined | NodeLeft) -> None:
+    def _apply_node(self, subject: str, fact: NodeJoined | NodeLeft) -> None:
         back = isinstance(fact, NodeJoined) and fact.node_id in self._away
         if isinstance(fact, NodeLeft):
             self._away.add(fact.node_id)
@@ -332,11 +332,11 @@ class ShadowExecutors(VirtualExecutors):
 
     def submit(self, job: Job) -> VirtualTask:
         """Add a job."""
-        self._reckon()
+        self._set_stop_cost()
         row = _A_SAMPLE if job.sample is not None else len(self.tasks)
         task = VirtualTask(job.id, row, job.spec.gpus, job.id, math.inf, iteration_s=self._known.iteration_s(job.id))
         self.tasks[job.id] = task
-        self._inform(task)
+        self._set_work(task)
         return task
 
     def adopt(self, job: Job) -> None:
@@ -362,7 +362,7 @@ class ShadowExecutors(VirtualExecutors):
             self._expect_end(run)
         else:
             run.missing = set(slots)
-            self._agenda.at(now_s, self._start, run)
+            self._event_queue.at(now_s, self._start, run)
         if job.stopping:
             self.stop(job.id, job.reason, self._measured.asked_s(job.id) or now_s)
 
@@ -372,9 +372,9 @@ class ShadowExecutors(VirtualExecutors):
         if run is None or run.asked:
             return
         run.asked, now_s = True, self._engine.now_s
-        if not run.stands:
-            self._stand(run, asked_s or now_s, saved=True)
-        self._agenda.at(max(now_s, (asked_s or now_s) + self.costs.stop_s), self._end_all, run, reason)
+        if not run.halted:
+            self._halt(run, asked_s or now_s, saved=True)
+        self._event_queue.at(max(now_s, (asked_s or now_s) + self.costs.stop_s), self._end_all, run, reason)
 
     def lose(self, node_ids: tuple[str, ...]) -> None:
         """End what runs on nodes that are lost."""
@@ -383,7 +383,7 @@ class ShadowExecutors(VirtualExecutors):
 
     def learn(self, job: Job) -> None:
         """Learn from a real run, or from the end of a whole job."""
-        self._reckon()
+        self._set_stop_cost()
         task = self.tasks.get(job.id)
         if (
             task is None
@@ -392,9 +392,9 @@ class ShadowExecutors(VirtualExecutors):
             or math.isfinite(task.work_s)
         ):
             return
-        self._inform(task)
+        self._set_work(task)
         run = self.runs.get(job.id)
-        if run is not None and not run.stands and math.isfinite(run.begins_s):
+        if run is not None and not run.halted and math.isfinite(run.begins_s):
             run.speed, run.begins_s = self.speed(job.id, run.kind), run.started_s + task.starting_s
             self._expect_end(run)
 
@@ -403,16 +403,16 @@ class ShadowExecutors(VirtualExecutors):
         self.tasks.pop(job_id, None)
         self.ready_s.pop(job_id, None)
 
-    def _stand(self, run: VirtualRun, now_s: float, *, saved: bool) -> None:
+    def _halt(self, run: VirtualRun, now_s: float, *, saved: bool) -> None:
         run.task.saves = self._known.saves(run.task.id)
-        super()._stand(run, now_s, saved=saved)
+        super()._halt(run, now_s, saved=saved)
 
-    def _reckon(self) -> None:
+    def _set_stop_cost(self) -> None:
         """Set the time to stop a run to that of real runs."""
         if self.costs.stop_s != self._known.stop_s:
             self.costs = replace(self.costs, stop_s=self._known.stop_s)
 
-    def _inform(self, task: VirtualTask) -> None:
+    def _set_work(self, task: VirtualTask) -> None:
         task.starting_s = self._known.rest_s(task.id)
         work_s = self._known.work_s(task.id)
         if work_s is not None:
@@ -429,7 +429,7 @@ class ShadowExecutors(VirtualExecutors):
             self.ahead += end_s < now_s - _NEAR_S
             self.ahead_gpu_s += (now_s - end_s) * task.gpus
             self.ready_s[task.id] = end_s
-        self._agenda.at(max(now_s, end_s), self._complete, run)
+        self._event_queue.at(max(now_s, end_s), self._complete, run)
 
 
 def _never_asked(_asked: SamplesRequested, _sample: ProfileSample) -> VirtualTask:

@@ -222,7 +222,7 @@ def test_what_people_set_live_holds_only_for_the_clusters_own_policy() -> None:
     def facts(policy: str) -> set[str]:
         live = PolicySet(pool="default", settings={"order": "fifo"}, at_s=1.5)
         shadow = followed(plan(policy), commits(node(), live, submitted("j1", 2.0)))
-        return {str(station.fold.state.live) for station in shadow.engine._stations if station.actor == "ranker/sim"}
+        return {str(host.fold.state.live) for host in shadow.engine._hosts if host.actor == "ranker/sim"}
 
     assert facts("2d-las") == {"{}"}
     assert facts("configured") == {"{'default': {'order': 'fifo'}}"}
@@ -256,7 +256,7 @@ def test_jobs_that_are_over_are_dropped_and_it_makes_no_difference(
 def test_nothing_is_kept_of_the_ends_of_runs_whose_length_nobody_knew(log: list[Delivery]) -> None:
     shadow = followed(plan("2d-las", **SET), log)
     assert len(shadow.executors.tasks) > 10
-    assert len(shadow.engine.agenda) == 0
+    assert len(shadow.engine.event_queue) == 0
 
 
 def test_a_run_that_starts_up_for_longer_than_others_is_not_taken_to_be_ahead() -> None:
