@@ -5,7 +5,6 @@ In reading order:
 
 * ``scenario``: Given, when, then over a decider.
 * ``fixtures``: Pytest fixtures, ports, waiting.
-* ``executor_stub``: The executor's side of the agent protocol.
 """
 
 from penstock_log.codec import subject_of

@@ -1,12 +1,4 @@
-"""
-Pytest fixtures, ports, waiting.
-
-Pytest fixtures; a ``conftest.py`` takes them with ``pytest_plugins = ["penstock_testing.fixtures"]``.
-
-Ports of processes that are told where to meet before one of them listens there.
-
-Waiting in tests for something to become true, bounded by a timeout that is a failure.
-"""
+"""Pytest fixtures, ports and waiting; a ``conftest.py`` has ``pytest_plugins = ["penstock_testing.fixtures"]``."""
 
 from __future__ import annotations
 

@@ -9,9 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter_ns
 
+from executor_stub import ExecutorStub, small_executor
+
 from penstock.sessions.session import Session
 from penstock.sessions.setup import ProcessSetup
-from penstock_testing.executor_stub import ExecutorStub, small_executor
 
 ROUNDS = 5
 

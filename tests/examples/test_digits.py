@@ -12,12 +12,12 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from executor_stub import ExecutorStub, overlay, small_executor, without_digest
 
 from penstock_log import validation
 from penstock_log.agent_protocol import EXIT_PREEMPTED, CheckpointSaved, SessionDone
 from penstock_log.spec import Choice, JobSpec, SweepSpec
 from penstock_testing import free_port
-from penstock_testing.executor_stub import ExecutorStub, overlay, small_executor, without_digest
 
 SLOWLY = {"EMULATED_SPEED": "0.02"}  # such that it is not at its end before it is asked to stop
 EXAMPLES = Path(__file__).parents[2] / "examples"

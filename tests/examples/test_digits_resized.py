@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from executor_stub import small_executor
 from resized_example import NOISE, SAMPLES, Resized, Size, each_once, finite
-
-from penstock_testing.executor_stub import small_executor
 
 EPOCHS = 12
 FIXED = Size(1, 64)

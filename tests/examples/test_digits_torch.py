@@ -11,11 +11,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from executor_stub import ExecutorStub, overlay, small_executor, without_digest
 from resized_example import NOISE, SAMPLES, Resized, Size, each_once, finite
 from test_digits import EXAMPLES, free_port
 
 from penstock_log.agent_protocol import EXIT_PREEMPTED, CheckpointSaved, SessionDone
-from penstock_testing.executor_stub import ExecutorStub, overlay, small_executor, without_digest
 
 STEPS = 24  # 1,438 samples in batches of 128, two epochs
 LIKE_ONE = 1e-5

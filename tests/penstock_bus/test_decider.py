@@ -1,10 +1,10 @@
 import msgspec
+from release_decider import DECIDER, submitted
 
 from penstock_bus import Snapshot
 from penstock_bus.decider import Fold
 from penstock_log import JobReleased, NodeLeft, subjects
 from penstock_testing import delivery
-from penstock_testing.scenario import DECIDER, submitted
 
 
 def test_a_commit_is_folded_fact_by_fact_and_once() -> None:

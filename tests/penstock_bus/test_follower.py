@@ -4,13 +4,13 @@ from collections.abc import AsyncIterator, Sequence
 
 import msgspec
 import pytest
+from release_decider import DECIDER, ReleaseState, submitted
 
 from penstock_bus import Append, Delivery, Timeout, follower
 from penstock_bus.follower import FoldFollower, background
 from penstock_bus.memory import MemoryBus
 from penstock_log import Commit, Event, subjects
 from penstock_testing import eventually
-from penstock_testing.scenario import DECIDER, ReleaseState, submitted
 
 
 async def submit(bus: MemoryBus, job_id: str) -> int:

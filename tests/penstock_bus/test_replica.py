@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+from release_decider import DECIDER, ReleaseState, apply, decide, submitted
 from structlog.testing import capture_logs
 
 from penstock_bus import Append, Conflict, Decider, Decision, Lease, Unavailable
@@ -12,7 +13,6 @@ from penstock_bus.replica import Replica, ReplicaPace, run_decider
 from penstock_bus.shell import Shell
 from penstock_log import Commit, Event, JobHeld, JobReleased, JobSubmitted, encode, subjects
 from penstock_testing import eventually
-from penstock_testing.scenario import DECIDER, ReleaseState, apply, decide, submitted
 
 FAST = ReplicaPace(lease_ttl_s=0.3, renew_s=0.1)
 STEADY = ReplicaPace(lease_ttl_s=3_600.0)  # the lead is not lost, however slow the machine

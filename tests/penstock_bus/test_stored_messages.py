@@ -9,11 +9,11 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from release_decider import DECIDER
 
 from penstock_bus import Snapshot
 from penstock_bus.decider import Fold
 from penstock_bus.stored_messages import SnapshotChunk, SnapshotDamaged, join, split
-from penstock_testing.scenario import DECIDER
 
 ODD = st.recursive(
     st.none()

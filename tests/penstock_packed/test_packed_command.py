@@ -9,11 +9,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from executor_stub import overlay, small_executor
 
 from penstock_log.agent_protocol import SessionDone
 from penstock_log.spec import JobSpec
 from penstock_packed.__main__ import main
-from penstock_testing.executor_stub import overlay, small_executor
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MEMBERS = """

@@ -11,13 +11,13 @@ import threading
 from pathlib import Path
 
 import pytest
+from executor_stub import overlay, small_executor, without_digest
 from packed_cases import Count, Ledger
 
 from penstock.sessions.session import Session
 from penstock.sessions.setup import ProcessSetup
 from penstock_log.agent_protocol import EXIT_PREEMPTED, CheckpointSaved, SessionDone, StepProgress
 from penstock_packed import LaneRules, MemoryNeed, PackedHost
-from penstock_testing.executor_stub import overlay, small_executor, without_digest
 
 pytestmark = pytest.mark.slow
 

@@ -2,11 +2,11 @@ import dataclasses
 import itertools
 
 import pytest
+from release_decider import DECIDER, ReleaseState, submitted
 
 from penstock_bus import Decision, Proposal
 from penstock_log import Event, JobReleased, NodeLeft, subjects
 from penstock_testing import Scenario
-from penstock_testing.scenario import DECIDER, ReleaseState, submitted
 
 
 def released(job_id: str, at_s: float) -> JobReleased:

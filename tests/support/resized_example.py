@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from executor_stub import ExecutorStub, overlay, small_executor
 from test_digits import free_port
 
 from penstock_log.agent_protocol import EXIT_PREEMPTED, STOP_MARGIN, CheckpointSaved, SessionDone
-from penstock_testing.executor_stub import ExecutorStub, overlay, small_executor
 
 JOB = Path(__file__).with_name("watched_job.py")
 SAMPLES = 1438

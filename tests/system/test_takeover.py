@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import msgspec
 import pytest
+from release_decider import submitted
 
 from penstock_bus import Append, Delivery
 from penstock_bus.health import Vitals
@@ -17,7 +18,6 @@ from penstock_bus.nats import NatsBus
 from penstock_bus.replica import RENEW_S, TTL_S
 from penstock_log import Commit, subjects
 from penstock_testing.fixtures import NatsAccount
-from penstock_testing.scenario import submitted
 
 TAKEOVER_S = 5.0  # on a machine that lets the standby run when it wants to
 PATIENCE_S = 60.0

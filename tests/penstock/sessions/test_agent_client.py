@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from executor_stub import ExecutorStub, overlay, small_executor, without_digest
 
 import penstock
 from penstock.sessions.session import Session
@@ -29,7 +30,6 @@ from penstock_log.agent_protocol import (
     StopAtStep,
     StopRequest,
 )
-from penstock_testing.executor_stub import ExecutorStub, overlay, small_executor, without_digest
 
 COUNTING = """
 import time, penstock

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
+from executor_stub import overlay
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,7 +16,6 @@ import penstock
 from penstock.sessions.checkpoint import MANIFEST, CheckpointDamaged, Checkpoints, Superseded
 from penstock.sessions.loop_position import LoopHistory, LoopRecord, skip
 from penstock.sessions.setup import SessionError, read
-from penstock_testing.executor_stub import overlay
 
 
 class Stopped(Exception):

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from executor_stub import overlay
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,7 +15,6 @@ import penstock
 from penstock.sessions.checkpoint import Checkpoints
 from penstock.sessions.loop_position import FinishedLoops, LoopHistory
 from penstock.sessions.setup import read
-from penstock_testing.executor_stub import overlay
 
 
 def trained(folder: Path, loops: list[int], begin: Path | None = None, **env: str) -> tuple[list[str], int, int]:

@@ -9,11 +9,11 @@ import subprocess
 import sys
 
 import pytest
+from executor_stub import overlay
 
 import penstock
 from penstock.sessions.setup import SessionError, read
 from penstock_testing import free_port
-from penstock_testing.executor_stub import overlay
 
 TORCH = importlib.util.find_spec("torch") is not None
 pytestmark = pytest.mark.timeout(600)  # seconds of processor time, in up to five processes that load torch

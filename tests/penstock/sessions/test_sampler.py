@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from executor_stub import overlay
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,7 +19,6 @@ import penstock
 from penstock.sessions.loop_position import SamplerPosition
 from penstock.sessions.sampler import DataSampler, Rows
 from penstock.sessions.setup import SessionError, read
-from penstock_testing.executor_stub import overlay
 
 
 class Stopped(Exception):

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from executor_stub import ExecutorStub, overlay, small_executor, without_digest
 
 import penstock
 from penstock import Resize
 from penstock.sessions.checkpoint import MANIFEST
 from penstock.sessions.setup import BadEnvironment, SessionError, read
 from penstock_log.agent_protocol import AgentEnv, CheckpointSaved, SessionDone, StepProgress
-from penstock_testing.executor_stub import ExecutorStub, overlay, small_executor, without_digest
 
 BASE = {"BASE_BATCH_SIZE": "32", "LR_RULE": "linear"}
 

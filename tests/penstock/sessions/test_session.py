@@ -7,11 +7,11 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+from executor_stub import overlay
 
 import penstock
 from penstock.sessions.setup import BadEnvironment, SessionError, read
 from penstock_log.agent_protocol import AgentEnv
-from penstock_testing.executor_stub import overlay
 
 
 @pytest.fixture(autouse=True)

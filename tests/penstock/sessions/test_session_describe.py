@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from executor_stub import small_executor
 
 from penstock.sessions.session import Session, session
 from penstock.sessions.setup import read
 from penstock_log.agent_protocol import SessionDone
-from penstock_testing.executor_stub import small_executor
 
 
 @dataclass

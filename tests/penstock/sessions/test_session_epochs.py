@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from executor_stub import ExecutorStub, overlay, small_executor
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,7 +21,6 @@ from penstock_log.agent_protocol import (
     StopAtStep,
     StopRequest,
 )
-from penstock_testing.executor_stub import ExecutorStub, overlay, small_executor
 
 
 class Killed(Exception):

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from executor_stub import ExecutorStub, overlay, small_executor, without_digest
 
 import penstock
 from penstock.sessions.checkpoint import CheckpointDamaged, Checkpoints
 from penstock.sessions.loop_position import LoopHistory
 from penstock.sessions.setup import SessionError, read
 from penstock_log.agent_protocol import EXIT_PREEMPTED, CheckpointSaved, SaveFailed, StepProgress
-from penstock_testing.executor_stub import ExecutorStub, overlay, small_executor, without_digest
 
 SIZE = 40
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from executor_stub import small_executor
 from token_clients import House, house, who
 
 from penstock.sessions import torch_support
@@ -15,7 +16,6 @@ from penstock.sessions.session import Session
 from penstock.sessions.setup import ProcessSetup, read
 from penstock_log.agent_protocol import EXIT_PREEMPTED, AgentEnv, CheckpointSaved, StepReached, StopRequest
 from penstock_sharing.token import NoTokenSlot, TokenPassed, TurnRequested
-from penstock_testing.executor_stub import small_executor
 
 LANE = "0/0"
 
