@@ -12,7 +12,7 @@ change what a job asks for.
 
 from __future__ import annotations
 
-from typing import Literal, Optional, Union
+from typing import Final, Literal, Optional, Union
 
 import msgspec
 
@@ -92,6 +92,8 @@ Cause = Literal[
     "no_nodes",  # the pool has no node that takes jobs
     "held",  # its user or an operator holds it
 ]
+FOR_DEVICES: Final = frozenset({"capacity", "gang", "host_cpus", "host_memory", "later_place", "order", "fairness"})
+"""Causes of jobs that wait for devices, and for nothing else."""
 
 
 class Slot(msgspec.Struct, frozen=True, kw_only=True):

@@ -51,7 +51,6 @@ from penstock_log.job_state import JobState
 from penstock_log.spec import Dimension, Param
 from penstock_log.text import count, listed, pairs
 from penstock_log.validation import BadInput
-from penstock_log.views import SubmitAnswer
 from penstock_policies import search
 from penstock_scheduler.pool import pool_settings
 
@@ -68,17 +67,29 @@ _LONGEST_FLOAT: Final = -2.2250738585072014e-308
 
 
 class Acceptable(msgspec.Struct, frozen=True, kw_only=True):
-    """A specification that can be accepted, with the fact to append."""
+    """
+    A specification that is accepted.
+
+    Attributes
+    ----------
+    subject, fact
+        What to append; ``fact`` is None if the specification was accepted before.
+    seq : int
+        Sequence of the commit that submitted it before; 0 otherwise.
+    warnings : tuple of str
+        What will keep it waiting.
+    """
 
     id: str
-    subject: str
-    fact: JobSubmitted | SweepSubmitted
+    subject: str = ""
+    fact: JobSubmitted | SweepSubmitted | None = None
+    seq: int = 0
     warnings: tuple[str, ...] = ()
 
 
-def job(state: GatewayState, spec: JobSpec, *, strict: bool, now_s: float) -> SubmitAnswer | Acceptable:
+def job(state: GatewayState, spec: JobSpec, *, strict: bool, now_s: float) -> Acceptable:
     """
-    Accept a job whose id is given; return the answer if it was accepted before, else what is to be appended.
+    Accept a job whose id is given.
 
     Raises
     ------
@@ -96,14 +107,14 @@ def job(state: GatewayState, spec: JobSpec, *, strict: bool, now_s: float) -> Su
             raise RequestRefused(CONFLICT, f"the id {spec.id} belongs to a sample of the profiler; choose another id")
         past = state.histories[spec.id]
         _same(past.asked(there), spec, f"job {spec.id}")
-        return SubmitAnswer(id=spec.id, seq=past.seq, created=False, warnings=warnings)
+        return Acceptable(id=spec.id, seq=past.seq, warnings=warnings)
     _strictly(strict, warnings)
     _check_beginning(state, spec)
     fact = JobSubmitted(job_id=spec.id, spec=spec, at_s=now_s)
     return Acceptable(id=spec.id, subject=subjects.job(spec.id), fact=fact, warnings=warnings)
 
 
-def sweep(state: GatewayState, spec: SweepSpec, *, strict: bool, now_s: float) -> SubmitAnswer | Acceptable:
+def sweep(state: GatewayState, spec: SweepSpec, *, strict: bool, now_s: float) -> Acceptable:
     """Accept a sweep whose id is given; errors as for :func:`job`."""
     check(spec.job, "$.job")
     validation.check(spec)
@@ -115,7 +126,7 @@ def sweep(state: GatewayState, spec: SweepSpec, *, strict: bool, now_s: float) -
     there = state.sweeps.get(spec.id)
     if there is not None:
         _same(there.spec, spec, f"sweep {spec.id}")
-        return SubmitAnswer(id=spec.id, seq=there.seq, created=False, warnings=warnings)
+        return Acceptable(id=spec.id, seq=there.seq, warnings=warnings)
     _strictly(strict, warnings)
     fact = SweepSubmitted(sweep_id=spec.id, spec=spec, at_s=now_s)
     return Acceptable(id=spec.id, subject=subjects.request(spec.id), fact=fact, warnings=warnings)

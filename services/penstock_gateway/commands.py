@@ -2,8 +2,8 @@
 Commands, by request and by inbox.
 
 :class:`Commands` decodes a request, decides on the read model by the rules of :mod:`penstock_gateway.acceptance`,
-appends the fact, and answers once the read model has it. :func:`take_jobs` and :func:`take_sweeps` do the same for
-submissions that were published to the inbox and wait for no answer; errors of these go to REJECTED.
+appends the fact, and answers once the read model has it. :func:`take_submissions` does the same for submissions that
+were published to an inbox and wait for no answer; errors of these go to REJECTED.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from penstock_gateway import acceptance
 from penstock_gateway.endpoints import Answering, RequestRefused, endpoint, job_asked, sweep_asked
 from penstock_gateway.log_reader import catch_up
 from penstock_gateway.machine import GatewaySettings, GatewayState
-from penstock_log import AnyEvent, Commit, JobSpec, SweepSpec, request_bodies, subjects, validation
+from penstock_log import AnyEvent, Commit, SweepSpec, request_bodies, subjects, validation
 from penstock_log.validation import BadInput
 from penstock_log.views import ActAnswer, SubmitAnswer
 
 A = TypeVar("A", bound=request_bodies.GatewayRequest)
+D = TypeVar("D", acceptance.Acceptable, acceptance.JobAction)
 _TRIES: Final = 5
 _ENVELOPE_BYTES: Final = 1024
 _log = structlog.get_logger("penstock.gateway")
@@ -68,8 +69,8 @@ class Commands:
     def endpoints(self) -> list[Endpoint]:
         """Return the commands as endpoints."""
         handlers: dict[str, Answering] = {
-            "submit": self._submit,
-            "tune": self._tune,
+            "submit": self.submit_job,
+            "tune": self.submit_sweep,
             "cancel": self._acting(acceptance.cancel, request_bodies.ActRequest),
             "hold": self._acting(acceptance.hold, request_bodies.ActRequest),
             "release": self._acting(acceptance.release, request_bodies.ActRequest),
@@ -87,30 +88,34 @@ class Commands:
         """Size of the largest specification that is accepted: its commit must fit the server's limit too."""
         return min(self._settings.max_spec_bytes, self._bus.max_body_bytes - _ENVELOPE_BYTES)
 
-    async def submit_job(self, spec: JobSpec, *, strict: bool = False, new_id: str = "") -> SubmitAnswer:
+    async def submit_job(self, body: bytes, new_id: str = "") -> SubmitAnswer:
         """
-        Store a job unless it is stored already; ``new_id`` is its id if it names none.
+        Store the job that a body holds unless it is stored already; ``new_id`` is its id if it names none.
 
         Raises
         ------
-        BadInput, Refused
+        BadInput, RequestRefused
             See :func:`penstock_gateway.acceptance.job`.
         BusError
             If it could not be stored.
         """
-        spec = spec if spec.id else msgspec.structs.replace(spec, id=new_id or self._unused_id())
-        return await self._accept(lambda: acceptance.job(self._live.state, spec, strict=strict, now_s=self._now_s()))
+        asked = job_asked(body, self.most_bytes)
+        spec = msgspec.structs.replace(asked.spec, id=asked.spec.id or new_id or self._unused_id())
+        return await self._submit(
+            lambda: acceptance.job(self._live.state, spec, strict=asked.strict, now_s=self._now_s())
+        )
 
-    async def submit_sweep(self, spec: SweepSpec, *, strict: bool = False, new_id: str = "") -> SubmitAnswer:
+    async def submit_sweep(self, body: bytes, new_id: str = "") -> SubmitAnswer:
         """Store a sweep as :meth:`submit_job` stores a job, unless its trials would be refused."""
-        spec = spec if spec.id else msgspec.structs.replace(spec, id=new_id or self._unused_id())
+        asked = sweep_asked(body, self.most_bytes)
+        spec = msgspec.structs.replace(asked.spec, id=asked.spec.id or new_id or self._unused_id())
 
-        def decide() -> SubmitAnswer | acceptance.Acceptable:
-            decided = acceptance.sweep(self._live.state, spec, strict=strict, now_s=self._now_s())
+        def decide() -> acceptance.Acceptable:
+            decided = acceptance.sweep(self._live.state, spec, strict=asked.strict, now_s=self._now_s())
             self._check_trial(spec)
             return decided
 
-        return await self._accept(decide)
+        return await self._submit(decide)
 
     def _check_trial(self, spec: SweepSpec) -> None:
         try:
@@ -119,41 +124,32 @@ class Commands:
         except (BadInput, RequestRefused) as error:
             raise BadInput(f"$.job: with a point of the space, it would be refused as a trial: {error}") from error
 
-    async def _submit(self, body: bytes) -> SubmitAnswer:
-        asked = job_asked(body, self.most_bytes)
-        return await self.submit_job(asked.spec, strict=asked.strict)
-
-    async def _tune(self, body: bytes) -> SubmitAnswer:
-        asked = sweep_asked(body, self.most_bytes)
-        return await self.submit_sweep(asked.spec, strict=asked.strict)
-
-    async def _accept(self, decide: Callable[[], SubmitAnswer | acceptance.Acceptable]) -> SubmitAnswer:
-        for _ in range(_TRIES):
-            decided = decide()
-            if isinstance(decided, SubmitAnswer):
-                return decided
-            if seq := await self._store(decided.subject, decided.fact):
-                _log.info("accepted", id=decided.id, seq=seq, subject=decided.subject)
-                return SubmitAnswer.of(decided, seq=seq, created=True)
-        raise Conflict(f"the subject of {decided.id}", 0)
+    async def _submit(self, decide: Callable[[], acceptance.Acceptable]) -> SubmitAnswer:
+        decided, seq = await self._commit(decide)
+        if seq:
+            _log.info("accepted", id=decided.id, seq=seq, subject=decided.subject)
+        return SubmitAnswer.of(decided, seq=seq or decided.seq, created=decided.fact is not None)
 
     def _acting(self, act: Callable[[GatewayState, A, float], acceptance.JobAction], type_: type[A]) -> Answering:
         async def answer(body: bytes) -> ActAnswer:
             asked = validation.decode(body, type_)
             await catch_up(self._bus, self._live)
-            return await self._act(lambda: act(self._live.state, asked, self._now_s()))
+            done, seq = await self._commit(lambda: act(self._live.state, asked, self._now_s()))
+            if seq:
+                _log.info("acted", message=done.message, seq=seq)
+            return ActAnswer.of(done, changed=done.fact is not None, seq=seq)
 
         return answer
 
-    async def _act(self, decide: Callable[[], acceptance.JobAction]) -> ActAnswer:
+    async def _commit(self, decide: Callable[[], D]) -> tuple[D, int]:
+        """Return a decision and the sequence of its fact; 0 if there is nothing to append."""
         for _ in range(_TRIES):
-            done = decide()
-            if done.fact is None:
-                return ActAnswer.of(done, changed=False)
-            if seq := await self._store(done.subject, done.fact):
-                _log.info("acted", message=done.message, seq=seq)
-                return ActAnswer.of(done, changed=True, seq=seq)
-        raise Conflict(done.subject, 0)
+            decided = decide()
+            if decided.fact is None:
+                return decided, 0
+            if seq := await self._store(decided.subject, decided.fact):
+                return decided, seq
+        raise Conflict(decided.subject, 0)
 
     async def _store(self, subject: str, fact: AnyEvent) -> int:
         """Append a fact and wait until the read model has it; return 0 if somebody else was first: decide again."""
@@ -179,28 +175,13 @@ class Commands:
         return next(i for i in iter(self._new_id, "") if i not in taken.jobs.by_id and i not in taken.sweeps)
 
 
-_QUEUE = "gateway"
+Accept = Callable[[bytes, str], Awaitable[SubmitAnswer]]
+"""Accepts a submission's body under an id, if it names none."""
 
 
-async def take_jobs(bus: WorkPort, commands: Commands, retry_s: float) -> None:
-    """Accept jobs from the inbox, for ever."""
-
-    async def accept(work: Work) -> SubmitAnswer:
-        asked = job_asked(work.body, commands.most_bytes)
-        return await commands.submit_job(asked.spec, strict=asked.strict, new_id=given_id(work))
-
-    async for work in bus.work(f"{_QUEUE}-jobs", [subjects.INBOX_JOBS]):
-        await _take(work, accept, retry_s)
-
-
-async def take_sweeps(bus: WorkPort, commands: Commands, retry_s: float) -> None:
-    """Accept sweeps from the inbox, for ever."""
-
-    async def accept(work: Work) -> SubmitAnswer:
-        asked = sweep_asked(work.body, commands.most_bytes)
-        return await commands.submit_sweep(asked.spec, strict=asked.strict, new_id=given_id(work))
-
-    async for work in bus.work(f"{_QUEUE}-sweeps", [subjects.INBOX_SWEEPS]):
+async def take_submissions(bus: WorkPort, queue: str, subject: str, accept: Accept, retry_s: float) -> None:
+    """Accept the submissions of an inbox, for ever."""
+    async for work in bus.work(queue, [subject]):
         await _take(work, accept, retry_s)
 
 
@@ -209,7 +190,7 @@ def given_id(work: Work) -> str:
     return f"q{work.seq}-{hashlib.sha256(work.body).hexdigest()[:6]}"
 
 
-async def _take(work: Work, accept: Callable[[Work], Awaitable[SubmitAnswer]], retry_s: float) -> None:
+async def _take(work: Work, accept: Accept, retry_s: float) -> None:
     """
     Accept or reject one submission, however long the log is away or full.
 
@@ -226,9 +207,9 @@ async def _take(work: Work, accept: Callable[[Work], Awaitable[SubmitAnswer]], r
         await work.hold()
 
 
-async def _decide(work: Work, accept: Callable[[Work], Awaitable[SubmitAnswer]]) -> None:
+async def _decide(work: Work, accept: Accept) -> None:
     try:
-        answer = await accept(work)
+        answer = await accept(work.body, given_id(work))
     except (BadInput, RequestRefused, TooLarge) as error:
         _log.info("submission_rejected", subject=work.subject, reason=str(error))
         await work.reject(str(error))

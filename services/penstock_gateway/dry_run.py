@@ -12,6 +12,7 @@ from penstock_gateway import job_fit
 from penstock_gateway.job_history import device_names
 from penstock_gateway.machine import GatewayState
 from penstock_log import JobSpec, Placement, Wait, validation, workload
+from penstock_log.decision_facts import FOR_DEVICES
 from penstock_log.views import DryRunView
 from penstock_policies import sample_plan
 from penstock_scheduler import start_forecast, what_if
@@ -20,8 +21,6 @@ from penstock_scheduler.pool.pool_view import PoolView
 from penstock_scheduler.sizing import smallest_size
 from penstock_scheduler.sizing.problem import SizingSettings
 from penstock_scheduler.what_if import Alternatives
-
-_WAITS_FOR_DEVICES = {"capacity", "gang", "host_cpus", "host_memory", "later_place", "order", "fairness"}
 
 
 def dry_run(
@@ -70,7 +69,7 @@ def dry_run(
                 return found
             wait = what_if.wait_of(then, what_if.TRIED, now_s, rules)
         estimate: start_forecast.Estimate = (None, "")
-        if wait is not None and wait.cause in _WAITS_FOR_DEVICES:
+        if wait is not None and wait.cause in FOR_DEVICES:
             estimate = start_forecast.expected_start(pool, what_if.TRIED, state.jobs, now_s)
         best = Alternatives(pool, now_s, rules).best(pool.index.entries[what_if.TRIED].ranked.job)
     wait = wait or Wait(job_id=what_if.TRIED, cause="capacity", evidence="the next round does not start it")

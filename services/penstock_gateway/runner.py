@@ -13,9 +13,10 @@ from penstock_bus.replica import Replica
 from penstock_bus.settings import load
 from penstock_bus.shell import Shell
 from penstock_gateway import machine
-from penstock_gateway.commands import Commands, take_jobs, take_sweeps
+from penstock_gateway.commands import Commands, take_submissions
 from penstock_gateway.machine import GatewaySettings
 from penstock_gateway.queries import Presence, Queries
+from penstock_log import subjects
 from penstock_scheduler.kernel_warmup import MatchingKernels
 from penstock_scheduler.pool.pool_settings import MatcherSettings
 from penstock_scheduler.sizing.problem import SizingSettings
@@ -53,8 +54,10 @@ async def run(shell: Shell, settings: GatewaySettings) -> None:
         async with (
             shell.bus.serve("gateway", VERSION, endpoints, {"replica": shell.replica_id}),
             background(
-                take_jobs(shell.bus, commands, settings.retry_s),
-                take_sweeps(shell.bus, commands, settings.retry_s),
+                take_submissions(shell.bus, "gateway-jobs", subjects.INBOX_JOBS, commands.submit_job, settings.retry_s),
+                take_submissions(
+                    shell.bus, "gateway-sweeps", subjects.INBOX_SWEEPS, commands.submit_sweep, settings.retry_s
+                ),
             ),
         ):
             shell.vitals.ready = True  # now that it can be asked

@@ -19,6 +19,7 @@ from penstock_gateway import job_fit, job_sizes
 from penstock_gateway.job_history import device_names
 from penstock_gateway.machine import GatewayState
 from penstock_log import ACTIVE, TERMINAL, Job, workload
+from penstock_log.decision_facts import FOR_DEVICES
 from penstock_log.job_state import JobState
 from penstock_log.text import count, duration, listed
 from penstock_log.views import RankView, WhyView
@@ -40,7 +41,6 @@ _NEVER: Final = {"never_fits", "no_nodes"}
 _NO_PLACE: Final = {*_NEVER, "held"}
 """Causes with which it does not matter who stands before the job."""
 _RULED_OUT_FOR_DEVICES: Final = {"capacity", "gang", "order"}
-_FOR_DEVICES: Final = {"capacity", "gang", "host_cpus", "host_memory", "later_place", "order", "fairness"}
 
 
 class StateCause(NamedTuple):
@@ -127,7 +127,7 @@ class WaitExplainer:
         pool = self._state.pool(job.spec.pool, self._state.jobs, rules.topology)
         decided = self._state.explained.get(job.spec.pool)
         unexplained = view.cause == UNDECIDED and decided is not None and decided.at_s >= job.pending_since_s
-        aged = view.cause == "fairness" or (bool(rules.quotas) and view.cause in _FOR_DEVICES)
+        aged = view.cause == "fairness" or (bool(rules.quotas) and view.cause in FOR_DEVICES)
         asks = unexplained or aged  # the round spoke of the first in the order alone; or others may be stopped by now
         if asks and (wait := what_if.wait_of(pool, job.id, self._now_s, rules)) is not None:
             view = msgspec.structs.replace(view, cause=wait.cause, evidence=wait.evidence, remedy=wait.remedy)
@@ -135,11 +135,11 @@ class WaitExplainer:
         rank = self._rank(job, pool) if view.cause not in _NO_PLACE else None
         borrowers = borrowers_of(pool, self._now_s, rules) if rules.quotas else ()
         start_in_s, basis = None, ""
-        if best is None and view.cause in _FOR_DEVICES:
+        if best is None and view.cause in FOR_DEVICES:
             start_in_s, basis = start_forecast.expected_start(pool, job.id, self._state.jobs, self._now_s)
         return msgspec.structs.replace(
             view,
-            remedy=best.text if best is not None and view.cause in _FOR_DEVICES else view.remedy,
+            remedy=best.text if best is not None and view.cause in FOR_DEVICES else view.remedy,
             not_causes=tuple(ruled_out_causes(job, view.cause, WaitingPosition(pool, rules, rank, borrowers))),
             rank=rank,
             alternative=best,

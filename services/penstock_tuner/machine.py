@@ -48,6 +48,7 @@ from penstock_log import (
     subjects,
     workload,
 )
+from penstock_log.decision_facts import FOR_DEVICES
 from penstock_policies import search
 from penstock_tuner import trials
 from penstock_tuner.sweep_state import SweepState
@@ -59,7 +60,6 @@ WORKLOADS: Final = 1000
 _LIKE_A_TRIAL: Final = re.compile(r"-t\d{3,}(-r\d+)?(-a)?$")
 _TAKEN: Final = "its id belongs to another job"
 _ABOUT_NODES: Final = (NodeJoined, NodeLeft, NodeDrained, NodeResumed)
-_FOR_DEVICES: Final = frozenset({"capacity", "gang", "host_cpus", "host_memory", "order", "fairness", "later_place"})
 
 
 def decider(_settings: TunerSettings | None = None) -> Decider[TunerState]:
@@ -191,7 +191,7 @@ def _note_rest(state: TunerState, event: Event, seq: int) -> None:
     if isinstance(event, _ABOUT_NODES) or (isinstance(event, RoundDecided) and event.lost_nodes):
         state.nodes_seq = seq
     if isinstance(event, RoundDecided):
-        state.waits[event.pool] = [wait.job_id for wait in event.waits if wait.cause in _FOR_DEVICES]
+        state.waits[event.pool] = [wait.job_id for wait in event.waits if wait.cause in FOR_DEVICES]
     gpus = _gpus(state, event)
     for job in state.jobs.apply(event):
         if state.grants.note(job) or isinstance(event, RunStarted):
