@@ -15,6 +15,7 @@ In reading order:
 * ``workload``: Which jobs are one workload, and how skewed their model is.
 * ``agent_protocol``: What a job's process and its executor say to each other.
 * ``request_bodies``: Bodies of requests to the gateway and to nodes.
+* ``records``: Records made of other records, by the names of their fields.
 * ``text``: Sizes and durations in words; text of others made harmless.
 * ``views/``: What the gateway answers: one Struct for each kind of answer, shared by the gateway and its clients.
 """

@@ -198,7 +198,6 @@ def _strictly(strict: bool, warnings: tuple[str, ...]) -> None:
 
 
 def _check_beginning(state: GatewayState, spec: JobSpec) -> None:
-    """Refuse a job that would begin from the checkpoint of an unknown job, or of another user's job."""
     if not spec.begins_from:
         return
     origin = state.jobs.get(spec.begins_from)

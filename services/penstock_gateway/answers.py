@@ -9,7 +9,7 @@ turns a part of it into a view of :mod:`penstock_log.views`, which takes over th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
@@ -109,8 +109,7 @@ def job(model: ReadModel, job: Job) -> JobView:
 
 def jobs(model: ReadModel, ask: request_bodies.JobsRequest) -> JobsView:
     """Return the jobs that match all filters."""
-    tests = _tests(ask)
-    found = [job for job in _candidates(model.state, ask) if all(test(job) for test in tests)]
+    found = [job for job in _candidates(model.state, ask) if _matches(ask, job)]
     return JobsView(jobs=tuple(job(model, one) for one in found[-ask.limit :]), total=len(found), seq=model.seq)
 
 
@@ -195,21 +194,15 @@ def _candidates(state: GatewayState, ask: request_bodies.JobsRequest) -> Iterabl
     return state.jobs
 
 
-def _tests(ask: request_bodies.JobsRequest) -> list[Callable[[Job], bool]]:
-    tests: list[Callable[[Job], bool]] = []
-    if ask.state:
-        tests.append(lambda job: job.state in ask.state)
-    if ask.user:
-        tests.append(lambda job: job.spec.user == ask.user)
-    if ask.name.endswith("*"):
-        tests.append(lambda job: job.spec.name.startswith(ask.name[:-1]))
-    elif ask.name:
-        tests.append(lambda job: job.spec.name == ask.name)
-    if ask.parent:
-        tests.append(lambda job: job.spec.parent == ask.parent)
-    if not ask.samples and not ask.ids:
-        tests.append(lambda job: job.sample is None)
-    return tests
+def _matches(ask: request_bodies.JobsRequest, job: Job) -> bool:
+    name, spec = ask.name, job.spec
+    return (
+        (job.sample is None or ask.samples or bool(ask.ids))
+        and (not ask.state or job.state in ask.state)
+        and (not ask.user or spec.user == ask.user)
+        and (not name or (spec.name.startswith(name[:-1]) if name.endswith("*") else spec.name == name))
+        and (not ask.parent or spec.parent == ask.parent)
+    )
 
 
 def _node_state(state: GatewayState, node: Node) -> str:
@@ -327,7 +320,6 @@ def _packed(job: Job | None, trial: Trial) -> int:
 
 
 def _rungs(sweep: SweepRecord, rows: list[TrialRow]) -> Iterable[RungView]:
-    """Yield the groups of a search that stops early, bracket by bracket."""
     origins = {row.trial.origin for row in rows}
     better = max if sweep.spec.mode == "max" else min
     for bracket, rung in sorted({(row.trial.bracket, row.trial.rung) for row in rows if row.trial.budget}):

@@ -96,7 +96,6 @@ async def seq_at(bus: LogReader, time_s: float) -> int:
 
 
 async def _first(bus: LogReader, seq: int, until_seq: int) -> Delivery | None:
-    """Return the first commit from a sequence on that can be read."""
     reach = 1
     while True:
         found = await bus.read(EVERYTHING, seq - 1, min(seq - 1 + reach, until_seq))
@@ -234,7 +233,6 @@ async def _found(bus: LogReader, asked: request_bodies.EventsRequest, entity_id:
 
 
 async def _own_subjects(bus: LogReader, entity_id: str, after_seq: int) -> tuple[list[str], int]:
-    """Return an entity's subjects that have a commit after a sequence, and the last commit's."""
     try:
         exact = [subjects.entity(kind, entity_id) for kind in services.WRITERS]
     except ValueError as error:

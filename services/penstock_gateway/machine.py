@@ -45,6 +45,7 @@ from penstock_log import (
     subjects,
 )
 from penstock_log.job_state import JobState
+from penstock_log.records import compose
 from penstock_scheduler.pool.scheduler_state import SchedulerState, fold
 
 SCHEMA: Final = "gateway.v12"
@@ -257,23 +258,8 @@ def announcer() -> Decider[AnnouncementState]:
 
 def announcement(job: Job, cause: int) -> Proposal:
     """Return the announcement of a job's end, caused by a commit."""
-    fact = JobFinished(
-        at_s=job.finished_s,
-        job_id=job.id,
-        name=job.spec.name,
-        state=_ENDED[job.state],
-        submitted_s=job.submitted_s,
-        reason=job.reason,
-        exit_code=job.exit_code,
-        run_s=job.executed_s,
-        gpu_s=job.attained_gpu_s(job.finished_s),
-        preemptions=job.preemptions,
-        attempts=job.attempts,
-        steps=job.steps,
-        metrics=job.metrics,
-        user=job.spec.user,
-        parent=job.spec.parent,
-    )
+    end = {"at_s": job.finished_s, "state": _ENDED[job.state], "run_s": job.executed_s}
+    fact = compose(JobFinished, job, job.spec, job_id=job.id, gpu_s=job.attained_gpu_s(job.finished_s), **end)
     return Proposal(subject=subjects.job(job.id), facts=(fact,), cause=cause)
 
 

@@ -65,5 +65,4 @@ async def run(shell: Shell, settings: GatewaySettings) -> None:
 
 
 def _short_id() -> str:
-    """Return an id of 8 letters and digits that are easy to read out."""
     return base64.b32encode(secrets.token_bytes(5)).decode().lower()

@@ -221,7 +221,6 @@ def _apply(sweep: SweepRecord, event: _AboutOne) -> None:
 
 
 def _exceeded(event: TrialRetried) -> TrialFinished:
-    """Return the end of a run that another job does once more."""
     return TrialFinished(
         at_s=event.at_s,
         sweep_id=event.sweep_id,

@@ -8,7 +8,6 @@ what one might suspect and what clears it.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
 from functools import cache
 from itertools import takewhile
 from typing import Final, NamedTuple
@@ -51,39 +50,28 @@ class StateCause(NamedTuple):
     remedy: str = ""
 
 
-@dataclass(frozen=True)
-class WaitingPosition:
+def ruled_out_causes(
+    job: Job, cause: str, pool: PoolView, rules: RoundRules, *, rank: RankView | None, borrowers: Collection[str] = ()
+) -> Iterator[str]:
     """
-    A waiting job's position in its pool.
+    Yield the causes that are ruled out, the likeliest first.
 
-    Attributes
+    Parameters
     ----------
-    pool : PoolView
-    rules : RoundRules
-        The rules of the pool's rounds.
     rank : RankView or None
         The job's rank; None where it does not matter.
     borrowers : collection of str
         Jobs of the pool that no quota covers.
     """
-
-    pool: PoolView
-    rules: RoundRules
-    rank: RankView | None
-    borrowers: Collection[str] = ()
-
-
-def ruled_out_causes(job: Job, cause: str, place: WaitingPosition) -> Iterator[str]:
-    """Yield the causes that are ruled out, the likeliest first."""
     if cause != "held":
         yield "it is not held"
-    if place.rank is not None and not place.rank.ahead and cause in _RULED_OUT_FOR_DEVICES:
+    if rank is not None and not rank.ahead and cause in _RULED_OUT_FOR_DEVICES:
         yield "not its priority: no waiting job stands before it"
-    yield from _what_it_asks_for(job, cause, place.pool)
+    yield from _what_it_asks_for(job, cause, pool)
     if cause in _RULED_OUT_FOR_DEVICES:
-        yield f"not a quota: {_quota(job, place)}"
-        yield f"not fairness: {_fairness(place)}"
-    yield from _what_is_known(job, cause, place.pool)
+        yield f"not a quota: {_quota(job, rules, borrowers)}"
+        yield f"not fairness: {_fairness(pool, rules)}"
+    yield from _what_is_known(job, cause, pool)
 
 
 class WaitExplainer:
@@ -140,7 +128,7 @@ class WaitExplainer:
         return msgspec.structs.replace(
             view,
             remedy=best.text if best is not None and view.cause in FOR_DEVICES else view.remedy,
-            not_causes=tuple(ruled_out_causes(job, view.cause, WaitingPosition(pool, rules, rank, borrowers))),
+            not_causes=tuple(ruled_out_causes(job, view.cause, pool, rules, rank=rank, borrowers=borrowers)),
             rank=rank,
             alternative=best,
             start_in_s=start_in_s,
@@ -205,7 +193,6 @@ def _own(job: Job, now_s: float) -> StateCause | None:
 
 
 def _without_a_round(state: GatewayState, job: Job) -> StateCause:
-    """Return the cause if the matcher has not given one."""
     key = workload.key(job.spec)
     samples = [state.jobs[sample_id] for sample_id in state.samples.get(key, ())]
     done = sum(sample.state in TERMINAL for sample in samples)
@@ -236,18 +223,18 @@ def _ending(job: Job) -> str:
     return f"it {_ENDINGS[job.state]} {after} ({ran}){reason}"
 
 
-def _quota(job: Job, place: WaitingPosition) -> str:
-    if not place.rules.quotas:
+def _quota(job: Job, rules: RoundRules, borrowers: Collection[str]) -> str:
+    if not rules.quotas:
         return "there is none"
-    if job.id in place.borrowers:
+    if job.id in borrowers:
         return "its team's is used up, and a larger one would not start it now"
     return "its team has one that covers it"
 
 
-def _fairness(place: WaitingPosition) -> str:
-    if place.rules.alpha >= 1.0:
+def _fairness(pool: PoolView, rules: RoundRules) -> str:
+    if rules.alpha >= 1.0:
         return "every user's jobs enter each round"
-    if place.pool.alpha(place.rules) >= 1.0:
+    if pool.alpha(rules) >= 1.0:
         return "its user is not kept back for others"
     return "it would not start now if every user's jobs entered the round"
 

@@ -9,14 +9,14 @@ Jobs wait for the answer, so every workload gets one: at once if there is nothin
 samples, and with predictions if samples fail or take too long. An elastic workload gets two: its speed on each kind,
 and how this depends on batch size and devices.
 
-:func:`wanted` says which samples a workload still needs, and :func:`of_cluster` which devices a pool has for them: one
-of each sort, and how many. :class:`ProfilerSettings` come from the table ``[profiler]`` or ``PENSTOCK_PROFILER_…``.
+:func:`of_cluster` says which devices a pool has for samples: one of each sort, and how many.
+:class:`ProfilerSettings` come from the table ``[profiler]`` or ``PENSTOCK_PROFILER_…``.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from functools import partial
 
 import msgspec
@@ -32,7 +32,6 @@ from penstock_log import (
     JobSpec,
     JobSubmitted,
     JobTable,
-    ProfileSample,
     RunEnded,
     SamplesRequested,
     WorkloadProfiled,
@@ -123,9 +122,8 @@ def decide(state: ProfilerState, now_s: float, settings: ProfilerSettings, mine:
 def _next_facts(
     state: ProfilerState, known: WorkloadRecord, now_s: float, settings: ProfilerSettings
 ) -> tuple[AnyEvent, ...]:
-    """Return the facts about a workload now; none while it waits for its samples."""
     if asked := _wanted(state, known):
-        chosen = samples(known.key, asked, settings)
+        chosen = sample_plan.samples(known.key, asked, (settings.short_iterations, settings.long_iterations))
         sized = known.elastic if any(size for _, size in asked) else None
         spec = sized or known.sampled or known.spec
         return (SamplesRequested(at_s=now_s, key=known.key, spec=spec, samples=chosen),)
@@ -180,21 +178,28 @@ def _is_awaited(state: ProfilerState, known: WorkloadRecord) -> bool:
 
 
 def _wanted(state: ProfilerState, known: WorkloadRecord) -> list[Wanted]:
-    return wanted(known, fitting(state.offers, known.sampled or known.spec), fitting(state.offers, known.elastic))
+    """
+    Return the samples that a workload needs now: none unless an open job may have its workload sampled.
+
+    An elastic workload is sampled at several sizes on each kind, even if there is only one kind. Any other workload is
+    sampled on each of several kinds, to compare them.
+    """
+    if not known.sampled_active or known.unsampleable():
+        return []
+    devices, elastic = fitting(state.offers, known.sampled or known.spec), fitting(state.offers, known.elastic)
+    sizes = {kind: _sizes(known, kind, elastic.get(kind, 0)) for kind in {*devices, *elastic}}
+    return sample_plan.wanted(devices, sizes, [kind for kind in devices if _was_compared(known, kind)])
 
 
 def _unannounced_kinds(state: ProfilerState, known: WorkloadRecord) -> set[str]:
-    """Return the kinds that an active workload fits and that nothing was said about."""
     return set(fitting(state.offers, known.spec)) - (known.announced or {}).keys() if known.active else set()
 
 
 def _is_unannounced(state: ProfilerState, known: WorkloadRecord) -> bool:
-    """Return whether the known speeds differ from those in the log."""
     return known.announced is None or known.differs() or bool(_unannounced_kinds(state, known))
 
 
 def _settle(state: ProfilerState, key: str) -> None:
-    """Update ``unsettled`` for a workload after a change."""
     known = state.workloads[key]
     unannounced = _is_unannounced(state, known) or _scales_differently(state, known, late=True)
     if unannounced or _wanted(state, known):
@@ -281,7 +286,7 @@ def _note_rest(state: ProfilerState, event: Event) -> None:
     for job in state.jobs.apply(event):
         _note_progress(state, job)
     if state.cluster.apply(event) and (offers := of_cluster(state.cluster)) != state.offers:
-        same_sorts = sorts(offers) == sorts(state.offers)
+        same_sorts = _sorts(offers) == _sorts(state.offers)
         state.offers = offers
         for key, known in state.workloads.items():
             if known.elastic_active or (known.active and not same_sorts):
@@ -335,29 +340,6 @@ class ProfilerSettings(msgspec.Struct, frozen=True, kw_only=True):
                 raise ValueError(f"{name} is {getattr(self, name)}; expected a number of seconds above 0")
 
 
-def wanted(known: WorkloadRecord, devices: Mapping[str, int], elastic: Mapping[str, int]) -> list[Wanted]:
-    """
-    Return the samples that a workload needs now: none unless an open job may have its workload sampled.
-
-    An elastic workload is sampled at several sizes on each kind, even if there is only one kind. Any other workload is
-    sampled on each of several kinds, to compare them.
-
-    Parameters
-    ----------
-    devices, elastic : mapping of str to int
-        Kind → devices that fit the last job whose workload may be sampled, and that fit the last elastic job.
-    """
-    if not known.sampled_active or known.unsampleable():
-        return []
-    sizes = {kind: _sizes(known, kind, elastic.get(kind, 0)) for kind in {*devices, *elastic}}
-    return sample_plan.wanted(devices, sizes, [kind for kind in devices if _was_compared(known, kind)])
-
-
-def samples(key: str, asked: Iterable[Wanted], settings: ProfilerSettings) -> tuple[ProfileSample, ...]:
-    """Return the samples for what is wanted."""
-    return sample_plan.samples(key, asked, (settings.short_iterations, settings.long_iterations))
-
-
 def _sizes(known: WorkloadRecord, kind: str, devices: int) -> list[SamplePoint]:
     spec, asked = known.elastic, known.asked_points(kind)
     if spec is None or not known.elastic_active or not is_sampled(spec):
@@ -393,8 +375,7 @@ def of_cluster(cluster: Cluster) -> Offers:
     return {pool: [DeviceOffer(alike[0], len(alike)) for alike in by_sort.values()] for pool, by_sort in found.items()}
 
 
-def sorts(offers: Offers) -> dict[str, list[Device]]:
-    """Return the sorts of devices without their numbers."""
+def _sorts(offers: Offers) -> dict[str, list[Device]]:
     return {pool: [offer.device for offer in found] for pool, found in offers.items()}
 
 

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from penstock_log import Job, JobSpec, JobState, KindSpeed, ProfileSample, RunEnded, Scalability, Timing, workload
+from penstock_log.records import compose
 from penstock_policies import scaling_model, workload_stats
 from penstock_policies.sample_plan import SamplePoint, is_sampled
 
@@ -141,9 +142,7 @@ class WorkloadRecord(msgspec.Struct, kw_only=True):
         if self.announced is not None or not self.requested_s:
             self.requested_s = at_s
         for sample in samples:
-            self.samples[sample.sample_id] = SampleRecord(
-                kind=sample.kind, gpus=sample.gpus, batch_size=sample.batch_size
-            )
+            self.samples[sample.sample_id] = compose(SampleRecord, sample)
 
     def end_sample(self, sample_id: str, event: RunEnded, reason: str) -> None:
         """Note how a sample's run ended."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 import copy
 import math
 import re
+from itertools import islice
 from typing import Final
 
 import msgspec
@@ -49,6 +50,7 @@ from penstock_log import (
     workload,
 )
 from penstock_log.decision_facts import FOR_DEVICES
+from penstock_log.records import compose
 from penstock_policies import search
 from penstock_tuner import trials
 from penstock_tuner.sweep_state import SweepState
@@ -154,7 +156,6 @@ def _report(state: TunerState, event: TrialFinished, seq: int) -> None:
 
 
 def _begin(state: TunerState, event: SweepSubmitted, seq: int) -> None:
-    """Begin a sweep, with what sweeps over the same workload have shown."""
     known = state.measures.get(workload.key(event.spec.job), TrialMeasures())
     fresh = SweepState(id=event.sweep_id, spec=event.spec, speeds=TrialSpeeds(measures=copy.deepcopy(known)))
     state.sweeps.setdefault(event.sweep_id, fresh).cause = seq
@@ -300,18 +301,8 @@ def _next_facts(state: TunerState, sweep: SweepState, now_s: float) -> tuple[Any
 
 
 def _reports(sweep: SweepState, now_s: float) -> tuple[AnyEvent, ...]:
-    return tuple(
-        TrialFinished(
-            at_s=now_s,
-            sweep_id=sweep.id,
-            job_id=job_id,
-            state=end.state,
-            value=end.value,
-            problem=end.problem,
-            reason=end.reason,
-        )
-        for job_id, end in list(sweep.ended.items())[:REPORTS]
-    )
+    ends = islice(sweep.ended.items(), REPORTS)
+    return tuple(compose(TrialFinished, end, at_s=now_s, sweep_id=sweep.id, job_id=job_id) for job_id, end in ends)
 
 
 def _retries(sweep: SweepState, now_s: float) -> tuple[AnyEvent, ...]:
@@ -319,7 +310,7 @@ def _retries(sweep: SweepState, now_s: float) -> tuple[AnyEvent, ...]:
         TrialRetried(
             at_s=now_s, sweep_id=sweep.id, job_id=job_id, trial=trials.alone(sweep.running[job_id]), reason=reason
         )
-        for job_id, reason in list(sweep.to_retry.items())[:REPORTS]
+        for job_id, reason in islice(sweep.to_retry.items(), REPORTS)
     )
 
 
@@ -335,7 +326,6 @@ def _next_group(state: TunerState, sweep: SweepState, now_s: float) -> tuple[Any
 
 
 def _claimed(state: TunerState, sweep: SweepState) -> int:
-    """Return how many idle devices the sweep's opened trials without devices will take."""
     waiting = [trial for trial in sweep.running.values() if trial.job_id not in state.grants.of_job]
     return math.ceil(sum(trial.gpus / trial.packed for trial in waiting))
 

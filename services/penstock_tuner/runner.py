@@ -80,12 +80,10 @@ async def _submit_one(
 
 
 async def _refusals(bus: RejectionPort) -> dict[bytes, str]:
-    """Return the latest refusals: body → reason."""
     return {rejection.body: rejection.reason for rejection in await bus.rejections()}
 
 
 async def _give_up(shell: Shell, replica: Replica[TunerState], spec: JobSpec, reason: str) -> None:
-    """Report a trial that the gateway refuses as failed: it would refuse the same body for ever."""
     shell.log.warning("trial_refused", job_id=spec.id, sweep_id=spec.parent, reason=reason)
     subject = subjects.sweep(spec.parent)
     fact = TrialFinished(

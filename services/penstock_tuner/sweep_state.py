@@ -21,6 +21,7 @@ from penstock_log import (
     workload,
 )
 from penstock_log.decision_facts import Problem
+from penstock_log.records import compose
 from penstock_log.text import gibibytes
 from penstock_policies import search
 from penstock_policies.search import RunHistory, WantedRun
@@ -237,25 +238,14 @@ class SweepState(msgspec.Struct, kw_only=True):
         if not _looks_back(self.spec):
             self.past.count()
             return
-        self.past.open(
-            WantedRun(
-                trial=trial.number,
-                params=trial.params,
-                budget=trial.budget,
-                bracket=trial.bracket,
-                rung=trial.rung,
-                origin=self._number(trial.origin),
-            )
-        )
+        self.past.open(compose(WantedRun, trial, trial=trial.number, origin=self._number(trial.origin)))
         self.numbers[trial.job_id] = len(self.job_ids)
         self.job_ids.append(trial.job_id)
 
     def _number(self, job_id: str) -> int:
-        """Return the number of a run in the past, -1 where it is not there."""
         return self.numbers.get(job_id, -1)
 
     def _outcome(self, job: Job) -> tuple[float | None, Problem]:
-        """Return a trial's value, if it has one, and what was wrong with it."""
         value = job.metrics.get(self.spec.metric)
         usable = value is not None and math.isfinite(value)
         if job.state is not JobState.COMPLETED:

@@ -19,6 +19,7 @@ import numpy as np
 
 from penstock_cluster.nodes import Cluster, fits
 from penstock_log import Demand, Job, JobSpec, JobState, JobTable, SweepSpec, Trial
+from penstock_log.records import compose
 from penstock_policies import waterfill
 from penstock_policies.search import WantedRun
 from penstock_policies.search.drivers import GROUP
@@ -199,17 +200,9 @@ def _left_of(sweep: SweepState, wanted: WantedRun, typical_s: float) -> float:
 
 
 def _trial(sweep: SweepState, wanted: WantedRun, gpus: int, packed: int) -> Trial:
-    return Trial(
-        job_id=trial_id(sweep.id, wanted.trial, wanted.rung),
-        params=wanted.params,
-        gpus=gpus,
-        packed=packed,
-        number=wanted.trial,
-        bracket=wanted.bracket,
-        rung=wanted.rung,
-        budget=wanted.budget,
-        origin=sweep.job_ids[wanted.origin] if wanted.origin >= 0 else "",
-    )
+    job_id = trial_id(sweep.id, wanted.trial, wanted.rung)
+    origin = sweep.job_ids[wanted.origin] if wanted.origin >= 0 else ""
+    return compose(Trial, wanted, job_id=job_id, number=wanted.trial, gpus=gpus, packed=packed, origin=origin)
 
 
 def _may_go_on(spec: SweepSpec, trial: Trial) -> bool:

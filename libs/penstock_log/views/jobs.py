@@ -8,7 +8,6 @@ went, and why they came to others.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any, Optional, TypeVar
 
 import msgspec
@@ -16,6 +15,7 @@ import msgspec
 from penstock_log.decision_facts import Alternative, TrialsMeasured
 from penstock_log.facts import KindSpeed, RunEnded, Scalability
 from penstock_log.job_state import Size
+from penstock_log.records import compose
 from penstock_log.spec import JobSpec, MemoryNeed
 
 V = TypeVar("V", bound="View")
@@ -35,16 +35,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
         >>> RankView.of(rank, ahead=0)
         RankView(queue=2, ahead=0)
         """
-        for record in records:
-            for name in _shared_fields(cls, type(record)):
-                if name not in own:
-                    own[name] = getattr(record, name)
-        return cls(**own)
-
-
-@cache
-def _shared_fields(view: type[View], record: type[msgspec.Struct]) -> tuple[str, ...]:
-    return tuple(name for name in view.__struct_fields__ if name in record.__struct_fields__)
+        return compose(cls, *records, **own)
 
 
 class SubmitAnswer(View, frozen=True, kw_only=True):
