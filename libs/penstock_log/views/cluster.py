@@ -166,7 +166,7 @@ class SchemaView(View, frozen=True, kw_only=True):
     sweep: dict[str, Any]
 
 
-class SharerView(View, frozen=True, kw_only=True):
+class SharedRunView(View, frozen=True, kw_only=True):
     """
     One run on a shared device.
 
@@ -210,7 +210,7 @@ class SharedLaneView(View, frozen=True, kw_only=True):
     size_bytes: int
     holder: str
     switches_per_s: float
-    members: tuple[SharerView, ...]
+    members: tuple[SharedRunView, ...]
 
 
 class SharedDeviceView(View, frozen=True, kw_only=True):
@@ -221,7 +221,7 @@ class SharedDeviceView(View, frozen=True, kw_only=True):
     ----------
     used_bytes : int
         What counts as used: what everybody keeps, and the lanes.
-    outside : tuple of SharerView
+    outside : tuple of SharedRunView
         Those that share it and are in no lane.
     """
 
@@ -230,7 +230,7 @@ class SharedDeviceView(View, frozen=True, kw_only=True):
     memory_bytes: int
     used_bytes: int
     lanes: tuple[SharedLaneView, ...]
-    outside: tuple[SharerView, ...] = ()
+    outside: tuple[SharedRunView, ...] = ()
 
 
 class LanesView(View, frozen=True, kw_only=True):

@@ -16,7 +16,7 @@ from typing import Final
 from penstock_executor.sharing.shared_run import NodeLane, SharedRun
 from penstock_executor.sharing.sharing_state import SharingState
 from penstock_log import Device
-from penstock_log.views import LanesView, SharedDeviceView, SharedLaneView, SharerView
+from penstock_log.views import LanesView, SharedDeviceView, SharedLaneView, SharedRunView
 from penstock_sharing.lanes import LaneView
 from penstock_sharing.token import LaneClientId, LaneTokenView
 
@@ -66,7 +66,7 @@ def lanes_view(
     table: SharingState,
     devices: Iterable[Device],
     shares: TurnShares,
-    fractions: Mapping[int, list[SharerView]],
+    fractions: Mapping[int, list[SharedRunView]],
     at_s: float,
 ) -> LanesView | None:
     """
@@ -74,7 +74,7 @@ def lanes_view(
 
     Parameters
     ----------
-    fractions : mapping of int to list of SharerView
+    fractions : mapping of int to list of SharedRunView
         Device → runs that have a part of its memory.
     """
     told = tuple(_device(table, device, shares, fractions.get(device.index, [])) for device in devices)
@@ -82,7 +82,9 @@ def lanes_view(
     return LanesView(node_id=table.node_id, at_s=at_s, devices=shared) if shared else None
 
 
-def _device(table: SharingState, device: Device, shares: TurnShares, fractions: list[SharerView]) -> SharedDeviceView:
+def _device(
+    table: SharingState, device: Device, shares: TurnShares, fractions: list[SharedRunView]
+) -> SharedDeviceView:
     board = table.boards[device.index]
     outside = [
         _sharer(table, party, device.index, _outside(party, device.index), shares)
@@ -114,9 +116,9 @@ def _lane(table: SharingState, device: int, lane: LaneView, shares: TurnShares) 
     )
 
 
-def _sharer(table: SharingState, party: SharedRun, device: int, state: str, shares: TurnShares) -> SharerView:
+def _sharer(table: SharingState, party: SharedRun, device: int, state: str, shares: TurnShares) -> SharedRunView:
     board = table.boards[device]
-    return SharerView(
+    return SharedRunView(
         job_id=party.job_id,
         epoch=party.sharer.epoch,
         state=state,

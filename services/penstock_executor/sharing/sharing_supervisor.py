@@ -28,7 +28,7 @@ from penstock_executor.sharing.node_lanes import NodeLanes
 from penstock_executor.sharing.shared_run import NodeLane, ShareRequest
 from penstock_log import AnyEvent, Job
 from penstock_log.agent_protocol import MemoryReport
-from penstock_log.views import LanesView, SharerView
+from penstock_log.views import LanesView, SharedRunView
 from penstock_sharing.lanes import LaneRules, MemoryReading
 from penstock_sharing.token import LaneClientId, LaneTokenView, TokenBroker
 
@@ -192,11 +192,11 @@ class SharingSupervisor:
 
     def told(self) -> LanesView | None:
         """Return the view of all shared devices; None if no device is shared."""
-        fractions: dict[int, list[SharerView]] = {}
+        fractions: dict[int, list[SharedRunView]] = {}
         for run in self.host.runs.values():
             if run.sharing == "fraction" and run.alive:
                 for index, cap_bytes in self.limits.caps.get(run.key, {}).items():
-                    part = SharerView(job_id=run.job_id, epoch=run.epoch, state="fraction", cap_bytes=cap_bytes)
+                    part = SharedRunView(job_id=run.job_id, epoch=run.epoch, state="fraction", cap_bytes=cap_bytes)
                     fractions.setdefault(index, []).append(part)
         return lane_telemetry.lanes_view(
             self.lanes.table, self.host.site.devices, self._shares, fractions, self._clock()

@@ -9,7 +9,7 @@ from penstock_executor.sharing.lane_telemetry import TurnShares, lanes_view
 from penstock_executor.sharing.node_lanes import NodeLanes
 from penstock_executor.sharing.shared_run import MemoryMeter, NodeLane, ShareRequest
 from penstock_log import Device, MemoryNeed
-from penstock_log.views import SharerView
+from penstock_log.views import SharedRunView
 from penstock_sharing.lanes import LaneRules, MemoryReading
 from penstock_sharing.token import LaneClientId, LaneTokenView, SlotCounters
 
@@ -75,7 +75,7 @@ def test_what_is_told_names_lanes_needs_caps_and_those_outside() -> None:
         lanes.arrive(ShareRequest(job_id=job, epoch=1, ranks={0: (0,)}, need=need), 0.0)
     lanes.join(A, 0.0)
     lanes.asks(A, 0.0)
-    parts = {1: [SharerView(job_id="part", epoch=1, state="fraction", cap_bytes=500)]}
+    parts = {1: [SharedRunView(job_id="part", epoch=1, state="fraction", cap_bytes=500)]}
     told = lanes_view(lanes.table, devices, shares_of((1.0, page(A, 0.0, 0.0))), parts, 2.0)
     assert told is not None
     first, second = told.devices
