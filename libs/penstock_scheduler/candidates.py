@@ -21,10 +21,12 @@ from penstock_cluster.nodes import asks
 from penstock_log import JobSpec
 from penstock_scheduler import wait_causes
 from penstock_scheduler.assignment import DeviceSupply
-from penstock_scheduler.pool import pool_view
 from penstock_scheduler.pool.pool_index import DemandGroup, Key, PoolIndex
 from penstock_scheduler.round_types import RankedJob, RoundContext
 from penstock_scheduler.wait_causes import HinderedJobs, PoolMoment
+
+LOOKED_AT: Final = 256
+"""Most waiting jobs of one demand that shares which a round looks at: if all start, the next looks at the others."""
 
 _PASSING: Final = frozenset({"backoff", "profiling"})  # other reasons hold for all jobs of a demand
 
@@ -79,7 +81,8 @@ def candidates(moment: PoolMoment, supply: DeviceSupply, context: RoundContext) 
                 keys.update(view.impatient(group, some))
                 wake_s = min(wake_s, view.patient_until_s(group))
     if index.sharing.waiting:
-        keys.update(pool_view.waiting(pool, view.members))
+        sharing = (group for groups in index.sharing.waiting.values() for group in groups.values())
+        keys.update(key for group in sharing for key in islice(view.members(group), LOOKED_AT))
     ahead = {key for job_id in pool.promised if (key := out.startable(job_id)) is not None}
     keys.update(key for job_id in pool.reservations if (key := out.startable(job_id)) is not None)
 

@@ -46,17 +46,35 @@ class _Field(msgspec.Struct, frozen=True, dict=True):
         The waiting jobs that are looked at, in rank order, borrowers last; those ahead for whom devices are kept.
     """
 
-    pool: PoolView
+    moment: PoolMoment
     looked_at: Candidates
     supply: DeviceSupply
     context: RoundContext
     covered: QuotaCoverage
     ready: list[RankedJob]
 
+    @property
+    def pool(self) -> PoolView:
+        """The pool."""
+        return self.moment.pool
+
     @cached_property
     def victims(self) -> RunColumns:
-        """The runs that some waiting job may preempt."""
-        return _victims(self)
+        """The runs that some waiting job may preempt, and when each is expected to end."""
+        first, index, context, borrowers = self.first, self.pool.index, self.context, self.covered.borrowers
+        if first is None or context.mode.preempts == "never":
+            return run_columns.NONE
+        if not borrowers and not index.has_below(first[0], context.mode):
+            return run_columns.NONE
+        every, stoppable = index.grants.runs(self.pool.terms(context))
+        if borrowers:
+            every = every.borrowing(index.grants.rows_of(list(borrowers)))
+        if index.sharing.runs:
+            every, stoppable = co_preemption.beside(every, stoppable, index.sharing.ties, self.sharing.behind)
+        below = every.queue > first[0]
+        if context.mode.preempts == "position":
+            below |= (every.queue == first[0]) & (every.position > first[1])
+        return every.only(below & stoppable)
 
     @cached_property
     def ends(self) -> list[tuple[str, Shape, float]]:
@@ -67,7 +85,7 @@ class _Field(msgspec.Struct, frozen=True, dict=True):
         terms = self.pool.terms(self.context)
         ends_s = index.grants.ends_s([entry.ranked.job_id for entry in going_on], terms)
         found = [(entry.ranked.job_id, entry.shape, in_s) for entry, in_s in zip(going_on, ends_s, strict=True)]
-        return [*found, *pool_view.ends(self.pool, self.sharing)]
+        return [*found, *self.sharing.ends()]
 
     @cached_property
     def first(self) -> pool_view.Place | None:
@@ -89,15 +107,10 @@ class _Draft(msgspec.Struct, frozen=True):
     context: RoundContext
     busy: Busy
 
-    @property
-    def taken(self) -> list[Located]:
-        """The devices that the draft took from those that are free."""
-        started = [located for _, _, devices in (*self.admitted.gangs, *self.matched.starts) for located in devices]
-        return [*started, *self.admitted.opened, *self.admitted.kept]
-
     def undo(self) -> None:
         """Give back all free devices that the draft took: only the log makes it true."""
-        self.supply.free.give(self.taken)
+        started = [located for _, _, devices in (*self.admitted.gangs, *self.matched.starts) for located in devices]
+        self.supply.free.give([*started, *self.admitted.opened, *self.admitted.kept])
 
     def redo(self) -> None:
         """Take the same devices again, with what the jobs that start ask of their hosts."""
@@ -132,30 +145,30 @@ def decide_pool(pool: PoolView, now_s: float, rules: RoundRules) -> tuple[RoundD
     Looks at the jobs that could get devices, at those whose time to start has not come, and at those that it explains.
     A matching where a device is idle and jobs wait; a look at every run where one may be preempted.
     """
-    index, evicted = pool.index, pool.evicted()
-    if not len(index.waiting) and not evicted:
+    evicted = pool.evicted()
+    if not len(pool.index.waiting) and not evicted:
         return None, math.inf
-    context, supply = pool.context(now_s, rules), pool.supply()
-    covered = NO_QUOTAS
-    aftermath = RoundAftermath(pool.name, pool.nodes, supply.whole, supply.free, backfills=pool.mode.backfills)
-    moment = wait_causes.PoolMoment(pool, aftermath, now_s, rules)
-    looked_at = candidates(moment, supply, context)
-    if rules.quotas:
-        covered, context = quotas.of_pool(pool, looked_at.ready, context), quotas.reclaiming(context)
-    field = _Field(pool, looked_at, supply, context, covered, _ready(pool, looked_at.ready, covered))
+    field = _field(pool, now_s, rules)
     draft, left_out = _draft(field)
     try:
-        return _decided(moment, field, draft, left_out, evicted)
+        return _decided(field, draft, left_out, evicted)
     finally:
         draft.undo()
 
 
 def borrowers_of(pool: PoolView, now_s: float, rules: RoundRules) -> Collection[str]:
     """Return the jobs of a pool that no quota covers, without those that nothing could start."""
-    context, supply = pool.context(now_s, rules), pool.supply()
-    aftermath = RoundAftermath(pool.name, pool.nodes, supply.whole, supply.free, backfills=pool.mode.backfills)
-    looked_at = candidates(wait_causes.PoolMoment(pool, aftermath, now_s, rules), supply, context)
-    return quotas.of_pool(pool, looked_at.ready, context).borrowers
+    return _field(pool, now_s, rules).covered.borrowers
+
+
+def _field(pool: PoolView, now_s: float, rules: RoundRules) -> _Field:
+    context, supply, covered = pool.context(now_s, rules), pool.supply(), NO_QUOTAS
+    before = RoundAftermath(pool.name, pool.index.nodes, supply.whole, supply.free, backfills=pool.mode.backfills)
+    moment = PoolMoment(pool, before, now_s, rules)
+    looked_at = candidates(moment, supply, context)
+    if rules.quotas:
+        covered, context = quotas.of_pool(pool, looked_at.ready, context), quotas.reclaiming(context)
+    return _Field(moment, looked_at, supply, context, covered, _ready(pool, looked_at.ready, covered))
 
 
 def _ready(pool: PoolView, ready: list[RankedJob], covered: QuotaCoverage) -> list[RankedJob]:
@@ -169,11 +182,12 @@ def _ready(pool: PoolView, ready: list[RankedJob], covered: QuotaCoverage) -> li
 
 
 def _decided(
-    moment: PoolMoment, field: _Field, draft: _Draft, left_out: Mapping[str, int], evicted: Sequence[PreemptibleRun]
+    field: _Field, draft: _Draft, left_out: Mapping[str, int], evicted: Sequence[PreemptibleRun]
 ) -> tuple[RoundDecided | None, float]:
-    pool, now_s, rules, looked_at = moment.pool, moment.now_s, moment.rules, field.looked_at
+    moment, looked_at = field.moment, field.looked_at
+    pool, now_s, rules = moment.pool, moment.now_s, moment.rules
     placements, preemptions = _placements(field.pool, draft), _preemptions(field, draft.admitted, evicted)
-    waits = _waits(moment, field, draft, left_out)
+    waits = _waits(field, draft, left_out)
     next_s = min(looked_at.wake_s, draft.admitted.wake_s, _later_s(draft, now_s))
     keeps = draft.admitted.reserved
     quiet = not placements and not preemptions and keeps == pool.reservations
@@ -224,7 +238,7 @@ def _try(field: _Field, entering: Sequence[RankedJob]) -> _Draft:
     context = field.context
     supply = field.supply
     if field.pool.index.sharing:
-        supply = pool_view.supply(field.pool, supply, context, field.sharing)
+        supply = field.sharing.supply(supply)
     admitted = admit(entering, lambda: field.victims, supply, context, field.pool.reservations)
 
     def busy() -> dict[Device, list[float]]:
@@ -243,28 +257,9 @@ def _rivals(field: _Field, admitted: Admission) -> Sequence[RankedJob]:
     return first + [ranked for ranked in admitted.singles if ranked.job_id not in known]
 
 
-def _victims(field: _Field) -> RunColumns:
-    """Return the runs that some waiting job may preempt, and when each is expected to end."""
-    pool, context, index = field.pool, field.context, field.pool.index
-    first = field.first
-    if first is None or context.mode.preempts == "never":
-        return run_columns.NONE
-    if not field.covered.borrowers and not index.has_below(first[0], context.mode):
-        return run_columns.NONE
-    every, stoppable = index.grants.runs(pool.terms(context))
-    if field.covered.borrowers:
-        every = every.borrowing(index.grants.rows_of(list(field.covered.borrowers)))
-    if index.sharing.runs:
-        every, stoppable = co_preemption.beside(every, stoppable, index.sharing.ties, field.sharing.behind())
-    below = every.queue > first[0]
-    if context.mode.preempts == "position":
-        below |= (every.queue == first[0]) & (every.position > first[1])
-    return every.only(below & stoppable)
-
-
-def _waits(moment: PoolMoment, field: _Field, draft: _Draft, left_out: Mapping[str, int]) -> tuple[Wait, ...]:
+def _waits(field: _Field, draft: _Draft, left_out: Mapping[str, int]) -> tuple[Wait, ...]:
     """Return why the first of the jobs that do not start wait."""
-    pool, rules = moment.pool, moment.rules
+    moment, pool, rules = field.moment, field.pool, field.moment.rules
     if not rules.max_waits:
         return ()
     left = list(_left(pool, {ranked.job_id for ranked, _, _ in draft.started}, rules.max_waits))
@@ -303,7 +298,7 @@ def _kept_back(
     beyond = [ranked for ranked in left if ranked.job_id in field.covered.borrowers]
     teams = [team for team in dict.fromkeys(ranked.job.spec.team for ranked in beyond) if _helps(field, team)]
     beyond = [ranked for ranked in beyond if ranked.job.spec.team in teams]
-    if len(field.pool.index) * (bool(behind) + len(teams)) <= TRIED_JOBS:
+    if (behind or beyond) and len(field.pool.index) * (bool(behind) + len(teams)) <= TRIED_JOBS:
         behind, beyond = _tried(field, draft, behind, beyond)
     alpha = field.context.rules.alpha
     return {
@@ -354,7 +349,7 @@ def _with_quota(field: _Field, team: str) -> _Field:
     context = msgspec.structs.replace(context, rules=rules)
     covered = quotas.of_pool(pool, field.looked_at.ready, context)
     ready = _ready(pool, field.looked_at.ready, covered)
-    return _Field(pool, field.looked_at, pool.supply(), context, covered, ready)
+    return _Field(field.moment, field.looked_at, pool.supply(), context, covered, ready)
 
 
 def _behind(others: int, alpha: float) -> WaitCause:
@@ -398,7 +393,7 @@ def _preemptions(field: _Field, admitted: Admission, evicted: Sequence[Preemptib
         if victim.ranked.borrows and not ranked.borrows:
             team = victim.ranked.job.spec.team
             because = f"for job {ranked.job_id}, whom a quota covers; {field.covered.in_use(team)}"
-        for run in pool_view.each(field.pool, victim):
+        for run in field.pool.index.sharing.stood_for(victim):
             reasons.setdefault(run.ranked.job_id, (run, because, ranked.job_id))
     return tuple(
         Preemption(job_id=job_id, epoch=run.ranked.job.epoch, reason=reason, for_job=for_job)

@@ -337,7 +337,7 @@ def test_a_cancelled_job_makes_room_once_its_processes_are_gone():
 def test_a_user_advances_by_the_share_that_his_jobs_have():
     one = pool().given(lane("a", user="ann"), lane("b", user="bob"))
     make_true(one, 2.0)
-    book = one.state.history.progress_of("default")
+    book = one.state.history.progress["default"]
     assert [book.active[user].rate for user in ("ann", "bob")] == [0.25, 0.25]  # half of one of two devices
     one.given(ended("b", 5.0))
     assert book.active["ann"].rate == 0.5

@@ -82,7 +82,8 @@ class _Rounds:
         wake_s = math.inf
         for _ in range(20):
             found, wake_s = decide_pool(self.known.pool("default", self.jobs), self.now_s, RULES)
-            if found is None or not (found.placements or found.keeps != self.known.history.reservations_in("default")):
+            reserved = self.known.history.reservations.get("default", {})
+            if found is None or not (found.placements or found.keeps != reserved):
                 break
             self.tell(found)
             for placement in found.placements:

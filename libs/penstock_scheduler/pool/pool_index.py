@@ -556,6 +556,11 @@ class SharingIndex(Generic[G]):
             self._tied = {f"{node_id}/{index}": tuple(sorted(jobs)) for (node_id, index), jobs in going_on if jobs}
         return self._tied
 
+    def stood_for(self, victim: PreemptibleRun) -> list[PreemptibleRun]:
+        """Return the runs that a preempted one stands for: those of a co-preempted set, else itself."""
+        jobs = self.ties.get(victim.ranked.job_id) if self.demands else None
+        return [self.runs[job_id] for job_id in jobs] if jobs is not None else [victim]
+
     def _measured(self, job: Job) -> MemoryNeed | None:
         return self._needs.get(job.profile_key or workload.key(job.spec)) if self._needs else None
 

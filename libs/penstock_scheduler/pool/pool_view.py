@@ -4,22 +4,21 @@ View of one pool, from which a round is decided, with what rounds remember of th
 :class:`PoolView` is what a round knows: the pool's jobs and devices, its ranks, speeds and history. It gives the
 policies their own views: the supply of devices, the context of times and speeds, the runs that are to move.
 :class:`RoundHistory` is the part of the fold that remembers past rounds: what stopping a workload costs, how far each
-user is, and for which gangs devices are kept. :class:`SharingForecast` and the functions below it say what jobs that
-share devices make of a round: who is on which device, when they are expected to end, and who stops together with whom.
+user is, and for which gangs devices are kept. :class:`SharingForecast` says what a round expects of jobs that share
+devices: who is on which device, and when they are expected to end.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import partial
-from itertools import chain, islice
-from typing import Final
+from functools import cached_property, partial
+from itertools import chain
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from penstock_cluster.nodes import Cluster, Node
+from penstock_cluster.nodes import Cluster
 from penstock_log import Device, Job, JobRank, JobState, RoundDecided
 from penstock_log.workload import consolidates
 from penstock_policies import job_lengths
@@ -30,7 +29,7 @@ from penstock_scheduler import fairness
 from penstock_scheduler.assignment import ASSIGNMENTS, DeviceSupply
 from penstock_scheduler.fairness import FairnessProgress
 from penstock_scheduler.placement import FreeDevices
-from penstock_scheduler.pool.pool_index import DemandGroup, Key, PoolIndex
+from penstock_scheduler.pool.pool_index import PoolIndex
 from penstock_scheduler.pool.run_columns import SAMPLE_S, GrantTerms, Shape, shape_of
 from penstock_scheduler.round_types import BORROWED, PreemptibleRun, RankedJob, RoundContext, RoundRules
 from penstock_scheduler.sharing import co_preemption
@@ -74,22 +73,17 @@ class PoolView(msgspec.Struct, frozen=True):
 
     @property
     def progress(self) -> FairnessProgress:
-        """How far the pool's users are."""
-        return self.history.progress_of(self.name)
+        """How far the pool's users are; empty where it has had none."""
+        return self.history.progress.get(self.name) or FairnessProgress()
 
     @property
     def reservations(self) -> Mapping[str, str]:
         """The patient gangs, and the kind that each waits for."""
-        return self.history.reservations_in(self.name)
+        return self.history.reservations.get(self.name, {})
 
     def alpha(self, rules: RoundRules) -> float:
         """Return the share of users whose jobs enter a round at first."""
         return rules.alpha if rules.alpha < 1.0 and len(self.progress.active) > 1 else 1.0
-
-    @property
-    def nodes(self) -> list[Node]:
-        """The pool's nodes whose executors are up, by id."""
-        return self.index.nodes
 
     def evicted(self) -> list[PreemptibleRun]:
         """Return the runs that are to move: one of their nodes is being emptied, or they are to get another width."""
@@ -153,25 +147,32 @@ class PoolView(msgspec.Struct, frozen=True):
         return GrantTerms(context.now_s, self.keys, speed, cost, self.finished_s, context.prior_s)
 
     def _speed(self, rules: RoundRules) -> Callable[[str, str], float]:
-        """Return the speed of a workload on a kind, for the length of a round: a guess is made once."""
-        guesses: dict[str, float] = {}
-
-        def speed(workload: str, kind: str) -> float:
-            of_kinds = self.speeds.by_key.get(workload)
-            own = of_kinds.get(kind) if of_kinds else None
-            if own is not None:
-                return own
-            if kind not in guesses:
-                guesses[kind] = self.speeds.guess(kind)
-            return guesses[kind]
-
-        return speed if ASSIGNMENTS[rules.assign].knows_speeds else _alike
+        """Return the speed of a workload on a kind, for the length of a round."""
+        return RoundSpeeds(self.speeds).of if ASSIGNMENTS[rules.assign].knows_speeds else _alike
 
     def _left_s(self, jobs: Sequence[Job], attained_s: npt.NDArray[np.float64], prior_s: float) -> job_lengths.Floats:
         # Seconds executed in ended runs count as if on the fastest kind; a job's log does not say which kind it was.
         declared_s = np.array([SAMPLE_S if job.sample is not None else job.spec.duration_s for job in jobs])
         expected_s = job_lengths.remaining_s(attained_s, self.finished_s, prior_s)
         return job_lengths.left_s(declared_s, attained_s, expected_s)
+
+
+class RoundSpeeds:
+    """The speeds of workloads while a round is decided: what is guessed of a kind is guessed once."""
+
+    def __init__(self, speeds: Speeds) -> None:
+        self._speeds = speeds
+        self._guesses: dict[str, float] = {}
+
+    def of(self, workload: str, kind: str) -> float:
+        """Return a workload's speed on a kind; where unknown, what the others show."""
+        of_kinds = self._speeds.by_key.get(workload)
+        own = of_kinds.get(kind) if of_kinds else None
+        if own is not None:
+            return own
+        if kind not in self._guesses:
+            self._guesses[kind] = self._speeds.guess(kind)
+        return self._guesses[kind]
 
 
 def can_be_stopped(job: Job) -> bool:
@@ -203,14 +204,6 @@ class RoundHistory(msgspec.Struct):
     progress: dict[str, FairnessProgress] = msgspec.field(default_factory=dict)
     reservations: dict[str, dict[str, str]] = msgspec.field(default_factory=dict)
     classes: dict[str, list[tuple[Device, int]]] = msgspec.field(default_factory=dict)
-
-    def progress_of(self, pool: str) -> FairnessProgress:
-        """Return the progress of a pool's users; empty where it has had none."""
-        return self.progress.get(pool) or FairnessProgress()
-
-    def reservations_in(self, pool: str) -> Mapping[str, str]:
-        """Return a pool's gangs whose patience is over, with the kind that each waits for."""
-        return self.reservations.get(pool, {})
 
     def decided(self, event: RoundDecided) -> None:
         """Fold in a round; call it before the round changes its jobs."""
@@ -255,9 +248,6 @@ class RoundHistory(msgspec.Struct):
         return self.classes[pool]
 
 
-LOOKED_AT: Final = 256
-"""Most waiting jobs of one demand that a round looks at: if all of them start, the next round looks at the others."""
-
 Place = tuple[int, float]
 """Queue and position."""
 
@@ -274,21 +264,34 @@ class SharingForecast:
 
     def __init__(self, pool: PoolView, context: RoundContext, borrowers: Collection[str], first: Place | None) -> None:
         self._pool, self._context, self._borrowers, self._first = pool, context, borrowers, first
-        self._every: Mapping[str, SharingRun] | None = None
-        self._behind: Mapping[str, SharingRun] | None = None
 
-    def every(self) -> Mapping[str, SharingRun]:
-        """Return all runs that share devices, by job."""
-        if self._every is None:
-            self._every = self._of(list(self._pool.index.sharing.runs.values()))
-        return self._every
-
+    @cached_property
     def behind(self) -> Mapping[str, SharingRun]:
-        """Return the runs that rank below some waiting job, as far as preemption goes."""
-        if self._behind is None:
-            runs = self._pool.index.sharing.runs.values()
-            self._behind = self._of([run for run in runs if self._is_behind(run.ranked)])
-        return self._behind
+        """The runs that rank below some waiting job, as far as preemption goes, by job."""
+        runs = self._pool.index.sharing.runs.values()
+        return self._of([run for run in runs if self._is_behind(run.ranked)])
+
+    def ends(self) -> Iterator[tuple[str, Shape, float]]:
+        """Yield each co-preempted set, its devices, and in how many seconds its last run should end."""
+        sharing = self._pool.index.sharing
+        every = self._of(list(sharing.runs.values())) if sharing.ties else {}
+        for name, jobs in sharing.ties.items():
+            run = co_preemption.as_one(name, [every[job_id] for job_id in jobs])
+            yield name, shape_of(run), run.left_s
+
+    def supply(self, plain: DeviceSupply) -> DeviceSupply:
+        """Return the supply for one try of a round, with the shared devices as they are now."""
+        index, context = self._pool.index.sharing, self._context
+        limits = SharingLimits(context.rules.lane_reserve_share, context.rules.most_sharers)
+        sharing = SharedPlacement(
+            index.shared(limits),
+            index.demands,
+            stopping=index.stopping,
+            sharing_runs=lambda: self.behind,
+            speed=context.speed,
+            limits=limits,
+        )
+        return msgspec.structs.replace(plain, sharing=sharing)
 
     def _is_behind(self, ranked: RankedJob) -> bool:
         if self._first is None:
@@ -307,39 +310,3 @@ class SharingForecast:
             context.prior_s,
         )
         return co_preemption.sharing_runs(runs, expected, self._borrowers)
-
-
-def supply(pool: PoolView, plain: DeviceSupply, context: RoundContext, tell: SharingForecast) -> DeviceSupply:
-    """Return the supply for one try of a round, with the shared devices as they are now where jobs share any."""
-    index = pool.index.sharing
-    limits = SharingLimits(context.rules.lane_reserve_share, context.rules.most_sharers)
-    sharing = SharedPlacement(
-        index.shared(limits),
-        index.demands,
-        stopping=index.stopping,
-        sharing_runs=tell.behind,
-        speed=context.speed,
-        limits=limits,
-    )
-    return msgspec.structs.replace(plain, sharing=sharing)
-
-
-def ends(pool: PoolView, tell: SharingForecast) -> Iterator[tuple[str, Shape, float]]:
-    """Yield each co-preempted set, its devices, and in how many seconds its last run should end."""
-    for name, jobs in pool.index.sharing.ties.items():
-        run = co_preemption.as_one(name, [tell.every()[job_id] for job_id in jobs])
-        yield name, shape_of(run), run.left_s
-
-
-def each(pool: PoolView, victim: PreemptibleRun) -> list[PreemptibleRun]:
-    """Return the runs that a preempted one stands for."""
-    index = pool.index.sharing
-    jobs = index.ties.get(victim.ranked.job_id) if index else None
-    return [index.runs[job_id] for job_id in jobs] if jobs is not None else [victim]
-
-
-def waiting(pool: PoolView, members: Callable[[DemandGroup], Iterator[Key]]) -> Iterator[Key]:
-    """Yield the first jobs of each demand among those that share."""
-    for groups in pool.index.sharing.waiting.values():
-        for group in groups.values():
-            yield from islice(members(group), LOOKED_AT)
