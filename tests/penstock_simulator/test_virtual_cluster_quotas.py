@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from outcome_rows import random_trace, trace_of
-from published import TRACES, large_trace
+from published import TRACES, large_trace, reference
 
 from penstock_simulator import fast, virtual_cluster
 from penstock_simulator.engine.simulation import simulate
@@ -137,3 +137,13 @@ def test_the_quotas_of_the_philly_cluster_give_the_published_queueing() -> None:
     figures = summary(found)
     assert figures.jobs - figures.finished == 63
     assert round(figures.avg_queue_s) == 3388
+
+
+def test_the_quotas_of_a_part_of_philly_give_the_queueing_of_a_plain_loop() -> None:
+    """Two GPUs for each published node; `ed69ec` has none, and its two jobs are left out (tests/data/README.md)."""
+    expected = reference("philly_quotas.json")
+    trace = read(TRACES / "bench_S3000_golden_256gpu.csv.gz")
+    quotas = VirtualClusterQuotas(gpus=expected["gpus"])
+    figures = summary(fast.simulate(trace, parse(f"{sum(expected['gpus'].values())}x1"), "fifo", quotas=quotas))
+    assert figures.jobs - figures.finished == expected["never_started"]
+    assert figures.avg_queue_s == pytest.approx(expected["avg_queue_s"])
