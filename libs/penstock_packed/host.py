@@ -100,8 +100,8 @@ class PackedHost:
         capacity_bytes, reserve_bytes = self._device.capacity_bytes, self._device.reserve_bytes
         self._assumed = assumed or MemoryNeed(0, 0, (capacity_bytes - reserve_bytes) // 8)
         rules = replace(rules or LaneRules(), most_lanes=self._device.lanes)
-        floor: DeviceQueue[ModelRequest] = DeviceQueue(capacity_bytes, reserve_bytes, rules, quiet_s)
-        self._desk = MemberSupervisor(self._device, floor, self._session.checkpoint_dir, clock)
+        queue: DeviceQueue[ModelRequest] = DeviceQueue(capacity_bytes, reserve_bytes, rules, quiet_s)
+        self._supervisor = MemberSupervisor(self._device, queue, self._session.checkpoint_dir, clock)
         self.endpoints: dict[str, ModelEndpoint[Any, Any]] = {}
         self._broken: BaseException | None = None
         self._told_s = -math.inf
@@ -109,7 +109,7 @@ class PackedHost:
     @property
     def names(self) -> list[str]:
         """The members' names, in the order in which they were added."""
-        return [member.name for member in self._desk.members]
+        return [member.name for member in self._supervisor.members]
 
     @property
     def params(self) -> dict[str, Param]:
@@ -147,7 +147,7 @@ class PackedHost:
         if steps is not None and steps < 1:
             raise ValueError(f"steps of {name} is {steps}; expected 1 or more, or None until the trial says finish()")
         member = PackedMember(name, memory or self._assumed, steps, priority=priority)
-        self._desk.add(member, MemberObject(name, trial))
+        self._supervisor.add(member, MemberObject(name, trial))
 
     def serve(
         self,
@@ -180,8 +180,8 @@ class PackedHost:
             given = f"target_s={target_s}, batch={batch}, most_waiting={most_waiting}"
             raise ValueError(f"{given} of {name}; expected more than 0, and 1 or more of both others")
         member = PackedMember(name, memory or self._assumed, None, target_s, batch, most_waiting)
-        self._desk.add(member, MemberObject(name, model, Latency(target_s)))
-        self.endpoints[name] = endpoint = ModelEndpoint[Q, A](name, self._desk.ask, self._desk.close_model)
+        self._supervisor.add(member, MemberObject(name, model, Latency(target_s)))
+        self.endpoints[name] = endpoint = ModelEndpoint[Q, A](name, self._supervisor.ask, self._supervisor.close_model)
         return endpoint
 
     def run(self) -> dict[str, MemberOutcome]:
@@ -196,34 +196,34 @@ class PackedHost:
             Where the host's job has been asked to stop, and its checkpoint is complete.
         """
         with self._session as entered:
-            entered.on_checkpoint(self._desk.save, self._desk.load)
-            self._desk.begin()
-            with self._crew(), quick_collections():
+            entered.on_checkpoint(self._supervisor.save, self._supervisor.load)
+            self._supervisor.begin()
+            with self._workers(), quick_collections():
                 for _ in entered.iterations(FOREVER):
                     over = self._round()
                     if over or self._clock() >= self._told_s + TELL_S:
                         self._told_s = self._clock()
-                        entered.report(**self._desk.metrics())
+                        entered.report(**self._supervisor.metrics())
                     if over:
                         break
-        return {m.name: MemberOutcome(m.stage, m.done, m.reason, dict(m.metrics)) for m in self._desk.members}
+        return {m.name: MemberOutcome(m.stage, m.done, m.reason, dict(m.metrics)) for m in self._supervisor.members}
 
     def why(self, name: str) -> str:
         """Return in one sentence why a member gets no turn; empty where it does, or is finished."""
-        return self._desk.why(name)
+        return self._supervisor.why(name)
 
     def _round(self) -> bool:
-        """Take a turn, or let the crew take turns for a while; return whether all are over."""
+        """Take a turn, or let the threads take turns for a while; return whether all are over."""
         if self._device.lanes == 1:
-            self._desk.take_turn(0, ROUND_S)
+            self._supervisor.take_turn(0, ROUND_S)
         else:
-            self._desk.wait_over(ROUND_S, lambda: self._broken is not None)
+            self._supervisor.wait_over(ROUND_S, lambda: self._broken is not None)
         if self._broken is not None:
             raise self._broken
-        return self._desk.over()
+        return self._supervisor.over()
 
     @contextmanager
-    def _crew(self) -> Iterator[None]:
+    def _workers(self) -> Iterator[None]:
         """Have a thread for each lane, where there are several."""
         slots = range(self._device.lanes if self._device.lanes > 1 else 0)
         threads = [
@@ -234,15 +234,15 @@ class PackedHost:
         try:
             yield
         finally:
-            self._desk.close()
+            self._supervisor.close()
             for thread in threads:
                 thread.join()
-            self._desk.stop()
+            self._supervisor.stop()
 
     def _work(self, slot: int) -> None:
         try:
-            while not (self._desk.closing or self._broken):
-                self._desk.take_turn(slot, ROUND_S)
+            while not (self._supervisor.closing or self._broken):
+                self._supervisor.take_turn(slot, ROUND_S)
         except BaseException as error:  # told to the main thread, which raises it
             self._broken = error
 

@@ -39,12 +39,12 @@ NAP_S: Final = 0.02
 
 class MemberSupervisor:
     """
-    Members, their jobs, and the floor that says who is next.
+    Members, their jobs, and the queue that says who is next.
 
     Parameters
     ----------
     device : TurnDevice
-    floor : DeviceQueue
+    queue : DeviceQueue
     place : Path or None
         The folder of the host's checkpoints; None where none are kept.
     clock : callable
@@ -57,13 +57,13 @@ class MemberSupervisor:
     """
 
     def __init__(
-        self, device: TurnDevice, floor: DeviceQueue[ModelRequest], place: Path | None, clock: Callable[[], float]
+        self, device: TurnDevice, queue: DeviceQueue[ModelRequest], place: Path | None, clock: Callable[[], float]
     ) -> None:
-        self._device, self._floor, self._place, self._clock = device, floor, place, clock
+        self._device, self._queue, self._place, self._clock = device, queue, place, clock
         self._members: dict[str, PackedMember] = {}
         self._jobs: dict[str, MemberObject] = {}
-        self._keeping = MemberCheckpoints(self._members, self._jobs, place, device.lost)
-        self._blame: CrashAttribution | None = None
+        self._checkpoints = MemberCheckpoints(self._members, self._jobs, place, device.lost)
+        self._attribution: CrashAttribution | None = None
         self._changed = threading.Condition()
         self._closing_models: set[str] = set()
         self._running = 0
@@ -80,15 +80,15 @@ class MemberSupervisor:
             raise ValueError(f"there is a member {member.name!r} already; expected names that differ")
         self._members[member.name], self._jobs[member.name] = member, job
         if member.target_s is not None:
-            self._floor.targets.add(member.name, member.target_s)
+            self._queue.targets.add(member.name, member.target_s)
 
     def begin(self) -> None:
-        """Let all who are not over already onto the floor."""
-        self._blame = CrashAttribution(self._place, self._device.lanes) if self._place else None
+        """Let all who are not over already onto the device."""
+        self._attribution = CrashAttribution(self._place, self._device.lanes) if self._place else None
         with self._changed:
             for member in self._members.values():
-                self._floor.join(member, self._clock())
-                if self._blame is not None and self._blame.accuses(member.name) and not member.over:
+                self._queue.join(member, self._clock())
+                if self._attribution is not None and self._attribution.accuses(member.name) and not member.over:
                     self._leave(member.name, "failed", "the process has died twice in the same step of it")
 
     def take_turn(self, slot: int, wait_s: float) -> None:
@@ -106,7 +106,7 @@ class MemberSupervisor:
                 return
             self._running += 1
             go = go._replace(requests=[asked for asked in go.requests if wanted(asked)])
-            step, room_bytes = self._members[go.name].done, self._floor.room_bytes(go.name)
+            step, room_bytes = self._members[go.name].done, self._queue.room_bytes(go.name)
         done: TurnResult | None = None
         ended: Stage | None = None
         try:
@@ -140,14 +140,14 @@ class MemberSupervisor:
         with self._changed:
             self._stopped = True
             for name in [member.name for member in self._members.values() if not (member.trains or member.over)]:
-                refuse(self._floor.left(name, self._clock()), _stopped(name))
+                refuse(self._queue.left(name, self._clock()), _stopped(name))
 
     def why(self, name: str) -> str:
         """Return in one sentence why a member gets no turn; empty where it does, or is finished."""
         with self._changed:
-            if name not in self._floor.members:
+            if name not in self._queue.members:
                 return "the host has not begun"
-            return self._floor.why(name, self._clock())
+            return self._queue.why(name, self._clock())
 
     # --- requests
     def ask(self, name: str, request: ModelRequest) -> None:
@@ -157,7 +157,7 @@ class MemberSupervisor:
             if why_not is not None:
                 request.answer.set_exception(why_not)
                 return
-            self._floor.targets.ask(name, request, self._clock())
+            self._queue.targets.ask(name, request, self._clock())
             self._changed.notify_all()
 
     def _refusal(self, member: PackedMember) -> Exception | None:
@@ -166,7 +166,7 @@ class MemberSupervisor:
             return MemberEnded(f"{member.name} has {member.stage}: {member.reason or 'closed'}")
         if self._stopped:
             return _stopped(member.name)
-        waiting, latency = self._floor.targets.pending(member.name), self._jobs[member.name].latency
+        waiting, latency = self._queue.targets.pending(member.name), self._jobs[member.name].latency
         if waiting < member.most_waiting:
             return None
         if latency is not None:
@@ -183,13 +183,13 @@ class MemberSupervisor:
     def save(self, folder: Path) -> None:
         """Write a checkpoint of all members, between turns."""
         with self._rest():
-            for name, reason in self._keeping.save(folder).items():
+            for name, reason in self._checkpoints.save(folder).items():
                 self._jobs[name].end(self._device, 0)
                 self._leave(name, "failed", reason)
 
     def load(self, folder: Path) -> None:
         """Read a checkpoint of all members, before :meth:`begin`."""
-        self._keeping.load(folder)
+        self._checkpoints.load(folder)
 
     def metrics(self) -> dict[str, float]:
         """Return each member's metrics under its name, and how many have ended in which way."""
@@ -205,7 +205,7 @@ class MemberSupervisor:
     def _next(self, until_s: float) -> PackedTurn[ModelRequest] | None:
         while not self.closing:
             self._dismiss()
-            go = None if self._resting else self._floor.next(self._clock())
+            go = None if self._resting else self._queue.next(self._clock())
             if go is not None or self.over() or self._clock() >= until_s:
                 return go
             self._changed.wait(NAP_S)
@@ -214,16 +214,16 @@ class MemberSupervisor:
     def _take(
         self, go: PackedTurn[ModelRequest], slot: int, step: int, room_bytes: int
     ) -> tuple[TurnResult, Stage | None]:
-        if self._blame is not None and go.what != "answer":
-            self._blame.begin(slot, go.name, go.what, step)
+        if self._attribution is not None and go.what != "answer":
+            self._attribution.begin(slot, go.name, go.what, step)
         begun_s = self._clock()
         done = carry_out(go, self._jobs[go.name], self._device, step, room_bytes)
         self._answer(go, done)
         ended = self._note(go, done, self._clock() - begun_s)
         if ended:
             self._jobs[go.name].end(self._device, go.lane)
-        if self._blame is not None:
-            self._blame.end(slot)
+        if self._attribution is not None:
+            self._attribution.end(slot)
         return done, ended
 
     def _note(self, go: PackedTurn[ModelRequest], done: TurnResult, took_s: float) -> Stage | None:
@@ -239,14 +239,14 @@ class MemberSupervisor:
                 return "failed"
             if go.what == "setup":
                 member.stage = "running"
-                self._keeping.taken(go.name)
+                self._checkpoints.taken(go.name)
             return "finished" if done.last or (member.steps is not None and member.done >= member.steps) else None
 
     def _settle(self, name: str, ended: Stage | None, reason: str) -> None:
         if ended:
             self._leave(name, ended, reason)
             return
-        self._floor.over(name, self._clock())
+        self._queue.over(name, self._clock())
 
     def _answer(self, go: PackedTurn[ModelRequest], done: TurnResult) -> None:
         if done.error:
@@ -266,11 +266,11 @@ class MemberSupervisor:
 
     def _dismiss(self) -> None:
         """End those for whom the device has no room, and models that are closed and have answered all."""
-        while self._floor.endings:
-            name, reason = self._floor.endings.pop()
+        while self._queue.endings:
+            name, reason = self._queue.endings.pop()
             self._jobs[name].end(self._device, 0)
             self._leave(name, "failed", f"no room: {reason}")
-        for name in [name for name in self._closing_models if self._floor.idle(name)]:
+        for name in [name for name in self._closing_models if self._queue.idle(name)]:
             self._closing_models.discard(name)
             if not self._members[name].over:
                 self._jobs[name].end(self._device, 0)
@@ -279,7 +279,7 @@ class MemberSupervisor:
     def _leave(self, name: str, stage: Stage, reason: str) -> None:
         member = self._members[name]
         member.stage, member.reason = stage, reason
-        refuse(self._floor.left(name, self._clock()), MemberEnded(f"{name} has {stage}: {reason}"))
+        refuse(self._queue.left(name, self._clock()), MemberEnded(f"{name} has {stage}: {reason}"))
         if stage == "failed":
             LOG.warning("member_ended member=%s stage=failed steps=%s reason=%s", name, member.done, reason)
 

@@ -33,7 +33,7 @@ from penstock_executor.process_host import DiskFull, Place, ProcessHost
 from penstock_executor.run_folders import ExecutorError, alone_in
 from penstock_executor.run_state import Key, LocalRun, NodeObservation
 from penstock_executor.settings import ExecutorSettings
-from penstock_executor.sharing.sharing_supervisor import open_floor
+from penstock_executor.sharing.sharing_supervisor import open_sharing
 from penstock_executor.telemetry import RunTelemetry
 from penstock_log import NodeJoined, NodeLeft, RunEnded, RunStarted, subjects
 
@@ -118,7 +118,7 @@ class Executor:
         shell.examine, shell.busy = self._examine, self._busy
         self.ended = list(self.host.adopt())  # before there is a listener: who comes in by it has not ended before
         self.listener = agent_listener.AgentListener(Path(self.host.site.socket), self.host)
-        self.sharing = open_floor(
+        self.sharing = open_sharing(
             self.host,
             settings,
             life=self.boot,
@@ -211,7 +211,7 @@ class Executor:
             runs=self.host.runs,
             draining=self.shell.stopping.is_set(),
             postponed=self.postponed,
-            seats=self.sharing.seats,
+            seats=self.sharing.progress,
             resumes=self.resumes.found,
         )
 
@@ -370,7 +370,7 @@ class Executor:
     @contextmanager
     def _listening(self) -> Iterator[None]:
         """Hear the lanes' broker; at the end close all sockets and watch no process more: the processes live on."""
-        loop, broker = asyncio.get_running_loop(), self.sharing.keeper
+        loop, broker = asyncio.get_running_loop(), self.sharing.broker
         loop.add_reader(broker.fileno(), self.sharing.turn)
         try:
             yield
@@ -396,7 +396,7 @@ class Executor:
         while True:
             await asyncio.sleep(LANES_LOOK_S)
             self.sharing.look(int(loop.time() * 1e9))
-            if loop.time() >= told_s + LANES_PUBLISH_S and (view := self.sharing.told()) is not None:
+            if loop.time() >= told_s + LANES_PUBLISH_S and (view := self.sharing.view()) is not None:
                 told_s = loop.time()
                 await self.telemetry.tell(subjects.lanes(self.node_id), view)
 

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from penstock_log.spec import Name
-from penstock_sharing.lanes.turn_policy import Name as Policy
+from penstock_sharing.lanes.turn_policy import TurnPolicyName as Policy
 
 _MIB: Final = 1 << 20
 LauncherName = Literal["process"]

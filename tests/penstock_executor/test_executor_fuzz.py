@@ -203,8 +203,8 @@ def descriptors(rng: random.Random) -> Iterator[list[int]]:
 
 
 def test_whatever_comes_on_the_lanes_socket_is_no_end_of_the_executor(tmp_path: Path) -> None:
-    rng, keeper, sent = random.Random(17), TokenBroker(tmp_path / "lanes"), 0  # noqa: S311
-    keeper.open("n1-0")
+    rng, broker, sent = random.Random(17), TokenBroker(tmp_path / "lanes"), 0  # noqa: S311
+    broker.open("n1-0")
     before = len(os.listdir("/proc/self/fd"))
     while sent < INPUTS:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as member:
@@ -215,16 +215,16 @@ def test_whatever_comes_on_the_lanes_socket_is_no_end_of_the_executor(tmp_path: 
                     sent += 1
                     with descriptors(rng) as fds:
                         socket.send_fds(member, [message[:60_000] or b"x"], fds)
-                    for news in keeper.poll():
-                        if isinstance(news, JoinRequested) and rng.random() < 0.7:
+                    for events in broker.poll():
+                        if isinstance(events, JoinRequested) and rng.random() < 0.7:
                             with contextlib.suppress(ValueError):  # it is gone already
-                                keeper.seat(news.who, ["n1-0"])
-        keeper.poll()
+                                broker.assign_slots(events.who, ["n1-0"])
+        broker.poll()
     for _ in range(3):
-        keeper.poll()
+        broker.poll()
     assert len(os.listdir("/proc/self/fd")) <= before
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as member:
         member.connect(str(tmp_path / "lanes"))
         member.send(json.dumps({"kind": "join", "version": 1, "job_id": "good", "epoch": 1, "rank": 0}).encode())
-        assert JoinRequested(LaneClientId("good", 1, 0), os.getpid()) in [*keeper.poll(), *keeper.poll()]
-    keeper.close()
+        assert JoinRequested(LaneClientId("good", 1, 0), os.getpid()) in [*broker.poll(), *broker.poll()]
+    broker.close()

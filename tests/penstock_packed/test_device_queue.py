@@ -19,25 +19,25 @@ class Played:
 
     def __init__(self, policy: str = "fair", patience_s: float | None = 30.0, lanes: int = 1, quiet_s: float = 1.0):
         rules = LaneRules(policy=policy, patience_s=patience_s, most_lanes=lanes)
-        self.floor: DeviceQueue[str] = DeviceQueue(1000, 0, rules, quiet_s)
+        self.queue: DeviceQueue[str] = DeviceQueue(1000, 0, rules, quiet_s)
         self.now_s = 0.0
         self.length_s: dict[str, float] = {}
         self.turns: list[str] = []
 
     def trial(self, name: str, length_s: float, priority: int = 0, steps: int | None = None) -> None:
         self.length_s[name] = length_s
-        self.floor.join(PackedMember(name, TINY, steps, priority=priority), self.now_s)
+        self.queue.join(PackedMember(name, TINY, steps, priority=priority), self.now_s)
 
     def model(self, name: str, length_s: float, target_s: float, batch: int = 1) -> None:
         self.length_s[name] = length_s
-        self.floor.join(PackedMember(name, TINY, None, target_s, batch), self.now_s)
+        self.queue.join(PackedMember(name, TINY, None, target_s, batch), self.now_s)
 
     def ask(self, name: str) -> None:
-        self.floor.targets.ask(name, name, self.now_s)
+        self.queue.targets.ask(name, name, self.now_s)
 
     def turn(self) -> PackedTurn[str] | None:
         """Take a turn; None where nobody may."""
-        go = self.floor.next(self.now_s)
+        go = self.queue.next(self.now_s)
         if go is None:
             return None
         self.turns.append(go.name)
@@ -45,27 +45,27 @@ class Played:
         return go
 
     def end(self, go: PackedTurn[str]) -> None:
-        member = self.floor.members[go.name]
+        member = self.queue.members[go.name]
         self.now_s += self.length_s[go.name]
         member.done += go.what == "step"
         member.ran(self.length_s[go.name])
         member.stage = "running"
         if member.steps is not None and member.done >= member.steps:
             member.stage = "finished"
-            self.floor.left(go.name, self.now_s)
+            self.queue.left(go.name, self.now_s)
             return
-        self.floor.over(go.name, self.now_s)
+        self.queue.over(go.name, self.now_s)
 
     def set_up(self) -> None:
         """Let all members have their setup and a first step or answer, so that their lengths are known."""
-        while any(member.stage == "new" for member in self.floor.members.values()):
+        while any(member.stage == "new" for member in self.queue.members.values()):
             self.turn()
-        models = [name for name, member in self.floor.members.items() if not member.trains]
+        models = [name for name, member in self.queue.members.items() if not member.trains]
         for name in models:
             self.ask(name)
-        while any(member.turn_s == 0 for member in self.floor.members.values()):
+        while any(member.turn_s == 0 for member in self.queue.members.values()):
             self.turn()
-        assert not any(self.floor.targets.pending(name) for name in models)
+        assert not any(self.queue.targets.pending(name) for name in models)
         self.turns.clear()
 
 
@@ -151,10 +151,10 @@ def test_a_step_that_is_too_long_for_a_target_waits_until_the_model_is_idle() ->
     while played.now_s < asked_s + 0.9:
         played.turn()
     assert set(played.turns) == {"m", "short"}
-    assert played.floor.why("long", played.now_s) == "its step takes 95.0 ms; the target of m leaves 85.0 ms"
+    assert played.queue.why("long", played.now_s) == "its step takes 95.0 ms; the target of m leaves 85.0 ms"
     played.now_s = asked_s + 1.0
     assert "long" in {played.turn().name for _ in range(2)}
-    assert played.floor.why("long", played.now_s) == ""
+    assert played.queue.why("long", played.now_s) == ""
 
 
 @given(
@@ -174,13 +174,13 @@ def test_a_target_is_kept_wherever_one_step_allows_it(arrivals: list[float], len
     for gap_s in arrivals:
         due_s = played.now_s + target_s + gap_s
         while played.now_s < due_s:
-            go = played.floor.next(played.now_s)
+            go = played.queue.next(played.now_s)
             if go is None:
                 played.now_s = due_s
                 break
             if played.now_s + played.length_s[go.name] >= due_s:
                 came_s = max(played.now_s, due_s - target_s) + 1e-6  # in the middle of this step, if it is short enough
-                played.floor.targets.ask("m", "m", came_s)
+                played.queue.targets.ask("m", "m", came_s)
                 played.end(go)
                 assert played.turn().name == "m"
                 assert played.now_s <= came_s + target_s
@@ -206,7 +206,7 @@ def test_every_trial_gets_turns_under_every_policy_even_while_models_are_asked_a
     bound_s = 20.0 + (len(lengths) + 2) * 3.5
     last_s = dict.fromkeys(played.length_s, 0.0)
     while played.now_s < 3 * bound_s:
-        if busy and not played.floor.targets.pending("m"):
+        if busy and not played.queue.targets.pending("m"):
             played.ask("m")
         go = played.turn()
         if go is None:
@@ -233,7 +233,7 @@ def test_trials_take_their_turns_in_the_order_of_the_policy(policy: str, expecte
     played = Played(policy, patience_s=None)
     for priority, (name, length_s) in enumerate([("a", 3.0), ("b", 2.0), ("c", 1.0)]):
         played.trial(name, length_s, priority, steps=3)
-    while any(not member.over for member in played.floor.members.values()):
+    while any(not member.over for member in played.queue.members.values()):
         played.turn()
     assert "".join(played.turns) == expected
 
@@ -265,7 +265,7 @@ def test_a_model_that_has_left_leaves_its_requests_to_be_refused() -> None:
     played.set_up()
     played.ask("m")
     played.ask("m")
-    assert [asked.request for asked in played.floor.left("m", played.now_s)] == ["m", "m"]
+    assert [asked.request for asked in played.queue.left("m", played.now_s)] == ["m", "m"]
     assert played.turn() is None
 
 
@@ -273,7 +273,7 @@ def test_members_of_different_lanes_have_their_turns_at_the_same_time() -> None:
     played = Played(lanes=2)
     played.trial("a", 1.0)
     played.trial("b", 1.0)
-    one, two = played.floor.next(0.0), played.floor.next(0.0)
+    one, two = played.queue.next(0.0), played.queue.next(0.0)
     assert {one.name, two.name} == {"a", "b"}
     assert one.lane != two.lane
-    assert played.floor.next(0.0) is None
+    assert played.queue.next(0.0) is None

@@ -35,11 +35,11 @@ plans = st.lists(
 )
 
 
-class Crew:
+class Workers:
     """Threads of lanes, one after the other in any order; a floor that says what they do."""
 
     def __init__(self, plans: list[Plan], policy: str, lanes: int, chance: np.random.Generator) -> None:
-        self.floor: DeviceQueue[str] = DeviceQueue(
+        self.queue: DeviceQueue[str] = DeviceQueue(
             100, 0, LaneRules(policy=policy, patience_s=30.0, most_lanes=lanes), 1.0
         )
         self.plans = {f"t{number}": plan for number, plan in enumerate(plans)}
@@ -47,16 +47,16 @@ class Crew:
         self.under_way: list[PackedTurn[str]] = []
         for name, plan in self.plans.items():
             need = MemoryNeed(plan.declared[0], 0, plan.declared[1])
-            self.floor.join(PackedMember(name, need, plan.steps), 0.0)
+            self.queue.join(PackedMember(name, need, plan.steps), 0.0)
 
     def move(self) -> None:
         """End those who have to go; then begin a turn, or end one."""
-        while self.floor.endings:
-            name, _ = self.floor.endings.pop()
+        while self.queue.endings:
+            name, _ = self.queue.endings.pop()
             assert name not in {go.name for go in self.under_way}, f"{name} has to go in the middle of its turn"
             self._leave(name, "failed")
         if len(self.under_way) < self._lanes and self._chance.random() < 0.7:
-            go = self.floor.next(self.now_s)
+            go = self.queue.next(self.now_s)
             if go is not None:
                 assert go.lane not in {other.lane for other in self.under_way}
                 self.under_way.append(go)
@@ -66,7 +66,7 @@ class Crew:
             self._end(self.under_way.pop(int(self._chance.integers(len(self.under_way)))))
 
     def _end(self, go: PackedTurn[str]) -> None:
-        member, plan = self.floor.members[go.name], self.plans[go.name]
+        member, plan = self.queue.members[go.name], self.plans[go.name]
         member.done += go.what == "step"
         member.ran(0.1)
         if go.what == "setup":
@@ -77,11 +77,11 @@ class Crew:
         if member.done == plan.steps:
             self._leave(go.name, "finished")
         else:
-            self.floor.over(go.name, self.now_s)
+            self.queue.over(go.name, self.now_s)
 
     def _leave(self, name: str, stage: str) -> None:
-        self.floor.members[name].stage = stage
-        self.floor.left(name, self.now_s)
+        self.queue.members[name].stage = stage
+        self.queue.left(name, self.now_s)
 
 
 @given(
@@ -91,12 +91,12 @@ class Crew:
 def test_every_member_of_every_lane_comes_to_its_end_whatever_it_needs(
     plans: list[Plan], policy: str, lanes: int, chance: np.random.Generator
 ) -> None:
-    crew = Crew(plans, policy, lanes, chance)
+    workers = Workers(plans, policy, lanes, chance)
     for _ in range(2000):
-        if all(member.over for member in crew.floor.members.values()):
+        if all(member.over for member in workers.queue.members.values()):
             break
-        crew.move()
-    stages = {name: (member.stage, member.reason) for name, member in crew.floor.members.items()}
-    assert all(member.over for member in crew.floor.members.values()), stages
-    assert not crew.under_way
-    assert crew.floor.lanes == 0
+        workers.move()
+    stages = {name: (member.stage, member.reason) for name, member in workers.queue.members.items()}
+    assert all(member.over for member in workers.queue.members.values()), stages
+    assert not workers.under_way
+    assert workers.queue.lanes == 0

@@ -52,11 +52,11 @@ class Actor:
         Begin an iteration if it has its turn, else ask for it; as :meth:`LaneClient.enter` does between two
         sleeps.
         """
-        seats = self.member.seats
-        if not (seats and all(seat.enter() for seat in seats)):
+        slots = self.member.slots
+        if not (slots and all(slot.enter() for slot in slots)):
             self.member.look()
-            seats = self.member.seats
-            if not (seats and all(seat.enter() or (seat.wait(0.0) and not seat.called) for seat in seats)):
+            slots = self.member.slots
+            if not (slots and all(slot.enter() or (slot.wait(0.0) and not slot.called) for slot in slots)):
                 return
         self.inside, self.begun = True, self.begun + 1
 
@@ -110,9 +110,9 @@ class Stage:
     def _open(self) -> None:
         devices = {device for ranks in self.runs.values() for each in ranks for device in each}
         kinds = [Device(index=i, kind="fast", memory_bytes=1000, backend="emulated") for i in sorted(devices)]
-        self.keeper = TokenBroker(self.path)
-        self.desk = LaneCoordinator(
-            self.keeper,
+        self.broker = TokenBroker(self.path)
+        self.coordinator = LaneCoordinator(
+            self.broker,
             NodeLanes("n1", kinds, self.rules),
             life=f"life{next(self.lives)}",
             clock=lambda: self.now_s,
@@ -129,12 +129,12 @@ class Stage:
         if adopted:
             ranks = {who.rank: self.actors[who].devices for who in self.of(job_id)}
         need = self.needs.get(job_id, NEED)
-        self.desk.lanes.arrive(
+        self.coordinator.lanes.arrive(
             ShareRequest(job_id=job_id, epoch=1, ranks=ranks, need=need, adopted=adopted), self.now_s
         )
         if adopted:
-            self.desk.await_return([LaneClientId(job_id, 1, rank) for rank in ranks])
-        self.desk.turn()
+            self.coordinator.await_return([LaneClientId(job_id, 1, rank) for rank in ranks])
+        self.coordinator.turn()
 
     def of(self, job_id: str) -> list[LaneClientId]:
         """Return the processes of a job."""
@@ -143,7 +143,7 @@ class Stage:
     # --- what happens
     def restart(self) -> None:
         """The executor is killed, and another one begins."""
-        self.keeper.close()
+        self.broker.close()
         self._open()
         self.back_s = self.now_s + RETURN_S
         for job_id in self.runs:
@@ -165,29 +165,29 @@ class Stage:
         for who in whos:
             actor = self.actors.pop(who)
             actor.member._hang_up()  # as the kernel does it
-            for seat in actor.member.seats:
-                seat.close()
+            for slot in actor.member.slots:
+                slot.close()
         self.turn()
-        self.desk.lanes.leave(job_id, self.now_s, "its run has ended")
+        self.coordinator.lanes.leave(job_id, self.now_s, "its run has ended")
         self.turn()
 
     def turn(self, after_s: float = 0.001) -> None:
         """The executor takes in what has happened."""
         self.now_s += after_s
-        self.desk.turn()
+        self.coordinator.turn()
 
     def look(self) -> None:
         """The executor looks after those who do not come on."""
         self.now_s += LOOK_S
-        self.given_up |= bool(self.desk.lanes.table.awaited) and self.now_s >= self.back_s
-        self.desk.look_again()
+        self.given_up |= bool(self.coordinator.lanes.state.awaited) and self.now_s >= self.back_s
+        self.coordinator.look_again()
 
     def measure(self, who: LaneClientId) -> None:
         """A process says that it holds a little more: for that, pages are written before news are heard."""
         self.kept_bytes += 1
         sample = MemoryReading(self.kept_bytes, self.kept_bytes + NEED.ephemeral_bytes)
-        self.desk.lanes.see(who, sample, self.actors[who].done + 2, self.now_s)
-        self.desk.turn()
+        self.coordinator.lanes.see(who, sample, self.actors[who].done + 2, self.now_s)
+        self.coordinator.turn()
 
     def play_on(self, looks: int = 12) -> None:
         """Let everybody do what it can, for so many looks of the executor."""
@@ -206,18 +206,18 @@ class Stage:
 
     def story(self) -> str:
         """Return where everybody is, for a test that failed."""
-        lanes = self.desk.lanes
+        lanes = self.coordinator.lanes
         lines = [f"{who}: {a.begun} begun, inside {a.inside}, holds {a.member.holds}" for who, a in self.actors.items()]
-        lines += [f"{place}: {view}; {lanes.wish(place)}" for place, view in self.desk.views().items()]
-        return "\n".join([*lines, *map(repr, lanes.table.parties.values())])
+        lines += [f"{place}: {view}; {lanes.desired_turn(place)}" for place, view in self.coordinator.views().items()]
+        return "\n".join([*lines, *map(repr, lanes.state.shared_runs.values())])
 
     def close(self) -> None:
         """Close everything."""
         for actor in self.actors.values():
             actor.member._hang_up()
-            for seat in actor.member.seats:
-                seat.close()
-        self.keeper.close()
+            for slot in actor.member.slots:
+                slot.close()
+        self.broker.close()
 
     def _note_overlaps(self, actor: Actor) -> None:
         """Nobody is to be in an iteration on a device beside another, but where that one did not come back in time."""

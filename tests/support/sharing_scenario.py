@@ -18,7 +18,7 @@ from penstock_sharing.token.protocol import (
     ClientGone,
     JoinRequested,
     LaneClientId,
-    News,
+    TokenEvent,
     TokenPassed,
     TokenRevoked,
     TurnRequested,
@@ -37,7 +37,7 @@ def placed(lane: str) -> NodeLane:
 @dataclass
 class Page:
     token: LaneClientId | None = None
-    heir: LaneClientId | None = None
+    successor: LaneClientId | None = None
     recalled: bool = False
     asking: set[LaneClientId] = field(default_factory=set)
 
@@ -49,7 +49,7 @@ class Process:
     who: LaneClientId
     need: MemoryNeed
     left: int
-    seats: tuple[str, ...] = ()
+    slots: tuple[str, ...] = ()
     moving: tuple[str, ...] | None = None
     busy: bool = False
     stopped: bool = False
@@ -66,7 +66,7 @@ class Play:
         self.pages: dict[str, Page] = {}
         self.processes: dict[LaneClientId, Process] = {}
         self.needs: dict[str, MemoryNeed] = {}
-        self.news: deque[News] = deque()
+        self.events: deque[TokenEvent] = deque()
         self.facts: list[object] = []
         self.turns: list[str] = []
         self.now_s = 0.0
@@ -78,58 +78,58 @@ class Play:
         """A job arrives, one process for each device, and its processes start as soon as they may."""
         self.needs[job_id] = need
         ranks = {rank: (device,) for rank, device in enumerate(devices)}
-        sharer = ShareRequest(job_id=job_id, epoch=1, ranks=ranks, need=need if known else None)
+        request = ShareRequest(job_id=job_id, epoch=1, ranks=ranks, need=need if known else None)
         for rank in ranks:
             who = LaneClientId(job_id, 1, rank)
             self.processes[who] = Process(who, need, iterations)
-        self.lanes.arrive(sharer, self.tick())
+        self.lanes.arrive(request, self.tick())
         self.carry_out()
 
     def start(self) -> None:
         """Start all that may start and has not: they knock."""
-        for key, seat in self.lanes.seats.items():
+        for key, progress in self.lanes.progress.items():
             for who, process in self.processes.items():
-                if (who.job_id, who.epoch) == key and seat.at == "in" and not process.seats:
-                    process.seats = ("",)
-                    self.news.append(JoinRequested(who, 1))
+                if (who.job_id, who.epoch) == key and progress.at == "in" and not process.slots:
+                    process.slots = ("",)
+                    self.events.append(JoinRequested(who, 1))
 
     def ask(self, who: LaneClientId) -> None:
         """A process that is between iterations begins the next one, or waits for its turn."""
         process = self.processes[who]
         self._sit_elsewhere(process)
-        if process.busy or not process.seats or not all(process.seats):
+        if process.busy or not process.slots or not all(process.slots):
             return
-        missing = [seat for seat in process.seats if self.pages[seat].token != who]
+        missing = [slot for slot in process.slots if self.pages[slot].token != who]
         if not missing:
             process.busy = True
             self.turns.append(who.job_id)
         elif who not in self.pages[missing[0]].asking:
             self.pages[missing[0]].asking.add(who)
-            self.news.append(TurnRequested(missing[0], who))
+            self.events.append(TurnRequested(missing[0], who))
             self._serve(missing[0])
 
     def finish(self, who: LaneClientId) -> None:
         """A process ends its iteration: here the token goes on, or not."""
         process = self.processes[who]
         process.busy, process.done, process.left = False, process.done + 1, process.left - 1
-        pages = [self.pages[seat] for seat in process.seats if self.pages[seat].token == who]
-        if any(page.recalled or page.heir in page.asking for page in pages):
-            for seat in reversed(process.seats):
-                if self.pages[seat].token == who:
-                    self._pass_on(seat)
+        pages = [self.pages[slot] for slot in process.slots if self.pages[slot].token == who]
+        if any(page.recalled or page.successor in page.asking for page in pages):
+            for slot in reversed(process.slots):
+                if self.pages[slot].token == who:
+                    self._pass_on(slot)
         self._sit_elsewhere(process)
 
     def end(self, who: LaneClientId) -> None:
         """A process is gone, whatever it was doing; with the last one, its run."""
         process = self.processes.pop(who)
-        for seat in filter(None, (*process.seats, *(process.moving or ()))):
-            page = self.pages[seat]
+        for slot in filter(None, (*process.slots, *(process.moving or ()))):
+            page = self.pages[slot]
             page.asking.discard(who)
-            page.heir = None if page.heir == who else page.heir
+            page.successor = None if page.successor == who else page.successor
             if page.token == who:
-                self._move(seat, None)
-        if process.seats:
-            self.news.append(ClientGone(who))
+                self._move(slot, None)
+        if process.slots:
+            self.events.append(ClientGone(who))
 
     def bury(self) -> None:
         """What the executor does when the last process of a run has ended."""
@@ -143,26 +143,26 @@ class Play:
         """A process is stopped in its iteration, and the keeper takes its token."""
         process = self.processes[who]
         process.stopped = True
-        for seat in process.seats:
-            if self.pages[seat].token == who:
-                self.news.append(TokenRevoked(seat, who))
-                self.pages[seat].heir = None
-                self._move(seat, None)
+        for slot in process.slots:
+            if self.pages[slot].token == who:
+                self.events.append(TokenRevoked(slot, who))
+                self.pages[slot].successor = None
+                self._move(slot, None)
 
     # --- what is seen of it
     def deliver(self) -> None:
         """Take in the oldest news, and do what is to be done."""
-        self._apply_real(self.news.popleft())
+        self._hear(self.events.popleft())
         self.carry_out()
 
     def deliver_all(self) -> None:
         """Take in all news that there are, and do what is to be done, until there are none."""
-        while self.news:
-            while self.news:
-                self._apply_real(self.news.popleft())
+        while self.events:
+            while self.events:
+                self._hear(self.events.popleft())
             self.carry_out()
 
-    def _apply_real(self, one: News) -> None:
+    def _hear(self, one: TokenEvent) -> None:
         now_s = self.tick()
         match one:
             case JoinRequested(who, _):
@@ -179,16 +179,16 @@ class Play:
                 self.lanes.gone(who, now_s)
 
     def carry_out(self) -> None:
-        orders = self.lanes.take()
-        self.facts += orders.facts
-        for place in orders.opened:
+        commands = self.lanes.take()
+        self.facts += commands.facts
+        for place in commands.opened:
             self.pages[name(place)] = Page()
-        for who, seats in orders.seatings.items():
+        for who, slots in commands.slot_assignments.items():
             if who in self.processes:
-                self.processes[who].moving = tuple(map(name, seats))
+                self.processes[who].moving = tuple(map(name, slots))
                 if not self.processes[who].busy:
                     self._sit_elsewhere(self.processes[who])
-        for place in orders.touched:
+        for place in commands.touched:
             if name(place) in self.pages:
                 self._write(place)
         self.start()
@@ -200,53 +200,53 @@ class Play:
     # --- pages
     def _write(self, place: NodeLane) -> None:
         """Make a page say what it should; that turns last a while before they are recalled plays no part here."""
-        wish, page = self.lanes.wish(place), self.pages[name(place)]
-        assert wish.after is None or wish.after != wish.holder
-        if wish.holder is not None and page.token != wish.holder:
-            page.heir, page.recalled = wish.holder, page.token is not None
+        desired, page = self.lanes.desired_turn(place), self.pages[name(place)]
+        assert desired.after is None or desired.after != desired.holder
+        if desired.holder is not None and page.token != desired.holder:
+            page.successor, page.recalled = desired.holder, page.token is not None
         else:
-            page.heir, page.recalled = wish.after, wish.recall or wish.holder is None
+            page.successor, page.recalled = desired.after, desired.recall or desired.holder is None
         self._press(name(place))
 
-    def _press(self, seat: str) -> None:
+    def _press(self, slot: str) -> None:
         """A recalled token is taken from a holder that is between two iterations, or given to the one named."""
-        page = self.pages[seat]
+        page = self.pages[slot]
         holder = self.processes.get(page.token) if page.token else None
         if holder is not None and page.recalled and not holder.busy:
-            self._move(seat, None)
-        self._serve(seat)
+            self._move(slot, None)
+        self._serve(slot)
 
-    def _serve(self, seat: str) -> None:
-        page = self.pages[seat]
-        if page.token is None and page.heir is not None and page.heir in page.asking:
-            self._move(seat, page.heir)
+    def _serve(self, slot: str) -> None:
+        page = self.pages[slot]
+        if page.token is None and page.successor is not None and page.successor in page.asking:
+            self._move(slot, page.successor)
 
-    def _pass_on(self, seat: str) -> None:
-        page = self.pages[seat]
-        self._move(seat, None if page.recalled or page.heir not in page.asking else page.heir)
+    def _pass_on(self, slot: str) -> None:
+        page = self.pages[slot]
+        self._move(slot, None if page.recalled or page.successor not in page.asking else page.successor)
 
-    def _move(self, seat: str, to: LaneClientId | None) -> None:
-        page = self.pages[seat]
-        self.news.append(TokenPassed(seat, page.token, to))
+    def _move(self, slot: str, to: LaneClientId | None) -> None:
+        page = self.pages[slot]
+        self.events.append(TokenPassed(slot, page.token, to))
         page.token, page.recalled = to, False
         if to is not None:
             page.asking.discard(to)
-            page.heir = None
+            page.successor = None
             self.ask(to)
         else:
-            self._serve(seat)
+            self._serve(slot)
 
     def _sit_elsewhere(self, process: Process) -> None:
         if process.moving is None or process.busy:
             return
-        old, process.seats, process.moving = process.seats, process.moving, None
-        for seat in old:
-            if seat and seat not in process.seats:
-                page = self.pages[seat]
+        old, process.slots, process.moving = process.slots, process.moving, None
+        for slot in old:
+            if slot and slot not in process.slots:
+                page = self.pages[slot]
                 page.asking.discard(process.who)
-                page.heir = None if page.heir == process.who else page.heir
+                page.successor = None if page.successor == process.who else page.successor
                 if page.token == process.who:
-                    self._move(seat, None)
+                    self._move(slot, None)
 
     # --- what must hold
     @property
@@ -256,7 +256,7 @@ class Play:
 
     def used_bytes(self) -> int:
         """What all processes of one device hold at this moment, each as much as it needs."""
-        started = {who.job_id for who, process in self.processes.items() if process.seats}
+        started = {who.job_id for who, process in self.processes.items() if process.slots}
         return sum(self.needs[job].resident_bytes for job in started) + sum(
             process.need.ephemeral_bytes for process in self.running
         )

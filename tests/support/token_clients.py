@@ -16,7 +16,15 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from penstock_sharing.token import FifoOwner, LaneClient, LaneClientId, News, NoTokenSlot, TokenBroker, TurnRequested
+from penstock_sharing.token import (
+    FifoOwner,
+    LaneClient,
+    LaneClientId,
+    NoTokenSlot,
+    TokenBroker,
+    TokenEvent,
+    TurnRequested,
+)
 
 PATIENCE_S = 30
 
@@ -63,11 +71,11 @@ class House:
 
     def __init__(self, folder: Path, lanes_of: Callable[[LaneClientId], list[str]]) -> None:
         self.path = folder / "lanes.sock"
-        self.keeper = TokenBroker(self.path)
-        self.rota = FifoOwner(self.keeper, lanes_of)
+        self.broker = TokenBroker(self.path)
+        self.rota = FifoOwner(self.broker, lanes_of)
         self._stack = ExitStack()
         self._changed = threading.Condition()
-        self._known: list[News] = []  # and answered
+        self._known: list[TokenEvent] = []  # and answered
         self._over = False
         self._orders: list[Callable[[TokenBroker], object]] = []
         self._thread = threading.Thread(target=self.rota.serve, args=(self._between,))
@@ -79,15 +87,15 @@ class House:
         self._stack.callback(process.end)
         return process
 
-    def count(self, news: type | News) -> int:
+    def count(self, events: type | TokenEvent) -> int:
         """How many news of a kind, or just these, there have been: also those that the keeper has yet to hear of."""
         self.order(lambda _: self.rota.turn())
-        return self._count(news)
+        return self._count(events)
 
-    def wait_for(self, news: type | News, count: int = 1) -> None:
+    def wait_for(self, events: type | TokenEvent, count: int = 1) -> None:
         """Wait until there have been so many."""
         with self._changed:
-            assert self._changed.wait_for(lambda: self._count(news) >= count, PATIENCE_S), (news, self.rota.told)
+            assert self._changed.wait_for(lambda: self._count(events) >= count, PATIENCE_S), (events, self.rota.events)
 
     def wait_for_more(self, than: int) -> None:
         """Wait until something happens after so many news, or all are done."""
@@ -104,14 +112,14 @@ class House:
     def _between(self) -> bool:
         with self._changed:
             for order in self._orders:
-                order(self.keeper)
+                order(self.broker)
             self._orders.clear()
-            self._known = list(self.rota.told)
+            self._known = list(self.rota.events)
             self._changed.notify_all()
         return self._over
 
-    def _count(self, news: type | News) -> int:
-        return sum(each == news or type(each) is news for each in self._known)
+    def _count(self, events: type | TokenEvent) -> int:
+        return sum(each == events or type(each) is events for each in self._known)
 
     def asks(self, process: Process, lane: str = "0/0") -> None:
         """Wait until a process waits for its turn."""
@@ -129,7 +137,7 @@ class House:
         self.rota.wake()
         self._thread.join()
         self.rota.close()
-        self.keeper.close()
+        self.broker.close()
 
 
 @contextmanager
@@ -170,7 +178,7 @@ def fork(member: LaneClient) -> None:
     """Have a child say whether it has the token; it outlives its parent."""
     if os.fork():
         return
-    say("child", member.holds or bool(member.seats))
+    say("child", member.holds or bool(member.slots))
     sys.stdin.buffer.raw.read(1)  # the end of the test
     os._exit(0)
 

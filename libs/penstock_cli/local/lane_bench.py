@@ -373,7 +373,7 @@ def in_lane(
         path = Path(folder) / "lanes.sock"
         broker = TokenBroker(path)
         broker.open(LANE)
-        broker.lease(LANE, steps)
+        broker.set_quantum(LANE, steps)
         children = [_fork(broker, partial(job, path, mine)) for job, mine in zip(jobs, notes, strict=True)]
         owner = FifoOwner(broker, lambda _: [LANE])
         owner.serve(lambda: owner.gone == len(jobs))

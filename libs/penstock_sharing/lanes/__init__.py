@@ -27,7 +27,7 @@ from penstock_sharing.lanes.lane import (
     MemberWaits,
     TurnGranted,
 )
-from penstock_sharing.lanes.lane_gangs import DeviceChange, GangComplete, GangTurn, LaneGangs, Told
+from penstock_sharing.lanes.lane_gangs import DeviceChange, GangComplete, GangTurn, LaneGangs, NodeChange
 from penstock_sharing.lanes.memory_need import DeviceLoad, MemoryEstimate, MemoryReading, best_fit, differs
 from penstock_sharing.lanes.turn_policy import TURN_POLICIES, LaneRules, TurnForecast, quantum
 
@@ -55,7 +55,7 @@ __all__ = [
     "MemoryEstimate",
     "MemoryNeed",
     "MemoryReading",
-    "Told",
+    "NodeChange",
     "TurnForecast",
     "TurnGranted",
     "best_fit",

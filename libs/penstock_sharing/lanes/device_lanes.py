@@ -74,16 +74,16 @@ class DeviceLanes:
 
     Examples
     --------
-    >>> board = DeviceLanes(capacity_bytes=100)
-    >>> board.arrive("a", MemoryNeed(10, 0, 40), now_s=0.0)
+    >>> device = DeviceLanes(capacity_bytes=100)
+    >>> device.arrive("a", MemoryNeed(10, 0, 40), now_s=0.0)
     [LaneOpened(lane=0, size_bytes=40), LaneEntered(job_id='a', lane=0)]
-    >>> board.arrive("b", MemoryNeed(10, 0, 45), now_s=0.0)
+    >>> device.arrive("b", MemoryNeed(10, 0, 45), now_s=0.0)
     [LaneEntered(job_id='b', lane=0), LaneResized(lane=0, size_bytes=45)]
-    >>> board.want("a", now_s=1.0), board.want("b", now_s=1.5)
+    >>> device.want("a", now_s=1.0), device.want("b", now_s=1.5)
     ([TurnGranted(job_id='a', lane=0)], [])
-    >>> board.boundary("a", now_s=2.0)
+    >>> device.boundary("a", now_s=2.0)
     [TurnGranted(job_id='b', lane=0)]
-    >>> board.used_bytes, board.free_bytes
+    >>> device.used_bytes, device.free_bytes
     (65, 35)
     """
 
@@ -93,8 +93,8 @@ class DeviceLanes:
         if not 0 <= reserve_bytes <= capacity_bytes:
             raise ValueError(f"reserve {reserve_bytes} is out of range; expected 0 to the capacity, {capacity_bytes}")
         self.rules = rules or LaneRules()
-        self._deck = LaneAllocator(capacity_bytes - reserve_bytes, self.rules, on_call=on_call)
-        self._roster = LaneMembers(self._deck)
+        self._allocator = LaneAllocator(capacity_bytes - reserve_bytes, self.rules, on_call=on_call)
+        self._members = LaneMembers(self._allocator)
         self._arrived = 0
 
     def arrive(
@@ -123,17 +123,17 @@ class DeviceLanes:
         Raises
         ------
         ValueError
-            If the job is on the board already.
+            If the job is on the device already.
         """
-        if job_id in self._roster.members:
-            raise ValueError(f"job {job_id} is on the board already; expected its finish before it arrives again")
+        if job_id in self._members.members:
+            raise ValueError(f"job {job_id} is on the device already; expected its finish before it arrives again")
         standing = MemberStanding(job_id, self._arrived, service_s, remaining_s, priority)
         self._arrived += 1
-        self._roster.add(LaneMember(need, standing))
-        self._roster.settle(now_s)
-        if job_id in self._roster.waiting:
-            self._deck.changes.append(MemberWaits(job_id, self.why(job_id)))
-        return self._told()
+        self._members.add(LaneMember(need, standing))
+        self._members.settle(now_s)
+        if job_id in self._members.waiting:
+            self._allocator.changes.append(MemberWaits(job_id, self.why(job_id)))
+        return self._take_changes()
 
     def want(self, job_id: str, now_s: float) -> list[Change]:
         """A job is ready for its next turn; one that waits or is parked may ask as well, and gets it when it can."""
@@ -143,8 +143,8 @@ class DeviceLanes:
             member.standing.asked_s = now_s
         elif lane.holder is not member:
             lane.asking.ask(member.standing, now_s)
-            self._deck.grant(lane, now_s)
-        return self._told()
+            self._allocator.grant(lane, now_s)
+        return self._take_changes()
 
     def rest(self, job_id: str) -> None:
         """A job asks for no turn any more, as when its process is saving its state to leave: nobody waits for it."""
@@ -191,13 +191,13 @@ class DeviceLanes:
         if wants:
             lane.asking.ask(member.standing, now_s)
         if need is not None and need != member.need:
-            self._roster.reestimate(member, need, now_s)
-            self._roster.settle(now_s)
-        elif lane.settled and not self._deck.tight:
-            self._deck.grant(lane, now_s)
+            self._members.reestimate(member, need, now_s)
+            self._members.settle(now_s)
+        elif lane.settled and not self._allocator.tight:
+            self._allocator.grant(lane, now_s)
         else:
-            self._roster.settle(now_s)
-        return self._told()
+            self._members.settle(now_s)
+        return self._take_changes()
 
     def give_turn(
         self, lane: int, now_s: float, job_id: str | None = None, may: Callable[[str], bool] = lambda _: True
@@ -212,16 +212,16 @@ class DeviceLanes:
         may : callable
             Whether a job may be next; others keep their places, and one that has asked for too long may always.
         """
-        there = self._deck.lanes[lane]
+        there = self._allocator.lanes[lane]
         if job_id is not None:
-            there.hand(self._member(job_id), now_s)
+            there.give_to(self._member(job_id), now_s)
         else:
             there.grant(now_s, may)
         return there.holder.job_id if there.holder is not None else None
 
     def is_impatient(self, lane: int, now_s: float) -> bool:
         """Return whether somebody has asked for a turn in a lane for too long, and so is next."""
-        return self._deck.lanes[lane].asking.is_impatient(now_s)
+        return self._allocator.lanes[lane].asking.is_impatient(now_s)
 
     def passed(self, job_id: str, to: str, now_s: float, *, wants: bool = False) -> list[Change]:
         """
@@ -247,10 +247,10 @@ class DeviceLanes:
         lane.release(now_s)
         if wants:
             lane.asking.ask(member.standing, now_s)
-        lane.hand(other, now_s)
-        if not lane.settled or self._deck.tight:
-            self._roster.settle(now_s)
-        return self._told()
+        lane.give_to(other, now_s)
+        if not lane.settled or self._allocator.tight:
+            self._members.settle(now_s)
+        return self._take_changes()
 
     def ahead(self, job_id: str, now_s: float) -> TurnForecast | None:
         """
@@ -260,7 +260,7 @@ class DeviceLanes:
         :meth:`boundary` has to say who is next.
         """
         member, lane = self._holder(job_id)
-        if not lane.settled or self._deck.tight:
+        if not lane.settled or self._allocator.tight:
             return None
         return lane.asking.ahead(member.standing, now_s)
 
@@ -277,16 +277,16 @@ class DeviceLanes:
         if self.has_turn(job_id):
             return self.boundary(job_id, now_s, need=need)
         if need != member.need:
-            self._roster.reestimate(member, need, now_s)
-            self._roster.settle(now_s)
-        return self._told()
+            self._members.reestimate(member, need, now_s)
+            self._members.settle(now_s)
+        return self._take_changes()
 
     def finish(self, job_id: str, now_s: float) -> list[Change]:
         """A job is over, by itself or not, and holds no memory any more; its turn is over, too."""
         member = self._member(job_id)
-        self._roster.drop(member, now_s)
-        self._roster.settle(now_s)
-        return self._told()
+        self._members.drop(member, now_s)
+        self._members.settle(now_s)
+        return self._take_changes()
 
     def gained(self, lanes: int, ratio: float, now_s: float) -> list[Change]:
         """
@@ -299,15 +299,15 @@ class DeviceLanes:
             Throughput of so many lanes over that of one fewer, with the same jobs. Below ``1 + least_gain``, the
             smallest lanes close until there are fewer.
         """
-        self._deck.gains.see(lanes, ratio, now_s)
-        by_size = sorted(self._deck.lots, reverse=True)
-        most = int(min(self._deck.most_lanes(now_s), len(by_size)))
-        self._deck.close([lot.lane for lot in by_size[most:]], now_s)
-        self._roster.settle(now_s)
-        return self._told()
+        self._allocator.gains.see(lanes, ratio, now_s)
+        by_size = sorted(self._allocator.sizes, reverse=True)
+        most = int(min(self._allocator.most_lanes(now_s), len(by_size)))
+        self._allocator.close([size.lane for size in by_size[most:]], now_s)
+        self._members.settle(now_s)
+        return self._take_changes()
 
     def __contains__(self, job_id: str) -> bool:
-        return job_id in self._roster.members
+        return job_id in self._members.members
 
     @property
     def lanes(self) -> tuple[LaneView, ...]:
@@ -318,49 +318,49 @@ class DeviceLanes:
                 size_bytes=lane.size_bytes,
                 members=tuple(lane.members),
                 holder=lane.holder.job_id if lane.holder else None,
-                due=lane.holder is not None and (len(lane.asking) > 0 or not lane.settled or self._deck.tight),
+                due=lane.holder is not None and (len(lane.asking) > 0 or not lane.settled or self._allocator.tight),
             )
-            for lane in self._deck.lanes.values()
+            for lane in self._allocator.lanes.values()
         )
 
     @property
     def free_lanes(self) -> list[int]:
         """Lanes in which a turn may begin now, oldest first."""
-        return [lane.number for lane in self._deck.lanes.values() if self._deck.may_run(lane)]
+        return [lane.number for lane in self._allocator.lanes.values() if self._allocator.may_run(lane)]
 
     def lane_of(self, job_id: str) -> int | None:
         """Return the lane of a job; None for one that waits, is parked, or is not here."""
-        member = self._roster.members.get(job_id)
+        member = self._members.members.get(job_id)
         return member.lane.number if member is not None and member.lane is not None else None
 
     @property
     def waiting(self) -> tuple[str, ...]:
         """Jobs that have not started, first come first."""
-        return tuple(self._roster.waiting)
+        return tuple(self._members.waiting)
 
     @property
     def parked(self) -> tuple[str, ...]:
         """Jobs that are parked, the oldest first."""
-        return tuple(self._roster.parked)
+        return tuple(self._members.parked)
 
     @property
     def leaving(self) -> tuple[str, ...]:
         """Jobs that have been told to leave and have not finished yet."""
-        return tuple(self._roster.leaving)
+        return tuple(self._members.leaving)
 
     @property
     def used_bytes(self) -> int:
         """What counts as used, without the reserve: ``sum(P + F)`` and the lanes."""
-        return self._deck.usable_bytes - self._deck.free_bytes
+        return self._allocator.usable_bytes - self._allocator.free_bytes
 
     @property
     def free_bytes(self) -> int:
         """What is left; negative only after a job has kept more than it had been given."""
-        return self._deck.free_bytes
+        return self._allocator.free_bytes
 
     def has_turn(self, job_id: str) -> bool:
         """Return whether a job has the turn of its lane."""
-        member = self._roster.members.get(job_id)
+        member = self._members.members.get(job_id)
         return member is not None and member.lane is not None and member.lane.holder is member
 
     def need(self, job_id: str) -> MemoryNeed:
@@ -376,12 +376,12 @@ class DeviceLanes:
 
     def why(self, job_id: str) -> str:
         """Return in one sentence why a job is not in a lane; empty for one that is."""
-        return self._roster.why(self._member(job_id))
+        return self._members.why(self._member(job_id))
 
     def _member(self, job_id: str) -> LaneMember:
-        if job_id not in self._roster.members:
-            raise ValueError(f"job {job_id} is not on the board; expected one that has arrived and has not finished")
-        return self._roster.members[job_id]
+        if job_id not in self._members.members:
+            raise ValueError(f"job {job_id} is not on the device; expected one that has arrived and has not finished")
+        return self._members.members[job_id]
 
     def _holder(self, job_id: str) -> tuple[LaneMember, Lane]:
         member = self._member(job_id)
@@ -389,8 +389,8 @@ class DeviceLanes:
             raise ValueError(f"it is not the turn of job {job_id}; expected the holder of a turn")
         return member, member.lane
 
-    def _told(self) -> list[Change]:
-        changes, self._deck.changes = self._deck.changes, []
+    def _take_changes(self) -> list[Change]:
+        changes, self._allocator.changes = self._allocator.changes, []
         return changes
 
 
@@ -406,8 +406,8 @@ class LaneMembers:
         Those that are not in a lane, each the oldest first. The parked stand before the waiting.
     """
 
-    def __init__(self, deck: LaneAllocator) -> None:
-        self._deck = deck
+    def __init__(self, allocator: LaneAllocator) -> None:
+        self._allocator = allocator
         self.members: dict[str, LaneMember] = {}
         self.waiting: dict[str, LaneMember] = {}
         self.parked: dict[str, LaneMember] = {}
@@ -421,39 +421,39 @@ class LaneMembers:
     def drop(self, member: LaneMember, now_s: float) -> None:
         """Forget a job that is over."""
         if member.at != "waiting":
-            self._deck.resident_bytes -= member.need.resident_bytes
+            self._allocator.resident_bytes -= member.need.resident_bytes
         self._take_out(member, now_s)
         del self.members[member.job_id]
 
     def reestimate(self, member: LaneMember, need: MemoryNeed, now_s: float) -> None:
         """Give a job another need: it stays, moves, is parked, or has to leave. No other job does, for its sake."""
-        stays, more_bytes = self._deck.stays(member, need), need.resident_bytes - member.need.resident_bytes
+        stays, more_bytes = self._allocator.stays(member, need), need.resident_bytes - member.need.resident_bytes
         member.need = need
         if member.at == "waiting":
             self._refuse_or_keep(member)
             return
-        self._deck.resident_bytes += more_bytes
-        if need.alone_bytes > self._deck.usable_bytes:
+        self._allocator.resident_bytes += more_bytes
+        if need.alone_bytes > self._allocator.usable_bytes:
             self._evict(member, now_s, f"it needs {mib(need.alone_bytes)}, more than the device has")
         elif member.lane is not None and stays:
             member.lane.measure()
         elif member.lane is not None:
             self._displace(member, now_s)
-        if more_bytes > 0 and self._deck.soon_free_bytes < 0:
-            lacking = mib(-self._deck.soon_free_bytes)
+        if more_bytes > 0 and self._allocator.soon_free_bytes < 0:
+            lacking = mib(-self._allocator.soon_free_bytes)
             self._evict(member, now_s, f"it keeps {mib(more_bytes)} more between turns; others lack {lacking} of that")
 
     def settle(self, now_s: float) -> None:
         """Bring everything in order that may have come out of it; turns last."""
-        self._deck.trim(now_s)
+        self._allocator.trim(now_s)
         self._admit(now_s)
         if not self.waiting and not self.parked:
-            self._deck.reopen(now_s)
-            self._deck.spread(now_s)
-        self._deck.trim(now_s)
+            self._allocator.reopen(now_s)
+            self._allocator.spread(now_s)
+        self._allocator.trim(now_s)
         self._relieve(now_s)
-        for lane in self._deck.lanes.values():
-            self._deck.grant(lane, now_s)
+        for lane in self._allocator.lanes.values():
+            self._allocator.grant(lane, now_s)
 
     def why(self, member: LaneMember) -> str:
         """Return in one sentence why a job is not in a lane; empty for one that is."""
@@ -475,7 +475,7 @@ class LaneMembers:
         passed: list[LaneMember] = []
         for member in list(self._line()):
             entered = self._enter(member, now_s)
-            if not entered and self._deck.make_room(member.entering, now_s):
+            if not entered and self._allocator.close_lanes_for(member.entering, now_s):
                 entered = self._enter(member, now_s)
                 if not entered:
                     return  # a lane closes for it at the next boundary: nobody else takes that room
@@ -489,7 +489,7 @@ class LaneMembers:
 
     def _enter(self, member: LaneMember, now_s: float) -> bool:
         others = (other.entering for other in self._line() if other is not member)
-        if not self._deck.enter(member, now_s, others):
+        if not self._allocator.enter(member, now_s, others):
             return False
         self.waiting.pop(member.job_id, None)
         self.parked.pop(member.job_id, None)
@@ -499,14 +499,14 @@ class LaneMembers:
         """Take a member out of its lane into another one, or park it."""
         if member.lane is not None:
             member.lane.remove(member, now_s)
-        if not self._deck.enter(member, now_s):
+        if not self._allocator.enter(member, now_s):
             member.at = "parked"
             self.parked[member.job_id] = member
-            self._deck.changes.append(MemberParked(member.job_id, self._lacks(member)))
+            self._allocator.changes.append(MemberParked(member.job_id, self._lacks(member)))
 
     def _relieve(self, now_s: float) -> None:
         """Have the one that was parked last leave where nobody runs, since nothing else would ever make room."""
-        if self.parked and not self._deck.lanes and not self.leaving:
+        if self.parked and not self._allocator.lanes and not self.leaving:
             newest = next(reversed(self.parked.values()))
             self._evict(newest, now_s, "it is parked, and nobody is left whose end would make room")
 
@@ -516,7 +516,7 @@ class LaneMembers:
         self._take_out(member, now_s)
         member.at = "leaving"
         self.leaving[member.job_id] = member
-        changes = self._deck.changes
+        changes = self._allocator.changes
         parked = [isinstance(each, MemberParked) and each.job_id == member.job_id for each in changes]
         at = parked.index(True) if any(parked) else len(changes)  # where it left its lane, which may have closed since
         changes[at : at + 1] = [MemberEvicted(member.job_id, reason)]
@@ -528,23 +528,23 @@ class LaneMembers:
             group.pop(member.job_id, None)
 
     def _refuse_or_keep(self, member: LaneMember) -> None:
-        if member.need.alone_bytes > self._deck.usable_bytes:
+        if member.need.alone_bytes > self._allocator.usable_bytes:
             del self.members[member.job_id], self.waiting[member.job_id]
-            reason = f"it needs {mib(member.need.alone_bytes)}; the device has {mib(self._deck.usable_bytes)}"
-            self._deck.changes.append(LaneRefused(member.job_id, reason))
+            reason = f"it needs {mib(member.need.alone_bytes)}; the device has {mib(self._allocator.usable_bytes)}"
+            self._allocator.changes.append(LaneRefused(member.job_id, reason))
 
     def _lets_nobody_pass(self, member: LaneMember) -> bool:
-        return member.overtaken >= self._deck.rules.overtakes
+        return member.overtaken >= self._allocator.rules.overtakes
 
     def _lacks(self, member: LaneMember) -> str:
-        if any(lane.closing for lane in self._deck.lanes.values()):
+        if any(lane.closing for lane in self._allocator.lanes.values()):
             return "a lane closes at its next boundary; then it is looked at again"
         first = next((m for m in self._line() if m is member or self._lets_nobody_pass(m)), member)
         if first is not member:
             return (
                 f"{first.job_id} stands before it, has been overtaken {first.overtaken} times, and is not passed again"
             )
-        need, free_bytes = member.entering, max(0, self._deck.free_bytes)
+        need, free_bytes = member.entering, max(0, self._allocator.free_bytes)
         takes = f"{mib(need.resident_bytes)} and a lane of {mib(need.ephemeral_bytes)}"
         return f"it takes {takes}; {mib(free_bytes)} are free beside the lanes"
 

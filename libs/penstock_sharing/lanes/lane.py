@@ -38,7 +38,7 @@ Whereabouts = Literal["waiting", "lane", "parked", "leaving"]
 @dataclass(slots=True, eq=False)
 class LaneMember:
     """
-    A job on the board.
+    A job on the device.
 
     Attributes
     ----------
@@ -109,7 +109,7 @@ class Lane:
         return self.size_bytes == self.wanted_bytes and not self.closing
 
     @property
-    def lot(self) -> LaneSize:
+    def as_size(self) -> LaneSize:
         """The lane, as far as finding one goes."""
         return LaneSize(self.reserved_bytes, len(self.members), self.number)
 
@@ -155,7 +155,7 @@ class Lane:
         self.holder, self._held_since_s = self.members[standing.job_id], now_s
         return self.holder
 
-    def hand(self, member: LaneMember, now_s: float) -> None:
+    def give_to(self, member: LaneMember, now_s: float) -> None:
         """Note that a member has the turn, whoever was next."""
         self.asking.pick(member.standing)
         self.holder, self._held_since_s = member, now_s
@@ -196,7 +196,7 @@ class MemberWaits(msgspec.Struct, frozen=True):
 
 
 class LaneRefused(msgspec.Struct, frozen=True):
-    """A job that has not started needs more than the whole device, and is off the board."""
+    """A job that has not started needs more than the whole device, and is off the device."""
 
     job_id: str
     reason: str
@@ -268,7 +268,7 @@ class LaneChoice(NamedTuple):
 
 def find(
     need: MemoryNeed,
-    lots: Sequence[LaneSize],
+    sizes: Sequence[LaneSize],
     free_bytes: int,
     waiting: Iterable[MemoryNeed] = (),
     *,
@@ -280,7 +280,7 @@ def find(
     Parameters
     ----------
     need : MemoryNeed
-    lots : sequence of LaneSize
+    sizes : sequence of LaneSize
         The lanes, in any order.
     free_bytes : int
         What the safety condition leaves.
@@ -310,23 +310,23 @@ def find(
     LaneChoice(lane=0)
     """
     resident_bytes, ephemeral_bytes = need.resident_bytes, need.ephemeral_bytes
-    if not lots:
+    if not sizes:
         return LaneChoice(None) if need.alone_bytes <= free_bytes else None
     left_bytes = free_bytes - need.alone_bytes
-    if may_open and left_bytes >= 0 and _joinable_bytes(need, lots, free_bytes, waiting) <= left_bytes:
+    if may_open and left_bytes >= 0 and _joinable_bytes(need, sizes, free_bytes, waiting) <= left_bytes:
         return LaneChoice(None)
-    fitting = [lot for lot in lots if max(0, ephemeral_bytes - lot.size_bytes) + resident_bytes <= free_bytes]
-    large_enough = [lot for lot in fitting if lot.size_bytes >= ephemeral_bytes]
+    fitting = [size for size in sizes if max(0, ephemeral_bytes - size.size_bytes) + resident_bytes <= free_bytes]
+    large_enough = [size for size in fitting if size.size_bytes >= ephemeral_bytes]
     return LaneChoice(min(large_enough or fitting).lane) if fitting else None
 
 
-def best(need: MemoryNeed, lots: Iterable[LaneSize]) -> int:
+def best(need: MemoryNeed, sizes: Iterable[LaneSize]) -> int:
     """Return the best-fitting lane for one who needs no more room for what is resident; else the largest one."""
-    lots = list(lots)
-    return min((lot for lot in lots if lot.size_bytes >= need.ephemeral_bytes), default=max(lots)).lane
+    sizes = list(sizes)
+    return min((size for size in sizes if size.size_bytes >= need.ephemeral_bytes), default=max(sizes)).lane
 
 
-def to_close(need: MemoryNeed, lots: Sequence[LaneSize], free_bytes: int) -> list[int] | None:
+def to_close(need: MemoryNeed, sizes: Sequence[LaneSize], free_bytes: int) -> list[int] | None:
     """
     Return the fewest lanes that have to close so that a job fits; None if closing all but one is not enough.
 
@@ -334,33 +334,33 @@ def to_close(need: MemoryNeed, lots: Sequence[LaneSize], free_bytes: int) -> lis
 
     Examples
     --------
-    >>> lots = [LaneSize(60, 1, 0), LaneSize(50, 1, 1), LaneSize(20, 1, 2), LaneSize(10, 1, 3)]
-    >>> to_close(MemoryNeed(30, 0, 60), lots, 15)
+    >>> sizes = [LaneSize(60, 1, 0), LaneSize(50, 1, 1), LaneSize(20, 1, 2), LaneSize(10, 1, 3)]
+    >>> to_close(MemoryNeed(30, 0, 60), sizes, 15)
     [2]
-    >>> to_close(MemoryNeed(30, 0, 90), lots, 0)
+    >>> to_close(MemoryNeed(30, 0, 90), sizes, 0)
     [1, 3]
-    >>> to_close(MemoryNeed(30, 0, 120), lots, 0) is None
+    >>> to_close(MemoryNeed(30, 0, 120), sizes, 0) is None
     True
     """
-    if not lots:
+    if not sizes:
         return None
-    largest, *others = sorted(lots, key=lambda lot: (-lot.size_bytes, -lot.members, lot.lane))
+    largest, *others = sorted(sizes, key=lambda size: (-size.size_bytes, -size.members, size.lane))
     lacking_bytes = need.resident_bytes + max(0, need.ephemeral_bytes - largest.size_bytes) - free_bytes
     closing: list[int] = []
     while lacking_bytes > 0:
         if not others:
             return None
-        enough = [lot for lot in others if lot.size_bytes >= lacking_bytes]
-        lot = min(enough) if enough else others[0]
-        others.remove(lot)
-        closing.append(lot.lane)
-        lacking_bytes -= lot.size_bytes
+        enough = [size for size in others if size.size_bytes >= lacking_bytes]
+        size = min(enough) if enough else others[0]
+        others.remove(size)
+        closing.append(size.lane)
+        lacking_bytes -= size.size_bytes
     return closing
 
 
-def _joinable_bytes(need: MemoryNeed, lots: Sequence[LaneSize], free_bytes: int, waiting: Iterable[MemoryNeed]) -> int:
+def _joinable_bytes(need: MemoryNeed, sizes: Sequence[LaneSize], free_bytes: int, waiting: Iterable[MemoryNeed]) -> int:
     """Return what those who wait would take, of those who could join some lane if this job took none of its own."""
-    size_bytes = max(lots).size_bytes
+    size_bytes = max(sizes).size_bytes
     left_bytes = free_bytes - need.resident_bytes - max(0, need.ephemeral_bytes - size_bytes)
     size_bytes = max(size_bytes, need.ephemeral_bytes)
     wanted_bytes = 0

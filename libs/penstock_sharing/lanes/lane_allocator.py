@@ -32,7 +32,7 @@ from penstock_sharing.lanes.lane import (
 )
 from penstock_sharing.lanes.turn_policy import TURN_POLICIES, LaneRules, TurnQueue
 
-SAID: Final[dict[Whereabouts, type[LaneEntered] | type[MemberUnparked] | type[MemberMoved]]] = {
+ENTRY_CHANGE: Final[dict[Whereabouts, type[LaneEntered] | type[MemberUnparked] | type[MemberMoved]]] = {
     "waiting": LaneEntered,
     "parked": MemberUnparked,
     "lane": MemberMoved,
@@ -77,9 +77,9 @@ class LaneAllocator:
         return self.usable_bytes - self.resident_bytes - sum(lane.wanted_bytes for lane in self.lanes.values())
 
     @property
-    def lots(self) -> list[LaneSize]:
+    def sizes(self) -> list[LaneSize]:
         """The lanes that a job may go to."""
-        return [lane.lot for lane in self.lanes.values() if not lane.closing]
+        return [lane.as_size for lane in self.lanes.values() if not lane.closing]
 
     def most_lanes(self, now_s: float) -> float:
         """Return how many lanes may be open: at least one."""
@@ -96,22 +96,22 @@ class LaneAllocator:
 
     def enter(self, member: LaneMember, now_s: float, waiting: Iterable[MemoryNeed] = ()) -> bool:
         """Let a job that waits, is parked, or has just been taken out into a lane; False where no lane is found."""
-        lots = self.lots
-        may_open = len(lots) < self.most_lanes(now_s)
-        place = find(member.entering, lots, self.free_bytes, waiting, may_open=may_open)
+        sizes = self.sizes
+        may_open = len(sizes) < self.most_lanes(now_s)
+        place = find(member.entering, sizes, self.free_bytes, waiting, may_open=may_open)
         if place is None:
             return False
         lane = self._open(member.need.ephemeral_bytes) if place.lane is None else self.lanes[place.lane]
         if member.at == "waiting":
             self.resident_bytes += member.need.resident_bytes
-        self.changes.append(SAID[member.at](member.job_id, lane.number))
+        self.changes.append(ENTRY_CHANGE[member.at](member.job_id, lane.number))
         lane.add(member)
         return True
 
-    def make_room(self, need: MemoryNeed, now_s: float) -> bool:
+    def close_lanes_for(self, need: MemoryNeed, now_s: float) -> bool:
         """Let lanes close where a job would then fit; those at a boundary do at once. False where it would not fit."""
         coming_bytes = sum(lane.reserved_bytes for lane in self.lanes.values() if lane.closing)
-        closing = to_close(need, self.lots, self.free_bytes + coming_bytes) if self.rules.merges else None
+        closing = to_close(need, self.sizes, self.free_bytes + coming_bytes) if self.rules.merges else None
         if closing is None:
             return False
         self.close(closing, now_s)
@@ -126,7 +126,7 @@ class LaneAllocator:
     def reopen(self, now_s: float) -> None:
         """Let those lanes stay that were to close for somebody who no longer waits."""
         for lane in self.lanes.values():
-            if lane.closing and len(self.lots) < self.most_lanes(now_s):
+            if lane.closing and len(self.sizes) < self.most_lanes(now_s):
                 lane.closing = False
 
     def trim(self, now_s: float) -> None:
@@ -173,29 +173,29 @@ class LaneAllocator:
         self.changes.append(MemberMoved(member.job_id, to.number))
 
     def _empty(self, lane: Lane, now_s: float) -> None:
-        if not self.lots:  # the others have closed meanwhile
+        if not self.sizes:  # the others have closed meanwhile
             lane.closing = False
             return
         for member in [m for m in lane.members.values() if m is not lane.holder]:
-            self._move(member, self.lanes[best(member.need, self.lots)], now_s)
+            self._move(member, self.lanes[best(member.need, self.sizes)], now_s)
 
     def _spread_one(self, now_s: float) -> bool:
-        free_bytes, lots = self.free_bytes, self.lots
-        may_open = len(lots) < self.most_lanes(now_s)
+        free_bytes, sizes = self.free_bytes, self.sizes
+        may_open = len(sizes) < self.most_lanes(now_s)
         for lane in sorted(self.lanes.values(), key=lambda lane: (-len(lane.members), lane.number)):
             if lane.closing or len(lane.members) < 2:
                 continue
-            emptier = [lot for lot in lots if lot.members + 2 <= len(lane.members)]
+            emptier = [size for size in sizes if size.members + 2 <= len(lane.members)]
             for member in [m for m in reversed(lane.members.values()) if m is not lane.holder]:
                 need_bytes = member.need.ephemeral_bytes
                 if may_open and need_bytes <= free_bytes:
                     self._move(member, self._open(need_bytes), now_s)
                     return True
-                lot = min(
-                    (lot for lot in emptier if lot.size_bytes >= need_bytes), key=attrgetter("members"), default=None
+                size = min(
+                    (size for size in emptier if size.size_bytes >= need_bytes), key=attrgetter("members"), default=None
                 )
-                if lot is not None:
-                    self._move(member, self.lanes[lot.lane], now_s)
+                if size is not None:
+                    self._move(member, self.lanes[size.lane], now_s)
                     return True
         return False
 

@@ -49,7 +49,7 @@ class DeviceChange(NamedTuple):
     change: Change
 
 
-Told: TypeAlias = DeviceChange | GangComplete | GangTurn
+NodeChange: TypeAlias = DeviceChange | GangComplete | GangTurn
 
 
 @dataclass(slots=True)
@@ -79,7 +79,7 @@ class _Gang:
 
 class LaneGangs:
     """
-    The jobs of a node, over a board for each of its devices; a job on one device is a gang of one.
+    The jobs of a node, over a device's lanes for each of its devices; a job on one device is a gang of one.
 
     Parameters
     ----------
@@ -100,8 +100,8 @@ class LaneGangs:
     GangTurn(job_id='a')
     """
 
-    def __init__(self, boards: Mapping[int, DeviceLanes]) -> None:
-        self.boards = boards
+    def __init__(self, lanes_of: Mapping[int, DeviceLanes]) -> None:
+        self.lanes_of = lanes_of
         self._gangs: dict[str, _Gang] = {}
 
     def arrive(
@@ -113,16 +113,16 @@ class LaneGangs:
         service_s: float = 0.0,
         remaining_s: float = math.inf,
         priority: int = 0,
-    ) -> list[Told]:
+    ) -> list[NodeChange]:
         """A job wants lanes on some devices, with what it needs on each."""
-        if job_id in self._gangs or not needs or not needs.keys() <= self.boards.keys():
+        if job_id in self._gangs or not needs or not needs.keys() <= self.lanes_of.keys():
             raise ValueError(f"job {job_id} on devices {sorted(needs)}; expected a new job, on devices of this node")
         standing = {"service_s": service_s, "remaining_s": remaining_s}
         gang = _Gang(job_id, dict(needs), standing, priority, tuple(sorted(needs)))
         self._gangs[job_id] = gang
         return self._follow(self._enter(gang, now_s), now_s)
 
-    def want(self, job_id: str, now_s: float) -> list[Told]:
+    def want(self, job_id: str, now_s: float) -> list[NodeChange]:
         """A job is ready for its next turn; ``GangTurn`` says when it has it."""
         gang = self._gang(job_id)
         gang.wants = True
@@ -130,100 +130,100 @@ class LaneGangs:
 
     def boundary(
         self, job_id: str, now_s: float, *, needs: Mapping[int, MemoryNeed] | None = None, wants: bool = True
-    ) -> list[Told]:
+    ) -> list[NodeChange]:
         """A job's turn is over on all of its devices; ``needs`` says what has been measured, by device."""
         gang = self._gang(job_id)
         if not self.has_turn(job_id):
             raise ValueError(f"it is not the turn of job {job_id}; expected a boundary only after Turn")
         gang.wants = wants
-        told: list[DeviceChange] = []
+        changes: list[DeviceChange] = []
         for device in reversed(gang.devices):
             need = (needs or {}).get(device)
-            told += _on(device, self.boards[device].boundary(job_id, now_s, need=need, wants=False))
-        return [*self._follow(told, now_s), *self._follow(self._ask(gang, now_s), now_s)]
+            changes += _on(device, self.lanes_of[device].boundary(job_id, now_s, need=need, wants=False))
+        return [*self._follow(changes, now_s), *self._follow(self._ask(gang, now_s), now_s)]
 
-    def rest(self, job_id: str, now_s: float) -> list[Told]:
+    def rest(self, job_id: str, now_s: float) -> list[NodeChange]:
         """A job that has no turn asks for none any more; what it has of one on some devices, it gives up."""
-        gang, told = self._gang(job_id), list[DeviceChange]()
+        gang, changes = self._gang(job_id), list[DeviceChange]()
         gang.wants = False
         for device in reversed(gang.devices):
-            if self.boards[device].has_turn(job_id):
-                told += _on(device, self.boards[device].boundary(job_id, now_s, wants=False))
-            elif job_id in self.boards[device]:
-                self.boards[device].rest(job_id)
-        return self._follow(told, now_s)
+            if self.lanes_of[device].has_turn(job_id):
+                changes += _on(device, self.lanes_of[device].boundary(job_id, now_s, wants=False))
+            elif job_id in self.lanes_of[device]:
+                self.lanes_of[device].rest(job_id)
+        return self._follow(changes, now_s)
 
-    def passed(self, job_id: str, to: str, now_s: float, *, wants: bool = False) -> list[Told]:
+    def passed(self, job_id: str, to: str, now_s: float, *, wants: bool = False) -> list[NodeChange]:
         """A job on one device has handed its turn there straight to another such job (:meth:`DeviceLanes.passed`)."""
         gang, other = self._gang(job_id), self._gang(to)
         if len(gang.devices) > 1 or gang.devices != other.devices:
             raise ValueError(f"job {job_id} cannot hand its turn to {to}; expected two jobs on the same single device")
         gang.wants, other.wants = wants, False
         (device,) = gang.devices
-        return self._follow(_on(device, self.boards[device].passed(job_id, to, now_s, wants=wants)), now_s)
+        return self._follow(_on(device, self.lanes_of[device].passed(job_id, to, now_s, wants=wants)), now_s)
 
-    def measured(self, job_id: str, needs: Mapping[int, MemoryNeed], now_s: float) -> list[Told]:
+    def measured(self, job_id: str, needs: Mapping[int, MemoryNeed], now_s: float) -> list[NodeChange]:
         """A job that has no turn on any device turns out to need something else on some of them."""
         gang = self._gang(job_id)
         if self.holds(job_id):
             raise ValueError(f"job {job_id} has a turn; expected its need at the boundary")
         gang.needs.update(needs)
-        told: list[DeviceChange] = []
+        changes: list[DeviceChange] = []
         for device, need in sorted(needs.items()):
-            if job_id in self.boards[device]:
-                told += _on(device, self.boards[device].measured(job_id, need, now_s))
-        return self._follow(told, now_s)
+            if job_id in self.lanes_of[device]:
+                changes += _on(device, self.lanes_of[device].measured(job_id, need, now_s))
+        return self._follow(changes, now_s)
 
     def has_turn(self, job_id: str) -> bool:
         """Return whether a job has the turn on all of its devices."""
-        return all(self.boards[device].has_turn(job_id) for device in self._gang(job_id).devices)
+        return all(self.lanes_of[device].has_turn(job_id) for device in self._gang(job_id).devices)
 
     def holds(self, job_id: str) -> bool:
         """Return whether a job has its turn, or a part of its next one: on some of its devices."""
-        return any(self.boards[device].has_turn(job_id) for device in self._gang(job_id).devices)
+        return any(self.lanes_of[device].has_turn(job_id) for device in self._gang(job_id).devices)
 
     def hurry(self, job_id: str) -> None:
         """A job is to stop at a boundary: its requests go before those of others, on all of its devices."""
         for device in self._gang(job_id).devices:
-            if job_id in self.boards[device]:
-                self.boards[device].hurry(job_id)
+            if job_id in self.lanes_of[device]:
+                self.lanes_of[device].hurry(job_id)
 
-    def gained(self, device: int, lanes: int, ratio: float, now_s: float) -> list[Told]:
+    def gained(self, device: int, lanes: int, ratio: float, now_s: float) -> list[NodeChange]:
         """Running side by side has been measured on one device (:meth:`DeviceLanes.gained`)."""
-        return self._follow(_on(device, self.boards[device].gained(lanes, ratio, now_s)), now_s)
+        return self._follow(_on(device, self.lanes_of[device].gained(lanes, ratio, now_s)), now_s)
 
-    def finish(self, job_id: str, now_s: float) -> list[Told]:
+    def finish(self, job_id: str, now_s: float) -> list[NodeChange]:
         """A job is over on all of its devices."""
         return self._follow(self._withdraw(self._gang(job_id), now_s), now_s)
 
     def __contains__(self, job_id: str) -> bool:
         return job_id in self._gangs
 
-    def _follow(self, news: list[DeviceChange], now_s: float) -> list[Told]:
+    def _follow(self, found: list[DeviceChange], now_s: float) -> list[NodeChange]:
         """Carry on with what has changed: who has entered one device enters the next, and so with turns."""
-        queue, told = deque(news), list[Told]()
+        queue, changes = deque(found), list[NodeChange]()
         while queue:
             on = queue.popleft()
-            told.append(on)
-            queue.extend(self._next(on, told, now_s))
-        return told
+            changes.append(on)
+            queue.extend(self._next(on, changes, now_s))
+        return changes
 
-    def _next(self, on: DeviceChange, told: list[Told], now_s: float) -> list[DeviceChange]:
+    def _next(self, on: DeviceChange, changes: list[NodeChange], now_s: float) -> list[DeviceChange]:
         match on.change:
             case LaneEntered(job_id):
                 gang = self._gang(job_id)
                 gang.entered += 1
                 if not gang.is_complete:
                     return self._enter(gang, now_s)
-                told.append(GangComplete(job_id))
+                changes.append(GangComplete(job_id))
                 return self._ask(gang, now_s)
             case TurnGranted(job_id):
                 gang = self._gang(job_id)
                 following = gang.devices[gang.devices.index(on.device) + 1 :]
                 if following:
-                    return _on(following[0], self.boards[following[0]].want(job_id, now_s))
+                    return _on(following[0], self.lanes_of[following[0]].want(job_id, now_s))
                 gang.wants = False
-                told.append(GangTurn(job_id))
+                changes.append(GangTurn(job_id))
             case MemberParked(job_id):
                 self._gang(job_id).parked.add(on.device)
             case MemberUnparked(job_id):
@@ -237,7 +237,7 @@ class LaneGangs:
 
     def _enter(self, gang: _Gang, now_s: float) -> list[DeviceChange]:
         device = gang.devices[gang.entered]
-        changes = self.boards[device].arrive(
+        changes = self.lanes_of[device].arrive(
             gang.job_id, gang.needs[device], now_s, priority=gang.priority, **gang.standing
         )
         return _on(device, changes)
@@ -246,15 +246,15 @@ class LaneGangs:
         """Ask for the turn on the first device, if nothing speaks against it."""
         if not gang.may_ask or self.holds(gang.job_id):
             return []
-        return _on(gang.devices[0], self.boards[gang.devices[0]].want(gang.job_id, now_s))
+        return _on(gang.devices[0], self.lanes_of[gang.devices[0]].want(gang.job_id, now_s))
 
     def _withdraw(self, gang: _Gang, now_s: float) -> list[DeviceChange]:
         del self._gangs[gang.job_id]
-        told: list[DeviceChange] = []
+        changes: list[DeviceChange] = []
         for device in gang.devices:
-            if gang.job_id in self.boards[device]:
-                told += _on(device, self.boards[device].finish(gang.job_id, now_s))
-        return told
+            if gang.job_id in self.lanes_of[device]:
+                changes += _on(device, self.lanes_of[device].finish(gang.job_id, now_s))
+        return changes
 
     def _gang(self, job_id: str) -> _Gang:
         if job_id not in self._gangs:

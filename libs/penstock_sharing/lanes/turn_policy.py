@@ -33,7 +33,7 @@ from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from typing import Final, Literal, NamedTuple, Protocol
 
-Name = Literal["fifo", "srtf", "las", "fair", "round-robin", "priority"]
+TurnPolicyName = Literal["fifo", "srtf", "las", "fair", "round-robin", "priority"]
 
 _LONG_S: Final = 1e9
 HANDOVER_SHARE: Final = 0.02
@@ -131,7 +131,7 @@ def by_priority(member: MemberStanding, /) -> float:
     return -member.priority
 
 
-TURN_POLICIES: Final[dict[Name, TurnPolicy]] = {
+TURN_POLICIES: Final[dict[TurnPolicyName, TurnPolicy]] = {
     "fifo": by_arrival,
     "srtf": by_remaining,
     "las": by_service,
@@ -355,7 +355,7 @@ class LaneRules:
         If one of them is out of range.
     """
 
-    policy: Name = "fair"
+    policy: TurnPolicyName = "fair"
     patience_s: float | None = 30.0
     overtakes: int = 8
     least_gain: float = 0.05

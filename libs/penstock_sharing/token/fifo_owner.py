@@ -1,7 +1,7 @@
 """
-The simplest owner of a keeper: who asks longest is next. For benches and tests, and to read how a keeper is driven.
+The simplest owner of a broker: who asks longest is next. For benches and tests, and to read how a broker is driven.
 
-A node's executor asks the policies instead, and seats only whom it has started itself.
+A node's executor asks the policies instead, and slots only whom it has started itself.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from penstock_sharing.token.protocol import (
     ClientGone,
     JoinRequested,
     LaneClientId,
-    News,
     PageCorrupted,
+    TokenEvent,
     TokenPassed,
     TokenRevoked,
     TurnRequested,
@@ -31,34 +31,34 @@ class FifoOwner:
 
     Parameters
     ----------
-    keeper : TokenBroker
+    broker : TokenBroker
     lanes_of : callable
-        Returns the lanes of a process that knocks, in the order in which it takes them; none: it is refused.
+        Returns the lanes of a process that asks to join, in the order in which it takes them; none: it is refused.
 
     Attributes
     ----------
-    told : list of News
+    events : list of TokenEvent
         All that has happened, in order.
     gone : int
         How many processes have left.
     """
 
-    def __init__(self, keeper: TokenBroker, lanes_of: Callable[[LaneClientId], list[str]]) -> None:
-        self.keeper = keeper
-        self.told: list[News] = []
+    def __init__(self, broker: TokenBroker, lanes_of: Callable[[LaneClientId], list[str]]) -> None:
+        self.broker = broker
+        self.events: list[TokenEvent] = []
         self.gone = 0
         self._lanes_of = lanes_of
         self._places: dict[LaneClientId, list[str]] = {}
         self._asking: dict[str, deque[LaneClientId]] = {}
         self._poll = select.poll()
-        self._poll.register(keeper.fileno(), select.POLLIN)
+        self._poll.register(broker.fileno(), select.POLLIN)
         self._woken = os.eventfd(0, os.EFD_CLOEXEC)
         self._poll.register(self._woken, select.POLLIN)
 
     def serve(self, until: Callable[[], bool]) -> None:
         """Go on until it is over, which is asked each time that something happened, or :meth:`wake` was called."""
         while not until():
-            wait_s = self.keeper.wait_s
+            wait_s = self.broker.wait_s
             for fd, _ in self._poll.poll(None if wait_s is None else 1e3 * wait_s):
                 if fd == self._woken:
                     os.eventfd_read(fd)
@@ -74,48 +74,48 @@ class FifoOwner:
 
     def turn(self) -> None:
         """Take in what has happened."""
-        for news in self.keeper.poll():
-            self.told.append(news)
-            match news:
+        for event in self.broker.poll():
+            self.events.append(event)
+            match event:
                 case JoinRequested(who):
-                    self.seat(who, self._lanes_of(who))
+                    self.assign_slots(who, self._lanes_of(who))
                 case TurnRequested(lane, who) if lane in self._places.get(who, ()):
                     asking = self._asking.setdefault(lane, deque())
                     if who not in asking:  # one that was moved away and back may be told of twice
                         asking.append(who)
-                    self._name(lane)
+                    self._name_next(lane)
                 case TokenPassed(lane, _, taker):
                     self._drop(lane, taker)
-                    self._name(lane)
+                    self._name_next(lane)
                 case ClientGone(who):
                     self.gone += 1
                     self._places.pop(who, None)
                     for lane in self._asking:
                         self._drop(lane, who)
-                        self._name(lane)
+                        self._name_next(lane)
                 case TurnRequested() | TokenRevoked() | PageCorrupted():
                     pass
                 case _:
-                    assert_never(news)
+                    assert_never(event)
 
-    def seat(self, who: LaneClientId, lanes: list[str]) -> None:
-        """Seat a process that is here, or move it; without a lane it is refused."""
+    def assign_slots(self, who: LaneClientId, lanes: list[str]) -> None:
+        """Give a process that is here its slots, or move it; without a lane it is refused."""
         if not lanes:
-            self.keeper.refuse(who, "it is not on the rota")
+            self.broker.refuse(who, "it is not on the rota")
             return
         for lane in lanes:
-            self.keeper.open(lane)
+            self.broker.open(lane)
         left, self._places[who] = self._places.get(who, []), lanes
-        self.keeper.seat(who, lanes)
+        self.broker.assign_slots(who, lanes)
         for lane in left:
             if lane not in lanes:
                 self._drop(lane, who)
-                self._name(lane)
+                self._name_next(lane)
 
-    def _name(self, lane: str) -> None:
+    def _name_next(self, lane: str) -> None:
         asking = self._asking.get(lane)
         if asking:
-            self.keeper.name(lane, asking[0])
+            self.broker.name_next(lane, asking[0])
 
     def _drop(self, lane: str, who: LaneClientId | None) -> None:
         asking = self._asking.get(lane)

@@ -27,7 +27,7 @@ from penstock_sharing.token.shared_page import AWAY, DRAINING, SharedPage, regis
 from penstock_sharing.token.token_slot import DeviceDrain, TokenSlot
 
 LOOK_S: Final = 0.25
-"""How often who waits for its turn looks whether the keeper is still there."""
+"""How often who waits for its turn looks whether the broker is still there."""
 RECONNECT_S: Final = 0.25
 
 _log = logging.getLogger("penstock.lanes")
@@ -38,20 +38,20 @@ class LaneError(Exception):
 
 
 class NoTokenSlot(LaneError):
-    """The keeper has no seat for this process."""
+    """The broker has no slot for this process."""
 
 
 class LaneClient:
     """
-    A process's seats.
+    A process's slots.
 
     Nothing waits but :meth:`enter`. The methods are called by one thread at a time, but for :meth:`interrupt`. A forked
-    child has no seat and no token: there, :meth:`enter` returns at once and nothing else does anything.
+    child has no slot and no token: there, :meth:`enter` returns at once and nothing else does anything.
 
     Parameters
     ----------
     path : str
-        The keeper's socket.
+        The broker's socket.
     who : LaneClientId
     settle : callable
         Called before the token is given to another process: returns once the device has done all that it was told.
@@ -63,7 +63,7 @@ class LaneClient:
     --------
     ::
 
-        member = Member(path, Who("j1", 1, 0), settle=torch.cuda.synchronize)
+        member = LaneClient(path, LaneClientId("j1", 1, 0), settle=torch.cuda.synchronize)
         for batch in loader:         # fetched before the token is taken
             member.enter()
             step(batch)
@@ -78,7 +78,7 @@ class LaneClient:
         settle: Callable[[], object] = lambda: None,
         works_on: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.seats: tuple[TokenSlot, ...] = ()
+        self.slots: tuple[TokenSlot, ...] = ()
         self._path, self._who, self._settle, self._works_on = path, who, settle, works_on
         self._between = threading.Lock()  # so that no iteration begins while the device is waited for
         self._drains: dict[TokenSlot, DeviceDrain] = {}
@@ -87,12 +87,12 @@ class LaneClient:
         self._done = 0
         register_fences()
         self._connect()
-        _members.add(self)
+        _clients.add(self)
 
     @property
     def holds(self) -> bool:
-        """Whether it has the token of every seat."""
-        return bool(self.seats) and all(seat.holds for seat in self.seats)
+        """Whether it has the token of every slot."""
+        return bool(self.slots) and all(slot.holds for slot in self.slots)
 
     def enter(self, attend: Callable[[], object] = lambda: None) -> bool:
         """
@@ -102,7 +102,7 @@ class LaneClient:
         ----------
         attend : callable
             Called before it waits, and after each :meth:`interrupt`. It may raise, and it may :meth:`close` the member,
-            which then asks for its seats anew.
+            which then asks for its slots anew.
 
         Returns
         -------
@@ -112,7 +112,7 @@ class LaneClient:
         Raises
         ------
         NoTokenSlot
-            If the keeper has none for it.
+            If the broker has none for it.
         """
         if self._drains:
             with self._between:
@@ -123,42 +123,42 @@ class LaneClient:
             return False
         self._settle()
         attend()
-        while not (self.seats and all(self._take(seat) or self._wait(seat) for seat in self.seats)):
-            self.look(0.0 if self.seats else LOOK_S)
+        while not (self.slots and all(self._take(slot) or self._wait(slot) for slot in self.slots)):
+            self.look(0.0 if self.slots else LOOK_S)
             attend()
         return True
 
     def interrupt(self) -> None:
         """Have a wait in :meth:`enter` attend to something now, or within :data:`LOOK_S`; from any thread."""
-        for seat in self.seats:
-            seat.nudge()
+        for slot in self.slots:
+            slot.nudge()
 
     def exit(self) -> None:
         """End an iteration; where somebody is to have the token, the device is waited for, and the token given."""
         works_on = self._works_on()
         away = DRAINING if works_on else AWAY
         due: list[TokenSlot] | None = None
-        for seat in self.seats:
-            if seat.exit(away):
-                due = [seat] if due is None else [*due, seat]
+        for slot in self.slots:
+            if slot.exit(away):
+                due = [slot] if due is None else [*due, slot]
         if due is not None:
             self._give(due)
-        elif works_on and len(self._drains) < len(self.seats):
+        elif works_on and len(self._drains) < len(self.slots):
             self._drains = {
-                seat: self._drains.get(seat) or DeviceDrain(seat, self._settle, self._between) for seat in self.seats
+                slot: self._drains.get(slot) or DeviceDrain(slot, self._settle, self._between) for slot in self.slots
             }
 
     def rest(self) -> None:
         """The loop pauses or ends: who waits need not wait for the end of the lease."""
         if self._works_on():
             self._settle()
-        due = [seat for seat in self.seats if seat.rest()]
+        due = [slot for slot in self.slots if slot.rest()]
         if due:
             self._give(due)
 
     def look(self, timeout_s: float = 0.0) -> None:
         """
-        Take in what the keeper has sent, and look for a keeper that went away; between iterations only.
+        Take in what the broker has sent, and look for a broker that went away; between iterations only.
 
         Raises
         ------
@@ -173,60 +173,60 @@ class LaneClient:
             timeout_s = 0.0
 
     def close(self) -> None:
-        """Leave: the token goes on, and the seats are free."""
-        held = [seat for seat in self.seats if seat.holds]
+        """Leave: the token goes on, and the slots are free."""
+        held = [slot for slot in self.slots if slot.holds]
         if held:
             self._give(held)
         self._hang_up()
-        self._sit(0, ())
+        self._take_slots(0, ())
 
     def detach(self) -> None:
-        """In a forked child: let go of what is the parent's. The child has no token, and no seat."""
-        for seat in self.seats:
-            seat.close()
-        self.seats, self._drains = (), {}
+        """In a forked child: let go of what is the parent's. The child has no token, and no slot."""
+        for slot in self.slots:
+            slot.close()
+        self.slots, self._drains = (), {}
         self._detached, self._between = True, threading.Lock()
         self._hang_up()
 
     def _begin(self) -> bool:
         """Whether it has all of its tokens: this is the path that has to be short."""
-        for seat in self.seats:
-            if not seat.enter():
+        for slot in self.slots:
+            if not slot.enter():
                 return False
-        return bool(self.seats) or self._detached
+        return bool(self.slots) or self._detached
 
-    def _take(self, seat: TokenSlot) -> bool:
-        """Enter a seat; not while another thread waits for its device, which then says that nobody is at work there."""
+    def _take(self, slot: TokenSlot) -> bool:
+        """Enter a slot; not while another thread waits for its device, which then says that nobody is at work there."""
         with self._between:
-            return seat.enter()
+            return slot.enter()
 
-    def _wait(self, seat: TokenSlot) -> bool:
-        """Wait for the turn; False where the seats may have changed, or the keeper may be gone."""
-        return seat.wait(LOOK_S) and not seat.called
+    def _wait(self, slot: TokenSlot) -> bool:
+        """Wait for the turn; False where the slots may have changed, or the broker may be gone."""
+        return slot.wait(LOOK_S) and not slot.called
 
-    def _give(self, seats: list[TokenSlot]) -> None:
+    def _give(self, slots: list[TokenSlot]) -> None:
         """
-        Give the tokens of some seats, the highest device first.
+        Give the tokens of some slots, the highest device first.
 
         Those of the others stay; but it is away there, so whoever asks for them has them soon. So it never waits for a
         device while it keeps a higher one from others.
         """
         self._settle()
-        for seat in reversed(seats):
-            seat.give()
-        for seat in self.seats:
-            if seat.drains:
-                seat.drained()
+        for slot in reversed(slots):
+            slot.give()
+        for slot in self.slots:
+            if slot.drains:
+                slot.drained()
 
     def _connect(self) -> bool:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             connection.connect(self._path)
-            places = tuple(SlotPlace(seat.lane, seat.number) for seat in self.seats)
+            places = tuple(SlotPlace(slot.lane, slot.number) for slot in self.slots)
             send(
                 connection,
                 JoinLane(VERSION, self._who, places),
-                tuple(fd for seat in self.seats for fd in seat.descriptors),
+                tuple(fd for slot in self.slots for fd in slot.descriptors),
             )
         except OSError as error:
             connection.close()
@@ -247,48 +247,48 @@ class LaneClient:
         if isinstance(message, SlotsAssigned):
             if len(descriptors) != 2 * len(message.places):
                 raise ValueError(f"{len(descriptors)} descriptors came for {len(message.places)} slots, not two each")
-            self._sit(message.number, tuple(zip(message.places, descriptors[::2], descriptors[1::2])))
+            self._take_slots(message.number, tuple(zip(message.places, descriptors[::2], descriptors[1::2])))
             self._tell(connection, SlotsTaken(message.number))
         elif isinstance(message, JoinRefused):
             self._hang_up()
-            if not self.seats:
-                raise NoTokenSlot(f"{self._who.job_id} has no seat: {message.reason}")
+            if not self.slots:
+                raise NoTokenSlot(f"{self._who.job_id} has no slot: {message.reason}")
             _log.warning("lanes_seat_lost reason=%s; asking again every %s s", message.reason, RECONNECT_S)
         else:
             for descriptor in descriptors:
                 os.close(descriptor)
 
-    def _sit(self, letter: int, places: tuple[tuple[SlotPlace, int, int], ...]) -> None:
+    def _take_slots(self, letter: int, places: tuple[tuple[SlotPlace, int, int], ...]) -> None:
         """
-        Take the seats of these places, and leave all others; the token of a seat that stays is kept.
+        Take the slots of these places, and leave all others; the token of a slot that stays is kept.
 
         But not behind a new one: it would be kept from others while this process waits for a lower device.
         """
-        kept = {(seat.lane, seat.number): seat for seat in self.seats}
-        self._done = max((seat.done for seat in self.seats), default=self._done)
-        seats = []
-        for place, page, bell in places:
-            seat = kept.pop((place.lane, place.seat), None)
-            if seat is not None and seat.is_of(page):
+        kept = {(slot.lane, slot.number): slot for slot in self.slots}
+        self._done = max((slot.done for slot in self.slots), default=self._done)
+        slots = []
+        for place, page, call_fd in places:
+            slot = kept.pop((place.lane, place.slot), None)
+            if slot is not None and slot.is_of(page):
                 os.close(page)
-                os.close(bell)
-                seat.read(letter)
-                seats.append(seat)
+                os.close(call_fd)
+                slot.read(letter)
+                slots.append(slot)
             else:
-                seats.append(TokenSlot(place.lane, SharedPage(page), place.seat, bell, letter, done=self._done))
-        left = [seat for seat in self.seats if seat not in seats]
-        new = next((i for i, seat in enumerate(seats) if seat not in self.seats), len(seats))
-        behind = [seat for seat in seats[new:] if seat in self.seats]
-        if any(seat.holds for seat in (*left, *behind)):
+                slots.append(TokenSlot(place.lane, SharedPage(page), place.slot, call_fd, letter, done=self._done))
+        left = [slot for slot in self.slots if slot not in slots]
+        new = next((i for i, slot in enumerate(slots) if slot not in self.slots), len(slots))
+        behind = [slot for slot in slots[new:] if slot in self.slots]
+        if any(slot.holds for slot in (*left, *behind)):
             self._settle()
-        for seat in reversed(behind):
-            seat.give()
-        for seat in reversed(left):
-            if seat in self._drains:
-                self._drains.pop(seat).end()
-            seat.give()
-            seat.close()
-        self.seats = tuple(seats)
+        for slot in reversed(behind):
+            slot.give()
+        for slot in reversed(left):
+            if slot in self._drains:
+                self._drains.pop(slot).end()
+            slot.give()
+            slot.close()
+        self.slots = tuple(slots)
 
     def _tell(self, connection: socket.socket, message: SlotsTaken) -> None:
         try:
@@ -309,11 +309,11 @@ def _is_readable(connection: socket.socket, timeout_s: float) -> bool:
     return bool(poll.poll(1000 * timeout_s))
 
 
-_members: Final[weakref.WeakSet[LaneClient]] = weakref.WeakSet()
+_clients: Final[weakref.WeakSet[LaneClient]] = weakref.WeakSet()
 
 
 def _after_fork_in_child() -> None:
-    for member in list(_members):
+    for member in list(_clients):
         member.detach()
 
 

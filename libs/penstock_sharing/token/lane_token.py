@@ -1,4 +1,4 @@
-"""The keeper's side of one lane's page."""
+"""The broker's side of one lane's page."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Final, assert_never
 from penstock_sharing.token.protocol import (
     LaneClientId,
     LaneTokenView,
-    News,
     PageCorrupted,
+    TokenEvent,
     TokenPassed,
     TokenRevoked,
     TurnRequested,
@@ -24,7 +24,7 @@ from penstock_sharing.token.shared_page import (
     KEEN,
     LEAST_NS,
     LETTER,
-    MOST_SEATS,
+    MOST_SLOTS,
     NAMED,
     NOBODY,
     RECALL,
@@ -35,9 +35,9 @@ from penstock_sharing.token.shared_page import (
     fence,
     following,
     follows,
+    named_word,
     regenerated,
-    seat_of,
-    told,
+    slot_of,
     turn_of,
 )
 from penstock_sharing.token.slot_table import HolderWatch, SlotTable
@@ -54,37 +54,40 @@ class LaneToken:
     ----------
     name : str
     page : SharedPage
-        A new one, or one that an earlier keeper made: then its members come back, each for its seat. If the one that
-        has the token does not, the token is the keeper's after :data:`penstock_sharing.token.slot_table.RETURN_NS`.
-    bell : int
+        A new one, or one that an earlier broker made: then its members come back, each for its slot. If the one that
+        has the token does not, the token is the broker's after :data:`penstock_sharing.token.slot_table.RETURN_NS`.
+    wake-up word : int
         The eventfd by which members call.
     """
 
-    def __init__(self, name: str, page: SharedPage, bell: int) -> None:
-        self.name, self.page, self.bell = name, page, bell
+    def __init__(self, name: str, page: SharedPage, call_fd: int) -> None:
+        self.name, self.page, self.call_fd = name, page, call_fd
         self._words = page.words
-        page.used, page.lease = page.used, page.lease  # from here on they are the keeper's, whatever a member writes
+        page.used, page.quantum = (
+            page.used,
+            page.quantum,
+        )  # from here on they are the broker's, whatever a member writes
         self._spoilt = False
-        self._seating = SlotTable(page)
+        self._slots = SlotTable(page)
         self._top = page.token()
-        self._heir: int | None = None
-        self._watch = HolderWatch(page, self._seating)
+        self._successor: int | None = None
+        self._watch = HolderWatch(page, self._slots)
         self._recalled = self._fenced = False
 
     @property
     def contended(self) -> bool:
         """Whether somebody waits for the holder, so that :meth:`look` has to be called every few milliseconds."""
-        holder = seat_of(self._top)
-        return holder != NOBODY and (self._heir is not None or self._recalled or holder not in self._seating)
+        holder = slot_of(self._top)
+        return holder != NOBODY and (self._successor is not None or self._recalled or holder not in self._slots)
 
     @property
     def is_untouched(self) -> bool:
         """Whether nobody has ever sat here."""
         return self.page.used == 0
 
-    def seat_for(self, who: LaneClientId, pid: int) -> int:
+    def slot_for(self, who: LaneClientId, pid: int) -> int:
         """
-        Return the number of a process's seat; it is given one if it has none.
+        Return the number of a process's slot; it is given one if it has none.
 
         Raises
         ------
@@ -92,91 +95,91 @@ class LaneToken:
             If there is none left.
         """
         self.page.mend()
-        number = self._seating.number(who)
-        return self._seating.take(who, pid, turn_of(self._top)) if number is None else number
+        number = self._slots.number(who)
+        return self._slots.take(who, pid, turn_of(self._top)) if number is None else number
 
-    def take_back(self, who: LaneClientId, pid: int, number: int) -> list[News]:
+    def take_back(self, who: LaneClientId, pid: int, number: int) -> list[TokenEvent]:
         """
-        Take in a member that an earlier keeper seated.
+        Take in a member to which an earlier broker gave its slot.
 
         Raises
         ------
         ValueError
-            If there is no such seat, or somebody sits there.
+            If there is no such slot, or it is taken.
         """
-        self._seating.take_back(who, pid, number)
-        return [TokenPassed(self.name, None, who)] if seat_of(self._top) == number else []
+        self._slots.take_back(who, pid, number)
+        return [TokenPassed(self.name, None, who)] if slot_of(self._top) == number else []
 
     def announce(self, who: LaneClientId, letter: int) -> None:
         """Let a member know which message it has to read."""
-        number = self._seating.number(who)
+        number = self._slots.number(who)
         if number is not None:
-            self._words[self.page.seat(number) + LETTER] = letter
+            self._words[self.page.first_word(number) + LETTER] = letter
 
-    def hear_anew(self, who: LaneClientId) -> list[News]:
+    def hear_anew(self, who: LaneClientId) -> list[TokenEvent]:
         """A member comes: that it asks is told again of one that left, and was called back before it had gone."""
-        number = self._seating.number(who)
+        number = self._slots.number(who)
         if number is not None:
-            self._seating[number].asks = False
+            self._slots[number].asks = False
         return self.look(0)
 
-    def call(self, who: LaneClientId, *, stays: bool) -> list[News]:
+    def call(self, who: LaneClientId, *, stays: bool) -> list[TokenEvent]:
         """
         Have a member read what was sent to it: at its next boundary, where it gives up the token for that.
 
         Parameters
         ----------
         stays : bool
-            Whether it has a seat here still: then it is next if it was next.
+            Whether it has a slot here still: then it is next if it was next.
         """
-        number = self._seating.number(who)
+        number = self._slots.number(who)
         if number is None:
             return []
-        news = self.look(0)
-        if self._heir == number and not stays:
-            news += self.name_next(None)
-        if seat_of(self._top) == number:
-            news += self.recall()
-        self.page.call(number)
-        return news
+        events = self.look(0)
+        if self._successor == number and not stays:
+            events += self.name_next(None)
+        if slot_of(self._top) == number:
+            events += self.recall()
+        self.page.notify(number)
+        return events
 
-    def leave(self, who: LaneClientId) -> list[News]:
-        """A process has left its seat, or is dead."""
-        number = self._seating.number(who)
+    def leave(self, who: LaneClientId) -> list[TokenEvent]:
+        """A process has left its slot, or is dead."""
+        number = self._slots.number(who)
         if number is None:
             return []
-        news = self.look(0)
-        self._seating.clear(number)
-        if self._heir == number:
-            news += self.name_next(None)
-        if seat_of(self._top) == number:
-            news += self._give(regenerated(self._top, NOBODY))
-        self._seating.leave(number, turn_of(self._top))
-        return [*news, *self._serve()]
+        events = self.look(0)
+        self._slots.clear(number)
+        if self._successor == number:
+            events += self.name_next(None)
+        if slot_of(self._top) == number:
+            events += self._give(regenerated(self._top, NOBODY))
+        self._slots.leave(number, turn_of(self._top))
+        return [*events, *self._serve()]
 
-    def name_next(self, who: LaneClientId | None, least_ns: int = 0) -> list[News]:
+    def name_next(self, who: LaneClientId | None, least_ns: int = 0) -> list[TokenEvent]:
         """Name who is next, once it asks. If nobody has the token, it has it at once; one that is gone is nobody."""
-        number = None if who is None else self._seating.number(who)
-        news = self.look(0)
+        number = None if who is None else self._slots.number(who)
+        events = self.look(0)
         self.page.mend()
         if self._spoilt:
-            return news
-        if self._recalled and seat_of(self._top) != NOBODY:  # its holder may have seen it, and given up this turn
-            return news
-        heir = number if number != seat_of(self._top) else None
-        changed = heir != self._heir
+            return events
+        if self._recalled and slot_of(self._top) != NOBODY:  # its holder may have seen it, and given up this turn
+            return events
+        successor = number if number != slot_of(self._top) else None
+        changed = successor != self._successor
         if changed:
-            self._heir = heir
+            self._successor = successor
             self._watch.begin()
-        holder = seat_of(self._top)
+        holder = slot_of(self._top)
         if holder != NOBODY:
-            self._words[self.page.seat(holder) + LEAST_NS] = least_ns
-            self._tell(holder, NOBODY if self._heir is None else self._heir)
-            if changed and heir is not None and self._wants_to_know(heir):
-                self.page.call(heir)
-        return [*news, *self._serve()]
+            self._words[self.page.first_word(holder) + LEAST_NS] = least_ns
+            self._tell(holder, NOBODY if self._successor is None else self._successor)
+            if changed and successor is not None and self._wants_to_know(successor):
+                self.page.notify(successor)
+        return [*events, *self._serve()]
 
-    def recall(self) -> list[News]:
+    def recall(self) -> list[TokenEvent]:
         """
         Let the holder give the token back at its next boundary, whatever its lease; nobody is named then.
 
@@ -186,26 +189,26 @@ class LaneToken:
         it has been recalled; here it is recalled before it is looked whether it is busy. With a fence between the two,
         or a tick, at least one of both sees the other.
         """
-        news = self.look(0)
-        holder = seat_of(self._top)
+        events = self.look(0)
+        holder = slot_of(self._top)
         if holder != NOBODY:
-            self._heir, self._recalled = None, True
+            self._successor, self._recalled = None, True
             self._tell(holder, RECALL)
             self._fenced = fence()
             if self._state(holder) == DRAINING:
                 self.page.hasten(holder)
-            news += [*self._collect(), *self._asks()]
-        return news
+            events += [*self._collect(), *self._asks()]
+        return events
 
-    def overrule(self) -> list[News]:
+    def revoke(self) -> list[TokenEvent]:
         """Take the token from its holder, wherever it is: one that is stopped, or is about to be killed."""
-        news = self.look(0)
-        if seat_of(self._top) != NOBODY:
-            self._tell(seat_of(self._top), RECALL)
-            news += [*self._give(regenerated(self._top, NOBODY)), *self._asks()]
-        return news
+        events = self.look(0)
+        if slot_of(self._top) != NOBODY:
+            self._tell(slot_of(self._top), RECALL)
+            events += [*self._give(regenerated(self._top, NOBODY)), *self._asks()]
+        return events
 
-    def look(self, now_ns: int) -> list[News]:
+    def look(self, now_ns: int) -> list[TokenEvent]:
         """
         See what has changed.
 
@@ -214,22 +217,22 @@ class LaneToken:
         now_ns : int
             By ``CLOCK_MONOTONIC``; 0: only see, and take the token from nobody.
         """
-        news = self._follow()
+        events = self._follow()
         if self._recalled:
             self._fenced = self._fenced or now_ns > 0
-            news += self._collect()
-        news += self._asks()  # whoever lost the token just now may wait for it already, and calls no second time
+            events += self._collect()
+        events += self._asks()  # whoever lost the token just now may wait for it already, and calls no second time
         if now_ns and self.contended:
-            news += self._press(now_ns)
-        return [*news, *self._serve()]
+            events += self._press(now_ns)
+        return [*events, *self._serve()]
 
     def view(self) -> LaneTokenView:
         """Return what it looks like now."""
-        number, members = seat_of(self._top), tuple(self._seating.counters())
-        holder, turn = self._seating.who(number), Token.of(self._top).turn
+        number, members = slot_of(self._top), tuple(self._slots.counters())
+        holder, turn = self._slots.who(number), Token.of(self._top).turn
         if holder is None:
             return LaneTokenView(None, 0, False, False, 0, turn, members)
-        words, first = self._words, self.page.seat(number)
+        words, first = self._words, self.page.first_word(number)
         begun, state = words[first + BEGUN], words[first + STATE]
         return LaneTokenView(
             holder=holder,
@@ -243,78 +246,78 @@ class LaneToken:
 
     def close(self) -> None:
         """Let go of all descriptors; the page stays with those who have mapped it."""
-        self._seating.close()
+        self._slots.close()
         self.page.close()
-        os.close(self.bell)
+        os.close(self.call_fd)
 
-    def _follow(self) -> list[News]:
+    def _follow(self) -> list[TokenEvent]:
         """Tell how the token has come to where it is: one successor is named, so it made two steps at most."""
         top = self.page.token()
         if top == self._top or self._spoilt:
             return []
         if not follows(self._top, top, self.page.used):
             return self._spoil(top)
-        way = [seat_of(self._top), seat_of(top)]
-        if turn_of(top) - turn_of(self._top) == 2 and self._heir is not None:
-            way.insert(1, self._heir)
+        way = [slot_of(self._top), slot_of(top)]
+        if turn_of(top) - turn_of(self._top) == 2 and self._successor is not None:
+            way.insert(1, self._successor)
         self._top = top
-        self._seating.turned()
-        news: list[News] = [self._passed(giver, taker) for giver, taker in pairwise(way)]
-        if seat_of(top) != NOBODY and seat_of(top) not in self._seating:  # it had left when it was given the token
-            news += self._give(following(top, NOBODY))
-        return news
+        self._slots.turned()
+        events: list[TokenEvent] = [self._passed(giver, taker) for giver, taker in pairwise(way)]
+        if slot_of(top) != NOBODY and slot_of(top) not in self._slots:  # it had left when it was given the token
+            events += self._give(following(top, NOBODY))
+        return events
 
-    def _spoil(self, top: int) -> list[News]:
+    def _spoil(self, top: int) -> list[TokenEvent]:
         """Somebody has written what no turn can have left there: the token is nobody's, and never will be again."""
-        words, holder = self.page.row_words()[1:], self._seating.who(seat_of(self._top))
-        by = next((self._seating.who(number) for number, word in enumerate(words) if word == top), None)
-        for number, _ in self._seating:
-            self._words[self.page.seat(number) + NAMED] = _NEVER
-        self._spoilt, self._heir, self._recalled = True, None, False
+        words, holder = self.page.row_words()[1:], self._slots.who(slot_of(self._top))
+        by = next((self._slots.who(number) for number, word in enumerate(words) if word == top), None)
+        for number, _ in self._slots:
+            self._words[self.page.first_word(number) + NAMED] = _NEVER
+        self._spoilt, self._successor, self._recalled = True, None, False
         self._top = self._top | NOBODY
-        news: list[News] = [] if holder is None else [TokenPassed(self.name, holder, None)]
-        return [*news, PageCorrupted(self.name, by)]
+        events: list[TokenEvent] = [] if holder is None else [TokenPassed(self.name, holder, None)]
+        return [*events, PageCorrupted(self.name, by)]
 
-    def _asks(self) -> list[News]:
+    def _asks(self) -> list[TokenEvent]:
         """Tell of those who wait, each once."""
-        news: list[News] = []
+        events: list[TokenEvent] = []
         if self._spoilt:
-            return news
-        for number, sitter in self._seating:
-            if not sitter.asks and number != seat_of(self._top) and self._state(number) == ASKING:
-                sitter.asks = True
-                news.append(TurnRequested(self.name, sitter.who))
-        return news
+            return events
+        for number, client in self._slots:
+            if not client.asks and number != slot_of(self._top) and self._state(number) == ASKING:
+                client.asks = True
+                events.append(TurnRequested(self.name, client.who))
+        return events
 
     def _passed(self, giver: int, taker: int) -> TokenPassed:
-        self._heir, self._recalled = None, False
-        if taker in self._seating:
-            self._seating[taker].asks = False
-        return TokenPassed(self.name, self._seating.who(giver), self._seating.who(taker))
+        self._successor, self._recalled = None, False
+        if taker in self._slots:
+            self._slots[taker].asks = False
+        return TokenPassed(self.name, self._slots.who(giver), self._slots.who(taker))
 
-    def _give(self, word: int) -> list[News]:
+    def _give(self, word: int) -> list[TokenEvent]:
         """Store the token; what was held is over."""
-        giver, taker = seat_of(self._top), seat_of(word)
+        giver, taker = slot_of(self._top), slot_of(word)
         self._words[self.page.row] = self._top = word
-        self._seating.turned()
+        self._slots.turned()
         if taker != NOBODY:
-            self.page.ring(taker, word)
+            self.page.wake(taker, word)
         return [self._passed(giver, taker)]
 
-    def _serve(self) -> list[News]:
+    def _serve(self) -> list[TokenEvent]:
         """Give a token that nobody has to whoever is named, if it asks."""
-        if self._heir is None or seat_of(self._top) != NOBODY or self._state(self._heir) != ASKING:
+        if self._successor is None or slot_of(self._top) != NOBODY or self._state(self._successor) != ASKING:
             return []
-        return self._give(following(self._top, self._heir))
+        return self._give(following(self._top, self._successor))
 
-    def _collect(self) -> list[News]:
+    def _collect(self) -> list[TokenEvent]:
         """Take a recalled token from a holder that is not busy."""
-        holder = seat_of(self._top)
+        holder = slot_of(self._top)
         if not self._fenced or holder == NOBODY or self._state(holder) in (BUSY, DRAINING):
             return []
         return self._give(following(self._top, NOBODY))
 
-    def _press(self, now_ns: int) -> list[News]:
+    def _press(self, now_ns: int) -> list[TokenEvent]:
         """Somebody waits for the holder: take the token from one that does not use it."""
         verdict = self._watch.look(self._top, now_ns)
         match verdict:
@@ -323,23 +326,23 @@ class LaneToken:
             case "recall":
                 return self.recall()
             case "overrule":
-                return self.overrule()
+                return self.revoke()
             case "tell and overrule":
-                return [TokenRevoked(self.name, self._seating[seat_of(self._top)].who), *self.overrule()]
+                return [TokenRevoked(self.name, self._slots[slot_of(self._top)].who), *self.revoke()]
             case _:
                 assert_never(verdict)
 
     def _tell(self, holder: int, to: int) -> None:
-        self._words[self.page.seat(holder) + NAMED] = told(turn_of(self._top), to)
-        self._seating.named(to)
+        self._words[self.page.first_word(holder) + NAMED] = named_word(turn_of(self._top), to)
+        self._slots.named(to)
 
-    def _wants_to_know(self, heir: int) -> bool:
-        return self._state(heir) == ASKING and self._words[self.page.seat(heir) + KEEN] != 0
+    def _wants_to_know(self, successor: int) -> bool:
+        return self._state(successor) == ASKING and self._words[self.page.first_word(successor) + KEEN] != 0
 
     def _state(self, number: int) -> int:
-        return self._words[self.page.seat(number) + STATE]
+        return self._words[self.page.first_word(number) + STATE]
 
 
-def open_lane(name: str, seats: int = MOST_SEATS) -> LaneToken:
+def open_lane(name: str, slots: int = MOST_SLOTS) -> LaneToken:
     """Return a new lane."""
-    return LaneToken(name, SharedPage.make(seats), os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
+    return LaneToken(name, SharedPage.make(slots), os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))

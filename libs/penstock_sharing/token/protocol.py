@@ -33,22 +33,22 @@ class LaneClientId(NamedTuple):
 
 
 class SlotPlace(NamedTuple):
-    """A seat in a lane. Its descriptors are the page's, and that of an eventfd by which the keeper is called."""
+    """A slot in a lane. Its descriptors are the page's, and that of an eventfd by which the broker is called."""
 
     lane: str
-    seat: int
+    slot: int
 
 
 class JoinLane(NamedTuple):
     """
-    A process asks for its seats: the first packet of a connection.
+    A process asks for its slots: the first packet of a connection.
 
     Attributes
     ----------
     version : int
     who : LaneClientId
     places : tuple of SlotPlace
-        The seats that an earlier keeper gave it, with two descriptors each: it may have the token of some.
+        The slots that an earlier broker gave it, with two descriptors each: it may have the token of some.
     """
 
     version: int
@@ -58,7 +58,7 @@ class JoinLane(NamedTuple):
 
 class SlotsAssigned(NamedTuple):
     """
-    The seats of a process from now on, in the order in which it has to take them; two descriptors with each.
+    The slots of a process from now on, in the order in which it has to take them; two descriptors with each.
 
     It leaves those that are not named any more at its next boundary.
 
@@ -75,7 +75,7 @@ class SlotsAssigned(NamedTuple):
 
 class SlotsTaken(NamedTuple):
     """
-    The process has taken the seats that it was told of, and has left all others.
+    The process has taken the slots that it was told of, and has left all others.
 
     Attributes
     ----------
@@ -87,7 +87,7 @@ class SlotsTaken(NamedTuple):
 
 
 class JoinRefused(NamedTuple):
-    """There is no seat for it; the keeper hangs up."""
+    """There is no slot for it; the broker hangs up."""
 
     reason: str
 
@@ -128,24 +128,24 @@ def decode(packet: bytes) -> Message:
         If it is none.
     """
     try:
-        told = json.loads(packet)
-        kind = told["kind"]
+        fields = json.loads(packet)
+        kind = fields["kind"]
         if kind == "join":
-            who = LaneClientId(str(told["job_id"]), int(told["epoch"]), int(told["rank"]))
-            return JoinLane(int(told["version"]), who, _places(told.get("places", ())))
+            who = LaneClientId(str(fields["job_id"]), int(fields["epoch"]), int(fields["rank"]))
+            return JoinLane(int(fields["version"]), who, _places(fields.get("places", ())))
         if kind == "seated":
-            return SlotsAssigned(int(told["number"]), _places(told["places"]))
+            return SlotsAssigned(int(fields["number"]), _places(fields["places"]))
         if kind == "sat":
-            return SlotsTaken(int(told["number"]))
+            return SlotsTaken(int(fields["number"]))
         if kind == "refused":
-            return JoinRefused(str(told["reason"]))
+            return JoinRefused(str(fields["reason"]))
         raise BadPacket(f"a packet of kind {kind!r}; expected join, seated, sat or refused")
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise BadPacket(f"{packet[:200]!r} is no message: {error!r}") from error
 
 
-def _places(told: Iterable[tuple[object, object]]) -> tuple[SlotPlace, ...]:
-    return tuple(SlotPlace(str(lane), int(str(seat))) for lane, seat in told)
+def _places(fields: Iterable[tuple[object, object]]) -> tuple[SlotPlace, ...]:
+    return tuple(SlotPlace(str(lane), int(str(slot))) for lane, slot in fields)
 
 
 def send(connection: socket.socket, message: Message, descriptors: tuple[int, ...] = ()) -> None:
@@ -182,7 +182,7 @@ def peer(connection: socket.socket) -> Peer:
 
 
 class JoinRequested(NamedTuple):
-    """A process asks for its seats; it is to be seated or refused, now or later. Its user has been checked."""
+    """A process asks for its slots; it is to be given them or refused, now or later. Its user has been checked."""
 
     who: LaneClientId
     pid: int
@@ -196,7 +196,7 @@ class TurnRequested(NamedTuple):
 
 
 class TokenPassed(NamedTuple):
-    """The token went from one to another; ``None`` is the keeper. From then on nobody is named."""
+    """The token went from one to another; ``None`` is the broker. From then on nobody is named."""
 
     lane: str
     giver: LaneClientId | None
@@ -223,7 +223,7 @@ class ClientGone(NamedTuple):
 
 class PageCorrupted(NamedTuple):
     """
-    On a lane's page stands what no turn can have left there: it is to be closed, and its members seated elsewhere.
+    On a lane's page stands what no turn can have left there: it is to be closed, and its members given slots elsewhere.
 
     If somebody had the token, a ``TokenPassed`` came before; nothing else is told of this lane any more.
 
@@ -237,18 +237,18 @@ class PageCorrupted(NamedTuple):
     who: LaneClientId | None
 
 
-News = Union[JoinRequested, TurnRequested, TokenPassed, TokenRevoked, ClientGone, PageCorrupted]
+TokenEvent = Union[JoinRequested, TurnRequested, TokenPassed, TokenRevoked, ClientGone, PageCorrupted]
 
 
 class SlotCounters(NamedTuple):
     """
-    What a member has counted since it took its seat.
+    What a member has counted since it took its slot.
 
     Attributes
     ----------
     who : LaneClientId
     iterations : int
-        That its process has done, in other seats too.
+        That its process has done, in other slots too.
     busy : bool
         Whether it is in another one.
     held_ns : int

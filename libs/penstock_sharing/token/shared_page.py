@@ -16,7 +16,7 @@ Layout (version 1, native byte order, offsets in bytes)::
 
     slot   0 named  (broker)   after which turn of this slot who is next: a token, as in the row
            8 state  (client)   away, asking, busy or draining
-          16 bell   (anybody)  4 bytes to sleep on; changes with each token for this slot
+          16 wake-up word   (anybody)  4 bytes to sleep on; changes with each token for this slot
           24 letter (broker)   number of the last message about its slots: another than was read means: read it
           32 iterations (client): that its process has done, in other slots too
           40 held_ns, 48 turns (client): counted since it has the slot
@@ -43,11 +43,11 @@ from typing import Final, NamedTuple
 
 VERSION: Final = 1
 MAGIC: Final = int.from_bytes(b"PNSTLANE", "little")
-MOST_SEATS: Final = 250
+MOST_SLOTS: Final = 250
 NOBODY: Final = 255
 """In place of a slot: the broker has the token."""
 RECALL: Final = 254
-"""In place of the next seat: give the token back to the broker before the next iteration."""
+"""In place of the next slot: give the token back to the broker before the next iteration."""
 
 AWAY: Final = 0
 """The client does not ask. It may hold the token until another asks: then the broker may take it."""
@@ -58,12 +58,12 @@ DRAINING: Final = 3
 """Between two iterations, but the device may still be at work for it: the token cannot be taken from it."""
 
 _ROW: Final = 64
-_SEAT: Final = 128
-_BELL: Final = 0x7FFF_FFFF
+_SLOT: Final = 128
+_WAKEUP_BITS: Final = 0x7FFF_FFFF
 _CALLED: Final = 1 << 24
 _TURN_BITS: Final = 40
-_SEAT_BITS: Final = 8
-FIRST: Final = 1 << _SEAT_BITS | NOBODY
+_SLOT_BITS: Final = 8
+FIRST: Final = 1 << _SLOT_BITS | NOBODY
 """The broker's first word: generation 0, turn 1, nobody."""
 
 
@@ -81,75 +81,75 @@ class Token(NamedTuple):
         Below 2**16. Goes up when the broker takes the token from a process that may still believe to have it.
     turn : int
         Below 2**40. Goes up with every hand-over.
-    seat : int
+    slot : int
         Below 2**8.
     """
 
     generation: int
     turn: int
-    seat: int
+    slot: int
 
     @property
     def word(self) -> int:
         """As it is stored."""
-        return (self.generation << _TURN_BITS | self.turn) << _SEAT_BITS | self.seat
+        return (self.generation << _TURN_BITS | self.turn) << _SLOT_BITS | self.slot
 
     @classmethod
     def of(cls, word: int) -> Token:
         """Take a word apart."""
-        return cls(word >> _TURN_BITS + _SEAT_BITS, word >> _SEAT_BITS & (1 << _TURN_BITS) - 1, word & NOBODY)
+        return cls(word >> _TURN_BITS + _SLOT_BITS, word >> _SLOT_BITS & (1 << _TURN_BITS) - 1, word & NOBODY)
 
 
-def seat_of(word: int) -> int:
-    """Return the seat that a word names."""
+def slot_of(word: int) -> int:
+    """Return the slot that a word names."""
     return word & NOBODY
 
 
 def turn_of(word: int) -> int:
-    """Return generation and turn of a word, without the seat."""
-    return word >> _SEAT_BITS
+    """Return generation and turn of a word, without the slot."""
+    return word >> _SLOT_BITS
 
 
-def told(turn: int, seat: int) -> int:
-    """Return what ``named`` says of a turn, with its generation, whose holder gives the token to a seat then."""
-    return turn << _SEAT_BITS | seat
+def named_word(turn: int, slot: int) -> int:
+    """Return what ``named`` says of a turn, with its generation, whose holder gives the token to a slot then."""
+    return turn << _SLOT_BITS | slot
 
 
-def following(word: int, seat: int) -> int:
+def following(word: int, slot: int) -> int:
     """
-    Return the word by which the token goes on to a seat, a turn later.
+    Return the word by which the token goes on to a slot, a turn later.
 
     Examples
     --------
-    >>> Token.of(following(Token(generation=3, turn=7, seat=0).word, 5))
-    Token(generation=3, turn=8, seat=5)
+    >>> Token.of(following(Token(generation=3, turn=7, slot=0).word, 5))
+    Token(generation=3, turn=8, slot=5)
     """
-    return ((word >> _SEAT_BITS) + 1) << _SEAT_BITS | seat
+    return ((word >> _SLOT_BITS) + 1) << _SLOT_BITS | slot
 
 
-def regenerated(word: int, seat: int) -> int:
+def regenerated(word: int, slot: int) -> int:
     """
-    Return the word by which the keeper overrules whoever holds the token.
+    Return the word by which the broker overrules whoever holds the token.
 
     Examples
     --------
-    >>> Token.of(regenerated(Token(generation=3, turn=7, seat=0).word, 5))
-    Token(generation=4, turn=8, seat=5)
+    >>> Token.of(regenerated(Token(generation=3, turn=7, slot=0).word, 5))
+    Token(generation=4, turn=8, slot=5)
     """
-    return following(word, seat) + (1 << _TURN_BITS + _SEAT_BITS)
+    return following(word, slot) + (1 << _TURN_BITS + _SLOT_BITS)
 
 
-def follows(before: int, after: int, seats: int) -> bool:
+def follows(before: int, after: int, slots: int) -> bool:
     """
     Return whether members can have brought the token from one word to another: one successor is named, so by two steps.
 
     Examples
     --------
-    >>> word = Token(generation=3, turn=7, seat=0).word
-    >>> [follows(word, after, seats=2) for after in (following(word, 1), following(word, 2), 0)]
+    >>> word = Token(generation=3, turn=7, slot=0).word
+    >>> [follows(word, after, slots=2) for after in (following(word, 1), following(word, 2), 0)]
     [True, False, False]
     """
-    return 1 <= turn_of(after) - turn_of(before) <= 2 and (seat_of(after) == NOBODY or seat_of(after) < seats)
+    return 1 <= turn_of(after) - turn_of(before) <= 2 and (slot_of(after) == NOBODY or slot_of(after) < slots)
 
 
 class SharedPage:
@@ -165,9 +165,9 @@ class SharedPage:
     ----------
     words : memoryview of 8-byte words
         All of it. Indices are offsets divided by 8.
-    seats : int
+    slots : int
     row : int
-        Index of the keeper's word in the row; that of seat ``i`` is ``row + 1 + i``.
+        Index of the broker's word in the row; that of slot ``i`` is ``row + 1 + i``.
 
     Raises
     ------
@@ -183,10 +183,10 @@ class SharedPage:
             self.close()
             raise
         self.row = _ROW // 8
-        self._first = _seats_at(self.seats) // 8
+        self._first = _slots_at(self.slots) // 8
         self._used: int | None = None
-        self._lease: tuple[int, int] | None = None
-        self._bells: dict[int, FutexWord] = {}
+        self._quantum: tuple[int, int] | None = None
+        self._wakeup_words: dict[int, FutexWord] = {}
 
     def _map(self) -> None:
         size = os.fstat(self.fd).st_size
@@ -194,53 +194,53 @@ class SharedPage:
             raise BadSharedPage(f"a lane's page has {size} bytes; expected at least {_ROW}")
         self._memory = memoryview(mmap.mmap(self.fd, size))
         self.words = self._memory.cast("Q")
-        magic, version, self.seats = self.words[0], self.words[1], self.words[2]
+        magic, version, self.slots = self.words[0], self.words[1], self.words[2]
         if magic != MAGIC or version != VERSION:
             raise BadSharedPage(
                 f"a lane's page begins with {magic:#x}, version {version}; expected {MAGIC:#x}, {VERSION}"
             )
-        if self.seats > MOST_SEATS or size < _size(self.seats):
+        if self.slots > MOST_SLOTS or size < _size(self.slots):
             raise BadSharedPage(
-                f"a lane's page of {size} bytes says it has {self.seats} seats; expected {MOST_SEATS} at most"
+                f"a lane's page of {size} bytes says it has {self.slots} slots; expected {MOST_SLOTS} at most"
             )
 
     @classmethod
-    def make(cls, seats: int = MOST_SEATS) -> SharedPage:
+    def make(cls, slots: int = MOST_SLOTS) -> SharedPage:
         """Return a new page whose token nobody has; in memory that ends with the last process that has mapped it."""
-        if not 1 <= seats <= MOST_SEATS:
-            raise ValueError(f"{seats} seats are out of range; expected 1 to {MOST_SEATS}")
+        if not 1 <= slots <= MOST_SLOTS:
+            raise ValueError(f"{slots} slots are out of range; expected 1 to {MOST_SLOTS}")
         fd = os.memfd_create("penstock-lane", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(fd, _size(seats))
+        os.ftruncate(fd, _size(slots))
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)  # no member can take it from others
-        with mmap.mmap(fd, _size(seats)) as memory, memoryview(memory) as view, view.cast("Q") as words:
-            words[0], words[1], words[2], words[4] = MAGIC, VERSION, seats, 1
+        with mmap.mmap(fd, _size(slots)) as memory, memoryview(memory) as view, view.cast("Q") as words:
+            words[0], words[1], words[2], words[4] = MAGIC, VERSION, slots, 1
             words[_ROW // 8] = FIRST
         return cls(fd)
 
     @property
     def used(self) -> int:
-        """Seats that were ever given out: the row is looked at so far. Who has set it believes no page about it."""
-        return min(self.words[3], self.seats) if self._used is None else self._used
+        """Slots that were ever given out: the row is looked at so far. Who has set it believes no page about it."""
+        return min(self.words[3], self.slots) if self._used is None else self._used
 
     @used.setter
-    def used(self, seats: int) -> None:
-        self.words[3] = self._used = seats
+    def used(self, slots: int) -> None:
+        self.words[3] = self._used = slots
 
     @property
-    def lease(self) -> tuple[int, int]:
+    def quantum(self) -> tuple[int, int]:
         """Iterations, and nanoseconds (0: any), after one of which a turn is over."""
         return self.words[4], self.words[5]
 
-    @lease.setter
-    def lease(self, lease: tuple[int, int]) -> None:
-        self.words[4], self.words[5] = self._lease = lease
+    @quantum.setter
+    def quantum(self, quantum: tuple[int, int]) -> None:
+        self.words[4], self.words[5] = self._quantum = quantum
 
     def mend(self) -> None:
-        """Write the head anew, which is the keeper's: members believe what stands there."""
+        """Write the head anew, which is the broker's: members believe what stands there."""
         words = self.words
-        words[0], words[1], words[2], words[3] = MAGIC, VERSION, self.seats, self.used
-        if self._lease is not None:
-            words[4], words[5] = self._lease
+        words[0], words[1], words[2], words[3] = MAGIC, VERSION, self.slots, self.used
+        if self._quantum is not None:
+            words[4], words[5] = self._quantum
 
     def token(self) -> int:
         """Return the word that counts: the largest of the row."""
@@ -248,41 +248,41 @@ class SharedPage:
 
     def row_words(self) -> list[int]:
         """
-        Return the row: the keeper's word, and those of the seats.
+        Return the row: the broker's word, and those of the slots.
 
-        Where a member has written that more seats were given out, it is as long as others take it to be: who finds a
+        Where a member has written that more slots were given out, it is as long as others take it to be: who finds a
         token behind the last of them believes to have it.
         """
         used = self.words[3] if self._used is None else max(self.words[3], self._used)
-        return self.words[self.row : self.row + 1 + min(used, self.seats)].tolist()
+        return self.words[self.row : self.row + 1 + min(used, self.slots)].tolist()
 
     @property
     def is_plausible(self) -> bool:
         """Whether its token may have come about by turns: there is room for more, and somebody or nobody has it."""
         token = Token.of(self.token())
         early = token.generation < 1 << 15 and token.turn < 1 << _TURN_BITS - 1
-        return early and (token.seat == NOBODY or token.seat < self.used)
+        return early and (token.slot == NOBODY or token.slot < self.used)
 
-    def seat(self, number: int) -> int:
-        """Return the index of a seat's first word."""
-        return self._first + number * (_SEAT // 8)
+    def first_word(self, number: int) -> int:
+        """Return the index of a slot's first word."""
+        return self._first + number * (_SLOT // 8)
 
-    def bell(self, number: int) -> FutexWord:
-        """Return the word that a seat sleeps on."""
-        bell = self._bells.get(number)
-        if bell is None:
-            bell = self._bells[number] = FutexWord(self._memory, (self.seat(number) + BELL) * 8)
-        return bell
+    def wakeup_word(self, number: int) -> FutexWord:
+        """Return the word that a slot sleeps on."""
+        word = self._wakeup_words.get(number)
+        if word is None:
+            word = self._wakeup_words[number] = FutexWord(self._memory, (self.first_word(number) + WAKEUP) * 8)
+        return word
 
-    def ring(self, number: int, token: int) -> None:
-        """Wake a seat up: it has been given a token."""
-        word = self.bell(number)
-        word.value.value = turn_of(token) & _BELL
+    def wake(self, number: int, token: int) -> None:
+        """Wake a slot up: it has been given a token."""
+        word = self.wakeup_word(number)
+        word.value.value = turn_of(token) & _WAKEUP_BITS
         word.wake()
 
     def haste(self, number: int) -> FutexWord:
-        """Return the word that a seat's second thread sleeps on."""
-        return FutexWord(self._memory, (self.seat(number) + HASTE) * 8)
+        """Return the word that a slot's second thread sleeps on."""
+        return FutexWord(self._memory, (self.first_word(number) + HASTE) * 8)
 
     def hasten(self, number: int) -> None:
         """Have a draining member finish what it began on the device."""
@@ -290,9 +290,9 @@ class SharedPage:
         word.value.value += 1
         word.wake()
 
-    def call(self, number: int) -> None:
-        """Wake a seat up to look around: not at the row alone, as for a token."""
-        word = self.bell(number)
+    def notify(self, number: int) -> None:
+        """Wake a slot up to look around: not at the row alone, as for a token."""
+        word = self.wakeup_word(number)
         word.value.value += _CALLED  # wraps round; not back and forth: two calls in a row have to be seen, too
         word.wake()
 
@@ -311,7 +311,7 @@ class SharedPage:
 (
     NAMED,
     STATE,
-    BELL,
+    WAKEUP,
     LETTER,
     ITERATIONS,
     HELD_NS,
@@ -323,15 +323,15 @@ class SharedPage:
     KEEN,
     BEGUN,
 ) = range(13)
-"""Words of a seat, from its first."""
+"""Words of a slot, from its first."""
 
 
-def _seats_at(seats: int) -> int:
-    return (_ROW + 8 * (seats + 1) + _SEAT - 1) // _SEAT * _SEAT
+def _slots_at(slots: int) -> int:
+    return (_ROW + 8 * (slots + 1) + _SLOT - 1) // _SLOT * _SLOT
 
 
-def _size(seats: int) -> int:
-    return _seats_at(seats) + _SEAT * seats
+def _size(slots: int) -> int:
+    return _slots_at(slots) + _SLOT * slots
 
 
 _FUTEX: Final = {"x86_64": 202, "aarch64": 98}.get(platform.machine())

@@ -31,19 +31,19 @@ from penstock_sharing.token.shared_page import (
     STATE,
     TURNS,
     SharedPage,
-    seat_of,
+    slot_of,
     turn_of,
 )
 
 
 class NoFreeSlot(Exception):
-    """All seats of a lane are taken."""
+    """All slots of a lane are taken."""
 
 
 @dataclass(slots=True, eq=False)
 class SlotHolder:
     """
-    A member in its seat.
+    A member in its slot.
 
     Attributes
     ----------
@@ -60,37 +60,37 @@ class SlotHolder:
 
 class SlotTable:
     """
-    The seats of a page, by their numbers.
+    The slots of a page, by their numbers.
 
-    A seat that is left is free, unless the holder of this turn has been told to give the token there: it may still do.
+    A slot that is left is free, unless the holder of this turn has been told to give the token there: it may still do.
     """
 
     def __init__(self, page: SharedPage) -> None:
         self._page = page
-        self._sitters: dict[int, SlotHolder] = {}
+        self._clients: dict[int, SlotHolder] = {}
         self._named: set[int] = set()
-        self._left: deque[tuple[int, int]] = deque()  # turn that has to be over, seat
+        self._left: deque[tuple[int, int]] = deque()  # turn that has to be over, slot
 
     def __contains__(self, number: int) -> bool:
-        return number in self._sitters
+        return number in self._clients
 
     def __getitem__(self, number: int) -> SlotHolder:
-        return self._sitters[number]
+        return self._clients[number]
 
     def __iter__(self) -> Iterator[tuple[int, SlotHolder]]:
-        return iter(self._sitters.items())
+        return iter(self._clients.items())
 
     def number(self, who: LaneClientId) -> int | None:
-        """Return where somebody sits; None for nowhere."""
-        return next((number for number, sitter in self._sitters.items() if sitter.who == who), None)
+        """Return the slot of a process; None if it has none."""
+        return next((number for number, client in self._clients.items() if client.who == who), None)
 
     def who(self, number: int) -> LaneClientId | None:
-        """Return who sits somewhere; None for nobody."""
-        return self._sitters[number].who if number in self._sitters else None
+        """Return the process in a slot; None if it is free."""
+        return self._clients[number].who if number in self._clients else None
 
     def take(self, who: LaneClientId, pid: int, turn: int) -> int:
         """
-        Give somebody a seat, in a turn; return its number.
+        Give somebody a slot, in a turn; return its number.
 
         Raises
         ------
@@ -99,30 +99,30 @@ class SlotTable:
         """
         if self._left and self._left[0][0] < turn:
             number = self._left.popleft()[1]
-        elif self._page.used < self._page.seats:
+        elif self._page.used < self._page.slots:
             number = self._page.used
             self._page.used = number + 1
         else:
-            raise NoFreeSlot(f"the lane has {self._page.seats} seats, and all are taken; use another lane")
-        self._sitters[number] = SlotHolder(who, ProcessPulse(pid))
+            raise NoFreeSlot(f"the lane has {self._page.slots} slots, and all are taken; use another lane")
+        self._clients[number] = SlotHolder(who, ProcessPulse(pid))
         return number
 
     def take_back(self, who: LaneClientId, pid: int, number: int) -> None:
         """
-        Let somebody sit where it sat before.
+        Give a process the slot that it had before.
 
         Raises
         ------
         ValueError
-            If there is no such seat, or somebody sits there.
+            If there is no such slot, or it is taken.
         """
-        if not 0 <= number < min(self._page.used, self._page.seats) or number in self._sitters:
-            raise ValueError(f"the lane has no free seat {number} that was ever given out")
-        self._sitters[number] = SlotHolder(who, ProcessPulse(pid))
+        if not 0 <= number < min(self._page.used, self._page.slots) or number in self._clients:
+            raise ValueError(f"the lane has no free slot {number} that was ever given out")
+        self._clients[number] = SlotHolder(who, ProcessPulse(pid))
 
     def leave(self, number: int, turn: int) -> None:
         """Somebody has left, in a turn."""
-        self._sitters.pop(number).pulse.close()
+        self._clients.pop(number).pulse.close()
         if number in self._named:
             self._left.append((turn, number))
         else:
@@ -138,22 +138,22 @@ class SlotTable:
 
     def close(self) -> None:
         """Let go of what is known of the processes."""
-        for sitter in self._sitters.values():
-            sitter.pulse.close()
+        for client in self._clients.values():
+            client.pulse.close()
 
     def clear(self, number: int) -> None:
-        """Count anew at a seat."""
-        first = self._page.seat(number)
+        """Count anew at a slot."""
+        first = self._page.first_word(number)
         for word in (STATE, NAMED, ITERATIONS, HELD_NS, TURNS, SINCE_NS, LEAST_NS, PACE_NS, KEEN, BEGUN):
             self._page.words[first + word] = 0
 
     def counters(self) -> Iterator[SlotCounters]:
         """Yield what each member has counted."""
         words = self._page.words
-        for number, sitter in self._sitters.items():
-            first = self._page.seat(number)
+        for number, client in self._clients.items():
+            first = self._page.first_word(number)
             yield SlotCounters(
-                who=sitter.who,
+                who=client.who,
                 iterations=words[first + ITERATIONS],
                 busy=words[first + STATE] == BUSY,
                 held_ns=words[first + HELD_NS],
@@ -162,7 +162,7 @@ class SlotTable:
 
 
 RETURN_NS: Final = 3_000_000_000
-"""How long a keeper that found a lane waits for the member that has its token."""
+"""How long a broker that found a lane waits for the member that has its token."""
 GRACE_NS: Final = 4_000_000
 """For how long a holder may be between two iterations while somebody waits."""
 STOPPED_NS: Final = 20_000_000
@@ -183,8 +183,8 @@ class HolderWatch:
     seating : SlotTable
     """
 
-    def __init__(self, page: SharedPage, seating: SlotTable) -> None:
-        self._page, self._words, self._seating = page, page.words, seating
+    def __init__(self, page: SharedPage, slots: SlotTable) -> None:
+        self._page, self._words, self._slots = page, page.words, slots
         self._away: tuple[int, int] | None = None  # turn and iterations with which the holder was found away
         self._away_ns = self._found_ns = 0
         self._ends: tuple[int, int] | None = None  # turn in which the holder was found to end, and when
@@ -206,31 +206,31 @@ class HolderWatch:
         Returns
         -------
         str
-            ``recall``: it is long between two iterations; ``overrule``: it has not come back to this keeper;
+            ``recall``: it is long between two iterations; ``overrule``: it has not come back to this broker;
             ``tell and overrule``: its process does not run.
         """
-        holder = seat_of(top)
-        if holder not in self._seating:
+        holder = slot_of(top)
+        if holder not in self._slots:
             self._found_ns = self._found_ns or now_ns
             return "overrule" if now_ns - self._found_ns >= RETURN_NS else "wait"
-        if self._words[self._page.seat(holder) + STATE] == BUSY:
+        if self._words[self._page.first_word(holder) + STATE] == BUSY:
             self._away = None
             return "wait" if self._runs(holder, turn_of(top), now_ns) else "tell and overrule"
-        seen = turn_of(top), self._words[self._page.seat(holder) + ITERATIONS]
+        seen = turn_of(top), self._words[self._page.first_word(holder) + ITERATIONS]
         if self._away != seen:
             self._away, self._away_ns = seen, now_ns
         return "recall" if now_ns - self._away_ns >= GRACE_NS else "wait"
 
     def _runs(self, holder: int, turn: int, now_ns: int) -> bool:
         """Whether its process runs; one that ends is waited for: most are gone by the next tick."""
-        state = self._seating[holder].pulse.feel()
+        state = self._slots[holder].pulse.read_state()
         if state != "ends":
             self._ends = None
         elif self._ends is None or self._ends[0] != turn:
             self._ends = turn, now_ns
         if self._ends is not None:
             return now_ns - self._ends[1] < ENDING_NS
-        since_ns = self._words[self._page.seat(holder) + SINCE_NS]
+        since_ns = self._words[self._page.first_word(holder) + SINCE_NS]
         return state != "stopped" or now_ns - since_ns <= STOPPED_NS
 
 
@@ -253,7 +253,7 @@ class ProcessPulse:
     def __init__(self, pid: int) -> None:
         self._path, self._fd = f"/proc/{pid}/stat", -1
 
-    def feel(self) -> State:
+    def read_state(self) -> State:
         """Return how it is; one of which nothing can be read is said to run, since its end is told of otherwise."""
         try:
             if self._fd < 0:

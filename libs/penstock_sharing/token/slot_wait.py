@@ -1,14 +1,14 @@
 """
 Waiting at a slot: how a process sleeps, or spins, until it is next.
 
-:class:`SlotWait` sleeps until the slot's bell rings or, where the process is next, until shortly before that.
+:class:`SlotWait` sleeps until the slot's wake-up word changes or, where the process is next, until shortly before that.
 :class:`SpinTuner` decides when a process that is next wakes up by itself, and for how long it spins; it has no clock
 and no page.
 
 Waking a process up takes the kernel, and on a virtual machine its host, tens of microseconds. An iteration is
 predictable. So the process that is named next sleeps until shortly before the holder's turn should end, and then looks
-at its bell until it rings. It spins for a small share of the turn only, and then sleeps as it would without: a wrong
-prediction costs that much of a processor, and delays nobody.
+at its wake-up word until that changes. It spins for a small share of the turn only, and then sleeps as it would
+without: a wrong prediction costs that much of a processor, and delays nobody.
 
 References
 ----------
@@ -33,24 +33,24 @@ from penstock_sharing.token.shared_page import (
     SINCE_NS,
     FutexWord,
     SharedPage,
-    seat_of,
-    told,
+    named_word,
+    slot_of,
     turn_of,
 )
 
 
 class SlotWait:
     """
-    The waits of one seat.
+    The waits of one slot.
 
     Parameters
     ----------
     page : SharedPage
     number : int
-        Of the seat.
+        Of the slot.
     spinning : SpinTuner
-    bell : FutexWord or None
-        The seat's, if it is another than that of the page.
+    wake-up word : FutexWord or None
+        The slot's, if it is another than that of the page.
     clock : callable
         ``CLOCK_MONOTONIC``, in nanoseconds.
     breathe : callable
@@ -63,18 +63,18 @@ class SlotWait:
         number: int,
         spinning: SpinTuner,
         *,
-        bell: FutexWord | None = None,
+        wakeup: FutexWord | None = None,
         clock: Callable[[], int] = monotonic_ns,
         breathe: Callable[[], None] = os.sched_yield,
     ) -> None:
         self._page, self._words, self._number = page, page.words, number
-        self._bell = bell or page.bell(number)
+        self._wakeup = wakeup or page.wakeup_word(number)
         self._spinning, self._clock, self._breathe = spinning, clock, breathe
-        self._keen = page.seat(number) + KEEN
+        self._keen = page.first_word(number) + KEEN
         self._tried = 0
 
     def begin(self) -> None:
-        """It asks from now on: let the keeper know whether it wants its bell rung when it is named."""
+        """It asks from now on: let the broker know whether it wants to be woken up when it is named."""
         pays = self._spinning.pays
         self._words[self._keen] = int(pays)
         if not pays:
@@ -82,13 +82,13 @@ class SlotWait:
 
     def until(self, deadline_ns: int, seen: int, look: Callable[[], bool]) -> bool:
         """
-        Sleep until the bell rings, or until a time; where it pays, wake up before that, and spin.
+        Sleep until the wake-up word changes, or until a time; where it pays, wake up before that, and spin.
 
         Parameters
         ----------
         deadline_ns : int
         seen : int
-            The bell before it was looked whether the token is here: it has rung if it says something else.
+            The wake-up word before the look whether the token is here: it has another value once it was woken up.
         look : callable
             Whether the token is here.
 
@@ -100,36 +100,36 @@ class SlotWait:
         now_ns = self._clock()
         spin = self._plan(now_ns)
         if spin is None or spin.wake_ns >= deadline_ns:
-            self._bell.wait(seen, max(0, deadline_ns - now_ns) / 1e9)
+            self._wakeup.wait(seen, max(0, deadline_ns - now_ns) / 1e9)
             return look()
         return self._spin(spin, seen, look)
 
     def _plan(self, now_ns: int) -> Spin | None:
-        """Return when to wake up for the token: where this seat is next, the holder has a pace, and once in a turn."""
+        """Return when to wake up for the token: where this slot is next, the holder has a pace, and once in a turn."""
         words, top = self._words, self._page.token()
-        turn, holder = turn_of(top), seat_of(top)
+        turn, holder = turn_of(top), slot_of(top)
         if holder in (NOBODY, self._number) or turn == self._tried or not self._spinning.pays:
             return None
-        first = self._page.seat(holder)
+        first = self._page.first_word(holder)
         pace_ns = words[first + PACE_NS]
-        if words[first + NAMED] != told(turn, self._number) or not pace_ns:
+        if words[first + NAMED] != named_word(turn, self._number) or not pace_ns:
             return None
         begun_ns = words[first + SINCE_NS] if words[first + BEGUN] == turn else None
         self._tried = turn
-        return self._spinning.plan(now_ns, begun_ns, turn_ns(pace_ns, words[first + LEAST_NS], self._page.lease))
+        return self._spinning.plan(now_ns, begun_ns, turn_ns(pace_ns, words[first + LEAST_NS], self._page.quantum))
 
     def _spin(self, spin: Spin, seen: int, look: Callable[[], bool]) -> bool:
-        """Sleep until it is time, and look until the token is here: no longer than planned, nor than the bell rests."""
-        bell, clock = self._bell.value, self._clock
+        """Sleep until it is time, then look until the token is here, the time is over or the word changes."""
+        wakeup, clock = self._wakeup.value, self._clock
         begun_ns = now_ns = clock()
-        while now_ns < spin.wake_ns and bell.value == seen:
-            self._bell.wait(seen, (spin.wake_ns - now_ns) / 1e9)
+        while now_ns < spin.wake_ns and wakeup.value == seen:
+            self._wakeup.wait(seen, (spin.wake_ns - now_ns) / 1e9)
             now_ns = clock()
-        overslept = bell.value != seen
+        overslept = wakeup.value != seen
         if not overslept and begun_ns < spin.wake_ns:
             self._spinning.woke(now_ns - spin.wake_ns)
         until_ns = now_ns + spin.most_ns
-        while not (came := look()) and bell.value == seen and clock() < until_ns:
+        while not (came := look()) and wakeup.value == seen and clock() < until_ns:
             self._breathe()
         self._spinning.ended("overslept" if overslept else "came" if came else "in vain")
         return came
@@ -152,7 +152,7 @@ Outcome = Literal["came", "overslept", "in vain"]
 """Of a try: the token came while it spun; it came before; or it did not come."""
 
 
-def turn_ns(pace_ns: int, least_ns: int, lease: tuple[int, int]) -> int:
+def turn_ns(pace_ns: int, least_ns: int, quantum: tuple[int, int]) -> int:
     """
     Return how long a turn will be: it ends with an iteration.
 
@@ -170,7 +170,7 @@ def turn_ns(pace_ns: int, least_ns: int, lease: tuple[int, int]) -> int:
     >>> turn_ns(400, 1_500, (1, 0)), turn_ns(400, 0, (3, 0)), turn_ns(400, 0, (3, 500))
     (1600, 1200, 800)
     """
-    iterations, most_ns = lease
+    iterations, most_ns = quantum
     if most_ns:
         iterations = min(iterations, -(-most_ns // pace_ns))
     return max(1, iterations, -(-least_ns // pace_ns)) * pace_ns

@@ -34,15 +34,15 @@ from penstock_sharing.token.protocol import (
     LaneClientId,
     LaneTokenView,
     Message,
-    News,
     SlotPlace,
     SlotsAssigned,
     SlotsTaken,
+    TokenEvent,
     peer,
     receive,
     send,
 )
-from penstock_sharing.token.shared_page import MOST_SEATS, BadSharedPage, SharedPage
+from penstock_sharing.token.shared_page import MOST_SLOTS, BadSharedPage, SharedPage
 from penstock_sharing.token.slot_table import NoFreeSlot
 
 TICK_S: Final = 0.004
@@ -68,27 +68,27 @@ class TokenBroker:
     --------
     ::
 
-        keeper = Keeper(path)
-        loop.add_reader(keeper.fileno(), turn)     # and turn again after keeper.wait_s
+        broker = TokenBroker(path)
+        loop.add_reader(broker.fileno(), turn)     # and turn again after broker.wait_s
 
         def turn():
-            for news in keeper.poll():
-                match news:
-                    case Knocked(who, pid):        # is it who it says? then:
-                        keeper.open("cuda:0/0")
-                        keeper.seat(who, ["cuda:0/0"])
-                    case Asks(lane, who): ...      # ask the policy who is next, then: keeper.name(lane, next_one)
-                    case Passed(lane, giver, taker): ...
-                    case Gone(who): ...
+            for event in broker.poll():
+                match event:
+                    case JoinRequested(who, pid):        # is it who it says? then:
+                        broker.open("cuda:0/0")
+                        broker.assign_slots(who, ["cuda:0/0"])
+                    case TurnRequested(lane, who): ...   # ask the policy who is next, and name that one
+                    case TokenPassed(lane, giver, taker): ...
+                    case ClientGone(who): ...
     """
 
     def __init__(self, path: Path) -> None:
         self.lanes: dict[str, LaneToken] = {}
-        self._guests: dict[LaneClientId, BrokerConnection] = {}
-        self._bells: dict[int, LaneToken] = {}
-        self._news: list[News] = []
+        self._clients: dict[LaneClientId, BrokerConnection] = {}
+        self._by_call_fd: dict[int, LaneToken] = {}
+        self._events: list[TokenEvent] = []
         self._epoll = select.epoll()
-        self._door = BrokerListener(path, self._epoll)
+        self._listener = BrokerListener(path, self._epoll)
         self._again = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self._again, select.EPOLLIN)
 
@@ -101,21 +101,21 @@ class TokenBroker:
         """How long :meth:`poll` may be left uncalled although :meth:`fileno` is quiet; None: as long as you like."""
         return TICK_S if any(lane.contended for lane in self.lanes.values()) else None
 
-    def poll(self) -> list[News]:
+    def poll(self) -> list[TokenEvent]:
         """Return what has happened since, in order; never waits."""
         for fd, _ in self._epoll.poll(0):
-            self._attend(fd)
+            self._handle_readable(fd)
         now_ns = monotonic_ns()
         for lane in self.lanes.values():
             if lane.contended:
-                self._news += lane.look(now_ns)
-        news, self._news = self._news, []
-        return news
+                self._events += lane.look(now_ns)
+        events, self._events = self._events, []
+        return events
 
-    def open(self, lane: str, seats: int = MOST_SEATS) -> None:
+    def open(self, lane: str, slots: int = MOST_SLOTS) -> None:
         """Open a lane, if there is none of this name."""
         if lane not in self.lanes:
-            self._have(open_lane(lane, seats))
+            self._have(open_lane(lane, slots))
 
     def close_lane(self, lane: str) -> None:
         """
@@ -128,16 +128,16 @@ class TokenBroker:
         """
         closed = self._lane(lane)
         if closed.view().members:
-            raise ValueError(f"lane {lane} has members; seat them elsewhere before it is closed")
+            raise ValueError(f"lane {lane} has members; give them slots elsewhere before it is closed")
         self._drop(closed)
 
-    def seat(self, who: LaneClientId, lanes: list[str]) -> None:
+    def assign_slots(self, who: LaneClientId, lanes: list[str]) -> None:
         """
-        Seat a process that has knocked, or move one: these are its lanes from now on.
+        Give a process its slots, or move one: these are its lanes from now on.
 
         A process that moves gives up the token at its next boundary, and asks in its new lanes. In lanes that it leaves
-        it is not named any more; in those where it stays it is. Of one that comes back before it had left, ``Asks`` is
-        told again.
+        it is not named any more; in those where it stays it is. If it comes back before it has left, its
+        ``TurnRequested`` comes again.
 
         Parameters
         ----------
@@ -149,25 +149,25 @@ class TokenBroker:
         ValueError
             If the process is not there, or a lane is not open.
         """
-        guest, wanted = self._guest(who), [self._lane(lane) for lane in lanes]
+        client, wanted = self._client(who), [self._lane(lane) for lane in lanes]
         if not lanes:
-            raise ValueError(f"{who} is to be seated in no lane; expected one at least, or refuse() it")
-        if guest.number and wanted == guest.lanes:
+            raise ValueError(f"{who} is to have slots in no lane; expected one at least, or refuse() it")
+        if client.number and wanted == client.lanes:
             return
         for lane in wanted:
             self._add(lane.look(0))  # before its head is written anew
         try:
-            numbers = [lane.seat_for(who, guest.pid) for lane in wanted]
+            numbers = [lane.slot_for(who, client.pid) for lane in wanted]
         except NoFreeSlot as error:
             self.refuse(who, str(error))
             return
-        before, guest.lanes, guest.number = guest.lanes, wanted, guest.number + 1
+        before, client.lanes, client.number = client.lanes, wanted, client.number + 1
         for lane in self.lanes.values():
-            lane.announce(who, guest.number)
+            lane.announce(who, client.number)
         places = tuple(SlotPlace(lane.name, number) for lane, number in zip(wanted, numbers, strict=True))
-        fds = tuple(fd for lane in wanted for fd in (lane.page.fd, lane.bell))
-        if not self._door.tell(guest, SlotsAssigned(guest.number, places), fds):
-            self._part(guest)  # it comes back
+        fds = tuple(fd for lane in wanted for fd in (lane.page.fd, lane.call_fd))
+        if not self._listener.tell(client, SlotsAssigned(client.number, places), fds):
+            self._part(client)  # it comes back
             return
         for lane in before:
             self._add(lane.call(who, stays=lane in wanted))
@@ -176,19 +176,19 @@ class TokenBroker:
                 self._add(lane.hear_anew(who))
 
     def refuse(self, who: LaneClientId, reason: str) -> None:
-        """Hang up on a process, and say why; one that was seated loses its seats."""
-        guest = self._guest(who)
-        self._door.tell(guest, JoinRefused(reason))
-        self._part(guest)
+        """Hang up on a process, and say why; one that had slots loses them."""
+        client = self._client(who)
+        self._listener.tell(client, JoinRefused(reason))
+        self._part(client)
 
-    def name(self, lane: str, who: LaneClientId | None, least_ns: int = 0) -> None:
+    def name_next(self, lane: str, who: LaneClientId | None, least_ns: int = 0) -> None:
         """
         Name who has the token next, at the end of the holder's lease; ``None``: the holder keeps it.
 
-        Where the keeper has it, the one that is named has it at once, or as soon as it asks. A holder that is long
-        between two iterations loses it to the keeper. What is said here stands until it is replaced, or until the next
-        ``Passed``; while a recall stands, nobody is named. One that has gone, of which ``ClientGone`` may not have been
-        heard yet, is nobody.
+        Where the broker has it, the one that is named has it at once, or as soon as it asks. A holder that is long
+        between two iterations loses it to the broker. What is said here stands until it is replaced, or until the next
+        ``TokenPassed``; while a recall stands, nobody is named. One that has gone is nobody, though its ``ClientGone``
+        may still be to come.
 
         Parameters
         ----------
@@ -206,22 +206,22 @@ class TokenBroker:
         """
         Let the holder give the token back at its next boundary, whatever its lease; nobody is named then.
 
-        It stands until the token has come back, of which a ``Passed`` tells.
+        It stands until the token has come back, of which a ``TokenPassed`` tells.
         """
         self._add(self._lane(lane).recall())
 
-    def overrule(self, lane: str) -> None:
+    def revoke(self, lane: str) -> None:
         """
         Take the token from its holder, wherever it is.
 
-        Only for one whose process is stopped, which this keeper sees by itself, or is killed: any other would go on
+        Only for one whose process is stopped, which this broker sees by itself, or is killed: any other would go on
         with its iteration beside the next holder, and find out at its end.
         """
-        self._add(self._lane(lane).overrule())
+        self._add(self._lane(lane).revoke())
 
-    def lease(self, lane: str, iterations: int, held_ns: int = 0) -> None:
+    def set_quantum(self, lane: str, iterations: int, held_ns: int = 0) -> None:
         """Let turns be over after so many iterations, or so many nanoseconds (0: no matter), whichever is first."""
-        self._lane(lane).page.lease = iterations, held_ns
+        self._lane(lane).page.quantum = iterations, held_ns
 
     def view(self, lane: str) -> LaneTokenView:
         """Return what a lane looks like now."""
@@ -229,7 +229,7 @@ class TokenBroker:
 
     def close(self) -> None:
         """Hang up on everybody and stop listening; pages stay with those who have mapped them."""
-        self._door.close()
+        self._listener.close()
         for lane in self.lanes.values():
             lane.close()
         self.lanes.clear()
@@ -237,72 +237,72 @@ class TokenBroker:
         self._epoll.close()
 
     # --- what comes in
-    def _attend(self, fd: int) -> None:
-        if fd in self._bells:
+    def _handle_readable(self, fd: int) -> None:
+        if fd in self._by_call_fd:
             drain(fd)
-            self._news += self._bells[fd].look(0)
+            self._events += self._by_call_fd[fd].look(0)
         elif fd == self._again:
             drain(fd)
         else:
-            heard = self._door.attend(fd)
+            heard = self._listener.handle_readable(fd)
             if heard is not None:
                 self._hear(*heard)
 
-    def _hear(self, guest: BrokerConnection, message: Message | None, descriptors: list[int]) -> None:
+    def _hear(self, client: BrokerConnection, message: Message | None, descriptors: list[int]) -> None:
         match message:
             case None:
-                self._part(guest)
-            case JoinLane() if self._greet(guest, message):
-                self._take_back(guest, message, descriptors)
-            case SlotsTaken(number) if guest.who is not None and number == guest.number:
+                self._part(client)
+            case JoinLane() if self._greet(client, message):
+                self._take_back(client, message, descriptors)
+            case SlotsTaken(number) if client.who is not None and number == client.number:
                 for lane in self.lanes.values():
-                    if lane not in guest.lanes:
-                        self._add(lane.leave(guest.who))
+                    if lane not in client.lanes:
+                        self._add(lane.leave(client.who))
             case _:
                 pass
         for descriptor in descriptors:
             os.close(descriptor)
 
-    def _greet(self, guest: BrokerConnection, join: JoinLane) -> bool:
+    def _greet(self, client: BrokerConnection, join: JoinLane) -> bool:
         problem = ""
         if join.version != VERSION:
             problem = f"it speaks version {join.version} of the lane protocol; this is {VERSION}"
-        elif guest.who is not None or join.who in self._guests:
+        elif client.who is not None or join.who in self._clients:
             problem = f"{join.who} has joined already"
         if problem:
-            self._door.tell(guest, JoinRefused(problem))
-            self._part(guest)
+            self._listener.tell(client, JoinRefused(problem))
+            self._part(client)
             return False
-        guest.who = join.who
-        self._guests[join.who] = guest
-        self._news.append(JoinRequested(join.who, guest.pid))
+        client.who = join.who
+        self._clients[join.who] = client
+        self._events.append(JoinRequested(join.who, client.pid))
         return True
 
-    def _take_back(self, guest: BrokerConnection, join: JoinLane, fds: list[int]) -> None:
-        """Find the lanes of an earlier keeper again, by the pages of their members."""
-        for place, page, bell in zip(join.places, fds[::2], fds[1::2], strict=False):
+    def _take_back(self, client: BrokerConnection, join: JoinLane, fds: list[int]) -> None:
+        """Find the lanes of an earlier broker again, by the pages of their members."""
+        for place, page, call_fd in zip(join.places, fds[::2], fds[1::2], strict=False):
             try:
                 lane = self.lanes.get(place.lane)
                 if lane is None or lane.is_untouched:
-                    lane = self._find(place.lane, page, bell)
+                    lane = self._find(place.lane, page, call_fd)
                 if os.path.sameopenfile(lane.page.fd, page):
-                    self._news += lane.take_back(join.who, guest.pid, place.seat)
-                    guest.lanes.append(lane)
+                    self._events += lane.take_back(join.who, client.pid, place.slot)
+                    client.lanes.append(lane)
             except (BadSharedPage, OSError, ValueError) as error:
                 words = str(error)  # whoever keeps the record would keep the page with the error itself
-                _log.warning("lane_not_found_again lane=%s pid=%s error=%s", place.lane, guest.pid, words)
+                _log.warning("lane_not_found_again lane=%s pid=%s error=%s", place.lane, client.pid, words)
 
-    def _find(self, name: str, page: int, bell: int) -> LaneToken:
+    def _find(self, name: str, page: int, call_fd: int) -> LaneToken:
         found = SharedPage(os.dup(page))
         try:
             if not found.is_sealed:
                 raise BadSharedPage(f"the page of lane {name} can be made shorter; expected one that is sealed")
-            if os.get_blocking(bell):
-                raise BadSharedPage(f"the bell of lane {name} can block; expected an eventfd that does not")
+            if os.get_blocking(call_fd):
+                raise BadSharedPage(f"the eventfd of lane {name} can block; expected an eventfd that does not")
             if not found.is_plausible:
                 raise BadSharedPage(f"nobody can have brought the token of lane {name} to where it is")
-            os.eventfd_write(bell, 1)  # it is an eventfd; and there is something to look at
-            lane = LaneToken(name, found, os.dup(bell))
+            os.eventfd_write(call_fd, 1)  # it is an eventfd; and there is something to look at
+            lane = LaneToken(name, found, os.dup(call_fd))
         except BaseException:
             found.close()
             raise
@@ -311,42 +311,42 @@ class TokenBroker:
     def _have(self, lane: LaneToken) -> LaneToken:
         """Keep a lane, in place of one of the same name."""
         try:
-            self._epoll.register(lane.bell, select.EPOLLIN)
+            self._epoll.register(lane.call_fd, select.EPOLLIN)
         except OSError:
             lane.close()
             raise
         if lane.name in self.lanes:
             self._drop(self.lanes[lane.name])
-        self.lanes[lane.name] = self._bells[lane.bell] = lane
+        self.lanes[lane.name] = self._by_call_fd[lane.call_fd] = lane
         return lane
 
     def _drop(self, lane: LaneToken) -> None:
-        del self.lanes[lane.name], self._bells[lane.bell]
-        self._epoll.unregister(lane.bell)
+        del self.lanes[lane.name], self._by_call_fd[lane.call_fd]
+        self._epoll.unregister(lane.call_fd)
         lane.close()
 
     # --- what goes out
-    def _part(self, guest: BrokerConnection) -> None:
+    def _part(self, client: BrokerConnection) -> None:
         """A process is gone, or is to go."""
-        self._door.hang_up(guest)
-        if guest.who is None:
+        self._listener.hang_up(client)
+        if client.who is None:
             return
-        self._guests.pop(guest.who, None)
+        self._clients.pop(client.who, None)
         for lane in self.lanes.values():
-            self._add(lane.leave(guest.who))
-        self._add([ClientGone(guest.who)])
-        guest.who = None
+            self._add(lane.leave(client.who))
+        self._add([ClientGone(client.who)])
+        client.who = None
 
-    def _add(self, news: list[News]) -> None:
-        """Keep news for the next poll, and have it called."""
-        if news:
-            self._news += news
+    def _add(self, events: list[TokenEvent]) -> None:
+        """Keep events for the next poll, and have it called."""
+        if events:
+            self._events += events
             os.eventfd_write(self._again, 1)
 
-    def _guest(self, who: LaneClientId) -> BrokerConnection:
-        if who not in self._guests:
-            raise ValueError(f"{who} is not here; expected one that has knocked and is not gone")
-        return self._guests[who]
+    def _client(self, who: LaneClientId) -> BrokerConnection:
+        if who not in self._clients:
+            raise ValueError(f"{who} is not here; expected one that has asked to join and is not gone")
+        return self._clients[who]
 
     def _lane(self, lane: str) -> LaneToken:
         if lane not in self.lanes:
@@ -358,7 +358,7 @@ def drain(fd: int) -> None:
     """
     Take what is in an eventfd, and never wait: a member may have had it block, and have emptied it by itself.
 
-    Linux before 5.8 cannot read one in that way: there, such a member keeps the keeper waiting.
+    Linux before 5.8 cannot read one in that way: there, such a member keeps the broker waiting.
     """
     with suppress(BlockingIOError):
         try:
@@ -381,7 +381,7 @@ class BrokerConnection:
     who : LaneClientId or None
         What it said it is.
     lanes : list of LaneToken
-        Where it is to sit; until it has said that it does, it may sit elsewhere, too.
+        Where it is to have slots; until it has said that it has them, it may have others, too.
     number : int
         How often it has been told.
     """
@@ -415,11 +415,11 @@ class BrokerListener:
 
     def __init__(self, path: Path, epoll: select.epoll) -> None:
         self._epoll = epoll
-        self._guests: dict[int, BrokerConnection] = {}
+        self._clients: dict[int, BrokerConnection] = {}
         self._listener = listen(path, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         epoll.register(self._listener, select.EPOLLIN)
 
-    def attend(self, fd: int) -> tuple[BrokerConnection, Message | None, list[int]] | None:
+    def handle_readable(self, fd: int) -> tuple[BrokerConnection, Message | None, list[int]] | None:
         """
         Look after a descriptor that is readable.
 
@@ -429,36 +429,36 @@ class BrokerListener:
             Who said what, with which descriptors, which are the caller's then; ``None`` in place of what where it is
             gone. None where nothing was said.
         """
-        guest = self._guests.get(fd)
-        if guest is not None:
-            return self._hear(guest, fd)
+        client = self._clients.get(fd)
+        if client is not None:
+            return self._hear(client, fd)
         if fd == self._listener.fileno():
             self._accept()
         return None  # else it went in this very poll
 
-    def tell(self, guest: BrokerConnection, message: Message, descriptors: tuple[int, ...] = ()) -> bool:
+    def tell(self, client: BrokerConnection, message: Message, descriptors: tuple[int, ...] = ()) -> bool:
         """Send a packet; return False if it is not heard. That somebody is gone is heard of by itself."""
         try:
-            send(guest.connection, message, descriptors)
+            send(client.connection, message, descriptors)
         except BlockingIOError as error:  # it has not read what was sent before
-            _log.warning("lane_message_lost pid=%s error=%s", guest.pid, error)
+            _log.warning("lane_message_lost pid=%s error=%s", client.pid, error)
             return False
         except OSError:
             return True
         return True
 
-    def hang_up(self, guest: BrokerConnection) -> None:
+    def hang_up(self, client: BrokerConnection) -> None:
         """Let go of somebody."""
-        for fd in (guest.connection.fileno(), guest.pidfd):
-            if self._guests.pop(fd, None) is not None:
+        for fd in (client.connection.fileno(), client.pidfd):
+            if self._clients.pop(fd, None) is not None:
                 self._epoll.unregister(fd)
-        guest.close()
+        client.close()
 
     def close(self) -> None:
         """Close all descriptors; a forked child may do so without any harm to its parent's door."""
-        for guest in set(self._guests.values()):
-            guest.close()
-        self._guests.clear()
+        for client in set(self._clients.values()):
+            client.close()
+        self._clients.clear()
         self._listener.close()
 
     def _accept(self) -> None:
@@ -473,27 +473,27 @@ class BrokerListener:
             connection.close()
             return
         try:
-            guest = BrokerConnection(connection, who.pid, os.pidfd_open(who.pid))
+            client = BrokerConnection(connection, who.pid, os.pidfd_open(who.pid))
         except OSError:  # it has ended already
             connection.close()
             return
         connection.setblocking(False)
-        for fd in (connection.fileno(), guest.pidfd):
-            self._guests[fd] = guest
+        for fd in (connection.fileno(), client.pidfd):
+            self._clients[fd] = client
             self._epoll.register(fd, select.EPOLLIN)
 
-    def _hear(self, guest: BrokerConnection, fd: int) -> tuple[BrokerConnection, Message | None, list[int]] | None:
+    def _hear(self, client: BrokerConnection, fd: int) -> tuple[BrokerConnection, Message | None, list[int]] | None:
         """Take in what a process says. Its death is told by two descriptors: a child may have kept the socket."""
         try:
-            received = None if fd == guest.pidfd else receive(guest.connection)
+            received = None if fd == client.pidfd else receive(client.connection)
         except BlockingIOError:
             return None
         except ConnectionError:  # it was killed
             received = None
         except (OSError, BadPacket) as error:
-            _log.warning("lane_connection_refused what=%s pid=%s", error, guest.pid)
+            _log.warning("lane_connection_refused what=%s pid=%s", error, client.pid)
             received = None
-        return guest, *(received or (None, []))
+        return client, *(received or (None, []))
 
 
 def listen(path: Path, kind: int) -> socket.socket:

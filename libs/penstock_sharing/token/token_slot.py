@@ -39,7 +39,7 @@ from penstock_sharing.token.shared_page import (
     FutexWord,
     SharedPage,
     following,
-    seat_of,
+    slot_of,
     turn_of,
 )
 from penstock_sharing.token.slot_wait import SlotWait, SpinTuner
@@ -49,16 +49,16 @@ _CALL: Final = (1).to_bytes(8, "little")
 
 class TokenSlot:
     """
-    One seat of this process.
+    One slot of this process.
 
     Parameters
     ----------
     lane : str
     page : SharedPage
     number : int
-        Of the seat in it.
-    bell : int
-        Descriptor by which the keeper is called; the seat keeps it.
+        Of the slot in it.
+    wake-up word : int
+        Descriptor by which the broker is called; the slot keeps it.
     letter : int
         Number of the message that told of it.
 
@@ -68,13 +68,15 @@ class TokenSlot:
         What the word of :meth:`haste` was when it sat down: where it is another, it has been told to drain since.
     """
 
-    def __init__(self, lane: str, page: SharedPage, number: int, bell: int, letter: int = 0, *, done: int = 0) -> None:
+    def __init__(
+        self, lane: str, page: SharedPage, number: int, call_fd: int, letter: int = 0, *, done: int = 0
+    ) -> None:
         self.lane, self.number = lane, number
-        self._page, self._words, self._bell = page, page.words, bell
-        first = page.seat(number)
+        self._page, self._words, self._call_fd = page, page.words, call_fd
+        first = page.first_word(number)
         self._named, self._state, self._iterations = first + NAMED, first + STATE, first + ITERATIONS
         self._first, self._row, self._mine = first, page.row, page.row + 1 + number
-        self._rung = page.bell(number).value
+        self._wakeup = page.wakeup_word(number).value
         self._waiting = SlotWait(page, number, SpinTuner(len(os.sched_getaffinity(0))))
         self._nudged = False
         self._seen = self._words[self._named]
@@ -99,12 +101,12 @@ class TokenSlot:
 
     @property
     def descriptors(self) -> tuple[int, int]:
-        """Those of the page and of the bell."""
-        return self._page.fd, self._bell
+        """Those of the page and of the wake-up word."""
+        return self._page.fd, self._call_fd
 
     @property
     def called(self) -> bool:
-        """Whether the keeper has sent something over the socket, or is about to, that was not :meth:`read`."""
+        """Whether the broker has sent something over the socket, or is about to, that was not :meth:`read`."""
         return self._words[self._first + LETTER] != self._letter
 
     def read(self, letter: int) -> None:
@@ -112,7 +114,7 @@ class TokenSlot:
         self._letter = letter
 
     def is_of(self, page: int) -> bool:
-        """Return whether a descriptor is of this seat's page."""
+        """Return whether a descriptor is of this slot's page."""
         return os.path.sameopenfile(page, self._page.fd)
 
     def enter(self) -> bool:
@@ -121,7 +123,7 @@ class TokenSlot:
 
         One that had it before, and has not been asked to give it up, has it.
         """
-        self._words[self._state] = BUSY  # before the load: see Lane.recall of the keeper
+        self._words[self._state] = BUSY  # before the load: see Lane.recall of the broker
         if self._token and self._words[self._named] == self._seen:
             return True
         return self._look()
@@ -151,10 +153,10 @@ class TokenSlot:
     def drained(self) -> None:
         """The device is done: the token may be taken from here."""
         self._words[self._state] = AWAY
-        self._call()
+        self._call_broker()
 
     def haste(self) -> FutexWord:
-        """Return the word on which the keeper says that this seat is to drain."""
+        """Return the word on which the broker says that this slot is to drain."""
         return self._page.haste(self.number)
 
     def wait(self, timeout_s: float) -> bool:
@@ -167,9 +169,9 @@ class TokenSlot:
         if words[self._state] != ASKING:
             self._waiting.begin()
             words[self._state] = ASKING
-            self._call()
+            self._call_broker()
         while True:
-            seen = self._rung.value
+            seen = self._wakeup.value
             if self._look():
                 return True
             if self._nudged or self.called or monotonic_ns() >= deadline_ns:
@@ -181,15 +183,15 @@ class TokenSlot:
     def nudge(self) -> None:
         """Have :meth:`wait` return, from any thread."""
         self._nudged = True
-        self._page.call(self.number)
+        self._page.notify(self.number)
 
     def give(self) -> None:
-        """Give the token to whoever is named, or back to the keeper; what was begun on the device has ended."""
+        """Give the token to whoever is named, or back to the broker; what was begun on the device has ended."""
         token, words = self._token, self._words
-        if token and words[self._row] <= token:  # only the keeper takes it from who has it
+        if token and words[self._row] <= token:  # only the broker takes it from who has it
             named = words[self._named]
-            to = seat_of(named) if turn_of(named) == turn_of(token) else NOBODY
-            self._pass(token, to if to < self._page.seats else NOBODY)  # so too where it is a recall
+            to = slot_of(named) if turn_of(named) == turn_of(token) else NOBODY
+            self._pass(token, to if to < self._page.slots else NOBODY)  # so too where it is a recall
         elif token:  # it was taken while this process was stopped
             self._forget()
         words[self._state] = AWAY
@@ -201,18 +203,18 @@ class TokenSlot:
             self._words[self._iterations] = self._done
         self._words[self._state] = BUSY
         named = self._words[self._named]
-        if self._token and turn_of(named) == turn_of(self._token) and seat_of(named) != NOBODY:
+        if self._token and turn_of(named) == turn_of(self._token) and slot_of(named) != NOBODY:
             return True
         self._words[self._state] = AWAY
         return False
 
     def close(self) -> None:
-        """Let go of the descriptors; the keeper learns of it by the socket."""
+        """Let go of the descriptors; the broker learns of it by the socket."""
         self._token = 0
         self._page.close()
-        if self._bell >= 0:
-            os.close(self._bell)
-            self._bell = -1
+        if self._call_fd >= 0:
+            os.close(self._call_fd)
+            self._call_fd = -1
 
     def _due(self) -> bool:
         """Whether this boundary is the one at which the token goes on."""
@@ -226,24 +228,24 @@ class TokenSlot:
             return False
         if to == RECALL:
             return True
-        return to < self._page.seats and words[self._page.seat(to) + STATE] == ASKING and self._lease_is_over()
+        return to < self._page.slots and words[self._page.first_word(to) + STATE] == ASKING and self._quantum_is_over()
 
-    def _lease_is_over(self) -> bool:
+    def _quantum_is_over(self) -> bool:
         held_ns = monotonic_ns() - self._since_ns
         if held_ns < self._words[self._first + LEAST_NS]:
             return False
-        iterations, most_ns = self._page.lease
+        iterations, most_ns = self._page.quantum
         return self._done - self._begun >= iterations or 0 < most_ns <= held_ns
 
     def _look(self) -> bool:
         """Whether the token is here; if so, and it was not before, a turn begins."""
         words, top = self._words, self._page.token()
-        if seat_of(top) != self.number or top <= self._given:
+        if slot_of(top) != self.number or top <= self._given:
             self._forget()
             return False
         before, words[self._state] = words[self._state], BUSY  # before the load, here too: see Lane.recall
         named = words[self._named]
-        recalled = turn_of(named) == turn_of(top) and seat_of(named) == RECALL
+        recalled = turn_of(named) == turn_of(top) and slot_of(named) == RECALL
         if recalled or self._page.token() != top:  # in this order: named for a later turn only once the token has moved
             self._given = top
             self._forget()
@@ -274,13 +276,13 @@ class TokenSlot:
         word = following(token, to)
         self._words[self._mine] = word  # who spins sees it here; all else comes after that
         if to != NOBODY:
-            self._page.ring(to, word)
+            self._page.wake(to, word)
         self._given = token
         self._forget()
-        self._call()
+        self._call_broker()
 
-    def _call(self) -> None:
-        os.write(self._bell, _CALL)
+    def _call_broker(self) -> None:
+        os.write(self._call_fd, _CALL)
 
 
 _LOOK_S: Final = 5.0
@@ -288,21 +290,21 @@ _LOOK_S: Final = 5.0
 
 class DeviceDrain:
     """
-    The thread of one seat.
+    The thread of one slot.
 
     Parameters
     ----------
-    seat : TokenSlot
+    slot : TokenSlot
     settle : callable
         Returns once the device has done all that it was told.
     between : Lock
         Held while an iteration begins, and while the device is waited for.
     """
 
-    def __init__(self, seat: TokenSlot, settle: Callable[[], object], between: threading.Lock) -> None:
-        self._seat, self._settle, self._between = seat, settle, between
+    def __init__(self, slot: TokenSlot, settle: Callable[[], object], between: threading.Lock) -> None:
+        self._slot, self._settle, self._between = slot, settle, between
         self._over = False
-        self._word = seat.haste()
+        self._word = slot.haste()
         threading.Thread(target=self._watch, name="penstock-drain", daemon=True).start()
 
     def end(self) -> None:
@@ -312,7 +314,7 @@ class DeviceDrain:
         self._word.wake()
 
     def _watch(self) -> None:
-        seen = self._seat.hastened  # not what it is now: this thread may be late
+        seen = self._slot.hastened  # not what it is now: this thread may be late
         while not self._over:
             self._word.wait(seen, _LOOK_S)
             now = self._word.value.value
@@ -322,6 +324,6 @@ class DeviceDrain:
 
     def _finish(self) -> None:
         with self._between:
-            if not self._over and self._seat.drains:
+            if not self._over and self._slot.drains:
                 self._settle()
-                self._seat.drained()
+                self._slot.drained()

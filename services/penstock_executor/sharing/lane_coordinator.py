@@ -25,16 +25,16 @@ from penstock_sharing.token import (
     JoinRequested,
     LaneClientId,
     LaneTokenView,
-    News,
     PageCorrupted,
     TokenBroker,
+    TokenEvent,
     TokenPassed,
     TokenRevoked,
     TurnRequested,
 )
 
 RETURN_S: Final = 5.0
-"""How long processes that an earlier executor has started may take to sit down here before others get turns."""
+"""How long processes that an earlier executor has started may take to have their slots here before others get turns."""
 TRY_S: Final = 0.001
 WAKING_S: Final = 0.1
 """How long a process may take to wake up for its turn before the turn is recalled: the process may be stopped."""
@@ -49,7 +49,7 @@ class LaneCoordinator:
 
     Parameters
     ----------
-    keeper : TokenBroker
+    broker : TokenBroker
     lanes : NodeLanes
     life : str
         Names this start of the executor.
@@ -71,7 +71,7 @@ class LaneCoordinator:
 
     def __init__(
         self,
-        keeper: TokenBroker,
+        broker: TokenBroker,
         lanes: NodeLanes,
         *,
         life: str,
@@ -84,7 +84,7 @@ class LaneCoordinator:
         again: Callable[[float], None],
     ) -> None:
         self._life, self._again, self._end = life, again, end
-        self.keeper, self.lanes = keeper, lanes
+        self.broker, self.lanes = broker, lanes
         self._clock, self._is_of, self._report, self._limit, self._wake = clock, is_of, report, limit, wake
         self._present: set[LaneClientId] = set()
         self._until_s: dict[LaneClientId, float] = {}
@@ -94,12 +94,12 @@ class LaneCoordinator:
 
     def views(self) -> dict[NodeLane, LaneTokenView]:
         """Return what the page of each lane says at this moment."""
-        found = ((self._place(lane), lane) for lane in self.keeper.lanes)
-        return {place: self.keeper.view(lane) for place, lane in found if place is not None}
+        found = ((self._place(lane), lane) for lane in self.broker.lanes)
+        return {place: self.broker.view(lane) for place, lane in found if place is not None}
 
-    def overrule(self, place: NodeLane) -> None:
+    def revoke(self, place: NodeLane) -> None:
         """Take the token of a lane from its holder."""
-        self.keeper.overrule(self._lane(place))
+        self.broker.revoke(self._lane(place))
 
     def turn(self) -> None:
         """
@@ -110,17 +110,17 @@ class LaneCoordinator:
         """
         touched = set(self._later)
         while True:
-            for one in self.keeper.poll():
+            for one in self.broker.poll():
                 self._hear(one)
-            orders = self.lanes.take()
-            touched |= orders.touched
-            self._prepare(orders)
-            if not orders.seatings:  # of these processes the broker may have seen something more
+            commands = self.lanes.take()
+            touched |= commands.touched
+            self._prepare(commands)
+            if not commands.slot_assignments:  # of these processes the broker may have seen something more
                 break
         for place in sorted(touched):
             self._write(place)
         self._close()
-        wait_s = TRY_S if self._later else self.keeper.wait_s
+        wait_s = TRY_S if self._later else self.broker.wait_s
         if wait_s is not None:
             self._again(wait_s)
 
@@ -132,10 +132,10 @@ class LaneCoordinator:
     def look_again(self) -> None:
         """Stop waiting for processes that are late, and resolve waits within a gang that would last for ever."""
         now_s = self._clock()
-        for party in list(self.lanes.table.parties.values()):
-            if party.is_gang:
-                self.lanes.look_after(party.job_id, self._begun(party), now_s)
-        self._until_s = {who: until_s for who, until_s in self._until_s.items() if who in self.lanes.table.awaited}
+        for run in list(self.lanes.state.shared_runs.values()):
+            if run.is_gang:
+                self.lanes.look_after(run.job_id, self._begun(run), now_s)
+        self._until_s = {who: until_s for who, until_s in self._until_s.items() if who in self.lanes.state.awaited}
         late = [who for who, until_s in self._until_s.items() if now_s >= until_s]
         for who in late:
             self.lanes.give_up(who, now_s)
@@ -143,34 +143,34 @@ class LaneCoordinator:
             _log.warning("lane_members_not_returned", members=[f"{who.job_id}/{who.rank}" for who in late])
         self.turn()
 
-    def _prepare(self, orders: SharingCommands) -> None:
+    def _prepare(self, commands: SharingCommands) -> None:
         """Carry out all commands of the lanes, except for what their pages should say."""
-        for place in orders.opened:
-            self.keeper.open(self._lane(place))
-        for who, seats in orders.seatings.items():
-            if who in self._present and seats:
-                self._seat(who, seats)
-        for fact in orders.facts:
+        for place in commands.opened:
+            self.broker.open(self._lane(place))
+        for who, progress in commands.slot_assignments.items():
+            if who in self._present and progress:
+                self._set_progress(who, progress)
+        for fact in commands.facts:
             self._report(fact)
-        for key, caps in orders.caps.items():
+        for key, caps in commands.caps.items():
             self._limit(key, caps)
-        for key, reason in orders.ended.items():
+        for key, reason in commands.ended.items():
             self._end(key, reason)
-        for place in orders.closed:
+        for place in commands.closed:
             self._closing.add(self._lane(place))
             self._pages.pop(place, None)
-        if orders.woken:
+        if commands.woken:
             self._wake()
 
-    def _hear(self, one: News) -> None:
+    def _hear(self, one: TokenEvent) -> None:
         now_s = self._clock()
         match one:
             case JoinRequested(who, pid):
                 self._greet(who, pid, now_s)
             case TurnRequested(lane, who):
                 if self._place(lane) is not None:
-                    party = self.lanes.table.party(who)
-                    self.lanes.asks(who, now_s, self._begun(party) if party is not None else None)
+                    run = self.lanes.state.shared_run(who)
+                    self.lanes.asks(who, now_s, self._begun(run) if run is not None else None)
             case TokenPassed(lane, giver, taker):
                 if (place := self._place(lane)) is not None:
                     self.lanes.passed(place, giver, taker, now_s)
@@ -190,7 +190,7 @@ class LaneCoordinator:
         _log.warning("lane_page_spoilt", device=place.device, lane=place.lane, by=by and f"{by.job_id}/{by.rank}")
         self._closing.add(self._lane(place))
         self._pages[place] = self._pages.get(place, 1) + 1
-        self.keeper.open(self._lane(place))
+        self.broker.open(self._lane(place))
         self.await_return([who for who in self.lanes.renew(place, by, self._clock()) if who in self._present])
 
     def _greet(self, who: LaneClientId, pid: int, now_s: float) -> None:
@@ -202,46 +202,46 @@ class LaneCoordinator:
         else:
             self._present.add(who)
 
-    def _seat(self, who: LaneClientId, seats: tuple[NodeLane, ...]) -> None:
+    def _set_progress(self, who: LaneClientId, progress: tuple[NodeLane, ...]) -> None:
         """Give a process its slots; a parked one that comes back has its old slots, even if the lane is gone."""
-        for place in seats:
+        for place in progress:
             lane = self._lane(place)
-            if lane not in self.keeper.lanes:
-                self.keeper.open(lane)
+            if lane not in self.broker.lanes:
+                self.broker.open(lane)
                 self._closing.add(lane)
         with suppress(ValueError):  # it has gone, as the broker's next event says
-            self.keeper.seat(who, [self._lane(place) for place in seats])
+            self.broker.assign_slots(who, [self._lane(place) for place in progress])
 
     def _refuse(self, who: LaneClientId, reason: str) -> None:
         with suppress(ValueError):  # it has gone meanwhile: what else has happened must not be lost over this
-            self.keeper.refuse(who, reason)
+            self.broker.refuse(who, reason)
 
-    def _begun(self, party: SharedRun) -> dict[int, int]:
+    def _begun(self, run: SharedRun) -> dict[int, int]:
         """Return the iterations that each process of a gang has begun, of processes that have their present slots."""
-        lanes = [self._lane(place) for place in party.places if party.is_gang]
-        opened = [lane for lane in lanes if lane in self.keeper.lanes]  # one that was found just now is opened next
-        members = (m for lane in opened for m in self.keeper.view(lane).members)
-        return {m.who.rank: m.iterations + m.busy for m in members if m.who.job_id == party.job_id}
+        lanes = [self._lane(place) for place in run.places if run.is_gang]
+        opened = [lane for lane in lanes if lane in self.broker.lanes]  # one that was found just now is opened next
+        members = (m for lane in opened for m in self.broker.view(lane).members)
+        return {m.who.rank: m.iterations + m.busy for m in members if m.who.job_id == run.job_id}
 
     def _write(self, place: NodeLane) -> None:
         """Write what a page should say; if another process still has the token, the token returns first."""
         lane, now_s = self._lane(place), self._clock()
         since_s = self._later.pop(place, now_s)
-        if lane not in self.keeper.lanes:
+        if lane not in self.broker.lanes:
             return
-        wish = self.lanes.wish(place)
-        view = self.keeper.view(lane)
-        if view.holder is not None and view.holder != wish.holder:
-            self.keeper.recall(lane)
-        elif wish.recall and view.holder is not None:
+        desired = self.lanes.desired_turn(place)
+        view = self.broker.view(lane)
+        if view.holder is not None and view.holder != desired.holder:
+            self.broker.recall(lane)
+        elif desired.recall and view.holder is not None:
             unused = not view.begun  # a holder that has not woken up yet would give the token back unused
-            if now_s < since_s + WAKING_S and (now_s < wish.not_before_s or unused):
+            if now_s < since_s + WAKING_S and (now_s < desired.not_before_s or unused):
                 self._later[place] = since_s
             else:
-                self.keeper.recall(lane)
+                self.broker.recall(lane)
         else:
-            heir = wish.holder if view.holder is None else wish.after
-            self.keeper.name(lane, heir, int(min(wish.turn_s, _LONGEST_S) * 1e9))
+            successor = desired.holder if view.holder is None else desired.after
+            self.broker.name_next(lane, successor, int(min(desired.turn_s, _LONGEST_S) * 1e9))
 
     def _lane(self, place: NodeLane) -> str:
         """Return the name of a lane's page: never that of an earlier page, or of an earlier executor's."""
@@ -257,9 +257,9 @@ class LaneCoordinator:
 
     def _close(self) -> None:
         """Close the pages of lanes that are gone, each after its last member has left its slot."""
-        self._closing.update(lane for lane in self.keeper.lanes if self._place(lane) is None)
-        for lane in [lane for lane in self._closing if not self.keeper.view(lane).members]:
-            self.keeper.close_lane(lane)
+        self._closing.update(lane for lane in self.broker.lanes if self._place(lane) is None)
+        for lane in [lane for lane in self._closing if not self.broker.view(lane).members]:
+            self.broker.close_lane(lane)
             self._closing.discard(lane)
 
 
@@ -325,7 +325,7 @@ class TurnClock:
         return "go"
 
 
-WORDS: Final = {
+TURN_MESSAGES: Final = {
     "warn": "has been in one iteration for {s:.3g} s while {waiting} wait for its turn",
     "take": "was in one iteration for {s:.3g} s while {waiting} waited for its turn",
 }

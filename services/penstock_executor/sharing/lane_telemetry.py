@@ -63,7 +63,7 @@ def _held_ns(view: LaneTokenView, now_ns: int) -> dict[LaneClientId, int]:
 
 
 def lanes_view(
-    table: SharingState,
+    sharing: SharingState,
     devices: Iterable[Device],
     shares: TurnShares,
     fractions: Mapping[int, list[SharedRunView]],
@@ -77,62 +77,62 @@ def lanes_view(
     fractions : mapping of int to list of SharedRunView
         Device → runs that have a part of its memory.
     """
-    told = tuple(_device(table, device, shares, fractions.get(device.index, [])) for device in devices)
-    shared = tuple(view for view in told if view.lanes or view.outside)
-    return LanesView(node_id=table.node_id, at_s=at_s, devices=shared) if shared else None
+    changes = tuple(_device(sharing, device, shares, fractions.get(device.index, [])) for device in devices)
+    shared = tuple(view for view in changes if view.lanes or view.outside)
+    return LanesView(node_id=sharing.node_id, at_s=at_s, devices=shared) if shared else None
 
 
 def _device(
-    table: SharingState, device: Device, shares: TurnShares, fractions: list[SharedRunView]
+    sharing: SharingState, device: Device, shares: TurnShares, fractions: list[SharedRunView]
 ) -> SharedDeviceView:
-    board = table.boards[device.index]
+    on_device = sharing.lanes_of[device.index]
     outside = [
-        _sharer(table, party, device.index, _outside(party, device.index), shares)
-        for party in table.parties.values()
-        if device.index in party.sharer.devices and device.index not in party.lanes and party.job_id in board
+        _member(sharing, run, device.index, _outside(run, device.index), shares)
+        for run in sharing.shared_runs.values()
+        if device.index in run.request.devices and device.index not in run.lanes and run.job_id in on_device
     ]
     parts_bytes = sum(part.cap_bytes for part in fractions)
     return SharedDeviceView(
         device=device.index,
         kind=device.kind,
         memory_bytes=device.memory_bytes,
-        used_bytes=board.used_bytes + parts_bytes,
-        lanes=tuple(_lane(table, device.index, lane, shares) for lane in board.lanes),
+        used_bytes=on_device.used_bytes + parts_bytes,
+        lanes=tuple(_lane(sharing, device.index, lane, shares) for lane in on_device.lanes),
         outside=(*outside, *fractions),
     )
 
 
-def _lane(table: SharingState, device: int, lane: LaneView, shares: TurnShares) -> SharedLaneView:
-    parties = [table.parties[job_id] for job_id in lane.members]
+def _lane(sharing: SharingState, device: int, lane: LaneView, shares: TurnShares) -> SharedLaneView:
+    shared_runs = [sharing.shared_runs[job_id] for job_id in lane.members]
     return SharedLaneView(
         lane=lane.lane,
         size_bytes=lane.size_bytes,
         holder=lane.holder or "",
         switches_per_s=shares.switches_per_s.get(NodeLane(device, lane.lane), 0.0),
         members=tuple(
-            _sharer(table, party, device, "turn" if party.job_id == lane.holder else "idle", shares)
-            for party in parties
+            _member(sharing, run, device, "turn" if run.job_id == lane.holder else "idle", shares)
+            for run in shared_runs
         ),
     )
 
 
-def _sharer(table: SharingState, party: SharedRun, device: int, state: str, shares: TurnShares) -> SharedRunView:
-    board = table.boards[device]
+def _member(sharing: SharingState, run: SharedRun, device: int, state: str, shares: TurnShares) -> SharedRunView:
+    on_device = sharing.lanes_of[device]
     return SharedRunView(
-        job_id=party.job_id,
-        epoch=party.sharer.epoch,
+        job_id=run.job_id,
+        epoch=run.request.epoch,
         state=state,
-        need=board.need(party.job_id) if party.known else None,
-        cap_bytes=board.cap_bytes(party.job_id),
-        share=max((shares.held.get(who, 0.0) for who in party.whos_on(device)), default=0.0),
-        reason=board.why(party.job_id),
+        need=on_device.need(run.job_id) if run.known else None,
+        cap_bytes=on_device.cap_bytes(run.job_id),
+        share=max((shares.held.get(who, 0.0) for who in run.whos_on(device)), default=0.0),
+        reason=on_device.why(run.job_id),
     )
 
 
-def _outside(party: SharedRun, device: int) -> str:
-    if party.seat.at == "leaving":
+def _outside(run: SharedRun, device: int) -> str:
+    if run.progress.at == "leaving":
         return "leaving"
-    return "parked" if device in party.sits else "waits"
+    return "parked" if device in run.slot_lanes else "waits"
 
 
 LEAST_ITERATIONS: Final = 5
@@ -149,7 +149,7 @@ class _Device:
 
     counted: dict[tuple[NodeLane, str], tuple[int, int]] = field(default_factory=dict)
     times_s: dict[int, dict[str, deque[float]]] = field(default_factory=dict)
-    told: set[tuple[int, frozenset[str]]] = field(default_factory=set)
+    changes: set[tuple[int, frozenset[str]]] = field(default_factory=set)
 
 
 class ParallelGain:
@@ -216,9 +216,9 @@ class ParallelGain:
     def _judge(self, known: _Device, lanes: int) -> float | None:
         more_s, fewer_s = _means(known.times_s.get(lanes, {})), _means(known.times_s.get(lanes - 1, {}))
         jobs = frozenset(more_s.keys() & fewer_s.keys())
-        if lanes < 2 or not jobs or (lanes, jobs) in known.told:
+        if lanes < 2 or not jobs or (lanes, jobs) in known.changes:
             return None
-        known.told.add((lanes, jobs))
+        known.changes.add((lanes, jobs))
         return self.ratio(lanes, fewer_s, more_s)
 
     def forget(self, job_id: str) -> None:
@@ -226,7 +226,7 @@ class ParallelGain:
         for known in self._devices.values():
             for times_s in known.times_s.values():
                 times_s.pop(job_id, None)
-            known.told = {(lanes, jobs) for lanes, jobs in known.told if job_id not in jobs}
+            known.changes = {(lanes, jobs) for lanes, jobs in known.changes if job_id not in jobs}
 
 
 def _means(times_s: Mapping[str, deque[float]]) -> dict[str, float]:

@@ -127,13 +127,13 @@ class SharedRun:
 
     Attributes
     ----------
-    sharer : ShareRequest
+    request : ShareRequest
     meter : MemoryMeter
     known : bool
         Whether its need is known; until then no other run has a turn beside it.
     lanes : dict of int to int
         Device → the run's lane there; without devices on which it waits or is parked.
-    sits : dict of int to int
+    slot_lanes : dict of int to int
         Device → the lane in whose page its process has its slot; a parked process keeps the last one.
     joined, asking : set of int
         Process ranks that are here, and those that wait for their token.
@@ -147,15 +147,15 @@ class SharedRun:
         The need before a process was stopped in its turn; None while no process is stopped.
     hurried_s : float or None
         When the run was told to stop.
-    seat : SharingProgress
+    progress : SharingProgress
         How far the run has come.
     """
 
-    sharer: ShareRequest
+    request: ShareRequest
     meter: MemoryMeter
     known: bool
     lanes: dict[int, int] = field(default_factory=dict)
-    sits: dict[int, int] = field(default_factory=dict)
+    slot_lanes: dict[int, int] = field(default_factory=dict)
     joined: set[int] = field(default_factory=set)
     asking: set[int] = field(default_factory=set)
     turn: RunTurn = field(default_factory=RunTurn)
@@ -163,17 +163,17 @@ class SharedRun:
     pending: MemoryNeed | None = None
     stopped: MemoryNeed | None = None
     hurried_s: float | None = None
-    seat: SharingProgress = field(default_factory=lambda: SharingProgress("waits"))
+    progress: SharingProgress = field(default_factory=lambda: SharingProgress("waits"))
 
     @property
     def job_id(self) -> str:
         """Of the run."""
-        return self.sharer.job_id
+        return self.request.job_id
 
     @property
     def alone(self) -> bool:
         """Whether the run is one process on one device, which hands its turns on by itself."""
-        return len(self.sharer.ranks) == 1 and len(self.sharer.devices) == 1
+        return len(self.request.ranks) == 1 and len(self.request.devices) == 1
 
     @property
     def places(self) -> list[NodeLane]:
@@ -183,7 +183,7 @@ class SharedRun:
     @property
     def is_gang(self) -> bool:
         """Whether the run has several processes, which may wait for each other."""
-        return len(self.sharer.ranks) > 1
+        return len(self.request.ranks) > 1
 
     @property
     def all_ask(self) -> bool:
@@ -195,26 +195,26 @@ class SharedRun:
         if self.pending is None:
             return None
         self.known = True
-        return dict.fromkeys(self.sharer.devices, self.pending)
+        return dict.fromkeys(self.request.devices, self.pending)
 
     def who(self, rank: int) -> LaneClientId:
         """Return the client id of one of the run's processes."""
-        return LaneClientId(self.sharer.job_id, self.sharer.epoch, rank)
+        return LaneClientId(self.request.job_id, self.request.epoch, rank)
 
     def whos_on(self, device: int) -> list[LaneClientId]:
         """Return the client ids of the run's processes on a device."""
-        return [self.who(rank) for rank, devices in self.sharer.ranks.items() if device in devices]
+        return [self.who(rank) for rank, devices in self.request.ranks.items() if device in devices]
 
-    def seats_of(self, rank: int) -> tuple[NodeLane, ...]:
+    def slots_of(self, rank: int) -> tuple[NodeLane, ...]:
         """Return the lanes in which a process has its slots, in the order in which it takes their tokens."""
-        devices = sorted(self.sharer.ranks[rank])
-        return tuple(NodeLane(device, self.sits[device]) for device in devices if device in self.sits)
+        devices = sorted(self.request.ranks[rank])
+        return tuple(NodeLane(device, self.slot_lanes[device]) for device in devices if device in self.slot_lanes)
 
 
-NEWS: Final = 0.05
+REPORTED_CHANGE: Final = 0.05
 """A need is reported again once a part of it has changed by more than this share of the last report."""
 GRAIN_BYTES: Final = 2**20
-"""Changes below this are no news: a process's resident memory wavers by as much."""
+"""Changes below this are no events: a process's resident memory wavers by as much."""
 LEAST_ITERATIONS: Final = 2
 """Of which the first does not count: optimizer state appears during it."""
 
@@ -241,8 +241,8 @@ class MemoryMeter:
     MemoryNeed(persistent_bytes=3145728, framework_bytes=0, ephemeral_bytes=4194304)
     """
 
-    def __init__(self, told: MemoryNeed | None = None) -> None:
-        self.told = told
+    def __init__(self, reported: MemoryNeed | None = None) -> None:
+        self.reported = reported
         self._estimates: dict[int, MemoryEstimate] = {}
         self._iterations: dict[int, int] = {}
 
@@ -272,16 +272,16 @@ class MemoryMeter:
         estimate.see(sample)
         self._iterations[rank] = iterations
 
-    def news(self) -> MemoryNeed | None:
+    def take_unreported(self) -> MemoryNeed | None:
         """Return the need if the log should have it, and count it as told."""
         need = self.need
-        if need is None or (self.told is not None and not changed(self.told, need)):
+        if need is None or (self.reported is not None and not changed(self.reported, need)):
             return None
-        self.told = need
+        self.reported = need
         return need
 
 
-def changed(told: MemoryNeed, need: MemoryNeed, share: float = NEWS) -> bool:
+def changed(reported: MemoryNeed, need: MemoryNeed, share: float = REPORTED_CHANGE) -> bool:
     """
     Return whether a need differs in any part by more than a share from what the log has.
 
@@ -292,9 +292,9 @@ def changed(told: MemoryNeed, need: MemoryNeed, share: float = NEWS) -> bool:
     (False, True)
     """
     pairs = (
-        (told.persistent_bytes, need.persistent_bytes),
-        (told.framework_bytes, need.framework_bytes),
-        (told.ephemeral_bytes, need.ephemeral_bytes),
+        (reported.persistent_bytes, need.persistent_bytes),
+        (reported.framework_bytes, need.framework_bytes),
+        (reported.ephemeral_bytes, need.ephemeral_bytes),
     )
     return any(abs(now - before) > max(share * before, GRAIN_BYTES) for before, now in pairs)
 
@@ -333,7 +333,7 @@ class SharingCommands:
     ----------
     facts : list
         Facts to append to the log, in order.
-    seatings : dict of LaneClientId to tuple of NodeLane
+    slot_assignments : dict of LaneClientId to tuple of NodeLane
         Process → the lanes in which it has its slots from now on.
     caps : dict of Key to dict of int to int
         Run → device → the most bytes that the run may hold there.
@@ -348,7 +348,7 @@ class SharingCommands:
     """
 
     facts: list[RunMeasured | LaneChanged | RunWarned] = field(default_factory=list)
-    seatings: dict[LaneClientId, tuple[NodeLane, ...]] = field(default_factory=dict)
+    slot_assignments: dict[LaneClientId, tuple[NodeLane, ...]] = field(default_factory=dict)
     caps: dict[Key, dict[int, int]] = field(default_factory=dict)
     ended: dict[Key, str] = field(default_factory=dict)
     opened: list[NodeLane] = field(default_factory=list)

@@ -41,7 +41,7 @@ from penstock_sharing.lanes import (
     MemberParked,
     MemberUnparked,
     MemberWaits,
-    Told,
+    NodeChange,
     TurnGranted,
 )
 from penstock_sharing.token.protocol import LaneClientId
@@ -64,11 +64,11 @@ class SharingState:
 
     Attributes
     ----------
-    boards : dict of int to DeviceLanes
+    lanes_of : dict of int to DeviceLanes
     gangs : LaneGangs
-    parties : dict of str to SharedRun
+    shared_runs : dict of str to SharedRun
         Job → its run.
-    orders : SharingCommands
+    commands : SharingCommands
         Commands that nobody has taken yet.
     awaited : set of LaneClientId
         Processes of an earlier executor that have not come back: no other run asks for a turn on their devices.
@@ -78,138 +78,138 @@ class SharingState:
 
     def __init__(self, node_id: str, devices: Sequence[Device], rules: LaneRules, reserve: float) -> None:
         self.node_id = node_id
-        self.boards = {}
+        self.lanes_of = {}
         for device in devices:
-            self.boards[device.index] = DeviceLanes(device.memory_bytes, int(reserve * device.memory_bytes), rules)
+            self.lanes_of[device.index] = DeviceLanes(device.memory_bytes, int(reserve * device.memory_bytes), rules)
         self._on_host = {device.index for device in devices if CAPABILITIES[device.backend].host_memory}
-        self.gangs = LaneGangs(self.boards)
-        self.parties: dict[str, SharedRun] = {}
-        self.orders = SharingCommands()
+        self.gangs = LaneGangs(self.lanes_of)
+        self.shared_runs: dict[str, SharedRun] = {}
+        self.commands = SharingCommands()
         self.awaited: set[LaneClientId] = set()
         self.now_s = 0.0
         self._caps: dict[Key, dict[int, int]] = {}
 
-    def party(self, who: LaneClientId | None) -> SharedRun | None:
+    def shared_run(self, who: LaneClientId | None) -> SharedRun | None:
         """Return the run of a process; None if the run is not here."""
-        party = self.parties.get(who.job_id) if who is not None else None
-        return party if party is not None and who is not None and party.sharer.epoch == who.epoch else None
+        run = self.shared_runs.get(who.job_id) if who is not None else None
+        return run if run is not None and who is not None and run.request.epoch == who.epoch else None
 
     def view(self, place: NodeLane) -> LaneView | None:
         """Return a lane as its device's lanes have it; None if it has closed."""
-        return next((view for view in self.boards[place.device].lanes if view.lane == place.lane), None)
+        return next((view for view in self.lanes_of[place.device].lanes if view.lane == place.lane), None)
 
     def holder(self, place: NodeLane) -> SharedRun | None:
         """Return the run that has the turn in a lane, as its device's lanes have it."""
         view = self.view(place)
-        return self.parties.get(view.holder) if view is not None and view.holder is not None else None
+        return self.shared_runs.get(view.holder) if view is not None and view.holder is not None else None
 
-    def touch(self, party: SharedRun) -> None:
+    def touch(self, run: SharedRun) -> None:
         """Mark the lanes of a run: what their pages should say may have changed."""
-        self.orders.touched.update(party.places)
+        self.commands.touched.update(run.places)
 
     def touch_devices(self, devices: Iterable[int]) -> None:
         """Mark all lanes of some devices."""
-        self.orders.touched.update(NodeLane(i, view.lane) for i in devices for view in self.boards[i].lanes)
+        self.commands.touched.update(NodeLane(i, view.lane) for i in devices for view in self.lanes_of[i].lanes)
 
-    def in_turn(self, party: SharedRun) -> bool:
+    def in_turn(self, run: SharedRun) -> bool:
         """Return whether a run has its turn on all of its devices."""
-        return party.job_id in self.gangs and self.gangs.has_turn(party.job_id)
+        return run.job_id in self.gangs and self.gangs.has_turn(run.job_id)
 
-    def let(self, party: SharedRun, ranks: set[int]) -> None:
+    def let(self, run: SharedRun, ranks: set[int]) -> None:
         """Let processes of a run have their tokens, in the run's present turn."""
-        party.turn.let |= ranks
-        party.asking -= ranks
-        self.touch(party)
+        run.turn.let |= ranks
+        run.asking -= ranks
+        self.touch(run)
 
-    def begin(self, party: SharedRun) -> None:
+    def begin(self, run: SharedRun) -> None:
         """Begin a run's turn."""
-        party.turn = RunTurn(self.now_s)
-        self.touch(party)
+        run.turn = RunTurn(self.now_s)
+        self.touch(run)
 
-    def end(self, party: SharedRun) -> None:
+    def end(self, run: SharedRun) -> None:
         """End a run's turn on all of its devices: whatever waited for this boundary happens."""
-        party.turn = RunTurn()
-        self.touch(party)
-        needs, party.pending = party.pending_needs(), None
-        wants = party.all_ask and not self.is_blocked(party)
-        self.digest(self.gangs.boundary(party.job_id, self.now_s, needs=needs, wants=wants))
+        run.turn = RunTurn()
+        self.touch(run)
+        needs, run.pending = run.pending_needs(), None
+        wants = run.all_ask and not self.is_blocked(run)
+        self.carry_out(self.gangs.boundary(run.job_id, self.now_s, needs=needs, wants=wants))
 
-    def ends(self, party: SharedRun) -> bool:
+    def ends(self, run: SharedRun) -> bool:
         """Return whether a gang has to give its turn back because something waits for the turn's end."""
-        if party.is_gang and party.hurried_s is not None and self.now_s < party.hurried_s + LEAVING_S:
+        if run.is_gang and run.hurried_s is not None and self.now_s < run.hurried_s + LEAVING_S:
             return False
-        return party.pending is not None or any(self.is_due(place) for place in party.places)
+        return run.pending is not None or any(self.is_due(place) for place in run.places)
 
     def is_due(self, place: NodeLane) -> bool:
         """Return whether something waits for the end of the turn in a lane."""
         view = self.view(place)
         return view is not None and view.due
 
-    def want(self, party: SharedRun) -> None:
+    def want(self, run: SharedRun) -> None:
         """Ask for a run's turn, if all of its processes wait for one and no process has to come back first."""
-        if party.all_ask and not self.in_turn(party) and party.job_id in self.gangs and not self.is_blocked(party):
-            self.touch(party)
-            self.digest(self.gangs.want(party.job_id, self.now_s))
+        if run.all_ask and not self.in_turn(run) and run.job_id in self.gangs and not self.is_blocked(run):
+            self.touch(run)
+            self.carry_out(self.gangs.want(run.job_id, self.now_s))
 
-    def is_blocked(self, party: SharedRun) -> bool:
+    def is_blocked(self, run: SharedRun) -> bool:
         """Return whether processes of other runs, perhaps in an iteration, have to come back to a run's devices."""
-        others = (other for who in self.awaited if (other := self.party(who)) is not None and other is not party)
-        return any(not set(other.sharer.devices).isdisjoint(party.sharer.devices) for other in others)
+        others = (other for who in self.awaited if (other := self.shared_run(who)) is not None and other is not run)
+        return any(not set(other.request.devices).isdisjoint(run.request.devices) for other in others)
 
     def returned(self, who: LaneClientId) -> None:
         """Wait no longer for a process: runs that it blocked ask now, first those with processes in an iteration."""
         if who not in self.awaited:
             return
         self.awaited.discard(who)
-        for party in sorted(self.parties.values(), key=lambda party: not party.outside):
-            self.want(party)
+        for run in sorted(self.shared_runs.values(), key=lambda run: not run.outside):
+            self.want(run)
 
-    def rest(self, party: SharedRun) -> None:
+    def rest(self, run: SharedRun) -> None:
         """Withdraw a run's request for a turn: no process is here to take it, and others do not wait for it."""
-        if not party.joined and party.job_id in self.gangs and not self.in_turn(party):
-            self.touch(party)
-            self.digest(self.gangs.rest(party.job_id, self.now_s))
-            self.touch_devices(party.lanes)
+        if not run.joined and run.job_id in self.gangs and not self.in_turn(run):
+            self.touch(run)
+            self.carry_out(self.gangs.rest(run.job_id, self.now_s))
+            self.touch_devices(run.lanes)
 
-    def evict(self, party: SharedRun, reason: str, *, at_once: bool) -> None:
+    def evict(self, run: SharedRun, reason: str, *, at_once: bool) -> None:
         """Make a run leave: it is saved and stopped, or ended at once."""
-        if party.seat.at != "leaving":
-            self.warn(party, f"{reason}; it has to leave the device")
-        self._seat(party.job_id, SharingProgress("leaving", reason))
+        if run.progress.at != "leaving":
+            self.warn(run, f"{reason}; it has to leave the device")
+        self._set_progress(run.job_id, SharingProgress("leaving", reason))
         if at_once:
-            self.orders.ended[party.sharer.key] = f"{reason}, and was ended"
+            self.commands.ended[run.request.key] = f"{reason}, and was ended"
 
-    def drop(self, party: SharedRun) -> None:
+    def drop(self, run: SharedRun) -> None:
         """Drop a run that holds nothing any more."""
-        self.touch(party)
-        told = self.gangs.finish(party.job_id, self.now_s) if party.job_id in self.gangs else []
-        del self.parties[party.job_id]
-        self._caps.pop(party.sharer.key, None)
-        self.orders.caps.pop(party.sharer.key, None)
-        self.digest(told)
+        self.touch(run)
+        changes = self.gangs.finish(run.job_id, self.now_s) if run.job_id in self.gangs else []
+        del self.shared_runs[run.job_id]
+        self._caps.pop(run.request.key, None)
+        self.commands.caps.pop(run.request.key, None)
+        self.carry_out(changes)
 
-    def digest(self, told: list[Told]) -> None:
+    def carry_out(self, changes: list[NodeChange]) -> None:
         """Carry out, in order, what the lanes of the devices say."""
-        for one in told:
+        for one in changes:
             match one:
                 case DeviceChange(device, change):
                     self._on(device, change)
                 case GangComplete(job_id):
-                    self._seat(job_id, SharingProgress("in"))
+                    self._set_progress(job_id, SharingProgress("in"))
                 case GangTurn(job_id):
-                    self._turn(self.parties[job_id])
+                    self._turn(self.shared_runs[job_id])
                 case _:
                     assert_never(one)
-        if any(isinstance(one, DeviceChange) and not isinstance(one.change, TurnGranted) for one in told):
+        if any(isinstance(one, DeviceChange) and not isinstance(one.change, TurnGranted) for one in changes):
             self._note_caps()
 
-    def say(
-        self, party: SharedRun, place: NodeLane, change: Literal["entered", "moved", "parked", "left"], reason: str
+    def report_lane(
+        self, run: SharedRun, place: NodeLane, change: Literal["entered", "moved", "parked", "left"], reason: str
     ) -> None:
         """Report to the log that a run's lane has changed; lane -1 means none."""
         fact = LaneChanged(
-            job_id=party.sharer.job_id,
-            epoch=party.sharer.epoch,
+            job_id=run.request.job_id,
+            epoch=run.request.epoch,
             node_id=self.node_id,
             device=place.device,
             lane=place.lane,
@@ -217,80 +217,80 @@ class SharingState:
             reason=reason,
             at_s=self.now_s,
         )
-        self.orders.facts.append(fact)
+        self.commands.facts.append(fact)
 
-    def warn(self, party: SharedRun, warning: str) -> None:
+    def warn(self, run: SharedRun, warning: str) -> None:
         """Report a warning about a run to the log."""
-        sharer = party.sharer
+        request = run.request
         fact = RunWarned(
-            job_id=sharer.job_id, epoch=sharer.epoch, node_id=self.node_id, warning=warning, at_s=self.now_s
+            job_id=request.job_id, epoch=request.epoch, node_id=self.node_id, warning=warning, at_s=self.now_s
         )
-        self.orders.facts.append(fact)
+        self.commands.facts.append(fact)
 
-    def _turn(self, party: SharedRun) -> None:
-        self.begin(party)
-        self.let(party, set(party.asking))
-        if not party.turn.let:  # whoever asked is gone
-            self.end(party)
+    def _turn(self, run: SharedRun) -> None:
+        self.begin(run)
+        self.let(run, set(run.asking))
+        if not run.turn.let:  # whoever asked is gone
+            self.end(run)
 
     def _on(self, device: int, change: Change) -> None:
         match change:
             case LaneOpened(lane):
-                self.orders.opened.append(NodeLane(device, lane))
+                self.commands.opened.append(NodeLane(device, lane))
             case LaneClosed(lane):
-                self.orders.closed.append(NodeLane(device, lane))
+                self.commands.closed.append(NodeLane(device, lane))
             case TurnGranted(_, lane) | LaneResized(lane):
-                self.orders.touched.add(NodeLane(device, lane))
+                self.commands.touched.add(NodeLane(device, lane))
             case LaneEntered() | MemberMoved() | MemberUnparked():
                 self._come(device, change)
             case MemberParked(job_id, reason):
-                self._take_out(self.parties[job_id], device, "parked", reason)
+                self._take_out(self.shared_runs[job_id], device, "parked", reason)
             case MemberEvicted(job_id, reason):
-                self._take_out(self.parties[job_id], device, "left", reason)
-                self._seat(job_id, SharingProgress("leaving", reason))
+                self._take_out(self.shared_runs[job_id], device, "left", reason)
+                self._set_progress(job_id, SharingProgress("leaving", reason))
             case MemberWaits(job_id, reason):
-                self._seat(job_id, SharingProgress("waits", reason))
+                self._set_progress(job_id, SharingProgress("waits", reason))
             case LaneRefused(job_id, reason):
-                self._seat(job_id, SharingProgress("refused", reason))
+                self._set_progress(job_id, SharingProgress("refused", reason))
             case _:
                 assert_never(change)
 
     def _come(self, device: int, change: LaneEntered | MemberMoved | MemberUnparked) -> None:
         """Note that a run is in a lane, or in another one than before."""
-        party, place = self.parties[change.job_id], NodeLane(device, change.lane)
-        self.touch(party)
-        party.lanes[device] = party.sits[device] = change.lane
-        self.touch(party)
+        run, place = self.shared_runs[change.job_id], NodeLane(device, change.lane)
+        self.touch(run)
+        run.lanes[device] = run.slot_lanes[device] = change.lane
+        self.touch(run)
         match change:
             case LaneEntered():
-                self.say(party, place, "entered", "the executor was restarted" * party.sharer.adopted)
+                self.report_lane(run, place, "entered", "the executor was restarted" * run.request.adopted)
             case MemberMoved():
-                self.say(party, place, "moved", "")
+                self.report_lane(run, place, "moved", "")
             case MemberUnparked():
-                self.say(party, place, "entered", "there is memory for its iterations again")
-        for who in party.whos_on(device):
-            if who.rank in party.joined:
-                self.orders.seatings[who] = party.seats_of(who.rank)
+                self.report_lane(run, place, "entered", "there is memory for its iterations again")
+        for who in run.whos_on(device):
+            if who.rank in run.joined:
+                self.commands.slot_assignments[who] = run.slots_of(who.rank)
 
-    def _take_out(self, party: SharedRun, device: int, change: Literal["parked", "left"], reason: str) -> None:
-        self.touch(party)
-        party.lanes.pop(device, None)
-        self.say(party, NodeLane(device, -1), change, reason)
+    def _take_out(self, run: SharedRun, device: int, change: Literal["parked", "left"], reason: str) -> None:
+        self.touch(run)
+        run.lanes.pop(device, None)
+        self.report_lane(run, NodeLane(device, -1), change, reason)
 
-    def _seat(self, job_id: str, seat: SharingProgress) -> None:
-        if job_id in self.parties and self.parties[job_id].seat.at != "leaving":
-            self.parties[job_id].seat = seat
-            self.orders.woken = True
+    def _set_progress(self, job_id: str, progress: SharingProgress) -> None:
+        if job_id in self.shared_runs and self.shared_runs[job_id].progress.at != "leaving":
+            self.shared_runs[job_id].progress = progress
+            self.commands.woken = True
 
     def _note_caps(self) -> None:
-        for party in self.parties.values():
+        for run in self.shared_runs.values():
             caps = {
-                device: self._cap_bytes(party.job_id, device)
-                for device in party.sits
-                if party.job_id in self.boards[device]
+                device: self._cap_bytes(run.job_id, device)
+                for device in run.slot_lanes
+                if run.job_id in self.lanes_of[device]
             }
-            if caps and caps != self._caps.get(party.sharer.key):
-                self._caps[party.sharer.key] = self.orders.caps[party.sharer.key] = caps
+            if caps and caps != self._caps.get(run.request.key):
+                self._caps[run.request.key] = self.commands.caps[run.request.key] = caps
 
     def _cap_bytes(self, job_id: str, device: int) -> int:
         """
@@ -298,16 +298,16 @@ class SharingState:
 
         So a run that turns out to need more does not end: it is measured, and gets another lane if there is room.
         """
-        board = self.boards[device]
-        spare_bytes = max(0, board.free_bytes) // max(1, len(board.lanes)) if device in self._on_host else 0
-        return board.cap_bytes(job_id) + spare_bytes
+        on_device = self.lanes_of[device]
+        spare_bytes = max(0, on_device.free_bytes) // max(1, len(on_device.lanes)) if device in self._on_host else 0
+        return on_device.cap_bytes(job_id) + spare_bytes
 
 
 GANG_TURN_S: Final = 0.015
 """The shortest turn of a gang: its turns go through the executor, which takes some 300 microseconds, 2 % of this."""
 
 
-def wish(table: SharingState, place: NodeLane, least_turn_s: float) -> DesiredTurn:
+def desired_turn(state: SharingState, place: NodeLane, least_turn_s: float) -> DesiredTurn:
     """
     Return what a lane's page should say now, by the lanes of its device and the runs in it.
 
@@ -319,32 +319,32 @@ def wish(table: SharingState, place: NodeLane, least_turn_s: float) -> DesiredTu
     least_turn_s : float
         The shortest turn, such that handing over costs little of it.
     """
-    party = table.holder(place)
-    if party is None or not table.in_turn(party):
+    run = state.holder(place)
+    if run is None or not state.in_turn(run):
         return DesiredTurn()
-    holder = next((who for who in party.whos_on(place.device) if who.rank in party.turn.let), None)
+    holder = next((who for who in run.whos_on(place.device) if who.rank in run.turn.let), None)
     if holder is None:
         return DesiredTurn()
-    if party.pending is not None:
-        return DesiredTurn(holder, recall=party.alone or table.ends(party))
-    if not party.known:  # nobody else has a turn before it is known what it needs
+    if run.pending is not None:
+        return DesiredTurn(holder, recall=run.alone or state.ends(run))
+    if not run.known:  # nobody else has a turn before it is known what it needs
         return DesiredTurn(holder)
-    if not party.alone:
-        not_before_s = party.turn.begun_s + max(GANG_TURN_S, least_turn_s)
-        return DesiredTurn(holder, recall=table.ends(party), not_before_s=not_before_s)
-    return _handed_on(table, place, party, holder, least_turn_s)
+    if not run.alone:
+        not_before_s = run.turn.begun_s + max(GANG_TURN_S, least_turn_s)
+        return DesiredTurn(holder, recall=state.ends(run), not_before_s=not_before_s)
+    return _handed_on(state, place, run, holder, least_turn_s)
 
 
 def _handed_on(
-    table: SharingState, place: NodeLane, party: SharedRun, holder: LaneClientId, least_turn_s: float
+    state: SharingState, place: NodeLane, run: SharedRun, holder: LaneClientId, least_turn_s: float
 ) -> DesiredTurn:
-    ahead = table.boards[place.device].ahead(party.job_id, party.turn.begun_s)
+    ahead = state.lanes_of[place.device].ahead(run.job_id, run.turn.begun_s)
     if ahead is None:
-        return DesiredTurn(holder, recall=table.is_due(place))
-    heir = table.parties[ahead.job_id]
-    if not heir.alone or not heir.known or heir.pending is not None:
+        return DesiredTurn(holder, recall=state.is_due(place))
+    successor = state.shared_runs[ahead.job_id]
+    if not successor.alone or not successor.known or successor.pending is not None:
         return DesiredTurn(holder, recall=True)
-    (after,) = heir.whos_on(place.device)
+    (after,) = successor.whos_on(place.device)
     return DesiredTurn(holder, after, turn_s=max(ahead.lead_s, least_turn_s))
 
 
@@ -377,9 +377,9 @@ class TokenTracker:
         Without lanes whose token the broker has.
     """
 
-    def __init__(self, table: SharingState) -> None:
+    def __init__(self, state: SharingState) -> None:
         self.holders: dict[NodeLane, TokenHolder] = {}
-        self._table = table
+        self._state = state
 
     def unexpected(self, place: NodeLane) -> LaneClientId | None:
         """Return the process that has a lane's token in another's place."""
@@ -388,7 +388,7 @@ class TokenTracker:
 
     def passed(self, place: NodeLane, giver: LaneClientId | None, taker: LaneClientId | None) -> None:
         """Note that the token of a lane went from one process to another; None is the broker."""
-        self._table.orders.touched.add(place)
+        self._state.commands.touched.add(place)
         before = self.holders.pop(place, None)
         if taker is not None:
             self.holders[place] = TokenHolder(taker)
@@ -403,36 +403,36 @@ class TokenTracker:
         elif taker is not None:
             self._has(place, taker)
 
-    def held(self, party: SharedRun, rank: int) -> list[NodeLane]:
+    def held(self, run: SharedRun, rank: int) -> list[NodeLane]:
         """Return the lanes whose token a process has; with several devices it takes and gives them one by one."""
-        who, slots = party.who(rank), party.seats_of(rank)
+        who, slots = run.who(rank), run.slots_of(rank)
         return [place for place in slots if (holder := self.holders.get(place)) is not None and holder.who == who]
 
-    def is_taking(self, party: SharedRun, rank: int) -> bool:
+    def is_taking(self, run: SharedRun, rank: int) -> bool:
         """
         Return whether a process is taking the tokens of its devices, one after the other, for its present turn.
 
         It is not if it has given the token of its first device back: the others follow.
         """
-        if rank not in party.turn.let or len(party.sharer.ranks[rank]) == 1:
+        if rank not in run.turn.let or len(run.request.ranks[rank]) == 1:
             return False
-        held = self.held(party, rank)
-        return not held or min(place.device for place in held) == min(party.sharer.ranks[rank])
+        held = self.held(run, rank)
+        return not held or min(place.device for place in held) == min(run.request.ranks[rank])
 
-    def is_clear(self, party: SharedRun) -> bool:
+    def is_clear(self, run: SharedRun) -> bool:
         """Return whether no unexpected holder has a token of the run's devices, so that its turn can begin."""
-        return not any(self.unexpected(place) for place in party.places) or any(
-            self.held(party, rank) for rank in party.turn.let
+        return not any(self.unexpected(place) for place in run.places) or any(
+            self.held(run, rank) for rank in run.turn.let
         )
 
-    def home(self, giver: LaneClientId) -> None:
+    def note_return(self, giver: LaneClientId) -> None:
         """Note that a process gave a token back or is gone; the turn ends when no process of its run has one."""
-        party = self._table.party(giver)
-        if party is None or giver.rank not in party.turn.let or self.held(party, giver.rank):
+        run = self._state.shared_run(giver)
+        if run is None or giver.rank not in run.turn.let or self.held(run, giver.rank):
             return
-        party.turn.let.discard(giver.rank)
-        if not party.turn.let and self._table.in_turn(party):
-            self._table.end(party)
+        run.turn.let.discard(giver.rank)
+        if not run.turn.let and self._state.in_turn(run):
+            self._state.end(run)
 
     def forget(self, job_id: str) -> None:
         """Drop a run that is over: tokens that it had in another's place are back, even if the page says so later."""
@@ -442,41 +442,41 @@ class TokenTracker:
                 self._end_in_place_of(place, holder)
 
     def _gave(self, place: NodeLane, giver: LaneClientId) -> None:
-        party = self._table.party(giver)
-        if party is not None and place in party.seats_of(giver.rank):  # else it is named elsewhere by now
-            self.home(giver)
+        run = self._state.shared_run(giver)
+        if run is not None and place in run.slots_of(giver.rank):  # else it is named elsewhere by now
+            self.note_return(giver)
 
     def _hands_on(self, place: NodeLane, giver: LaneClientId, taker: LaneClientId) -> bool:
         """Note that a turn was handed straight on; return False if the device's lanes do not allow it."""
-        table = self._table
-        party, heir = table.holder(place), table.party(taker)
-        if party is None or heir is None or party is not table.party(giver) or party.pending is not None:
+        state = self._state
+        run, successor = state.holder(place), state.shared_run(taker)
+        if run is None or successor is None or run is not state.shared_run(giver) or run.pending is not None:
             return False
-        if not (party.alone and heir.alone and heir.lanes.get(place.device) == place.lane):
+        if not (run.alone and successor.alone and successor.lanes.get(place.device) == place.lane):
             return False
-        party.turn = RunTurn()
-        told = table.gangs.passed(giver.job_id, taker.job_id, table.now_s)
-        table.begin(heir)
-        table.let(heir, {taker.rank})
-        table.digest(told)
+        run.turn = RunTurn()
+        changes = state.gangs.passed(giver.job_id, taker.job_id, state.now_s)
+        state.begin(successor)
+        state.let(successor, {taker.rank})
+        state.carry_out(changes)
         return True
 
     def _expect(self, place: NodeLane, giver: LaneClientId, taker: LaneClientId) -> None:
         """Note whether the process that a turn was handed to is one that the device's lanes are just choosing."""
-        run = self._table.holder(place)
-        if run is None or run is not self._table.party(taker) or taker.rank not in run.turn.let:
-            turn_of = run if run is self._table.party(giver) else None
+        run = self._state.holder(place)
+        if run is None or run is not self._state.shared_run(taker) or taker.rank not in run.turn.let:
+            turn_of = run if run is self._state.shared_run(giver) else None
             self.holders[place] = TokenHolder(taker, unexpected=True, turn_of=turn_of)
 
     def _has(self, place: NodeLane, taker: LaneClientId) -> None:
         """Note that a process has the token: as expected, or in another's place because a page named it before."""
-        party = self._table.party(taker)
-        if party is not None and taker.rank in party.turn.let:
+        run = self._state.shared_run(taker)
+        if run is not None and taker.rank in run.turn.let:
             return
-        holder = self._table.holder(place)
+        holder = self._state.holder(place)
         if holder is not None and holder.alone and self._hands_on(place, holder.whos_on(place.device)[0], taker):
             holder.asking |= holder.joined
-            self._table.want(holder)
+            self._state.want(holder)
         else:
             self.holders[place] = TokenHolder(taker, unexpected=True)
 
@@ -487,6 +487,6 @@ class TokenTracker:
         The turn ends only if it is still the same run's: that run may have left meanwhile, and another's turn, whose
         process has not had the token yet, may have begun.
         """
-        party = self._table.holder(place)
-        if party is not None and party is holder.turn_of and party.alone and self._table.in_turn(party):
-            self._table.end(party)
+        run = self._state.holder(place)
+        if run is not None and run is holder.turn_of and run.alone and self._state.in_turn(run):
+            self._state.end(run)

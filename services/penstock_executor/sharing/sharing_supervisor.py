@@ -22,7 +22,7 @@ from penstock_executor.process_host import Place, ProcessHost
 from penstock_executor.run_state import Key, LocalRun, SharingProgress
 from penstock_executor.settings import ExecutorSettings
 from penstock_executor.sharing import lane_telemetry
-from penstock_executor.sharing.lane_coordinator import WORDS, LaneCoordinator, TurnClock, TurnLimits
+from penstock_executor.sharing.lane_coordinator import TURN_MESSAGES, LaneCoordinator, TurnClock, TurnLimits
 from penstock_executor.sharing.lane_telemetry import ParallelGain
 from penstock_executor.sharing.node_lanes import NodeLanes
 from penstock_executor.sharing.shared_run import NodeLane, ShareRequest
@@ -43,7 +43,7 @@ class SharingSupervisor:
     ----------
     host : ProcessHost
     limits : MemoryLimits
-    keeper : TokenBroker
+    broker : TokenBroker
     lanes : NodeLanes
     leases : TurnLimits
     hang : {"park", "kill"}
@@ -64,10 +64,10 @@ class SharingSupervisor:
         self,
         host: ProcessHost,
         limits: MemoryLimits,
-        keeper: TokenBroker,
+        broker: TokenBroker,
         lanes: NodeLanes,
         *,
-        leases: TurnLimits,
+        turn_limits: TurnLimits,
         hang: Literal["park", "kill"],
         life: str,
         clock: Callable[[], float],
@@ -75,9 +75,9 @@ class SharingSupervisor:
         wake: Callable[[], None],
         again: Callable[[float], None],
     ) -> None:
-        self.host, self.limits, self.keeper, self.lanes = host, limits, keeper, lanes
-        self.desk = LaneCoordinator(
-            keeper,
+        self.host, self.limits, self.broker, self.lanes = host, limits, broker, lanes
+        self.coordinator = LaneCoordinator(
+            broker,
             lanes,
             life=life,
             clock=clock,
@@ -89,17 +89,17 @@ class SharingSupervisor:
             again=again,
         )
         self._clock, self._hang = clock, hang
-        self._turns = TurnClock(leases)
+        self._turns = TurnClock(turn_limits)
         self._shares = lane_telemetry.TurnShares()
-        self._beside = ParallelGain()
+        self._gain = ParallelGain()
         self._refused: dict[Key, SharingProgress] = {}
         self._exited: set[Place] = set()
         host.on_memory = self._measured
 
     @property
-    def seats(self) -> dict[Key, SharingProgress]:
+    def progress(self) -> dict[Key, SharingProgress]:
         """How far each run that takes turns has come."""
-        return {**self.lanes.seats, **self._refused}
+        return {**self.lanes.progress, **self._refused}
 
     # --- from grant to end
     def adopt(self, job: Job, run: LocalRun) -> None:
@@ -120,7 +120,7 @@ class SharingSupervisor:
             return
         ranks = {m.rank: m.devices for m in mine if run is None or run.ranks[m.rank].alive}
         now_s = self._clock()
-        sharer = ShareRequest(
+        request = ShareRequest(
             job_id=job.id,
             epoch=job.epoch,
             ranks=ranks,
@@ -130,17 +130,17 @@ class SharingSupervisor:
             remaining_s=max(0.0, job.spec.duration_s - job.executed_by(now_s)) if job.spec.duration_s else math.inf,
             adopted=run is not None,
         )
-        self.lanes.arrive(sharer, now_s)
+        self.lanes.arrive(request, now_s)
         if run is not None:
-            self.desk.await_return([LaneClientId(job.id, job.epoch, rank) for rank in ranks])
-        self.desk.turn()
+            self.coordinator.await_return([LaneClientId(job.id, job.epoch, rank) for rank in ranks])
+        self.coordinator.turn()
 
     def withdraw(self, key: Key, reason: str) -> None:
         """Take a run out that will have no process any more."""
         self._refused.pop(key, None)
         if self._has(key):
             self.lanes.leave(key[0], self._clock(), reason)
-            self._beside.forget(key[0])
+            self._gain.forget(key[0])
             self.turn()
         run = self.host.runs.get(key)
         self.limits.forget(key, run.ranks if run is not None else {})
@@ -162,7 +162,7 @@ class SharingSupervisor:
 
     def tidy(self, wanted: Callable[[Key], bool]) -> None:
         """Drop shares whose grants ended before they had a process."""
-        for key in [key for key in self.seats if key not in self.host.runs and not wanted(key)]:
+        for key in [key for key in self.progress if key not in self.host.runs and not wanted(key)]:
             self.withdraw(key, "its lease is over")
 
     def hurry(self, key: Key) -> None:
@@ -174,14 +174,14 @@ class SharingSupervisor:
     # --- while it lasts
     def turn(self) -> None:
         """Handle what happened on the pages, and do what follows from it."""
-        self.desk.turn()
+        self.coordinator.turn()
 
     def look(self, monotonic_ns: int) -> None:
         """Check for runs that keep their turn, hold too much memory, or do not come back."""
-        self.desk.look_again()
-        views = self.desk.views()
+        self.coordinator.look_again()
+        views = self.coordinator.views()
         self._shares.measure(views, monotonic_ns)
-        for device, lanes, ratio in self._beside.look(views):
+        for device, lanes, ratio in self._gain.look(views):
             _log.info("lanes_compared", device=device, lanes=lanes, ratio=round(ratio, 3))
             self.lanes.gained(device, lanes, ratio, self._clock())
         self._watch(views)
@@ -190,7 +190,7 @@ class SharingSupervisor:
                 self._check_memory(run)
         self.turn()
 
-    def told(self) -> LanesView | None:
+    def view(self) -> LanesView | None:
         """Return the view of all shared devices; None if no device is shared."""
         fractions: dict[int, list[SharedRunView]] = {}
         for run in self.host.runs.values():
@@ -199,7 +199,7 @@ class SharingSupervisor:
                     part = SharedRunView(job_id=run.job_id, epoch=run.epoch, state="fraction", cap_bytes=cap_bytes)
                     fractions.setdefault(index, []).append(part)
         return lane_telemetry.lanes_view(
-            self.lanes.table, self.host.site.devices, self._shares, fractions, self._clock()
+            self.lanes.state, self.host.site.devices, self._shares, fractions, self._clock()
         )
 
     def _watch(self, views: Mapping[NodeLane, LaneTokenView]) -> None:
@@ -214,14 +214,16 @@ class SharingSupervisor:
             key, (_, waiting) = (who.job_id, who.epoch), holders[place, who]
             if verdict == "go" or key not in self.host.runs:
                 continue
-            words = WORDS[verdict].format(s=limits.warn_s if verdict == "warn" else limits.take_s, waiting=waiting)
+            words = TURN_MESSAGES[verdict].format(
+                s=limits.warn_s if verdict == "warn" else limits.take_s, waiting=waiting
+            )
             if verdict == "warn":
                 self.host.warn(key, f"rank {who.rank} {words}")
             elif self._hang == "kill":
                 self.host.end(key, "hang", f"rank {who.rank} {words}, and was ended")
             else:
                 self.lanes.stopped(who, now_s)
-                self.desk.overrule(place)
+                self.coordinator.revoke(place)
 
     def _check_memory(self, run: LocalRun) -> None:
         for index, devices in run.devices_of.items():
@@ -245,11 +247,11 @@ class SharingSupervisor:
             framework_bytes = max(0, max(held, default=0) - memory.reserved_bytes)
         sample = MemoryReading(memory.allocated_bytes, max(memory.peak_bytes, memory.allocated_bytes), framework_bytes)
         self.lanes.see(LaneClientId(job_id, epoch, rank), sample, iterations, self._clock())
-        self.desk.turn()
+        self.coordinator.turn()
 
     def _limit(self, key: Key, caps: dict[int, int]) -> None:
         self.limits.caps[key] = caps
-        self.limits.framework_bytes[key] = self.lanes.needs.framework_bytes(self.lanes.table.parties[key[0]])
+        self.limits.framework_bytes[key] = self.lanes.needs.framework_bytes(self.lanes.state.shared_runs[key[0]])
         run = self.host.runs.get(key)
         if run is None:
             return
@@ -265,10 +267,10 @@ class SharingSupervisor:
             self.host.end(key, "hang", reason)
 
     def _has(self, key: Key) -> bool:
-        return key in self.lanes.seats
+        return key in self.lanes.progress
 
 
-def open_floor(
+def open_sharing(
     host: ProcessHost,
     settings: ExecutorSettings,
     *,
@@ -288,7 +290,7 @@ def open_floor(
         host.limits,
         TokenBroker(Path(site.lanes)),
         NodeLanes(site.node_id, site.devices, rules, settings.lane_reserve, settings.lane_turn_ms / 1e3),
-        leases=TurnLimits(warn_s=settings.lane_warn_s, take_s=settings.lane_hang_s),
+        turn_limits=TurnLimits(warn_s=settings.lane_warn_s, take_s=settings.lane_hang_s),
         hang=settings.lane_hang,
         life=life,
         clock=clock,

@@ -24,15 +24,15 @@ SCRIBBLES = st.lists(st.tuples(st.floats(0, 1, exclude_max=True), WORDS), max_si
 
 def scribble(played: Stage, where: float, word: int) -> None:
     """Write one word somewhere; the first fifth of what is drawn goes to the head of the page and its row."""
-    for seat in played.actors[BAD].member.seats[:1]:
-        words = seat._page.words
+    for slot in played.actors[BAD].member.slots[:1]:
+        words = slot._page.words
         words[int(where * 5 * 32) if where < 0.2 else int(where * len(words))] = word
 
 
 def row_word(played: Stage) -> tuple[memoryview, int]:
     """Return the page of the one that scribbles, and where its own word of the row is."""
-    (seat,) = played.actors[BAD].member.seats
-    return seat._page.words, seat._page.row + 1 + seat.number
+    (slot,) = played.actors[BAD].member.slots
+    return slot._page.words, slot._page.row + 1 + slot.number
 
 
 def all_step(played: Stage) -> None:
@@ -49,10 +49,10 @@ def all_step(played: Stage) -> None:
 def looks(played: Stage, beside: ParallelGain, shares: TurnShares, turns: TurnClock) -> None:
     """Do with what the pages say all that an executor does with it."""
     played.look()
-    views = played.desk.views()
+    views = played.coordinator.views()
     shares.measure(views, 1 + int(1e9 * played.now_s))
     for device, lanes, ratio in beside.look(views):
-        played.desk.lanes.gained(device, lanes, ratio, played.now_s)
+        played.coordinator.lanes.gained(device, lanes, ratio, played.now_s)
     turns.look({(place, view.holder): (view.iterations, 1) for place, view in views.items()}, played.now_s)
 
 
@@ -72,7 +72,7 @@ def test_whatever_a_job_writes_on_its_page_the_executor_goes_on_and_so_do_the_ot
             played.turn(0.05)
             if what == "look":
                 looks(played, beside, shares, turns)
-            assert len(played.keeper.lanes) <= 2 * (2 + len(rounds))
+            assert len(played.broker.lanes) <= 2 * (2 + len(rounds))
         for job_id in {"bad"} & {who.job_id for who in played.actors}:
             played.kill(job_id)
         for _ in range(40):
@@ -83,22 +83,22 @@ def test_whatever_a_job_writes_on_its_page_the_executor_goes_on_and_so_do_the_ot
         played.play_on()
         assert all(played.done()[job] > before[job] for job in before), played.story()
         taken = {device for actor in played.actors.values() for device in actor.devices}
-        assert len(played.keeper.lanes) == len(taken), "nothing is kept of spoilt pages"
+        assert len(played.broker.lanes) == len(taken), "nothing is kept of spoilt pages"
 
 
 def test_who_writes_itself_a_token_has_to_leave_and_the_others_go_on() -> None:
     with stage(RUNS) as played:
         played.play_on(1)
         words, mine = row_word(played)
-        words[mine] = Token(generation=7, turn=2**39, seat=0).word
+        words[mine] = Token(generation=7, turn=2**39, slot=0).word
         played.turn()
-        seat = played.desk.lanes.seats["bad", 1]
-        assert (seat.at, seat.reason) == ("leaving", "it has written what it must not on the page of its lane")
+        found = played.coordinator.lanes.progress["bad", 1]
+        assert (found.at, found.reason) == ("leaving", "it has written what it must not on the page of its lane")
         assert [fact.job_id for fact in played.facts if isinstance(fact, RunWarned)] == ["bad"]
         before = played.done()
         played.play_on()
         assert all(played.done()[job] > before[job] + 3 for job in before), played.story()
-        assert len(played.keeper.lanes) == 2, "the spoilt page is let go of"
+        assert len(played.broker.lanes) == 2, "the spoilt page is let go of"
         assert played.ended == []
 
 
@@ -106,13 +106,13 @@ def test_whoever_is_made_to_believe_in_a_token_behind_the_last_seat_is_helped_ou
     with stage(RUNS) as played:
         played.play_on(1)
         words, _ = row_word(played)
-        (victim,) = played.actors[LaneClientId(GANG, 1, 0)].member.seats
+        (victim,) = played.actors[LaneClientId(GANG, 1, 0)].member.slots
         words[3] = 255  # seats that were given out, as only the keeper may say
-        words[victim._page.row + 1 + 15] = Token(generation=0, turn=2**20, seat=victim.number).word
+        words[victim._page.row + 1 + 15] = Token(generation=0, turn=2**20, slot=victim.number).word
         before = played.done()
         played.play_on()
         assert all(played.done()[job] > before[job] + 3 for job in before), played.story()
-        assert sum(played.desk.lanes.spoilt.values()) == 1
+        assert sum(played.coordinator.lanes.spoilt.values()) == 1
 
 
 def test_who_does_it_again_and_again_is_ended() -> None:
@@ -129,8 +129,8 @@ def test_who_does_it_again_and_again_is_ended() -> None:
 def test_a_bell_that_a_job_has_block_and_empties_itself_blocks_nobody() -> None:
     with stage({"bad": ((0,),)}) as played:
         played.play_on(1)
-        (seat,) = played.actors[BAD].member.seats
-        bell = seat.descriptors[1]
+        (slot,) = played.actors[BAD].member.slots
+        bell = slot.descriptors[1]
         os.set_blocking(bell, True)  # for all who share it
         drain(bell)
         drain(bell)
@@ -145,4 +145,4 @@ def test_a_token_that_a_turn_can_have_brought_there_is_believed() -> None:
         words, mine = row_word(played)
         words[mine] = following(max(words[8:12].tolist()), NOBODY)
         played.turn()
-        assert not played.desk.lanes.spoilt
+        assert not played.coordinator.lanes.spoilt

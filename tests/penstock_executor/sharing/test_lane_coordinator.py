@@ -21,20 +21,20 @@ from penstock_sharing.token.shared_page import Token
 
 KNOCKING = """
 import socket, sys
-from penstock_sharing.token.protocol import VERSION, Join, Who, send
+from penstock_sharing.token.protocol import VERSION, JoinLane, LaneClientId, send
 connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 connection.connect(sys.argv[1])
-send(connection, Join(VERSION, Who("stranger", 1, 0), ()))
+send(connection, JoinLane(VERSION, LaneClientId("stranger", 1, 0), ()))
 """
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Iterator[LaneCoordinator]:
+def coordinator(tmp_path: Path) -> Iterator[LaneCoordinator]:
     device = Device(index=0, kind="fast", memory_bytes=1000, backend="emulated")
     facts: list[AnyEvent] = []
-    keeper = TokenBroker(tmp_path / "lanes.sock")
+    broker = TokenBroker(tmp_path / "lanes.sock")
     yield LaneCoordinator(
-        keeper,
+        broker,
         NodeLanes("n1", [device], LaneRules()),
         life="life",
         clock=lambda: 1.0,
@@ -45,42 +45,44 @@ def desk(tmp_path: Path) -> Iterator[LaneCoordinator]:
         wake=lambda: None,
         again=lambda _: None,
     )
-    keeper.close()
+    broker.close()
 
 
-def test_one_that_dies_before_it_is_refused_costs_no_other_its_news(desk: LaneCoordinator, tmp_path: Path) -> None:
-    desk.lanes.arrive(ShareRequest(job_id="j1", epoch=1, ranks={0: (0,)}, need=MemoryNeed(10, 0, 10)), 0.0)
-    desk.turn()
+def test_one_that_dies_before_it_is_refused_costs_no_other_its_news(
+    coordinator: LaneCoordinator, tmp_path: Path
+) -> None:
+    coordinator.lanes.arrive(ShareRequest(job_id="j1", epoch=1, ranks={0: (0,)}, need=MemoryNeed(10, 0, 10)), 0.0)
+    coordinator.turn()
     knocking = subprocess.Popen([sys.executable, "-c", KNOCKING, str(tmp_path / "lanes.sock")])
     os.waitid(os.P_PID, knocking.pid, os.WEXITED | os.WNOWAIT)
     member = LaneClient(str(tmp_path / "lanes.sock"), LaneClientId("j1", 1, 0))
     for _ in range(4):
-        desk.turn()
+        coordinator.turn()
     knocking.wait()
     member.look()
-    assert len(member.seats) == 1
+    assert len(member.slots) == 1
     member.close()
 
 
-def test_a_parked_process_that_comes_back_sits_where_it_sat(desk: LaneCoordinator, tmp_path: Path) -> None:
+def test_a_parked_process_that_comes_back_sits_where_it_sat(coordinator: LaneCoordinator, tmp_path: Path) -> None:
     for job_id in ("j1", "j2"):
-        sharer = ShareRequest(job_id=job_id, epoch=1, ranks={0: (0,)}, need=MemoryNeed(10, 0, 400))
-        desk.lanes.arrive(sharer, 0.0)
-    desk.turn()
-    desk.lanes.table.digest(desk.lanes.table.gangs.measured("j2", {0: MemoryNeed(10, 0, 985)}, 1.0))
-    desk.turn()
-    assert desk.lanes.table.boards[0].parked == ("j2",)
-    assert len(desk.lanes.table.boards[0].lanes) == 1
-    assert len(desk.keeper.lanes) == 1
+        request = ShareRequest(job_id=job_id, epoch=1, ranks={0: (0,)}, need=MemoryNeed(10, 0, 400))
+        coordinator.lanes.arrive(request, 0.0)
+    coordinator.turn()
+    coordinator.lanes.state.carry_out(coordinator.lanes.state.gangs.measured("j2", {0: MemoryNeed(10, 0, 985)}, 1.0))
+    coordinator.turn()
+    assert coordinator.lanes.state.lanes_of[0].parked == ("j2",)
+    assert len(coordinator.lanes.state.lanes_of[0].lanes) == 1
+    assert len(coordinator.broker.lanes) == 1
     member = LaneClient(str(tmp_path / "lanes.sock"), LaneClientId("j2", 1, 0))
     for _ in range(4):
-        desk.turn()
+        coordinator.turn()
     member.look()
-    assert len(member.seats) == 1
+    assert len(member.slots) == 1
     member.close()
     for _ in range(4):
-        desk.turn()
-    assert len(desk.keeper.lanes) == 1
+        coordinator.turn()
+    assert len(coordinator.broker.lanes) == 1
 
 
 def test_one_whose_turn_ends_as_it_is_seated_anew_is_not_named_for_it_again() -> None:
@@ -92,14 +94,14 @@ def test_one_whose_turn_ends_as_it_is_seated_anew_is_not_named_for_it_again() ->
             played.turn()
         played.step(both)
         assert played.actors[both].member.holds
-        (seat,) = played.actors[bad].member.seats
-        seat._page.words[seat._page.row + 1 + seat.number] = Token(generation=7, turn=2**39, seat=0).word
-        seat._call()
+        (slot,) = played.actors[bad].member.slots
+        slot._page.words[slot._page.row + 1 + slot.number] = Token(generation=7, turn=2**39, slot=0).word
+        slot._call_broker()
         played.turn()  # both is seated on another page of device 0, and so loses its token of device 1 as well
-        assert played.desk.views()[NodeLane(1, 0)].holder == after
+        assert played.coordinator.views()[NodeLane(1, 0)].holder == after
         played.step(both)
         played.turn()
-        assert played.desk.lanes.passing.unexpected(NodeLane(1, 0)) is None
+        assert played.coordinator.lanes.tokens.unexpected(NodeLane(1, 0)) is None
 
 
 def test_of_turns_that_are_over_nothing_is_kept() -> None:

@@ -72,18 +72,18 @@ def test_lanes_that_gain_nothing_become_one() -> None:
     lanes = NodeLanes("n1", [Device(index=0, kind="fast", memory_bytes=1000, backend="emulated")], LaneRules())
     for job in ("a", "b"):
         lanes.arrive(ShareRequest(job_id=job, epoch=1, ranks={0: (0,)}, need=MemoryNeed(10, 0, 100)), 0.0)
-    assert len(lanes.table.boards[0].lanes) == 2
+    assert len(lanes.state.lanes_of[0].lanes) == 2
     for job in ("a", "b"):
         assert lanes.join(LaneClientId(job, 1, 0), 0.5)
     lanes.asks(LaneClientId("a", 1, 0), 0.5)
     lanes.gained(0, 2, 1.02, 1.0)
-    assert lanes.wish(NodeLane(0, 0)).recall, "its lane closes at its next boundary"
+    assert lanes.desired_turn(NodeLane(0, 0)).recall, "its lane closes at its next boundary"
     lanes.passed(NodeLane(0, 0), LaneClientId("a", 1, 0), None, 2.0)
-    (lane,) = lanes.table.boards[0].lanes
+    (lane,) = lanes.state.lanes_of[0].lanes
     assert set(lane.members) == {"a", "b"}
     moved = [fact for fact in lanes.take().facts if fact.at_s == 2.0]
     assert [getattr(fact, "change", "") for fact in moved] == ["moved"]
     lanes.asks(LaneClientId("b", 1, 0), 3.0)
     lanes.asks(LaneClientId("a", 1, 0), 3.0)
-    wish = lanes.wish(NodeLane(0, 1))
-    assert (wish.holder, wish.after) == (LaneClientId("b", 1, 0), LaneClientId("a", 1, 0))
+    desired = lanes.desired_turn(NodeLane(0, 1))
+    assert (desired.holder, desired.after) == (LaneClientId("b", 1, 0), LaneClientId("a", 1, 0))

@@ -103,14 +103,14 @@ def test_a_gang_that_asks_while_a_lane_is_found_for_it_is_heard_and_goes_on() ->
     sizes = {"j1": MemoryNeed(10, 0, 500), "j2": MemoryNeed(10, 0, 490), "gang": MemoryNeed(10, 0, 490)}
     rules = LaneRules(policy="round-robin", patience_s=None)
     with stage({"j1": ((1,),), "j2": ((1,),), "gang": ((0,), (1,))}, rules, sizes) as played:
-        lanes = played.desk.lanes
-        assert [len(lane.members) for lane in lanes.table.boards[1].lanes] == [3]
+        lanes = played.coordinator.lanes
+        assert [len(lane.members) for lane in lanes.state.lanes_of[1].lanes] == [3]
         played.actors.pop(LaneClientId("j1", 1, 0)).member.close()
         played.turn()
         for who in played.of("gang"):
             played.step(who)
         lanes.leave("j1", played.now_s, "its run has ended")
-        assert [len(lane.members) for lane in lanes.table.boards[1].lanes] == [1, 1]
+        assert [len(lane.members) for lane in lanes.state.lanes_of[1].lanes] == [1, 1]
         played.turn()
         played.play_on()
         assert all(done > 3 for done in played.done().values()), played.story()

@@ -76,7 +76,7 @@ def test_what_is_told_names_lanes_needs_caps_and_those_outside() -> None:
     lanes.join(A, 0.0)
     lanes.asks(A, 0.0)
     parts = {1: [SharedRunView(job_id="part", epoch=1, state="fraction", cap_bytes=500)]}
-    told = lanes_view(lanes.table, devices, shares_of((1.0, page(A, 0.0, 0.0))), parts, 2.0)
+    told = lanes_view(lanes.state, devices, shares_of((1.0, page(A, 0.0, 0.0))), parts, 2.0)
     assert told is not None
     first, second = told.devices
     assert (first.used_bytes, first.lanes[0].holder, first.lanes[0].size_bytes) == (235, "a", 200)
@@ -90,7 +90,7 @@ def test_what_is_told_names_lanes_needs_caps_and_those_outside() -> None:
 
 def test_nothing_is_told_where_nothing_is_shared() -> None:
     devices = [Device(index=0, kind="fast", memory_bytes=1000, backend="emulated")]
-    assert lanes_view(NodeLanes("n1", devices, LaneRules()).table, devices, TurnShares(), {}, 0.0) is None
+    assert lanes_view(NodeLanes("n1", devices, LaneRules()).state, devices, TurnShares(), {}, 0.0) is None
 
 
 # --- leases
@@ -114,13 +114,13 @@ def sample(kept: int, peak: int, framework: int = 0) -> MemoryReading:
 def test_a_need_is_news_when_it_is_known_and_when_it_has_changed_by_more_than_a_twentieth() -> None:
     meter = MemoryMeter()
     meter.see(0, sample(10, 500), 1)
-    assert meter.news() is None, "the first iteration is not like the others"
+    assert meter.take_unreported() is None, "the first iteration is not like the others"
     meter.see(0, sample(100, 300, 20), 2)
-    assert meter.news() == MemoryNeed(100 * MIB, 20 * MIB, 200 * MIB)
+    assert meter.take_unreported() == MemoryNeed(100 * MIB, 20 * MIB, 200 * MIB)
     meter.see(0, sample(103, 305, 20), 3)
-    assert meter.news() is None
+    assert meter.take_unreported() is None
     meter.see(0, sample(120, 320, 20), 4)
-    assert meter.news() == MemoryNeed(120 * MIB, 20 * MIB, 202 * MIB)
+    assert meter.take_unreported() == MemoryNeed(120 * MIB, 20 * MIB, 202 * MIB)
 
 
 def test_a_gang_needs_what_the_largest_of_its_processes_needs() -> None:

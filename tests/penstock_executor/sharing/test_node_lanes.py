@@ -28,8 +28,8 @@ def who(job_id: str, rank: int = 0) -> LaneClientId:
 
 def named(play: Play) -> tuple[LaneClientId | None, LaneClientId | None]:
     """Return who should have the first lane's token, and who next."""
-    wish = play.lanes.wish(FIRST)
-    return wish.holder, wish.after
+    desired = play.lanes.desired_turn(FIRST)
+    return desired.holder, desired.after
 
 
 def in_one_lane(*jobs: str) -> Play:
@@ -56,7 +56,7 @@ def test_a_turn_is_handed_straight_to_whoever_is_named() -> None:
 
 def test_whoever_is_alone_keeps_its_turn() -> None:
     play = in_one_lane("a")
-    assert play.lanes.wish(FIRST) == DesiredTurn(who("a"))
+    assert play.lanes.desired_turn(FIRST) == DesiredTurn(who("a"))
     for _ in range(2):
         play.finish(who("a"))
         play.ask(who("a"))
@@ -73,10 +73,10 @@ def test_a_job_whose_need_nobody_knows_has_the_device_until_it_was_measured() ->
     play.deliver_all()
     play.ask(who("a"))
     play.deliver_all()
-    assert play.lanes.wish(FIRST) == DesiredTurn(who("new")), "nobody is named after it"
+    assert play.lanes.desired_turn(FIRST) == DesiredTurn(who("new")), "nobody is named after it"
     for iterations in (1, 2):
         play.lanes.see(who("new"), MemoryReading(50, 350), iterations, play.tick())
-    assert play.lanes.wish(FIRST) == DesiredTurn(who("new"), recall=True)
+    assert play.lanes.desired_turn(FIRST) == DesiredTurn(who("new"), recall=True)
     play.carry_out()
     play.finish(who("new"))
     play.deliver_all()
@@ -118,12 +118,12 @@ def test_a_stopped_process_loses_its_turn_and_what_it_holds_counts() -> None:
     play.stop(who("a"))
     play.deliver_all()
     assert play.pages["0/0"].token == who("b")
-    assert play.lanes.table.boards[0].need("a") == MemoryNeed(110, 0, 100)
+    assert play.lanes.state.lanes_of[0].need("a") == MemoryNeed(110, 0, 100)
     assert any(isinstance(fact, RunWarned) for fact in play.facts)
     play.processes[who("a")].busy = False
     play.ask(who("a"))
     play.deliver_all()
-    assert play.lanes.table.boards[0].need("a") == SMALL
+    assert play.lanes.state.lanes_of[0].need("a") == SMALL
 
 
 def test_a_stopped_process_that_leaves_no_room_for_others_has_to_leave() -> None:
@@ -136,7 +136,7 @@ def test_a_stopped_process_that_leaves_no_room_for_others_has_to_leave() -> None
         play.deliver_all()
     play.stop(who("a"))
     play.deliver_all()
-    assert play.lanes.seats["a", 1].at == "leaving"
+    assert play.lanes.progress["a", 1].at == "leaving"
     assert play.pages["0/0"].token is None, "it still holds its memory"
     play.end(who("a"))
     play.bury()
@@ -146,10 +146,10 @@ def test_a_stopped_process_that_leaves_no_room_for_others_has_to_leave() -> None
 def test_one_who_was_named_and_should_not_have_been_gives_the_turn_back() -> None:
     play = in_one_lane("a", "b", "c")
     play.finish(who("a"))  # b has it; nobody has seen it yet
-    play.lanes.table.gangs.boards[0].measured("b", MemoryNeed(10, 0, 10_000), 9.0)
-    play.lanes.table.parties["b"].lanes.clear()  # it has lost its lane at the same time
+    play.lanes.state.gangs.lanes_of[0].measured("b", MemoryNeed(10, 0, 10_000), 9.0)
+    play.lanes.state.shared_runs["b"].lanes.clear()  # it has lost its lane at the same time
     play.deliver()
-    assert play.lanes.wish(FIRST) == DesiredTurn(who("b"), recall=True)
+    assert play.lanes.desired_turn(FIRST) == DesiredTurn(who("b"), recall=True)
     play.ask(who("a"))
     play.deliver_all()
     play.finish(who("b"))
@@ -168,7 +168,7 @@ def test_a_gang_has_its_turns_on_all_of_its_devices_together() -> None:
     play.ask(who("gang", 1))
     play.deliver_all()
     assert play.pages["0/0"].token is None
-    assert play.lanes.wish(NodeLane(1, 0)) == DesiredTurn(who("a"), recall=True)
+    assert play.lanes.desired_turn(NodeLane(1, 0)) == DesiredTurn(who("a"), recall=True)
     play.finish(who("a"))
     play.deliver_all()
     assert (play.pages["0/0"].token, play.pages["1/0"].token) == (who("gang", 0), who("gang", 1))
@@ -234,10 +234,10 @@ def test_those_of_an_adopted_gang_that_ask_have_a_turn_while_others_are_in_an_it
     lanes.asks(who("gang", 0), 1.0)
     assert holders(lanes) == [who("gang", 0), None]
     lanes.passed(NodeLane(0, 0), None, who("gang", 0), 2.0)
-    assert lanes.wish(NodeLane(0, 0)).recall is False, "for the other one is not to be waited for"
+    assert lanes.desired_turn(NodeLane(0, 0)).recall is False, "for the other one is not to be waited for"
     lanes.asks(who("gang", 1), 3.0, {0: 8, 1: 8})
     assert holders(lanes) == [who("gang", 0), None]
-    assert lanes.wish(NodeLane(0, 0)).recall, "now that all are back, others ask too"
+    assert lanes.desired_turn(NodeLane(0, 0)).recall, "now that all are back, others ask too"
 
 
 def test_a_gang_that_is_to_stop_keeps_the_turn_in_which_it_was_told_so_until_it_has_left() -> None:
@@ -250,9 +250,9 @@ def test_a_gang_that_is_to_stop_keeps_the_turn_in_which_it_was_told_so_until_it_
     lanes.hurry("gang")
     lanes.look_after("gang", {0: 1, 1: 1}, 2.5)
     assert holders(lanes) == [who("gang", 0), who("gang", 1)]
-    assert not lanes.wish(NodeLane(0, 0)).recall
+    assert not lanes.desired_turn(NodeLane(0, 0)).recall
     lanes.look_after("gang", {0: 1, 1: 1}, 2.5 + LEAVING_S)
-    assert lanes.wish(NodeLane(0, 0)).recall, "it is not waited for without end"
+    assert lanes.desired_turn(NodeLane(0, 0)).recall, "it is not waited for without end"
 
 
 def begin(lanes: NodeLanes) -> None:
@@ -283,7 +283,7 @@ def pair(*, adopted: bool = False) -> NodeLanes:
 
 def holders(lanes: NodeLanes) -> list[LaneClientId | None]:
     """Return who should have the tokens of the devices' first lanes."""
-    return [lanes.wish(NodeLane(device, 0)).holder for device in (0, 1)]
+    return [lanes.desired_turn(NodeLane(device, 0)).holder for device in (0, 1)]
 
 
 def test_a_gang_over_several_processes_stops_after_the_same_iteration() -> None:
@@ -316,14 +316,18 @@ def test_a_job_that_is_too_large_is_refused_and_one_too_many_waits() -> None:
         ("a", MemoryNeed(600, 0, 100)),
         ("b", MemoryNeed(600, 0, 0)),
     ):
-        sharer = ShareRequest(job_id=job_id, epoch=1, ranks={0: (0,)}, need=need)
-        play.lanes.arrive(sharer, play.tick())
-    seats = play.lanes.seats
-    assert (seats["huge", 1].at, seats["a", 1], seats["b", 1].at) == ("refused", SharingProgress("in"), "waits")
-    assert "1,001" in seats["huge", 1].reason or "MiB" in seats["huge", 1].reason
+        request = ShareRequest(job_id=job_id, epoch=1, ranks={0: (0,)}, need=need)
+        play.lanes.arrive(request, play.tick())
+    progress = play.lanes.progress
+    assert (progress["huge", 1].at, progress["a", 1], progress["b", 1].at) == (
+        "refused",
+        SharingProgress("in"),
+        "waits",
+    )
+    assert "1,001" in progress["huge", 1].reason or "MiB" in progress["huge", 1].reason
     play.lanes.leave("huge", play.tick(), "it never ran")
     play.lanes.leave("a", play.tick(), "its run has ended")
-    assert play.lanes.seats["b", 1] == SharingProgress("in")
+    assert play.lanes.progress["b", 1] == SharingProgress("in")
 
 
 @pytest.mark.parametrize(("backend", "spare"), [("cuda", (0, 0)), ("emulated", (885, 670))])
@@ -365,15 +369,15 @@ def test_whatever_happens_memory_is_safe_and_everybody_comes_to_an_end(policy: s
             return
         come_to_an_end(play)
         check(play)
-    raise AssertionError(f"these have not come to an end: {play.lanes.seats}, {play.pages}")
+    raise AssertionError(f"these have not come to an end: {play.lanes.progress}, {play.pages}")
 
 
 def happen(play: Play, event: str, coming: list[tuple[MemoryNeed, tuple[int, ...]]], data: st.DataObject) -> None:
-    idle = [process for process in play.processes.values() if process.seats and not process.busy]
+    idle = [process for process in play.processes.values() if process.slots and not process.busy]
     if event == "arrive" and coming:
         need, devices = coming.pop()
         play.arrive(f"j{len(coming)}", need, devices=devices)
-    elif event == "news" and play.news:
+    elif event == "news" and play.events:
         play.deliver()
     elif event == "ask" and idle:
         play.ask(data.draw(st.sampled_from(idle)).who)
@@ -401,7 +405,7 @@ def come_to_an_end(play: Play) -> None:
         job_id = process.who.job_id
         if process.who not in play.processes:
             continue
-        if play.lanes.seats[job_id, 1].at in {"leaving", "refused"}:
+        if play.lanes.progress[job_id, 1].at in {"leaving", "refused"}:
             end_run(play, job_id)
         elif process.busy:
             process.stopped = False
@@ -417,15 +421,15 @@ def check(play: Play) -> None:
     """Hold the pages and the memory of each device against what must always be."""
     tokens = [page.token for page in play.pages.values() if page.token is not None]
     for process in play.running:
-        assert process.stopped or all(play.pages[seat].token == process.who for seat in process.seats)
+        assert process.stopped or all(play.pages[slot].token == process.who for slot in process.slots)
     assert len(tokens) == len(set(tokens))
     for device in (0, 1):
         here = [
             p
             for p in play.processes.values()
-            if device in play.lanes.table.parties[p.who.job_id].sharer.ranks[p.who.rank]
+            if device in play.lanes.state.shared_runs[p.who.job_id].request.ranks[p.who.rank]
         ]
-        kept_bytes = sum(p.need.resident_bytes for p in here if p.seats)
+        kept_bytes = sum(p.need.resident_bytes for p in here if p.slots)
         running_bytes = sum(p.need.ephemeral_bytes for p in here if p.busy)
         assert kept_bytes + running_bytes <= play.capacity_bytes
 
@@ -435,9 +439,9 @@ def test_a_process_on_two_devices_has_given_its_turn_back_when_it_has_given_both
     lanes, both, second = NodeLanes("n1", devices, ONE_LANE), who("both"), NodeLane(1, 0)
     lanes.arrive(ShareRequest(job_id="both", epoch=1, ranks={0: (0, 1)}, need=SMALL), 0.0)
     assert lanes.join(both, 1.0)
-    assert lanes.take().seatings == {both: (FIRST, second)}
+    assert lanes.take().slot_assignments == {both: (FIRST, second)}
     lanes.asks(both, 2.0)
-    assert (lanes.wish(FIRST), lanes.wish(second)) == (
+    assert (lanes.desired_turn(FIRST), lanes.desired_turn(second)) == (
         DesiredTurn(both, not_before_s=2.015),
         DesiredTurn(both, not_before_s=2.015),
     )
@@ -445,9 +449,11 @@ def test_a_process_on_two_devices_has_given_its_turn_back_when_it_has_given_both
     lanes.asks(both, 3.0)
     lanes.passed(second, None, both, 3.0)
     lanes.passed(second, both, None, 4.0)
-    assert lanes.wish(FIRST).holder == both
+    assert lanes.desired_turn(FIRST).holder == both
     lanes.passed(FIRST, both, None, 4.0)
-    assert (lanes.wish(FIRST), lanes.wish(second)) == (DesiredTurn(), DesiredTurn()), "it does not ask any more"
+    assert (lanes.desired_turn(FIRST), lanes.desired_turn(second)) == (DesiredTurn(), DesiredTurn()), (
+        "it does not ask any more"
+    )
 
 
 def test_a_process_on_two_devices_that_asks_again_before_all_is_heard_of_its_last_turn_is_not_forgotten() -> None:
@@ -461,7 +467,7 @@ def test_a_process_on_two_devices_that_asks_again_before_all_is_heard_of_its_las
     lanes.passed(FIRST, both, None, 4.0)
     lanes.asks(both, 4.0)
     lanes.passed(second, both, None, 4.0)
-    assert (lanes.wish(FIRST).holder, lanes.wish(second).holder) == (both, both)
+    assert (lanes.desired_turn(FIRST).holder, lanes.desired_turn(second).holder) == (both, both)
 
 
 def test_what_a_gang_needs_is_taken_in_later_where_it_has_one_of_its_devices_already() -> None:
@@ -473,26 +479,26 @@ def test_what_a_gang_needs_is_taken_in_later_where_it_has_one_of_its_devices_alr
         assert lanes.join(member, 1.0)
     lanes.asks(other, 2.0)
     lanes.asks(gang, 2.0)
-    assert lanes.table.gangs.holds("gang")
+    assert lanes.state.gangs.holds("gang")
     for iterations in range(1, 4):
         lanes.see(gang, MemoryReading(30, 300), iterations, 3.0)
-    assert lanes.table.boards[0].need("gang") == SMALL, "not in what may be a turn"
+    assert lanes.state.lanes_of[0].need("gang") == SMALL, "not in what may be a turn"
 
 
 def test_one_whose_turn_has_come_is_not_forgotten_when_another_returns_from_the_turn_of_who_has_left() -> None:
     lanes = strayed("c", "a", "b", asks_late="c")
     lanes.leave("a", 2.0, "its run has ended")  # so it is c's turn now, and b has the token still
-    assert lanes.wish(FIRST) == DesiredTurn(who("b"), recall=True)
+    assert lanes.desired_turn(FIRST) == DesiredTurn(who("b"), recall=True)
     lanes.passed(FIRST, who("b"), None, 3.0)
-    assert lanes.wish(FIRST).holder == who("c")
+    assert lanes.desired_turn(FIRST).holder == who("c")
 
 
 def test_a_turn_is_over_that_another_has_had_who_left_with_it() -> None:
     lanes = strayed("a", "b", "c", asks_late="a")
     lanes.leave("b", 2.0, "its run has ended")  # of which the page tells only later
     lanes.passed(FIRST, who("b"), None, 3.0)
-    wish = lanes.wish(FIRST)
-    assert {wish.holder, wish.after} == {who("a"), who("c")}
+    desired = lanes.desired_turn(FIRST)
+    assert {desired.holder, desired.after} == {who("a"), who("c")}
 
 
 def strayed(*jobs: str, asks_late: str) -> NodeLanes:
@@ -505,7 +511,7 @@ def strayed(*jobs: str, asks_late: str) -> NodeLanes:
     for job in sorted({*jobs} - {"c"} if asks_late == "c" else jobs):
         lanes.asks(who(job), 0.0)
     lanes.passed(FIRST, None, who("a"), 0.0)
-    assert lanes.wish(FIRST).after == who("b")
+    assert lanes.desired_turn(FIRST).after == who("b")
     lanes.see(who("a"), MemoryReading(30, 170, 0), 2, 1.0)
     lanes.see(who("a"), MemoryReading(30, 170, 0), 3, 1.0)
     lanes.passed(FIRST, who("a"), who("b"), 1.0)  # it had been named before that

@@ -63,21 +63,21 @@ def test_of_equal_lanes_the_one_with_the_fewest_members():
     assert best(need(10, 95), [LaneSize(20, 3, 0), LaneSize(90, 0, 2)]) == 2
 
 
-lots = st.lists(st.integers(0, 30), min_size=1, max_size=5).map(
+sizes = st.lists(st.integers(0, 30), min_size=1, max_size=5).map(
     lambda sizes: [LaneSize(size, 1, lane) for lane, size in enumerate(sizes)]
 )
 
 
 @settings(max_examples=80, deadline=None)
-@given(st.integers(0, 60), st.integers(0, 60), lots, st.integers(-20, 40))
+@given(st.integers(0, 60), st.integers(0, 60), sizes, st.integers(-20, 40))
 def test_the_fewest_lanes_close_that_make_a_job_fit(resident, ephemeral, there, free):
-    largest = max(there, key=lambda lot: (lot.size_bytes, -lot.lane))
+    largest = max(there, key=lambda size: (size.size_bytes, -size.lane))
     lacking = resident + max(0, ephemeral - largest.size_bytes) - free
-    others = [lot for lot in there if lot is not largest]
+    others = [size for size in there if size is not largest]
     enough = [
         count
         for count in range(len(others) + 1)
-        if any(sum(lot.size_bytes for lot in some) >= lacking for some in combinations(others, count))
+        if any(sum(size.size_bytes for size in some) >= lacking for some in combinations(others, count))
     ]
     closing = to_close(need(resident, ephemeral), there, free)
     if closing is None:

@@ -37,8 +37,8 @@ def on_both(resident: int, ephemeral: int) -> dict[int, MemoryNeed]:
     return {1: need(resident, ephemeral), 0: need(resident, ephemeral)}
 
 
-def whole(told: list[object]) -> list[object]:
-    return [each for each in told if isinstance(each, GangComplete | GangTurn)]
+def whole(changes: list[object]) -> list[object]:
+    return [each for each in changes if isinstance(each, GangComplete | GangTurn)]
 
 
 def test_a_gang_that_asks_no_more_gives_up_what_it_has_of_a_turn():
@@ -58,8 +58,8 @@ def test_a_gang_that_asks_no_more_gives_up_what_it_has_of_a_turn():
 def test_a_gang_starts_when_it_has_a_lane_on_each_of_its_devices():
     gangs = node()
     gangs.arrive("small", {1: need(60, 20)}, 0.0)
-    told = gangs.arrive("gang", on_both(30, 20), 0.0)
-    assert [(each.device, type(each.change)) for each in told][1:] == [(0, LaneEntered), (1, MemberWaits)]
+    changes = gangs.arrive("gang", on_both(30, 20), 0.0)
+    assert [(each.device, type(each.change)) for each in changes][1:] == [(0, LaneEntered), (1, MemberWaits)]
     assert whole(gangs.finish("small", 1.0)) == [GangComplete("gang")]
 
 
@@ -91,31 +91,31 @@ def test_a_gang_that_is_parked_on_one_device_asks_for_none():
     gangs.arrive("other", {1: need(30, 30)}, 0.0)
     gangs.arrive("gang", on_both(20, 20), 0.0)
     gangs.want("gang", 0.0)
-    told = gangs.boundary("gang", 1.0, needs={1: need(20, 60)})
-    assert any(isinstance(each, DeviceChange) and isinstance(each.change, MemberParked) for each in told)
-    assert [lane.holder for board in gangs.boards.values() for lane in board.lanes] == [None, None]
-    told = gangs.finish("other", 2.0)
-    assert any(isinstance(each, DeviceChange) and isinstance(each.change, MemberUnparked) for each in told)
-    assert whole(told) == [GangTurn("gang")]
+    changes = gangs.boundary("gang", 1.0, needs={1: need(20, 60)})
+    assert any(isinstance(each, DeviceChange) and isinstance(each.change, MemberParked) for each in changes)
+    assert [lane.holder for device in gangs.lanes_of.values() for lane in device.lanes] == [None, None]
+    changes = gangs.finish("other", 2.0)
+    assert any(isinstance(each, DeviceChange) and isinstance(each.change, MemberUnparked) for each in changes)
+    assert whole(changes) == [GangTurn("gang")]
 
 
 def test_a_gang_that_has_to_leave_one_device_takes_no_turn_on_the_others():
     gangs = node()
     gangs.arrive("gang", on_both(20, 20), 0.0)
     gangs.want("gang", 0.0)
-    told = gangs.boundary("gang", 1.0, needs={1: need(20, 90)})
-    assert any(isinstance(each, DeviceChange) and isinstance(each.change, MemberEvicted) for each in told)
-    assert [lane.holder for lane in gangs.boards[0].lanes] == [None]
+    changes = gangs.boundary("gang", 1.0, needs={1: need(20, 90)})
+    assert any(isinstance(each, DeviceChange) and isinstance(each.change, MemberEvicted) for each in changes)
+    assert [lane.holder for lane in gangs.lanes_of[0].lanes] == [None]
     gangs.finish("gang", 2.0)
-    assert [board.used_bytes for board in gangs.boards.values()] == [0, 0]
+    assert [device.used_bytes for device in gangs.lanes_of.values()] == [0, 0]
 
 
 def test_a_gang_that_one_device_refuses_is_on_none():
     gangs = node()
-    told = gangs.arrive("gang", {0: need(10, 10), 1: need(90, 20)}, 0.0)
-    assert any(isinstance(each.change, LaneRefused) for each in told)
+    changes = gangs.arrive("gang", {0: need(10, 10), 1: need(90, 20)}, 0.0)
+    assert any(isinstance(each.change, LaneRefused) for each in changes)
     assert "gang" not in gangs
-    assert [board.used_bytes for board in gangs.boards.values()] == [0, 0]
+    assert [device.used_bytes for device in gangs.lanes_of.values()] == [0, 0]
 
 
 @pytest.mark.parametrize(
@@ -151,8 +151,8 @@ def test_no_gang_waits_in_a_circle(jobs, policy, most_lanes, data):
     gangs = node(3, rules=LaneRules(policy=policy, most_lanes=most_lanes))
     has_turn, now_s = set(), 0.0
 
-    def hear(told: list[object]) -> None:
-        for each in told:
+    def hear(changes: list[object]) -> None:
+        for each in changes:
             if isinstance(each, GangTurn):
                 has_turn.add(each.job_id)
 
@@ -171,7 +171,7 @@ def test_no_gang_waits_in_a_circle(jobs, policy, most_lanes, data):
         else:
             del left[job_id]
             hear(gangs.finish(job_id, now_s))
-        holders = [(d, lane.holder) for d, board in gangs.boards.items() for lane in board.lanes if lane.holder]
+        holders = [(d, lane.holder) for d, device in gangs.lanes_of.items() for lane in device.lanes if lane.holder]
         for holder in has_turn:
             assert {d for d, who in holders if who == holder} == set(jobs[int(holder[1:])])
-    assert all(board.used_bytes == 0 for board in gangs.boards.values())
+    assert all(device.used_bytes == 0 for device in gangs.lanes_of.values())

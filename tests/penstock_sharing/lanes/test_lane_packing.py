@@ -49,32 +49,32 @@ def test_jobs_can_share_if_and_only_if_some_division_into_lanes_is_safe(there, n
 def test_a_board_lets_in_all_that_packing_says_it_holds_in_whatever_order_they_come(jobs, random):
     order = fullest(jobs)
     random.shuffle(order)
-    board = DeviceLanes(USABLE)
+    device = DeviceLanes(USABLE)
     for at in order:
-        board.arrive(f"j{at}", jobs[at], 0.0)
-    assert not board.waiting
-    assert sorted(job_id for lane in board.lanes for job_id in lane.members) == sorted(f"j{at}" for at in order)
+        device.arrive(f"j{at}", jobs[at], 0.0)
+    assert not device.waiting
+    assert sorted(job_id for lane in device.lanes for job_id in lane.members) == sorted(f"j{at}" for at in order)
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(needs, max_size=8))
 def test_one_that_waits_at_the_head_of_the_line_would_fit_into_no_division(jobs):
-    board = DeviceLanes(USABLE)
+    device = DeviceLanes(USABLE)
     for at, need in enumerate(jobs):
-        board.arrive(f"j{at}", need, 0.0)
-    inside = [board.need(job_id) for lane in board.lanes for job_id in lane.members]
-    if board.waiting:
-        assert not DeviceLoad.of(USABLE, 0, inside).holds(board.need(board.waiting[0]))
+        device.arrive(f"j{at}", need, 0.0)
+    inside = [device.need(job_id) for lane in device.lanes for job_id in lane.members]
+    if device.waiting:
+        assert not DeviceLoad.of(USABLE, 0, inside).holds(device.need(device.waiting[0]))
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(needs, max_size=8))
 def test_without_merging_the_board_is_safe_and_never_lets_in_more_than_the_fullest_set(jobs):
-    board = DeviceLanes(USABLE, rules=LaneRules(merges=False))
+    device = DeviceLanes(USABLE, rules=LaneRules(merges=False))
     entered = [
-        c for at, need in enumerate(jobs) for c in board.arrive(f"j{at}", need, 0.0) if isinstance(c, LaneEntered)
+        c for at, need in enumerate(jobs) for c in device.arrive(f"j{at}", need, 0.0) if isinstance(c, LaneEntered)
     ]
-    assert is_safe([[board.need(job_id) for job_id in lane.members] for lane in board.lanes])
+    assert is_safe([[device.need(job_id) for job_id in lane.members] for lane in device.lanes])
     assert len(entered) <= len(fullest(jobs))
 
 

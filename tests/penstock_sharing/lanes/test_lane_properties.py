@@ -48,7 +48,7 @@ class Device(RuleBasedStateMachine):
     def start(self, rules: LaneRules) -> None:
         self.rules = rules
         self.now_s = 0.0
-        self.board = DeviceLanes(CAPACITY, RESERVE, rules)
+        self.device = DeviceLanes(CAPACITY, RESERVE, rules)
         self.resident: dict[str, int] = {}  # what each process really holds between its turns
         self.in_turn: dict[str, int] = {}  # what each one that has the turn really takes beside
         self.arrived: list[str] = []
@@ -84,7 +84,7 @@ class Device(RuleBasedStateMachine):
         match change:
             case LaneEntered(job_id, lane):
                 assert job_id not in self.resident
-                self.resident[job_id] = self.board.need(job_id).resident_bytes
+                self.resident[job_id] = self.device.need(job_id).resident_bytes
                 self.lane_of[job_id] = lane
                 self.overtaken.pop(job_id, None)
                 for other in self.overtaken:
@@ -103,7 +103,7 @@ class Device(RuleBasedStateMachine):
     def give_turn(self, job_id: str, lane: int) -> None:
         assert self.lane_of[job_id] == lane
         assert not any(self.lane_of[j] == lane for j in self.in_turn), "two have the turn of a lane"
-        assert self.board.need(job_id).ephemeral_bytes <= self.lanes[lane]
+        assert self.device.need(job_id).ephemeral_bytes <= self.lanes[lane]
         self.in_turn[job_id] = self.lanes[lane]  # the worst that its cap allows
         assert sum(self.resident.values()) + sum(self.in_turn.values()) <= USABLE
 
@@ -114,17 +114,17 @@ class Device(RuleBasedStateMachine):
     def arrive(self, need: MemoryNeed, remaining_s: float, priority: int, ready: bool) -> None:
         job_id = f"j{len(self.arrived)}"
         self.arrived.append(job_id)
-        self.hear(self.board.arrive(job_id, need, self.now_s, remaining_s=remaining_s, priority=priority))
-        assert (need.alone_bytes > USABLE) == (job_id not in self.board)
-        if ready and job_id in self.board:
-            self.hear(self.board.want(job_id, self.now_s))
+        self.hear(self.device.arrive(job_id, need, self.now_s, remaining_s=remaining_s, priority=priority))
+        assert (need.alone_bytes > USABLE) == (job_id not in self.device)
+        if ready and job_id in self.device:
+            self.hear(self.device.want(job_id, self.now_s))
 
     @rule(data=st.data())
-    @precondition(lambda self: any(j in self.board for j in self.arrived))
+    @precondition(lambda self: any(j in self.device for j in self.arrived))
     def want(self, data: st.DataObject) -> None:
-        job_id = data.draw(st.sampled_from([j for j in self.arrived if j in self.board]))
+        job_id = data.draw(st.sampled_from([j for j in self.arrived if j in self.device]))
         if job_id not in self.in_turn:
-            self.hear(self.board.want(job_id, self.now_s))
+            self.hear(self.device.want(job_id, self.now_s))
 
     @rule(data=st.data(), wants=st.booleans(), took_s=st.floats(0.0, 3.0))
     @precondition(lambda self: self.in_turn)
@@ -132,56 +132,56 @@ class Device(RuleBasedStateMachine):
         job_id = data.draw(st.sampled_from(self.holders()))
         self.now_s += took_s
         del self.in_turn[job_id]
-        self.hear(self.board.boundary(job_id, self.now_s, wants=wants))
+        self.hear(self.device.boundary(job_id, self.now_s, wants=wants))
 
     @rule(data=st.data())
     @precondition(lambda self: self.in_turn)
     def boundary_of_one_that_needs_something_else(self, data: st.DataObject) -> None:
         job_id = data.draw(st.sampled_from(self.holders()))
-        cap_bytes = self.board.cap_bytes(job_id)
+        cap_bytes = self.device.cap_bytes(job_id)
         resident_bytes = data.draw(st.integers(0, cap_bytes))  # leaking is bounded by the cap, wishing is not
         need = MemoryNeed(resident_bytes, 0, data.draw(st.integers(0, 70)))
         del self.in_turn[job_id]
         self.resident[job_id] = resident_bytes
-        self.hear(self.board.boundary(job_id, self.now_s, need=need))
+        self.hear(self.device.boundary(job_id, self.now_s, need=need))
 
     @rule(data=st.data(), need=needs)
-    @precondition(lambda self: self.board.waiting)
+    @precondition(lambda self: self.device.waiting)
     def one_that_waits_is_estimated_anew(self, data: st.DataObject, need: MemoryNeed) -> None:
-        self.hear(self.board.measured(data.draw(st.sampled_from(self.board.waiting)), need, self.now_s))
+        self.hear(self.device.measured(data.draw(st.sampled_from(self.device.waiting)), need, self.now_s))
 
     @rule(data=st.data())
-    @precondition(lambda self: any(j in self.board for j in self.arrived))
+    @precondition(lambda self: any(j in self.device for j in self.arrived))
     def finish_or_crash(self, data: st.DataObject) -> None:
-        job_id = data.draw(st.sampled_from([j for j in self.arrived if j in self.board]))
+        job_id = data.draw(st.sampled_from([j for j in self.arrived if j in self.device]))
         for known in (self.resident, self.in_turn, self.lane_of, self.overtaken):
             known.pop(job_id, None)
-        self.hear(self.board.finish(job_id, self.now_s))
+        self.hear(self.device.finish(job_id, self.now_s))
 
     @rule(lanes=st.integers(2, 4), ratio=st.floats(0.8, 1.5))
     def side_by_side_is_measured(self, lanes: int, ratio: float) -> None:
-        self.hear(self.board.gained(lanes, ratio, self.now_s))
+        self.hear(self.device.gained(lanes, ratio, self.now_s))
 
     @invariant()
     def memory_is_never_over_capacity(self) -> None:
         assert sum(self.resident.values()) + sum(self.in_turn.values()) <= USABLE
-        lanes = [max(self.board.need(j).ephemeral_bytes for j in v.members) for v in self.board.lanes]
-        assert self.board.leaving or sum(self.resident.values()) + sum(lanes) <= USABLE
+        lanes = [max(self.device.need(j).ephemeral_bytes for j in v.members) for v in self.device.lanes]
+        assert self.device.leaving or sum(self.resident.values()) + sum(lanes) <= USABLE
 
     @invariant()
     def the_books_are_those_of_the_processes(self) -> None:
-        assert {v.lane: v.size_bytes for v in self.board.lanes} == self.lanes
-        assert {j: v.lane for v in self.board.lanes for j in v.members} == self.lane_of
-        assert sorted(v.holder for v in self.board.lanes if v.holder) == self.holders()
-        assert self.board.free_bytes == USABLE - sum(self.resident.values()) - sum(
-            max(v.size_bytes, *(self.board.need(j).ephemeral_bytes for j in v.members)) for v in self.board.lanes
+        assert {v.lane: v.size_bytes for v in self.device.lanes} == self.lanes
+        assert {j: v.lane for v in self.device.lanes for j in v.members} == self.lane_of
+        assert sorted(v.holder for v in self.device.lanes if v.holder) == self.holders()
+        assert self.device.free_bytes == USABLE - sum(self.resident.values()) - sum(
+            max(v.size_bytes, *(self.device.need(j).ephemeral_bytes for j in v.members)) for v in self.device.lanes
         )
 
     @invariant()
     def whoever_does_not_run_can_expect_to(self) -> None:
-        for job_id in (*self.board.waiting, *self.board.parked):
-            assert self.board.why(job_id)
-            assert self.board.lanes or self.board.leaving, "all wait, and nobody's end will change that"
+        for job_id in (*self.device.waiting, *self.device.parked):
+            assert self.device.why(job_id)
+            assert self.device.lanes or self.device.leaving, "all wait, and nobody's end will change that"
 
     @invariant()
     def no_more_than_so_many_pass_one_that_waits(self) -> None:
@@ -189,18 +189,18 @@ class Device(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """When nothing new arrives and all are ready, everybody gets turns, or has to leave: none is stuck."""
-        if not hasattr(self, "board"):
+        if not hasattr(self, "device"):
             return
         for job_id in self.arrived:
-            if job_id in self.board and job_id not in self.in_turn:
-                self.hear(self.board.want(job_id, self.now_s))
-        while ends := (*self.board.leaving, *self.holders()):
+            if job_id in self.device and job_id not in self.in_turn:
+                self.hear(self.device.want(job_id, self.now_s))
+        while ends := (*self.device.leaving, *self.holders()):
             self.now_s += 10.0
             for known in (self.resident, self.in_turn, self.lane_of, self.overtaken):
                 known.pop(ends[0], None)
-            self.hear(self.board.finish(ends[0], self.now_s))
-        assert not [job_id for job_id in self.arrived if job_id in self.board]
-        assert self.board.used_bytes == 0
+            self.hear(self.device.finish(ends[0], self.now_s))
+        assert not [job_id for job_id in self.arrived if job_id in self.device]
+        assert self.device.used_bytes == 0
 
 
 TestDevice = Device.TestCase

@@ -46,10 +46,10 @@ def by_the_code() -> tuple[int, int]:
 
 def ours(jobs: int, rules: LaneRules) -> tuple[int, int]:
     """Let jobs come one by one; return those inside, and lanes."""
-    board = DeviceLanes(CAPACITY, rules=rules)
+    device = DeviceLanes(CAPACITY, rules=rules)
     for at in range(jobs):
-        board.arrive(f"j{at}", NEED, 0.0)
-    return sum(len(lane.members) for lane in board.lanes), len(board.lanes)
+        device.arrive(f"j{at}", NEED, 0.0)
+    return sum(len(lane.members) for lane in device.lanes), len(device.lanes)
 
 
 def test_the_rule_of_the_paper_admits_17_jobs_in_15_lanes():
@@ -75,12 +75,12 @@ def test_ours_admits_as_many_as_one_lane_holds():
 
 
 def test_jobs_that_wait_together_share_lanes_so_that_all_of_them_get_in():
-    board = DeviceLanes(CAPACITY)
-    board.arrive("whole", MemoryNeed(CAPACITY, 0, 0), 0.0)
+    device = DeviceLanes(CAPACITY)
+    device.arrive("whole", MemoryNeed(CAPACITY, 0, 0), 0.0)
     for at in range(100):
-        board.arrive(f"j{at}", NEED, 0.0)
-    assert len(board.waiting) == 100
-    board.finish("whole", 1.0)
-    lanes = len(board.lanes)
-    assert not board.waiting
+        device.arrive(f"j{at}", NEED, 0.0)
+    assert len(device.waiting) == 100
+    device.finish("whole", 1.0)
+    lanes = len(device.lanes)
+    assert not device.waiting
     assert lanes == (CAPACITY - 100 * P) // E == 10

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from penstock_executor.settings import ExecutorSettings
 from penstock_sharing.lanes import LaneRules, turn_policy
-from penstock_sharing.lanes.turn_policy import TURN_POLICIES, MemberStanding, Name, TurnQueue, quantum
+from penstock_sharing.lanes.turn_policy import TURN_POLICIES, MemberStanding, TurnPolicyName, TurnQueue, quantum
 
 
 def test_every_policy_that_can_be_set_is_registered_and_described() -> None:
-    assert set(TURN_POLICIES) == set(get_args(Name))
+    assert set(TURN_POLICIES) == set(get_args(TurnPolicyName))
     assert {LaneRules().policy, ExecutorSettings().lane_policy} <= set(TURN_POLICIES)
     for name in TURN_POLICIES:
         assert f"\n{name} " in turn_policy.__doc__

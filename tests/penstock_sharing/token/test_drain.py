@@ -15,8 +15,8 @@ from penstock_sharing.token.token_slot import DeviceDrain, TokenSlot
 
 
 def test_one_that_is_told_to_drain_before_its_thread_looks_does_so_at_once() -> None:
-    lane, who, settled = open_lane("0/0", seats=4), LaneClientId("one", 1, 0), threading.Event()
-    one = TokenSlot(lane.name, SharedPage(os.dup(lane.page.fd)), lane.seat_for(who, os.getpid()), os.dup(lane.bell))
+    lane, who, settled = open_lane("0/0", slots=4), LaneClientId("one", 1, 0), threading.Event()
+    one = TokenSlot(lane.name, SharedPage(os.dup(lane.page.fd)), lane.slot_for(who, os.getpid()), os.dup(lane.call_fd))
     one.wait(0.0)
     lane.name_next(who)
     assert one.enter()
@@ -49,10 +49,10 @@ class Quiet:
 def test_no_device_is_said_to_be_at_rest_while_its_process_begins_there_after_a_wait(tmp_path: Path) -> None:
     member = LaneClient(str(tmp_path / "nobody.sock"), LaneClientId("one", 1, 0))
     first, second = Quiet(member, looks=1), Quiet(member, looks=0)
-    seats: Any = (first, second)
+    slots: Any = (first, second)
     drains: Any = {second: None}
-    member.seats, member._drains = seats, drains
+    member.slots, member._drains = slots, drains
     assert member.enter()
-    member.seats, member._drains = (), {}
+    member.slots, member._drains = (), {}
     assert first.guarded == [True, True]
     assert second.guarded == [True]

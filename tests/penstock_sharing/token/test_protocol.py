@@ -166,18 +166,18 @@ def descriptors() -> list[str]:
 def test_of_pages_that_are_not_taken_back_the_keeper_keeps_nothing(
     tmp_path: Path, make_page: Callable[[Path], int], make_bell: Callable[[Path], int]
 ) -> None:
-    keeper = TokenBroker(tmp_path / "lanes.sock")
-    keeper.open("0/0")
+    broker = TokenBroker(tmp_path / "lanes.sock")
+    broker.open("0/0")
     page, bell = make_page(tmp_path), make_bell(tmp_path)
     before = descriptors()
     for number in range(3):
         with connect(tmp_path / "lanes.sock") as connection:
             protocol.send(connection, JoinLane(VERSION, who("a"), (SlotPlace("0/0", 0),)), (page, bell))
-            news = [*keeper.poll(), *keeper.poll()]
-            assert [type(one) for one in news] == [JoinRequested], number
-        assert [type(one) for one in keeper.poll()] == [ClientGone]
+            events = [*broker.poll(), *broker.poll()]
+            assert [type(one) for one in events] == [JoinRequested], number
+        assert [type(one) for one in broker.poll()] == [ClientGone]
     assert descriptors() == before
-    keeper.close()
+    broker.close()
     os.close(page)
     os.close(bell)
 
@@ -185,8 +185,8 @@ def test_of_pages_that_are_not_taken_back_the_keeper_keeps_nothing(
 def test_a_process_with_many_open_files_hears_its_keeper(tmp_path: Path) -> None:
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(limits[0], min(2048, limits[1])), limits[1]))
-    keeper = TokenBroker(tmp_path / "lanes.sock")
-    keeper.open("0/0")
+    broker = TokenBroker(tmp_path / "lanes.sock")
+    broker.open("0/0")
     with ExitStack() as opened:
         opened.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
         fd = 0
@@ -194,12 +194,12 @@ def test_a_process_with_many_open_files_hears_its_keeper(tmp_path: Path) -> None
             fd = os.dup(0)
             opened.callback(os.close, fd)
         member = LaneClient(str(tmp_path / "lanes.sock"), who("a"))
-        assert [type(one) for one in [*keeper.poll(), *keeper.poll()]] == [JoinRequested]
-        keeper.seat(who("a"), ["0/0"])
+        assert [type(one) for one in [*broker.poll(), *broker.poll()]] == [JoinRequested]
+        broker.assign_slots(who("a"), ["0/0"])
         member.look()
-        assert [seat.lane for seat in member.seats] == ["0/0"]
+        assert [slot.lane for slot in member.slots] == ["0/0"]
         member.close()
-    keeper.close()
+    broker.close()
 
 
 def test_only_this_user_can_reach_the_socket(tmp_path: Path) -> None:

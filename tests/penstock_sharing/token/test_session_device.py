@@ -102,5 +102,5 @@ def test_batches_may_come_from_worker_processes(tmp_path: Path) -> None:
         with multiprocessing.get_context("fork").Pool(2) as workers:
             batches = session.iterations(workers.imap(fetch, range(20)))
             assert list(batches) == [index * index for index in range(20)]
-        (counters,) = served.keeper.view("0/0").members
+        (counters,) = served.broker.view("0/0").members
     assert counters.iterations == 20

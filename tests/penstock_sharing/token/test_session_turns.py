@@ -32,7 +32,7 @@ def inside(served: House, name: str = "script") -> Session:
 
 def busy(served: House, name: str = "script") -> bool:
     """Say whether a script is in a step, with the token."""
-    view = served.keeper.view(LANE)
+    view = served.broker.view(LANE)
     return view.holder == who(name) and view.busy
 
 
@@ -52,7 +52,7 @@ def test_the_token_is_held_in_a_step_and_not_while_the_next_batch_is_fetched(ser
 
     def batches() -> Iterator[int]:
         for item in range(3):
-            during_fetch.append(bool(served.keeper.lanes) and busy(served))
+            during_fetch.append(bool(served.broker.lanes) and busy(served))
             yield item
 
     with inside(served) as session:
@@ -115,7 +115,7 @@ def test_many_loops_keep_the_token_while_nobody_waits(served: House) -> None:
         for _ in range(5):
             for _ in session.iterations(range(4)):
                 pass
-        assert [counters.turns for counters in served.keeper.view(LANE).members] == [1]
+        assert [counters.turns for counters in served.broker.view(LANE).members] == [1]
     assert served.count(TokenPassed(LANE, None, who("script"))) == 1
 
 
@@ -124,7 +124,7 @@ def test_workers_that_are_forked_in_a_step_have_no_token_and_disturb_nobody(serv
         for _ in session.iterations(range(2)):
             child = os.fork()
             if child == 0:
-                held = any(seat.holds for seat in session._boundary.turns.seats)
+                held = any(slot.holds for slot in session._boundary.turns.slots)
                 os._exit(1 if held else 0)
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
             assert busy(served)
@@ -164,7 +164,7 @@ def test_who_waits_and_is_to_stop_saves_and_leaves_without_a_turn(served: House,
         assert (saved.step, saved.leaving, len(saved.digest)) == (3, True, 64)
     assert (done, fetched) == ([0, 1, 2], [0, 1, 2, 3])
     assert neighbour.hear().startswith("entered")
-    assert served.keeper.view(LANE).holder == neighbour.who
+    assert served.broker.view(LANE).holder == neighbour.who
 
 
 def test_who_waits_does_not_count_the_wait_as_its_step(served: House, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from penstock_sharing.token.shared_page import (
     Token,
     following,
     regenerated,
-    seat_of,
+    slot_of,
     turn_of,
 )
 from penstock_sharing.token.slot_table import NoFreeSlot
@@ -32,15 +32,15 @@ tokens = st.builds(Token, st.integers(0, 2**16 - 1), st.integers(0, 2**40 - 2), 
 
 
 def sit(lane: LaneToken, name: str) -> TokenSlot:
-    number = lane.seat_for(LaneClientId(name, 1, 0), os.getpid())
-    return TokenSlot(lane.name, SharedPage(os.dup(lane.page.fd)), number, os.dup(lane.bell))
+    number = lane.slot_for(LaneClientId(name, 1, 0), os.getpid())
+    return TokenSlot(lane.name, SharedPage(os.dup(lane.page.fd)), number, os.dup(lane.call_fd))
 
 
-def give_turn(lane: LaneToken, seat: TokenSlot, name: str) -> None:
-    seat.wait(0.0)
+def give_turn(lane: LaneToken, slot: TokenSlot, name: str) -> None:
+    slot.wait(0.0)
     lane.look(0)
     lane.name_next(LaneClientId(name, 1, 0))
-    assert seat.wait(0.0)
+    assert slot.wait(0.0)
 
 
 def raw(*words: int) -> int:
@@ -56,29 +56,29 @@ def test_words_compare_as_their_tokens_do(one: Token, other: Token) -> None:
 
 
 @given(tokens.filter(lambda token: token.generation < 2**16 - 1), st.integers(0, 249), st.integers(0, 249))
-def test_what_the_keeper_says_overrules_whatever_its_holder_may_still_say(token: Token, seat: int, other: int) -> None:
-    overruled = regenerated(token.word, seat)
+def test_what_the_keeper_says_overrules_whatever_its_holder_may_still_say(token: Token, slot: int, other: int) -> None:
+    overruled = regenerated(token.word, slot)
     assert overruled > following(token.word, other) > token.word
-    assert seat_of(overruled) == seat
+    assert slot_of(overruled) == slot
     assert overruled < 2**64
 
 
 def test_a_hand_over_that_a_stopped_process_was_about_to_store_is_not_seen() -> None:
-    lane = open_lane("0/0", seats=4)
+    lane = open_lane("0/0", slots=4)
     late, next_one = sit(lane, "late"), sit(lane, "next")
     give_turn(lane, late, "late")
     stale = following(lane.page.token(), next_one.number)
-    lane.overrule()
+    lane.revoke()
     third = sit(lane, "third")
     give_turn(lane, third, "third")
     lane.page.words[lane.page.row + 1 + late.number] = stale
-    assert seat_of(lane.page.token()) == third.number
+    assert slot_of(lane.page.token()) == third.number
     assert not late.wait(0.0)
     assert not next_one.wait(0.0)
 
 
 def test_a_turn_goes_on_at_least_as_long_as_the_keeper_says() -> None:
-    lane = open_lane("0/0", seats=4)
+    lane = open_lane("0/0", slots=4)
     one, other = sit(lane, "one"), sit(lane, "other")
     give_turn(lane, one, "one")
     other.wait(0.0)
@@ -91,8 +91,8 @@ def test_a_turn_goes_on_at_least_as_long_as_the_keeper_says() -> None:
 
 
 def test_a_lease_ends_by_its_time_too() -> None:
-    lane = open_lane("0/0", seats=4)
-    lane.page.lease = 1_000_000, 1
+    lane = open_lane("0/0", slots=4)
+    lane.page.quantum = 1_000_000, 1
     one, other = sit(lane, "one"), sit(lane, "other")
     give_turn(lane, one, "one")
     other.wait(0.0)
@@ -101,7 +101,7 @@ def test_a_lease_ends_by_its_time_too() -> None:
 
 
 def test_one_that_has_lost_the_token_before_it_woke_up_for_it_asks_still() -> None:
-    lane, who = open_lane("0/0", seats=4), LaneClientId("one", 1, 0)
+    lane, who = open_lane("0/0", slots=4), LaneClientId("one", 1, 0)
     one = sit(lane, "one")
     one.wait(0.0)
     lane.look(0)
@@ -110,7 +110,7 @@ def test_one_that_has_lost_the_token_before_it_woke_up_for_it_asks_still() -> No
 
 
 def test_the_token_does_not_go_to_one_that_asks_no_more() -> None:
-    lane = open_lane("0/0", seats=4)
+    lane = open_lane("0/0", slots=4)
     one, other = sit(lane, "one"), sit(lane, "other")
     give_turn(lane, one, "one")
     other.wait(0.0)
@@ -120,7 +120,7 @@ def test_the_token_does_not_go_to_one_that_asks_no_more() -> None:
 
 
 def test_a_seat_is_not_given_out_again_while_somebody_may_still_pass_the_token_to_it() -> None:
-    lane = open_lane("0/0", seats=4)
+    lane = open_lane("0/0", slots=4)
     one, leaver = sit(lane, "one"), sit(lane, "leaver")
     give_turn(lane, one, "one")
     leaver.wait(0.0)
@@ -135,9 +135,9 @@ def test_a_seat_is_not_given_out_again_while_somebody_may_still_pass_the_token_t
 
 
 def test_a_lane_with_no_seat_left_says_so() -> None:
-    lane = open_lane("0/0", seats=1)
+    lane = open_lane("0/0", slots=1)
     sit(lane, "one")
-    with pytest.raises(NoFreeSlot, match="has 1 seats"):
+    with pytest.raises(NoFreeSlot, match="has 1 slots"):
         sit(lane, "two")
 
 
@@ -147,8 +147,8 @@ def test_a_lane_with_no_seat_left_says_so() -> None:
         ([MAGIC], "has 8 bytes"),
         ([0] * 40, "begins with 0x0"),
         ([MAGIC, 2, *[0] * 40], "version 2"),
-        ([MAGIC, 1, 200, *[0] * 40], "says it has 200 seats"),
-        ([MAGIC, 1, 251, *[0] * 5000], "says it has 251 seats"),
+        ([MAGIC, 1, 200, *[0] * 40], "says it has 200 slots"),
+        ([MAGIC, 1, 251, *[0] * 5000], "says it has 251 slots"),
     ],
 )
 def test_memory_that_is_no_page_is_refused(words: list[int], problem: str) -> None:
@@ -156,10 +156,10 @@ def test_memory_that_is_no_page_is_refused(words: list[int], problem: str) -> No
         SharedPage(raw(*words))
 
 
-@pytest.mark.parametrize("seats", [0, 251])
-def test_a_page_has_a_number_of_seats_that_fits_its_words(seats: int) -> None:
+@pytest.mark.parametrize("slots", [0, 251])
+def test_a_page_has_a_number_of_seats_that_fits_its_words(slots: int) -> None:
     with pytest.raises(ValueError, match="out of range"):
-        SharedPage.make(seats)
+        SharedPage.make(slots)
 
 
 def test_nobody_can_take_the_page_from_the_others_by_making_it_shorter() -> None:
@@ -172,7 +172,7 @@ def test_nobody_can_take_the_page_from_the_others_by_making_it_shorter() -> None
 def test_without_futexes_a_seat_looks_at_its_word_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_page, "_FUTEX", None)
     assert not shared_page.available()
-    lane = open_lane("0/0", seats=4)
+    lane = open_lane("0/0", slots=4)
     one, other = sit(lane, "one"), sit(lane, "other")
     give_turn(lane, one, "one")
     came = threading.Event()
@@ -194,7 +194,7 @@ def test_without_futexes_a_seat_looks_at_its_word_now_and_then(monkeypatch: pyte
 
 
 def test_a_recall_stands_until_the_token_has_come_back_whoever_is_named_meanwhile() -> None:
-    lane = open_lane("0/0", seats=4)
+    lane = open_lane("0/0", slots=4)
     one, other = sit(lane, "one"), sit(lane, "other")
     give_turn(lane, one, "one")
     other.wait(0.0)
@@ -205,7 +205,7 @@ def test_a_recall_stands_until_the_token_has_come_back_whoever_is_named_meanwhil
     one.give()
     assert not one.enter()
     lane.look(0)
-    assert seat_of(lane.page.token()) == NOBODY
+    assert slot_of(lane.page.token()) == NOBODY
 
 
 def test_bells_are_emptied_where_the_kernel_knows_no_read_that_never_waits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from penstock_sharing.token.lane_token import LaneToken, open_lane
 from penstock_sharing.token.protocol import LaneClientId
-from penstock_sharing.token.shared_page import PACE_NS, SINCE_NS, FutexWord, SharedPage, seat_of
+from penstock_sharing.token.shared_page import PACE_NS, SINCE_NS, FutexWord, SharedPage, slot_of
 from penstock_sharing.token.slot_wait import LEAST_SPIN_NS, SlotWait, SpinTuner
 from penstock_sharing.token.token_slot import TokenSlot
 
@@ -22,11 +22,11 @@ DEADLINE = 250_000_000
 
 
 class Bell(FutexWord):
-    """The bell of a seat, on which somebody sleeps by the clock of a story."""
+    """The wake-up word of a slot, on which somebody sleeps by the clock of a story."""
 
     def __init__(self, story: Story, number: int) -> None:
         super().__init__(memoryview(story.memory), 0)
-        self.value = story.lane.page.bell(number).value
+        self.value = story.lane.page.wakeup_word(number).value
         self._story = story
 
     def wait(self, seen: int, timeout_s: float) -> None:
@@ -41,25 +41,25 @@ class Story:
     """
 
     def __init__(self) -> None:
-        self.lane: LaneToken = open_lane("0/0", seats=4)
+        self.lane: LaneToken = open_lane("0/0", slots=4)
         self.memory = bytearray(8)
-        self.holder, self.heir = self._sit("holder"), self._sit("heir")
-        for seat, name in ((self.holder, "holder"), (self.heir, "heir")):
-            seat.wait(0.0)
+        self.holder, self.successor = self._sit("holder"), self._sit("heir")
+        for slot, name in ((self.holder, "holder"), (self.successor, "heir")):
+            slot.wait(0.0)
             self.lane.look(0)
             self.lane.name_next(LaneClientId(name, 1, 0))
         assert self.holder.wait(0.0)
-        words, first = self.lane.page.words, self.lane.page.seat(self.holder.number)
+        words, first = self.lane.page.words, self.lane.page.first_word(self.holder.number)
         words[first + PACE_NS], words[first + SINCE_NS] = PACE, 0
         self.now_ns = self.spun_ns = 0
         self.slept: list[int] = []
         self.events: list[tuple[int, Callable[[], object]]] = []
-        number = self.heir.number
+        number = self.successor.number
         self.waiting = SlotWait(
             self.lane.page,
             number,
             SpinTuner(2),
-            bell=Bell(self, number),
+            wakeup=Bell(self, number),
             clock=lambda: self.now_ns,
             breathe=self._breathe,
         )
@@ -74,7 +74,7 @@ class Story:
 
     def wait(self) -> bool:
         """Have the heir wait once; return whether it has the token."""
-        seen = self.lane.page.bell(self.heir.number).value.value
+        seen = self.lane.page.wakeup_word(self.successor.number).value.value
         return self.has_it() or self.waiting.until(DEADLINE, seen, self.has_it)
 
     def wait_until_it_has_it(self) -> None:
@@ -82,7 +82,7 @@ class Story:
             assert self.now_ns < DEADLINE
 
     def has_it(self) -> bool:
-        return seat_of(self.lane.page.token()) == self.heir.number
+        return slot_of(self.lane.page.token()) == self.successor.number
 
     def sleep(self, seen: int, most_ns: int) -> None:
         """Sleep until something rings, or for so long; who wakes up by itself is late."""
@@ -98,7 +98,7 @@ class Story:
         self._happen(self.now_ns + LOOK_NS)
 
     def _rung(self) -> int:
-        return self.lane.page.bell(self.heir.number).value.value
+        return self.lane.page.wakeup_word(self.successor.number).value.value
 
     def _happen(self, now_ns: int) -> None:
         self.now_ns = max(self.now_ns, now_ns)
@@ -106,8 +106,8 @@ class Story:
             self.events.pop(0)[1]()
 
     def _sit(self, name: str) -> TokenSlot:
-        number = self.lane.seat_for(LaneClientId(name, 1, 0), os.getpid())
-        return TokenSlot("0/0", SharedPage(os.dup(self.lane.page.fd)), number, os.dup(self.lane.bell))
+        number = self.lane.slot_for(LaneClientId(name, 1, 0), os.getpid())
+        return TokenSlot("0/0", SharedPage(os.dup(self.lane.page.fd)), number, os.dup(self.lane.call_fd))
 
 
 @contextmanager
@@ -116,10 +116,10 @@ def told() -> Iterator[Story]:
     try:
         yield story
     finally:
-        for seat in (story.holder, story.heir):
-            seat.close()
+        for slot in (story.holder, story.successor):
+            slot.close()
         story.lane.page.close()
-        os.close(story.lane.bell)
+        os.close(story.lane.call_fd)
 
 
 @pytest.fixture
@@ -169,7 +169,7 @@ def test_one_that_is_told_late_that_it_is_next_spins_all_the_same(story: Story) 
 
 
 def test_a_holder_that_has_said_no_pace_is_waited_for_asleep(story: Story) -> None:
-    story.lane.page.words[story.lane.page.seat(story.holder.number) + PACE_NS] = 0
+    story.lane.page.words[story.lane.page.first_word(story.holder.number) + PACE_NS] = 0
     story.at(PACE, story.give)
     assert story.wait()
     assert story.slept == [DEADLINE]
@@ -192,7 +192,7 @@ def spinning_heir(story: Story) -> int:
 
 def test_a_heir_that_spins_stops_when_it_is_called(story: Story) -> None:
     moment = spinning_heir(story)
-    story.events.insert(0, (moment, story.heir.nudge))
+    story.events.insert(0, (moment, story.successor.nudge))
     assert not story.wait()
     assert moment <= story.now_ns <= moment + LOOK_NS
     assert story.spun_ns > 0
@@ -206,12 +206,12 @@ def test_a_heir_that_spins_stops_when_it_is_seated_elsewhere(story: Story) -> No
 
 
 def test_a_heir_that_spins_has_the_token_of_a_holder_that_is_overruled(story: Story) -> None:
-    def overrule() -> None:
-        story.lane.overrule()
+    def revoke() -> None:
+        story.lane.revoke()
         story.lane.name_next(LaneClientId("heir", 1, 0))
 
     moment = spinning_heir(story)
-    story.events.insert(0, (moment, overrule))
+    story.events.insert(0, (moment, revoke))
     assert story.wait()
     assert moment <= story.now_ns <= moment + LOOK_NS
 
@@ -226,9 +226,9 @@ def test_a_heir_that_is_stopped_while_it_sleeps_before_its_spin_has_the_token_wh
 def test_the_keeper_rings_the_bell_of_one_that_it_names_only_if_that_wants_it_and_once() -> None:
     for keen in (False, True):
         with told() as story:
-            bell = story.lane.page.bell(story.heir.number).value
+            bell = story.lane.page.wakeup_word(story.successor.number).value
             story.lane.name_next(None)
-            SlotWait(story.lane.page, story.heir.number, SpinTuner(2 if keen else 1)).begin()
+            SlotWait(story.lane.page, story.successor.number, SpinTuner(2 if keen else 1)).begin()
             before = bell.value
             story.lane.name_next(LaneClientId("heir", 1, 0))
             assert (bell.value != before) == keen
@@ -238,12 +238,12 @@ def test_the_keeper_rings_the_bell_of_one_that_it_names_only_if_that_wants_it_an
 
 
 def test_a_bell_that_is_rung_several_times_never_looks_as_before(story: Story) -> None:
-    page, number = story.lane.page, story.heir.number
-    seen = {page.bell(number).value.value}
+    page, number = story.lane.page, story.successor.number
+    seen = {page.wakeup_word(number).value.value}
     for _ in range(5):
-        page.call(number)
-        assert page.bell(number).value.value not in seen
-        seen.add(page.bell(number).value.value)
+        page.notify(number)
+        assert page.wakeup_word(number).value.value not in seen
+        seen.add(page.wakeup_word(number).value.value)
 
 
 def test_a_member_says_the_pace_of_the_middle_one_of_its_last_three_turns(
@@ -265,5 +265,5 @@ def test_a_member_says_the_pace_of_the_middle_one_of_its_last_three_turns(
             assert not holder.exit()
         lane.recall()
         assert not holder.enter()  # the turn is over
-        paces.append(lane.page.words[lane.page.seat(holder.number) + PACE_NS] / 1e6)
+        paces.append(lane.page.words[lane.page.first_word(holder.number) + PACE_NS] / 1e6)
     assert paces[2] == 20.0

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from penstock_sharing.token.lane_token import open_lane
-from penstock_sharing.token.protocol import LaneClientId, News, TokenPassed, TurnRequested
-from penstock_sharing.token.shared_page import BUSY, NOBODY, STATE, SharedPage, seat_of
+from penstock_sharing.token.protocol import LaneClientId, TokenEvent, TokenPassed, TurnRequested
+from penstock_sharing.token.shared_page import BUSY, NOBODY, STATE, SharedPage, slot_of
 from penstock_sharing.token.token_slot import TokenSlot
 
 NAMES = "abcd"
@@ -23,8 +23,8 @@ class Histories(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.lane = open_lane("0/0", seats=64)
-        self.seats: dict[str, TokenSlot] = {}
+        self.lane = open_lane("0/0", slots=64)
+        self.slots: dict[str, TokenSlot] = {}
         self.at: dict[str, str] = {}
         self.ghosts: set[str] = set()
         self.asking: list[str] = []
@@ -34,12 +34,12 @@ class Histories(RuleBasedStateMachine):
             self.sit(name)
 
     def sit(self, name: str) -> None:
-        number = self.lane.seat_for(LaneClientId(name, 1, 0), os.getpid())
-        self.seats[name] = TokenSlot("0/0", SharedPage(os.dup(self.lane.page.fd)), number, os.dup(self.lane.bell))
+        number = self.lane.slot_for(LaneClientId(name, 1, 0), os.getpid())
+        self.slots[name] = TokenSlot("0/0", SharedPage(os.dup(self.lane.page.fd)), number, os.dup(self.lane.call_fd))
         self.at[name] = "out"
 
-    def hear(self, news: list[News]) -> None:
-        for each in news:
+    def hear(self, events: list[TokenEvent]) -> None:
+        for each in events:
             match each:
                 case TurnRequested(_, who):
                     assert who.job_id not in self.asking
@@ -71,15 +71,15 @@ class Histories(RuleBasedStateMachine):
 
     def try_to_enter(self, name: str) -> None:
         self.ghosts.discard(name)
-        got = self.at[name] == "out" and self.seats[name].enter()
-        self.at[name] = "in" if got or self.seats[name].wait(0.0) else "ask"
+        got = self.at[name] == "out" and self.slots[name].enter()
+        self.at[name] = "in" if got or self.slots[name].wait(0.0) else "ask"
 
     @precondition(lambda self: self.any_at("in"))
     @rule(data=st.data(), rests=st.booleans())
     def leave_an_iteration(self, data: st.DataObject, rests: bool) -> None:
         name = self.pick(data, "in")
-        if self.seats[name].rest() if rests else self.seats[name].exit():
-            self.seats[name].give()
+        if self.slots[name].rest() if rests else self.slots[name].exit():
+            self.slots[name].give()
         self.at[name] = "out"
         self.ghosts.discard(name)
 
@@ -100,23 +100,23 @@ class Histories(RuleBasedStateMachine):
             case "recalled":
                 self.hear(self.lane.recall())
             case "overruled":
-                self.overrule()
+                self.revoke()
             case "held up" if self.at[name] == "out":  # after it has said that it is busy, and before it has looked
-                self.lane.page.words[self.lane.page.seat(self.seats[name].number) + STATE] = BUSY
+                self.lane.page.words[self.lane.page.first_word(self.slots[name].number) + STATE] = BUSY
             case "dead":
                 self.die(name)
             case _:
                 self.hear(self.lane.name_next(None))
 
-    def overrule(self) -> None:
+    def revoke(self) -> None:
         self.hear(self.lane.look(0))
         if self.holder is not None and self.at[self.holder] == "in":
             self.ghosts.add(self.holder)
-        self.hear(self.lane.overrule())
+        self.hear(self.lane.revoke())
 
     def die(self, name: str) -> None:
         """Another process comes in its place."""
-        self.seats[name].close()
+        self.slots[name].close()
         self.hear(self.lane.leave(LaneClientId(name, 1, 0)))
         self.ghosts.discard(name)
         if name in self.asking:
@@ -129,18 +129,18 @@ class Histories(RuleBasedStateMachine):
         inside = [name for name in NAMES if self.at[name] == "in" and name not in self.ghosts]
         assert len(inside) <= 1
         for name in inside:
-            assert seat_of(self.lane.page.token()) == self.seats[name].number
+            assert slot_of(self.lane.page.token()) == self.slots[name].number
 
     def teardown(self) -> None:
         """Everybody who asks has a turn in the end."""
         for name in NAMES:
             if self.at[name] == "in":
                 self.at[name] = "out"
-                if self.seats[name].exit():
-                    self.seats[name].give()
-            self.seats[name].rest() and self.seats[name].give()
+                if self.slots[name].exit():
+                    self.slots[name].give()
+            self.slots[name].rest() and self.slots[name].give()
         for name in NAMES:
-            had = self.seats[name].enter() or self.seats[name].wait(0.0)
+            had = self.slots[name].enter() or self.slots[name].wait(0.0)
             for _ in range(8):
                 if had:
                     break
@@ -148,15 +148,15 @@ class Histories(RuleBasedStateMachine):
                 self.hear(self.lane.look(self.now_ns))
                 if name in self.asking:
                     self.hear(self.lane.name_next(LaneClientId(name, 1, 0)))
-                had = self.seats[name].wait(0.0)
+                had = self.slots[name].wait(0.0)
             assert had, name
-            if self.seats[name].exit():
-                self.seats[name].give()
-        assert seat_of(self.lane.page.token()) in {NOBODY, *(seat.number for seat in self.seats.values())}
-        for seat in self.seats.values():
-            seat.close()
+            if self.slots[name].exit():
+                self.slots[name].give()
+        assert slot_of(self.lane.page.token()) in {NOBODY, *(slot.number for slot in self.slots.values())}
+        for slot in self.slots.values():
+            slot.close()
         self.lane.page.close()
-        os.close(self.lane.bell)
+        os.close(self.lane.call_fd)
 
 
 Histories.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -74,10 +74,10 @@ def test_who_is_alone_keeps_the_token_without_anybody_hearing_of_it(tmp_path: Pa
         only = served.process("only")
         intervals_ = only.do("work 50 0")[0].split()
         served.wait_for(TokenPassed(LANE, None, only.who))  # it works while the keeper has yet to say so
-        (counters,) = served.keeper.view(LANE).members
+        (counters,) = served.broker.view(LANE).members
     assert len(intervals_) == 50
     assert (counters.iterations, counters.turns) == (50, 1)
-    assert served.rota.told[:3] == [
+    assert served.rota.events[:3] == [
         JoinRequested(only.who, only.popen.pid),
         TurnRequested(LANE, only.who),
         TokenPassed(LANE, None, only.who),
@@ -114,7 +114,7 @@ def test_a_stopped_holder_loses_the_token_and_notices_before_its_next_iteration(
         holder.tell("exit", "enter")
         assert holder.hear().startswith("exited False")
         served.wait_for(TurnRequested(LANE, holder.who), count=2)  # it waits, as anybody else
-        assert served.keeper.view(LANE).holder == other.who
+        assert served.broker.view(LANE).holder == other.who
         left = moment(other.do("exit")[0])
         assert moment(holder.hear()) >= left - 1_000_000_000
 
@@ -132,8 +132,8 @@ def test_who_fetches_its_next_batch_for_long_loses_the_token_meanwhile(tmp_path:
 
 def test_who_leaves_its_loop_gives_the_token_to_who_waits(tmp_path: Path) -> None:
     with house(tmp_path) as served:
-        served.order(lambda keeper: keeper.open(LANE))
-        served.order(lambda keeper: keeper.lease(LANE, 1_000_000))
+        served.order(lambda broker: broker.open(LANE))
+        served.order(lambda broker: broker.set_quantum(LANE, 1_000_000))
         holder, other = contended(served)
         assert holder.do("rest") == ["rested False"]
         assert other.hear().startswith("entered")
@@ -151,8 +151,8 @@ def test_a_turn_lasts_as_many_iterations_as_its_lease(tmp_path: Path, monkeypatc
         "penstock_sharing.token.slot_table.GRACE_NS", 3_600_000_000_000
     )  # however slowly it is told what to do
     with house(tmp_path) as served:
-        served.order(lambda keeper: keeper.open(LANE))
-        served.order(lambda keeper: keeper.lease(LANE, 3))
+        served.order(lambda broker: broker.open(LANE))
+        served.order(lambda broker: broker.set_quantum(LANE, 3))
         holder, _ = contended(served)
         answers = holder.do("exit", "enter", "exit", "enter", "exit")
     assert [answer.split()[1] for answer in answers if answer.startswith("exited")] == ["True", "True", "False"]
@@ -181,25 +181,27 @@ def test_gangs_take_their_devices_in_one_order_and_never_wait_in_a_circle(tmp_pa
 def test_a_process_moves_to_another_lane_at_its_boundary(tmp_path: Path) -> None:
     with house(tmp_path) as served:
         holder, other = contended(served)
-        served.order(lambda _: served.rota.seat(holder.who, ["0/1"]))
+        served.order(lambda _: served.rota.assign_slots(holder.who, ["0/1"]))
         assert holder.do("exit")[0].startswith("exited False")
         assert other.hear().startswith("entered")
         assert holder.do("enter")[0].startswith("entered")
-        assert served.keeper.view("0/1").holder == holder.who
+        assert served.broker.view("0/1").holder == holder.who
 
 
 def test_one_that_waits_moves_at_once(tmp_path: Path) -> None:
     with house(tmp_path) as served:
         holder, other = contended(served)
-        served.order(lambda _: served.rota.seat(other.who, ["0/1"]))
+        served.order(lambda _: served.rota.assign_slots(other.who, ["0/1"]))
         assert other.hear().startswith("entered")
-        assert served.keeper.view(LANE).holder == holder.who
+        assert served.broker.view(LANE).holder == holder.who
 
 
 def test_one_that_waits_and_is_moved_away_and_back_at_once_is_not_forgotten(tmp_path: Path) -> None:
     with house(tmp_path) as served:
         holder, other = contended(served)
-        served.order(lambda _: (served.rota.seat(other.who, ["0/1"]), served.rota.seat(other.who, [LANE])))
+        served.order(
+            lambda _: (served.rota.assign_slots(other.who, ["0/1"]), served.rota.assign_slots(other.who, [LANE]))
+        )
         served.wait_for(TurnRequested(LANE, other.who), count=2)
         holder.do("exit")
         assert other.hear().startswith("entered")
@@ -208,7 +210,7 @@ def test_one_that_waits_and_is_moved_away_and_back_at_once_is_not_forgotten(tmp_
 def test_one_that_is_next_is_next_still_when_it_gets_another_lane_as_well(tmp_path: Path) -> None:
     with house(tmp_path) as served:
         holder, other = contended(served)
-        served.order(lambda _: served.rota.seat(other.who, [LANE, "1/0"]))
+        served.order(lambda _: served.rota.assign_slots(other.who, [LANE, "1/0"]))
         holder.do("exit")
         served.wait_for(TurnRequested("1/0", other.who))
         assert other.hear().startswith("entered")
@@ -223,7 +225,7 @@ def test_one_that_is_moved_while_it_waits_keeps_no_higher_lane_from_others(tmp_p
         served.asks(moved, "2/0")
         other.tell("enter")
         served.asks(other, "1/0")
-        served.order(lambda _: served.rota.seat(moved.who, ["0/0", "1/0"]))
+        served.order(lambda _: served.rota.assign_slots(moved.who, ["0/0", "1/0"]))
         served.wait_for(TokenPassed("1/0", None, other.who))
         assert other.hear().startswith("entered")
         other.do("exit")
@@ -259,9 +261,9 @@ def test_a_keeper_that_comes_back_finds_the_token_where_it_is(tmp_path: Path, mo
         holder, other = contended(before)
         before.fall()
         with house(tmp_path) as served:
-            served.order(lambda keeper: keeper.open(LANE))  # what was there counts, not what has just been made
+            served.order(lambda broker: broker.open(LANE))  # what was there counts, not what has just been made
             served.asks(other)  # it comes back by itself, since it waits
-            assert served.keeper.view(LANE).holder is None
+            assert served.broker.view(LANE).holder is None
             assert served.count(TokenPassed) == 0
             holder.do("look", "look")
             served.wait_for(TokenPassed(LANE, None, holder.who))
@@ -281,7 +283,7 @@ def test_a_holder_that_died_while_there_was_no_keeper_is_not_waited_for_for_ever
         holder.popen.kill()
         with house(tmp_path) as served:
             assert other.hear().startswith("entered")
-            assert served.keeper.view(LANE).holder == other.who
+            assert served.broker.view(LANE).holder == other.who
 
 
 def test_processes_that_are_moved_about_all_come_to_their_end(tmp_path: Path) -> None:
@@ -293,10 +295,10 @@ def test_processes_that_are_moved_about_all_come_to_their_end(tmp_path: Path) ->
             served.asks(process)
         for turn in range(24):
             moved, to = processes[turn % 3], lanes[(turn * 7 + turn // 3) % 5]
-            before = len(served.rota.told)
+            before = len(served.rota.events)
             served.order(
                 lambda _, moved=moved, to=to: (
-                    ClientGone(moved.who) in served.rota.told or served.rota.seat(moved.who, to)
+                    ClientGone(moved.who) in served.rota.events or served.rota.assign_slots(moved.who, to)
                 )
             )
             served.wait_for_more(before)

@@ -35,7 +35,7 @@ class Patient(ProcessPulse):
         super().__init__(0)
         self.state: State = "runs"
 
-    def feel(self) -> State:
+    def read_state(self) -> State:
         return self.state
 
 
@@ -44,19 +44,19 @@ class Ward:
 
     def __init__(self) -> None:
         self.page = SharedPage.make(4)
-        seating = SlotTable(self.page)
-        self.seat = self.page.seat(seating.take(LaneClientId("holder", 1, 0), 1, 0))
-        self.patient = seating[0].pulse = Patient()
-        self.watch = HolderWatch(self.page, seating)
+        slots = SlotTable(self.page)
+        self.slot = self.page.first_word(slots.take(LaneClientId("holder", 1, 0), 1, 0))
+        self.patient = slots[0].pulse = Patient()
+        self.watch = HolderWatch(self.page, slots)
         self.turn = 1
         self.be(BUSY)
 
     def be(self, state: int) -> None:
-        self.page.words[self.seat + STATE] = state
-        self.page.words[self.seat + SINCE_NS] = 0
+        self.page.words[self.slot + STATE] = state
+        self.page.words[self.slot + SINCE_NS] = 0
 
-    def look(self, now_ns: int, seat: int = 0) -> Verdict:
-        return self.watch.look(Token(0, self.turn, seat).word, now_ns)
+    def look(self, now_ns: int, slot: int = 0) -> Verdict:
+        return self.watch.look(Token(0, self.turn, slot).word, now_ns)
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_a_stopped_holder_has_its_turn_for_a_while(ward: Ward) -> None:
 def test_a_holder_that_is_long_between_two_iterations_is_recalled(ward: Ward) -> None:
     ward.be(AWAY)
     assert ward.look(TICK_NS) == "wait"
-    ward.page.words[ward.seat + ITERATIONS] += 1
+    ward.page.words[ward.slot + ITERATIONS] += 1
     assert ward.look(2 * TICK_NS) == "wait", "it has done another one meanwhile"
     assert ward.look(2 * TICK_NS + GRACE_NS) == "recall"
 
@@ -113,8 +113,8 @@ def test_whoever_comes_to_wait_gives_the_holder_its_time(ward: Ward) -> None:
 
 
 def test_a_holder_that_does_not_come_back_to_a_new_keeper_is_overruled(ward: Ward) -> None:
-    assert ward.look(TICK_NS, seat=3) == "wait"
-    assert ward.look(TICK_NS + RETURN_NS, seat=3) == "overrule"
+    assert ward.look(TICK_NS, slot=3) == "wait"
+    assert ward.look(TICK_NS + RETURN_NS, slot=3) == "overrule"
 
 
 def test_the_kernel_is_asked_how_a_process_is() -> None:
@@ -123,15 +123,15 @@ def test_the_kernel_is_asked_how_a_process_is() -> None:
         signal.pause()
         os._exit(1)
     pulse = ProcessPulse(child)
-    felt = [pulse.feel()]
+    felt = [pulse.read_state()]
     os.kill(child, signal.SIGSTOP)
     os.waitid(os.P_PID, child, os.WSTOPPED | os.WNOWAIT)
-    felt.append(pulse.feel())
+    felt.append(pulse.read_state())
     os.kill(child, signal.SIGKILL)
     os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
-    felt.append(pulse.feel())
+    felt.append(pulse.read_state())
     os.waitpid(child, 0)
-    felt.append(pulse.feel())
+    felt.append(pulse.read_state())
     pulse.close()
     assert felt == ["runs", "stopped", "ends", "runs"]
 
@@ -152,13 +152,13 @@ def test_a_line_says_how_a_process_is(line: str, state: State) -> None:
 
 def test_the_file_of_a_process_is_closed_when_it_leaves() -> None:
     page = SharedPage.make(4)
-    seating = SlotTable(page)
+    slots = SlotTable(page)
     who = LaneClientId("job", 1, 0)
     before = open_files()
-    number = seating.take(who, os.getpid(), 0)
-    assert seating[number].pulse.feel() == "runs"
+    number = slots.take(who, os.getpid(), 0)
+    assert slots[number].pulse.read_state() == "runs"
     assert open_files() == before + 1
-    seating.leave(number, 1)
+    slots.leave(number, 1)
     assert open_files() == before
     page.close()
 
