@@ -2,7 +2,7 @@
 Runs that share devices of this node, from the grant to the last process.
 
 :class:`SharingSupervisor` is the one way in for the runner. It gives each run its caps and its lanes, hears what the
-processes hold, and ends or parks runs that do not give their turn back. :func:`open_floor` makes one from the node's
+processes hold, and ends or parks runs that do not give their turn back. :func:`open_sharing` makes one from the node's
 settings. Synchronous; owns no loop.
 """
 
