@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -115,6 +116,18 @@ class Outcome:
         """Job completion times, end less submission, of the finished jobs in the trace's order."""
         done = self.finished
         return self.end_s[done] - self.trace.submit_s[done]
+
+
+UNTOUCHED: Final = {
+    "start_s": math.nan,
+    "end_s": math.nan,
+    "executed_s": 0.0,
+    "preemptions": 0,
+    "promotions": 0,
+    "held_gpu_s": 0.0,
+    "dropped": False,
+}
+"""The columns of an outcome that have a value for each job, and the value of a job that never starts."""
 
 
 class OutcomeSummary(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Final
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -74,28 +74,19 @@ class Trace:
         return len(self.job_ids)
 
 
+_WHOLE: Final = {"name", "dropped"}
+"""What a trace has beside its columns."""
+
+
 def taken(trace: Trace, rows: Ints) -> Trace:
     """Return some jobs of a trace, given by their rising rows; nothing counts as dropped."""
     chosen = rows.tolist()
 
-    def cells(column: Sequence[str]) -> list[str]:
-        return [column[i] for i in chosen] if column else []
+    def part(column: Any) -> Any:
+        return column[rows] if isinstance(column, np.ndarray) else [column[row] for row in chosen] if column else column
 
-    return replace(
-        trace,
-        job_ids=cells(trace.job_ids),
-        submit_s=trace.submit_s[rows],
-        num_gpus=trace.num_gpus[rows],
-        duration_s=trace.duration_s[rows],
-        gpu_share=None if trace.gpu_share is None else trace.gpu_share[rows],
-        batch_sizes=None if trace.batch_sizes is None else trace.batch_sizes[rows],
-        vcs=cells(trace.vcs),
-        users=cells(trace.users),
-        models=cells(trace.models),
-        kinds=cells(trace.kinds),
-        states=cells(trace.states),
-        dropped={},
-    )
+    columns = {each.name: part(getattr(trace, each.name)) for each in fields(trace) if each.name not in _WHOLE}
+    return replace(trace, **columns, dropped={})
 
 
 def window(trace: Trace, from_s: float, to_s: float) -> Trace:

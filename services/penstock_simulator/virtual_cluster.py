@@ -39,15 +39,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 from msgspec import Meta
 
-from penstock_simulator.outcome import ClusterTimeline, Outcome
-from penstock_simulator.trace import Floats, Ints, Trace
+from penstock_simulator.outcome import UNTOUCHED, ClusterTimeline, Outcome
+from penstock_simulator.trace import Ints, Trace
 
 _GIB: Final = 2**30
 _TERM: Final = re.compile(r"(\d+)x(\d+)(?:@([A-Za-z][\w.-]*))?")
@@ -314,6 +314,10 @@ def _grouped(nodes: Sequence[NodeGroup]) -> tuple[NodeGroup, ...]:
     return tuple(groups)
 
 
+_OPTIONAL: Final = {"held_gpu_s", "dropped"}
+"""Columns that are None where no part has them."""
+
+
 def merged(trace: Trace, policy: str, gpus: int, parts: Sequence[tuple[Ints, Outcome]]) -> Outcome:
     """
     Return the outcome of a whole trace from those of its parts; jobs of no part never start.
@@ -326,46 +330,24 @@ def merged(trace: Trace, policy: str, gpus: int, parts: Sequence[tuple[Ints, Out
         The rows of each part, and what became of them.
     """
 
-    def column(name: str, fill: float) -> Floats:
-        values = np.full(len(trace), fill)
-        for rows, outcome in parts:
-            values[rows] = getattr(outcome, name)
-        return values
-
+    columns: dict[str, Any] = {}
+    for name, fill in UNTOUCHED.items():
+        known = [(rows, values) for rows, outcome in parts if (values := getattr(outcome, name)) is not None]
+        columns[name] = np.full(len(trace), fill)
+        for rows, values in known:
+            columns[name][rows] = values
+        if not known and name in _OPTIONAL:
+            columns[name] = None
     lines = [outcome.timeline for _, outcome in parts if outcome.timeline is not None]
     return Outcome(
         policy=policy,
         trace=trace,
         gpus=gpus,
-        start_s=column("start_s", np.nan),
-        end_s=column("end_s", np.nan),
-        executed_s=column("executed_s", 0.0),
-        preemptions=column("preemptions", 0).astype(np.int64),
-        promotions=column("promotions", 0).astype(np.int64),
         events=sum(outcome.events for _, outcome in parts),
         wall_s=sum(outcome.wall_s for _, outcome in parts),
         timeline=together(lines) if lines else None,
-        held_gpu_s=_held_gpu_s(trace, parts),
-        dropped=_dropped(trace, parts),
+        **columns,
     )
-
-
-def _held_gpu_s(trace: Trace, parts: Sequence[tuple[Ints, Outcome]]) -> Floats | None:
-    if all(outcome.held_gpu_s is None for _, outcome in parts):
-        return None
-    found = np.zeros(len(trace))
-    for rows, outcome in parts:
-        found[rows] = outcome.held_gpu_s
-    return found
-
-
-def _dropped(trace: Trace, parts: Sequence[tuple[Ints, Outcome]]) -> npt.NDArray[np.bool_] | None:
-    if all(outcome.dropped is None for _, outcome in parts):
-        return None
-    found = np.zeros(len(trace), dtype=np.bool_)
-    for rows, outcome in parts:
-        found[rows] = outcome.dropped if outcome.dropped is not None else False
-    return found
 
 
 def together(lines: Sequence[ClusterTimeline]) -> ClusterTimeline:

@@ -16,9 +16,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Final, TypeVar
+from typing import Final
 
 import numpy as np
 
@@ -111,7 +111,7 @@ def simulate(
     _check("policy", policy, (*FAST_POLICIES, *SIZED_POLICIES))
     _check("placement", placement, PLACEMENTS)
     one = partial(
-        _undivided,
+        simulate,
         policy=policy,
         settings=settings or {},
         placement=placement,
@@ -122,62 +122,47 @@ def simulate(
         overhead_s=overhead_s,
         timeline=timeline,
     )
-    if quotas is None:
-        return one(trace, cluster, go_on)
-    return merged(trace, policy, cluster.gpus, list(_by_parts(one, trace, cluster, quotas, go_on)))
-
-
-def _undivided(
-    trace: Trace,
-    cluster: SimulatedNodes,
-    go_on: GoOn,
-    *,
-    policy: str,
-    settings: Mapping[str, object],
-    placement: str,
-    compat: str | None,
-    gpu_time_samples: Floats | None,
-    scaling: Curves | None,
-    profiles: Profiles | None,
-    overhead_s: float,
-    timeline: bool,
-) -> Outcome:
-    """Return what becomes of a trace on a cluster without virtual clusters."""
-    samples = trace.num_gpus * trace.duration_s if gpu_time_samples is None else gpu_time_samples
+    if quotas is not None:
+        return merged(trace, policy, cluster.gpus, list(_by_parts(one, trace, cluster, quotas, go_on)))
     if policy in SIZED_POLICIES:
         if compat is not None or placement != "count":
             raise ValueError(
                 f"{policy} is no part of what was published and knows no nodes; leave compat, placement out"
             )
-        sizing = FastSizingSettings.of(settings)
+        sizing = FastSizingSettings.of(settings or {})
         how = shapes(trace, policy, sizing, scaling, profiles)
         found = simulate_sized(trace, cluster.gpus, policy, sizing, how, overhead_s=overhead_s, go_on=go_on)
-    elif compat is not None:
+        return found if timeline else replace(found, timeline=None)
+    samples = trace.num_gpus * trace.duration_s if gpu_time_samples is None else gpu_time_samples
+    chosen, fit = FastSettings.of(settings or {}), np.flatnonzero(trace.num_gpus <= cluster.gpus)
+    jobs = taken(trace, fit) if fit.size < len(trace) else trace
+    if compat is not None:
         _check("compat", compat, COMPATS)
         if overhead_s:
             raise ValueError(f"overhead_s is {overhead_s}; {compat} knows none: leave it out, or leave compat out")
         found = simulate_published(
-            trace, cluster, policy, FastSettings.of(settings), placement=placement, samples_gpu_s=samples, go_on=go_on
+            jobs, cluster, policy, chosen, placement=placement, samples_gpu_s=samples, go_on=go_on
         )
+    elif placement == "yarn":
+        raise ValueError("placement yarn is part of what was published; add compat tiresias-2019, or count")
     else:
-        if placement == "yarn":
-            raise ValueError("placement yarn is part of what was published; add compat tiresias-2019, or count")
         samples = samples[samples > 0]
         found = simulate_events(
-            trace,
+            jobs,
             cluster.gpus,
             policy,
-            FastSettings.of(settings),
+            chosen,
             samples_gpu_s=samples,
             overhead_s=overhead_s,
             go_on=go_on,
             timeline=timeline,
         )
-    return found if timeline else replace(found, timeline=None)
+    line = found.timeline if timeline else None
+    return replace(found if jobs is trace else merged(trace, policy, cluster.gpus, [(fit, found)]), timeline=line)
 
 
 def _by_parts(
-    one: Callable[[Trace, SimulatedNodes, GoOn], Outcome],
+    one: Callable[..., Outcome],
     trace: Trace,
     cluster: SimulatedNodes,
     given: VirtualClusterQuotas,
@@ -194,22 +179,13 @@ def _by_parts(
 
     for part in divide(given, trace, cluster):
         if part.nodes.gpus and report(0, 0):
-            yield part.rows, one(taken(trace, part.rows), part.nodes, report)
+            yield part.rows, one(taken(trace, part.rows), part.nodes, go_on=report)
         before += len(part.rows)
 
 
 def _check(what: str, value: str, expected: tuple[str, ...]) -> None:
     if value not in expected:
         raise ValueError(f"{what} is {value!r}; expected one of {', '.join(expected)}")
-
-
-@dataclass(frozen=True)
-class TraceColumns:
-    """Columns of a trace, by submission."""
-
-    submit_s: Floats
-    num_gpus: Ints
-    duration_s: Floats
 
 
 SLICE: Final = 1 << 15
@@ -231,26 +207,22 @@ def simulate_events(
     go_on: GoOn,
     timeline: bool,
 ) -> Outcome:
-    """Return what becomes of a trace on a number of devices."""
-    fit = np.flatnonzero(trace.num_gpus <= devices)
-    workload = TraceColumns(trace.submit_s[fit], trace.num_gpus[fit], trace.duration_s[fit])
+    """Return what becomes of a trace on a number of devices, each of whose jobs fits on them."""
     warm()
     before_s = time.process_time()
-    sim = prepare(workload, devices, policy, settings, samples_gpu_s, overhead_s)
+    sim = prepare(trace, devices, policy, settings, samples_gpu_s, overhead_s)
     seen = run(sim, go_on, keep=timeline)
-    cpu_s = time.process_time() - before_s
-    jobs, number = sim.jobs, len(trace)
     return Outcome(
         policy=policy,
         trace=trace,
         gpus=devices,
-        start_s=_spread(jobs.start_s, fit, np.full(number, np.nan)),
-        end_s=_spread(jobs.end_s, fit, np.full(number, np.nan)),
-        executed_s=_spread(jobs.held_s, fit, np.zeros(number)),
-        preemptions=_spread(jobs.preemptions, fit, np.zeros(number, dtype=np.int64)),
-        promotions=_spread(jobs.promotions, fit, np.zeros(number, dtype=np.int64)),
+        start_s=sim.jobs.start_s.copy(),
+        end_s=sim.jobs.end_s.copy(),
+        executed_s=sim.jobs.held_s.copy(),
+        preemptions=sim.jobs.preemptions.copy(),
+        promotions=sim.jobs.promotions.copy(),
         events=int(sim.counters[kernel_state.EVENTS]),
-        wall_s=cpu_s,
+        wall_s=time.process_time() - before_s,
         timeline=seen if timeline else None,
     )
 
@@ -264,7 +236,7 @@ def run(sim: KernelState, go_on: GoOn, *, keep: bool) -> ClusterTimeline:
     Thrashing
         If no job came, ended or came nearer to its end in a whole slice.
     """
-    progress = _Progress(sim)
+    least_s, before, moved = sim.jobs.left_s.copy(), 0, 0
     at_s, load = np.zeros(SLICE), np.zeros((SLICE, 2), dtype=np.int64)
     times, loads = [at_s[:0]], [load[:0]]
     while points := advance(sim, SLICE, at_s, load):
@@ -273,28 +245,20 @@ def run(sim: KernelState, go_on: GoOn, *, keep: bool) -> ClusterTimeline:
             loads.append(load[:points].copy())
         if not go_on(int(sim.counters[kernel_state.DONE]), len(sim.jobs.gpus)):
             break
-        progress.look(sim)
-    busy, waiting = np.concatenate(loads).T
-    return ClusterTimeline(np.concatenate(times), busy, waiting)
-
-
-class _Progress:
-    """The least work that each job was ever seen to have left."""
-
-    def __init__(self, sim: KernelState) -> None:
-        self._least_s = sim.jobs.left_s.copy()
-        self._moved = 0
-
-    def look(self, sim: KernelState) -> None:
-        left_s, moved = sim.jobs.left_s, int(sim.counters[kernel_state.DONE] + sim.counters[kernel_state.COME])
-        if moved == self._moved and not np.any(left_s < self._least_s):
+        left_s, before, moved = (
+            sim.jobs.left_s,
+            moved,
+            int(sim.counters[kernel_state.DONE] + sim.counters[kernel_state.COME]),
+        )
+        if moved == before and not np.any(left_s < least_s):
             raise Thrashing(
                 f"no job has come nearer to its end in {SLICE:,} scheduling points: jobs are stopped before they have "
                 f"made good the {sim.rules.overhead_s:g} s that it costs to resume them; expected stints longer than "
                 "that; raise promote_knob or thresholds_gpu_s, or lower --overhead-s"
             )
-        np.minimum(self._least_s, left_s, out=self._least_s)
-        self._moved = moved
+        np.minimum(least_s, left_s, out=least_s)
+    busy, waiting = np.concatenate(loads).T
+    return ClusterTimeline(np.concatenate(times), busy, waiting)
 
 
 def warm() -> None:
@@ -302,12 +266,15 @@ def warm() -> None:
     if advance.signatures:  # type: ignore[attr-defined]
         return
     one = np.ones(1)
-    workload = TraceColumns(one, one.astype(np.int64), one)
-    run(prepare(workload, 1, "2d-las", FastSettings(), one, 0.0), lambda _, __: True, keep=False)
+    run(
+        prepare(Trace("warm", ["j"], one, one.astype(np.int64), one), 1, "2d-las", FastSettings(), one, 0.0),
+        lambda _, __: True,
+        keep=False,
+    )
 
 
 def prepare(  # noqa: PLR0917 - what, where, how
-    trace: TraceColumns, devices: int, policy: str, settings: FastSettings, samples: Floats, overhead_s: float
+    trace: Trace, devices: int, policy: str, settings: FastSettings, samples: Floats, overhead_s: float
 ) -> KernelState:
     """Return a simulation before its first event; all of its jobs fit on the devices."""
     order = QUEUE_POLICIES[policy]
@@ -342,7 +309,7 @@ def prepare(  # noqa: PLR0917 - what, where, how
     return new_sim(rules, jobs, queues, kernel_state.new_samples(samples))
 
 
-def _set_keys(jobs: JobColumns, key: QueueKey, trace: TraceColumns) -> None:
+def _set_keys(jobs: JobColumns, key: QueueKey, trace: Trace) -> None:
     """Set what the keys of jobs are made of, as :meth:`penstock_policies.queue_policies.QueueKey.evaluator` does."""
     devices = trace.num_gpus.astype(np.float64)
     times = devices if key.times_devices else np.ones(len(devices))
@@ -386,17 +353,8 @@ def _set_units(queues: QueueColumns, limits: Floats, samples: Floats) -> None:
         queues.fresh[queue] = gittins.GittinsCurve(samples, limit).at(entry) + queues.floor[queue]
 
 
-def _tick_s(trace: TraceColumns, settings: FastSettings) -> float:
+def _tick_s(trace: Trace, settings: FastSettings) -> float:
     if settings.tick_s is not None:
         return float(settings.tick_s)
     whole = all(np.array_equal(np.rint(times), times) for times in (trace.submit_s, trace.duration_s))
     return 1.0 if whole else 0.0
-
-
-Column = TypeVar("Column", Floats, Ints)
-
-
-def _spread(found: Column, places: Ints, rest: Column) -> Column:
-    """Return a column of all jobs from one of those that fit."""
-    rest[places] = found
-    return rest

@@ -77,26 +77,20 @@ def simulate_published(
     )
     submissions_s, lengths_s = _whole("submission", trace.submit_s), _whole("duration", trace.duration_s)
     columns = zip(trace.num_gpus.tolist(), submissions_s, lengths_s, strict=True)
-    jobs = [PublishedJob(row, *values) for row, values in enumerate(columns) if values[0] <= cluster.gpus]
+    jobs = [PublishedJob(*values) for values in columns]
     devices = Yarn(cluster) if placement == "yarn" else Count(cluster.gpus)
     before_s = time.process_time()
     points = run(jobs, devices, rules, lambda _, come: go_on(come, len(jobs)))
     cpu_s = time.process_time() - before_s
-    times, counts = np.full((3, len(trace)), np.nan), np.zeros((2, len(trace)), dtype=np.int64)
-    times[2] = 0.0
-    for job in jobs:
-        start_s, end_s = (np.nan if at_s is None else at_s for at_s in (job.start_s, job.end_s))
-        times[:, job.number] = start_s, end_s, job.executed_s
-        counts[:, job.number] = job.preemptions, job.promotions
     return Outcome(
         policy=policy,
         trace=trace,
         gpus=cluster.gpus,
-        start_s=times[0],
-        end_s=times[1],
-        executed_s=times[2],
-        preemptions=counts[0],
-        promotions=counts[1],
+        start_s=np.array([job.start_s for job in jobs], dtype=np.float64),  # nan for None
+        end_s=np.array([job.end_s for job in jobs], dtype=np.float64),
+        executed_s=np.array([job.executed_s for job in jobs], dtype=np.float64),
+        preemptions=np.array([job.preemptions for job in jobs], dtype=np.int64),
+        promotions=np.array([job.promotions for job in jobs], dtype=np.int64),
         events=len(points),
         wall_s=cpu_s,
         timeline=ClusterTimeline.of_rows(points),
@@ -218,7 +212,6 @@ class PublishedJob:
         Since the last promotion, but for the time before it first executed after that.
     """
 
-    number: int
     gpus: int
     submitted_s: int
     length_s: int

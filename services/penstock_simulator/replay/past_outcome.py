@@ -7,7 +7,6 @@ its jobs as a trace. :func:`only` and :func:`without_ends` return a part of an o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -15,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock_log import Job, JobState
-from penstock_simulator.outcome import ClusterTimeline, DeviceSpells, Outcome
+from penstock_simulator.outcome import UNTOUCHED, ClusterTimeline, DeviceSpells, Outcome
 from penstock_simulator.replay.history import ClusterHistory, longest
-from penstock_simulator.trace import Floats, Ints, Trace
+from penstock_simulator.trace import Floats, Ints, Trace, taken
 
 AS_IT_WAS: Final = "as it was"
 """The name of what really happened, among policies."""
@@ -103,13 +102,7 @@ def _recorded_spells(history: ClusterHistory, jobs: list[Job]) -> DeviceSpells:
         if slot.node_id in first
         for index in slot.devices
     ]
-    job, device, from_s, to_s = zip(*rows, strict=True) if rows else ((), (), (), ())
-    return DeviceSpells(
-        job=np.array(job, dtype=np.int64),
-        device=np.array(device, dtype=np.int64),
-        from_s=np.array(from_s, dtype=np.float64),
-        to_s=np.array(to_s, dtype=np.float64),
-    )
+    return DeviceSpells.of_rows(rows)
 
 
 def only(outcome: Outcome, rows: Ints) -> Outcome:
@@ -127,17 +120,13 @@ def only(outcome: Outcome, rows: Ints) -> Outcome:
     """
     if rows.size == len(outcome.trace):
         return outcome
+    columns = {name: values[rows] for name in UNTOUCHED if (values := getattr(outcome, name)) is not None}
     return replace(
         outcome,
-        trace=_trace(outcome.trace, rows),
-        start_s=outcome.start_s[rows],
-        end_s=outcome.end_s[rows],
-        executed_s=outcome.executed_s[rows],
-        preemptions=outcome.preemptions[rows],
-        promotions=outcome.promotions[rows],
-        held_gpu_s=outcome.held_gpu_s[rows] if outcome.held_gpu_s is not None else None,
+        trace=taken(outcome.trace, rows),
         timeline=_since(outcome.timeline, float(outcome.trace.submit_s[rows[0]])) if outcome.timeline else None,
         spells=_spells_of_rows(outcome.spells, rows, len(outcome.trace)) if outcome.spells else None,
+        **columns,
     )
 
 
@@ -147,26 +136,6 @@ def without_ends(outcome: Outcome, jobs: npt.NDArray[np.bool_]) -> Outcome:
     until_s = max(last_s, -np.inf if outcome.until_s is None else outcome.until_s)
     end_s = np.where(jobs, np.nan, outcome.end_s)
     return replace(outcome, end_s=end_s, until_s=until_s if np.isfinite(until_s) else None)
-
-
-def _trace(trace: Trace, rows: Ints) -> Trace:
-    def kept(column: Sequence[str]) -> Sequence[str]:
-        return [column[row] for row in rows] if column else ()
-
-    return replace(
-        trace,
-        job_ids=kept(trace.job_ids),
-        submit_s=trace.submit_s[rows],
-        num_gpus=trace.num_gpus[rows],
-        duration_s=trace.duration_s[rows],
-        gpu_share=trace.gpu_share[rows] if trace.gpu_share is not None else None,
-        batch_sizes=trace.batch_sizes[rows] if trace.batch_sizes is not None else None,
-        vcs=kept(trace.vcs),
-        users=kept(trace.users),
-        models=kept(trace.models),
-        kinds=kept(trace.kinds),
-        states=kept(trace.states),
-    )
 
 
 def _since(timeline: ClusterTimeline, from_s: float) -> ClusterTimeline:

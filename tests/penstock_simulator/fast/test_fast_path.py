@@ -164,7 +164,7 @@ def test_fifo_starts_jobs_in_the_order_of_submission(trace):
 def test_it_agrees_with_a_scan_of_all_jobs_by_the_published_rules_and_punctual_demotion(trace, policy):
     limits = (8, 24)
     columns = zip(trace.num_gpus.tolist(), trace.submit_s, trace.duration_s, strict=True)
-    jobs = [PublishedJob(number, gpus, int(at_s), int(lasts_s)) for number, (gpus, at_s, lasts_s) in enumerate(columns)]
+    jobs = [PublishedJob(gpus, int(at_s), int(lasts_s)) for gpus, at_s, lasts_s in columns]
     scanned = run(jobs, Count(4), PublishedRules(policy, limits, punctual=True))
     found = simulate(trace, parse("1x4"), policy, settings={"thresholds_gpu_s": limits}, timeline=True)
     assert found.end_s.tolist() == [job.end_s for job in jobs]

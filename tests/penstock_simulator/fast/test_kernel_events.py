@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from penstock_policies.queue_policies import QUEUE_POLICIES, LengthKnowledge
 from penstock_policies.ranking import PoolRanking, QueueLadder
-from penstock_simulator.fast.fast_path import TraceColumns, prepare
+from penstock_simulator.fast.fast_path import prepare
 from penstock_simulator.fast.fast_settings import FastSettings
 from penstock_simulator.fast.kernel_events import advance
 from penstock_simulator.fast.kernel_state import RUNNING
@@ -113,8 +113,7 @@ class Walked:
 
 def counted(trace, policy: str, chosen: FastSettings) -> Iterator[tuple[float, frozenset[str]]]:
     """Yield the same of the counting simulator."""
-    workload = TraceColumns(trace.submit_s, trace.num_gpus, trace.duration_s)
-    sim = prepare(workload, DEVICES, policy, chosen, LENGTHS, 0.0)
+    sim = prepare(trace, DEVICES, policy, chosen, LENGTHS, 0.0)
     at_s, load = np.zeros(1), np.zeros((1, 2), dtype=np.int64)
     while advance(sim, 1, at_s, load):
         yield float(at_s[0]), frozenset(trace.job_ids[job] for job in np.flatnonzero(sim.jobs.phase == RUNNING))
