@@ -21,6 +21,7 @@ from penstock.sessions.agent_client import AgentClient, make_current
 from penstock.sessions.checkpoint import Checkpoints, Manifest, Superseded
 from penstock.sessions.loop_position import LoopCourse, SamplerPosition
 from penstock.sessions.pace import pace
+from penstock.sessions.sampler_state import RunSize, SamplerState
 from penstock.sessions.setup import ProcessSetup
 from penstock.sessions.torch_support import AllocatorLimit
 from penstock_log.agent_protocol import (
@@ -55,8 +56,6 @@ class Boundary:
         Of the loop.
     save : callable or None
         How the script's state is saved, once the script has said it.
-    place, batch_size : callable
-        Return how far the script's sampler has come, None where it has none, and the batch size that the script uses.
     turns : LaneClient or None
         By which it takes turns with other jobs on its devices; None where it has them to itself.
     at_rest : bool
@@ -65,15 +64,13 @@ class Boundary:
         Share of the model's largest tensor, once the script has described it; 0 before.
     """
 
-    def __init__(self, setup: ProcessSetup, course: LoopCourse) -> None:
+    def __init__(self, setup: ProcessSetup, course: LoopCourse, sampling: SamplerState, sizing: RunSize) -> None:
         self.metrics: dict[str, SupportsFloat] = {}
         self.pace = pace(setup.emulated_speed, sample=setup.sample_iterations > 0)
         self.save: Callable[[Path], object] | None = None
         self.skew = 0.0
         self.checkpoints = Checkpoints(setup.checkpoint_dir, setup.epoch) if setup.checkpoint_dir else None
-        self.place: Callable[[], SamplerPosition | None] = lambda: None
-        self.batch_size: Callable[[], int] = lambda: 0
-        self._setup = setup
+        self._setup, self._sampling, self._sizing = setup, sampling, sizing
         self._limit = AllocatorLimit(setup.memory_fraction)
         self._course = course
         self.turns: LaneClient | None = None
@@ -221,8 +218,11 @@ class Boundary:
     @property
     def samples(self) -> int:
         """Samples that are done, over all runs and epochs."""
-        place = self.place()
-        return place.done if place else 0
+        position = self._position()
+        return position.done if position else 0
+
+    def _position(self) -> SamplerPosition | None:
+        return self._sampling.place(self._course.step)
 
     def put_off_checkpoint(self) -> None:
         """Let the next periodic checkpoint be due a period from now; rank 0 alone takes them."""
@@ -319,8 +319,8 @@ class Boundary:
                 step,
                 self._course.history(),
                 self.save,
-                self.place(),
-                batch_size=self.batch_size(),
+                self._position(),
+                batch_size=self._sizing.used,
                 world_size=self._setup.world_size,
             )
         except Superseded as error:
@@ -368,7 +368,7 @@ class Boundary:
             diverged=self._diverged(),
             skew=self.skew,
             memory=torch_support.measure(),
-            batch_size=self.batch_size(),
+            batch_size=self._sizing.used,
             samples=self.samples,
             iteration_s=timing.iteration_s,
             error_s=timing.error_s,

@@ -87,12 +87,10 @@ class Session:
     def __init__(self, setup: ProcessSetup) -> None:
         self._setup = setup
         self._course = LoopCourse()
-        self._boundary = Boundary(setup, self._course)
-        self._crowded = False
         self._sampling = SamplerState()
         self._sizing = RunSize(setup, self._sampling)
-        self._boundary.place = lambda: self._sampling.place(self._course.step)
-        self._boundary.batch_size = lambda: self._sizing.used
+        self._boundary = Boundary(setup, self._course, self._sampling, self._sizing)
+        self._crowded = False
 
     # --- what the job is
     @property
