@@ -40,13 +40,13 @@ _log = structlog.get_logger("penstock.executor")
 class AgentHandler(Protocol):
     """The handler of what jobs say over the socket."""
 
-    def greet(self, line: AgentConnection, hello: Hello) -> bool:
+    def accept(self, connection: AgentConnection, hello: Hello) -> bool:
         """Accept a process; return False if it is not the one that it says it is."""
 
-    def hear(self, line: AgentConnection, message: FromJob) -> None:
+    def handle(self, connection: AgentConnection, message: FromJob) -> None:
         """Handle a message of an accepted process."""
 
-    def gone(self, line: AgentConnection) -> None:
+    def disconnected(self, connection: AgentConnection) -> None:
         """Let go of a process whose connection has ended."""
 
 
@@ -63,7 +63,7 @@ class AgentListener:
     def __init__(self, path: Path, handler: AgentHandler) -> None:
         self._handler = handler
         self._loop = asyncio.get_running_loop()
-        self._lines: dict[AgentConnection, int] = {}
+        self._connections: dict[AgentConnection, int] = {}
         self._socket = bind(path)
         self._socket.listen(WAITING)
         self._open()
@@ -71,15 +71,15 @@ class AgentListener:
     def catch_up(self) -> None:
         """Accept waiting connections and handle all messages so far: of an ended process, all that it ever said."""
         self._accept()
-        for line in list(self._lines):
-            line.hear()
+        for connection in list(self._connections):
+            connection.read()
 
     def close(self) -> None:
         """Close all connections, and listen no more."""
         self._loop.remove_reader(self._socket.fileno())
         self._socket.close()
-        for line in list(self._lines):
-            line.close()
+        for connection in list(self._connections):
+            connection.close()
 
     def _open(self) -> None:
         if self._socket.fileno() >= 0:
@@ -88,7 +88,7 @@ class AgentListener:
     def _accept(self) -> None:
         while self._socket.fileno() >= 0:
             try:
-                connection, _ = self._socket.accept()
+                accepted, _ = self._socket.accept()
             except BlockingIOError:
                 return
             except OSError as error:
@@ -96,12 +96,12 @@ class AgentListener:
                 self._loop.remove_reader(self._socket.fileno())
                 self._loop.call_later(FULL_S, self._open)
                 return
-            line = AgentConnection(connection, self._handler, self._gone)
-            self._lines[line] = connection.fileno()
-            self._loop.add_reader(connection.fileno(), line.hear)
+            connection = AgentConnection(accepted, self._handler, self._forget)
+            self._connections[connection] = accepted.fileno()
+            self._loop.add_reader(accepted.fileno(), connection.read)
 
-    def _gone(self, line: AgentConnection) -> None:
-        self._loop.remove_reader(self._lines.pop(line))
+    def _forget(self, connection: AgentConnection) -> None:
+        self._loop.remove_reader(self._connections.pop(connection))
 
 
 class AgentConnection:
@@ -113,7 +113,7 @@ class AgentConnection:
     connection : socket.socket
     handler : AgentHandler
     ended : callable
-        ``ended(line)``: called once, while its descriptor is still open.
+        ``ended(connection)``: called once, while its descriptor is still open.
 
     Attributes
     ----------
@@ -133,7 +133,7 @@ class AgentConnection:
         self._rest = b""
         self._socket: socket.socket | None = connection
 
-    def hear(self) -> None:
+    def read(self) -> None:
         """Handle all messages that have arrived by now, and no more: other connections wait too."""
         if self.uid != os.getuid():
             self._refuse("another user's process", uid=self.uid)
@@ -151,7 +151,7 @@ class AgentConnection:
             else:
                 self.close()
 
-    def say(self, message: ToJob) -> None:
+    def send(self, message: ToJob) -> None:
         """
         Send a message, unless the process has hung up or does not read.
 
@@ -176,7 +176,7 @@ class AgentConnection:
             self._socket.close()
             self._socket = None
             if self.hello is not None:
-                self._handler.gone(self)
+                self._handler.disconnected(self)
 
     def _take_in(self, data: bytes) -> None:
         """Handle whole lines; keep the beginning of the next one."""
@@ -185,21 +185,21 @@ class AgentConnection:
             self._refuse("a line without an end", length=len(self._rest))
         for line in lines:
             if self._socket is not None:
-                self._understand(line)
+                self._decode(line)
 
-    def _understand(self, line: bytes) -> None:
+    def _decode(self, line: bytes) -> None:
         try:
             message = _decoder.decode(line)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             self._refuse("a line that is no message", line=line[:200], error=str(error))
             return
         if self.hello is not None:
-            self._handler.hear(self, message)
+            self._handler.handle(self, message)
         elif not isinstance(message, Hello):
             self._refuse("a process that did not say hello first")
         elif message.version != VERSION:
             self._refuse("a process of another version", version=message.version, expected=VERSION)
-        elif self._handler.greet(self, message):
+        elif self._handler.accept(self, message):
             self.hello = message
         else:
             self._refuse("a process that is not of that run", job_id=message.job_id, epoch=message.epoch)

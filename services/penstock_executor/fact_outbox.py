@@ -64,7 +64,7 @@ class FactOutbox:
         self._actor, self._most_bytes = actor, most_bytes
         self._waiting: deque[RunFact] = deque()
         self._counts: Counter[tuple[str, int]] = Counter()
-        self._told: Counter[tuple[str, int]] = Counter()
+        self._delivered_counts: Counter[tuple[str, int]] = Counter()
         self._has_time = False
         self._offered: list[RunFact] = []
         self._cause = 0
@@ -78,7 +78,7 @@ class FactOutbox:
         enough for a whole run, only the newest report waits.
         """
         kind = (tag_of(fact), fact.epoch)
-        if self._counts[kind] >= (1 if self._is_worn_out(fact) else MOST_WAITING):
+        if self._counts[kind] >= (1 if self._is_paced(fact) else MOST_WAITING):
             del self._waiting[_newest(self._waiting, kind)]
         else:
             self._counts[kind] += 1
@@ -88,10 +88,10 @@ class FactOutbox:
     @property
     def has_time(self) -> bool:
         """Whether the last and all waiting facts came so often that they may wait a moment, to spare the log."""
-        return self._has_time and all(map(self._is_worn_out, self._waiting))
+        return self._has_time and all(map(self._is_paced, self._waiting))
 
-    def _is_worn_out(self, fact: RunFact) -> bool:
-        return isinstance(fact, _SAID) and self._told[tag_of(fact), fact.epoch] >= MOST_TOLD
+    def _is_paced(self, fact: RunFact) -> bool:
+        return isinstance(fact, _FREQUENT) and self._delivered_counts[tag_of(fact), fact.epoch] >= MOST_UNPACED
 
     def next(self) -> Commit | None:
         """Return the facts that wait longest as one commit, or None; the same until :meth:`done` is called."""
@@ -111,8 +111,8 @@ class FactOutbox:
 
     def done(self) -> None:
         """Note that the commit of :meth:`next` is in the log, or will never be."""
-        self._told.update((tag_of(fact), fact.epoch) for fact in self._offered)
-        self._has_time = all(map(self._is_worn_out, self._offered))
+        self._delivered_counts.update((tag_of(fact), fact.epoch) for fact in self._offered)
+        self._has_time = all(map(self._is_paced, self._offered))
         gone = {id(fact) for fact in self._offered}  # equal ones may wait behind them
         self._waiting = deque(fact for fact in self._waiting if id(fact) not in gone)
         self._counts = Counter((tag_of(fact), fact.epoch) for fact in self._waiting)
@@ -164,7 +164,7 @@ class FactAppender:
             most_bytes = min(MOST_BYTES, self._bus.max_body_bytes // 2)
             outbox = self._outboxes[fact.job_id] = FactOutbox(self._actor, most_bytes)
             self._delivered.add(fact.job_id)
-        outbox.put(fact, self._live.state.leased.get(fact.job_id, 0))
+        outbox.put(fact, self._live.state.granted.get(fact.job_id, 0))
         if fact.job_id in self._delivered:
             self._delivered.discard(fact.job_id)
             self._spawn(self._deliver(fact.job_id, outbox))
@@ -210,12 +210,12 @@ class FactAppender:
                     return
 
 
-_SAID: Final = (RunCheckpointed, RunWarned)
+_FREQUENT: Final = (RunCheckpointed, RunWarned)
 """What a job's process brings about by saying so."""
 _SHORT: Final = 200
 MOST_WAITING: Final = 1000
 """Facts of one kind about one run that wait at the same time; of more, those in the middle are superseded."""
-MOST_TOLD: Final = 1000
+MOST_UNPACED: Final = 1000
 """Of what a job may say as often as it likes, so many facts of a kind about one run are told as fast as they come."""
 
 

@@ -2,8 +2,9 @@
 Rendezvous and stop barrier of a gang's processes.
 
 :class:`Rendezvous` gives the processes the variables by which ``torch.distributed`` and its like find each other. The
-stop barrier is the step after which all processes stop: :func:`hear` takes their answers, :func:`stop_step` computes
-the step, and :func:`agree` says when it is settled. The barrier is pure; its rules are those of ``agent``.
+stop barrier is the step after which all processes stop: :func:`note_message` takes their answers, :func:`stop_step`
+computes the step, and :func:`settle_stop` says when it is settled. The barrier is pure; its rules are those of
+:mod:`penstock_log.agent_protocol`.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class Rendezvous:
             AgentEnv.WORLD_SIZE: str(len(gang)),
         }
 
-    def over(self, key: Key) -> None:
+    def release(self, key: Key) -> None:
         """Note that a run has ended: other runs may have its port."""
         self._ports.pop(key, None)
 
@@ -161,19 +162,19 @@ def stop_step(
     return max(step + (0 if rank in held else STOP_MARGIN) for rank, step in answers.items())
 
 
-def hear(run: LocalRun, index: int, message: FromJob) -> None:
+def note_message(run: LocalRun, index: int, message: FromJob) -> None:
     """Note what one process said."""
     rank = run.ranks[index]
     match message:
         case Hello():
             rank.greeted = True
-            _reach(rank, message.step)
+            _note_step(rank, message.step)
             run.answers.pop(index, None)  # a question over an older connection is void
             run.held.discard(index)
         case StepProgress():
-            _take_report(rank, message)
+            _note_report(rank, message)
         case SessionDone():
-            _take_report(rank, message)
+            _note_report(rank, message)
             rank.done = True
             run.answers[index] = message.step
         case StepReached():
@@ -183,13 +184,13 @@ def hear(run: LocalRun, index: int, message: FromJob) -> None:
         case CheckpointSaved():
             rank.saved_step = max(rank.saved_step, message.step)
             rank.saved_samples = max(rank.saved_samples, message.samples)
-            _reach(rank, message.step)
+            _note_step(rank, message.step)
             rank.leaving = rank.leaving or message.leaving
         case SaveFailed():
-            _reach(rank, message.step)
+            _note_step(rank, message.step)
 
 
-def _take_report(rank: RunProcess, report: LoopReport) -> None:
+def _note_report(rank: RunProcess, report: LoopReport) -> None:
     """Take in what a process says of its loop: metrics that it does not name, and its skew, stay as they were."""
     if report.memory is not None:
         rank.peak_bytes = max(rank.peak_bytes, report.memory.peak_bytes, report.memory.allocated_bytes)
@@ -204,11 +205,11 @@ def _take_report(rank: RunProcess, report: LoopReport) -> None:
     )
 
 
-def _reach(rank: RunProcess, step: int) -> None:
+def _note_step(rank: RunProcess, step: int) -> None:
     rank.report = msgspec.structs.replace(rank.report, step=max(rank.report.step, step))
 
 
-def agree(run: LocalRun, agreed: int | None = None) -> StopAtStep | None:
+def settle_stop(run: LocalRun, agreed: int | None = None) -> StopAtStep | None:
     """
     Settle the step once all answers are in; return what to tell the processes, the first time only.
 

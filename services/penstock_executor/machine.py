@@ -29,7 +29,7 @@ class ExecutorState(msgspec.Struct):
         Job id → node id → epoch that the node said it has started.
     led : dict of str to RunStarted
         Gang → the last start of its first process, which says from where all of them go on.
-    leased : dict of str to int
+    granted : dict of str to int
         Job that has a grant somewhere → sequence of the commit that gave it.
     finished : list of str
         The last finished jobs whose checkpoints nobody needs any more.
@@ -41,7 +41,7 @@ class ExecutorState(msgspec.Struct):
     cluster: Cluster = msgspec.field(default_factory=Cluster)
     started: dict[str, dict[str, int]] = msgspec.field(default_factory=dict)
     led: dict[str, RunStarted] = msgspec.field(default_factory=dict)
-    leased: dict[str, int] = msgspec.field(default_factory=dict)
+    granted: dict[str, int] = msgspec.field(default_factory=dict, name="leased")
     finished: list[str] = msgspec.field(default_factory=list)
     kept: dict[str, list[str]] = msgspec.field(default_factory=dict)
 
@@ -149,9 +149,9 @@ def apply(state: ExecutorState, event: Event, seq: int) -> None:
     state.cluster.apply(event)
     for job in state.jobs.apply(event):
         if job.placement is None:
-            state.leased.pop(job.id, None)
+            state.granted.pop(job.id, None)
         else:
-            state.leased.setdefault(job.id, seq)
+            state.granted.setdefault(job.id, seq)
         if job.state in TERMINAL:
             state.jobs.forget(job.id)
             state.started.pop(job.id, None)
@@ -193,7 +193,7 @@ def decide(
     if not actions:
         actions += node.join()
     if node.joined:
-        actions += node.leases()
+        actions += node.grants()
     return NodePlan(actions=actions, wake_at_s=min(node.deadlines, default=None))
 
 
@@ -218,7 +218,7 @@ def is_awaited(state: ExecutorState, node_id: str, sharing: Collection[str]) -> 
 def refuse(state: ExecutorState, node_id: str, observed: NodeObservation, now_s: float) -> list[ReportFact]:
     """Return the ends of grants that came while the node left: their runs never began."""
     node = _Node(state, node_id, observed, now_s, 0.0)
-    return [action for action in node.leases() if isinstance(action, ReportFact)]
+    return [action for action in node.grants() if isinstance(action, ReportFact)]
 
 
 class _Node:
@@ -241,11 +241,11 @@ class _Node:
         if job is None or not job.may_run(run.epoch, self.id):
             yield from self._abandon(run)
             return
-        if "started" not in run.told and not run.refused:
+        if "started" not in run.reported and not run.refused:
             yield ReportFact(fact=run_state.started(run, self.id))
         if run.alive:
             yield from self._stop(run, job)
-        elif "ended" not in run.told and not self._holds_back():
+        elif "ended" not in run.reported and not self._holds_back():
             yield ReportFact(fact=run_state.ended(run, job, self.id, self.now_s, self.sample_limit_s))
 
     def _abandon(self, run: LocalRun) -> Iterator[Action]:
@@ -266,13 +266,13 @@ class _Node:
         grace_s = job.spec.grace_s
         if ending == "preempted" and run.greeted and not run.termed_s:
             if not run.asked_s:
-                self._wake(self.now_s + grace_s)
+                self._decide_at(self.now_s + grace_s)
                 yield AskToStop(job_id=run.job_id, epoch=run.epoch, ending=ending, why=self._evicted(run))
                 return
             if not self._due(run.asked_s + grace_s):
                 return
         if not run.termed_s:
-            self._wake(self.now_s + grace_s)
+            self._decide_at(self.now_s + grace_s)
             yield TerminateRun(job_id=run.job_id, epoch=run.epoch, ending=ending)
         elif not run.killed_s and self._due(run.termed_s + grace_s):
             yield KillRun(job_id=run.job_id, epoch=run.epoch)
@@ -289,20 +289,20 @@ class _Node:
         return "preempted" if self._evicted(run) else run.ending
 
     def _evicted(self, run: LocalRun) -> str:
-        seat = self.observed.seats.get(run.key)
-        return seat.reason if seat is not None and seat.at == "leaving" else ""
+        progress = self.observed.shared.get(run.key)
+        return progress.reason if progress is not None and progress.at == "leaving" else ""
 
     # --- grants that have no run here
-    def leases(self) -> Iterator[Action]:
+    def grants(self) -> Iterator[Action]:
         """Yield what to do about grants of this node that have no run here yet."""
-        leased = [job for job in map(self.state.jobs.get, sorted(self.state.leased)) if job and self._has_lease(job)]
-        for job in leased:
+        granted = [job for job in map(self.state.jobs.get, sorted(self.state.granted)) if job and self._has_grant(job)]
+        for job in granted:
             if (job.id, job.epoch) not in self.observed.runs:
-                yield from self._lease(job)
-        if self.observed.draining and not self.observed.runs and not leased:
+                yield from self._grant(job)
+        if self.observed.draining and not self.observed.runs and not granted:
             yield WithdrawNode()
 
-    def _lease(self, job: Job) -> Iterator[Action]:
+    def _grant(self, job: Job) -> Iterator[Action]:
         devices = devices_of(job, self.id)
         if self.state.started.get(job.id, {}).get(self.id) == job.epoch:
             yield self._never_ran(job, "lost", "its processes are gone without a trace: was the run folder removed?")
@@ -326,12 +326,12 @@ class _Node:
     def _begin(self, job: Job, devices: tuple[int, ...]) -> Iterator[Action]:
         if not (yield from self._resumes(job)):
             return
-        seat = self.observed.seats.get((job.id, job.epoch))
-        if sharing_of(job) == "lane" and (seat is None or seat.at != "in"):
-            if seat is None:
+        progress = self.observed.shared.get((job.id, job.epoch))
+        if sharing_of(job) == "lane" and (progress is None or progress.at != "in"):
+            if progress is None:
                 yield RequestLanes(job_id=job.id)
-            elif seat.at == "refused":
-                yield self._never_ran(job, "failed", seat.reason)
+            elif progress.at == "refused":
+                yield self._never_ran(job, "failed", progress.reason)
             return
         self.taken |= dict.fromkeys(devices, sharing_of(job))
         if self._due(self.observed.postponed.get((job.id, job.epoch), 0.0)):
@@ -379,7 +379,7 @@ class _Node:
     def _older_epoch_runs(self, job: Job) -> bool:
         return any(run.job_id == job.id and run.alive for run in self.observed.runs.values())
 
-    def _has_lease(self, job: Job) -> bool:
+    def _has_grant(self, job: Job) -> bool:
         return job.may_run(job.epoch, self.id)
 
     # --- the node itself
@@ -395,10 +395,10 @@ class _Node:
 
     def _due(self, at_s: float) -> bool:
         if self.now_s < at_s:
-            self._wake(at_s)
+            self._decide_at(at_s)
         return self.now_s >= at_s
 
-    def _wake(self, at_s: float) -> None:
+    def _decide_at(self, at_s: float) -> None:
         self.deadlines.append(at_s)
 
 

@@ -124,12 +124,12 @@ class MemoryLimits:
         for (key, _), (session, devices) in watched.items():
             cap_bytes, pids = hosted[key].memory_bytes * devices, families.get(session, ())
             if total(pids).resident_bytes > cap_bytes and own_bytes(pids) > cap_bytes:
-                over[key] = _host_words(hosted[key], devices)
+                over[key] = _host_text(hosted[key], devices)
         return over
 
-    def host_words(self, key: Key, devices: int) -> str:
+    def host_text(self, key: Key, devices: int) -> str:
         """Return in words why a run was ended that exceeded its part of the host."""
-        return _host_words(self.hosted[key], devices)
+        return _host_text(self.hosted[key], devices)
 
     def environment(self, key: Key, devices: Sequence[int], framework_bytes: int = 0) -> dict[str, str]:
         """Return the variables that tell a process its cap on each device; empty if it has its devices alone."""
@@ -210,10 +210,8 @@ class MemoryLimits:
         if hosted is None:
             return ""
         if self.enforcer.name == "cgroup":
-            return self.host_words(key, devices) if self.enforcer.usage(_name(key, rank), 0).killed else ""
-        return (
-            f"{self.host_words(key, devices)}: {last_line}" if hosted.asked and WANTS_MEMORY.search(last_line) else ""
-        )
+            return self.host_text(key, devices) if self.enforcer.usage(_name(key, rank), 0).killed else ""
+        return f"{self.host_text(key, devices)}: {last_line}" if hosted.asked and WANTS_MEMORY.search(last_line) else ""
 
     def end(self, key: Key, rank: int) -> None:
         """End everything that a process has left in its control group, if it has one."""
@@ -250,7 +248,7 @@ class MemoryLimits:
         return sum(on_host) + HOST_LEAST_BYTES if on_host else 0
 
 
-def _host_words(hosted: HostShare, devices: int) -> str:
+def _host_text(hosted: HostShare, devices: int) -> str:
     whose = "" if hosted.asked else ", its devices' share of the node (--host-memory asks for more)"
     return f"ended for using more than its {gibibytes(hosted.memory_bytes * devices)} of host memory{whose}"
 

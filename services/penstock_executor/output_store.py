@@ -165,8 +165,10 @@ class OutputStore:
         try:
             answer = await asyncio.to_thread(self._read, ask)  # the disk may be slow, and jobs go on meanwhile
         except FileNotFoundError:
-            said = f"node {self.node_id} has no {ask.stream} of rank {ask.rank} in run {ask.epoch} of job {ask.job_id}"
-            return Reply(code=NOT_FOUND, error=said)
+            problem = (
+                f"node {self.node_id} has no {ask.stream} of rank {ask.rank} in run {ask.epoch} of job {ask.job_id}"
+            )
+            return Reply(code=NOT_FOUND, error=problem)
         return Reply(body=msgspec.msgpack.encode(answer))
 
     def expire(self, now_s: float, live: Collection[str], age_s: float, most_bytes: int) -> list[str]:

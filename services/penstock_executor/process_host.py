@@ -88,10 +88,10 @@ class ProcessHost:
     Attributes
     ----------
     runs : dict of Key to LocalRun
-    lines : dict of Place to AgentConnection
+    connections : dict of Place to AgentConnection
         Open connections.
     checkpoints : CheckpointFolder
-    fresh : set of str
+    unpublished : set of str
         Jobs whose progress has changed since it was last published.
     on_memory : callable
         ``on_memory(place, memory, iterations)``: called when a process reports its memory, with its iterations so far.
@@ -117,10 +117,10 @@ class ProcessHost:
         self._output_bytes, self.launcher = output_bytes, launcher
         self.on_memory: Callable[[Place, MemoryReport, int], None] = lambda place, memory, iterations: None  # noqa: ARG005
         self.runs: dict[Key, LocalRun] = {}
-        self.lines: dict[Place, AgentConnection] = {}
-        self.fresh: set[Key] = set()
+        self.connections: dict[Place, AgentConnection] = {}
+        self.unpublished: set[Key] = set()
         self._processes: dict[Place, LaunchedProcess] = {}
-        self._meetings = Rendezvous()
+        self._rendezvous = Rendezvous()
         self.checkpoints = CheckpointFolder(site.checkpoints, site.node_id)
         self._clock, self._watch, self._report, self._wake = clock, watch, report, wake
 
@@ -159,7 +159,7 @@ class ProcessHost:
         run.cap_bytes = self.limits.least_bytes(run.key)
         if not run.refused:
             run.ranks = {member.rank: RunProcess() for member in mine}
-            self._spawn_all(run, job, mine, self._meetings.arrange(run.key, gang, cluster), resume)
+            self._spawn_all(run, job, mine, self._rendezvous.arrange(run.key, gang, cluster), resume)
         return run
 
     def _problem(self, job: Job, member: environment.GangMember) -> str:
@@ -182,7 +182,7 @@ class ProcessHost:
         run: LocalRun,
         job: Job,
         mine: list[environment.GangMember],
-        meeting: dict[str, str],
+        rendezvous: dict[str, str],
         resume: Resume | None,
     ) -> None:
         try:
@@ -190,24 +190,24 @@ class ProcessHost:
             with contextlib.suppress(OSError):  # jobs that save are warned when they cannot
                 self.site.checkpoints.mkdir(mode=0o700, parents=True, exist_ok=True)
             for member in mine:
-                env = self._environment(job, member, meeting, resume) | self._room(run, job, member)
+                env = self._environment(job, member, rendezvous, resume) | self._memory_environment(run, job, member)
                 where = run_folders.rank_path(self.runs_dir, run.key, member.rank)
                 command = self.limits.command(run.key, member.rank, member.devices, job.spec.command)
                 keep = OutputLimits(self.outputs.create(run.key, member.rank), self._output_bytes)
                 process = self.launcher.start(where, command, env, self._cwd(job), keep)
-                self._take_in((run.key, member.rank), process)
+                self._track((run.key, member.rank), process)
         except DeviceError as error:
             run.refused = f"its memory cap could not be set: {error}"
             self._abort(run)
         except OSError as error:
-            words = _words(error, self.runs_dir)
+            problem = _start_problem(error, self.runs_dir)
             if error.errno in _FULL and not any((run.key, member.rank) in self._processes for member in mine):
                 self.clean(run.key)
-                raise DiskFull(words) from error
-            run.refused = words
+                raise DiskFull(problem) from error
+            run.refused = problem
             self._abort(run)
 
-    def _room(self, run: LocalRun, job: Job, member: environment.GangMember) -> dict[str, str]:
+    def _memory_environment(self, run: LocalRun, job: Job, member: environment.GangMember) -> dict[str, str]:
         need = job.need or job.spec.memory
         return self.limits.environment(run.key, member.devices, need.framework_bytes if need else 0)
 
@@ -218,7 +218,7 @@ class ProcessHost:
                 rank.ended_s = self._clock()
         self.kill(run.key)
 
-    def _take_in(self, place: Place, process: LaunchedProcess) -> None:
+    def _track(self, place: Place, process: LaunchedProcess) -> None:
         self._processes[place] = process
         self._watch(place, process)
 
@@ -233,7 +233,7 @@ class ProcessHost:
                     self.launcher.clean_up(folder)
                     yield run.key, index
                 else:
-                    self._take_in((run.key, index), process)
+                    self._track((run.key, index), process)
                     _log.info("process_adopted", job_id=run.job_id, epoch=run.epoch, rank=index, pid=process.pid)
 
     # --- ending
@@ -242,13 +242,13 @@ class ProcessHost:
         run = self.runs[key]
         run.ending, run.why, run.asked_s = ending, why, self._clock()
         run_folders.note_stopping(self.runs_dir, run)
-        self._say(run, StopRequest())
+        self._send_all(run, StopRequest())
 
-    def term(self, key: Key, ending: Ending) -> None:
+    def terminate(self, key: Key, ending: Ending) -> None:
         """Send TERM to all process groups of a run."""
         run = self.runs[key]
         run.ending, run.termed_s = ending, self._clock()
-        for process in self._living(run):
+        for process in self._running(run):
             self.launcher.signal_group(process, signal.SIGTERM)
 
     def end(self, key: Key, ending: Ending, why: str) -> None:
@@ -262,20 +262,20 @@ class ProcessHost:
         """End all processes of a run, also those that have left its process groups."""
         run = self.runs[key]
         run.killed_s = self._clock()
-        for process in self._living(run):
+        for process in self._running(run):
             self.launcher.kill(process)
 
-    def _living(self, run: LocalRun) -> list[LaunchedProcess]:
+    def _running(self, run: LocalRun) -> list[LaunchedProcess]:
         """Note how far the run's end has come; return the processes that are still alive."""
         run_folders.note_stopping(self.runs_dir, run)
         places = [(run.key, index) for index, rank in run.ranks.items() if rank.alive]
         return [self._processes[place] for place in places if place in self._processes]
 
-    def buried(self, place: Place) -> int | None:
+    def reap(self, place: Place) -> int | None:
         """Return the exit status of a process that has ended, after ending what it left behind."""
         process = self._processes.get(place)
         where = self.rank_dir(place)
-        code = self.launcher.exit_code(where) if process is None else self.launcher.bury(process, where)
+        code = self.launcher.exit_code(where) if process is None else self.launcher.reap(process, where)
         if code is None:
             self.limits.end(*place)  # the shim, which would have ended all, was killed itself
         return 128 + signal.SIGKILL if code is None and self.runs[place[0]].killed_s else code
@@ -290,8 +290,8 @@ class ProcessHost:
         self._note_host_memory(self.runs[key], index)
         _log.info("process_ended", job_id=key[0], epoch=key[1], rank=index, exit_code=code)
         if rank.unflushed:
-            said = f"rank {index} left with exit code {code} after all of its steps were done: the end of its output"
-            self.warn(key, f"{said} found no room, which counts as success")
+            left = f"rank {index} left with exit code {code} after all of its steps were done: the end of its output"
+            self.warn(key, f"{left} found no room, which counts as success")
         self.settle(self.runs[key])
         self._wake()
 
@@ -323,9 +323,9 @@ class ProcessHost:
         """Remove a run whose end is in the log."""
         self.limits.forget_host(key, self.runs[key].ranks if key in self.runs else ())
         run_folders.remove(self.runs_dir, key)
-        self._meetings.over(key)
+        self._rendezvous.release(key)
         self.runs.pop(key, None)
-        self.fresh.discard(key)
+        self.unpublished.discard(key)
 
     def remove_checkpoints(self, job_id: str) -> None:
         """Remove the checkpoints of a job that is over."""
@@ -345,37 +345,37 @@ class ProcessHost:
         process = self._processes.get(place)
         return 0 if process is None else process.pid
 
-    def noted_code(self, place: Place) -> int | None:
+    def exit_code(self, place: Place) -> int | None:
         """Return the exit status of a process that has just ended, if it left one."""
         return self.launcher.exit_code(self.rank_dir(place))
 
     # --- listening (AgentHandler)
-    def greet(self, line: AgentConnection, hello: Hello) -> bool:
+    def accept(self, connection: AgentConnection, hello: Hello) -> bool:
         """Accept a process if it is, or descends from, the one that was started as that rank."""
         place = ((hello.job_id, hello.epoch), hello.rank)
         run, process = self.runs.get(place[0]), self._processes.get(place)
-        if run is None or process is None or not self.launcher.belongs_to(line.pid, process):
+        if run is None or process is None or not self.launcher.belongs_to(connection.pid, process):
             return False
-        self.lines[place] = line
-        gang.hear(run, hello.rank, hello)
+        self.connections[place] = connection
+        gang.note_message(run, hello.rank, hello)
         run_folders.note_mark(self.runs_dir, run, hello.rank, "hello")
-        self.tell_caps(run)
+        self.send_caps(run)
         if run.stop_step is not None:
-            line.say(StopAtStep(step=run.stop_step))
+            connection.send(StopAtStep(step=run.stop_step))
         elif run.asked_s:
-            line.say(StopRequest())
+            connection.send(StopRequest())
         self._wake()
         return True
 
-    def hear(self, line: AgentConnection, message: FromJob) -> None:
+    def handle(self, connection: AgentConnection, message: FromJob) -> None:
         """Note what a process says, and pass on what the log or the gang should know."""
-        if line.hello is None:
+        if connection.hello is None:
             return
-        key, index = (line.hello.job_id, line.hello.epoch), line.hello.rank
+        key, index = (connection.hello.job_id, connection.hello.epoch), connection.hello.rank
         run = self.runs.get(key)
         if run is None:
             return
-        gang.hear(run, index, message)
+        gang.note_message(run, index, message)
         match message:
             case CheckpointSaved():
                 self._report(RunCheckpointed(step=message.step, digest=message.digest, **self.about(key)))
@@ -385,10 +385,10 @@ class ProcessHost:
                 self._report(RunWarned(warning=what, **self.about(key)))
             case StepProgress() | SessionDone():
                 if index == 0:
-                    self.fresh.add(key)
-                    self._note_begin(run, max(0, message.step - message.loop_steps))
-                if run.ranks[index].crowded and "crowded" not in run.told:
-                    run.told.add("crowded")
+                    self.unpublished.add(key)
+                    self._report_rewind(run, max(0, message.step - message.loop_steps))
+                if run.ranks[index].crowded and "crowded" not in run.reported:
+                    run.reported.add("crowded")
                     kept = f"{MOST_METRICS} are kept, by names of at most {LONGEST_METRIC} characters"
                     self.warn(key, f"rank {index} reports more metrics than are kept: {kept}; the others are left out")
                 if isinstance(message, SessionDone):
@@ -399,15 +399,15 @@ class ProcessHost:
                 pass
         self.settle(run)
 
-    def _note_begin(self, run: LocalRun, step: int) -> None:
+    def _report_rewind(self, run: LocalRun, step: int) -> None:
         """Report where a run has begun, if that is before the checkpoint that it should have loaded."""
-        if step >= run.resumed_step or "rewound" in run.told:
+        if step >= run.resumed_step or "rewound" in run.reported:
             return
         try:
             held = self.checkpoints.of_step(run.job_id, step) if step else None
         except OSError:  # of a disk that is away: looked at again when the process says how far it is next
             return
-        run.told.add("rewound")
+        run.reported.add("rewound")
         self._report(
             RunRewound(
                 step=step,
@@ -423,10 +423,10 @@ class ProcessHost:
 
     def settle(self, run: LocalRun, agreed: int | None = None) -> None:
         """Tell the processes where to stop, once it is known; ``agreed`` is the step as another node knows it."""
-        stop = gang.agree(run, agreed)
+        stop = gang.settle_stop(run, agreed)
         if stop is not None:
             run_folders.note_stopping(self.runs_dir, run)
-            self._say(run, stop)
+            self._send_all(run, stop)
 
     def settle_without(self, run: LocalRun, job: Job) -> None:
         """Settle the stop without the gang's processes on nodes that have ended their part."""
@@ -436,36 +436,36 @@ class ProcessHost:
             run.absent = absent
             self.settle(run)
 
-    def gone(self, line: AgentConnection) -> None:
+    def disconnected(self, connection: AgentConnection) -> None:
         """Forget a connection, unless the process has a newer one."""
-        if line.hello is not None:
-            place = ((line.hello.job_id, line.hello.epoch), line.hello.rank)
-            if self.lines.get(place) is line:
-                del self.lines[place]
+        if connection.hello is not None:
+            place = ((connection.hello.job_id, connection.hello.epoch), connection.hello.rank)
+            if self.connections.get(place) is connection:
+                del self.connections[place]
             self._wake()
 
     def warn(self, key: Key, warning: str) -> None:
         """Report something about a run that goes on."""
         self._report(RunWarned(warning=warning, **self.about(key)))
 
-    def tell_caps(self, run: LocalRun) -> None:
+    def send_caps(self, run: LocalRun) -> None:
         """Tell the processes of a run their present caps, if their own allocators have to keep to them."""
         for index, devices in run.devices_of.items():
-            fraction, line = self.limits.fraction(run.key, devices), self.lines.get((run.key, index))
-            if fraction is not None and line is not None:
-                line.say(HoldMemory(fraction=fraction))
+            fraction, connection = self.limits.fraction(run.key, devices), self.connections.get((run.key, index))
+            if fraction is not None and connection is not None:
+                connection.send(HoldMemory(fraction=fraction))
 
-    def _say(self, run: LocalRun, message: ToJob) -> None:
+    def _send_all(self, run: LocalRun, message: ToJob) -> None:
         for index in run.ranks:
-            if (run.key, index) in self.lines:
-                self.lines[run.key, index].say(message)
+            if (run.key, index) in self.connections:
+                self.connections[run.key, index].send(message)
 
     def about(self, key: Key) -> RunFactFields:
         """Return the fields that every fact about a run has."""
         return {"job_id": key[0], "epoch": key[1], "node_id": self.site.node_id, "at_s": self._clock()}
 
 
-def _words(error: OSError, where: Path) -> str:
+def _start_problem(error: OSError, where: Path) -> str:
     what = errno.errorcode.get(error.errno or 0, "error")
     advice = _ADVICE.get(error.errno or 0, "see the executor's log")
     return f"the run could not be started in {where}: {error.strerror or error} ({what}); {advice}"

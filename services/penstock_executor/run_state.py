@@ -134,7 +134,7 @@ class LocalRun(msgspec.Struct, kw_only=True):
         The most memory that it may hold of a device; 0: no limit.
     why : str
         Why this node ends the run, in one sentence, if neither the log nor ``ending`` says it.
-    told : set of str
+    reported : set of str
         Facts already on their way to the log: ``started``, ``ended``, ``rewound``, and warnings that are given once.
     """
 
@@ -161,7 +161,7 @@ class LocalRun(msgspec.Struct, kw_only=True):
     sharing: Sharing = "exclusive"
     why: str = ""
     cap_bytes: int = 0
-    told: set[str] = msgspec.field(default_factory=set)
+    reported: set[str] = msgspec.field(default_factory=set)
 
     @property
     def key(self) -> Key:
@@ -227,7 +227,7 @@ class NodeObservation(msgspec.Struct, kw_only=True):
         Whether the executor is being stopped, and its runs go elsewhere.
     postponed : dict of (job id, epoch) to float
         Runs that could not be started for want of room on the disk, and when to try again.
-    seats : dict of (job id, epoch) to SharingProgress
+    shared : dict of (job id, epoch) to SharingProgress
         Progress of the runs that take turns with others.
     resumes : dict of (job id, epoch) to Resume
         What runs that are about to start go on from, as far as it is known and here.
@@ -237,7 +237,7 @@ class NodeObservation(msgspec.Struct, kw_only=True):
     runs: dict[Key, LocalRun] = {}
     draining: bool = False
     postponed: dict[Key, float] = {}
-    seats: dict[Key, SharingProgress] = {}
+    shared: dict[Key, SharingProgress] = {}
     resumes: dict[Key, Resume] = {}
 
     def busy_devices(self) -> dict[int, Sharing]:
@@ -311,10 +311,10 @@ def _verdict(run: LocalRun, job: Job, limit_s: float) -> tuple[Outcome, str, Run
     rank = _decisive(run)
     if not any(each.failed for each in run.ranks.values()):
         return "completed", "", rank
-    return (*_words(run, job, _ending(run, job), rank, limit_s), rank)
+    return (*_outcome(run, job, _ending(run, job), rank, limit_s), rank)
 
 
-def _words(run: LocalRun, job: Job, ending: Ending, rank: RunProcess, limit_s: float) -> tuple[Outcome, str]:
+def _outcome(run: LocalRun, job: Job, ending: Ending, rank: RunProcess, limit_s: float) -> tuple[Outcome, str]:
     if ending == "cancelled":
         return "cancelled", job.reason or "cancelled"
     if ending in {"time_limit", "memory", "host_memory", "hang"}:
@@ -363,8 +363,8 @@ def _vanished(run: LocalRun, rank: RunProcess) -> bool:
 def _reason(run: LocalRun, rank: RunProcess) -> str:
     index = next(index for index, each in run.ranks.items() if each is rank)
     who = f"rank {index} of {run.world_size}: " if run.world_size > 1 else ""
-    said = f": {rank.last_line}" if rank.last_line else ""
-    return who + exit_words(rank.exit_code or 0) + said + _cap_words(run, rank)
+    last = f": {rank.last_line}" if rank.last_line else ""
+    return who + exit_text(rank.exit_code or 0) + last + _cap_text(run, rank)
 
 
 def _for_want_of_memory(run: LocalRun, rank: RunProcess) -> bool:
@@ -374,14 +374,14 @@ def _for_want_of_memory(run: LocalRun, rank: RunProcess) -> bool:
     return run.ending == "memory" or bool(WANTS_MEMORY.search(rank.last_line))
 
 
-def _cap_words(run: LocalRun, rank: RunProcess) -> str:
+def _cap_text(run: LocalRun, rank: RunProcess) -> str:
     """Say what a process may hold of its device, where it ended for want of memory."""
     if not run.cap_bytes or not WANTS_MEMORY.search(rank.last_line):
         return ""
     return f"; it may hold {run.cap_bytes / 2**20:,.0f} MiB of its device, which it shares"
 
 
-def exit_words(code: int) -> str:
+def exit_text(code: int) -> str:
     """
     Say an exit code as people do.
 

@@ -97,11 +97,11 @@ class Executor:
         self.node_id, self.found, self.capacity = node_id, found, capacity
         self.boot, self.joins, self.left = uuid.uuid4().hex[:8], 0, False
         self.wake = live.changed.set
-        self.alone = asyncio.Event()
+        self.giving_up = asyncio.Event()
         """It is to end and has no process to end before: from then on it does not wait for a log that is away."""
-        self.appender = FactAppender(shell.bus, live, f"executor/{node_id}", self._spawn, self.alone)
+        self.appender = FactAppender(shell.bus, live, f"executor/{node_id}", self._spawn, self.giving_up)
         self.host = self._process_host(data)
-        self.telemetry = RunTelemetry(shell, settings, self.host, lambda: self.incarnation, self.alone)
+        self.telemetry = RunTelemetry(shell, settings, self.host, lambda: self.incarnation, self.giving_up)
         limits = CopyLimits(largest_bytes=settings.checkpoint_copy_bytes, longest_s=settings.checkpoint_copy_s)
         self.resumes = PendingResumes(
             CheckpointFinder(shell.bus, self.host.checkpoints, node_id, self._is_present, limits),
@@ -166,9 +166,9 @@ class Executor:
                 self._serving(),
                 serving(self.shell.bus, self.host.checkpoints, self.node_id),
                 background(
-                    telemetry.beat(),
-                    telemetry.publish(),
-                    telemetry.hear_peers(),
+                    telemetry.publish_heartbeats(),
+                    telemetry.publish_output(),
+                    telemetry.follow_peers(),
                     self._look_after_lanes(),
                     self._look_after_host(),
                     self._until_stopping(),
@@ -211,7 +211,7 @@ class Executor:
             runs=self.host.runs,
             draining=self.shell.stopping.is_set(),
             postponed=self.postponed,
-            seats=self.sharing.progress,
+            shared=self.sharing.progress,
             resumes=self.resumes.found,
         )
 
@@ -226,9 +226,9 @@ class Executor:
             case machine.AskToStop():
                 host.ask(action.key, action.ending, action.why)
                 self.sharing.hurry(action.key)
-                await self.telemetry.tell_peers(host.runs[action.key])
+                await self.telemetry.publish_answers(host.runs[action.key])
             case machine.TerminateRun():
-                host.term(action.key, action.ending)
+                host.terminate(action.key, action.ending)
             case machine.KillRun():
                 host.kill(action.key)
             case machine.ReportFact():
@@ -237,7 +237,7 @@ class Executor:
                 host.clean(action.key)
                 self.appender.forget(action.job_id)
             case machine.AnnounceNode():
-                await self._join()
+                await self._announce()
             case machine.WithdrawNode():
                 left = NodeLeft(node_id=self.node_id, reason="shutdown", at_s=self.shell.now_s())
                 await self.appender.append_node(left)
@@ -297,10 +297,10 @@ class Executor:
     def _report_start_or_end(self, fact: RunStarted | RunEnded) -> None:
         run = self.host.runs.get((fact.job_id, fact.epoch))
         if run is None:  # a grant that never ran here: remembered, so that its end is told once
-            run = LocalRun(job_id=fact.job_id, epoch=fact.epoch, refused="never started", told={"started"})
+            run = LocalRun(job_id=fact.job_id, epoch=fact.epoch, refused="never started", reported={"started"})
             self.host.runs[run.key] = run
             self.sharing.withdraw(run.key, "its lease ended before it began")
-        run.told.add("ended" if isinstance(fact, RunEnded) else "started")
+        run.reported.add("ended" if isinstance(fact, RunEnded) else "started")
         self.appender.report(fact)
 
     def _remove_checkpoints(self) -> None:
@@ -310,7 +310,7 @@ class Executor:
             for job_id in () if self.settings.keep_checkpoints else fresh:
                 self.host.remove_checkpoints(job_id)
 
-    async def _join(self) -> None:
+    async def _announce(self) -> None:
         self.joins += 1
         address = self.settings.address or await asyncio.to_thread(reachable_address, self.shell.url)
         labels = {"address": address, **self.found.labels, **self.settings.labels}
@@ -336,7 +336,7 @@ class Executor:
 
     # --- what the processes do
     def _watch(self, place: Place, process: LaunchedProcess) -> None:
-        self.telemetry.begin(place)
+        self.telemetry.begin_output(place)
         fd = self.host.launcher.exit_fd(process)
         self.watched[place] = fd
         asyncio.get_running_loop().add_reader(fd, self._on_exit, place)
@@ -351,19 +351,19 @@ class Executor:
         fd = self.watched.pop(place)
         asyncio.get_running_loop().remove_reader(fd)
         os.close(fd)
-        self._note_alone()
+        self._note_giving_up()
 
     def _busy(self) -> bool:
         return bool(self.watched) and self.settings.on_shutdown == "preempt"
 
-    def _note_alone(self) -> None:
+    def _note_giving_up(self) -> None:
         if self.shell.stopping.is_set() and not self._busy():
-            self.alone.set()
+            self.giving_up.set()
 
     async def _conclude(self, place: Place) -> None:
         """Publish the rest of a process's output, then report its end."""
-        code = self.host.buried(place)
-        await self.telemetry.finish(place)
+        code = self.host.reap(place)
+        await self.telemetry.finish_output(place)
         self.host.ended(place, code)
 
     # --- the frame
@@ -392,13 +392,13 @@ class Executor:
         self.sharing.turn()
 
     async def _look_after_lanes(self) -> None:
-        loop, told_s = asyncio.get_running_loop(), 0.0
+        loop, published_s = asyncio.get_running_loop(), 0.0
         while True:
             await asyncio.sleep(LANES_LOOK_S)
             self.sharing.look(int(loop.time() * 1e9))
-            if loop.time() >= told_s + LANES_PUBLISH_S and (view := self.sharing.view()) is not None:
-                told_s = loop.time()
-                await self.telemetry.tell(subjects.lanes(self.node_id), view)
+            if loop.time() >= published_s + LANES_PUBLISH_S and (view := self.sharing.view()) is not None:
+                published_s = loop.time()
+                await self.telemetry.publish(subjects.lanes(self.node_id), view)
 
     async def _look_after_host(self) -> None:
         while True:
@@ -408,7 +408,7 @@ class Executor:
 
     async def _until_stopping(self) -> None:
         await self.shell.stopping.wait()
-        self._note_alone()
+        self._note_giving_up()
         self.wake()
 
     async def _save(self) -> None:
@@ -441,7 +441,7 @@ class Executor:
         """Note for adopted runs which facts the log has already, and which devices they share."""
         for found in sorted(self.host.runs.values(), key=lambda run: run.started_s):
             if self.live.state.started.get(found.job_id, {}).get(self.node_id) == found.epoch:
-                found.told.add("started")
+                found.reported.add("started")
             if found.alive and self._is_wanted(found.key):
                 self.host.limits.set_host(self.live.state.jobs[found.job_id])
                 self.sharing.adopt(self.live.state.jobs[found.job_id], found)

@@ -30,7 +30,7 @@ GROWN_S: Final = 0.5
 FULL_S: Final = 1.0
 """How often it is looked whether the disk has refused output."""
 PROGRESS_S: Final = 0.5
-TOLD: Final = ("step", "metrics", "loop_s", "loop_steps", "batch_size", "samples", "iteration_s", "error_s")
+PROGRESS_FIELDS: Final = ("step", "metrics", "loop_s", "loop_steps", "batch_size", "samples", "iteration_s", "error_s")
 """The fields of a run's progress that are published, as its first process reports them."""
 
 
@@ -53,7 +53,7 @@ class _Output:
     full_s: float = 0.0
 
 
-class _NoRoom(BusError):
+class _LogFull(BusError):
     """The log has no room for output; nobody waits for it."""
 
 
@@ -71,10 +71,10 @@ class RunTelemetry:
         self._shell, self._settings, self._host, self._incarnation = shell, settings, host, incarnation
         self._giving_up = giving_up
         self._outputs: dict[Place, _Output] = {}
-        self._told_s: dict[Key, float] = {}
+        self._published_s: dict[Key, float] = {}
 
     # --- output and progress
-    async def publish(self) -> None:
+    async def publish_output(self) -> None:
         """Publish output and progress as they come, for ever."""
         while True:
             more = False
@@ -82,17 +82,17 @@ class RunTelemetry:
                 async with output.lock:
                     for tail in output.tails if place in self._outputs else ():
                         more = await self._publish_some(place, tail) or more
-                    await self._tell_output(place, output)
-            await self._tell_progress()
+                    await self._publish_growth(place, output)
+            await self._publish_progress()
             await asyncio.sleep(0 if more else OUTPUT_S)
 
-    async def finish(self, place: Place) -> None:
+    async def finish_output(self, place: Place) -> None:
         """
         Publish the rest of an ended process's output, and its last progress.
 
         If the log has no room, nobody waits for the rest: this node keeps it.
         """
-        self.begin(place)
+        self.begin_output(place)
         output = self._outputs[place]
         async with output.lock:
             try:
@@ -105,16 +105,16 @@ class RunTelemetry:
                 end = self._host.outputs.end(*place, len(self._host.runs[place[0]].ranks))
                 write = partial(self._shell.bus.write_output, place[0][0], place[1], b"", end)
                 await until_available(write, "write_output", self._giving_up)
-            except _NoRoom as error:
+            except _LogFull as error:
                 self._shell.log.warning("output_not_streamed", job_id=place[0][0], rank=place[1], reason=str(error))
             for tail in output.tails:
                 tail.close()
             self._warn_of_loss(place, ended=True)
             del self._outputs[place]
-        self._told_s.pop(place[0], None)
-        await self._tell_progress()
+        self._published_s.pop(place[0], None)
+        await self._publish_progress()
 
-    def begin(self, place: Place) -> None:
+    def begin_output(self, place: Place) -> None:
         """Publish the output of a process from now on."""
         if place not in self._outputs:
             (key, rank), node_id = place, self._host.site.node_id
@@ -145,12 +145,12 @@ class RunTelemetry:
         try:
             await self._write(place, piece)
         except StorageFull as error:
-            raise _NoRoom(str(error)) from error
+            raise _LogFull(str(error)) from error
 
     async def _write(self, place: Place, piece: OutputPiece) -> None:
         await self._shell.bus.write_output(place[0][0], place[1], piece.data, piece.place)
 
-    async def _tell_output(self, place: Place, output: _Output) -> None:
+    async def _publish_growth(self, place: Place, output: _Output) -> None:
         """Tell followers how long the channels are that are not streamed, and warn of a full disk."""
         now_s = asyncio.get_running_loop().time()
         if now_s >= output.grown_s + GROWN_S:
@@ -158,7 +158,7 @@ class RunTelemetry:
             for tail in output.tails:
                 if tail.grows_unseen:
                     grown = OutputGrown(channel=tail.channel, size=tail.size)
-                    await self.tell(subjects.output_grown(place[0][0]), grown)
+                    await self.publish(subjects.output_grown(place[0][0]), grown)
         if now_s >= output.full_s + FULL_S:
             output.full_s = now_s
             self._warn_of_loss(place)
@@ -173,68 +173,70 @@ class RunTelemetry:
                 if ended and fate.lost_bytes:
                     self._warn_once(run, f"lost {what}", f"{fate.lost_bytes} bytes of {what} are lost: {why}")
                 else:
-                    said = f"the disk did not take {what}: {why}; it is held in memory until there is room"
-                    self._warn_once(run, f"held {what}", said)
+                    warning = f"the disk did not take {what}: {why}; it is held in memory until there is room"
+                    self._warn_once(run, f"held {what}", warning)
             if fate.over_bytes and run is not None:
                 most_bytes = self._settings.output_bytes
-                said = f"{what} has more than {most_bytes} bytes; the excess is dropped (executor setting output_bytes)"
-                self._warn_once(run, f"over {what}", said)
+                warning = (
+                    f"{what} has more than {most_bytes} bytes; the excess is dropped (executor setting output_bytes)"
+                )
+                self._warn_once(run, f"over {what}", warning)
 
     def _warn_once(self, run: LocalRun, what: str, warning: str) -> None:
-        if what not in run.told:
-            run.told.add(what)
+        if what not in run.reported:
+            run.reported.add(what)
             self._host.warn(run.key, warning)
 
-    async def _tell_progress(self) -> None:
+    async def _publish_progress(self) -> None:
         now_s = self._shell.now_s()
-        for key in [key for key in self._host.fresh if now_s - self._told_s.get(key, 0.0) >= PROGRESS_S]:
+        for key in [key for key in self._host.unpublished if now_s - self._published_s.get(key, 0.0) >= PROGRESS_S]:
             rank = self._host.runs[key].ranks[0]
-            body = {name: getattr(rank.report, name) for name in TOLD} | {"job_id": key[0], "epoch": key[1]}
-            self._host.fresh.discard(key)
-            self._told_s[key] = now_s
-            await self.tell(subjects.progress(key[0]), body)
-        for key in self._told_s.keys() - self._host.runs.keys():
-            del self._told_s[key]
+            body = {name: getattr(rank.report, name) for name in PROGRESS_FIELDS} | {"job_id": key[0], "epoch": key[1]}
+            self._host.unpublished.discard(key)
+            self._published_s[key] = now_s
+            await self.publish(subjects.progress(key[0]), body)
+        for key in self._published_s.keys() - self._host.runs.keys():
+            del self._published_s[key]
 
     # --- heartbeats
-    async def beat(self) -> None:
+    async def publish_heartbeats(self) -> None:
         """Publish heartbeats for ever; repeat what a gang's other nodes may have missed."""
         node_id = self._host.site.node_id
         while True:
             body = {"node_id": node_id, "incarnation": self._incarnation(), "at_s": self._shell.now_s()}
-            await self.tell(subjects.heartbeat(node_id), body)
+            await self.publish(subjects.heartbeat(node_id), body)
             for run in [run for run in self._host.runs.values() if run.asked_s and run.alive]:
-                await self.tell_peers(run)
+                await self.publish_answers(run)
             await asyncio.sleep(self._settings.heartbeat_s)
 
     # --- gangs over several nodes
-    async def tell_peers(self, run: LocalRun) -> None:
+    async def publish_answers(self, run: LocalRun) -> None:
         """Tell the gang's other nodes what our processes answered; repeated with each heartbeat until all have left."""
         if len(run.ranks) < run.world_size:
             answers = {rank: step for rank, step in run.answers.items() if rank in run.ranks}
-            word = StopBarrierMessage(job_id=run.job_id, epoch=run.epoch, answers=answers, stop_step=run.stop_step)
-            await self.tell(subjects.agreement(run.job_id), word)
+            message = StopBarrierMessage(job_id=run.job_id, epoch=run.epoch, answers=answers, stop_step=run.stop_step)
+            await self.publish(subjects.agreement(run.job_id), message)
 
-    async def hear_peers(self) -> None:
+    async def follow_peers(self) -> None:
         """Take in what a gang's other nodes say, for ever."""
         async for _, body in self._shell.bus.subscribe(subjects.AGREEMENTS):
             with contextlib.suppress(msgspec.MsgspecError, ValueError, RecursionError):
-                await self._hear_peer(msgspec.json.decode(body, type=StopBarrierMessage))
+                await self._handle_answers(msgspec.json.decode(body, type=StopBarrierMessage))
 
-    async def _hear_peer(self, word: StopBarrierMessage) -> None:
-        run = self._host.runs.get((word.job_id, word.epoch))
+    async def _handle_answers(self, message: StopBarrierMessage) -> None:
+        run = self._host.runs.get((message.job_id, message.epoch))
         if run is None or not run.alive:
             return
         if not run.asked_s and run.greeted:
             self._host.ask(run.key, "preempted")
-        theirs = {rank: step for rank, step in word.answers.items() if rank not in run.ranks}
-        news = theirs.keys() - run.answers.keys()
+        theirs = {rank: step for rank, step in message.answers.items() if rank not in run.ranks}
+        unknown = theirs.keys() - run.answers.keys()
         run.answers.update(theirs)
-        self._host.settle(run, word.stop_step)
-        if news:
-            await self.tell_peers(run)
+        self._host.settle(run, message.stop_step)
+        if unknown:
+            await self.publish_answers(run)
 
-    async def tell(self, subject: str, body: object) -> None:
+    async def publish(self, subject: str, body: object) -> None:
         """Publish a message; nobody waits for it, and it may be lost."""
         try:
             await self._shell.bus.publish(subject, msgspec.json.encode(body))

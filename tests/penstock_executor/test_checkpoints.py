@@ -269,7 +269,7 @@ def test_where_a_run_began_is_told_once_the_disk_says_what_lies_there(
 
     monkeypatch.setattr(CheckpointFolder, "of_step", stale)
     for step in (8, 9, 10):
-        host.hear(line, StepProgress(step=step, loop_steps=step - 7, loop_s=1.0))
+        host.handle(line, StepProgress(step=step, loop_steps=step - 7, loop_s=1.0))
         away = away if step == 8 else []
     assert [(fact.step, fact.digest) for fact in told if isinstance(fact, RunRewound)] == [(7, wanted.digest)]
 
@@ -281,7 +281,7 @@ def test_no_run_begins_before_its_first_step(tmp_path: Path) -> None:
     host = ProcessHost(site, tmp_path / "runs", clock=lambda: 0.0, watch=nothing, report=told.append, wake=nothing)
     host.runs["j", 1] = LocalRun(job_id="j", epoch=1, ranks={0: RunProcess()})
     line: Any = SimpleNamespace(hello=Hello(version=1, job_id="j", epoch=1, rank=0, pid=1))
-    host.hear(line, StepProgress(step=1, loop_steps=10, loop_s=1.0))
+    host.handle(line, StepProgress(step=1, loop_steps=10, loop_s=1.0))
     assert told == []
 
 

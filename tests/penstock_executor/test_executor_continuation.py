@@ -58,8 +58,8 @@ def test_a_process_finds_where_to_begin_and_whether_to_save_at_its_end(tmp_path:
 
 def test_a_metric_that_is_no_number_any_more_has_no_value_from_before():
     run = LocalRun(job_id="a", epoch=1, ranks={0: RunProcess(exit_code=0, ended_s=2.0)}, world_size=1)
-    gang.hear(run, 0, StepProgress(step=1, loop_steps=1, loop_s=1.0, metrics={"loss": 0.5, "acc": 0.9}))
-    gang.hear(run, 0, SessionDone(step=2, loop_steps=2, loop_s=2.0, metrics={"acc": 0.8}, diverged=("loss",)))
-    told = run_state.ended(run, Job(id="a", spec=spec("a"), submitted_s=0.0), "n1", 3.0, 60.0)
-    assert isinstance(told, RunEnded)
-    assert (told.metrics, told.diverged) == ({"acc": 0.8}, ("loss",))
+    gang.note_message(run, 0, StepProgress(step=1, loop_steps=1, loop_s=1.0, metrics={"loss": 0.5, "acc": 0.9}))
+    gang.note_message(run, 0, SessionDone(step=2, loop_steps=2, loop_s=2.0, metrics={"acc": 0.8}, diverged=("loss",)))
+    reported = run_state.ended(run, Job(id="a", spec=spec("a"), submitted_s=0.0), "n1", 3.0, 60.0)
+    assert isinstance(reported, RunEnded)
+    assert (reported.metrics, reported.diverged) == ({"acc": 0.8}, ("loss",))

@@ -196,7 +196,7 @@ def test_a_program_gets_its_arguments_unchanged_and_leaves_its_status(tmp_path: 
         tmp_path, python("import sys; print(sys.argv[1]); sys.exit(7)", odd), {}, str(tmp_path)
     )
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    assert process_launcher.bury(process, tmp_path) == 7
+    assert process_launcher.reap(process, tmp_path) == 7
     assert (tmp_path / "stdout").read_text() == odd + "\n"
     assert process_launcher.adopt(tmp_path) is None
 

@@ -111,14 +111,14 @@ class Listener:
         self.heard: list[FromJob] = []
         self.left: list[AgentConnection] = []
 
-    def greet(self, line: AgentConnection, hello: Hello) -> bool:  # noqa: ARG002
+    def accept(self, line: AgentConnection, hello: Hello) -> bool:  # noqa: ARG002
         self.heard.append(hello)
         return True
 
-    def hear(self, line: AgentConnection, message: FromJob) -> None:  # noqa: ARG002
+    def handle(self, line: AgentConnection, message: FromJob) -> None:  # noqa: ARG002
         self.heard.append(message)
 
-    def gone(self, line: AgentConnection) -> None:
+    def disconnected(self, line: AgentConnection) -> None:
         self.left.append(line)
 
 
@@ -135,11 +135,11 @@ def test_lines_are_understood_however_they_arrive(size: int) -> None:
     with theirs:
         for at in range(0, len(LINES), size):
             theirs.sendall(LINES[at : at + size])
-            line.hear()
-            line.hear()  # there is nothing
+            line.read()
+            line.read()  # there is nothing
         assert listener.heard == SAID
         assert not listener.left
-    line.hear()
+    line.read()
     assert over == listener.left == [line]
 
 
@@ -149,13 +149,13 @@ def test_one_that_does_not_read_is_hung_up_on_and_still_heard() -> None:
     line = AgentConnection(ours, listener, lambda _: None)
     theirs.sendall(LINES)
     for step in range(100_000):
-        line.say(StopAtStep(step=step))
+        line.send(StopAtStep(step=step))
     with theirs, theirs.makefile("rb") as file:
         said = [msgspec.json.decode(each, type=StopAtStep).step for each in file]
         assert said == list(range(len(said)))
         assert 0 < len(said) < 100_000
-    line.say(StopAtStep(step=0))
-    line.hear()
+    line.send(StopAtStep(step=0))
+    line.read()
     assert listener.heard == SAID
     line.close()
 
@@ -164,17 +164,17 @@ def test_nobody_is_kept_waiting_by_one_who_never_stops_talking() -> None:
     ours, theirs = socket.socketpair()
 
     class Answering(Listener):
-        def hear(self, line: AgentConnection, message: FromJob) -> None:
-            super().hear(line, message)
+        def handle(self, line: AgentConnection, message: FromJob) -> None:
+            super().handle(line, message)
             theirs.sendall(msgspec.json.encode(message) + b"\n")
 
     listener = Answering()
     line = AgentConnection(ours, listener, lambda _: None)
     with theirs:
         theirs.sendall(LINES)
-        line.hear()
+        line.read()
         assert listener.heard == SAID
-        line.hear()
+        line.read()
         assert listener.heard == SAID + SAID[1:]
     line.close()
 
@@ -202,10 +202,10 @@ def test_what_was_said_before_hanging_up_is_heard_although_nothing_can_be_answer
     listener = Listener()
     line = AgentConnection(ours, listener, lambda _: None)
     with theirs:
-        line.say(StopAtStep(step=1))  # it never reads this one
+        line.send(StopAtStep(step=1))  # it never reads this one
         theirs.sendall(LINES)
-    line.say(StopAtStep(step=2))
-    line.hear()
+    line.send(StopAtStep(step=2))
+    line.read()
     assert listener.heard == SAID
-    line.hear()
+    line.read()
     assert listener.left == [line]

@@ -90,7 +90,7 @@ def test_a_device_holds_one_run_at_most(node: Node) -> None:
     run = node.running("j1")
     node.then()
     run.ranks[0] = RunProcess(exit_code=0, ended_s=node.now_s)
-    run.told.add("ended")
+    run.reported.add("ended")
     node.then(StartRun(job_id="j2"))
 
 
@@ -227,7 +227,7 @@ def test_a_run_is_cleaned_up_once_its_end_is_in_the_log(node: Node) -> None:
     run = node.running()
     run.ranks[0] = RunProcess(exit_code=0, ended_s=node.now_s)
     assert node.fact().outcome == "completed"
-    run.told.add("ended")
+    run.reported.add("ended")
     node.then()
     node.given(ended()).then(RemoveRun(job_id="j1", epoch=1))
 
@@ -262,9 +262,9 @@ LANE = {"sharing": "lane"}
 
 def test_a_job_that_takes_turns_starts_when_it_has_its_lanes(node: Node) -> None:
     node.given(submitted(**LANE), placed()).then(RequestLanes(job_id="j1"))
-    node.observed.seats["j1", 1] = SharingProgress("waits", "a lane closes at its next boundary")
+    node.observed.shared["j1", 1] = SharingProgress("waits", "a lane closes at its next boundary")
     node.then()
-    node.observed.seats["j1", 1] = SharingProgress("in")
+    node.observed.shared["j1", 1] = SharingProgress("in")
     node.then(StartRun(job_id="j1"))
 
 
@@ -276,7 +276,7 @@ def test_jobs_that_take_turns_start_beside_each_other(node: Node) -> None:
 
 def test_a_job_that_is_too_large_for_its_lanes_fails_with_the_reason(node: Node) -> None:
     node.given(submitted(**LANE), placed())
-    node.observed.seats["j1", 1] = SharingProgress("refused", "it needs 9 GiB; the device has 8 GiB")
+    node.observed.shared["j1", 1] = SharingProgress("refused", "it needs 9 GiB; the device has 8 GiB")
     fact = node.fact()
     assert (fact.outcome, fact.reason) == ("failed", "it needs 9 GiB; the device has 8 GiB")
 
@@ -285,7 +285,7 @@ def test_a_job_that_has_to_leave_its_lanes_is_asked_to_save_first(node: Node) ->
     node.given(submitted(**LANE), placed(), started())
     run = node.running()
     run.sharing, run.ranks[0].greeted = "lane", True
-    node.observed.seats["j1", 1] = SharingProgress("leaving", "others lack 3 MiB")
+    node.observed.shared["j1", 1] = SharingProgress("leaving", "others lack 3 MiB")
     node.then(AskToStop(job_id="j1", epoch=1, ending="preempted", why="others lack 3 MiB"))
     run.asked_s, run.ending, run.why = node.now_s, "preempted", "others lack 3 MiB"
     run.ranks[0] = RunProcess(exit_code=75, ended_s=node.now_s + 1, greeted=True, leaving=True)
@@ -304,7 +304,7 @@ def test_whoever_shares_a_device_shares_it_in_one_way(node: Node, first: str, se
     node.given(submitted("j1", sharing=first), submitted("j2", sharing=second), placed("j1"), placed("j2"))
     node.given(started("j1"))
     node.running("j1").sharing = first
-    node.observed.seats["j2", 1] = SharingProgress("in")
+    node.observed.shared["j2", 1] = SharingProgress("in")
     node.then()
 
 
@@ -351,7 +351,7 @@ def test_no_device_is_ever_given_to_two_runs_that_do_not_share_it(facts: list[An
     for _ in range(4):
         for action in node.plan().actions:
             if isinstance(action, RequestLanes):
-                node.observed.seats[action.job_id, node.log.state.jobs[action.job_id].epoch] = SharingProgress("in")
+                node.observed.shared[action.job_id, node.log.state.jobs[action.job_id].epoch] = SharingProgress("in")
             if isinstance(action, StartRun):
                 job = node.log.state.jobs[action.job_id]
                 taken, devices = node.observed.busy_devices(), machine.devices_of(job, "n1")

@@ -30,9 +30,9 @@ def end_of(
 ) -> RunEnded:
     run = node.running(ranks=2)
     for message in said:
-        gang.hear(run, 0, message)
+        gang.note_message(run, 0, message)
     for message in others:
-        gang.hear(run, 1, message)
+        gang.note_message(run, 1, message)
     for rank in run.ranks.values():
         rank.exit_code, rank.ended_s = code, 101.0
     return node.fact()

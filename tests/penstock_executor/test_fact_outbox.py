@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_executor.fact_outbox import MOST_TOLD, MOST_WAITING, FactOutbox, RunFact
+from penstock_executor.fact_outbox import MOST_UNPACED, MOST_WAITING, FactOutbox, RunFact
 from penstock_log import AnyEvent, RunCheckpointed, RunEnded, RunStarted, RunWarned, encode
 
 
@@ -55,9 +55,9 @@ def test_of_twenty_thousand_checkpoints_that_wait_the_first_and_the_last_are_tol
 
 def test_who_has_said_the_same_a_thousand_times_is_heard_less_often_and_its_end_at_once() -> None:
     outbox = FactOutbox("executor/n1")
-    for step in range(MOST_TOLD):
+    for step in range(MOST_UNPACED):
         outbox.put(saved(step), 7)
-    assert len(sent(outbox, 1 << 20)) == MOST_TOLD
+    assert len(sent(outbox, 1 << 20)) == MOST_UNPACED
     for step in range(5_000):
         outbox.put(saved(step), 7)
     assert sent(outbox, 1 << 20) == [saved(4_999)]

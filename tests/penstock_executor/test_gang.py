@@ -41,7 +41,7 @@ def same_port() -> list[str]:
 def test_a_port_on_which_somebody_listens_is_left_to_them() -> None:
     meetings = Rendezvous()
     taken = port_of(meetings, "j1")
-    meetings.over(("j1", 1))
+    meetings.release(("j1", 1))
     with socket.create_server(("127.0.0.1", taken)):
         assert port_of(meetings, "j1") != taken
 

@@ -167,7 +167,7 @@ class Heard:
     def __init__(self) -> None:
         self.said: list[object] = []
 
-    def say(self, message: object) -> None:
+    def send(self, message: object) -> None:
         self.said.append(message)
 
 
@@ -177,10 +177,10 @@ def test_each_process_on_a_gpu_is_told_what_it_may_hold_by_now(limits: MemoryLim
     host = ProcessHost(site, tmp_path, clock=lambda: 0.0, watch=nothing, report=nothing, wake=nothing, limits=limits)
     run = LocalRun(job_id="j1", epoch=1, devices=(0, 1), world_size=2, ranks={0: RunProcess(), 1: RunProcess()})
     lines: dict[Any, Any] = {(KEY, rank): Heard() for rank in (0, 1)}
-    host.lines = lines
-    host.tell_caps(run)
+    host.connections = lines
+    host.send_caps(run)
     limits.caps[KEY] = {0: 100 * MIB, 1: 250 * MIB}
-    host.tell_caps(run)
+    host.send_caps(run)
     assert [lines[KEY, rank].said for rank in (0, 1)] == [[], [HoldMemory(fraction=0.25)]]
 
 

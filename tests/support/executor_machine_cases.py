@@ -29,7 +29,7 @@ class Node:
 
     def __init__(self) -> None:
         self.log = Scenario(machine.decider())
-        self.observed = NodeObservation(incarnation="boot", runs={}, seats={})
+        self.observed = NodeObservation(incarnation="boot", runs={}, shared={})
         self.now_s = 100.0
 
     def given(self, *facts: AnyEvent) -> Node:
@@ -46,7 +46,7 @@ class Node:
             world_size=max(world, ranks),
             ranks={i: RunProcess() for i in range(ranks)},
             started_s=self.now_s,
-            told={"started"},
+            reported={"started"},
         )
         self.observed.runs[run.key] = run
         return run

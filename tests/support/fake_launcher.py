@@ -88,7 +88,7 @@ class FakeLauncher:
     def kill(self, process: FakeProcess, /) -> None:
         process.end(128 + signal.SIGKILL)
 
-    def bury(self, process: FakeProcess, folder: Path, /) -> int | None:
+    def reap(self, process: FakeProcess, folder: Path, /) -> int | None:
         assert self.processes[folder] is process
         return process.code
 

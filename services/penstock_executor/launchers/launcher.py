@@ -90,7 +90,7 @@ class Launcher(Protocol[ProcessT]):
     def kill(self, process: ProcessT, /) -> None:
         """End the process and all that it has started; nothing where it has ended."""
 
-    def bury(self, process: ProcessT, folder: Path, /) -> int | None:
+    def reap(self, process: ProcessT, folder: Path, /) -> int | None:
         """End what an ended process left behind, and return its exit status; None where nobody knows it."""
 
     def exit_code(self, folder: Path, /) -> int | None:

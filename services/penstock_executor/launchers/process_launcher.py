@@ -157,7 +157,7 @@ def kill(process: ShimProcess) -> None:
         _kill(pid, signal.SIGKILL)  # the shim may have been stopped
 
 
-def bury(process: ShimProcess, folder: Path) -> int | None:
+def reap(process: ShimProcess, folder: Path) -> int | None:
     """
     Reap a shim that has ended, end what it left behind, and return the program's exit status.
 
@@ -323,9 +323,9 @@ def _not_started(command: Sequence[str], cwd: str, path: str) -> str:
     name = command[0]
     is_executable = os.access(os.path.join(cwd, name), os.X_OK)
     wrong = "is not executable" if "/" in name else f"is a file in {cwd}, and was not found on PATH ({path})"
-    words = workload.run_by(command, is_executable=is_executable)
+    command_line = workload.run_by(command, is_executable=is_executable)
     other = f"chmod +x it in {cwd}" if "/" in name else "give its path, such as ./program"
-    advice = f"submit it with what runs it: penstock submit -- {shlex.join(words)}" if words else other
+    advice = f"submit it with what runs it: penstock submit -- {shlex.join(command_line)}" if command_line else other
     return f"program {name!r} {wrong}; {advice}"
 
 

@@ -76,7 +76,7 @@ class OutputSink:
     """
 
     def __init__(self, path: str, limit_bytes: int) -> None:
-        self.over_bytes = self.lost_bytes = self.refused = self._unsaid_bytes = 0
+        self.over_bytes = self.lost_bytes = self.refused = self._unnoticed_bytes = 0
         self._limit_bytes = limit_bytes
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         self._size = self._reserved = os.fstat(self._fd).st_size
@@ -92,12 +92,12 @@ class OutputSink:
 
     def put(self, data: bytes) -> None:
         """Take in what was printed."""
-        room = max(self._limit_bytes - self._size - len(self._held), 0)
-        if self.over_bytes or len(data) > room:
+        free_bytes = max(self._limit_bytes - self._size - len(self._held), 0)
+        if self.over_bytes or len(data) > free_bytes:
             if not self.over_bytes:
-                self._keep(data[:room])
+                self._keep(data[:free_bytes])
                 self._keep(self._notice(f"the limit of {self._limit_bytes} bytes is reached; of more, the end is kept"))
-                data = data[room:]
+                data = data[free_bytes:]
             self.over_bytes += len(data)
             self._last += data
             del self._last[:-LAST_BYTES]
@@ -107,15 +107,15 @@ class OutputSink:
     def flush(self) -> None:
         """Try again to write what is held."""
         if self._held and self._reserve(len(self._held)):
-            held, self._held = self._said_lost() + bytes(self._held), bytearray()
+            held, self._held = self._lost_notice() + bytes(self._held), bytearray()
             self._keep(held)
 
     def close(self) -> None:
         """Write what is left, into the reserve where there is no other room, and give the rest of the reserve back."""
         if self.over_bytes:
             self.over_bytes -= len(self._last)
-            said = f"{self.over_bytes} bytes dropped: over the limit of {self._limit_bytes} bytes"
-            self._keep(self._notice(said) * (self.over_bytes > 0) + bytes(self._last))
+            text = f"{self.over_bytes} bytes dropped: over the limit of {self._limit_bytes} bytes"
+            self._keep(self._notice(text) * (self.over_bytes > 0) + bytes(self._last))
         self.flush()
         if self._held:
             self._end_in_reserve(bytes(self._held))
@@ -125,22 +125,22 @@ class OutputSink:
 
     def _end_in_reserve(self, held: bytes) -> None:
         """Write as much of the end as there is room for, and say how much is not there."""
-        room = _RESERVE_BYTES
-        while room >= KEPT_BYTES:
-            kept = held[max(len(held) - room + KEPT_BYTES, 0) :]
+        free_bytes = _RESERVE_BYTES
+        while free_bytes >= KEPT_BYTES:
+            kept = held[max(len(held) - free_bytes + KEPT_BYTES, 0) :]
             lost_bytes = len(held) - len(kept)
-            if self._whole(self._said_lost(lost_bytes) + kept):
+            if self._whole(self._lost_notice(lost_bytes) + kept):
                 self.lost_bytes += lost_bytes
                 return
-            room //= 2
+            free_bytes //= 2
         self.lost_bytes += len(held)
 
-    def _said_lost(self, more_bytes: int = 0) -> bytes:
+    def _lost_notice(self, more_bytes: int = 0) -> bytes:
         """Return a line that says what was lost before what comes next."""
-        lost_bytes = self._unsaid_bytes + more_bytes
+        lost_bytes = self._unnoticed_bytes + more_bytes
         if not lost_bytes:
             return b""
-        self._unsaid_bytes -= 0 if more_bytes else lost_bytes
+        self._unnoticed_bytes -= 0 if more_bytes else lost_bytes
         return self._line(f"{lost_bytes} bytes lost: {os.strerror(self.refused)}", inside=self._written_inside)
 
     def _whole(self, data: bytes) -> bool:
@@ -163,7 +163,7 @@ class OutputSink:
         excess = len(self._held) - HELD_BYTES
         if excess > 0:
             self.lost_bytes += excess
-            self._unsaid_bytes += excess
+            self._unnoticed_bytes += excess
             del self._held[:excess]
 
     def _write(self, data: bytes) -> int:
@@ -257,7 +257,7 @@ class _Ended(Exception):
 
 
 def _run(folder: str, output: str, limit_bytes: int, cwd: str, argv: Sequence[str]) -> int:
-    tree, wake, told = ProcessTree(), os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK), [False]
+    tree, wake, kill_asked = ProcessTree(), os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK), [False]
     sinks = [OutputSink(os.path.join(output, name), limit_bytes) for name in _NAMES]
     pipes = [os.pipe2(os.O_CLOEXEC) for _ in _NAMES]
     kept = _Kept(os.path.join(folder, "kept"), sinks)
@@ -269,14 +269,14 @@ def _run(folder: str, output: str, limit_bytes: int, cwd: str, argv: Sequence[st
         tree.code = ENDED
     for signum in (*_OURS, signal.SIGCHLD):
         signal.signal(signum, lambda *_: None)
-    signal.signal(KILL, lambda *_: told.append(True))
+    signal.signal(KILL, lambda *_: kill_asked.append(True))
     signal.set_wakeup_fd(wake[1], warn_on_full_buffer=False)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (*_OURS, KILL))
     for _, writer in pipes:
         os.close(writer)
     reading = {reader: sink for (reader, _), sink in zip(pipes, sinks, strict=True)}
     for _ in _turns(tree, reading, wake[0]):
-        if told[-1]:
+        if kill_asked[-1]:
             tree.kill()
         kept.note()
     tree.end()
@@ -378,16 +378,16 @@ class _Kept:
     """What became of the output, in a file: three numbers for each stream, as :class:`OutputSink` has them."""
 
     def __init__(self, path: str, sinks: Sequence[OutputSink]) -> None:
-        self._fd, self._sinks, self._said = _prepare(path, KEPT_BYTES), sinks, b""
+        self._fd, self._sinks, self._written = _prepare(path, KEPT_BYTES), sinks, b""
 
     def note(self) -> None:
         """Write it down where it has changed."""
         numbers = [n for sink in self._sinks for n in (sink.over_bytes, sink.lost_bytes, sink.refused)]
-        said = " ".join(map(str, numbers)).encode().ljust(KEPT_BYTES)
-        if said != self._said:
-            self._said = said
+        text = " ".join(map(str, numbers)).encode().ljust(KEPT_BYTES)
+        if text != self._written:
+            self._written = text
             with contextlib.suppress(OSError):
-                os.pwrite(self._fd, said, 0)
+                os.pwrite(self._fd, text, 0)
 
 
 if __name__ == "__main__":

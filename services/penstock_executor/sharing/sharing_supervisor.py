@@ -151,14 +151,14 @@ class SharingSupervisor:
         run = self.host.runs[key]
         if run.sharing == "exclusive":
             return
-        code = self.host.noted_code(place) or 0
+        code = self.host.exit_code(place) or 0
         killed = self.limits.killed(key, rank, run.devices) if code else ""
         if killed and not run.ending:
             run.ending, run.why = "memory", killed
         self._exited.add(place)
         if all((key, index) in self._exited for index in run.ranks):
             self._exited -= {(key, index) for index in run.ranks}
-            self.withdraw(key, f"its run has ended with {run_state.exit_words(code)}" if code else "its run has ended")
+            self.withdraw(key, f"its run has ended with {run_state.exit_text(code)}" if code else "its run has ended")
 
     def tidy(self, wanted: Callable[[Key], bool]) -> None:
         """Drop shares whose grants ended before they had a process."""
@@ -260,7 +260,7 @@ class SharingSupervisor:
             leader = self.host.leader((key, index))
             if leader:
                 self.limits.change(key, index, devices, leader)
-        self.host.tell_caps(run)
+        self.host.send_caps(run)
 
     def _end(self, key: Key, reason: str) -> None:
         if key in self.host.runs:

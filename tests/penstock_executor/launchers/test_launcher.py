@@ -54,7 +54,7 @@ def test_its_processes_are_held_to_their_memory_in_a_way_that_has_a_name(launche
 def test_a_program_that_ends_leaves_its_status(launcher: Launcher[Any], tmp_path: Path) -> None:
     process = launcher.start(tmp_path, ["sh", "-c", "exit 3"], ENV, "/")
     assert has_ended(launcher, process)
-    assert launcher.bury(process, tmp_path) == 3
+    assert launcher.reap(process, tmp_path) == 3
     assert launcher.exit_code(tmp_path) == 3
     assert launcher.adopt(tmp_path) is None
     assert launcher.fates(tmp_path) == (OutputFate(), OutputFate())
@@ -71,7 +71,7 @@ def test_a_program_that_lives_is_adopted_by_its_folder(launcher: Launcher[Any], 
     finally:
         launcher.kill(process)
     assert has_ended(launcher, process)
-    assert launcher.bury(process, tmp_path) in ENDED
+    assert launcher.reap(process, tmp_path) in ENDED
     assert launcher.adopt(tmp_path) is None
 
 
@@ -79,13 +79,13 @@ def test_a_program_is_told_to_end(launcher: Launcher[Any], tmp_path: Path) -> No
     process = launcher.start(tmp_path, ["sleep", "600"], ENV, "/")
     launcher.signal_group(process, signal.SIGTERM)
     assert has_ended(launcher, process)
-    assert launcher.bury(process, tmp_path) in ENDED
+    assert launcher.reap(process, tmp_path) in ENDED
 
 
 def test_what_has_ended_is_signalled_killed_and_cleaned_up_in_vain(launcher: Launcher[Any], tmp_path: Path) -> None:
     process = launcher.start(tmp_path, ["true"], ENV, "/")
     assert has_ended(launcher, process)
-    assert launcher.bury(process, tmp_path) == 0
+    assert launcher.reap(process, tmp_path) == 0
     launcher.signal_group(process, signal.SIGTERM)
     launcher.kill(process)
     launcher.clean_up(tmp_path)
@@ -102,7 +102,7 @@ def test_output_goes_where_it_is_kept(launcher: Launcher[Any], tmp_path: Path) -
     folder.mkdir()
     process = launcher.start(folder, ["true"], ENV, "/", OutputLimits(kept))
     assert has_ended(launcher, process)
-    launcher.bury(process, folder)
+    launcher.reap(process, folder)
     assert {path.name for path in kept.iterdir()} == {"stdout", "stderr"}
 
 

@@ -30,7 +30,7 @@ PATH = {"PATH": os.defpath}
 async def code_of(folder: Path, process: ShimProcess) -> int | None:
     """Return how a program ended, once it has."""
     await eventually(lambda: not process_launcher.is_alive(process))
-    return process_launcher.bury(process, folder)
+    return process_launcher.reap(process, folder)
 
 
 async def test_a_program_that_was_to_end_before_it_began_is_not_run(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ async def test_where_the_shim_was_killed_what_it_has_started_is_found_and_ended(
             os.waitpid(process.pid, os.WNOHANG)  # noqa: ASYNC222 - it does not wait
             process_launcher.clean_up(tmp_path)
         else:
-            assert process_launcher.bury(process, tmp_path) is None
+            assert process_launcher.reap(process, tmp_path) is None
         marked = {left[0], left[1], left[3], *program} - {left[2]}
         assert [pid for pid in marked if not process_launcher.gone(pid)] == []
         with contextlib.suppress(ProcessLookupError):
