@@ -18,20 +18,6 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    "IdleDevices",
-    "Mechanisms",
-    "allot",
-    "fill",
-    "hand_out",
-    "packing_c",
-    "resized",
-    "run_time_s",
-    "widest",
-    "worth_resizing",
-]
-
-
 Floats = npt.NDArray[np.float64]
 
 

@@ -267,8 +267,8 @@ def _waits(field: _Field, draft: _Draft, left_out: Mapping[str, int]) -> tuple[W
         return ()
     hindered = wait_causes.hindered(left, moment)
     own = {**_kept_back(field, draft, left, left_out), **hindered.reasons}
-    reasons = wait_causes.KnownCauses(own, draft.matched.later, _aftermath(moment.aftermath, pool.index.runs(), draft))
-    return wait_causes.waits(left, reasons, rules.max_waits)
+    after = _aftermath(moment.aftermath, pool.index.runs(), draft)
+    return wait_causes.waits(left, own, draft.matched.later, after, rules.max_waits)
 
 
 def _left(pool: PoolView, started: Collection[str], most: int) -> Iterator[RankedJob]:

@@ -16,7 +16,7 @@ import heapq
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from typing import Final, NamedTuple
 
@@ -30,10 +30,8 @@ from penstock_scheduler.assignment import DeferredJob
 from penstock_scheduler.placement import FreeDevices
 from penstock_scheduler.pool.pool_view import PoolView
 from penstock_scheduler.round_types import PreemptibleRun, RankedJob, RoundRules
-from penstock_scheduler.sharing.shared_devices import SharedDevice, SharingDemand, asking
+from penstock_scheduler.sharing.shared_devices import SharingDemand, asking
 from penstock_scheduler.sharing.shared_placement import SharedPlacement
-
-"""How many digits of a size are told."""
 
 _MOST_DEMANDS: Final = 15
 """How many smaller demands on hosts are looked at, and the one that all nodes can meet."""
@@ -86,9 +84,18 @@ class RoundAftermath(msgspec.Struct, frozen=True, dict=True):
         return found
 
 
-def impossible_cause(spec: JobSpec, aftermath: RoundAftermath) -> WaitCause | None:
+def impossible_cause(
+    spec: JobSpec, aftermath: RoundAftermath, demand: SharingDemand | None = None, reserve_share: float = 0.0
+) -> WaitCause | None:
     """
     Return why the present nodes cannot take the job whatever ends; None where it only has to wait its turn.
+
+    Parameters
+    ----------
+    demand : SharingDemand, optional
+        How the job shares, if it does.
+    reserve_share : float
+        Of a device's memory: what jobs that share leave alone.
 
     Examples
     --------
@@ -97,7 +104,7 @@ def impossible_cause(spec: JobSpec, aftermath: RoundAftermath) -> WaitCause | No
     ('no_nodes', 'pool `lab` has no node')
     """
     if _largest(spec, aftermath.whole) >= spec.gpus:
-        return None
+        return None if demand is None else _never_shares(spec, demand, aftermath.whole, reserve_share)
     if not aftermath.nodes:
         remedy = "start an executor in it, or choose another pool"
         return WaitCause("no_nodes", f"pool `{aftermath.pool}` has no node", remedy)
@@ -113,6 +120,19 @@ def impossible_cause(spec: JobSpec, aftermath: RoundAftermath) -> WaitCause | No
     return WaitCause("never_fits", _largest_text(spec, present, aftermath.pool), remedy)
 
 
+def _never_shares(spec: JobSpec, demand: SharingDemand, whole: FreeDevices, reserve_share: float) -> WaitCause | None:
+    wanted = asking(spec, demand, reserve_share)
+    if _largest(wanted, whole) < demand.gpus:
+        largest = max(device.memory_bytes for _, device in whole if fits(spec, device))
+        evidence = f"needs {gibibytes(wanted.memory_bytes)} of each device with what is kept in reserve; the largest"
+        return WaitCause("never_fits", f"{evidence} has {gibibytes(largest)}")
+    standing = (held for kind in whole.kinds(wanted) for held in whole.standing(wanted, kind).values())
+    if demand.gpus == 1 or (most := max(map(len, standing), default=0)) >= demand.gpus:
+        return None
+    evidence = f"takes turns on {demand.gpus} devices of one node and kind; the most that one has is {most}"
+    return WaitCause("never_fits", evidence, f"ask for at most {_count(most, 'device')}")
+
+
 def capacity_cause(spec: JobSpec, aftermath: RoundAftermath, ahead: int) -> WaitCause:
     """
     Return why a job that could fit finds no devices; ``ahead`` is how many waiting jobs stand before it.
@@ -125,16 +145,15 @@ def capacity_cause(spec: JobSpec, aftermath: RoundAftermath, ahead: int) -> Wait
     idle = aftermath.idle.kinds(spec)
     if any(count >= spec.gpus for count in idle.values()):
         raise ValueError(f"{idle} idle devices hold the job's {spec.gpus}; expected a job that finds none")
-    place = f"; {_count(ahead, 'waiting job')} before it" if ahead else "; it is next"
     if idle:
         free = ", ".join(f"{count} {kind}" for kind, count in idle.items())
-        return WaitCause("gang", f"needs {spec.gpus} devices of one kind at once; idle: {free}{place}")
+        return WaitCause("gang", f"needs {spec.gpus} devices of one kind at once; idle: {free}; {_place(ahead)}")
     there = aftermath.whole.kinds_without_hosts(spec)  # all that its runs are counted for, also where hosts bind it
     use = (_use(kind, there[kind], aftermath) for kind in aftermath.whole.kinds(spec))
-    return WaitCause("capacity", "; ".join(use) + place)
+    return WaitCause("capacity", "; ".join([*use, _place(ahead)]))
 
 
-def host(spec: JobSpec, aftermath: RoundAftermath, ahead: int) -> WaitCause | None:
+def _host_capacity(spec: JobSpec, aftermath: RoundAftermath, ahead: int) -> WaitCause | None:
     """Return why a job waits for room on hosts whose devices are idle; None where it does not wait for that."""
     idle = aftermath.idle.kinds_without_hosts(spec) if aftermath.idle.is_tight(spec) else {}
     idle = {kind: count for kind, count in idle.items() if count >= spec.gpus}
@@ -151,8 +170,7 @@ def host(spec: JobSpec, aftermath: RoundAftermath, ahead: int) -> WaitCause | No
     has = f"{gibibytes(max(0, left.memory_bytes))} and {left.cpus / 1000:g} cpus of `{most}` are left"
     there = ", ".join(f"{count} {kind}" for kind, count in idle.items())
     wants = f"{gibibytes(need.memory_bytes)} of its host's memory and {need.cpus / 1000:g} cpus for each device"
-    place = f"; {_count(ahead, 'waiting job')} before it" if ahead else "; it is next"
-    evidence = f"idle: {there}, but it needs {wants}, and {has}{place}"
+    evidence = f"idle: {there}, but it needs {wants}, and {has}; {_place(ahead)}"
     return WaitCause("host_memory" if for_memory else "host_cpus", evidence)
 
 
@@ -222,25 +240,7 @@ def _largest_below(parts: Iterable[int], least: int, asked: int) -> list[int]:
     return found if not 0 < least < asked or least in found else [*found, least]
 
 
-def passed_by(idle: Mapping[str, int], aftermath: RoundAftermath, first: str) -> WaitCause:
-    """
-    Return why a job waits beside idle devices that would do, where it does not wait for better ones.
-
-    Parameters
-    ----------
-    idle : mapping of str to int
-        Kind → idle devices, for kinds with enough of them for the job.
-    first : str
-        The first of the jobs before it that wait for devices; empty if there is none.
-    """
-    there = ", ".join(f"{count} {kind}" for kind, count in idle.items())
-    if first and not aftermath.backfills:
-        return WaitCause("order", f"`{first}` comes before it, and in this order nobody overtakes; idle: {there}")
-    return WaitCause("order", f"those before it have the first call on what is idle: {there}")
-
-
-def keeping(spec: JobSpec, aftermath: RoundAftermath, kind: str) -> WaitCause:
-    """Return how many devices of a kind are kept so far for a job that keeps what falls free."""
+def _kept_so_far(spec: JobSpec, aftermath: RoundAftermath, kind: str) -> WaitCause:
     evidence = f"what falls free of {kind} is kept for it; it needs {spec.gpus}"
     if list(aftermath.kept.values()).count(kind) == 1:
         busy = sum(device.kind == kind and fits(spec, device) for run in aftermath.running for _, device in run.devices)
@@ -383,26 +383,6 @@ class PoolMoment(msgspec.Struct, frozen=True):
     rules: RoundRules
 
 
-@dataclass(frozen=True)
-class KnownCauses:
-    """
-    What is known of the jobs that a round did not start.
-
-    Attributes
-    ----------
-    hindered : mapping of str to WaitCause
-        Job that nothing could have started → its cause.
-    later : mapping of str to DeferredJob
-        Job that waits for a better device → its later place.
-    aftermath : RoundAftermath
-        The pool after the round.
-    """
-
-    hindered: Mapping[str, WaitCause]
-    later: Mapping[str, DeferredJob]
-    aftermath: RoundAftermath
-
-
 def hindered(waiting: Sequence[RankedJob], moment: PoolMoment) -> HinderedJobs:
     """Return the waiting jobs that are held, can never fit, are backing off, or wait for their speeds or their size."""
     found = HinderedJobs()
@@ -412,7 +392,8 @@ def hindered(waiting: Sequence[RankedJob], moment: PoolMoment) -> HinderedJobs:
         spec = job.spec
         key = (spec.kinds, spec.memory_bytes, spec.gpus, spec.cpus, spec.host_memory_bytes, demand)
         if key not in impossible:
-            impossible[key] = _impossible(job.spec, demand, moment)
+            reserve_share = moment.rules.lane_reserve_share
+            impossible[key] = impossible_cause(job.spec, moment.aftermath, demand, reserve_share)
         reason, until_s = _hindrance(job, impossible[key], moment)
         if reason is not None:
             found.reasons[job_id] = reason
@@ -420,135 +401,102 @@ def hindered(waiting: Sequence[RankedJob], moment: PoolMoment) -> HinderedJobs:
     return found
 
 
-def waits(left: Sequence[RankedJob], reasons: KnownCauses, most: int) -> tuple[Wait, ...]:
-    """Return the causes of the first ``most`` jobs that a round did not start, in rank order, held ones last."""
+def waits(
+    left: Sequence[RankedJob],
+    known: Mapping[str, WaitCause],
+    later: Mapping[str, DeferredJob],
+    aftermath: RoundAftermath,
+    most: int,
+) -> tuple[Wait, ...]:
+    """
+    Return the causes of the first ``most`` jobs that a round did not start, in rank order, held ones last.
+
+    Parameters
+    ----------
+    known : mapping of str to WaitCause
+        Job that nothing could have started → its cause.
+    later : mapping of str to DeferredJob
+        Job that waits for a better device → its later place.
+    """
     found = []
     ahead, first = 0, ""
     for ranked in sorted(left, key=lambda ranked: ranked.job.held)[:most]:
-        reason = reasons.hindered.get(ranked.job_id)
+        reason = known.get(ranked.job_id)
         if reason is None:
-            reason = _for_devices(ranked.job, reasons, ahead, first)
+            reason = _for_devices(ranked.job, later.get(ranked.job_id), aftermath, ahead, first)
             first = first or ranked.job_id
             ahead += ranked.job.sample is None  # whom people look for in `penstock ps`
         found.append(Wait(job_id=ranked.job_id, cause=reason.cause, evidence=reason.evidence, remedy=reason.remedy))
     return tuple(found)
 
 
-def sharing_impossible_cause(
-    spec: JobSpec, demand: SharingDemand, aftermath: RoundAftermath, reserve_share: float
-) -> WaitCause | None:
-    """Return why the present nodes cannot take the job whatever ends; None where it only has to wait its turn."""
-    if (found := impossible_cause(spec, aftermath)) is not None:
-        return found
-    wanted = asking(spec, demand, reserve_share)
-    if max(aftermath.whole.kinds(wanted).values(), default=0) < demand.gpus:
-        largest = max(device.memory_bytes for _, device in aftermath.whole if fits(spec, device))
-        evidence = f"needs {gibibytes(wanted.memory_bytes)} of each device with what is kept in reserve; the largest"
-        return WaitCause("never_fits", f"{evidence} has {gibibytes(largest)}")
-    if demand.gpus == 1:
-        return None
-    most = max(
-        (
-            len(held)
-            for kind in aftermath.whole.kinds(wanted)
-            for held in aftermath.whole.standing(wanted, kind).values()
-        ),
-        default=0,
-    )
-    if most >= demand.gpus:
-        return None
-    evidence = f"takes turns on {demand.gpus} devices of one node and kind; the most that one has is {most}"
-    return WaitCause("never_fits", evidence, f"ask for at most {_count(most, 'device')}")
-
-
-def _impossible(spec: JobSpec, demand: SharingDemand | None, moment: PoolMoment) -> WaitCause | None:
-    if demand is None:
-        return impossible_cause(spec, moment.aftermath)
-    return sharing_impossible_cause(spec, demand, moment.aftermath, moment.rules.lane_reserve_share)
-
-
 def _hindrance(job: Job, impossible: WaitCause | None, moment: PoolMoment) -> tuple[WaitCause | None, float]:
     now_s = moment.now_s
     if job.held:
-        return WaitCause("held", "it is held", f"penstock release {job.id}"), math.inf
+        impossible = WaitCause("held", "it is held", f"penstock release {job.id}")
     if impossible is not None:
         return impossible, math.inf
     if job.not_before_s > now_s:
         tries = f"failed {job.failures} of {job.spec.retries + 1} times"
         return WaitCause("backoff", f"{tries}; its next try is in {job.not_before_s - now_s:.1f} s"), job.not_before_s
     until_s = job.submitted_s + moment.rules.await_profile_s
-    if until_s > now_s and _is_being_sized(job):
-        evidence = f"its first size is being worked out; it waits for that {until_s - now_s:.1f} s more at most"
-        return WaitCause("profiling", evidence), until_s
-    if until_s > now_s and _is_being_measured(job, moment.pool, moment.aftermath):
-        kinds = " and ".join(moment.aftermath.whole.kinds(job.spec))
-        sampled = f"its speeds on {kinds} are being measured by samples, since {sample_plan.why_sampled(job.spec)}"
-        evidence = f"{sampled}; it waits for them {until_s - now_s:.1f} s more at most"
+    if until_s <= now_s:
+        return None, math.inf
+    more = f"{until_s - now_s:.1f} s more at most"
+    if job.spec.elastic and job.sample is None and not job.epoch:  # a demand gives it an epoch
+        return WaitCause("profiling", f"its first size is being worked out; it waits for that {more}"), until_s
+    kinds, pool = moment.aftermath.whole.kinds(job.spec), moment.pool
+    if sample_plan.awaits_speeds(job, kinds, known=pool.speeds.knows(pool.keys[job.id])):
+        sampled = f"by samples, since {sample_plan.why_sampled(job.spec)}"
+        evidence = f"its speeds on {' and '.join(kinds)} are being measured {sampled}; it waits for them {more}"
         return WaitCause("profiling", evidence), until_s
     return None, math.inf
 
 
-def _is_being_measured(job: Job, pool: PoolView, aftermath: RoundAftermath) -> bool:
-    return sample_plan.awaits_speeds(job, aftermath.whole.kinds(job.spec), known=pool.speeds.knows(pool.keys[job.id]))
+def _for_devices(job: Job, later: DeferredJob | None, aftermath: RoundAftermath, ahead: int, first: str) -> WaitCause:
+    idle = {kind: count for kind, count in aftermath.idle.kinds(job.spec).items() if count >= job.spec.gpus}
+    if idle:
+        return _beside_idle(idle, later, "" if aftermath.backfills else first)
+    if aftermath.sharing is not None and (demand := aftermath.sharing.demands.get(job.id)) is not None:
+        return _sharing_capacity(job.spec, demand, aftermath.sharing, aftermath, ahead)
+    if reason := _host_capacity(job.spec, aftermath, ahead):
+        return reason
+    if job.id in aftermath.kept:
+        return _kept_so_far(job.spec, aftermath, aftermath.kept[job.id])
+    return capacity_cause(job.spec, aftermath, ahead)
 
 
-def _is_being_sized(job: Job) -> bool:
-    """Say whether the autoscaler sizes the job before it starts: a demand gives it an epoch."""
-    return job.spec.elastic and job.sample is None and not job.epoch
+def _beside_idle(idle: Mapping[str, int], later: DeferredJob | None, first: str) -> WaitCause:
+    """Return why a job waits beside idle devices; ``first`` is a job before it that nobody overtakes."""
+    if later is not None:
+        kind = min(idle)
+        evidence = f"`{later.kind}` is expected in {later.start_s:.1f} s and the job's end on it in {later.end_s:.1f} s"
+        return WaitCause("later_place", f"{evidence}; {idle[kind]} `{kind}` idle, where it would end later")
+    there = ", ".join(f"{count} {kind}" for kind, count in idle.items())
+    if first:
+        return WaitCause("order", f"`{first}` comes before it, and in this order nobody overtakes; idle: {there}")
+    return WaitCause("order", f"those before it have the first call on what is idle: {there}")
 
 
-def sharing_capacity_cause(
+def _sharing_capacity(
     spec: JobSpec, demand: SharingDemand, sharing: SharedPlacement, aftermath: RoundAftermath, ahead: int
 ) -> WaitCause:
-    """
-    Return why a job finds neither room on devices that others share nor a device that nobody has.
-
-    Parameters
-    ----------
-    ahead : int
-        How many waiting jobs stand before it.
-    """
-    place = f"{_count(ahead, 'waiting job')} before it" if ahead else "it is next"
-    found = sharing.survey(spec, demand)
-    parts = [f"needs {_wanted(demand)}", *_most_room(found.most)]
+    """Return why a job finds neither room on devices that others share nor a device that nobody has."""
+    found, needs = sharing.survey(spec, demand), demand.needs()
+    if demand.alone:
+        needs = "a device of its own until a run has measured its memory"
+    elif demand.gpus > 1:
+        needs = f"{needs} on each of {demand.gpus} devices of a node"
+    parts = [f"needs {needs}"]
+    if found.most is not None:
+        node_id, device = found.most.at
+        parts.append(f"device {node_id}/{device.kind}{device.index}: {found.most.taken()}")
     parts += [f"{_count(count, 'device')} {why}" for why, count in sorted(found.refusals.items()) if not demand.alone]
     whole = sum(aftermath.whole.kinds(spec).values()) - found.number
     if whole > 0:
         parts.append(f"{_count(whole, 'device')} held by jobs that do not share")
-    return WaitCause("capacity", "; ".join([*parts, place]))
+    return WaitCause("capacity", "; ".join([*parts, _place(ahead)]))
 
 
-def _for_devices(job: Job, reasons: KnownCauses, ahead: int, first: str) -> WaitCause:
-    aftermath, later = reasons.aftermath, reasons.later.get(job.id)
-    idle = {kind: count for kind, count in aftermath.idle.kinds(job.spec).items() if count >= job.spec.gpus}
-    if idle and later is not None:
-        return _later_place(later, idle)
-    if idle:
-        return passed_by(idle, aftermath, first)
-    if aftermath.sharing is not None and (demand := aftermath.sharing.demands.get(job.id)) is not None:
-        return sharing_capacity_cause(job.spec, demand, aftermath.sharing, aftermath, ahead)
-    if reason := host(job.spec, aftermath, ahead):
-        return reason
-    if job.id in aftermath.kept:
-        return keeping(job.spec, aftermath, aftermath.kept[job.id])
-    return capacity_cause(job.spec, aftermath, ahead)
-
-
-def _later_place(later: DeferredJob, idle: Mapping[str, int]) -> WaitCause:
-    kind = min(idle)
-    evidence = f"`{later.kind}` is expected in {later.start_s:.1f} s and the job's end on it in {later.end_s:.1f} s"
-    return WaitCause("later_place", f"{evidence}; {idle[kind]} `{kind}` idle, where it would end later")
-
-
-def _wanted(demand: SharingDemand) -> str:
-    if demand.alone:
-        return "a device of its own until a run has measured its memory"
-    return f"{demand.needs()} on each of {demand.gpus} devices of a node" if demand.gpus > 1 else demand.needs()
-
-
-def _most_room(most: SharedDevice | None) -> list[str]:
-    """Return how much of the device with most room is taken."""
-    if most is None:
-        return []
-    node_id, device = most.at
-    return [f"device {node_id}/{device.kind}{device.index}: {most.taken()}"]
+def _place(ahead: int) -> str:
+    return f"{_count(ahead, 'waiting job')} before it" if ahead else "it is next"

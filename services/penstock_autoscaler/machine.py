@@ -50,11 +50,8 @@ from penstock_log import (
 from penstock_policies import elastic
 from penstock_policies.queue_policies import BY_QUEUE, DispatchMode
 from penstock_policies.workload_stats import PreemptionCosts, Speeds
-from penstock_scheduler.sizing import SizeGrant, SizeRequest, SizingDecision
 from penstock_scheduler.sizing.pool_sizes import ShownBehaviour, SizingProblem, asked, key_of
-from penstock_scheduler.sizing.problem import SizingSettings
-
-__all__ = ["AutoscalerState", "SizingSettings", "apply", "decider"]
+from penstock_scheduler.sizing.problem import SizeGrant, SizeRequest, SizingDecision, SizingSettings
 
 
 def decider(settings: SizingSettings | None = None) -> Decider[AutoscalerState]:

@@ -17,7 +17,6 @@ from penstock_log import ACTIVE, Device, Job, JobSpec, Scalability, workload
 from penstock_log.text import count, listed
 from penstock_log.views import DeviceView
 from penstock_policies import sample_plan
-from penstock_scheduler import wait_causes
 from penstock_scheduler.placement import FreeDevices
 from penstock_scheduler.pool.pool_settings import MatcherSettings, rules_of
 from penstock_scheduler.round_types import RoundRules
@@ -49,9 +48,7 @@ def unknown_kinds(cluster: Cluster, spec: JobSpec) -> tuple[str, ...]:
 def never(job: Job, aftermath: RoundAftermath) -> WaitCause | None:
     """Return why the present nodes cannot take the job, whatever ends; None if it only has to wait for its turn."""
     demand = sharing_demand(job, lambda _: None)
-    if demand is None:
-        return impossible_cause(job.spec, aftermath)
-    return wait_causes.sharing_impossible_cause(job.spec, demand, aftermath, RoundRules().lane_reserve_share)
+    return impossible_cause(job.spec, aftermath, demand, RoundRules().lane_reserve_share)
 
 
 def problem(spec: JobSpec, known: Caps, kinds: Mapping[str, int], pool: str) -> str:

@@ -22,8 +22,6 @@ from penstock_scheduler.pool.scheduler_state import SchedulerState, fold
 from penstock_scheduler.round import decide_pool
 from penstock_scheduler.what_if import named
 
-__all__ = ["MatcherSettings"]
-
 
 class MatcherState(SchedulerState):
     """

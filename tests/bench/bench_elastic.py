@@ -12,8 +12,10 @@ import msgspec
 import numpy as np
 
 from penstock_policies.elastic import Floats, allocate
-from penstock_scheduler.sizing import SizeRequest, SizingRules, decide, kind_search
+from penstock_scheduler.sizing import kind_search
+from penstock_scheduler.sizing.decision import decide
 from penstock_scheduler.sizing.kind_search import forget
+from penstock_scheduler.sizing.problem import SizeRequest, SizingRules
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 # Beside the tests, which try every choice of kinds too.

@@ -8,8 +8,8 @@ from itertools import product
 import numpy as np
 
 from penstock_policies.elastic import Floats, ThroughputProfile, added
-from penstock_scheduler.sizing import SizeRequest
 from penstock_scheduler.sizing.kind_search import SizeRow
+from penstock_scheduler.sizing.problem import SizeRequest
 
 Curves = Mapping[str, Floats]
 """Kind → scaling on widths from 1."""

@@ -9,8 +9,3 @@ In reading order:
 * ``kind_search``: On which kind each job goes.
 * ``smallest_size``: The smallest size that holds a job's smallest batch.
 """
-
-from penstock_scheduler.sizing.decision import decide
-from penstock_scheduler.sizing.problem import FixedSizeJob, SizeGrant, SizeRequest, SizingDecision, SizingRules
-
-__all__ = ["FixedSizeJob", "SizeGrant", "SizeRequest", "SizingDecision", "SizingRules", "decide"]

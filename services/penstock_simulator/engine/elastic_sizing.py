@@ -20,7 +20,8 @@ from sortedcontainers import SortedKeyList
 
 from penstock_log import Size
 from penstock_policies.queue_policies import DispatchMode
-from penstock_scheduler.sizing import SizeRequest, decide
+from penstock_scheduler.sizing.decision import decide
+from penstock_scheduler.sizing.problem import SizeRequest
 from penstock_simulator.engine.engine import EventEngine
 from penstock_simulator.engine.tasks import OutcomeRecorder, VirtualRun, VirtualTask
 from penstock_simulator.fast.fast_settings import FastSizingSettings, GoOn, JobShape, Policy

@@ -9,7 +9,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from sizing_cases import Curves, best_kinds, score, some_curves, some_wishes, table_of
 
-from penstock_scheduler.sizing import SizingRules, decide, kind_search
+from penstock_scheduler.sizing import kind_search
+from penstock_scheduler.sizing.decision import decide
+from penstock_scheduler.sizing.problem import SizingRules
 
 
 def gap(jobs: list[Curves], capacity: dict[str, int]) -> float | None:

@@ -18,9 +18,9 @@ from penstock_log import Size
 from penstock_policies import elastic
 from penstock_policies.elastic import ThroughputProfile
 from penstock_policies.queue_policies import DispatchMode
-from penstock_scheduler.sizing import FixedSizeJob, SizeRequest, SizingDecision, SizingRules, decide
+from penstock_scheduler.sizing.decision import decide
 from penstock_scheduler.sizing.kind_search import rows
-from penstock_scheduler.sizing.problem import Asking
+from penstock_scheduler.sizing.problem import Asking, FixedSizeJob, SizeRequest, SizingDecision, SizingRules
 
 FREE = SizingRules(least_gain=0.0)
 FAST = ThroughputProfile(b_min=64, b_max=512, per_gpu_cap=128, batch_step=32, t_proc_s={32: 0.1, 64: 0.18, 128: 0.34})
