@@ -142,13 +142,17 @@ class LogLine(msgspec.Struct, frozen=True, kw_only=True):
     missing: str = ""
 
 
-class Shadowed(msgspec.Struct, frozen=True, kw_only=True):
-    """What a shadow published; ``seq`` orders it among all shadows'."""
+class StoredMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """A message of a stream; ``seq`` orders it among all of the stream, and ``stored_s`` is when it was stored."""
 
     seq: int
     subject: str
     stored_s: float
     body: bytes
+
+
+Shadowed = StoredMessage
+"""What a shadow published."""
 
 
 class Rejection(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,7 +12,7 @@ import math
 import time
 import uuid
 from collections.abc import Callable
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, TypeVar
 
 import msgspec
 
@@ -53,42 +53,6 @@ class ReplicaPace(msgspec.Struct, frozen=True, kw_only=True):
     snapshot_s: float = 60.0
     snapshot_events: int = 5000
     check_s: float = 5.0
-
-
-class Leadership(Protocol):
-    """Says whether this replica may decide, and whether it may still be trusted to."""
-
-    @property
-    def held(self) -> bool:
-        """Whether this replica may decide right now."""
-
-    @property
-    def term_s(self) -> float:
-        """For how long this replica has led without a gap; 0 while it does not lead."""
-
-    @property
-    def confirmed_ago_s(self) -> float | None:
-        """How long ago the lease was asked for that was last confirmed; None where there is no lease."""
-
-    async def keep(self) -> None:
-        """Keep or seek the lead, for ever."""
-
-    async def resign(self) -> None:
-        """Let another replica lead at once."""
-
-
-class NoElection:
-    """All replicas decide; conflicts sort it out."""
-
-    held = True
-    term_s = 0.0
-    confirmed_ago_s = None
-
-    async def keep(self) -> None:
-        """Nothing is to be kept."""
-
-    async def resign(self) -> None:
-        """Nothing is to be given back."""
 
 
 class LeaderElection:
@@ -222,9 +186,10 @@ class Replica(Generic[S]):
         self._wake = asyncio.Event()
         self._wake_at_s: float | None = None
         self._says_ready = says_ready
-        self._lead: Leadership = NoElection()
+        self._election: LeaderElection | None = None
+        """None where all replicas decide, and conflicts sort it out."""
         if decider.leads:
-            self._lead = LeaderElection(
+            self._election = LeaderElection(
                 shell.bus,
                 self.live.name,
                 shell.replica_id,
@@ -244,7 +209,7 @@ class Replica(Generic[S]):
     @property
     def leading(self) -> bool:
         """Whether this replica may decide now."""
-        return self._lead.held
+        return self._election is None or self._election.held
 
     def wake(self) -> None:
         """Have it decide again soon, although the log has not changed."""
@@ -256,13 +221,15 @@ class Replica(Generic[S]):
             await self.live.caught_up()
             self._shell.vitals.ready = self._says_ready or self._shell.vitals.ready
             self._log.info("caught_up", last_seq=self.live.last_seq)
+            election = [] if self._election is None else [self._election.keep()]
             try:
-                async with background(self._lead.keep(), self._keep_snapshots()):
+                async with background(*election, self._keep_snapshots()):
                     await self._decide_until_stopping()
                 if self.leading:
                     await self._save_snapshot()
             finally:
-                await self._lead.resign()
+                if self._election is not None:
+                    await self._election.resign()
 
     async def _decide_until_stopping(self) -> None:
         self._wake.set()
@@ -285,7 +252,8 @@ class Replica(Generic[S]):
 
     def _examine(self, vitals: Vitals) -> None:
         vitals.leading, vitals.elected = self.leading, self._decider.leads
-        vitals.term_s, vitals.lease_s = self._lead.term_s, self._lead.confirmed_ago_s
+        if self._election is not None:
+            vitals.term_s, vitals.lease_s = self._election.term_s, self._election.confirmed_ago_s
         vitals.undecided_s = self._shell.progress.undecided_s() if self.leading else 0.0
 
     async def _pause(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from penstock_log.services import WRITERS
@@ -26,6 +27,28 @@ STREAM_SUBJECTS: Final[dict[str, str]] = {
 }
 
 _NO_TOKEN: Final = frozenset(" .*>\t\r\n")
+
+
+def is_token(text: str) -> bool:
+    """Say whether a text can be part of a subject."""
+    return bool(text) and _NO_TOKEN.isdisjoint(text)
+
+
+def _token(text: str) -> str:
+    if not is_token(text):
+        raise ValueError(f"{text!r} cannot be part of a subject; expected letters, digits, - and _")
+    return text
+
+
+def _named(kind: str) -> Callable[[str], str]:
+    """Return the function from a name to its subject ``penstock.KIND.NAME``; ValueError for what is no part of one."""
+    begin = f"{ROOT}.{kind}."
+
+    def subject(name: str) -> str:
+        return begin + _token(name)
+
+    return subject
+
 
 INBOX_JOBS: Final = f"{ROOT}.inbox.jobs"
 INBOX_SWEEPS: Final = f"{ROOT}.inbox.sweeps"
@@ -89,57 +112,18 @@ def extensions(entity_id: str) -> str:
     return f"{EXTENSIONS}*.{_token(entity_id)}"
 
 
-def job(job_id: str) -> str:
-    """Return ``evt.job.<id>``."""
-    return _PREFIXES["job"] + _token(job_id)
-
-
-def request(entity_id: str) -> str:
-    """Return ``evt.request.<id>``: what people ask of a sweep or a node."""
-    return entity("request", entity_id)
-
-
-def policy(pool: str) -> str:
-    """Return ``evt.policy.<pool>``: what is set live for a pool."""
-    return entity("policy", pool)
-
-
-def profile(key: str) -> str:
-    """Return ``evt.profile.<key>``."""
-    return entity("profile", key)
-
-
-def rank(pool: str) -> str:
-    """Return ``evt.rank.<pool>``."""
-    return _PREFIXES["rank"] + _token(pool)
-
-
-def round_(pool: str) -> str:
-    """Return ``evt.round.<pool>``."""
-    return _PREFIXES["round"] + _token(pool)
-
-
-def scale(pool: str) -> str:
-    """Return ``evt.scale.<pool>``."""
-    return entity("scale", pool)
-
-
+job: Final = _named("evt.job")
+request: Final = _named("evt.request")  # what people ask of a sweep or a node
+policy: Final = _named("evt.policy")  # what is set live for a pool
+profile: Final = _named("evt.profile")
+rank: Final = _named("evt.rank")
+round_: Final = _named("evt.round")
+scale: Final = _named("evt.scale")
+sweep: Final = _named("evt.sweep")
+run: Final = _named("evt.run")
+node: Final = _named("evt.node")
+"""Log subject of one entity, by its id: ``penstock.evt.KIND.ID``."""
 ROUNDS: Final = f"{ROOT}.evt.round.*"
-
-
-def sweep(sweep_id: str) -> str:
-    """Return ``evt.sweep.<id>``."""
-    return entity("sweep", sweep_id)
-
-
-def run(job_id: str) -> str:
-    """Return ``evt.run.<job>``."""
-    return _PREFIXES["run"] + _token(job_id)
-
-
-def node(node_id: str) -> str:
-    """Return ``evt.node.<id>``."""
-    return entity("node", node_id)
 
 
 def writer_of(subject: str) -> str:
@@ -215,9 +199,8 @@ def logs(job_id: str) -> str:
     return f"{ROOT}.log.{_token(job_id)}.*"
 
 
-def rejected(what: str) -> str:
-    """Return the subject for what could not be accepted: ``evt``, ``jobs``, ``sweeps``, …"""
-    return f"{ROOT}.rejected.{_token(what)}"
+rejected: Final = _named("rejected")
+"""Subject of what could not be accepted: ``evt``, ``jobs``, ``sweeps``, …"""
 
 
 def state(name: str) -> str:
@@ -233,13 +216,9 @@ def state(name: str) -> str:
     return f"{ROOT}.state.{_token(service)}{dot}{_token(whose) if dot else ''}"
 
 
+shadow: Final = _named("shadow")
+"""Subject on which a shadow says what it follows, and how far it is."""
 SHADOWS: Final = f"{ROOT}.shadow.*"
-"""What each shadow says of itself."""
-
-
-def shadow(name: str) -> str:
-    """Return the subject on which a shadow says what it follows, and how far it is."""
-    return f"{ROOT}.shadow.{_token(name)}"
 
 
 def shadowed(name: str, subject: str) -> str:
@@ -254,14 +233,6 @@ def shadowed(name: str, subject: str) -> str:
     return f"{shadow(name)}.{subject.removeprefix(f'{ROOT}.evt.')}"
 
 
-def heartbeat(node_id: str) -> str:
-    """Return the telemetry subject of a node's heartbeats."""
-    return f"{ROOT}.tel.node.{_token(node_id)}"
-
-
-HEARTBEATS: Final = f"{ROOT}.tel.node.*"
-
-
 def replica(service: str, replica_id: str) -> str:
     """Return the telemetry subject on which one replica of a service says that it is alive."""
     return f"{ROOT}.tel.replica.{_token(service)}.{_token(replica_id)}"
@@ -272,52 +243,19 @@ def replicas(service: str) -> str:
     return f"{ROOT}.tel.replica.{_token(service)}.*"
 
 
-def progress(job_id: str) -> str:
-    """Return the telemetry subject of a running job's steps and metrics."""
-    return f"{ROOT}.tel.progress.{_token(job_id)}"
-
-
-def lanes(node_id: str) -> str:
-    """Return the telemetry subject on which a node tells the lanes of its shared devices."""
-    return f"{ROOT}.tel.lanes.{_token(node_id)}"
-
-
-def agreement(job_id: str) -> str:
-    """Return the telemetry subject on which the nodes of a gang tell each other their processes' answers to a stop."""
-    return f"{ROOT}.tel.agreement.{_token(job_id)}"
-
-
+heartbeat: Final = _named("tel.node")
+lanes: Final = _named("tel.lanes")
+"""Telemetry of a node: its heartbeats, and the lanes of its shared devices."""
+progress: Final = _named("tel.progress")
+output_grown: Final = _named("tel.output")
+agreement: Final = _named("tel.agreement")
+"""Telemetry of a job: steps and metrics, how far output has come that is not streamed, answers to a stop."""
+HEARTBEATS: Final = f"{ROOT}.tel.node.*"
+PROGRESS: Final = f"{ROOT}.tel.progress.*"
 AGREEMENTS: Final = f"{ROOT}.tel.agreement.*"
 
-PROGRESS: Final = f"{ROOT}.tel.progress.*"
-
+output: Final = _named("output")
+checkpoints: Final = _named("checkpoint")
+"""What a node's executor answers: what it keeps of output; checkpoints that lie there, to executors only."""
 OUTPUTS: Final = f"{ROOT}.output.*"
-
-
-def output(node_id: str) -> str:
-    """Return the subject on which a node's executor answers what it keeps of the output of jobs."""
-    return f"{ROOT}.output.{_token(node_id)}"
-
-
-def output_grown(job_id: str) -> str:
-    """Return the telemetry subject on which executors say how far output has come that is not streamed."""
-    return f"{ROOT}.tel.output.{_token(job_id)}"
-
-
 CHECKPOINTS: Final = f"{ROOT}.checkpoint.*"
-
-
-def checkpoints(node_id: str) -> str:
-    """Return the subject on which a node's executor hands out the checkpoints that lie there, to executors only."""
-    return f"{ROOT}.checkpoint.{_token(node_id)}"
-
-
-def is_token(text: str) -> bool:
-    """Say whether a text can be part of a subject."""
-    return bool(text) and _NO_TOKEN.isdisjoint(text)
-
-
-def _token(text: str) -> str:
-    if not text or not _NO_TOKEN.isdisjoint(text):
-        raise ValueError(f"{text!r} cannot be part of a subject; expected letters, digits, - and _")
-    return text

@@ -9,10 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter_ns
 
-from executor_stub import ExecutorStub, small_executor
-
 from penstock.sessions.session import Session
 from penstock.sessions.setup import ProcessSetup
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+from executor_stub import ExecutorStub, small_executor
 
 ROUNDS = 5
 

@@ -78,7 +78,6 @@ class MemoryClient:
         ack_wait_s: float = 30.0,
         max_deliver: int = 10,
     ) -> None:
-        """Connect."""
         self.server = server or MemoryServer()
         self.timeout_s = timeout_s
         self.ack_wait_s = ack_wait_s
@@ -94,7 +93,6 @@ class MemoryClient:
         await self.close()
 
     async def close(self) -> None:
-        """Disconnect for good."""
         self._closed = True
         self.server.changed.notify()
 
@@ -110,7 +108,6 @@ class MemoryClient:
 
     @property
     def max_body_bytes(self) -> int:
-        """The largest body that the server takes."""
         return self.server.max_body_bytes
 
     def online(self) -> bool:
@@ -150,22 +147,18 @@ class MemoryLogClient(MemoryClient, LogPort, RejectionPort, OutputPort, ShadowPo
     """The ports that read and write streams."""
 
     async def append(self, item: Append) -> int:
-        """Append one commit; return its sequence."""
         body = encode(item.commit)
         await self.ready(len(body))
         return self.server.put(names.EVT, item.subject, body, item.commit.id, item.expected).seq
 
     async def append_many(self, items: Sequence[Append]) -> list[int]:
-        """Append many commits; return their sequences."""
         return [await self.append(item) for item in items]
 
     async def follow(self, after_seq: int = 0, subjects: Sequence[str] = ()) -> AsyncGenerator[Delivery, None]:
-        """Yield every commit after a sequence, then every new one."""
         async for message, pending in self._messages(names.EVT, after_seq, subjects):
             yield self._deliver(message, pending)
 
     async def read(self, subject: str, after_seq: int = 0, until_seq: int | None = None) -> list[Delivery]:
-        """Return the stored commits of a subject or pattern."""
         await self.ready()
         found = [
             message
@@ -176,77 +169,54 @@ class MemoryLogClient(MemoryClient, LogPort, RejectionPort, OutputPort, ShadowPo
         return [one for one in deliveries if one.commit.id]
 
     async def last(self, subject: str) -> Delivery | None:
-        """Return the last commit of one exact subject."""
         await self.ready()
         message = self.server.streams[names.EVT].last(subject)
         return self._deliver(message, 0) if message else None
 
     async def last_seq(self) -> int:
-        """Return the sequence of the log's last message."""
         await self.ready()
         return len(self.server.streams[names.EVT].messages)
 
     async def now_s(self) -> float:
-        """Return the time by the server's clock."""
         await self.ready()
         return self.server.now()
 
     async def reject(self, what: str, rejection: Rejection) -> None:
-        """Put something that cannot be accepted where people find it."""
         await self.ready(len(rejection.body))
-        self._put_rejection(what, rejection)
+        self.server.reject(what, rejection)
 
     async def rejections(self) -> list[Rejection]:
-        """Return the newest thousand, oldest first."""
         await self.ready()
-        messages = self.server.streams[names.REJECTED].messages[-_NEWEST:]
-        return [self.server.rejections[message.seq] for message in messages]
+        return self.server.rejections[-_NEWEST:]
 
     async def write_output(
         self, job_id: str, rank: int, data: bytes, place: OutputOffset | OutputEnd | None = None
     ) -> None:
-        """Store a piece of a process's output, and from where in it the piece is."""
         await self.ready(len(data))
-        message = self.server.put(names.LOG, names.log(job_id, rank), data)
-        if place is not None:
-            self.server.places[message.seq] = place
+        self.server.put(names.LOG, names.log(job_id, rank), data, place=place)
 
     async def read_output(
         self, job_id: str, follow: bool = False, tail: int | None = None, after_seq: int = 0
     ) -> AsyncGenerator[LogLine, None]:
-        """Yield what the stream holds of a job's output."""
         await self.ready()
         stored = list(self.server.streams[names.LOG].after(after_seq, [names.logs(job_id)]))
         for message in stored if tail is None else stored[max(len(stored) - tail, 0) :]:
-            yield self._line(job_id, message)
+            yield _line(job_id, message)
         if follow:
             seen = stored[-1].seq if stored else after_seq
             async for message, _ in self._messages(names.LOG, seen, [names.logs(job_id)]):
-                yield self._line(job_id, message)
-
-    def _line(self, job_id: str, message: MemoryMessage) -> LogLine:
-        return LogLine(
-            seq=message.seq,
-            job_id=job_id,
-            rank=int(message.subject.rpartition(".")[2]),
-            stored_s=message.stored_s,
-            data=message.body,
-            place=self.server.places.get(message.seq),
-        )
+                yield _line(job_id, message)
 
     async def write_shadow(self, subject: str, body: bytes, msg_id: str = "") -> None:
-        """Store what a shadow would have done."""
         await self.ready(len(body))
         self.server.put(names.SHADOW, subject, body, msg_id)
 
     async def read_shadow(self, subject: str) -> AsyncIterator[Shadowed]:
-        """Yield what is stored of a subject or pattern."""
         await self.ready()
         for message in list(self.server.streams[names.SHADOW].after(0, [subject])):
-            yield _shadowed(message)
+            yield message
 
     async def last_shadow(self, subject: str) -> Shadowed | None:
-        """Return the newest of a subject or pattern."""
         found = [one async for one in self.read_shadow(subject)]
         return found[-1] if found else None
 
@@ -275,23 +245,18 @@ class MemoryLogClient(MemoryClient, LogPort, RejectionPort, OutputPort, ShadowPo
             self.dropped.add(where, str(error))
             if self.server.streams[names.REJECTED].last(names.rejected(rejected_as(message.seq))) is None:
                 rejection = Rejection(reason=str(error), origin=where, body=message.body)
-                self._put_rejection(rejected_as(message.seq), rejection)
+                self.server.reject(rejected_as(message.seq), rejection)
             return placeholder(message.seq, message.subject, message.stored_s, pending)
-
-    def _put_rejection(self, what: str, rejection: Rejection) -> None:
-        self.server.put_rejection(names.rejected(what), rejection)
 
 
 class MemoryStateClient(MemoryClient, SnapshotPort, LeasePort):
     """Snapshots, which make starting fast, and leases, which say who leads."""
 
     async def save_snapshot(self, name: str, snapshot: Snapshot) -> None:
-        """Store the snapshot, replacing the one before."""
         await self.ready()
         self.server.snapshots[name] = split(snapshot, self.max_body_bytes // 2)
 
     async def load_snapshot(self, name: str) -> Snapshot | None:
-        """Return the snapshot; None where there is none or where it is damaged."""
         await self.ready()
         try:
             return join(self.server.snapshots[name]) if name in self.server.snapshots else None
@@ -300,22 +265,18 @@ class MemoryStateClient(MemoryClient, SnapshotPort, LeasePort):
             return None
 
     async def delete_snapshots(self) -> None:
-        """Delete all snapshots of all services."""
         await self.ready()
         self.server.snapshots.clear()
 
     async def acquire(self, name: str, owner: str, ttl_s: float) -> Lease | None:
-        """Become the owner of a name, if nobody is."""
         await self.ready()
         return self.server.acquire(name, owner, ttl_s)
 
     async def renew(self, lease: Lease) -> bool:
-        """Stay the owner for another ``ttl_s``; False if the lease is gone."""
         await self.ready()
         return self.server.renew(lease)
 
     async def release(self, lease: Lease) -> None:
-        """Stop being the owner at once."""
         await self.ready()
         self.server.release(lease)
 
@@ -324,7 +285,6 @@ class MemoryRequestClient(MemoryClient, RequestPort, TelemetryPort):
     """The ports that store nothing."""
 
     async def request(self, subject: str, body: bytes, timeout_s: float = 5.0) -> bytes:
-        """Ask and return the answer's body."""
         await self.ready(len(body))
         instance = self.server.hub.route(subject)
         try:
@@ -344,7 +304,6 @@ class MemoryRequestClient(MemoryClient, RequestPort, TelemetryPort):
         endpoints: Sequence[Endpoint],
         metadata: Mapping[str, str] | None = None,  # noqa: ARG002
     ) -> AsyncIterator[None]:
-        """Serve requests while the context is open."""
         await self.ready()
         instance = ServiceInstance(name, endpoints)
         self.server.hub.instances.append(instance)
@@ -355,12 +314,10 @@ class MemoryRequestClient(MemoryClient, RequestPort, TelemetryPort):
             instance.stop()
 
     async def publish(self, subject: str, body: bytes) -> None:
-        """Publish without storing; a message that is sent while the server is away is lost."""
         if self.online():
             self.server.hub.publish(subject, body)
 
     async def subscribe(self, subject: str) -> AsyncIterator[tuple[str, bytes]]:
-        """Yield what is published from now on."""
         listener = TelemetryListener(subject)
         self.server.hub.listeners.append(listener)
         try:
@@ -377,29 +334,23 @@ class MemoryWorkClient(MemoryClient, WorkPort):
     """The work queue."""
 
     async def submit(self, subject: str, body: bytes) -> None:
-        """Put a message into the work queue."""
         await self.ready(len(body))
         self.server.submit(subject, body)
 
     async def work(self, queue: str, subjects: Sequence[str]) -> AsyncIterator[Work]:  # noqa: ARG002 - one queue serves all
-        """Yield work; each message goes to one worker."""
         while True:
-            await self._until_online()
-            taken = self.server.work.take(subjects, self.server.now(), self.ack_wait_s)
-            if taken is None:
+            while not self.online():
+                await self.server.changed.wait()
+            message = self.server.work.take(subjects, self.server.now(), self.ack_wait_s)
+            if message is None:
                 due_s = self.server.work.next_due_s()
                 await self.server.changed.wait(None if due_s is None else max(due_s - self.server.now(), 0.001))
                 continue
-            number, job = taken
-            work = MemoryWork(self, number, job)
-            if job.deliveries > self.max_deliver:
+            work = MemoryWork(self, message)
+            if message.deliveries > self.max_deliver:
                 await work.reject(undeliverable(self.max_deliver))
             else:
                 yield work
-
-    async def _until_online(self) -> None:
-        while not self.online():
-            await self.server.changed.wait()
 
 
 class MemoryBus(MemoryLogClient, MemoryStateClient, MemoryWorkClient, MemoryRequestClient):
@@ -410,43 +361,42 @@ _BREATH: Final = 256  # messages between two turns of the event loop
 _NEWEST: Final = 1000
 
 
-def _shadowed(message: MemoryMessage) -> Shadowed:
-    return Shadowed(seq=message.seq, subject=message.subject, stored_s=message.stored_s, body=message.body)
-
-
 _log = get_logger("penstock.bus")
 
 
-class MemoryWork:
+def _line(job_id: str, message: MemoryMessage) -> LogLine:
+    return LogLine(
+        seq=message.seq,
+        job_id=job_id,
+        rank=int(message.subject.rpartition(".")[2]),
+        stored_s=message.stored_s,
+        data=message.body,
+        place=message.place,
+    )
+
+
+class MemoryWork(Work):
     """One delivery of a message of the work queue."""
 
-    def __init__(self, client: MemoryClient, number: int, job: QueuedMessage) -> None:
-        """Hold the message until it is acknowledged or its time is over."""
-        self.seq = number
-        self.subject = job.subject
-        self.body = job.body
-        self._client = client
-        self._number = number
+    def __init__(self, client: MemoryClient, message: QueuedMessage) -> None:
+        self.seq, self.subject, self.body = message.seq, message.subject, message.body
+        self._client, self._message = client, message
 
     async def ack(self) -> None:
-        """Acknowledge the message as done."""
         await self._client.ready()
-        self._client.server.work.remove(self._number)
+        self._client.server.work.remove(self.seq)
 
     async def retry(self, delay_s: float = 0.0) -> None:
-        """Deliver it again."""
         await self._client.ready()
-        self._client.server.work.put_back(self._number, self._client.server.now() + delay_s)
+        self._message.due_s = self._client.server.now() + delay_s
         self._client.server.changed.notify()
 
     async def hold(self) -> None:
-        """Keep the message from other workers for another while."""
-        self._client.server.work.put_back(self._number, self._client.server.now() + self._client.ack_wait_s)
+        self._message.due_s = self._client.server.now() + self._client.ack_wait_s
 
     async def reject(self, reason: str) -> None:
-        """Move it to REJECTED with the reason."""
         await self._client.ready()
         what = self.subject.rpartition(".")[2]
         rejection = Rejection(reason=reason, origin=f"{names.INBOX} {self.subject}", body=self.body)
-        self._client.server.put_rejection(names.rejected(what), rejection)
-        self._client.server.work.remove(self._number)
+        self._client.server.reject(what, rejection)
+        self._client.server.work.remove(self.seq)

@@ -16,7 +16,17 @@ from typing import Final
 
 import msgspec
 
-from penstock_bus.port import Conflict, Endpoint, Handler, Lease, NoResponders, Rejection, Reply, StorageFull
+from penstock_bus.port import (
+    Conflict,
+    Endpoint,
+    Handler,
+    Lease,
+    NoResponders,
+    Rejection,
+    Reply,
+    StorageFull,
+    StoredMessage,
+)
 from penstock_bus.stored_messages import matches, matches_any
 from penstock_log import subjects
 from penstock_log.request_bodies import OutputEnd, OutputOffset
@@ -28,7 +38,6 @@ class Signal:
     """Wakes everybody who waits, each time something happens."""
 
     def __init__(self) -> None:
-        """Start with nobody waiting."""
         self._waiters: set[asyncio.Future[None]] = set()
 
     def notify(self) -> None:
@@ -75,7 +84,6 @@ class MemoryServer:
         now: Callable[[], float] = time.time,  # noqa: TID251 - a server has a clock
         lease_now: Callable[[], float] | None = None,
     ) -> None:
-        """Start running, with everything empty."""
         self.max_body_bytes = max_body_bytes
         self.max_store_bytes = max_store_bytes
         self.now = now
@@ -85,8 +93,7 @@ class MemoryServer:
         self.streams = {name: MemoryStream() for name in _STREAMS}
         self.work = WorkQueue()
         self.snapshots: dict[str, list[bytes]] = {}
-        self.rejections: dict[int, Rejection] = {}
-        self.places: dict[int, OutputOffset | OutputEnd] = {}
+        self.rejections: list[Rejection] = []
         self.hub = Hub()
         self._leases: dict[str, tuple[Lease, float]] = {}
         self._last_token = 0
@@ -103,26 +110,42 @@ class MemoryServer:
         self.changed.notify()
 
     def put(
-        self, stream: str, subject: str, body: bytes, msg_id: str = "", expected: int | None = None
+        self,
+        stream: str,
+        subject: str,
+        body: bytes,
+        msg_id: str = "",
+        expected: int | None = None,
+        *,
+        place: OutputOffset | OutputEnd | None = None,
     ) -> MemoryMessage:
         """
-        Store a message in a stream.
+        Store a message in a stream; the same id again returns the one that is there.
 
         Raises
         ------
-        Conflict, StorageFull
+        Conflict
+            If the subject's last sequence is not the expected one.
+        StorageFull
         """
-        known = self.streams[stream].find(msg_id)
-        self._check_capacity(0 if known else len(body))
-        message = self.streams[stream].put(subject, body, msg_id, expected, self.now())
-        self._stored_bytes += 0 if known else len(body)
+        messages = self.streams[stream]
+        if (known := messages.by_id.get(msg_id)) is not None:
+            return known
+        self._check_capacity(len(body))
+        last = messages.last(subject)
+        if expected is not None and expected != (last.seq if last else 0):
+            raise Conflict(subject, expected)
+        seq = len(messages.messages) + 1
+        message = MemoryMessage(seq=seq, subject=subject, body=body, stored_s=self.now(), place=place)
+        messages.add(message, msg_id)
+        self._stored_bytes += len(body)
         self.changed.notify()
         return message
 
-    def put_rejection(self, subject: str, rejection: Rejection) -> None:
+    def reject(self, what: str, rejection: Rejection) -> None:
         """Keep what was refused, with the time."""
-        message = self.put(subjects.REJECTED, subject, rejection.body)
-        self.rejections[message.seq] = msgspec.structs.replace(rejection, stored_s=message.stored_s)
+        message = self.put(subjects.REJECTED, subjects.rejected(what), rejection.body)
+        self.rejections.append(msgspec.structs.replace(rejection, stored_s=message.stored_s))
 
     def submit(self, subject: str, body: bytes) -> None:
         """Put a message into the work queue; finished messages make room only in a new server."""
@@ -170,49 +193,26 @@ class MemoryServer:
         return lease if until_s > self._lease_now() else None
 
 
-class MemoryMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """One stored message; ``msg_id`` may be empty."""
+class MemoryMessage(StoredMessage, frozen=True, kw_only=True):
+    """A message, and from where in a process's output it is, if it is from any."""
 
-    seq: int
-    subject: str
-    body: bytes
-    msg_id: str
-    stored_s: float
+    place: OutputOffset | OutputEnd | None = None
 
 
 class MemoryStream:
     """Messages that are only ever added, so that number n stands at index n - 1."""
 
     def __init__(self) -> None:
-        """Start empty."""
         self.messages: list[MemoryMessage] = []
         self._by_subject: defaultdict[str, list[MemoryMessage]] = defaultdict(list)
-        self._by_id: dict[str, MemoryMessage] = {}
+        self.by_id: dict[str, MemoryMessage] = {}
 
-    def find(self, msg_id: str) -> MemoryMessage | None:
-        """Return the message that was stored under an id."""
-        return self._by_id.get(msg_id)
-
-    def put(self, subject: str, body: bytes, msg_id: str, expected: int | None, now_s: float) -> MemoryMessage:
-        """
-        Store a message; the same id again returns the one that is there.
-
-        Raises
-        ------
-        Conflict
-            If the subject's last sequence is not the expected one.
-        """
-        if msg_id and (known := self._by_id.get(msg_id)) is not None:
-            return known
-        last = self.last(subject)
-        if expected is not None and expected != (last.seq if last else 0):
-            raise Conflict(subject, expected)
-        message = MemoryMessage(seq=len(self.messages) + 1, subject=subject, body=body, msg_id=msg_id, stored_s=now_s)
+    def add(self, message: MemoryMessage, msg_id: str) -> None:
+        """Add the next message, under an id if it has one."""
         self.messages.append(message)
-        self._by_subject[subject].append(message)
+        self._by_subject[message.subject].append(message)
         if msg_id:
-            self._by_id[msg_id] = message
-        return message
+            self.by_id[msg_id] = message
 
     def last(self, subject: str) -> MemoryMessage | None:
         """Return the last message of one exact subject."""
@@ -237,6 +237,7 @@ class MemoryStream:
 class QueuedMessage(msgspec.Struct, kw_only=True):
     """One message of the work queue: not to be delivered before ``due_s``."""
 
+    seq: int
     subject: str
     body: bytes
     due_s: float
@@ -247,39 +248,33 @@ class WorkQueue:
     """Messages that go away when they are done."""
 
     def __init__(self) -> None:
-        """Start empty."""
-        self._jobs: dict[int, QueuedMessage] = {}
-        self._last_number = 0
+        self._messages: dict[int, QueuedMessage] = {}
+        self._last_seq = 0
 
     def __len__(self) -> int:
-        return len(self._jobs)
+        return len(self._messages)
 
     def put(self, subject: str, body: bytes, now_s: float) -> None:
         """Add a message."""
-        self._last_number += 1
-        self._jobs[self._last_number] = QueuedMessage(subject=subject, body=body, due_s=now_s)
+        self._last_seq += 1
+        self._messages[self._last_seq] = QueuedMessage(seq=self._last_seq, subject=subject, body=body, due_s=now_s)
 
-    def take(self, subjects: Sequence[str], now_s: float, ack_wait_s: float) -> tuple[int, QueuedMessage] | None:
-        """Return the oldest message that is due and its number, and hide it for ``ack_wait_s``."""
-        for number, job in self._jobs.items():
-            if job.due_s <= now_s and matches_any(subjects, job.subject):
-                job.due_s = now_s + ack_wait_s
-                job.deliveries += 1
-                return number, job
+    def take(self, subjects: Sequence[str], now_s: float, ack_wait_s: float) -> QueuedMessage | None:
+        """Return the oldest message that is due, and hide it for ``ack_wait_s``."""
+        for message in self._messages.values():
+            if message.due_s <= now_s and matches_any(subjects, message.subject):
+                message.due_s = now_s + ack_wait_s
+                message.deliveries += 1
+                return message
         return None
 
     def next_due_s(self) -> float | None:
         """Return when the next message is due."""
-        return min((job.due_s for job in self._jobs.values()), default=None)
+        return min((message.due_s for message in self._messages.values()), default=None)
 
-    def remove(self, number: int) -> None:
+    def remove(self, seq: int) -> None:
         """Remove a message that is done, or never will be."""
-        self._jobs.pop(number, None)
-
-    def put_back(self, number: int, due_s: float) -> None:
-        """Deliver it again at ``due_s``."""
-        if number in self._jobs:
-            self._jobs[number].due_s = due_s
+        self._messages.pop(seq, None)
 
 
 _KEPT: Final = 10_000
@@ -289,7 +284,6 @@ class TelemetryListener:
     """The messages that one reader has yet to read; when the buffer is full, the oldest goes."""
 
     def __init__(self, pattern: str) -> None:
-        """Listen to a pattern of subjects."""
         self.pattern = pattern
         self.messages: deque[tuple[str, bytes]] = deque(maxlen=_KEPT)
         self.wake = asyncio.Event()
@@ -299,7 +293,6 @@ class ServiceInstance:
     """One service while it is being served; its endpoints serve one request at a time, as on NATS."""
 
     def __init__(self, name: str, endpoints: Sequence[Endpoint]) -> None:
-        """Know the endpoints by subject."""
         self.name = name
         self.handlers: dict[str, Handler] = {endpoint.subject: endpoint.handler for endpoint in endpoints}
         self._running: set[asyncio.Task[Reply]] = set()
@@ -331,7 +324,6 @@ class Hub:
     """The listeners and the services of a server."""
 
     def __init__(self) -> None:
-        """Start with nobody."""
         self.listeners: list[TelemetryListener] = []
         self.instances: list[ServiceInstance] = []
 

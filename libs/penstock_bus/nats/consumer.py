@@ -86,7 +86,6 @@ class StreamReader:
     """
 
     def __init__(self, link: Link, stream: str, after_seq: int, patterns: Sequence[str]) -> None:
-        """Start behind a sequence."""
         self.seen = after_seq
         self._link = link
         self._stream = stream
@@ -196,7 +195,6 @@ class ConsumerPull:
     """
 
     def __init__(self, link: Link, stream: str, consumer: str, batch: int) -> None:
-        """Prepare; :meth:`open` begins."""
         self.consumer = consumer
         self._link = link
         self._stream = stream

@@ -26,7 +26,7 @@ from nats.aio.msg import Msg
 
 from penstock_bus.compat import aclosing, timeout
 from penstock_bus.nats.link import NOT_FOUND, PAUSE_S, TRY_S, ConnectionLost, Link, ServerRefusal
-from penstock_bus.port import Unavailable
+from penstock_bus.port import StoredMessage, Unavailable
 from penstock_bus.stored_messages import matches_any
 from penstock_log import subjects as names
 
@@ -35,20 +35,9 @@ _BATCH_BYTES: Final = 16 << 20
 _ENDS: Final = ("204", "404")  # end of the batch, nothing found
 
 
-class StoredMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """
-    One message of a stream.
+class StreamMessage(StoredMessage, frozen=True, kw_only=True):
+    """A message with its headers; ``pending`` of those that were asked for stood behind it."""
 
-    Attributes
-    ----------
-    pending : int
-        How many of the messages asked for the stream held behind this one.
-    """
-
-    seq: int
-    subject: str
-    stored_s: float
-    body: bytes
     headers: dict[str, str]
     pending: int = 0
 
@@ -69,7 +58,7 @@ class _Got(msgspec.Struct, frozen=True):
     message: _Message
 
 
-async def stored(link: Link, stream: str, subject: str, after_seq: int = 0) -> AsyncGenerator[StoredMessage, None]:
+async def stored(link: Link, stream: str, subject: str, after_seq: int = 0) -> AsyncGenerator[StreamMessage, None]:
     """
     Yield what a stream holds of a subject or pattern after a sequence, in order.
 
@@ -103,7 +92,7 @@ class _More(Exception):
     """A batch ended, and there is more behind it."""
 
 
-async def _batch(link: Link, stream: str, subject: str, after_seq: int) -> AsyncGenerator[StoredMessage, None]:
+async def _batch(link: Link, stream: str, subject: str, after_seq: int) -> AsyncGenerator[StreamMessage, None]:
     call = link.replies.many(f"$JS.API.DIRECT.GET.{stream}")
     request = {"seq": after_seq + 1, "batch": _BATCH, "max_bytes": _BATCH_BYTES, "next_by_subj": subject}
     try:
@@ -120,18 +109,18 @@ async def _batch(link: Link, stream: str, subject: str, after_seq: int) -> Async
         raise _More
 
 
-async def newest(link: Link, stream: str, subject: str) -> StoredMessage | None:
+async def newest(link: Link, stream: str, subject: str) -> StreamMessage | None:
     """Return the last message of an exact subject."""
     return _newest(subject, await link.patiently(f"$JS.API.DIRECT.GET.{stream}.{subject}", b""))
 
 
-async def newest_of(link: Link, stream: str, pattern: str) -> StoredMessage | None:
+async def newest_of(link: Link, stream: str, pattern: str) -> StreamMessage | None:
     """Return the last message of a pattern of subjects."""
     request = msgspec.json.encode({"last_by_subj": pattern})
     return _newest(pattern, await link.patiently(f"$JS.API.DIRECT.GET.{stream}", request))
 
 
-def _newest(subject: str, msg: Msg) -> StoredMessage | None:
+def _newest(subject: str, msg: Msg) -> StreamMessage | None:
     status = (msg.headers or {}).get("Status", "")
     if status == "404":
         return None
@@ -140,7 +129,7 @@ def _newest(subject: str, msg: Msg) -> StoredMessage | None:
     return _of_message(msg)
 
 
-async def from_leader(link: Link, stream: str, request: dict[str, Any]) -> StoredMessage | None:
+async def from_leader(link: Link, stream: str, request: dict[str, Any]) -> StreamMessage | None:
     """Return the message that a request names (``last_by_subj``, or ``seq`` and ``next_by_subj``), never stale."""
     try:
         found = (await link.api(f"STREAM.MSG.GET.{stream}", request, answer=_Got)).message
@@ -149,7 +138,7 @@ async def from_leader(link: Link, stream: str, request: dict[str, Any]) -> Store
             return None
         raise
     try:
-        return StoredMessage(
+        return StreamMessage(
             seq=found.seq,
             subject=found.subject,
             stored_s=seconds(found.time),
@@ -160,10 +149,10 @@ async def from_leader(link: Link, stream: str, request: dict[str, Any]) -> Store
         raise _foreign(error) from error
 
 
-def _of_message(msg: Msg) -> StoredMessage:
+def _of_message(msg: Msg) -> StreamMessage:
     headers = msg.headers or {}
     try:
-        return StoredMessage(
+        return StreamMessage(
             seq=int(headers["Nats-Sequence"]),
             subject=headers["Nats-Subject"],
             stored_s=seconds(headers["Nats-Time-Stamp"]),
@@ -200,7 +189,7 @@ LOOK_S: Final = 1.0
 
 async def tail_stream(
     link: Link, stream: str, patterns: Sequence[str] = (), after_seq: int = 0
-) -> AsyncGenerator[StoredMessage, None]:
+) -> AsyncGenerator[StreamMessage, None]:
     """
     Yield what a stream holds after a sequence, then what is stored from now on, in order, for ever.
 

@@ -64,7 +64,6 @@ class Link:
     """
 
     def __init__(self, client: Client, address: str, timeout_s: float) -> None:
-        """Connect the client's callbacks with the calls that wait."""
         self.client = client
         self.address = address
         self.timeout_s = timeout_s
@@ -322,7 +321,6 @@ class SingleReply:
     __slots__ = ("future", "subject", "token")
 
     def __init__(self, subject: str, token: str) -> None:
-        """Wait for the first message under the token."""
         self.subject = subject
         self.token = token
         self.future: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
@@ -345,7 +343,6 @@ class ReplyRow:
     __slots__ = ("_error", "_messages", "_wake", "subject", "token")
 
     def __init__(self, subject: str, token: str) -> None:
-        """Collect the messages under the token."""
         self.subject = subject
         self.token = token
         self._messages: deque[Msg] = deque()
@@ -377,7 +374,6 @@ class Replies:
     """All calls that wait on one connection."""
 
     def __init__(self, client: Client) -> None:
-        """Choose the inbox."""
         self._client = client
         self._prefix = client.new_inbox() + "."
         self._waiting: dict[str, SingleReply | ReplyRow] = {}
@@ -434,7 +430,6 @@ class ServerRefusal(BusError):
     """A refusal of the server that the caller in this package handles."""
 
     def __init__(self, what: str, error: ApiError) -> None:
-        """Keep the server's code."""
         super().__init__(f"{what}: the server refused: {error.description} (code {error.err_code})")
         self.err_code = error.err_code
 
@@ -478,7 +473,6 @@ class NatsClient:
     """
 
     def __init__(self, link: Link, *, ack_wait_s: float, max_deliver: int, as_client: bool = False) -> None:
-        """Use an open connection."""
         self.link = link
         self.as_client = as_client
         self.ack_wait_s = ack_wait_s
@@ -488,7 +482,6 @@ class NatsClient:
 
     @property
     def max_body_bytes(self) -> int:
-        """The largest body that the server takes beside our headers."""
         return self.link.max_body_bytes
 
     def new_id(self) -> str:
@@ -502,7 +495,6 @@ class NatsClient:
         task.add_done_callback(self._background.discard)
 
     async def close(self) -> None:
-        """Flush and disconnect."""
         if self._background and self.link.is_online:
             await asyncio.wait(self._background, timeout=1.0)
         for task in self._background:

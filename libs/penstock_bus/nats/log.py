@@ -96,7 +96,6 @@ class AppendWindow:
     """
 
     def __init__(self, link: Link, items: Sequence[Append]) -> None:
-        """Prepare the commits."""
         self._link = link
         self._items = items
         self._bodies = [encode(item.commit) for item in items]
@@ -181,15 +180,12 @@ class NatsLogClient(NatsClient, LogPort, RejectionPort, OutputPort, ShadowPort):
     """Appends, followers, rejections and the output of jobs."""
 
     async def append(self, item: Append) -> int:
-        """Append one commit; return its sequence."""
         return await append(self.link, item)
 
     async def append_many(self, items: Sequence[Append]) -> list[int]:
-        """Append many commits with a window of outstanding acknowledgements."""
         return await AppendWindow(self.link, items).run()
 
     async def follow(self, after_seq: int = 0, subjects: Sequence[str] = ()) -> AsyncGenerator[Delivery, None]:
-        """Yield every commit after a sequence, then every new one."""
         if self.as_client:
             async with aclosing(tail_stream(self.link, names.EVT, subjects, after_seq)) as messages:
                 async for message in messages:
@@ -206,7 +202,6 @@ class NatsLogClient(NatsClient, LogPort, RejectionPort, OutputPort, ShadowPort):
                     yield self._deliver(seq, msg.subject, stored_s, pending, msg.data, copied=copied)
 
     async def read(self, subject: str, after_seq: int = 0, until_seq: int | None = None) -> list[Delivery]:
-        """Return the stored commits of a subject or pattern."""
         found = []
         async with aclosing(direct_get.stored(self.link, names.EVT, subject, after_seq)) as messages:
             async for message in messages:
@@ -218,22 +213,18 @@ class NatsLogClient(NatsClient, LogPort, RejectionPort, OutputPort, ShadowPort):
         return [one for one in deliveries if one.commit.id]
 
     async def last(self, subject: str) -> Delivery | None:
-        """Return the last commit of one exact subject."""
         message = await direct_get.newest(self.link, names.EVT, subject)
         if message is None:
             return None
         return self._deliver(message.seq, message.subject, message.stored_s, 0, message.body)
 
     async def last_seq(self) -> int:
-        """Return the sequence of the log's last message."""
         return await self._last_seq(names.EVT)
 
     async def reject(self, what: str, rejection: Rejection) -> None:
-        """Put something that cannot be accepted where people find it."""
         await self._store_rejection(what, rejection, {MSG_ID: self.new_id()})
 
     async def rejections(self) -> list[Rejection]:
-        """Return the newest thousand, oldest first."""
         after_seq = max(await self._last_seq(names.REJECTED) - _NEWEST, 0)
         stored = direct_get.stored(self.link, names.REJECTED, names.STREAM_SUBJECTS[names.REJECTED], after_seq)
         return [_rejection(message) async for message in stored]
@@ -241,7 +232,6 @@ class NatsLogClient(NatsClient, LogPort, RejectionPort, OutputPort, ShadowPort):
     async def write_output(
         self, job_id: str, rank: int, data: bytes, place: OutputOffset | OutputEnd | None = None
     ) -> None:
-        """Store a piece of a process's output, and from where in it the piece is."""
         headers = {MSG_ID: self.new_id()} | ({_PLACE: header_of(place)} if place else {})
         ack = await self.link.store(names.log(job_id, rank), data, headers)
         if ack.error is not None:
@@ -250,7 +240,6 @@ class NatsLogClient(NatsClient, LogPort, RejectionPort, OutputPort, ShadowPort):
     async def read_output(
         self, job_id: str, follow: bool = False, tail: int | None = None, after_seq: int = 0
     ) -> AsyncGenerator[LogLine, None]:
-        """Yield what the stream holds of a job's output."""
         pattern, seen = names.logs(job_id), after_seq
         newest: deque[LogLine] = deque(maxlen=tail)
         async with aclosing(direct_get.stored(self.link, names.LOG, pattern, after_seq)) as messages:
@@ -269,27 +258,21 @@ class NatsLogClient(NatsClient, LogPort, RejectionPort, OutputPort, ShadowPort):
                 yield _line(job_id, message)
 
     async def write_shadow(self, subject: str, body: bytes, msg_id: str = "") -> None:
-        """Store what a shadow would have done."""
         ack = await self.link.store(subject, body, {MSG_ID: msg_id or self.new_id()})
         if ack.error is not None:
             raise fault(f"shadow's {subject}", ack.error)
 
     async def read_shadow(self, subject: str) -> AsyncIterator[Shadowed]:
-        """Yield what is stored of a subject or pattern."""
         async with aclosing(direct_get.stored(self.link, names.SHADOW, subject)) as messages:
             async for message in messages:
-                yield _shadowed(message)
+                yield message
 
     async def last_shadow(self, subject: str) -> Shadowed | None:
-        """Return the newest of a subject or pattern."""
         if self.as_client:
-            message = await direct_get.newest_of(self.link, names.SHADOW, subject)
-        else:
-            message = await direct_get.from_leader(self.link, names.SHADOW, {"last_by_subj": subject})
-        return _shadowed(message) if message is not None else None
+            return await direct_get.newest_of(self.link, names.SHADOW, subject)
+        return await direct_get.from_leader(self.link, names.SHADOW, {"last_by_subj": subject})
 
     async def now_s(self) -> float:
-        """Return the time by the server's clock."""
         info = await self.link.api(f"STREAM.INFO.{names.EVT}", answer=_Info)
         try:
             return direct_get.seconds(info.ts)
@@ -334,11 +317,7 @@ class NatsLogClient(NatsClient, LogPort, RejectionPort, OutputPort, ShadowPort):
             raise fault(f"rejection of {rejection.origin}", ack.error)
 
 
-def _shadowed(message: direct_get.StoredMessage) -> Shadowed:
-    return Shadowed(seq=message.seq, subject=message.subject, stored_s=message.stored_s, body=message.body)
-
-
-def _rejection(message: direct_get.StoredMessage) -> Rejection:
+def _rejection(message: direct_get.StreamMessage) -> Rejection:
     headers = message.headers
     return Rejection(
         reason=headers.get(_REASON, ""),
@@ -348,7 +327,7 @@ def _rejection(message: direct_get.StoredMessage) -> Rejection:
     )
 
 
-def _line(job_id: str, message: direct_get.StoredMessage) -> LogLine:
+def _line(job_id: str, message: direct_get.StreamMessage) -> LogLine:
     place = of_header(message.headers.get(_PLACE, ""))
     rank = _rank(message.subject)
     return LogLine(seq=message.seq, job_id=job_id, rank=rank, stored_s=message.stored_s, data=message.body, place=place)

@@ -26,7 +26,6 @@ class NatsRequestClient(NatsClient, RequestPort, TelemetryPort):
     """The ports that store nothing."""
 
     async def request(self, subject: str, body: bytes, timeout_s: float = 5.0) -> bytes:
-        """Ask and return the answer's body."""
         self.link.check_size(subject, body)
         await self.link.online(timeout_s)
         answer = await self.link.ask(subject, body, timeout_s=timeout_s)
@@ -73,14 +72,12 @@ class NatsRequestClient(NatsClient, RequestPort, TelemetryPort):
             await self._stop(service, running)
 
     async def publish(self, subject: str, body: bytes) -> None:
-        """Publish without storing; what is told while the server is away is lost."""
         self.link.check_size(subject, body)
         if self.link.is_online:
             with suppress(nats.errors.Error, OSError):  # as good as told to nobody
                 await self.link.client.publish(subject, body)
 
     async def subscribe(self, subject: str) -> AsyncIterator[tuple[str, bytes]]:
-        """Yield what is told from now on."""
         messages: deque[tuple[str, bytes]] = deque(maxlen=_KEPT)
         wake = asyncio.Event()
 

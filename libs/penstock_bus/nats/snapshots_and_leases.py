@@ -37,7 +37,6 @@ class NatsStateClient(NatsClient, SnapshotPort):
     """Snapshots, which make starting fast and nothing else."""
 
     async def save_snapshot(self, name: str, snapshot: Snapshot) -> None:
-        """Store the snapshot, replacing the one before."""
         chunks = split(snapshot, min(_CHUNK_BYTES, self.max_body_bytes // 2))
         if len(chunks) == 1:
             ack = await self.link.store(names.state(name), chunks[0], _ROLLUP | {MSG_ID: self.new_id()})
@@ -49,7 +48,6 @@ class NatsStateClient(NatsClient, SnapshotPort):
             raise fault(f"snapshot of {name}", ack.error)
 
     async def load_snapshot(self, name: str) -> Snapshot | None:
-        """Return the snapshot; None where there is none or where it is damaged."""
         reason = ""
         for _ in range(_LOOKS):  # it may be replaced while we read
             last = await direct_get.newest(self.link, names.STATE, names.state(name))
@@ -63,10 +61,9 @@ class NatsStateClient(NatsClient, SnapshotPort):
         return None
 
     async def delete_snapshots(self) -> None:
-        """Delete all snapshots of all services."""
         await self.link.api(f"STREAM.PURGE.{names.STATE}", {})
 
-    async def _bodies(self, last: direct_get.StoredMessage) -> list[bytes]:
+    async def _bodies(self, last: direct_get.StreamMessage) -> list[bytes]:
         count = open_chunk(last.body).count
         if count == 1:
             return [last.body]
@@ -135,7 +132,6 @@ class NatsLeaseClient(NatsClient, LeasePort):
         self._looked: dict[str, tuple[int, float]] = {}
 
     async def acquire(self, name: str, owner: str, ttl_s: float) -> Lease | None:
-        """Become the owner of a name, if nobody is."""
         for _ in range(_TRIES):
             entry = await self._entry(name)
             held = None if self._outlived(name, entry) else entry.held
@@ -160,7 +156,6 @@ class NatsLeaseClient(NatsClient, LeasePort):
         return entry.held is not None and ticks() - since > entry.ttl_s + _MARGIN_S
 
     async def renew(self, lease: Lease) -> bool:
-        """Stay the owner for another ``ttl_s``; False if the lease is gone."""
         for _ in range(_TRIES):
             entry = await self._entry(lease.name)
             if entry.held is None or entry.held.token != lease.token:
@@ -171,7 +166,6 @@ class NatsLeaseClient(NatsClient, LeasePort):
         return False
 
     async def release(self, lease: Lease) -> None:
-        """Stop being the owner at once."""
         entry = await self._entry(lease.name)
         if entry.held is not None and entry.held.token == lease.token:
             headers = {EXPECTED: str(entry.revision), "KV-Operation": "DEL"}
@@ -197,7 +191,7 @@ class NatsLeaseClient(NatsClient, LeasePort):
         return ack
 
 
-def _held(stored: direct_get.StoredMessage) -> LeaseRecord | None:
+def _held(stored: direct_get.StreamMessage) -> LeaseRecord | None:
     """Return who holds a lease; None for an entry that would never end or that is no lease: it cannot be renewed."""
     ttl = stored.headers.get(_TTL, "")
     if not _SECONDS.fullmatch(ttl) or not 0 < int(ttl[:-1]) <= _LONGEST_S:

@@ -30,11 +30,10 @@ _PLAIN_REPLY: Final = 9
 _log = get_logger("penstock.bus")
 
 
-class NatsWork:
+class NatsWork(Work):
     """One delivery of a message of the work queue."""
 
     def __init__(self, client: NatsLogClient, msg: Msg) -> None:
-        """Hold the message until it is acknowledged or its time is over."""
         self.seq = position(msg.reply)[0]
         self.subject = msg.subject
         self.body = msg.data
@@ -48,23 +47,19 @@ class NatsWork:
         return int(tokens[_DELIVERIES if len(tokens) == _PLAIN_REPLY else _DELIVERIES + 2])
 
     async def ack(self) -> None:
-        """It is done; returns when the server knows."""
         await self._client.link.patiently(self._reply, b"+ACK")
 
     async def retry(self, delay_s: float = 0.0) -> None:
-        """Deliver it again."""
         delay = msgspec.json.encode({"delay": int(delay_s * _S)}) if delay_s > 0 else b""
         await self._client.link.patiently(self._reply, b"-NAK " + delay)
 
     async def reject(self, reason: str) -> None:
-        """Move it to REJECTED with the reason."""
         what = self.subject.rpartition(".")[2]
         rejection = Rejection(reason=reason, origin=f"{names.INBOX} {self.subject}", body=self.body)
         await self._client.reject(what, rejection)
         await self._client.link.patiently(self._reply, b"+TERM")
 
     async def hold(self) -> None:
-        """Tell the server that it is still wanted here; where that cannot be said, it is delivered again."""
         link = self._client.link
         with suppress(nats.errors.Error, OSError):
             if link.is_online:
@@ -75,13 +70,11 @@ class NatsWorkClient(NatsLogClient, WorkPort):
     """The work queue."""
 
     async def submit(self, subject: str, body: bytes) -> None:
-        """Put a message into the work queue; returns when it is stored."""
         ack = await self.link.store(subject, body, {MSG_ID: self.new_id()})
         if ack.error is not None:
             raise fault(f"submission to {subject}", ack.error)
 
     async def work(self, queue: str, subjects: Sequence[str]) -> AsyncIterator[Work]:
-        """Yield work; each message goes to one of the workers of ``queue``."""
         while True:
             pull: ConsumerPull | None = None
             try:
