@@ -129,37 +129,8 @@ class Timeline:
         after_s = at_s - self._job.submitted_s
         return StoryLine.of(delivery, delivery.commit, text=text, at_s=at_s, after_s=after_s)
 
-    def _sentences(self, fact: AnyEvent) -> Iterator[str]:
-        match fact:
-            case JobSubmitted() | JobCancelled() | JobHeld() | JobReleased() | JobFinished():
-                yield from self._of_job(fact)
-            case RunStarted() | RunCheckpointed() | RunRewound() | RunEnded() | RunWarned():
-                yield from self._of_run(fact)
-            case RunMeasured() | LaneChanged():
-                yield sentence(fact, self._kind)
-            case SamplesRequested() | WorkloadProfiled() | WorkloadScaled():
-                yield from self._of_profile(fact)
-            case JobsRanked() | RoundDecided() | TrialsScaled() | ScaleDecided():
-                yield from self._of_decision(fact)
-            case PolicySet():
-                yield _policy(fact)
-            case NodeJoined() | NodeLeft() | NodeDrained() | NodeResumed() | NodeRemoved():
-                return
-            case (
-                SweepSubmitted()
-                | SweepCancelled()
-                | SweepFinished()
-                | TrialGroupOpened()
-                | TrialFinished()
-                | TrialRetried()
-                | TrialsMeasured()
-            ):
-                return
-            case _:
-                assert_never(fact)
-
-    def _of_job(self, fact: JobSubmitted | JobCancelled | JobHeld | JobReleased | JobFinished) -> Iterator[str]:
-        if fact.job_id != self._job.id:
+    def _sentences(self, fact: AnyEvent) -> Iterator[str]:  # noqa: C901, PLR0912 - a case for each kind of fact
+        if getattr(fact, "job_id", self._job.id) != self._job.id:
             return
         match fact:
             case JobSubmitted():
@@ -171,14 +142,7 @@ class Timeline:
             case JobReleased():
                 yield f"released{_by(fact.by)}"
             case JobFinished():
-                reason = f": {fact.reason}" if fact.reason else ""
-                steps = f", {count(fact.steps, 'step')}" if fact.steps else ""
-                yield f"{fact.state}{reason} (ran {duration(fact.run_s)} in {count(fact.attempts, 'run')}{steps})"
-
-    def _of_run(self, fact: RunStarted | RunCheckpointed | RunRewound | RunEnded | RunWarned) -> Iterator[str]:
-        if fact.job_id != self._job.id:
-            return
-        match fact:
+                yield _finished(fact)
             case RunStarted():
                 yield f"started on {fact.node_id}{_resumed(fact)}"
             case RunCheckpointed() if fact.generation and fact.generation != fact.epoch:
@@ -190,15 +154,9 @@ class Timeline:
             case RunWarned():
                 yield f"warning from {fact.node_id}: {fact.warning}"
             case RunEnded():
-                self._nodes.discard(fact.node_id)
-                known = f"exit code {fact.exit_code}" in fact.reason
-                code = f" with exit code {fact.exit_code}" if fact.exit_code and not known else ""
-                reason = f": {fact.reason}" if fact.reason and fact.reason != self._sized else ""
-                after = f" after step {fact.steps}" if fact.steps else ""
-                yield f"run {fact.outcome} on {fact.node_id}{code}{after}{reason}"
-
-    def _of_profile(self, fact: SamplesRequested | WorkloadProfiled | WorkloadScaled) -> Iterator[str]:
-        match fact:
+                yield self._of_end(fact)
+            case RunMeasured() | LaneChanged():
+                yield sentence(fact, self._kind)
             case SamplesRequested():
                 kinds = listed(dict.fromkeys(sample.kind for sample in fact.samples))
                 since = f", since {why}" if (why := sample_plan.why_sampled(fact.spec)) else ""
@@ -206,11 +164,7 @@ class Timeline:
             case WorkloadProfiled():
                 yield f"profiled, relative speeds: {listed(_speed(speed) for speed in fact.speeds)}"
             case WorkloadScaled():
-                kinds = listed(_timings(kind) for kind in fact.kinds)
-                yield f"measured how it goes with batch size and devices: {kinds}"
-
-    def _of_decision(self, fact: JobsRanked | RoundDecided | TrialsScaled | ScaleDecided) -> Iterator[str]:
-        match fact:
+                yield f"measured how it goes with batch size and devices: {listed(map(_timings, fact.kinds))}"
             case JobsRanked():
                 yield from self._of_rank(fact)
             case RoundDecided():
@@ -219,6 +173,24 @@ class Timeline:
                 yield from self._of_scale(fact)
             case ScaleDecided():
                 yield from self._of_sizing(fact)
+            case PolicySet():
+                yield _policy(fact)
+            case NodeJoined() | NodeLeft() | NodeDrained() | NodeResumed() | NodeRemoved():
+                return
+            case SweepSubmitted() | SweepCancelled() | SweepFinished() | TrialsMeasured():
+                return
+            case TrialGroupOpened() | TrialFinished() | TrialRetried():
+                return
+            case _:
+                assert_never(fact)
+
+    def _of_end(self, fact: RunEnded) -> str:
+        self._nodes.discard(fact.node_id)
+        known = f"exit code {fact.exit_code}" in fact.reason
+        code = f" with exit code {fact.exit_code}" if fact.exit_code and not known else ""
+        after = f" after step {fact.steps}" if fact.steps else ""
+        reason = _because(fact.reason) if fact.reason != self._sized else ""
+        return f"run {fact.outcome} on {fact.node_id}{code}{after}{reason}"
 
     def _of_rank(self, fact: JobsRanked) -> Iterator[str]:
         for rank in fact.ranks:
@@ -275,6 +247,11 @@ def _submitted(fact: JobSubmitted) -> str:
     parent = f" for sweep {spec.parent}" if spec.parent else ""
     size = job_sizes.range_text(spec) or count(spec.gpus, "device")
     return f"submitted{_by(spec.user)}{parent}: {size}{kinds}{', on hold' if spec.hold else ''}"
+
+
+def _finished(fact: JobFinished) -> str:
+    steps = f", {count(fact.steps, 'step')}" if fact.steps else ""
+    return f"{fact.state}{_because(fact.reason)} (ran {duration(fact.run_s)} in {count(fact.attempts, 'run')}{steps})"
 
 
 def _resumed(fact: RunStarted) -> str:
