@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from penstock_cluster.nodes import NOTHING, HostAmount, Node, fits, need_of, share_of
+from penstock_cluster.nodes import NOTHING, Cluster, HostAmount, Node, fits, need_of, share_of
 from penstock_log import Cause, Device, Job, JobSpec, Wait
 from penstock_log.text import gibibytes, rounded_down
 from penstock_policies import sample_plan
@@ -82,6 +82,14 @@ class RoundAftermath(msgspec.Struct, frozen=True, dict=True):
         for run in self.running:
             found[run.kind][run.ranked.queue] += 1
         return found
+
+
+def without_runs(cluster: Cluster, pool: str) -> RoundAftermath:
+    """Return a pool's nodes as if nothing ran on them."""
+    nodes = tuple(sorted(cluster.present(pool), key=lambda node: node.id))
+    usable = [node for node in nodes if node.usable]
+    whole = FreeDevices({node.id: node.devices for node in usable}, hosts=usable)
+    return RoundAftermath(pool=pool, nodes=nodes, whole=whole, idle=FreeDevices({}))
 
 
 def impossible_cause(

@@ -15,7 +15,7 @@ from penstock_log import JobSpec, Placement, Wait, validation, workload
 from penstock_log.decision_facts import FOR_DEVICES
 from penstock_log.views import DryRunView
 from penstock_policies import sample_plan
-from penstock_scheduler import start_forecast, what_if
+from penstock_scheduler import start_forecast, wait_causes, what_if
 from penstock_scheduler.pool.pool_settings import MatcherSettings, rules_of
 from penstock_scheduler.pool.pool_view import PoolView
 from penstock_scheduler.sizing import smallest_size
@@ -49,7 +49,7 @@ def dry_run(
     """
     spec, warnings = validation.settled(spec), job_fit.unknown_kinds(state.cluster, spec)
     rules = rules_of(state, spec.pool, settings or MatcherSettings())
-    caps, kinds = job_fit.caps(state, spec), job_fit.nodes_of(state.cluster, spec.pool).whole.kinds(spec)
+    caps, kinds = job_fit.caps(state, spec), wait_causes.without_runs(state.cluster, spec.pool).whole.kinds(spec)
     if too_large := job_fit.problem(spec, caps, kinds, spec.pool):
         warnings = (*warnings, too_large)
     least = smallest_size.smallest(spec, caps, kinds)

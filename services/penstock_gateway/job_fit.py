@@ -17,30 +17,17 @@ from penstock_log import ACTIVE, Device, Job, JobSpec, Scalability, workload
 from penstock_log.text import count, listed
 from penstock_log.views import DeviceView
 from penstock_policies import sample_plan
-from penstock_scheduler.placement import FreeDevices
+from penstock_scheduler import wait_causes
 from penstock_scheduler.pool.pool_settings import MatcherSettings, rules_of
 from penstock_scheduler.round_types import RoundRules
 from penstock_scheduler.sharing.shared_devices import At, SharingLimits, sharing_demand
 from penstock_scheduler.sizing.smallest_size import Caps, cap, most_devices, needed
-from penstock_scheduler.wait_causes import RoundAftermath, WaitCause, impossible_cause
-
-
-def known_kinds(cluster: Cluster) -> list[str]:
-    """Return the device kinds of all nodes that ever joined, sorted."""
-    return sorted({device.kind for node in cluster.nodes.values() for device in node.devices})
-
-
-def nodes_of(cluster: Cluster, pool: str) -> RoundAftermath:
-    """Return a pool's nodes as if nothing ran on them."""
-    nodes = tuple(sorted(cluster.present(pool), key=lambda node: node.id))
-    usable = [node for node in nodes if node.usable]
-    whole = FreeDevices({node.id: node.devices for node in usable}, hosts=usable)
-    return RoundAftermath(pool=pool, nodes=nodes, whole=whole, idle=FreeDevices({}))
+from penstock_scheduler.wait_causes import RoundAftermath, WaitCause
 
 
 def unknown_kinds(cluster: Cluster, spec: JobSpec) -> tuple[str, ...]:
     """Return a sentence about the kinds that no node ever had, if the job names any."""
-    known = known_kinds(cluster)
+    known = sorted({device.kind for node in cluster.nodes.values() for device in node.devices})
     unknown = [kind for kind in spec.kinds if kind not in known]
     return (f"unknown device kind {listed(unknown)}; known kinds: {listed(known)}",) if unknown else ()
 
@@ -48,7 +35,7 @@ def unknown_kinds(cluster: Cluster, spec: JobSpec) -> tuple[str, ...]:
 def never(job: Job, aftermath: RoundAftermath) -> WaitCause | None:
     """Return why the present nodes cannot take the job, whatever ends; None if it only has to wait for its turn."""
     demand = sharing_demand(job, lambda _: None)
-    return impossible_cause(job.spec, aftermath, demand, RoundRules().lane_reserve_share)
+    return wait_causes.impossible_cause(job.spec, aftermath, demand, RoundRules().lane_reserve_share)
 
 
 def problem(spec: JobSpec, known: Caps, kinds: Mapping[str, int], pool: str) -> str:
@@ -81,7 +68,7 @@ def warnings(cluster: Cluster, spec: JobSpec, caps: Caps | None = None) -> tuple
     ``caps`` says how many samples one device of each kind holds, if an elastic job's workload was measured.
     """
     found = list(unknown_kinds(cluster, spec))
-    aftermath = nodes_of(cluster, spec.pool)
+    aftermath = wait_causes.without_runs(cluster, spec.pool)
     reason = never(Job(id="", spec=spec, submitted_s=0.0), aftermath)
     if reason is not None:
         what = "it can never fit now" if reason.cause == "never_fits" else "it cannot start now"

@@ -22,7 +22,7 @@ from penstock_log.decision_facts import FOR_DEVICES
 from penstock_log.job_state import JobState
 from penstock_log.text import count, duration, listed
 from penstock_log.views import RankView, WhyView
-from penstock_scheduler import start_forecast, what_if
+from penstock_scheduler import start_forecast, wait_causes, what_if
 from penstock_scheduler.pool.pool_settings import MatcherSettings, rules_of
 from penstock_scheduler.pool.pool_view import PoolView
 from penstock_scheduler.round import borrowers_of
@@ -90,7 +90,7 @@ class WaitExplainer:
 
     def __init__(self, state: GatewayState, now_s: float, settings: MatcherSettings | None = None) -> None:
         self._state, self._now_s, self._settings = state, now_s, settings or MatcherSettings()
-        self._nodes = cache(lambda pool: job_fit.nodes_of(state.cluster, pool))
+        self._nodes = cache(lambda pool: wait_causes.without_runs(state.cluster, pool))
 
     def explain(self, job: Job) -> WhyView:
         """Return the explanation of a job's present state."""
