@@ -33,7 +33,7 @@ from penstock_executor.process_host import DiskFull, Place, ProcessHost
 from penstock_executor.run_folders import ExecutorError, alone_in
 from penstock_executor.run_state import Key, LocalRun, NodeObservation
 from penstock_executor.settings import ExecutorSettings
-from penstock_executor.sharing.sharing_supervisor import open_sharing
+from penstock_executor.sharing.sharing_supervisor import SharingSupervisor
 from penstock_executor.telemetry import RunTelemetry
 from penstock_log import NodeJoined, NodeLeft, RunEnded, RunStarted, subjects
 
@@ -118,7 +118,7 @@ class Executor:
         shell.examine, shell.busy = self._examine, self._busy
         self.ended = list(self.host.adopt())  # before there is a listener: who comes in by it has not ended before
         self.listener = agent_listener.AgentListener(Path(self.host.site.socket), self.host)
-        self.sharing = open_sharing(
+        self.sharing = SharingSupervisor(
             self.host,
             settings,
             life=self.boot,

@@ -28,7 +28,7 @@ from penstock_sharing.lanes.lane import (
     TurnGranted,
 )
 from penstock_sharing.lanes.lane_gangs import DeviceChange, GangComplete, GangTurn, LaneGangs, NodeChange
-from penstock_sharing.lanes.memory_need import DeviceLoad, MemoryEstimate, MemoryReading, best_fit, differs
+from penstock_sharing.lanes.memory_need import DeviceLoad, MemoryEstimate, MemoryReading, differs
 from penstock_sharing.lanes.turn_policy import TURN_POLICIES, LaneRules, TurnForecast, quantum
 
 __all__ = [
@@ -58,7 +58,6 @@ __all__ = [
     "NodeChange",
     "TurnForecast",
     "TurnGranted",
-    "best_fit",
     "differs",
     "quantum",
 ]

@@ -1,8 +1,8 @@
 """
 What a job needs, and which jobs fit beside each other.
 
-:class:`MemoryEstimate` learns a job's need from what its iterations show. :class:`DeviceLoad` and :func:`best_fit`
-say which jobs can share a device, for a matcher that knows only what each needs.
+:class:`MemoryEstimate` learns a job's need from what its iterations show. :class:`DeviceLoad` says which jobs can share
+a device, for a matcher that knows only what each needs.
 
 Of all ways to divide jobs into lanes, one lane takes the least memory: the largest ephemeral need, once. So jobs can
 share a device iff ``sum(P + F) + max E + reserve <= C``, and :class:`penstock_sharing.lanes.DeviceLanes` that may merge
@@ -12,9 +12,11 @@ lanes let them all in. More lanes than one are a matter of speed, which the devi
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
+
+from msgspec.structs import astuple
 
 from penstock_log import MemoryNeed
 
@@ -52,8 +54,6 @@ class MemoryEstimate:
     ----------
     window : int
         Iterations that are remembered.
-    headroom : float
-        Share that is added to each part, for fragmentation: 0.05 is 5 %.
 
     Notes
     -----
@@ -70,11 +70,10 @@ class MemoryEstimate:
     MemoryNeed(persistent_bytes=300, framework_bytes=50, ephemeral_bytes=400)
     """
 
-    def __init__(self, window: int = 64, headroom: float = 0.0) -> None:
-        if window < 1 or headroom < 0:
-            raise ValueError(f"window {window} and headroom {headroom} are out of range; expected 1 or more, 0 or more")
+    def __init__(self, window: int = 64) -> None:
+        if window < 1:
+            raise ValueError(f"window {window} is out of range; expected 1 or more")
         self._samples: deque[MemoryReading] = deque(maxlen=window)
-        self._factor = 1.0 + headroom
         self._seen = 0
 
     def see(self, sample: MemoryReading) -> None:
@@ -89,13 +88,10 @@ class MemoryEstimate:
         if not self._samples:
             return None
         return MemoryNeed(
-            self._with_headroom(max(s.allocated_bytes for s in self._samples)),
-            self._with_headroom(max(s.framework_bytes for s in self._samples)),
-            self._with_headroom(max(s.peak_bytes - s.allocated_bytes for s in self._samples)),
+            max(0, *(sample.allocated_bytes for sample in self._samples)),
+            max(0, *(sample.framework_bytes for sample in self._samples)),
+            max(0, *(sample.peak_bytes - sample.allocated_bytes for sample in self._samples)),
         )
-
-    def _with_headroom(self, size_bytes: int) -> int:
-        return max(0, size_bytes if self._factor == 1.0 else round(size_bytes * self._factor))
 
 
 def differs(known: MemoryNeed, measured: MemoryNeed, share: float = 0.05) -> bool:
@@ -110,11 +106,7 @@ def differs(known: MemoryNeed, measured: MemoryNeed, share: float = 0.05) -> boo
     >>> differs(known, MemoryNeed(990, 100, 480)), differs(known, MemoryNeed(1000, 100, 501))
     (False, True)
     """
-    pairs = (
-        (known.persistent_bytes, measured.persistent_bytes),
-        (known.framework_bytes, measured.framework_bytes),
-        (known.ephemeral_bytes, measured.ephemeral_bytes),
-    )
+    pairs = zip(astuple(known), astuple(measured), strict=True)
     return any(now > before or now < before * (1.0 - share) for before, now in pairs)
 
 
@@ -174,38 +166,3 @@ class DeviceLoad:
             ephemeral_bytes=max(self.ephemeral_bytes, need.ephemeral_bytes),
             jobs=self.jobs + 1,
         )
-
-
-def best_fit(loads: Sequence[DeviceLoad], need: MemoryNeed, most_jobs: int | None = None) -> int | None:
-    """
-    Return the device on which a job goes best; None if none holds it.
-
-    The one on which it takes the least: where a lane that is there already is large enough for it; of those, where the
-    least is left over, so that large jobs find room elsewhere.
-
-    Parameters
-    ----------
-    loads : sequence of DeviceLoad
-    need : MemoryNeed
-    most_jobs : int or None
-        Most jobs on one device.
-
-    Notes
-    -----
-    O(devices). Equal ones go by position.
-
-    Examples
-    --------
-    >>> empty, small, large = DeviceLoad(100), DeviceLoad(100, 10, 20, 1), DeviceLoad(100, 10, 50, 1)
-    >>> best_fit([empty, small, large], MemoryNeed(10, 0, 40)), best_fit([empty, small], MemoryNeed(10, 0, 80))
-    (2, 1)
-    """
-    found = min(
-        (
-            (load.growth_bytes(need), load.room_bytes, at)
-            for at, load in enumerate(loads)
-            if load.holds(need) and (most_jobs is None or load.jobs < most_jobs)
-        ),
-        default=None,
-    )
-    return None if found is None else found[2]

@@ -31,7 +31,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
-from typing import Final, Literal, NamedTuple, Protocol
+from operator import attrgetter
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 TurnPolicyName = Literal["fifo", "srtf", "las", "fair", "round-robin", "priority"]
 
@@ -93,51 +94,16 @@ class TurnForecast(NamedTuple):
     lead_s: float
 
 
-class TurnPolicy(Protocol):
-    """The place of a member among those who ask, lowest first."""
-
-    def __call__(self, member: MemberStanding, /) -> float:
-        """Return its place."""
-        ...
-
-
-def by_arrival(member: MemberStanding, /) -> float:
-    """First come, first served, to its end."""
-    return member.order
-
-
-def by_remaining(member: MemberStanding, /) -> float:
-    """Shortest remaining time first; those of unknown length last, in turn."""
-    return member.remaining_s
-
-
-def by_service(member: MemberStanding, /) -> float:
-    """Least attained service first."""
-    return member.service_s
-
-
-def by_lane_time(member: MemberStanding, /) -> float:
-    """Least time in this lane first."""
-    return member.lane_s
-
-
-def in_turn(_: MemberStanding, /) -> float:
-    """One after the other."""
-    return 0.0
-
-
-def by_priority(member: MemberStanding, /) -> float:
-    """Highest priority first, equals in turn."""
-    return -member.priority
-
+TurnPolicy: TypeAlias = Callable[[MemberStanding], float]
+"""The place of a member among those who ask, lowest first."""
 
 TURN_POLICIES: Final[dict[TurnPolicyName, TurnPolicy]] = {
-    "fifo": by_arrival,
-    "srtf": by_remaining,
-    "las": by_service,
-    "fair": by_lane_time,
-    "round-robin": in_turn,
-    "priority": by_priority,
+    "fifo": attrgetter("order"),
+    "srtf": attrgetter("remaining_s"),
+    "las": attrgetter("service_s"),
+    "fair": attrgetter("lane_s"),
+    "round-robin": lambda _: 0.0,
+    "priority": lambda member: -member.priority,
 }
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 import msgspec
+from msgspec.structs import astuple
 
 from penstock_executor.run_state import Key, SharingProgress
 from penstock_log import LaneChanged, MemoryNeed, RunMeasured, RunWarned
@@ -291,11 +292,7 @@ def changed(reported: MemoryNeed, need: MemoryNeed, share: float = REPORTED_CHAN
     >>> changed(MemoryNeed(100 * mib), MemoryNeed(104 * mib)), changed(MemoryNeed(100 * mib), MemoryNeed(94 * mib))
     (False, True)
     """
-    pairs = (
-        (reported.persistent_bytes, need.persistent_bytes),
-        (reported.framework_bytes, need.framework_bytes),
-        (reported.ephemeral_bytes, need.ephemeral_bytes),
-    )
+    pairs = zip(astuple(reported), astuple(need), strict=True)
     return any(abs(now - before) > max(share * before, GRAIN_BYTES) for before, now in pairs)
 
 

@@ -2,8 +2,7 @@
 Runs that share devices of this node, from the grant to the last process.
 
 :class:`SharingSupervisor` is the one way in for the runner. It gives each run its caps and its lanes, hears what the
-processes hold, and ends or parks runs that do not give their turn back. :func:`open_sharing` makes one from the node's
-settings. Synchronous; owns no loop.
+processes hold, and ends or parks runs that do not give their turn back. Synchronous; owns no loop.
 """
 
 from __future__ import annotations
@@ -11,13 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Literal
 
 import structlog
 
 from penstock_executor import run_state
 from penstock_executor.launchers import environment
-from penstock_executor.memory_limits import MemoryLimits
 from penstock_executor.process_host import Place, ProcessHost
 from penstock_executor.run_state import Key, LocalRun, SharingProgress
 from penstock_executor.settings import ExecutorSettings
@@ -37,17 +34,12 @@ _log = structlog.get_logger("penstock.executor")
 
 class SharingSupervisor:
     """
-    The runs that share devices of this node.
+    The runs that share devices of this node; whoever makes it closes its broker, which listens on the site's socket.
 
     Parameters
     ----------
     host : ProcessHost
-    limits : MemoryLimits
-    broker : TokenBroker
-    lanes : NodeLanes
-    leases : TurnLimits
-    hang : {"park", "kill"}
-        What happens to a run that does not give its turn back.
+    settings : ExecutorSettings
     life : str
         Names this start of the executor.
     clock : callable
@@ -63,22 +55,23 @@ class SharingSupervisor:
     def __init__(
         self,
         host: ProcessHost,
-        limits: MemoryLimits,
-        broker: TokenBroker,
-        lanes: NodeLanes,
+        settings: ExecutorSettings,
         *,
-        turn_limits: TurnLimits,
-        hang: Literal["park", "kill"],
         life: str,
         clock: Callable[[], float],
         report: Callable[[AnyEvent], None],
         wake: Callable[[], None],
         again: Callable[[float], None],
     ) -> None:
-        self.host, self.limits, self.broker, self.lanes = host, limits, broker, lanes
+        site, least_turn_s = host.site, settings.lane_turn_ms / 1e3
+        rules = LaneRules(
+            policy=settings.lane_policy, patience_s=settings.lane_patience_s, most_lanes=settings.lane_most or None
+        )
+        self.host, self.limits, self.broker = host, host.limits, TokenBroker(Path(site.lanes))
+        self.lanes = NodeLanes(site.node_id, site.devices, rules, settings.lane_reserve, least_turn_s)
         self.coordinator = LaneCoordinator(
-            broker,
-            lanes,
+            self.broker,
+            self.lanes,
             life=life,
             clock=clock,
             is_of=host.is_of,
@@ -88,8 +81,8 @@ class SharingSupervisor:
             wake=wake,
             again=again,
         )
-        self._clock, self._hang = clock, hang
-        self._turns = TurnClock(turn_limits)
+        self._clock, self._hang = clock, settings.lane_hang
+        self._turns = TurnClock(TurnLimits(warn_s=settings.lane_warn_s, take_s=settings.lane_hang_s))
         self._shares = lane_telemetry.TurnShares()
         self._gain = ParallelGain()
         self._refused: dict[Key, SharingProgress] = {}
@@ -268,33 +261,3 @@ class SharingSupervisor:
 
     def _has(self, key: Key) -> bool:
         return key in self.lanes.progress
-
-
-def open_sharing(
-    host: ProcessHost,
-    settings: ExecutorSettings,
-    *,
-    life: str,
-    clock: Callable[[], float],
-    report: Callable[[AnyEvent], None],
-    wake: Callable[[], None],
-    again: Callable[[float], None],
-) -> SharingSupervisor:
-    """Return a supervisor whose token broker listens on the site's socket; the caller closes the broker."""
-    rules = LaneRules(
-        policy=settings.lane_policy, patience_s=settings.lane_patience_s, most_lanes=settings.lane_most or None
-    )
-    site = host.site
-    return SharingSupervisor(
-        host,
-        host.limits,
-        TokenBroker(Path(site.lanes)),
-        NodeLanes(site.node_id, site.devices, rules, settings.lane_reserve, settings.lane_turn_ms / 1e3),
-        turn_limits=TurnLimits(warn_s=settings.lane_warn_s, take_s=settings.lane_hang_s),
-        hang=settings.lane_hang,
-        life=life,
-        clock=clock,
-        report=report,
-        wake=wake,
-        again=again,
-    )

@@ -8,7 +8,7 @@ from itertools import combinations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock_sharing.lanes import DeviceLanes, DeviceLoad, LaneEntered, LaneRules, MemoryNeed, best_fit
+from penstock_sharing.lanes import DeviceLanes, DeviceLoad, LaneEntered, LaneRules, MemoryNeed
 
 USABLE = 100
 needs = st.builds(MemoryNeed, st.integers(0, 30), st.integers(0, 10), st.integers(0, 70))
@@ -76,31 +76,6 @@ def test_without_merging_the_board_is_safe_and_never_lets_in_more_than_the_fulle
     ]
     assert is_safe([[device.need(job_id) for job_id in lane.members] for lane in device.lanes])
     assert len(entered) <= len(fullest(jobs))
-
-
-@given(st.lists(st.lists(needs, max_size=3), min_size=1, max_size=5), needs)
-@settings(max_examples=60, deadline=None)
-def test_the_best_device_holds_the_job_and_grows_least(devices, need):
-    loads = [DeviceLoad.of(USABLE, 0, there) for there in devices]
-    grown = [load.growth_bytes(need) for load in loads if load.holds(need)]
-    at = best_fit(loads, need)
-    if at is None:
-        assert not grown
-    else:
-        assert loads[at].growth_bytes(need) == min(grown)
-        assert loads[at].plus(need).room_bytes >= 0
-
-
-def test_a_lane_that_is_there_already_counts_more_than_a_device_that_is_nearly_full():
-    has_no_such_lane, has_one = DeviceLoad(USABLE, 60, 5, jobs=1), DeviceLoad(USABLE, 10, 40, jobs=1)
-    assert best_fit([has_no_such_lane, has_one], MemoryNeed(10, 0, 20)) == 1
-
-
-def test_a_device_with_as_many_jobs_as_it_may_have_gets_no_more():
-    loads = [DeviceLoad(USABLE, 10, 20, jobs=2), DeviceLoad(USABLE)]
-    assert best_fit(loads, MemoryNeed(10, 0, 20)) == 0
-    assert best_fit(loads, MemoryNeed(10, 0, 20), most_jobs=2) == 1
-    assert best_fit(loads[:1], MemoryNeed(10, 0, 20), most_jobs=2) is None
 
 
 def test_one_job_more_of_the_same_size_is_kept_out_by_a_byte():
