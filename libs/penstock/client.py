@@ -100,7 +100,7 @@ class Client:
         self.url = url or load(BusAddress, "").server()
         self._given = bus
         self._bus = bus
-        self._manner = request.RetryPolicy(timeout_s=timeout_s, again_s=again_s, nobody_s=nobody_s)
+        self._retries = request.RetryPolicy(timeout_s=timeout_s, again_s=again_s, nobody_s=nobody_s)
         self._new_id = new_id
         self._stack = contextlib.AsyncExitStack()
 
@@ -464,19 +464,19 @@ class Client:
     ) -> tuple[bytes, int]:
         subject = subjects.command(name)
         try:
-            found = await request.answered(self.bus, subject, msgspec.json.encode(ask), self._manner)
+            found = await request.answered(self.bus, subject, msgspec.json.encode(ask), self._retries)
         except BusError as error:
             if not request.is_open(error):
                 raise
             advice = f"whether it was carried out is unknown: ask with `{shown}`; {again}"
             if isinstance(error, ServiceError):
                 raise ServiceError(error.code, f"{error}. {advice[0].upper()}{advice[1:]}") from error
-            raise Unanswered(f"no answer to {name} within {self._manner.timeout_s:g} s, {advice}") from error
+            raise Unanswered(f"no answer to {name} within {self._retries.timeout_s:g} s, {advice}") from error
         return found.body, found.tries
 
     async def _query(self, name: str, ask: request_bodies.GatewayRequest, answer: type[V]) -> V:
-        manner = msgspec.structs.replace(self._manner, again_s=2 * self._manner.again_s, not_now=False)
-        found = await request.answered(self.bus, subjects.query(name), msgspec.json.encode(ask), manner)
+        retries = msgspec.structs.replace(self._retries, again_s=2 * self._retries.again_s, not_now=False)
+        found = await request.answered(self.bus, subjects.query(name), msgspec.json.encode(ask), retries)
         return _read(subjects.query(name), found.body, answer)
 
 
@@ -484,8 +484,8 @@ def _read(subject: str, body: bytes, answer: type[V]) -> V:
     try:
         return msgspec.json.decode(body, type=answer)
     except msgspec.MsgspecError as error:
-        said = f"the gateway answered on {subject} what this version cannot read: {error}"
-        raise BusError(f"{said}; use the version of penstock that the gateway has") from error
+        problem = f"the gateway answered on {subject} what this version cannot read: {error}"
+        raise BusError(f"{problem}; use the version of penstock that the gateway has") from error
 
 
 def _given(spec: S | None, fields: dict[str, Any], wanted: type[S]) -> S:

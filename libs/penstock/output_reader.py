@@ -76,7 +76,7 @@ class OutputReader:
         self._ends: dict[tuple[int, str], dict[int, OutputEnd]] = {}
         """Run and node → rank → the end of its output."""
         self._unplaced = False
-        self._unheard: dict[str, str] = {}
+        self._unreachable: dict[str, str] = {}
 
     async def stored(self) -> AsyncGenerator[LogLine, None]:
         """Yield what there is by now, then end."""
@@ -124,53 +124,53 @@ class OutputReader:
         async with aclosing(self.stored()) as lines:
             async for line in lines:
                 yield line
-        async with aclosing(self._news(end)) as heard:
-            async for news in heard:
-                async with aclosing(self._told(news)) as pieces:
+        async with aclosing(self._events(end)) as events:
+            async for event in events:
+                async with aclosing(self._pieces_of(event)) as pieces:
                     async for line in pieces:
                         yield line
         end.result()
-        self._unheard.clear()
+        self._unreachable.clear()
         async with aclosing(self.stored()) as lines:
             async for line in lines:
                 yield line
 
-    async def _told(self, news: LogLine | OutputGrown) -> AsyncGenerator[LogLine, None]:
+    async def _pieces_of(self, event: LogLine | OutputGrown) -> AsyncGenerator[LogLine, None]:
         """Yield what is new by a piece of the stream, or by what a node tells."""
-        if isinstance(news, OutputGrown):
-            async with aclosing(self._fetch_grown(news)) as lines:
+        if isinstance(event, OutputGrown):
+            async with aclosing(self._fetch_grown(event)) as lines:
                 async for line in lines:
                     yield line
             return
-        for item in self._place(news):
+        for item in self._place(event):
             async with aclosing(self._pieces(item)) as lines:
                 async for line in lines:
                     yield line
 
-    async def _news(self, end: asyncio.Future[Any]) -> AsyncGenerator[LogLine | OutputGrown, None]:
+    async def _events(self, end: asyncio.Future[Any]) -> AsyncGenerator[LogLine | OutputGrown, None]:
         """Yield pieces and telemetry as they come, until ``end`` is done."""
-        heard: asyncio.Queue[LogLine | OutputGrown | None] = asyncio.Queue(_AHEAD)
+        events: asyncio.Queue[LogLine | OutputGrown | None] = asyncio.Queue(_AHEAD)
 
         async def pieces() -> None:
             async for line in self._bus.read_output(self._job_id, follow=True, after_seq=self._seq):
-                await heard.put(line)
+                await events.put(line)
 
         async def growth() -> None:
             async for _, body in self._bus.subscribe(subjects.output_grown(self._job_id)):
                 with contextlib.suppress(
                     msgspec.MsgspecError, ValueError, RecursionError
                 ):  # another version's: then it is read at the end
-                    await heard.put(_grown.decode(body))
+                    await events.put(_grown.decode(body))
 
         async def first_end() -> None:
             await asyncio.wait([end, *following], return_when=asyncio.FIRST_COMPLETED)
-            await heard.put(None)
+            await events.put(None)
 
         following = [asyncio.ensure_future(pieces()), asyncio.ensure_future(growth())]
         tasks = [*following, asyncio.ensure_future(first_end())]
         try:
-            while (news := await heard.get()) is not None:
-                yield news
+            while (event := await events.get()) is not None:
+                yield event
             for task in following:
                 if task.done():
                     task.result()
@@ -265,14 +265,14 @@ class OutputReader:
             yield self._line(channel, at, data)
             at += len(data)
 
-    async def _fetch_grown(self, news: OutputGrown) -> AsyncGenerator[LogLine, None]:
+    async def _fetch_grown(self, event: OutputGrown) -> AsyncGenerator[LogLine, None]:
         """Yield what a channel has more than was given out, as far as it is to be had now."""
-        channel, at = news.channel, self._next.get(news.channel, 0)
-        while at < news.size:
+        channel, at = event.channel, self._next.get(event.channel, 0)
+        while at < event.size:
             try:
-                data = await self._read(channel, at, min(MOST_BYTES, news.size - at))
+                data = await self._read(channel, at, min(MOST_BYTES, event.size - at))
             except BusError:
-                self._unheard.clear()  # it may be back by the next telemetry, and at the end all is asked for again
+                self._unreachable.clear()  # it may be back by the next telemetry, and at the end all is asked for again
                 return
             self._next[channel] = at + len(data)
             yield self._line(channel, at, data)
@@ -294,8 +294,8 @@ class OutputReader:
 
     async def _ask(self, node_id: str, ask: OutputRequest) -> OutputAnswer:
         """Ask a node; one whose executor is being started anew is given a moment, once."""
-        if node_id in self._unheard:
-            raise BusError(self._unheard[node_id])
+        if node_id in self._unreachable:
+            raise BusError(self._unreachable[node_id])
         clock = asyncio.get_running_loop().time
         end_s, body = clock() + RESTART_S, msgspec.json.encode(ask)
         while True:
@@ -303,11 +303,13 @@ class OutputReader:
                 return _answer.decode(await self._bus.request(subjects.output(node_id), body, ASK_S))
             except NoResponders as error:
                 if clock() >= end_s:
-                    self._unheard[node_id] = f"no executor of node {node_id} answers; it may be down, or gone for good"
-                    raise BusError(self._unheard[node_id]) from error
+                    self._unreachable[node_id] = (
+                        f"no executor of node {node_id} answers; it may be down, or gone for good"
+                    )
+                    raise BusError(self._unreachable[node_id]) from error
             except Timeout as error:
-                self._unheard[node_id] = f"node {node_id} does not answer: {error}"
-                raise BusError(self._unheard[node_id]) from error
+                self._unreachable[node_id] = f"node {node_id} does not answer: {error}"
+                raise BusError(self._unreachable[node_id]) from error
             except (msgspec.MsgspecError, ValueError, RecursionError) as error:
                 raise BusError(f"node {node_id} answers what this version cannot read: {error}") from error
             await asyncio.sleep(AGAIN_S)

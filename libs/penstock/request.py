@@ -60,7 +60,7 @@ def new_id() -> str:
     return base64.b32encode(secrets.token_bytes(5)).decode().lower()
 
 
-async def answered(bus: RequestPort, subject: str, body: bytes, manner: RetryPolicy) -> RetriedAnswer:
+async def answered(bus: RequestPort, subject: str, body: bytes, retries: RetryPolicy) -> RetriedAnswer:
     """
     Ask until there is an answer.
 
@@ -73,7 +73,7 @@ async def answered(bus: RequestPort, subject: str, body: bytes, manner: RetryPol
     Unavailable
         If no answer came, or the server could not be reached.
     """
-    request = _Request(bus, subject, body, manner)
+    request = _Request(bus, subject, body, retries)
     try:
         return await request.run()
     finally:
@@ -88,13 +88,13 @@ def is_open(error: BusError) -> bool:
 
 
 class _Request:
-    def __init__(self, bus: RequestPort, subject: str, body: bytes, manner: RetryPolicy) -> None:
-        self._bus, self._subject, self._body, self._manner = bus, subject, body, manner
+    def __init__(self, bus: RequestPort, subject: str, body: bytes, retries: RetryPolicy) -> None:
+        self._bus, self._subject, self._body, self._retries = bus, subject, body, retries
         self._clock = asyncio.get_running_loop().time
         self._began = self._next_at = self._clock()
-        self._end = self._began + manner.timeout_s
+        self._end = self._began + retries.timeout_s
         self._under_way: set[asyncio.Task[bytes]] = set()
-        self._tries, self._pause_s, self._backoff_s = 0, manner.again_s, _BACKOFF_S
+        self._tries, self._pause_s, self._backoff_s = 0, retries.again_s, _BACKOFF_S
         self._last: BusError | None = None
         self._reached = False
 
@@ -115,7 +115,7 @@ class _Request:
                 return_when=asyncio.FIRST_COMPLETED,
             )
             for task in done:
-                if (body := self._taken(task)) is not None:
+                if (body := self._answer_of(task)) is not None:
                     return RetriedAnswer(body, self._tries)
 
     async def close(self) -> None:
@@ -125,18 +125,18 @@ class _Request:
 
     def _may_ask(self) -> bool:
         if isinstance(self._last, NoResponders) and not self._reached:
-            return self._clock() < min(self._began + self._manner.nobody_s, self._end)
-        late = isinstance(self._last, ServiceError) and self._tries < self._manner.tries
+            return self._clock() < min(self._began + self._retries.nobody_s, self._end)
+        late = isinstance(self._last, ServiceError) and self._tries < self._retries.tries
         return not self._tries or late or self._clock() < self._end
 
     def _ask(self) -> None:
-        left_s = max(self._end - self._clock(), self._manner.again_s)
+        left_s = max(self._end - self._clock(), self._retries.again_s)
         self._tries += 1
         self._under_way.add(asyncio.create_task(self._bus.request(self._subject, self._body, left_s)))
         self._next_at = self._clock() + self._pause_s
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
 
-    def _taken(self, task: asyncio.Task[bytes]) -> bytes | None:
+    def _answer_of(self, task: asyncio.Task[bytes]) -> bytes | None:
         """Return the answer of a try; None where it is to be asked again."""
         soon = not self._under_way  # nobody is left who may answer
         try:
@@ -145,12 +145,12 @@ class _Request:
             self._reached |= bool(self._under_way)  # somebody had those, and is gone
             self._last, soon = self._last if self._reached else error, True
         except ServiceError as error:
-            if not (self._manner.not_now and is_open(error)):
+            if not (self._retries.not_now and is_open(error)):
                 raise
             self._last, self._reached = error, True
         except Unavailable as error:
             self._last, self._reached = error, True
         if soon:
             self._next_at = min(self._next_at, self._clock() + self._backoff_s)
-            self._backoff_s = min(2 * self._backoff_s, self._manner.again_s)
+            self._backoff_s = min(2 * self._backoff_s, self._retries.again_s)
         return None

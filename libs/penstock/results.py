@@ -210,13 +210,13 @@ def _quietly() -> Iterator[None]:
 
     import optuna  # noqa: PLC0415 - an extra, and half a second
 
-    said = optuna.logging.get_verbosity()
+    verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
         with warnings.catch_warnings(action="ignore", category=optuna.exceptions.ExperimentalWarning):
             yield
     finally:
-        optuna.logging.set_verbosity(said)
+        optuna.logging.set_verbosity(verbosity)
 
 
 @contextmanager

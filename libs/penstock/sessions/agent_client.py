@@ -42,7 +42,7 @@ from penstock_log.agent_protocol import (
 
 RECONNECT_S: Final = 0.5
 SEND_TIMEOUT_S: Final = 2
-LAST_WORD_S: Final = 5.0
+SEND_LAST_S: Final = 5.0
 """How long the end of a job waits for an executor that is just restarting, to tell it the result."""
 
 _log = logging.getLogger("penstock.session")
@@ -72,11 +72,10 @@ class AgentClient:
     held : callable
         Returns whether the loop is between two steps and begins none without looking at :attr:`attention`. It is called
         before ``step``, from any thread.
-    heard : callable
+    on_message : callable
         Called by the listening thread when a message has come.
-
-    hold : callable
-        ``hold(fraction)``: called by the listening thread when the executor says what part of memory it may hold now.
+    on_limit : callable
+        ``on_limit(fraction)``: called by the listening thread with the part of memory that it may hold now.
 
     Attributes
     ----------
@@ -92,14 +91,14 @@ class AgentClient:
         *,
         step: Callable[[], int],
         held: Callable[[], bool] = lambda: False,
-        heard: Callable[[], object] = lambda: None,
-        hold: Callable[[float], object] = lambda fraction: None,  # noqa: ARG005 - named for who calls it
+        on_message: Callable[[], object] = lambda: None,
+        on_limit: Callable[[float], object] = lambda fraction: None,  # noqa: ARG005 - named for who calls it
     ) -> None:
         self.attention = False
         self._path = path
         self._hello = hello
-        self._step, self._held, self._heard, self._hold = step, held, heard, hold
-        self._agreement = StopVote()
+        self._step, self._held, self._on_message, self._on_limit = step, held, on_message, on_limit
+        self._vote = StopVote()
         self._changed = threading.Condition()
         self._closing = threading.Event()
         self._pid = os.getpid()
@@ -109,46 +108,46 @@ class AgentClient:
         self._thread = threading.Thread(target=self._listen, name="penstock-agent", daemon=True)
         self._thread.start()
 
-    def begin(self) -> None:
+    def begin_loop(self) -> None:
         """Note that the loop begins; answer a question that came before."""
         with self._changed:
-            self._answer(self._agreement.begin)
+            self._answer(self._vote.begin_loop)
 
     @property
     def stop_at(self) -> int | None:
         """The step after which everyone stops, once agreed."""
-        return self._agreement.stop_at
+        return self._vote.stop_at
 
     @property
     def asked(self) -> bool:
         """Whether the process is to stop, soon or at an agreed step."""
         with self._changed:
-            return not self._agreement.idle
+            return not self._vote.idle
 
     def verdict(self, step: int) -> Verdict:
         """Return whether to go on or to leave after this step, waiting for the others' answers where promised."""
         with self._changed:
-            self._changed.wait_for(lambda: self._agreement.verdict(step) != "wait")
-            return self._agreement.verdict(step)
+            self._changed.wait_for(lambda: self._vote.verdict(step) != "wait")
+            return self._vote.verdict(step)
 
-    def forget(self) -> None:
+    def forget_stop(self) -> None:
         """Note that the process goes on although it had agreed to leave."""
         with self._changed:
-            self._agreement.forget()
+            self._vote.forget_stop()
             self.attention = False
 
-    def tell(self, message: FromJob) -> None:
+    def send(self, message: FromJob) -> None:
         """Send a line; without a connection it is dropped, because a new connection begins with the state of then."""
         if os.getpid() == self._pid:
             with self._changed:
                 self._send(message)
 
-    def tell_last(self, message: FromJob) -> None:
-        """Send the last line, which must not be lost: wait up to :data:`LAST_WORD_S` for an executor that restarts."""
+    def send_last(self, message: FromJob) -> None:
+        """Send the last line, which must not be lost: wait up to :data:`SEND_LAST_S` for an executor that restarts."""
         if os.getpid() != self._pid:
             return
         with self._changed:
-            self._changed.wait_for(lambda: self._send(message), LAST_WORD_S)
+            self._changed.wait_for(lambda: self._send(message), SEND_LAST_S)
 
     def close(self) -> None:
         """Hang up and end the thread; what was sent stays readable on the other side."""
@@ -163,7 +162,7 @@ class AgentClient:
         """Let go of the parent's socket in a forked child, so that it closes when the parent dies."""
         self.attention = False
         self._changed = threading.Condition()
-        self._agreement = StopVote()
+        self._vote = StopVote()
         if self._socket is not None:
             os.close(self._socket.detach())
             self._socket = None
@@ -172,7 +171,7 @@ class AgentClient:
         while not self._closing.is_set():
             if self._socket is not None:
                 self._read(self._socket)
-                self._lost()
+                self._disconnected()
             self._closing.wait(RECONNECT_S)
             if not self._closing.is_set() and self._connect():
                 with self._changed:
@@ -186,37 +185,37 @@ class AgentClient:
             while chunk := connection.recv(65_536):
                 *lines, rest = (rest + chunk).split(b"\n")
                 for line in lines:
-                    self._understand(line)
+                    self._decode(line)
 
-    def _understand(self, line: bytes) -> None:
+    def _decode(self, line: bytes) -> None:
         try:
-            self._hear(_decoder.decode(line))
+            self._handle(_decoder.decode(line))
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             _log.warning("executor_line_not_understood line=%r error=%s", line[:200], error)
 
-    def _hear(self, message: ToJob) -> None:
+    def _handle(self, message: ToJob) -> None:
         if isinstance(message, HoldMemory):
-            self._hold(message.fraction)
+            self._on_limit(message.fraction)
             return
         with self._changed:
             self.attention = True  # before the step is read
             if isinstance(message, StopAtStep):
-                self._agreement.agree(message.step)
+                self._vote.agree(message.step)
             else:
-                self._answer(self._agreement.ask)
+                self._answer(self._vote.ask)
             self._changed.notify_all()
-        self._heard()
+        self._on_message()
 
     def _answer(self, question: StopQuestion) -> None:
         held = self._held()  # before the step: while it holds, the step stays
         answer = question(self._step(), held=held)
         if answer is not None:
-            self._send(StepReached(step=answer, held=self._agreement.held))
+            self._send(StepReached(step=answer, held=self._vote.held))
 
-    def _lost(self) -> None:
+    def _disconnected(self) -> None:
         with self._changed:
-            self._agreement.lost()
-            self.attention = not self._agreement.idle
+            self._vote.void_question()
+            self.attention = not self._vote.idle
             self._hang_up()
             self._changed.notify_all()
 
@@ -283,7 +282,7 @@ class StopVote:
         """Whether nobody has asked anything."""
         return not self._asked and self._stop_at is None
 
-    def begin(self, step: int, *, held: bool = False) -> int | None:
+    def begin_loop(self, step: int, *, held: bool = False) -> int | None:
         """Note that the loop begins after this step, which no checkpoint moves any more; return the answer now due."""
         self._begun = True
         return self.ask(step, held=held) if self._asked else None
@@ -301,14 +300,14 @@ class StopVote:
         """Note the agreed step: all have answered, and every process stops after it."""
         self._stop_at = step
 
-    def lost(self) -> None:
+    def void_question(self) -> None:
         """Note that the executor is gone. An agreed step stays, as others may know it; a mere question is void."""
         self._asked = self._held = False
         self._answer = None
 
-    def forget(self) -> None:
+    def forget_stop(self) -> None:
         """Note that the process could not leave after all: a later question is a new one."""
-        self.lost()
+        self.void_question()
         self._stop_at = None
 
     def verdict(self, step: int) -> Verdict:

@@ -89,26 +89,26 @@ class Boundary:
                 self._hello,
                 step=lambda: self._course.step,
                 held=lambda: self.at_rest,
-                heard=self._interrupt,
-                hold=self._limit.change,
+                on_message=self._interrupt,
+                on_limit=self._limit.change,
             )
             make_current(self._agent)
             self._progress_due = self._due = 0.0
         if self._setup.lanes:
-            self.turns = _member(self._setup)
+            self.turns = _lane_client(self._setup)
 
     def begin(self) -> None:
         """A loop begins; a boundary that a ``break`` left out is made up for."""
         self.at_rest = self.turns is not None
         if self._agent is not None:
-            self._agent.begin()
+            self._agent.begin_loop()
         self.catch_up()
 
     def catch_up(self) -> None:
         """Make up for a boundary that was left out: by a ``break``, or for the end of a loop."""
         if self._course.unattended or self._course.put_off:
             self._course.unattended = self._course.put_off = False
-            self._attend(perf_counter())
+            self._do_what_is_due(perf_counter())
 
     def cross(self) -> None:
         """A step is done. This is the path that has to be short: about 0.2 microseconds where nothing is due."""
@@ -121,7 +121,7 @@ class Boundary:
             or (agent is not None and agent.attention)
             or course.loop_steps == self._setup.sample_iterations
         ):
-            self._attend(now)
+            self._do_what_is_due(now)
             self.pace.resume()
 
     def cross_last(self) -> None:
@@ -139,7 +139,7 @@ class Boundary:
         course.loop_steps += 1
         now = self.pace.lap()
         if now >= self._progress_due:
-            self.tell_progress()
+            self.send_progress()
             if self.turns is not None:
                 self.turns.look()
             self._progress_due = now + PROGRESS_S
@@ -158,10 +158,10 @@ class Boundary:
         here, without a turn. The item that was fetched for the next step is not done, and fetched again later.
         """
         while True:
-            if turns.enter(self._leave_if_told):
+            if turns.enter(self._leave_if_agreed):
                 self._course.waited_s += self.pace.resume()
             self.at_rest = False  # before the look: whoever asks looks in the other order
-            if self._agent is None or not self._agent.attention or not self._leave_if_told():
+            if self._agent is None or not self._agent.attention or not self._leave_if_agreed():
                 return
             self.at_rest = True
 
@@ -230,10 +230,10 @@ class Boundary:
             self._checkpoint_due = perf_counter() + self._setup.checkpoint_s
             self._due = min(self._progress_due, self._checkpoint_due)
 
-    def tell_progress(self) -> None:
+    def send_progress(self) -> None:
         """Say where the script is."""
         self._limit.tell()  # a script may import torch after it has opened the session
-        self._tell(self._report(StepProgress))
+        self._send(self._report(StepProgress))
 
     def disconnect(self, error: BaseException | None) -> None:
         """Say how the session ended, and hang up; the token goes first, since nobody has to wait for the rest."""
@@ -246,19 +246,19 @@ class Boundary:
             return
         try:
             if not self._leaving:
-                self._say_goodbye(self._agent, error)
+                self._send_end(self._agent, error)
         finally:
             self._agent.close()
             make_current(None)
 
-    def _attend(self, now: float) -> None:
+    def _do_what_is_due(self, now: float) -> None:
         """Do what is due."""
         if os.getpid() != self._pid:
             return
         if self._setup.sample_iterations and self._course.loop_steps >= self._setup.sample_iterations:
             self._end_sample()
         if now >= self._progress_due:
-            self.tell_progress()
+            self.send_progress()
             if self.turns is not None:
                 self.turns.look()
             self._progress_due = now + PROGRESS_S
@@ -273,7 +273,7 @@ class Boundary:
         if self.turns is not None:
             self.turns.interrupt()
 
-    def _leave_if_told(self) -> bool:
+    def _leave_if_agreed(self) -> bool:
         """Leave from between two steps if that has been agreed; return whether it was to leave and could not."""
         agent, turns = self._agent, self.turns
         if agent is None or turns is None or not agent.attention or os.getpid() != self._pid:
@@ -288,7 +288,7 @@ class Boundary:
     def _end_sample(self) -> None:
         self.pace.settle()
         if self._agent is not None:
-            self._agent.tell_last(self._report(SessionDone))
+            self._agent.send_last(self._report(SessionDone))
         self._exit(0)
 
     def _leave(self, agent: AgentClient) -> None:
@@ -298,12 +298,12 @@ class Boundary:
         Where that fails, a lone process goes on; a gang cannot, since the others are leaving.
         """
         self.pace.settle()
-        self.tell_progress()  # the last word on how many steps this run did, and in which time
+        self.send_progress()  # the last word on how many steps this run did, and in which time
         if self.save is None or self.checkpoints is None or self._setup.rank:
             self._exit(EXIT_PREEMPTED)
         if self._checkpoint(leaving=True) or not self.alone:
             self._exit(EXIT_PREEMPTED)
-        agent.forget()
+        agent.forget_stop()
 
     def _exit(self, code: int) -> None:
         self._leaving = True
@@ -328,11 +328,11 @@ class Boundary:
             self._exit(EXIT_PREEMPTED)
         except Exception as error:  # whatever the user's function raises, training goes on
             _log.warning("checkpoint_failed step=%s error=%r; the one before is untouched", step, error)
-            self._tell(SaveFailed(step=step, error=f"{type(error).__name__}: {error}"))
+            self._send(SaveFailed(step=step, error=f"{type(error).__name__}: {error}"))
             return False
         finally:
             self.put_off_checkpoint()
-        self._tell(CheckpointSaved(step=step, leaving=leaving, samples=self.samples, digest=digest))
+        self._send(CheckpointSaved(step=step, leaving=leaving, samples=self.samples, digest=digest))
         return True
 
     def _save_last(self, error: BaseException | None) -> None:
@@ -341,20 +341,20 @@ class Boundary:
         if wanted and _ended_well(error) and not self._leaving:
             self._checkpoint(leaving=False)
 
-    def _say_goodbye(self, agent: AgentClient, error: BaseException | None) -> None:
+    def _send_end(self, agent: AgentClient, error: BaseException | None) -> None:
         if _ended_well(error):
             self.pace.settle()
-            agent.tell_last(self._report(SessionDone))
+            agent.send_last(self._report(SessionDone))
             return
-        self.tell_progress()
+        self.send_progress()
 
     def _hello(self) -> Hello:
         setup, step = self._setup, self._course.step
         return Hello(version=VERSION, job_id=setup.job_id, epoch=setup.epoch, rank=setup.rank, pid=self._pid, step=step)
 
-    def _tell(self, message: StepProgress | CheckpointSaved | SaveFailed) -> None:
+    def _send(self, message: StepProgress | CheckpointSaved | SaveFailed) -> None:
         if self._agent is not None:
-            self._agent.tell(message)
+            self._agent.send(message)
 
     def _report(self, kind: type[ReportT]) -> ReportT:
         course, timing = self._course, self.pace.measured(self._course.loop_steps)
@@ -386,7 +386,7 @@ def _ended_well(error: BaseException | None) -> bool:
     return error is None or (isinstance(error, SystemExit) and not error.code)
 
 
-def _member(setup: ProcessSetup) -> LaneClient:
+def _lane_client(setup: ProcessSetup) -> LaneClient:
     from penstock_sharing.token import LaneClient, LaneClientId  # noqa: PLC0415 - a process that has its devices to itself does not pay for it
 
     return LaneClient(

@@ -112,7 +112,7 @@ class RunSize:
         self._asked = False
         self._scaled = False
 
-    def wish(self) -> int:
+    def desired(self) -> int:
         """Return the batch size that Penstock wishes, to a script that asks for it."""
         self._asked = True
         return self._setup.batch_size
@@ -146,7 +146,7 @@ class RunSize:
         size = self.now()
         if not self._scaled:
             self._scaled = True
-            self._say(size)
+            self._log_scaling(size)
         return size.factor
 
     def begin(self) -> None:
@@ -166,7 +166,7 @@ class RunSize:
                 *(size.rule, size.base_batch_size, size.batch_size),
             )
 
-    def _say(self, size: Resize) -> None:
+    def _log_scaling(self, size: Resize) -> None:
         """Say it in the job's output: as a warning, since nothing less is shown where a script sets up no logging."""
         if self._setup.base_batch_size and not self._setup.rank:
             _log.warning(

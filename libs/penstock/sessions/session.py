@@ -106,7 +106,7 @@ class Session:
     @property
     def batch_size(self) -> int:
         """The batch size of one step, over all processes, that Penstock wishes; 0 where it has no wish."""
-        return self._sizing.wish()
+        return self._sizing.desired()
 
     @property
     def rank(self) -> int:
@@ -201,7 +201,7 @@ class Session:
             self._course.resume(manifest.step, manifest.history)
             self._sampling.resume(manifest.place)
             self._sizing.resume(manifest)
-            boundary.tell_progress()
+            boundary.send_progress()
         boundary.put_off_checkpoint()
 
     def report(self, **metrics: SupportsFloat) -> None:

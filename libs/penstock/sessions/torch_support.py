@@ -110,20 +110,20 @@ class AllocatorLimit:
 
     def __init__(self, fraction: float) -> None:
         self.fraction = fraction
-        self._told = not fraction
+        self._is_set = not fraction
 
     def change(self, fraction: float) -> None:
         """Let another limit be told at the next boundary; from any thread."""
         self.fraction = fraction
-        self._told = False
+        self._is_set = False
 
     def tell(self) -> None:
         """Tell PyTorch if it is there by now."""
-        if self._told:
+        if self._is_set:
             return
         cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
         if cuda is not None:
-            self._told = True
+            self._is_set = True
             cuda._lazy_call(lambda: self._set(cuda))  # public functions would open the devices
 
     def _set(self, cuda: Any) -> None:
@@ -206,7 +206,7 @@ class ProcessGroup:
         if self.backend == "nccl":
             self._torch.cuda.set_device(self.device)
         if self.world_size > 1:
-            self._meet()
+            self._init_group()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
@@ -265,7 +265,7 @@ class ProcessGroup:
             mean /= self.world_size
         return mean
 
-    def _meet(self) -> None:
+    def _init_group(self) -> None:
         group = self._torch.distributed
         if not group.is_available():
             raise SessionError(f"this PyTorch ({self._torch.__version__}) was built without torch.distributed")

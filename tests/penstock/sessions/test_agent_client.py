@@ -346,7 +346,7 @@ def test_the_result_waits_for_an_executor_that_is_restarting(executor: ExecutorS
 def test_a_job_whose_executor_is_not_there_runs_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("penstock.sessions.agent_client.LAST_WORD_S", 0.01)
+    monkeypatch.setattr("penstock.sessions.agent_client.SEND_LAST_S", 0.01)
     with Session(read(overlay({}, SOCKET=str(tmp_path / "none")))) as session:
         assert list(session.iterations([1, 2])) == [1, 2]
     assert "executor_not_there" in caplog.text

@@ -80,7 +80,7 @@ def test_a_gang_in_lockstep_stops_after_one_step_whatever_the_delays(
 ) -> None:
     gang = Gang([Process(turns=turns) for _ in range(size)], stops=set())
     for process in gang.processes:
-        process.agreement.begin(0)
+        process.agreement.begin_loop(0)
     for turn in range(600):
         if turn == head_start:
             gang.stops = set(range(size))
@@ -95,7 +95,7 @@ def test_a_gang_in_lockstep_stops_after_one_step_whatever_the_delays(
 @given(st.integers(0, 1000), st.integers(0, 5))
 def test_nobody_goes_beyond_the_answer_plus_the_margin_before_the_step_is_named(answer: int, further: int) -> None:
     agreement = StopVote()
-    agreement.begin(0)
+    agreement.begin_loop(0)
     agreement.ask(answer)
     assert agreement.verdict(answer + further) == ("go" if further < STOP_MARGIN else "wait")
 
@@ -103,7 +103,7 @@ def test_nobody_goes_beyond_the_answer_plus_the_margin_before_the_step_is_named(
 @given(st.integers(0, 1000))
 def test_one_that_is_held_begins_no_step_before_the_agreed_one_is_named(answer: int) -> None:
     agreement = StopVote()
-    agreement.begin(0)
+    agreement.begin_loop(0)
     agreement.ask(answer, held=True)
     assert agreement.verdict(answer) == "wait"
     agreement.agree(answer)
@@ -113,29 +113,29 @@ def test_one_that_is_held_begins_no_step_before_the_agreed_one_is_named(answer: 
 def test_a_question_before_the_loop_is_answered_when_the_loop_begins() -> None:
     agreement = StopVote()
     assert agreement.ask(0) is None
-    assert agreement.begin(40) == 40
+    assert agreement.begin_loop(40) == 40
 
 
 def test_the_first_answer_stands_when_the_question_is_repeated() -> None:
     agreement = StopVote()
-    agreement.begin(0)
+    agreement.begin_loop(0)
     assert [agreement.ask(7), agreement.ask(8)] == [7, 7]
 
 
 def test_a_lost_executor_frees_a_waiting_process_but_an_agreed_step_stands() -> None:
     agreement = StopVote()
-    agreement.begin(0)
+    agreement.begin_loop(0)
     agreement.ask(7)
-    agreement.lost()
+    agreement.void_question()
     assert agreement.idle
     assert agreement.verdict(50) == "go"
     agreement.agree(60)
-    agreement.lost()
+    agreement.void_question()
     assert agreement.verdict(60) == "leave"
 
 
 def test_a_step_named_too_late_is_taken_at_once() -> None:
     agreement = StopVote()
-    agreement.begin(0)
+    agreement.begin_loop(0)
     agreement.agree(5)
     assert agreement.verdict(9) == "leave"
