@@ -387,7 +387,7 @@ def exit_text(code: int) -> str:
 
     Examples
     --------
-    >>> exit_words(1), exit_words(139)
+    >>> exit_text(1), exit_text(139)
     ('exit code 1', 'signal SIGSEGV (exit code 139)')
     """
     try:
