@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import replace
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 import msgspec
 
@@ -27,22 +27,19 @@ from penstock_log.services import CORE
 from penstock_log.views import (
     DryRunView,
     EventsView,
-    JobDetail,
     JobsView,
-    ProfileView,
     RejectedListView,
     RejectedView,
     ReplicaView,
     SchemaView,
     StatusView,
     StoryView,
-    SweepView,
     View,
-    WhyView,
 )
 from penstock_scheduler.pool.pool_settings import MatcherSettings
 from penstock_scheduler.sizing.problem import SizingSettings
 
+T = TypeVar("T")
 _SHOWN_BYTES: Final = 2_000
 _REJECTED: Final = 200
 
@@ -95,15 +92,15 @@ class Queries:
         """Return the queries as endpoints."""
         handlers: dict[str, Answering] = {
             "jobs": self._jobs,
-            "job": self._job,
-            "why": self._why,
+            "job": self._of_one(acceptance.job_named, answers.detail),
+            "why": self._of_one(acceptance.job_named, lambda model, job: model.why.explain(job)),
             "story": self._story,
             "nodes": self._whole(answers.nodes),
             "events": self._events,
             "policies": self._whole(answers.policies),
             "sweeps": self._whole(answers.sweeps),
-            "sweep": self._sweep,
-            "profile": self._profile,
+            "sweep": self._of_one(acceptance.sweep_named, answers.sweep),
+            "profile": self._of_one(acceptance.workload_named, answers.profile),
             "dryrun": self._dryrun,
             "rejected": self._rejected,
             "schema": self._schema,
@@ -119,20 +116,8 @@ class Queries:
         asked = ask(body, request_bodies.JobsRequest)
         return answers.jobs(await self._model(asked.at), asked)
 
-    async def _job(self, body: bytes) -> JobDetail:
-        model, job = await self._model_and_job(body)
-        if job.state is JobState.PENDING:
-            await self._may_match()
-        return answers.detail(model, job)
-
-    async def _why(self, body: bytes) -> WhyView:
-        model, job = await self._model_and_job(body)
-        if job.state is JobState.PENDING:
-            await self._may_match()
-        return model.why.explain(job)
-
     async def _story(self, body: bytes) -> StoryView:
-        model, job = await self._model_and_job(body)
+        model, job = await self._found(body, acceptance.job_named)
         timeline = story.Timeline(job)
         lines = [line async for delivery in self._life(model, job) for line in timeline.lines(delivery)]
         return StoryView(id=job.id, name=job.spec.name, lines=tuple(lines))
@@ -143,15 +128,14 @@ class Queries:
 
         return handle
 
-    async def _sweep(self, body: bytes) -> SweepView:
-        asked = ask(body, request_bodies.OneRequest)
-        model = await self._model(asked.at)
-        return answers.sweep(model, acceptance.sweep_named(model.state, asked.id))
+    def _of_one(self, find: Callable[[GatewayState, str], T], answer: Callable[[ReadModel, T], View]) -> Answering:
+        async def handle(body: bytes) -> View:
+            model, one = await self._found(body, find)
+            if isinstance(one, Job) and one.state is JobState.PENDING:
+                await self._may_match()
+            return answer(model, one)
 
-    async def _profile(self, body: bytes) -> ProfileView:
-        asked = ask(body, request_bodies.OneRequest)
-        model = await self._model(asked.at)
-        return answers.profile(model, acceptance.workload_named(model.state, asked.id))
+        return handle
 
     async def _status(self, body: bytes) -> StatusView:
         asked = ask(body, request_bodies.AllRequest)
@@ -193,10 +177,10 @@ class Queries:
             for delivery in await self._bus.read(subject, ended_seq, model.seq):
                 yield delivery
 
-    async def _model_and_job(self, body: bytes) -> tuple[ReadModel, Job]:
+    async def _found(self, body: bytes, find: Callable[[GatewayState, str], T]) -> tuple[ReadModel, T]:
         asked = ask(body, request_bodies.OneRequest)
         model = await self._model(asked.at)
-        return model, acceptance.job_named(model.state, asked.id)
+        return model, find(model.state, asked.id)
 
     async def _model(self, at: request_bodies.At) -> ReadModel:
         moment = log_reader.parse(at)

@@ -97,22 +97,19 @@ def trial_id(sweep_id: str, number: int, rung: int = 0) -> str:
 def job_spec(sweep_id: str, spec: SweepSpec, trial: Trial) -> JobSpec:
     """Return the job that a trial runs as: the template, overlaid with the trial's point, budget and width."""
     budget = {spec.budget.param: trial.budget} if spec.budget is not None and trial.budget else {}
+    packed = {"sharing": "lane", "share_with": "user", "sharers": trial.packed} if trial.packed > 1 else {}
+    may_go_on = spec.budget is not None and trial.budget < spec.budget.most
     return msgspec.structs.replace(
         spec.job,
         id=trial.job_id,
         name=f"{spec.name[:_LONGEST]}-{_label(trial.number, trial.rung)}{ALONE * is_alone(trial)}",
         parent=sweep_id,
         gpus=trial.gpus,
-        **(_ALONE if is_alone(trial) else sharing(trial.packed)),
+        **(_ALONE if is_alone(trial) else packed),
         params={**spec.job.params, **trial.params, **budget},
         begins_from=trial.origin,
-        keep_checkpoint=spec.job.keep_checkpoint or _may_go_on(spec, trial),
+        keep_checkpoint=spec.job.keep_checkpoint or may_go_on,
     )
-
-
-def sharing(packed: int) -> dict[str, Any]:
-    """Return how a trial's job shares its device if there may be others; otherwise the template decides."""
-    return {"sharing": "lane", "share_with": "user", "sharers": packed} if packed > 1 else {}
 
 
 class TrialWidthBounds(msgspec.Struct, frozen=True):
@@ -131,25 +128,21 @@ class TrialWidthBounds(msgspec.Struct, frozen=True):
     most: int
     mechanisms: waterfill.Mechanisms
 
+    @classmethod
+    def of(cls, sweep: SweepState, available: SweepDevices) -> TrialWidthBounds:
+        """Return the bounds that the sweep allows and that its trials have shown to be worth it."""
+        spec, measures = sweep.spec, sweep.measures
+        plain = spec.job.sharing == "exclusive"
+        intra, dynamic = spec.intra and plain and spec.job.gpus == 1, spec.dynamic and plain and spec.filling == "water"
+        return cls(
+            packing=measures.packing(spec.packing),
+            most=max(1, min(spec.max_gpus, available.of_one_kind, waterfill.widest(measures.beta))),
+            mechanisms=compose(waterfill.Mechanisms, spec, intra=intra, dynamic=dynamic),
+        )
+
     def form(self, spec: SweepSpec, width: float) -> tuple[int, int]:
         """Return a width as devices and trials on each of them; no run gets less than the template asks for."""
         return max(spec.job.gpus, int(width)), round(1.0 / width) if width < 1.0 else 1
-
-
-def bounds(sweep: SweepState, available: SweepDevices) -> TrialWidthBounds:
-    """Return the bounds that the sweep allows and that its trials have shown to be worth it."""
-    spec, measures = sweep.spec, sweep.measures
-    plain = spec.job.sharing == "exclusive"
-    return TrialWidthBounds(
-        packing=measures.packing(spec.packing),
-        most=max(1, min(spec.max_gpus, available.of_one_kind, waterfill.widest(measures.beta))),
-        mechanisms=waterfill.Mechanisms(
-            intra=spec.intra and plain and spec.job.gpus == 1,
-            inter=spec.inter,
-            dynamic=spec.dynamic and plain and spec.filling == "water",
-            leftover=spec.leftover,
-        ),
-    )
 
 
 def _widths(
@@ -160,7 +153,7 @@ def _widths(
 
     Before any trial has run, all are expected to take equally long for a unit of budget.
     """
-    spec, bound = sweep.spec, bounds(sweep, available)
+    spec, bound = sweep.spec, TrialWidthBounds.of(sweep, available)
     match spec.filling:
         case "water" if available.all:
             widths = fill(sweep, bound, left_s(sweep, wanted), idle)
@@ -189,24 +182,18 @@ def fill(sweep: SweepState, bound: TrialWidthBounds, h1_s: Sequence[float], idle
 def left_s(sweep: SweepState, wanted: Sequence[WantedRun]) -> list[float]:
     """Return the seconds that each would take on one device; if nothing was measured, its units of budget."""
     typical_s = sweep.speeds.typical_s or 1.0
-    return [_left_of(sweep, one, typical_s) for one in wanted]
-
-
-def _left_of(sweep: SweepState, wanted: WantedRun, typical_s: float) -> float:
-    if wanted.origin < 0:
-        return max(1, wanted.budget) * typical_s
-    left = wanted.budget - sweep.past.runs[wanted.origin].budget
-    return max(1, left) * (sweep.speeds.work_s(sweep.job_ids[wanted.origin]) or typical_s)
+    found = []
+    for one in wanted:
+        before = sweep.past.runs[one.origin].budget if one.origin >= 0 else 0
+        work_s = sweep.speeds.work_s(sweep.job_ids[one.origin]) if one.origin >= 0 else None
+        found.append(max(1, one.budget - before) * (work_s or typical_s))
+    return found
 
 
 def _trial(sweep: SweepState, wanted: WantedRun, gpus: int, packed: int) -> Trial:
     job_id = trial_id(sweep.id, wanted.trial, wanted.rung)
     origin = sweep.job_ids[wanted.origin] if wanted.origin >= 0 else ""
     return compose(Trial, wanted, job_id=job_id, number=wanted.trial, gpus=gpus, packed=packed, origin=origin)
-
-
-def _may_go_on(spec: SweepSpec, trial: Trial) -> bool:
-    return spec.budget is not None and trial.budget < spec.budget.most
 
 
 def _label(number: int, rung: int) -> str:
@@ -265,7 +252,7 @@ def demands(
     devices get new widths. A trial that has a device of its own because its neighbours have ended counts as that wide,
     and need not be moved.
     """
-    bound = bounds(sweep, available)
+    bound = TrialWidthBounds.of(sweep, available)
     if not bound.mechanisms.dynamic or sweep.cancelled or not _settled(sweep, jobs) or sweep.speeds.typical_s is None:
         return (), math.inf
     open_trials = [_open_trial(sweep, trial, jobs[trial.job_id], grants, now_s) for trial in sweep.running.values()]

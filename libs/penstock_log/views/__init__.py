@@ -10,82 +10,39 @@ In reading order:
 * ``cluster``: Nodes, services, lanes, sweeps.
 """
 
-from penstock_log.views.cluster import (
-    DeviceView,
-    GoodputView,
-    LanesView,
-    NodesView,
-    NodeView,
-    PoliciesView,
-    PolicyView,
-    ReplicaView,
-    RungView,
-    SchemaView,
-    SharedDeviceView,
-    SharedLaneView,
-    SharedRunView,
-    StatusView,
-    SweepsView,
-    SweepView,
-    TrialView,
-)
-from penstock_log.views.jobs import (
-    ActAnswer,
-    DryRunView,
-    EventsView,
-    EventView,
-    JobDetail,
-    JobsView,
-    JobView,
-    ProfileView,
-    RankView,
-    RejectedListView,
-    RejectedView,
-    ResizeView,
-    SizedRunView,
-    SizingView,
-    StoryLine,
-    StoryView,
-    SubmitAnswer,
-    View,
-    WhyView,
-)
-
-__all__ = [
-    "ActAnswer",
-    "DeviceView",
-    "DryRunView",
-    "EventView",
-    "EventsView",
-    "GoodputView",
-    "JobDetail",
-    "JobView",
-    "JobsView",
-    "LanesView",
-    "NodeView",
-    "NodesView",
-    "PoliciesView",
-    "PolicyView",
-    "ProfileView",
-    "RankView",
-    "RejectedListView",
-    "RejectedView",
-    "ReplicaView",
-    "ResizeView",
-    "RungView",
-    "SchemaView",
-    "SharedDeviceView",
-    "SharedLaneView",
-    "SharedRunView",
-    "SizedRunView",
-    "SizingView",
-    "StatusView",
-    "StoryLine",
-    "StoryView",
-    "SubmitAnswer",
-    "SweepView",
-    "SweepsView",
-    "TrialView",
-    "View",
-    "WhyView",
-]
+from penstock_log.views.cluster import DeviceView as DeviceView
+from penstock_log.views.cluster import GoodputView as GoodputView
+from penstock_log.views.cluster import LanesView as LanesView
+from penstock_log.views.cluster import NodesView as NodesView
+from penstock_log.views.cluster import NodeView as NodeView
+from penstock_log.views.cluster import PoliciesView as PoliciesView
+from penstock_log.views.cluster import PolicyView as PolicyView
+from penstock_log.views.cluster import ReplicaView as ReplicaView
+from penstock_log.views.cluster import RungView as RungView
+from penstock_log.views.cluster import SchemaView as SchemaView
+from penstock_log.views.cluster import SharedDeviceView as SharedDeviceView
+from penstock_log.views.cluster import SharedLaneView as SharedLaneView
+from penstock_log.views.cluster import SharedRunView as SharedRunView
+from penstock_log.views.cluster import StatusView as StatusView
+from penstock_log.views.cluster import SweepsView as SweepsView
+from penstock_log.views.cluster import SweepView as SweepView
+from penstock_log.views.cluster import TrialView as TrialView
+from penstock_log.views.jobs import ActAnswer as ActAnswer
+from penstock_log.views.jobs import DryRunView as DryRunView
+from penstock_log.views.jobs import EventsView as EventsView
+from penstock_log.views.jobs import EventView as EventView
+from penstock_log.views.jobs import JobDetail as JobDetail
+from penstock_log.views.jobs import JobsView as JobsView
+from penstock_log.views.jobs import JobView as JobView
+from penstock_log.views.jobs import ProfileView as ProfileView
+from penstock_log.views.jobs import RankView as RankView
+from penstock_log.views.jobs import RejectedListView as RejectedListView
+from penstock_log.views.jobs import RejectedView as RejectedView
+from penstock_log.views.jobs import ResizeView as ResizeView
+from penstock_log.views.jobs import SizedRunView as SizedRunView
+from penstock_log.views.jobs import SizingView as SizingView
+from penstock_log.views.jobs import StoryLine as StoryLine
+from penstock_log.views.jobs import StoryView as StoryView
+from penstock_log.views.jobs import SubmitAnswer as SubmitAnswer
+from penstock_log.views.jobs import View as View
+from penstock_log.views.jobs import WhyView as WhyView
