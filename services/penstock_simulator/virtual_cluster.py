@@ -39,7 +39,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 import numpy as np
@@ -50,6 +50,7 @@ from penstock_simulator.outcome import UNTOUCHED, ClusterTimeline, Outcome
 from penstock_simulator.trace import Ints, Trace
 
 _GIB: Final = 2**30
+Form = TypeVar("Form")
 _TERM: Final = re.compile(r"(\d+)x(\d+)(?:@([A-Za-z][\w.-]*))?")
 
 
@@ -132,6 +133,26 @@ class SimulatedNodes:
         )
 
 
+def read_table(
+    path: Path, form: type[Form], what: str, expected: str, *, strict: bool = True, toml: bool = False
+) -> Form:
+    """
+    Return what a file holds: TOML where its name ends so or ``toml`` says so, else JSON.
+
+    Raises
+    ------
+    ValueError
+        If it cannot be read or does not have the form; it names ``what`` there is, and what was ``expected``.
+    """
+    decode = msgspec.toml.decode if toml or path.suffix == ".toml" else msgspec.json.decode
+    try:
+        return decode(path.read_bytes(), type=form, strict=strict)
+    except OSError as error:
+        raise ValueError(f"{what} {path} cannot be read: {error.strerror}; name a file that can") from error
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"{what} {path}: {error}; {expected}") from error
+
+
 class _File(msgspec.Struct, forbid_unknown_fields=True):
     nodes: Annotated[list[NodeGroup], Meta(min_length=1)]
 
@@ -165,12 +186,8 @@ def read_cluster(path: Path) -> SimulatedNodes:
     ValueError
         If it cannot be read or says something else.
     """
-    try:
-        return SimulatedNodes(tuple(msgspec.toml.decode(path.read_bytes(), type=_File).nodes))
-    except OSError as error:
-        raise ValueError(f"cluster file {path} cannot be read: {error}; name one that can, or say 3x4") from error
-    except msgspec.MsgspecError as error:
-        raise ValueError(f"cluster file {path}: {error}; expected tables [[nodes]] with gpus, count, kind …") from error
+    expected = "expected tables [[nodes]] with gpus, count, kind …"
+    return SimulatedNodes(tuple(read_table(path, _File, "cluster file", expected, toml=True).nodes))
 
 
 def load(word: str) -> SimulatedNodes:
@@ -225,14 +242,8 @@ def read_quotas(path: Path) -> VirtualClusterQuotas:
     ValueError
         If it cannot be read or says something else.
     """
-    try:
-        return msgspec.toml.decode(path.read_bytes(), type=VirtualClusterQuotas)
-    except OSError as error:
-        raise ValueError(f"quota file {path} cannot be read: {error.strerror}; name a file that can") from error
-    except msgspec.MsgspecError as error:
-        raise ValueError(
-            f"quota file {path}: {error}; expected a table [gpus] with virtual cluster = number of GPUs, and borrow"
-        ) from error
+    expected = "expected a table [gpus] with virtual cluster = number of GPUs, and borrow"
+    return read_table(path, VirtualClusterQuotas, "quota file", expected, toml=True)
 
 
 def check(quotas: VirtualClusterQuotas, trace: Trace, nodes: SimulatedNodes) -> None:

@@ -27,9 +27,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
-import msgspec
 import numpy as np
 
 from penstock_log import (
@@ -47,7 +46,7 @@ from penstock_log import (
 )
 from penstock_simulator.engine.tasks import VirtualTask
 from penstock_simulator.trace import Floats, Trace
-from penstock_simulator.virtual_cluster import SimulatedNodes
+from penstock_simulator.virtual_cluster import SimulatedNodes, read_table
 
 Sampled = Callable[[SamplesRequested, ProfileSample], VirtualTask]
 """Gives a sample that the profiler asked for its work."""
@@ -130,12 +129,14 @@ def shift_s(trace: Trace) -> float:
     return ORIGIN_S - float(trace.submit_s[0]) if len(trace) else 0.0
 
 
-def submissions(trace: Trace, ids: list[str], declared: DeclaredFields) -> Callable[[int], JobSubmitted]:
+def submissions(
+    trace: Trace, ids: list[str], declared_s: Floats | None, *, sampled: bool
+) -> Callable[[int], JobSubmitted]:
     """Return a function from a row to its submission, on virtual time."""
     at_s = (trace.submit_s + shift_s(trace)).tolist()
     gpus = trace.num_gpus.tolist()
-    declared_s = declared.declared_s.tolist() if declared.declared_s is not None else None
-    profile = "on" if declared.profile else "off"
+    lengths_s = declared_s.tolist() if declared_s is not None else None
+    profile: Literal["on", "off"] = "on" if sampled else "off"
 
     def submitted(row: int) -> JobSubmitted:
         spec = JobSpec(
@@ -146,8 +147,8 @@ def submissions(trace: Trace, ids: list[str], declared: DeclaredFields) -> Calla
             gpus=gpus[row],
             kinds=(str(trace.kinds[row]),) if trace.kinds and trace.kinds[row] else (),
             model=str(trace.models[row]) if trace.models else "",
-            profile=profile,  # type: ignore[arg-type]
-            duration_s=declared_s[row] if declared_s else 0.0,
+            profile=profile,
+            duration_s=lengths_s[row] if lengths_s else 0.0,
         )
         return JobSubmitted(at_s=at_s[row], job_id=ids[row], spec=spec)
 
@@ -188,8 +189,25 @@ def profiles(trace: Trace, cluster: SimulatedNodes, speed: Speed) -> Iterator[tu
         yield subjects.profile(key), WorkloadProfiled(at_s=0.0, key=key, speeds=speeds), "profiler/sim"
 
 
-def of_trace(trace: Trace, cluster: SimulatedNodes, speed: Speed, declared: DeclaredFields, costs: RunCosts) -> Script:
-    """Return a trace on a cluster as a script; speeds are known from the beginning unless they are to be sampled."""
+def of_trace(
+    trace: Trace,
+    cluster: SimulatedNodes,
+    speed: Speed,
+    costs: RunCosts,
+    declared_s: Floats | None = None,
+    *,
+    profile: bool = False,
+) -> Script:
+    """
+    Return a trace on a cluster as a script.
+
+    Parameters
+    ----------
+    declared_s : (J,) float array or None
+        The length that each job declares; None if no job declares one.
+    profile : bool
+        Whether unseen workloads are to be sampled; otherwise all speeds are known from the beginning.
+    """
     ids = job_ids(trace)
     models = [str(model) for model in trace.models] or [""] * len(trace)
     rows = zip(ids, trace.num_gpus.tolist(), models, trace.duration_s.tolist(), strict=True)
@@ -206,12 +224,12 @@ def of_trace(trace: Trace, cluster: SimulatedNodes, speed: Speed, declared: Decl
     return Script(
         trace=trace,
         tasks=tasks,
-        submitted=submissions(trace, ids, declared),
+        submitted=submissions(trace, ids, declared_s, sampled=profile),
         nodes=list(nodes(cluster)),
         speed=speed,
         sampled=sampled,
         shift_s=shift_s(trace),
-        facts=[] if declared.profile else list(profiles(trace, cluster, speed)),
+        facts=[] if profile else list(profiles(trace, cluster, speed)),
     )
 
 
@@ -221,23 +239,6 @@ ORIGIN_S: Final = 1.0
 _ID: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,61}")
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 _COMMAND: Final = ("simulated",)
-
-
-@dataclass(frozen=True)
-class DeclaredFields:
-    """
-    What jobs say of themselves at submission.
-
-    Attributes
-    ----------
-    declared_s : (J,) float array or None
-        The length that each job declares; None if no job declares one.
-    profile : bool
-        Whether unseen workloads are to be sampled.
-    """
-
-    declared_s: Floats | None = None
-    profile: bool = False
 
 
 def _name(text: str) -> str:
@@ -269,16 +270,8 @@ def read(path: Path) -> Speedups:
     ValueError
         If it cannot be read, or does not hold a number above 0 for each model and kind.
     """
-    form = dict[str, dict[str, float]]
-    try:
-        body = path.read_bytes()
-        found: Speedups = (
-            msgspec.toml.decode(body, type=form) if path.suffix == ".toml" else msgspec.json.decode(body, type=form)
-        )
-    except OSError as error:
-        raise ValueError(f"speed-ups {path} cannot be read: {error}; name a file that can") from error
-    except msgspec.MsgspecError as error:
-        raise ValueError(f"speed-ups {path}: {error}; expected a table for each model: kind = speed") from error
+    expected = "expected a table for each model: kind = speed"
+    found = read_table(path, dict[str, dict[str, float]], "speed-ups", expected)
     for model, kinds in found.items():
         for kind, speed in kinds.items():
             if not (speed > 0 and math.isfinite(speed)):

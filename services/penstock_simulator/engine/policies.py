@@ -29,7 +29,7 @@ import msgspec
 from penstock_policies.queue_policies import QUEUE_POLICIES
 from penstock_ranker.machine import RankerSettings
 from penstock_scheduler.pool.pool_settings import MatcherSettings
-from penstock_simulator.fast.fast_settings import explained
+from penstock_simulator.fast.fast_settings import converted
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -107,19 +107,8 @@ def choose(name: str, settings: Mapping[str, Any] | None = None) -> PolicySettin
     for key in wanted:
         if key not in known:
             raise ValueError(f"there is no setting {key!r}; expected one of {', '.join(sorted(known))}")
-    return PolicySettings(_converted(wanted, RankerSettings), _converted(wanted, MatcherSettings), policy.declares)
+    return PolicySettings(_own(wanted, RankerSettings), _own(wanted, MatcherSettings), policy.declares)
 
 
-def _converted(wanted: Mapping[str, Any], form: type[T]) -> T:
-    mine = {key: _parsed(key, value) for key, value in wanted.items() if key in form.__struct_fields__}
-    try:
-        return msgspec.convert(mine, form, strict=False)
-    except msgspec.ValidationError as error:
-        raise ValueError(explained(error, wanted)) from error
-
-
-def _parsed(key: str, value: Any) -> Any:
-    """Return a list where a command line gave ``1,2``."""
-    if isinstance(value, str) and (key.endswith("_gpu_s") or "," in value):
-        return [part for part in value.split(",") if part]
-    return value
+def _own(wanted: Mapping[str, Any], form: type[T]) -> T:
+    return converted({key: value for key, value in wanted.items() if key in form.__struct_fields__}, form)

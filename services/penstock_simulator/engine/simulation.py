@@ -34,7 +34,6 @@ from penstock_scheduler.sizing.problem import SizingSettings
 from penstock_simulator import virtual_cluster
 from penstock_simulator.engine import cluster_script
 from penstock_simulator.engine.cluster_script import (
-    DeclaredFields,
     Failures,
     RunCosts,
     Script,
@@ -161,7 +160,7 @@ def run(trace: Trace, cluster: SimulatedNodes, policy: str, options: SimulationO
     rng = np.random.default_rng(options.seed)
     declared_s = cluster_script.declared_s(trace, options.length_error, rng) if chosen.declares else None
     speed = relative(options.speedups, cluster)
-    script = of_trace(trace, cluster, speed, DeclaredFields(declared_s, options.profile), options.costs)
+    script = of_trace(trace, cluster, speed, options.costs, declared_s, profile=options.profile)
     if options.quotas is not None:
         script, options = _with_quotas(script, cluster, options, options.quotas)
     return play(script, policy, options, began_s)

@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 
@@ -233,25 +233,6 @@ _NOT_KEPT: Final = frozenset({"preempted", "lost"})
 _OF_ITSELF: Final = frozenset({"completed", "failed"})
 
 
-class RunHolding(Protocol):
-    """A run that is over: on what kind it held devices, for how long, and how it ended."""
-
-    @property
-    def kind(self) -> str:
-        """Kind of its devices."""
-        ...
-
-    @property
-    def held_s(self) -> float:
-        """Seconds since its placement."""
-        ...
-
-    @property
-    def outcome(self) -> str:
-        """The outcome that the log has."""
-        ...
-
-
 class PreservedWork:
     """
     Which workloads keep their work when they are preempted.
@@ -284,15 +265,20 @@ class PreservedWork:
         return known if known is not None else 2 * sum(self._by_key.values()) >= len(self._by_key)
 
 
-def uncounted_work_s(runs: Sequence[RunHolding], speed: Callable[[str], float]) -> float:
+def uncounted_work_s(runs: Sequence[tuple[str, float, str]], speed: Callable[[str], float]) -> float:
     """
     Return the work of a job that counts no iterations: the time that it held its devices, times their speed.
 
     Work of runs that were preempted or lost was not kept. The work of a job that did not come to its end is at least
     that of its longest run.
+
+    Parameters
+    ----------
+    runs : sequence of (str, float, str)
+        Of each run: the kind of its devices, the seconds for which it held them, and its outcome in the log.
     """
-    worked_s = [run.held_s * speed(run.kind) for run in runs]
-    whole_s = sum(each_s for run, each_s in zip(runs, worked_s, strict=True) if run.outcome not in _NOT_KEPT)
-    if runs and runs[-1].outcome in _OF_ITSELF:
+    worked_s = [(held_s * speed(kind), outcome) for kind, held_s, outcome in runs]
+    whole_s = sum(each_s for each_s, outcome in worked_s if outcome not in _NOT_KEPT)
+    if runs and runs[-1][2] in _OF_ITSELF:
         return whole_s
-    return max([whole_s, *worked_s])
+    return max([whole_s, *(each_s for each_s, _ in worked_s)])

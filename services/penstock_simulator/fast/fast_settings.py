@@ -58,6 +58,7 @@ from penstock_policies import elastic
 from penstock_policies.elastic import Floats, ThroughputProfile
 from penstock_scheduler.sizing.problem import DEFAULT, SizingRules
 from penstock_simulator.trace import Trace
+from penstock_simulator.virtual_cluster import read_table
 
 GoOn = Callable[[int, int], bool]
 """Told now and then how many jobs are over and how many there are; the simulation ends where it says no."""
@@ -108,41 +109,38 @@ class FastSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         >>> FastSettings.of({"thresholds_gpu_s": "10,20", "promote_knob": "2"}).thresholds_gpu_s
         (10.0, 20.0)
         """
-        given = dict(values)
-        if "thresholds_gpu_s" in given:
-            given.setdefault("levels", 0)
-        return converted(given, cls, "settings")
+        return converted({"levels": 0, **values} if "thresholds_gpu_s" in values else values, cls, "settings")
 
 
 Settings = TypeVar("Settings", bound=msgspec.Struct)
 
 
-def converted(values: Mapping[str, object], to: type[Settings], what: str) -> Settings:
+def converted(values: Mapping[str, object], to: type[Settings], what: str = "") -> Settings:
     """
-    Return settings of names and values, text among them; several thresholds stand between commas.
+    Return settings of names and values, text among them; several numbers stand between commas.
 
     Raises
     ------
     ValueError
-        If a name is unknown or a value is not what it should be; it names ``what`` there is.
+        If a name is unknown or a value is not what it should be; it lists the names where it is said ``what`` they are.
     """
-    given = {name: _parted(name, value) for name, value in values.items()}
     try:
-        return msgspec.convert(given, to, strict=False)
+        return msgspec.convert({name: _parts(name, value) for name, value in values.items()}, to, strict=False)
     except msgspec.ValidationError as error:
-        raise ValueError(f"{explained(error, values)}; {what} are {', '.join(to.__struct_fields__)}") from error
+        known = f"; {what} are {', '.join(to.__struct_fields__)}" if what else ""
+        raise ValueError(explained(error, values) + known) from error
+
+
+def _parts(name: str, value: object) -> object:
+    if isinstance(value, str) and (name.endswith("_gpu_s") or "," in value):
+        return [part.strip() for part in value.split(",") if part.strip()]
+    return value
 
 
 def check_rising(thresholds_gpu_s: tuple[float, ...]) -> None:
     """Raise a ``ValueError`` if thresholds do not rise from above 0."""
     if any(low >= high for low, high in pairwise((0.0, *thresholds_gpu_s))):
         raise ValueError(f"thresholds_gpu_s is {list(thresholds_gpu_s)}; expected rising numbers above 0")
-
-
-def _parted(name: str, value: object) -> object:
-    if name == "thresholds_gpu_s" and isinstance(value, str):
-        return [part.strip() for part in value.split(",") if part.strip()]
-    return value
 
 
 Curves = Mapping[str, Mapping[int, float]]
@@ -221,18 +219,8 @@ def read_curves(path: Path) -> Curves:
     ValueError
         If it cannot be read, or does not hold a number above 0 for each model and number of devices.
     """
-    form = dict[str, dict[int, float]]
-    try:
-        body = path.read_bytes()
-        found: Curves = (
-            msgspec.toml.decode(body, type=form, strict=False)
-            if path.suffix == ".toml"
-            else msgspec.json.decode(body, type=form, strict=False)
-        )
-    except OSError as error:
-        raise ValueError(f"scaling {path} cannot be read: {error.strerror}; name a file that can") from error
-    except msgspec.MsgspecError as error:
-        raise ValueError(f"scaling {path}: {error}; expected a table for each model: devices = throughput") from error
+    expected = "expected a table for each model: devices = throughput"
+    found = read_table(path, dict[str, dict[int, float]], "scaling", expected, strict=False)
     for model, curve in found.items():
         for gpus, throughput in curve.items():
             if gpus < 1 or not (throughput > 0 and math.isfinite(throughput)):
@@ -261,18 +249,16 @@ def read_profiles(path: Path) -> Profiles:
     ValueError
         If it cannot be read, or a model's entry is no profile.
     """
-    decode = msgspec.toml.decode if path.suffix == ".toml" else msgspec.json.decode
+    known = ThroughputProfile.__struct_fields__
+    expected = f"expected a table for each model: {', '.join(known)}"
+    raw = read_table(path, dict[str, dict[str, Any]], "profiles", expected)
+    for model, entry in raw.items():
+        if unknown := sorted(entry.keys() - {*known}):
+            raise ValueError(f"profiles {path}: {model} has an unknown field {unknown[0]!r}; {expected}")
     try:
-        raw = decode(path.read_bytes(), type=dict[str, dict[str, Any]])
-        for model, entry in raw.items():
-            if unknown := sorted(entry.keys() - {*ThroughputProfile.__struct_fields__}):
-                raise msgspec.ValidationError(f"{model} has an unknown field {unknown[0]!r}")
         return msgspec.convert(raw, dict[str, ThroughputProfile], strict=False)
-    except OSError as error:
-        raise ValueError(f"profiles {path} cannot be read: {error.strerror}; name a file that can") from error
-    except msgspec.MsgspecError as error:
-        known = ", ".join(ThroughputProfile.__struct_fields__)
-        raise ValueError(f"profiles {path}: {error}; expected a table for each model: {known}") from error
+    except msgspec.ValidationError as error:
+        raise ValueError(f"profiles {path}: {error}; {expected}") from error
 
 
 @dataclass(frozen=True)

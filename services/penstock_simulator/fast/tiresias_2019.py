@@ -374,35 +374,7 @@ class Count:
 
 _CPUS: Final = 128
 _MEMORY_GB: Final = 256.0
-
-
-@dataclass(eq=False)
-class _Node:
-    size: int
-    free: int
-    cpus: int = _CPUS
-    memory_gb: float = _MEMORY_GB
-
-    @property
-    def idle(self) -> bool:
-        return self.free == self.size
-
-    def has(self, need: _Need) -> bool:
-        return self.free >= need.gpus and self.cpus >= need.cpus and self.memory_gb >= need.memory_gb - 1e-9
-
-    def change(self, need: _Need, sign: int) -> None:
-        self.free += sign * need.gpus
-        self.cpus += sign * need.cpus
-        self.memory_gb += sign * need.memory_gb
-
-
-@dataclass(frozen=True)
-class _Need:
-    """What a job takes of one node."""
-
-    gpus: int
-    cpus: int
-    memory_gb: float
+_LEAST: Final = np.array([0.0, 0.0, -1e-9])
 
 
 class Yarn:
@@ -418,15 +390,15 @@ class Yarn:
         self._switches: dict[str, list[_Node]] = {}
         for group in nodes.groups:
             switch = self._switches.setdefault(group.labels.get("switch", ""), [])
-            switch += [_Node(group.gpus, group.gpus) for _ in range(group.count)]
+            switch += [_Node(group.gpus) for _ in range(group.count)]
         self._nodes = [node for switch in self._switches.values() for node in switch]
         self._largest = max(node.size for node in self._nodes)
-        self._held: dict[PublishedJob, Sequence[tuple[_Node, _Need]]] = {}
+        self._held: dict[PublishedJob, Sequence[tuple[_Node, Floats]]] = {}
 
     @property
     def full(self) -> bool:
         """Whether no device is free."""
-        return not any(node.free for node in self._nodes)
+        return not any(node.free[0] for node in self._nodes)
 
     def take(self, job: PublishedJob) -> bool:
         """Give a job its devices if nodes can be found for all of them."""
@@ -434,37 +406,47 @@ class Yarn:
         if not found:
             return False
         for node, need in found:
-            node.change(need, -1)
+            node.free -= need
         self._held[job] = found
         return True
 
     def release(self, job: PublishedJob) -> None:
         """Take the devices of a job back."""
         for node, need in self._held.pop(job):
-            node.change(need, 1)
+            node.free += need
 
-    def _one(self, job: PublishedJob) -> Sequence[tuple[_Node, _Need]]:
-        need = _Need(job.gpus, 2 if job.gpus == 1 else 6 * job.gpus, 5.0)
+    def _one(self, job: PublishedJob) -> Sequence[tuple[_Node, Floats]]:
+        need = np.array([job.gpus, 2 if job.gpus == 1 else 6 * job.gpus, 5.0])
         return [(node, need) for node in _first(self._nodes, need)]
 
-    def _several(self, job: PublishedJob) -> Sequence[tuple[_Node, _Need]]:
+    def _several(self, job: PublishedJob) -> Sequence[tuple[_Node, Floats]]:
         return next((found for switch in self._switches.values() if (found := self._on(switch, job))), ())
 
-    def _on(self, switch: Sequence[_Node], job: PublishedJob) -> Sequence[tuple[_Node, _Need]]:
+    def _on(self, switch: Sequence[_Node], job: PublishedJob) -> Sequence[tuple[_Node, Floats]]:
         size, each_gb = self._largest, 11 + 0.1 * job.gpus
         whole, rest = divmod(job.gpus, size)
-        need = _Need(size, 6 * size, each_gb * size)
-        chosen = [node for node in switch if node.idle and node.has(need)][:whole]
+        need = np.array([size, 6 * size, each_gb * size])
+        chosen = [node for node in switch if node.free[0] == node.size and node.has(need)][:whole]
         if len(chosen) < whole:
             return ()
         found = [(node, need) for node in chosen]
         if rest:
-            need = _Need(rest, 6 * rest, each_gb * rest)
+            need = np.array([rest, 6 * rest, each_gb * rest])
             last = _first((node for node in switch if node not in chosen), need)
             return [*found, *((node, need) for node in last)] if last else ()
         return found
 
 
-def _first(nodes: Iterable[_Node], need: _Need) -> Sequence[_Node]:
+def _first(nodes: Iterable[_Node], need: Floats) -> Sequence[_Node]:
     found = next((node for node in nodes if node.has(need)), None)
     return () if found is None else (found,)
+
+
+class _Node:
+    """A node's devices, and what of its devices, CPUs and memory in GB is free."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.free = size, np.array([size, _CPUS, _MEMORY_GB])
+
+    def has(self, need: Floats) -> bool:
+        return bool(self.free[0] >= need[0] and np.all(self.free - need >= _LEAST))

@@ -285,9 +285,7 @@ class PastRunLedger:
         if unit == "seconds":
             if not runs[-1].refused and runs[-1].outcome in {"completed", "failed"}:
                 return max(LEAST_S, self._seconds(job, runs[-1]))
-            held = [
-                _Held(run.kind, self._seconds(job, run) / self.speed(job.id, run.kind), run.outcome) for run in runs
-            ]
+            held = [(run.kind, self._seconds(job, run) / self.speed(job.id, run.kind), run.outcome) for run in runs]
             return max(LEAST_S, uncounted_work_s(held, lambda kind: self.speed(job.id, kind)))
         done = [run.samples if unit == "samples" else run.steps for run in runs]
         return float(max([1, *done]))
@@ -386,15 +384,6 @@ class PastRunLedger:
                 if run.loop_steps and run.outcome in {"completed", "preempted"}:
                     found[key] = min(run.rest_s, found.get(key, math.inf))
         return found
-
-
-@dataclass(slots=True)
-class _Held:
-    """A run of a command that counts nothing, for :func:`penstock_simulator.engine.tasks.uncounted_work_s`."""
-
-    kind: str
-    held_s: float
-    outcome: str
 
 
 def _unit(runs: Sequence[PastRun], spec: JobSpec) -> Unit:

@@ -182,41 +182,32 @@ def score(
         names_seen = sorted(set(found[both].tolist())) if len(found) else []
         return {name: changes(both & (found == name), stream, at) for at, name in enumerate(names_seen)}
 
-    jobs = _Jobs(was, was_s, now_s, names)
+    def jobs(rows: Iterable[np.int64]) -> tuple[JobChange, ...]:
+        return tuple(
+            JobChange(
+                id=str(trace.job_ids[row]),
+                name=str(names[row]) if names else "",
+                team=str(trace.vcs[row]) if trace.vcs else "",
+                user=str(trace.users[row]) if trace.users else "",
+                gpus=int(trace.num_gpus[row]),
+                was_s=float(was_s[row]),
+                jct_s=float(now_s[row]),
+                change_s=float(now_s[row] - was_s[row]),
+            )
+            for row in map(int, rows)
+        )
+
     order = np.flatnonzero(both)[np.argsort((now_s - was_s)[both], kind="stable")]
     return ReplayScore(
         all=changes(both, 0),
         teams=groups(trace.vcs, 1),
         users=groups(trace.users, 2),
-        gained=jobs.changes(row for row in order[:MOST] if now_s[row] < was_s[row] - _EVEN_S),
-        lost=jobs.changes(row for row in order[::-1][:MOST] if now_s[row] > was_s[row] + _EVEN_S),
+        gained=jobs(row for row in order[:MOST] if now_s[row] < was_s[row] - _EVEN_S),
+        lost=jobs(row for row in order[::-1][:MOST] if now_s[row] > was_s[row] + _EVEN_S),
         everybody=_everybody(was, now, left_s),
         unfinished=tuple(str(trace.job_ids[row]) for row in np.flatnonzero(was.finished & ~now.finished).tolist()),
         resamples=resamples,
     )
-
-
-class _Jobs:
-    """Tells of single jobs."""
-
-    def __init__(self, was: Outcome, was_s: Floats, now_s: Floats, names: Sequence[str]) -> None:
-        self._trace, self._was_s, self._now_s, self._names = was.trace, was_s, now_s, names
-
-    def changes(self, rows: Iterable[np.int64]) -> tuple[JobChange, ...]:
-        return tuple(self._one(int(row)) for row in rows)
-
-    def _one(self, row: int) -> JobChange:
-        trace = self._trace
-        return JobChange(
-            id=str(trace.job_ids[row]),
-            name=str(self._names[row]) if self._names else "",
-            team=str(trace.vcs[row]) if trace.vcs else "",
-            user=str(trace.users[row]) if trace.users else "",
-            gpus=int(trace.num_gpus[row]),
-            was_s=float(self._was_s[row]),
-            jct_s=float(self._now_s[row]),
-            change_s=float(self._now_s[row] - self._was_s[row]),
-        )
 
 
 def _everybody(was: Outcome, now: Outcome, left_s: Floats) -> CensoredTimes:

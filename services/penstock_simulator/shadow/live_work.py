@@ -46,7 +46,8 @@ class LiveWork(RunHistory):
             return None
         runs, own = self.runs[job_id], self._iterations_s(job_id)
         if not own:  # a command that counts no iterations: whatever it held its devices for is work
-            return max(uncounted_work_s(runs, lambda kind: self.speed(job_id, kind)), LEAST_S)
+            held = [(run.kind, run.held_s, run.outcome) for run in runs]
+            return max(uncounted_work_s(held, lambda kind: self.speed(job_id, kind)), LEAST_S)
         steps = max(run.steps for run in runs) + sum(_repeated(run, following) for run, following in pairwise(runs))
         return max(steps * self._unit_s(key_of(job), own), LEAST_S)
 
