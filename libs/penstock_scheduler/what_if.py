@@ -44,12 +44,11 @@ from penstock_log import (
 from penstock_log.text import gibibytes
 from penstock_policies import sample_plan
 from penstock_policies.queue_policies import newcomer
-from penstock_policies.workload_stats import PreemptionCosts, Speeds
 from penstock_scheduler.fairness import FairnessProgress
 from penstock_scheduler.pool.pool_view import PoolView
 from penstock_scheduler.round import decide_pool
 from penstock_scheduler.round_types import RoundRules
-from penstock_scheduler.sizing.pool_sizes import ShownBehaviour, asked, key_of
+from penstock_scheduler.sizing.pool_sizes import ShownBehaviour, SizingKnowledge, asked, key_of
 from penstock_scheduler.sizing.problem import SizingSettings
 from penstock_scheduler.wait_causes import less_of_a_host
 
@@ -251,22 +250,6 @@ def first_samples(cluster: Cluster, spec: JobSpec, history: SampleHistory, now_s
     return JobTable().apply(SamplesRequested(at_s=now_s, key=history.key, spec=sampled, samples=samples))
 
 
-class PoolSizeKnowledge(msgspec.Struct):
-    """
-    What a pool tells of its elastic jobs.
-
-    It does not tell which jobs ignore the batch that they are given, nor what did not fit on a device.
-    """
-
-    cluster: Cluster
-    ranks: Mapping[str, JobRank]
-    scaled: Mapping[str, tuple[Scalability, ...]]
-    speeds: Speeds
-    costs: PreemptionCosts
-    returning: dict[str, str]
-    shown: ShownBehaviour
-
-
 def first_size(
     pool: PoolView,
     spec: JobSpec,
@@ -276,6 +259,8 @@ def first_size(
 ) -> Job:
     """
     Return a new elastic job with its first size, or with its smallest size if there is no room for it.
+
+    A pool does not tell which jobs ignore the batch that they are given, nor what did not fit on a device.
 
     Parameters
     ----------
@@ -294,7 +279,7 @@ def first_size(
     jobs = [*(entry.ranked.job for job_id, entry in entries.items() if job_id != TRIED), new]
     shown = ShownBehaviour(saves={key_of(job): True for job in jobs if job.checkpoint is not None})
     costs = pool.history.costs
-    known = PoolSizeKnowledge(pool.cluster, pool.ranks, scaled, pool.speeds, costs, returning={}, shown=shown)
+    known = SizingKnowledge(pool.cluster, pool.ranks, scaled, pool.speeds, costs, returning={}, shown=shown)
     problem = asked(known, jobs, pool.name, now_s, chosen)
     sized = problem.sizing(chosen, pool.mode).jobs.get(TRIED)
     if sized is None or not sized.gpus:

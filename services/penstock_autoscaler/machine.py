@@ -50,7 +50,7 @@ from penstock_log import (
 from penstock_policies import elastic
 from penstock_policies.queue_policies import BY_QUEUE, DispatchMode
 from penstock_policies.workload_stats import PreemptionCosts, Speeds
-from penstock_scheduler.sizing.pool_sizes import ShownBehaviour, SizingProblem, asked, key_of
+from penstock_scheduler.sizing.pool_sizes import ShownBehaviour, SizingKnowledge, SizingProblem, asked, key_of
 from penstock_scheduler.sizing.problem import SizeGrant, SizeRequest, SizingDecision, SizingSettings
 
 
@@ -221,7 +221,10 @@ def _pool(
 ) -> tuple[ScaleDecided | None, float]:
     """Return the changes of sizes in a pool, and when to look again if there are none."""
     pool = state.pools[name]
-    wanted = asked(state, (state.jobs[job_id] for job_id in pool.jobs), name, now_s, settings)
+    known = SizingKnowledge(
+        state.cluster, state.ranks, state.scaled, state.speeds, state.costs, state.returning, state.shown
+    )
+    wanted = asked(known, (state.jobs[job_id] for job_id in pool.jobs), name, now_s, settings)
     sizing = wanted.sizing(settings, pool.mode)
     dropped = tuple(job_id for job_id in sizing.dropped if job_id not in wanted.mute and wanted.devices)
     demands = tuple(islice(_demands(state, wanted, sizing, set(dropped)), MOST_DEMANDS))

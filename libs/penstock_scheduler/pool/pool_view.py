@@ -33,7 +33,7 @@ from penstock_scheduler.pool.pool_index import PoolIndex
 from penstock_scheduler.pool.run_columns import SAMPLE_S, GrantTerms, Shape, shape_of
 from penstock_scheduler.round_types import BORROWED, PreemptibleRun, RankedJob, RoundContext, RoundRules
 from penstock_scheduler.sharing import co_preemption
-from penstock_scheduler.sharing.co_preemption import ExpectedEnds, SharingRun
+from penstock_scheduler.sharing.co_preemption import SharingRun
 from penstock_scheduler.sharing.shared_devices import SharingLimits
 from penstock_scheduler.sharing.shared_placement import SharedPlacement
 
@@ -301,12 +301,4 @@ class SharingForecast:
         return (queue, ranked.position) > self._first if by_position else queue > self._first[0]
 
     def _of(self, runs: Sequence[PreemptibleRun]) -> Mapping[str, SharingRun]:
-        jobs, context = [run.ranked.job for run in runs], self._context
-        expected = ExpectedEnds(
-            context.now_s,
-            [context.speed(job, run.kind) for job, run in zip(jobs, runs, strict=True)],
-            [context.cost(job) for job in jobs],
-            self._pool.finished_s,
-            context.prior_s,
-        )
-        return co_preemption.sharing_runs(runs, expected, self._borrowers)
+        return co_preemption.sharing_runs(runs, self._context, self._pool.finished_s, self._borrowers)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -192,9 +192,8 @@ def fold(known: SchedulerState, jobs: JobTable, event: Event) -> tuple[list[Job]
         known.history.classes.clear()
         known.cache.indices.clear()
         known.cache.with_nodes = None
-    learn = _LEARN.get(kind_of_fact)
-    if learn is not None:
-        matters = learn(known, jobs, event) or matters
+    if kind_of_fact in _TAUGHT_BY:
+        matters = _learn(known, jobs, event) or matters
     kind = _kind_of_run(jobs, event) if isinstance(event, RunEnded) else ""
     resized = isinstance(event, RunEnded) and _is_resized(jobs.by_id.get(event.job_id))
     changed = jobs.apply(event)
@@ -222,60 +221,37 @@ def _follow(indices: Mapping[str, PoolIndex], jobs: JobTable, changed: Iterable[
             index.note(job)
 
 
-def _learn_speeds(known: SchedulerState, jobs: JobTable, event: WorkloadProfiled) -> bool:  # noqa: ARG001 - the form of all of these
-    known.speeds.apply(event)
-    return True
+_TAUGHT_BY: Final = frozenset({WorkloadProfiled, JobsRanked, PolicySet, RoundDecided, RunEnded, RunMeasured})
 
 
-def _learn_ranks(known: SchedulerState, jobs: JobTable, event: JobsRanked) -> bool:  # noqa: ARG001 - the form of all of these
-    keys, ranks = known.keys, known.ranks
-    for rank in event.ranks:
-        if rank.job_id in keys:
-            ranks[rank.job_id] = rank
-    known.modes[event.pool] = DispatchMode(event.backfills, event.preempts, order=event.order)
-    return True
-
-
-def _learn_policy(known: SchedulerState, jobs: JobTable, event: PolicySet) -> bool:  # noqa: ARG001 - the form of all of these
-    known.policies[event.pool] = event.settings
-    return True
-
-
-def _learn_round(known: SchedulerState, jobs: JobTable, event: RoundDecided) -> bool:  # noqa: ARG001 - the form of all of these
-    known.explained[event.pool] = ExplainedRound(event.at_s, {wait.job_id: wait.cause for wait in event.waits})
-    if event.preemptions:
-        known.promised.update(p.for_job for p in event.preemptions if p.for_job in known.keys)
-    known.history.decided(event)
+def _learn(known: SchedulerState, jobs: JobTable, event: Event) -> bool:
+    """Take in what a fact says beside the jobs' lives; return whether a round could come out otherwise for it."""
+    match event:
+        case RunEnded() if (job := jobs.by_id.get(event.job_id)) is not None:
+            if job.started_s and job.may_run(event.epoch, event.node_id):
+                known.history.costs.end(job, known.keys[job.id], event)
+        case RoundDecided():
+            known.explained[event.pool] = ExplainedRound(event.at_s, {wait.job_id: wait.cause for wait in event.waits})
+            known.promised.update(p.for_job for p in event.preemptions if p.for_job in known.keys)
+            known.history.decided(event)
+        case JobsRanked():
+            known.ranks.update((rank.job_id, rank) for rank in event.ranks if rank.job_id in known.keys)
+            known.modes[event.pool] = DispatchMode(event.backfills, event.preempts, order=event.order)
+            return True
+        case WorkloadProfiled():
+            known.speeds.apply(event)
+            return True
+        case PolicySet():
+            known.policies[event.pool] = event.settings
+            return True
+        case RunMeasured() if (job := jobs.get(event.job_id)) is not None and job.may_run(event.epoch, event.node_id):
+            key = known.keys[job.id]
+            differs = known.needs.get(key) != event.need
+            known.needs[key] = event.need
+            return differs
+        case _:
+            pass
     return False
-
-
-def _learn_costs(known: SchedulerState, jobs: JobTable, event: RunEnded) -> bool:
-    job = jobs.by_id.get(event.job_id)
-    if job is not None and job.started_s and job.may_run(event.epoch, event.node_id):
-        known.history.costs.end(job, known.keys[job.id], event)
-    return False
-
-
-def _learn_need(known: SchedulerState, jobs: JobTable, event: RunMeasured) -> bool:
-    """Note what a workload needs of a device's memory; return whether that is news."""
-    job = jobs.get(event.job_id)
-    if job is None or not job.may_run(event.epoch, event.node_id):
-        return False
-    key = known.keys[job.id]
-    news = known.needs.get(key) != event.need
-    known.needs[key] = event.need
-    return news
-
-
-_LEARN: Final[Mapping[type[Event], Callable[[SchedulerState, JobTable, Any], bool]]] = {
-    WorkloadProfiled: _learn_speeds,
-    JobsRanked: _learn_ranks,
-    PolicySet: _learn_policy,
-    RoundDecided: _learn_round,
-    RunEnded: _learn_costs,
-    RunMeasured: _learn_need,
-}
-"""Take in what a fact says beside the jobs' lives; return whether a round could come out otherwise for it."""
 
 
 def _kind_of_run(jobs: JobTable, event: RunEnded) -> str:

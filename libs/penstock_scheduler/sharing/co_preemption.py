@@ -20,10 +20,9 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from penstock_log import Job, JobState
+from penstock_log import JobState
 from penstock_policies import job_lengths
 from penstock_policies.job_lengths import FinishedService
-from penstock_policies.workload_stats import PreemptionCost
 from penstock_scheduler.placement import Located
 from penstock_scheduler.pool.run_columns import Bools, RunColumns, shape_of
 from penstock_scheduler.round_types import BORROWED, PreemptibleRun, RankedJob, RoundContext
@@ -89,41 +88,33 @@ class SharingRun(NamedTuple):
         return self.loss_gpu_s, -self.queue, -self.run.ranked.position
 
 
-@dataclass(frozen=True)
-class ExpectedEnds:
-    """
-    What is expected of the sharing jobs' runs, in their order.
-
-    Attributes
-    ----------
-    speeds : sequence of float
-        The speed of each on its kind.
-    costs : sequence of PreemptionCost
-        The cost of preempting each.
-    """
-
-    now_s: float
-    speeds: Sequence[float]
-    costs: Sequence[PreemptionCost]
-    finished_s: Sequence[float] | FinishedService
-    prior_s: float
-
-
 def sharing_runs(
-    runs: Sequence[PreemptibleRun], expected: ExpectedEnds, borrowers: Collection[str]
+    runs: Sequence[PreemptibleRun],
+    context: RoundContext,
+    finished_s: Sequence[float] | FinishedService,
+    borrowers: Collection[str],
 ) -> dict[str, SharingRun]:
-    """Return what is known of the runs that share devices, by job."""
-    jobs = [run.ranked.job for run in runs]
-    left_s = _left_s(jobs, expected)
+    """
+    Return what is known of the runs that share devices, by job.
+
+    Parameters
+    ----------
+    finished_s : floats, or FinishedService
+        The service that finished jobs of the pool needed, seconds.
+    borrowers : collection of str
+        Jobs that no quota covers.
+    """
+    costs = [context.cost(run.ranked.job) for run in runs]
+    left_s = _left_s(runs, context, finished_s)
     return {
         run.ranked.job_id: SharingRun(
             run,
             run.ranked.queue + BORROWED * (run.ranked.job_id in borrowers),
-            len(run.devices) * run.ranked.job.share * (cost.switch_s + cost.lost_s(run.ranked.job, expected.now_s)),
+            len(run.devices) * run.ranked.job.share * (cost.switch_s + cost.lost_s(run.ranked.job, context.now_s)),
             left,
             cost.overhead_s,
         )
-        for run, cost, left in zip(runs, expected.costs, left_s, strict=True)
+        for run, cost, left in zip(runs, costs, left_s, strict=True)
     }
 
 
@@ -223,11 +214,14 @@ def _appended(every: RunColumns, found: Sequence[tuple[PreemptibleRun, Sequence[
     )
 
 
-def _left_s(jobs: Sequence[Job], expected: ExpectedEnds) -> list[float]:
-    """Return in how many seconds each job is expected to end, if its share stays as it is."""
-    speeds = np.array(expected.speeds, dtype=np.float64)
-    had_s = np.array([job.served_by(expected.now_s) for job in jobs]) * speeds
-    unknown_s = job_lengths.remaining_s(had_s, expected.finished_s, expected.prior_s)
+def _left_s(
+    runs: Sequence[PreemptibleRun], context: RoundContext, finished_s: Sequence[float] | FinishedService
+) -> list[float]:
+    """Return in how many seconds each run is expected to end, if its share stays as it is."""
+    jobs = [run.ranked.job for run in runs]
+    speeds = np.array([context.speed(run.ranked.job, run.kind) for run in runs], dtype=np.float64)
+    had_s = np.array([job.served_by(context.now_s) for job in jobs]) * speeds
+    unknown_s = job_lengths.remaining_s(had_s, finished_s, context.prior_s)
     declared_s = np.array([job.spec.duration_s for job in jobs], dtype=np.float64)
     share = np.array([job.share for job in jobs], dtype=np.float64)
     found: list[float] = (job_lengths.left_s(declared_s, had_s, unknown_s) / (speeds * share)).tolist()

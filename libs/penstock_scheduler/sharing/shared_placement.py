@@ -5,7 +5,7 @@ Placement of jobs that share devices, in the course of one round.
 For a job whose patience is over, :func:`device` and :func:`node` choose devices to reserve
 (:class:`SharedReservation`): no other job gets onto these, and each job that ends there makes room.
 :class:`NegativeCache` holds the demands for which a round found nothing: a job that needs as much finds nothing either,
-and does not look. :class:`MissCount` counts the searches for runs to make way that were in vain.
+and does not look.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class SharedPlacement:
         self._closed: set[At] = set()
         self._reserved_kinds: set[str] = set()  # kinds
         self._not_joined, self._incomplete, self._not_preempted = NegativeCache(), NegativeCache(), NegativeCache()
-        self._misses = MissCount()
+        self._misses: Counter[Hashable] = Counter()
         self._acts = 0
         self._surveys: dict[tuple[object, ...], SharedDeviceSurvey] = {}
 
@@ -206,11 +206,11 @@ class SharedPlacement:
 
     def hopeless(self, ranked: RankedJob) -> bool:
         """Say whether looking for runs that make way for the job is vain: enough jobs before it have looked in vain."""
-        return self._misses.enough(ranked)
+        return self._misses[_like(ranked)] >= MOST_MISSES
 
     def count_miss(self, ranked: RankedJob) -> None:
         """Note that no run makes way for a job."""
-        self._misses.note(ranked)
+        self._misses[_like(ranked)] += 1
 
     def awaits(self, ranked: RankedJob) -> bool:
         """Keep room for a job where runs that are stopping will leave enough; say whether there is such a place."""
@@ -419,21 +419,6 @@ class NegativeCache:
     def clear(self) -> None:
         """Forget all demands: a run may make way now that did not before."""
         self._found.clear()
-
-
-class MissCount:
-    """How often a round found no run to make way, for jobs of each team, choice of kinds and queue."""
-
-    def __init__(self) -> None:
-        self._number: Counter[Hashable] = Counter()
-
-    def enough(self, ranked: RankedJob) -> bool:
-        """Say whether so many jobs found none that a job behind them need not look."""
-        return self._number[_like(ranked)] >= MOST_MISSES
-
-    def note(self, ranked: RankedJob) -> None:
-        """Note that one more job found none."""
-        self._number[_like(ranked)] += 1
 
 
 def _like(ranked: RankedJob) -> Hashable:

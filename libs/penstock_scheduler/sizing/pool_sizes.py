@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from fractions import Fraction
 from functools import lru_cache
-from typing import Final, NamedTuple, Protocol, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -322,36 +322,27 @@ def _leaves(job: Job) -> bool:
     return job.placement is not None and job.stopping and job.demand is None
 
 
-class SizingKnowledge(Protocol):
-    """What a decision about sizes reads: nodes, the order of jobs, and what is known of their workloads."""
+class SizingKnowledge(msgspec.Struct, frozen=True):
+    """
+    What a decision about sizes reads: nodes, the order of jobs, and what is known of their workloads.
 
-    @property
-    def cluster(self) -> Cluster:
-        """The nodes."""
+    Attributes
+    ----------
+    scaled : mapping of str to tuple of Scalability
+        Workload key → its measured scaling on each kind of device.
+    costs : PreemptionCosts
+        What stopping and resuming workloads costs.
+    returning : mapping of str to str
+        Job that has stopped to be resized, until it is placed → the kind for which that was.
+    """
 
-    @property
-    def ranks(self) -> Mapping[str, JobRank]:
-        """Job id → its rank."""
-
-    @property
-    def scaled(self) -> Mapping[str, tuple[Scalability, ...]]:
-        """Workload key → its measured scaling on each kind of device."""
-
-    @property
-    def speeds(self) -> Speeds:
-        """How fast workloads are on each kind."""
-
-    @property
-    def costs(self) -> PreemptionCosts:
-        """What stopping and resuming workloads costs."""
-
-    @property
-    def returning(self) -> Mapping[str, str]:
-        """Job that has stopped to be resized, until it is placed → the kind for which that was."""
-
-    @property
-    def shown(self) -> ShownBehaviour:
-        """What runs of elastic jobs have shown."""
+    cluster: Cluster
+    ranks: Mapping[str, JobRank]
+    scaled: Mapping[str, tuple[Scalability, ...]]
+    speeds: Speeds
+    costs: PreemptionCosts
+    returning: Mapping[str, str]
+    shown: ShownBehaviour
 
 
 def key_of(job: Job) -> str:

@@ -11,8 +11,8 @@ from penstock_log import Device, Job, JobSpec, JobState, MemoryNeed
 from penstock_policies.workload_stats import PreemptionCost
 from penstock_scheduler import sharing
 from penstock_scheduler.pool.pool_index import SharingIndex
-from penstock_scheduler.round_types import PreemptibleRun, RankedJob
-from penstock_scheduler.sharing.co_preemption import ExpectedEnds, as_one, sharing_runs, tied
+from penstock_scheduler.round_types import PreemptibleRun, RankedJob, RoundContext, RoundRules
+from penstock_scheduler.sharing.co_preemption import as_one, sharing_runs, tied
 from penstock_scheduler.sharing.shared_devices import (
     SharedDevice,
     SharedDeviceIndex,
@@ -102,9 +102,9 @@ def test_without_gangs_jobs_are_tied_by_their_device_alone(held, stopping):
 def test_what_is_tied_ends_with_the_last_and_loses_what_all_lose():
     fields = {"state": JobState.RUNNING, "started_s": 10.0, "share": 0.5, "share_since_s": 10.0}
     runs = [run("a", 0, **fields), run("b", 0, **fields)]
-    known = sharing_runs(
-        runs, ExpectedEnds(20.0, [1.0, 1.0], [PreemptionCost(stop_s=2.0), PreemptionCost(saves=True)], [], 60.0), ()
-    )
+    costs = {"a": PreemptionCost(stop_s=2.0), "b": PreemptionCost(saves=True)}
+    context = RoundContext(20.0, lambda *_: 1.0, lambda _: [], RoundRules(), 60.0, lambda job: costs[job.id])
+    known = sharing_runs(runs, context, [], ())
     assert [known[name].loss_gpu_s for name in "ab"] == [6.0, 0.0]  # half of 2 s to stop and 10 s not saved
     one = as_one("n1/0", [known["a"], known["b"]])
     assert (one.ranked.job_id, [device.index for _, device in one.devices], one.left_s) == ("n1/0", [0], 120.0)

@@ -411,7 +411,7 @@ def test_no_other_sizes_get_more_done_within_the_horizon(
     if all(each.gpus for each in found.jobs.values()):
         assert worth(order, found, SizingRules()) == pytest.approx(max(tried(order, devices, SizingRules())), abs=1e-5)
     else:  # then there are too few for the smallest
-        least = [elastic.smallest(elastic.scaling(one, most)[None, :])[0] for one, most, _, _ in jobs]
+        least = [elastic.smallest(elastic.table(one, range(1, most + 1))[1][None, :])[0] for one, most, _, _ in jobs]
         assert 0 in least or sum(least) > devices
 
 
