@@ -24,38 +24,24 @@ from penstock_cli.invocation import CommandGroup, bad_input, tell
 LOCAL = "nats://127.0.0.1:4222"
 
 MODULE_OF: Final = {
-    "submit": "commands.submit",
-    "run": "commands.submit",
-    "ps": "commands.jobs",
-    "show": "commands.jobs",
-    "why": "commands.jobs",
-    "story": "commands.jobs",
-    "events": "commands.jobs",
-    "cancel": "commands.jobs",
-    "hold": "commands.jobs",
-    "release": "commands.jobs",
-    "logs": "commands.jobs",
-    "profile": "commands.policies",
-    "tune": "commands.sweeps",
-    "sweep": "commands.sweeps",
-    "nodes": "commands.cluster",
-    "status": "commands.cluster",
-    "rejected": "commands.cluster",
-    "node": "commands.cluster",
-    "lanes": "commands.lanes",
-    "policy": "commands.policies",
-    "replay": "commands.replay",
-    "sim": "commands.simulate",
-    "shadow": "commands.shadow",
-    "trace": "commands.trace",
-    "up": "commands.up",
-    "down": "commands.up",
-    "service": "commands.up",
-    "purge": "commands.up",
-    "doctor": "commands.cluster",
-    "schema": "app",
-    "completion": "app",
-    "new": "app",
+    name: module
+    for module, names in (
+        ("commands.submit", "submit run"),
+        ("commands.jobs", "ps show why story events cancel hold release logs"),
+        ("commands.policies", "profile"),
+        ("commands.sweeps", "tune sweep"),
+        ("commands.cluster", "nodes status rejected node"),
+        ("commands.lanes", "lanes"),
+        ("commands.policies", "policy"),
+        ("commands.replay", "replay"),
+        ("commands.simulate", "sim"),
+        ("commands.shadow", "shadow"),
+        ("commands.trace", "trace"),
+        ("commands.up", "up down service purge"),
+        ("commands.cluster", "doctor"),
+        ("app", "schema completion new"),
+    )
+    for name in names.split()
 }
 """Each command, in the order of the help, and the module of this package that registers it."""
 

@@ -18,7 +18,7 @@ from dataclasses import MISSING, dataclass, fields
 from enum import IntEnum
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NoReturn, TypeVar, get_args, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -150,10 +150,7 @@ def act(
                 tell(str(failure))
                 first = first or failure
                 continue
-            if output == "json":
-                render.show_json_line(answer)
-            else:
-                render.say(answer.message)
+            render.show_answer(answer, answer.message, output)
         return first
 
     failed = call(ctx, each)
@@ -255,24 +252,22 @@ def _is_bad_input(error: ValueError) -> bool:
 def _explain_bus(error: Exception, url: str) -> Failure | None:
     from penstock_bus import port
 
+    code, message = Exit.UNREACHABLE, str(error)
     match error:
         case port.ServiceError():
-            code, message = _of_service(error.code), str(error)
+            code = _EXIT_OF.get(error.code, Exit.FAILED)
         case port.TooLarge():
-            code, message = Exit.USAGE, str(error)
+            code = Exit.USAGE
         case port.NoResponders():
-            code = Exit.UNREACHABLE
             message = f"no gateway answers at {url}; start one with `penstock up`, or look with `penstock doctor`"
-        case port.Unanswered():
-            code, message = Exit.UNREACHABLE, str(error)
-        case port.Timeout():
-            code, message = Exit.UNREACHABLE, f"{error}; is {url} overloaded? See `penstock doctor`, then try again"
+        case port.Timeout() if not isinstance(error, port.Unanswered):
+            message = f"{error}; is {url} overloaded? See `penstock doctor`, then try again"
         case port.Unauthorized():
-            code, message = Exit.UNREACHABLE, f"{error}{_came_as()}"
+            message = f"{error}{_came_as()}"
         case port.Unavailable():
-            code, message = Exit.UNREACHABLE, str(error)
+            pass
         case port.BusError():
-            code, message = Exit.FAILED, str(error)
+            code = Exit.FAILED
         case _:
             return None
     return Failure(message, code)
@@ -285,18 +280,14 @@ def _came_as() -> str:
     return f"; you came as {came_as(connection)}" if connection.user else ""
 
 
-def _of_service(code: int) -> Exit:
-    match code:
-        case 400 | 413:
-            return Exit.USAGE
-        case 404:
-            return Exit.NOT_FOUND
-        case 409:
-            return Exit.CONFLICT
-        case 503:
-            return Exit.UNREACHABLE
-        case _:
-            return Exit.FAILED
+_EXIT_OF: Final = {
+    400: Exit.USAGE,
+    413: Exit.USAGE,
+    404: Exit.NOT_FOUND,
+    409: Exit.CONFLICT,
+    503: Exit.UNREACHABLE,
+}
+"""Code of a service's error → exit code; 1 for any other."""
 
 
 def bad_input(message: str) -> NoReturn:

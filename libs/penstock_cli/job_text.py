@@ -94,7 +94,7 @@ def job_lines(detail: views.JobDetail) -> list[str]:
     pairs = [
         ("id", job.id),
         ("name", job.name),
-        ("state", _state(job)),
+        ("state", f"{job.state} ({_STATES.get(job.state, job.state)}{', held' if job.held else ''})"),
         ("user", f"{job.user} ({job.team})" if job.team else job.user),
         ("sweep", job.parent),
         ("pool", job.pool),
@@ -125,10 +125,6 @@ def job_lines(detail: views.JobDetail) -> list[str]:
     ]
     warnings = [("warning", warning) for warning in job.warnings]
     return render.labelled(pairs + warnings)
-
-
-def _state(job: views.JobView) -> str:
-    return f"{job.state} ({_STATES.get(job.state, job.state)}{', held' if job.held else ''})"
 
 
 def _wants(detail: views.JobDetail) -> str:
@@ -178,7 +174,7 @@ def why_lines(why: views.WhyView, now_s: float) -> list[str]:
         *_why_size_pairs(why, now_s),
         ("change", _change(why) or (_ONLY_WAIT if why.cause in _PASSING else "")),
         ("starts", _estimate(why.start_in_s, why.basis)),
-        ("place", _place(why.rank) if why.rank else ""),
+        ("place", f"queue {rank.queue}, {rank.ahead or 'nobody'} waiting ahead" if (rank := why.rank) else ""),
     ]
     since = f" for {span(now_s - why.since_s)}" if why.since_s and now_s > why.since_s else ""
     return [f"{why.id} ({why.name}) is {why.state}{since}: {_words(why.cause)}", *_indented(pairs)]
@@ -187,10 +183,6 @@ def why_lines(why: views.WhyView, now_s: float) -> list[str]:
 def _change(view: views.WhyView | views.DryRunView) -> str:
     """Return what would start the job now, else what would help otherwise."""
     return view.alternative.text if view.alternative is not None else view.remedy
-
-
-def _place(rank: views.RankView) -> str:
-    return f"queue {rank.queue}, {rank.ahead or 'nobody'} waiting ahead"
 
 
 def _words(cause: str) -> str:

@@ -75,6 +75,14 @@ def as_json(view: object, output: str) -> bool:
     return output == "json"
 
 
+def show_answer(answer: object, text: str, output: str) -> None:
+    """Write an answer as one line: of JSON if that is the output asked for, else of text."""
+    if output == "json":
+        show_json_line(answer)
+    else:
+        say(text)
+
+
 def show_json_line(view: object) -> None:
     """Write a view as one line of JSON."""
     _show_json(msgspec.json.encode(view).decode())
@@ -156,12 +164,6 @@ def table(
         first, *more = _hung(line, len(line) - len(row[-1]), width) if wrap and width else [_cut(line, width)]
         lines += [_paint(first, headers, widths, row) if colour else first, *more]
     return lines
-
-
-def show_pairs(pairs: Iterable[tuple[str, str]]) -> None:
-    """Write ``key: value`` lines with the values in one column; pairs without a value are left out."""
-    for line in labelled(pairs):
-        say(line)
 
 
 def labelled(pairs: Iterable[tuple[str, str]]) -> list[str]:

@@ -177,7 +177,7 @@ def words(entries: Iterable[str]) -> tuple[str, ...]:
     return tuple(word.strip() for entry in entries for word in entry.split(",") if word.strip())
 
 
-_TIME_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+TIME_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def now_s() -> float:
@@ -224,7 +224,7 @@ def moment(text: str | None, now: float | None = None, option: str = "--at") -> 
     if text.isdigit():
         return int(text)
     if ago := re.fullmatch(r"-?(\d+(?:\.\d+)?)([smhd])", text):
-        return (now_s() if now is None else now) - float(ago[1]) * _TIME_UNITS[ago[2]]
+        return (now_s() if now is None else now) - float(ago[1]) * TIME_UNITS[ago[2]]
     try:
         return float(text)
     except ValueError:

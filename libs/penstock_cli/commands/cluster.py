@@ -126,20 +126,17 @@ def status(ctx: typer.Context, output: Out = "table", at: At = None) -> None:
     found = call(ctx, lambda client: client.status(moment(at)))
     if render.as_json(found, output):
         return
-    replicas: dict[str, int] = {}
-    for replica in found.services:
-        replicas[replica.service] = replicas.get(replica.service, 0) + 1
-    render.show_pairs(
-        [
-            ("jobs", _counts(_in_order(found.jobs)) or "none"),
-            ("sweeps", _counts(found.sweeps)),
-            ("nodes", _counts(found.nodes) or "none"),
-            *((f"{kind} devices", _counts(counts)) for kind, counts in found.devices.items()),
-            ("services", _counts(replicas) or "none heard"),
-            ("log", f"sequence {found.last_seq}" + (f", {found.backlog} not read yet" if found.backlog else "")),
-            ("version", found.version),
-        ]
-    )
+    replicas = Counter(replica.service for replica in found.services)
+    pairs = [
+        ("jobs", _counts(_in_order(found.jobs)) or "none"),
+        ("sweeps", _counts(found.sweeps)),
+        ("nodes", _counts(found.nodes) or "none"),
+        *((f"{kind} devices", _counts(counts)) for kind, counts in found.devices.items()),
+        ("services", _counts(replicas) or "none heard"),
+        ("log", f"sequence {found.last_seq}" + (f", {found.backlog} not read yet" if found.backlog else "")),
+        ("version", found.version),
+    ]
+    render.say_lines(render.labelled(pairs))
 
 
 def rejected(ctx: typer.Context, output: Out = "table") -> None:

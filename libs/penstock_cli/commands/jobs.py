@@ -7,8 +7,10 @@ output of jobs, for ``penstock logs`` and ``penstock run``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import IO, TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from penstock_simulator.log_query import Moment
 
 
+T = TypeVar("T")
 ENDED_SHOWN = 20
 """How many of the jobs that have ended `penstock ps` shows without --all."""
 
@@ -132,7 +135,9 @@ def why(ctx: typer.Context, job: JobId, output: Out = "table", at: At = None, lo
     """
     as_of_s = now_s()
     if log is not None:
-        found, as_of_s = why_of_file(log, job, moment(at))
+        from penstock_simulator import log_query
+
+        found, as_of_s = _of_file(log, lambda text, moment_: log_query.explain(text, job, moment_), moment(at))
     else:
         found = call(ctx, lambda client: client.why(job, moment(at)))
     if not render.as_json(found, output):
@@ -142,7 +147,9 @@ def why(ctx: typer.Context, job: JobId, output: Out = "table", at: At = None, lo
 def story(ctx: typer.Context, job: JobId, output: Out = "table", at: At = None, log: LogFile = None) -> None:
     """Tell a job's life, a sentence for each fact."""
     if log is not None:
-        found = story_of_file(log, job, moment(at))
+        from penstock_simulator import log_query
+
+        found = _of_file(log, lambda text, moment_: log_query.tell(text, job, moment_), moment(at))
     else:
         found = call(ctx, lambda client: client.story(job, moment(at)))
     if not render.as_json(found, output):
@@ -175,7 +182,8 @@ def events(
             render.show_table(*job_text.event_table(found.events, wide=wide), wide=wide)
         if follow:
             async for event in client.follow_events(_whole_id(found, entity), after=found.seq):
-                _show_event(event, output)
+                cells = job_text.event_row(event, wide=output == "wide")
+                render.show_answer(event, "  ".join(cells), output)
 
     call(ctx, ask)
 
@@ -185,13 +193,6 @@ def _whole_id(found: views.EventsView, entity: str) -> str:
     from penstock_log import subjects
 
     return next((subjects.entity_of(event.subject)[1] for event in found.events), entity) if entity else ""
-
-
-def _show_event(event: views.EventView, output: str) -> None:
-    if output == "json":
-        render.show_json_line(event)
-    else:
-        render.say("  ".join(job_text.event_row(event, wide=output == "wide")))
 
 
 def cancel(
@@ -214,39 +215,17 @@ def release(ctx: typer.Context, jobs: JobIds, output: AnswerOut = "text") -> Non
     act(ctx, jobs, lambda client, job: client.release(job), output)
 
 
-def story_of_file(log: Path, job: str, at: int | float | str | None) -> views.StoryView:
-    """Return a job's story."""
-    from penstock_simulator import log_query
+def _of_file(log: Path, ask: Callable[[IO[bytes], Moment], T], at: int | float | str | None) -> T:
+    """Return what a log in a file answers as of a moment; dates are those of its own clock."""
     from penstock_simulator.traces.columns import TraceSource
 
-    moment = _moment(at)
-    with TraceSource(log).raw() as text:
-        try:
-            return log_query.tell(text, job, moment)
-        except ValueError as error:
-            bad_input(f"{log}: {error}")
-
-
-def why_of_file(log: Path, job: str, at: int | float | str | None) -> tuple[views.WhyView, float]:
-    """Return why a job is where it is, and the time of that."""
-    from penstock_simulator import log_query
-    from penstock_simulator.traces.columns import TraceSource
-
-    moment = _moment(at)
-    with TraceSource(log).raw() as text:
-        try:
-            return log_query.explain(text, job, moment)
-        except ValueError as error:
-            bad_input(f"{log}: {error}")
-
-
-def _moment(at: int | float | str | None) -> Moment:
-    """Return a moment of a log; dates are those of its own clock."""
     if isinstance(at, str):
-        from datetime import datetime
-
-        return datetime.fromisoformat(at).timestamp()
-    return at
+        at = datetime.fromisoformat(at).timestamp()
+    with TraceSource(log).raw() as text:
+        try:
+            return ask(text, at)
+        except ValueError as error:
+            bad_input(f"{log}: {error}")
 
 
 def logs(

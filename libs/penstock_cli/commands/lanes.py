@@ -59,31 +59,26 @@ def bench(
 
 def _bench_rows(costs: LaneCosts) -> list[tuple[str, str, str, str]]:
     pipe_us = costs.pipe_us.median
-    return [
-        _row("hand-over, turns of 0.3 ms, median", costs.handover_us.median, "30 us", pipe_us),
-        _row("hand-over, turns of 0.3 ms, p99", costs.handover_us.p99, "300 us", pipe_us),
-        _row("hand-over, turns of 1.5 ms, median", costs.turn_handover_us.median, "30 us", pipe_us),
-        _row("hand-over, turns of 1.5 ms, p99", costs.turn_handover_us.p99, "300 us", pipe_us),
-        _row("bare futex after 0.3 ms, median", costs.futex_us.median, "-", pipe_us),
-        _row("bare futex after 0.3 ms, p99", costs.futex_us.p99, "-", pipe_us),
-        _row("bare futex after 1.5 ms, median", costs.turn_futex_us.median, "-", pipe_us),
-        _row("bare futex after 1.5 ms, p99", costs.turn_futex_us.p99, "-", pipe_us),
-        _row("boundary, uncontended", costs.uncontended_us.median, "1 us", pipe_us),
-        _row("pipe, a byte one way", pipe_us, "-", pipe_us),
-        ("lane of one, of iterations of 10 ms", f"{costs.overhead_at_10ms:.3%}", "1 %", "-"),
-        _killed("holder killed, median", costs.killed_ms.median),
-        _killed("holder killed, most", costs.killed_ms.most),
-        _killed("holder of 200 MiB killed, median", costs.killed_large_ms.median),
-        _killed("holder of 200 MiB killed, most", costs.killed_large_ms.most),
+    spreads = (
+        ("hand-over, turns of 0.3 ms", costs.handover_us, ("30 us", "300 us")),
+        ("hand-over, turns of 1.5 ms", costs.turn_handover_us, ("30 us", "300 us")),
+        ("bare futex after 0.3 ms", costs.futex_us, ("-", "-")),
+        ("bare futex after 1.5 ms", costs.turn_futex_us, ("-", "-")),
+    )
+    found = [
+        (f"{what}, {part}", f"{us:.2f} us", aim, f"{us / pipe_us:.2f}")
+        for what, spread, aims in spreads
+        for part, us, aim in zip(("median", "p99"), (spread.median, spread.p99), aims, strict=True)
     ]
-
-
-def _killed(what: str, ms: float) -> tuple[str, str, str, str]:
-    return what, f"{ms:.2f} ms", "10 ms", "-"
-
-
-def _row(what: str, us: float, aim: str, pipe_us: float) -> tuple[str, str, str, str]:
-    return what, f"{us:.2f} us", aim, f"{us / pipe_us:.2f}"
+    boundary_us = costs.uncontended_us.median
+    found += [
+        ("boundary, uncontended", f"{boundary_us:.2f} us", "1 us", f"{boundary_us / pipe_us:.2f}"),
+        ("pipe, a byte one way", f"{pipe_us:.2f} us", "-", "1.00"),
+        ("lane of one, of iterations of 10 ms", f"{costs.overhead_at_10ms:.3%}", "1 %", "-"),
+    ]
+    for what, killed in (("holder killed", costs.killed_ms), ("holder of 200 MiB killed", costs.killed_large_ms)):
+        found += [(f"{what}, {part}", f"{getattr(killed, part):.2f} ms", "10 ms", "-") for part in ("median", "most")]
+    return found
 
 
 Target = Annotated[

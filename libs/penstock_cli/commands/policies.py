@@ -57,7 +57,8 @@ def set_(
 ) -> None:
     """Run a pool by other settings from now on: order=2d-gittins, thresholds_gpu_s=3600,36000, promote_knob=off."""
     chosen = dict(parsed(text) for text in settings)
-    _answer(call(ctx, lambda client: client.set_policy(pool, chosen, reason=reason)), output)
+    answer = call(ctx, lambda client: client.set_policy(pool, chosen, reason=reason))
+    render.show_answer(answer, answer.message, output)
 
 
 def reset(
@@ -69,7 +70,8 @@ def reset(
 ) -> None:
     """Go back to what the services' own settings say."""
     unset = names or []
-    _answer(call(ctx, lambda client: client.set_policy(pool, unset=unset, reset=not unset, reason=reason)), output)
+    answer = call(ctx, lambda client: client.set_policy(pool, unset=unset, reset=not unset, reason=reason))
+    render.show_answer(answer, answer.message, output)
 
 
 def parsed(text: str) -> tuple[str, Setting]:
@@ -101,13 +103,6 @@ def _one(value: str) -> Setting:
     except tomllib.TOMLDecodeError:
         return text
     return found if isinstance(found, bool | int | float | list) else text
-
-
-def _answer(answer: views.ActAnswer, output: str) -> None:
-    if output == "json":
-        render.show_json_line(answer)
-    else:
-        render.say(answer.message)
 
 
 def _policy_rows(

@@ -332,10 +332,7 @@ def _announce(answer: views.SubmitAnswer, output: str) -> None:
         tell(warning)
     if not answer.created:
         tell(f"{answer.id} was submitted before, with equal content; it is the same job")
-    if output == "json":
-        render.show_json_line(answer)
-    else:
-        render.say(answer.id)
+    render.show_answer(answer, answer.id, output)
 
 
 def _tell_end(job: views.JobView) -> None:

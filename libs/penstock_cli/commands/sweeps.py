@@ -92,10 +92,7 @@ def tune(
         answer = await client.tune(spec, strict=strict)
         for warning in answer.warnings:
             tell(warning)
-        if output == "json":
-            render.show_json_line(answer)
-        else:
-            render.say(answer.id)
+        render.show_answer(answer, answer.id, output)
         return await followed(client, answer.id) if wait else None
 
     _conclude(call(ctx, submit))

@@ -16,7 +16,7 @@ import typer
 
 from penstock_cli import render
 from penstock_cli.invocation import bad_input, call, tell
-from penstock_cli.value_formats import span
+from penstock_cli.value_formats import TIME_UNITS, span
 
 if TYPE_CHECKING:
     from penstock_simulator.trace import LargestGroups, Trace, TraceStatistics
@@ -200,7 +200,6 @@ def _write(trace: Trace, out: Path, form: str) -> None:
     tell(f"wrote {out}: {render.count(len(trace), 'job')}{dropped(trace.dropped)}")
 
 
-_UNITS: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _WINDOW: Final = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)-(?:(\d+(?:\.\d+)?)([smhd]?))?")
 
 
@@ -216,8 +215,8 @@ def window_s(text: str) -> tuple[float, float]:
     found = _WINDOW.fullmatch(text.strip())
     if found is None:
         bad_input(f"--window {text!r} is no window; expected two spans after the first submission, such as 2d-9d")
-    from_s = float(found[1]) * _UNITS[found[2]]
-    to_s = float(found[3]) * _UNITS[found[4]] if found[3] else math.inf
+    from_s = float(found[1]) * TIME_UNITS[found[2] or "s"]
+    to_s = float(found[3]) * TIME_UNITS[found[4] or "s"] if found[3] else math.inf
     if to_s <= from_s:
         bad_input(f"--window {text!r} is empty; expected the second span to be longer than the first")
     return from_s, to_s

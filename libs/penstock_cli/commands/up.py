@@ -226,7 +226,10 @@ WHAT: Final = {
 }
 """What may be purged → its stream, and what that is."""
 
-_KEPT: Final = {"EVT": "the log itself: never purged", "KV_penstock-leases": "who leads"}
+_KEPT: Final = {
+    "EVT": ("EVT", "the log itself: never purged"),
+    "KV_penstock-leases": ("KV_penstock-leases", "who leads"),
+}
 _NAMED: Final = 5
 
 
@@ -279,7 +282,12 @@ def _show(login: dict[str, str]) -> None:
     from penstock_bus.nats import streams
 
     found = _asked(login, streams.streams)
-    rows = [(_name(one), str(one.messages), render.size(one.bytes), _limit(one), _meaning(one)) for one in found]
+    kept = {stream: (what, meaning) for what, (stream, meaning) in WHAT.items()} | _KEPT
+    rows = []
+    for one in found:
+        what, meaning = kept.get(one.name, (one.name, ""))
+        limit = render.size(one.max_bytes) if one.max_bytes else "none"
+        rows.append((what, str(one.messages), render.size(one.bytes), limit, meaning))
     render.show_table(("WHAT", "MESSAGES", "SIZE", "LIMIT", "IS"), rows, wide=True)
 
 
@@ -297,18 +305,6 @@ def _agreed() -> bool:
         tell("give --yes where nobody can be asked")
         return False
     return typer.confirm("Purge them?")
-
-
-def _name(one: StreamUse) -> str:
-    return next((what for what, (name, _) in WHAT.items() if name == one.name), one.name)
-
-
-def _meaning(one: StreamUse) -> str:
-    return next((about for name, about in WHAT.values() if name == one.name), _KEPT.get(one.name, ""))
-
-
-def _limit(one: StreamUse) -> str:
-    return render.size(one.max_bytes) if one.max_bytes else "none"
 
 
 def _login(data: Path, url: str) -> dict[str, str]:

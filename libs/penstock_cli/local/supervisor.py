@@ -254,7 +254,7 @@ class _Supervisor:
         async def start(log: IO[bytes] | None) -> ServiceProcess:
             return await self._template.fork(service, env, log)
 
-        return Child(name, start, log_file, self._started)
+        return Child(name, start, log_file, lambda child: self._note(child.name, child.pid))
 
     async def _supervise(self, services: list[str]) -> None:
         password = self._server.passwords[access.ADMIN]
@@ -340,9 +340,6 @@ class _Supervisor:
         while True:
             await wait_for_disk_space(self._options.folder)
             await self._server.stop()  # and it is started again, as after any other end
-
-    def _started(self, child: Child) -> None:
-        self._note(child.name, child.pid)
 
     def _note(self, name: str, pid: int) -> None:
         self._record.processes[name] = data_folder.process(pid)

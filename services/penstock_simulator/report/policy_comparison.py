@@ -97,7 +97,7 @@ class Comparison:
 SEED_HEADERS: Final = ("POLICY", "SEEDS", "AVG", "+-", "P95", "+-", "RATIO", "+-")
 COUNTS: Final = ("DONE", "+-", "DROPPED", "+-")
 """Beside them where :attr:`Comparison.counts_jobs`: jobs that finished, in the window if there is one."""
-_WHOLE_SEED_FIGURES: Final = frozenset(name for name, kind in OutcomeSummary.__annotations__.items() if kind == "int")
+_WHOLE_FIGURES: Final = frozenset(name for name, kind in OutcomeSummary.__annotations__.items() if kind == "int")
 
 
 class SeedSpread(msgspec.Struct, frozen=True, kw_only=True):
@@ -186,7 +186,7 @@ def mean(found: Sequence[OutcomeSummary]) -> OutcomeSummary:
     """Return the mean of each figure; counts are rounded."""
     means = {name: statistics.fmean(getattr(one, name) for one in found) for name in OutcomeSummary.__struct_fields__}
     return msgspec.convert(
-        {name: round(value) if name in _WHOLE_SEED_FIGURES else value for name, value in means.items()}, OutcomeSummary
+        {name: round(value) if name in _WHOLE_FIGURES else value for name, value in means.items()}, OutcomeSummary
     )
 
 
@@ -247,7 +247,6 @@ def section(comparison: SeedComparison, span: Callable[[float], str]) -> str:
 Rows = list[tuple[str, ...]]
 HEADERS: Final = ("POLICY", "AVG", "RATIO", "MEDIAN", "P95", "QUEUE", "MAKESPAN", "UTIL", "PREEMPT")
 WIDE: Final = ("POLICY", "RATIO", *(name.upper() for name in OutcomeSummary.__struct_fields__))
-_WHOLE_FIGURES: Final = {"jobs", "finished", "in_window", "dropped", "preemptions", "promotions", "events"}
 _DIGITS: Final = {"utilisation": 4, "wall_s": 3, "jobs_per_s": 0}
 
 

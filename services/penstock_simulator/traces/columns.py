@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final, NoReturn, cast
 
@@ -204,14 +204,9 @@ def _behind_comments(text: IO[str]) -> tuple[int, Iterable[str]]:
     skipped = 0
     for line in text:
         if not line.startswith("#"):
-            return skipped, _chain(line, text)
+            return skipped, chain([line], text)
         skipped += 1
     return skipped, ()
-
-
-def _chain(line: str, rest: Iterable[str]) -> Iterator[str]:
-    yield line
-    yield from rest
 
 
 @dataclass

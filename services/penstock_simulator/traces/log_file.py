@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import cache
-from itertools import groupby
+from itertools import chain, groupby
 from typing import IO, Any, Final
 
 import msgspec
@@ -128,17 +128,8 @@ def facts(text: IO[str]) -> Iterable[str | bytes]:
     """Return the facts of a log in a file, each as JSON, whether they stand on lines or on a page."""
     first = text.readline()
     if first.strip() == "{" or first.startswith('{"events"'):  # a page, indented or not
-        return _page(first + text.read())
-    return _again(first, text)
-
-
-def _page(body: str) -> list[bytes]:
-    return [bytes(event) for event in msgspec.json.decode(body, type=_Page).events]
-
-
-def _again(first: str, rest: Iterable[str]) -> Iterator[str]:
-    yield first
-    yield from rest
+        return [bytes(event) for event in msgspec.json.decode(first + text.read(), type=_Page).events]
+    return chain([first], text)
 
 
 class _Line(msgspec.Struct, frozen=True):

@@ -142,7 +142,7 @@ def read_sacct(source: TraceSource) -> Trace:
             vcs=block.texts("Account"),
             users=block.texts("User"),
             kinds=["|".join(kind for kind, _ in _TYPED.findall(text)) for text in tres],
-            states=[_state(text) for text in block.texts("State")],
+            states=[_SACCT_STATES.get(text.partition(" ")[0], "failed") for text in block.texts("State")],
         )
     return jobs.trace()
 
@@ -186,10 +186,6 @@ def _gpus(tres: str) -> int:
     if whole := _WHOLE.search(tres):
         return int(whole[1])
     return sum(int(count) for _, count in _TYPED.findall(tres))
-
-
-def _state(text: str) -> str:
-    return _SACCT_STATES.get(text.partition(" ")[0], "failed")
 
 
 _SPAN: Final = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+(?:\.\d+)?)")
