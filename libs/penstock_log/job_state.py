@@ -14,7 +14,7 @@ and a gang must get on between its losses.
 from __future__ import annotations
 
 from enum import Enum
-from typing import Final, Optional
+from typing import Final, Literal, Optional
 
 import msgspec
 
@@ -38,6 +38,11 @@ class JobState(str, Enum):
 
 
 TERMINAL: Final = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED})
+ENDINGS: Final[dict[JobState, Literal["completed", "failed", "cancelled"]]] = {
+    JobState.COMPLETED: "completed",
+    JobState.FAILED: "failed",
+    JobState.CANCELLED: "cancelled",
+}
 ACTIVE: Final = frozenset({JobState.RUNNING, JobState.PREEMPTING, JobState.COMPLETING})
 _STOPPING: Final = frozenset({JobState.PREEMPTING, JobState.COMPLETING})
 

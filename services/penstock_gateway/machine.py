@@ -13,7 +13,7 @@ writes a log. :class:`GatewaySettings` come from ``[gateway]`` in TOML and ``PEN
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta
@@ -44,7 +44,7 @@ from penstock_log import (
     WorkloadScaled,
     subjects,
 )
-from penstock_log.job_state import JobState
+from penstock_log.job_state import ENDINGS, JobState
 from penstock_log.records import compose
 from penstock_scheduler.pool.scheduler_state import SchedulerState, fold
 
@@ -200,13 +200,6 @@ def _cancellation(state: GatewayState, job: Job, cause: int, now_s: float) -> Pr
     return Proposal(subject=subjects.job(job.id), facts=(fact,), cause=cause)
 
 
-_ENDED: Final[dict[JobState, Literal["completed", "failed", "cancelled"]]] = {
-    JobState.COMPLETED: "completed",
-    JobState.FAILED: "failed",
-    JobState.CANCELLED: "cancelled",
-}
-
-
 class AnnouncementState(msgspec.Struct):
     """
     The jobs whose end is not announced yet.
@@ -258,7 +251,7 @@ def announcer() -> Decider[AnnouncementState]:
 
 def announcement(job: Job, cause: int) -> Proposal:
     """Return the announcement of a job's end, caused by a commit."""
-    end = {"at_s": job.finished_s, "state": _ENDED[job.state], "run_s": job.executed_s}
+    end = {"at_s": job.finished_s, "state": ENDINGS[job.state], "run_s": job.executed_s}
     fact = compose(JobFinished, job, job.spec, job_id=job.id, gpu_s=job.attained_gpu_s(job.finished_s), **end)
     return Proposal(subject=subjects.job(job.id), facts=(fact,), cause=cause)
 

@@ -6,15 +6,10 @@ from typing import Final
 
 import msgspec
 
-from penstock_cluster.nodes import Cluster, fits
+from penstock_cluster.nodes import OF_NODES, Cluster, fits
 from penstock_log import (
     Event,
     Job,
-    NodeDrained,
-    NodeJoined,
-    NodeLeft,
-    NodeRemoved,
-    NodeResumed,
     RoundDecided,
     RunEnded,
     SweepCancelled,
@@ -27,6 +22,7 @@ from penstock_log import (
     TrialRetried,
 )
 from penstock_log.decision_facts import Problem
+from penstock_log.records import compose
 from penstock_policies.search.runs import RunSpending
 
 _PROBLEMS: Final[dict[Problem, str]] = {
@@ -162,15 +158,11 @@ class SweepRecord(msgspec.Struct, kw_only=True):
 
 def apply(sweeps: dict[str, SweepRecord], event: Event, seq: int) -> None:
     """Fold one fact in; facts that are not about a known sweep change nothing."""
-    match event:
-        case SweepSubmitted():
-            made = SweepRecord(id=event.sweep_id, spec=event.spec, seq=seq, submitted_s=event.at_s, since_s=event.at_s)
-            sweeps.setdefault(event.sweep_id, made)
-        case SweepCancelled() | SweepFinished() | TrialGroupOpened() | TrialFinished() | TrialRetried():
-            if (sweep := sweeps.get(event.sweep_id)) is not None:
-                _apply(sweep, event)
-        case _:
-            pass
+    if isinstance(event, SweepSubmitted):
+        made = SweepRecord(id=event.sweep_id, spec=event.spec, seq=seq, submitted_s=event.at_s, since_s=event.at_s)
+        sweeps.setdefault(event.sweep_id, made)
+    elif isinstance(event, _AboutOne) and (sweep := sweeps.get(event.sweep_id)) is not None:
+        _apply(sweep, event)
 
 
 def follow(sweeps: dict[str, SweepRecord], job: Job, event: Event) -> None:
@@ -182,15 +174,12 @@ def follow(sweeps: dict[str, SweepRecord], job: Job, event: Event) -> None:
 
 def count_devices(sweeps: dict[str, SweepRecord], cluster: Cluster, event: Event) -> None:
     """Note the devices that each open sweep could use, after a fact that may have changed their number."""
-    match event:
-        case SweepSubmitted():
-            changed = [sweeps[event.sweep_id]]
-        case NodeJoined() | NodeLeft() | NodeDrained() | NodeResumed() | NodeRemoved():
-            changed = list(sweeps.values())
-        case RoundDecided() if event.lost_nodes:
-            changed = list(sweeps.values())
-        case _:
-            return
+    if isinstance(event, SweepSubmitted):
+        changed = [sweeps[event.sweep_id]]
+    elif type(event) in OF_NODES and (not isinstance(event, RoundDecided) or event.lost_nodes):
+        changed = list(sweeps.values())
+    else:
+        return
     for sweep in changed:
         if sweep.finished is None:
             sweep.count_devices(cluster, event.at_s)
@@ -213,19 +202,9 @@ def _apply(sweep: SweepRecord, event: _AboutOne) -> None:
                     sweep.trials[trial.job_id] = TrialRow(trial=trial, group=event.group)
         case TrialRetried():
             if (row := sweep.trials.get(event.job_id)) is not None and sweep.cancelled is None:
-                row.finished, row.retried = _exceeded(event), True
+                row.finished = compose(TrialFinished, event, state="failed", problem="memory")
+                row.retried = True
                 sweep.trials[event.trial.job_id] = TrialRow(trial=event.trial, group=row.group)
         case TrialFinished():
             if (row := sweep.trials.get(event.job_id)) is not None:
                 row.finished = event
-
-
-def _exceeded(event: TrialRetried) -> TrialFinished:
-    return TrialFinished(
-        at_s=event.at_s,
-        sweep_id=event.sweep_id,
-        job_id=event.job_id,
-        state="failed",
-        problem="memory",
-        reason=event.reason,
-    )

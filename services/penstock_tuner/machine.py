@@ -31,10 +31,6 @@ from penstock_log import (
     JobSpec,
     JobSubmitted,
     JobTable,
-    NodeDrained,
-    NodeJoined,
-    NodeLeft,
-    NodeResumed,
     RoundDecided,
     RunEnded,
     RunStarted,
@@ -61,7 +57,6 @@ WORKLOADS: Final = 1000
 """Workloads whose penalties are remembered."""
 _LIKE_A_TRIAL: Final = re.compile(r"-t\d{3,}(-r\d+)?(-a)?$")
 _TAKEN: Final = "its id belongs to another job"
-_ABOUT_NODES: Final = (NodeJoined, NodeLeft, NodeDrained, NodeResumed)
 
 
 def decider(_settings: TunerSettings | None = None) -> Decider[TunerState]:
@@ -188,8 +183,7 @@ def _accept(state: TunerState, event: JobSubmitted, seq: int) -> None:
 
 
 def _note_rest(state: TunerState, event: Event, seq: int) -> None:
-    state.cluster.apply(event)
-    if isinstance(event, _ABOUT_NODES) or (isinstance(event, RoundDecided) and event.lost_nodes):
+    if state.cluster.apply(event):
         state.nodes_seq = seq
     if isinstance(event, RoundDecided):
         state.waits[event.pool] = [wait.job_id for wait in event.waits if wait.cause in FOR_DEVICES]

@@ -21,6 +21,7 @@ from penstock_log import (
     workload,
 )
 from penstock_log.decision_facts import Problem
+from penstock_log.job_state import ENDINGS
 from penstock_log.records import compose
 from penstock_log.text import gibibytes
 from penstock_policies import search
@@ -28,12 +29,6 @@ from penstock_policies.search import RunHistory, WantedRun
 from penstock_tuner.trial_speed import TrialMeasures, TrialSpeeds
 
 Ending = Literal["completed", "failed", "cancelled"]
-ENDINGS: Final[dict[JobState, Ending]] = {
-    JobState.COMPLETED: "completed",
-    JobState.FAILED: "failed",
-    JobState.CANCELLED: "cancelled",
-}
-
 
 _ENDS: Final[dict[Problem, str]] = {
     "crashed": "crashed",
