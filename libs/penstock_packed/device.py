@@ -9,7 +9,7 @@ is the growth of the process, however little a turn keeps.
 :class:`CudaDevice` is a GPU through torch: one context, and for each lane a stream and a memory pool. It is written
 against torch 2.13 (``torch.cuda.MemPool``, ``use_mem_pool``, ``memory_snapshot``). It has not run on a GPU yet: the
 tests hold its calls against a stand-in for torch, and no more. ``use_mem_pool`` holds for allocations of the calling
-thread. A backward pass allocates on a thread of torch's own, unless it is told to stay on the caller's, as it is here.
+thread. A backward pass allocates on a thread of torch's own, unless it is made to stay on the caller's, as it is here.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from penstock_log.agent_protocol import AgentEnv
 
 PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 GRAIN: Final = 2**20
-"""Growth is told in whole MiB."""
+"""Growth is reported in whole MiB."""
 SLACK: Final = (256 + 80 * (os.cpu_count() or 1)) * 2**20
 """
 Address space that a turn may take beyond its memory: stacks and arenas of threads that begin meanwhile, one for each
@@ -109,7 +109,7 @@ class CpuDevice:
         self._limited = limited
         self._status = os.open("/proc/self/statm", os.O_RDONLY)
         self._peaks = PeakMemory()
-        self._untold = 0
+        self._unreported = 0
 
     def turn(self, lane: int, room_bytes: int) -> AbstractContextManager[TurnMemory]:
         """Measure a turn, and limit it."""
@@ -146,11 +146,11 @@ class CpuDevice:
                 reading.peak_bytes = max(0, self._peaks.read() - before)
 
     def _whole(self, grew_bytes: int) -> int:
-        """Return growth in whole MiB, with what has not been told before; the rest is told with the next."""
-        self._untold += grew_bytes
-        told = int(self._untold / GRAIN) * GRAIN
-        self._untold -= told
-        return told
+        """Return growth in whole MiB, with what was not reported before; the rest is reported with the next."""
+        self._unreported += grew_bytes
+        whole = int(self._unreported / GRAIN) * GRAIN
+        self._unreported -= whole
+        return whole
 
     def _used(self) -> tuple[int, int]:
         """Return the address space and the resident memory of this process."""

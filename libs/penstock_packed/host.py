@@ -34,7 +34,7 @@ A = TypeVar("A")
 FOREVER: Final = range(2**53)
 ROUND_S: Final = 0.2
 """Longest time without a boundary of the session, at which the host can be asked to stop."""
-TELL_S: Final = 1.0
+REPORT_S: Final = 1.0
 """Between two reports of all metrics, in which no turn is given."""
 
 
@@ -104,7 +104,7 @@ class PackedHost:
         self._supervisor = MemberSupervisor(self._device, queue, self._session.checkpoint_dir, clock)
         self.endpoints: dict[str, ModelEndpoint[Any, Any]] = {}
         self._broken: BaseException | None = None
-        self._told_s = -math.inf
+        self._reported_s = -math.inf
 
     @property
     def names(self) -> list[str]:
@@ -201,8 +201,8 @@ class PackedHost:
             with self._workers(), quick_collections():
                 for _ in entered.iterations(FOREVER):
                     over = self._round()
-                    if over or self._clock() >= self._told_s + TELL_S:
-                        self._told_s = self._clock()
+                    if over or self._clock() >= self._reported_s + REPORT_S:
+                        self._reported_s = self._clock()
                         entered.report(**self._supervisor.metrics())
                     if over:
                         break

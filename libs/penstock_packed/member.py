@@ -3,10 +3,6 @@ Members of a packed host, and the part of the host's checkpoint that keeps them.
 
 :class:`PackedMember` is what is known of one member; it is pure: no clock, no device. The checkpoint has one list of
 all members (:class:`MemberList`), and a folder for each trial that is under way.
-
-A trial that has to wait for room after a restart has not loaded its state when the next checkpoint is due, and the
-checkpoint that it has to load may be gone when its turn comes. So a restart first links the folders of all trials to a
-place of its own (:class:`ResumableStates`). From there each is loaded, or goes into the next checkpoint.
 """
 
 from __future__ import annotations
@@ -136,7 +132,6 @@ class PackedMember:
 
 FORMAT: Final = 1
 LIST: Final = "members.json"
-RESUME: Final = "packed-resume"
 
 
 class SavedMember(msgspec.Struct, frozen=True, kw_only=True):
@@ -162,24 +157,6 @@ class ForeignCheckpoint(Exception):
     """The checkpoint was not written by a packed host, or by a newer one."""
 
 
-def write(folder: Path, entries: list[SavedMember]) -> None:
-    """Write the list into a checkpoint."""
-    (folder / LIST).write_bytes(msgspec.json.encode(MemberList(format=FORMAT, members=entries)))
-
-
-def entry(member: PackedMember, folder: str) -> SavedMember:
-    """Return what is kept of a member. One that has not begun in this process is new, whatever it was before."""
-    return SavedMember(
-        name=member.name,
-        stage=member.stage,
-        done=member.done,
-        service_s=member.service_s,
-        reason=member.reason if member.stage == "failed" else "",
-        metrics=dict(member.metrics),
-        folder=folder,
-    )
-
-
 def read(folder: Path) -> list[SavedMember]:
     """
     Return the list of a checkpoint.
@@ -198,40 +175,6 @@ def read(folder: Path) -> list[SavedMember]:
     if found.format != FORMAT:
         raise ForeignCheckpoint(f"{folder / LIST} has format {found.format}, this version of penstock reads {FORMAT}")
     return found.members
-
-
-class ResumableStates:
-    """
-    States that trials have not loaded yet.
-
-    Parameters
-    ----------
-    place : Path
-        Made and emptied by :meth:`keep`; on the file system of the checkpoints, so that links suffice.
-    """
-
-    def __init__(self, place: Path) -> None:
-        self._place = place
-        self._folders: dict[str, Path] = {}
-
-    def keep(self, checkpoint: Path, entries: list[SavedMember]) -> None:
-        """Link the states of a checkpoint."""
-        shutil.rmtree(self._place, ignore_errors=True)
-        self._folders = {}
-        for saved in entries:
-            if saved.folder:
-                self._folders[saved.name] = self._place / saved.folder
-                copy(checkpoint / saved.folder, self._folders[saved.name])
-
-    def of(self, name: str) -> Path | None:
-        """Return the folder that a trial has to load, if there is one."""
-        return self._folders.get(name)
-
-    def taken(self, name: str) -> None:
-        """It is loaded, or will never be."""
-        folder = self._folders.pop(name, None)
-        if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def copy(source: Path, target: Path) -> None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import shutil
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -29,7 +30,7 @@ import msgspec
 
 from penstock_packed.device import TurnDevice
 from penstock_packed.device_queue import DeviceQueue, PackedTurn
-from penstock_packed.member import RESUME, PackedMember, ResumableStates, Stage, copy, entry, read, write
+from penstock_packed.member import FORMAT, LIST, MemberList, PackedMember, SavedMember, Stage, copy, read
 from penstock_packed.member_turn import LOG, DeviceLost, MemberObject, TurnResult, carry_out, reason
 from penstock_packed.request_queue import MemberEnded, ModelRequest, Overloaded, fail, refuse, wanted
 
@@ -308,6 +309,11 @@ class MemberCheckpoints:
     """
     The members' states, in the host's checkpoint and out of it.
 
+    A trial that has to wait for room after a restart has not loaded its state when the next checkpoint is due, and the
+    checkpoint that it has to load may be gone when its turn comes. So a restart first links the folders of all trials
+    to a place of its own, on the file system of the checkpoints. From there each is loaded, or goes into the next
+    checkpoint.
+
     Parameters
     ----------
     members, jobs : dict
@@ -326,7 +332,7 @@ class MemberCheckpoints:
         lost: Callable[[BaseException], bool],
     ) -> None:
         self._members, self._jobs, self._lost = members, jobs, lost
-        self._resumable = ResumableStates(place / RESUME) if place else None
+        self._resume_folder = place / "packed-resume" if place else None
 
     def save(self, folder: Path) -> dict[str, str]:
         """
@@ -353,8 +359,18 @@ class MemberCheckpoints:
                     raise DeviceLost(f"{reason(error)} while {member.name} was saved") from error
                 failed[member.name] = f"its state could not be saved: {reason(error)}"
                 member.stage, member.reason, kept = "failed", failed[member.name], False
-            entries.append(entry(member, f"{number}" if kept else ""))
-        write(folder, entries)
+            entries.append(
+                SavedMember(
+                    name=member.name,
+                    stage=member.stage,
+                    done=member.done,
+                    service_s=member.service_s,
+                    reason=member.reason if member.stage == "failed" else "",
+                    metrics=dict(member.metrics),
+                    folder=f"{number}" if kept else "",
+                )
+            )
+        (folder / LIST).write_bytes(msgspec.json.encode(MemberList(format=FORMAT, members=entries)))
         return failed
 
     def load(self, folder: Path) -> None:
@@ -370,16 +386,18 @@ class MemberCheckpoints:
             member.service_s = saved.service_s
             if member.over:
                 self._jobs[saved.name].body = None
-        if self._resumable is not None:
-            self._resumable.keep(folder, [saved for saved in entries if saved.name in self._members])
-            for name, job in self._jobs.items():
-                job.resume = self._resumable.of(name)
+        if self._resume_folder is not None:
+            shutil.rmtree(self._resume_folder, ignore_errors=True)
+            for saved in entries:
+                if saved.folder and saved.name in self._jobs:
+                    self._jobs[saved.name].resume = self._resume_folder / saved.folder
+                    copy(folder / saved.folder, self._resume_folder / saved.folder)
 
     def taken(self, name: str) -> None:
         """A member has been set up, and has loaded its state."""
-        self._jobs[name].resume = None
-        if self._resumable is not None:
-            self._resumable.taken(name)
+        folder, self._jobs[name].resume = self._jobs[name].resume, None
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _save_state(self, member: PackedMember, folder: Path) -> bool:
         """Write one trial's state; False where there is none."""

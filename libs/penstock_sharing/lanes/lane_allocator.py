@@ -54,7 +54,7 @@ class LaneAllocator:
         More is promised than there is, because somebody has taken more than it was given: turns are given only so far
         as the memory that is really free allows.
     changes : list of Change
-        What has not been told yet.
+        Changes that nobody has taken yet.
     """
 
     def __init__(self, usable_bytes: int, rules: LaneRules, *, on_call: bool = False) -> None:

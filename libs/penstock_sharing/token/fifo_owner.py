@@ -81,7 +81,7 @@ class FifoOwner:
                     self.assign_slots(who, self._lanes_of(who))
                 case TurnRequested(lane, who) if lane in self._places.get(who, ()):
                     asking = self._asking.setdefault(lane, deque())
-                    if who not in asking:  # one that was moved away and back may be told of twice
+                    if who not in asking:  # one that was moved away and back may be reported twice
                         asking.append(who)
                     self._name_next(lane)
                 case TokenPassed(lane, _, taker):

@@ -117,7 +117,7 @@ class LaneToken:
             self._words[self.page.first_word(number) + LETTER] = letter
 
     def hear_anew(self, who: LaneClientId) -> list[TokenEvent]:
-        """A member comes: that it asks is told again of one that left, and was called back before it had gone."""
+        """Report the request of a member that comes back before it had gone as a new one."""
         number = self._slots.number(who)
         if number is not None:
             self._slots[number].asks = False

@@ -75,12 +75,12 @@ class SlotsAssigned(NamedTuple):
 
 class SlotsTaken(NamedTuple):
     """
-    The process has taken the slots that it was told of, and has left all others.
+    The process has taken the slots that it was assigned, and has left all others.
 
     Attributes
     ----------
     number : int
-        Of the message that told it.
+        Of the message that assigned them.
     """
 
     number: int
@@ -189,7 +189,7 @@ class JoinRequested(NamedTuple):
 
 
 class TurnRequested(NamedTuple):
-    """A member waits for its turn; it is told of once, until it has had one."""
+    """A member waits for its turn; reported once, until it has had one."""
 
     lane: str
     who: LaneClientId
@@ -225,7 +225,7 @@ class PageCorrupted(NamedTuple):
     """
     On a lane's page stands what no turn can have left there: it is to be closed, and its members given slots elsewhere.
 
-    If somebody had the token, a ``TokenPassed`` came before; nothing else is told of this lane any more.
+    If somebody had the token, a ``TokenPassed`` came before; nothing else is reported of this lane any more.
 
     Attributes
     ----------

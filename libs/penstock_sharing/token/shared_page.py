@@ -7,26 +7,8 @@ token away by storing, in its own word, a larger one that names the next slot. T
 of a later generation. A process that was stopped meanwhile, and goes on as if it still had the token, can only store
 words of an older generation: they are not the largest, so no process sees them, itself included.
 
-Layout (version 1, native byte order, offsets in bytes)::
-
-    0      magic, "PNSTLANE"            8     version          16     slots, how many there are room for
-    24     used, slots ever given out   32    lease, iterations       40     lease, nanoseconds
-    64     the row: the broker's word, then one for each slot, 8 bytes each
-    64 + 8 (slots + 1), rounded up to 128: the slots, 128 bytes each
-
-    slot   0 named  (broker)   after which turn of this slot who is next: a token, as in the row
-           8 state  (client)   away, asking, busy or draining
-          16 wake-up word   (anybody)  4 bytes to sleep on; changes with each token for this slot
-          24 letter (broker)   number of the last message about its slots: another than was read means: read it
-          32 iterations (client): that its process has done, in other slots too
-          40 held_ns, 48 turns (client): counted since it has the slot
-          56 since_ns (client): CLOCK_MONOTONIC at the start of the turn
-          64 least_ns (broker): for how long the turn goes on at least, whoever is named
-          72 haste  (broker)   4 bytes to sleep on; changes when a draining client is to finish what it began
-          80 pace_ns, 88 keen, 96 begun (client): by which who is next foresees its turn, and asks to be told of it
-
-A process sleeps on a word of shared memory, and others wake it up there, by the kernel's futex (:class:`FutexWord`),
-called through ctypes.
+The layout, and who writes which word, is in ``docs/lane-protocol.md``. A process sleeps on a word of the page, and
+others wake it up there, by the kernel's futex (:class:`FutexWord`), called through ctypes.
 """
 
 from __future__ import annotations
@@ -323,7 +305,7 @@ class SharedPage:
     KEEN,
     BEGUN,
 ) = range(13)
-"""Words of a slot, from its first."""
+"""Words of a slot, from its first; each has one writer, but the one to sleep on (``docs/lane-protocol.md``)."""
 
 
 def _slots_at(slots: int) -> int:

@@ -50,7 +50,7 @@ class SlotHolder:
     pulse : ProcessPulse
         Of its process.
     asks : bool
-        Whether it has been told of that this one waits for its turn.
+        Whether its request for a turn has been reported.
     """
 
     who: LaneClientId
@@ -62,7 +62,7 @@ class SlotTable:
     """
     The slots of a page, by their numbers.
 
-    A slot that is left is free, unless the holder of this turn has been told to give the token there: it may still do.
+    A slot that is left is free, unless the holder of this turn is to give the token there: it may still do so.
     """
 
     def __init__(self, page: SharedPage) -> None:
@@ -129,7 +129,7 @@ class SlotTable:
             self._left.appendleft((0, number))
 
     def named(self, number: int) -> None:
-        """The holder of this turn has been told to give the token there."""
+        """Note that the holder of this turn is to give the token to a slot."""
         self._named.add(number)
 
     def turned(self) -> None:
@@ -254,7 +254,7 @@ class ProcessPulse:
         self._path, self._fd = f"/proc/{pid}/stat", -1
 
     def read_state(self) -> State:
-        """Return how it is; one of which nothing can be read is said to run, since its end is told of otherwise."""
+        """Return its state; where nothing can be read it counts as running, since its end is noticed otherwise."""
         try:
             if self._fd < 0:
                 self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)

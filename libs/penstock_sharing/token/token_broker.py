@@ -383,7 +383,7 @@ class BrokerConnection:
     lanes : list of LaneToken
         Where it is to have slots; until it has said that it has them, it may have others, too.
     number : int
-        How often it has been told.
+        Number of the last message about its slots.
     """
 
     connection: socket.socket
@@ -483,7 +483,7 @@ class BrokerListener:
             self._epoll.register(fd, select.EPOLLIN)
 
     def _hear(self, client: BrokerConnection, fd: int) -> tuple[BrokerConnection, Message | None, list[int]] | None:
-        """Take in what a process says. Its death is told by two descriptors: a child may have kept the socket."""
+        """Receive a packet. Two descriptors tell of a process's death: a child may have kept the socket."""
         try:
             received = None if fd == client.pidfd else receive(client.connection)
         except BlockingIOError:

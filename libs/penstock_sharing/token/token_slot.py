@@ -60,12 +60,12 @@ class TokenSlot:
     wake-up word : int
         Descriptor by which the broker is called; the slot keeps it.
     letter : int
-        Number of the message that told of it.
+        Number of the message that assigned it.
 
     Attributes
     ----------
     hastened : int
-        What the word of :meth:`haste` was when it sat down: where it is another, it has been told to drain since.
+        The word of :meth:`haste` when the slot was taken: with another value, the slot was asked to drain since.
     """
 
     def __init__(

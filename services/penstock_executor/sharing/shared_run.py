@@ -228,7 +228,7 @@ class MemoryMeter:
     ----------
     iterations : int
         Iterations that all measured processes have done in this run.
-    told : MemoryNeed or None
+    reported : MemoryNeed or None
         The need as the log has it.
 
     Examples
@@ -274,7 +274,7 @@ class MemoryMeter:
         self._iterations[rank] = iterations
 
     def take_unreported(self) -> MemoryNeed | None:
-        """Return the need if the log should have it, and count it as told."""
+        """Return the need if the log should have it, and count it as reported."""
         need = self.need
         if need is None or (self.reported is not None and not changed(self.reported, need)):
             return None

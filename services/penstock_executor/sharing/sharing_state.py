@@ -47,7 +47,7 @@ from penstock_sharing.lanes import (
 from penstock_sharing.token.protocol import LaneClientId
 
 LEAVING_S: Final = 10.0
-"""For how long a gang that is to stop keeps the turn in which it was told so, if it does not leave."""
+"""For how long a gang that is to stop keeps the turn in which it was asked to, if it does not leave."""
 
 
 class SharingState:
@@ -369,7 +369,7 @@ class TokenHolder:
 
 class TokenTracker:
     """
-    Who has the tokens of a node's lanes, as the pages have told it.
+    Who has the tokens of a node's lanes, by the events of their pages.
 
     Attributes
     ----------
