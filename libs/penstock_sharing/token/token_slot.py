@@ -45,6 +45,7 @@ from penstock_sharing.token.shared_page import (
 from penstock_sharing.token.slot_wait import SlotWait, SpinTuner
 
 _CALL: Final = (1).to_bytes(8, "little")
+_WORD: Final = (1 << 64) - 1
 
 
 class TokenSlot:
@@ -86,7 +87,7 @@ class TokenSlot:
         self._given = 0
         self._done = self._begun = done
         self._words[self._iterations] = done
-        self._since_ns = self._held_ns = self._turns = 0
+        self._since_ns = 0
         self._paces: deque[int] = deque(maxlen=3)
 
     @property
@@ -258,19 +259,17 @@ class TokenSlot:
     def _begin(self, token: int) -> None:
         words, first = self._words, self._first
         self._token, self._begun, self._since_ns = token, self._done, monotonic_ns()
-        self._turns += 1
-        words[first + SINCE_NS], words[first + TURNS] = self._since_ns, self._turns
-        words[first + BEGUN] = turn_of(token)
+        words[first + SINCE_NS], words[first + BEGUN] = self._since_ns, turn_of(token)
+        words[first + TURNS] = words[first + TURNS] + 1 & _WORD
 
     def _forget(self) -> None:
         if self._token:
-            turn_ns = monotonic_ns() - self._since_ns
-            self._held_ns += turn_ns
-            self._words[self._first + HELD_NS] = self._held_ns
+            words, turn_ns = self._words, monotonic_ns() - self._since_ns
+            words[self._first + HELD_NS] = words[self._first + HELD_NS] + turn_ns & _WORD
             self._token = 0
             if self._done > self._begun:
                 self._paces.append(turn_ns // (self._done - self._begun))
-                self._words[self._first + PACE_NS] = sorted(self._paces)[len(self._paces) // 2]
+                words[self._first + PACE_NS] = sorted(self._paces)[len(self._paces) // 2]
 
     def _pass(self, token: int, to: int) -> None:
         word = following(token, to)
