@@ -1,9 +1,10 @@
 """
 Stored messages, as both adapters read them: deliveries, patterns of subjects, and pieces of snapshots.
 
-:func:`delivery` turns a stored message into what the log's readers get; :func:`placeholder` stands for one that cannot
-be read. :func:`matches` says whether a subject fits a pattern by the rules of NATS: ``*`` is one token, ``>`` is all
-the rest. :func:`split` makes a snapshot into pieces that fit into messages, and :func:`join` notices damage to them.
+:func:`delivery` turns a stored message into what the log's readers get; :class:`DroppedMessages` puts something in the
+place of one that cannot be read. :func:`matches` says whether a subject fits a pattern by the rules of NATS: ``*`` is
+one token, ``>`` is all the rest. :func:`split` makes a snapshot into pieces that fit into messages, and :func:`join`
+notices damage to them.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from typing import Final
 import msgspec
 
 from penstock_bus.logger import get_logger
-from penstock_bus.port import Delivery, Snapshot
-from penstock_log import Commit, decode_at
+from penstock_bus.port import Delivery, Rejection, Snapshot, StoredMessage
+from penstock_log import CodecError, Commit, decode_at, subjects
 
 UNREADABLE: Final = Commit(id="", actor="", facts=())
 """Stands for a message that cannot be decoded, or stands where it may not: it keeps the place, and says nothing."""
@@ -30,11 +31,17 @@ class DroppedMessages:
     def __init__(self) -> None:
         self.count = 0
 
-    def add(self, origin: str, reason: str) -> None:
-        """Count one."""
+    def drop(self, message: StoredMessage, pending: int, reason: CodecError) -> tuple[Delivery, Rejection]:
+        """Return the delivery that keeps an unreadable message's place, for folds and writers, and its rejection."""
         self.count += 1
+        origin = f"{subjects.EVT} {message.subject} seq {message.seq}"
         if self.count == 1:
-            _log.warning("commit_dropped", origin=origin, reason=reason, advice="`penstock rejected` lists all")
+            _log.warning("commit_dropped", origin=origin, reason=str(reason), advice="`penstock rejected` lists all")
+        rejection = Rejection(reason=str(reason), origin=origin, body=message.body)
+        placeholder = Delivery(
+            seq=message.seq, subject=message.subject, stored_s=message.stored_s, pending=pending, commit=UNREADABLE
+        )
+        return placeholder, rejection
 
 
 def delivery(seq: int, subject: str, stored_s: float, pending: int, body: bytes) -> Delivery:
@@ -48,16 +55,6 @@ def delivery(seq: int, subject: str, stored_s: float, pending: int, body: bytes)
         do not keep writers apart.
     """
     return Delivery(seq=seq, subject=subject, stored_s=stored_s, pending=pending, commit=decode_at(subject, body))
-
-
-def placeholder(seq: int, subject: str, stored_s: float, pending: int) -> Delivery:
-    """Return the delivery that stands for an unreadable message, so that folds and writers count it too."""
-    return Delivery(seq=seq, subject=subject, stored_s=stored_s, pending=pending, commit=UNREADABLE)
-
-
-def origin(stream: str, subject: str, seq: int) -> str:
-    """Return where a message came from, as a :class:`~penstock_bus.port.Rejection` says it."""
-    return f"{stream} {subject} seq {seq}"
 
 
 def rejected_as(seq: int) -> str:

@@ -45,8 +45,6 @@ from penstock_bus.stored_messages import (
     SnapshotDamaged,
     delivery,
     join,
-    origin,
-    placeholder,
     rejected_as,
     split,
     undeliverable,
@@ -241,12 +239,10 @@ class MemoryLogClient(MemoryClient, LogPort, RejectionPort, OutputPort, ShadowPo
         try:
             return delivery(message.seq, message.subject, message.stored_s, pending, message.body)
         except CodecError as error:
-            where = origin(names.EVT, message.subject, message.seq)
-            self.dropped.add(where, str(error))
+            placeholder, rejection = self.dropped.drop(message, pending, error)
             if self.server.streams[names.REJECTED].last(names.rejected(rejected_as(message.seq))) is None:
-                rejection = Rejection(reason=str(error), origin=where, body=message.body)
                 self.server.reject(rejected_as(message.seq), rejection)
-            return placeholder(message.seq, message.subject, message.stored_s, pending)
+            return placeholder
 
 
 class MemoryStateClient(MemoryClient, SnapshotPort, LeasePort):

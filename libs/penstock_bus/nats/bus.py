@@ -69,9 +69,28 @@ async def connect(
     Unauthorized
         If it refuses the user.
     """
-    async with linked(
-        url, user=user, password=password, name=name, timeout_s=timeout_s, connect_timeout_s=connect_timeout_s
-    ) as link:
+    servers = [_server(one) for one in url.split(",")]
+    link = Link(Client(), ", ".join(map(_shown, servers)), timeout_s)
+    attempts = _Attempts(link, next((urlsplit(one).username or "" for one in servers), ""))
+    connecting = asyncio.ensure_future(
+        link.client.connect(
+            servers,
+            name=name,
+            user=user or None,
+            password=password or None,
+            error_cb=attempts.failed,
+            disconnected_cb=link.disconnected,
+            reconnected_cb=link.reconnected,
+            closed_cb=link.closed,
+            connect_timeout=max(1, int(connect_timeout_s)),
+            reconnect_time_wait=cast("int", _RETRY_S),  # declared as int, slept as seconds
+            max_reconnect_attempts=-1,
+            ping_interval=_PING_S,
+        )
+    )
+    try:
+        await _connected(connecting, attempts, user, connect_timeout_s)
+        await link.start()
         if not as_client:
             await ensure(link, limits or StreamLimits())
         bus = NatsBus(link, ack_wait_s=ack_wait_s, max_deliver=max_deliver, as_client=as_client)
@@ -79,6 +98,8 @@ async def connect(
             yield bus
         finally:
             await bus.close()
+    finally:
+        await link.close()
 
 
 _RETRY_S: Final = 0.1
@@ -103,47 +124,6 @@ class _Attempts:
         if "authorization" in str(error).lower() or "authentication" in str(error).lower():
             self.refused.set()
         await self.link.failed(error)
-
-
-@asynccontextmanager
-async def linked(
-    url: str, *, user: str, password: str, name: str, timeout_s: float, connect_timeout_s: float
-) -> AsyncIterator[Link]:
-    """
-    Connect, and close the connection at the end.
-
-    Raises
-    ------
-    Unavailable
-        If no server answers at the address in time.
-    Unauthorized
-        If it refuses the user.
-    """
-    servers = [_server(one) for one in url.split(",")]
-    link = Link(Client(), ", ".join(map(_shown, servers)), timeout_s)
-    attempts = _Attempts(link, next((urlsplit(one).username or "" for one in servers), ""))
-    connecting = asyncio.ensure_future(
-        link.client.connect(
-            servers,
-            name=name,
-            user=user or None,
-            password=password or None,
-            error_cb=attempts.failed,
-            disconnected_cb=link.disconnected,
-            reconnected_cb=link.reconnected,
-            closed_cb=link.closed,
-            connect_timeout=max(1, int(connect_timeout_s)),
-            reconnect_time_wait=cast("int", _RETRY_S),  # declared as int, slept as seconds
-            max_reconnect_attempts=-1,
-            ping_interval=_PING_S,
-        )
-    )
-    try:
-        await _connected(connecting, attempts, user, connect_timeout_s)
-        await link.start()
-        yield link
-    finally:
-        await link.close()
 
 
 async def _connected(

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
 import msgspec
@@ -48,29 +48,32 @@ def position(reply: str) -> tuple[int, float, int]:
     >>> position("$JS.ACK.EVT.c1.1.7.3.1700000000250000000.2")
     (7, 1700000000.25, 2)
     """
-    tokens = reply.split(".")
-    if len(tokens) == _PLAIN_REPLY:
-        return int(tokens[5]), int(tokens[7]) // 1000 / 1e6, int(tokens[8])
-    return int(tokens[7]), int(tokens[9]) // 1000 / 1e6, int(tokens[10])
+    _, seq, _, stored_ns, pending = _numbers(reply)
+    return int(seq), int(stored_ns) // 1000 / 1e6, int(pending)
 
 
-def delivered_as(reply: str) -> int:
+def deliveries(reply: str) -> tuple[int, int]:
     """
-    Return the count of a consumer's deliveries up to this one, which JetStream writes into the reply subject too.
+    Return how often this message was delivered, and how many deliveries the consumer has made up to this one.
 
     Examples
     --------
-    >>> delivered_as("$JS.ACK.EVT.c1.1.7.3.1700000000250000000.2")
-    3
+    >>> deliveries("$JS.ACK.hub.account.EVT.c1.1.7.3.1700000000250000000.2.token")
+    (1, 3)
     """
+    delivered, _, made, _, _ = _numbers(reply)
+    return int(delivered), int(made)
+
+
+def _numbers(reply: str) -> list[str]:
     tokens = reply.split(".")
-    return int(tokens[6 if len(tokens) == _PLAIN_REPLY else 8])
+    return tokens[4:9] if len(tokens) == _PLAIN_REPLY else tokens[6:11]
 
 
 def _without_hole(batch: Sequence[Msg], delivered: int) -> int:
     """Return the last message's count of deliveries; raise Stalled if one before it never came."""
-    last = delivered_as(batch[-1].reply)
-    if delivered_as(batch[0].reply) != delivered + 1 or last != delivered + len(batch):
+    _, last = deliveries(batch[-1].reply)
+    if deliveries(batch[0].reply)[1] != delivered + 1 or last != delivered + len(batch):
         raise ConsumerStalled(f"{last - delivered - len(batch)} messages were lost on the way")
     return last
 
@@ -102,24 +105,21 @@ class StreamReader:
         """
         pause_s = _PAUSE_S
         while True:
-            pull: ConsumerPull | None = None
             try:
-                pull, delivered = await self._consume(), 0
-                while True:
-                    batch = await pull.take()
-                    delivered = _without_hole(batch, delivered)
-                    yield batch
-                    pause_s = _PAUSE_S
+                async with consume(self._link, self._stream, await self._create(), _AHEAD) as pull:
+                    delivered = 0
+                    while True:
+                        batch = await pull.take()
+                        delivered = _without_hole(batch, delivered)
+                        yield batch
+                        pause_s = _PAUSE_S
             except (ConsumerStalled, ServerRefusal, Unavailable) as reason:
                 _log.info("consumer_made_again", stream=self._stream, seen=self.seen, reason=str(reason))
-            finally:
-                if pull is not None:
-                    await pull.close()
             await self._link.online()
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
-    async def _consume(self) -> ConsumerPull:
+    async def _create(self) -> str:
         config: dict[str, Any] = {
             "deliver_policy": "by_start_sequence",
             "opt_start_seq": self.seen + 1,
@@ -132,10 +132,7 @@ class StreamReader:
             config["filter_subjects"] = self._patterns
         await self._link.online()
         request = {"stream_name": self._stream, "config": config}
-        made = await self._link.api(f"CONSUMER.CREATE.{self._stream}", request, answer=_Made)
-        pull = ConsumerPull(self._link, self._stream, made.name, _AHEAD)
-        await pull.open()
-        return pull
+        return (await self._link.api(f"CONSUMER.CREATE.{self._stream}", request, answer=_Made)).name
 
 
 HEARTBEAT_S: Final = 0.25
@@ -179,32 +176,59 @@ class ConsumerStalled(Exception):
     """The consumer delivers nothing any more; the reader has to make another."""
 
 
-class ConsumerPull:
+@asynccontextmanager
+async def consume(
+    link: Link, stream: str, consumer: str, ahead: int, leave: Callable[[Msg], None] | None = None
+) -> AsyncIterator[ConsumerPull]:
     """
-    One consumer being read.
-
-    It asks for messages in advance, never for more than ``batch`` beyond what the reader took. So nothing overflows,
-    and a slow reader holds the server back.
+    Read one consumer while the context is open; at its end the server drops the requests that are under way.
 
     Parameters
     ----------
-    link : Link
-    stream, consumer : str
-    batch : int
-        Messages on their way or waiting here.
+    ahead : int
+        Messages on their way or waiting here, at most.
+    leave : callable, optional
+        Called at the end with each message that came and was not taken.
+
+    Raises
+    ------
+    ConsumerStalled
+        If the first messages cannot be asked for.
+    """
+    inbox = link.client.new_inbox()
+    pull = ConsumerPull(link, stream, consumer, ahead, inbox)
+    sub: Subscription | None = None
+    link.on_lost.add(pull.lost)
+    try:
+        try:
+            sub = await link.client.subscribe(inbox, cb=pull.received, pending_msgs_limit=0, pending_bytes_limit=0)
+            await pull.ask()
+        except (nats.errors.Error, OSError) as error:
+            raise ConsumerStalled(f"could not ask for messages: {error}") from error
+        yield pull
+    finally:
+        link.on_lost.discard(pull.lost)
+        if sub is not None and not link.client.is_closed:
+            with suppress(nats.errors.Error, OSError):  # the connection is gone, and the subscription with it
+                await sub.unsubscribe()
+        if leave is not None:
+            for msg in pull.come:
+                leave(msg)
+
+
+class ConsumerPull:
+    """
+    One consumer that is read; made by :func:`consume`.
+
+    It asks for messages in advance, never for more than ``ahead`` beyond what the reader took. So nothing overflows,
+    and a slow reader holds the server back.
     """
 
-    def __init__(self, link: Link, stream: str, consumer: str, batch: int) -> None:
-        self.consumer = consumer
-        self._link = link
-        self._stream = stream
-        self._batch = batch
-        self._next = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}"
-        self._inbox = link.client.new_inbox()
-        self._sub: Subscription | None = None
+    def __init__(self, link: Link, stream: str, consumer: str, ahead: int, inbox: str) -> None:
+        self._link, self._stream, self._consumer, self._ahead, self._inbox = link, stream, consumer, ahead, inbox
         self._messages: list[Msg] = []
         self._asked = 0  # messages that open requests may still bring
-        self._heard = False
+        self._heartbeat = False
         self._broken = ""
         self._wake = asyncio.Event()
 
@@ -212,26 +236,6 @@ class ConsumerPull:
     def come(self) -> tuple[Msg, ...]:
         """The messages that have come and were not taken yet."""
         return tuple(self._messages)
-
-    async def open(self) -> None:
-        """Subscribe and ask for the first messages."""
-        self._link.on_lost.add(self._lost)
-        try:
-            self._sub = await self._link.client.subscribe(
-                self._inbox, cb=self._received, pending_msgs_limit=0, pending_bytes_limit=0
-            )
-            await self._ask()
-        except (nats.errors.Error, OSError) as error:
-            raise ConsumerStalled(f"could not ask for messages: {error}") from error
-
-    async def close(self) -> list[Msg]:
-        """Stop listening, so that the server drops the pull requests; return the messages that were not taken."""
-        self._link.on_lost.discard(self._lost)
-        if self._sub is not None and not self._link.client.is_closed:
-            with suppress(nats.errors.Error, OSError):  # the connection is gone, and the subscription with it
-                await self._sub.unsubscribe()
-        left, self._messages = self._messages, []
-        return left
 
     async def take(self) -> list[Msg]:
         """
@@ -253,12 +257,14 @@ class ConsumerPull:
             except TimeoutError:
                 await self._check()
         taken, self._messages = self._messages, []
-        if self._asked <= self._batch // 2 and not self._broken:
-            await self._ask()
+        if self._asked <= self._ahead // 2 and not self._broken:
+            await self.ask()
         return taken
 
-    async def _ask(self) -> None:
-        wanted = self._batch - self._asked
+    async def ask(self) -> None:
+        """Ask for as many messages as may be on their way."""
+        subject = f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{self._consumer}"
+        wanted = self._ahead - self._asked
         self._asked += wanted
         request = {
             "batch": wanted,
@@ -267,20 +273,21 @@ class ConsumerPull:
             "idle_heartbeat": int(HEARTBEAT_S * _S),
         }
         try:
-            await self._link.client.publish(self._next, msgspec.json.encode(request), reply=self._inbox)
+            await self._link.client.publish(subject, msgspec.json.encode(request), reply=self._inbox)
         except (nats.errors.Error, OSError) as error:
             self._broken = f"could not ask for messages: {error}"
 
-    async def _received(self, msg: Msg) -> None:
+    async def received(self, msg: Msg) -> None:
+        """Take a message, or what the server says of a request."""
         if msg.reply:  # only stored messages have one; whoever learns the inbox may send others
-            if not is_of(msg.reply, self._stream, self.consumer):
+            if not is_of(msg.reply, self._stream, self._consumer):
                 _log.warning("foreign_message_ignored", stream=self._stream, reply=msg.reply[:80])
                 return
             self._messages.append(msg)
             self._asked -= 1
             self._wake.set()
         else:
-            self._heard |= "Status" in (msg.headers or {})
+            self._heartbeat |= "Status" in (msg.headers or {})
             await self._status(msg.headers or {})
 
     async def _status(self, headers: dict[str, str]) -> None:
@@ -290,18 +297,18 @@ class ConsumerPull:
         if status in ("404", "408") or pending:  # one request ended
             left = int(pending) if pending.isascii() and pending.isdigit() else self._asked
             self._asked -= min(left, self._asked)
-            if self._asked <= self._batch // 2 and not self._messages:
-                await self._ask()
+            if self._asked <= self._ahead // 2 and not self._messages:
+                await self.ask()
             return
         self._fail(f"the server ended it: {headers.get('Description') or status}")
 
     async def _check(self) -> None:
         """Find out whether nothing came for a while because there is nothing."""
-        if not self._heard:
+        if not self._heartbeat:
             raise ConsumerStalled(f"no heartbeat for {SILENCE_S} s")
-        self._heard = False
+        self._heartbeat = False
         try:
-            info = await self._link.api(f"CONSUMER.INFO.{self._stream}.{self.consumer}", answer=_Info)
+            info = await self._link.api(f"CONSUMER.INFO.{self._stream}.{self._consumer}", answer=_Info)
         except ServerRefusal as error:
             raise ConsumerStalled(str(error)) from error
         except BusError:
@@ -313,7 +320,8 @@ class ConsumerPull:
         limit = info.config.get("max_ack_pending", -1)
         return self._asked > 0 and (limit <= 0 or info.num_ack_pending < limit)
 
-    def _lost(self) -> None:
+    def lost(self) -> None:
+        """Note that the connection was lost."""
         self._fail("the connection was lost")
 
     def _fail(self, reason: str) -> None:

@@ -79,7 +79,7 @@ class Link:
         self._online.set()
         await self.replies.start()
 
-    # --- told by the client
+    # --- called by the client
     async def disconnected(self) -> None:
         """End the calls that wait: their answers will not come on the next connection."""
         if self._online.is_set() and not self._ended:
@@ -87,8 +87,8 @@ class Link:
         self._online.clear()
         advice = "look what became of it, and try again"
         self.replies.fail(ConnectionLost(f"the connection to {self.address} was lost before it answered; {advice}"))
-        for told in list(self.on_lost):
-            told()
+        for callback in list(self.on_lost):
+            callback()
 
     async def reconnected(self) -> None:
         """Go on, unless the link has been ended."""
@@ -194,7 +194,7 @@ class Link:
         await self.publish(call.subject, body, headers, reply=self.replies.inbox(call))
 
     async def publish(self, subject: str, body: bytes, headers: dict[str, str] | None = None, reply: str = "") -> None:
-        """Publish; raise Lost where it surely did not reach the server."""
+        """Publish; raise ConnectionLost where it surely did not reach the server."""
         if not self.is_online:
             raise ConnectionLost(f"the connection to {self.address} is lost")
         try:
@@ -212,7 +212,7 @@ class Link:
 
         Raises
         ------
-        Lost, Timeout, NoResponders, Unauthorized
+        ConnectionLost, Timeout, NoResponders, Unauthorized
         """
         call = self.replies.one(subject)
         try:
@@ -239,7 +239,7 @@ class Link:
 
         Raises
         ------
-        Refused, Unavailable, StorageFull, Unauthorized
+        ServerRefusal, Unavailable, StorageFull, Unauthorized
         """
         body = b"" if request is None else msgspec.json.encode(request)
         msg = await self.patiently(f"$JS.API.{verb}", body)

@@ -44,9 +44,10 @@ from penstock_bus.port import (
     RejectionPort,
     Shadowed,
     ShadowPort,
+    StoredMessage,
     Unavailable,
 )
-from penstock_bus.stored_messages import delivery, origin, placeholder, rejected_as
+from penstock_bus.stored_messages import delivery, rejected_as
 from penstock_log import CodecError, MisplacedFact, encode
 from penstock_log import subjects as names
 from penstock_log.request_bodies import OutputEnd, OutputOffset, header_of, of_header
@@ -79,12 +80,6 @@ class _Info(msgspec.Struct, frozen=True):
 
 MSG_ID: Final = "Nats-Msg-Id"
 EXPECTED: Final = "Nats-Expected-Last-Subject-Sequence"
-
-
-async def append(link: Link, item: Append) -> int:
-    """Append one commit."""
-    ack = await link.store(item.subject, encode(item.commit), headers_of(item))
-    return ack.seq if ack.error is None else await settled(link, item, ack)
 
 
 class AppendWindow:
@@ -180,7 +175,8 @@ class NatsLogClient(NatsClient, LogPort, RejectionPort, OutputPort, ShadowPort):
     """Appends, followers, rejections and the output of jobs."""
 
     async def append(self, item: Append) -> int:
-        return await append(self.link, item)
+        ack = await self.link.store(item.subject, encode(item.commit), headers_of(item))
+        return await settled(self.link, item, ack)
 
     async def append_many(self, items: Sequence[Append]) -> list[int]:
         return await AppendWindow(self.link, items).run()
@@ -293,12 +289,11 @@ class NatsLogClient(NatsClient, LogPort, RejectionPort, OutputPort, ShadowPort):
                 raise MisplacedFact(f"the server wrote it on {subject} as an answer that somebody had sent there")
             return delivery(seq, subject, stored_s, pending, body)
         except CodecError as error:
-            where = origin(names.EVT, subject, seq)
-            self.dropped.add(where, str(error))
-            rejection = Rejection(reason=str(error), origin=where, body=body)
+            message = StoredMessage(seq=seq, subject=subject, stored_s=stored_s, body=body)
+            placeholder, rejection = self.dropped.drop(message, pending, error)
             if not self.as_client:  # services read it too
                 self.in_background(self._reject_once(seq, rejection))
-            return placeholder(seq, subject, stored_s, pending)
+            return placeholder
 
     async def _reject_once(self, seq: int, rejection: Rejection) -> None:
         """Store a rejection once: every reader meets the same message, and the first one's rejection stays."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Final
 
@@ -60,7 +60,7 @@ class NatsRequestClient(NatsClient, RequestPort, TelemetryPort):
         service = await add_service(self.link.client, config)
         try:
             for endpoint in endpoints:
-                handler = _Answerer(endpoint.handler, self.link.max_body_bytes, running)
+                handler = _answering(endpoint.handler, self.link.max_body_bytes, running)
                 await service.add_endpoint(name=endpoint.name, subject=endpoint.subject, handler=handler)
             await asyncio.sleep(0)  # the flush must come behind the subscriptions
             await self.link.client.flush()
@@ -107,35 +107,29 @@ class NatsRequestClient(NatsClient, RequestPort, TelemetryPort):
             task.cancel()
 
 
-class _Answerer:
-    """Between the service framework and a handler."""
+def _answering(
+    handler: Handler, max_body_bytes: int, running: set[asyncio.Task[None]]
+) -> Callable[[Request], Awaitable[None]]:
+    """Return what the service framework calls: it answers in a task of its own, which outlives the subscription."""
 
-    def __init__(self, handler: Handler, max_body_bytes: int, running: set[asyncio.Task[None]]) -> None:
-        self._handler = handler
-        self._max_body_bytes = max_body_bytes
-        self._running = running
-
-    async def __call__(self, request: Request) -> None:
-        """Answer in a task of its own, which outlives the subscription."""
-        task = asyncio.create_task(self._answer(request))
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
-        await asyncio.shield(task)
-
-    async def _answer(self, request: Request) -> None:
-        reply = await self._reply(request.data)
+    async def answer(request: Request) -> None:
+        try:
+            reply = await handler(request.data)
+        except Exception as error:  # whatever the handler raises is the caller's to know
+            reply = Reply(code=500, error=repr(error))
+        if len(reply.body) > max_body_bytes:
+            reply = Reply(
+                code=500, error=f"the answer has {len(reply.body)} bytes, too many for the server; ask for less"
+            )
         if reply.code:
             await request.respond_error(str(reply.code), reply.error, data=reply.body)
         else:
             await request.respond(reply.body)
 
-    async def _reply(self, body: bytes) -> Reply:
-        try:
-            reply = await self._handler(body)
-        except Exception as error:  # whatever the handler raises is the caller's to know
-            return Reply(code=500, error=repr(error))
-        if len(reply.body) > self._max_body_bytes:
-            return Reply(
-                code=500, error=f"the answer has {len(reply.body)} bytes, too many for the server; ask for less"
-            )
-        return reply
+    async def take(request: Request) -> None:
+        task = asyncio.create_task(answer(request))
+        running.add(task)
+        task.add_done_callback(running.discard)
+        await asyncio.shield(task)
+
+    return take

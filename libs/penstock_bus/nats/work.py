@@ -14,7 +14,7 @@ from nats.aio.msg import Msg
 
 from penstock_bus.compat import aclosing
 from penstock_bus.logger import get_logger
-from penstock_bus.nats.consumer import ConsumerPull, ConsumerStalled, position
+from penstock_bus.nats.consumer import ConsumerPull, ConsumerStalled, consume, deliveries, position
 from penstock_bus.nats.link import ServerRefusal, fault
 from penstock_bus.nats.log import MSG_ID, NatsLogClient
 from penstock_bus.port import BusError, Rejection, Unavailable, Work, WorkPort
@@ -24,8 +24,6 @@ from penstock_log import subjects as names
 _AHEAD: Final = 64
 _PAUSE_S: Final = 0.05
 _S: Final = 10**9
-_DELIVERIES: Final = 4  # the token of the reply subject that counts deliveries; two later with a domain
-_PLAIN_REPLY: Final = 9
 
 _log = get_logger("penstock.bus")
 
@@ -38,13 +36,8 @@ class NatsWork(Work):
         self.subject = msg.subject
         self.body = msg.data
         self._client = client
+        self.deliveries, _ = deliveries(msg.reply)
         self._reply = msg.reply
-
-    @property
-    def deliveries(self) -> int:
-        """How often the message was delivered, this time included."""
-        tokens = self._reply.split(".")
-        return int(tokens[_DELIVERIES if len(tokens) == _PLAIN_REPLY else _DELIVERIES + 2])
 
     async def ack(self) -> None:
         await self._client.link.patiently(self._reply, b"+ACK")
@@ -76,18 +69,15 @@ class NatsWorkClient(NatsLogClient, WorkPort):
 
     async def work(self, queue: str, subjects: Sequence[str]) -> AsyncIterator[Work]:
         while True:
-            pull: ConsumerPull | None = None
             try:
-                pull = await self._consume(queue, subjects)
-                while True:
-                    async with aclosing(self._each(pull, await pull.take())) as each:
-                        async for work in each:
-                            yield work
+                await self._create(queue, subjects)
+                async with consume(self.link, names.INBOX, queue, _AHEAD, self._leave) as pull:
+                    while True:
+                        async with aclosing(self._each(pull, await pull.take())) as each:
+                            async for work in each:
+                                yield work
             except (ConsumerStalled, Unavailable) as reason:
                 _log.info("consumer_made_again", stream=names.INBOX, queue=queue, reason=str(reason))
-            finally:
-                for msg in await pull.close() if pull is not None else ():
-                    self.in_background(_give_back(NatsWork(self, msg)))
             await self.link.online()
             await asyncio.sleep(_PAUSE_S)
 
@@ -113,7 +103,10 @@ class NatsWorkClient(NatsLogClient, WorkPort):
             for work in [*waiting, *(NatsWork(self, msg) for msg in pull.come)]:
                 await work.hold()
 
-    async def _consume(self, queue: str, subjects: Sequence[str]) -> ConsumerPull:
+    def _leave(self, msg: Msg) -> None:
+        self.in_background(_give_back(NatsWork(self, msg)))
+
+    async def _create(self, queue: str, subjects: Sequence[str]) -> None:
         config: dict[str, Any] = {
             "durable_name": queue,
             "filter_subjects": list(subjects),
@@ -128,9 +121,6 @@ class NatsWorkClient(NatsLogClient, WorkPort):
             await self.link.api(f"CONSUMER.DURABLE.CREATE.{names.INBOX}.{queue}", request)
         except ServerRefusal as error:
             raise BusError(f"queue {queue!r} cannot take {', '.join(subjects)}: {error}") from error
-        pull = ConsumerPull(self.link, names.INBOX, queue, _AHEAD)
-        await pull.open()
-        return pull
 
 
 async def _give_back(work: NatsWork) -> None:
