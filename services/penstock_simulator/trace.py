@@ -168,13 +168,11 @@ def anonymized(trace: Trace, key: bytes) -> Trace:
 
 
 def _hashed(names: Sequence[str], key: bytes, what: str) -> list[str]:
-    known = {name: _hash(name, key, what) if name else "" for name in set(names)}
+    def digest(name: str) -> str:
+        return what + hashlib.blake2b(name.encode(), key=key, digest_size=_BYTES, person=what.encode()).hexdigest()
+
+    known = {name: digest(name) if name else "" for name in set(names)}
     return [known[name] for name in names]
-
-
-def _hash(name: str, key: bytes, what: str) -> str:
-    digest = hashlib.blake2b(name.encode(), key=key, digest_size=_BYTES, person=what.encode())
-    return what + digest.hexdigest()
 
 
 class TraceError(BadInput):

@@ -38,12 +38,12 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 from msgspec import Meta
 
 from penstock_simulator.outcome import UNTOUCHED, ClusterTimeline, Outcome
@@ -316,13 +316,7 @@ def _one_of(node: NodeGroup, gpus: int) -> NodeGroup:
 
 def _grouped(nodes: Sequence[NodeGroup]) -> tuple[NodeGroup, ...]:
     """Return nodes as groups of equal neighbours."""
-    groups: list[NodeGroup] = []
-    for node in nodes:
-        if groups and msgspec.structs.replace(groups[-1], count=1) == node:
-            groups[-1] = msgspec.structs.replace(groups[-1], count=groups[-1].count + 1)
-        else:
-            groups.append(node)
-    return tuple(groups)
+    return tuple(msgspec.structs.replace(node, count=len(list(same))) for node, same in groupby(nodes))
 
 
 _OPTIONAL: Final = {"held_gpu_s", "dropped"}
@@ -377,10 +371,6 @@ def together(lines: Sequence[ClusterTimeline]) -> ClusterTimeline:
     busy, waiting = (np.zeros(at_s.size, dtype=np.int64) for _ in range(2))
     for line in lines:
         step = np.searchsorted(line.at_s, at_s, side="right")
-        busy += _held(line.busy_gpus, step)
-        waiting += _held(line.waiting_jobs, step)
+        busy += np.concatenate(([0], line.busy_gpus))[step]
+        waiting += np.concatenate(([0], line.waiting_jobs))[step]
     return ClusterTimeline(at_s, busy, waiting)
-
-
-def _held(values: Ints, step: npt.NDArray[np.intp]) -> Ints:
-    return np.concatenate(([0], values))[step]

@@ -105,16 +105,7 @@ def _timings(profile: ThroughputProfile) -> Iterator[Timing]:
 
 
 class ElasticExecutors(VirtualExecutors):
-    """
-    Executors whose runs are as fast as their sizes allow.
-
-    Parameters
-    ----------
-    shapes : mapping of str to JobShape
-        Job → how it may be run.
-    **parts
-        Parameters of :class:`penstock_simulator.engine.executors.VirtualExecutors`.
-    """
+    """Executors whose runs are as fast as the sizes of their jobs allow; ``shapes`` say how each job may be run."""
 
     def __init__(self, *parts: Any, shapes: Mapping[str, JobShape], **more: Any) -> None:
         super().__init__(*parts, **more)

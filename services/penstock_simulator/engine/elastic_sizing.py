@@ -24,7 +24,7 @@ from penstock_scheduler.sizing.decision import decide
 from penstock_scheduler.sizing.problem import SizeRequest
 from penstock_simulator.engine.engine import EventEngine
 from penstock_simulator.engine.tasks import OutcomeRecorder, VirtualRun, VirtualTask
-from penstock_simulator.fast.fast_settings import FastSizingSettings, GoOn, JobShape, Policy
+from penstock_simulator.fast.fast_settings import FastSizingSettings, GoOn, JobShape
 from penstock_simulator.outcome import Outcome
 from penstock_simulator.trace import Trace
 
@@ -35,25 +35,21 @@ _IN_ORDER: Final = DispatchMode(backfills=False, preempts="position")
 """The order binds: whoever is first runs, and behind one that does not fit nobody starts."""
 
 
-def simulate_sized(
-    trace: Trace,
-    devices: int,
-    policy: Policy,
-    sizing: FastSizingSettings,
-    shapes: Sequence[JobShape],
-    *,
-    overhead_s: float,
-    go_on: GoOn,
-) -> Outcome:
-    """Return what becomes of a trace whose jobs may be given other sizes; ``shapes`` say which, (J,)."""
-    began_s = time.process_time()
-    found = SizedJobs(trace, devices, sizing, shapes, overhead_s)
-    found.run(go_on)
-    return found.outcome(policy, time.process_time() - began_s)
-
-
 class SizedJobs:
-    """The jobs of one simulation: those that came, in order, and the runs of those that have devices."""
+    """
+    The jobs of a trace whose sizes may change: those that came, in order, and the runs of those that have devices.
+
+    Parameters
+    ----------
+    trace : Trace
+        J jobs.
+    devices : int
+    sizing : FastSizingSettings
+    shapes : sequence of JobShape, (J,)
+        How each job may be run, and how fast.
+    overhead_s : float
+        Time for which a resized or resumed job holds its devices before it goes on.
+    """
 
     def __init__(
         self, trace: Trace, devices: int, sizing: FastSizingSettings, shapes: Sequence[JobShape], overhead_s: float
@@ -77,17 +73,16 @@ class SizedJobs:
         self._dropped = np.zeros(len(trace), dtype=np.bool_)
         self._records = OutcomeRecorder(trace, self.tasks, {_KIND: devices}, resizes=True)
 
-    def run(self, go_on: GoOn) -> None:
-        """Let time pass until nothing more can happen, or it is not to go on."""
+    def outcome(self, policy: str, go_on: GoOn) -> Outcome:
+        """Let time pass until nothing more can happen, or it is not to go on; return what became of the jobs."""
+        began_s = time.process_time()
         if self.tasks and go_on(0, len(self.tasks)):
             self._expect()
             self.engine.run(lambda: self._settle(go_on))
         for row in list(self.runs):
             self._stop(row)
-
-    def outcome(self, policy: Policy, cpu_s: float) -> Outcome:
-        """Return what became of the jobs."""
-        return replace(self._records.outcome(policy, self._events, cpu_s), dropped=self._dropped)
+        found = self._records.outcome(policy, self._events, time.process_time() - began_s)
+        return replace(found, dropped=self._dropped)
 
     def first(self) -> list[int]:
         """Return the jobs to be decided about, in order: none behind those whose smallest widths take up all."""

@@ -153,12 +153,16 @@ class VirtualExecutors:
         slots = {slot.node_id: slot.devices for slot in placement.slots}
         task.gpus = sum(map(len, slots.values()))
         run = VirtualRun(task, placement.epoch, kind, self._pace(task, kind), slots, set(slots))
-        self.runs[task.id] = run
-        self.busy += task.gpus
-        self.running += task.row >= 0
-        for node_id in slots:
-            self._here[node_id][task.id] = run
+        self._hold(run)
         self._event_queue.at(self._engine.now_s + self._launch_s(run), self._start, run)
+
+    def _hold(self, run: VirtualRun) -> None:
+        """Count a run's devices as held."""
+        self.runs[run.task.id] = run
+        self.busy += run.task.gpus
+        self.running += run.task.row >= 0
+        for node_id in run.open:
+            self._here[node_id][run.task.id] = run
 
     def _launch_s(self, _run: VirtualRun) -> float:
         """Return the time from a placement to the start of its processes."""
@@ -316,14 +320,7 @@ class VirtualExecutors:
 
 
 class Environment:
-    """
-    The outside of a cluster: it queues submissions, outages and everything else that a script says.
-
-    Parameters
-    ----------
-    engine, executors
-    script : Script
-    """
+    """The outside of a cluster: it queues submissions, outages and everything else that a script says."""
 
     def __init__(self, engine: EventEngine, executors: VirtualExecutors, script: Script) -> None:
         self._engine, self._executors = engine, executors

@@ -147,32 +147,21 @@ def simulate(
     ValueError
         If the policy or a setting is not known.
     """
-    chosen = SimulationOptions(**options)
+    began_s, chosen = time.process_time(), SimulationOptions(**options)
     if overhead_s is not None:
         chosen = replace(chosen, costs=replace(chosen.costs, start_s=overhead_s))
-    return run(trace, cluster, policy, chosen)
-
-
-def run(trace: Trace, cluster: SimulatedNodes, policy: str, options: SimulationOptions) -> Outcome:
-    """Return what :func:`simulate` does, with the options as one value."""
-    began_s = time.process_time()
-    chosen = choose(policy, options.settings)
-    rng = np.random.default_rng(options.seed)
-    declared_s = cluster_script.declared_s(trace, options.length_error, rng) if chosen.declares else None
-    speed = relative(options.speedups, cluster)
-    script = of_trace(trace, cluster, speed, options.costs, declared_s, profile=options.profile)
-    if options.quotas is not None:
-        script, options = _with_quotas(script, cluster, options, options.quotas)
-    return play(script, policy, options, began_s)
-
-
-def _with_quotas(
-    script: Script, cluster: SimulatedNodes, options: SimulationOptions, given: VirtualClusterQuotas
-) -> tuple[Script, SimulationOptions]:
-    virtual_cluster.check(given, script.trace, cluster)
-    if given.borrow:
-        return script, replace(options, settings={**(options.settings or {}), "quotas": given.gpus})
-    return partitioned(script, virtual_cluster.divide(given, script.trace, cluster)), options
+    declared_s = None
+    if choose(policy, chosen.settings).declares:
+        declared_s = cluster_script.declared_s(trace, chosen.length_error, np.random.default_rng(chosen.seed))
+    speed = relative(chosen.speedups, cluster)
+    script = of_trace(trace, cluster, speed, chosen.costs, declared_s, profile=chosen.profile)
+    if (quotas := chosen.quotas) is not None:
+        virtual_cluster.check(quotas, trace, cluster)
+        if quotas.borrow:
+            chosen = replace(chosen, settings={**(chosen.settings or {}), "quotas": quotas.gpus})
+        else:
+            script = partitioned(script, virtual_cluster.divide(quotas, trace, cluster))
+    return play(script, policy, chosen, began_s)
 
 
 def play(script: Script, policy: str, options: SimulationOptions, began_s: float | None = None) -> Outcome:

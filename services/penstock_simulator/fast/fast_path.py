@@ -24,7 +24,7 @@ import numpy as np
 
 from penstock_policies import gittins
 from penstock_policies.queue_policies import BY_ENTRY, FLOOR, QUEUE_POLICIES, QueueKey
-from penstock_simulator.engine.elastic_sizing import simulate_sized
+from penstock_simulator.engine.elastic_sizing import SizedJobs
 from penstock_simulator.fast import kernel_state
 from penstock_simulator.fast.fast_settings import (
     SIZED_POLICIES,
@@ -131,7 +131,7 @@ def simulate(
             )
         sizing = FastSizingSettings.of(settings or {})
         how = shapes(trace, policy, sizing, scaling, profiles)
-        found = simulate_sized(trace, cluster.gpus, policy, sizing, how, overhead_s=overhead_s, go_on=go_on)
+        found = SizedJobs(trace, cluster.gpus, sizing, how, overhead_s).outcome(policy, go_on)
         return found if timeline else replace(found, timeline=None)
     samples = trace.num_gpus * trace.duration_s if gpu_time_samples is None else gpu_time_samples
     chosen, fit = FastSettings.of(settings or {}), np.flatnonzero(trace.num_gpus <= cluster.gpus)

@@ -430,14 +430,9 @@ def _sort(sim: KernelState, queue: int, now_s: float) -> None:
         while before != NOBODY and comes_first(sim, job, before, now_s):
             before = jobs.before[before]
         if before != jobs.before[job]:
-            _shift(sim, job, before)
+            take_out(sim, job)
+            insert(sim, job, before)
         job = after
-
-
-@kernel
-def _shift(sim: KernelState, job: int, before: int) -> None:
-    take_out(sim, job)
-    insert(sim, job, before)
 
 
 @kernel

@@ -43,16 +43,7 @@ _ABOUT: Final = 1.1
 
 
 class PastExecutors(VirtualExecutors):
-    """
-    Executors whose runs go as those of a history went.
-
-    Parameters
-    ----------
-    engine : EventEngine
-    ledger : PastRunLedger
-    **parts
-        As of :class:`penstock_simulator.engine.executors.VirtualExecutors`.
-    """
+    """Executors whose runs go as those of a history went, by its ledger."""
 
     def __init__(self, engine: EventEngine, *, ledger: PastRunLedger, **parts: Any) -> None:
         super().__init__(engine, **parts)

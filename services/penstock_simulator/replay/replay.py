@@ -50,7 +50,6 @@ from penstock_log import (
     TERMINAL,
     AnyEvent,
     Demand,
-    Device,
     Job,
     JobCancelled,
     JobSubmitted,
@@ -443,8 +442,7 @@ def _order(statements: Sequence[PastStatement]) -> tuple[list[set[int]], list[li
     return before, following
 
 
-_DEVICES: Final = re.compile(r"(\d+)x([A-Za-z][\w.-]*)")
-_NODES: Final = re.compile(r"(\d+)x(\d+)@([A-Za-z][\w.-]*)")
+_ADDED: Final = re.compile(r"(\d+)x(?:(\d+)@)?([A-Za-z][\w.-]*)")
 _EXPECTED: Final = "expected what is added, such as +8xfast (devices of a kind) or +2x4@fast (nodes of so many)"
 _GIB: Final = 2**30
 
@@ -486,52 +484,34 @@ def check_nodes(names: Sequence[str], history: ClusterHistory) -> None:
 
 
 def _groups(word: str, term: str, joined: Sequence[NodeJoined]) -> list[NodeGroup]:
-    if (nodes := _NODES.fullmatch(term)) is not None:
-        count, gpus, kind = int(nodes[1]), int(nodes[2]), nodes[3]
-        sizes = [(count, gpus)]
-    elif (devices := _DEVICES.fullmatch(term)) is not None:
-        kind = devices[2]
-        whole, rest = divmod(int(devices[1]), max(_sizes(kind, joined), default=1))
-        sizes = [(whole, max(_sizes(kind, joined), default=1)), (1, rest)]
-    else:
+    """Return the groups of a term, like the last node with devices of its kind."""
+    found = _ADDED.fullmatch(term)
+    if found is None:
         raise ValueError(f"--cluster {word}: {term!r} adds nothing; {_EXPECTED}")
-    like = _device(word, kind, joined)
-    cpus, host_bytes = _share(kind, joined)
+    count, kind = int(found[1]), found[3]
+    counts = [Counter(device.kind for device in one.devices) for one in joined]
+    if not any(kind in one for one in counts):
+        raise ValueError(
+            f"--cluster {word}: the log has no device of kind {kind!r}, so nobody knows how fast jobs are on it; "
+            f"expected one of {', '.join(sorted(set().union(*counts)))}"
+        )
+    node = next(one for one, kinds in zip(reversed(joined), reversed(counts), strict=True) if kind in kinds)
+    like = next(device for device in reversed(node.devices) if device.kind == kind)
+    largest = max(one[kind] for one in counts)
+    sizes = [(count, int(found[2]))] if found[2] else [(count // largest, largest), (1, count % largest)]
     groups = [
         NodeGroup(
-            count=count,
+            count=number,
             gpus=gpus,
             kind=kind,
             memory_gib=like.memory_bytes / _GIB,
             speed=like.speed,
-            cpus=cpus * gpus,
-            host_memory_gib=host_bytes * gpus / _GIB,
+            cpus=node.cpus / len(node.devices) * gpus,
+            host_memory_gib=node.host_memory_bytes / len(node.devices) * gpus / _GIB,
         )
-        for count, gpus in sizes
-        if count and gpus
+        for number, gpus in sizes
+        if number and gpus
     ]
     if not groups:
         raise ValueError(f"--cluster {word}: {term!r} adds no device; {_EXPECTED}")
     return groups
-
-
-def _sizes(kind: str, joined: Sequence[NodeJoined]) -> list[int]:
-    """Return the number of devices of a kind on each node that has any."""
-    counts = [Counter(device.kind for device in one.devices)[kind] for one in joined]
-    return [count for count in counts if count]
-
-
-def _share(kind: str, joined: Sequence[NodeJoined]) -> tuple[float, float]:
-    """Return processors and bytes of the host that come with a device of a kind, as with the last node that has any."""
-    like = next(one for one in reversed(joined) if any(device.kind == kind for device in one.devices))
-    return like.cpus / len(like.devices), like.host_memory_bytes / len(like.devices)
-
-
-def _device(word: str, kind: str, joined: Sequence[NodeJoined]) -> Device:
-    kinds = {device.kind: device for one in joined for device in one.devices}
-    if kind not in kinds:
-        raise ValueError(
-            f"--cluster {word}: the log has no device of kind {kind!r}, so nobody knows how fast jobs are on it; "
-            f"expected one of {', '.join(sorted(kinds))}"
-        )
-    return kinds[kind]

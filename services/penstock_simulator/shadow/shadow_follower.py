@@ -352,11 +352,7 @@ class ShadowExecutors(VirtualExecutors):
             return
         slots = {slot.node_id: slot.devices for slot in placement.slots if slot.node_id in job.open_nodes}
         run = VirtualRun(task, placement.epoch, placement.kind, self.speed(task.id, placement.kind), slots)
-        self.runs[task.id] = run
-        self.busy += task.gpus
-        self.running += task.row >= 0
-        for node_id in slots:
-            self._here[node_id][task.id] = run
+        self._hold(run)
         if job.started_s:
             run.started_s, run.begins_s = job.started_s, job.started_s + task.starting_s
             self._expect_end(run)

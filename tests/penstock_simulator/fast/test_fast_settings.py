@@ -17,8 +17,8 @@ from outcome_rows import random_trace, trace_of
 from penstock_log import Size
 from penstock_policies.elastic import ThroughputProfile
 from penstock_simulator import fast
-from penstock_simulator.engine import elastic_sizing
-from penstock_simulator.fast import fast_settings
+from penstock_simulator.engine.elastic_sizing import SizedJobs
+from penstock_simulator.fast import fast_path, fast_settings
 from penstock_simulator.fast.fast_settings import FastSizingSettings, Policy, shapes
 from penstock_simulator.outcome import Outcome, summary
 from penstock_simulator.trace import Trace
@@ -135,7 +135,7 @@ def test_every_job_does_its_samples_on_the_devices_there_are(
     assert (found.held_gpu_s >= samples / 10 * (1 - 1e-9)).all()
 
 
-class Thorough(elastic_sizing.SizedJobs):
+class Thorough(SizedJobs):
     """Has everybody decided about at each event, also those who cannot be admitted."""
 
     def first(self) -> list[int]:
@@ -153,7 +153,7 @@ def test_asking_about_less_and_less_often_decides_the_same(
     more = {"most_gpus": 4, "admit": order, "thresholds_gpu_s": "20,90"}
     found = run(trace, gpus, policy, 4.0, **more)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(elastic_sizing, "SizedJobs", Thorough)
+        patch.setattr(fast_path, "SizedJobs", Thorough)
         always = run(trace, gpus, policy, 4.0, **more)
     assert found.end_s.tolist() == always.end_s.tolist()
     assert found.preemptions.tolist() == always.preemptions.tolist()
