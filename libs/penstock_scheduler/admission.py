@@ -21,7 +21,7 @@ An order may forbid backfill, or preemption, or have every job make way for all 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
 from typing import Final
@@ -84,7 +84,7 @@ class Admission(msgspec.Struct):
 
 def admit(
     waiting: Sequence[RankedJob],
-    running: RunColumns | Iterable[PreemptibleRun] | Callable[[], RunColumns],
+    running: Callable[[], RunColumns],
     supply: DeviceSupply,
     context: RoundContext,
     reserved_before: Mapping[str, str] = _NONE,
@@ -96,8 +96,8 @@ def admit(
     ----------
     waiting : sequence of RankedJob
         In rank order, those ahead to whom devices are promised; only jobs that may start.
-    running : RunColumns, or iterable of PreemptibleRun, or callable that returns RunColumns
-        Runs that may be preempted at all, in any order.
+    running : callable
+        Returns the runs that may be preempted at all, in any order; it is called only where somebody needs them.
     supply : DeviceSupply
         ``free`` and ``coming`` are changed: what is taken or kept is gone, but a single's device is back for the
         matching to give out.
@@ -159,7 +159,7 @@ class _Walk:
         self,
         supply: DeviceSupply,
         context: RoundContext,
-        running: RunColumns | Iterable[PreemptibleRun] | Callable[[], RunColumns],
+        running: Callable[[], RunColumns],
         reserved_before: Mapping[str, str],
     ) -> None:
         self.free, self.coming, self.whole = supply.free, supply.coming, supply.whole
@@ -176,7 +176,7 @@ class _Walk:
     @cached_property
     def victims(self) -> PreemptionCandidates:
         """The runs that may be preempted; where all find free devices, nobody asks for them."""
-        return PreemptionCandidates(self.running() if callable(self.running) else self.running, self.context)
+        return PreemptionCandidates(self.running(), self.context)
 
     def serve(self, ranked: RankedJob) -> bool:
         """Give the job what it can get; return whether that is all of its devices, now or when others have stopped."""

@@ -39,6 +39,7 @@ Le et al., AlloX: compute allocation in hybrid clusters, EuroSys 2020. Goyal et 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
@@ -48,6 +49,7 @@ import numpy.typing as npt
 
 from penstock_cluster.nodes import fits
 from penstock_log import Device, JobSpec
+from penstock_scheduler.placement import device_class, in_order
 from penstock_scheduler.round_types import RankedJob
 
 _ROUNDING: Final = 1e-9
@@ -309,9 +311,4 @@ def _counts(spec: JobSpec, classes: Iterable[tuple[Device, int]]) -> dict[str, i
 
 def classes(devices: Iterable[Sequence[Device]]) -> list[tuple[Device, int]]:
     """Return the classes of equal devices of some nodes and how many devices each has, in order."""
-    found: dict[tuple[str, int, str], tuple[Device, int]] = {}
-    for held in devices:
-        for device in held:
-            like = device.kind, device.memory_bytes, device.backend
-            found[like] = found[like][0] if like in found else device, found[like][1] + 1 if like in found else 1
-    return [found[like] for like in sorted(found)]
+    return list(in_order(Counter(device_class(device) for held in devices for device in held)))

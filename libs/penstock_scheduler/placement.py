@@ -32,6 +32,9 @@ _SMALLEST: Final = attrgetter("memory_bytes", "index")
 Located = tuple[str, Device]
 """A node's id and one of its devices."""
 
+Shape = tuple[tuple[Device, int], ...]
+"""How many devices of each class."""
+
 
 class FreeDevices:
     """
@@ -105,9 +108,7 @@ class FreeDevices:
         held = {like: bucket.count for like, bucket in self._buckets.items() if bucket.count}
         if self.hosts is not None and self.hosts.beyond:
             held = {like: count for like in held if (count := self._for_others(like))}
-        if len(held) < 2:
-            return held
-        return dict(sorted(held.items(), key=lambda item: (item[0].kind, item[0].memory_bytes, item[0].backend)))
+        return dict(in_order(held))
 
     def count(self, spec: JobSpec, kind: str) -> int:
         """Return how many free devices of one kind the job fits."""
@@ -406,6 +407,13 @@ def _first_nodes(nodes_by_free: Mapping[int, Collection[str]], count: int) -> li
 def device_class(device: Device) -> Device:
     """Return what equal devices have in common: kind, memory and backend."""
     return Device(index=0, kind=device.kind, memory_bytes=device.memory_bytes, backend=device.backend)
+
+
+def in_order(counts: Mapping[Device, int]) -> Shape:
+    """Return how many devices of each class there are, in the order of kind, memory and backend."""
+    if len(counts) < 2:
+        return tuple(counts.items())
+    return tuple(sorted(counts.items(), key=lambda each: (each[0].kind, each[0].memory_bytes, each[0].backend)))
 
 
 def slots(devices: Iterable[Located]) -> tuple[Slot, ...]:

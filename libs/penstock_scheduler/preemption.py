@@ -38,8 +38,8 @@ import numpy as np
 
 from penstock_cluster.nodes import fits
 from penstock_log import JobSpec
-from penstock_scheduler.pool import run_columns
-from penstock_scheduler.pool.run_columns import Bools, Floats, Ints, RunColumns, Shape
+from penstock_scheduler.placement import Shape
+from penstock_scheduler.pool.run_columns import Bools, Floats, Ints, RunColumns
 from penstock_scheduler.round_types import BORROWED, PreemptibleRun, RankedJob, RoundContext
 
 Key = tuple[float, int, float]
@@ -115,7 +115,7 @@ class PreemptionCandidates:
 
     Parameters
     ----------
-    running : RunColumns, or iterable of PreemptibleRun
+    running : RunColumns
         In any order; samples and runs that are stopping already left out.
     context : RoundContext
 
@@ -125,11 +125,10 @@ class PreemptionCandidates:
     taking them is O(1) each.
     """
 
-    def __init__(self, running: RunColumns | Iterable[PreemptibleRun], context: RoundContext) -> None:
+    def __init__(self, running: RunColumns, context: RoundContext) -> None:
         self._preempts = context.mode.preempts
-        every = running if isinstance(running, RunColumns) else run_columns.of(running, context)
-        waste_s, worthwhile, self._unripe = _weigh(every, context)
-        found = every.only(worthwhile) if len(every) else every
+        waste_s, worthwhile, self._unripe = _weigh(running, context)
+        found = running.only(worthwhile) if len(running) else running
         loss_gpu_s = found.devices * (0.0 if self._preempts == "position" else waste_s[worthwhile])
         self._looked = _Looked(found, loss_gpu_s)
         self._lowest = int(found.queue.max()) if len(found) else -1

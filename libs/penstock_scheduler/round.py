@@ -17,10 +17,10 @@ from penstock_scheduler.admission import Admission, admit
 from penstock_scheduler.assignment import ASSIGNMENTS, Busy, DeviceSupply, MatchedJobs
 from penstock_scheduler.candidates import Candidates, candidates
 from penstock_scheduler.fairness import FairnessTry
-from penstock_scheduler.placement import Located, slots
+from penstock_scheduler.placement import Located, Shape, slots
 from penstock_scheduler.pool import pool_view, run_columns
 from penstock_scheduler.pool.pool_view import PoolView
-from penstock_scheduler.pool.run_columns import RunColumns, Shape
+from penstock_scheduler.pool.run_columns import RunColumns
 from penstock_scheduler.quotas import NO_QUOTAS, QuotaCoverage
 from penstock_scheduler.round_types import PreemptibleRun, RankedJob, RoundContext, RoundRules
 from penstock_scheduler.sharing import co_preemption

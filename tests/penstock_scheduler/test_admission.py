@@ -5,12 +5,14 @@ from __future__ import annotations
 import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
+from run_rows import columns_of
 
 from penstock_log import Device, Job, JobSpec
 from penstock_policies.queue_policies import BY_QUEUE, DispatchMode
 from penstock_scheduler.admission import Admission, admit
 from penstock_scheduler.assignment import DeviceSupply
 from penstock_scheduler.placement import FreeDevices
+from penstock_scheduler.pool.run_columns import NONE
 from penstock_scheduler.round_types import PreemptibleRun, RankedJob, RoundContext, RoundRules
 
 NOW_S = 100.0
@@ -45,7 +47,7 @@ def walk(
     held = {d.index: d for run in runs for _, d in run.devices}
     whole = FreeDevices({"n1": [*(device(i) for i in range(idle + coming)), *held.values()]})
     context = RoundContext(NOW_S, lambda _job, _kind: 1.0, lambda jobs: [1.0] * len(jobs), RoundRules(), mode=mode)
-    return admit(sorted(jobs), runs, DeviceSupply(free, stopping, whole), context)
+    return admit(sorted(jobs), lambda: columns_of(runs, context), DeviceSupply(free, stopping, whole), context)
 
 
 def gangs(found: Admission) -> list[str]:
@@ -90,7 +92,7 @@ def of_two_kinds(free: dict[str, int], reserved_before: dict[str, str]) -> Admis
     supply = DeviceSupply(
         FreeDevices({kind: held[kind][:n] for kind, n in free.items()}), FreeDevices({}), FreeDevices(held)
     )
-    return admit([gang], [], supply, context, reserved_before)
+    return admit([gang], lambda: NONE, supply, context, reserved_before)
 
 
 def test_a_patient_gang_keeps_the_kind_that_has_most_and_then_stays_with_it():
@@ -111,7 +113,7 @@ def test_what_is_kept_can_be_undone():
         FreeDevices({"n": [device(0)]}), FreeDevices({"n": [device(1)]}), FreeDevices({"n": [device(0), device(1)]})
     )
     context = RoundContext(NOW_S, lambda _job, _kind: 1.0, lambda jobs: [1.0] * len(jobs), RoundRules())
-    found = admit([waiting("g", gpus=2)], [], supply, context)
+    found = admit([waiting("g", gpus=2)], lambda: NONE, supply, context)
     assert (found.keeps, len(supply.free), len(supply.coming)) == ({"g": "fast"}, 0, 0)
     found.undo(supply)
     assert (len(supply.free), len(supply.coming)) == (1, 1)
@@ -168,7 +170,7 @@ def test_jobs_of_one_device_find_what_they_find_before_a_gang_that_finds_nothing
             ranked.job.spec = msgspec.structs.replace(ranked.job.spec, kinds=accepted)
         mode = DispatchMode(preempts="position")  # only who has found one comes to the matching
         context = RoundContext(NOW_S, lambda _job, _kind: 1.0, lambda jobs: [1.0] * len(jobs), RoundRules(), mode=mode)
-        found = admit([*jobs, *behind], [], DeviceSupply(free, FreeDevices({}), free), context)
+        found = admit([*jobs, *behind], lambda: NONE, DeviceSupply(free, FreeDevices({}), free), context)
         return [ranked.job_id for ranked in found.singles], free.by_node()
 
     assert admitted() == admitted(waiting("g", gpus=9))

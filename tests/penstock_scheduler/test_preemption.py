@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from run_rows import columns_of
 
 from penstock_log import Device, Job, JobSpec
 from penstock_policies.queue_policies import DispatchMode
@@ -47,10 +48,14 @@ def context(preempts: str = "queue", cost: PreemptionCost | None = None, **rules
     return replace(found, mode=mode, cost=lambda _: cost or PreemptionCost())
 
 
+def candidates(runs: list[PreemptibleRun], seen: RoundContext) -> PreemptionCandidates:
+    return PreemptionCandidates(columns_of(runs, seen), seen)
+
+
 def chosen(
     runs: list[PreemptibleRun], lacking: int, ranked: RankedJob | None = None, seen: RoundContext | None = None
 ) -> list[str]:
-    choice = PreemptionCandidates(runs, seen or context()).choose(ranked or new(), "fast", lacking)
+    choice = candidates(runs, seen or context()).choose(ranked or new(), "fast", lacking)
     return sorted(run.ranked.job_id for run in choice.runs) if choice else []
 
 
@@ -90,7 +95,7 @@ def test_more_work_than_is_left_is_not_thrown_away():
 @pytest.mark.parametrize(("overhead_s", "ripe"), [(99.0, True), (101.0, False)])
 def test_a_run_pays_its_overhead_before_it_is_stopped(overhead_s, ripe):
     seen = context(cost=PreemptionCost(resume_s=overhead_s), overhead_share=0.2)
-    victims = PreemptionCandidates([run("a")], seen)
+    victims = candidates([run("a")], seen)
     assert victims.below(new()) == ripe
     assert victims.ripe_s(new()) == (math.inf if ripe else 500.0 + 505.0)
 
@@ -104,7 +109,7 @@ def test_the_order_may_forbid_it_or_go_by_positions():
 
 
 def test_what_is_taken_is_gone():
-    victims = PreemptionCandidates([run("a", 1.0), run("b", 2.0), run("g", 9.0, gpus=2)], context())
+    victims = candidates([run("a", 1.0), run("b", 2.0), run("g", 9.0, gpus=2)], context())
     names = []
     while (choice := victims.choose(new(), "fast", 1)) is not None:
         names += [run.ranked.job_id for run in choice.runs]
@@ -120,7 +125,7 @@ losses = st.lists(st.tuples(st.one_of(st.sampled_from([0, 6, 12]), st.integers(0
 @given(losses, st.integers(1, 8))
 def test_no_other_set_of_runs_frees_enough_at_a_lighter_loss(losses, lacking):
     runs = [run(f"{chr(97 + i)}", float(unsaved_s), gpus) for i, (unsaved_s, gpus) in enumerate(losses)]
-    choice = PreemptionCandidates(runs, context()).choose(new(gpus=lacking), "fast", lacking)
+    choice = candidates(runs, context()).choose(new(gpus=lacking), "fast", lacking)
 
     def loss(some: tuple[PreemptibleRun, ...]) -> float:
         return sum(len(one.devices) * one.ranked.job.unsaved_by(NOW_S) for one in some)
@@ -142,7 +147,7 @@ def test_no_other_set_of_runs_frees_enough_at_a_lighter_loss(losses, lacking):
 @given(losses, st.lists(st.integers(1, 3), max_size=6), st.sampled_from(["queue", "position"]))
 def test_nobody_is_taken_twice(losses, wanted, preempts):
     runs = [run(f"{chr(97 + i)}", float(unsaved_s), gpus) for i, (unsaved_s, gpus) in enumerate(losses)]
-    victims, taken = PreemptionCandidates(runs, context(preempts)), []
+    victims, taken = candidates(runs, context(preempts)), []
     for lacking in wanted:
         choice = victims.choose(new(gpus=lacking), "fast", lacking)
         if choice is not None:

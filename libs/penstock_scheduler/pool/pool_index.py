@@ -23,8 +23,8 @@ from penstock_cluster.nodes import Cluster, Node
 from penstock_log import TERMINAL, Device, Job, JobRank, JobSpec, MemoryNeed, Placement, workload
 from penstock_policies.queue_policies import DispatchMode
 from penstock_policies.sample_plan import is_sampled
-from penstock_scheduler.placement import FreeDevices, Located, device_class
-from penstock_scheduler.pool.run_columns import PoolGrants, Shape, in_order
+from penstock_scheduler.placement import FreeDevices, Located, Shape, device_class, in_order
+from penstock_scheduler.pool.run_columns import PoolGrants
 from penstock_scheduler.round_types import PreemptibleRun, RankedJob
 from penstock_scheduler.sharing.co_preemption import tied
 from penstock_scheduler.sharing.shared_devices import At, SharedDevice, SharingDemand, SharingLimits, sharing_demand

@@ -28,9 +28,9 @@ from penstock_policies.workload_stats import PreemptionCost, PreemptionCosts, Sp
 from penstock_scheduler import fairness
 from penstock_scheduler.assignment import ASSIGNMENTS, DeviceSupply
 from penstock_scheduler.fairness import FairnessProgress
-from penstock_scheduler.placement import FreeDevices
+from penstock_scheduler.placement import FreeDevices, Shape
 from penstock_scheduler.pool.pool_index import PoolIndex
-from penstock_scheduler.pool.run_columns import SAMPLE_S, GrantTerms, Shape, shape_of
+from penstock_scheduler.pool.run_columns import SAMPLE_S, GrantTerms, shape_of
 from penstock_scheduler.round_types import BORROWED, PreemptibleRun, RankedJob, RoundContext, RoundRules
 from penstock_scheduler.sharing import co_preemption
 from penstock_scheduler.sharing.co_preemption import SharingRun

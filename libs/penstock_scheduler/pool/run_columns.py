@@ -9,26 +9,23 @@ runs; with it, :meth:`PoolGrants.runs` gives the :class:`RunColumns` of the mome
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from penstock_log import Device, JobState
+from penstock_log import JobState
 from penstock_policies import job_lengths
 from penstock_policies.job_lengths import FinishedService
 from penstock_policies.workload_stats import PreemptionCost
-from penstock_scheduler.placement import device_class
-from penstock_scheduler.round_types import BORROWED, PreemptibleRun, RoundContext
+from penstock_scheduler.placement import Shape, device_class, in_order
+from penstock_scheduler.round_types import BORROWED, PreemptibleRun
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
-
-Shape = tuple[tuple[Device, int], ...]
-"""How many devices of each class."""
 
 
 class RunColumns(msgspec.Struct, frozen=True):
@@ -99,46 +96,12 @@ class RunColumns(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, queue=self.queue + BORROWED * np.isin(self.rows, rows))
 
 
-def of(running: Iterable[PreemptibleRun], context: RoundContext) -> RunColumns:
-    """Return runs as columns; each run carries its own place and expected end."""
-    found = list(running)
-    jobs, costs = [run.ranked.job for run in found], [context.cost(run.ranked.job) for run in found]
-    shapes: dict[tuple[str, Shape], int] = {}
-    return RunColumns(
-        queue=_floats(run.ranked.queue for run in found),
-        position=_floats(run.ranked.position for run in found),
-        started_s=_floats(job.started_s for job in jobs),
-        saved_s=_floats(max(job.started_s, job.checkpointed_s) for job in jobs),
-        devices=_floats(len(run.devices) for run in found),
-        left_s=_floats(run.left_s for run in found),
-        overhead_s=_floats(cost.overhead_s for cost in costs),
-        switch_s=_floats(cost.switch_s for cost in costs),
-        saves=np.array([cost.saves for cost in costs], dtype=np.bool_),
-        group=np.array([shapes.setdefault((run.kind, shape_of(run)), len(shapes)) for run in found], dtype=np.int64),
-        shapes=list(shapes),
-        rows=np.arange(len(found)),
-        all=found,
-    )
-
-
 def shape_of(run: PreemptibleRun) -> Shape:
     """Return how many devices of each class a run has, in order."""
     return in_order(Counter(device_class(device) for _, device in run.devices))
 
 
-def in_order(counts: Mapping[Device, int]) -> Shape:
-    """Return how many devices of each class there are, in the order of kind, memory and backend."""
-    if len(counts) < 2:
-        return tuple(counts.items())
-    return tuple(sorted(counts.items(), key=lambda each: (each[0].kind, each[0].memory_bytes, each[0].backend)))
-
-
-def _floats(values: Iterable[float]) -> Floats:
-    return np.array(list(values), dtype=np.float64)
-
-
 _NO_NUMBERS: Final = np.zeros(0)
-_NO_ROWS: Final = np.zeros(0, dtype=np.int64)
 
 NONE: Final = RunColumns(
     queue=_NO_NUMBERS,
@@ -150,9 +113,9 @@ NONE: Final = RunColumns(
     overhead_s=_NO_NUMBERS,
     switch_s=_NO_NUMBERS,
     saves=np.zeros(0, dtype=np.bool_),
-    group=_NO_ROWS,
+    group=np.zeros(0, dtype=np.int64),
     shapes=(),
-    rows=_NO_ROWS,
+    rows=np.zeros(0, dtype=np.int64),
     all=(),
 )
 """No runs."""

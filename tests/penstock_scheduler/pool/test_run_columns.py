@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+from run_rows import columns_of
 
 from penstock_log import Device, Job, JobSpec, JobState
 from penstock_policies.workload_stats import PreemptionCost
-from penstock_scheduler.pool.run_columns import GrantTerms, PoolGrants, of, shape_of
+from penstock_scheduler.pool.run_columns import GrantTerms, PoolGrants, shape_of
 from penstock_scheduler.round_types import PreemptibleRun, RankedJob, RoundContext, RoundRules
 
 NOW_S = 100.0
@@ -45,7 +46,7 @@ def test_columns_that_followed_are_those_of_the_runs_that_are_left(steps: list[t
     context = RoundContext(
         NOW_S, lambda *_: 1.0, lambda jobs: [1.0] * len(jobs), RoundRules(), cost=lambda job: cost[job.id]
     )
-    expected = of([left[found.name(at)] for at in range(len(found))], context)
+    expected = columns_of([left[found.name(at)] for at in range(len(found))], context)
     assert len(found) == len(left) == stoppable.sum()
     for name in ("queue", "position", "started_s", "saved_s", "devices", "overhead_s", "switch_s", "saves"):
         assert np.array_equal(getattr(found, name), getattr(expected, name)), name
