@@ -1,7 +1,7 @@
 """
 The gateway's answers, from its read model.
 
-A :class:`ReadModel` is what the gateway knows at one moment, with what was heard outside of the log. Each function
+A :class:`ReadModel` is what the gateway knows at one moment, with what was reported outside of the log. Each function
 turns a part of it into a view of :mod:`penstock_log.views`, which takes over the records' fields by their names.
 :func:`sweep` adds a sweep's rungs, its best trial so far, its time left, and what became of its device time.
 """
@@ -51,7 +51,9 @@ _NAMES: Final = 5
 @dataclass(frozen=True)
 class ReadModel:
     """
-    The read model at one moment: up to ``seq``, with the time and what was heard outside the log (nothing in the past).
+    The read model at one moment: up to ``seq``, with the time, and with what was reported outside of the log.
+
+    Of a moment in the past there are no such reports.
 
     Attributes
     ----------
@@ -173,7 +175,7 @@ def policies(model: ReadModel) -> PoliciesView:
 
 
 def status(model: ReadModel, last_seq: int) -> StatusView:
-    """Return the cluster's counts; the caller adds the services that it heard."""
+    """Return the cluster's counts; the caller adds the services that are there."""
     state = model.state
     return StatusView(
         jobs=dict(Counter(str(job.state) for job in state.jobs if job.sample is None)),

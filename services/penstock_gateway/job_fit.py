@@ -50,7 +50,7 @@ def problem(spec: JobSpec, known: Caps, kinds: Mapping[str, int], pool: str) -> 
         for kind in kinds
         if cap(spec, kind, known)
     ]
-    if not wants:  # for its widths, not for its batch: said of the width itself
+    if not wants:  # its widths are too large, not its batch: `never` says so
         return ""
     there = listed(f"{most_devices(spec, most)} {kind}" for kind, most in kinds.items())
     remedy = "lower the smallest batch" if spec.batch is not None else "lower batch_size"

@@ -86,7 +86,7 @@ class GatewayState(SchedulerState):
     to_cancel: dict[str, int] = msgspec.field(default_factory=dict)
 
     def wait_of(self, job: Job) -> Wait | None:
-        """Return what the last round said about a job."""
+        """Return why a job waits by the last round; None where the round does not say."""
         return self.waits.get(job.spec.pool, {}).get(job.id)
 
 

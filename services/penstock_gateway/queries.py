@@ -199,7 +199,7 @@ class Queries:
         )
 
     def _whole_id(self, wanted: str) -> str:
-        """Return the id that a beginning names, if only one job, sweep or node has it; otherwise the word itself."""
+        """Return the id that a beginning names, if only one job, sweep or node has it; otherwise the text itself."""
         if not wanted:
             return ""
         state = self._live.state

@@ -33,7 +33,7 @@ _PROBLEMS: Final[dict[Problem, str]] = {
     "refused": "it was refused",
     "memory": "it exceeded its memory",
 }
-"""What was wrong, where nobody has said more."""
+"""What was wrong, where the trial's end has no reason of its own."""
 
 
 class TrialRow(msgspec.Struct, kw_only=True):

@@ -95,13 +95,12 @@ class WaitExplainer:
     def explain(self, job: Job) -> WhyView:
         """Return the explanation of a job's present state."""
         past = self._state.histories[job.id]
-        view = WhyView(
-            id=job.id,
+        view = WhyView.of(
+            job,
+            past,
             name=job.spec.name,
-            state=job.state,
             **self._present_cause(job)._asdict(),
             not_causes=(),
-            since_s=past.since_s,
             rank=None,
             size=job_sizes.size_text(job.spec),
             resized=past.sizing.resizes[-1] if past.sizing is not None and past.sizing.resizes else None,
@@ -136,7 +135,7 @@ class WaitExplainer:
         )
 
     def cause(self, job: Job) -> str:
-        """Return the cause why a job waits, in one word; empty if it does not wait."""
+        """Return the cause why a job waits; empty if it does not wait."""
         return self._waiting(job).cause if job.state is JobState.PENDING else ""
 
     def _present_cause(self, job: Job) -> StateCause:

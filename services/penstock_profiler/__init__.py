@@ -5,6 +5,6 @@ In reading order:
 
 * ``machine``: Settings, state, apply, decide.
 * ``workload_record``: What is known of one workload.
-* ``answer``: What the profiler says of a workload.
+* ``answer``: The profiler's answers about a workload.
 * ``__main__``: The profiler on a bus, and how replicas divide the keys.
 """

@@ -1,5 +1,5 @@
 """
-What the profiler says of a workload.
+The profiler's answers about a workload.
 
 :func:`answer` says its speed on each kind of device: measured speeds, predicted ones, and why a speed is only
 predicted. :func:`scalability` says how the speed of an elastic workload depends on batch size and devices, and

@@ -56,7 +56,7 @@ class ProfilerState(msgspec.Struct):
     unsettled : set of str
         Keys of workloads with something left to request, to wait for or to say.
     loops : dict of str to RunEnded
-        Gang over several nodes of which some have ended → what the node with the first process said of the loop.
+        Gang over several nodes of which some have ended → how the node with the first process ended its run.
     """
 
     cluster: Cluster = msgspec.field(default_factory=Cluster)

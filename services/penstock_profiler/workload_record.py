@@ -29,7 +29,7 @@ LEAST_STEPS: Final = 20
 """Iterations that a real run needs before it says anything about the iteration time."""
 
 LEAST_RUN_S: Final = 1.0
-"""Seconds that a run without iterations needs for the same: a shorter one tells how long it takes to start."""
+"""Seconds that a run without iterations needs for the same: a shorter one shows how long it takes to start."""
 
 LOST_TOO_OFTEN: Final = 2
 """A sample that was placed so often without ending is no longer waited for."""
@@ -196,7 +196,7 @@ class WorkloadRecord(msgspec.Struct, kw_only=True):
         return [each.point for each in of_kind if each.point is not None]
 
     def describe(self, event: RunEnded) -> None:
-        """Note what a run's script said of its model, if anything; a difference by rounding counts as none."""
+        """Note the skew of the model that a run's script described, if any; rounding makes no difference."""
         skew = round(event.skew, 3) if math.isfinite(event.skew) else 0.0
         self.skew = skew or self.skew
 

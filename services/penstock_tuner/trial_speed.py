@@ -217,7 +217,7 @@ class TrialSpeeds(msgspec.Struct, kw_only=True):
             width = self.widths.setdefault(job_id, float(trial.gpus))
             took_s = loop_s if width else self.done_s.get(job_id, 0.0)
             self.unit_s[job_id] = took_s / units
-            if not self.loop_s.get(job_id):  # it has told of no iterations: a unit will have to do
+            if not self.loop_s.get(job_id):  # it reports no iterations: a unit has to do
                 self._compare(trial.number, width or 1.0, took_s / units)
         self.forget(job_id)
 

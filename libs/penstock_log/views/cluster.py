@@ -45,7 +45,7 @@ class NodeView(View, frozen=True, kw_only=True):
     state : {"up", "draining", "drained", "lost", "left"}
         ``draining`` while a drained node still has running jobs.
     heard_s : float or None
-        Last heartbeat that this gateway heard; None where it heard none, and in answers about the past.
+        When this gateway last got a heartbeat; None where it got none, and in answers about the past.
     cpus, host_memory_bytes : float, int
         What its host has for jobs; 0 where it does not say.
     held_by : {"", "cgroup", "rlimit"}
@@ -73,7 +73,7 @@ class NodesView(View, frozen=True, kw_only=True):
 
 class ReplicaView(View, frozen=True, kw_only=True):
     """
-    One replica of a service that was heard lately, with what it said of itself then.
+    One replica of a service with a recent heartbeat, and what it reported then.
 
     Attributes
     ----------
@@ -82,7 +82,7 @@ class ReplicaView(View, frozen=True, kw_only=True):
     term_s : float
         For how long it has led without a gap.
     lease_s : float or None
-        How long before it asked for the lease that was last confirmed; None where it has none.
+        Seconds since it asked for the lease that was last confirmed; None where it has none.
     last_seq, decided_seq : int
         How far it has read the log, and how far it had when it last decided.
     undecided_s : float

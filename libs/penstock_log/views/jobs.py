@@ -151,39 +151,39 @@ class JobView(View, frozen=True, kw_only=True):
     Attributes
     ----------
     state : str
-        Two letters, see :class:`penstock_log.lifecycle.State`.
+        Two letters, see :class:`penstock_log.JobState`.
     started_s : float or None
-        First start.
+        When its first run started.
     wait_s, run_s : float
-        Spent waiting and running, over all runs, up to now.
+        Seconds that it waited and ran, over all runs, up to now.
     jct_s : float or None
-        From submission to end.
+        Seconds from its submission to its end.
     devices : tuple of str
         Devices used over all runs, such as ``n1/fast0``, in order of first use.
     placed_on : tuple of str
-        Devices of the lease in force.
+        Devices of the grant in force.
     steps : int
-        Done since the very beginning; of a running job, the last that it told.
+        Steps done since the very beginning; for a running job, as its run last reported.
     queue : int or None
         The ranker's queue, 0 first; None before it was ranked.
     cause : str
-        Why it waits, one word; empty where it does not wait.
+        The cause why it waits; empty where it does not wait.
     sample : bool
         True for a profiler's sample.
     sharing : str
         Whether it has its devices to itself (``exclusive``), or shares them by turns (``lane``) or by ``fraction``.
     share : float
-        Part of its devices' time that its run is reckoned to have.
+        The assumed part of its devices' time that its run has.
     gpus, min_gpus, max_gpus : int
         Devices that it has or asks for; between how many an elastic job may be given, both 0 where always so many.
     batch_size : int
-        Over all devices, as it has it at present; 0 where its script alone knows.
+        Its present batch over all devices; 0 where only its script knows.
     batches : tuple of int or None
         The smallest and the largest batch that it may be given; None where it never changes.
     samples : int
-        Handed out by its sampler and done since the very beginning; of a running job, the last that it told.
+        Samples that its sampler handed out and that were done since the very beginning, as its run last reported.
     cpus, host_memory_bytes : float, int
-        Of the host, for each of its devices; 0 where it asks for no more than their share.
+        Processors and memory of the host for each of its devices; 0 where it asks for no more than their share.
     """
 
     id: str
@@ -264,15 +264,15 @@ class WhyView(View, frozen=True, kw_only=True):
         The best change of the job with which it would start at once, tried on the matcher's round; None where none of
         those that were tried would.
     start_in_s : float or None
-        Of a waiting job that nothing would start at once, an estimate of when it does; None where nothing tells.
+        Estimated seconds until a waiting job starts that no change would start now; None where nothing is known.
     basis : str
         What the estimate rests on, or why there is none.
     size : str
-        Of an elastic job: what it has or asks for, of what it may have.
+        The size that an elastic job has or asks for, and its bounds, in words.
     resized : ResizeView or None
         The last decision about its size, if there was one.
     freed : dict of str to int
-        Of a waiting job: running job → devices that it is giving up for this one.
+        Running job → devices that it is giving up for this waiting one.
     """
 
     id: str
@@ -301,7 +301,7 @@ class JobDetail(View, frozen=True, kw_only=True):
     speeds : tuple of KindSpeed
         What the profiler knows of its workload.
     sizing : SizingView or None
-        Of an elastic job: its sizes so far.
+        The sizes of an elastic job so far.
     run_end : RunEnded or None
         The last end of one of its runs on a node, as the log has it.
     """
@@ -325,17 +325,17 @@ class ProfileView(View, frozen=True, kw_only=True):
     workload : str
         Its key.
     jobs : int
-        How many there have been of it.
+        How many jobs have had this workload.
     names : tuple of str
-        Of some of them.
+        Names of some of these jobs.
     note : str
         Why speeds are only predicted.
     need : MemoryNeed or None
-        Of one device's memory, as its last run that measured it said.
+        What its last measured run needed of one device's memory.
     trials : TrialsMeasured or None
         What sweeps have shown of sharing devices, scaling out and being moved.
     scaling : tuple of Scalability
-        Of an elastic workload: how its iterations go with batch size and devices, on each kind.
+        How an elastic workload's iterations go with batch size and devices, on each kind.
     """
 
     workload: str
@@ -358,7 +358,7 @@ class DryRunView(View, frozen=True, kw_only=True):
     starts : bool
         True where it would start at once, on ``devices``.
     start_in_s : float or None
-        Where it would wait for devices, an estimate of how long; None where nothing tells.
+        Estimated seconds that it would wait for devices; None where nothing is known.
     basis : str
         What the estimate rests on, or why there is none.
     cause, evidence, remedy : str
@@ -394,9 +394,9 @@ class SizedRunView(View, frozen=True, kw_only=True):
     end_s : float or None
         None where it goes on.
     batch_size : int
-        Of one step over all of its devices, as the script says that it uses it; 0 where nobody told one.
+        Samples of one step over all of its devices, as the script reports; 0 without a report.
     steps, loop_s : int, float
-        Iterations of this run and the seconds that they took; of one that goes on, as it last told.
+        Iterations of this run and the seconds that they took, as it last reported.
     samples_per_s : float or None
         Over the seconds of the whole run with its start and end: what its sampler handed out, or batch size times
         steps where it has none. None where that is not known.
