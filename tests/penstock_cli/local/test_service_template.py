@@ -165,7 +165,7 @@ preload(CORE)
 before = {*sys.modules}
 for service in CORE:
     run_module(f"penstock_{service}")  # without becoming it
-print(*sorted({*sys.modules} - before), "numba" in before, matching.are_kept())
+print(*sorted({*sys.modules} - before), "numba" in before, matching.KERNELS.are_kept())
 """
 
 
