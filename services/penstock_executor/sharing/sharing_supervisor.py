@@ -40,16 +40,8 @@ class SharingSupervisor:
     ----------
     host : ProcessHost
     settings : ExecutorSettings
-    life : str
-        Names this start of the executor.
-    clock : callable
-        Seconds since the epoch.
-    report : callable
-        ``report(fact)``: append a fact to the log.
-    wake : callable
-        Called when some run may start now, or has to leave.
-    again : callable
-        ``again(wait_s)``: call :meth:`turn` after so many seconds at the latest.
+    life, clock, report, wake, again
+        As in :class:`~penstock_executor.sharing.lane_coordinator.LaneCoordinator`.
     """
 
     def __init__(
