@@ -95,9 +95,14 @@ class FreeDevices:
 
     def kinds(self, spec: JobSpec) -> dict[str, int]:
         """Return kind → how many free devices of it the job fits, for kinds with any."""
+        found = self.kinds_without_hosts(spec)
+        if found and self.is_tight(spec):
+            return {kind: count for kind in found if (count := self._available(self._fitting(spec, kind), spec))}
+        return found
+
+    def kinds_without_hosts(self, spec: JobSpec) -> dict[str, int]:
+        """Return kind → how many free devices of it the job would fit if hosts had room for all."""
         found: dict[str, int] = {}
-        if self.is_tight(spec):
-            return {kind: count for kind in self._kinds_of(spec) if (count := self._count_within(spec, kind))}
         for like, bucket in self._buckets.items():
             if bucket.count and fits(spec, like):
                 found[like.kind] = found.get(like.kind, 0) + bucket.count
@@ -107,26 +112,23 @@ class FreeDevices:
         """Return class → how many free devices are of it, for classes with any, in order of kind and memory."""
         held = {like: bucket.count for like, bucket in self._buckets.items() if bucket.count}
         if self.hosts is not None and self.hosts.beyond:
-            held = {like: count for like in held if (count := self._for_others(like))}
+            held = {like: count for like in held if (count := self._available([self._buckets[like]]))}
         return dict(in_order(held))
 
     def count(self, spec: JobSpec, kind: str) -> int:
         """Return how many free devices of one kind the job fits."""
-        if self.is_tight(spec):
-            return self._count_within(spec, kind)
-        return sum([bucket.count for bucket in self._fitting(spec, kind)])
+        buckets = self._fitting(spec, kind)
+        return self._available(buckets, spec) if self.is_tight(spec) else sum([bucket.count for bucket in buckets])
 
     def standing(self, spec: JobSpec, kind: str) -> dict[str, list[Device]]:
         """Return the free devices of one kind that the job fits, by node: the smallest memory that will do first."""
         found: defaultdict[str, list[Device]] = defaultdict(list)
-        for bucket in self._fitting(spec, kind):
+        buckets = self._fitting(spec, kind)
+        for bucket in buckets:
             for node_id, held in bucket.held.items():
                 found[node_id] += held.values()
-        limits = self._limited(spec, kind) if self.is_tight(spec) else _NO_LIMITS
-        some = {
-            node_id: sorted(held, key=lambda device: (device.memory_bytes, device.index))[: limits.get(node_id)]
-            for node_id, held in found.items()
-        }
+        limits = self._limits_of(buckets, spec) if self.is_tight(spec) else _NO_LIMITS
+        some = {node_id: sorted(held, key=_SMALLEST)[: limits.get(node_id)] for node_id, held in found.items()}
         return {node_id: held for node_id, held in some.items() if held}
 
     def choose(
@@ -152,7 +154,7 @@ class FreeDevices:
             return []
         nodes_by_free, limits = buckets[0].nodes_by_free if len(buckets) == 1 else _merged(buckets), _NO_LIMITS
         if self.is_tight(spec):
-            limits = self._limited(spec, kind)
+            limits = self._limits_of(buckets, spec)
             nodes_by_free = _by_free(limits) if asks(spec) else _with(nodes_by_free, limits)
         enough = min([free for free in nodes_by_free if free >= count], default=0)
         if first_fit:
@@ -221,10 +223,6 @@ class FreeDevices:
         hosts = self.hosts
         return hosts is not None and (spec.cpus > 0 or spec.host_memory_bytes > 0 or bool(hosts.beyond))
 
-    def kinds_without_hosts(self, spec: JobSpec) -> dict[str, int]:
-        """Return kind → how many free devices of it the job would fit if hosts had room for all."""
-        return {kind: sum(bucket.count for bucket in self._fitting(spec, kind)) for kind in self._kinds_of(spec)}
-
     def left_of(self, node_id: str) -> HostAmount:
         """Return what is left of a node's processors and memory."""
         return self.hosts.left(node_id, self._free_on(node_id)) if self.hosts is not None else NOTHING
@@ -238,20 +236,14 @@ class FreeDevices:
         node_id = max(held, key=lambda node_id: (self.left_of(node_id)[::-1], node_id))
         return [(node_id, device) for device in held[node_id]]
 
-    def _kinds_of(self, spec: JobSpec) -> list[str]:
-        return sorted({like.kind for like, bucket in self._buckets.items() if bucket.count and fits(spec, like)})
-
     def _free_on(self, node_id: str) -> int:
         return sum(len(bucket.held.get(node_id, ())) for bucket in self._buckets.values())
 
-    def _limited(self, spec: JobSpec, kind: str) -> dict[str, int]:
-        """
-        Return node → how many free devices of a kind the job can have there: of one that asks for something all nodes
-        with any such device, else those on which others have left less room than devices.
-        """
-        return self._limits_of(self._fitting(spec, kind), spec)
-
     def _limits_of(self, buckets: Sequence[_Bucket], spec: JobSpec | None = None) -> dict[str, int]:
+        """
+        Return node → how many of its free devices the job can have: of one that asks for something all nodes with any
+        such device, else those on which others have left less room than devices.
+        """
         hosts = self.hosts
         if hosts is None:
             return {}
@@ -269,23 +261,13 @@ class FreeDevices:
         self._limits[key] = limits
         return limits
 
-    def _count_within(self, spec: JobSpec, kind: str) -> int:
-        """Return how many free devices of one kind the job can have as far as hosts have room."""
-        buckets = self._fitting(spec, kind)
+    def _available(self, buckets: Sequence[_Bucket], spec: JobSpec | None = None) -> int:
+        """Return how many free devices a job, or any that asks for nothing, can have as far as hosts have room."""
         limits = self._limits_of(buckets, spec)
-        if asks(spec):
+        if spec is not None and asks(spec):
             return sum(limits.values())
-        return sum(bucket.count for bucket in buckets) - self._withheld(buckets, limits)
-
-    def _for_others(self, like: Device) -> int:
-        """Return how many free devices of a class jobs that ask for nothing can have."""
-        bucket = self._buckets[like]
-        return bucket.count - self._withheld([bucket], self._limits_of([bucket]))
-
-    def _withheld(self, buckets: Sequence[_Bucket], limits: Mapping[str, int]) -> int:
-        """Return how many devices of limited nodes nobody can have."""
         held = sum(len(bucket.held.get(node_id, ())) for node_id in limits for bucket in buckets)
-        return held - sum(limits.values())
+        return sum(bucket.count for bucket in buckets) - held + sum(limits.values())
 
     def _move(self, before: Mapping[tuple[str, Device], int]) -> None:
         """Note that nodes have another number of devices of a class than before."""

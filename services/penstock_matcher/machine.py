@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Mapping
 import msgspec
 
 from penstock_bus import Decider, Decision, Proposal
-from penstock_cluster.nodes import Node
 from penstock_log import TERMINAL, Event, JobFinished, JobTable, RoundDecided, RunWarned, subjects
 from penstock_scheduler.pool.pool_settings import MatcherSettings, rules_of
 from penstock_scheduler.pool.scheduler_state import SchedulerState, fold
@@ -108,8 +107,16 @@ def _gone(
     state: MatcherState, name: str, now_s: float, heard: Mapping[str, float], settings: MatcherSettings
 ) -> tuple[RoundDecided | None, float]:
     """Return a round that says which nodes of a pool are lost or forgotten, if any, and when the next one would be."""
-    lost_s = {node: since_s + settings.node_timeout_s for node, since_s in _silent_s(state, name, heard).items()}
-    forgotten_s = _forgotten_s(state, name, settings.forget_node_s) if settings.forget_node_s else {}
+    mine = [node for node in state.cluster.nodes.values() if node.pool == name]
+    granted: set[str] = set()
+    if any(node.gone for node in mine):
+        granted = {node_id for job in state.jobs_of(name, state.jobs) for node_id in job.open_nodes}
+    lost_s, forgotten_s = dict[str, float](), dict[str, float]()
+    for node in mine:  # one that has left is waited for while a grant on it is open
+        if node.id in heard and (node.present or (node.gone == "left" and node.id in granted)):
+            lost_s[node.id] = heard[node.id] + settings.node_timeout_s
+        if settings.forget_node_s and node.gone and not node.drained and node.id not in granted:
+            forgotten_s[node.id] = node.gone_s + settings.forget_node_s
     lost, forgotten = (
         tuple(sorted(node for node, due_s in when.items() if due_s <= now_s)) for when in (lost_s, forgotten_s)
     )
@@ -117,26 +124,3 @@ def _gone(
     if not lost and not forgotten:
         return None, next_s
     return RoundDecided(at_s=now_s, pool=name, lost_nodes=lost, forgotten_nodes=forgotten), next_s
-
-
-def _forgotten_s(state: MatcherState, pool: str, forget_s: float) -> dict[str, float]:
-    """Return when each gone node of a pool is forgotten; a node that is drained or has an open grant is kept."""
-    gone = [node for node in state.cluster.nodes.values() if node.pool == pool and node.gone and not node.drained]
-    if not gone:
-        return {}
-    granted = {node_id for job in state.jobs_of(pool, state.jobs) for node_id in job.open_nodes}
-    return {node.id: node.gone_s + forget_s for node in gone if node.id not in granted}
-
-
-def _silent_s(state: MatcherState, pool: str, heard: Mapping[str, float]) -> dict[str, float]:
-    """Return since when each of the pool's nodes has been silent, for nodes whose silence matters."""
-    mine = [node for node in state.cluster.nodes.values() if node.pool == pool and node.id in heard]
-    granted: set[str] = set()
-    if any(node.gone == "left" for node in mine):
-        granted = {node_id for job in state.jobs_of(pool, state.jobs) for node_id in job.open_nodes}
-    return {node.id: heard[node.id] for node in mine if _matters(node, granted)}
-
-
-def _matters(node: Node, granted: set[str]) -> bool:
-    """Return whether a node's silence matters: it is up, or has left although a grant on it is open."""
-    return node.present or (node.gone == "left" and node.id in granted)

@@ -14,12 +14,12 @@ import numpy as np
 from penstock_policies.elastic import Floats, allocate
 from penstock_scheduler.sizing import kind_search
 from penstock_scheduler.sizing.decision import decide
-from penstock_scheduler.sizing.kind_search import forget
+from penstock_scheduler.sizing.kind_search import table_of as tables
 from penstock_scheduler.sizing.problem import SizeRequest, SizingRules
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 # Beside the tests, which try every choice of kinds too.
-from sizing_cases import best_kinds, score, some_curves, some_wishes, table_of
+from sizing_cases import best_kinds, score, some_curves, some_requests, table_of
 
 REPEATS = 5
 
@@ -77,8 +77,8 @@ def programme() -> None:
 
 def decisions(jobs: int, gpus: int) -> None:
     """Print whole decisions of one kind: with nothing known, with profiles seen before, and once all is as decided."""
-    order = some_wishes(1, jobs)
-    first_ms = median_ms(lambda: (forget(), decide(order, {"x": gpus}, SizingRules())), 3)
+    order = some_requests(1, jobs)
+    first_ms = median_ms(lambda: (tables.cache_clear(), decide(order, {"x": gpus}, SizingRules())), 3)
     known_ms = median_ms(lambda: decide(order, {"x": gpus}, SizingRules()), 3)
     after, again = settled(order, {"x": gpus})
     changed = sum(each.changed for each in decide(after, {"x": gpus}, SizingRules()).jobs.values())
@@ -100,7 +100,7 @@ def several_kinds() -> None:
     """Print whole decisions of three kinds."""
     for jobs, gpus in ((50, 64), (200, 300), (1000, 1300)):
         devices = dict.fromkeys("xyz", gpus)
-        order = some_wishes(2, jobs, kinds="xyz")
+        order = some_requests(2, jobs, kinds="xyz")
         decide(order, devices, SizingRules())
         took_ms = median_ms(lambda order=order, devices=devices: decide(order, devices, SizingRules()), 1)  # type: ignore[misc]
         print(

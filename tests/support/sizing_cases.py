@@ -65,7 +65,7 @@ def best_kinds(jobs: Sequence[Curves], capacity: Mapping[str, int]) -> tuple[flo
     return best, found, first
 
 
-def some_wishes(seed: int, jobs: int, workloads: int = 100, kinds: Sequence[str] = ("x",)) -> list[SizeRequest]:
+def some_requests(seed: int, jobs: int, workloads: int = 100, kinds: Sequence[str] = ("x",)) -> list[SizeRequest]:
     """Return jobs of so many workloads, up to 64 devices wide, some of them with a fixed batch."""
     rng = np.random.default_rng(seed)
     profiles = [some_profile(rng) for _ in range(workloads)]

@@ -302,7 +302,7 @@ def present_speed(request: SizeRequest, kind: str) -> float:
 
 
 def _best(profile: ThroughputProfile, widths: range, unfit: Collection[Size]) -> tuple[Ints, Floats]:
-    batches, speeds = _table(profile.key, widths.stop - 1)
+    batches, speeds = table_of(profile.key, widths.stop - 1)
     batch, speed = batches[widths.start - 1 :].copy(), speeds[widths.start - 1 :].copy()
     for gpus in {size.gpus for size in unfit} & set(widths):
         below = min(size.batch_size for size in unfit if size.gpus == gpus)
@@ -321,10 +321,6 @@ def _smaller(profile: ThroughputProfile, gpus: int, below: int) -> tuple[int, fl
 
 
 @lru_cache(maxsize=4096)
-def _table(key: elastic.Key, k_max: int) -> tuple[Ints, Floats]:
+def table_of(key: elastic.Key, k_max: int) -> tuple[Ints, Floats]:
+    """Return the table of a profile for widths from 1, worked out once."""
     return elastic.table(ThroughputProfile.of(key), range(1, k_max + 1))
-
-
-def forget() -> None:
-    """Forget the tables of profiles, so that they are worked out anew."""
-    _table.cache_clear()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from sizing_cases import Curves, best_kinds, score, some_curves, some_wishes, table_of
+from sizing_cases import Curves, best_kinds, score, some_curves, some_requests, table_of
 
 from penstock_scheduler.sizing import kind_search
 from penstock_scheduler.sizing.decision import decide
@@ -62,7 +62,7 @@ def test_jobs_are_put_in_where_they_add_most_even_if_nothing_can_be_moved(monkey
 
 def test_what_one_search_leaves_over_is_done_before_the_decision_stands(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kind_search, "MOST_WORK", 100_000)  # a pass or two
-    order, devices = some_wishes(14, 24, 6, ("x", "y")), {"x": 24, "y": 24}
+    order, devices = some_requests(14, 24, 6, ("x", "y")), {"x": 24, "y": 24}
     found = decide(order, devices, SizingRules())
     after = [
         msgspec.structs.replace(request, now=found.jobs[request.job_id].size, kind=found.jobs[request.job_id].kind)
@@ -83,7 +83,7 @@ def test_no_job_is_put_where_its_smallest_width_finds_no_room(seed: int, jobs: i
 
 def test_a_bound_on_the_work_leaves_a_choice_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kind_search, "MOST_WORK", 0)
-    found = decide(some_wishes(3, 12, 4, ("x", "y")), {"x": 8, "y": 8}, SizingRules())
+    found = decide(some_requests(3, 12, 4, ("x", "y")), {"x": 8, "y": 8}, SizingRules())
     assert all(each.gpus for each in found.jobs.values())
     for kind in ("x", "y"):
         assert sum(each.gpus for each in found.jobs.values() if each.kind == kind) <= 8
