@@ -376,11 +376,11 @@ _API: Final = "$JS.API"
 _BUCKET: Final = f"KV_{subjects.LEASES}"
 _PUBLIC: Final = (subjects.EVT, subjects.LOG, subjects.REJECTED, subjects.SHADOW)
 """Streams that everybody may read."""
-_ASKED: Final = (f"{subjects.ROOT}.cmd.>", f"{subjects.ROOT}.qry.>", subjects.OUTPUTS)
+_ANSWERED: Final = (f"{subjects.ROOT}.cmd.>", f"{subjects.ROOT}.qry.>", subjects.OUTPUTS)
 """What services answer to everybody; what they say among themselves has subjects of other kinds."""
-_TOLD: Final = tuple(f"{subjects.ROOT}.{kind}.>" for kind in ("evt", "log", "shadow", "tel"))
+_PUBLISHED: Final = tuple(f"{subjects.ROOT}.{kind}.>" for kind in ("evt", "log", "shadow", "tel"))
 
-_FROM_PEOPLE: Final = (*subjects.SUBMISSIONS, _ASKED[0])
+_FROM_PEOPLE: Final = (*subjects.SUBMISSIONS, _ANSWERED[0])
 _ASKING: Final = frozenset(service.name for service in SERVICES if service.asks)
 _MORE: Final[dict[str, list[str]]] = {
     "gateway": [
@@ -427,17 +427,17 @@ def authorization(passwords: Mapping[str, str]) -> dict[str, Any]:
     names = (*LOGINS, EXTENSION, *extensions)
     services = [_user(name, passwords, _of_service(name, extensions)) for name in names]
     people = [_user(CLIENT, passwords, _of_client())]
-    asked, told = _for_clients(), [{"stream": subject} for subject in _TOLD]
+    requests, published = _for_clients(), [{"stream": subject} for subject in _PUBLISHED]
     of_services = {
         "jetstream": "enabled",
         "users": [{"user": ADMIN, "password": passwords[ADMIN]}, *services],
-        "exports": [*({"service": subject, "response_type": kind} for subject, kind in asked.items()), *told],
+        "exports": [*({"service": subject, "response_type": kind} for subject, kind in requests.items()), *published],
     }
     of_clients = {
         "users": people,
         "imports": [
-            *({"service": {"account": ACCOUNT, "subject": subject}} for subject in asked),
-            *({"stream": {"account": ACCOUNT, "subject": subject}} for subject in _TOLD),
+            *({"service": {"account": ACCOUNT, "subject": subject}} for subject in requests),
+            *({"stream": {"account": ACCOUNT, "subject": subject}} for subject in _PUBLISHED),
         ],
     }
     return {"accounts": {ACCOUNT: of_services, CLIENTS: of_clients}}
@@ -451,12 +451,12 @@ def _for_clients() -> dict[str, str]:
     """Return what clients may request, and whether one answer comes or a row of them."""
     gets = {f"{_API}.DIRECT.GET.{name}": "Stream" for name in _PUBLIC}
     newest = {f"{_API}.DIRECT.GET.{name}.>": "Singleton" for name in _PUBLIC}
-    return dict.fromkeys((*_ASKED, *subjects.SUBMISSIONS), "Singleton") | {"$SRV.>": "Stream"} | gets | newest
+    return dict.fromkeys((*_ANSWERED, *subjects.SUBMISSIONS), "Singleton") | {"$SRV.>": "Stream"} | gets | newest
 
 
 def _of_client() -> dict[str, Any]:
     """Return what people may do; they may listen to nothing else, so that nobody answers in a service's place."""
-    return {"publish": {"allow": list(_for_clients())}, "subscribe": {"allow": ["_INBOX.>", *_TOLD]}}
+    return {"publish": {"allow": list(_for_clients())}, "subscribe": {"allow": ["_INBOX.>", *_PUBLISHED]}}
 
 
 def _of_service(service: str, extensions: Sequence[str]) -> dict[str, Any]:

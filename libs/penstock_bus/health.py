@@ -33,7 +33,7 @@ VERSION: Final = version("penstock")
 
 class Vitals(msgspec.Struct, kw_only=True):
     """
-    A replica's report of itself: the body of its heartbeats and of ``ready`` and ``live``.
+    A replica's report: the body of its heartbeats and of ``ready`` and ``live``.
 
     Attributes
     ----------

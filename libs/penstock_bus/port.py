@@ -306,7 +306,7 @@ class TelemetryPort(Protocol):
         """Publish without storing; it may be lost."""
 
     def subscribe(self, subject: str) -> AsyncIterator[tuple[str, bytes]]:
-        """Yield ``(subject, body)`` of what is told from now on; a slow reader loses the oldest."""
+        """Yield ``(subject, body)`` of what is published from now on; a slow reader loses the oldest."""
 
 
 class OutputPort(BodyLimit, Protocol):

@@ -280,7 +280,7 @@ async def wait_for_disk_space(
     """
     Return when the disk under a folder, after it was full, has room again: the server on it has to be started anew.
 
-    That it is full is told in the log, once.
+    The log says once that it is full.
     """
     full = False
     while True:
@@ -297,7 +297,7 @@ async def wait_for_disk_space(
 
 async def widen_full_store(server: Server) -> str:
     """
-    Start a server anew with a reserve if its store is full; return what to tell people, empty where there is room.
+    Start a server anew with a reserve if its store is full; return what people should know, empty where there is room.
 
     Parameters
     ----------

@@ -67,7 +67,7 @@ class Shell:
     ready_file : Path or None
         Its age tells health checks whether the service is ready; see :func:`penstock_bus.health.mark`.
     examine : callable
-        Called with the vitals before they are told: brings up to date what nobody else does.
+        Called with the vitals before they are reported: brings up to date what nobody else does.
     busy : callable
         Whether a stopping service still has to finish something that needs no bus, such as the executor's processes;
         otherwise it ends at once if the bus does not answer.
@@ -116,7 +116,7 @@ class Shell:
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
-        """Answer health requests, say and hear heartbeats while the context is open."""
+        """Answer health requests, send and receive heartbeats while the context is open."""
         metadata = {"replica": self.replica_id, "pid": str(self.vitals.pid), "host": self.vitals.host}
         served = health.endpoints(self.report, self.metrics)
         async with (

@@ -25,7 +25,7 @@ class DeviceCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     host_memory : bool
         Their memory is the host's: the host's caps hold processes to it, and can be lowered while a process runs.
     tells_allocators : bool
-        A process's own allocator keeps to the fraction of them that it is told, also while it runs.
+        A process's own allocator keeps to a fraction of them that is set, also while it runs.
     unnamed : bool
         They go to jobs that name no kind.
     declared_speed : bool

@@ -9,7 +9,7 @@ backend     enforced by                                              a process t
 cpu,        a cgroup (v2) of its own, where the executor may make    is killed by the kernel: exit status 137
 emulated    one
 ..          else ``RLIMIT_DATA``, for each process by itself         gets ``MemoryError`` (malloc returns NULL)
-cuda        the framework's allocator, told by :func:`environment`   gets ``torch.OutOfMemoryError``
+cuda        the framework's allocator, set by :func:`environment`    gets ``torch.OutOfMemoryError``
 ..          under MPS, the driver as well                            ``cudaErrorMemoryAllocation``
 ==========  =======================================================  ==========================================
 
@@ -406,14 +406,7 @@ _UNLIMITED: Final = 1 << 60
 
 
 class HostCapacity(msgspec.Struct, frozen=True):
-    """
-    What jobs may use of a host together.
-
-    Attributes
-    ----------
-    cpus : float
-    memory_bytes : int
-    """
+    """What jobs may use of a host together."""
 
     cpus: float
     memory_bytes: int

@@ -45,7 +45,7 @@ class Node(msgspec.Struct, kw_only=True):
     Attributes
     ----------
     joined_s : float
-        When its executor last said that it is up.
+        When its executor last joined.
     drained : bool
         It takes no new jobs; this survives a restart of the executor and ends with ``NodeResumed``.
     evicting : bool

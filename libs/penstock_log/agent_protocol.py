@@ -13,7 +13,7 @@ peer that waits at its margin would reach no boundary. Only before its first ste
 A process that takes turns on its device may wait for one for long, or for ever, where there is no memory for it any
 more. So between two steps it may answer that it is ``held``: it begins none before it hears the verdict, and needs no
 margin. If all of a gang are, they leave after the step that they have done.
-Rank 0 alone says :class:`CheckpointSaved`; the others' last word is :class:`StepProgress`.
+Rank 0 alone sends :class:`CheckpointSaved`; the last message of the others is :class:`StepProgress`.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class LoopReport(msgspec.Struct, frozen=True, kw_only=True):
     waited_s : float
         What it waited for its turns, between its iterations.
     saves : bool
-        Whether it has said how to save a checkpoint.
+        Whether it can save a checkpoint.
     diverged : tuple of str
         Metrics whose last value is no finite number.
     batch_size : int
@@ -151,7 +151,7 @@ class SessionDone(LoopReport, frozen=True, kw_only=True, tag="done"):
 
 
 class StopRequest(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
-    """Say where you are: you are about to be preempted."""
+    """Answer with the steps that are done: the run is about to be preempted."""
 
 
 class StopAtStep(msgspec.Struct, frozen=True, kw_only=True, tag="stop_at"):
@@ -170,7 +170,7 @@ class HoldMemory(msgspec.Struct, frozen=True, kw_only=True, tag="hold"):
     Have the framework's allocator hold no more than this share of each device's memory, from a boundary soon.
 
     Said at each connection and whenever it changes, to processes that share GPUs; what they begin with is in their
-    environment. On devices whose memory is the host's the kernel is told instead.
+    environment. On devices whose memory is the host's, the kernel's limit is set instead.
     """
 
     fraction: Annotated[float, Meta(gt=0, le=1)]

@@ -130,7 +130,7 @@ class Preemption(msgspec.Struct, frozen=True, kw_only=True):
     Attributes
     ----------
     for_job : str
-        The waiting job that is to have its devices; empty where it makes room for nobody.
+        The waiting job that is to have its devices; empty where there is none.
     """
 
     job_id: str
@@ -155,7 +155,7 @@ class Alternative(msgspec.Struct, frozen=True, kw_only=True):
     starts : {"now"}
         When it would start.
     text : str
-        The same in words.
+        The same in a sentence.
     """
 
     change: dict[str, Union[str, int, float, bool, tuple[str, ...]]]
@@ -201,7 +201,7 @@ class RoundDecided(Event, frozen=True, kw_only=True, tag="round.decided.v1"):
     prices : dict of str to float
         What one more device of each kind would save, in seconds of completion time.
     keeps : dict of str to str
-        Gangs whose patience is over → the kind of the devices that are kept for them as they fall free.
+        Gangs that have waited for too long → the kind of the devices that are kept for them as they fall free.
     waits : tuple of Wait
         For the first waiting jobs in rank order; a later round's list replaces this one.
     """

@@ -205,7 +205,7 @@ class RunEnded(Event, frozen=True, kw_only=True, tag="run.ended.v1"):
     waited_s : float
         Seconds waited between them, for its turns on devices that it shares.
     saves : bool
-        Whether its script has said how to save a checkpoint: then a run that is stopped loses no step.
+        Whether its script can save a checkpoint: then a run that is stopped loses no step.
     peak_memory_bytes : int
         The most that its first process reported to hold of one device, between and within iterations; 0: no report.
     out_of_memory : bool
@@ -299,7 +299,7 @@ class NodeJoined(Event, frozen=True, kw_only=True, tag="node.joined.v2"):
     """
     A node's executor is up, has ended what no longer belongs to it, and offers these devices.
 
-    Said at every start of the executor. ``v1`` knew only a count of devices of one kind; it is upcast.
+    The executor writes it at every start. ``v1`` had only a count of devices of one kind; it is upcast.
 
     Attributes
     ----------

@@ -87,7 +87,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
         Epoch of the run that wrote it.
     step : int
     digest : str
-        SHA-256 of its manifest; empty where nobody said.
+        SHA-256 of its manifest; empty where it is not known.
     node_ids : tuple of str
         Nodes on which it lies: the one that wrote it, and those that have resumed from it.
     """

@@ -282,7 +282,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     Attributes
     ----------
     param : str
-        The hyper-parameter by which a trial's script is told how far to train, counted from its very beginning.
+        The hyper-parameter that says how far a trial's script trains, counted from its very beginning.
     least, most : int
         What a trial gets before it can be stopped, and what the best get. In population-based training ``least`` is the
         length of a generation.
@@ -311,7 +311,7 @@ class SweepSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     metric, mode
         What ``session.report`` calls the result, and which end of it is better.
     target : float or None
-        A value that is good enough: it is told how long the sweep took to reach it. Nothing stops there.
+        A value that is good enough: the sweep reports how long it took to reach it. Nothing stops there.
     search : str
         ``random``, ``grid``, ``tpe`` or ``cmaes`` train each trial to its end. ``halving``, ``hyperband``, ``asha``,
         ``bohb``, ``bohb-async`` and ``pbt`` stop early and need a ``budget``. Or the name of an installed sampler.

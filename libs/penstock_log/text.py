@@ -112,7 +112,7 @@ def pairs(settings: Mapping[str, Setting]) -> str:
 
 
 _DIGITS: Final = 4
-"""How many digits of a size are told."""
+"""How many digits of a size are shown."""
 
 
 def gibibytes(size_bytes: int) -> str:

@@ -48,8 +48,9 @@ def position(reply: str) -> tuple[int, float, int]:
     >>> position("$JS.ACK.EVT.c1.1.7.3.1700000000250000000.2")
     (7, 1700000000.25, 2)
     """
-    _, seq, _, stored_ns, pending = _numbers(reply)
-    return int(seq), int(stored_ns) // 1000 / 1e6, int(pending)
+    tokens = reply.split(".")
+    at = 0 if len(tokens) == _PLAIN_REPLY else 2
+    return int(tokens[at + 5]), int(tokens[at + 7]) // 1000 / 1e6, int(tokens[at + 8])
 
 
 def deliveries(reply: str) -> tuple[int, int]:
@@ -61,13 +62,9 @@ def deliveries(reply: str) -> tuple[int, int]:
     >>> deliveries("$JS.ACK.hub.account.EVT.c1.1.7.3.1700000000250000000.2.token")
     (1, 3)
     """
-    delivered, _, made, _, _ = _numbers(reply)
-    return int(delivered), int(made)
-
-
-def _numbers(reply: str) -> list[str]:
     tokens = reply.split(".")
-    return tokens[4:9] if len(tokens) == _PLAIN_REPLY else tokens[6:11]
+    at = 0 if len(tokens) == _PLAIN_REPLY else 2
+    return int(tokens[at + 4]), int(tokens[at + 6])
 
 
 def _without_hole(batch: Sequence[Msg], delivered: int) -> int:

@@ -207,11 +207,11 @@ async def tail_stream(
     wanted = patterns[0] if len(patterns) == 1 else everything
     stirred, seen, pause_s = asyncio.Event(), after_seq, FIRST_S
 
-    async def heard(_: Msg) -> None:
+    async def stir(_: Msg) -> None:
         stirred.set()
 
     await link.online(link.timeout_s)
-    sub = await link.client.subscribe(wanted, cb=heard, pending_msgs_limit=0, pending_bytes_limit=0)
+    sub = await link.client.subscribe(wanted, cb=stir, pending_msgs_limit=0, pending_bytes_limit=0)
     try:
         while True:
             await link.online()

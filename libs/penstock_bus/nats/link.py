@@ -360,7 +360,7 @@ class ReplyRow:
         self._wake.set()
 
     async def next(self, timeout_s: float) -> Msg:
-        """Return the next answer; raise what :meth:`fail` was told, or TimeoutError."""
+        """Return the next answer; raise the error of :meth:`fail`, or TimeoutError."""
         while not self._messages:
             if self._error is not None:
                 raise self._error

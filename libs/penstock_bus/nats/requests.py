@@ -74,7 +74,7 @@ class NatsRequestClient(NatsClient, RequestPort, TelemetryPort):
     async def publish(self, subject: str, body: bytes) -> None:
         self.link.check_size(subject, body)
         if self.link.is_online:
-            with suppress(nats.errors.Error, OSError):  # as good as told to nobody
+            with suppress(nats.errors.Error, OSError):  # it counts as lost
                 await self.link.client.publish(subject, body)
 
     async def subscribe(self, subject: str) -> AsyncIterator[tuple[str, bytes]]:
