@@ -24,6 +24,7 @@ from penstock_gateway.machine import GatewayState
 from penstock_gateway.sweep_table import SweepRecord, TrialRow
 from penstock_gateway.why import WaitExplainer
 from penstock_log import ACTIVE, TERMINAL, Job, Trial, request_bodies, workload
+from penstock_log.records import compose
 from penstock_log.views import (
     GoodputView,
     JobDetail,
@@ -229,12 +230,9 @@ def _device_counts(state: GatewayState) -> dict[str, dict[str, int]]:
 def sweep(model: ReadModel, sweep: SweepRecord, *, whole: bool = True) -> SweepView:
     """Return one sweep; if ``whole``, with its runs, rungs and goodput."""
     finished, best, plan = sweep.finished, sweep.best, _plan(sweep)
-    rows = list(sweep.trials.values())
-    counted = [row for row in rows if not row.retried]
+    counted = [row for row in sweep.trials.values() if not row.retried]
     failed = sorted((row for row in counted if row.failed), key=lambda row: row.ended_s)
-    spent = _account(model, sweep, rows) if whole else None
-    end_s = finished.at_s if finished is not None else max(model.now_s, sweep.submitted_s)
-    return SweepView.of(
+    view = SweepView.of(
         sweep,
         sweep.spec,
         state=sweep.state,
@@ -250,12 +248,23 @@ def sweep(model: ReadModel, sweep: SweepRecord, *, whole: bool = True) -> SweepV
         failed_promotions=sum(bool(row.trial.origin) for row in failed),
         first_failed=failed[0].trial.job_id if failed else "",
         first_error=failed[0].error if failed else "",
-        trials=tuple(_trials(model, rows)) if whole else (),
-        rungs=tuple(_rungs(sweep, counted)) if whole else (),
-        goodput=GoodputView.of(spent) if spent is not None else None,
-        makespan_s=end_s - sweep.submitted_s,
-        target_s=_since(sweep, spent.target_s if spent is not None else None),
-        utilisation=_utilisation(model, sweep, spent) if spent is not None else None,
+        makespan_s=sweep.end_by(model.now_s) - sweep.submitted_s,
+        trials=(),
+    )
+    return _with_runs(model, sweep, view, counted) if whole else view
+
+
+def _with_runs(model: ReadModel, sweep: SweepRecord, view: SweepView, counted: list[TrialRow]) -> SweepView:
+    rows, there_gpu_s = list(sweep.trials.values()), sweep.there_by_gpu_s(model.now_s)
+    spent = _account(model, sweep, rows)
+    used_gpu_s = spent.allocated_gpu_s + spent.running_gpu_s
+    return replace(
+        view,
+        trials=tuple(_trials(model, rows)),
+        rungs=tuple(_rungs(sweep, counted)),
+        goodput=GoodputView.of(spent),
+        target_s=max(0.0, spent.target_s - sweep.submitted_s) if spent.target_s is not None else None,
+        utilisation=min(1.0, used_gpu_s / there_gpu_s) if there_gpu_s else None,
     )
 
 
@@ -342,9 +351,8 @@ def _account(model: ReadModel, sweep: SweepRecord, rows: list[TrialRow]) -> Swee
     """Return what devices were held for, including the profiler's samples of the sweep's workload."""
     uses = [_use(model, row) for row in rows]
     ids = model.state.samples.get(workload.key(sweep.spec.job), ())
-    end_s = sweep.finished.at_s if sweep.finished is not None else model.now_s
     samples = [job for job in map(model.state.jobs.get, ids) if job is not None]
-    sampled_s = [job.executed_s for job in samples if sweep.submitted_s <= job.submitted_s <= end_s]
+    sampled_s = [job.executed_s for job in samples if sweep.submitted_s <= job.submitted_s <= sweep.end_by(model.now_s)]
     return account(uses, sweep.spec.mode, target=sweep.spec.target, profile_gpu_s=sum(sampled_s))
 
 
@@ -354,20 +362,5 @@ def _use(model: ReadModel, row: TrialRow) -> TrialUse:
     if finished is None and job is not None and job.started_s:
         held_gpu_s = row.devices * max(0.0, job.served_by(model.now_s) - row.served_s)
         spent = replace(spent, held_gpu_s=spent.held_gpu_s + held_gpu_s)
-    return TrialUse(
-        key=row.trial.job_id,
-        origin=row.trial.origin,
-        budget=row.trial.budget,
-        ended_s=finished.at_s if finished is not None else None,
-        value=row.value,
-        spent=spent,
-    )
-
-
-def _since(sweep: SweepRecord, at_s: float | None) -> float | None:
-    return None if at_s is None else max(0.0, at_s - sweep.submitted_s)
-
-
-def _utilisation(model: ReadModel, sweep: SweepRecord, spent: SweepGoodput) -> float | None:
-    there_gpu_s = sweep.there_by_gpu_s(model.now_s)
-    return min(1.0, (spent.allocated_gpu_s + spent.running_gpu_s) / there_gpu_s) if there_gpu_s else None
+    ended_s = finished.at_s if finished is not None else None
+    return compose(TrialUse, row.trial, key=row.trial.job_id, ended_s=ended_s, value=row.value, spent=spent)

@@ -110,28 +110,14 @@ def size_text(spec: JobSpec, trial: JobSpec, await_s: float) -> str:
 
 def making_way(state: GatewayState, spec: JobSpec, kinds: Mapping[str, int]) -> Iterator[str]:
     """Yield a sentence on the devices that running elastic jobs have beyond their smallest sizes."""
-    spare = {job.id: _beyond(job) for job in state.jobs if _could_shrink(job, spec, kinds)}
-    if spare := {job_id: devices for job_id, devices in spare.items() if devices}:
+    runs = (job for job in state.jobs if job.state in ACTIVE and job.spec.max_gpus and job.spec.pool == spec.pool)
+    near = (job for job in runs if job.placement is not None and job.placement.kind in kinds)
+    if spare := {job.id: devices for job in near if (devices := job.spec.gpus - job.spec.widths[0]) > 0}:
         whose = listed([*spare][:3]) + (", …" if len(spare) > 3 else "")
         yield (
             f"{count(len(spare), 'elastic job')} ({whose}) could give up {count(sum(spare.values()), 'device')} "
             "between them: the autoscaler decides on that when it comes"
         )
-
-
-def _could_shrink(job: Job, spec: JobSpec, kinds: Mapping[str, int]) -> bool:
-    placement = job.placement
-    return (
-        job.state in ACTIVE
-        and job.spec.max_gpus > 0
-        and job.spec.pool == spec.pool
-        and placement is not None
-        and placement.kind in kinds
-    )
-
-
-def _beyond(job: Job) -> int:
-    return max(0, job.spec.gpus - job.spec.widths[0])
 
 
 def holders(jobs: Iterable[Job]) -> dict[At, list[Job]]:

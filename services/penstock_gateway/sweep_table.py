@@ -136,10 +136,13 @@ class SweepRecord(msgspec.Struct, kw_only=True):
         nodes, job = cluster.usable(self.spec.job.pool), self.spec.job
         self.there = sum(fits(job, device) for node in nodes for device in node.devices)
 
+    def end_by(self, now_s: float) -> float:
+        """Return when the sweep ended; the present time if it goes on."""
+        return self.finished.at_s if self.finished is not None else max(now_s, self.submitted_s)
+
     def there_by_gpu_s(self, now_s: float) -> float:
         """Return the device-seconds that the sweep could have used up to now, or to its end."""
-        end_s = self.finished.at_s if self.finished is not None else now_s
-        return self.there_gpu_s + self.there * max(0.0, end_s - self.since_s)
+        return self.there_gpu_s + self.there * max(0.0, self.end_by(now_s) - self.since_s)
 
     @property
     def best(self) -> TrialRow | None:

@@ -188,7 +188,10 @@ def _wanted(state: ProfilerState, known: WorkloadRecord) -> list[Wanted]:
         return []
     devices, elastic = fitting(state.offers, known.sampled or known.spec), fitting(state.offers, known.elastic)
     sizes = {kind: _sizes(known, kind, elastic.get(kind, 0)) for kind in {*devices, *elastic}}
-    return sample_plan.wanted(devices, sizes, [kind for kind in devices if _was_compared(known, kind)])
+    compared = {sample.kind for sample in known.samples.values()} | (
+        known.iteration_s.keys() if known.gpus <= 1 else set()
+    )
+    return sample_plan.wanted(devices, sizes, compared)
 
 
 def _unannounced_kinds(state: ProfilerState, known: WorkloadRecord) -> set[str]:
@@ -341,18 +344,17 @@ class ProfilerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _sizes(known: WorkloadRecord, kind: str, devices: int) -> list[SamplePoint]:
-    spec, asked = known.elastic, known.asked_points(kind)
+    spec = known.elastic
+    asked = [each.point for each in known.samples.values() if each.kind == kind and each.point is not None]
     if spec is None or not known.elastic_active or not is_sampled(spec):
         return []
-    fits, too_large = known.batch_limits(kind)
-    beyond = [size for size in missing(spec, devices, asked) if not too_large or size.local_batch < too_large]
+    curve = known.curves.get(kind, ScalingCurve())
+    beyond = [
+        size for size in missing(spec, devices, asked) if not curve.too_large or size.local_batch < curve.too_large
+    ]
     if not beyond and not known.open_points(kind):
-        beyond = between(fits, too_large, asked)
+        beyond = between(curve.fits, curve.too_large, asked)
     return [size for size in beyond if size not in asked]
-
-
-def _was_compared(known: WorkloadRecord, kind: str) -> bool:
-    return (kind in known.iteration_s and known.gpus <= 1) or kind in known.sampled_kinds()
 
 
 class DeviceOffer(msgspec.Struct, frozen=True):

@@ -181,15 +181,6 @@ class WorkloadRecord(msgspec.Struct, kw_only=True):
         """Return the workload's curve on a kind; an empty one if nothing is known."""
         return self.curves.setdefault(kind, ScalingCurve())
 
-    def batch_limits(self, kind: str) -> tuple[int, int]:
-        """Return the largest local batch that has run on a kind, and the smallest that ran out of memory; 0: none."""
-        curve = self.curves.get(kind)
-        return (curve.fits, curve.too_large) if curve is not None else (0, 0)
-
-    def asked_points(self, kind: str) -> list[SamplePoint]:
-        """Return the sizes at which samples were requested on a kind."""
-        return [each.point for each in self.samples.values() if each.kind == kind and each.point is not None]
-
     def open_points(self, kind: str) -> list[SamplePoint]:
         """Return the sizes of open samples on a kind."""
         of_kind = (each for each in self.samples.values() if each.kind == kind and not each.over)
@@ -199,10 +190,6 @@ class WorkloadRecord(msgspec.Struct, kw_only=True):
         """Note the skew of the model that a run's script described, if any; rounding makes no difference."""
         skew = round(event.skew, 3) if math.isfinite(event.skew) else 0.0
         self.skew = skew or self.skew
-
-    def sampled_kinds(self) -> set[str]:
-        """Return the kinds on which samples were requested."""
-        return {sampling.kind for sampling in self.samples.values()}
 
     def open_kinds(self) -> set[str]:
         """Return the kinds with open samples."""

@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from penstock_bus import Append, BusError, Conflict, Delivery, RejectionPort
+from penstock_bus import Append, BusError, Conflict, Delivery
 from penstock_bus.follower import background
 from penstock_bus.replica import Replica
 from penstock_bus.shell import Shell
@@ -55,7 +55,8 @@ async def _keep_submitting(
 async def _submit(shell: Shell, replica: Replica[TunerState], submissions: TrialSubmissions) -> None:
     due = submissions.due(replica.live.state.unaccepted, shell.now_s())
     try:
-        refused = await _refusals(shell.bus) if any(map(submissions.times, due)) else {}
+        rejections = await shell.bus.rejections() if any(map(submissions.times, due)) else []
+        refused = {rejection.body: rejection.reason for rejection in rejections}
         for job_id in due:
             await _submit_one(shell, replica, submissions, job_id, refused)
     except BusError as error:
@@ -77,10 +78,6 @@ async def _submit_one(
         if times > 1:
             advice = "is the gateway running? does `penstock doctor` list rejections?"
             shell.log.warning("trial_submitted_again", job_id=job_id, times=times, advice=advice)
-
-
-async def _refusals(bus: RejectionPort) -> dict[bytes, str]:
-    return {rejection.body: rejection.reason for rejection in await bus.rejections()}
 
 
 async def _give_up(shell: Shell, replica: Replica[TunerState], spec: JobSpec, reason: str) -> None:

@@ -118,7 +118,7 @@ class SweepState(msgspec.Struct, kw_only=True):
 
     def units(self, trial: Trial) -> float:
         """Return what a run adds to its trial's training, in units of the budget; 1 if the sweep has no budget."""
-        origin = self._number(trial.origin)
+        origin = self.numbers.get(trial.origin, -1)
         before = self.past.runs[origin].budget if origin >= 0 else 0
         return float(max(0, trial.budget - before)) if self.spec.budget is not None else 1.0
 
@@ -144,7 +144,8 @@ class SweepState(msgspec.Struct, kw_only=True):
         if trial is None:
             return
         exceeded = self.exceeded.pop(job.id, "") if job.state is JobState.FAILED else ""
-        if exceeded and self._once_more(job):
+        shared = job.spec.sharing != "exclusive"
+        if exceeded and shared and self.spec.on_memory == "retry" and not self.cancelled:
             self.to_retry[job.id] = exceeded
         else:
             self._end(trial, job, exceeded)
@@ -180,10 +181,6 @@ class SweepState(msgspec.Struct, kw_only=True):
             self.seen_metrics.update(job.metrics)
             self.speeds.end(trial, self.units(trial), job.executed_s)
 
-    def _once_more(self, job: Job) -> bool:
-        shared = job.spec.sharing != "exclusive"
-        return shared and self.spec.on_memory == "retry" and not self.cancelled
-
     def drop(
         self, job_id: str, state: Ending, value: float | None = None, problem: Problem = "", reason: str = ""
     ) -> None:
@@ -205,7 +202,7 @@ class SweepState(msgspec.Struct, kw_only=True):
         how = _ENDS.get(event.problem, event.state)
         self.reported[how] = self.reported.get(how, 0) + 1
         value = event.value if event.state == "completed" else None
-        self.past.end(self._number(event.job_id), value)
+        self.past.end(self.numbers.get(event.job_id, -1), value)
         if event.reason:
             self.refusal = f"; {event.job_id}: {event.reason}"
         if value is not None and self._beats(value, trial.budget):
@@ -233,12 +230,9 @@ class SweepState(msgspec.Struct, kw_only=True):
         if not _looks_back(self.spec):
             self.past.count()
             return
-        self.past.open(compose(WantedRun, trial, trial=trial.number, origin=self._number(trial.origin)))
+        self.past.open(compose(WantedRun, trial, trial=trial.number, origin=self.numbers.get(trial.origin, -1)))
         self.numbers[trial.job_id] = len(self.job_ids)
         self.job_ids.append(trial.job_id)
-
-    def _number(self, job_id: str) -> int:
-        return self.numbers.get(job_id, -1)
 
     def _outcome(self, job: Job) -> tuple[float | None, Problem]:
         value = job.metrics.get(self.spec.metric)
