@@ -64,7 +64,6 @@ class OutputReader:
 
     Parameters
     ----------
-    bus : OutputSource
     job_id : str
         In full.
     """
@@ -126,26 +125,15 @@ class OutputReader:
                 yield line
         async with aclosing(self._events(end)) as events:
             async for event in events:
-                async with aclosing(self._pieces_of(event)) as pieces:
-                    async for line in pieces:
-                        yield line
+                for item in self._place(event) if isinstance(event, LogLine) else (event,):
+                    async with aclosing(self._pieces(item)) as pieces:
+                        async for line in pieces:
+                            yield line
         end.result()
         self._unreachable.clear()
         async with aclosing(self.stored()) as lines:
             async for line in lines:
                 yield line
-
-    async def _pieces_of(self, event: LogLine | OutputGrown) -> AsyncGenerator[LogLine, None]:
-        """Yield what is new by a piece of the stream, or by what a node tells."""
-        if isinstance(event, OutputGrown):
-            async with aclosing(self._fetch_grown(event)) as lines:
-                async for line in lines:
-                    yield line
-            return
-        for item in self._place(event):
-            async with aclosing(self._pieces(item)) as lines:
-                async for line in lines:
-                    yield line
 
     async def _events(self, end: asyncio.Future[Any]) -> AsyncGenerator[LogLine | OutputGrown, None]:
         """Yield pieces and telemetry as they come, until ``end`` is done."""
@@ -189,11 +177,11 @@ class OutputReader:
             async for gap in gaps:
                 yield gap
 
-    async def _pieces(self, item: LogLine | OutputGap) -> AsyncGenerator[LogLine, None]:
+    async def _pieces(self, item: LogLine | OutputGap | OutputGrown) -> AsyncGenerator[LogLine, None]:
         if isinstance(item, LogLine):
             yield item
             return
-        async with aclosing(self._fetch(item)) as lines:
+        async with aclosing(self._fetch(item) if isinstance(item, OutputGap) else self._fetch_grown(item)) as lines:
             async for line in lines:
                 yield line
 

@@ -103,11 +103,12 @@ def is_opaque(command: Sequence[str], cwd: Path) -> bool:
     """Return whether it is certain that no file of the command line mentions Penstock: its script, if any, is here."""
     named = script(command)
     return not (named and not (cwd / named).is_file()) and workload.is_opaque(
-        command, lambda word: _beginning(cwd / word)
+        command, lambda word: beginning_of(cwd / word)
     )
 
 
-def _beginning(path: Path) -> bytes:
+def beginning_of(path: Path) -> bytes:
+    """Return the beginning of a file, in which a script says what it imports; empty where there is none."""
     try:
         if not path.is_file():
             return b""

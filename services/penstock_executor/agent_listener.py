@@ -51,14 +51,7 @@ class AgentHandler(Protocol):
 
 
 class AgentListener:
-    """
-    The listening socket, and the connections that came in.
-
-    Parameters
-    ----------
-    path : Path
-    handler : AgentHandler
-    """
+    """The listening socket, and the connections that came in."""
 
     def __init__(self, path: Path, handler: AgentHandler) -> None:
         self._handler = handler
@@ -110,8 +103,6 @@ class AgentConnection:
 
     Parameters
     ----------
-    connection : socket.socket
-    handler : AgentHandler
     ended : callable
         ``ended(connection)``: called once, while its descriptor is still open.
 

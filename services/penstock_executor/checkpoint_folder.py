@@ -17,7 +17,7 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Annotated, BinaryIO, Final
@@ -25,22 +25,17 @@ from typing import Annotated, BinaryIO, Final
 import msgspec
 from msgspec import Meta
 
+from penstock.sessions.checkpoint import FORMATS, MANIFEST, STEP_PREFIX, flush, step_folders
 from penstock_bus import Endpoint, Reply, RequestPort
 from penstock_log import Checkpoint, subjects
 from penstock_log.agent_protocol import Count
 
-FORMATS: Final = (1, 2)
-MANIFEST: Final = "penstock-manifest.json"
 PIECE_BYTES: Final = 512 * 1024
-
-"""Pieces that are asked for at once."""
-
 LARGEST_MANIFEST: Final = 64 * 2**20
 AWAY: Final = frozenset(
     {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
 )
 """What a file system says that cannot be read now: of what lies there nothing is to be concluded from that."""
-_PREFIX: Final = "step-"
 _NODES: Final = ".nodes"
 _COPYING: Final = ".copying-"
 
@@ -88,7 +83,6 @@ class CheckpointFolder:
 
     Parameters
     ----------
-    root : Path
     node_id : str
         Of this node: names what is being copied, where others use the folder as well.
     """
@@ -115,7 +109,7 @@ class CheckpointFolder:
         OSError
             If the folder cannot be read at present.
         """
-        found = [held for path in self._all(job_id) if (held := _look(path)) is not None]
+        found = [held for path in step_folders(self.root / job_id) if (held := _look(path)) is not None]
         return sorted(found, key=lambda held: (held.generation, held.step), reverse=True)
 
     def of_step(self, job_id: str, step: int) -> HeldCheckpoint | None:
@@ -138,7 +132,7 @@ class CheckpointFolder:
 
     def path(self, job_id: str, step: int) -> Path:
         """Return the folder of one checkpoint."""
-        return self.root / job_id / f"{_PREFIX}{step}"
+        return self.root / job_id / f"{STEP_PREFIX}{step}"
 
     def free_bytes(self) -> int:
         """Return the room on the disk."""
@@ -156,12 +150,12 @@ class CheckpointFolder:
     def publish(self, fresh: Path, job_id: str, step: int) -> None:
         """Give a complete copy its name; another checkpoint of that name is not what was wanted, and goes."""
         for path in [*fresh.rglob("*"), fresh]:
-            _flush(path)
+            flush(path)
         path = self.path(job_id, step)
         if path.exists():
             path.rename(fresh.with_name(f"{fresh.name}-replaced"))
         fresh.rename(path)
-        _flush(path.parent)
+        flush(path.parent)
         shutil.rmtree(fresh.with_name(f"{fresh.name}-replaced"), ignore_errors=True)
 
     def read(self, ask: PieceRequest, most_bytes: int) -> FilePiece:
@@ -204,11 +198,6 @@ class CheckpointFolder:
             path = path / name
             path.mkdir(exist_ok=True, mode=0o700)
         return path
-
-    def _all(self, job_id: str) -> Iterator[Path]:
-        return (
-            path for path in (self.root / job_id).glob(f"{_PREFIX}*") if path.name.removeprefix(_PREFIX).isdecimal()
-        )
 
     def _anything(self, job_id: str) -> bool:
         try:
@@ -282,14 +271,6 @@ def is_inside(name: str) -> bool:
     """Say whether a file's name stays below the folder that it is relative to."""
     path = PurePosixPath(name)
     return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and "\0" not in name
-
-
-def _flush(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 # --- from node to node

@@ -22,13 +22,12 @@ from weakref import WeakValueDictionary
 import msgspec
 import structlog
 
+from penstock.sessions.checkpoint import FORMATS, MANIFEST
 from penstock_bus import BusError, Delivery, LogReader, RequestPort, ServiceError
 from penstock_bus.follower import until_available
 from penstock_bus.port import NoResponders, Timeout, Unavailable
 from penstock_executor.checkpoint_folder import (
-    FORMATS,
     LARGEST_MANIFEST,
-    MANIFEST,
     PIECE_BYTES,
     CheckpointFolder,
     CheckpointManifest,
@@ -156,13 +155,10 @@ class CheckpointFinder:
 
     Parameters
     ----------
-    bus : CheckpointSource
-    folder : CheckpointFolder
     node_id : str
         Of this node.
     present : callable
         ``present(node_id)``: whether the log has that node's executor up.
-    limits : CopyLimits
     """
 
     def __init__(
@@ -308,7 +304,6 @@ class PendingResumes:
 
     Parameters
     ----------
-    finder : CheckpointFinder
     tasks : asyncio.TaskGroup
         Where the looking runs.
     about : callable
@@ -317,10 +312,6 @@ class PendingResumes:
         ``report(fact)`` appends a fact; ``warn(key, warning)`` warns of a run.
     wake : callable
         Called when something was found.
-
-    Attributes
-    ----------
-    found : dict of (job id, epoch) to Resume
     """
 
     def __init__(

@@ -55,7 +55,6 @@ class FactOutbox:
 
     Parameters
     ----------
-    actor : str
     most_bytes : int
         The most bytes of one commit.
     """
@@ -131,7 +130,6 @@ class FactAppender:
 
     Parameters
     ----------
-    bus, live
     actor : str
         The name under which it writes.
     spawn : callable
@@ -241,27 +239,21 @@ def _size(fact: RunFact) -> int:
     return len(encode(Commit(id="", actor="", facts=(fact,))))
 
 
+_IDENTITY: Final[dict[type[AnyEvent], tuple[str, ...]]] = {
+    RunStarted: ("job_id", "epoch"),
+    RunEnded: ("job_id", "epoch"),
+    RunCheckpointed: ("job_id", "epoch", "step"),
+    RunRewound: ("job_id", "epoch", "lost_generation", "lost_step", "step"),
+    RunWarned: ("job_id", "epoch", "warning"),
+    RunMeasured: ("job_id", "epoch", "at_s"),  # the same may come again, and none is told by a later executor
+    LaneChanged: ("job_id", "epoch", "at_s"),
+    NodeJoined: ("incarnation",),
+    NodeLeft: ("at_s",),
+}
+"""What tells facts of one tag apart; the rest of a fact may differ from try to try, as its time does."""
+
+
 def _gist(fact: AnyEvent) -> str:
-    match fact:
-        case RunStarted() | RunEnded():
-            return f"{tag_of(fact)} {fact.job_id} {fact.epoch}"
-        case RunCheckpointed():
-            return f"{tag_of(fact)} {fact.job_id} {fact.epoch} {fact.step}"
-        case RunRewound():
-            return f"{tag_of(fact)} {fact.job_id} {fact.epoch} {fact.lost_generation} {fact.lost_step} {fact.step}"
-        case RunWarned():
-            return f"{tag_of(fact)} {fact.job_id} {fact.epoch} {fact.warning}"
-        case RunMeasured() | LaneChanged():  # the same may come again, and none is told by a later executor
-            return f"{tag_of(fact)} {fact.job_id} {fact.epoch} {fact.at_s}"
-        case _:
-            return _gist_of_node(fact)
-
-
-def _gist_of_node(fact: AnyEvent) -> str:
-    match fact:
-        case NodeJoined():
-            return f"{tag_of(fact)} {fact.incarnation}"
-        case NodeLeft():
-            return f"{tag_of(fact)} {fact.at_s}"
-        case _:
-            raise TypeError(f"an executor does not write {tag_of(fact)}; it writes run and node facts")
+    if type(fact) not in _IDENTITY:
+        raise TypeError(f"an executor does not write {tag_of(fact)}; it writes run and node facts")
+    return " ".join([tag_of(fact), *(str(getattr(fact, name)) for name in _IDENTITY[type(fact)])])

@@ -181,10 +181,8 @@ def decide(
 
     Parameters
     ----------
-    state : ExecutorState
     node_id : str
         Of this node.
-    observed : NodeObservation
     now_s, sample_limit_s : float
         Seconds since the epoch, and the longest time for a sample.
     """

@@ -33,7 +33,6 @@ class HostShare(NamedTuple):
 
     Attributes
     ----------
-    memory_bytes : int
     cpus : float
         CPUs for each device; 0: whatever is idle.
     node_bytes : int
@@ -54,7 +53,6 @@ class MemoryLimits:
 
     Parameters
     ----------
-    devices : iterable of Device
     enforcer : MemoryCaps or None
         Enforces caps on the host's memory, for devices that are the host's; None: the strongest way that there is.
     share : HostCapacity or None

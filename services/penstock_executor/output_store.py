@@ -49,7 +49,6 @@ class OutputTail:
     mark : Path
         File that keeps how far the output was published, over restarts of the executor. An executor that is killed
         between publishing and noting it publishes the piece twice, which readers see by the piece's place.
-    channel : OutputChannel
     most_bytes : int
         Bytes of the file's beginning that are published; of what is more, only the end is published.
     piece_bytes : int
@@ -118,14 +117,7 @@ class OutputTail:
 
 
 class OutputStore:
-    """
-    The output files of one node.
-
-    Parameters
-    ----------
-    folder : Path
-    node_id : str
-    """
+    """The output files of one node."""
 
     def __init__(self, folder: Path, node_id: str) -> None:
         self.folder, self.node_id = folder, node_id

@@ -66,8 +66,6 @@ class ProcessHost:
 
     Parameters
     ----------
-    site : LaunchSite
-    runs_dir : Path
     clock : callable
         Seconds since the epoch.
     watch : callable
@@ -87,10 +85,8 @@ class ProcessHost:
 
     Attributes
     ----------
-    runs : dict of Key to LocalRun
     connections : dict of Place to AgentConnection
         Open connections.
-    checkpoints : CheckpointFolder
     unpublished : set of str
         Jobs whose progress has changed since it was last published.
     on_memory : callable

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from penstock_executor.checkpoint_transfer import Resume
-from penstock_log import Checkpoint, Job, JobState, Outcome, RunEnded, RunStarted
+from penstock_log import Job, JobState, Outcome, RunEnded, RunStarted
 from penstock_log.agent_protocol import EXIT_PREEMPTED, LoopReport
 
 Ending = Literal["", "preempted", "cancelled", "gang", "time_limit", "memory", "host_memory", "hang"]
@@ -222,7 +222,6 @@ class NodeObservation(msgspec.Struct, kw_only=True):
     ----------
     incarnation : str
         Names this start of the executor.
-    runs : dict of (job id, epoch) to LocalRun
     draining : bool
         Whether the executor is being stopped, and its runs go elsewhere.
     postponed : dict of (job id, epoch) to float
@@ -271,7 +270,6 @@ def ended(run: LocalRun, job: Job, node_id: str, now_s: float, limit_s: float = 
 
     Parameters
     ----------
-    run : LocalRun
     job : Job
         The job as the log has it: it says whether a stop was asked for.
     limit_s : float
@@ -279,7 +277,9 @@ def ended(run: LocalRun, job: Job, node_id: str, now_s: float, limit_s: float = 
     """
     outcome, reason, rank = _verdict(run, job, limit_s)
     first = run.ranks.get(0, RunProcess())
-    saved = max(first.saved_step, run.resumed_step, job.checkpoint_step if _is_of(job.checkpoint, run) else 0)
+    of_this_run = job.checkpoint is not None and job.checkpoint.generation == run.epoch  # on whichever of its nodes
+    saved = max(first.saved_step, run.resumed_step, job.checkpoint_step if of_this_run else 0)
+    wanted = bool(WANTS_MEMORY.search(rank.last_line))
     carried: dict[str, Any] = {name: getattr(first.report, name) for name in CARRIED}
     if outcome == "preempted":
         carried["samples"] = first.saved_samples
@@ -293,16 +293,11 @@ def ended(run: LocalRun, job: Job, node_id: str, now_s: float, limit_s: float = 
         reason=reason,
         steps=saved if outcome == "preempted" else first.report.step,
         peak_memory_bytes=first.peak_bytes,
-        out_of_memory=outcome == "failed" and _for_want_of_memory(run, rank),
+        out_of_memory=outcome == "failed" and (run.ending == "memory" or (wanted and run.ending != "host_memory")),
         killed=outcome == "failed" and rank.failed and _vanished(run, rank) and run.ending != "host_memory",
         cap_bytes=run.cap_bytes,
         **carried,
     )
-
-
-def _is_of(checkpoint: Checkpoint | None, run: LocalRun) -> bool:
-    """Say whether a checkpoint was written by this run, on whichever of its nodes."""
-    return checkpoint is not None and checkpoint.generation == run.epoch
 
 
 def _verdict(run: LocalRun, job: Job, limit_s: float) -> tuple[Outcome, str, RunProcess]:
@@ -332,13 +327,8 @@ def _ending(run: LocalRun, job: Job) -> Ending:
     """Return why the run was ended; the log knows it too, if the executor was killed before it could note it."""
     if job.state is JobState.COMPLETING:
         return "cancelled"
-    if not run.ending and job.state is JobState.PREEMPTING and _left_as_asked(run):
-        return "preempted"
-    return run.ending
-
-
-def _left_as_asked(run: LocalRun) -> bool:
-    return all(rank.exit_code in (0, EXIT_PREEMPTED) or rank.leaving for rank in run.ranks.values())
+    left = all(rank.exit_code in (0, EXIT_PREEMPTED) or rank.leaving for rank in run.ranks.values())
+    return "preempted" if left and not run.ending and job.state is JobState.PREEMPTING else run.ending
 
 
 def _decisive(run: LocalRun) -> RunProcess:
@@ -365,13 +355,6 @@ def _reason(run: LocalRun, rank: RunProcess) -> str:
     who = f"rank {index} of {run.world_size}: " if run.world_size > 1 else ""
     last = f": {rank.last_line}" if rank.last_line else ""
     return who + exit_text(rank.exit_code or 0) + last + _cap_text(run, rank)
-
-
-def _for_want_of_memory(run: LocalRun, rank: RunProcess) -> bool:
-    """Return whether a process ended for want of device memory; host memory does not count."""
-    if run.ending == "host_memory":
-        return False
-    return run.ending == "memory" or bool(WANTS_MEMORY.search(rank.last_line))
 
 
 def _cap_text(run: LocalRun, rank: RunProcess) -> str:

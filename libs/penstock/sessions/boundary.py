@@ -138,11 +138,7 @@ class Boundary:
         course.step += 1
         course.loop_steps += 1
         now = self.pace.lap()
-        if now >= self._progress_due:
-            self.send_progress()
-            if self.turns is not None:
-                self.turns.look()
-            self._progress_due = now + PROGRESS_S
+        self._send_due_progress(now)
         leaves = agent is not None and agent.attention and agent.verdict(course.step) == "leave"
         if leaves and not self._setup.rank:
             self._checkpoint(leaving=False)
@@ -257,16 +253,19 @@ class Boundary:
             return
         if self._setup.sample_iterations and self._course.loop_steps >= self._setup.sample_iterations:
             self._end_sample()
-        if now >= self._progress_due:
-            self.send_progress()
-            if self.turns is not None:
-                self.turns.look()
-            self._progress_due = now + PROGRESS_S
+        self._send_due_progress(now)
         if self._agent is not None and self._agent.attention and self._agent.verdict(self._course.step) == "leave":
             self._leave(self._agent)
         elif now >= self._checkpoint_due:
             self._checkpoint(leaving=False)
         self._due = min(self._progress_due, self._checkpoint_due)
+
+    def _send_due_progress(self, now: float) -> None:
+        if now >= self._progress_due:
+            self.send_progress()
+            if self.turns is not None:
+                self.turns.look()
+            self._progress_due = now + PROGRESS_S
 
     def _interrupt(self) -> None:
         """Something was heard: have a wait for the turn look at it."""

@@ -27,7 +27,7 @@ FORMATS: Final = (1, 2)
 """Those that this version reads; it writes the second one only where the script has ``session.epochs()``."""
 KEPT: Final = 2
 MANIFEST: Final = "penstock-manifest.json"
-_PREFIX: Final = "step-"
+STEP_PREFIX: Final = "step-"
 _UNFINISHED: Final = ".unfinished-"
 _EPOCH: Final = ".epoch"
 _PIECE_BYTES: Final = 1 << 20
@@ -151,7 +151,7 @@ class Checkpoints:
             )
             digest = self._seal(fresh, about)
             self._refuse_if_superseded()  # last, so that little time is left in which a newer run could claim it
-            self._publish(fresh, self._folder / f"{_PREFIX}{step}")
+            self._publish(fresh, self._folder / f"{STEP_PREFIX}{step}")
         except BaseException:
             shutil.rmtree(fresh, ignore_errors=True)
             raise
@@ -167,7 +167,6 @@ class Checkpoints:
 
         Parameters
         ----------
-        read : callable
         alone : bool
             Whether no other process loads too. Where others do, ``read`` may have failed here only: they would go on
             from another step than this one, if it took the checkpoint before.
@@ -204,7 +203,7 @@ class Checkpoints:
 
     def complete(self) -> Iterator[tuple[Path, Manifest]]:
         """Yield the complete checkpoints, the newest first; what is incomplete is warned about and left out."""
-        for path in sorted(self._all(), key=_step_of, reverse=True):
+        for path in sorted(step_folders(self._folder), key=_step_of, reverse=True):
             try:
                 yield path, _verified(path)
             except (OSError, ValueError) as error:
@@ -228,25 +227,27 @@ class Checkpoints:
         body = msgspec.json.encode(manifest)
         (fresh / MANIFEST).write_bytes(body)
         for path in [*_files(fresh), *(path for path in fresh.rglob("*") if path.is_dir()), fresh]:
-            _flush(path)
+            flush(path)
         return hashlib.sha256(body).hexdigest()
 
     def _publish(self, fresh: Path, path: Path) -> None:
         if path.exists():  # damaged, or else this step would not have been done again
             path.rename(fresh.with_name(f"{fresh.name}-replaced"))
         fresh.rename(path)
-        _flush(self._folder)
+        flush(self._folder)
 
     def _prune(self) -> None:
         """Keep the last two that this process wrote or began from; all others are older, or damaged."""
-        for path in self._all():
+        for path in step_folders(self._folder):
             if _step_of(path) not in self._good:
                 (path / MANIFEST).unlink(missing_ok=True)
                 shutil.rmtree(path, ignore_errors=True)
         self.sweep()
 
-    def _all(self) -> list[Path]:
-        return [path for path in self._folder.glob(f"{_PREFIX}*") if path.name.removeprefix(_PREFIX).isdecimal()]
+
+def step_folders(folder: Path) -> list[Path]:
+    """Return the folders of a job's checkpoints, complete or not."""
+    return [path for path in folder.glob(f"{STEP_PREFIX}*") if path.name.removeprefix(STEP_PREFIX).isdecimal()]
 
 
 def _verified(path: Path) -> Manifest:
@@ -283,10 +284,11 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _step_of(path: Path) -> int:
-    return int(path.name.removeprefix(_PREFIX))
+    return int(path.name.removeprefix(STEP_PREFIX))
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
+    """Have a file or folder on the disk before this returns."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

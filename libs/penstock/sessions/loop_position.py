@@ -53,7 +53,6 @@ class LoopHistory(msgspec.Struct, omit_defaults=True):
 
     Attributes
     ----------
-    ended : list of FinishedLoops
     items : int
         Of the open loop; of ``session.epochs()``, the epochs that are complete.
     inner : LoopHistory or None

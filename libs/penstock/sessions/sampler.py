@@ -34,7 +34,6 @@ class DataSampler:
         Samples in the data set, on all processes the same.
     batch_size : int
         Samples of one step, over all processes.
-    rank, world_size : int
     seed : int
         Of the orders.
     shuffle : bool

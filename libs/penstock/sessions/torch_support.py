@@ -172,7 +172,6 @@ class ProcessGroup:
 
     Attributes
     ----------
-    backend : {"gloo", "nccl"}
     device : torch.device
         This process's own.
     """

@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 
+from penstock.submission import beginning_of
 from penstock_cluster import environment
 from penstock_cluster.device_backend import CAPABILITIES
 from penstock_executor.checkpoint_transfer import Resume
@@ -19,7 +20,6 @@ from penstock_executor.run_state import sharing_of
 from penstock_log import Device, Job, Placement, Slot, workload
 from penstock_log.agent_protocol import AgentEnv
 
-_READ_BYTES: Final = 2**20
 ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
@@ -120,16 +120,6 @@ def placement_of(job: Job) -> Placement:
 
 def opaque(command: Sequence[str], cwd: str) -> str:
     """Return why a command must not be sampled; empty where its script says that it uses Penstock."""
-    if not workload.is_opaque(command, lambda path: _beginning(Path(cwd, path))):
+    if not workload.is_opaque(command, lambda path: beginning_of(Path(cwd, path))):
         return ""
     return "opaque: no file of its command line mentions penstock, so that a sample could have side effects"
-
-
-def _beginning(path: Path) -> bytes:
-    try:
-        if not path.is_file():
-            return b""
-        with path.open("rb") as file:
-            return file.read(_READ_BYTES)
-    except (OSError, ValueError):
-        return b""

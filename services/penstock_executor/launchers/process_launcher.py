@@ -296,7 +296,6 @@ def problem(command: Sequence[str], cwd: str, path: str) -> str:
 
     Parameters
     ----------
-    command : sequence of str
     cwd : str
         Absolute working directory.
     path : str

@@ -29,7 +29,7 @@ class Stopped(Exception):
 def quick_disk() -> Iterator[None]:
     """No power fails here: some hundred checkpoints need not wait for the disk."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("penstock.sessions.checkpoint._flush", lambda _: None)
+        patch.setattr("penstock.sessions.checkpoint.flush", lambda _: None)
         yield
 
 
