@@ -31,11 +31,11 @@ def made_for() -> str:
 
 
 def _cache_in(directory: Path) -> type[_KernelCache]:
-    class Kept(_Kept):
+    class Here(_Locator):
         place = str(directory)
 
     class Impl(CompileResultCacheImpl):
-        _locator_classes: Any = (Kept,)
+        _locator_classes: Any = (Here,)
 
     class Cache(_KernelCache):
         _impl_class: Any = Impl
@@ -43,7 +43,7 @@ def _cache_in(directory: Path) -> type[_KernelCache]:
     return Cache
 
 
-class _Kept(_CacheLocator):
+class _Locator(_CacheLocator):
     """Tells numba where: the directory's name stands for the sources, so there is nothing to compare."""
 
     place: str
@@ -58,7 +58,7 @@ class _Kept(_CacheLocator):
         return "kernel"
 
     @classmethod
-    def from_function(cls, py_func: object, py_file: str) -> _Kept:  # noqa: ARG003 - asked for by numba
+    def from_function(cls, py_func: object, py_file: str) -> _Locator:  # noqa: ARG003 - asked for by numba
         return cls()
 
 

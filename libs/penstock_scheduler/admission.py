@@ -112,7 +112,7 @@ def admit(
     """
     if supply.sharing is None and _each_finds_one(waiting, supply.free):
         return Admission(singles=list(waiting))
-    walk = _Walk(supply, context, running, reserved_before)
+    walk = _AdmissionWalk(supply, context, running, reserved_before)
     binds, backfills = context.mode.positions_bind, context.mode.backfills
     shares = supply.sharing.demands if supply.sharing is not None else {}
     for ranked in waiting:
@@ -139,7 +139,7 @@ def _each_finds_one(waiting: Sequence[RankedJob], free: FreeDevices) -> bool:
     return True
 
 
-class _Walk:
+class _AdmissionWalk:
     """
     The walk of one try.
 
@@ -290,7 +290,7 @@ class _Walk:
         if kind not in able:
             free = self.free.kinds(job.spec)
             open_to = [k for k in able if k in free]
-            if not open_to or self._is_patient(ranked):
+            if not open_to or self._still_waits(ranked):
                 return
             kind = min(open_to, key=lambda k: (-free[k], -self.speed(job, k), k))
         reserved[ranked.job_id] = kind
@@ -298,12 +298,12 @@ class _Walk:
 
     def _reserve(self, ranked: RankedJob, choose: Callable[[], Sequence[Located]]) -> None:
         """Keep some free devices for a job once its patience is over."""
-        if not self._is_patient(ranked) and (devices := choose()):
+        if not self._still_waits(ranked) and (devices := choose()):
             self.free.take(devices)
             self.found.kept += devices
             self.found.keeps[ranked.job_id] = devices[0][1].kind
 
-    def _is_patient(self, ranked: RankedJob) -> bool:
+    def _still_waits(self, ranked: RankedJob) -> bool:
         """Say whether a job waits for less than its patience, and look again when that is over."""
         until_s = ranked.job.pending_since_s + self.rules.patience_s
         if until_s > self.context.now_s:

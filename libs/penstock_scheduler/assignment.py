@@ -171,7 +171,7 @@ def match(singles: Sequence[RankedJob], supply: DeviceSupply, busy: Busy, contex
     -----
     One matching of at most ``window`` jobs at a time until no device is idle, :data:`LOOKED_AT` jobs at most.
     """
-    walk, at, solved = _Walk(supply, busy, context), 0, 0
+    walk, at, solved = _WindowWalk(supply, busy, context), 0, 0
     while at < len(singles) and solved < LOOKED_AT and len(supply.free):
         part = _window(singles, at, max(at, len(supply.free)), context)
         at += len(part)
@@ -191,7 +191,7 @@ def _window(singles: Sequence[RankedJob], at: int, least: int, context: RoundCon
     return singles[at:end]
 
 
-class _Walk:
+class _WindowWalk:
     """The windows of one round, one after the other."""
 
     def __init__(self, supply: DeviceSupply, busy: Busy, context: RoundContext) -> None:

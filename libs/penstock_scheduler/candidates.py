@@ -63,11 +63,11 @@ def candidates(moment: PoolMoment, supply: DeviceSupply, context: RoundContext) 
     (``alpha`` below 1) or quotas it returns all jobs that could start, because it depends on who else waits.
     """
     pool, index = moment.pool, moment.pool.index
-    out = _Out(moment)
-    view = _View(index, supply, context, out.jobs)
-    groups = [group for demand, group in index.groups.items() if demand not in out.demands]
+    hindered = _Hindrances(moment)
+    view = _DemandView(index, supply, context, hindered.jobs)
+    groups = [group for demand, group in index.groups.items() if demand not in hindered.demands]
     keys: set[Key] = set()
-    wake_s = out.wake_s
+    wake_s = hindered.wake_s
     all_in = fair = bool(context.rules.quotas) or (pool.alpha(context.rules) < 1.0 and view.acts(groups))
     if fair:
         keys.update(*map(view.members, groups))
@@ -83,8 +83,8 @@ def candidates(moment: PoolMoment, supply: DeviceSupply, context: RoundContext) 
     if index.sharing.waiting:
         sharing = (group for groups in index.sharing.waiting.values() for group in groups.values())
         keys.update(key for group in sharing for key in islice(view.members(group), LOOKED_AT))
-    ahead = {key for job_id in pool.promised if (key := out.startable(job_id)) is not None}
-    keys.update(key for job_id in pool.reservations if (key := out.startable(job_id)) is not None)
+    ahead = {key for job_id in pool.promised if (key := hindered.startable(job_id)) is not None}
+    keys.update(key for job_id in pool.reservations if (key := hindered.startable(job_id)) is not None)
 
     def singles(most: int) -> list[RankedJob]:
         alone = (key for key in ahead if key[3] not in index.sharing.demands)
@@ -96,7 +96,7 @@ def candidates(moment: PoolMoment, supply: DeviceSupply, context: RoundContext) 
     return Candidates(index.ranked(in_order), wake_s, all_in, singles)
 
 
-class _Out:
+class _Hindrances:
     """The jobs that nothing could start now, and the demands that nothing ever could."""
 
     def __init__(self, moment: PoolMoment) -> None:
@@ -127,18 +127,18 @@ class _Out:
         return entry.key
 
 
-class _View(msgspec.Struct, frozen=True, dict=True):
+class _DemandView(msgspec.Struct, frozen=True, dict=True):
     index: PoolIndex
     supply: DeviceSupply
     context: RoundContext
-    out: Collection[str]
+    hindered: Collection[str]
 
     def acts(self, groups: Sequence[DemandGroup]) -> bool:
         """Say whether any job could get devices at all."""
         return len(self.supply.free) > 0 or any(self.preemptible(group) for group in groups)
 
     def members(self, group: DemandGroup) -> Iterator[Key]:
-        return (key for key in group.keys if key[3] not in self.out) if self.out else iter(group.keys)
+        return (key for key in group.keys if key[3] not in self.hindered) if self.hindered else iter(group.keys)
 
     def able(self, group: DemandGroup) -> int:
         """Return how many jobs of a demand could get devices, one more where the first that gets none ends it."""

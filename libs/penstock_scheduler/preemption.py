@@ -65,7 +65,7 @@ class VictimChoice(NamedTuple):
     runs: tuple[PreemptibleRun, ...]
 
 
-class _Looked:
+class _RunsByRow:
     """Runs that were looked at one by one, made when they first are."""
 
     def __init__(self, runs: RunColumns, loss_gpu_s: Floats) -> None:
@@ -93,16 +93,16 @@ class _Group:
     kind: str
     shape: Shape
     members: deque[int]
-    looked: _Looked
+    by_row: _RunsByRow
 
     @property
     def head(self) -> Victim:
         """The first run; there must be one."""
-        return self.looked.victim(self.number, self.members[0])
+        return self.by_row.victim(self.number, self.members[0])
 
     def victims(self) -> Iterator[Victim]:
         """Yield the runs in order."""
-        return (self.looked.victim(self.number, row) for row in self.members)
+        return (self.by_row.victim(self.number, row) for row in self.members)
 
     def gain(self, spec: JobSpec) -> int:
         """Return how many devices a job would get of each of them."""
@@ -130,14 +130,14 @@ class PreemptionCandidates:
         waste_s, worthwhile, self._unripe = _weigh(running, context)
         found = running.only(worthwhile) if len(running) else running
         loss_gpu_s = found.devices * (0.0 if self._preempts == "position" else waste_s[worthwhile])
-        self._looked = _Looked(found, loss_gpu_s)
+        self._by_row = _RunsByRow(found, loss_gpu_s)
         self._lowest = int(found.queue.max()) if len(found) else -1
         self._for: dict[tuple[object, ...], dict[str, list[tuple[_Group, int]]]] = {}
 
     @cached_property
     def _groups(self) -> list[_Group]:
         """All of them; in most rounds, to know the lowest queue is enough."""
-        return list(_divided(self._looked))
+        return list(_divided(self._by_row))
 
     @cached_property
     def _left(self) -> Counter[int]:
@@ -191,10 +191,10 @@ class PreemptionCandidates:
 
     def take(self, choice: VictimChoice) -> None:
         """Take out the runs of a choice that was made just now."""
-        taken = {self._looked.rows[run.ranked.job_id][1] for run in choice.runs}
+        taken = {self._by_row.rows[run.ranked.job_id][1] for run in choice.runs}
         left = self._left
         for run in choice.runs:
-            group = self._groups[self._looked.rows[run.ranked.job_id][0]]
+            group = self._groups[self._by_row.rows[run.ranked.job_id][0]]
             _drop(group.members, taken)
             left[group.queue] -= 1
         self._lowest = max((queue for queue, runs in left.items() if runs), default=-1)
@@ -230,9 +230,9 @@ def _weigh(every: RunColumns, context: RoundContext) -> tuple[Floats, Bools, tup
     return waste_s, runs & ~unripe & (lent | (every.left_s > waste_s)), (every.queue[unripe], ripe_s[unripe])
 
 
-def _divided(looked: _Looked) -> Iterator[_Group]:
+def _divided(by_row: _RunsByRow) -> Iterator[_Group]:
     """Yield the groups, their runs in order."""
-    found, loss_gpu_s = looked.runs, looked.loss_gpu_s
+    found, loss_gpu_s = by_row.runs, by_row.loss_gpu_s
     if not len(found):
         return
     order = np.lexsort((-found.position, loss_gpu_s, found.group, found.queue))
@@ -243,7 +243,7 @@ def _divided(looked: _Looked) -> Iterator[_Group]:
     for number, (start, end) in enumerate(pairwise(starts)):
         queue = int(found.queue[in_order[start]])
         kind, shape = found.shapes[found.group[in_order[start]]]
-        yield _Group(number, queue, kind, shape, deque(in_order[start:end]), looked)
+        yield _Group(number, queue, kind, shape, deque(in_order[start:end]), by_row)
 
 
 def _drop(members: deque[int], taken: set[int]) -> None:

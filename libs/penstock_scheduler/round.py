@@ -36,7 +36,7 @@ STOPPING_S: Final = 1.0
 """Expected time until a stopping run is gone."""
 
 
-class _Field(msgspec.Struct, frozen=True, dict=True):
+class _RoundInput(msgspec.Struct, frozen=True, dict=True):
     """
     The input of a round's decision.
 
@@ -148,27 +148,27 @@ def decide_pool(pool: PoolView, now_s: float, rules: RoundRules) -> tuple[RoundD
     evicted = pool.evicted()
     if not len(pool.index.waiting) and not evicted:
         return None, math.inf
-    field = _field(pool, now_s, rules)
-    draft, left_out = _draft(field)
+    given = _input(pool, now_s, rules)
+    draft, left_out = _draft(given)
     try:
-        return _decided(field, draft, left_out, evicted)
+        return _decided(given, draft, left_out, evicted)
     finally:
         draft.undo()
 
 
 def borrowers_of(pool: PoolView, now_s: float, rules: RoundRules) -> Collection[str]:
     """Return the jobs of a pool that no quota covers, without those that nothing could start."""
-    return _field(pool, now_s, rules).covered.borrowers
+    return _input(pool, now_s, rules).covered.borrowers
 
 
-def _field(pool: PoolView, now_s: float, rules: RoundRules) -> _Field:
+def _input(pool: PoolView, now_s: float, rules: RoundRules) -> _RoundInput:
     context, supply, covered = pool.context(now_s, rules), pool.supply(), NO_QUOTAS
     before = RoundAftermath(pool.name, pool.index.nodes, supply.whole, supply.free, backfills=pool.mode.backfills)
     moment = PoolMoment(pool, before, now_s, rules)
     looked_at = candidates(moment, supply, context)
     if rules.quotas:
         covered, context = quotas.of_pool(pool, looked_at.ready, context), quotas.reclaiming(context)
-    return _Field(moment, looked_at, supply, context, covered, _ready(pool, looked_at.ready, covered))
+    return _RoundInput(moment, looked_at, supply, context, covered, _ready(pool, looked_at.ready, covered))
 
 
 def _ready(pool: PoolView, ready: list[RankedJob], covered: QuotaCoverage) -> list[RankedJob]:
@@ -182,12 +182,12 @@ def _ready(pool: PoolView, ready: list[RankedJob], covered: QuotaCoverage) -> li
 
 
 def _decided(
-    field: _Field, draft: _Draft, left_out: Mapping[str, int], evicted: Sequence[PreemptibleRun]
+    given: _RoundInput, draft: _Draft, left_out: Mapping[str, int], evicted: Sequence[PreemptibleRun]
 ) -> tuple[RoundDecided | None, float]:
-    moment, looked_at = field.moment, field.looked_at
+    moment, looked_at = given.moment, given.looked_at
     pool, now_s, rules = moment.pool, moment.now_s, moment.rules
-    placements, preemptions = _placements(field.pool, draft), _preemptions(field, draft.admitted, evicted)
-    waits = _waits(field, draft, left_out)
+    placements, preemptions = _placements(given.pool, draft), _preemptions(given, draft.admitted, evicted)
+    waits = _waits(given, draft, left_out)
     next_s = min(looked_at.wake_s, draft.admitted.wake_s, _later_s(draft, now_s))
     keeps = draft.admitted.reserved
     quiet = not placements and not preemptions and keeps == pool.reservations
@@ -206,67 +206,67 @@ def _decided(
     return found, next_s
 
 
-def _draft(field: _Field) -> tuple[_Draft, Mapping[str, int]]:
+def _draft(given: _RoundInput) -> tuple[_Draft, Mapping[str, int]]:
     """Return the first try that starts something, and the users who were left out of it."""
-    pool, supply, context = field.pool, field.supply, field.context
+    pool, supply, context = given.pool, given.supply, given.context
     alpha = pool.alpha(context.rules)
     left_out: Mapping[str, int] = {}
-    if alpha < 1.0 and not (len(supply.free) > 0 or pool.index.sharing.waiting or len(field.victims) > 0):
+    if alpha < 1.0 and not (len(supply.free) > 0 or pool.index.sharing.waiting or len(given.victims) > 0):
         alpha = 1.0  # where nothing can start, all are in
-    if alpha >= 1.0 and not field.covered.borrowers:
-        return _try(field, field.ready), left_out
-    for turn in _turns(field, alpha):
-        draft = _try(field, turn.entering)
+    if alpha >= 1.0 and not given.covered.borrowers:
+        return _try(given, given.ready), left_out
+    for turn in _turns(given, alpha):
+        draft = _try(given, turn.entering)
         left_out = turn.left_out
-        if draft.acts or len(turn.entering) == len(field.ready):
+        if draft.acts or len(turn.entering) == len(given.ready):
             break
         draft.admitted.undo(supply)
     return draft, left_out
 
 
-def _turns(field: _Field, alpha: float) -> Iterator[FairnessTry]:
+def _turns(given: _RoundInput, alpha: float) -> Iterator[FairnessTry]:
     """Yield the tries: the jobs that quotas cover, the least-progressed users' first; borrowers only after them."""
-    pool, now_s = field.pool, field.context.now_s
+    pool, now_s = given.pool, given.context.now_s
     exempt = {*pool.promised, *pool.reservations}
-    own = [ranked for ranked in field.ready if not ranked.borrows or ranked.job_id in exempt]
-    if own and len(own) < len(field.ready):
+    own = [ranked for ranked in given.ready if not ranked.borrows or ranked.job_id in exempt]
+    if own and len(own) < len(given.ready):
         yield from fairness.turns(own, pool.progress, exempt, alpha, now_s)
-    yield from fairness.turns(field.ready, pool.progress, exempt, alpha, now_s)
+    yield from fairness.turns(given.ready, pool.progress, exempt, alpha, now_s)
 
 
-def _try(field: _Field, entering: Sequence[RankedJob]) -> _Draft:
-    context = field.context
-    supply = field.supply
-    if field.pool.index.sharing:
-        supply = field.sharing.supply(supply)
-    admitted = admit(entering, lambda: field.victims, supply, context, field.pool.reservations)
+def _try(given: _RoundInput, entering: Sequence[RankedJob]) -> _Draft:
+    context = given.context
+    supply = given.supply
+    if given.pool.index.sharing:
+        supply = given.sharing.supply(supply)
+    admitted = admit(entering, lambda: given.victims, supply, context, given.pool.reservations)
 
     def busy() -> dict[Device, list[float]]:
-        return _busy(field, admitted)
+        return _busy(given, admitted)
 
-    matched = ASSIGNMENTS[context.rules.assign].assign(_rivals(field, admitted), supply, busy, context)
+    matched = ASSIGNMENTS[context.rules.assign].assign(_rivals(given, admitted), supply, busy, context)
     return _Draft(admitted, matched, supply, context, busy)
 
 
-def _rivals(field: _Field, admitted: Admission) -> Sequence[RankedJob]:
+def _rivals(given: _RoundInput, admitted: Admission) -> Sequence[RankedJob]:
     """Return the jobs that are matched with each other: those that could start now, and the first that wait."""
-    if not len(field.supply.free) or field.looked_at.all_in or field.context.mode.positions_bind:
+    if not len(given.supply.free) or given.looked_at.all_in or given.context.mode.positions_bind:
         return admitted.singles
-    first = field.looked_at.singles(assignment.LOOKED_AT)
+    first = given.looked_at.singles(assignment.LOOKED_AT)
     known = {ranked.job_id for ranked in first}
     return first + [ranked for ranked in admitted.singles if ranked.job_id not in known]
 
 
-def _waits(field: _Field, draft: _Draft, left_out: Mapping[str, int]) -> tuple[Wait, ...]:
+def _waits(given: _RoundInput, draft: _Draft, left_out: Mapping[str, int]) -> tuple[Wait, ...]:
     """Return why the first of the jobs that do not start wait."""
-    moment, pool, rules = field.moment, field.pool, field.moment.rules
+    moment, pool, rules = given.moment, given.pool, given.moment.rules
     if not rules.max_waits:
         return ()
     left = list(_left(pool, {ranked.job_id for ranked, _, _ in draft.started}, rules.max_waits))
     if not left:
         return ()
     hindered = wait_causes.hindered(left, moment)
-    own = {**_kept_back(field, draft, left, left_out), **hindered.reasons}
+    own = {**_kept_back(given, draft, left, left_out), **hindered.reasons}
     after = _aftermath(moment.aftermath, pool.index.runs(), draft)
     return wait_causes.waits(left, own, draft.matched.later, after, rules.max_waits)
 
@@ -283,7 +283,7 @@ def _left(pool: PoolView, started: Collection[str], most: int) -> Iterator[Ranke
 
 
 def _kept_back(
-    field: _Field, draft: _Draft, left: Sequence[RankedJob], left_out: Mapping[str, int]
+    given: _RoundInput, draft: _Draft, left: Sequence[RankedJob], left_out: Mapping[str, int]
 ) -> dict[str, WaitCause]:
     """
     Return why each job waits that would be served without fairness, or with a larger quota of its team.
@@ -295,27 +295,27 @@ def _kept_back(
     """
     left = [ranked for ranked in left if not ranked.sample and ranked.job_id not in draft.served]
     behind = [r for r in left if r.job.spec.user in left_out and r.job_id not in draft.matched.later]
-    beyond = [ranked for ranked in left if ranked.job_id in field.covered.borrowers]
-    teams = [team for team in dict.fromkeys(ranked.job.spec.team for ranked in beyond) if _helps(field, team)]
+    beyond = [ranked for ranked in left if ranked.job_id in given.covered.borrowers]
+    teams = [team for team in dict.fromkeys(ranked.job.spec.team for ranked in beyond) if _helps(given, team)]
     beyond = [ranked for ranked in beyond if ranked.job.spec.team in teams]
-    if (behind or beyond) and len(field.pool.index) * (bool(behind) + len(teams)) <= TRIED_JOBS:
-        behind, beyond = _tried(field, draft, behind, beyond)
-    alpha = field.context.rules.alpha
+    if (behind or beyond) and len(given.pool.index) * (bool(behind) + len(teams)) <= TRIED_JOBS:
+        behind, beyond = _tried(given, draft, behind, beyond)
+    alpha = given.context.rules.alpha
     return {
         **{ranked.job_id: _behind(left_out[ranked.job.spec.user], alpha) for ranked in behind},
-        **quotas.reasons(beyond, field.covered),
+        **quotas.reasons(beyond, given.covered),
     }
 
 
 def _tried(
-    field: _Field, draft: _Draft, behind: Sequence[RankedJob], beyond: Sequence[RankedJob]
+    given: _RoundInput, draft: _Draft, behind: Sequence[RankedJob], beyond: Sequence[RankedJob]
 ) -> tuple[list[RankedJob], list[RankedJob]]:
     """Return the jobs that would be served if all users' jobs entered, and those that would with a larger quota."""
     draft.undo()
     try:
-        entered = _served(msgspec.structs.replace(field, supply=field.pool.supply()), field.ready) if behind else set()
+        entered = _served(msgspec.structs.replace(given, supply=given.pool.supply()), given.ready) if behind else set()
         covered = {
-            team: _served(_with_quota(field, team), None)
+            team: _served(_with_quota(given, team), None)
             for team in dict.fromkeys(ranked.job.spec.team for ranked in beyond)
         }
     finally:
@@ -326,30 +326,30 @@ def _tried(
     )
 
 
-def _served(field: _Field, entering: Sequence[RankedJob] | None) -> set[str]:
+def _served(given: _RoundInput, entering: Sequence[RankedJob] | None) -> set[str]:
     """Return the jobs that a tried round serves; with None for ``entering``, jobs enter by turns."""
-    draft = _try(field, entering) if entering is not None else _draft(field)[0]
+    draft = _try(given, entering) if entering is not None else _draft(given)[0]
     draft.undo()
     return draft.served
 
 
-def _helps(field: _Field, team: str) -> bool:
+def _helps(given: _RoundInput, team: str) -> bool:
     """Say whether a team could get any device with a larger quota: idle, borrowed, or of a run that makes way."""
-    if field.pool.mode.preempts != "never":
+    if given.pool.mode.preempts != "never":
         return True
-    index, borrowers = field.pool.index, field.covered.borrowers
+    index, borrowers = given.pool.index, given.covered.borrowers
     lent = (index.entries[key[3]].ranked for key in index.granted if key[3] in borrowers)
     return len(index.free) > 0 or any(ranked.job.spec.team != team for ranked in lent)
 
 
-def _with_quota(field: _Field, team: str) -> _Field:
+def _with_quota(given: _RoundInput, team: str) -> _RoundInput:
     """Return a round with a quota that covers all jobs of a team."""
-    pool, context = field.pool, field.context
+    pool, context = given.pool, given.context
     rules = msgspec.structs.replace(context.rules, quotas={**context.rules.quotas, team: _ALL})
     context = msgspec.structs.replace(context, rules=rules)
-    covered = quotas.of_pool(pool, field.looked_at.ready, context)
-    ready = _ready(pool, field.looked_at.ready, covered)
-    return _Field(field.moment, field.looked_at, pool.supply(), context, covered, ready)
+    covered = quotas.of_pool(pool, given.looked_at.ready, context)
+    ready = _ready(pool, given.looked_at.ready, covered)
+    return _RoundInput(given.moment, given.looked_at, pool.supply(), context, covered, ready)
 
 
 def _behind(others: int, alpha: float) -> WaitCause:
@@ -357,15 +357,15 @@ def _behind(others: int, alpha: float) -> WaitCause:
     return WaitCause("fairness", f"{what}; the least-progressed {alpha:.0%} of users come first (alpha {alpha:g})")
 
 
-def _busy(field: _Field, admitted: Admission) -> dict[Device, list[float]]:
+def _busy(given: _RoundInput, admitted: Admission) -> dict[Device, list[float]]:
     """Return, by class, in how many seconds each busy device that nobody keeps will be free, where it ever will."""
     preempted = {victim.ranked.job_id for victim, _ in admitted.preempted}
     busy: defaultdict[Device, list[float]] = defaultdict(list)
-    for job_id, shape, in_s in field.ends:
+    for job_id, shape, in_s in given.ends:
         if job_id not in preempted:
             for like, count in shape:
                 busy[like] += [in_s] * count
-    for like, count in field.supply.coming.classes().items():
+    for like, count in given.supply.coming.classes().items():
         busy[like] += [STOPPING_S] * count
     return busy
 
@@ -386,14 +386,14 @@ def _placements(pool: PoolView, draft: _Draft) -> tuple[Placement, ...]:
     )
 
 
-def _preemptions(field: _Field, admitted: Admission, evicted: Sequence[PreemptibleRun]) -> tuple[Preemption, ...]:
-    reasons = {run.ranked.job_id: (run, _eviction(field.pool, run), "") for run in evicted}
+def _preemptions(given: _RoundInput, admitted: Admission, evicted: Sequence[PreemptibleRun]) -> tuple[Preemption, ...]:
+    reasons = {run.ranked.job_id: (run, _eviction(given.pool, run), "") for run in evicted}
     for victim, ranked in admitted.preempted:
         because = f"for job {ranked.job_id} of queue {ranked.own_queue}; this one is of queue {victim.ranked.own_queue}"
         if victim.ranked.borrows and not ranked.borrows:
             team = victim.ranked.job.spec.team
-            because = f"for job {ranked.job_id}, whom a quota covers; {field.covered.in_use(team)}"
-        for run in field.pool.index.sharing.stood_for(victim):
+            because = f"for job {ranked.job_id}, whom a quota covers; {given.covered.in_use(team)}"
+        for run in given.pool.index.sharing.stood_for(victim):
             reasons.setdefault(run.ranked.job_id, (run, because, ranked.job_id))
     return tuple(
         Preemption(job_id=job_id, epoch=run.ranked.job.epoch, reason=reason, for_job=for_job)

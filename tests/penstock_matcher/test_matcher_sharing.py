@@ -337,11 +337,11 @@ def test_a_cancelled_job_makes_room_once_its_processes_are_gone():
 def test_a_user_advances_by_the_share_that_his_jobs_have():
     one = pool().given(lane("a", user="ann"), lane("b", user="bob"))
     make_true(one, 2.0)
-    book = one.state.history.progress["default"]
-    assert [book.active[user].rate for user in ("ann", "bob")] == [0.25, 0.25]  # half of one of two devices
+    progress = one.state.history.progress["default"]
+    assert [progress.active[user].rate for user in ("ann", "bob")] == [0.25, 0.25]  # half of one of two devices
     one.given(ended("b", 5.0))
-    assert book.active["ann"].rate == 0.5
-    assert book.standing("ann", 5.0).progress_s == pytest.approx(0.75, rel=1e-3)
+    assert progress.active["ann"].rate == 0.5
+    assert progress.standing("ann", 5.0).progress_s == pytest.approx(0.75, rel=1e-3)
 
 
 @pytest.mark.slow

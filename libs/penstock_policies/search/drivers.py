@@ -149,7 +149,7 @@ def budget_of(spec: SweepSpec) -> Budget:
     return spec.budget
 
 
-def room(spec: SweepSpec, past: RunHistory, devices: int) -> int:
+def free_runs(spec: SweepSpec, past: RunHistory, devices: int) -> int:
     """Return how many runs an asynchronous search may open now."""
     return max(0, (spec.concurrency or max(1, devices)) - past.running)
 
@@ -190,7 +190,7 @@ def _ladder(budget: Budget, skipped: int) -> list[int]:
 def _fill_free(
     spec: SweepSpec, past: RunHistory, devices: int, sample: Sample, ladders: list[list[int]]
 ) -> list[WantedRun]:
-    places = room(spec, past, devices)
+    places = free_runs(spec, past, devices)
     up = list(_promotable(spec, past, ladders))[:places]
     fresh = min(places - len(up), limit(spec) - past.trials)
     points = sample(fresh) if fresh > 0 else []
@@ -367,7 +367,7 @@ def climbing(spec: SweepSpec, past: RunHistory, devices: int, sample: Sample) ->
     for number, run in enumerate(past.runs):
         if run.ended > judged and run.value is not None and run.rung < top and not _pruned(spec, past, number, top):
             wanted.append(promoted(past, number, run.rung + 1, budget.least * budget.eta ** (run.rung + 1)))
-    fresh = min(room(spec, past, devices) - len(wanted), limit(spec) - past.trials)
+    fresh = min(free_runs(spec, past, devices) - len(wanted), limit(spec) - past.trials)
     drawn = sample(fresh) if fresh > 0 else []
     return wanted + [WantedRun(trial=past.trials + i, params=p, budget=budget.least) for i, p in enumerate(drawn)]
 

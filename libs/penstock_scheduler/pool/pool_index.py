@@ -468,7 +468,7 @@ class SharingIndex(Generic[G]):
         self._shared: dict[At, SharedDevice] = {}
         self._limits: SharingLimits | None = None
         self._tied: dict[str, tuple[str, ...]] | None = None
-        self._untold: set[str] = set()
+        self._without_need: set[str] = set()
         self._gangs = 0
 
     def __bool__(self) -> bool:
@@ -477,15 +477,15 @@ class SharingIndex(Generic[G]):
     @property
     def unmeasured(self) -> list[str]:
         """The jobs whose memory need is not known of themselves: other runs of their workloads may show it."""
-        self._untold &= self.demands.keys()
-        return sorted(self._untold)
+        self._without_need &= self.demands.keys()
+        return sorted(self._without_need)
 
     def demand_of(self, job: Job) -> SharingDemand | None:
         """Return how a job shares; None for one that has its devices to itself."""
         if job.spec.sharing == "lane" and job.need is None and job.spec.memory is None:
-            self._untold.add(job.id)
+            self._without_need.add(job.id)
         else:
-            self._untold.discard(job.id)
+            self._without_need.discard(job.id)
         return sharing_demand(job, self._measured)
 
     def grant(self, run: PreemptibleRun, *, stopping: bool) -> None:

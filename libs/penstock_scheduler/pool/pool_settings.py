@@ -94,12 +94,12 @@ def checked(settings: Mapping[str, Setting]) -> dict[str, Setting]:
     """
     for name in settings:
         if name not in _KNOWN:
-            raise ValueError(f"no setting of a pool is called {name!r}; {_meant(name, _KNOWN)}")
+            raise ValueError(f"no setting of a pool is called {name!r}; {_nearest_name(name, _KNOWN)}")
     for name, value in settings.items():
         try:
             msgspec.convert({name: value}, _KNOWN[name])
         except msgspec.ValidationError as error:
-            raise ValueError(_said(name, value, error)) from error
+            raise ValueError(_message_of(name, value, error)) from error
     return dict(settings)
 
 
@@ -122,7 +122,7 @@ def overlaid(base: S, settings: Mapping[str, Setting]) -> S:
         raise ValueError(f"settings {own}, set live, are not known to this version: {error}; upgrade it") from error
 
 
-def _said(name: str, value: Setting, error: msgspec.ValidationError) -> str:
+def _message_of(name: str, value: Setting, error: msgspec.ValidationError) -> str:
     """Return the error of a value, with the setting's name in its message."""
     if name == "order":
         return f"order is {value!r}: expected one of {', '.join(QUEUE_POLICIES)}"
@@ -130,7 +130,7 @@ def _said(name: str, value: Setting, error: msgspec.ValidationError) -> str:
     return found or str(error).split(" - at ")[0]
 
 
-def _meant(name: str, known: Iterable[str]) -> str:
+def _nearest_name(name: str, known: Iterable[str]) -> str:
     close = get_close_matches(name, list(known), n=1)
     return f"did you mean {close[0]!r}?" if close else f"expected one of {', '.join(sorted(known))}"
 

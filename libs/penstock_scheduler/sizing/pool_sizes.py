@@ -113,10 +113,10 @@ def asked(
     state: SizingKnowledge, jobs: Iterable[Job], name: str, now_s: float, settings: SizingSettings
 ) -> SizingProblem:
     """Return what those of a pool's jobs that are not over ask for now."""
-    return _Asking(state, jobs, name, now_s, settings).all()
+    return _ProblemBuilder(state, jobs, name, now_s, settings).all()
 
 
-class _Asking:
+class _ProblemBuilder:
     def __init__(
         self, state: SizingKnowledge, jobs: Iterable[Job], name: str, now_s: float, settings: SizingSettings
     ) -> None:
