@@ -183,7 +183,7 @@ class CommandGroup(TyperGroup):
     """The root of all commands: turns expected errors into one line and an exit code."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command."""
+        """Run the command; an expected error becomes one line on standard error and an exit code."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
@@ -291,7 +291,7 @@ _EXIT_OF: Final = {
 
 
 def bad_input(message: str) -> NoReturn:
-    """End with a message about what was typed."""
+    """Raise a :class:`Failure` about what was typed: exit code 2."""
     raise Failure(message, Exit.USAGE)
 
 

@@ -167,7 +167,7 @@ def speeds(known: Iterable[KindSpeed]) -> str:
 
 
 def why_lines(why: views.WhyView, now_s: float) -> list[str]:
-    """Return the one cause first, then its evidence, what it is not, and what would change it."""
+    """Return why a job waits, as lines: the one cause, its evidence, what was ruled out, and what would change it."""
     pairs = [
         ("because", why.evidence),
         *(("checked", text) for text in why.not_causes),
@@ -190,7 +190,7 @@ def _words(cause: str) -> str:
 
 
 def dry_run_lines(view: views.DryRunView) -> list[str]:
-    """Return where the job would start at once, or why it would wait, and for how long about."""
+    """Return a dry run as lines: where the job would start at once, or why and about how long it would wait."""
     if view.starts:
         beside = f", beside {', '.join(view.beside)}" if view.beside else ""
         where = f" on {render.devices(view.devices)} ({view.kind})" if view.devices else ""
@@ -263,7 +263,7 @@ def event_row(event: views.EventView, *, wide: bool = False) -> tuple[str, ...]:
 
 
 def width(job: views.JobView) -> str:
-    """Return a job's devices, with those that it may have where others than it has: ``4 (1..8)``."""
+    """Return a job's number of devices, with the range that it may have if it is elastic: ``4 (1..8)``."""
     return f"{job.gpus} ({job.min_gpus}..{job.max_gpus})" if job.max_gpus else str(job.gpus)
 
 

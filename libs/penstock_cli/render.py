@@ -32,12 +32,12 @@ _LABEL: Final = re.compile(r" *[a-z]+: +")
 
 
 def say(line: str = "") -> None:
-    """Write one line."""
+    """Write one line to standard output, harmless to terminals."""
     typer.echo(seen(line))
 
 
 def say_lines(lines: Iterable[str]) -> None:
-    """Write lines."""
+    """Write lines to standard output, harmless to terminals."""
     for line in lines:
         say(line)
 
@@ -229,13 +229,13 @@ def rate(per_s: float) -> str:
 
 
 def mapping(values: dict[str, float] | dict[str, str] | dict[str, str | int | float | bool]) -> str:
-    """Return ``name=value`` words."""
+    """Return a mapping as ``name=value`` words."""
     return " ".join(f"{k}={number(v) if isinstance(v, float) else v}" for k, v in values.items())
 
 
 def devices(names: Sequence[str]) -> str:
     """
-    Return devices by node.
+    Return names of devices, NODE/DEVICE, grouped by node.
 
     Examples
     --------

@@ -224,7 +224,7 @@ class ReplayArguments(CommandOptions):
 
 @dataclass(frozen=True)
 class ReportOptions(CommandOptions):
-    """What is to become of the results."""
+    """What becomes of the results: on which output, in which folder, with which chart."""
 
     out: Annotated[
         Path | None,
@@ -234,7 +234,7 @@ class ReportOptions(CommandOptions):
     output: Out = "table"
 
     def check(self) -> None:
-        """End with a message if it makes no sense."""
+        """End with a message if the options contradict each other, or the folder is a file."""
         if self.gantt and self.output == "json":
             bad_input("--gantt is for people and -o json for programs; leave one of them out")
         if self.out is not None and self.out.exists() and not self.out.is_dir():

@@ -53,7 +53,7 @@ def sizing_option(asked: SimulationArguments) -> list[str]:
 
 
 def check_names(asked: SimulationArguments) -> None:
-    """End with a message where a name is not known."""
+    """End with a message where a policy, setting, placement or mode is not known, or options contradict each other."""
     if not asked.policies:
         bad_input(f"no policy is named; expected --policy with some of {', '.join(ALL_POLICIES)}")
     for policy in asked.policies:
@@ -192,7 +192,7 @@ class SimulationPlan:
         return replace(self, trace=_made_up(self.recipe, seed)) if made_up and self.recipe is not None else self
 
     def run(self, policy: str, seed: int | None = None, progress: Progress | None = None) -> Outcome:
-        """Simulate one policy; ``progress`` is told how many jobs have ended, where the engine counts them."""
+        """Simulate one policy; ``progress`` is called with the number of jobs that have ended."""
         one = self.seeds[0] if seed is None else seed
         with explained_values():
             if self.engine == "counted" or policy in fast.SIZED_POLICIES:
@@ -238,7 +238,7 @@ class SimulationPlan:
 
     @property
     def described(self) -> dict[str, str]:
-        """What readers have to know of the settings, by name."""
+        """The engine and what was set otherwise than by default, by name."""
         how = "counted" if self.engine == "counted" else "production deciders under virtual time"
         return {"engine": how, **self.asked.described()}
 

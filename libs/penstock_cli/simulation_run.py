@@ -39,7 +39,7 @@ _LOOK_EVERY_S: Final = 0.2
 
 
 class PolicyRun(NamedTuple):
-    """What became of one policy under one seed."""
+    """The outcome of one policy under one seed."""
 
     policy: str
     seed: int
@@ -63,7 +63,7 @@ def simulate(asked: SimulationArguments, wanted: ReportOptions) -> None:
 
 
 def compile_kernels(planned: SimulationPlan, *, says: bool) -> None:
-    """Have what is compiled ready before anything is timed; where that takes long, ``says`` so."""
+    """Compile or load the kernels that a plan needs, before anything is timed; ``says`` so where that takes long."""
     from penstock_policies import matching
     from penstock_simulator.fast import kernel_state
     from penstock_simulator.fast.fast_path import warm
@@ -130,7 +130,7 @@ def _present(planned: SimulationPlan, found: Sequence[PolicyRun], wanted: Report
 
 
 def over_seeds(comparison: Comparison, found: Sequence[PolicyRun]) -> SeedComparison:
-    """Return the comparison with the means over the seeds."""
+    """Return a comparison whose figures are means over the seeds of all runs."""
     policies = dict.fromkeys(ran.policy for ran in found)
     by_seed = {policy: {ran.seed: ran.outcome for ran in found if ran.policy == policy} for policy in policies}
     note = f"means over {max(map(len, by_seed.values()))} seeds; +- is the standard deviation between them"
@@ -193,7 +193,7 @@ _WIDTH: Final = 100
 
 
 def show(comparison: Comparison, *, wide: bool = False) -> None:
-    """Show the table and what its readers have to know."""
+    """Write the comparison's table to standard output, and under it the notes."""
     if wide:
         render.show_table(policy_comparison.WIDE, policy_comparison.wide_rows(comparison), wide=True)
     else:
@@ -207,7 +207,7 @@ _EVERY_S: Final = 0.2
 
 class ComputationProgress:
     """
-    Within it, the first Ctrl-C only says that it is ``over``; the second interrupts.
+    Progress of a computation, as a context: the first Ctrl-C within sets ``over``, the second interrupts.
 
     Examples
     --------
@@ -281,7 +281,7 @@ class ComputationProgress:
 
 def progress_line(what: str, ended: int, jobs: int, elapsed_s: float) -> str:
     """
-    Return how far it is, how fast, and how long it will take if it goes on like this.
+    Return the line of progress: jobs that have ended, jobs a second, and the time left at this pace.
 
     Examples
     --------

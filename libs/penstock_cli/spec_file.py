@@ -194,7 +194,7 @@ def _placed(source: SpecSource, above: tuple[str, ...], problem: str, overrides:
 
 
 def table_name(above: tuple[str, ...]) -> str:
-    """Return what messages call the whole."""
+    """Return the name that messages use for the whole table."""
     return above[0] if above else "the file"
 
 

@@ -108,7 +108,7 @@ def need(text: str) -> dict[str, int]:
 
 
 def pairs(words: Iterable[str], option: str) -> dict[str, str]:
-    """Return NAME=VALUE words as a table."""
+    """Return NAME=VALUE words as a mapping."""
     found = {}
     for word in words:
         name, equals, value = word.partition("=")

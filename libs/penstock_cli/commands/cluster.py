@@ -170,7 +170,7 @@ _COLOURS: Final[dict[Level, str]] = {"ok": "green", "warn": "yellow", "fail": "r
 
 
 class Finding(NamedTuple):
-    """One line of the report; ``remedy`` is what to do, where anything is."""
+    """One line of what ``penstock doctor`` reports; ``remedy`` is what to do, where anything is."""
 
     level: Level
     what: str
@@ -236,7 +236,7 @@ async def _collect(ctx: typer.Context, data: Path) -> list[Finding]:
 
 
 def disk(data: Path) -> Finding:
-    """Check the folder that the log is kept in."""
+    """Check that the data folder can be written to and has space left."""
     if not data.exists():
         return Finding("ok", "data folder", f"{data} is not on this machine, or `penstock up` has not run yet")
     if not os.access(data, os.W_OK | os.X_OK):
@@ -273,7 +273,7 @@ async def server(url: str) -> Finding:
 
 
 async def ask(client: Client) -> AsyncIterator[Finding]:
-    """Check what is behind the server."""
+    """Yield findings on log, services, nodes, host memory and clocks, asked of a running server."""
     from penstock_bus.port import BusError
 
     yield await _log(client)
@@ -370,7 +370,7 @@ def _gateway(found: views.NodesView, status: views.StatusView) -> Iterator[Findi
 
 
 def check_nodes(found: views.NodesView) -> Finding:
-    """Check that there is something to run on."""
+    """Check that nodes are up, and name those that are lost."""
     up = [node for node in found.nodes if node.state == "up"]
     away = [node.id for node in found.nodes if node.state == "lost"]
     devices = sum(len(node.devices) for node in up)

@@ -270,7 +270,7 @@ class Printer:
         return b"".join(self._line(source[0], line) for line in whole)
 
     def rest(self) -> bytes:
-        """Return the lines that never ended."""
+        """Return what is left at the end: lines without a line end, each with its rank."""
         return b"".join(self._line(rank, b"".join(parts)) for (rank, _), parts in sorted(self._open.items()))
 
     def _line(self, rank: int, line: bytes) -> bytes:

@@ -158,7 +158,7 @@ def environment_of(
 
 
 def become(name: str, environment: dict[str, str]) -> NoReturn:
-    """Go on as a service."""
+    """Replace this process by a service's program; the environment is added to this one's."""
     env = {**os.environ, **environment}
     os.execve(sys.executable, [sys.executable, "-m", f"penstock_{name}"], env)  # noqa: S606 - it is to be this process
 

@@ -68,17 +68,17 @@ class SupervisorRecord(msgspec.Struct, kw_only=True):
     notes: dict[str, str] = {}
 
     def save(self, folder: Path) -> None:
-        """Write it down."""
+        """Write the record into the data folder, readable by its owner only."""
         write_private(path(folder), msgspec.json.format(msgspec.json.encode(self)))
 
 
 def path(folder: Path) -> Path:
-    """Return the path of the record."""
+    """Return the path of the record in a data folder."""
     return folder / "penstock.json"
 
 
 def read(folder: Path) -> SupervisorRecord | None:
-    """Return the record; None where there is none or it cannot be read."""
+    """Return the record of a data folder; None where there is none or it cannot be read."""
     try:
         return msgspec.json.decode(path(folder).read_bytes(), type=SupervisorRecord)
     except (FileNotFoundError, msgspec.MsgspecError):
@@ -88,7 +88,7 @@ def read(folder: Path) -> SupervisorRecord | None:
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """
-    Be the folder's only supervisor; the kernel gives the lock back whatever becomes of this process.
+    Hold the data folder's lock, as its only supervisor; the kernel gives it back whatever becomes of this process.
 
     Raises
     ------
@@ -188,7 +188,7 @@ FIRST: Final = 1
 
 
 class UpError(Exception):
-    """It cannot be started or stopped; the message says why and what to do."""
+    """Penstock cannot be started or stopped; the message says why and what to do."""
 
 
 class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -254,7 +254,7 @@ class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def environment(options: UpOptions, service: str, number: int, *, url: str, password: str) -> dict[str, str]:
-    """Return what the environment of one service process has besides the supervisor's."""
+    """Return the variables that one service process gets beside the supervisor's environment."""
     env = {"PENSTOCK_URL": url, "PENSTOCK_USER": service, "PENSTOCK_PASSWORD": password}
     env["PENSTOCK_DRAIN_S"] = str(options.drain_s)
     if options.config:

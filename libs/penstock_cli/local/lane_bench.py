@@ -43,20 +43,20 @@ _LOOK_S: Final = 0.0005
 
 
 class TimeSpread(msgspec.Struct, frozen=True):
-    """Of many measurements."""
+    """Median and 99th percentile of many measurements."""
 
     median: float
     p99: float
 
 
 class TimeMedian(msgspec.Struct, frozen=True):
-    """Of many measurements, where the tail is the machine's."""
+    """Median of many measurements whose tail is the machine's."""
 
     median: float
 
 
 class TimeRange(msgspec.Struct, frozen=True):
-    """Of a few measurements."""
+    """Median and maximum of a few measurements."""
 
     median: float
     most: float
@@ -64,7 +64,7 @@ class TimeRange(msgspec.Struct, frozen=True):
 
 class LaneCosts(msgspec.Struct, frozen=True, kw_only=True):
     """
-    What turns cost.
+    What turns cost on a machine.
 
     Attributes
     ----------
@@ -214,7 +214,7 @@ _WAIT_S: Final = 1.0
 
 
 def pipe_us(count: int) -> float:
-    """Return what a byte takes from one process to another that waits for it."""
+    """Return the microseconds that a byte takes through a pipe to a process that waits for it."""
     notes = shared(count + 1)
     there, back = os.pipe(), os.pipe()
     child = os.fork()
@@ -236,7 +236,7 @@ def pipe_us(count: int) -> float:
 
 def futex_us(count: int, work_us: int) -> list[float]:
     """
-    Return what each wake-up takes of two processes that work in turn, and wake each other up by a futex.
+    Return the microseconds of each wake-up of two processes that work in turn and wake each other by a futex.
 
     Parameters
     ----------
@@ -259,7 +259,7 @@ def futex_us(count: int, work_us: int) -> list[float]:
 
 def handed_over_us(notes: list[list[int]]) -> list[float]:
     """
-    Return the times from the end of one's iteration to the beginning of another's.
+    Return the microseconds from the end of a process's iteration to the beginning of another process's.
 
     Parameters
     ----------
@@ -275,12 +275,12 @@ def handed_over_us(notes: list[list[int]]) -> list[float]:
 
 
 def shared(words: int) -> memoryview:
-    """Return words of 8 bytes that forked children share."""
+    """Return memory of so many 8-byte words that forked children share."""
     return memoryview(mmap.mmap(-1, _WORD_BYTES * words)).cast("Q")
 
 
 def spin(us: int) -> None:
-    """Keep the processor busy."""
+    """Keep the processor busy for some microseconds."""
     end = monotonic_ns() + us * 1_000
     while monotonic_ns() < end:
         pass

@@ -51,7 +51,7 @@ class ForkRequest(msgspec.Struct, frozen=True):
 
 class ForkReport(msgspec.Struct, frozen=True):
     """
-    What became of a process.
+    The template's report of a process that it forked, or of the end of one.
 
     Attributes
     ----------
@@ -77,18 +77,18 @@ class ServiceProcess:
         self._ended = asyncio.Event()
 
     async def wait(self) -> int:
-        """Wait until it has ended; return its exit status."""
+        """Wait until the process has ended; return its exit status."""
         await self._ended.wait()
         assert self.returncode is not None  # noqa: S101 - set before the event
         return self.returncode
 
     def send_signal(self, signum: int) -> None:
-        """Signal it, unless it has ended."""
+        """Send the process a signal, unless it has ended."""
         if self.returncode is None:
             os.kill(self.pid, signum)
 
     def note_end(self, status: int) -> None:
-        """Wake those who wait for its end."""
+        """Take the exit status, and wake those who wait for it."""
         self.returncode = status
         self._ended.set()
 

@@ -150,7 +150,7 @@ async def detach(options: UpOptions, say: Say = lambda _: None) -> data_folder.S
 
 
 def beginning(options: UpOptions) -> str:
-    """Return what is said before anything runs."""
+    """Return the text for people before anything runs."""
     return f"starting NATS and the services, data in {options.folder}"
 
 
@@ -181,7 +181,7 @@ def noted(notes: Mapping[str, str]) -> list[str]:
 
 
 def banner(options: UpOptions, url: str) -> str:
-    """Return what is said when all are ready."""
+    """Return the text for people when all services are ready: address, processes, data folder, access."""
     number = len(options.processes())
     count = f"{number} process{'' if number == 1 else 'es'}"
     return (
@@ -192,7 +192,7 @@ def banner(options: UpOptions, url: str) -> str:
 
 
 def access_lines(options: UpOptions, url: str) -> str:
-    """Return who may use it, and how others get to."""
+    """Return which user's commands find the password, and what others need."""
     login = options.folder / access.file_name("client")
     if access.is_kept("client", url, os.environ):
         found = f"{access.user_name()}'s commands find the password by themselves"
@@ -385,7 +385,7 @@ def _main() -> int:
 
 
 class Readiness:
-    """Which process ids have said that they are ready."""
+    """The process ids that have said that they are ready."""
 
     def __init__(self) -> None:
         self._ready: set[int] = set()
@@ -394,7 +394,7 @@ class Readiness:
         """Service → what people should know of it, as it was heard last."""
 
     def hear(self, body: bytes) -> None:
-        """Take a heartbeat; anything else is not heard."""
+        """Take a heartbeat of a replica; anything else is passed over."""
         vitals = health.parse_vitals(body)
         if vitals is not None and vitals.ready:
             self._ready.add(vitals.pid)
@@ -437,7 +437,7 @@ Start = Callable[[IO[bytes] | None], Awaitable[Process]]
 
 
 class Backoff:
-    """How long to wait before the next start."""
+    """The wait before a process is started again, which grows with each early death."""
 
     def __init__(self) -> None:
         self._next_s = FIRST_S
@@ -481,7 +481,7 @@ class Child:
 
     async def keep(self) -> None:
         """
-        Run it until :meth:`end`, starting it again whenever it dies.
+        Run the process until :meth:`end`, starting it again whenever it dies.
 
         Raises
         ------
@@ -491,7 +491,7 @@ class Child:
         await keep_running(self.name, self._once, lambda: self._ending)
 
     async def end(self, grace_s: float) -> None:
-        """Stop it in good order, or kill it after ``grace_s``."""
+        """Stop the process in good order, or kill it after ``grace_s``."""
         self._ending = True
         if self._process is not None:
             await end(self._process, grace_s)

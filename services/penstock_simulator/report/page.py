@@ -82,7 +82,7 @@ def html(
 
 
 def findings(comparison: Comparison) -> list[str]:
-    """Return what the figures say, in a sentence or two."""
+    """Return a sentence on which policy has the shortest average JCT, and by how much."""
     first = next(iter(comparison.summaries), "")
     gpus = policy_comparison.gpu_count(comparison)
     ratios = {policy: comparison.ratio(policy) for policy in comparison.summaries if policy != first}
@@ -222,7 +222,7 @@ def write_folder(comparison: Comparison, folder: Path, title: str, addition: Rep
 
 
 def drawn(comparison: Comparison, addition: ReportAddition | None = None) -> tuple[list[Picture], str]:
-    """Return all pictures, or none and why."""
+    """Draw all pictures of a comparison; return them, or none and the reason."""
     try:
         require()
     except NoPlots as error:
@@ -235,7 +235,7 @@ def drawn(comparison: Comparison, addition: ReportAddition | None = None) -> tup
 
 def file_name(text: str) -> str:
     """
-    Return a name for a file.
+    Return a text as the name of a file: letters, digits, _, +, . and - stay, what lies between becomes a hyphen.
 
     Examples
     --------

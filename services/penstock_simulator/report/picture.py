@@ -48,7 +48,7 @@ class Picture:
 
 
 def require() -> None:
-    """Raise an error that says what to install if matplotlib is not there."""
+    """Raise :class:`NoPlots` if matplotlib is not installed."""
     if find_spec("matplotlib") is None:
         raise NoPlots("plots need matplotlib, which is not installed; try: pip install 'penstock[plot]'")
 
@@ -75,7 +75,7 @@ _HOME: Final = {
 
 @dataclass(frozen=True)
 class PolicyLook:
-    """The look of one policy's marks."""
+    """Colour and dashes of one policy's marks on every plot."""
 
     colour: str
     dashes: Any
@@ -103,7 +103,7 @@ def looks(policies: Sequence[str]) -> dict[str, PolicyLook]:
 @dataclass(frozen=True)
 class ReportAddition:
     """
-    More about a comparison, in three forms.
+    What one command shows of a comparison beside what all comparisons show, in its several forms.
 
     Attributes
     ----------

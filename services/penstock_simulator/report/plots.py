@@ -65,7 +65,7 @@ def log_time_axis(axes: Axes, which: str, least_s: float, most_s: float) -> None
 
 
 def draw_by_gpus(comparison: Comparison) -> Picture | None:
-    """Draw each group's median JCT and its middle half; None if no job finished."""
+    """Draw the median JCT, and its middle half, by the GPUs that jobs ask for; None if no job finished."""
     if not any(outcome.finished.any() for outcome in comparison.outcomes):
         return None
     named = groups(comparison.trace.num_gpus)
@@ -134,7 +134,7 @@ def draw_cdf(comparison: Comparison) -> Picture | None:
 
 
 def draw_gantt(comparison: Comparison) -> Iterator[Picture]:
-    """Draw one picture for each policy of which it is known who held what."""
+    """Draw, for each policy whose outcome has device spells, who held which GPU when."""
     known = [(one, one.spells) for one in comparison.outcomes if one.spells is not None and one.spells.job.size]
     until_s = max((float(spells.to_s.max()) for _, spells in known), default=0.0)
     for outcome, spells in known:
@@ -157,7 +157,7 @@ def time_unit(extent_s: float) -> tuple[float, str]:
 
 
 def draw_over_time(comparison: Comparison) -> Picture | None:
-    """Draw mean and range in each column of time; None where nobody kept a timeline."""
+    """Draw utilisation and queue length over time, a row of panels a policy; None where no outcome has a timeline."""
     shown = [(one, one.timeline) for one in comparison.outcomes if one.timeline is not None and one.timeline.at_s.size]
     if not shown:
         return None
@@ -297,7 +297,7 @@ _MOST_GROUPS: Final = 8
 
 def groups(num_gpus: Ints) -> dict[str, npt.NDArray[np.bool_]]:
     """
-    Return who belongs to which group: one for each number of GPUs, or for each power of two where there are many.
+    Return which jobs are in which group: one for each number of GPUs, or for each power of two where there are many.
 
     Examples
     --------

@@ -24,7 +24,7 @@ from penstock_simulator.trace import Trace
 
 
 class ComparisonDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``penstock sim -o json`` prints."""
+    """The JSON document of ``penstock sim -o json`` of one seed: a summary a policy."""
 
     trace: str
     cluster: str
@@ -75,12 +75,12 @@ class Comparison:
 
     @property
     def document(self) -> ComparisonDocument:
-        """The form that programs read."""
+        """The comparison as the JSON document that programs read."""
         return ComparisonDocument(trace=self.trace.name, cluster=self.cluster, policies=self.summaries)
 
     @property
     def from_s(self) -> float:
-        """First submission, on the trace's clock."""
+        """Time of the first submission, on the trace's clock, in seconds."""
         return float(self.trace.submit_s[0]) if len(self.trace) else 0.0
 
     def ratio(self, policy: str) -> float | None:
@@ -117,7 +117,7 @@ class SeedSpread(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SeedsDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``penstock sim -o json`` prints of several seeds: ``policies`` has means, ``ratio`` is seed by seed."""
+    """The JSON of ``penstock sim -o json`` with several seeds: ``policies`` has means, ``ratio`` is seed by seed."""
 
     trace: str
     cluster: str
@@ -141,7 +141,7 @@ class SeedComparison(Comparison):
 
     @cached_property
     def each(self) -> dict[str, dict[int, OutcomeSummary]]:
-        """Policy → seed → figures."""
+        """The summaries of all runs: policy → seed → figures."""
         return {
             policy: {seed: summary(one, self.window_s) for seed, one in found.items()}
             for policy, found in self.by_seed.items()
@@ -149,7 +149,7 @@ class SeedComparison(Comparison):
 
     @cached_property
     def summaries(self) -> dict[str, OutcomeSummary]:
-        """The means over the seeds, by policy."""
+        """Each policy's figures, as means over the seeds."""
         return {policy: mean(list(found.values())) for policy, found in self.each.items()}
 
     def ratios(self, policy: str) -> list[float]:
@@ -165,7 +165,7 @@ class SeedComparison(Comparison):
 
     @property
     def seeds_document(self) -> SeedsDocument:
-        """The form that programs read."""
+        """The comparison over seeds as the JSON document that programs read."""
         return SeedsDocument(
             trace=self.trace.name,
             cluster=self.cluster,
@@ -183,7 +183,7 @@ class SeedComparison(Comparison):
 
 
 def mean(found: Sequence[OutcomeSummary]) -> OutcomeSummary:
-    """Return the mean of each figure; counts are rounded."""
+    """Return a summary whose figures are the means of those of several; counts are rounded."""
     means = {name: statistics.fmean(getattr(one, name) for one in found) for name in OutcomeSummary.__struct_fields__}
     return msgspec.convert(
         {name: round(value) if name in _WHOLE_FIGURES else value for name, value in means.items()}, OutcomeSummary
@@ -192,7 +192,7 @@ def mean(found: Sequence[OutcomeSummary]) -> OutcomeSummary:
 
 def spread(values: Sequence[float]) -> SeedSpread:
     """
-    Return how far values lie apart.
+    Return mean, standard deviation, least and most of some values.
 
     Examples
     --------
@@ -204,7 +204,7 @@ def spread(values: Sequence[float]) -> SeedSpread:
 
 
 def headers(comparison: SeedComparison) -> tuple[str, ...]:
-    """Return the headers of :func:`seed_rows`."""
+    """Return the headers of the table over seeds; with counts of jobs where these differ."""
     return (*SEED_HEADERS, *COUNTS) if comparison.counts_jobs else SEED_HEADERS
 
 
@@ -232,7 +232,7 @@ def seed_rows(comparison: SeedComparison, span: Callable[[float], str]) -> Rows:
 
 
 def section(comparison: SeedComparison, span: Callable[[float], str]) -> str:
-    """Return the cells of :func:`seed_rows` as a table for the page."""
+    """Return the table over seeds as HTML for the page."""
     head = "".join(f"<th>{escape(name.capitalize().replace('+-', '±'))}</th>" for name in headers(comparison))
     body = "".join(
         f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in seed_rows(comparison, span)
@@ -331,7 +331,7 @@ Pairs = list[tuple[str, str]]
 
 
 def of_trace(comparison: Comparison) -> Pairs:
-    """Return what is known of the trace, in words."""
+    """Return the trace's name, size, time span, sizes of jobs and work as labels and texts."""
     trace = comparison.trace
     if not len(trace):
         return [("name", trace.name), ("jobs", "0")]
@@ -353,7 +353,7 @@ def of_trace(comparison: Comparison) -> Pairs:
 
 
 def of_cluster(comparison: Comparison) -> Pairs:
-    """Return what is known of the cluster, and how much of it the trace would fill if nothing ever waited."""
+    """Return the cluster, its GPUs, and the share of them that the trace would fill if nothing ever waited."""
     gpus = comparison.outcomes[0].gpus if comparison.outcomes else 0
     found = [("cluster", comparison.cluster), ("GPUs", gpu_count(comparison))]
     trace = comparison.trace

@@ -91,17 +91,17 @@ class TraceSource:
 
     @contextmanager
     def text(self) -> Iterator[IO[str]]:
-        """Open the file as text, as :meth:`raw` does."""
+        """Open the file as UTF-8 text, uncompressed; TraceError if there is none or it is damaged."""
         with self.raw() as raw, io.TextIOWrapper(raw, encoding="utf-8-sig", newline="") as text:
             yield text
 
     def body(self) -> bytes:
-        """Return the whole file."""
+        """Return the whole file as bytes, uncompressed and without a byte order mark."""
         with self.raw() as raw:
             return raw.read().removeprefix(codecs.BOM_UTF8)
 
     def head(self, characters: int = 65_536) -> str:
-        """Return the beginning of the text."""
+        """Return the first characters of the file."""
         with self.text() as text:
             return text.read(characters)
 
@@ -212,7 +212,7 @@ def _behind_comments(text: IO[str]) -> tuple[int, Iterable[str]]:
 @dataclass
 class TableBlock:
     """
-    Some rows, in columns.
+    A block of rows of a delimited file, in columns.
 
     Attributes
     ----------
@@ -311,7 +311,7 @@ _NAMES: Final = ("vcs", "users", "models", "kinds", "states")
 
 class TraceBuilder:
     """
-    Collects jobs in any order, and counts what is none.
+    Builder of a trace: takes jobs in any order, and counts rows that are no jobs by reason.
 
     Examples
     --------
@@ -351,7 +351,7 @@ class TraceBuilder:
         states: Sequence[str] = (),
     ) -> None:
         """
-        Add rows in columns, (R,) each.
+        Add R jobs, a column an argument, each (R,).
 
         Parameters
         ----------

@@ -24,7 +24,7 @@ from penstock_simulator.traces.columns import TraceSource
 
 
 class TraceFormatReader(Protocol):
-    """Reads one format."""
+    """Reader of one trace format: from a source to a trace."""
 
     def __call__(self, source: TraceSource, /) -> Trace:
         """Return the trace that a file holds; TraceError where it makes no sense."""

@@ -157,14 +157,14 @@ Count = Annotated[int, Meta(ge=0, le=1_000_000)]
 
 
 class Poisson(msgspec.Struct, frozen=True, kw_only=True, tag="poisson", tag_field="process"):
-    """Jobs come independently of each other."""
+    """Arrivals by a Poisson process: jobs come independently of each other."""
 
     rate_per_h: Positive
 
 
 class Bursty(msgspec.Struct, frozen=True, kw_only=True, tag="bursty", tag_field="process"):
     """
-    Calm and burst take turns, each as long as an exponential draw says (a Markov-modulated Poisson process).
+    Arrivals in calm and burst by turns, each as long as an exponential draw says (a Markov-modulated Poisson process).
 
     Attributes
     ----------
@@ -182,7 +182,7 @@ class Bursty(msgspec.Struct, frozen=True, kw_only=True, tag="bursty", tag_field=
 
 class Diurnal(msgspec.Struct, frozen=True, kw_only=True, tag="diurnal", tag_field="process"):
     """
-    The rate swings around its mean as a cosine.
+    Arrivals whose rate swings around its mean as a cosine.
 
     Attributes
     ----------
@@ -204,7 +204,7 @@ class GangSizeMix(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lognormal(msgspec.Struct, frozen=True, kw_only=True, tag="lognormal", tag_field="distribution"):
-    """The logarithm is normal."""
+    """Device time whose logarithm is normal."""
 
     median_s: Positive
     sigma: Annotated[float, Meta(ge=0, le=10)]
@@ -212,7 +212,7 @@ class Lognormal(msgspec.Struct, frozen=True, kw_only=True, tag="lognormal", tag_
 
 
 class Pareto(msgspec.Struct, frozen=True, kw_only=True, tag="pareto", tag_field="distribution"):
-    """A power law above ``least_s``; the smaller ``alpha``, the heavier the tail (no mean at 1 and below)."""
+    """Device time by a power law above ``least_s``; the smaller ``alpha``, the heavier the tail (no mean up to 1)."""
 
     least_s: Positive
     alpha: Positive
@@ -220,7 +220,7 @@ class Pareto(msgspec.Struct, frozen=True, kw_only=True, tag="pareto", tag_field=
 
 
 class Mixture(msgspec.Struct, frozen=True, kw_only=True, tag="mixture", tag_field="distribution"):
-    """One of several, each as often as its weight says."""
+    """Device time by one of several distributions, each as often as its weight says."""
 
     parts: Annotated[tuple[Lognormal | Pareto, ...], Meta(min_length=1)]
 

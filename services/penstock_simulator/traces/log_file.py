@@ -39,7 +39,7 @@ class _Page(msgspec.Struct):
 
 class LogTrace:
     """
-    Folds commits, in the log's order, to jobs with their executed time.
+    Fold of a log to a trace: jobs with the time that they really ran.
 
     A job's length is the time that it held its devices, all runs together, lost work included, on the kind of device
     that it ran on. One that still ran at the log's end counts with what it had run by then, as state ``running``.
@@ -51,7 +51,7 @@ class LogTrace:
         self._now_s = 0.0
 
     def add(self, delivery: Delivery) -> None:
-        """Fold one commit in."""
+        """Fold a commit of the log into the jobs."""
         for fact in delivery.commit.facts:
             if isinstance(fact, UnknownFact):  # its time may be any time
                 continue

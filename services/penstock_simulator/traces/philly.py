@@ -120,14 +120,14 @@ _EXPECTED: Final = "an entry of Philly's cluster_job_log: jobid, vc, user, statu
 
 
 class PhillyDevices(msgspec.Struct, gc=False):
-    """Devices of one machine."""
+    """The devices of one machine that an attempt had, as the job log names them."""
 
     ip: str | None = None
     gpus: list[str] = []
 
 
 class PhillyAttempt(msgspec.Struct, gc=False):
-    """One run of a job."""
+    """One run of a job, as the job log has it."""
 
     start_time: str | None = None
     end_time: str | None = None
@@ -136,7 +136,7 @@ class PhillyAttempt(msgspec.Struct, gc=False):
 
 class PhillyJob(msgspec.Struct, gc=False):
     """
-    One entry of the log.
+    One job, as the job log has it.
 
     Attributes
     ----------

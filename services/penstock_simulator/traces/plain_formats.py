@@ -34,7 +34,7 @@ _LINES: Final = 65_536
 
 
 class TraceHead(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The first line."""
+    """The first line of a trace in JSON lines: version, name, and rows that were dropped."""
 
     penstock_trace: int
     name: str = ""
@@ -43,7 +43,7 @@ class TraceHead(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 class TraceJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
-    A line for one job.
+    A job's line of a trace in JSON lines.
 
     Attributes
     ----------
@@ -135,7 +135,7 @@ def _add(trace: TraceBuilder, jobs: list[TraceJob]) -> None:
 
 
 def write(trace: Trace, text: IO[str]) -> None:
-    """Write a trace in this form."""
+    """Write a trace as JSON lines."""
     head = TraceHead(penstock_trace=VERSION, name=trace.name, dropped=dict(trace.dropped))
     text.write(msgspec.json.encode(head).decode() + "\n")
     encode = msgspec.json.Encoder().encode
