@@ -68,6 +68,9 @@ class Decider(Generic[S]):
     ignores : frozenset of type
         Kinds of facts after which the shell need not call ``decide``. They are folded in as any other, but they bring
         about no new proposal, and none sooner.
+    reads : frozenset of type, or None
+        Kinds of facts that ``apply`` takes in: any other would change nothing, so it is not called with one. None:
+        all that are known.
     extends : tuple of type
         Facts of extensions that the fold reads; it ignores all others that are unknown.
     """
@@ -79,6 +82,7 @@ class Decider(Generic[S]):
     decide: Callable[[S, float], Decision]
     leads: bool = True
     ignores: frozenset[type[Event]] = frozenset()
+    reads: frozenset[type[Event]] | None = None
     extends: tuple[type[Event], ...] = ()
     _ignored: frozenset[type[Event]] = field(init=False, repr=False, compare=False)
 
@@ -134,7 +138,9 @@ class Fold(Generic[S]):
         self.last_seq = 0
         self.heads: dict[str, int] = {}
         self._apply = decider.apply
-        self._reads = {tag_of(kind): kind for kind in decider.extends}
+        self._reads = decider.reads or frozenset()
+        self._reads_all = decider.reads is None
+        self._extends = {tag_of(kind): kind for kind in decider.extends}
         written = subjects.writable(decider.name) or [subjects.extended(decider.name)]
         self._own = tuple(pattern.removesuffix("*") for pattern in written)
 
@@ -144,10 +150,13 @@ class Fold(Generic[S]):
             return False
         state, seq, subject = self.state, delivery.seq, delivery.subject
         for fact in delivery.commit.facts:
-            if not isinstance(fact, UnknownFact):
+            if type(fact) in self._reads:
                 self._apply(state, fact, seq)
-            elif (found := read_extended(fact, self._reads)) is not None:
-                self._apply(state, found, seq)
+            elif isinstance(fact, UnknownFact):
+                if (found := read_extended(fact, self._extends)) is not None:
+                    self._apply(state, found, seq)
+            elif self._reads_all:
+                self._apply(state, fact, seq)
         if subject.startswith(self._own):
             self.heads[subject] = seq
         self.last_seq = seq

@@ -411,6 +411,9 @@ _FOLDS: Final[dict[type[Event], Callable[[JobTable, Any], list[Job]]]] = {
 }
 """Kind of fact → its fold, which returns the jobs that it touched; other kinds change nothing in a job's life."""
 
+OF_JOBS: Final[frozenset[type[Event]]] = frozenset(_FOLDS)
+"""Kinds of facts that may change a job."""
+
 
 def beside(jobs: JobTable, event: Event) -> list[Job]:
     """Return the jobs whose shares a folded fact has changed, by the start or the end of another job's run."""

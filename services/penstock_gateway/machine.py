@@ -42,6 +42,7 @@ from penstock_log import (
     Wait,
     WorkloadProfiled,
     WorkloadScaled,
+    lifecycle,
     subjects,
 )
 from penstock_log.job_state import ENDINGS, JobState
@@ -246,6 +247,7 @@ def announcer() -> Decider[AnnouncementState]:
         decide=announce,
         leads=False,
         ignores=frozenset({JobSubmitted, JobsRanked, RunStarted, RunCheckpointed, RunWarned, JobFinished}),
+        reads=lifecycle.OF_JOBS | {JobFinished},
     )
 
 

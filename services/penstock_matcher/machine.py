@@ -17,7 +17,7 @@ import msgspec
 from penstock_bus import Decider, Decision, Proposal
 from penstock_log import TERMINAL, Event, JobFinished, JobTable, RoundDecided, RunWarned, subjects
 from penstock_scheduler.pool.pool_settings import MatcherSettings, rules_of
-from penstock_scheduler.pool.scheduler_state import SchedulerState, fold
+from penstock_scheduler.pool.scheduler_state import READ, SchedulerState, fold
 from penstock_scheduler.round import decide_pool
 from penstock_scheduler.what_if import named
 
@@ -60,6 +60,7 @@ def decider(settings: MatcherSettings | None = None, heard: Heard | None = None)
         apply=apply,
         decide=decide_now,
         ignores=frozenset({JobFinished, RunWarned}),
+        reads=READ,
     )
 
 

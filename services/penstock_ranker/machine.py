@@ -110,6 +110,7 @@ def decider(
         apply=apply,
         decide=partial(decide, chosen=chosen),
         ignores=frozenset({JobFinished, RunWarned, WorkloadProfiled}),
+        reads=lifecycle.OF_JOBS | {JobsRanked, PolicySet},
     )
 
 

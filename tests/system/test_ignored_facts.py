@@ -51,3 +51,16 @@ def test_after_a_fact_that_is_ignored_there_is_nothing_new_to_propose(
                 now = decider.decide(fold.state, now_s)
                 assert all(proposal in then.proposals for proposal in now.proposals), f"{fact} made a difference"
                 assert (now.wake_at_s or math.inf) >= (then.wake_at_s or math.inf), f"{fact} made it wake sooner"
+
+
+@pytest.mark.parametrize("name", DECIDERS)
+def test_a_fact_that_a_fold_does_not_read_changes_nothing(name: str) -> None:
+    decider = DECIDERS[name]()
+    fold = Fold(decider)
+    for seq, fact in enumerate(facts(), start=1):
+        if decider.reads is None or type(fact) in decider.reads:
+            fold.apply(delivery(seq, fact))
+        else:
+            before = fold.encoded()
+            decider.apply(fold.state, fact, seq)
+            assert fold.encoded() == before

@@ -194,8 +194,9 @@ def fold(known: SchedulerState, jobs: JobTable, event: Event) -> tuple[list[Job]
         known.cache.with_nodes = None
     if kind_of_fact in _TAUGHT_BY:
         matters = _learn(known, jobs, event) or matters
-    kind = _kind_of_run(jobs, event) if isinstance(event, RunEnded) else ""
-    resized = isinstance(event, RunEnded) and _is_resized(jobs.by_id.get(event.job_id))
+    kind, resized = "", False
+    if isinstance(event, RunEnded):
+        kind, resized = _kind_of_run(jobs, event), _is_resized(jobs.by_id.get(event.job_id))
     changed = jobs.apply(event)
     if changed:
         _sort_in(known, changed, kind, event.at_s)
@@ -221,7 +222,12 @@ def _follow(indices: Mapping[str, PoolIndex], jobs: JobTable, changed: Iterable[
             index.note(job)
 
 
-_TAUGHT_BY: Final = frozenset({WorkloadProfiled, JobsRanked, PolicySet, RoundDecided, RunEnded, RunMeasured})
+_TAUGHT_BY: Final[frozenset[type[Event]]] = frozenset(
+    {WorkloadProfiled, JobsRanked, PolicySet, RoundDecided, RunEnded, RunMeasured}
+)
+
+READ: Final[frozenset[type[Event]]] = OF_NODES | lifecycle.OF_JOBS | _TAUGHT_BY
+"""Kinds of facts that :func:`fold` takes in; others change nothing."""
 
 
 def _learn(known: SchedulerState, jobs: JobTable, event: Event) -> bool:
