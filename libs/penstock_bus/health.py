@@ -18,7 +18,7 @@ from contextlib import suppress
 from importlib.metadata import version
 from itertools import accumulate
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, TypeVar, cast
 
 import msgspec
 
@@ -243,7 +243,7 @@ class Histogram:
 
 
 Metric = Counter | Gauge | Histogram
-Kind = Literal["counter", "gauge", "histogram"]
+M = TypeVar("M", Counter, Gauge, Histogram)
 
 
 class Metrics:
@@ -262,42 +262,41 @@ class Metrics:
 
     def __init__(self, **labels: str) -> None:
         self._labels = tuple(sorted(labels.items()))
-        self._about: dict[str, tuple[Kind, str]] = {}
+        self._about: dict[str, tuple[type[Metric], str]] = {}
         self._metrics: dict[str, dict[Labels, Metric]] = {}
 
     def counter(self, name: str, help_: str = "", **labels: str) -> Counter:
         """Return the counter of this name and these labels."""
-        metric = self._get(name, "counter", help_, labels, Counter())
-        assert isinstance(metric, Counter)  # noqa: S101 - _get has compared the kinds
-        return metric
+        return self._get(name, Counter, help_, labels)
 
     def gauge(self, name: str, help_: str = "", **labels: str) -> Gauge:
         """Return the gauge of this name and these labels."""
-        metric = self._get(name, "gauge", help_, labels, Gauge())
-        assert isinstance(metric, Gauge)  # noqa: S101 - _get has compared the kinds
-        return metric
+        return self._get(name, Gauge, help_, labels)
 
     def histogram(self, name: str, help_: str = "", **labels: str) -> Histogram:
         """Return the histogram of this name and these labels; its values are seconds."""
-        metric = self._get(name, "histogram", help_, labels, Histogram())
-        assert isinstance(metric, Histogram)  # noqa: S101 - _get has compared the kinds
-        return metric
+        return self._get(name, Histogram, help_, labels)
 
     def render(self) -> str:
         """Return everything in Prometheus' text exposition format, version 0.0.4."""
         lines: list[str] = []
         for name, (kind, help_) in sorted(self._about.items()):
-            lines += [f"# HELP {name} {help_ or name}", f"# TYPE {name} {kind}"]
+            lines += [f"# HELP {name} {help_ or name}", f"# TYPE {name} {_type_word(kind)}"]
             for labels, metric in sorted(self._metrics[name].items()):
                 lines += _lines(name, labels, metric)
         return "".join(line + "\n" for line in lines)
 
-    def _get(self, name: str, kind: Kind, help_: str, labels: dict[str, str], new: Metric) -> Metric:
+    def _get(self, name: str, kind: type[M], help_: str, labels: dict[str, str]) -> M:
         known, _ = self._about.setdefault(name, (kind, help_))
-        if known != kind:
-            raise ValueError(f"{name} is a {known} already; give the {kind} another name")
+        if known is not kind:
+            raise ValueError(f"{name} is a {_type_word(known)} already; give the {_type_word(kind)} another name")
         merged = tuple(sorted({**dict(self._labels), **labels}.items()))
-        return self._metrics.setdefault(name, {}).setdefault(merged, new)
+        metric = self._metrics.setdefault(name, {}).setdefault(merged, kind())
+        return cast("M", metric)
+
+
+def _type_word(kind: type[Metric]) -> str:
+    return kind.__name__.lower()
 
 
 def _lines(name: str, labels: Labels, metric: Metric) -> list[str]:

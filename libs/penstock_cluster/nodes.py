@@ -36,6 +36,7 @@ from penstock_log import (
     NodeResumed,
     RoundDecided,
 )
+from penstock_log.records import compose
 
 
 class Node(msgspec.Struct, kw_only=True):
@@ -202,19 +203,9 @@ def fits(spec: JobSpec, device: Device) -> bool:
 
 
 def _joined(event: NodeJoined, before: Node | None) -> Node:
-    return Node(
-        id=event.node_id,
-        pool=event.pool,
-        devices=event.devices,
-        labels=dict(event.labels),
-        incarnation=event.incarnation,
-        joined_s=event.at_s,
-        cpus=event.cpus,
-        host_memory_bytes=event.host_memory_bytes,
-        held_by=event.held_by,
-        drained=before.drained if before else False,
-        evicting=before.evicting if before else False,
-    )
+    drained, evicting = (before.drained, before.evicting) if before else (False, False)
+    own = {"labels": dict(event.labels), "joined_s": event.at_s, "drained": drained, "evicting": evicting}
+    return compose(Node, event, id=event.node_id, **own)
 
 
 PLENTY: Final = 1 << 40
@@ -359,7 +350,7 @@ def fewest(free: FreeDevices, count: int, paths: Mapping[str, Path]) -> list[str
     >>> fewest({"a": 4, "b": 4, "c": 4}, 8, {"a": ("r1",), "b": ("r2",), "c": ("r2",)})
     ['b', 'c']
     """
-    most = _least_number(free, count)
+    most = _least_index(sorted(free.values(), reverse=True), count)
 
     def enough(nodes: Iterable[str]) -> bool:
         return _most_of(most, (free[node] for node in nodes)) >= count
@@ -447,10 +438,6 @@ def _groups(free: FreeDevices, level: int, paths: Mapping[str, Path]) -> list[di
 
 def _sizes(path: Path, totals: Mapping[Path, int]) -> Sequence[tuple[int, Path]]:
     return [(totals[path[:level]], path[:level]) for level in range(1, len(path) + 1)]
-
-
-def _least_number(free: FreeDevices, count: int) -> int:
-    return _least_index(sorted(free.values(), reverse=True), count)
 
 
 def _least_index(sizes: Sequence[int], count: int) -> int:
