@@ -11,8 +11,7 @@ import os
 import re
 from functools import cache
 from importlib import import_module
-from importlib.resources import files
-from importlib.resources.abc import Traversable
+from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -181,7 +180,6 @@ def new_service(
 
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9-]{0,40}")
-_SUFFIX: Final = ".txt"
 
 
 def write_service(name: str, into: Path) -> list[Path]:
@@ -215,25 +213,17 @@ def write_service(name: str, into: Path) -> list[Path]:
     if target.exists() and any(target.iterdir()):
         raise FileExistsError(f"{target} exists and is not empty; choose another name or folder")
     module = name.replace("-", "_")
-    words = {"@name@": name, "@module@": module, "@MODULE@": module.upper()}
-    return [_write(source, target / path, words) for source, path in _templates(module)]
-
-
-def _templates(module: str) -> list[tuple[Traversable, Path]]:
-    root = files("penstock_cli") / "templates" / "service"
-    places = {"package": Path(f"penstock_{module}"), "tests": Path("tests")}
-    found = [(item, Path(item.name)) for item in root.iterdir() if item.is_file()]
-    for folder, place in places.items():
-        found += [(item, place / item.name) for item in (root / folder).iterdir() if item.is_file()]
-    renamed = {"test_service.py": f"test_{module}.py"}
-    named = [(item, path.with_name(path.name.removesuffix(_SUFFIX))) for item, path in found]
-    return sorted(((i, p.with_name(renamed.get(p.name, p.name))) for i, p in named), key=lambda pair: pair[1])
-
-
-def _write(source: Traversable, target: Path, words: dict[str, str]) -> Path:
-    text = source.read_text(encoding="utf-8")
-    for placeholder, word in words.items():
-        text = text.replace(placeholder, word)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(text, encoding="utf-8")
-    return target
+    values = {"@name@": name, "@module@": module, "@MODULE@": module.upper()}
+    names = {"package": f"penstock_{module}", "test_service.py": f"test_{module}.py"}
+    texts: dict[Path, str] = {}
+    with as_file(files("penstock_cli") / "templates" / "service") as root:
+        for source in root.rglob("*.txt"):
+            parts = source.relative_to(root).with_suffix("").parts
+            text = source.read_text(encoding="utf-8")
+            for placeholder, value in values.items():
+                text = text.replace(placeholder, value)
+            texts[target.joinpath(*(names.get(part, part) for part in parts))] = text
+    for path, text in texts.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return sorted(texts)

@@ -135,26 +135,22 @@ def login_of(name: str, folder: Path, url: str) -> dict[str, str]:
     if os.environ.get("PENSTOCK_USER") or os.environ.get(access.VARIABLE):
         return here
     try:
-        record, password = data_folder.read(folder), access.read(folder / "nats" / "passwords.json").get(name)
+        login = data_folder.login(folder, name)
     except PermissionError:
         return here
-    if record is None or password is None or not access.is_same(record.url, url):
-        return here
-    return {**here, "PENSTOCK_USER": name, "PENSTOCK_PASSWORD": password}
+    return login if login is not None and access.is_same(login["PENSTOCK_URL"], url) else here
 
 
 def environment_of(
     name: str, folder: Path, otherwise: str = "expected one, or set PENSTOCK_URL without --data"
 ) -> dict[str, str]:
     """Return where the server of a data folder is, and as whom a service goes there; else say what to do."""
-    from penstock_bus import access
     from penstock_cli.local import data_folder
 
-    record = data_folder.read(folder)
-    password = access.read(folder / "nats" / "passwords.json").get(name)
-    if record is None or password is None:
+    login = data_folder.login(folder, name)
+    if login is None:
         bad_input(f"{folder} is no data folder of `penstock up`; {otherwise}")
-    return {"PENSTOCK_URL": record.url, "PENSTOCK_USER": name, "PENSTOCK_PASSWORD": password}
+    return login
 
 
 def become(name: str, environment: dict[str, str]) -> NoReturn:

@@ -20,7 +20,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from penstock_bus.access import write_private
+from penstock_bus import access
 from penstock_log.services import CORE
 
 _START_TICKS: Final = 19  # field 22 of /proc/PID/stat, counted after the command's closing parenthesis
@@ -69,7 +69,7 @@ class SupervisorRecord(msgspec.Struct, kw_only=True):
 
     def save(self, folder: Path) -> None:
         """Write the record into the data folder, readable by its owner only."""
-        write_private(path(folder), msgspec.json.format(msgspec.json.encode(self)))
+        access.write_private(path(folder), msgspec.json.format(msgspec.json.encode(self)))
 
 
 def path(folder: Path) -> Path:
@@ -83,6 +83,14 @@ def read(folder: Path) -> SupervisorRecord | None:
         return msgspec.json.decode(path(folder).read_bytes(), type=SupervisorRecord)
     except (FileNotFoundError, msgspec.MsgspecError):
         return None
+
+
+def login(folder: Path, user: str) -> dict[str, str] | None:
+    """Return the environment of a user of a data folder's server; None where there is no such user or server."""
+    record, password = read(folder), access.read(folder / "nats" / "passwords.json").get(user)
+    if record is None or password is None:
+        return None
+    return {"PENSTOCK_URL": record.url, "PENSTOCK_USER": user, "PENSTOCK_PASSWORD": password}
 
 
 @contextmanager
