@@ -33,7 +33,7 @@ import numpy.typing as npt
 
 from penstock_cluster.nodes import fits
 from penstock_log import Device, Job
-from penstock_policies.matching import UNFIT, KeptMatching, assign
+from penstock_policies.matching import UNFIT, KeptMatching, MatchedSchedule, assign
 from penstock_policies.matching.flow import Ints
 from penstock_scheduler.placement import FreeDevices, Located
 from penstock_scheduler.round_types import ASSIGNS, RankedJob, RoundContext
@@ -409,18 +409,7 @@ def _whole_us(times_s: npt.NDArray[np.float64]) -> Ints:
     return np.clip(np.rint(times_s * 1e6), 1, LONGEST_US).astype(np.int64)
 
 
-class _Schedule(Protocol):
-    """The result of either way of matching."""
-
-    @property
-    def kind(self) -> Ints: ...
-    @property
-    def machine(self) -> Ints: ...
-    @property
-    def place(self) -> Ints: ...
-
-
-def begins_us(lengths_us: Ints, ready_us: Sequence[Ints], found: _Schedule) -> Ints:
+def begins_us(lengths_us: Ints, ready_us: Sequence[Ints], found: MatchedSchedule) -> Ints:
     """Return when each job starts in a schedule, microseconds; -1 for an unmatched one."""
     starts = np.full(found.kind.size, -1, dtype=np.int64)
     for column, ready in enumerate(ready_us):

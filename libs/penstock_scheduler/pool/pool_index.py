@@ -191,11 +191,14 @@ class PoolIndex:
             self._reckon(now)
         if now == before:
             return
-        if before is not None and before.run is not None and (now is None or now.run is None):
-            self.grants.drop(job.id)
-        if before is not None and now is not None and _holds_the_same(before, now):
-            self._shift(before, now)
-            return
+        if before is not None and before.run is not None:
+            if now is None or now.run is None:
+                self.grants.drop(job.id)
+            elif before.held is now.held and before.sharing is None and now.sharing is None:
+                self._leave_order(before)  # it has another place in the order, or is to stop
+                self.entries[job.id] = now
+                self._enter_order(now)
+                return
         if before is not None:
             self._take_out(before)
         if now is not None:
@@ -355,12 +358,6 @@ class PoolIndex:
         if entry.run is not None and entry.sharing is None:
             self.grants.put(entry.run, entry.shape, rank.falls_per_s if rank is not None else 0.0)
 
-    def _shift(self, before: IndexEntry, now: IndexEntry) -> None:
-        """Follow a run that has another place in the order, or is to stop; its devices stay where they are."""
-        self._leave_order(before)
-        self.entries[now.ranked.job_id] = now
-        self._enter_order(now)
-
     def _enter_order(self, entry: IndexEntry) -> None:
         self.granted.add(entry.key)
         self._count(entry.key[0], len(entry.held))
@@ -421,13 +418,6 @@ def key_of(job: Job, ranks: Mapping[str, JobRank]) -> Key:
     if rank is None or job.sample is not None:
         return -1 if job.sample is not None else 0, job.submitted_s, job.submitted_s, job.id
     return rank.key
-
-
-def _holds_the_same(before: IndexEntry, now: IndexEntry) -> bool:
-    """Say whether a job has the same run as before, on devices that it shares with nobody."""
-    if before.run is None or now.run is None:
-        return False
-    return before.held is now.held and before.sharing is None and now.sharing is None
 
 
 G = TypeVar("G")

@@ -13,7 +13,7 @@ never all (:class:`PreemptibleSharingRuns`).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -312,24 +312,17 @@ class PreemptibleSharingRuns:
 
     def _yielding(self, ranked: RankedJob, context: RoundContext) -> _Yielding:
         rank: Rank = ranked[:1] if context.mode.preempts == "queue" else ranked[:2]
-        found = self._of_rank.get(rank)
-        if found is None:
-            found = self._of_rank[rank] = _by_device(self._those(ranked, context))
+        if rank in self._of_rank:
+            return self._of_rank[rank]
+        every = (member for job_id, member in self._sharing_runs().items() if job_id not in self._stopping)
+        those = (member for member in every if member.yields_to(ranked, context))
+        on: defaultdict[At, list[SharingRun]] = defaultdict(list)
+        for member in sorted(those, key=lambda member: (member.key, member.job_id)):
+            for located in member.run.devices:
+                on[key_of(located)].append(member)
+        found = _Yielding(dict(on), sorted(on, key=lambda at: (on[at][0].key, at)))
+        self._of_rank[rank] = found
         return found
-
-    def _those(self, ranked: RankedJob, context: RoundContext) -> Iterator[SharingRun]:
-        every = self._sharing_runs().items()
-        return (
-            member for job_id, member in every if job_id not in self._stopping and member.yields_to(ranked, context)
-        )
-
-
-def _by_device(sharing_runs: Iterator[SharingRun]) -> _Yielding:
-    on: defaultdict[At, list[SharingRun]] = defaultdict(list)
-    for member in sorted(sharing_runs, key=lambda member: (member.key, member.job_id)):
-        for located in member.run.devices:
-            on[key_of(located)].append(member)
-    return _Yielding(dict(on), sorted(on, key=lambda at: (on[at][0].key, at)))
 
 
 def runs_to_preempt(

@@ -4,14 +4,14 @@ Shared devices: what a job that shares asks of one, what is on each, and which d
 :class:`SharingDemand` is what a job that shares asks: whose it is, how it shares, and what it needs of the memory.
 :class:`SharedDevice` is one device with the jobs on it; it says whether there is room for one more.
 :class:`SharedDeviceIndex` has a pool's shared devices, as a round changes them, by whose jobs may join them.
-:func:`survey` says how the shared devices that a job accepts stand for it, and so why it waits.
+:class:`SharedDeviceSurvey` says how the shared devices that a job accepts stand for it, and so why it waits.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Final, Literal, NamedTuple
@@ -127,11 +127,6 @@ def asking(spec: JobSpec, demand: SharingDemand, reserve_share: float) -> JobSpe
     return msgspec.structs.replace(spec, memory_bytes=least_bytes) if least_bytes > spec.memory_bytes else spec
 
 
-def willing(group: SharingGroup, others: Iterable[SharingGroup]) -> bool:
-    """Say whether a job may share with all of the others."""
-    return all(group.shares_with(other) for other in others)
-
-
 ROUNDING: Final = 1e-9
 """Ten tenths are a whole."""
 
@@ -224,7 +219,7 @@ class SharedDevice:
         most = min(filter(None, (self.limits.most_jobs, self.most, demand.most)))
         if len(self.occupants) >= most:
             return f"with {most} job{'s' if most > 1 else ''}, the most"
-        if not willing(demand.group, self.groups):
+        if not all(map(demand.group.shares_with, self.groups)):
             return "with jobs that it may not share with"
         return ""
 
@@ -394,24 +389,3 @@ class SharedDeviceSurvey:
     number: int
     refusals: Mapping[str, int]
     most: SharedDevice | None
-
-
-def survey(there: Iterable[SharedDevice], demand: SharingDemand, number: int) -> SharedDeviceSurvey:
-    """
-    Return how the shared devices stand for a job.
-
-    Parameters
-    ----------
-    there : iterable of SharedDevice
-        The devices that are open to the job; of all others, only the number counts.
-    number : int
-        How many shared devices there are, the others among them.
-    """
-    refused = [(shared, shared.refuses(demand)) for shared in there]
-    refusals = Counter(why for _, why in refused if why)
-    if number > len(refused):
-        refusals["with jobs that it may not share with"] += number - len(refused)
-    open_to = (shared for shared, why in refused if not why)
-    return SharedDeviceSurvey(
-        number, refusals, max(open_to, key=lambda shared: (shared.free_bytes, key_of(shared.at)), default=None)
-    )

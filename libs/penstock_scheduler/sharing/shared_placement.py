@@ -33,7 +33,6 @@ from penstock_scheduler.sharing.shared_devices import (
     SharingLimits,
     asking,
     key_of,
-    survey,
 )
 
 LOOKED_AT: Final = 64
@@ -131,8 +130,14 @@ class SharedPlacement:
         of = spec.kinds, spec.memory_bytes, demand.mode, demand.group, demand.alone, demand.most
         if of not in self._surveys:
             number = sum(count for like, count in self._classes.items() if fits(spec, like))
-            there = (shared for shared in self._devices.to(demand.group) if fits(spec, shared.at[1]))
-            self._surveys[of] = survey(there, demand, number)
+            open_to = (shared for shared in self._devices.to(demand.group) if fits(spec, shared.at[1]))
+            refused = [(shared, shared.refuses(demand)) for shared in open_to]
+            refusals = Counter(why for _, why in refused if why)
+            if number > len(refused):
+                refusals["with jobs that it may not share with"] += number - len(refused)
+            able = (shared for shared, why in refused if not why)
+            most = max(able, key=lambda shared: (shared.free_bytes, key_of(shared.at)), default=None)
+            self._surveys[of] = SharedDeviceSurvey(number, refusals, most)
         return self._surveys[of]
 
     @cached_property

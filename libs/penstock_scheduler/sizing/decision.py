@@ -203,7 +203,11 @@ def admit(
         kind = _kind(asking, least, left, table)
         if kind:
             left[kind] -= least[kind]
-            _note(found, asking, kind)
+            if isinstance(asking, FixedSizeJob):
+                found.fixed[asking.job_id] = kind
+                found.capacity[kind] -= asking.gpus
+            else:
+                found.elastic[asking.job_id] = kind
         elif not mode.backfills:
             break
     return found
@@ -249,14 +253,6 @@ def _kind(
         return min(held, key=lambda kind: (-left[kind], kind), default="")
     own = table[asking.job_id]
     return min(held, key=lambda kind: (-float(own[kind].scaling[least[kind] - 1]), -left[kind], kind), default="")
-
-
-def _note(found: AdmittedJobs, asking: Asking, kind: str) -> None:
-    if isinstance(asking, FixedSizeJob):
-        found.fixed[asking.job_id] = kind
-        found.capacity[kind] -= asking.gpus
-    else:
-        found.elastic[asking.job_id] = kind
 
 
 def explained(
@@ -364,7 +360,7 @@ def given(
     """
     found: dict[str, dict[str, int]] = {}
     for kind, count in devices.items():
-        before = {asking.job_id: _held(asking, kind) for asking in order}
+        before = {asking.job_id: asking.held if asking.kind == kind else 0 for asking in order}
         gains = {asking.job_id: _gets(asking, kind, sized, admitted) - before[asking.job_id] for asking in order}
         idle = max(0, count - sum(before.values()))
         for giver, taker, number in handed(gains, idle):
@@ -392,14 +388,6 @@ def handed(gains: Mapping[str, int], idle: int) -> Iterable[tuple[str, str, int]
             wanted -= number  # noqa: PLW2901
             if left > number:
                 givers.insert(0, (giver, left - number))
-
-
-def _held(asking: Asking, kind: str) -> int:
-    if asking.kind != kind:
-        return 0
-    if isinstance(asking, FixedSizeJob):
-        return asking.gpus
-    return asking.now.gpus if asking.now is not None else 0
 
 
 def _gets(asking: Asking, kind: str, sized: Mapping[str, SizeGrant], admitted: AdmittedJobs) -> int:

@@ -64,6 +64,11 @@ class SizeRequest(msgspec.Struct, frozen=True, kw_only=True):
         """Whether it has devices."""
         return self.now is not None
 
+    @property
+    def held(self) -> int:
+        """The devices that it has."""
+        return self.now.gpus if self.now is not None else 0
+
 
 class FixedSizeJob(msgspec.Struct, frozen=True, kw_only=True):
     """
@@ -87,6 +92,11 @@ class FixedSizeJob(msgspec.Struct, frozen=True, kw_only=True):
     def runs(self) -> bool:
         """Whether it has devices."""
         return bool(self.kind)
+
+    @property
+    def held(self) -> int:
+        """The devices that it has."""
+        return self.gpus if self.kind else 0
 
 
 Asking = SizeRequest | FixedSizeJob
