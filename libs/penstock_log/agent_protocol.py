@@ -206,7 +206,7 @@ class AgentEnv:
     WORLD_SIZE: Final = "PENSTOCK_WORLD_SIZE"
     SOCKET: Final = "PENSTOCK_SOCKET"
     PROCESS: Final = "PENSTOCK_PROCESS"  # path of the process's folder on its node; all that it starts ends with it
-    LANES: Final = "PENSTOCK_LANES"  # path of the lane keeper's socket; only where the job takes turns on its devices
+    LANES: Final = "PENSTOCK_LANES"  # path of the token broker's socket; only where the job takes turns on its devices
     CHECKPOINT_DIR: Final = "PENSTOCK_CHECKPOINT_DIR"
     CHECKPOINT_S: Final = "PENSTOCK_CHECKPOINT_S"
     RESUME_STEP: Final = "PENSTOCK_RESUME_STEP"  # of the checkpoint to load; 0: none; unset: the newest there is

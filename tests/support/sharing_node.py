@@ -1,5 +1,5 @@
 """
-A node whose pages, keeper and desk are real, and whose processes take one step at a time, in one process; for tests.
+A node whose pages, broker and desk are real, and whose processes take one step at a time, in one process; for tests.
 
 Time is what the test says. The processes of a gang wait for each other in each iteration, as in a collective operation:
 none ends its iteration before all have begun it. An executor that is killed leaves its pages to the next.
@@ -43,7 +43,7 @@ class Actor:
         return self.begun - self.inside
 
     def look(self) -> None:
-        """Read what the keeper has sent, and look for a new one, as a process does now and then."""
+        """Read what the broker has sent, and look for a new one, as a process does now and then."""
         if not self.inside:
             self.member.look()
 

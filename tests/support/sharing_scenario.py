@@ -1,5 +1,5 @@
 """
-Processes and pages as a keeper shows them, played by a test: what they do is seen late, as on a real node.
+Processes and pages as a broker shows them, played by a test: what they do is seen late, as on a real node.
 
 A page here is who has the token, who is named, and whether the token is recalled; the rules are those of
 ``docs/lane-protocol.md``.
@@ -140,7 +140,7 @@ class Play:
             self.carry_out()
 
     def stop(self, who: LaneClientId) -> None:
-        """A process is stopped in its iteration, and the keeper takes its token."""
+        """A process is stopped in its iteration, and the broker takes its token."""
         process = self.processes[who]
         process.stopped = True
         for slot in process.slots:

@@ -1,5 +1,5 @@
 """
-Processes that take turns, and a keeper to serve them: a test tells each process step by step what to do.
+Processes that take turns, and a broker to serve them: a test tells each process step by step what to do.
 
 Run as a script it is such a process: ``python taking_turns.py SOCKET JOB``. It does one word of its standard input
 after the other, and answers each with a line.
@@ -67,7 +67,7 @@ class Process:
 
 
 class House:
-    """A keeper that serves in a thread, and processes."""
+    """A broker that serves in a thread, and processes."""
 
     def __init__(self, folder: Path, lanes_of: Callable[[LaneClientId], list[str]]) -> None:
         self.path = folder / "lanes.sock"
@@ -88,7 +88,7 @@ class House:
         return process
 
     def count(self, events: type | TokenEvent) -> int:
-        """How many news of a kind, or just these, there have been: also those that the keeper has yet to hear of."""
+        """How many news of a kind, or just these, there have been: also those that the broker has yet to hear of."""
         self.order(lambda _: self.rota.turn())
         return self._count(events)
 
@@ -103,7 +103,7 @@ class House:
             self._changed.wait_for(lambda: len(self._known) > than, 0.02)
 
     def order(self, order: Callable[[TokenBroker], object]) -> None:
-        """Have something done with the keeper, by the thread that serves."""
+        """Have something done with the broker, by the thread that serves."""
         with self._changed:
             self._orders.append(order)
             self.rota.wake()
@@ -130,7 +130,7 @@ class House:
         self.fall()
 
     def fall(self) -> None:
-        """The keeper goes, and its processes stay."""
+        """The broker goes, and its processes stay."""
         if self._over:
             return
         self._over = True
@@ -192,7 +192,7 @@ def main(path: str, name: str, *drains: str) -> None:
                 try:
                     member.enter()
                 except NoTokenSlot as error:
-                    say("no seat:", error)
+                    say("no slot:", error)
                     return
                 say("entered", time.monotonic_ns())
             case "exit":

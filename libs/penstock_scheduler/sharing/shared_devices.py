@@ -232,7 +232,7 @@ class SharedDevice:
     @property
     def free_bytes(self) -> int:
         """The memory that is left."""
-        return self.load.room_bytes - int(self.fraction * self.at[1].memory_bytes)
+        return self.load.free_bytes - int(self.fraction * self.at[1].memory_bytes)
 
     def plus(self, job_id: str, demand: SharingDemand) -> SharedDevice:
         """Return the device with one more job."""
@@ -350,7 +350,7 @@ class SharedDeviceIndex:
         if asked not in self._most:  # devices only fill up from now on
             loads = [shared.load for shared in self.to(group)]
             lane = max((load.usable_bytes - load.resident_bytes for load in loads), default=-1)
-            self._most[asked] = max((load.room_bytes for load in loads), default=-1), lane
+            self._most[asked] = max((load.free_bytes for load in loads), default=-1), lane
         free_bytes, lane_bytes = self._most[asked]
         return need.resident_bytes <= free_bytes and need.alone_bytes <= lane_bytes
 

@@ -79,11 +79,11 @@ class _Gang:
 
 class LaneGangs:
     """
-    The jobs of a node, over a device's lanes for each of its devices; a job on one device is a gang of one.
+    The jobs of a node over the lanes of its devices; a job on one device is a gang of one.
 
     Parameters
     ----------
-    boards : mapping of int to DeviceLanes
+    lanes_of : mapping of int to DeviceLanes
         By device.
 
     Notes

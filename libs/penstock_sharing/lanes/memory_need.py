@@ -128,7 +128,7 @@ class DeviceLoad:
     Examples
     --------
     >>> load = DeviceLoad.of(100, 10, [MemoryNeed(20, 0, 30), MemoryNeed(5, 5, 10)])
-    >>> load.room_bytes, load.holds(MemoryNeed(30, 0, 30)), load.holds(MemoryNeed(30, 0, 31))
+    >>> load.free_bytes, load.holds(MemoryNeed(30, 0, 30)), load.holds(MemoryNeed(30, 0, 31))
     (30, True, False)
     """
 
@@ -146,7 +146,7 @@ class DeviceLoad:
         return load
 
     @property
-    def room_bytes(self) -> int:
+    def free_bytes(self) -> int:
         """What is left for more jobs, with one lane."""
         return self.usable_bytes - self.resident_bytes - self.ephemeral_bytes
 
@@ -156,7 +156,7 @@ class DeviceLoad:
 
     def holds(self, need: MemoryNeed) -> bool:
         """Say whether one more job can share the device."""
-        return self.growth_bytes(need) <= self.room_bytes
+        return self.growth_bytes(need) <= self.free_bytes
 
     def plus(self, need: MemoryNeed) -> DeviceLoad:
         """Return the load with one more job."""

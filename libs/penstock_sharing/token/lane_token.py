@@ -56,7 +56,7 @@ class LaneToken:
     page : SharedPage
         A new one, or one that an earlier broker made: then its members come back, each for its slot. If the one that
         has the token does not, the token is the broker's after :data:`penstock_sharing.token.slot_table.RETURN_NS`.
-    wake-up word : int
+    call_fd : int
         The eventfd by which members call.
     """
 

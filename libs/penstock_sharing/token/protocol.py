@@ -74,14 +74,7 @@ class SlotsAssigned(NamedTuple):
 
 
 class SlotsTaken(NamedTuple):
-    """
-    The process has taken the slots that it was assigned, and has left all others.
-
-    Attributes
-    ----------
-    number : int
-        Of the message that assigned them.
-    """
+    """The process has taken the slots of the message with this number, and has left all others."""
 
     number: int
 

@@ -42,16 +42,7 @@ class NoFreeSlot(Exception):
 
 @dataclass(slots=True, eq=False)
 class SlotHolder:
-    """
-    A member in its slot.
-
-    Attributes
-    ----------
-    pulse : ProcessPulse
-        Of its process.
-    asks : bool
-        Whether its request for a turn has been reported.
-    """
+    """A process in its slot; ``asks``: whether its request for a turn has been reported."""
 
     who: LaneClientId
     pulse: ProcessPulse
@@ -180,7 +171,7 @@ class HolderWatch:
     Parameters
     ----------
     page : SharedPage
-    seating : SlotTable
+    slots : SlotTable
     """
 
     def __init__(self, page: SharedPage, slots: SlotTable) -> None:

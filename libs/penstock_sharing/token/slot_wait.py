@@ -49,8 +49,8 @@ class SlotWait:
     number : int
         Of the slot.
     spinning : SpinTuner
-    wake-up word : FutexWord or None
-        The slot's, if it is another than that of the page.
+    wakeup : FutexWord or None
+        The slot's wake-up word, if it is another than that of the page.
     clock : callable
         ``CLOCK_MONOTONIC``, in nanoseconds.
     breathe : callable
@@ -162,7 +162,7 @@ def turn_ns(pace_ns: int, least_ns: int, quantum: tuple[int, int]) -> int:
         Of an iteration, above 0.
     least_ns : int
         For how long the turn goes on at least.
-    lease : (int, int)
+    quantum : (int, int)
         Iterations, and nanoseconds (0: any), after one of which it may end.
 
     Examples
@@ -177,16 +177,7 @@ def turn_ns(pace_ns: int, least_ns: int, quantum: tuple[int, int]) -> int:
 
 
 class Spin(NamedTuple):
-    """
-    What one that is next does before it sleeps for good.
-
-    Attributes
-    ----------
-    wake_ns : int
-        When it wakes up to spin.
-    most_ns : int
-        For how long it spins.
-    """
+    """When a process that is next wakes up to spin, and for how long it spins at most, before it sleeps for good."""
 
     wake_ns: int
     most_ns: int

@@ -58,7 +58,7 @@ class TokenSlot:
     page : SharedPage
     number : int
         Of the slot in it.
-    wake-up word : int
+    call_fd : int
         Descriptor by which the broker is called; the slot keeps it.
     letter : int
         Number of the message that assigned it.

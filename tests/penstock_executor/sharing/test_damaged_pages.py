@@ -102,12 +102,12 @@ def test_who_writes_itself_a_token_has_to_leave_and_the_others_go_on() -> None:
         assert played.ended == []
 
 
-def test_whoever_is_made_to_believe_in_a_token_behind_the_last_seat_is_helped_out_of_it() -> None:
+def test_whoever_is_made_to_believe_in_a_token_behind_the_last_slot_is_helped_out_of_it() -> None:
     with stage(RUNS) as played:
         played.play_on(1)
         words, _ = row_word(played)
         (victim,) = played.actors[LaneClientId(GANG, 1, 0)].member.slots
-        words[3] = 255  # seats that were given out, as only the keeper may say
+        words[3] = 255  # slots that were given out, as only the broker may say
         words[victim._page.row + 1 + 15] = Token(generation=0, turn=2**20, slot=victim.number).word
         before = played.done()
         played.play_on()
@@ -126,14 +126,14 @@ def test_who_does_it_again_and_again_is_ended() -> None:
         assert [key for key, _ in played.ended] == [("bad", 1)]
 
 
-def test_a_bell_that_a_job_has_block_and_empties_itself_blocks_nobody() -> None:
+def test_a_call_fd_that_a_job_has_block_and_empties_itself_blocks_nobody() -> None:
     with stage({"bad": ((0,),)}) as played:
         played.play_on(1)
         (slot,) = played.actors[BAD].member.slots
-        bell = slot.descriptors[1]
-        os.set_blocking(bell, True)  # for all who share it
-        drain(bell)
-        drain(bell)
+        call_fd = slot.descriptors[1]
+        os.set_blocking(call_fd, True)  # for all who share it
+        drain(call_fd)
+        drain(call_fd)
         before = played.done()
         played.play_on(1)
         assert played.done()["bad"] > before["bad"]

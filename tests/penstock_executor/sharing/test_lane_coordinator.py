@@ -1,4 +1,4 @@
-"""The desk, with a real keeper: who knocks, and who is gone before it is answered."""
+"""The coordinator with a real broker: who asks to join, and who is gone before it is answered."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def test_one_that_is_told_to_drain_before_its_thread_looks_does_so_at_once() -> 
 
 
 class Quiet:
-    """A seat that has its token after so many looks, and notes whether the thread could act in its place meanwhile."""
+    """A slot that has its token after so many looks, and notes whether the thread could act in its place meanwhile."""
 
     holds = called = False
 

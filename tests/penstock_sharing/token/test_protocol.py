@@ -104,23 +104,23 @@ def test_another_version_is_told_which_one_is_spoken(tmp_path: Path) -> None:
         assert protocol.receive(connection) is None
 
 
-def test_the_keeper_hangs_up_on_nonsense_and_serves_others(tmp_path: Path) -> None:
+def test_the_broker_hangs_up_on_nonsense_and_serves_others(tmp_path: Path) -> None:
     with house(tmp_path) as served, connect(served.path) as connection:
         connection.send(b"nonsense")
         assert connection.recv(1) == b""
         assert served.process("a").do("enter")[0].startswith("entered")
 
 
-def test_a_page_that_somebody_could_cut_short_is_not_taken_for_an_earlier_keepers(tmp_path: Path) -> None:
+def test_a_page_that_somebody_could_cut_short_is_not_taken_for_an_earlier_brokers(tmp_path: Path) -> None:
     with house(tmp_path) as served, connect(served.path) as connection:
-        page, bell = os.memfd_create("page"), os.eventfd(0)
+        page, call_fd = os.memfd_create("page"), os.eventfd(0)
         os.ftruncate(page, 65_536)
-        protocol.send(connection, JoinLane(VERSION, who("a"), (SlotPlace("0/0", 0),)), (page, bell))
+        protocol.send(connection, JoinLane(VERSION, who("a"), (SlotPlace("0/0", 0),)), (page, call_fd))
         served.wait_for(JoinRequested)
         seated, descriptors = protocol.receive(connection) or (None, [])
         assert isinstance(seated, SlotsAssigned)
         assert not os.path.sameopenfile(page, descriptors[0])
-        for fd in (page, bell, *descriptors):
+        for fd in (page, call_fd, *descriptors):
             os.close(fd)
 
 
@@ -159,30 +159,30 @@ def descriptors() -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("make_page", "make_bell"),
+    ("make_page", "make_call_fd"),
     [(a_file, a_bell), (a_file_like_it, a_bell), (a_page, a_file), (a_page, lambda _: os.eventfd(0))],
-    ids=["no page", "a file", "no bell", "a bell that blocks"],
+    ids=["no page", "a file", "no eventfd", "an eventfd that blocks"],
 )
-def test_of_pages_that_are_not_taken_back_the_keeper_keeps_nothing(
-    tmp_path: Path, make_page: Callable[[Path], int], make_bell: Callable[[Path], int]
+def test_of_pages_that_are_not_taken_back_the_broker_keeps_nothing(
+    tmp_path: Path, make_page: Callable[[Path], int], make_call_fd: Callable[[Path], int]
 ) -> None:
     broker = TokenBroker(tmp_path / "lanes.sock")
     broker.open("0/0")
-    page, bell = make_page(tmp_path), make_bell(tmp_path)
+    page, call_fd = make_page(tmp_path), make_call_fd(tmp_path)
     before = descriptors()
     for number in range(3):
         with connect(tmp_path / "lanes.sock") as connection:
-            protocol.send(connection, JoinLane(VERSION, who("a"), (SlotPlace("0/0", 0),)), (page, bell))
+            protocol.send(connection, JoinLane(VERSION, who("a"), (SlotPlace("0/0", 0),)), (page, call_fd))
             events = [*broker.poll(), *broker.poll()]
             assert [type(one) for one in events] == [JoinRequested], number
         assert [type(one) for one in broker.poll()] == [ClientGone]
     assert descriptors() == before
     broker.close()
     os.close(page)
-    os.close(bell)
+    os.close(call_fd)
 
 
-def test_a_process_with_many_open_files_hears_its_keeper(tmp_path: Path) -> None:
+def test_a_process_with_many_open_files_hears_its_broker(tmp_path: Path) -> None:
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(limits[0], min(2048, limits[1])), limits[1]))
     broker = TokenBroker(tmp_path / "lanes.sock")

@@ -42,7 +42,7 @@ def fail_in_a_step(session: Session, first: Callable[[], object]) -> None:
         raise ZeroDivisionError
 
 
-def test_the_executor_says_where_the_keeper_is() -> None:
+def test_the_executor_says_where_the_broker_is() -> None:
     assert read({AgentEnv.LANES: "/run/lanes.sock"}).lanes == "/run/lanes.sock"
     assert not read({AgentEnv.LANES: "/run/lanes.sock"}).plain
 
@@ -187,7 +187,7 @@ def test_who_waits_does_not_count_the_wait_as_its_step(served: House, monkeypatc
         assert session._boundary.pace.loop_s == 3
 
 
-def test_a_script_that_has_no_seat_ends_with_the_reason(served: House) -> None:
+def test_a_script_that_has_no_slot_ends_with_the_reason(served: House) -> None:
     with pytest.raises(NoTokenSlot, match="not on the rota"), inside(served, "stranger") as session:
         list(session.iterations(range(1)))
 

@@ -1,4 +1,4 @@
-"""The page of a lane: tokens as words, what is refused, and how a seat without futexes gets on."""
+"""The page of a lane: tokens as words, what is refused, and how a slot without futexes gets on."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ def test_words_compare_as_their_tokens_do(one: Token, other: Token) -> None:
 
 
 @given(tokens.filter(lambda token: token.generation < 2**16 - 1), st.integers(0, 249), st.integers(0, 249))
-def test_what_the_keeper_says_overrules_whatever_its_holder_may_still_say(token: Token, slot: int, other: int) -> None:
-    overruled = regenerated(token.word, slot)
-    assert overruled > following(token.word, other) > token.word
-    assert slot_of(overruled) == slot
-    assert overruled < 2**64
+def test_what_the_broker_says_revokes_whatever_its_holder_may_still_say(token: Token, slot: int, other: int) -> None:
+    revoked = regenerated(token.word, slot)
+    assert revoked > following(token.word, other) > token.word
+    assert slot_of(revoked) == slot
+    assert revoked < 2**64
 
 
 def test_a_hand_over_that_a_stopped_process_was_about_to_store_is_not_seen() -> None:
@@ -77,7 +77,7 @@ def test_a_hand_over_that_a_stopped_process_was_about_to_store_is_not_seen() -> 
     assert not next_one.wait(0.0)
 
 
-def test_a_turn_goes_on_at_least_as_long_as_the_keeper_says() -> None:
+def test_a_turn_goes_on_at_least_as_long_as_the_broker_says() -> None:
     lane = open_lane("0/0", slots=4)
     one, other = sit(lane, "one"), sit(lane, "other")
     give_turn(lane, one, "one")
@@ -119,7 +119,7 @@ def test_the_token_does_not_go_to_one_that_asks_no_more() -> None:
     assert not one.exit()
 
 
-def test_a_seat_is_not_given_out_again_while_somebody_may_still_pass_the_token_to_it() -> None:
+def test_a_slot_is_not_given_out_again_while_somebody_may_still_pass_the_token_to_it() -> None:
     lane = open_lane("0/0", slots=4)
     one, leaver = sit(lane, "one"), sit(lane, "leaver")
     give_turn(lane, one, "one")
@@ -134,7 +134,7 @@ def test_a_seat_is_not_given_out_again_while_somebody_may_still_pass_the_token_t
     assert sit(lane, "another").number == 1
 
 
-def test_a_lane_with_no_seat_left_says_so() -> None:
+def test_a_lane_with_no_slot_left_says_so() -> None:
     lane = open_lane("0/0", slots=1)
     sit(lane, "one")
     with pytest.raises(NoFreeSlot, match="has 1 slots"):
@@ -157,7 +157,7 @@ def test_memory_that_is_no_page_is_refused(words: list[int], problem: str) -> No
 
 
 @pytest.mark.parametrize("slots", [0, 251])
-def test_a_page_has_a_number_of_seats_that_fits_its_words(slots: int) -> None:
+def test_a_page_has_a_number_of_slots_that_fits_its_words(slots: int) -> None:
     with pytest.raises(ValueError, match="out of range"):
         SharedPage.make(slots)
 
@@ -169,7 +169,7 @@ def test_nobody_can_take_the_page_from_the_others_by_making_it_shorter() -> None
         os.ftruncate(page.fd, 0)
 
 
-def test_without_futexes_a_seat_looks_at_its_word_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_futexes_a_slot_looks_at_its_word_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_page, "_FUTEX", None)
     assert not shared_page.available()
     lane = open_lane("0/0", slots=4)
@@ -208,14 +208,14 @@ def test_a_recall_stands_until_the_token_has_come_back_whoever_is_named_meanwhil
     assert slot_of(lane.page.token()) == NOBODY
 
 
-def test_bells_are_emptied_where_the_kernel_knows_no_read_that_never_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_call_fds_are_emptied_where_the_kernel_knows_no_read_that_never_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> int:
         raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
 
-    bell = os.eventfd(3, os.EFD_NONBLOCK)
+    call_fd = os.eventfd(3, os.EFD_NONBLOCK)
     monkeypatch.setattr(os, "preadv", refuse)
     for _ in range(2):
-        drain(bell)
+        drain(call_fd)
     with pytest.raises(BlockingIOError):
-        os.eventfd_read(bell)
-    os.close(bell)
+        os.eventfd_read(call_fd)
+    os.close(call_fd)

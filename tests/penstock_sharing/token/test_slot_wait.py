@@ -1,4 +1,4 @@
-"""How a member waits for its turn, by a clock and a bell that a test moves."""
+"""How a member waits for its turn, by a clock and a wakeup that a test moves."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LATE = 50_000
 DEADLINE = 250_000_000
 
 
-class Bell(FutexWord):
+class Wakeup(FutexWord):
     """The wake-up word of a slot, on which somebody sleeps by the clock of a story."""
 
     def __init__(self, story: Story, number: int) -> None:
@@ -35,16 +35,16 @@ class Bell(FutexWord):
 
 class Story:
     """
-    A holder whose turn began at 0 and whose pace is known, and the heir, which is next.
+    A holder whose turn began at 0 and whose pace is known, and the successor, which is next.
 
-    What happens, happens at its time, be it that the heir sleeps then or that it spins.
+    What happens, happens at its time, be it that the successor sleeps then or that it spins.
     """
 
     def __init__(self) -> None:
         self.lane: LaneToken = open_lane("0/0", slots=4)
         self.memory = bytearray(8)
-        self.holder, self.successor = self._sit("holder"), self._sit("heir")
-        for slot, name in ((self.holder, "holder"), (self.successor, "heir")):
+        self.holder, self.successor = self._sit("holder"), self._sit("successor")
+        for slot, name in ((self.holder, "holder"), (self.successor, "successor")):
             slot.wait(0.0)
             self.lane.look(0)
             self.lane.name_next(LaneClientId(name, 1, 0))
@@ -59,7 +59,7 @@ class Story:
             self.lane.page,
             number,
             SpinTuner(2),
-            wakeup=Bell(self, number),
+            wakeup=Wakeup(self, number),
             clock=lambda: self.now_ns,
             breathe=self._breathe,
         )
@@ -73,7 +73,7 @@ class Story:
         self.holder.give()
 
     def wait(self) -> bool:
-        """Have the heir wait once; return whether it has the token."""
+        """Have the successor wait once; return whether it has the token."""
         seen = self.lane.page.wakeup_word(self.successor.number).value.value
         return self.has_it() or self.waiting.until(DEADLINE, seen, self.has_it)
 
@@ -128,7 +128,7 @@ def story() -> Iterator[Story]:
         yield one
 
 
-def test_the_heir_is_awake_when_the_turn_ends_as_foreseen(story: Story) -> None:
+def test_the_successor_is_awake_when_the_turn_ends_as_foreseen(story: Story) -> None:
     story.at(PACE, story.give)
     assert story.wait()
     assert PACE <= story.now_ns <= PACE + LOOK_NS
@@ -144,16 +144,16 @@ def test_a_turn_that_lasts_longer_is_slept_through_after_a_short_spin(story: Sto
     assert len(story.slept) == 2
 
 
-def test_a_turn_that_ends_earlier_wakes_the_heir_at_once(story: Story) -> None:
+def test_a_turn_that_ends_earlier_wakes_the_successor_at_once(story: Story) -> None:
     story.at(PACE // 2, story.give)
     story.wait_until_it_has_it()
     assert story.now_ns == PACE // 2
     assert story.spun_ns == 0
 
 
-def test_one_that_is_not_next_sleeps_until_its_bell_rings(story: Story) -> None:
+def test_one_that_is_not_next_sleeps_until_its_wakeup_rings(story: Story) -> None:
     story.lane.name_next(None)
-    story.at(5 * PACE, lambda: story.lane.name_next(LaneClientId("heir", 1, 0)))
+    story.at(5 * PACE, lambda: story.lane.name_next(LaneClientId("successor", 1, 0)))
     assert not story.wait()
     assert story.now_ns == 5 * PACE
     assert story.slept == [DEADLINE]
@@ -161,7 +161,7 @@ def test_one_that_is_not_next_sleeps_until_its_bell_rings(story: Story) -> None:
 
 def test_one_that_is_told_late_that_it_is_next_spins_all_the_same(story: Story) -> None:
     story.lane.name_next(None)
-    story.at(PACE // 2, lambda: story.lane.name_next(LaneClientId("heir", 1, 0)))
+    story.at(PACE // 2, lambda: story.lane.name_next(LaneClientId("successor", 1, 0)))
     story.at(PACE, story.give)
     story.wait_until_it_has_it()
     assert PACE <= story.now_ns <= PACE + LOOK_NS
@@ -176,8 +176,8 @@ def test_a_holder_that_has_said_no_pace_is_waited_for_asleep(story: Story) -> No
 
 
 def test_the_end_of_a_turn_is_foreseen_by_the_time_that_it_lasts_at_least(story: Story) -> None:
-    story.lane.name_next(LaneClientId("heir", 1, 0), least_ns=5 * PACE // 2)
-    story.at(3 * PACE, lambda: story.lane.name_next(LaneClientId("heir", 1, 0)))
+    story.lane.name_next(LaneClientId("successor", 1, 0), least_ns=5 * PACE // 2)
+    story.at(3 * PACE, lambda: story.lane.name_next(LaneClientId("successor", 1, 0)))
     story.at(3 * PACE, story.give)
     assert story.wait()
     assert 3 * PACE <= story.now_ns <= 3 * PACE + LOOK_NS
@@ -185,12 +185,12 @@ def test_the_end_of_a_turn_is_foreseen_by_the_time_that_it_lasts_at_least(story:
 
 
 def spinning_heir(story: Story) -> int:
-    """Return a moment at which the heir spins, and the holder does not give its turn."""
+    """Return a moment at which the successor spins, and the holder does not give its turn."""
     story.at(10 * PACE, story.give)
     return PACE - 5_000
 
 
-def test_a_heir_that_spins_stops_when_it_is_called(story: Story) -> None:
+def test_a_successor_that_spins_stops_when_it_is_called(story: Story) -> None:
     moment = spinning_heir(story)
     story.events.insert(0, (moment, story.successor.nudge))
     assert not story.wait()
@@ -198,17 +198,17 @@ def test_a_heir_that_spins_stops_when_it_is_called(story: Story) -> None:
     assert story.spun_ns > 0
 
 
-def test_a_heir_that_spins_stops_when_it_is_seated_elsewhere(story: Story) -> None:
+def test_a_successor_that_spins_stops_when_it_is_seated_elsewhere(story: Story) -> None:
     moment = spinning_heir(story)
-    story.events.insert(0, (moment, lambda: story.lane.call(LaneClientId("heir", 1, 0), stays=False)))
+    story.events.insert(0, (moment, lambda: story.lane.call(LaneClientId("successor", 1, 0), stays=False)))
     assert not story.wait()
     assert moment <= story.now_ns <= moment + LOOK_NS
 
 
-def test_a_heir_that_spins_has_the_token_of_a_holder_that_is_overruled(story: Story) -> None:
+def test_a_successor_that_spins_has_the_token_of_a_holder_that_is_revoked(story: Story) -> None:
     def revoke() -> None:
         story.lane.revoke()
-        story.lane.name_next(LaneClientId("heir", 1, 0))
+        story.lane.name_next(LaneClientId("successor", 1, 0))
 
     moment = spinning_heir(story)
     story.events.insert(0, (moment, revoke))
@@ -216,28 +216,30 @@ def test_a_heir_that_spins_has_the_token_of_a_holder_that_is_overruled(story: St
     assert moment <= story.now_ns <= moment + LOOK_NS
 
 
-def test_a_heir_that_is_stopped_while_it_sleeps_before_its_spin_has_the_token_when_it_goes_on(story: Story) -> None:
+def test_a_successor_that_is_stopped_while_it_sleeps_before_its_spin_goes_on_with_the_token(
+    story: Story,
+) -> None:
     story.at(PACE, lambda: setattr(story, "now_ns", 60 * PACE))
     story.at(PACE, story.give)
     story.wait_until_it_has_it()
     assert story.now_ns >= 60 * PACE
 
 
-def test_the_keeper_rings_the_bell_of_one_that_it_names_only_if_that_wants_it_and_once() -> None:
+def test_the_broker_rings_the_wakeup_of_one_that_it_names_only_if_that_wants_it_and_once() -> None:
     for keen in (False, True):
         with told() as story:
-            bell = story.lane.page.wakeup_word(story.successor.number).value
+            wakeup = story.lane.page.wakeup_word(story.successor.number).value
             story.lane.name_next(None)
             SlotWait(story.lane.page, story.successor.number, SpinTuner(2 if keen else 1)).begin()
-            before = bell.value
-            story.lane.name_next(LaneClientId("heir", 1, 0))
-            assert (bell.value != before) == keen
-            before = bell.value
-            story.lane.name_next(LaneClientId("heir", 1, 0), least_ns=1)
-            assert bell.value == before
+            before = wakeup.value
+            story.lane.name_next(LaneClientId("successor", 1, 0))
+            assert (wakeup.value != before) == keen
+            before = wakeup.value
+            story.lane.name_next(LaneClientId("successor", 1, 0), least_ns=1)
+            assert wakeup.value == before
 
 
-def test_a_bell_that_is_rung_several_times_never_looks_as_before(story: Story) -> None:
+def test_a_wakeup_that_is_rung_several_times_never_looks_as_before(story: Story) -> None:
     page, number = story.lane.page, story.successor.number
     seen = {page.wakeup_word(number).value.value}
     for _ in range(5):

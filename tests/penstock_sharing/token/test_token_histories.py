@@ -1,4 +1,4 @@
-"""Whatever order members and keeper act in, one member at most believes with reason that it has the token."""
+"""Whatever order members and broker act in, one member at most believes with reason that it has the token."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TICK_NS = 10_000_000
 
 
 class Histories(RuleBasedStateMachine):
-    """Members are ``out`` of an iteration, ``in`` one, or ``ask``; one that was overruled is a ghost until it looks."""
+    """Members are ``out`` of an iteration, ``in`` one, or ``ask``; one that was revoked is a ghost until it looks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class Histories(RuleBasedStateMachine):
         self.at[name] = "out"
         self.ghosts.discard(name)
 
-    # --- the keeper
+    # --- the broker
     @rule(data=st.data(), ticks=st.integers(1, 3))
     def serve(self, data: st.DataObject, ticks: int) -> None:
         for _ in range(ticks):
@@ -93,13 +93,13 @@ class Histories(RuleBasedStateMachine):
             self.hear(self.lane.name_next(LaneClientId(data.draw(st.sampled_from(self.asking)), 1, 0)))
 
     # --- what else may happen
-    @rule(data=st.data(), what=st.sampled_from(["recalled", "overruled", "held up", "dead", "nobody is named"]))
+    @rule(data=st.data(), what=st.sampled_from(["recalled", "revoked", "held up", "dead", "nobody is named"]))
     def mishap(self, data: st.DataObject, what: str) -> None:
         name = data.draw(st.sampled_from(NAMES))
         match what:
             case "recalled":
                 self.hear(self.lane.recall())
-            case "overruled":
+            case "revoked":
                 self.revoke()
             case "held up" if self.at[name] == "out":  # after it has said that it is busy, and before it has looked
                 self.lane.page.words[self.lane.page.first_word(self.slots[name].number) + STATE] = BUSY

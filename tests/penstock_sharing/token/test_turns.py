@@ -73,7 +73,7 @@ def test_who_is_alone_keeps_the_token_without_anybody_hearing_of_it(tmp_path: Pa
     with house(tmp_path) as served:
         only = served.process("only")
         intervals_ = only.do("work 50 0")[0].split()
-        served.wait_for(TokenPassed(LANE, None, only.who))  # it works while the keeper has yet to say so
+        served.wait_for(TokenPassed(LANE, None, only.who))  # it works while the broker has yet to say so
         (counters,) = served.broker.view(LANE).members
     assert len(intervals_) == 50
     assert (counters.iterations, counters.turns) == (50, 1)
@@ -240,7 +240,7 @@ def test_a_process_that_has_no_place_is_told_why(tmp_path: Path, strangers: tupl
             processes.append(served.process(name))
             processes[-1].tell("enter")
             served.wait_for(JoinRequested) if name == "nobody" else served.wait_for(TurnRequested(LANE, who("a")))
-        assert processes[-1].hear().startswith("no seat")
+        assert processes[-1].hear().startswith("no slot")
 
 
 def test_a_device_that_is_still_at_work_is_waited_for_before_the_token_goes_on(tmp_path: Path) -> None:
@@ -253,7 +253,7 @@ def test_a_device_that_is_still_at_work_is_waited_for_before_the_token_goes_on(t
         assert other.hear().startswith("entered")
 
 
-def test_a_keeper_that_comes_back_finds_the_token_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broker_that_comes_back_finds_the_token_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "penstock_sharing.token.slot_table.RETURN_NS", 3_600_000_000_000
     )  # however long its holder takes to return
@@ -273,7 +273,7 @@ def test_a_keeper_that_comes_back_finds_the_token_where_it_is(tmp_path: Path, mo
             served.wait_for(TokenPassed(LANE, None, other.who))
 
 
-def test_a_holder_that_died_while_there_was_no_keeper_is_not_waited_for_for_ever(
+def test_a_holder_that_died_while_there_was_no_broker_is_not_waited_for_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock_sharing.token.slot_table.RETURN_NS", 50_000_000)
@@ -305,7 +305,7 @@ def test_processes_that_are_moved_about_all_come_to_their_end(tmp_path: Path) ->
         assert [len(process.hear().split()) for process in processes] == [40, 40, 40]
 
 
-def test_one_that_a_new_keeper_does_not_know_yet_asks_again(tmp_path: Path) -> None:
+def test_one_that_a_new_broker_does_not_know_yet_asks_again(tmp_path: Path) -> None:
     known: list[str] = []
     with house(tmp_path) as before:
         process = before.process("a")

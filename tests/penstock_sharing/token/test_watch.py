@@ -112,7 +112,7 @@ def test_whoever_comes_to_wait_gives_the_holder_its_time(ward: Ward) -> None:
     assert ward.look(TICK_NS + GRACE_NS) == "wait"
 
 
-def test_a_holder_that_does_not_come_back_to_a_new_keeper_is_overruled(ward: Ward) -> None:
+def test_a_holder_that_does_not_come_back_to_a_new_broker_is_revoked(ward: Ward) -> None:
     assert ward.look(TICK_NS, slot=3) == "wait"
     assert ward.look(TICK_NS + RETURN_NS, slot=3) == "overrule"
 
