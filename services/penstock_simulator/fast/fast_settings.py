@@ -44,7 +44,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeVar, assert_never, get_args
@@ -306,56 +306,44 @@ def shapes(
     ValueError
         If a job's profile or curve says nothing of what the job asked for, or its batch fits no width that it may have.
     """
-    models = trace.models or [""] * len(trace)
-    batches = [0] * len(trace) if trace.batch_sizes is None else trace.batch_sizes.tolist()
-    speeds = _ModelSpeeds(policy, sizing, curves or {}, profiles or {})
-    known: dict[tuple[str, int, int], JobShape] = {}
-    found = []
-    for row, key in enumerate(zip(map(str, models), trace.num_gpus.tolist(), batches, strict=True)):
-        if key not in known:
-            try:
-                known[key] = speeds.shape(*key)
-            except ValueError as error:
-                raise ValueError(f"job {trace.job_ids[row]}: {error}") from error
-        found.append(known[key])
-    return found
 
-
-@dataclass(frozen=True)
-class _ModelSpeeds:
-    """The profiles and curves of models, as a policy uses them."""
-
-    policy: Policy
-    sizing: FastSizingSettings
-    curves: Curves
-    profiles: Profiles
-
-    def shape(self, model: str, asked: int, batch: int) -> JobShape:
-        """Return the shape of a model's jobs that ask for ``asked`` devices and have a batch, 0 for none."""
-        profile, widest = self._profile(model, asked)
-        users = min(max(batch if self.profiles else 0, profile.b_min), profile.b_max)
+    @cache
+    def shape(model: str, asked: int, batch: int) -> JobShape:
+        widest = max(asked, sizing.most_gpus or 0)
+        profile = (profiles.get(model) or profiles.get(ANY)) if profiles else None
+        if profiles and profile is None:
+            raise ValueError(
+                f'model {model!r} has no profile; expected an entry of its own, or one named "{ANY}" for all others'
+            )
+        if profile is None:
+            profile, widest = _of_curve(model, asked, widest, curves or {})
+        users = min(max(batch if profiles else 0, profile.b_min), profile.b_max)
         submitted = float(profile.throughput(users, asked))
         if not submitted > 0:
             raise ValueError(
                 f"a batch of {users} cannot be divided among the {asked} devices that it asks for, of at most "
                 f"{profile.per_gpu_cap} samples each; expected another batch_size, or another number of devices"
             )
-        widths = range(asked, asked + 1) if self.policy == "fixed" else range(1, widest + 1)
-        found = JobShape(_with(profile, self.policy, users), widths, submitted)
-        _check_some(found, model, self.policy)
-        return found
-
-    def _profile(self, model: str, asked: int) -> tuple[ThroughputProfile, int]:
-        """Return a model's profile, and the most devices that a job of it may have."""
-        widest = max(asked, self.sizing.most_gpus or 0)
-        if not self.profiles:
-            return of_curve(model, asked, widest, self.curves)
-        profile = self.profiles.get(model) or self.profiles.get(ANY)
-        if profile is None:
+        widths = range(asked, asked + 1) if policy == "fixed" else range(1, widest + 1)
+        chosen = _with(profile, policy, users)
+        least = -(-chosen.b_min // chosen.per_gpu_cap)
+        if least > widths[-1]:
             raise ValueError(
-                f'model {model!r} has no profile; expected an entry of its own, or one named "{ANY}" for all others'
+                f"under {policy} model {model!r} has batches from {chosen.b_min}, of at most {chosen.per_gpu_cap} a "
+                f"device, so it needs {least} devices and may have {widths[-1]}; expected most_gpus to be {least} or "
+                "more"
             )
-        return profile, widest
+        return JobShape(chosen, widths, submitted)
+
+    models = trace.models or [""] * len(trace)
+    batches = [0] * len(trace) if trace.batch_sizes is None else trace.batch_sizes.tolist()
+    found = []
+    for row, key in enumerate(zip(map(str, models), trace.num_gpus.tolist(), batches, strict=True)):
+        try:
+            found.append(shape(*key))
+        except ValueError as error:
+            raise ValueError(f"job {trace.job_ids[row]}: {error}") from error
+    return found
 
 
 def _with(profile: ThroughputProfile, policy: Policy, users: int) -> ThroughputProfile:
@@ -374,17 +362,7 @@ def _with(profile: ThroughputProfile, policy: Policy, users: int) -> ThroughputP
     return msgspec.structs.replace(profile, b_min=only, b_max=only)
 
 
-def _check_some(shape: JobShape, model: str, policy: Policy) -> None:
-    profile, widest = shape.profile, shape.widths[-1]
-    least = -(-profile.b_min // profile.per_gpu_cap)
-    if least > widest:
-        raise ValueError(
-            f"under {policy} model {model!r} has batches from {profile.b_min}, of at most {profile.per_gpu_cap} a "
-            f"device, so it needs {least} devices and may have {widest}; expected most_gpus to be {least} or more"
-        )
-
-
-def of_curve(model: str, asked: int, widest: int, curves: Curves) -> tuple[ThroughputProfile, int]:
+def _of_curve(model: str, asked: int, widest: int, curves: Curves) -> tuple[ThroughputProfile, int]:
     """
     Return a curve over devices as the profile of a job whose batch cannot change, and the widest width that it knows.
 

@@ -137,7 +137,7 @@ async def test_a_shadow_that_is_started_again_goes_on_and_repeats_nothing() -> N
         await cluster.at(bus, 5.5)
         half = await published(bus)
     await cluster.write(*THEN[1:])
-    cluster.server.streams[subjects.SHADOW]._by_id.clear()  # a server forgets message ids after a while
+    cluster.server.streams[subjects.SHADOW].by_id.clear()  # a server forgets message ids after a while
     async with cluster.shadow() as bus:
         after = await cluster.at(bus, 200.0)
         assert after.plan == before.plan
