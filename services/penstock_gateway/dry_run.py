@@ -58,8 +58,8 @@ def dry_run(
     asks, is_sized = (spec, False) if waits else (least, spec.elastic)
     pool_now = state.pool(spec.pool, state.jobs, rules.topology)
     with what_if.submitted(pool_now, asks, now_s, key=key, sized=is_sized) as pool:
-        samples = what_if.first_samples(state.cluster, spec, _history(state, key), now_s)
-        scaled = None if waits else {key: known.kinds for key, known in state.scaled.items()}
+        samples = what_if.first_samples(state.cluster, spec, _history(state, spec, key), now_s)
+        scaled = None if waits or not spec.elastic else {key: known.kinds for key, known in state.scaled.items()}
         with what_if.followed(pool, spec, now_s, rules, samples, scaled=scaled, settings=sizes) as (then, placement):
             if placement is not None:
                 warnings = (*warnings, *_sampled_first(state, spec), *_alone_at_first(then))
@@ -118,13 +118,14 @@ def _sampled_first(state: GatewayState, spec: JobSpec) -> tuple[str, ...]:
     return (f"its workload is new: the profiler runs short samples of it, since {why} (--profile off: it does not)",)
 
 
-def _history(state: GatewayState, key: str) -> what_if.SampleHistory:
+def _history(state: GatewayState, spec: JobSpec, key: str) -> what_if.SampleHistory:
     """Return what is known of the samples of a workload."""
     speeds = profile.speeds if (profile := state.profiles.get(key)) is not None else ()
     measured = {speed.kind for speed in speeds if speed.iteration_s and not speed.predicted}
     jobs = state.jobs if measured else ()
-    open_jobs = (state.jobs[job_id] for ids in state.live.values() for job_id in ids if state.keys.get(job_id) == key)
-    asking = [job for job in open_jobs if job.sample is None and sample_plan.is_sampled(job.spec)]
+    live = () if sample_plan.is_sampled(spec) else state.live.values()
+    same = (state.jobs[job_id] for ids in live for job_id in ids if state.keys.get(job_id) == key)
+    asking = [job for job in same if job.sample is None and sample_plan.is_sampled(job.spec)]
     return what_if.SampleHistory(
         key=key,
         samples=[state.jobs[sample_id] for sample_id in state.samples.get(key, ())],
