@@ -109,6 +109,8 @@ class Cluster(msgspec.Struct):
     def apply(self, event: Event) -> bool:
         """Fold one fact in; return whether it was about a known node. Other facts change nothing."""
         if isinstance(event, RoundDecided):
+            if not event.lost_nodes and not event.forgotten_nodes:
+                return False
             lost = [self._lose(node_id, "lost", event.at_s) for node_id in event.lost_nodes]
             return any([*lost, *map(self._remove, event.forgotten_nodes)])
         return type(event) in OF_NODES and self._apply(event)
