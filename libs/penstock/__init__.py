@@ -11,7 +11,7 @@ In reading order:
 * ``request``: One request to the gateway with its retries.
 * ``output_reader``: A job's output, read whole and once.
 * ``results``: The results of a sweep's trials, as a stream, a study and pictures.
-* ``estimate``: What a torch job needs of a device, told before it runs.
+* ``estimate``: What a torch job needs of a device, estimated before it runs.
 * ``estimate_recurrent``: Scratch and workspace of recurrent layers, in numbers.
 * ``estimate_torch``: The part of it that loads torch.
 * ``__main__``: Starts ``penstock_cli`` by its name.

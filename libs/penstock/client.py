@@ -516,7 +516,7 @@ def _fact(delivery: Delivery, event: Event) -> views.EventView:
 
 
 def about(view: views.EventView, entity_id: str) -> bool:
-    """Say whether a fact is of an entity, or names it: a round names the jobs it placed."""
+    """Return whether a fact is of an entity, or names it: a round names the jobs it placed."""
     return subjects.entity_of(view.subject)[1] == entity_id or _names(view.fact, entity_id)
 
 

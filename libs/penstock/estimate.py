@@ -1,5 +1,5 @@
 """
-What a torch job will need of a device's memory, told before it runs: nothing of its size is allocated or computed.
+Estimate of what a torch job needs of a device's memory, before it runs: nothing of its size is allocated or computed.
 
 The job's first iterations run on *fake* tensors, which have a shape and a type and no content, while every storage
 that they would have is added up from its making to its end::
@@ -34,7 +34,7 @@ ITERATIONS: Final = 3
 
 
 class EstimateError(Exception):
-    """An estimate cannot be made; says why, and what to do."""
+    """An estimate cannot be made; the message says why, and what to do."""
 
 
 def need_of(make: Make, *, iterations: int = ITERATIONS, framework_bytes: int | None = None) -> MemoryNeed:
@@ -48,7 +48,7 @@ def need_of(make: Make, *, iterations: int = ITERATIONS, framework_bytes: int | 
     iterations : int
         At least 2: an optimizer's state appears during the first one, which therefore does not count.
     framework_bytes : int, optional
-        F, which is the node's and not the model's, so that it can only be told; by default what this process holds of
+        F, which is the node's and not the model's, so that the caller gives it; by default what this process holds of
         the host's memory with torch loaded, which is right for a job on the CPU.
 
     Returns

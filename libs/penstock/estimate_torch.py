@@ -49,7 +49,7 @@ class Storages:
         self.peak_bytes = max(self.peak_bytes, self.live_bytes + size_bytes)
 
     def reset_peak(self) -> None:
-        """Begin to look for the most anew."""
+        """Reset the peak to what lives now."""
         self.peak_bytes = self.live_bytes
 
     def _forget(self, key: int, gone: weakref.ref[Any]) -> None:

@@ -2,7 +2,7 @@
 A job's output, read whole: from the stream ``LOG`` as far as that has it, and the rest from the nodes that keep it.
 
 The stream gives order among a job's processes and outlives its nodes, but drops its oldest and has only the beginning
-and the end of what is very long. Each piece says its place, so what is not there is seen, and asked for.
+and the end of what is very long. Each piece has its place, so gaps are seen, and the nodes are asked for them.
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ class OutputReader:
         return OutputGap(channel=channel, begin=begin, end=end)
 
     async def _rest(self) -> AsyncGenerator[LogLine | OutputGap, None]:
-        """Yield what nodes have of those runs of which the stream does not tell that it has all."""
+        """Yield what nodes have of those runs whose output the stream may not have whole."""
         for epoch, node_id in await self._runs():
             ends = self._ends.get((epoch, node_id), {})
             if ends and len(ends) >= max(end.processes for end in ends.values()):
@@ -281,7 +281,7 @@ class OutputReader:
         return data
 
     async def _ask(self, node_id: str, ask: OutputRequest) -> OutputAnswer:
-        """Ask a node; one whose executor is being started anew is given a moment, once."""
+        """Ask a node; one whose executor is restarting gets a moment, once."""
         if node_id in self._unreachable:
             raise BusError(self._unreachable[node_id])
         clock = asyncio.get_running_loop().time

@@ -33,7 +33,7 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
     again_s : float
         After so long without an answer the same is asked again; twice as long after each further try.
     nobody_s : float
-        How long nobody may be there to be asked, as while a gateway restarts, if nobody ever was.
+        How long no gateway may be there, as while it restarts, if none ever was.
     tries : int
         So often it is asked at least, however late the first refusal comes: a gateway that was cut off says so once the
         time is over, and its next answer would be the good one.
@@ -69,7 +69,7 @@ async def answered(bus: RequestPort, subject: str, body: bytes, retries: RetryPo
     ServiceError
         What the gateway refused; with code 503 only after the last try.
     NoResponders
-        If nobody was there in all that time.
+        If no gateway was there in all that time.
     Unavailable
         If no answer came, or the server could not be reached.
     """
@@ -81,7 +81,7 @@ async def answered(bus: RequestPort, subject: str, body: bytes, retries: RetryPo
 
 
 def is_open(error: BusError) -> bool:
-    """Say whether it is unknown after an error whether the command was carried out."""
+    """Return whether it is unknown after an error whether the command was carried out."""
     if isinstance(error, ServiceError):
         return error.code == _NOT_NOW and not error.body  # a body says what has surely not happened
     return isinstance(error, Unavailable) and not isinstance(error, NoResponders)

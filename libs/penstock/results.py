@@ -132,7 +132,7 @@ def _trials(sweep: views.SweepView, space: dict[str, Any], below: int) -> Iterat
 
 
 def _gave(run: views.TrialView) -> bool:
-    """Say whether a run gave a value to the search."""
+    """Return whether a run gave a value to the search."""
     return run.value is not None and run.state == "CD"
 
 
@@ -205,7 +205,7 @@ def draw(sweep: views.SweepView, folder: Path, format_: Format = "png") -> list[
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Say nothing of studies that are made, nor that Optuna's pictures may change."""
+    """Silence Optuna's log, and its warning that its pictures may change."""
     import warnings  # noqa: PLC0415 - beside what it is about
 
     import optuna  # noqa: PLC0415 - an extra, and half a second

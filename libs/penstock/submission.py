@@ -51,12 +51,12 @@ def fill_sweep(spec: SweepSpec, environ: Mapping[str, str] = os.environ) -> Swee
 
 def sweep_fields(space: Mapping[str, Any], script: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     """
-    Return the fields of a sweep over a space, each trial of which runs a script; it is named after it unless told.
+    Return the fields of a sweep over a space, each trial of which runs a script; its default name is the script's.
 
     Raises
     ------
     TypeError
-        If there is no script, and no job to say what runs.
+        If there is no script, and no job.
     """
     if not script and "job" not in fields:
         raise TypeError("a space was given without a script; expected tune(space, 'train.py', metric=...), or job=...")
@@ -82,7 +82,7 @@ def digest(command: Sequence[str], cwd: Path) -> str:
     """
     Return the SHA-256 of the script: the first word of the command that is a readable file and no binary program.
 
-    Empty where there is none; jobs are then told apart by their words alone.
+    Empty where there is none; jobs then differ by their command lines alone.
     """
     for word in command:
         try:
@@ -108,7 +108,7 @@ def is_opaque(command: Sequence[str], cwd: Path) -> bool:
 
 
 def beginning_of(path: Path) -> bytes:
-    """Return the beginning of a file, in which a script says what it imports; empty where there is none."""
+    """Return the beginning of a file, where a script names what it imports; empty where there is none."""
     try:
         if not path.is_file():
             return b""

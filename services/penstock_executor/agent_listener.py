@@ -3,7 +3,7 @@ The executor's side of the socket that jobs talk to: lines in, lines out, and on
 
 The listener accepts connections and reads them by itself, when the loop says that there is something and whenever a
 caller asks. An event loop alone would not do: it accepts one connection in each turn, reads later, and may run timers
-before both, so that nobody could say when everything that an ended process said has been heard.
+before both, so that it would be unknown when all messages of an ended process have been read.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _log = structlog.get_logger("penstock.executor")
 
 
 class AgentHandler(Protocol):
-    """The handler of what jobs say over the socket."""
+    """The handler of the messages that jobs send."""
 
     def accept(self, connection: AgentConnection, hello: Hello) -> bool:
-        """Accept a process; return False if it is not the one that it says it is."""
+        """Accept a process; return False if it is not the one that its hello names."""
 
     def handle(self, connection: AgentConnection, message: FromJob) -> None:
         """Handle a message of an accepted process."""
@@ -62,7 +62,7 @@ class AgentListener:
         self._open()
 
     def catch_up(self) -> None:
-        """Accept waiting connections and handle all messages so far: of an ended process, all that it ever said."""
+        """Accept waiting connections and handle all messages so far: of an ended process, all that it ever sent."""
         self._accept()
         for connection in list(self._connections):
             connection.read()
@@ -146,7 +146,7 @@ class AgentConnection:
         """
         Send a message, unless the process has hung up or does not read.
 
-        A process that does not read sees the connection end. It connects anew then, and hears how things are.
+        A process that does not read sees the connection end. It connects again then, and gets the present state.
         """
         if self._socket is None:
             return
@@ -156,7 +156,7 @@ class AgentConnection:
         except BlockingIOError:
             sent = 0
         except OSError:
-            return  # it has hung up; what it said before is still to be heard
+            return  # it has hung up; what it sent before is still to be read
         if sent < len(line):
             self._socket.shutdown(socket.SHUT_WR)
 

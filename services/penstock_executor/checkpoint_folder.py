@@ -5,7 +5,7 @@ Where all nodes share a checkpoint folder, every checkpoint is here. Where each 
 which nodes a job's last checkpoint lies (:class:`penstock_log.job_state.Checkpoint`), and an executor that is to start
 the job copies it from one of them: over the bus, since nodes need not reach each other, in pieces, and first into a
 folder that bears no checkpoint's name. The manifest must have the digest that is in the log, and each file the checksum
-that is in the manifest. What cannot be had is said, and the run goes on from an earlier step.
+that is in the manifest. Where no node has the checkpoint, the run goes on from an earlier step, and the log says so.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _COPYING: Final = ".copying-"
 
 
 class CheckpointUnavailable(Exception):
-    """A checkpoint cannot be had; says why."""
+    """A checkpoint cannot be read or copied; the message says why."""
 
 
 class HeldCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,7 +53,7 @@ class HeldCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     samples: int = 0
 
     def is_what(self, wanted: Checkpoint) -> bool:
-        """Say whether it is the checkpoint that the log means."""
+        """Return whether it is the checkpoint that the log means."""
         return self.step == wanted.step and (not wanted.digest or self.digest == wanted.digest)
 
 
@@ -120,8 +120,8 @@ class CheckpointFolder:
         """
         Return a checkpoint if it is here.
 
-        Of one without a digest nobody knows what it looks like: a program that speaks the agent protocol by itself
-        writes what it likes. If there is anything of the job here, it is taken to be that.
+        A checkpoint without a digest may have any form, since a program that speaks the agent protocol by itself writes
+        its own. Any file of the job here is taken to be that checkpoint.
         """
         for held in self.held(job_id):
             if held.is_what(wanted):
@@ -250,7 +250,7 @@ def _size_of(path: Path) -> int:
 
 def parse_manifest(body: bytes) -> CheckpointManifest:
     """
-    Return what a manifest says.
+    Return the manifest that these bytes are.
 
     Raises
     ------
@@ -268,7 +268,7 @@ def _is_name(text: str) -> bool:
 
 
 def is_inside(name: str) -> bool:
-    """Say whether a file's name stays below the folder that it is relative to."""
+    """Return whether a file's name stays below the folder that it is relative to."""
     path = PurePosixPath(name)
     return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and "\0" not in name
 

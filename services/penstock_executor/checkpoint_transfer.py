@@ -238,7 +238,7 @@ class CheckpointFinder:
         Raises
         ------
         CheckpointUnavailable
-            If it can be had nowhere.
+            If it can be copied from no node.
         """
         turn = self._copying.setdefault(job_id, asyncio.Lock())
         async with turn:  # two jobs may begin from the same one; and a copy clears away what others have left
@@ -386,11 +386,11 @@ class _Copy:
         self._piece_bytes = min(PIECE_BYTES, bus.max_body_bytes // 2)
 
     def is_late(self) -> bool:
-        """Say whether the time is over."""
+        """Return whether the time limit has passed."""
         return self._loop.time() >= self._late_s
 
     def put_off(self, by_s: float) -> None:
-        """Do not count a time in which nothing could be done."""
+        """Extend the limit by a time in which the bus was away."""
         self._late_s += by_s
 
     async def run(self, node_id: str) -> None:
@@ -448,7 +448,7 @@ class _Copy:
             raise CheckpointUnavailable(f"its file {name} came with other bytes than were written")
 
     async def _file(self, node_id: str, name: str, size: int | None) -> AsyncIterator[bytes]:
-        """Yield a file's bytes in order, several pieces ahead; ``size`` is None where only the first answer says it."""
+        """Yield a file's bytes in order, several pieces ahead; ``size`` is None where only the first answer has it."""
         if size is None:
             first = await self._piece(node_id, name, 0)
             size = first.size

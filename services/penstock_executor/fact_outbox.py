@@ -192,7 +192,7 @@ class FactAppender:
             self.forget(job_id)
 
     async def _append(self, subject: str, commit: Commit) -> None:
-        """Append a commit; if somebody was faster, read that first. Folds ignore facts that are out of date by then."""
+        """Append a commit; after a conflict, read the other one first. Folds ignore facts that are out of date."""
         while True:
             expected = max(self._live.heads.get(subject, 0), self._heads.get(subject, 0))
             append = partial(self._bus.append, Append(subject=subject, commit=commit, expected=expected))

@@ -132,7 +132,7 @@ def derived_port(job_id: str, epoch: int) -> int:
 
 
 def _is_free(port: int) -> bool:
-    """Say whether nobody has the port at this moment, at any of the host's addresses."""
+    """Return whether the port is free at this moment, at all of the host's addresses."""
     with socket.socket() as listener:
         try:
             listener.bind(("", port))
@@ -147,7 +147,7 @@ def stop_step(
     """
     Return the step that all processes of a gang can stop after; None while an answer is missing.
 
-    ``absent`` processes have ended, and nobody waits for them; ``held`` ones begin no further step before they hear the
+    ``absent`` processes have ended and give no answer; ``held`` ones begin no further step before they receive the stop
     step.
 
     Examples
@@ -163,7 +163,7 @@ def stop_step(
 
 
 def note_message(run: LocalRun, index: int, message: FromJob) -> None:
-    """Note what one process said."""
+    """Note a message of one process."""
     rank = run.ranks[index]
     match message:
         case Hello():
@@ -191,7 +191,7 @@ def note_message(run: LocalRun, index: int, message: FromJob) -> None:
 
 
 def _note_report(rank: RunProcess, report: LoopReport) -> None:
-    """Take in what a process says of its loop: metrics that it does not name, and its skew, stay as they were."""
+    """Note a process's report of its loop; metrics that it does not name, and its skew, stay as they were."""
     if report.memory is not None:
         rank.peak_bytes = max(rank.peak_bytes, report.memory.peak_bytes, report.memory.allocated_bytes)
     metrics = {**rank.report.metrics, **report.metrics}
@@ -211,7 +211,7 @@ def _note_step(rank: RunProcess, step: int) -> None:
 
 def settle_stop(run: LocalRun, agreed: int | None = None) -> StopAtStep | None:
     """
-    Settle the step once all answers are in; return what to tell the processes, the first time only.
+    Settle the step once all answers are in; return the message for the processes, the first time only.
 
     ``agreed`` is the step that another node of the gang has computed from the same answers.
     """

@@ -26,13 +26,13 @@ class ExecutorState(msgspec.Struct):
     Attributes
     ----------
     started : dict of str to dict of str to int
-        Job id → node id → epoch that the node said it has started.
+        Job id → node id → epoch whose start the node has reported.
     led : dict of str to RunStarted
         Gang → the last start of its first process, which says from where all of them go on.
     granted : dict of str to int
         Job that has a grant somewhere → sequence of the commit that gave it.
     finished : list of str
-        The last finished jobs whose checkpoints nobody needs any more.
+        The last finished jobs whose checkpoints are no longer needed.
     kept : dict of str to list of str
         Sweep → its finished jobs from whose checkpoints others may go on.
     """
@@ -401,7 +401,7 @@ class _Node:
 
 
 def _may_resume(job: Job) -> bool:
-    """Return whether a job may have a checkpoint: one that the log knows of, or one that nobody could report."""
+    """Return whether a job may have a checkpoint: one that the log knows of, or one that could not be reported."""
     return job.checkpoint is not None or bool(job.spec.begins_from) or job.attempts > 0
 
 

@@ -126,11 +126,11 @@ class MemoryLimits:
         return over
 
     def host_text(self, key: Key, devices: int) -> str:
-        """Return in words why a run was ended that exceeded its part of the host."""
+        """Return why a run was ended that exceeded its part of the host."""
         return _host_text(self.hosted[key], devices)
 
     def environment(self, key: Key, devices: Sequence[int], framework_bytes: int = 0) -> dict[str, str]:
-        """Return the variables that tell a process its cap on each device; empty if it has its devices alone."""
+        """Return the variables that give a process its cap on each device; empty if it has its devices alone."""
         cap_bytes = self._least(key, devices)
         if not cap_bytes:
             return {}
@@ -185,7 +185,7 @@ class MemoryLimits:
             return 0
 
     def broken(self, key: Key, rank: int, index: int, leader: int) -> str:
-        """Return in words how a process exceeds its cap; empty if it keeps to the cap."""
+        """Return how a process exceeds its cap; empty if it keeps to the cap."""
         cap_bytes = self.caps.get(key, {}).get(index, 0)
         on_host = self._offers(index).host_memory
         if not cap_bytes or (on_host and self.enforcer.name == "cgroup"):
@@ -196,14 +196,14 @@ class MemoryLimits:
         return f"rank {rank} held {_mib(held_bytes)} of device {index}, where it may hold {_mib(cap_bytes)}"
 
     def killed(self, key: Key, rank: int, devices: Sequence[int]) -> str:
-        """Return in words how the kernel ended a process for its memory; empty if it did not."""
+        """Return how the kernel ended a process for its memory; empty if it did not."""
         cap_bytes = self._on_host(key, devices)
         if not cap_bytes or not self.enforcer.usage(_name(key, rank), 0).killed:
             return ""
         return f"rank {rank} wanted more than the {_mib(cap_bytes)} that it may hold, and was ended by the kernel"
 
     def killed_on_host(self, key: Key, rank: int, devices: int, last_line: str) -> str:
-        """Return in words why a failed process was ended, if it was for the host's memory; otherwise empty."""
+        """Return why a failed process was ended, if it was for the host's memory; otherwise empty."""
         hosted = self.hosted.get(key)
         if hosted is None:
             return ""

@@ -74,6 +74,8 @@ class ProcessHost:
         ``report(fact)``: a fact that a run's process brought about.
     wake : callable
         Called when something has changed.
+    on_memory : callable
+        ``on_memory(place, memory, iterations)``: called when a process reports its memory, with its iterations so far.
     limits : MemoryLimits
         The memory limits of runs.
     outputs : OutputStore
@@ -89,8 +91,6 @@ class ProcessHost:
         Open connections.
     unpublished : set of str
         Jobs whose progress has changed since it was last published.
-    on_memory : callable
-        ``on_memory(place, memory, iterations)``: called when a process reports its memory, with its iterations so far.
     """
 
     def __init__(
@@ -102,6 +102,7 @@ class ProcessHost:
         watch: Callable[[Place, LaunchedProcess], None],
         report: Callable[[AnyEvent], None],
         wake: Callable[[], None],
+        on_memory: Callable[[Place, MemoryReport, int], object] = lambda *_: None,
         limits: MemoryLimits | None = None,
         outputs: OutputStore | None = None,
         output_bytes: int = OUTPUT_BYTES,
@@ -111,7 +112,7 @@ class ProcessHost:
         self.limits = limits or MemoryLimits(site.devices)
         self.outputs = outputs or OutputStore(runs_dir.parent / "output", site.node_id)
         self._output_bytes, self.launcher = output_bytes, launcher
-        self.on_memory: Callable[[Place, MemoryReport, int], None] = lambda place, memory, iterations: None  # noqa: ARG005
+        self._on_memory = on_memory
         self.runs: dict[Key, LocalRun] = {}
         self.connections: dict[Place, AgentConnection] = {}
         self.unpublished: set[Key] = set()
@@ -123,7 +124,7 @@ class ProcessHost:
     # --- beginning
     def start(self, job: Job, cluster: Cluster, resume: Resume | None = None) -> LocalRun:
         """
-        Start a job's processes on this node; if that is impossible, the run says why and has no process.
+        Start a job's processes on this node; if that is impossible, the run has a reason and no process.
 
         ``resume`` is what they go on from; None if the log knows of nothing.
 
@@ -364,7 +365,7 @@ class ProcessHost:
         return True
 
     def handle(self, connection: AgentConnection, message: FromJob) -> None:
-        """Note what a process says, and pass on what the log or the gang should know."""
+        """Note a process's message, and report what the log or the gang needs of it."""
         if connection.hello is None:
             return
         key, index = (connection.hello.job_id, connection.hello.epoch), connection.hello.rank
@@ -390,7 +391,7 @@ class ProcessHost:
                 if isinstance(message, SessionDone):
                     run_folders.note_mark(self.runs_dir, run, index, "done")
                 if message.memory is not None:
-                    self.on_memory((key, index), message.memory, message.loop_steps)
+                    self._on_memory((key, index), message.memory, message.loop_steps)
             case _:
                 pass
         self.settle(run)
@@ -418,7 +419,7 @@ class ProcessHost:
         )
 
     def settle(self, run: LocalRun, agreed: int | None = None) -> None:
-        """Tell the processes where to stop, once it is known; ``agreed`` is the step as another node knows it."""
+        """Send the processes the stop step once it is known; ``agreed`` is the step that another node has computed."""
         stop = gang.settle_stop(run, agreed)
         if stop is not None:
             run_folders.note_stopping(self.runs_dir, run)
@@ -445,7 +446,7 @@ class ProcessHost:
         self._report(RunWarned(warning=warning, **self.about(key)))
 
     def send_caps(self, run: LocalRun) -> None:
-        """Tell the processes of a run their present caps, if their own allocators have to keep to them."""
+        """Send the processes of a run their present caps, if their own allocators have to keep to them."""
         for index, devices in run.devices_of.items():
             fraction, connection = self.limits.fraction(run.key, devices), self.connections.get((run.key, index))
             if fraction is not None and connection is not None:

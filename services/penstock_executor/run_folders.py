@@ -87,7 +87,7 @@ def note_stopping(runs: Path, run: LocalRun) -> None:
 
 
 def note_mark(runs: Path, run: LocalRun, rank: int, mark: Mark) -> None:
-    """Write down that a process speaks the agent protocol, or that it has said that all is done."""
+    """Write down that a process speaks the agent protocol, or that it has reported that all is done."""
     _replace(rank_path(runs, run.key, rank) / mark, b"")
 
 

@@ -3,7 +3,7 @@ What this node knows of its runs, and how a run ended.
 
 A :class:`LocalRun` is one epoch of a job on this node, a :class:`RunProcess` one of its processes: what it reported,
 and how far its end has come. A :class:`NodeObservation` is everything that the node sees of itself when it decides.
-:func:`ended` turns exit codes and last words into the fact that ends a run.
+:func:`ended` turns exit codes and last lines into the fact that ends a run.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class RunProcess(msgspec.Struct, kw_only=True):
     greeted : bool
         Whether it speaks the agent protocol.
     report : LoopReport
-        What it has said last of its loop.
+        Its last report of its loop.
     peak_bytes : int
-        The most memory that it said it held of one device.
+        The most memory that it reported of one device.
     saved_step, saved_samples : int
         Step and samples of its last complete checkpoint in this run.
     leaving : bool
@@ -123,7 +123,7 @@ class LocalRun(msgspec.Struct, kw_only=True):
     answers : dict of int to int
         Process rank → steps done when asked to stop, as far as known.
     held : set of int
-        Process ranks of this node that begin no further step before they hear where to stop.
+        Process ranks of this node that begin no further step before they receive the stop step.
     absent : set of int
         Process ranks on other nodes that have ended, by the log.
     stop_step : int or None
@@ -133,7 +133,7 @@ class LocalRun(msgspec.Struct, kw_only=True):
     cap_bytes : int
         The most memory that it may hold of a device; 0: no limit.
     why : str
-        Why this node ends the run, in one sentence, if neither the log nor ``ending`` says it.
+        Why this node ends the run, in one sentence, if neither the log nor ``ending`` has it.
     reported : set of str
         Facts already on their way to the log: ``started``, ``ended``, ``rewound``, and warnings that are given once.
     """
@@ -271,7 +271,7 @@ def ended(run: LocalRun, job: Job, node_id: str, now_s: float, limit_s: float = 
     Parameters
     ----------
     job : Job
-        The job as the log has it: it says whether a stop was asked for.
+        The job as the log has it, with any request to stop it.
     limit_s : float
         The time limit that ended the run; 0 if none did.
     """
@@ -343,7 +343,7 @@ def _decisive(run: LocalRun) -> RunProcess:
 
 
 def _vanished(run: LocalRun, rank: RunProcess) -> bool:
-    """Say whether a process was ended by a signal that was not ours."""
+    """Return whether a process was ended by a signal that this node did not send."""
     signum = None if rank.exit_code is None else rank.exit_code - 128
     if signum in (None, signal.SIGKILL):
         return not run.killed_s or rank.ended_s < run.killed_s
@@ -358,7 +358,7 @@ def _reason(run: LocalRun, rank: RunProcess) -> str:
 
 
 def _cap_text(run: LocalRun, rank: RunProcess) -> str:
-    """Say what a process may hold of its device, where it ended for want of memory."""
+    """Return what a process may hold of its device, where it ended for want of memory."""
     if not run.cap_bytes or not WANTS_MEMORY.search(rank.last_line):
         return ""
     return f"; it may hold {run.cap_bytes / 2**20:,.0f} MiB of its device, which it shares"
@@ -366,7 +366,7 @@ def _cap_text(run: LocalRun, rank: RunProcess) -> str:
 
 def exit_text(code: int) -> str:
     """
-    Say an exit code as people do.
+    Return an exit code as people write it.
 
     Examples
     --------

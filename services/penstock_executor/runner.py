@@ -36,6 +36,7 @@ from penstock_executor.settings import ExecutorSettings
 from penstock_executor.sharing.sharing_supervisor import SharingSupervisor
 from penstock_executor.telemetry import RunTelemetry
 from penstock_log import NodeJoined, NodeLeft, RunEnded, RunStarted, subjects
+from penstock_log.agent_protocol import MemoryReport
 
 __all__ = ["Executor", "ExecutorError", "run"]
 
@@ -148,6 +149,7 @@ class Executor:
             watch=self._watch,
             report=self.appender.report,
             wake=self.wake,
+            on_memory=self._note_memory,
             outputs=OutputStore(data / "output", self.node_id),
             output_bytes=settings.output_bytes,
             launcher=launcher,
@@ -347,6 +349,9 @@ class Executor:
         self.sharing.exited(place)
         self.listener.catch_up()  # nothing that it said can come later than its end
 
+    def _note_memory(self, place: Place, memory: MemoryReport, iterations: int) -> None:
+        self.sharing.note_memory(place, memory, iterations)
+
     def _unwatch(self, place: Place) -> None:
         fd = self.watched.pop(place)
         asyncio.get_running_loop().remove_reader(fd)
@@ -369,7 +374,7 @@ class Executor:
     # --- the frame
     @contextmanager
     def _listening(self) -> Iterator[None]:
-        """Hear the lanes' broker; at the end close all sockets and watch no process more: the processes live on."""
+        """Follow the lanes' broker; at the end close all sockets and stop watching the processes, which live on."""
         loop, broker = asyncio.get_running_loop(), self.sharing.broker
         loop.add_reader(broker.fileno(), self.sharing.turn)
         try:

@@ -54,7 +54,7 @@ class _Output:
 
 
 class _LogFull(BusError):
-    """The log has no room for output; nobody waits for it."""
+    """The log is full; the rest of the output stays on this node."""
 
 
 class RunTelemetry:
@@ -90,7 +90,7 @@ class RunTelemetry:
         """
         Publish the rest of an ended process's output, and its last progress.
 
-        If the log has no room, nobody waits for the rest: this node keeps it.
+        If the log is full, this node keeps the rest.
         """
         self.begin_output(place)
         output = self._outputs[place]
@@ -151,7 +151,7 @@ class RunTelemetry:
         await self._shell.bus.write_output(place[0][0], place[1], piece.data, piece.place)
 
     async def _publish_growth(self, place: Place, output: _Output) -> None:
-        """Tell followers how long the channels are that are not streamed, and warn of a full disk."""
+        """Publish the lengths of channels that are not streamed, and warn of a full disk."""
         now_s = asyncio.get_running_loop().time()
         if now_s >= output.grown_s + GROWN_S:
             output.grown_s = now_s
@@ -211,14 +211,14 @@ class RunTelemetry:
 
     # --- gangs over several nodes
     async def publish_answers(self, run: LocalRun) -> None:
-        """Tell the gang's other nodes what our processes answered; repeated with each heartbeat until all have left."""
+        """Publish our processes' answers to the gang's other nodes; each heartbeat repeats it until all have left."""
         if len(run.ranks) < run.world_size:
             answers = {rank: step for rank, step in run.answers.items() if rank in run.ranks}
             message = StopBarrierMessage(job_id=run.job_id, epoch=run.epoch, answers=answers, stop_step=run.stop_step)
             await self.publish(subjects.agreement(run.job_id), message)
 
     async def follow_peers(self) -> None:
-        """Take in what a gang's other nodes say, for ever."""
+        """Handle the answers of gangs' other nodes, for ever."""
         async for _, body in self._shell.bus.subscribe(subjects.AGREEMENTS):
             with contextlib.suppress(msgspec.MsgspecError, ValueError, RecursionError):
                 await self._handle_answers(msgspec.json.decode(body, type=StopBarrierMessage))
@@ -237,7 +237,7 @@ class RunTelemetry:
             await self.publish_answers(run)
 
     async def publish(self, subject: str, body: object) -> None:
-        """Publish a message; nobody waits for it, and it may be lost."""
+        """Publish a message without waiting; it may be lost."""
         try:
             await self._shell.bus.publish(subject, msgspec.json.encode(body))
         except BusError as error:

@@ -4,7 +4,7 @@ What is behind ``penstock.session()``: the loop, its boundaries, checkpoints, an
 In reading order:
 
 * ``session``: The session of a training script, and its loops.
-* ``setup``: What the executor tells a process by its environment, decoded once.
+* ``setup``: What the executor sets in a process's environment, decoded once.
 * ``boundary``: What happens between two steps: progress, checkpoints, stop, turn.
 * ``agent_client``: The conversation with the node's executor, and the process's vote on the stop step.
 * ``checkpoint``: The job's checkpoint folders.

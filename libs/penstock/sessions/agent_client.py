@@ -8,13 +8,13 @@ look at an attribute. The thread sleeps in ``recv`` all the time. It looks for a
 
 :class:`StopVote` is one process's part in the stop barrier: the agreement on the step after which a gang stops. It is
 pure: no clock, no socket, no thread. The promise behind :class:`~penstock_log.agent_protocol.StepReached` is that the
-process does not go beyond its answer plus ``STOP_MARGIN`` before it has heard
+process does not go beyond its answer plus ``STOP_MARGIN`` before it has received
 :class:`~penstock_log.agent_protocol.StopAtStep`. Every process keeps it, so the largest answer plus the margin is a
 step that no process has passed.
 
 An answer may be given in the middle of a step, and has to be. A process that waits for its peers inside a collective
 operation reaches no boundary while one of those peers waits at its own limit. Between two steps of a loop that takes
-turns, the answer may be that the process is held: then it begins no step before it has heard the agreed one.
+turns, the answer may be that the process is held: then it begins no step before it has received the agreed one.
 """
 
 from __future__ import annotations
@@ -274,12 +274,12 @@ class StopVote:
 
     @property
     def held(self) -> bool:
-        """Whether the answer says that no step is begun before the agreed one is heard."""
+        """Whether the answer promises that no step is begun before the agreed one is received."""
         return self._held
 
     @property
     def idle(self) -> bool:
-        """Whether nobody has asked anything."""
+        """Whether no question and no agreed step is open."""
         return not self._asked and self._stop_at is None
 
     def begin_loop(self, step: int, *, held: bool = False) -> int | None:

@@ -1,5 +1,5 @@
 """
-What happens between two steps: progress, checkpoints, the executor's wish to stop, the end of a sample.
+What happens between two steps: progress, checkpoints, a stop that the executor asks for, the end of a sample.
 
 This is the shell of the session: it reads a clock to see what is due, and it may end the process.
 """
@@ -55,7 +55,7 @@ class Boundary:
     pace : Pace
         Of the loop.
     save : callable or None
-        How the script's state is saved, once the script has said it.
+        How the script's state is saved, once the script has given it.
     turns : LaneClient or None
         By which it takes turns with other jobs on its devices; None where it has them to itself.
     at_rest : bool
@@ -81,8 +81,8 @@ class Boundary:
         self._pid = os.getpid()
 
     def connect(self) -> None:
-        """Say hello to the executor, if there is one."""
-        self._limit.tell()
+        """Connect to the executor and to the lanes, where there are any."""
+        self._limit.apply()
         if self._setup.socket:
             self._agent = AgentClient(
                 self._setup.socket,
@@ -150,8 +150,8 @@ class Boundary:
         """
         Begin a step as soon as it is this process's turn.
 
-        While it waits, the step before is complete and nothing but what is kept is held: who is to stop leaves from
-        here, without a turn. The item that was fetched for the next step is not done, and fetched again later.
+        While it waits, the step before is complete and nothing but what is kept is held: a process that is to stop
+        leaves from here, without a turn. The next step's item has been fetched then; a resumed run fetches it again.
         """
         while True:
             if turns.enter(self._leave_if_agreed):
@@ -167,7 +167,7 @@ class Boundary:
         turns.exit()
 
     def pause(self) -> None:
-        """A loop has ended, in whatever way: who waits for the turn has it."""
+        """Give the turn on: a loop has ended, in whatever way."""
         if self.turns is not None:
             self.turns.rest()
 
@@ -227,12 +227,12 @@ class Boundary:
             self._due = min(self._progress_due, self._checkpoint_due)
 
     def send_progress(self) -> None:
-        """Say where the script is."""
-        self._limit.tell()  # a script may import torch after it has opened the session
+        """Send the script's progress."""
+        self._limit.apply()  # a script may import torch after it has opened the session
         self._send(self._report(StepProgress))
 
     def disconnect(self, error: BaseException | None) -> None:
-        """Say how the session ended, and hang up; the token goes first, since nobody has to wait for the rest."""
+        """Give the token back, send how the session ended, and disconnect."""
         if self.turns is not None:
             self.turns.close()
         self._save_last(error)
@@ -268,7 +268,7 @@ class Boundary:
             self._progress_due = now + PROGRESS_S
 
     def _interrupt(self) -> None:
-        """Something was heard: have a wait for the turn look at it."""
+        """Have a wait for the turn look at a message that has come."""
         if self.turns is not None:
             self.turns.interrupt()
 
@@ -309,7 +309,7 @@ class Boundary:
         raise SystemExit(code)
 
     def _checkpoint(self, *, leaving: bool) -> bool:
-        """Save a checkpoint and say so; return whether it is complete."""
+        """Save a checkpoint and report it; return whether it is complete."""
         if self.save is None or self.checkpoints is None:
             return False
         step = self._course.step

@@ -67,7 +67,7 @@ class LoopHistory(msgspec.Struct, omit_defaults=True):
     may_go_on: bool = False
 
     def end(self, *, epochs: bool = False) -> None:
-        """The open loop ended, by exhaustion or by ``break``."""
+        """Note that the open loop ended, by exhaustion or by ``break``."""
         last = self.ended[-1] if self.ended else None
         if last is not None and (last.items, last.epochs) == (self.items, epochs):
             self.ended[-1] = FinishedLoops(self.items, last.loops + 1, epochs)
@@ -76,7 +76,7 @@ class LoopHistory(msgspec.Struct, omit_defaults=True):
         self.items = 0
 
     def reopen(self) -> None:
-        """The last loop has not ended after all."""
+        """Note that the last loop has not ended after all."""
         *before, last = self.ended
         self.ended = [*before, FinishedLoops(last.items, last.loops - 1, last.epochs)] if last.loops > 1 else before
 
@@ -145,7 +145,7 @@ class SamplerPosition(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def done(self) -> int:
         """
-        Samples that were done, over all epochs; where nobody counted them, the epochs before are taken to be whole.
+        Samples that were done, over all epochs; where they were not counted, the epochs before are taken to be whole.
 
         Examples
         --------
@@ -219,17 +219,17 @@ class LoopCourse:
         return loop
 
     def reopen_loop(self) -> None:
-        """The loop that ended last goes on."""
+        """Go on with the loop that ended last."""
         self._level.reopen()
 
     def open_loop(self, done: int) -> None:
-        """A loop goes on after so many items."""
+        """Note that a loop goes on after so many items."""
         self.open = True
         self.replaying = False
         self._loop_start = self.step - done
 
     def close_loop(self) -> None:
-        """The open loop ended."""
+        """Note that the open loop ended."""
         self.open = False
         self._level.items = self.step - self._loop_start
         self._level.end()
@@ -254,35 +254,35 @@ class LoopCourse:
         return LoopRecord(items=whole, state="reopened", epochs=True)
 
     def open_epochs(self, loop: LoopRecord) -> None:
-        """Epochs go on after so many."""
+        """Note that epochs go on after so many."""
         if loop.state == "reopened":
             self._history.reopen()
         self._history.items, self._history.inner = loop.items, LoopHistory()
 
     def begin_epoch(self, inner: LoopHistory | None = None) -> None:
-        """An epoch begins, or goes on where its loops were."""
+        """Begin an epoch, or go on where its loops were."""
         self._history.inner = LoopHistory(list(inner.ended)) if inner is not None else LoopHistory()
         self._replay = inner.replay() if inner is not None else iter(())
         if inner is None or not (inner.ended or inner.items):
             self.replaying = False
 
     def end_epoch(self) -> None:
-        """The epoch is complete."""
+        """Note that the epoch is complete."""
         self._history.items += 1
         self._history.inner, self._replay = LoopHistory(), iter(())
 
     def close_epochs(self) -> None:
-        """There is no further epoch."""
+        """Note that there is no further epoch."""
         self._history.inner = None
         self._history.end(epochs=True)
 
     def count(self) -> None:
-        """One more step is done."""
+        """Count a step that is done."""
         self.step += 1
         self.loop_steps += 1
 
     def uncount(self) -> None:
-        """The last step was not done after all."""
+        """Take back the count of the last step, which failed."""
         self.step -= 1
         self.loop_steps -= 1
 

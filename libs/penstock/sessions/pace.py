@@ -90,7 +90,7 @@ class HostPace:
         """Nothing is ever owed."""
 
     def measured(self, steps: int) -> MeanTime:
-        """Close a block of iterations, and return what all blocks say."""
+        """Close a block of iterations, and return the mean over all blocks."""
         return self._blocks.measured(steps, self.loop_s)
 
 
@@ -142,7 +142,7 @@ class EmulatedPace:
             self._wall_s = wall_s
 
     def measured(self, steps: int) -> MeanTime:
-        """Close a block of iterations, and return what all blocks say."""
+        """Close a block of iterations, and return the mean over all blocks."""
         return self._blocks.measured(steps, self.loop_s)
 
 
@@ -174,7 +174,7 @@ class SamplePace:
         self._pace.settle()
 
     def measured(self, steps: int) -> MeanTime:
-        """Return what the single iterations of this run say; the first ones are a warm-up."""
+        """Return the mean of this run's single iterations; the first ones are a warm-up."""
         return trimmed(self._laps[:steps]) if steps else UNKNOWN
 
 
@@ -242,7 +242,7 @@ class IterationBlocks:
         self._time_sum = self._steps_squared = self._products = self._time_squared = 0.0
 
     def measured(self, steps: int, loop_s: float) -> MeanTime:
-        """Close the block that ends after so many steps and seconds of the run, and return what all blocks say."""
+        """Close the block that ends after so many steps and seconds of the run, and return the mean over all blocks."""
         count, time_s = steps - self._steps, loop_s - self._loop_s
         if count > 0:
             self._steps, self._loop_s = steps, loop_s

@@ -86,7 +86,7 @@ class DataSampler:
         Raises
         ------
         SessionError
-            If it is not ``session.iterations()`` that goes over it, so that nobody would count what is done.
+            If it is not ``session.iterations()`` that goes over it, so that what is done would not be counted.
         """
         if not self._opened:
             raise SessionError(

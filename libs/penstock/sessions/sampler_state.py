@@ -102,7 +102,7 @@ class RunSize:
     Attributes
     ----------
     adapt : callable or None
-        What the script does with a size, once it has said so.
+        What the script does with a size, once it has given it.
     """
 
     def __init__(self, setup: ProcessSetup, sampling: SamplerState) -> None:
@@ -113,7 +113,7 @@ class RunSize:
         self._scaled = False
 
     def desired(self) -> int:
-        """Return the batch size that Penstock wishes, to a script that asks for it."""
+        """Return the batch size that the job should have, to a script that asks for it."""
         self._asked = True
         return self._setup.batch_size
 
@@ -167,7 +167,7 @@ class RunSize:
             )
 
     def _log_scaling(self, size: Resize) -> None:
-        """Say it in the job's output: as a warning, since nothing less is shown where a script sets up no logging."""
+        """Log the scaling as a warning, since nothing less is shown where a script sets up no logging."""
         if self._setup.base_batch_size and not self._setup.rank:
             _log.warning(
                 "lr_scaled rule=%s base_batch_size=%d batch_size=%d factor=%.6g",

@@ -105,7 +105,7 @@ class Session:
 
     @property
     def batch_size(self) -> int:
-        """The batch size of one step, over all processes, that Penstock wishes; 0 where it has no wish."""
+        """The batch size of one step, over all processes, that Penstock has chosen; 0 where it has chosen none."""
         return self._sizing.desired()
 
     @property
@@ -171,7 +171,7 @@ class Session:
     # --- what the script does
     def on_checkpoint(self, save: Callable[[Path], object], load: Callable[[Path], object]) -> None:
         """
-        Say how the job's state is saved and loaded; loads the last checkpoint at once where there is one.
+        Set how the job's state is saved and loaded, and load the last checkpoint at once where there is one.
 
         Parameters
         ----------
@@ -256,7 +256,7 @@ class Session:
         ----------
         dataset_size : int
         batch_size : int
-            Of one step over all processes, where Penstock has no wish (:attr:`batch_size`).
+            Of one step over all processes, where Penstock has chosen none (:attr:`batch_size`).
         seed : int
             Of the orders, on all processes and in all runs the same.
         shuffle : bool
@@ -304,7 +304,7 @@ class Session:
 
     def on_resize(self, adapt: Callable[[Resize], object]) -> None:
         """
-        Say what the script does with the size that it has, such as to choose its learning rate (``lr = "callback"``).
+        Set what the script does with the size that it has, such as to choose its learning rate (``lr = "callback"``).
 
         Parameters
         ----------
@@ -344,7 +344,7 @@ class Session:
 
     def iterations(self, items: Iterable[T]) -> Iterator[T]:
         """
-        Yield the items, one for each step; the executor's wishes are met between two of them.
+        Yield the items, one for each step; progress, checkpoints, turns and stops come between two of them.
 
         After a resume, the items that were done before are left out, over all loops of the script. Of a sampler (or a
         ``DataLoader`` whose ``batch_sampler`` it is) those are the samples, however many steps they took.
@@ -456,7 +456,7 @@ class Session:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        """Say how it ended, and hang up."""
+        """Report how it ended, and disconnect."""
         global _active  # noqa: PLW0603 - see above
         _active = None
         if self._course.begun:
@@ -469,7 +469,7 @@ class Session:
         """
         Return what a loop is still to give, and how many that is, where that matters; None where it was replayed.
 
-        The count is 0 or less where nobody knows, or where the end of a loop is like any other of its steps.
+        The count is 0 or less where it is unknown, or where the end of a loop is like any other of its steps.
         """
         rest = skip(items, loop.items) if sampler is None else iter(())
         if loop.state == "ended":
@@ -516,7 +516,7 @@ def _in_turn(items: Iterable[T], left: int, boundary: Boundary, turns: LaneClien
 
 
 def _length(items: object) -> int:
-    """Return how many items there are; 0 where nobody knows before they have come."""
+    """Return how many items there are; 0 where that is unknown before they have come."""
     try:
         return len(items)  # type: ignore[arg-type]
     except (TypeError, NotImplementedError):

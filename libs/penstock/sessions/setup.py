@@ -1,5 +1,5 @@
 """
-Setup of a process: what the executor tells it through its environment, decoded once.
+Setup of a process: what the executor sets in its environment, decoded once.
 
 :func:`read` makes a :class:`ProcessSetup` from the environment. :class:`Resize` and :func:`factor` say what becomes of
 a script's learning rate where its job has another batch size; they are pure.
@@ -54,7 +54,7 @@ class ProcessSetup(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_s : float
         Least seconds between two periodic checkpoints; 0 for none.
     base_batch_size, lr_rule : int, {"keep", "linear", "sqrt", "callback"}
-        The batch size for which the script's learning rate is meant, 0 where nobody says, and what becomes of it at
+        The batch size for which the script's learning rate is meant, 0 where none is given, and what becomes of it at
         another.
     sample_iterations : int
         Iterations after which a profiler's sample ends; 0 where this is no sample.
@@ -63,7 +63,7 @@ class ProcessSetup(msgspec.Struct, frozen=True, kw_only=True):
     emulated_speed : float
         Speed of the emulated device relative to this host; 0 on a real device.
     memory_fraction : float
-        Part of each of its devices that a framework's allocator may take; 0 where nobody says.
+        Part of each of its devices that a framework's allocator may take; 0 where none is given.
     """
 
     job_id: str = ""

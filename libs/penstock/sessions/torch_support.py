@@ -81,7 +81,7 @@ def _allocated(cuda: Any) -> MemoryReport:
 
 
 def resident() -> MemoryReport | None:
-    """Return the process's resident memory on the host, and its peak; None where the host does not say it."""
+    """Return the process's resident memory on the host, and its peak; None where the host has no such figures."""
     try:
         lines = dict(line.split(":", 1) for line in _STATUS.read_text().splitlines() if line.startswith("Vm"))
         return MemoryReport(allocated_bytes=_bytes(lines["VmRSS"]), peak_bytes=_bytes(lines["VmHWM"]))
@@ -113,12 +113,12 @@ class AllocatorLimit:
         self._is_set = not fraction
 
     def change(self, fraction: float) -> None:
-        """Let another limit be told at the next boundary; from any thread."""
+        """Set another limit at the next boundary; from any thread."""
         self.fraction = fraction
         self._is_set = False
 
-    def tell(self) -> None:
-        """Tell PyTorch if it is there by now."""
+    def apply(self) -> None:
+        """Give PyTorch the limit if it is loaded by now."""
         if self._is_set:
             return
         cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)

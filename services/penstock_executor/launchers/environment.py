@@ -119,7 +119,7 @@ def placement_of(job: Job) -> Placement:
 
 
 def opaque(command: Sequence[str], cwd: str) -> str:
-    """Return why a command must not be sampled; empty where its script says that it uses Penstock."""
+    """Return why a command must not be sampled; empty where its script mentions Penstock."""
     if not workload.is_opaque(command, lambda path: beginning_of(Path(cwd, path))):
         return ""
     return "opaque: no file of its command line mentions penstock, so that a sample could have side effects"

@@ -1,5 +1,5 @@
 """
-Port of launchers: what starts, adopts, signals and buries the processes of a run.
+Port of launchers: what starts, adopts, signals and reaps the processes of a run.
 
 ``tests/penstock_executor/launchers/test_launcher.py`` holds every launcher to it. A new launcher is a module or an
 object with these functions, and a row of :data:`penstock_executor.launchers.LAUNCHERS`, which makes it from the
@@ -82,7 +82,7 @@ class Launcher(Protocol[ProcessT]):
         """Return a descriptor that becomes readable when the process ends; the caller closes it."""
 
     def belongs_to(self, pid: int, process: ProcessT, /) -> bool:
-        """Say whether a pid of this host is of the process, or descends from it."""
+        """Return whether a pid of this host is of the process, or descends from it."""
 
     def signal_group(self, process: ProcessT, signum: signal.Signals, /) -> None:
         """Signal the process and what it has started; nothing where it has ended."""
@@ -91,7 +91,7 @@ class Launcher(Protocol[ProcessT]):
         """End the process and all that it has started; nothing where it has ended."""
 
     def reap(self, process: ProcessT, folder: Path, /) -> int | None:
-        """End what an ended process left behind, and return its exit status; None where nobody knows it."""
+        """End what an ended process left behind, and return its exit status; None where it left none."""
 
     def exit_code(self, folder: Path, /) -> int | None:
         """Return the exit status that was noted in a folder; None where none was."""

@@ -5,7 +5,7 @@ This module is one :class:`penstock_executor.launchers.launcher.Launcher`.
 
 The shim (:mod:`penstock_executor.launchers.shim`) leads a session and process group of its own, keeps what the program
 prints, and is the parent of whatever the program leaves behind, which ends with it. Where the shim itself was killed,
-by somebody else or for want of memory, nobody is that parent any more: then the program's processes are found by their
+by a user or for want of memory, that parent is gone: then the program's processes are found by their
 session, by ``PENSTOCK_PROCESS`` in their environment, and by descent from one that has it. One that has left the
 session, has cleared its environment, and whose parents had all ended before the shim was killed is not found.
 """
@@ -103,7 +103,7 @@ def memory_caps(cgroup: Path | None) -> MemoryCaps:
 
 
 def adopt(folder: Path) -> ShimProcess | None:
-    """Return the process that a run folder tells of, if it still lives; None if it has ended."""
+    """Return the process that a run folder names, if it still lives; None if it has ended."""
     try:
         noted = (folder / "pid").read_text()
         pid = int(noted.split(" ", 1)[0])
@@ -114,7 +114,7 @@ def adopt(folder: Path) -> ShimProcess | None:
 
 
 def is_alive(process: ShimProcess) -> bool:
-    """Say whether this very process is still there and not a zombie."""
+    """Return whether this very process is still there and not a zombie."""
     stat = _stat(process.pid)
     return bool(stat) and _ticks(stat) == process.ticks and _state(stat) not in "ZX"
 
@@ -142,13 +142,13 @@ def fates(folder: Path) -> tuple[OutputFate, OutputFate]:
 
 
 def signal_group(process: ShimProcess, signum: signal.Signals) -> None:
-    """Signal everything in the process's group, unless the pid is somebody else's by now."""
+    """Signal everything in the process's group, unless the pid has been given to another process."""
     if _ticks(_stat(process.pid)) == process.ticks:
         _killpg(process.pid, signum)
 
 
 def kill(process: ShimProcess) -> None:
-    """Have the shim end all that it has started, also what has left the group; it says how that ended, and leaves."""
+    """Have the shim end all that it has started, also what has left the group; it notes the exit status and ends."""
     if _ticks(_stat(process.pid)) != process.ticks:
         return
     for signum in (shim.KILL, signal.SIGCONT):
@@ -211,16 +211,16 @@ def _environment(pid: int) -> list[bytes]:
 
 
 def gone(pid: int) -> bool:
-    """Say whether a process has ended; a zombie has."""
+    """Return whether a process has ended; a zombie has."""
     stat = _stat(pid)
     return not stat or _state(stat) in "ZX"
 
 
 def belongs_to(pid: int, process: ShimProcess) -> bool:
     """
-    Say whether a pid is of the process's session, or descends from it.
+    Return whether a pid is of the process's session, or descends from it.
 
-    One that has ended meanwhile is believed: short jobs say all that they have to say and are gone.
+    A pid that has ended meanwhile is accepted: short jobs send all of their messages and end.
     """
     try:
         if os.getsid(pid) == process.pid:

@@ -6,7 +6,7 @@ the executor, and the executor that comes next finds it by pid and start time. I
 
 * What the program prints comes through pipes and is appended to two files. A disk that has no room never reaches the
   program: what cannot be written is held in memory, up to :data:`HELD_BYTES`, and written when there is room again.
-  Some room beyond each file's end is reserved for its last words.
+  Some room beyond each file's end is reserved for its last lines.
 * Processes that the program leaves behind become the shim's own children, also those that have left the session
   (``PR_SET_CHILD_SUBREAPER``). When the program ends, or on :data:`KILL`, the shim ends them all.
 * It survives TERM, INT and HUP, which are the program's; a program to which they came before it began is not run.
@@ -124,7 +124,7 @@ class OutputSink:
         os.close(self._fd)
 
     def _end_in_reserve(self, held: bytes) -> None:
-        """Write as much of the end as there is room for, and say how much is not there."""
+        """Write as much of the end as the disk takes, with a line on how much is missing."""
         free_bytes = _RESERVE_BYTES
         while free_bytes >= KEPT_BYTES:
             kept = held[max(len(held) - free_bytes + KEPT_BYTES, 0) :]
@@ -136,7 +136,7 @@ class OutputSink:
         self.lost_bytes += len(held)
 
     def _lost_notice(self, more_bytes: int = 0) -> bytes:
-        """Return a line that says what was lost before what comes next."""
+        """Return a line on what was lost before the bytes that come next."""
         lost_bytes = self._unnoticed_bytes + more_bytes
         if not lost_bytes:
             return b""
@@ -211,7 +211,7 @@ class ProcessTree:
         self.code: int | None = None
 
     def reap(self) -> bool:
-        """Take in who has ended; return whether nobody is left."""
+        """Reap the processes that have ended; return whether none is left."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -354,7 +354,7 @@ def _prepare(path: str, size: int) -> int:
 
 
 def _note(path: str) -> bool:
-    """Note the shim's ``/proc`` line, so that it is found again; return False if it is told to end meanwhile."""
+    """Note the shim's ``/proc`` line, so that it is found again; return False if a signal asks it to end meanwhile."""
 
     def end(*_: object) -> None:
         raise _Ended

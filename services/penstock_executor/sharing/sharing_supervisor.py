@@ -79,7 +79,6 @@ class SharingSupervisor:
         self._gain = ParallelGain()
         self._refused: dict[Key, SharingProgress] = {}
         self._exited: set[Place] = set()
-        host.on_memory = self._measured
 
     @property
     def progress(self) -> dict[Key, SharingProgress]:
@@ -220,7 +219,7 @@ class SharingSupervisor:
                     self.host.end(run.key, "memory", f"{why}, and was ended")
                     return
 
-    def _measured(self, place: Place, memory: MemoryReport, iterations: int) -> None:
+    def note_memory(self, place: Place, memory: MemoryReport, iterations: int) -> None:
         """Note what a process holds between two iterations."""
         (job_id, epoch), rank = place
         run = self.host.runs[place[0]]

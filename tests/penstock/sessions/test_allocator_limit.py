@@ -58,7 +58,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
 
 
 def test_the_limit_waits_until_the_devices_are_opened(cuda: FakeCuda) -> None:
-    AllocatorLimit(0.25).tell()
+    AllocatorLimit(0.25).apply()
     assert cuda.told == []
     cuda.open()
     assert cuda.told == [(0.25, 0), (0.25, 1)]
@@ -67,35 +67,35 @@ def test_the_limit_waits_until_the_devices_are_opened(cuda: FakeCuda) -> None:
 def test_the_limit_is_told_once(cuda: FakeCuda) -> None:
     cuda.open()
     limit = AllocatorLimit(0.25)
-    limit.tell()
-    limit.tell()
+    limit.apply()
+    limit.apply()
     assert cuda.told == [(0.25, 0), (0.25, 1)]
 
 
 def test_a_limit_that_changes_is_told_again(cuda: FakeCuda) -> None:
     cuda.open()
     limit = AllocatorLimit(0.25)
-    limit.tell()
+    limit.apply()
     limit.change(0.5)
     assert cuda.told == [(0.25, 0), (0.25, 1)], "only at a boundary"
     for _ in range(2):
-        limit.tell()
+        limit.apply()
     assert cuda.told[2:] == [(0.5, 0), (0.5, 1)]
 
 
 def test_without_a_limit_nothing_is_told(cuda: FakeCuda) -> None:
     cuda.open()
-    AllocatorLimit(0.0).tell()
+    AllocatorLimit(0.0).apply()
     assert cuda.told == []
 
 
 def test_a_torch_that_comes_later_is_told_then(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     limit, found = AllocatorLimit(0.5), FakeCuda(devices=1)
-    limit.tell()
+    limit.apply()
     found.open()
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=found))
-    limit.tell()
+    limit.apply()
     assert found.told == [(0.5, 0)]
 
 
