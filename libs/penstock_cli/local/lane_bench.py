@@ -116,13 +116,13 @@ def measure(iterations: int = 2_000, long_iterations: int = 100) -> LaneCosts:
     return LaneCosts(
         handover_us=_spread(handovers),
         turn_handover_us=_spread(_handovers(iterations, TURN_STEPS)),
-        futex_us=_spread(futex_us(iterations // 2, STEP_US)),
-        turn_futex_us=_spread(futex_us(iterations // 4, TURN_STEPS * STEP_US)),
+        futex_us=_spread(_futex_us(iterations // 2, STEP_US)),
+        turn_futex_us=_spread(_futex_us(iterations // 4, TURN_STEPS * STEP_US)),
         uncontended_us=TimeMedian(median=_uncontended_us(50)),
-        pipe_us=TimeMedian(median=pipe_us(iterations)),
+        pipe_us=TimeMedian(median=_pipe_us(iterations)),
         overhead_at_10ms=_overhead(long_iterations),
-        killed_ms=_extent([killed_ms(0) for _ in range(killings)]),
-        killed_large_ms=_extent([killed_ms(KILLED_MIB) for _ in range(killings)]),
+        killed_ms=_extent([_killed_ms(0) for _ in range(killings)]),
+        killed_large_ms=_extent([_killed_ms(KILLED_MIB) for _ in range(killings)]),
         handovers=len(handovers),
     )
 
@@ -138,12 +138,12 @@ def _extent(values: list[float]) -> TimeRange:
 def _handovers(iterations: int, steps: int) -> list[float]:
     """Return what each hand-over took, in microseconds, in turns of so many iterations."""
 
-    here = shared(2)
+    here = _shared(2)
 
     def job(number: int) -> Callable[[Path, memoryview], None]:
         return lambda path, notes: _take_turns(path, number, iterations, notes, here)
 
-    return handed_over_us(in_lane([job(0), job(1)], 2 * iterations, steps))
+    return _handed_over_us(_in_lane([job(0), job(1)], 2 * iterations, steps))
 
 
 def _take_turns(path: Path, number: int, iterations: int, notes: memoryview, here: memoryview) -> None:
@@ -157,7 +157,7 @@ def _take_turns(path: Path, number: int, iterations: int, notes: memoryview, her
     for index in range(iterations):
         member.enter()
         notes[2 * index] = monotonic_ns()
-        spin(STEP_US)
+        _spin(STEP_US)
         notes[2 * index + 1] = monotonic_ns()
         member.exit()
     member.close()
@@ -178,7 +178,7 @@ def _uncontended_us(batches: int) -> float:
         member.exit()
         member.close()
 
-    (notes,) = in_lane([job], batches)
+    (notes,) = _in_lane([job], batches)
     return median(notes) / _BATCH / 1e3
 
 
@@ -195,7 +195,7 @@ def _overhead(iterations: int) -> float:
             for index, space in enumerate(_spaces(session.iterations(range(iterations + 1)))):
                 notes[index] = space
 
-    (notes,) = in_lane([job], iterations)
+    (notes,) = _in_lane([job], iterations)
     return min(notes) / min(bare) - 1.0
 
 
@@ -204,7 +204,7 @@ def _spaces(items: Iterable[int]) -> list[int]:
     begun = []
     for _ in items:
         begun.append(monotonic_ns())
-        spin(LONG_STEP_US)
+        _spin(LONG_STEP_US)
     return [after - before for before, after in pairwise(begun)]
 
 
@@ -213,9 +213,9 @@ _LINE_BYTES: Final = 64
 _WAIT_S: Final = 1.0
 
 
-def pipe_us(count: int) -> float:
+def _pipe_us(count: int) -> float:
     """Return the microseconds that a byte takes through a pipe to a process that waits for it."""
-    notes = shared(count + 1)
+    notes = _shared(count + 1)
     there, back = os.pipe(), os.pipe()
     child = os.fork()
     if child == 0:
@@ -234,18 +234,13 @@ def pipe_us(count: int) -> float:
     return median(notes[:count]) / 1e3
 
 
-def futex_us(count: int, work_us: int) -> list[float]:
+def _futex_us(count: int, work_us: int) -> list[float]:
     """
-    Return the microseconds of each wake-up of two processes that work in turn and wake each other by a futex.
+    Return the time of each wake-up of two processes that work in turn and wake each other by a futex.
 
-    Parameters
-    ----------
-    count : int
-        Turns of each.
-    work_us : int
-        How long a turn is: the longer, the deeper the other one's processor sleeps, and the colder are its caches.
+    The longer a turn is, the deeper the other one's processor sleeps, and the colder are its caches.
     """
-    notes = [shared(2 * count), shared(2 * count)]
+    notes = [_shared(2 * count), _shared(2 * count)]
     memory = memoryview(mmap.mmap(-1, 2 * _LINE_BYTES))
     futexes = FutexWord(memory, 0), FutexWord(memory, _LINE_BYTES)
     child = os.fork()
@@ -254,18 +249,11 @@ def futex_us(count: int, work_us: int) -> list[float]:
         os._exit(0)
     _alternate(futexes[0], futexes[1], first=0, work_us=work_us, notes=notes[0])
     os.waitpid(child, 0)
-    return handed_over_us([mine.tolist() for mine in notes])
+    return _handed_over_us([mine.tolist() for mine in notes])
 
 
-def handed_over_us(notes: list[list[int]]) -> list[float]:
-    """
-    Return the microseconds from the end of a process's iteration to the beginning of another process's.
-
-    Parameters
-    ----------
-    notes : list of list of int, nanoseconds
-        Of each process: when its iterations began and ended.
-    """
+def _handed_over_us(notes: list[list[int]]) -> list[float]:
+    """Return the times between the iterations of two processes; notes are when each began and ended, in ns."""
     spans = sorted(
         (begun, ended, number)
         for number, words in enumerate(notes)
@@ -274,13 +262,12 @@ def handed_over_us(notes: list[list[int]]) -> list[float]:
     return [(after[0] - before[1]) / 1e3 for before, after in pairwise(spans) if before[2] != after[2]]
 
 
-def shared(words: int) -> memoryview:
+def _shared(words: int) -> memoryview:
     """Return memory of so many 8-byte words that forked children share."""
     return memoryview(mmap.mmap(-1, _WORD_BYTES * words)).cast("Q")
 
 
-def spin(us: int) -> None:
-    """Keep the processor busy for some microseconds."""
+def _spin(us: int) -> None:
     end = monotonic_ns() + us * 1_000
     while monotonic_ns() < end:
         pass
@@ -292,7 +279,7 @@ def _alternate(mine: FutexWord, other: FutexWord, *, first: int, work_us: int, n
         while (seen := mine.value.value) < index + first:
             mine.wait(seen, _WAIT_S)
         notes[2 * index] = monotonic_ns()
-        spin(work_us)
+        _spin(work_us)
         notes[2 * index + 1] = monotonic_ns()
         other.value.value = index + 1
         other.wake()
@@ -305,16 +292,9 @@ _MIB: Final = 1 << 20
 _HOLDS, _ASKS, _KILLED, _RUNS = range(4)
 
 
-def killed_ms(holding_mib: int) -> float:
-    """
-    Kill a process in its iteration; return after which time its neighbour is in one, in milliseconds.
-
-    Parameters
-    ----------
-    holding_mib : int
-        What it has in memory besides an interpreter.
-    """
-    words = shared(4)
+def _killed_ms(holding_mib: int) -> float:
+    """Kill a process that holds so much memory in its turn; return the time until its neighbour has a turn."""
+    words = _shared(4)
 
     def holder(path: Path, _: memoryview) -> None:
         member = LaneClient(str(path), LaneClientId("killed", 1, 0))
@@ -334,7 +314,7 @@ def killed_ms(holding_mib: int) -> float:
         words[_RUNS] = monotonic_ns()
         member.close()
 
-    in_lane([holder, neighbour], 1, ends=(-signal.SIGKILL, 0))
+    _in_lane([holder, neighbour], 1, ends=(-signal.SIGKILL, 0))
     return (words[_RUNS] - words[_KILLED]) / 1e6
 
 
@@ -346,29 +326,16 @@ def _wait_for(words: memoryview, index: int) -> None:
 LANE: Final = "0/0"
 
 
-def in_lane(
+def _in_lane(
     jobs: Sequence[Callable[[Path, memoryview], None]], words: int, steps: int = 1, ends: Sequence[int] = ()
 ) -> list[list[int]]:
     """
-    Run each job in a process of its own, all in one lane; return what each has noted.
+    Run each job, called with the broker's path and memory for its notes, in a process of its own; return the notes.
 
-    Parameters
-    ----------
-    jobs : sequence of callable
-        ``job(path, notes)``: what a process does; the path is the broker's.
-    words : int
-        That each may note.
-    steps : int
-        Iterations of a turn.
-    ends : sequence of int
-        The exit code of each, -15 for a signal 15; 0 if it is empty.
-
-    Raises
-    ------
-    RuntimeError
-        If a process ends in another way.
+    All are in one lane, with turns of so many iterations; a process that ends otherwise than ``ends`` says, or than by
+    0, is an error.
     """
-    notes = [shared(words) for _ in jobs]
+    notes = [_shared(words) for _ in jobs]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "lanes.sock"
         broker = TokenBroker(path)
