@@ -16,7 +16,7 @@ from typing import Any, Generic, Literal, TypeVar
 import msgspec
 
 from penstock_bus.decider import read_extended
-from penstock_bus.follower import until_available
+from penstock_bus.follower import pause, until_available
 from penstock_bus.port import Append, Delivery, Snapshot, Unavailable
 from penstock_bus.shell import Shell
 from penstock_log import Commit, Event, UnknownFact, subjects, tag_of
@@ -139,11 +139,7 @@ class _ExtensionRun(Generic[S]):
                 if self._shell.stopping.is_set():
                     return None
                 self._shell.log.warning("reaction_failed", fact=tag_of(event), error=str(error), retry_s=self._retry_s)
-            try:
-                async with asyncio.timeout(self._retry_s):
-                    await self._shell.stopping.wait()
-            except TimeoutError:
-                continue
+            await pause(self._retry_s, self._shell.stopping)
 
     async def _publish(self, commit_id: str, entity_id: str, fact: Event, cause: int) -> None:
         """Append a fact once, also where the process that reacted before this one had done so already."""

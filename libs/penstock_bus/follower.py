@@ -234,7 +234,7 @@ async def until_available(call: Callable[[], Awaitable[T]], what: str, giving_up
             if giving_up is not None and giving_up.is_set():
                 raise
             _retry_log.warning("bus_unavailable", what=what, error=str(error), retry_s=delay_s)
-        await _pause(delay_s, giving_up)
+        await pause(delay_s, giving_up or asyncio.Event())
         delay_s = min(delay_s * 2, MOST_S)
 
 
@@ -255,14 +255,11 @@ async def _end_soon_after(giving_up: asyncio.Event, limit: asyncio.Timeout) -> N
     limit.reschedule(asyncio.get_running_loop().time() + LAST_S)
 
 
-async def _pause(delay_s: float, giving_up: asyncio.Event | None) -> None:
-    """Sleep, but not longer than until ``giving_up``."""
-    if giving_up is None:
-        await asyncio.sleep(delay_s)
-        return
+async def pause(delay_s: float | None, event: asyncio.Event) -> None:
+    """Sleep, but not longer than until an event; None: for as long as it takes."""
     with suppress(TimeoutError):
         async with asyncio.timeout(delay_s):
-            await giving_up.wait()
+            await event.wait()
 
 
 @asynccontextmanager

@@ -17,7 +17,7 @@ from typing import Final, Generic, TypeVar
 import msgspec
 
 from penstock_bus.decider import Decider, Proposal
-from penstock_bus.follower import FoldFollower, background, until_available
+from penstock_bus.follower import FoldFollower, background, pause, until_available
 from penstock_bus.health import Vitals
 from penstock_bus.logger import get_logger
 from penstock_bus.port import Append, BusError, Conflict, Delivery, Lease, LeasePort
@@ -260,11 +260,7 @@ class Replica(Generic[S]):
         wait_s = None
         if self._wake_at_s is not None:
             wait_s = max(self._pace.least_wait_s, self._wake_at_s - self._shell.now_s())
-        try:
-            async with asyncio.timeout(wait_s):
-                await self._wake.wait()
-        except TimeoutError:
-            pass
+        await pause(wait_s, self._wake)
         if self._pace.debounce_s:
             await asyncio.sleep(self._pace.debounce_s)
         self._wake.clear()

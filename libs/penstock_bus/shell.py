@@ -24,7 +24,7 @@ import uvloop
 
 from penstock_bus import access, clock, health, logs
 from penstock_bus.clock import Clock, ticks
-from penstock_bus.follower import background
+from penstock_bus.follower import background, pause
 from penstock_bus.health import Metrics
 from penstock_bus.port import Bus, BusError, LogReader, Timeout, Unauthorized, Unavailable
 from penstock_bus.settings import BusAddress, SettingsError, came_as, load
@@ -322,9 +322,5 @@ async def _connect(stack: AsyncExitStack, connection: BusAddress, name: str, sto
             if loop.time() >= give_up_at:
                 raise
             log.warning("bus_not_reached_yet", url=connection.url, error=str(error))
-        try:
-            async with asyncio.timeout(CONNECT_RETRY_S):
-                await stopping.wait()
-        except TimeoutError:
-            continue
+        await pause(CONNECT_RETRY_S, stopping)
     return None

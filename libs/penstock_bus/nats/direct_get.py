@@ -25,7 +25,7 @@ import nats.errors
 from nats.aio.msg import Msg
 
 from penstock_bus.compat import aclosing, timeout
-from penstock_bus.nats.link import NOT_FOUND, PAUSE_S, TRY_S, ConnectionLost, Link, ServerRefusal
+from penstock_bus.nats.link import NOT_FOUND, PAUSE_S, TRY_S, ConnectionLost, Link, ReplyRow, ServerRefusal
 from penstock_bus.port import StoredMessage, Unavailable
 from penstock_bus.stored_messages import matches_any
 from penstock_log import subjects as names
@@ -93,7 +93,7 @@ class _More(Exception):
 
 
 async def _batch(link: Link, stream: str, subject: str, after_seq: int) -> AsyncGenerator[StreamMessage, None]:
-    call = link.replies.many(f"$JS.API.DIRECT.GET.{stream}")
+    call = link.replies.open(ReplyRow, f"$JS.API.DIRECT.GET.{stream}")
     request = {"seq": after_seq + 1, "batch": _BATCH, "max_bytes": _BATCH_BYTES, "next_by_subj": subject}
     try:
         await link.send(call, msgspec.json.encode(request))

@@ -214,7 +214,7 @@ class Link:
         ------
         ConnectionLost, Timeout, NoResponders, Unauthorized
         """
-        call = self.replies.one(subject)
+        call = self.replies.open(SingleReply, subject)
         try:
             await self.send(call, body, headers)
             async with timeout(timeout_s):
@@ -370,6 +370,9 @@ class ReplyRow:
         return self._messages.popleft()
 
 
+R = TypeVar("R", SingleReply, ReplyRow)
+
+
 class Replies:
     """All calls that wait on one connection."""
 
@@ -383,17 +386,10 @@ class Replies:
         """Listen on the inbox, without limits: each message was asked for."""
         await self._client.subscribe(self._prefix + "*", cb=self._received, pending_msgs_limit=0, pending_bytes_limit=0)
 
-    def one(self, subject: str) -> SingleReply:
-        """Open a call with one answer."""
+    def open(self, kind: type[R], subject: str) -> R:
+        """Open a call with one answer, or with a row of answers."""
         self._last_token += 1
-        call = SingleReply(subject, str(self._last_token))
-        self._waiting[call.token] = call
-        return call
-
-    def many(self, subject: str) -> ReplyRow:
-        """Open a call with a row of answers."""
-        self._last_token += 1
-        call = ReplyRow(subject, str(self._last_token))
+        call = kind(subject, str(self._last_token))
         self._waiting[call.token] = call
         return call
 

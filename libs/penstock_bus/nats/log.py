@@ -139,7 +139,7 @@ class AppendWindow:
 
     async def _send(self, i: int) -> bool:
         item = self._items[i]
-        call = self._link.replies.one(item.subject)
+        call = self._link.replies.open(SingleReply, item.subject)
         self._open.append((i, call))
         self._subjects[item.subject] = call
         try:
