@@ -79,9 +79,9 @@ def summary(outcome: Summary) -> Table:
 
 def notes(outcome: Summary) -> list[str]:
     """Return a line for each job that did not complete: what it says of why; and for each that was resized."""
-    told = [f"{job.name} ({job.state}): {job.reason}" for job in outcome.jobs if job.state != "CD"]
+    failed = [f"{job.name} ({job.state}): {job.reason}" for job in outcome.jobs if job.state != "CD"]
     resized = [job for job in outcome.jobs if len(job.widths) > 1]
-    return [*told, *(f"{job.name}: {_resized(job)}" for job in resized)]
+    return [*failed, *(f"{job.name}: {_resized(job)}" for job in resized)]
 
 
 def _resized(job: JobOutcome) -> str:

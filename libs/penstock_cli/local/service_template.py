@@ -50,18 +50,7 @@ class ForkRequest(msgspec.Struct, frozen=True):
 
 
 class ForkReport(msgspec.Struct, frozen=True):
-    """
-    The template's report of a process that it forked, or of the end of one.
-
-    Attributes
-    ----------
-    pid : int
-        0 where none could be forked.
-    status : int or None
-        Exit status, or minus the number of the signal that ended it; None for one that has just begun.
-    error : str
-        Why none could be forked.
-    """
+    """The report of a process that has begun, or has ended with a status; process id 0 where none could be forked."""
 
     pid: int
     status: int | None = None

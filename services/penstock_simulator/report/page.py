@@ -189,13 +189,26 @@ def write_jobs(outcome: Outcome, path: Path) -> None:
     The first four columns are a trace in the plain form: what one simulation wrote, another can read.
     """
     trace = outcome.trace
-    extra = {name: getattr(trace, column) for name, column in _NAMES.items() if getattr(trace, column)}
+    named = {"vc": trace.vcs, "user": trace.users, "model": trace.models, "kind": trace.kinds}
+    columns: dict[str, Iterable[object]] = {
+        "job_id": trace.job_ids,
+        "submit_s": _seconds(trace.submit_s),
+        "num_gpus": trace.num_gpus.tolist(),
+        "duration_s": _seconds(trace.duration_s),
+        "start_s": _seconds(outcome.start_s),
+        "end_s": _seconds(outcome.end_s),
+        "jct_s": _seconds(outcome.end_s - trace.submit_s),
+        "executed_s": _seconds(outcome.executed_s),
+        "preemptions": outcome.preemptions.tolist(),
+        "promotions": outcome.promotions.tolist(),
+        **{name: names for name, names in named.items() if names},
+    }
     if trace.batch_sizes is not None:
-        extra["batch_size"] = trace.batch_sizes.tolist()
+        columns["batch_size"] = trace.batch_sizes.tolist()
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow((*HEADERS, *extra))
-        writer.writerows(zip(*_columns(outcome), *extra.values(), strict=True))
+        writer.writerow(columns)
+        writer.writerows(zip(*columns.values(), strict=True))
 
 
 def write_folder(comparison: Comparison, folder: Path, title: str, addition: ReportAddition | None = None) -> str:
@@ -243,35 +256,6 @@ def file_name(text: str) -> str:
     ('allox+2d-gittins', 'as-it-was')
     """
     return re.sub(r"[^\w.+-]+", "-", text)
-
-
-HEADERS: Final = (
-    "job_id",
-    "submit_s",
-    "num_gpus",
-    "duration_s",
-    "start_s",
-    "end_s",
-    "jct_s",
-    "executed_s",
-    "preemptions",
-    "promotions",
-)
-_NAMES: Final = {"vc": "vcs", "user": "users", "model": "models", "kind": "kinds"}
-
-
-def _columns(outcome: Outcome) -> Iterator[Iterable[object]]:
-    trace = outcome.trace
-    yield trace.job_ids
-    yield _seconds(trace.submit_s)
-    yield trace.num_gpus.tolist()
-    yield _seconds(trace.duration_s)
-    yield _seconds(outcome.start_s)
-    yield _seconds(outcome.end_s)
-    yield _seconds(outcome.end_s - trace.submit_s)
-    yield _seconds(outcome.executed_s)
-    yield outcome.preemptions.tolist()
-    yield outcome.promotions.tolist()
 
 
 def _seconds(values: Floats) -> Iterator[str]:
