@@ -59,12 +59,15 @@ def _one_by_one(order: str, **more: Any) -> Mapping[str, Any]:
 
 _ONE_QUEUE: Final = {"order": "2d-las", "thresholds_gpu_s": [], "window": 4096, "patience_s": FOR_EVER_S, "alpha": 1.0}
 
+CONFIGURED: Final = "configured"
+"""The policy of the services' own settings: what people set live holds as well."""
+
 SIMULATED_POLICIES: Final[dict[str, SimulatedPolicy]] = {
     **{name: SimulatedPolicy(_one_by_one(name), declares=policy.declares) for name, policy in QUEUE_POLICIES.items()},
     "allox": SimulatedPolicy(_ONE_QUEUE, declares=True),
     "max-min": SimulatedPolicy(_one_by_one("fifo-backfill", alpha=0.001)),
     "allox+2d-gittins": SimulatedPolicy({"order": "2d-gittins"}),
-    "configured": SimulatedPolicy(),
+    CONFIGURED: SimulatedPolicy(),
 }
 """Every policy that the production deciders run, by name."""
 

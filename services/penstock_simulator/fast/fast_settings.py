@@ -189,19 +189,7 @@ class FastSizingSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
     @classmethod
     def of(cls, values: Mapping[str, object]) -> FastSizingSettings:
-        """
-        Return the settings of names and values, text among them.
-
-        Raises
-        ------
-        ValueError
-            If a name is unknown or a value is not what it should be.
-
-        Examples
-        --------
-        >>> FastSizingSettings.of({"most_gpus": "8", "thresholds_gpu_s": "60,600"}).thresholds_gpu_s
-        (60.0, 600.0)
-        """
+        """Return the settings of names and values, text among them; raise as :meth:`FastSettings.of` does."""
         return converted(values, cls, "settings of elastic")
 
     @property

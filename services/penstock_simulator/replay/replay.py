@@ -70,7 +70,7 @@ from penstock_simulator.engine import cluster_script
 from penstock_simulator.engine.cluster_script import Outage, Script
 from penstock_simulator.engine.engine import DecisionDelays, EventEngine
 from penstock_simulator.engine.executors import VirtualExecutors
-from penstock_simulator.engine.policies import SIMULATED_POLICIES, choose
+from penstock_simulator.engine.policies import CONFIGURED, SIMULATED_POLICIES, choose
 from penstock_simulator.engine.simulation import SimulationOptions, play
 from penstock_simulator.outcome import Outcome
 from penstock_simulator.replay import past_outcome
@@ -83,9 +83,6 @@ from penstock_simulator.virtual_cluster import NodeGroup, SimulatedNodes
 
 __all__ = ["CONFIGURED", "ClusterHistory", "Replay", "SizingSettings", "read_log", "replay"]
 
-
-CONFIGURED: Final = "configured"
-"""The policy of the services' own settings; what was set live is set again."""
 
 _LONG_S: Final = 0.02
 _AFTER_S: Final = 1e-3

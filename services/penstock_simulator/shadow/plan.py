@@ -21,8 +21,6 @@ from penstock_ranker.machine import RankerSettings
 from penstock_scheduler.pool.pool_settings import MatcherSettings
 from penstock_simulator.engine.policies import SIMULATED_POLICIES, choose
 
-CONFIGURED: Final = "configured"
-"""The policy that is the cluster's own: what people set live holds for the shadow as well."""
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 
 
@@ -89,34 +87,9 @@ class ShadowStatus(msgspec.Struct, frozen=True, kw_only=True):
     ahead_gpu_s: float = 0.0
 
 
-def name_of(policy: str) -> str:
-    """
-    Return the name of a policy's shadow where none is given.
-
-    Examples
-    --------
-    >>> name_of("allox+2d-gittins")
-    'allox-2d-gittins'
-    """
-    return policy.replace("+", "-")
-
-
 def actor_of(plan: ShadowPlan) -> str:
     """Return the name under which a plan publishes: a plan that began at another time has another name."""
     return f"shadow/{plan.name}@{plan.from_seq}-{plan.from_s:.6f}"
-
-
-def check_name(name: str) -> None:
-    """
-    Refuse a name that cannot be part of a subject.
-
-    Raises
-    ------
-    ValueError
-        If it cannot.
-    """
-    if not _NAME.fullmatch(name):
-        raise ValueError(f"a shadow's name is {name!r}; expected lower-case letters, digits, - and _")
 
 
 async def status_of(bus: ShadowPort, name: str) -> ShadowStatus | None:
@@ -165,13 +138,14 @@ class ShadowSettings(msgspec.Struct, frozen=True, kw_only=True):
     status_s: float = 30.0
 
     def __post_init__(self) -> None:
-        check_name(self.called)
+        if not _NAME.fullmatch(self.called):
+            raise ValueError(f"a shadow's name is {self.called!r}; expected lower-case letters, digits, - and _")
         choose(self.policy, self.set)
 
     @property
     def called(self) -> str:
-        """The shadow's name."""
-        return self.name or name_of(self.policy)
+        """The shadow's name: the policy's where none is given, ``allox-2d-gittins`` of ``allox+2d-gittins``."""
+        return self.name or self.policy.replace("+", "-")
 
     def rules(self, environ: Mapping[str, str] | None = None) -> dict[str, Any]:
         """

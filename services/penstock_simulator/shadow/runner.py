@@ -116,15 +116,7 @@ async def _led(lead: LeaderElection, changed: asyncio.Event) -> None:
 
 
 class ShadowRunner:
-    """
-    One shadow at work.
-
-    Parameters
-    ----------
-    shell, settings, plan
-    lead : LeaderElection
-        The election that says whether it may publish; ``changed`` is set when the answer changes.
-    """
+    """One shadow at work; it publishes while its process leads, and ``changed`` is set when that changes."""
 
     def __init__(
         self, shell: Shell, settings: ShadowSettings, plan: ShadowPlan, lead: LeaderElection, changed: asyncio.Event

@@ -58,10 +58,10 @@ from penstock_ranker.machine import decider as ranker
 from penstock_simulator.engine.cluster_script import RunCosts
 from penstock_simulator.engine.engine import EventEngine, VirtualLog
 from penstock_simulator.engine.executors import VirtualExecutors
-from penstock_simulator.engine.policies import choose
+from penstock_simulator.engine.policies import CONFIGURED, choose
 from penstock_simulator.engine.tasks import VirtualRun, VirtualTask
 from penstock_simulator.shadow.live_work import LiveWork
-from penstock_simulator.shadow.plan import CONFIGURED, ShadowPlan, ShadowStatus
+from penstock_simulator.shadow.plan import ShadowPlan, ShadowStatus
 
 _REAL: Final = "log"
 """The actor of what a shadow takes from the log."""
@@ -154,7 +154,7 @@ class ShadowFollower:
             engine.now_s = max(engine.now_s, now_s)
             return
         if now_s > engine.now_s:
-            engine.event_queue.at(now_s, _nothing)
+            engine.event_queue.at(now_s, lambda: None)  # an instant at which the engine stops
             engine.run(lambda: engine.now_s < now_s)
 
     def begin(self) -> None:
@@ -290,10 +290,6 @@ class ShadowFollower:
                 self.over_before.discard(job.id)
 
 
-def _nothing() -> None:
-    """Do nothing, at an instant at which the engine stops."""
-
-
 _CHECKPOINT_S: Final = JobSpec(name="any", command=("any",)).checkpoint_s
 _A_SAMPLE: Final = -1
 _NEAR_S: Final = 1.0
@@ -306,7 +302,6 @@ class ShadowExecutors(VirtualExecutors):
 
     Parameters
     ----------
-    engine : EventEngine
     measured : LiveWork
         The log so far.
     lengths : LiveWork, optional
