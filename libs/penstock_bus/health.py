@@ -281,7 +281,7 @@ class Metrics:
         """Return everything in Prometheus' text exposition format, version 0.0.4."""
         lines: list[str] = []
         for name, (kind, help_) in sorted(self._about.items()):
-            lines += [f"# HELP {name} {help_ or name}", f"# TYPE {name} {_type_word(kind)}"]
+            lines += [f"# HELP {name} {help_ or name}", f"# TYPE {name} {_type_name(kind)}"]
             for labels, metric in sorted(self._metrics[name].items()):
                 lines += _lines(name, labels, metric)
         return "".join(line + "\n" for line in lines)
@@ -289,13 +289,13 @@ class Metrics:
     def _get(self, name: str, kind: type[M], help_: str, labels: dict[str, str]) -> M:
         known, _ = self._about.setdefault(name, (kind, help_))
         if known is not kind:
-            raise ValueError(f"{name} is a {_type_word(known)} already; give the {_type_word(kind)} another name")
+            raise ValueError(f"{name} is a {_type_name(known)} already; give the {_type_name(kind)} another name")
         merged = tuple(sorted({**dict(self._labels), **labels}.items()))
         metric = self._metrics.setdefault(name, {}).setdefault(merged, kind())
         return cast("M", metric)
 
 
-def _type_word(kind: type[Metric]) -> str:
+def _type_name(kind: type[Metric]) -> str:
     return kind.__name__.lower()
 
 

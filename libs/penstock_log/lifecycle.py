@@ -42,7 +42,7 @@ from penstock_log.spec import JobSpec, Outcome
 __all__ = ["ACTIVE", "TERMINAL", "TRANSITIONS", "Checkpoint", "Job", "JobState", "JobTable", "last_checkpoint"]
 
 
-Sharers = dict[str, list[str]]
+SharingJobs = dict[str, list[str]]
 """Node → the sharing jobs whose runs are under way there."""
 
 
@@ -58,7 +58,7 @@ class JobTable(msgspec.Struct):
     """
 
     by_id: dict[str, Job] = msgspec.field(default_factory=dict)
-    sharers: Sharers = msgspec.field(default_factory=dict)
+    sharers: SharingJobs = msgspec.field(default_factory=dict)
 
     def __getitem__(self, job_id: str) -> Job:
         return self.by_id[job_id]
@@ -114,7 +114,7 @@ def _apply_round(jobs: JobTable, event: RoundDecided) -> list[Job]:
     touched = []
     for node_id in event.lost_nodes:
         touched += [job for job in jobs if node_id in job.open_nodes and _leave_node(job, node_id, "lost", event.at_s)]
-        _leave_sharers(jobs, touched, node_id, event.at_s)
+        _leave_shared(jobs, touched, node_id, event.at_s)
     for preemption in event.preemptions:
         job = jobs.by_id.get(preemption.job_id)
         if job is not None and job.epoch == preemption.epoch and job.move("preempt"):
@@ -164,7 +164,7 @@ def leave(jobs: JobTable, job: Job, node_id: str, at_s: float) -> None:
         del jobs.sharers[node_id]
 
 
-def _leave_sharers(jobs: JobTable, left: Iterable[Job], node_id: str, at_s: float) -> None:
+def _leave_shared(jobs: JobTable, left: Iterable[Job], node_id: str, at_s: float) -> None:
     for job in left if jobs.sharers else ():  # whose sharing may have changed with the end of this run
         leave(jobs, job, node_id, at_s)
 
@@ -348,7 +348,7 @@ def _on_ended(jobs: JobTable, event: RunEnded) -> list[Job]:
     job = jobs.by_id.get(event.job_id)
     if job is None or not _end_run(job, event):
         return []
-    _leave_sharers(jobs, [job], event.node_id, event.at_s)
+    _leave_shared(jobs, [job], event.node_id, event.at_s)
     return [job]
 
 

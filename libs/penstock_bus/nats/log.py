@@ -304,8 +304,8 @@ class NatsLogClient(NatsClient, LogPort, RejectionPort, OutputPort, ShadowPort):
 
     async def _store_rejection(self, what: str, rejection: Rejection, headers: dict[str, str]) -> None:
         reason = rejection.reason[:_REASON_CHARS]
-        room = self.max_body_bytes - len(reason.encode()) - len(rejection.origin.encode())
-        body = rejection.body[:room]
+        body_bytes = self.max_body_bytes - len(reason.encode()) - len(rejection.origin.encode())
+        body = rejection.body[:body_bytes]
         headers = headers | {_REASON: reason, _ORIGIN: rejection.origin}
         ack = await self.link.store(names.rejected(what), body, headers)
         if ack.error is not None and ack.error.err_code not in WRONG_LAST_SEQUENCE:
