@@ -137,20 +137,8 @@ def _gave(run: views.TrialView) -> bool:
 
 
 def _view(group: int, trial: Trial, end: TrialFinished) -> views.TrialView:
-    return views.TrialView(
-        job_id=trial.job_id,
-        params=trial.params,
-        gpus=trial.gpus,
-        packed=trial.packed,
-        group=group,
-        state={"completed": "CD", "failed": "F", "cancelled": "CA"}[end.state],
-        value=end.value,
-        number=trial.number,
-        bracket=trial.bracket,
-        rung=trial.rung,
-        budget=trial.budget,
-        problem=end.problem,
-    )
+    state = {"completed": "CD", "failed": "F", "cancelled": "CA"}[end.state]
+    return views.TrialView.of(trial, group=group, state=state, value=end.value, problem=end.problem)
 
 
 def _distribution(dimension: Dimension) -> Any:

@@ -82,7 +82,7 @@ class Decider(Generic[S]):
     decide: Callable[[S, float], Decision]
     leads: bool = True
     ignores: frozenset[type[Event]] = frozenset()
-    reads: frozenset[type[Event]] | None = None
+    reads: Optional[frozenset[type[Event]]] = None
     extends: tuple[type[Event], ...] = ()
     _ignored: frozenset[type[Event]] = field(init=False, repr=False, compare=False)
 

@@ -232,14 +232,7 @@ class CheckpointFinder:
         return Resume(held=found, copied_from=copied_from)
 
     async def _have(self, job_id: str, wanted: Checkpoint) -> tuple[HeldCheckpoint, str]:
-        """
-        Return a checkpoint that is here or has been copied, and the node that it was copied from.
-
-        Raises
-        ------
-        CheckpointUnavailable
-            If it can be copied from no node.
-        """
+        """Return a checkpoint that is here or has been copied, and the node that it was copied from."""
         turn = self._copying.setdefault(job_id, asyncio.Lock())
         async with turn:  # two jobs may begin from the same one; and a copy clears away what others have left
             held = await asyncio.to_thread(self._folder.find, job_id, wanted)
@@ -335,12 +328,12 @@ class PendingResumes:
         self.found[key] = Resume(at="looking")
         self._looking[key] = self._tasks.create_task(self._look(key, request))
 
-    def tidy(self, unwanted: Callable[[_Key], bool], has_started: Container[_Key]) -> None:
+    def tidy(self, wanted: Callable[[_Key], bool], has_started: Container[_Key]) -> None:
         """Drop what was found for runs that have started or are no longer wanted; copies for them stop."""
-        for key in [key for key in self.found if key in has_started or unwanted(key)]:
+        for key in [key for key in self.found if key in has_started or not wanted(key)]:
             del self.found[key]
             self._looking.pop(key).cancel()
-        self._unreadable = {key for key in self._unreadable if not unwanted(key)}
+        self._unreadable = {key for key in self._unreadable if wanted(key)}
 
     def cancel(self) -> None:
         """Stop all looking."""
@@ -394,16 +387,7 @@ class _Copy:
         self._late_s += by_s
 
     async def run(self, node_id: str) -> None:
-        """
-        Copy it from one node.
-
-        Raises
-        ------
-        CheckpointUnavailable
-            If it is not there, too large, not what it should be, or takes too long.
-        BusError
-            If the node does not answer.
-        """
+        """Copy it from one node; a BusError says that the node does not answer."""
         body = b"".join([piece async for piece in self._file(node_id, "", None)])
         manifest = await asyncio.to_thread(self._check, body)
         fresh = await self._io(self._folder.begin_copy, self._job_id)

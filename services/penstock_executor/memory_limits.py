@@ -125,10 +125,6 @@ class MemoryLimits:
                 over[key] = _host_text(hosted[key], devices)
         return over
 
-    def host_text(self, key: Key, devices: int) -> str:
-        """Return why a run was ended that exceeded its part of the host."""
-        return _host_text(self.hosted[key], devices)
-
     def environment(self, key: Key, devices: Sequence[int], framework_bytes: int = 0) -> dict[str, str]:
         """Return the variables that give a process its cap on each device; empty if it has its devices alone."""
         cap_bytes = self._least(key, devices)
@@ -208,8 +204,8 @@ class MemoryLimits:
         if hosted is None:
             return ""
         if self.enforcer.name == "cgroup":
-            return self.host_text(key, devices) if self.enforcer.usage(_name(key, rank), 0).killed else ""
-        return f"{self.host_text(key, devices)}: {last_line}" if hosted.asked and WANTS_MEMORY.search(last_line) else ""
+            return _host_text(hosted, devices) if self.enforcer.usage(_name(key, rank), 0).killed else ""
+        return f"{_host_text(hosted, devices)}: {last_line}" if hosted.asked and WANTS_MEMORY.search(last_line) else ""
 
     def end(self, key: Key, rank: int) -> None:
         """End everything that a process has left in its control group, if it has one."""

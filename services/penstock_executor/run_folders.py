@@ -23,6 +23,7 @@ import msgspec
 import structlog
 
 from penstock_executor.run_state import Ending, Key, LocalRun, RunProcess, Sharing
+from penstock_log.records import compose
 
 Mark = Literal["hello", "done"]
 _log = structlog.get_logger("penstock.executor")
@@ -76,14 +77,12 @@ def create(runs: Path, run: LocalRun) -> None:
     runs.mkdir(mode=0o700, parents=True, exist_ok=True)
     for rank in run.ranks:
         (folder / str(rank)).mkdir(mode=0o700, parents=True, exist_ok=True)
-    fields = {name: getattr(run, name) for name in RunRecord.__struct_fields__} | {"ranks": tuple(run.ranks)}
-    (folder / "run.json").write_bytes(msgspec.json.encode(fields))
+    (folder / "run.json").write_bytes(msgspec.json.encode(compose(RunRecord, run, ranks=tuple(run.ranks))))
 
 
 def note_stopping(runs: Path, run: LocalRun) -> None:
     """Write down how far the run's end has come; a failure to write matters only to a restart during the end."""
-    fields = {name: getattr(run, name) for name in StopRecord.__struct_fields__}
-    _replace(path_of(runs, run.key) / "stop.json", msgspec.json.encode(fields))
+    _replace(path_of(runs, run.key) / "stop.json", msgspec.json.encode(compose(StopRecord, run)))
 
 
 def note_mark(runs: Path, run: LocalRun, rank: int, mark: Mark) -> None:
@@ -109,12 +108,12 @@ def scan(runs: Path) -> Iterator[LocalRun]:
             _log.warning("run_folder_without_a_run_removed", folder=str(folder), error=str(error))
             shutil.rmtree(folder, ignore_errors=True)
             continue
-        fields = msgspec.structs.asdict(started)
+        records: list[RunRecord | StopRecord] = [started]
         with suppress(OSError, msgspec.MsgspecError, ValueError, RecursionError):
-            fields |= msgspec.structs.asdict(_stopping.decode((folder / "stop.json").read_bytes()))
+            records.append(_stopping.decode((folder / "stop.json").read_bytes()))
         has = {rank: {path.name for path in (folder / str(rank)).glob("*")} for rank in started.ranks}
         ranks = {rank: RunProcess(greeted="hello" in names, done="done" in names) for rank, names in has.items()}
-        yield LocalRun(**fields | {"ranks": ranks})
+        yield compose(LocalRun, *records, ranks=ranks)
 
 
 def remove(runs: Path, key: Key) -> None:

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import re
 import signal
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import msgspec
 
 from penstock_executor.checkpoint_transfer import Resume
 from penstock_log import Job, JobState, Outcome, RunEnded, RunStarted
 from penstock_log.agent_protocol import EXIT_PREEMPTED, LoopReport
+from penstock_log.records import compose
 
 Ending = Literal["", "preempted", "cancelled", "gang", "time_limit", "memory", "host_memory", "hang"]
 """
@@ -253,20 +254,14 @@ NOT_FOUND: Final = 127
 """What a shell says of a program that it cannot find."""
 
 
-_STARTED_WITH: Final = tuple(name for name in LocalRun.__struct_fields__ if name in RunStarted.__struct_fields__)
-CARRIED: Final = tuple(name for name in LoopReport.__struct_fields__ if name in RunEnded.__struct_fields__)
-"""What the end of a run says as its first process has said it last."""
-
-
 def started(run: LocalRun, node_id: str) -> RunStarted:
     """Return the fact that a run has begun on a node."""
-    fields: dict[str, Any] = {name: getattr(run, name) for name in _STARTED_WITH}
-    return RunStarted(node_id=node_id, at_s=run.started_s, **fields)
+    return compose(RunStarted, run, node_id=node_id, at_s=run.started_s)
 
 
 def ended(run: LocalRun, job: Job, node_id: str, now_s: float, limit_s: float = 0.0) -> RunEnded:
     """
-    Return the fact that ends a run without living processes.
+    Return the fact that ends a run without living processes; of its loop it has what its first process reported last.
 
     Parameters
     ----------
@@ -280,23 +275,20 @@ def ended(run: LocalRun, job: Job, node_id: str, now_s: float, limit_s: float = 
     of_this_run = job.checkpoint is not None and job.checkpoint.generation == run.epoch  # on whichever of its nodes
     saved = max(first.saved_step, run.resumed_step, job.checkpoint_step if of_this_run else 0)
     wanted = bool(WANTS_MEMORY.search(rank.last_line))
-    carried: dict[str, Any] = {name: getattr(first.report, name) for name in CARRIED}
-    if outcome == "preempted":
-        carried["samples"] = first.saved_samples
-    return RunEnded(
-        job_id=run.job_id,
-        epoch=run.epoch,
+    return compose(
+        RunEnded,
+        run,
+        first.report,
         node_id=node_id,
         at_s=now_s,
         outcome=outcome,
         exit_code=NOT_FOUND if run.refused and not job.sample else 0 if rank.unflushed else rank.exit_code,
         reason=reason,
         steps=saved if outcome == "preempted" else first.report.step,
+        samples=first.saved_samples if outcome == "preempted" else first.report.samples,
         peak_memory_bytes=first.peak_bytes,
         out_of_memory=outcome == "failed" and (run.ending == "memory" or (wanted and run.ending != "host_memory")),
         killed=outcome == "failed" and rank.failed and _vanished(run, rank) and run.ending != "host_memory",
-        cap_bytes=run.cap_bytes,
-        **carried,
     )
 
 

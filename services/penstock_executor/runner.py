@@ -189,7 +189,7 @@ class Executor:
             self.shell.progress.decided(self.live.last_seq)
             self._settle_gangs()
             self.sharing.tidy(self._is_wanted)
-            self.resumes.tidy(self._is_unwanted, self.host.runs)
+            self.resumes.tidy(self._is_wanted, self.host.runs)
             observed = self._observed()
             limit_s = self.settings.sample_limit_s
             plan = machine.decide(self.live.state, self.node_id, observed, self.shell.now_s(), limit_s)
@@ -454,9 +454,6 @@ class Executor:
     def _is_wanted(self, key: Key) -> bool:
         job = self.live.state.jobs.get(key[0])
         return job is not None and job.may_run(key[1], self.node_id)
-
-    def _is_unwanted(self, key: Key) -> bool:
-        return not self._is_wanted(key)
 
     def _spawn(self, task: Coroutine[Any, Any, None]) -> None:
         try:

@@ -55,21 +55,7 @@ class ShimProcess(msgspec.Struct, frozen=True):
 def start(
     folder: Path, argv: Sequence[str], env: Mapping[str, str], cwd: str, keep: OutputLimits | None = None
 ) -> ShimProcess:
-    """
-    Start a program in its own session.
-
-    Parameters
-    ----------
-    folder : Path
-        Of this process, and of no other.
-    keep : OutputLimits, optional
-        Where its output goes; otherwise to ``folder``.
-
-    Raises
-    ------
-    OSError
-        If the host cannot start a process or write to the folders.
-    """
+    """Start a program in its own session; see :meth:`Launcher.start`."""
     keep = keep or OutputLimits(folder)
     for name in ("stdout", "stderr"):
         os.close(os.open(keep.folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600))
@@ -291,16 +277,7 @@ _TAKES_VALUE: Final = {"-W", "-X", "--check-hash-based-pycs", "-o", "-O"}
 
 
 def problem(command: Sequence[str], cwd: str, path: str) -> str:
-    """
-    Return why a command cannot start; empty where nothing is known against it.
-
-    Parameters
-    ----------
-    cwd : str
-        Absolute working directory.
-    path : str
-        The ``PATH`` that the command will have.
-    """
+    """Return why a command cannot start in a folder under a ``PATH``; empty where nothing is known against it."""
     if not os.path.isdir(cwd):
         return f"the working directory {cwd} does not exist on this node; create it or set cwd to one that does"
     if not _program(command[0], cwd, path):
