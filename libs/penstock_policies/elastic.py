@@ -247,6 +247,21 @@ def best_batch(profile: ThroughputProfile, gpus: int) -> int | None:
     return int(table(profile, range(gpus, gpus + 1))[0][0]) or None
 
 
+def scaling(profile: ThroughputProfile, k_max: int) -> Floats:
+    """
+    Return a job's scaling on 1 to ``k_max`` devices, (k_max,): one row of what :func:`allocate` takes.
+
+    Examples
+    --------
+    >>> profile = ThroughputProfile(b_min=64, b_max=256, per_gpu_cap=128, batch_step=64, t_proc_s={64: 0.25, 128: 0.5})
+    >>> scaling(profile, 4).tolist()
+    [1.0, 2.0, 3.0, 4.0]
+    """
+    found = table(profile, range(1, k_max + 1))[1]
+    known = found[~np.isnan(found)]
+    return found / known[0] if known.size else found
+
+
 def table(profile: ThroughputProfile, widths: range) -> tuple[Ints, Floats]:
     """
     Return a job's best batch on each of W widths and its throughput with it.

@@ -298,7 +298,7 @@ def _kept_back(
     beyond = [ranked for ranked in left if ranked.job_id in given.covered.borrowers]
     teams = [team for team in dict.fromkeys(ranked.job.spec.team for ranked in beyond) if _helps(given, team)]
     beyond = [ranked for ranked in beyond if ranked.job.spec.team in teams]
-    if (behind or beyond) and len(given.pool.index) * (bool(behind) + len(teams)) <= TRIED_JOBS:
+    if len(given.pool.index) * (bool(behind) + len(teams)) <= TRIED_JOBS:
         behind, beyond = _tried(given, draft, behind, beyond)
     alpha = given.context.rules.alpha
     return {
