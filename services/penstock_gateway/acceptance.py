@@ -18,7 +18,7 @@ import msgspec
 
 from penstock_cluster.nodes import Node
 from penstock_gateway import endpoints, job_fit
-from penstock_gateway.endpoints import NOT_FOUND, RequestRefused
+from penstock_gateway.endpoints import BAD, CONFLICT, NOT_FOUND, RequestRefused
 from penstock_gateway.machine import GatewayState
 from penstock_gateway.sweep_table import SweepRecord
 from penstock_log import (
@@ -54,8 +54,6 @@ from penstock_log.validation import BadInput
 from penstock_policies import search
 from penstock_scheduler.pool import pool_settings
 
-CONFLICT: Final = 409
-BAD: Final = 400
 _MOST_CHARACTERS: Final = 128
 _VOLATILE: Final = frozenset({"id"})
 _READ: Final = frozenset({"digest", "opaque"})

@@ -130,7 +130,7 @@ def _reply(view: View, most_bytes: int) -> Reply:
 T = TypeVar("T")
 BAD: Final = 400
 NOT_FOUND: Final = 404
-AMBIGUOUS: Final = 409
+CONFLICT: Final = 409
 _SHOWN: Final = 5
 
 
@@ -171,7 +171,7 @@ def one(known: Mapping[str, T], wanted: str, what: str, *, names: Iterable[tuple
         return known[begin[0]]
     if begin:
         shown = listed(begin[:_SHOWN]) + (", …" if len(begin) > _SHOWN else "")
-        raise RequestRefused(AMBIGUOUS, f"{len(begin)} {what}s begin with {wanted!r}: {shown}; write more of the id")
+        raise RequestRefused(CONFLICT, f"{len(begin)} {what}s begin with {wanted!r}: {shown}; write more of the id")
     raise RequestRefused(NOT_FOUND, f"no {what} {wanted!r}{_suggestion(known, wanted, names)}")
 
 

@@ -106,7 +106,6 @@ async def _first(bus: LogReader, seq: int, until_seq: int) -> Delivery | None:
 
 FRESH_S: Final = 1.0
 _LEAST_TIME: Final = 1e9  # as a sequence it is out of reach; as a time it is the year 2001
-_BAD: Final = 400
 _log = structlog.get_logger("penstock.gateway")
 
 
@@ -139,7 +138,7 @@ def parse(at: request_bodies.At) -> LogMoment | None:
     if number is None:
         return LogMoment(time_s=_rfc3339(str(at)))
     if number < 0:
-        raise RequestRefused(_BAD, f"at={at} is negative; expected a sequence or a time in seconds since the epoch")
+        raise RequestRefused(BAD, f"at={at} is negative; expected a sequence or a time in seconds since the epoch")
     if number < _LEAST_TIME and number.is_integer() and not isinstance(at, float):
         return LogMoment(seq=int(number))
     return LogMoment(time_s=number)
@@ -172,7 +171,7 @@ async def end_of(bus: LogReader, moment: LogMoment | None) -> int:
     if moment is None or moment.seq is None:
         return last_seq
     if moment.seq > last_seq:
-        raise RequestRefused(_BAD, f"at={moment.seq} is behind the end of the log, which is at {last_seq}")
+        raise RequestRefused(BAD, f"at={moment.seq} is behind the end of the log, which is at {last_seq}")
     return moment.seq
 
 
@@ -201,7 +200,7 @@ def _rfc3339(text: str) -> float:
         moment = datetime.fromisoformat(text)
     except ValueError as error:
         raise RequestRefused(
-            _BAD, f"at={text!r} is no moment; expected a sequence (120), seconds (1.7e9) or 2026-01-31T12:00:00Z"
+            BAD, f"at={text!r} is no moment; expected a sequence (120), seconds (1.7e9) or 2026-01-31T12:00:00Z"
         ) from error
     return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()
 
