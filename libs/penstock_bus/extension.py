@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar, cast
 
 import msgspec
 
@@ -19,7 +19,7 @@ from penstock_bus.decider import read_extended
 from penstock_bus.follower import pause, until_available
 from penstock_bus.port import Append, Delivery, Snapshot, Unavailable
 from penstock_bus.shell import Shell
-from penstock_log import Commit, Event, UnknownFact, subjects, tag_of
+from penstock_log import Commit, Event, LoggedFact, UnknownFact, subjects, tag_of
 
 S = TypeVar("S")
 Statements = Sequence[tuple[str, Event]]
@@ -149,7 +149,7 @@ class _ExtensionRun(Generic[S]):
             if any(one.commit.id == commit_id for one in there):
                 return
         actor = f"{self._shell.service}/{self._shell.replica_id}"
-        facts: Any = (fact,)
+        facts = cast("tuple[LoggedFact, ...]", (fact,))  # which is a type of its own, with a tag that no other has
         commit = Commit(id=commit_id, actor=actor, facts=facts, cause=cause)
         item = Append(subject=subject, commit=commit, expected=None)
         await until_available(lambda: bus.append(item), f"append to {subject}", self._shell.stopping)

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import nats.errors
 from nats.aio.client import Client
 
-from penstock_bus.nats.link import Link
+from penstock_bus.nats.link import ClientOptions, Link
 from penstock_bus.nats.requests import NatsRequestClient
 from penstock_bus.nats.snapshots_and_leases import NatsLeaseClient, NatsStateClient
 from penstock_bus.nats.streams import StreamLimits, ensure
@@ -93,7 +93,7 @@ async def connect(
         await link.start()
         if not as_client:
             await ensure(link, limits or StreamLimits())
-        bus = NatsBus(link, ack_wait_s=ack_wait_s, max_deliver=max_deliver, as_client=as_client)
+        bus = NatsBus(link, ClientOptions(ack_wait_s=ack_wait_s, max_deliver=max_deliver, as_client=as_client))
         try:
             yield bus
         finally:

@@ -454,11 +454,11 @@ def denied(subject: str, what: str = "publish to") -> Unauthorized:
     return Unauthorized(f"the server does not let this user {what} {subject}; log in as a user with that permission")
 
 
-class NatsClient:
+class ClientOptions(msgspec.Struct, frozen=True, kw_only=True):
     """
-    One connected client; made by :func:`penstock_bus.nats.connect`.
+    How a client is used.
 
-    Parameters
+    Attributes
     ----------
     ack_wait_s : float
         How long a worker may keep a message before another gets it.
@@ -468,11 +468,17 @@ class NatsClient:
         Whether it may read by direct gets alone.
     """
 
-    def __init__(self, link: Link, *, ack_wait_s: float, max_deliver: int, as_client: bool = False) -> None:
+    ack_wait_s: float
+    max_deliver: int
+    as_client: bool
+
+
+class NatsClient:
+    """One connected client; made by :func:`penstock_bus.nats.connect`."""
+
+    def __init__(self, link: Link, options: ClientOptions) -> None:
         self.link = link
-        self.as_client = as_client
-        self.ack_wait_s = ack_wait_s
-        self.max_deliver = max_deliver
+        self.options = options
         self.dropped = DroppedMessages()
         self._background: set[asyncio.Task[None]] = set()
 

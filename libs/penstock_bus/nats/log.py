@@ -182,7 +182,7 @@ class NatsLogClient(NatsClient, LogPort, RejectionPort, OutputPort, ShadowPort):
         return await AppendWindow(self.link, items).run()
 
     async def follow(self, after_seq: int = 0, subjects: Sequence[str] = ()) -> AsyncGenerator[Delivery, None]:
-        if self.as_client:
+        if self.options.as_client:
             async with aclosing(tail_stream(self.link, names.EVT, subjects, after_seq)) as messages:
                 async for message in messages:
                     yield self._deliver(message.seq, message.subject, message.stored_s, message.pending, message.body)
@@ -264,7 +264,7 @@ class NatsLogClient(NatsClient, LogPort, RejectionPort, OutputPort, ShadowPort):
                 yield message
 
     async def last_shadow(self, subject: str) -> Shadowed | None:
-        if self.as_client:
+        if self.options.as_client:
             return await direct_get.newest_of(self.link, names.SHADOW, subject)
         return await direct_get.from_leader(self.link, names.SHADOW, {"last_by_subj": subject})
 
@@ -276,7 +276,7 @@ class NatsLogClient(NatsClient, LogPort, RejectionPort, OutputPort, ShadowPort):
             raise BusError(f"the server does not say what time it is: {error}; expected NATS 2.10 or later") from error
 
     async def _last_seq(self, stream: str) -> int:
-        if self.as_client:
+        if self.options.as_client:
             newest = await direct_get.newest_of(self.link, stream, names.STREAM_SUBJECTS[stream])
             return newest.seq if newest is not None else 0
         return (await self.link.api(f"STREAM.INFO.{stream}", answer=_Info)).state.last_seq
@@ -291,7 +291,7 @@ class NatsLogClient(NatsClient, LogPort, RejectionPort, OutputPort, ShadowPort):
         except CodecError as error:
             message = StoredMessage(seq=seq, subject=subject, stored_s=stored_s, body=body)
             placeholder, rejection = self.dropped.drop(message, pending, error)
-            if not self.as_client:  # services read it too
+            if not self.options.as_client:  # services read it too
                 self.in_background(self._reject_once(seq, rejection))
             return placeholder
 

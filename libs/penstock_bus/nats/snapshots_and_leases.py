@@ -11,14 +11,23 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-from typing import Any, Final, Optional
+from typing import Final, Optional
 
 import msgspec
 
 from penstock_bus.clock import ticks
 from penstock_bus.logger import get_logger
 from penstock_bus.nats import direct_get
-from penstock_bus.nats.link import WRONG_LAST_SEQUENCE, Ack, ConnectionLost, Link, NatsClient, decode_ack, fault
+from penstock_bus.nats.link import (
+    WRONG_LAST_SEQUENCE,
+    Ack,
+    ClientOptions,
+    ConnectionLost,
+    Link,
+    NatsClient,
+    decode_ack,
+    fault,
+)
 from penstock_bus.nats.log import EXPECTED, MSG_ID
 from penstock_bus.nats.streams import BUCKET, KEY
 from penstock_bus.port import Lease, LeasePort, Snapshot, SnapshotPort, Timeout, Unavailable
@@ -127,8 +136,8 @@ class NatsLeaseClient(NatsClient, LeasePort):
     than a fail-over (10 s), or its holder must stop by its own clock.
     """
 
-    def __init__(self, link: Link, **options: Any) -> None:
-        super().__init__(link, **options)
+    def __init__(self, link: Link, options: ClientOptions) -> None:
+        super().__init__(link, options)
         self._looked: dict[str, tuple[int, float]] = {}
 
     async def acquire(self, name: str, owner: str, ttl_s: float) -> Lease | None:

@@ -88,8 +88,8 @@ class NatsWorkClient(NatsLogClient, WorkPort):
         try:
             while waiting:
                 work = waiting.popleft()
-                if work.deliveries > self.max_deliver:
-                    await work.reject(undeliverable(self.max_deliver))
+                if work.deliveries > self.options.max_deliver:
+                    await work.reject(undeliverable(self.options.max_deliver))
                 else:
                     yield work
         finally:
@@ -99,7 +99,7 @@ class NatsWorkClient(NatsLogClient, WorkPort):
 
     async def _hold(self, pull: ConsumerPull, waiting: deque[NatsWork]) -> None:
         while True:
-            await asyncio.sleep(self.ack_wait_s / 3)
+            await asyncio.sleep(self.options.ack_wait_s / 3)
             for work in [*waiting, *(NatsWork(self, msg) for msg in pull.come)]:
                 await work.hold()
 
@@ -111,7 +111,7 @@ class NatsWorkClient(NatsLogClient, WorkPort):
             "durable_name": queue,
             "filter_subjects": list(subjects),
             "ack_policy": "explicit",
-            "ack_wait": int(self.ack_wait_s * _S),
+            "ack_wait": int(self.options.ack_wait_s * _S),
             "max_deliver": -1,  # counted by the workers, who move the message to REJECTED
             "max_ack_pending": 1000,
         }
