@@ -243,12 +243,12 @@ def run(sim: KernelState, go_on: GoOn, *, keep: bool) -> ClusterTimeline:
         if keep:
             times.append(at_s[:points].copy())
             loads.append(load[:points].copy())
-        if not go_on(int(sim.counters[kernel_state.DONE]), len(sim.jobs.gpus)):
+        if not go_on(int(sim.counters[kernel_state.ENDED]), len(sim.jobs.gpus)):
             break
         left_s, before, moved = (
             sim.jobs.left_s,
             moved,
-            int(sim.counters[kernel_state.DONE] + sim.counters[kernel_state.COME]),
+            int(sim.counters[kernel_state.ENDED] + sim.counters[kernel_state.SUBMITTED]),
         )
         if moved == before and not np.any(left_s < least_s):
             raise Thrashing(

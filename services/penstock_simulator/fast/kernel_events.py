@@ -19,18 +19,18 @@ from penstock_simulator.fast.kernel_state import (
     BY_KEY,
     BY_OVERTAKING_KEY,
     BY_START,
-    COME,
-    DONE,
+    ENDED,
     ENTRIES,
     EVENTS,
-    NOBODY,
+    NO_JOB,
     OVER,
     RUNNING,
     RUNS_FROM,
     STARTS,
     STOPS,
-    WAITERS,
+    SUBMITTED,
     WAITING,
+    WAITING_JOBS,
     Floats,
     Ints,
     KernelState,
@@ -46,7 +46,7 @@ _LEAST = 1e-300
 
 @kernel
 def submit(sim: KernelState, job: int) -> None:
-    """Let a job come and wait."""
+    """Submit a job: it waits."""
     sim.jobs.since_s[job] = sim.jobs.submit_s[job]
     enter(sim, job, 0, sim.jobs.submit_s[job])
     wait(sim, job)
@@ -89,20 +89,20 @@ def wait(sim: KernelState, job: int) -> None:
     sim.jobs.phase[job] = WAITING
     push(sim.wait, queue * len(sim.sizes) + sim.jobs.gang[job], job)
     sim.queues.waiting[queue] += 1
-    sim.counters[WAITERS] += 1
+    sim.counters[WAITING_JOBS] += 1
     _set_alarm(sim, job)
 
 
 @kernel
-def leave_waiting(sim: KernelState, job: int) -> None:
-    """Take a job from among those that wait."""
-    _unwait(sim, job)
+def stop_waiting(sim: KernelState, job: int) -> None:
+    """Remove a job from those that wait, and its alarm."""
+    _remove_waiting(sim, job)
     _drop_alarm(sim, job)
 
 
 @kernel
 def start(sim: KernelState, job: int, after: int, now_s: float) -> None:
-    """Let a job run that was taken from among those that wait; in the list of its queue it comes after another."""
+    """Start a job that no longer waits; it follows another job in the list of its queue."""
     jobs = sim.jobs
     jobs.waited_s[job] += now_s - jobs.since_s[job]
     if math.isnan(jobs.start_s[job]):
@@ -117,15 +117,15 @@ def start(sim: KernelState, job: int, after: int, now_s: float) -> None:
 
 @kernel
 def insert(sim: KernelState, job: int, before: int) -> None:
-    """Put a running job into the list of its queue, after another or, after NOBODY, first."""
+    """Put a running job into the list of its queue, after another or, after NO_JOB, first."""
     jobs, queues, queue = sim.jobs, sim.queues, sim.jobs.queue[job]
-    after = queues.first[queue] if before == NOBODY else jobs.after[before]
+    after = queues.first[queue] if before == NO_JOB else jobs.after[before]
     jobs.before[job], jobs.after[job] = before, after
-    if before == NOBODY:
+    if before == NO_JOB:
         queues.first[queue] = job
     else:
         jobs.after[before] = job
-    if after == NOBODY:
+    if after == NO_JOB:
         queues.last[queue] = job
     else:
         jobs.before[after] = job
@@ -134,15 +134,15 @@ def insert(sim: KernelState, job: int, before: int) -> None:
 
 
 @kernel
-def take_out(sim: KernelState, job: int) -> None:
-    """Take a running job out of the list of its queue."""
+def unlink(sim: KernelState, job: int) -> None:
+    """Remove a running job from the list of its queue."""
     jobs, queues, queue = sim.jobs, sim.queues, sim.jobs.queue[job]
     before, after = jobs.before[job], jobs.after[job]
-    if before == NOBODY:
+    if before == NO_JOB:
         queues.first[queue] = after
     else:
         jobs.after[before] = after
-    if after == NOBODY:
+    if after == NO_JOB:
         queues.last[queue] = before
     else:
         jobs.before[after] = before
@@ -152,11 +152,11 @@ def take_out(sim: KernelState, job: int) -> None:
 
 @kernel
 def stop(sim: KernelState, job: int, now_s: float) -> None:
-    """Preempt a running job; it is to be given its key and to wait."""
+    """Preempt a running job; the caller gives it a key and lets it wait."""
     jobs = sim.jobs
-    take_out(sim, job)
+    unlink(sim, job)
     _drop_alarm(sim, job)
-    _pass(sim, job, now_s)
+    _account(sim, job, now_s)
     jobs.phase[job] = WAITING
     jobs.preemptions[job] += 1
 
@@ -187,25 +187,25 @@ def set_running_key(sim: KernelState, job: int) -> None:
 
 @kernel
 def end(sim: KernelState, job: int, now_s: float) -> None:
-    """Let a running job complete."""
-    take_out(sim, job)
-    _pass(sim, job, now_s)
+    """Complete a running job."""
+    unlink(sim, job)
+    _account(sim, job, now_s)
     sim.jobs.left_s[job] = 0.0
     sim.jobs.end_s[job] = now_s
     sim.jobs.phase[job] = OVER
-    sim.counters[DONE] += 1
+    sim.counters[ENDED] += 1
 
 
 @kernel
 def cross(sim: KernelState, job: int, now_s: float) -> None:
-    """Demote a running job whose alarm has rung."""
-    take_out(sim, job)
+    """Demote a running job that has crossed the limit of its queue."""
+    unlink(sim, job)
     queue, lowest = sim.jobs.queue[job] + 1, len(sim.queues.limit) - 1
     while queue < lowest and _crosses_s(sim, job, queue) <= now_s:
         queue += 1
     enter(sim, job, queue, now_s)
     last = sim.queues.last[queue]
-    while last != NOBODY and comes_first(sim, job, last, now_s):
+    while last != NO_JOB and comes_first(sim, job, last, now_s):
         last = sim.jobs.before[last]
     insert(sim, job, last)
     _set_alarm(sim, job)
@@ -213,9 +213,9 @@ def cross(sim: KernelState, job: int, now_s: float) -> None:
 
 @kernel
 def promote(sim: KernelState, job: int, now_s: float) -> None:
-    """Let a waiting job begin again in queue 0, both counters at zero; its alarm has rung."""
+    """Promote a job that has waited long enough: it begins again in queue 0, with both of its counters at zero."""
     jobs = sim.jobs
-    _unwait(sim, job)
+    _remove_waiting(sim, job)
     jobs.served_s[job] = jobs.waited_s[job] = 0.0
     jobs.since_s[job] = now_s
     jobs.promotions[job] += 1
@@ -244,8 +244,8 @@ def merit(sim: KernelState, queue: int, attained: float) -> float:
 
 @kernel
 def comes_first(sim: KernelState, waiting: int, running: int, now_s: float) -> bool:
-    """Say whether a job comes before one that runs; before NOBODY every job does."""
-    if running == NOBODY:
+    """Say whether a job comes before one that runs; every job comes before ``NO_JOB``."""
+    if running == NO_JOB:
         return True
     one, other = key_at(sim, waiting, now_s), key_at(sim, running, now_s)
     if one != other:
@@ -262,15 +262,15 @@ def completes_s(sim: KernelState, job: int) -> float:
 
 
 @kernel
-def _unwait(sim: KernelState, job: int) -> None:
+def _remove_waiting(sim: KernelState, job: int) -> None:
     queue = sim.jobs.queue[job]
     remove(sim.wait, queue * len(sim.sizes) + sim.jobs.gang[job], job)
     sim.queues.waiting[queue] -= 1
-    sim.counters[WAITERS] -= 1
+    sim.counters[WAITING_JOBS] -= 1
 
 
 @kernel
-def _pass(sim: KernelState, job: int, now_s: float) -> None:
+def _account(sim: KernelState, job: int, now_s: float) -> None:
     jobs = sim.jobs
     passed_s = now_s - jobs.since_s[job]
     jobs.left_s[job] -= passed_s
@@ -288,7 +288,7 @@ def _set_alarm(sim: KernelState, job: int) -> None:
         at_s = min(at_s, _crosses_s(sim, job, queue))
     elif queue > 0 and rules.knob < math.inf:
         left_s = max(0.0, rules.knob * jobs.served_s[job] - jobs.waited_s[job])
-        at_s = jobs.since_s[job] + _ticks(sim, left_s)
+        at_s = jobs.since_s[job] + _whole_ticks(sim, left_s)
     sim.alarm.links.key[job] = at_s
     if at_s < math.inf:
         push(sim.alarm, 0, job)
@@ -297,7 +297,7 @@ def _set_alarm(sim: KernelState, job: int) -> None:
 @kernel
 def _crosses_s(sim: KernelState, job: int, queue: int) -> float:
     left_s = sim.queues.limit[queue] / sim.jobs.weight[job] - sim.jobs.served_s[job]
-    return float(sim.jobs.since_s[job] + _ticks(sim, left_s))
+    return float(sim.jobs.since_s[job] + _whole_ticks(sim, left_s))
 
 
 @kernel
@@ -307,15 +307,15 @@ def _drop_alarm(sim: KernelState, job: int) -> None:
 
 
 @kernel
-def _ticks(sim: KernelState, in_s: float) -> float:
+def _whole_ticks(sim: KernelState, in_s: float) -> float:
     tick_s = sim.rules.tick_s
     return float(in_s if tick_s == 0.0 or in_s == math.inf else math.ceil(in_s / tick_s) * tick_s)
 
 
 @kernel
 def allocate(sim: KernelState, now_s: float) -> None:
-    """Give the devices out, as a walk from scratch in the order of all jobs would."""
-    if sim.counters[WAITERS] == 0:
+    """Allocate the devices as a walk over all jobs in order would."""
+    if sim.counters[WAITING_JOBS] == 0:
         return
     left = sim.rules.devices
     for queue in sim.queues.turn:
@@ -334,9 +334,9 @@ def _fill(sim: KernelState, queue: int, left: int, now_s: float) -> int:
     """Start jobs that wait while they fit, beside those that run."""
     while True:
         job = _next(sim, queue, sim.rules.devices if sim.rules.strict else left)
-        if job == NOBODY or sim.jobs.gpus[job] > left:
+        if job == NO_JOB or sim.jobs.gpus[job] > left:
             return left
-        leave_waiting(sim, job)
+        stop_waiting(sim, job)
         start(sim, job, sim.queues.last[queue], now_s)
         left -= sim.jobs.gpus[job]
 
@@ -345,12 +345,12 @@ def _fill(sim: KernelState, queue: int, left: int, now_s: float) -> int:
 def _next(sim: KernelState, queue: int, left: int) -> int:
     """Return the first of those that wait for at most so many devices."""
     sizes = sim.sizes
-    found = NOBODY
+    found = NO_JOB
     for size in range(len(sizes)):
         if sizes[size] > left:
             break
         job = sim.wait.root[queue * len(sizes) + size]
-        if job != NOBODY and (found == NOBODY or precedes(sim.wait.links, job, found)):
+        if job != NO_JOB and (found == NO_JOB or precedes(sim.wait.links, job, found)):
             found = job
     return found
 
@@ -364,7 +364,7 @@ def _competes(sim: KernelState, queue: int, left: int, now_s: float) -> bool:
         if sizes[size] > left:
             break
         job = sim.wait.root[queue * len(sizes) + size]
-        if job == NOBODY:
+        if job == NO_JOB:
             continue
         if sizes[size] <= beside or sim.rules.by == BY_OVERTAKING_KEY or comes_first(sim, job, last, now_s):
             return True
@@ -380,12 +380,12 @@ def _merge(sim: KernelState, queue: int, left: int, now_s: float) -> int:
     waiting = _next(sim, queue, left)
     before, kept = _untouched(sim, queue, left, now_s)
     left -= kept
-    running = sim.queues.first[queue] if before == NOBODY else jobs.after[before]
-    if waiting != NOBODY and jobs.gpus[waiting] > left:
+    running = sim.queues.first[queue] if before == NO_JOB else jobs.after[before]
+    if waiting != NO_JOB and jobs.gpus[waiting] > left:
         waiting = _next(sim, queue, left)
-    while running != NOBODY or waiting != NOBODY:
-        if waiting != NOBODY and comes_first(sim, waiting, running, now_s):
-            leave_waiting(sim, waiting)
+    while running != NO_JOB or waiting != NO_JOB:
+        if waiting != NO_JOB and comes_first(sim, waiting, running, now_s):
+            stop_waiting(sim, waiting)
             start(sim, waiting, before, now_s)
             set_running_key(sim, waiting)
             left -= jobs.gpus[waiting]
@@ -397,7 +397,7 @@ def _merge(sim: KernelState, queue: int, left: int, now_s: float) -> int:
             left -= jobs.gpus[running]
             set_running_key(sim, running)
             before = running
-            if waiting != NOBODY and jobs.gpus[waiting] > left:
+            if waiting != NO_JOB and jobs.gpus[waiting] > left:
                 waiting = _next(sim, queue, left)
         else:
             stop(sim, running, now_s)
@@ -412,9 +412,9 @@ def _merge(sim: KernelState, queue: int, left: int, now_s: float) -> int:
 
 @kernel
 def _untouched(sim: KernelState, queue: int, left: int, now_s: float) -> tuple[int, int]:
-    """Return the last running job that the walk must let run, and the devices up to it."""
+    """Return the last running job before which nothing changes, and the devices up to it."""
     waiting, last, held = _next(sim, queue, left), sim.queues.last[queue], sim.queues.held[queue]
-    while last != NOBODY and (held > left or (waiting != NOBODY and comes_first(sim, waiting, last, now_s))):
+    while last != NO_JOB and (held > left or (waiting != NO_JOB and comes_first(sim, waiting, last, now_s))):
         held -= sim.jobs.gpus[last]
         last = sim.jobs.before[last]
     return last, held
@@ -425,12 +425,12 @@ def _sort(sim: KernelState, queue: int, now_s: float) -> None:
     """Put those that run in order again, by insertion: little has changed since the last time."""
     jobs, queues = sim.jobs, sim.queues
     job = queues.first[queue]
-    while job != NOBODY:
+    while job != NO_JOB:
         after, before = jobs.after[job], jobs.before[job]
-        while before != NOBODY and comes_first(sim, job, before, now_s):
+        while before != NO_JOB and comes_first(sim, job, before, now_s):
             before = jobs.before[before]
         if before != jobs.before[job]:
-            take_out(sim, job)
+            unlink(sim, job)
             insert(sim, job, before)
         job = after
 
@@ -455,23 +455,23 @@ def advance(sim: KernelState, most: int, at_s: Floats, load: Ints) -> int:
             if sim.jobs.phase[job] == RUNNING:
                 set_running_key(sim, job)
         sim.counters[EVENTS] += 1
-        at_s[point], load[point, 0], load[point, 1] = now_s, sim.counters[BUSY], sim.counters[WAITERS]
+        at_s[point], load[point, 0], load[point, 1] = now_s, sim.counters[BUSY], sim.counters[WAITING_JOBS]
     return most
 
 
 @kernel
 def _next_s(sim: KernelState) -> float:
-    come, first = sim.counters[COME], sim.alarm.root[0]
-    submitted_s = sim.jobs.submit_s[come] if come < len(sim.jobs.submit_s) else math.inf
-    return float(min(submitted_s, sim.alarm.links.key[first]) if first != NOBODY else submitted_s)
+    coming, first = sim.counters[SUBMITTED], sim.alarm.root[0]
+    submitted_s = sim.jobs.submit_s[coming] if coming < len(sim.jobs.submit_s) else math.inf
+    return float(min(submitted_s, sim.alarm.links.key[first]) if first != NO_JOB else submitted_s)
 
 
 @kernel
 def _complete(sim: KernelState, now_s: float) -> int:
-    """Let jobs complete whose time has come; put the others whose alarms ring into ``due``, return how many."""
+    """Complete the jobs that are done; put the others whose alarms are due into ``due``, and return their number."""
     others = 0
     first = sim.alarm.root[0]
-    while first != NOBODY and sim.alarm.links.key[first] <= now_s:
+    while first != NO_JOB and sim.alarm.links.key[first] <= now_s:
         remove(sim.alarm, 0, first)
         if sim.jobs.phase[first] == RUNNING and completes_s(sim, first) <= now_s:
             end(sim, first, now_s)
@@ -493,8 +493,8 @@ def _move(sim: KernelState, due: int, now_s: float) -> None:
 
 @kernel
 def _submit(sim: KernelState, now_s: float) -> None:
-    jobs, come = sim.jobs, sim.counters[COME]
-    while come < len(jobs.submit_s) and jobs.submit_s[come] <= now_s:
-        submit(sim, come)
-        come += 1
-    sim.counters[COME] = come
+    jobs, coming = sim.jobs, sim.counters[SUBMITTED]
+    while coming < len(jobs.submit_s) and jobs.submit_s[coming] <= now_s:
+        submit(sim, coming)
+        coming += 1
+    sim.counters[SUBMITTED] = coming

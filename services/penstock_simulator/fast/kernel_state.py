@@ -4,7 +4,7 @@ The kernels' arrays: the jobs, the queues and the rules of the counting event lo
 :func:`kernel` compiles a function once for all processes that can read the same directory.
 
 A job *waits* in the heap of its queue and gang size, or *runs* in the list of its queue, both in the order of its key.
-Only the first job of a heap can be next to start, because the others need as many devices; so nobody looks at the rest.
+Only the first job of a heap can be next to start, as the others need as many devices; the rest is not looked at.
 Every running job, and with promotion every waiting one, has an alarm: the time at which something about it changes.
 
 A :class:`Heap` holds as many pairing heaps as it has roots, and any job can be taken out of it. A job is in at most one
@@ -42,7 +42,7 @@ def kernel(function: Kernel) -> Kernel:
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-NOBODY: Final = -1
+NO_JOB: Final = -1
 
 Columns = TypeVar("Columns", bound=tuple[npt.NDArray[np.generic], ...])
 
@@ -51,7 +51,7 @@ class Heap(NamedTuple):
     """The links and keys of J jobs, and the heaps that they are in."""
 
     links: HeapLinks
-    root: Ints  # (H,) first of each heap, NOBODY where it is empty
+    root: Ints  # (H,) first of each heap, NO_JOB where it is empty
 
 
 class HeapLinks(NamedTuple):
@@ -66,7 +66,7 @@ class HeapLinks(NamedTuple):
 
 def new_heap(heaps: int, jobs: int) -> Heap:
     """Return empty heaps for a number of jobs."""
-    return Heap(table(HeapLinks, jobs), np.full(heaps, NOBODY, dtype=np.int64))
+    return Heap(table(HeapLinks, jobs), np.full(heaps, NO_JOB, dtype=np.int64))
 
 
 def table(columns: type[Columns], rows: int) -> Columns:
@@ -94,7 +94,7 @@ def precedes(links: HeapLinks, one: int, other: int) -> bool:
 def push(heap: Heap, which: int, job: int) -> None:
     """Put a job into a heap."""
     links = heap.links
-    links.child[job] = links.after[job] = links.before[job] = NOBODY
+    links.child[job] = links.after[job] = links.before[job] = NO_JOB
     heap.root[which] = _meld(links, heap.root[which], job)
 
 
@@ -111,51 +111,51 @@ def remove(heap: Heap, which: int, job: int) -> None:
         links.child[before] = after
     else:
         links.after[before] = after
-    if after != NOBODY:
+    if after != NO_JOB:
         links.before[after] = before
     heap.root[which] = _meld(links, heap.root[which], rest)
 
 
 @kernel
 def _meld(links: HeapLinks, one: int, other: int) -> int:
-    if one == NOBODY:
+    if one == NO_JOB:
         return other
-    if other == NOBODY:
+    if other == NO_JOB:
         return one
     if precedes(links, other, one):
         one, other = other, one
     first = links.child[one]
     links.after[other], links.before[other] = first, one
-    if first != NOBODY:
+    if first != NO_JOB:
         links.before[first] = other
     links.child[one] = other
-    links.after[one] = links.before[one] = NOBODY
+    links.after[one] = links.before[one] = NO_JOB
     return one
 
 
 @kernel
 def _pair(links: HeapLinks, first: int) -> int:
     """Meld siblings two by two, and then the pairs from the last to the first; return the first of them all."""
-    pairs = NOBODY
-    while first != NOBODY:
+    pairs = NO_JOB
+    while first != NO_JOB:
         second = links.after[first]
-        rest = NOBODY
-        if second != NOBODY:
+        rest = NO_JOB
+        if second != NO_JOB:
             rest = links.after[second]
-            links.after[second] = NOBODY
-        links.after[first] = NOBODY
+            links.after[second] = NO_JOB
+        links.after[first] = NO_JOB
         pair = _meld(links, first, second)
         links.after[pair] = pairs
         pairs = pair
         first = rest
-    found = NOBODY
-    while pairs != NOBODY:
+    found = NO_JOB
+    while pairs != NO_JOB:
         rest = links.after[pairs]
-        links.after[pairs] = NOBODY
+        links.after[pairs] = NO_JOB
         found = _meld(links, found, pairs)
         pairs = rest
-    if found != NOBODY:
-        links.before[found] = NOBODY
+    if found != NO_JOB:
+        links.before[found] = NO_JOB
     return found
 
 
@@ -251,9 +251,9 @@ class KernelState(NamedTuple):
     stopped: Ints  # (J,) and for those that are preempted
 
 
-COME: Final = 0
+SUBMITTED: Final = 0
 """Jobs that were submitted."""
-DONE: Final = 1
+ENDED: Final = 1
 EVENTS: Final = 2
 STARTS: Final = 3
 """Keys given to jobs that started, and below to those that were preempted and that entered a queue."""
@@ -261,7 +261,7 @@ STOPS: Final = 4
 ENTRIES: Final = 5
 BUSY: Final = 6
 """Devices in use, and below jobs that wait."""
-WAITERS: Final = 7
+WAITING_JOBS: Final = 7
 COUNTERS: Final = 8
 
 
@@ -278,7 +278,7 @@ def new_queues(limits: Floats, turn: Ints) -> QueueColumns:
     """Return empty queues."""
     queues = table(QueueColumns, len(turn))
     queues.limit[:-1], queues.limit[-1], queues.turn[:] = limits, math.inf, turn
-    queues.first[:] = queues.last[:] = NOBODY
+    queues.first[:] = queues.last[:] = NO_JOB
     return queues
 
 

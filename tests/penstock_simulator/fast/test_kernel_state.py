@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock_simulator.fast.kernel_state import NOBODY, new_heap, push, remove
+from penstock_simulator.fast.kernel_state import NO_JOB, new_heap, push, remove
 
 JOBS = 24
 acts = st.lists(st.tuples(st.integers(0, JOBS - 1), st.integers(0, 3), st.integers(0, 2)), max_size=80)
@@ -23,10 +23,10 @@ def test_the_first_is_the_least_whoever_is_put_in_or_taken_out_anywhere(acts):
             heap.links.key[job], heap.links.tie[job] = key, tie
             push(heap, 1, job)
             inside[job] = (key, tie, job)
-        assert heap.root[0] == NOBODY
-        assert heap.root[1] == (min(inside, key=inside.__getitem__) if inside else NOBODY)
+        assert heap.root[0] == NO_JOB
+        assert heap.root[1] == (min(inside, key=inside.__getitem__) if inside else NO_JOB)
     drained = []
-    while heap.root[1] != NOBODY:
+    while heap.root[1] != NO_JOB:
         drained.append(int(heap.root[1]))
         remove(heap, 1, int(heap.root[1]))
     assert drained == sorted(inside, key=inside.__getitem__)
