@@ -67,7 +67,7 @@ class LaneToken:
             page.used,
             page.quantum,
         )  # from here on they are the broker's, whatever a member writes
-        self._spoilt = False
+        self._corrupted = False
         self._slots = SlotTable(page)
         self._top = page.token()
         self._successor: int | None = None
@@ -116,7 +116,7 @@ class LaneToken:
         if number is not None:
             self._words[self.page.first_word(number) + LETTER] = letter
 
-    def hear_anew(self, who: LaneClientId) -> list[TokenEvent]:
+    def repeat_request(self, who: LaneClientId) -> list[TokenEvent]:
         """Report the request of a member that comes back before it had gone as a new one."""
         number = self._slots.number(who)
         if number is not None:
@@ -155,14 +155,14 @@ class LaneToken:
         if slot_of(self._top) == number:
             events += self._give(regenerated(self._top, NOBODY))
         self._slots.leave(number, turn_of(self._top))
-        return [*events, *self._serve()]
+        return [*events, *self._give_if_asked()]
 
     def name_next(self, who: LaneClientId | None, least_ns: int = 0) -> list[TokenEvent]:
         """Name who is next, once it asks. If nobody has the token, it has it at once; one that is gone is nobody."""
         number = None if who is None else self._slots.number(who)
         events = self.look(0)
         self.page.mend()
-        if self._spoilt:
+        if self._corrupted:
             return events
         if self._recalled and slot_of(self._top) != NOBODY:  # its holder may have seen it, and given up this turn
             return events
@@ -174,10 +174,10 @@ class LaneToken:
         holder = slot_of(self._top)
         if holder != NOBODY:
             self._words[self.page.first_word(holder) + LEAST_NS] = least_ns
-            self._tell(holder, NOBODY if self._successor is None else self._successor)
+            self._write_named(holder, NOBODY if self._successor is None else self._successor)
             if changed and successor is not None and self._wants_to_know(successor):
                 self.page.notify(successor)
-        return [*events, *self._serve()]
+        return [*events, *self._give_if_asked()]
 
     def recall(self) -> list[TokenEvent]:
         """
@@ -193,19 +193,19 @@ class LaneToken:
         holder = slot_of(self._top)
         if holder != NOBODY:
             self._successor, self._recalled = None, True
-            self._tell(holder, RECALL)
+            self._write_named(holder, RECALL)
             self._fenced = fence()
             if self._state(holder) == DRAINING:
                 self.page.hasten(holder)
-            events += [*self._collect(), *self._asks()]
+            events += [*self._take_recalled(), *self._new_requests()]
         return events
 
     def revoke(self) -> list[TokenEvent]:
         """Take the token from its holder, wherever it is: one that is stopped, or is about to be killed."""
         events = self.look(0)
         if slot_of(self._top) != NOBODY:
-            self._tell(slot_of(self._top), RECALL)
-            events += [*self._give(regenerated(self._top, NOBODY)), *self._asks()]
+            self._write_named(slot_of(self._top), RECALL)
+            events += [*self._give(regenerated(self._top, NOBODY)), *self._new_requests()]
         return events
 
     def look(self, now_ns: int) -> list[TokenEvent]:
@@ -220,11 +220,11 @@ class LaneToken:
         events = self._follow()
         if self._recalled:
             self._fenced = self._fenced or now_ns > 0
-            events += self._collect()
-        events += self._asks()  # whoever lost the token just now may wait for it already, and calls no second time
+            events += self._take_recalled()
+        events += self._new_requests()  # who lost the token just now may wait for it already, and calls no second time
         if now_ns and self.contended:
-            events += self._press(now_ns)
-        return [*events, *self._serve()]
+            events += self._check_holder(now_ns)
+        return [*events, *self._give_if_asked()]
 
     def view(self) -> LaneTokenView:
         """Return what it looks like now."""
@@ -253,10 +253,10 @@ class LaneToken:
     def _follow(self) -> list[TokenEvent]:
         """Tell how the token has come to where it is: one successor is named, so it made two steps at most."""
         top = self.page.token()
-        if top == self._top or self._spoilt:
+        if top == self._top or self._corrupted:
             return []
         if not follows(self._top, top, self.page.used):
-            return self._spoil(top)
+            return self._mark_corrupted(top)
         way = [slot_of(self._top), slot_of(top)]
         if turn_of(top) - turn_of(self._top) == 2 and self._successor is not None:
             way.insert(1, self._successor)
@@ -267,21 +267,21 @@ class LaneToken:
             events += self._give(following(top, NOBODY))
         return events
 
-    def _spoil(self, top: int) -> list[TokenEvent]:
+    def _mark_corrupted(self, top: int) -> list[TokenEvent]:
         """Somebody has written what no turn can have left there: the token is nobody's, and never will be again."""
         words, holder = self.page.row_words()[1:], self._slots.who(slot_of(self._top))
         by = next((self._slots.who(number) for number, word in enumerate(words) if word == top), None)
         for number, _ in self._slots:
             self._words[self.page.first_word(number) + NAMED] = _NEVER
-        self._spoilt, self._successor, self._recalled = True, None, False
+        self._corrupted, self._successor, self._recalled = True, None, False
         self._top = self._top | NOBODY
         events: list[TokenEvent] = [] if holder is None else [TokenPassed(self.name, holder, None)]
         return [*events, PageCorrupted(self.name, by)]
 
-    def _asks(self) -> list[TokenEvent]:
+    def _new_requests(self) -> list[TokenEvent]:
         """Tell of those who wait, each once."""
         events: list[TokenEvent] = []
-        if self._spoilt:
+        if self._corrupted:
             return events
         for number, client in self._slots:
             if not client.asks and number != slot_of(self._top) and self._state(number) == ASKING:
@@ -304,20 +304,20 @@ class LaneToken:
             self.page.wake(taker, word)
         return [self._passed(giver, taker)]
 
-    def _serve(self) -> list[TokenEvent]:
+    def _give_if_asked(self) -> list[TokenEvent]:
         """Give a token that nobody has to whoever is named, if it asks."""
         if self._successor is None or slot_of(self._top) != NOBODY or self._state(self._successor) != ASKING:
             return []
         return self._give(following(self._top, self._successor))
 
-    def _collect(self) -> list[TokenEvent]:
+    def _take_recalled(self) -> list[TokenEvent]:
         """Take a recalled token from a holder that is not busy."""
         holder = slot_of(self._top)
         if not self._fenced or holder == NOBODY or self._state(holder) in (BUSY, DRAINING):
             return []
         return self._give(following(self._top, NOBODY))
 
-    def _press(self, now_ns: int) -> list[TokenEvent]:
+    def _check_holder(self, now_ns: int) -> list[TokenEvent]:
         """Somebody waits for the holder: take the token from one that does not use it."""
         verdict = self._watch.look(self._top, now_ns)
         match verdict:
@@ -332,7 +332,7 @@ class LaneToken:
             case _:
                 assert_never(verdict)
 
-    def _tell(self, holder: int, to: int) -> None:
+    def _write_named(self, holder: int, to: int) -> None:
         self._words[self.page.first_word(holder) + NAMED] = named_word(turn_of(self._top), to)
         self._slots.named(to)
 

@@ -115,7 +115,7 @@ class TokenBroker:
     def open(self, lane: str, slots: int = MOST_SLOTS) -> None:
         """Open a lane, if there is none of this name."""
         if lane not in self.lanes:
-            self._have(open_lane(lane, slots))
+            self._add_lane(open_lane(lane, slots))
 
     def close_lane(self, lane: str) -> None:
         """
@@ -129,7 +129,7 @@ class TokenBroker:
         closed = self._lane(lane)
         if closed.view().members:
             raise ValueError(f"lane {lane} has members; give them slots elsewhere before it is closed")
-        self._drop(closed)
+        self._drop_lane(closed)
 
     def assign_slots(self, who: LaneClientId, lanes: list[str]) -> None:
         """
@@ -155,7 +155,7 @@ class TokenBroker:
         if client.number and wanted == client.lanes:
             return
         for lane in wanted:
-            self._add(lane.look(0))  # before its head is written anew
+            self._add_events(lane.look(0))  # before its head is written anew
         try:
             numbers = [lane.slot_for(who, client.pid) for lane in wanted]
         except NoFreeSlot as error:
@@ -166,20 +166,20 @@ class TokenBroker:
             lane.announce(who, client.number)
         places = tuple(SlotPlace(lane.name, number) for lane, number in zip(wanted, numbers, strict=True))
         fds = tuple(fd for lane in wanted for fd in (lane.page.fd, lane.call_fd))
-        if not self._listener.tell(client, SlotsAssigned(client.number, places), fds):
-            self._part(client)  # it comes back
+        if not self._listener.send_message(client, SlotsAssigned(client.number, places), fds):
+            self._disconnect(client)  # it comes back
             return
         for lane in before:
-            self._add(lane.call(who, stays=lane in wanted))
+            self._add_events(lane.call(who, stays=lane in wanted))
         for lane in wanted:
             if lane not in before:
-                self._add(lane.hear_anew(who))
+                self._add_events(lane.repeat_request(who))
 
     def refuse(self, who: LaneClientId, reason: str) -> None:
         """Hang up on a process, and say why; one that had slots loses them."""
         client = self._client(who)
-        self._listener.tell(client, JoinRefused(reason))
-        self._part(client)
+        self._listener.send_message(client, JoinRefused(reason))
+        self._disconnect(client)
 
     def name_next(self, lane: str, who: LaneClientId | None, least_ns: int = 0) -> None:
         """
@@ -200,7 +200,7 @@ class TokenBroker:
         ValueError
             If the lane is not open.
         """
-        self._add(self._lane(lane).name_next(who, least_ns))
+        self._add_events(self._lane(lane).name_next(who, least_ns))
 
     def recall(self, lane: str) -> None:
         """
@@ -208,7 +208,7 @@ class TokenBroker:
 
         It stands until the token has come back, of which a ``TokenPassed`` tells.
         """
-        self._add(self._lane(lane).recall())
+        self._add_events(self._lane(lane).recall())
 
     def revoke(self, lane: str) -> None:
         """
@@ -217,7 +217,7 @@ class TokenBroker:
         Only for one whose process is stopped, which this broker sees by itself, or is killed: any other would go on
         with its iteration beside the next holder, and find out at its end.
         """
-        self._add(self._lane(lane).revoke())
+        self._add_events(self._lane(lane).revoke())
 
     def set_quantum(self, lane: str, iterations: int, held_ns: int = 0) -> None:
         """Let turns be over after so many iterations, or so many nanoseconds (0: no matter), whichever is first."""
@@ -246,32 +246,32 @@ class TokenBroker:
         else:
             heard = self._listener.handle_readable(fd)
             if heard is not None:
-                self._hear(*heard)
+                self._handle_message(*heard)
 
-    def _hear(self, client: BrokerConnection, message: Message | None, descriptors: list[int]) -> None:
+    def _handle_message(self, client: BrokerConnection, message: Message | None, descriptors: list[int]) -> None:
         match message:
             case None:
-                self._part(client)
-            case JoinLane() if self._greet(client, message):
+                self._disconnect(client)
+            case JoinLane() if self._admit(client, message):
                 self._take_back(client, message, descriptors)
             case SlotsTaken(number) if client.who is not None and number == client.number:
                 for lane in self.lanes.values():
                     if lane not in client.lanes:
-                        self._add(lane.leave(client.who))
+                        self._add_events(lane.leave(client.who))
             case _:
                 pass
         for descriptor in descriptors:
             os.close(descriptor)
 
-    def _greet(self, client: BrokerConnection, join: JoinLane) -> bool:
+    def _admit(self, client: BrokerConnection, join: JoinLane) -> bool:
         problem = ""
         if join.version != VERSION:
             problem = f"it speaks version {join.version} of the lane protocol; this is {VERSION}"
         elif client.who is not None or join.who in self._clients:
             problem = f"{join.who} has joined already"
         if problem:
-            self._listener.tell(client, JoinRefused(problem))
-            self._part(client)
+            self._listener.send_message(client, JoinRefused(problem))
+            self._disconnect(client)
             return False
         client.who = join.who
         self._clients[join.who] = client
@@ -284,7 +284,7 @@ class TokenBroker:
             try:
                 lane = self.lanes.get(place.lane)
                 if lane is None or lane.is_untouched:
-                    lane = self._find(place.lane, page, call_fd)
+                    lane = self._recover_lane(place.lane, page, call_fd)
                 if os.path.sameopenfile(lane.page.fd, page):
                     self._events += lane.take_back(join.who, client.pid, place.slot)
                     client.lanes.append(lane)
@@ -292,7 +292,7 @@ class TokenBroker:
                 words = str(error)  # whoever keeps the record would keep the page with the error itself
                 _log.warning("lane_not_found_again lane=%s pid=%s error=%s", place.lane, client.pid, words)
 
-    def _find(self, name: str, page: int, call_fd: int) -> LaneToken:
+    def _recover_lane(self, name: str, page: int, call_fd: int) -> LaneToken:
         found = SharedPage(os.dup(page))
         try:
             if not found.is_sealed:
@@ -306,9 +306,9 @@ class TokenBroker:
         except BaseException:
             found.close()
             raise
-        return self._have(lane)
+        return self._add_lane(lane)
 
-    def _have(self, lane: LaneToken) -> LaneToken:
+    def _add_lane(self, lane: LaneToken) -> LaneToken:
         """Keep a lane, in place of one of the same name."""
         try:
             self._epoll.register(lane.call_fd, select.EPOLLIN)
@@ -316,28 +316,28 @@ class TokenBroker:
             lane.close()
             raise
         if lane.name in self.lanes:
-            self._drop(self.lanes[lane.name])
+            self._drop_lane(self.lanes[lane.name])
         self.lanes[lane.name] = self._by_call_fd[lane.call_fd] = lane
         return lane
 
-    def _drop(self, lane: LaneToken) -> None:
+    def _drop_lane(self, lane: LaneToken) -> None:
         del self.lanes[lane.name], self._by_call_fd[lane.call_fd]
         self._epoll.unregister(lane.call_fd)
         lane.close()
 
     # --- what goes out
-    def _part(self, client: BrokerConnection) -> None:
+    def _disconnect(self, client: BrokerConnection) -> None:
         """A process is gone, or is to go."""
         self._listener.hang_up(client)
         if client.who is None:
             return
         self._clients.pop(client.who, None)
         for lane in self.lanes.values():
-            self._add(lane.leave(client.who))
-        self._add([ClientGone(client.who)])
+            self._add_events(lane.leave(client.who))
+        self._add_events([ClientGone(client.who)])
         client.who = None
 
-    def _add(self, events: list[TokenEvent]) -> None:
+    def _add_events(self, events: list[TokenEvent]) -> None:
         """Keep events for the next poll, and have it called."""
         if events:
             self._events += events
@@ -431,12 +431,12 @@ class BrokerListener:
         """
         client = self._clients.get(fd)
         if client is not None:
-            return self._hear(client, fd)
+            return self._receive(client, fd)
         if fd == self._listener.fileno():
             self._accept()
         return None  # else it went in this very poll
 
-    def tell(self, client: BrokerConnection, message: Message, descriptors: tuple[int, ...] = ()) -> bool:
+    def send_message(self, client: BrokerConnection, message: Message, descriptors: tuple[int, ...] = ()) -> bool:
         """Send a packet; return False if it is not heard. That somebody is gone is heard of by itself."""
         try:
             send(client.connection, message, descriptors)
@@ -482,7 +482,7 @@ class BrokerListener:
             self._clients[fd] = client
             self._epoll.register(fd, select.EPOLLIN)
 
-    def _hear(self, client: BrokerConnection, fd: int) -> tuple[BrokerConnection, Message | None, list[int]] | None:
+    def _receive(self, client: BrokerConnection, fd: int) -> tuple[BrokerConnection, Message | None, list[int]] | None:
         """Receive a packet. Two descriptors tell of a process's death: a child may have kept the socket."""
         try:
             received = None if fd == client.pidfd else receive(client.connection)

@@ -111,7 +111,7 @@ class LaneCoordinator:
         touched = set(self._later)
         while True:
             for one in self.broker.poll():
-                self._hear(one)
+                self._handle_event(one)
             commands = self.lanes.take()
             touched |= commands.touched
             self._prepare(commands)
@@ -162,11 +162,11 @@ class LaneCoordinator:
         if commands.woken:
             self._wake()
 
-    def _hear(self, one: TokenEvent) -> None:
+    def _handle_event(self, one: TokenEvent) -> None:
         now_s = self._clock()
         match one:
             case JoinRequested(who, pid):
-                self._greet(who, pid, now_s)
+                self._admit(who, pid, now_s)
             case TurnRequested(lane, who):
                 if self._place(lane) is not None:
                     run = self.lanes.state.shared_run(who)
@@ -193,7 +193,7 @@ class LaneCoordinator:
         self.broker.open(self._lane(place))
         self.await_return([who for who in self.lanes.renew(place, by, self._clock()) if who in self._present])
 
-    def _greet(self, who: LaneClientId, pid: int, now_s: float) -> None:
+    def _admit(self, who: LaneClientId, pid: int, now_s: float) -> None:
         if not self._is_of(who, pid):
             _log.warning("lane_seat_refused", job_id=who.job_id, epoch=who.epoch, rank=who.rank, pid=pid)
             self._refuse(who, "it is no process of that run")

@@ -50,7 +50,7 @@ from penstock_log import Device, MemoryNeed, RunMeasured
 from penstock_sharing.lanes import LaneRules, MemoryReading, differs
 from penstock_sharing.token.protocol import LaneClientId
 
-FORGIVEN: Final = 3
+MOST_CORRUPTIONS: Final = 3
 """How often a lane's page may be spoilt before whoever does it is not asked any more, but ended."""
 
 
@@ -73,7 +73,7 @@ class NodeLanes:
     state : SharingState
     tokens : TokenTracker
     needs : NodeNeeds
-    spoilt : Counter of NodeLane
+    corruptions : Counter of NodeLane
         Lane → how often a process has written on its page what it must not.
     """
 
@@ -84,7 +84,7 @@ class NodeLanes:
         self._least_turn_s = least_turn_s
         self.tokens = TokenTracker(self.state)
         self.needs = NodeNeeds(self.state)
-        self.spoilt: Counter[NodeLane] = Counter()
+        self.corruptions: Counter[NodeLane] = Counter()
 
     # --- runs
     @property
@@ -212,8 +212,8 @@ class NodeLanes:
             The members of the lane: they may be in an iteration, and others wait for them.
         """
         state = self._at(now_s)
-        self.spoilt[place] += 1
-        often = self.spoilt[place] > FORGIVEN
+        self.corruptions[place] += 1
+        often = self.corruptions[place] > MOST_CORRUPTIONS
         shared_runs = [run for run in state.shared_runs.values() if run.slot_lanes.get(place.device) == place.lane]
         for run in shared_runs:
             if state.shared_run(by) is run or (by is None and often):
@@ -272,7 +272,7 @@ class NodeLanes:
         """Return the commands, once; a command to a gang on one device counts for all of its devices."""
         commands, self.state.commands = self.state.commands, SharingCommands()
         for place in commands.closed:
-            self.spoilt.pop(place, None)
+            self.corruptions.pop(place, None)
         holders = [holder for place in commands.touched if (holder := self.state.holder(place)) is not None]
         commands.touched.update(place for holder in holders for place in holder.places)
         return commands

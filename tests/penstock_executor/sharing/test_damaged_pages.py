@@ -10,7 +10,7 @@ from sharing_node import Stage, stage
 
 from penstock_executor.sharing.lane_coordinator import TurnClock, TurnLimits
 from penstock_executor.sharing.lane_telemetry import ParallelGain, TurnShares
-from penstock_executor.sharing.node_lanes import FORGIVEN
+from penstock_executor.sharing.node_lanes import MOST_CORRUPTIONS
 from penstock_log import RunWarned
 from penstock_sharing.token import LaneClientId
 from penstock_sharing.token.shared_page import NOBODY, BadSharedPage, Token, following
@@ -112,12 +112,12 @@ def test_whoever_is_made_to_believe_in_a_token_behind_the_last_slot_is_helped_ou
         before = played.done()
         played.play_on()
         assert all(played.done()[job] > before[job] + 3 for job in before), played.story()
-        assert sum(played.coordinator.lanes.spoilt.values()) == 1
+        assert sum(played.coordinator.lanes.corruptions.values()) == 1
 
 
 def test_who_does_it_again_and_again_is_ended() -> None:
     with stage(RUNS) as played:
-        for _ in range(FORGIVEN + 1):
+        for _ in range(MOST_CORRUPTIONS + 1):
             assert played.ended == []
             played.play_on(1)
             words, mine = row_word(played)
@@ -145,4 +145,4 @@ def test_a_token_that_a_turn_can_have_brought_there_is_believed() -> None:
         words, mine = row_word(played)
         words[mine] = following(max(words[8:12].tolist()), NOBODY)
         played.turn()
-        assert not played.coordinator.lanes.spoilt
+        assert not played.coordinator.lanes.corruptions
