@@ -279,3 +279,22 @@ class OutputGrown(msgspec.Struct, frozen=True, kw_only=True):
 
     channel: OutputChannel
     size: int
+
+
+class RunProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    Telemetry, as JSON: what the first process of a run last reported, in the fields of its loop's report.
+
+    ``epoch`` is 0 if an old executor left it out.
+    """
+
+    job_id: str = ""
+    epoch: int = 0
+    step: int = 0
+    metrics: dict[str, float] = {}
+    loop_s: float = 0.0
+    loop_steps: int = 0
+    batch_size: int = 0
+    samples: int = 0
+    iteration_s: float = 0.0
+    error_s: float = 0.0

@@ -21,7 +21,8 @@ from penstock_executor.process_host import Place, ProcessHost
 from penstock_executor.run_state import Key, LocalRun
 from penstock_executor.settings import ExecutorSettings
 from penstock_log import subjects
-from penstock_log.request_bodies import STREAMS, OutputChannel, OutputGrown
+from penstock_log.records import compose
+from penstock_log.request_bodies import STREAMS, OutputChannel, OutputGrown, RunProgress
 
 OUTPUT_S: Final = 0.05
 TURN_PIECES: Final = 16
@@ -30,8 +31,6 @@ GROWN_S: Final = 0.5
 FULL_S: Final = 1.0
 """How often it is looked whether the disk has refused output."""
 PROGRESS_S: Final = 0.5
-PROGRESS_FIELDS: Final = ("step", "metrics", "loop_s", "loop_steps", "batch_size", "samples", "iteration_s", "error_s")
-"""The fields of a run's progress that are published, as its first process reports them."""
 
 
 class StopBarrierMessage(msgspec.Struct, frozen=True, kw_only=True):
@@ -190,11 +189,11 @@ class RunTelemetry:
     async def _publish_progress(self) -> None:
         now_s = self._shell.now_s()
         for key in [key for key in self._host.unpublished if now_s - self._published_s.get(key, 0.0) >= PROGRESS_S]:
-            rank = self._host.runs[key].ranks[0]
-            body = {name: getattr(rank.report, name) for name in PROGRESS_FIELDS} | {"job_id": key[0], "epoch": key[1]}
+            run = self._host.runs[key]
+            progress = compose(RunProgress, run, run.ranks[0].report)
             self._host.unpublished.discard(key)
             self._published_s[key] = now_s
-            await self.publish(subjects.progress(key[0]), body)
+            await self.publish(subjects.progress(key[0]), progress)
         for key in self._published_s.keys() - self._host.runs.keys():
             del self._published_s[key]
 

@@ -19,12 +19,12 @@ from msgspec.structs import replace
 from penstock_cluster.nodes import Node, taken_devices
 from penstock_gateway import job_fit
 from penstock_gateway.job_history import device_names
-from penstock_gateway.job_sizes import RunReport
 from penstock_gateway.machine import GatewayState
 from penstock_gateway.sweep_table import SweepRecord, TrialRow
 from penstock_gateway.why import WaitExplainer
 from penstock_log import ACTIVE, TERMINAL, Job, Trial, request_bodies, workload
 from penstock_log.records import compose
+from penstock_log.request_bodies import RunProgress
 from penstock_log.views import (
     GoodputView,
     JobDetail,
@@ -58,7 +58,7 @@ class ReadModel:
 
     Attributes
     ----------
-    reports : mapping of str to RunReport
+    reports : mapping of str to RunProgress
         Job id → what its run last reported.
     heartbeats : mapping of str to float
         Node id → time of its last heartbeat.
@@ -69,14 +69,14 @@ class ReadModel:
     state: GatewayState
     now_s: float
     seq: int
-    reports: Mapping[str, RunReport] = field(default_factory=dict)
+    reports: Mapping[str, RunProgress] = field(default_factory=dict)
     heartbeats: Mapping[str, float] = field(default_factory=dict)
     settings: MatcherSettings = field(default_factory=MatcherSettings)
 
-    def report_of(self, job: Job) -> RunReport:
+    def report_of(self, job: Job) -> RunProgress:
         """Return what a job's present run has reported; reports of an earlier run do not count."""
-        report = self.reports.get(job.id, RunReport())
-        return report if job.state in ACTIVE and report.epoch in (0, job.epoch) else RunReport()
+        report = self.reports.get(job.id, RunProgress())
+        return report if job.state in ACTIVE and report.epoch in (0, job.epoch) else RunProgress()
 
     @cached_property
     def why(self) -> WaitExplainer:

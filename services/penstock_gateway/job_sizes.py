@@ -14,22 +14,12 @@ import msgspec
 
 from penstock_log import Demand, Event, Job, JobSpec, RunEnded, RunRewound, RunStarted, ScaleDecided
 from penstock_log.job_state import Size
+from penstock_log.request_bodies import RunProgress
 from penstock_log.text import count
 from penstock_log.views import ResizeView, SizedRunView, SizingView
 
 MOST_RUNS: Final = 100
 MOST_RESIZES: Final = 20
-
-
-class RunReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a running job last reported outside of the log; ``epoch`` is 0 if an old executor left it out."""
-
-    epoch: int = 0
-    step: int = 0
-    metrics: dict[str, float] = {}
-    loop_s: float = 0.0
-    batch_size: int = 0
-    samples: int = 0
 
 
 class RunSizeRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -119,7 +109,7 @@ class JobSizes(msgspec.Struct, kw_only=True, omit_defaults=True):
         after = job.size if job.demand is None else Size(demand.gpus, demand.batch_size or job.spec.batch_size)
         self._resize(ResizeView.of(event, demand, before=self.size, after=after, takes=takes))
 
-    def view(self, job: Job, report: RunReport, now_s: float) -> SizingView:
+    def view(self, job: Job, report: RunProgress, now_s: float) -> SizingView:
         """Return the sizes as people see them, with what the job's run reported outside of the log."""
         spec, runs = job.spec, [_run(run, report, now_s) for run in self.runs]
         batch = spec.batch
@@ -235,7 +225,7 @@ def size_text(spec: JobSpec) -> str:
     return devices + batch + (f" (of {spec.batch.min} to {spec.batch.max})" if spec.batch is not None else "")
 
 
-def _run(run: RunSizeRecord, report: RunReport, now_s: float) -> SizedRunView:
+def _run(run: RunSizeRecord, report: RunProgress, now_s: float) -> SizedRunView:
     if run.end_s is None and report.step > run.begun_steps:
         run = msgspec.structs.replace(run)
         run.note_progress(report.step - run.begun_steps, report.loop_s, report.batch_size, report.samples)

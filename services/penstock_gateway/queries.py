@@ -20,9 +20,9 @@ from penstock_bus.health import GONE_AFTER_S, VERSION, Vitals, parse_vitals
 from penstock_gateway import acceptance, answers, dry_run, log_reader, story
 from penstock_gateway.answers import ReadModel
 from penstock_gateway.endpoints import Answering, ask, endpoint, job_asked
-from penstock_gateway.job_sizes import RunReport
 from penstock_gateway.machine import GatewayState
 from penstock_log import TERMINAL, Job, JobState, RunEnded, request_bodies, spec, subjects
+from penstock_log.request_bodies import RunProgress
 from penstock_log.services import CORE
 from penstock_log.views import (
     DryRunView,
@@ -213,7 +213,7 @@ class Presence:
 
     def __init__(self, now_s: Callable[[], float]) -> None:
         self.nodes: dict[str, float] = {}
-        self.reports: dict[str, RunReport] = {}
+        self.reports: dict[str, RunProgress] = {}
         self._replicas: dict[tuple[str, str], tuple[float, Vitals | None]] = {}
         self._now_s = now_s
 
@@ -251,14 +251,14 @@ class Presence:
     async def _hear_progress(self, bus: TelemetryPort) -> None:
         async for subject, body in bus.subscribe(subjects.PROGRESS):
             try:
-                report = msgspec.json.decode(body, type=RunReport)
+                report = msgspec.json.decode(body, type=RunProgress)
             except (ValueError, RecursionError):
                 continue  # not a job's progress; nobody depends on it
             job_id = _last_token(subject)
-            self.reports[job_id] = _later(self.reports.get(job_id, RunReport()), report)
+            self.reports[job_id] = _later(self.reports.get(job_id, RunProgress()), report)
 
 
-def _later(before: RunReport, now: RunReport) -> RunReport:
+def _later(before: RunProgress, now: RunProgress) -> RunProgress:
     """Return the later of two reports of a job; a late report of an earlier run changes nothing."""
     if now.epoch != before.epoch:
         return max(before, now, key=lambda report: report.epoch)

@@ -13,7 +13,7 @@ from penstock_bus import Bus, Delivery
 from penstock_gateway import answers, machine, story
 from penstock_gateway.dry_run import dry_run
 from penstock_gateway.job_history import JobHistory
-from penstock_gateway.job_sizes import MOST_RESIZES, MOST_RUNS, RunReport
+from penstock_gateway.job_sizes import MOST_RESIZES, MOST_RUNS
 from penstock_gateway.machine import GatewaySettings
 from penstock_log import (
     Batch,
@@ -30,6 +30,7 @@ from penstock_log import (
     workload,
 )
 from penstock_log.job_state import Size
+from penstock_log.request_bodies import RunProgress
 from penstock_log.views import DryRunView, JobDetail, SizingView, WhyView
 from penstock_testing import Scenario, eventually
 
@@ -92,13 +93,13 @@ def shrinks(log: Scenario[machine.GatewayState], at_s: float = NOW_S + 30) -> No
     log.given(placed("j1", 0, 1, epoch=3, at_s=at_s + 3), started(epoch=3, at_s=at_s + 4))
 
 
-def sizes(log: Scenario[machine.GatewayState], told: RunReport | None = None) -> SizingView:
+def sizes(log: Scenario[machine.GatewayState], told: RunProgress | None = None) -> SizingView:
     own = log.state.histories["j1"].sizing
     assert own is not None
-    return own.view(log.state.jobs["j1"], told or RunReport(), log.now_s)
+    return own.view(log.state.jobs["j1"], told or RunProgress(), log.now_s)
 
 
-def detail(log: Scenario[machine.GatewayState], told: RunReport | None = None) -> JobDetail:
+def detail(log: Scenario[machine.GatewayState], told: RunProgress | None = None) -> JobDetail:
     model = answers.ReadModel(state=log.state, now_s=log.now_s, seq=1, reports={"j1": told} if told else {})
     return answers.detail(model, log.state.jobs["j1"])
 
@@ -209,7 +210,7 @@ def job_of(raw: dict[str, Any]) -> JobSpec:
 # --- what they have and had
 def test_a_job_shows_its_range_its_size_and_its_samples(log: Scenario[machine.GatewayState]) -> None:
     runs_on_four(log)
-    view = detail(log, RunReport(step=50, samples=12_800)).job
+    view = detail(log, RunProgress(step=50, samples=12_800)).job
     assert (view.gpus, view.min_gpus, view.max_gpus, view.batch_size, view.batches) == (4, 1, 8, 256, (64, 512))
     assert view.samples == 12_800
 
@@ -217,7 +218,7 @@ def test_a_job_shows_its_range_its_size_and_its_samples(log: Scenario[machine.Ga
 def test_each_run_is_kept_with_its_size_and_how_fast_it_went(log: Scenario[machine.GatewayState]) -> None:
     runs_on_four(log)
     shrinks(log)
-    first, second = sizes(log, RunReport(step=660, loop_s=10.0)).runs
+    first, second = sizes(log, RunProgress(step=660, loop_s=10.0)).runs
     assert (first.start_s, first.end_s, first.gpus, first.batch_size) == (NOW_S + 2, NOW_S + 32, 4, 256)
     assert (first.kind, first.outcome, first.samples_per_s) == ("fast", "resized", 560 * 256 / 30)
     assert (second.start_s, second.end_s, second.gpus, second.batch_size) == (NOW_S + 34, None, 2, 128)
@@ -228,11 +229,11 @@ def test_what_the_present_run_told_says_how_fast_it_goes(log: Scenario[machine.G
     runs_on_four(log)
     assert sizes(log).samples_per_s is None
     log.at(NOW_S + 12)
-    assert sizes(log, RunReport(step=50, loop_s=2.0)).samples_per_s == 50 * 256 / 10
-    assert sizes(log, RunReport(step=50, loop_s=2.0, batch_size=64)).samples_per_s == 50 * 64 / 10
+    assert sizes(log, RunProgress(step=50, loop_s=2.0)).samples_per_s == 50 * 256 / 10
+    assert sizes(log, RunProgress(step=50, loop_s=2.0, batch_size=64)).samples_per_s == 50 * 64 / 10
     shrinks(log)
     log.given(ended(epoch=3, at_s=NOW_S + 90))
-    assert sizes(log, RunReport(step=50, loop_s=2.0)).samples_per_s is None
+    assert sizes(log, RunProgress(step=50, loop_s=2.0)).samples_per_s is None
 
 
 def test_a_resumed_run_counts_its_own_steps_alone(log: Scenario[machine.GatewayState]) -> None:
@@ -241,7 +242,7 @@ def test_a_resumed_run_counts_its_own_steps_alone(log: Scenario[machine.GatewayS
     log.given(ended(outcome="lost", epoch=3, at_s=NOW_S + 50), placed("j1", 0, 1, epoch=4, at_s=NOW_S + 51))
     log.given(msgspec.structs.replace(started(epoch=4, at_s=NOW_S + 52), resumed_step=560))
     log.at(NOW_S + 56)
-    assert sizes(log, RunReport(step=600, loop_s=3.0)).samples_per_s == 40 * 128 / 4
+    assert sizes(log, RunProgress(step=600, loop_s=3.0)).samples_per_s == 40 * 128 / 4
 
 
 def test_where_there_is_a_sampler_its_samples_count_and_not_those_of_whole_batches(
@@ -252,7 +253,7 @@ def test_where_there_is_a_sampler_its_samples_count_and_not_those_of_whole_batch
     log.given(ended(outcome="preempted", epoch=2, at_s=NOW_S + 32, steps=10, loop_steps=10, samples=1500))
     log.given(placed("j1", 0, 1, epoch=3, at_s=NOW_S + 33))
     log.given(msgspec.structs.replace(started(epoch=3, at_s=NOW_S + 34), resumed_step=10)).at(NOW_S + 44)
-    first, second = sizes(log, RunReport(step=20, samples=2500)).runs
+    first, second = sizes(log, RunProgress(step=20, samples=2500)).runs
     assert (first.samples_per_s, second.samples_per_s) == (1500 / 30, 1000 / 10)
 
 
@@ -261,7 +262,7 @@ def test_after_a_loss_nobody_knows_how_many_samples_were_done_before(log: Scenar
     log.given(ended(outcome="lost", epoch=2, at_s=NOW_S + 32, steps=10, loop_steps=10, samples=1500))
     log.given(placed("j1", 0, 1, 2, 3, epoch=3, at_s=NOW_S + 33))
     log.given(msgspec.structs.replace(started(epoch=3, at_s=NOW_S + 34), resumed_step=8)).at(NOW_S + 44)
-    assert sizes(log, RunReport(step=13, samples=2100)).samples_per_s == 5 * 256 / 10
+    assert sizes(log, RunProgress(step=13, samples=2100)).samples_per_s == 5 * 256 / 10
 
 
 def test_a_run_that_went_with_its_node_has_an_end_too(log: Scenario[machine.GatewayState]) -> None:
