@@ -126,7 +126,7 @@ def tied(runs: Iterable[PreemptibleRun]) -> dict[str, tuple[str, ...]]:
 
     Examples
     --------
-    >>> from penstock_log import Device, JobSpec
+    >>> from penstock_log import Device, Job, JobSpec
     >>> def run(name, *indices):
     ...     job = Job(id=name, spec=JobSpec(name=name, command=("true",)), submitted_s=0.0)
     ...     gpus = [Device(index=i, kind="fast", memory_bytes=8, backend="emulated") for i in indices]
