@@ -24,7 +24,7 @@ import numpy.typing as npt
 from penstock_log.spec import Choice, Param, SweepSpec, Uniform
 from penstock_policies import search
 from penstock_policies.search import RunHistory
-from penstock_policies.search.runs import RunSpending, SweepGoodput, TrialUse, account
+from penstock_policies.search.runs import RunSpending, TrialUse, account
 from penstock_policies.waterfill import IdleDevices, Mechanisms, fill, resized, run_time_s, widest
 from penstock_simulator.engine.engine import EventEngine
 
@@ -211,7 +211,7 @@ class _Sweep:
         found = account(uses, self.spec.mode, target=self.spec.target)
         best = self.past.runs[int(found.best)].value if found.best is not None else None
         there_gpu_s = self.model.gpus * self.engine.now_s
-        shares = {name: self._share(getattr(found, f"{name}_gpu_s"), found) for name in PARTS}
+        shares = {name: getattr(found, f"{name}_gpu_s") / (found.allocated_gpu_s or 1.0) for name in PARTS}
         return SweepOutcome(
             makespan_s=self.engine.now_s,
             target_s=found.target_s,
@@ -227,9 +227,6 @@ class _Sweep:
     def _use(self, number: int) -> TrialUse:
         run, (ended_s, spent) = self.past.runs[number], self.spent[number]
         return TrialUse(key=number, origin=run.origin, budget=run.budget, ended_s=ended_s, value=run.value, spent=spent)
-
-    def _share(self, part_gpu_s: float, of: SweepGoodput) -> float:
-        return part_gpu_s / of.allocated_gpu_s if of.allocated_gpu_s else 0.0
 
 
 Floats = npt.NDArray[np.float64]

@@ -15,12 +15,10 @@ from typing import Any, Final
 
 import msgspec
 
-from penstock_bus import Delivery
 from penstock_log import (
     AnyEvent,
     Batch,
     JobSubmitted,
-    JobTable,
     RunCheckpointed,
     Scalability,
     Timing,
@@ -31,7 +29,7 @@ from penstock_log import (
 from penstock_policies.elastic import ThroughputProfile
 from penstock_scheduler.sizing.problem import SizingSettings
 from penstock_simulator.engine.cluster_script import Script
-from penstock_simulator.engine.executors import VirtualExecutors
+from penstock_simulator.engine.executors import VirtualExecutors, followed_jobs
 from penstock_simulator.engine.tasks import VirtualRun, VirtualTask
 from penstock_simulator.fast.fast_settings import FastSizingSettings, JobShape, Profiles, shapes
 
@@ -109,12 +107,7 @@ class ElasticExecutors(VirtualExecutors):
 
     def __init__(self, *parts: Any, shapes: Mapping[str, JobShape], **more: Any) -> None:
         super().__init__(*parts, **more)
-        self._shapes, self._jobs = shapes, JobTable()
-        self._engine.witness(self._note)
-
-    def _note(self, delivery: Delivery) -> None:
-        for fact in delivery.commit.facts:
-            self._jobs.apply(fact)
+        self._shapes, self._jobs = shapes, followed_jobs(self._engine)
 
     def _pace(self, task: VirtualTask, kind: str) -> float:
         return self.speed(task.model, kind) * self._shapes[task.id].progress(self._jobs[task.id].size)

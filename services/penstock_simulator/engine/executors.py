@@ -20,9 +20,11 @@ from typing import Any
 
 import msgspec
 
+from penstock_bus import Delivery
 from penstock_log import (
     JobCancelled,
     JobSubmitted,
+    JobTable,
     NodeJoined,
     NodeLeft,
     Outcome,
@@ -317,6 +319,18 @@ class VirtualExecutors:
 
     def _is_on(self, run: VirtualRun) -> bool:
         return self.runs.get(run.task.id) is run
+
+
+def followed_jobs(engine: EventEngine) -> JobTable:
+    """Return a table of the jobs in an engine's log, which takes in every commit from now on."""
+    jobs = JobTable()
+
+    def note(delivery: Delivery) -> None:
+        for fact in delivery.commit.facts:
+            jobs.apply(fact)
+
+    engine.witness(note)
+    return jobs
 
 
 class Environment:

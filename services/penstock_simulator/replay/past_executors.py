@@ -15,11 +15,9 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from penstock_bus import Delivery
 from penstock_log import (
     TERMINAL,
     JobCancelled,
-    JobTable,
     Outcome,
     Placement,
     Preemption,
@@ -29,7 +27,7 @@ from penstock_log import (
     subjects,
 )
 from penstock_simulator.engine.engine import EventEngine
-from penstock_simulator.engine.executors import VirtualExecutors
+from penstock_simulator.engine.executors import VirtualExecutors, followed_jobs
 from penstock_simulator.engine.tasks import VirtualRun
 from penstock_simulator.replay.past_runs import PastAttempt, PastRunLedger, PastTask
 
@@ -47,14 +45,9 @@ class PastExecutors(VirtualExecutors):
 
     def __init__(self, engine: EventEngine, *, ledger: PastRunLedger, **parts: Any) -> None:
         super().__init__(engine, **parts)
-        self._ledger, self._jobs = ledger, JobTable()
+        self._ledger, self._jobs = ledger, followed_jobs(engine)
         self._placed_s: dict[str, float] = {}
         self.tasks.update({task.id: task for task in ledger.others})
-        engine.witness(self._note)
-
-    def _note(self, delivery: Delivery) -> None:
-        for fact in delivery.commit.facts:
-            self._jobs.apply(fact)
 
     # --- the beginning of a run
     def _place(self, placement: Placement) -> None:

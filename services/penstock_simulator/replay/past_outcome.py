@@ -8,6 +8,7 @@ its jobs as a trace. :func:`only` and :func:`without_ends` return a part of an o
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import accumulate
 from typing import Final
 
 import numpy as np
@@ -90,10 +91,8 @@ def _timeline(history: ClusterHistory, jobs: list[Job]) -> ClusterTimeline:
 
 
 def _recorded_spells(history: ClusterHistory, jobs: list[Job]) -> DeviceSpells:
-    first, devices = dict[str, int](), 0
-    for joined in history.joined:
-        first[joined.node_id] = devices
-        devices += len(joined.devices)
+    sizes = [len(joined.devices) for joined in history.joined]
+    first = dict(zip((joined.node_id for joined in history.joined), accumulate(sizes, initial=0), strict=False))
     rows = [
         (row, first[slot.node_id] + index, run.started_s, run.ended_s)
         for row, job in enumerate(jobs)
