@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from penstock_cli import render
-from penstock_cli.invocation import Out, PolicyCommand, call
-from penstock_cli.value_formats import clock, span
+from penstock_cli.invocation import Exit, Failure, Out, PolicyCommand, bad_input, call
+from penstock_cli.value_formats import clock, now_s, pairs, span
 
 if TYPE_CHECKING:
     from penstock_simulator.report.intervals import CompletionTimeChange, Interval
@@ -53,8 +53,6 @@ def run(
     import msgspec
 
     from penstock_cli.commands.up import become
-    from penstock_cli.invocation import bad_input
-    from penstock_cli.value_formats import pairs
     from penstock_simulator.shadow.plan import ShadowSettings
 
     chosen: dict[str, Any] = pairs(sets or [], "--set")
@@ -88,7 +86,6 @@ def report(ctx: typer.Context, name: Name = "", output: Out = "table") -> None:
 
 def ls(ctx: typer.Context, output: Out = "table") -> None:
     """List the shadows, and how far they are."""
-    from penstock_cli.value_formats import now_s
     from penstock_simulator.shadow.plan import statuses
 
     found = call(ctx, lambda client: statuses(client.bus))
@@ -114,8 +111,6 @@ def _login(data: Path, url: str) -> dict[str, str]:
 
 async def _check(bus: ShadowedLog, settings: ShadowSettings) -> None:
     """Say now what the shadow would only say to its log."""
-    from penstock_cli.invocation import Exit, Failure
-    from penstock_cli.value_formats import now_s
     from penstock_simulator.shadow.runner import ShadowNameTaken, planned
 
     try:
@@ -125,8 +120,6 @@ async def _check(bus: ShadowedLog, settings: ShadowSettings) -> None:
 
 
 async def _score(bus: ShadowedLog, name: str) -> ShadowScore:
-    from penstock_cli.invocation import Exit, Failure
-    from penstock_cli.value_formats import now_s
     from penstock_simulator.shadow.plan import statuses
     from penstock_simulator.shadow.shadow_score import score_of
 

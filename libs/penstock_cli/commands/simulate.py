@@ -18,7 +18,7 @@ import typer
 from penstock_cli import render
 from penstock_cli.invocation import Out, PolicyCommand, bad_input, flattened
 from penstock_cli.simulation_arguments import ReportOptions, SimulationArguments
-from penstock_cli.value_formats import span
+from penstock_cli.value_formats import span, words
 
 if TYPE_CHECKING:
     from penstock_log import SweepSpec
@@ -54,7 +54,6 @@ def simulate_sweep(
 ) -> None:
     """Simulate a sweep over recorded learning curves, under water-filling and what it is compared with."""
     from penstock_cli import spec_file
-    from penstock_cli.value_formats import words
     from penstock_simulator.sweep_simulation import FILLINGS, TrialModel, play
 
     typed = {"search": search or None, "trials": trials, "seed": seed, "target": target}

@@ -19,7 +19,7 @@ import typer
 from penstock_cli import render
 from penstock_cli.invocation import Exit, Failure, bad_input, tell
 from penstock_cli.local.data_folder import UpOptions
-from penstock_cli.value_formats import size
+from penstock_cli.value_formats import pairs, size
 from penstock_log.services import LOGINS
 
 if TYPE_CHECKING:
@@ -200,7 +200,6 @@ def _extensions(config: str) -> tuple[str, ...]:
 
 
 def _counts(words: list[str]) -> dict[str, int]:
-    from penstock_cli.value_formats import pairs
 
     found = pairs(words, "--replicas")
     for name, count in found.items():
