@@ -5,6 +5,6 @@ In reading order:
 
 * ``supervisor``: ``penstock up``: the server and all services as children, kept running until told to stop.
 * ``service_template``: The process that services are forked from.
-* ``data_folder``: The data folder: its lock, its record, its options, the list of services.
+* ``data_folder``: The data folder: its lock, its record, its options.
 * ``lane_bench``: What turns cost on this machine.
 """
