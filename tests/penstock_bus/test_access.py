@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock_bus import Append, Endpoint, Handler, Rejection, Reply, Snapshot, Unauthorized
+from penstock_bus import Append, Endpoint, Handler, Rejection, Reply, Snapshot, Unauthorized, access
 from penstock_bus.access import ADMIN, CLIENT
 from penstock_bus.nats import NatsBus, connect
 from penstock_bus.server import Server, ServerSettings, running
@@ -242,3 +242,12 @@ async def test_a_command_line_may_ask_executors_for_output_as_a_client_or_beside
         assert await bus.request(subject, b"") == b"output"
         with pytest.raises(Unauthorized):
             await ranker.request(subject, b"")
+
+
+def test_a_service_of_the_list_that_asks_may_command_and_submit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(access, "_ASKING", frozenset({"ranker"}))
+    rules = access.authorization(dict.fromkeys(access.USERS, "secret"))["accounts"][access.ACCOUNT]["users"]
+    may = {one["user"]: one["permissions"]["publish"]["allow"] for one in rules if "permissions" in one}
+    asked = {"penstock.cmd.>", *subjects.SUBMISSIONS}
+    assert asked <= set(may["ranker"])
+    assert not asked & set(may["matcher"])
