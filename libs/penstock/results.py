@@ -201,7 +201,8 @@ def _quietly() -> Iterator[None]:
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
-        with warnings.catch_warnings(action="ignore", category=optuna.exceptions.ExperimentalWarning):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             yield
     finally:
         optuna.logging.set_verbosity(verbosity)

@@ -300,7 +300,7 @@ def _decode_open(body: bytes) -> Commit:
             return msgspec.convert(raw, Commit)
         facts = [upcast(fact) if isinstance(fact, dict) else fact for fact in raw["facts"]]
         unknown = [_unknown(fact) for fact in facts]
-        known = [fact for fact, found in zip(facts, unknown, strict=True) if found is None]
+        known = [fact for fact, found in zip(facts, unknown) if found is None]
         commit = msgspec.convert({**raw, "facts": known}, Commit)
     except (*_UNREADABLE, KeyError, TypeError) as error:
         raise CodecError(f"not a commit of known facts: {error}") from error

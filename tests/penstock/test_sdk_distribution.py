@@ -15,6 +15,8 @@ LIBS = Path(__file__).parents[2] / "libs"
 INCLUDED = tomllib.loads((LIBS / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
 BROKER_SIDE = {"fifo_owner.py", "lane_token.py", "slot_table.py", "token_broker.py"}
 """They travel in the package of the token, and no training script loads them."""
+NEWER_ARGUMENTS = {("zip", "strict"), ("catch_warnings", "action")}
+"""Function and argument that came after Python 3.9."""
 FILES = sorted(
     file
     for name in INCLUDED["only-include"]
@@ -46,7 +48,7 @@ def test_session_and_client_load_nothing_beside_msgspec_and_nats():
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(LIBS)))
 def test_a_file_of_the_sdk_is_one_that_python_3_9_can_load(file):
-    """Its syntax; and its classes' annotations, which msgspec evaluates: 3.9 has no ``|`` between types."""
+    """Its syntax; its classes' annotations, which msgspec evaluates: 3.9 has no ``|`` between types; and arguments."""
     tree = ast.parse(file.read_text(), feature_version=(3, 9))
     fields = [
         node
@@ -57,7 +59,8 @@ def test_a_file_of_the_sdk_is_one_that_python_3_9_can_load(file):
         for node in ast.walk(field.annotation)
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr)
     ]
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
-    asked = [node.args[1] for node in calls if node.func.id in {"isinstance", "issubclass"}]
+    calls = [(node, ast.unparse(node.func).rpartition(".")[2]) for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    asked = [node.args[1] for node, name in calls if name in {"isinstance", "issubclass"}]
     assert not [node.lineno for node in (*fields, *(node for node in asked if isinstance(node, ast.BinOp)))]
     assert not [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Match)]
+    assert not [node.lineno for node, name in calls for each in node.keywords if (name, each.arg) in NEWER_ARGUMENTS]

@@ -101,7 +101,7 @@ class AppendWindow:
 
     async def run(self) -> list[int]:
         """Append all; after a loss, send the unacknowledged ones again in the same order under the same ids."""
-        for item, body in zip(self._items, self._bodies, strict=True):
+        for item, body in zip(self._items, self._bodies):
             self._link.check_size(item.subject, body)
         clock = asyncio.get_running_loop().time
         todo, end_s = list(range(len(self._items))), clock() + self._link.timeout_s
