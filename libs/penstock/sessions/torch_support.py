@@ -16,7 +16,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from datetime import timedelta
 from importlib import import_module, util
 from pathlib import Path
@@ -56,9 +55,7 @@ def measure() -> MemoryReport | None:
     if cuda is not None:
         return _allocated(cuda)
     memory = resident()
-    if memory is not None:
-        _reset_peak()
-    return memory
+    return memory if memory is not None and _reset_peak() else None
 
 
 def _cuda() -> Any:
@@ -93,9 +90,14 @@ def _bytes(text: str) -> int:
     return int(text.removesuffix("kB")) * 1024
 
 
-def _reset_peak() -> None:
-    with suppress(OSError), _CLEAR.open("wb", buffering=0) as file:
-        file.write(_RESET_PEAK)
+def _reset_peak() -> bool:
+    """Let the peak begin anew; return False where the kernel does not, and the next one would be the whole life's."""
+    try:
+        with _CLEAR.open("wb", buffering=0) as file:
+            file.write(_RESET_PEAK)
+    except OSError:
+        return False
+    return True
 
 
 class AllocatorLimit:

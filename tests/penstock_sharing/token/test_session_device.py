@@ -74,6 +74,12 @@ def test_a_framework_that_has_touched_no_device_is_left_alone(cuda: Cuda) -> Non
     assert not torch_support.works_on()
 
 
+def test_a_peak_that_cannot_begin_anew_is_not_reported_as_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(torch_support, "_CLEAR", tmp_path / "not there" / "clear_refs")
+    assert torch_support.resident() is not None
+    assert torch_support.measure() is None
+
+
 def test_the_devices_are_done_and_their_reserve_is_given_back_before_the_token_goes_on(
     cuda: Cuda, tmp_path: Path
 ) -> None:
