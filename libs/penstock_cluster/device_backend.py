@@ -92,7 +92,7 @@ class DeviceBackend(Protocol):
     """
     One way of having devices.
 
-    A backend finds its devices once and gives the same answer for as long as it lives: what the matcher leases by
+    A backend finds its devices once and gives the same answer for as long as it lives: what the matcher grants by
     number must not change under it.
     """
 
@@ -117,7 +117,7 @@ class DeviceBackend(Protocol):
 
     @classmethod
     def conflict(cls, backends: Sequence[Self]) -> str:
-        """Return what is wrong with having several: what exists once would be leased twice; empty where nothing is."""
+        """Return what is wrong with having several: what exists once would be granted twice; empty where nothing is."""
 
     def devices(self) -> tuple[Device, ...]:
         """

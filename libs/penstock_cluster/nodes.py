@@ -147,7 +147,7 @@ class Cluster(msgspec.Struct):
         """
         Return the free devices of every usable node, by node id, in the node's order.
 
-        A device is taken while the lease of one of ``jobs`` has its node in ``open_nodes``. Jobs without a lease cost
+        A device is taken while the grant of one of ``jobs`` has its node in ``open_nodes``. Jobs without a grant cost
         a look each, so pass those that may have one.
         """
         taken = taken_devices(jobs)
@@ -183,7 +183,7 @@ class Cluster(msgspec.Struct):
 
 
 def taken_devices(jobs: Iterable[Job]) -> set[tuple[str, int]]:
-    """Return ``(node id, device index)`` of every device that a lease still holds."""
+    """Return ``(node id, device index)`` of every device that a grant still holds."""
     return {
         (slot.node_id, index)
         for job in jobs

@@ -301,7 +301,7 @@ class Executor:
         if run is None:  # a grant that never ran here: remembered, so that its end is told once
             run = LocalRun(job_id=fact.job_id, epoch=fact.epoch, refused="never started", reported={"started"})
             self.host.runs[run.key] = run
-            self.sharing.withdraw(run.key, "its lease ended before it began")
+            self.sharing.withdraw(run.key, "its grant ended before it began")
         run.reported.add("ended" if isinstance(fact, RunEnded) else "started")
         self.appender.report(fact)
 

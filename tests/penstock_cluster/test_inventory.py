@@ -85,7 +85,7 @@ def test_asking_twice_gives_the_same_devices(backend: DeviceBackend) -> None:
     assert backend.devices() == backend.devices()
 
 
-def test_a_process_sees_only_the_devices_of_its_lease(backend: DeviceBackend) -> None:
+def test_a_process_sees_only_the_devices_of_its_grant(backend: DeviceBackend) -> None:
     first = backend.devices()[:1]
     seen = backend.environment(first)["CUDA_VISIBLE_DEVICES"]
     assert seen == (first[0].uuid if backend.name == "cuda" else "")

@@ -34,7 +34,7 @@ def cluster():
     return cluster
 
 
-def lease(*slots: Slot, open_nodes: set[str]) -> Job:
+def grant(*slots: Slot, open_nodes: set[str]) -> Job:
     placement = Placement(job_id="j1", epoch=1, kind="fast", slots=slots)
     spec = JobSpec(name="a", command=("true",))
     return Job(id="j1", spec=spec, submitted_s=0.0, placement=placement, open_nodes=open_nodes)
@@ -46,13 +46,13 @@ def free(cluster: Cluster, *jobs: Job) -> dict[str, list[int]]:
 
 def test_a_device_is_taken_while_the_lease_is_open_on_its_node(cluster):
     assert free(cluster) == {"n1": [0, 1]}
-    assert free(cluster, lease(Slot(node_id="n1", devices=(1,)), open_nodes={"n1"})) == {"n1": [0]}
-    assert free(cluster, lease(Slot(node_id="n1", devices=(1,)), open_nodes=set())) == {"n1": [0, 1]}
+    assert free(cluster, grant(Slot(node_id="n1", devices=(1,)), open_nodes={"n1"})) == {"n1": [0]}
+    assert free(cluster, grant(Slot(node_id="n1", devices=(1,)), open_nodes=set())) == {"n1": [0, 1]}
 
 
 def test_a_gang_keeps_only_the_nodes_on_which_it_still_runs(cluster):
     cluster.apply(joined("n2"))
-    gang = lease(Slot(node_id="n1", devices=(0, 1)), Slot(node_id="n2", devices=(0,)), open_nodes={"n2"})
+    gang = grant(Slot(node_id="n1", devices=(0, 1)), Slot(node_id="n2", devices=(0,)), open_nodes={"n2"})
     assert free(cluster, gang) == {"n1": [0, 1], "n2": [1]}
 
 

@@ -147,7 +147,7 @@ class SharingSupervisor:
     def tidy(self, wanted: Callable[[Key], bool]) -> None:
         """Drop shares whose grants ended before they had a process."""
         for key in [key for key in self.progress if key not in self.host.runs and not wanted(key)]:
-            self.withdraw(key, "its lease is over")
+            self.withdraw(key, "its grant is over")
 
     def hurry(self, key: Key) -> None:
         """Let a run that was asked to stop reach a boundary soon."""
