@@ -14,7 +14,7 @@ from itertools import pairwise
 from statistics import mean, median
 from typing import Final
 
-from penstock_log import Job, JobState, RunEnded
+from penstock_log import Job, JobState, RunCheckpointed, RunEnded, RunMeasured
 from penstock_simulator.engine.tasks import uncounted_work_s
 from penstock_simulator.replay.history import PastRun, RunHistory, key_of
 
@@ -105,6 +105,12 @@ class LiveWork(RunHistory):
     def _unit_s(self, key: str, own: dict[str, float]) -> float:
         """Return the work of one iteration."""
         return mean(each_s * self.speeds.of(key, kind) for kind, each_s in own.items())
+
+    def _note_report(self, fact: RunCheckpointed | RunMeasured) -> None:
+        """Note that a workload saves its work; reports are not kept: a job may run for months and save each minute."""
+        job = self.jobs.get(fact.job_id)
+        if job is not None and isinstance(fact, RunCheckpointed):
+            self.saving.checkpointed(key_of(job))
 
     def _end(self, fact: RunEnded) -> None:
         super()._end(fact)

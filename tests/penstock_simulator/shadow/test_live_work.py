@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 from shadow_cases import commits, ended, lengths_of, node, placed, started, submitted
 
-from penstock_log import AnyEvent, JobCancelled, KindSpeed, Preemption, RoundDecided, WorkloadProfiled, workload
+from penstock_log import (
+    AnyEvent,
+    JobCancelled,
+    KindSpeed,
+    Preemption,
+    RoundDecided,
+    RunCheckpointed,
+    WorkloadProfiled,
+    workload,
+)
 
 SPEC = submitted("j1", 2.0).spec
 PROFILED = WorkloadProfiled(
@@ -91,3 +100,11 @@ def test_an_opaque_command_starts_from_its_beginning() -> None:
     found = lengths_of(commits(*facts))
     assert found.work_s("j1") == pytest.approx(10.0)
     assert not found.saves("j1")
+
+
+def test_a_run_that_goes_on_for_ever_takes_no_more_memory_with_each_checkpoint() -> None:
+    begun: list[AnyEvent] = [node(), submitted("j1", 2.0), placed("j1", 2.0), started("j1", 2.5)]
+    saved = [RunCheckpointed(job_id="j1", epoch=1, node_id="n1", step=at, at_s=3.0 + at) for at in range(9)]
+    found = lengths_of(commits(*begun, *saved))
+    assert found.saves("j1")
+    assert found.runs["j1"][-1].facts == []
