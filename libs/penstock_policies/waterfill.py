@@ -264,8 +264,8 @@ class IdleDevices:
 
     Examples
     --------
-    >>> room = IdleDevices(2)
-    >>> room.take(0.5), room.take(0.5), room.take(1.0), room.take(0.5)
+    >>> devices = IdleDevices(2)
+    >>> devices.take(0.5), devices.take(0.5), devices.take(1.0), devices.take(0.5)
     (True, True, True, False)
     """
 

@@ -41,7 +41,6 @@ def expected_start(pool: PoolView, job_id: str, jobs: Iterable[Job], now_s: floa
 
     Notes
     -----
-
     Measured run times count as they are, on whatever kind. Declared ones, and the job's own, are divided by the
     measured speed of the kind. The estimate leaves out jobs behind this one in the order, and preemption.
     """

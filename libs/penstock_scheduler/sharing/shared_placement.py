@@ -116,7 +116,7 @@ class SharedPlacement:
         self._stopping = set(stopping)
         self._preemptible = PreemptibleSharingRuns(sharing_runs, self._stopping)
         self._closed: set[At] = set()
-        self._reserved_kinds: set[str] = set()  # kinds
+        self._reserved_kinds: set[str] = set()
         self._not_joined, self._incomplete, self._not_preempted = NegativeCache(), NegativeCache(), NegativeCache()
         self._misses: Counter[Hashable] = Counter()
         self._acts = 0
@@ -400,9 +400,9 @@ class NegativeCache:
     >>> ranked = RankedJob(0, 0.0, "a", Job(id="a", spec=JobSpec(name="a", command=("true",)), submitted_s=0.0))
     >>> def lane(resident, ephemeral):
     ...     return SharingDemand("lane", SharingGroup("ann", "", "user"), MemoryNeed(resident, 0, ephemeral))
-    >>> futile = NegativeCache()
-    >>> futile.note(ranked, lane(2, 5), seen=1)
-    >>> futile.seen(ranked, lane(3, 5)), futile.seen(ranked, lane(3, 4))
+    >>> cache = NegativeCache()
+    >>> cache.note(ranked, lane(2, 5), seen=1)
+    >>> cache.seen(ranked, lane(3, 5)), cache.seen(ranked, lane(3, 4))
     (1, 0)
     """
 

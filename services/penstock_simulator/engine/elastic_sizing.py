@@ -1,10 +1,11 @@
 """
 Elastic jobs on counted devices: the autoscaler's decision on the event engine, with no other decider.
 
-A job may have fewer or more devices than it asked for, and another batch, as :func:`penstock_scheduler.sizing.decide`
-says. The simulation asks for this decision at each submission, completion and crossing, about one kind of device. A
-policy is the decision with more or fewer choices: see :mod:`penstock_simulator.fast.fast_settings`. A job that is
-resized, or resumed after a wait, holds its devices for ``overhead_s`` before it goes on.
+A job may have fewer or more devices than it asked for, and another batch, as
+:func:`penstock_scheduler.sizing.decision.decide` says. The simulation asks for this decision at each submission,
+completion and crossing, about one kind of device. A policy is the decision with more or fewer choices: see
+:mod:`penstock_simulator.fast.fast_settings`. A job that is resized, or resumed after a wait, holds its devices for
+``overhead_s`` before it goes on.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@ The executors of a replay: their runs go as the runs of the history went.
 
 Each run of a replay takes the turn of a run of the history
 (:meth:`penstock_simulator.replay.past_runs.PastTask.take`). Its processes start, and iterate, after the same time; it
-reports checkpoints and memory as long after its placement; and if it ends in the same way, it says at its end what the
-past run repeated.
+reports checkpoints and memory as long after its placement; and if it ends in the same way, its end says what the past
+run's end said.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class PastExecutors(VirtualExecutors):
             self._end(run, node_id, attempt.run.outcome)
 
     def _repeat(self, run: VirtualRun, attempt: PastAttempt, fact: RunCheckpointed | RunMeasured) -> None:
-        """Say of a run what was repeated of that of the history."""
+        """Report of a run what was reported of its past run."""
         if not self._is_on(run) or not run.open:
             return
         now_s, task, node_id = self._engine.now_s, run.task, next(iter(run.open))
