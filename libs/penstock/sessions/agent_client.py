@@ -37,6 +37,7 @@ from penstock_log.agent_protocol import (
     HoldMemory,
     StepReached,
     StopAtStep,
+    StopRequest,
     ToJob,
 )
 
@@ -201,7 +202,7 @@ class AgentClient:
             self.attention = True  # before the step is read
             if isinstance(message, StopAtStep):
                 self._vote.agree(message.step)
-            else:
+            elif isinstance(message, StopRequest):
                 self._answer(self._vote.ask)
             self._changed.notify_all()
         self._on_message()
