@@ -96,9 +96,9 @@ class MemoryEstimate:
 
 def differs(known: MemoryNeed, measured: MemoryNeed, share: float = 0.05) -> bool:
     """
-    Say whether a measured need is events: more than is known in any part, or less by more than a share of it.
+    Return whether a measured need has to count: more than is known in any part, or less by more than a share of it.
 
-    Rising by a byte is events, because a lane that is too small is not safe; falling by little is not worth a change.
+    A rise by a byte counts, because a lane that is too small is not safe; a small fall is not worth a change.
 
     Examples
     --------

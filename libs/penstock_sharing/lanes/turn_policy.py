@@ -31,7 +31,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
-from operator import attrgetter
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 TurnPolicyName = Literal["fifo", "srtf", "las", "fair", "round-robin", "priority"]
@@ -98,10 +97,10 @@ TurnPolicy: TypeAlias = Callable[[MemberStanding], float]
 """The place of a member among those who ask, lowest first."""
 
 TURN_POLICIES: Final[dict[TurnPolicyName, TurnPolicy]] = {
-    "fifo": attrgetter("order"),
-    "srtf": attrgetter("remaining_s"),
-    "las": attrgetter("service_s"),
-    "fair": attrgetter("lane_s"),
+    "fifo": lambda member: member.order,
+    "srtf": lambda member: member.remaining_s,
+    "las": lambda member: member.service_s,
+    "fair": lambda member: member.lane_s,
     "round-robin": lambda _: 0.0,
     "priority": lambda member: -member.priority,
 }

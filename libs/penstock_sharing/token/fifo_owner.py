@@ -1,7 +1,7 @@
 """
 The simplest owner of a broker: who asks longest is next. For benches and tests, and to read how a broker is driven.
 
-A node's executor asks the policies instead, and slots only whom it has started itself.
+A node's executor asks the policies instead, and gives slots only to processes that it has started itself.
 """
 
 from __future__ import annotations

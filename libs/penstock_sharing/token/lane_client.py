@@ -149,7 +149,7 @@ class LaneClient:
             }
 
     def rest(self) -> None:
-        """The loop pauses or ends: who waits need not wait for the end of the lease."""
+        """Give the token on, whatever the quantum: the loop pauses or ends."""
         if self._works_on():
             self._settle()
         due = [slot for slot in self.slots if slot.rest()]

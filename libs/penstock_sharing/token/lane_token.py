@@ -63,10 +63,8 @@ class LaneToken:
     def __init__(self, name: str, page: SharedPage, call_fd: int) -> None:
         self.name, self.page, self.call_fd = name, page, call_fd
         self._words = page.words
-        page.used, page.quantum = (
-            page.used,
-            page.quantum,
-        )  # from here on they are the broker's, whatever a member writes
+        # from here on these are the broker's, whatever a member writes
+        page.used, page.quantum = page.used, page.quantum
         self._corrupted = False
         self._slots = SlotTable(page)
         self._top = page.token()
@@ -82,7 +80,7 @@ class LaneToken:
 
     @property
     def is_untouched(self) -> bool:
-        """Whether nobody has ever sat here."""
+        """Whether no slot has ever been given out here."""
         return self.page.used == 0
 
     def slot_for(self, who: LaneClientId, pid: int) -> int:
@@ -181,7 +179,7 @@ class LaneToken:
 
     def recall(self) -> list[TokenEvent]:
         """
-        Let the holder give the token back at its next boundary, whatever its lease; nobody is named then.
+        Let the holder give the token back at its next boundary, whatever the quantum; nobody is named then.
 
         Notes
         -----

@@ -183,7 +183,7 @@ class TokenBroker:
 
     def name_next(self, lane: str, who: LaneClientId | None, least_ns: int = 0) -> None:
         """
-        Name who has the token next, at the end of the holder's lease; ``None``: the holder keeps it.
+        Name who has the token next, at the end of the holder's quantum; ``None``: the holder keeps it.
 
         Where the broker has it, the one that is named has it at once, or as soon as it asks. A holder that is long
         between two iterations loses it to the broker. What is said here stands until it is replaced, or until the next
@@ -193,7 +193,7 @@ class TokenBroker:
         Parameters
         ----------
         least_ns : int
-            For how long the holder's turn goes on at least, counted from its beginning, whatever its lease.
+            For how long the holder's turn goes on at least, counted from its beginning, whatever the quantum.
 
         Raises
         ------
@@ -204,7 +204,7 @@ class TokenBroker:
 
     def recall(self, lane: str) -> None:
         """
-        Let the holder give the token back at its next boundary, whatever its lease; nobody is named then.
+        Let the holder give the token back at its next boundary, whatever the quantum; nobody is named then.
 
         It stands until the token has come back, of which a ``TokenPassed`` tells.
         """
@@ -455,7 +455,7 @@ class BrokerListener:
         client.close()
 
     def close(self) -> None:
-        """Close all descriptors; a forked child may do so without any harm to its parent's door."""
+        """Close all descriptors; a forked child may do so without any harm to its parent's listener."""
         for client in set(self._clients.values()):
             client.close()
         self._clients.clear()

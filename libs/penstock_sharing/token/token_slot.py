@@ -102,7 +102,7 @@ class TokenSlot:
 
     @property
     def descriptors(self) -> tuple[int, int]:
-        """Those of the page and of the wake-up word."""
+        """Those of the page, and of the eventfd by which the broker is called."""
         return self._page.fd, self._call_fd
 
     @property

@@ -34,7 +34,7 @@ from penstock_sharing.token import (
 )
 
 RETURN_S: Final = 5.0
-"""How long processes that an earlier executor has started may take to have their slots here before others get turns."""
+"""How long processes that an earlier executor has started may take to join here before others get turns."""
 TRY_S: Final = 0.001
 WAKING_S: Final = 0.1
 """How long a process may take to wake up for its turn before the turn is recalled: the process may be stopped."""
@@ -147,9 +147,9 @@ class LaneCoordinator:
         """Carry out all commands of the lanes, except for what their pages should say."""
         for place in commands.opened:
             self.broker.open(self._lane(place))
-        for who, progress in commands.slot_assignments.items():
-            if who in self._present and progress:
-                self._set_progress(who, progress)
+        for who, slots in commands.slot_assignments.items():
+            if who in self._present and slots:
+                self._assign_slots(who, slots)
         for fact in commands.facts:
             self._report(fact)
         for key, caps in commands.caps.items():
@@ -202,15 +202,15 @@ class LaneCoordinator:
         else:
             self._present.add(who)
 
-    def _set_progress(self, who: LaneClientId, progress: tuple[NodeLane, ...]) -> None:
+    def _assign_slots(self, who: LaneClientId, slots: tuple[NodeLane, ...]) -> None:
         """Give a process its slots; a parked one that comes back has its old slots, even if the lane is gone."""
-        for place in progress:
+        for place in slots:
             lane = self._lane(place)
             if lane not in self.broker.lanes:
                 self.broker.open(lane)
                 self._closing.add(lane)
         with suppress(ValueError):  # it has gone, as the broker's next event says
-            self.broker.assign_slots(who, [self._lane(place) for place in progress])
+            self.broker.assign_slots(who, [self._lane(place) for place in slots])
 
     def _refuse(self, who: LaneClientId, reason: str) -> None:
         with suppress(ValueError):  # it has gone meanwhile: what else has happened must not be lost over this

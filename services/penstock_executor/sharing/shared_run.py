@@ -215,7 +215,7 @@ class SharedRun:
 REPORTED_CHANGE: Final = 0.05
 """A need is reported again once a part of it has changed by more than this share of the last report."""
 GRAIN_BYTES: Final = 2**20
-"""Changes below this are no events: a process's resident memory wavers by as much."""
+"""Changes below this are not reported: a process's resident memory wavers by as much."""
 LEAST_ITERATIONS: Final = 2
 """Of which the first does not count: optimizer state appears during it."""
 

@@ -46,7 +46,7 @@ def test_jobs_can_share_if_and_only_if_some_division_into_lanes_is_safe(there, n
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(needs, max_size=8), st.randoms(use_true_random=False))
-def test_a_board_lets_in_all_that_packing_says_it_holds_in_whatever_order_they_come(jobs, random):
+def test_a_device_lets_in_all_that_it_holds_in_whatever_order_they_come(jobs, random):
     order = fullest(jobs)
     random.shuffle(order)
     device = DeviceLanes(USABLE)
