@@ -60,6 +60,11 @@ FOLLOWED: Final = tuple(
 
 async def run(shell: Shell, settings: ExecutorSettings) -> None:
     """Be a node's executor until the shell stops."""
+
+    def examine(vitals: Vitals) -> None:
+        vitals.undecided_s = shell.progress.undecided_s()
+
+    shell.examine = examine  # from now on, since reading the log may take long too
     with alone_in(settings.data_dir) as data:
         node_id = settings.node_id or host_name()
         found, capacity = survey(settings.devices), _capacity(settings)
@@ -116,7 +121,7 @@ class Executor:
         self.postponed: dict[Key, float] = {}
         self.removed = set(live.state.finished)
         self.timer: asyncio.TimerHandle | None = None
-        shell.examine, shell.busy = self._examine, self._busy
+        shell.busy = self._busy
         self.ended = list(self.host.adopt())  # before there is a listener: who comes in by it has not ended before
         self.listener = agent_listener.AgentListener(Path(self.host.site.socket), self.host)
         self.sharing = SharingSupervisor(
@@ -203,9 +208,6 @@ class Executor:
                 async with asyncio.timeout(wait_s):
                     await self.live.changed.wait()
         self.resumes.cancel()
-
-    def _examine(self, vitals: Vitals) -> None:
-        vitals.undecided_s = self.shell.progress.undecided_s()
 
     def _observed(self) -> NodeObservation:
         return NodeObservation(

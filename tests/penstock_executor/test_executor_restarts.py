@@ -1,6 +1,7 @@
 """What becomes of runs when their executor dies, comes back, is declared lost, or is stopped."""
 
 import asyncio
+import contextlib
 import os
 import shutil
 import signal
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 from executor_cases import World, python, speaking
 
+from penstock_bus.memory import MemoryBus
 from penstock_bus.shell import Shell
 from penstock_executor.launchers import process_launcher
 from penstock_executor.run_folders import ExecutorError
@@ -27,6 +29,20 @@ DEAF = (
     "while True: time.sleep(1)"
 )
 WAIT = "import time; print('up', flush=True); time.sleep(60)"
+
+
+async def test_an_executor_that_still_reads_the_log_says_how_long_facts_have_waited(tmp_path: Path) -> None:
+    bus, now_s = MemoryBus(), [1.0]
+    shell = Shell(bus, "executor", monotonic=lambda: now_s[0])
+    bus.server.stop()
+    task = asyncio.create_task(run(shell, ExecutorSettings(node_id="n1", devices="cpu", data_dir=str(tmp_path))))
+    await asyncio.sleep(0)
+    shell.progress.read(1, matters=True)
+    now_s[0] = 8.0
+    assert shell.report().undecided_s == 7.0
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
 
 
 async def test_a_restarted_executor_neither_loses_nor_doubles_a_run(world: World, tmp_path: Path) -> None:
