@@ -343,8 +343,8 @@ def role_of(name: str) -> Role:
 
 
 def users_of_roles(extensions: Iterable[str] = ()) -> dict[Role, str]:
-    """Return the user of each role that gets a login in a file; configured extensions come last."""
-    return {**{role: role for role in ROLES}, **{role_of(name): name for name in extensions}}
+    """Return the user of each role that gets a login in a file; the file for which health checks wait comes last."""
+    return {CLIENT: CLIENT, **{role_of(name): name for name in extensions}, EXTENSION: EXTENSION}
 
 
 class Extensions(msgspec.Struct, frozen=True, kw_only=True):

@@ -57,7 +57,7 @@ def _write_logins(passwords: Mapping[str, str], extensions: Sequence[str], share
         folder = shared / service
         folder.mkdir(exist_ok=True)
         access.write_private(folder / "password", passwords[service].encode())
-    for role, user in reversed(access.users_of_roles(extensions).items()):  # health checks wait for extension.json
+    for role, user in access.users_of_roles(extensions).items():
         login = access.Login(url=url, user=user, password=passwords[user], description="Penstock")
         access.write_login(shared / role / access.file_name(role), login)
 

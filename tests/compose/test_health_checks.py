@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from penstock_bus import access
 from penstock_log.services import CORE, LOGINS
 
 ROOT = Path(__file__).parents[2]
@@ -70,6 +71,11 @@ def test_a_service_is_healthy_while_its_file_is_fresh(tmp_path: Path, age_s: flo
         then_s = file.stat().st_mtime - age_s
         os.utime(file, (then_s, then_s))
     assert (check("matcher", **{READY_FILE: str(file)}) == 0) is healthy
+
+
+def test_the_credentials_that_a_check_waits_for_are_written_after_all_others() -> None:
+    *_, role = access.users_of_roles(["billing"])
+    assert f"/auth/{role}/{access.file_name(role)}" in SERVICES["nats"]["healthcheck"]["test"][-1]
 
 
 @pytest.mark.parametrize("handed_out", [True, False])
