@@ -124,7 +124,7 @@ class TokenSlot:
 
         One that had it before, and has not been asked to give it up, has it.
         """
-        self._words[self._state] = BUSY  # before the load: see Lane.recall of the broker
+        self._words[self._state] = BUSY  # before the load: see LaneToken.recall of the broker
         if self._token and self._words[self._named] == self._seen:
             return True
         return self._look()
@@ -244,7 +244,7 @@ class TokenSlot:
         if slot_of(top) != self.number or top <= self._given:
             self._forget()
             return False
-        before, words[self._state] = words[self._state], BUSY  # before the load, here too: see Lane.recall
+        before, words[self._state] = words[self._state], BUSY  # before the load, here too: see LaneToken.recall
         named = words[self._named]
         recalled = turn_of(named) == turn_of(top) and slot_of(named) == RECALL
         if recalled or self._page.token() != top:  # in this order: named for a later turn only once the token has moved

@@ -77,8 +77,8 @@ def lanes_view(
     fractions : mapping of int to list of SharedRunView
         Device → runs that have a part of its memory.
     """
-    changes = tuple(_device(sharing, device, shares, fractions.get(device.index, [])) for device in devices)
-    shared = tuple(view for view in changes if view.lanes or view.outside)
+    views = tuple(_device(sharing, device, shares, fractions.get(device.index, [])) for device in devices)
+    shared = tuple(view for view in views if view.lanes or view.outside)
     return LanesView(node_id=sharing.node_id, at_s=at_s, devices=shared) if shared else None
 
 
@@ -149,7 +149,7 @@ class _Device:
 
     counted: dict[tuple[NodeLane, str], tuple[int, int]] = field(default_factory=dict)
     times_s: dict[int, dict[str, deque[float]]] = field(default_factory=dict)
-    changes: set[tuple[int, frozenset[str]]] = field(default_factory=set)
+    reported: set[tuple[int, frozenset[str]]] = field(default_factory=set)
 
 
 class ParallelGain:
@@ -216,9 +216,9 @@ class ParallelGain:
     def _judge(self, known: _Device, lanes: int) -> float | None:
         more_s, fewer_s = _means(known.times_s.get(lanes, {})), _means(known.times_s.get(lanes - 1, {}))
         jobs = frozenset(more_s.keys() & fewer_s.keys())
-        if lanes < 2 or not jobs or (lanes, jobs) in known.changes:
+        if lanes < 2 or not jobs or (lanes, jobs) in known.reported:
             return None
-        known.changes.add((lanes, jobs))
+        known.reported.add((lanes, jobs))
         return self.ratio(lanes, fewer_s, more_s)
 
     def forget(self, job_id: str) -> None:
@@ -226,7 +226,7 @@ class ParallelGain:
         for known in self._devices.values():
             for times_s in known.times_s.values():
                 times_s.pop(job_id, None)
-            known.changes = {(lanes, jobs) for lanes, jobs in known.changes if job_id not in jobs}
+            known.reported = {(lanes, jobs) for lanes, jobs in known.reported if job_id not in jobs}
 
 
 def _means(times_s: Mapping[str, deque[float]]) -> dict[str, float]:
