@@ -75,7 +75,10 @@ BACKENDS: Final[Mapping[str, BackendEntry]] = {
         DeviceCapabilities(host_memory=True, unnamed=True, declared_speed=True),
     ),
 }
-"""All backends, in the order in which they are asked whether a part of a ``devices`` setting is theirs."""
+"""All backends, in the order in which they are asked whether a part of a ``devices`` setting is theirs.
+
+``emulated`` comes last: it takes every part that no other does.
+"""
 
 
 class _Capabilities(dict[str, DeviceCapabilities]):

@@ -1,9 +1,10 @@
 """
 Registry of queue policies: in which order a pool's jobs are served.
 
-:data:`QUEUE_POLICIES` has one :class:`QueuePolicy` for each name, and a policy is added here and nowhere else: the
-ranker, the simulator's event engine, the compiled fast path, the colours of reports, the help of the command line and
-the tables of the documents read it here. A policy says four things:
+:data:`QUEUE_POLICIES` has one :class:`QueuePolicy` for each name, and a policy whose key is made of :class:`JobFigures`
+is added here and nowhere else: the ranker, both engines of ``penstock sim`` (``deciders`` and ``counted``), the colours
+of reports, the help of the command line and the tables of the documents read it here. A further figure of a job comes
+in by :class:`JobFigures` and through the ranker. A policy says four things:
 
 * *Demotion*: by which service a job falls from queue to queue, if at all.
 * *Key*: what puts jobs in order within a queue, lowest first, as data (:class:`QueueKey`) so that compiled kernels go

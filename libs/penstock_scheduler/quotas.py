@@ -18,6 +18,8 @@ fraction counts as this fraction. A lane job that waits counts as whole devices:
 A partition that never lends is a pool of its own.
 
 :func:`coverage` decides who borrows, :func:`of_pool` asks it for a pool, and :func:`reasons` says why borrowers wait.
+When borrowers enter a round is told in :mod:`penstock_scheduler.round`, and quotas are settings of
+:class:`penstock_scheduler.round_types.RoundRules`.
 """
 
 from __future__ import annotations

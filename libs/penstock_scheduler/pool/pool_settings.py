@@ -61,7 +61,7 @@ class OrderingSettings(msgspec.Struct, frozen=True, kw_only=True):
 _KNOWN: Final[dict[str, type[msgspec.Struct]]] = {
     name: owner for owner in (OrderingSettings, RoundRules) for name in owner.__struct_fields__ if name != "quotas"
 }
-"""What can be set live; quotas are agreed on, and stand in the file."""
+"""What can be set live: all but ``quotas``, which are agreed on and stand in the file."""
 
 
 def names() -> list[str]:

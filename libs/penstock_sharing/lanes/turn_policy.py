@@ -1,8 +1,9 @@
 """
 Lane policies by name, and the queue of those who ask for a turn.
 
-A policy gives each member a number, and the lowest goes first; equal numbers go by who has asked longer, which is
-round-robin among them. The number of a member that asks does not change before its turn, so a heap holds them.
+A lane policy (``lane_policy`` of the executor) is called a turn policy here. It gives each member a number, and the
+lowest goes first; equal numbers go by who has asked longer, which is round-robin among them. The number of a member
+that asks does not change before its turn, so a heap holds them.
 
 ============  ==================================================  ======================================================
 policy        lowest first                                        without patience, a member that asks

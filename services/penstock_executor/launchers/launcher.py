@@ -2,8 +2,8 @@
 Port of launchers: what starts, adopts, signals and reaps the processes of a run.
 
 ``tests/penstock_executor/launchers/test_launcher.py`` holds every launcher to it. A new launcher is a module or an
-object with these functions, and a row of :data:`penstock_executor.launchers.LAUNCHERS`, which makes it from the
-executor's settings.
+object with these functions, a name in :data:`penstock_executor.settings.LauncherName`, and a row of
+:data:`penstock_executor.launchers.LAUNCHERS`, which makes it from the executor's settings.
 """
 
 from __future__ import annotations

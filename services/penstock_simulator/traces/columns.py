@@ -358,7 +358,7 @@ class TraceBuilder:
         duration_s : (R,) float array
             nan where the source has no end.
         broken : (R,) bool array, optional
-            Rows that make no sense.
+            Rows that make no sense: dropped and counted here. :meth:`TableBlock.refuse` is what refuses the file.
         unfit : mapping of str to (R,) bool array, optional
             Rows that are no jobs for a reason of the format's own; a row counts under the first reason that holds.
         vcs, users, models, kinds, states : sequence of str, (R,) or empty

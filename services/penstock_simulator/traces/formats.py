@@ -1,6 +1,7 @@
 """
 The registry of trace formats; reading and writing by name.
 
+A new format is a module of its own, a row of :data:`READERS`, and a sign in :func:`detect`.
 :func:`read` is the one way to read a trace: it takes the format by its name, or :func:`detect` tells it by the content.
 :func:`write` writes a trace, compressed by the file's suffix.
 """
