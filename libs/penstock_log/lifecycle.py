@@ -74,8 +74,12 @@ class JobTable(msgspec.Struct):
         return self.by_id.get(job_id)
 
     def forget(self, job_id: str) -> None:
-        """Drop a job; facts about it are ignored from here on."""
-        self.by_id.pop(job_id, None)
+        """Drop a job, with what it shares; facts about it are ignored from here on."""
+        job = self.by_id.pop(job_id, None)
+        if job is None:
+            return
+        for node_id in [node_id for node_id, there in self.sharers.items() if job_id in there]:
+            leave(self, job, node_id, max(job.finished_s, job.share_since_s))
 
     def apply(self, event: Event) -> list[Job]:
         """Fold one fact in; return the jobs it touched."""

@@ -68,6 +68,17 @@ def test_a_preempted_job_keeps_what_it_had_and_shares_anew():
     assert (jobs["a"].served_by(T + 50.0), jobs["a"].share, jobs["b"].share) == (4.0, 1.0, 1.0)
 
 
+def test_a_job_that_is_forgotten_while_it_shares_leaves_its_devices_to_the_others():
+    jobs = lanes("a", "b")
+    for event in (started("a", at_s=T), started("b", at_s=T)):
+        jobs.apply(event)
+    jobs["a"].finished_s = T + 4.0
+    jobs.forget("a")
+    assert (jobs["b"].share, jobs["b"].attained_gpu_s(T + 8.0)) == (1.0, 2.0 + 4.0)
+    jobs.apply(ended("b", at_s=T + 8.0))
+    assert jobs.sharers == {}
+
+
 def test_a_lost_node_ends_the_sharing():
     jobs = lanes("a", "b")
     for event in (started("a", at_s=T), started("b", at_s=T)):
