@@ -12,7 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from matching_oracle import assign_lsa
 
 from penstock_policies.matching import warm
 from penstock_policies.matching.flow import Ints
@@ -22,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 # Beside the tests, which try every schedule too.
 from gang_cases import gang_instance, least_total
 from gang_rounds import total_of_rounds
+from matching_oracle import assign_lsa
 
 REPEATS = 7
 LARGE = [250] * 4
