@@ -176,7 +176,7 @@ class PastRun:
 
 
 @dataclass
-class RunHistory:
+class LoggedRuns:
     """
     The fold of a log's jobs, their runs, and the speeds of workloads.
 
@@ -302,7 +302,7 @@ class RunHistory:
 
 
 @dataclass
-class ClusterHistory(RunHistory):
+class ClusterHistory(LoggedRuns):
     """
     A cluster's past; the last run of a job that still runs ends with the log.
 

@@ -16,14 +16,14 @@ from typing import Final
 
 from penstock_log import Job, JobState, RunCheckpointed, RunEnded, RunMeasured
 from penstock_simulator.engine.tasks import uncounted_work_s
-from penstock_simulator.replay.history import PastRun, RunHistory, key_of
+from penstock_simulator.replay.history import LoggedRuns, PastRun, key_of
 
 LEAST_S: Final = 1e-3
 _REMEMBERED: Final = 101
 _KNOWN: Final = frozenset({JobState.COMPLETED, JobState.FAILED})
 
 
-class LiveWork(RunHistory):
+class LiveWork(LoggedRuns):
     """The runs of the live cluster so far, with what they say of their jobs' speeds, lengths and costs."""
 
     def __init__(self) -> None:
