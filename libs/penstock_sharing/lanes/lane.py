@@ -291,7 +291,7 @@ def find(
 
     Returns
     -------
-    Place or None
+    LaneChoice or None
         None: it has to wait.
 
     Notes
