@@ -1,7 +1,7 @@
 # Penstock. `make help` lists the targets.
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+SUPPLY := $(VENV)/supply/bin
 PACKAGES := libs services
 PYTEST := $(BIN)/python -m pytest
 # One more than there are cores: tests wait for servers as often as they compute. Clusters belong to modules, which
@@ -12,7 +12,8 @@ PARALLEL := -n $(shell expr $$(nproc) + 1) --dist loadfile --no-loadscope-reorde
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick check format lint types imports docs docs-check bench compose-test tree clean
+.PHONY: help demo test quick check format lint types imports docs docs-check bench chaos compose-test tree clean lock
+.PHONY: audit sbom
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  \033[1m%-14s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -56,8 +57,20 @@ docs-check: $(VENV)/.dev ## Fail if a generated document is stale
 bench: $(VENV)/.dev $(VENV)/.kernels ## Print the benchmarks, as ratios against baselines of the same run
 	@$(BIN)/python tests/bench/run.py $(ARGS)
 
+chaos: $(VENV)/.dev $(VENV)/.kernels ## Hit real clusters with faults; ARGS="--schedules 200 --seed 1" (docs/chaos.md)
+	@cd tests && ../$(BIN)/python -m chaos $(ARGS)
+
 compose-test: $(VENV)/.dev ## Bring compose.yaml up on a Docker engine and send a job through it
 	@TESTCONTAINERS_RYUK_DISABLED=true $(PYTEST) -q -m compose tests/compose $(ARGS)
+
+lock: $(VENV)/.supply ## Renew locks/ after pyproject.toml changed; ARGS=--upgrade takes the newest releases
+	@tools/lock $(SUPPLY) $(ARGS)
+
+audit: $(VENV)/.supply ## Ask an advisory service about all of locks/, and fail if none answers; ARGS="-s osv" asks another
+	@$(SUPPLY)/python tools/audit.py locks/*.txt -- $(ARGS)
+
+sbom: $(VENV)/.supply ## Write sbom.cdx.json: what the image installs, as CycloneDX
+	@tools/sbom $(SUPPLY) sbom.cdx.json
 
 tree: $(VENV)/.dev ## Print the modules with their sizes
 	@$(BIN)/python tools/tree.py
@@ -69,17 +82,25 @@ $(VENV)/.made: tools/make-venv
 	@tools/make-venv $(VENV)
 	@touch $@
 
-$(VENV)/.examples: $(VENV)/.made pyproject.toml
+# From locks/, checked by hashes. LOCKED=1, as CI sets it, takes nothing else; without it an index that has not all of
+# these files is asked for what pyproject.toml allows.
+$(VENV)/.examples: $(VENV)/.made pyproject.toml locks/build.txt locks/image.txt
 	@echo "Installing Penstock into $(VENV) ..."
-	@$(PIP) -e '.[examples]'
+	@$(BIN)/python tools/install.py image examples,optuna
 	@$(BIN)/python -m compileall -q $(PACKAGES)
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.made pyproject.toml
+$(VENV)/.dev: $(VENV)/.made pyproject.toml locks/build.txt locks/dev.txt
 	@echo "Installing Penstock and its tools into $(VENV) ..."
-	@$(PIP) -e '.[dev]'
+	@$(BIN)/python tools/install.py dev dev
 	@$(BIN)/python -m compileall -q $(PACKAGES)
 	@touch $@ $(VENV)/.examples
+
+$(VENV)/.supply: $(VENV)/.made locks/supply.txt
+	@echo "Installing the tools of the supply chain into $(VENV)/supply ..."
+	@tools/make-venv $(VENV)/supply
+	@$(SUPPLY)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r locks/supply.txt
+	@touch $@
 
 # The kernels of matching and simulating, so that nobody's first round waits for the compiler; after .dev or .examples.
 $(VENV)/.kernels: $(wildcard libs/penstock_policies/kernels.py libs/penstock_policies/matching/*.py services/penstock_simulator/fast/*.py) | $(VENV)/.examples

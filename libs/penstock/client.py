@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
 from types import TracebackType
@@ -18,7 +19,7 @@ import msgspec
 
 from penstock import request, results, submission
 from penstock.output_reader import OutputReader
-from penstock_bus import access
+from penstock_bus import logins
 from penstock_bus.compat import aclosing
 from penstock_bus.port import Bus, BusError, Delivery, LogLine, ServiceError, Unanswered
 from penstock_bus.settings import BusAddress, load
@@ -37,6 +38,7 @@ from penstock_log import (
     validation,
     views,
 )
+from penstock_log.facts import Role
 
 CONNECT_S: Final = 2.0
 _IDS: Final = 3
@@ -70,7 +72,8 @@ class Client:
     bus : Bus, optional
         An open bus to use instead; it is not closed.
     timeout_s : float
-        How long an answer may take over all tries.
+        How long an answer may take over all tries: longer than three servers take to elect a leader and a gateway to
+        be started again.
     again_s : float
         How long an answer may take before a command is asked again; a query gets twice as long.
     nobody_s : float
@@ -92,14 +95,16 @@ class Client:
         url: str | None = None,
         *,
         bus: Bus | None = None,
-        timeout_s: float = 10.0,
+        timeout_s: float = 30.0,
         again_s: float = 1.0,
         nobody_s: float = 5.0,
         new_id: Callable[[], str] = request.new_id,
     ) -> None:
-        self.url = url or load(BusAddress, "").server()
+        self.url = url or load(BusAddress, "").server(os.environ)
         self._given = bus
         self._bus = bus
+        self.user = ""
+        """Under which name the server knows who asks; empty before it was asked, and where it knows nobody."""
         self._retries = request.RetryPolicy(timeout_s=timeout_s, again_s=again_s, nobody_s=nobody_s)
         self._new_id = new_id
         self._stack = contextlib.AsyncExitStack()
@@ -108,11 +113,11 @@ class Client:
         if self._given is None:
             from penstock_bus import nats  # noqa: PLC0415 - a client on a given bus needs no NATS
 
-            async def connect(user: str, password: str) -> Bus:
+            async def connect(login: logins.Login | None) -> Bus:
+                self.user = login.user if login is not None and login.user_jwt else ""
                 connection = nats.connect(
                     self.url,
-                    user=user,
-                    password=password,
+                    login=login,
                     name="penstock client",
                     connect_timeout_s=CONNECT_S,
                     as_client=True,
@@ -120,7 +125,7 @@ class Client:
                 return await self._stack.enter_async_context(connection)
 
             found = load(BusAddress, "").logins("client", self.url)
-            self._bus = await access.first_accepted(connect, found, "client")
+            self._bus = await logins.first_accepted(connect, found, "client")
         return self
 
     async def __aexit__(
@@ -136,6 +141,10 @@ class Client:
             raise RuntimeError("the client is not connected; use it inside `async with penstock.Client() as client:`")
         return self._bus
 
+    async def whoami(self) -> views.UserView:
+        """Return as whom the gateway takes who asks; with an empty name where the server knows nobody."""
+        return await self._query("whoami", request_bodies.EmptyRequest(), views.UserView)
+
     # --- commands
     async def submit(self, spec: JobSpec | None = None, *, strict: bool = False, **fields: Any) -> views.SubmitAnswer:
         """
@@ -148,7 +157,7 @@ class Client:
         strict : bool
             Refuse a job that could never start on the present cluster, instead of having it wait.
         """
-        filled = submission.fill(_given(spec, fields, JobSpec))
+        filled = submission.fill(_given(spec, fields, JobSpec), is_known=bool(self.user))
         return await self._submit("submit", filled, lambda job: request_bodies.SubmitRequest(spec=job, strict=strict))
 
     def tune(
@@ -176,7 +185,7 @@ class Client:
             given = _given(spec, fields, SweepSpec)
         else:
             given = _given(None, submission.sweep_fields(spec, script, fields), SweepSpec)
-        filled = submission.fill_sweep(given)
+        filled = submission.fill_sweep(given, is_known=bool(self.user))
         asking = self._submit("tune", filled, lambda sweep: request_bodies.TuneRequest(spec=sweep, strict=strict))
         return results.SubmittedSweep(asking, self.results)
 
@@ -237,6 +246,57 @@ class Client:
             reason=reason,
         )
         return await self._command("policy", ask, views.ActAnswer)
+
+    async def set_user(
+        self,
+        user: str,
+        *,
+        role: Role | None = None,
+        teams: Iterable[str] | None = None,
+        revoke: bool = False,
+    ) -> views.ActAnswer:
+        """
+        Let a person use the cluster, or change what they may do; what is left out stays.
+
+        Parameters
+        ----------
+        revoke : bool
+            Logins that were issued until now count no more.
+        """
+        named = tuple(teams) if teams is not None else None
+        ask = request_bodies.UserRequest(user=user, role=role, teams=named, revoke=revoke)
+        return await self._command("set_user", ask, views.ActAnswer)
+
+    async def remove_user(self, user: str, reason: str = "") -> views.ActAnswer:
+        """Let a person not use the cluster any more; their jobs go on."""
+        return await self._act("remove_user", user, reason)
+
+    async def node_token(self, valid_s: float = 3600.0) -> logins.Login:
+        """Return the login by which a new node asks for its own, for so many seconds."""
+        ask = request_bodies.TokenRequest(valid_s=valid_s)
+        body = await self.bus.request(subjects.command("token", "issuer"), msgspec.json.encode(ask), timeout_s=10.0)
+        return msgspec.json.decode(body, type=logins.Login)
+
+    async def users(self) -> views.UsersView:
+        """Return who may use the cluster."""
+        return await self._query("users", request_bodies.AllRequest(), views.UsersView)
+
+    async def login(self, user: str = "", *, after_seq: int = 0, valid_s: float = 0.0) -> logins.Login:
+        """
+        Return a new login of a person; those that were issued before stay good.
+
+        Parameters
+        ----------
+        user : str
+            Whose; empty for one's own.
+        after_seq : int
+            Only once the log is known so far: the ``seq`` of the answer that added the person.
+        valid_s : float
+            For how long it counts, seconds; 0 for ever.
+        """
+        ask = request_bodies.LoginRequest(user=user, after_seq=after_seq, valid_s=valid_s)
+        body = await self.bus.request(subjects.command("login", "issuer"), msgspec.json.encode(ask), timeout_s=10.0)
+        return msgspec.json.decode(body, type=logins.Login)
 
     # --- queries
     async def jobs(
@@ -311,9 +371,13 @@ class Client:
         """Return counts of jobs, devices and nodes, and the replicas that are alive."""
         return await self._query("status", request_bodies.AllRequest(at=at), views.StatusView)
 
+    async def streams(self) -> views.StreamsView:
+        """Return on which NATS servers each stream is kept."""
+        return await self._query("streams", request_bodies.EmptyRequest(), views.StreamsView)
+
     async def dry_run(self, spec: JobSpec | None = None, *, strict: bool = False, **fields: Any) -> views.DryRunView:
         """Return where and when a job would start if it were submitted now, or why not."""
-        filled = submission.fill(_given(spec, fields, JobSpec))
+        filled = submission.fill(_given(spec, fields, JobSpec), is_known=bool(self.user))
         return await self._query("dryrun", request_bodies.SubmitRequest(spec=filled, strict=strict), views.DryRunView)
 
     async def schema(self) -> views.SchemaView:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from penstock_bus import LogReader
+from penstock_bus.compat import assert_never
 from penstock_log import (
     Choice,
     Dimension,
@@ -22,6 +23,7 @@ from penstock_log import (
     TrialFinished,
     TrialGroupOpened,
     TrialRetried,
+    Uniform,
     subjects,
     views,
 )
@@ -141,7 +143,7 @@ def _view(group: int, trial: Trial, end: TrialFinished) -> views.TrialView:
     return views.TrialView.of(trial, group=group, state=state, value=end.value, problem=end.problem)
 
 
-def _distribution(dimension: Dimension) -> Any:
+def _distribution(dimension: Dimension) -> Any:  # noqa: RET503 - the last call does not return
     from optuna.distributions import (  # noqa: PLC0415 - an extra
         CategoricalDistribution,
         FloatDistribution,
@@ -152,7 +154,9 @@ def _distribution(dimension: Dimension) -> Any:
         return CategoricalDistribution(dimension.values)
     if isinstance(dimension, Integers):
         return IntDistribution(dimension.low, dimension.high)
-    return FloatDistribution(dimension.low, dimension.high, log=dimension.log)
+    if isinstance(dimension, Uniform):
+        return FloatDistribution(dimension.low, dimension.high, log=dimension.log)
+    assert_never(dimension)
 
 
 Format = Literal["png", "svg"]

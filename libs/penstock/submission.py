@@ -27,16 +27,17 @@ _MAGIC_OF_BINARIES: Final = b"\x7fELF"
 _READ_BYTES: Final = 2**20
 
 
-def fill(spec: JobSpec, environ: Mapping[str, str] = os.environ) -> JobSpec:
+def fill(spec: JobSpec, environ: Mapping[str, str] = os.environ, *, is_known: bool = False) -> JobSpec:
     """
     Return the job with user, absolute working directory, script digest and environment filled in where they are empty.
 
-    Variables that the job sets itself win over those of the shell.
+    Variables that the job sets itself win over those of the shell. Where the server knows who submits (``is_known``),
+    the user is left to the gateway.
     """
     cwd = absolute(spec.cwd or ".")
     return msgspec.structs.replace(
         spec,
-        user=spec.user or user_name(),
+        user=spec.user or ("" if is_known else user_name()),
         cwd=cwd,
         digest=spec.digest or digest(spec.command, Path(cwd)),
         opaque=spec.opaque or is_opaque(spec.command, Path(cwd)),
@@ -44,9 +45,9 @@ def fill(spec: JobSpec, environ: Mapping[str, str] = os.environ) -> JobSpec:
     )
 
 
-def fill_sweep(spec: SweepSpec, environ: Mapping[str, str] = os.environ) -> SweepSpec:
+def fill_sweep(spec: SweepSpec, environ: Mapping[str, str] = os.environ, *, is_known: bool = False) -> SweepSpec:
     """Return the sweep with its job filled in."""
-    return msgspec.structs.replace(spec, job=fill(spec.job, environ))
+    return msgspec.structs.replace(spec, job=fill(spec.job, environ, is_known=is_known))
 
 
 def sweep_fields(space: Mapping[str, Any], script: str, fields: Mapping[str, Any]) -> dict[str, Any]:

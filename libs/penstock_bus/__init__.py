@@ -9,13 +9,21 @@ In reading order:
 * ``replica``: One replica of a decider, and whether it leads.
 * ``shell``: The process around a service.
 * ``extension``: The loop of an extension: follow, fold, react, publish, remember.
+* ``log_text``: The log as text, one fact a line.
 * ``settings``: Settings from a file and the environment, decoded once.
 * ``health``: Ready, live, heartbeats, metrics.
 * ``clock``: The cluster's time.
 * ``logger``: The logger of clients, which loads structlog only where a program does.
 * ``logs``: Structured logging.
-* ``access``: Passwords and permissions.
-* ``server``: The NATS server as a child process, and room in its store.
+* ``logins``: The files that hold logins, and where they are found.
+* ``claims``: Keys and signed claims as NATS has them.
+* ``access``: Which subjects each service, extension and person may use.
+* ``keyring``: The one secret of a server's owner, and all that is signed with it.
+* ``issuer``: Accounts and logins for people, while the server runs.
+* ``server``: The NATS server as a child process, and room on its disk.
+* ``cluster_member``: A server's place in a cluster.
+* ``cluster_folder``: What the servers of a cluster share on disk.
+* ``server_group``: The servers of a data folder, and how one becomes three.
 * ``stored_messages``: What both adapters share: patterns, pieces of snapshots, unreadable messages.
 * ``standalone``: The server by itself, for containers.
 * ``probe``: Whether a service on this host is ready, for containers.
@@ -35,14 +43,20 @@ from penstock_bus.port import (
     Handler,
     Lease,
     LeasePort,
+    LogFromFuture,
     LogLine,
     LogPort,
     LogReader,
+    LogTrimPort,
+    LogWentBack,
     NoResponders,
     OutputPort,
     Rejection,
     RejectionPort,
+    RelayPort,
+    ReplicationPort,
     Reply,
+    Request,
     RequestPort,
     ServiceError,
     Shadowed,
@@ -53,6 +67,7 @@ from penstock_bus.port import (
     TelemetryPort,
     Timeout,
     TooLarge,
+    TrimDenied,
     Unanswered,
     Unauthorized,
     Unavailable,
@@ -73,15 +88,21 @@ __all__ = [
     "Handler",
     "Lease",
     "LeasePort",
+    "LogFromFuture",
     "LogLine",
     "LogPort",
     "LogReader",
+    "LogTrimPort",
+    "LogWentBack",
     "NoResponders",
     "OutputPort",
     "Proposal",
     "Rejection",
     "RejectionPort",
+    "RelayPort",
+    "ReplicationPort",
     "Reply",
+    "Request",
     "RequestPort",
     "ServiceError",
     "ShadowPort",
@@ -92,6 +113,7 @@ __all__ = [
     "TelemetryPort",
     "Timeout",
     "TooLarge",
+    "TrimDenied",
     "Unanswered",
     "Unauthorized",
     "Unavailable",

@@ -1,18 +1,24 @@
-"""``aclosing`` and ``timeout`` as Python has them from 3.10 and 3.11 on: the SDK runs on 3.9 too."""
+"""``aclosing``, ``assert_never`` and ``timeout``, which Python has from 3.10 and 3.11 on: the SDK runs on 3.9 too."""
 
 from __future__ import annotations
 
 import sys
 
-__all__ = ["aclosing", "timeout"]
+__all__ = ["aclosing", "assert_never", "timeout"]
 
 if sys.version_info >= (3, 11):
     from asyncio import timeout
     from contextlib import aclosing
+    from typing import assert_never
 else:
     import asyncio
     from collections.abc import AsyncGenerator, AsyncIterator
     from contextlib import asynccontextmanager
+    from typing import NoReturn
+
+    def assert_never(value: NoReturn) -> NoReturn:
+        """Fail, since the types say that nobody comes here."""
+        raise AssertionError(f"expected nothing, got {value!r}")
 
     @asynccontextmanager
     async def aclosing(generator: AsyncGenerator) -> AsyncIterator[AsyncGenerator]:

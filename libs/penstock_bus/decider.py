@@ -8,15 +8,27 @@ deliveries of the log up to a sequence. A snapshot makes the start of a fold fas
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Final, Generic, Optional, TypeVar
 
 import msgspec
 
 from penstock_bus.logger import get_logger
 from penstock_bus.port import Delivery, Snapshot
-from penstock_log import AnyEvent, Commit, Event, UnknownFact, read_as, subjects, tag_of
+from penstock_log import (
+    AnyEvent,
+    Commit,
+    Event,
+    JobsArchived,
+    JobTable,
+    LogTrimmed,
+    UnknownFact,
+    lifecycle,
+    read_as,
+    subjects,
+    tag_of,
+)
 
 S = TypeVar("S")
 
@@ -65,12 +77,12 @@ class Decider(Generic[S]):
     leads : bool
         True where only one replica may decide (the others keep a hot fold); False where all decide, and conflicts
         sort it out.
-    ignores : frozenset of type
-        Kinds of facts after which the shell need not call ``decide``. They are folded in as any other, but they bring
-        about no new proposal, and none sooner.
     reads : frozenset of type, or None
-        Kinds of facts that ``apply`` takes in: any other would change nothing, so it is not called with one. None:
-        all that are known.
+        Kinds of facts that ``apply`` takes in: any other would change nothing, so it is not called with one, and the
+        shell need not call ``decide`` after one. None: all that are known.
+    ignores : frozenset of type
+        Kinds of facts that ``apply`` takes in as any other, but that bring about no new proposal, and none sooner: the
+        shell need not call ``decide`` after these either.
     extends : tuple of type
         Facts of extensions that the fold reads; it ignores all others that are unknown.
     """
@@ -81,23 +93,39 @@ class Decider(Generic[S]):
     apply: Callable[[S, Event, int], None]
     decide: Callable[[S, float], Decision]
     leads: bool = True
-    ignores: frozenset[type[Event]] = frozenset()
     reads: Optional[frozenset[type[Event]]] = None
+    ignores: frozenset[type[Event]] = frozenset()
     extends: tuple[type[Event], ...] = ()
-    _ignored: frozenset[type[Event]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Ignore facts that are unknown, but for those in ``extends``."""
-        object.__setattr__(self, "_ignored", self.ignores | {UnknownFact})
+        """
+        Check that each kind of fact is declared once.
+
+        Raises
+        ------
+        ValueError
+            If a kind that is not read is to be ignored as well: it is ignored already.
+        """
+        if self.reads is not None and (twice := self.ignores - self.reads):
+            names = ", ".join(sorted(kind.__name__ for kind in twice))
+            raise ValueError(
+                f"{self.name} ignores {names}, which it does not read; expected kinds in `reads`: leave out others"
+            )
 
     def heeds(self, commit: Commit) -> bool:
         """Say whether the decider may have something new to propose after a commit."""
-        if not self._ignored.issuperset(map(type, commit.facts)):
-            return True
-        return bool(self.extends) and any(map(self._reads, commit.facts))
+        return any(map(self._heeds_fact, commit.facts))
 
-    def _reads(self, fact: Event) -> bool:
-        return any(tag_of(kind) == tag_of(fact) for kind in self.extends)
+    def heeds_kind(self, kind: type[Event]) -> bool:
+        """Say whether the decider may have something new to propose after a fact of a kind that is known."""
+        if kind is JobsArchived:  # which may end jobs, whoever reads it
+            return True
+        return (self.reads is None or kind in self.reads) and kind not in self.ignores
+
+    def _heeds_fact(self, fact: Event) -> bool:
+        if isinstance(fact, UnknownFact):
+            return any(tag_of(kind) == fact.tag for kind in self.extends)
+        return self.heeds_kind(type(fact))
 
 
 def read_extended(fact: UnknownFact, reads: Mapping[str, type[Event]]) -> Event | None:
@@ -110,6 +138,8 @@ def read_extended(fact: UnknownFact, reads: Mapping[str, type[Event]]) -> Event 
         _log.warning("fact_of_another_form_ignored", tag=fact.tag)
     return found
 
+
+_OF_ARCHIVE: Final = frozenset({JobsArchived, LogTrimmed})
 
 RULES: Final = "placed"
 """What every fold leaves out of the log: a snapshot made before commits out of place were dropped may hold some."""
@@ -139,28 +169,66 @@ class Fold(Generic[S]):
         self.heads: dict[str, int] = {}
         self._apply = decider.apply
         self._reads = decider.reads or frozenset()
-        self._reads_all = decider.reads is None
         self._extends = {tag_of(kind): kind for kind in decider.extends}
+        self._reads_others = decider.reads is None or bool(decider.extends)
         written = subjects.writable(decider.name) or [subjects.extended(decider.name)]
         self._own = tuple(pattern.removesuffix("*") for pattern in written)
 
     def apply(self, delivery: Delivery) -> bool:
         """Fold one commit in; return False for one that was folded before, which changes nothing."""
-        if delivery.seq <= self.last_seq:
-            return False
-        state, seq, subject = self.state, delivery.seq, delivery.subject
-        for fact in delivery.commit.facts:
-            if type(fact) in self._reads:
-                self._apply(state, fact, seq)
-            elif isinstance(fact, UnknownFact):
-                if (found := read_extended(fact, self._extends)) is not None:
-                    self._apply(state, found, seq)
-            elif self._reads_all:
-                self._apply(state, fact, seq)
-        if subject.startswith(self._own):
-            self.heads[subject] = seq
-        self.last_seq = seq
-        return True
+        return self.apply_all((delivery,)) > 0
+
+    def apply_all(self, deliveries: Iterable[Delivery]) -> int:
+        """Fold commits in, in the log's order; return how many of them had not been folded before."""
+        state, apply, reads, own, folded = self.state, self._apply, self._reads, self._own, 0
+        for delivery in deliveries:
+            seq = delivery.seq
+            if seq <= self.last_seq:
+                continue
+            for fact in delivery.commit.facts:
+                kind = type(fact)
+                if kind in _OF_ARCHIVE:
+                    self._apply_archive(fact, seq)
+                if kind in reads:
+                    apply(state, fact, seq)
+                elif self._reads_others:
+                    self._apply_other(fact, seq)
+            if delivery.subject.startswith(own):
+                self.heads[delivery.subject] = seq
+            self.last_seq = seq
+            folded += 1
+        return folded
+
+    def _apply_other(self, fact: Event, seq: int) -> None:
+        """Fold in a fact of a kind that is not named: an extension's, or any where all kinds are read."""
+        if not isinstance(fact, UnknownFact):
+            if self.decider.reads is None:
+                self._apply(self.state, fact, seq)
+        elif (found := read_extended(fact, self._extends)) is not None:
+            self._apply(self.state, found, seq)
+
+    def _apply_archive(self, fact: Event, seq: int) -> None:
+        """
+        Drop what is kept here of archived jobs, and end those whose end this fold has missed.
+
+        A fold that was away for longer than ended jobs are kept finds their ends removed from the log.
+        """
+        if isinstance(fact, LogTrimmed):
+            self._drop_heads(fact.nodes)
+        if not isinstance(fact, JobsArchived):
+            return
+        self._drop_heads((*fact.job_ids, *fact.sweep_ids, *fact.workloads))
+        jobs = getattr(self.state, "jobs", None)
+        if not isinstance(jobs, JobTable):
+            return
+        missed = [job for job_id in fact.job_ids if (job := jobs.get(job_id)) is not None]
+        for ending in [one for job in missed for one in lifecycle.endings(job, fact.at_s)]:
+            self._apply(self.state, ending, seq)
+
+    def _drop_heads(self, entity_ids: Iterable[str]) -> None:
+        for entity_id in entity_ids:
+            for begin in self._own:
+                self.heads.pop(begin + entity_id, None)
 
     def snapshot(self) -> Snapshot:
         """Return the state as it is now."""

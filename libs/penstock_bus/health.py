@@ -22,8 +22,9 @@ from typing import Final, TypeVar, cast
 
 import msgspec
 
-from penstock_bus.port import BusError, Endpoint, Reply, TelemetryPort
+from penstock_bus.port import BusError, Endpoint, Reply, Request, TelemetryPort
 from penstock_log import subjects
+from penstock_log.text import escaped_lines
 
 HEARTBEAT_S: Final = 1.0
 GONE_AFTER_S: Final = 3.5
@@ -115,17 +116,17 @@ class DecisionLag:
 def endpoints(report: Callable[[], Vitals], metrics: Metrics) -> list[Endpoint]:
     """Return ``ready`` (503 until caught up), ``live`` and ``metrics`` of a service."""
 
-    async def ready(_: bytes) -> Reply:
+    async def ready(_: Request) -> Reply:
         vitals = report()
         body = msgspec.json.encode(vitals)
         if vitals.ready:
             return Reply(body=body)
         return Reply(body=body, code=503, error=f"{vitals.service}/{vitals.replica} is still catching up; ask again")
 
-    async def live(_: bytes) -> Reply:
+    async def live(_: Request) -> Reply:
         return Reply(body=msgspec.json.encode(report()))
 
-    async def metrics_(_: bytes) -> Reply:
+    async def metrics_(_: Request) -> Reply:
         return Reply(body=metrics.render().encode())
 
     handlers = {"ready": ready, "live": live, "metrics": metrics_}
@@ -317,5 +318,5 @@ def _number(value: float) -> str:
 def _shown(labels: Labels) -> str:
     if not labels:
         return ""
-    escaped = ((name, value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")) for name, value in labels)
-    return "{" + ",".join(f'{name}="{value}"' for name, value in escaped) + "}"
+    quoted = ((name, escaped_lines(value).replace("\\", r"\\").replace('"', r"\"")) for name, value in labels)
+    return "{" + ",".join(f'{name}="{value}"' for name, value in quoted).replace("\n", r"\n") + "}"

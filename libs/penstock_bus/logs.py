@@ -12,7 +12,7 @@ import msgspec
 import structlog
 from structlog.typing import EventDict, ExcInfo, Processor
 
-from penstock_log.text import escaped
+from penstock_log.text import escaped, escaped_lines
 
 _QUOTED: Final = frozenset(" \t=\r\n\"'")
 """With any of these in it, the renderer shows a value as Python writes it, which is harmless."""
@@ -71,4 +71,4 @@ def _traceback(out: TextIO, exc_info: ExcInfo) -> None:
     """Write a traceback without local variables, for passwords are among them."""
     text = StringIO()
     structlog.dev.plain_traceback(text, exc_info)
-    out.write("\n".join(map(escaped, text.getvalue().split("\n"))))
+    out.write(escaped_lines(text.getvalue()))

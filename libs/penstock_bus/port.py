@@ -1,5 +1,5 @@
 """
-Ports of the bus by use: log, rejections, snapshots, leases, work, requests, telemetry, output, shadows.
+Ports of the bus by use: log, rejections, snapshots, leases, work, requests, telemetry, output, shadows, replication.
 
 Who calls the bus asks for the ports that it uses, and joins them in a protocol of its own where it uses several.
 :class:`Bus` is all of them. Two adapters keep this contract, ``penstock_bus.nats`` and ``penstock_bus.memory``;
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Optional, Protocol, Union
+from typing import Final, Optional, Protocol, Union
 
 import msgspec
 
@@ -73,6 +73,48 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     ttl_s: float
 
 
+class StreamPeer(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    One copy of a stream beside its leader's.
+
+    Attributes
+    ----------
+    current : bool
+        Whether it has all that the leader has.
+    lag : int
+        Operations that it is behind.
+    heard_ago_s : float
+        How long ago its server was last heard of.
+    """
+
+    server: str
+    current: bool
+    offline: bool = False
+    lag: int = 0
+    heard_ago_s: float = 0.0
+
+
+class StreamReplication(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    On which servers one stream is kept.
+
+    Attributes
+    ----------
+    replicas : int
+        On so many it is to be kept; 0 where it did not say.
+    leader : str
+        The server that takes what is written; empty while none does, and on a server alone.
+    error : str
+        Why nothing is known of it.
+    """
+
+    name: str
+    replicas: int = 0
+    leader: str = ""
+    copies: tuple[StreamPeer, ...] = ()
+    error: str = ""
+
+
 class Work(Protocol):
     """
     One message of the work queue; exactly one of ``ack``, ``retry`` and ``reject`` is called in the end.
@@ -81,11 +123,14 @@ class Work(Protocol):
     ----------
     seq : int
         Its sequence in the queue: the same at every delivery, and no other message's.
+    user : str
+        The person who submitted it, as the server knows them; empty where a service did.
     """
 
     seq: int
     subject: str
     body: bytes
+    user: str
 
     async def ack(self) -> None:
         """It is done."""
@@ -108,15 +153,40 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""
 
 
-Handler = Callable[[bytes], Awaitable[Reply]]
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    A request as a handler gets it.
+
+    Attributes
+    ----------
+    user : str
+        The person who asks, as the server knows them; empty where a service asks.
+    """
+
+    body: bytes
+    user: str = ""
+
+
+Handler = Callable[[Request], Awaitable[Reply]]
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """One request subject of a service."""
+    """
+    One request subject of a service.
+
+    People reach commands and queries too, each under their own name (:func:`penstock_log.subjects.by_person`).
+
+    Attributes
+    ----------
+    concurrent : bool
+        Whether the handler gets each request as it comes, instead of one at a time: it keeps its own queue, and its own
+        bound on what waits.
+    """
 
     name: str
     subject: str
     handler: Handler
+    concurrent: bool = False
 
 
 class LogLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -182,6 +252,11 @@ class LogReader(Protocol):
         Goes on over disconnects, server restarts and stalled consumers. An undecodable message goes to REJECTED once;
         a delivery whose commit has no id and no facts keeps its place, so that readers catch up and writers know the
         subject's last sequence. ``subjects`` are patterns; empty means all.
+
+        Raises
+        ------
+        LogWentBack
+            If the log ends before what was read of it.
         """
 
     async def read(self, subject: str, after_seq: int = 0, until_seq: int | None = None) -> list[Delivery]:
@@ -225,6 +300,24 @@ class LogPort(LogReader, BodyLimit, Protocol):
         """
 
 
+class LogTrimPort(Protocol):
+    """Removing from the log what was copied elsewhere; nothing else is ever removed from it."""
+
+    async def trim(self, subject: str, before_seq: int) -> int:
+        """
+        Remove the commits of a subject or pattern before a sequence; return how many there were.
+
+        The sequences of others stay, and so does the log's last one.
+
+        Raises
+        ------
+        Unauthorized
+            If this user may not.
+        TrimDenied
+            If the log is one from which nothing can be removed: of an earlier version.
+        """
+
+
 class RejectionPort(Protocol):
     """What the log, or the work queue, could not accept."""
 
@@ -252,13 +345,20 @@ class LeasePort(Protocol):
     """Who leads: names that have one owner each."""
 
     async def acquire(self, name: str, owner: str, ttl_s: float) -> Lease | None:
-        """Become the owner of a name, if nobody is; None otherwise. The owner itself gets its lease again."""
+        """
+        Become the owner of a name, if nobody is; None otherwise. The owner itself gets its lease again.
+
+        The lease says how long it lasts: ``ttl_s``, or longer where the bus would lose a shorter one in a fail-over.
+        """
 
     async def renew(self, lease: Lease) -> bool:
-        """Stay the owner for another ``ttl_s``; False if the lease is gone."""
+        """Stay the owner for as long again as the lease lasts; False if the lease is gone."""
 
     async def release(self, lease: Lease) -> None:
         """Stop being the owner at once."""
+
+
+AHEAD: Final = 1000
 
 
 class WorkPort(Protocol):
@@ -267,8 +367,12 @@ class WorkPort(Protocol):
     async def submit(self, subject: str, body: bytes) -> None:
         """Put a message into the work queue; returns when it is stored."""
 
-    def work(self, queue: str, subjects: Sequence[str]) -> AsyncIterator[Work]:
-        """Yield work; each message goes to one of the workers of ``queue``, and again if it is not acknowledged."""
+    def work(self, queue: str, subjects: Sequence[str], ahead: int = AHEAD) -> AsyncIterator[Work]:
+        """
+        Yield work; each message goes to one of the workers of ``queue``, and again if it is not acknowledged.
+
+        The workers of a queue have ``ahead`` messages at most, all together, that are not acknowledged.
+        """
 
 
 class RequestPort(BodyLimit, Protocol):
@@ -296,6 +400,20 @@ class RequestPort(BodyLimit, Protocol):
 
         On NATS it is a micro service: ``nats micro ls``, ``info`` and ``stats`` know it. An exception in a handler
         becomes error 500.
+        """
+
+
+class RelayPort(Protocol):
+    """Answering people's reads in the streams' place."""
+
+    def relaying(self, may_read: Callable[[str, str], Awaitable[str]]) -> AbstractAsyncContextManager[None]:
+        """
+        Answer, while the context is open, what people read who may not read everything.
+
+        Parameters
+        ----------
+        may_read : callable
+            From a person's name and the subject of what they want to read: why not; empty where they may.
         """
 
 
@@ -341,8 +459,16 @@ class ShadowPort(Protocol):
         """Return the newest of a subject or pattern."""
 
 
+class ReplicationPort(Protocol):
+    """On which servers the streams are kept."""
+
+    async def replication(self) -> list[StreamReplication]:
+        """Return each stream's copies; one that does not answer is in it too, with the reason."""
+
+
 class Bus(
     LogPort,
+    LogTrimPort,
     RejectionPort,
     SnapshotPort,
     LeasePort,
@@ -351,6 +477,8 @@ class Bus(
     TelemetryPort,
     OutputPort,
     ShadowPort,
+    ReplicationPort,
+    RelayPort,
     Protocol,
 ):
     """All ports of one connection: what a process connects, and hands out in parts."""
@@ -371,6 +499,40 @@ class Conflict(BusError):
         super().__init__(f"{subject} is no longer at sequence {expected}; read it again and decide anew")
         self.subject = subject
         self.expected = expected
+
+
+class TrimDenied(BusError):
+    """The log is one from which nothing can be removed."""
+
+    def __init__(self) -> None:
+        """Say what makes it another one."""
+        super().__init__(
+            "nothing can be removed from this log, which an earlier version has made so; `penstock backup` and "
+            "`penstock restore` into a new folder make it one of today"
+        )
+
+
+class LogFromFuture(BusError):
+    """The log is of a later version, whose facts this one cannot read."""
+
+    def __init__(self, found: str, known: int) -> None:
+        """Say which format it has, and which ones are known here."""
+        super().__init__(
+            f"the log is of format {found}, which a later version of Penstock has written; this one reads formats up "
+            f"to {known}. Start the version that last ran on it, or a later one; nothing was changed"
+        )
+
+
+class LogWentBack(BusError):
+    """The log ends before what was read of it: what was folded is not what it holds; start anew."""
+
+    def __init__(self, read_seq: int, last_seq: int) -> None:
+        """Say how far it was read, and where it ends."""
+        super().__init__(
+            f"the log ends at sequence {last_seq} and was read up to {read_seq}: it was restored from a backup, or its "
+            "disk has lost what was written last; start anew, from what it holds"
+        )
+        self.read_seq, self.last_seq = read_seq, last_seq
 
 
 class Unavailable(BusError):

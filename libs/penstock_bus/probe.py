@@ -35,9 +35,9 @@ async def ready(bus: TelemetryPort, service: str, host: str, wait_s: float = WAI
 async def _main(service: str) -> int:
     try:
         connection = load(BusAddress, "")
-        async with nats.connect(
-            connection.url, user=connection.user, password=connection.secret(), name=f"probe of {service}"
-        ) as bus:
+        url = connection.server()
+        login = next(iter(connection.logins(service, url).logins), None)
+        async with nats.connect(url, login=login, name=f"probe of {service}") as bus:
             return 0 if await ready(bus, service, socket.gethostname()) else 1
     except (BusError, SettingsError) as error:
         sys.stderr.write(f"{service} cannot be asked: {error}\n")

@@ -41,7 +41,8 @@ class ReplicaPace(msgspec.Struct, frozen=True, kw_only=True):
     least_wait_s : float
         Least time to the next decision when the decider asks for one at a time that has passed.
     lease_ttl_s, renew_s : float
-        A lost leader is replaced after at most their sum.
+        A lost leader is replaced after at most their sum; on several servers a lease lasts longer, see
+        :meth:`penstock_bus.port.LeasePort.acquire`.
     snapshot_s, snapshot_events, check_s
         A snapshot is taken after so many events or so many seconds with any event; looked at every ``check_s``.
     """
@@ -102,10 +103,14 @@ class LeaderElection:
         return self._now() - self._since if self.held else 0.0
 
     @property
+    def since(self) -> float:
+        """When the present term began, by this election's clock; it names the term."""
+        return self._since
+
+    @property
     def confirmed_ago_s(self) -> float | None:
         """How long ago the lease was asked for that was last confirmed; None before the first one."""
-        asked_at = self._until - self._ttl_s
-        return self._now() - asked_at if self._lease is not None else None
+        return self._now() - (self._until - self._lease.ttl_s) if self._lease is not None else None
 
     async def keep(self) -> None:
         """Renew the lease every ``renew_s``, or try to get it twice as often, for ever."""
@@ -119,7 +124,7 @@ class LeaderElection:
                 _log.warning("lease_not_confirmed", lease=self._name, error=str(error) or "no answer")
             else:
                 self._note()  # and so may the answer have been
-                self._until = asked_at + self._ttl_s if self._lease is not None else -math.inf
+                self._until = asked_at + self._lease.ttl_s if self._lease is not None else -math.inf
             self._note()
             self._on_answer()
             pause_s = self._renew_s if self.held else self._renew_s / 2
@@ -200,6 +205,8 @@ class Replica(Generic[S]):
             )
         self._led = False
         """Whether it led when it last came to decide; what came while it did not has yet to be decided on."""
+        self._term = -math.inf
+        """The term in which its fold has caught up with what other leaders wrote before."""
         shell.examine = self._examine
         self._decide_s = shell.metrics.histogram("penstock_decide_seconds", "Time to work out a decision.")
         self._append_s = shell.metrics.histogram("penstock_append_seconds", "Time to append a commit.")
@@ -210,6 +217,16 @@ class Replica(Generic[S]):
     def leading(self) -> bool:
         """Whether this replica may decide now."""
         return self._election is None or self._election.held
+
+    @property
+    def term_s(self) -> float:
+        """For how long it has led without a gap; 0 while it does not lead."""
+        return math.inf if self._election is None else self._election.term_s
+
+    @property
+    def settled(self) -> bool:
+        """Whether it leads, and its state has all that was written before it began to lead."""
+        return self.leading and (self._election is None or self._term == self._election.since)
 
     def wake(self) -> None:
         """Have it decide again soon, although the log has not changed."""
@@ -237,17 +254,22 @@ class Replica(Generic[S]):
             await self._pause()
             if self._shell.stopping.is_set():
                 return
-            if self.leading and (not self._led or self.live.pending):
-                await self.live.caught_up()
+            if self.leading and (self.live.pending or not (self._led and self.settled)):
+                await self._settle()
             self._wake_at_s = None
             self._led = self._shell.vitals.leading = self.leading
             if self._led:
                 await self._decide()
 
+    async def _settle(self) -> None:
+        term = self._election.since if self._election is not None else 0.0
+        await self.live.caught_up()
+        self._term = term
+
     def _on_lease(self) -> None:
         """Come to decide if the lead is not what it was then: nothing else may happen for a long time."""
         self._shell.vitals.leading = self.leading
-        if self.leading != self._led:
+        if self.leading != self._led or (self.leading and not self.settled):
             self._wake.set()
 
     def _examine(self, vitals: Vitals) -> None:

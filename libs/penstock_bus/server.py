@@ -5,9 +5,9 @@ The NATS server as a child process, and the room in its store.
 :func:`dies_with_parent` keeps a child process from outliving its parent.
 
 Two conditions of the disk need care. A server that met a full disk answers every look, but confirms no message to its
-streams, and goes on like that when there is room again, until it is started anew. A store that has reached its limit
-takes nothing either, not even leases, so nothing could start on it: :func:`widen_full_store` gives it a little more,
-and people are told what to purge.
+streams, and goes on like that when there is room again, until it is started anew (:func:`wait_for_disk_space`). A store
+that has reached its limit takes nothing either, not even leases, so nothing could start on it:
+:meth:`penstock_bus.server_group.ServerGroup.widen_if_full` gives it a little more.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import os
 import shutil
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -26,16 +27,20 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from penstock_bus import access
+from penstock_bus.certificates import TlsFiles, address_here, is_loopback
+from penstock_bus.cluster_member import CLUSTER, ClusterMember, cluster_block
+from penstock_bus.keyring import Keyring
 from penstock_bus.logger import get_logger
-from penstock_bus.nats import connect, streams
+from penstock_bus.logins import SERVICE_LOGINS, Login, file_name, user_name, write_login, write_private
 from penstock_bus.port import BusError
 from penstock_log import subjects
 
 BINARY_VARIABLE: Final = "PENSTOCK_NATS_SERVER"
 START_S: Final = 30.0
 STOP_S: Final = 10.0
+CREDENTIALS: Final = "nats"
+"""The folder in a data folder where the keys are, and the store of a server alone or of the first of several."""
 _LOOK_S: Final = 0.005
-_ONE_FOR_ALL: Final = "$G"  # what NATS calls the account of those who name none
 _LOG_TAIL: Final = 5
 _MIB: Final = 1 << 20
 
@@ -51,7 +56,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     Attributes
     ----------
     data_dir : Path
-        Holds everything: the streams, the configuration, the passwords and the server's log.
+        Holds everything: the streams, the configuration, the keys and the server's log.
     port : int
         -1 lets the server choose; a restart of the same :class:`Server` keeps the port it once had.
     max_payload : int
@@ -62,6 +67,20 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
         ``always`` flushes every message to disk before it is acknowledged: one node has no other copy.
     extensions : tuple of str
         Who besides Penstock's services may write facts, each its own: see :class:`penstock_bus.access.Extensions`.
+    owner : str
+        Name of the person who may do everything; empty takes the user whose process this is.
+    tls : TlsFiles, optional
+        Certificate and key; without them it listens to this machine only.
+    name : str
+        Host name in the certificate by which clients here reach it; empty takes the address on which it listens.
+    plain : bool
+        Listen beyond this machine without TLS all the same: in a container, whose network is nobody else's.
+    member : ClusterMember, optional
+        Its place among several servers; without one it is alone.
+    store : str
+        Its folder in ``data_dir``, where several servers share that.
+    disk_part : float
+        How much of the free disk is its own, where several share that too.
     """
 
     data_dir: Path
@@ -71,6 +90,13 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_store_bytes: int = 0
     sync_interval: str = "always"
     extensions: tuple[str, ...] = ()
+    owner: str = ""
+    tls: TlsFiles | None = None
+    name: str = ""
+    plain: bool = False
+    member: ClusterMember | None = None
+    store: str = CREDENTIALS
+    disk_part: float = 1.0
 
 
 class Server:
@@ -81,31 +107,35 @@ class Server:
     ----------
     settings : ServerSettings
     access : mapping, optional
-        The ``authorization`` or ``accounts`` part of the configuration. By default Penstock's own users, whose
-        passwords are then in :attr:`passwords`.
+        The ``authorization`` or ``accounts`` part of the configuration. By default Penstock's own, whose logins are
+        then in :attr:`logins`, and whose keys in :attr:`keyring`.
     """
 
     def __init__(self, settings: ServerSettings, access: Mapping[str, Any] | None = None) -> None:
         self.settings = settings
-        self.passwords: dict[str, str] = {}
+        self.owner = settings.owner or user_name()
+        self.logins: dict[str, Login] = {}
+        """Logins of the services, and of the owner under ``client``; empty until it was started."""
+        self.keyring: Keyring | None = None
         self.process: asyncio.subprocess.Process | None = None
         self._access = access
-        self._least_bytes = 0
+        self.least_bytes = 0
+        """Room for so much is made at the next start, whatever else is set."""
         self.store_bytes = 0
         """How much all streams may hold, since it was started."""
         self._port = settings.port
-        self._home = settings.data_dir / "nats"
+        self._home = settings.data_dir / settings.store
+        self._logins_folder = settings.data_dir / SERVICE_LOGINS
 
     @property
     def url(self) -> str:
         """Where clients find it, without credentials."""
-        return f"nats://{self.settings.host}:{self._port}"
+        return f"nats://{self.settings.name or address_here(self.settings.host)}:{self._port}"
 
-    async def widen(self, store_bytes: int) -> None:
-        """Start anew with room for at least so much: a full store takes not even what says that it is full."""
-        self._least_bytes = store_bytes
-        await self.stop()
-        await self.start()
+    @property
+    def name(self) -> str:
+        """What it is called among the servers of its cluster."""
+        return self.settings.member.name if self.settings.member is not None else CLUSTER
 
     @property
     def log_file(self) -> Path:
@@ -134,6 +164,13 @@ class Server:
         except TimeoutError as error:
             await self.kill()
             raise ServerError(f"nats-server did not listen within {START_S} s; {self._last_error()}") from error
+        if self.keyring is not None:
+            now_s = time.time()  # noqa: TID251 - the server compares it with this machine's clock
+            ca = self.settings.tls.authority if self.settings.tls is not None else ""
+            self.logins = self.keyring.service_logins(self.url, self.settings.extensions, now_s, ca)
+            for name, login in self.logins.items() if self.settings.store == CREDENTIALS else ():
+                write_login(self._logins_folder / file_name(name), login)
+            self.logins[access.CLIENT] = self.keyring.person_login(self.url, self.owner, now_s, ca=ca)
 
     async def stop(self) -> None:
         """End the server in good order."""
@@ -151,16 +188,21 @@ class Server:
         return await self.process.wait() if self.process is not None else 0
 
     async def _spawned(self) -> asyncio.subprocess.Process:
+        if not (is_loopback(self.settings.host) or self.settings.tls is not None or self.settings.plain):
+            raise ServerError(
+                f"listening on {self.settings.host}, beyond this machine, takes TLS: logins and jobs would go over the "
+                "network for everybody to read; give a certificate, or listen on 127.0.0.1"
+            )
         self._home.mkdir(parents=True, exist_ok=True)
         self._home.chmod(0o700)
         if self._access is None:
-            self._move_store()
-            self.passwords = access.ensure(self._home / "passwords.json", (*access.USERS, *self.settings.extensions))
+            self.keyring = self._keyring()
+            self._move_store(self.keyring.services)
         for stale in self._home.glob("nats-server_*.ports"):
             stale.unlink()
         self.store_bytes = self._wanted_bytes()
         config = self._home / "server.conf"
-        access.write_private(config, msgspec.json.format(msgspec.json.encode(self._config())))
+        write_private(config, msgspec.json.format(msgspec.json.encode(self._config())))
         with self.log_file.open("ab") as log:  # what it says before it has read its configuration
             return await asyncio.create_subprocess_exec(
                 binary(), "-c", str(config), stderr=log, preexec_fn=dies_with_parent(), start_new_session=True
@@ -168,20 +210,28 @@ class Server:
 
     def _wanted_bytes(self) -> int:
         """Return how much streams may hold: as set, or what they hold and three quarters of what the disk has free."""
-        wanted = self.settings.max_store_bytes or held_bytes(self._home) + _free_bytes(self.settings.data_dir) * 3 // 4
-        return max(wanted, self._least_bytes)
+        settings = self.settings
+        free_bytes = int(_free_bytes(settings.data_dir) * settings.disk_part)
+        return max(settings.max_store_bytes or held_bytes(self._home) + free_bytes * 3 // 4, self.least_bytes)
 
-    def _move_store(self) -> None:
-        """Give the streams of earlier versions, which had one account for all, to the services' account."""
-        old, new = (self._home / "jetstream" / name for name in (_ONE_FOR_ALL, access.ACCOUNT))
-        if not old.exists():
-            return
-        if new.exists():
-            raise ServerError(
-                f"there are two logs: {new}, and {old} by an earlier version that ran on it later; "
-                "move the one that you do not want out of the way"
-            )
-        old.rename(new)
+    def _keyring(self) -> Keyring:
+        try:
+            return Keyring.kept_in(self.settings.data_dir / CREDENTIALS)
+        except (OSError, ValueError) as error:
+            raise ServerError(f"the server's keys cannot be read: {error}") from error
+
+    def _move_store(self, account: str) -> None:
+        """Give the streams to the services' account: of an earlier version, or where the keys were made anew."""
+        new = self._home / "jetstream" / account
+        for old in sorted(path.parent.parent for path in new.parent.glob(f"*/streams/{subjects.EVT}")):
+            if old == new:
+                continue
+            if new.exists():
+                raise ServerError(
+                    f"there are two logs: {new}, and {old} by an earlier version that ran on it later; "
+                    "move the one that you do not want out of the way"
+                )
+            old.rename(new)
 
     def _config(self) -> dict[str, Any]:
         settings = self.settings
@@ -191,7 +241,7 @@ class Server:
             "max_file_store": self.store_bytes,
         }
         return {
-            "server_name": "penstock",
+            **cluster_block(settings.member),
             "host": settings.host,
             "port": self._port,
             "ports_file_dir": str(self._home),
@@ -199,8 +249,18 @@ class Server:
             "log_file": str(self.log_file),
             "logfile_size_limit": 16 * _MIB,
             "jetstream": jetstream,
-            **(access.authorization(self.passwords) if self._access is None else self._access),
+            **_tls_block(settings.tls),
+            **(self._accounts() if self._access is None else self._access),
         }
+
+    def _accounts(self) -> dict[str, Any]:
+        if self.keyring is None:
+            self.keyring = self._keyring()
+        now_s = time.time()  # noqa: TID251 - as above
+        present = {*access.USERS, *self.settings.extensions}
+        former = [path.stem for path in self._logins_folder.glob("*.json") if path.stem not in present]
+        extensions = self.settings.extensions
+        return self.keyring.config(self._home / "accounts", self.owner, now_s, extensions=extensions, former=former)
 
     async def _listening(self, process: asyncio.subprocess.Process) -> int:
         ports = self._home / f"nats-server_{process.pid}.ports"
@@ -220,6 +280,13 @@ class Server:
         if any("address already in use" in line for line in lines):
             return f"port {self._port} is taken: stop what listens there, or choose another one with --port"
         return f"it said: {' | '.join(lines)} (more in {self.log_file})"
+
+
+def _tls_block(files: TlsFiles | None) -> dict[str, Any]:
+    if files is None:
+        return {}
+    block = {"cert_file": str(files.certificate), "key_file": str(files.key), "timeout": 5, "min_version": "1.2"}
+    return {"tls": block}
 
 
 @asynccontextmanager
@@ -269,8 +336,6 @@ def _free_bytes(folder: Path) -> int:
 FULL_BYTES: Final = 4 << 20
 ROOM_BYTES: Final = 16 << 20
 LOOK_S: Final = 1.0
-_RESERVE: Final = 16  # the part of a store that a full one is given besides
-_LEAST_RESERVE_BYTES: Final = 16 << 20
 _log = get_logger("penstock.storing")
 
 
@@ -293,29 +358,6 @@ async def wait_for_disk_space(
             advice = f"the log takes nothing, and no job is started; free {ROOM_BYTES >> 20} MiB and all goes on"
             _log.error("disk_full", folder=str(folder), free_bytes=free_bytes, advice=advice)
         await asyncio.sleep(look_s)
-
-
-async def widen_full_store(server: Server) -> str:
-    """
-    Start a server anew with a reserve if its store is full; return what people should know, empty where there is room.
-
-    Parameters
-    ----------
-    server : Server
-        One that runs, with Penstock's own users.
-    """
-    async with connect(server.url, user=access.ADMIN, password=server.passwords[access.ADMIN], as_client=True) as bus:
-        used, limit = await streams.used_bytes(bus.link), server.store_bytes
-        reserve = max(limit // _RESERVE, _LEAST_RESERVE_BYTES)
-        if used + reserve // 2 <= limit:
-            return ""
-        largest = [one for one in await streams.streams(bus.link) if one.name != subjects.EVT][:1]
-    await server.widen(used + reserve)
-    of = "".join(f", {one.bytes >> 20} MiB of it in {one.name}" for one in largest if one.bytes >> 20)
-    purge = f"`penstock purge --data {server.settings.data_dir}`"
-    message = f"is full: {used >> 20} of {limit >> 20} MiB{of}; {purge} says what can go, `--max-store` gives more"
-    _log.error("store_full", used_bytes=used, limit_bytes=limit, reserve_bytes=reserve, advice=purge)
-    return message
 
 
 _PR_SET_PDEATHSIG: Final = 1

@@ -6,17 +6,28 @@ import os
 import types
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Final, Optional, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from penstock_bus.access import VARIABLE, Login, LoginSearch, Role, find_logins, has_user, read_login
+from penstock_bus.logins import (
+    VARIABLE,
+    Login,
+    LoginSearch,
+    Role,
+    contexts,
+    find_logins,
+    has_user,
+    read_login,
+    selected_context,
+)
 
 T = TypeVar("T", bound=msgspec.Struct)
 
 CONFIG_VARIABLE: Final = "PENSTOCK_CONFIG"
 DEFAULT_FILE: Final = "penstock.toml"
 LOCAL: Final = "nats://127.0.0.1:4222"
+_LONGEST_SHOWN: Final = 100
 
 
 class SettingsError(ValueError):
@@ -32,7 +43,7 @@ class BusAddress(msgspec.Struct, frozen=True, kw_only=True):
     password_file : str
         Holds the password, where it is not to stand in the environment.
     credentials : str
-        File with address, user and password: a copy of ``client.json`` in the data folder of ``penstock up``.
+        File with a login: a copy of ``client.json`` in the data folder of ``penstock up``, or what an admin has given.
     ready_file : str
         Touched every second while the service is ready and hears itself over the bus, so that a health check need but
         look at its age. Empty: there is none.
@@ -91,16 +102,32 @@ class BusAddress(msgspec.Struct, frozen=True, kw_only=True):
             ) from error
         return file
 
-    def server(self) -> str:
+    def server(self, environ: Optional[Mapping[str, str]] = None) -> str:
         """
         Return the server's address: the one that is set, else that of the credentials.
+
+        Parameters
+        ----------
+        environ : mapping of str to str, optional
+            The environment of a person, whose chosen context says it where nothing else does.
 
         Raises
         ------
         SettingsError
-            If the credentials cannot be read.
+            If the credentials cannot be read, or the context is not there.
         """
-        return self._login().url if self.credentials and self.url == LOCAL else self.url
+        if self.url != LOCAL or self.user or self.password or self.password_file:
+            return self.url
+        if self.credentials:
+            return self._login().url
+        name = selected_context(environ) if environ is not None else ""
+        if environ is None or not name:
+            return self.url
+        known = contexts(environ)
+        if name not in known:
+            there = ", ".join(known) or "there is none"
+            raise SettingsError(f"no context is called {name!r}: {there}; choose one with `penstock context use NAME`")
+        return known[name].url
 
     def logins(self, role: Role, url: str) -> LoginSearch:
         """
@@ -245,7 +272,7 @@ def _read(path: Path, *, wanted: bool) -> dict[str, Any]:
         raise SettingsError(f"{path} cannot be read as TOML: {error}; correct it") from error
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # not TOML, a number of too many digits, or nested too deeply
         raise SettingsError(f"{path} cannot be read as TOML: {error}; correct it") from error
 
 
@@ -272,7 +299,7 @@ def _parsed(text: str, wanted: Any) -> Any:
         return text
     try:
         return msgspec.json.decode(text)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):
         return [part.strip() for part in text.split(",") if part.strip()]
 
 
@@ -290,8 +317,12 @@ def _convert(value: Any, wanted: Any, where: str, *, strict: bool) -> Any:
     try:
         return msgspec.convert(value, wanted, strict=strict)
     except msgspec.ValidationError as error:
-        shown = "(hidden)" if "password" in where.lower() else repr(value)
+        shown = "(hidden)" if "password" in where.lower() else _shortened(repr(value))
         raise SettingsError(f"{where}: {error}; got {shown}, expected {_type_name(wanted)}") from error
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 1]}…"
 
 
 def _type_name(wanted: Any) -> str:

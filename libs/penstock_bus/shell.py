@@ -22,13 +22,14 @@ import msgspec
 import structlog
 import uvloop
 
-from penstock_bus import access, clock, health, logs
+from penstock_bus import access, clock, health, logins, logs
 from penstock_bus.clock import Clock, ticks
 from penstock_bus.follower import background, pause
 from penstock_bus.health import Metrics
-from penstock_bus.port import Bus, BusError, LogReader, Timeout, Unauthorized, Unavailable
+from penstock_bus.port import Bus, BusError, LogFromFuture, LogReader, Timeout, Unauthorized, Unavailable
 from penstock_bus.settings import BusAddress, SettingsError, came_as, load
 from penstock_log.services import CORE, LOGINS
+from penstock_log.text import escaped
 
 __all__ = ["Run", "Shell", "main"]
 
@@ -40,6 +41,7 @@ EX_SOFTWARE: Final = 70
 REFUSED: Final = 3
 """As the command line has it: nothing can be done at the server in this way."""
 EX_CONFIG: Final = 78
+EX_DATAERR: Final = 65
 CONNECT_RETRY_S: Final = 0.5
 LOST_S: Final = 2.0
 """A bus that does not answer a stopping service for so long is not waited for."""
@@ -152,7 +154,7 @@ def main(service: str, settings_type: type[T], run: Run[T]) -> NoReturn:
         settings = load(settings_type, service)
         logs.configure(load(logs.Logging, "log"))
     except SettingsError as error:
-        sys.stderr.write(f"penstock {service}: {error}\n")
+        sys.stderr.write(f"penstock {service}: {escaped(str(error))}\n")
         raise SystemExit(EX_CONFIG) from error
     raise SystemExit(uvloop.run(_main(service, connection, ready_file, settings, run)))
 
@@ -170,8 +172,7 @@ async def _main(service: str, connection: BusAddress, ready_file: Path | None, s
             log.error("credentials_refused", error=refusal(service, connection, str(error)))
             return REFUSED
         except BusError as error:
-            log.error("bus_unreachable", url=connection.url, error=str(error), advice="is NATS there? set PENSTOCK_URL")
-            return EX_UNAVAILABLE
+            return _unconnected(error, connection.url)
         if bus is None:
             return 0
         shell = Shell(bus, service, replica_id, stopping, url=connection.url, ready_file=ready_file)
@@ -190,6 +191,16 @@ async def _main(service: str, connection: BusAddress, ready_file: Path | None, s
         return 0 if finished else EX_SOFTWARE
 
 
+def _unconnected(error: BusError, url: str) -> int:
+    """Log why a service has no bus, and return the exit code."""
+    log = structlog.get_logger("penstock.shell")
+    if isinstance(error, LogFromFuture):
+        log.error("log_of_a_later_version", error=str(error))
+        return EX_DATAERR
+    log.error("bus_unreachable", url=url, error=str(error), advice="is NATS there? set PENSTOCK_URL")
+    return EX_UNAVAILABLE
+
+
 def _failed(error: Exception, refused: Callable[[str], str]) -> int:
     """Log why a service ended, and return the exit code."""
     log = structlog.get_logger("penstock.shell")
@@ -205,9 +216,8 @@ def refusal(service: str, connection: BusAddress, reason: str) -> str:
     if service not in LOGINS:
         return f"{reason}; it came as {came_as(connection)}"
     return (
-        f"{reason}; it came as {came_as(connection)}, expected user {service!r} with the password that stands "
-        f"under {service!r} in nats/passwords.json of the data folder of `penstock up`: set "
-        f"PENSTOCK_USER={service} and PENSTOCK_PASSWORD or PENSTOCK_PASSWORD_FILE, or on that machine give --data "
+        f"{reason}; it came as {came_as(connection)}, expected the login of {service!r}: set {logins.VARIABLE} to a "
+        f"copy of nats/logins/{service}.json in the data folder of `penstock up`, or on that machine give --data "
         f"FOLDER to `penstock service {service}`"
     )
 
@@ -304,20 +314,20 @@ async def _connect(stack: AsyncExitStack, connection: BusAddress, name: str, sto
     """Return the bus; None if the service is stopped meanwhile."""
     from penstock_bus.nats import connect  # noqa: PLC0415 - machines and tests need not load an adapter
 
-    async def enter(user: str, password: str) -> Bus:
-        return await stack.enter_async_context(connect(connection.server(), user=user, password=password, name=name))
+    async def enter(login: logins.Login | None) -> Bus:
+        return await stack.enter_async_context(connect(connection.server(), login=login, name=name))
 
     found = connection.logins("extension", connection.server())
     if found.looked and (own := connection.logins(access.role_of(name.partition("/")[0]), connection.server())).logins:
         found = own
     if found.looked and name.partition("/")[0] in LOGINS:  # whom nothing but its own login helps
-        found = access.LoginSearch(logins=(), looked=())
+        found = logins.LoginSearch(logins=(), looked=())
     log = structlog.get_logger("penstock.shell")
     loop = asyncio.get_running_loop()
     give_up_at = loop.time() + connection.connect_s
     while not stopping.is_set():
         try:
-            return await access.first_accepted(enter, found, "extension")
+            return await logins.first_accepted(enter, found, "extension")
         except Unavailable as error:
             if loop.time() >= give_up_at:
                 raise

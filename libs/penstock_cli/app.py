@@ -36,7 +36,9 @@ MODULE_OF: Final = {
         ("commands.simulate", "sim"),
         ("commands.shadow", "shadow"),
         ("commands.trace", "trace"),
+        ("commands.users", "login whoami user context"),
         ("commands.up", "up down service purge"),
+        ("commands.backup", "backup restore"),
         ("commands.cluster", "doctor"),
         ("app", "schema completion new"),
     )
@@ -112,15 +114,20 @@ def root(
     ctx.obj = {**(ctx.obj or {}), "url": url or os.environ.get("PENSTOCK_URL") or _configured() or LOCAL}
 
 
+def _has_context() -> bool:
+    """Say whether a context may have been chosen; who has none need not load what reads it."""
+    home = os.environ.get("XDG_CONFIG_HOME") or Path("~/.config").expanduser()
+    return (Path(home) / "penstock" / "context").exists()
+
+
 def _configured() -> str:
-    """Return the address in the settings file; empty where there is no file."""
-    if not (
-        os.environ.get("PENSTOCK_CONFIG") or os.environ.get("PENSTOCK_CREDENTIALS") or Path("penstock.toml").exists()
-    ):
+    """Return the address in the settings file, the login or the context; empty where there is none of them."""
+    said = any(os.environ.get(f"PENSTOCK_{name}") for name in ("CONFIG", "CREDENTIALS", "CONTEXT"))
+    if not (said or Path("penstock.toml").exists() or _has_context()):
         return ""
     from penstock_bus.settings import BusAddress, load
 
-    return load(BusAddress, "").server()
+    return load(BusAddress, "").server(os.environ)
 
 
 new_app = typer.Typer(help="Write a skeleton to start from.", no_args_is_help=True)

@@ -13,7 +13,7 @@ import inspect
 import os
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import MISSING, dataclass, fields
 from enum import IntEnum
 from functools import wraps
@@ -182,10 +182,16 @@ class Failure(Exception):
 class CommandGroup(TyperGroup):
     """The root of all commands: turns expected errors into one line and an exit code."""
 
+    def make_context(self, *args: Any, **more: Any) -> Any:
+        """Read what was typed before the command's name."""
+        with _harmless_usage():
+            return super().make_context(*args, **more)
+
     def invoke(self, ctx: Any) -> Any:
         """Run the command; an expected error becomes one line on standard error and an exit code."""
         try:
-            return super().invoke(ctx)
+            with _harmless_usage():
+                return super().invoke(ctx)
         except KeyboardInterrupt:
             raise typer.Exit(Exit.INTERRUPTED) from None
         except BrokenPipeError:
@@ -199,6 +205,17 @@ class CommandGroup(TyperGroup):
                 _silence()
             tell(str(failure))
             raise typer.Exit(failure.code) from error
+
+
+@contextmanager
+def _harmless_usage() -> Iterator[None]:
+    """Escape what was mistyped where Click shows it: names of files come from others, by a shell's patterns."""
+    try:
+        yield
+    except Exception as error:
+        if hasattr(error, "format_message"):  # an error of Click, which some versions of Typer bring along
+            error.message = "\n".join(map(seen, error.message.split("\n")))  # type: ignore[attr-defined]
+        raise
 
 
 class PolicyCommand(TyperCommand):

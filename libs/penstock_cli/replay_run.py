@@ -232,7 +232,7 @@ def _configured(path: Path) -> tuple[dict[str, object], SizingSettings]:
         tables_ = msgspec.toml.decode(path.read_bytes(), type=dict[str, object])
     except OSError as error:
         bad_input(f"--config {path} cannot be read: {error.strerror}; name the services' settings file")
-    except msgspec.MsgspecError as error:
+    except (ValueError, RecursionError) as error:  # msgspec's errors are among them
         bad_input(f"--config {path}: {error}; expected TOML with tables such as [ranker] and [matcher]")
     found: dict[str, dict[str, object]] = {}
     for name in ("ranker", "matcher", "autoscaler"):

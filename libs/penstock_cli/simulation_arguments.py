@@ -6,15 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from penstock_cli.invocation import CommandOptions, Out, bad_input
 from penstock_cli.value_formats import pairs, words
+from penstock_simulator import CONFIGURED
 
-CONFIGURED: Final = "configured"
-"""In place of a policy: the services' own settings, and what was set live."""
 Engine = Literal["auto", "counted", "deciders"]
 Settings = Annotated[
     list[str] | None,

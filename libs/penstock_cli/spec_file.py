@@ -8,24 +8,25 @@ A job file holds the fields of :class:`penstock_log.JobSpec` at its top level or
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
-import tomllib
+import stat
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar
+from typing import IO, Any, Final, TypeVar
 
 import msgspec
 import yaml
 
+from penstock_cli.plain_values import Format, Malformed, compose_yaml, parse_text
 from penstock_log import JobSpec, SweepSpec, validation, workload
 
 Raw = dict[str, Any]
-Format = Literal["toml", "yaml", "json"]
 T = TypeVar("T", JobSpec, SweepSpec)
 
+MOST_BYTES: Final = 1 << 20
+"""Of a file; the gateway takes a quarter of it, without comments and blanks."""
 STDIN: Final = "-"
 SUFFIXES: Final[dict[str, Format]] = {".toml": "toml", ".yaml": "yaml", ".yml": "yaml", ".json": "json"}
 
@@ -56,17 +57,19 @@ EMPTY: Final = SpecSource(name="<command line>", text="{}", format="json", folde
 """For a job that is given by flags alone."""
 
 
-def read(path: str, stdin: Callable[[], str]) -> SpecSource:
+def read(path: str, stdin: Callable[[int], str]) -> SpecSource:
     """
     Return the file's text and format; ``-`` reads standard input and guesses the format from the text.
 
     Raises
     ------
     SpecError
-        If there is no such readable text file, or its suffix is not one of .toml, .yaml, .yml and .json.
+        If there is no such readable text file, it is too large, or its suffix is none of .toml, .yaml, .yml and .json.
     """
     if path == STDIN:
-        text = stdin()
+        text = stdin(MOST_BYTES + 1)
+        if len(text) > MOST_BYTES:
+            raise SpecError(_too_large("<stdin>"))
         return SpecSource(name="<stdin>", text=text, format=sniff(text), folder=Path.cwd())
     suffix = Path(path).suffix.lower()
     if suffix not in SUFFIXES:
@@ -78,12 +81,26 @@ def read(path: str, stdin: Callable[[], str]) -> SpecSource:
             f"for a plain command put -- before it: penstock submit -- {command}"
         )
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        with Path(path).open("rb") as file:
+            text = _bounded(path, file).decode()
     except UnicodeDecodeError as error:
         raise SpecError(f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8") from error
     except OSError as error:
         raise SpecError(f"{path} cannot be read ({error.strerror}); check the path") from error
     return SpecSource(name=path, text=text, format=SUFFIXES[suffix], folder=Path(path).resolve().parent)
+
+
+def _bounded(path: str, file: IO[bytes]) -> bytes:
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        raise SpecError(f"{path} is no regular file; give a job in it by `-`, on standard input")
+    body = file.read(MOST_BYTES + 1)
+    if len(body) > MOST_BYTES:
+        raise SpecError(_too_large(path))
+    return body
+
+
+def _too_large(name: str) -> str:
+    return f"{name} is larger than {MOST_BYTES:,} bytes; a job is a few lines, so pass the rest by a file's path"
 
 
 def is_format(path: str) -> bool:
@@ -116,12 +133,9 @@ def parse(source: SpecSource) -> Raw:
         If the text is not well formed, with the line, or is not a table of fields.
     """
     try:
-        raw = _PARSERS[source.format](source.text)
-    except _Malformed as error:
-        line, why = error.args
-        raise SpecError(f"{_at(source.name, line)} is not valid {source.format.upper()}: {why}") from error
-    except RecursionError as error:
-        raise SpecError(f"{source.name} is nested too deeply; expected a table of fields") from error
+        raw = parse_text(source.text, source.format)
+    except Malformed as error:
+        raise SpecError(f"{_at(source.name, error.line)} is not valid {source.format.upper()}: {error.why}") from error
     if not isinstance(raw, dict):
         raise SpecError(f"{source.name} holds {_what(raw)}; expected a table of fields such as name and command")
     return raw
@@ -234,11 +248,7 @@ def locate(source: SpecSource, keys: Sequence[str]) -> int | None:
 
 
 def _line_in_yaml(text: str, keys: list[str]) -> int | None:
-    try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-    except yaml.YAMLError:
-        return None
-    line = None
+    node, line = compose_yaml(text), None
     for key in keys:
         pairs = node.value if isinstance(node, yaml.MappingNode) else []
         found = next(((k, v) for k, v in pairs if k.value == key), None)
@@ -266,41 +276,6 @@ def _line_in_toml(text: str, keys: list[str]) -> int | None:
 
 def _toml_keys(dotted: str) -> list[str]:
     return [part.strip().strip("\"'") for part in dotted.split(".")]
-
-
-class _Malformed(Exception):
-    """``(line or None, why)``."""
-
-
-def _toml(text: str) -> object:
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        place = re.search(r" \(at line (\d+), column \d+\)", str(error))
-        raise _Malformed(int(place[1]) if place else None, re.sub(r" \(at .*\)$", "", str(error))) from error
-
-
-def _yaml(text: str) -> object:
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        why = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise _Malformed(mark.line + 1 if mark else None, why) from error
-
-
-def _json(text: str) -> object:
-    try:
-        return json.loads(text, parse_constant=_no_constant)
-    except json.JSONDecodeError as error:
-        raise _Malformed(error.lineno, f"{error.msg} at column {error.colno}") from error
-
-
-def _no_constant(name: str) -> object:
-    raise _Malformed(None, f"{name} is not a JSON number")
-
-
-_PARSERS: Final[dict[Format, Callable[[str], object]]] = {"toml": _toml, "yaml": _yaml, "json": _json}
 
 
 def _at(name: str, line: int | None) -> str:

@@ -144,7 +144,7 @@ def parameters(words: Iterable[str]) -> dict[str, str | int | float | bool]:
 def _value(text: str) -> str | int | float | bool:
     try:
         value = json.loads(text, parse_constant=str)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
     return value if isinstance(value, int | float | bool) else text
 
@@ -203,6 +203,21 @@ def span(seconds: float | None) -> str:
         if whole >= size:
             return f"{whole // size}{unit}{whole % size // part:02d}{small}"
     raise AssertionError(whole)
+
+
+def duration_s(text: str, option: str) -> float:
+    """
+    Return how long a text says, in seconds.
+
+    Examples
+    --------
+    >>> duration_s("90d", "--valid"), duration_s("1.5h", "--valid"), duration_s("30s", "--valid")
+    (7776000.0, 5400.0, 30.0)
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text.strip())
+    if found is None:
+        bad_input(f"{option} {text!r} is no duration; expected a number with s, m, h or d, such as 12h")
+    return float(found[1]) * TIME_UNITS[found[2]]
 
 
 def clock(at_s: float | None) -> str:

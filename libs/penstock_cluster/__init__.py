@@ -10,6 +10,7 @@ In reading order:
 * ``cuda_backend``: CUDA devices by NVML.
 * ``accounting``: How much of the host's memory each process holds.
 * ``host_limits``: What a host has for jobs, and how runs are held to it.
+* ``device_guard``: A control group that may open some GPUs and no other.
 """
 
 from penstock_cluster.device_backend import Accounting, DeviceBackend, DeviceError

@@ -7,7 +7,7 @@ Port of device backends: what every one offers, and what some can do and others 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import Final, Literal, NamedTuple, Protocol, Self
 
@@ -207,6 +207,26 @@ class MemoryCaps(Protocol):
         ------
         DeviceError
             If the cap cannot be set.
+        """
+
+    def group(self, key: str) -> str:
+        """Return the control group that ``argv`` has to be in for its cap, after :meth:`command`; empty for none."""
+
+    def bound(self, key: str, *, tasks: int = 0, gpus: Collection[int] | None = None) -> None:
+        """
+        Bound what else those under a cap may have, after :meth:`command` and where that is possible.
+
+        Parameters
+        ----------
+        tasks : int
+            The most processes and threads; 0: no limit.
+        gpus : collection of int, optional
+            Minor numbers of the only GPUs that they may open; None: any.
+
+        Raises
+        ------
+        DeviceError
+            If the kernel refuses.
         """
 
     def set_cpus(self, key: str, cpus: float) -> None:

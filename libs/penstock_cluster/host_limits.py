@@ -13,8 +13,8 @@ cuda        the framework's allocator, set by :func:`environment`    gets ``torc
 ..          under MPS, the driver as well                            ``cudaErrorMemoryAllocation``
 ==========  =======================================================  ==========================================
 
-The command line itself puts the process under its cap before the program's first instruction, so that no code runs in
-the executor between fork and exec.
+A process is under its cap before its program's first instruction: a command line limits itself by a shell, and its shim
+enters its control group, before it becomes the user of the job.
 
 :class:`Cgroups` caps memory by control groups, version 2: one group for each key, in a subtree that is the executor's
 own. :class:`Rlimit` caps it by resource limits, for hosts where the executor may make no control groups.
@@ -29,13 +29,14 @@ import re
 import resource
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, Literal
 
 import msgspec
 
+from penstock_cluster import device_guard
 from penstock_cluster.accounting import family, host, total
 from penstock_cluster.device_backend import DeviceError, MemoryCaps, MemoryUsage
 from penstock_log import Device
@@ -109,7 +110,6 @@ _JOB: Final = "penstock-job-"
 _KEY: Final = re.compile(r"[A-Za-z0-9_-]{1,200}")
 _LOOKS: Final = 50
 _LOOK_S: Final = 0.002
-_ENTER: Final = 'echo $$ >"$0/cgroup.procs" && exec "$@"'
 
 
 class CgroupsUnavailable(DeviceError):
@@ -150,13 +150,14 @@ class Cgroups:
             raise CgroupsUnavailable(f"{root} is not ours to change; delegate it: Delegate=memory, or chown it")
         _step_aside(root)
         try:
-            (root / "cgroup.subtree_control").write_text("+memory +cpu" if "cpu" in controllers else "+memory")
+            given = [f"+{name}" for name in ("memory", "cpu", "pids") if name in controllers]
+            (root / "cgroup.subtree_control").write_text(" ".join(given))
         except OSError as error:
             raise CgroupsUnavailable(f"{root} does not give its memory controller to children: {error}") from error
         return cls(root)
 
     def command(self, key: str, argv: Sequence[str], cap_bytes: int, most_bytes: int = 0) -> list[str]:
-        """Make the group, and return ``argv`` behind a shell that enters it first."""
+        """Make the group, which ``argv`` has to enter: whoever starts it may, and its own user may not."""
         del most_bytes
         group = self._group(key)
         if cap_bytes < 1:
@@ -169,7 +170,22 @@ class Cgroups:
                     (group / name).write_text(value)
         except OSError as error:
             raise DeviceError(f"{group} cannot be made a group of {cap_bytes} bytes: {error}") from error
-        return ["/bin/sh", "-c", _ENTER, str(group), *argv]
+        return list(argv)
+
+    def group(self, key: str) -> str:
+        """Return the group's folder."""
+        return str(self._group(key))
+
+    def bound(self, key: str, *, tasks: int = 0, gpus: Collection[int] | None = None) -> None:
+        """Let the group have so many processes and threads, and open these GPUs alone; see :meth:`MemoryCaps.bound`."""
+        group = self._group(key)
+        if tasks and (group / "pids.max").exists():
+            try:
+                (group / "pids.max").write_text(str(tasks))
+            except OSError as error:
+                raise DeviceError(f"{group} cannot be held to {tasks} processes: {error}") from error
+        if gpus is not None and os.geteuid() == 0:
+            device_guard.guard(group, device_guard.program(gpus))
 
     def set_cpus(self, key: str, cpus: float) -> None:
         """Let the group have so much processor time, whatever else is idle; nothing without the controller."""
@@ -348,6 +364,15 @@ class Rlimit:
         del key
         most_kib, cap_kib = _kib(max(cap_bytes, most_bytes)), _kib(cap_bytes)
         return ["/bin/sh", "-c", _LIMITED, str(most_kib), str(cap_kib), *argv]
+
+    def group(self, key: str) -> str:
+        """Limits have no group."""
+        del key
+        return ""
+
+    def bound(self, key: str, *, tasks: int = 0, gpus: Collection[int] | None = None) -> None:
+        """Nothing: these are limits of groups, or of a user's processes on the whole host."""
+        del key, tasks, gpus
 
     def set_cpus(self, key: str, cpus: float) -> None:
         """Nothing: there is no limit of the processors that a process may use at a time."""

@@ -41,7 +41,7 @@ def _backend(part: str, column: int) -> DeviceBackend:
     if backend is None:
         forms = ", ".join(["auto", *(entry.form for entry in BACKENDS.values())])
         what = repr(part) if part else "nothing"
-        raise DeviceError(f"{what} at column {column} of the devices; expected one of {forms}, separated by commas")
+        raise DeviceError(f"{what} at column {column} names no devices; expected one of {forms}, separated by commas")
     return backend
 
 

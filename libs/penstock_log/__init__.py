@@ -9,6 +9,7 @@ In reading order:
 * ``subjects``: All subjects and streams.
 * ``facts``: Facts that are asked for, happen or are measured: job, run, node, request, policy, profile.
 * ``decision_facts``: Facts that deciders write: rank, round, scale, sweep.
+* ``archive_facts``: Facts about what of the log was copied to files, forgotten and removed.
 * ``codec``: Facts to bytes and back; old tags; unknown facts.
 * ``job_state``: One job with its state, size and checkpoint.
 * ``lifecycle``: The fold of all jobs, with the shares of those that share devices.
@@ -20,7 +21,9 @@ In reading order:
 * ``views/``: What the gateway answers: one Struct for each kind of answer, shared by the gateway and its clients.
 """
 
+from penstock_log.archive_facts import ARCHIVE, JobsArchived, LogCopied, LogTrimmed, PoolLearnt
 from penstock_log.codec import (
+    LOG_FORMAT,
     AnyEvent,
     CodecError,
     Commit,
@@ -85,6 +88,8 @@ from penstock_log.facts import (
     SweepSubmitted,
     Timing,
     UnknownFact,
+    UserRemoved,
+    UserSet,
     WorkloadProfiled,
     WorkloadScaled,
 )
@@ -107,6 +112,8 @@ from penstock_log.spec import (
 
 __all__ = [
     "ACTIVE",
+    "ARCHIVE",
+    "LOG_FORMAT",
     "TERMINAL",
     "Alternative",
     "AnyEvent",
@@ -132,9 +139,12 @@ __all__ = [
     "JobState",
     "JobSubmitted",
     "JobTable",
+    "JobsArchived",
     "JobsRanked",
     "KindSpeed",
     "LaneChanged",
+    "LogCopied",
+    "LogTrimmed",
     "LoggedFact",
     "MemoryNeed",
     "MisplacedFact",
@@ -147,6 +157,7 @@ __all__ = [
     "Param",
     "Placement",
     "PolicySet",
+    "PoolLearnt",
     "Preemption",
     "ProfileSample",
     "RoundDecided",
@@ -175,6 +186,8 @@ __all__ = [
     "TrialsScaled",
     "Uniform",
     "UnknownFact",
+    "UserRemoved",
+    "UserSet",
     "Wait",
     "WorkloadProfiled",
     "WorkloadScaled",

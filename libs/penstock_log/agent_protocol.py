@@ -188,8 +188,14 @@ def kept_metrics(names: Iterable[str]) -> list[str]:
     return list(islice((name for name in names if len(name) <= LONGEST_METRIC), MOST_METRICS))
 
 
+class ConnectionRefused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
+    """The last line to a process that may not speak for the run that it names, and why."""
+
+    reason: str
+
+
 FromJob = Union[Hello, StepProgress, StepReached, CheckpointSaved, SaveFailed, SessionDone]
-ToJob = Union[StopRequest, StopAtStep, HoldMemory]
+ToJob = Union[StopRequest, StopAtStep, HoldMemory, ConnectionRefused]
 
 EXIT_PREEMPTED: Final = 75
 """``EX_TEMPFAIL``: the process stopped because it was asked to, and will go on elsewhere."""
@@ -206,6 +212,8 @@ class AgentEnv:
     WORLD_SIZE: Final = "PENSTOCK_WORLD_SIZE"
     SOCKET: Final = "PENSTOCK_SOCKET"
     PROCESS: Final = "PENSTOCK_PROCESS"  # path of the process's folder on its node; all that it starts ends with it
+    HEARD: Final = "PENSTOCK_HEARD"  # path of the page with the time of the node's last heartbeat that was answered
+    HOLD_S: Final = "PENSTOCK_HOLD_S"  # seconds after it at which the process must not go on
     LANES: Final = "PENSTOCK_LANES"  # path of the token broker's socket; only where the job takes turns on its devices
     CHECKPOINT_DIR: Final = "PENSTOCK_CHECKPOINT_DIR"
     CHECKPOINT_S: Final = "PENSTOCK_CHECKPOINT_S"

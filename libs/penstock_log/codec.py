@@ -18,6 +18,7 @@ from typing import Any, Final, TypeVar, Union, get_args
 import msgspec
 
 from penstock_log import subjects
+from penstock_log.archive_facts import JobsArchived, LogCopied, LogTrimmed
 from penstock_log.decision_facts import (
     JobsRanked,
     RoundDecided,
@@ -53,6 +54,8 @@ from penstock_log.facts import (
     SweepCancelled,
     SweepSubmitted,
     UnknownFact,
+    UserRemoved,
+    UserSet,
     WorkloadProfiled,
     WorkloadScaled,
 )
@@ -84,16 +87,29 @@ AnyEvent = Union[
     NodeRemoved,
     NodeResumed,
     PolicySet,
+    UserSet,
+    UserRemoved,
     TrialGroupOpened,
     TrialFinished,
     TrialsScaled,
     TrialsMeasured,
     TrialRetried,
     SweepFinished,
+    LogCopied,
+    JobsArchived,
+    LogTrimmed,
 ]
 """Every fact of today. A ``match`` over it ends in ``assert_never``, or in ``case _`` where a fold ignores the rest."""
 
 LoggedFact = Union[AnyEvent, UnknownFact]
+
+LOG_FORMAT: Final = 1
+"""
+What a version has to know to read a log: one more whenever a fact gets a new version of its tag.
+
+The log's stream has the number with it. An earlier version could only drop such facts, and would hold what is not true;
+so it refuses the log by its number. Facts with new tags need no new number: who does not know them ignores them.
+"""
 
 E = TypeVar("E", bound=Event)
 
@@ -200,7 +216,7 @@ def decode_at(subject: str, body: bytes) -> Commit:
         try:  # as belongs does: a call less
             prefix, id_of = _PLACES[fact.__class__]
             entity_id = id_of(fact)
-            is_placed = prefix + entity_id == subject and "." not in entity_id
+            is_placed = prefix + entity_id == subject and "." not in entity_id and "/" not in entity_id
         except KeyError:
             is_placed = belongs(fact, subject)
         if not is_placed:
@@ -218,7 +234,7 @@ def belongs(fact: Event, subject: str) -> bool:
     place = _PLACES.get(fact.__class__)
     if place is not None:
         entity_id = place[1](fact)
-        return place[0] + entity_id == subject and "." not in entity_id
+        return place[0] + entity_id == subject and "." not in entity_id and "/" not in entity_id
     if not isinstance(fact, UnknownFact):
         return False
     try:
@@ -385,13 +401,17 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "scale": ("pool",),
     "sweep": ("sweep_id",),
     "policy": ("pool",),
+    "user": ("user",),
     "request": ("sweep_id", "node_id"),
+    "archive": ("archive",),
 }
 """Entity kind → the field of its facts that holds the entity's id: the first of these that a fact has."""
 
 
 def _place(event: type[Event]) -> tuple[str, Callable[[Any], str]]:
     kind = kind_of(event)
+    if kind == "user":
+        return subjects.prefix(kind), lambda fact: subjects.person(fact.user)
     name = next(name for name in _NAMES[kind] if name in event.__struct_fields__)
     return subjects.prefix(kind), attrgetter(name)
 

@@ -114,6 +114,9 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     need : MemoryNeed or None
         For a job that takes turns on its devices: its assumed need of each, where known. Its executor uses it until the
         need is measured.
+    patience_s : float
+        The least time of silence after which a node of this grant is lost. The run is stopped there before; 0: it is
+        not, because the matcher was of a version that answers no heartbeats.
     """
 
     job_id: str
@@ -121,6 +124,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     kind: str
     slots: tuple[Slot, ...]
     need: Optional[MemoryNeed] = None
+    patience_s: float = 0.0
 
 
 class Preemption(msgspec.Struct, frozen=True, kw_only=True):

@@ -388,6 +388,39 @@ class PolicySet(Event, frozen=True, kw_only=True, tag="policy.set.v1"):
     reason: str = ""
 
 
+Role = Literal["viewer", "user", "operator", "admin"]
+"""Roles of people, each with the rights of those before it: docs/access.md has the table."""
+
+
+class UserSet(Event, frozen=True, kw_only=True, tag="user.set.v1"):
+    """
+    A person may use the cluster, with this role and in these teams.
+
+    Attributes
+    ----------
+    user : str
+        The name under which the server knows the person.
+    teams : tuple of str
+        The first is the team of jobs that name none.
+    valid_from_s : float
+        Logins that were issued earlier count no more, seconds since the epoch.
+    """
+
+    user: str
+    role: Role = "user"
+    teams: tuple[str, ...] = ()
+    valid_from_s: float = 0.0
+    by: str = ""
+
+
+class UserRemoved(Event, frozen=True, kw_only=True, tag="user.removed.v1"):
+    """A person may not use the cluster any more; jobs that were submitted go on."""
+
+    user: str
+    by: str = ""
+    reason: str = ""
+
+
 def worded(value: Setting) -> str:
     """
     Return a setting as people write it.

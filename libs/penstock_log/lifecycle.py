@@ -78,13 +78,28 @@ class JobTable(msgspec.Struct):
         job = self.by_id.pop(job_id, None)
         if job is None:
             return
-        for node_id in [node_id for node_id, there in self.sharers.items() if job_id in there]:
-            leave(self, job, node_id, max(job.finished_s, job.share_since_s))
+        if self.sharers:
+            for node_id in [node_id for node_id, there in self.sharers.items() if job_id in there]:
+                leave(self, job, node_id, max(job.finished_s, job.share_since_s))
 
     def apply(self, event: Event) -> list[Job]:
         """Fold one fact in; return the jobs it touched."""
         fold = _FOLDS.get(type(event))
         return fold(self, event) if fold is not None else []
+
+
+def endings(job: Job, at_s: float) -> Iterator[Event]:
+    """
+    Yield facts that end a job as cancelled, in whatever state it is; none for one that is over.
+
+    They serve a fold that was away while a job ended and was archived: it takes the job for one that goes on.
+    """
+    if job.state in TERMINAL:
+        return
+    epoch, nodes = job.epoch, sorted(job.open_nodes)
+    yield JobCancelled(job_id=job.id, at_s=at_s, reason="it ended long ago, and is archived")
+    for node_id in nodes:
+        yield RunEnded(job_id=job.id, at_s=at_s, epoch=epoch, node_id=node_id, outcome="cancelled")
 
 
 def _submit(jobs: JobTable, job_id: str, spec: JobSpec, at_s: float) -> Job:

@@ -19,11 +19,16 @@ from typing import Annotated, Final, Literal, Optional, Union
 import msgspec
 from msgspec import Meta
 
-from penstock_log.facts import Setting
+from penstock_log.facts import Role, Setting
 from penstock_log.spec import JobSpec, Name, SweepSpec
 
 At = Optional[Union[int, float, str]]
 Limit = Annotated[int, Meta(ge=1, le=1000)]
+PersonName = Annotated[
+    str,
+    Meta(max_length=63, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.@+-]*$", description="letters, digits and any of _ . @ + -"),
+]
+"""A login name, or an address."""
 Who = Annotated[str, Meta(max_length=128)]
 Reason = Annotated[str, Meta(max_length=1000)]
 """It is shown wherever the job is."""
@@ -87,6 +92,54 @@ class PolicyRequest(GatewayRequest, frozen=True, kw_only=True):
     reset: bool = False
     by: Who = ""
     reason: Reason = ""
+
+
+class UserRequest(GatewayRequest, frozen=True, kw_only=True):
+    """
+    Let a person use the cluster, or change what they may do; what is left out stays.
+
+    Attributes
+    ----------
+    user : str
+        The name under which the server knows the person.
+    role : Role or None
+        ``user`` for somebody new.
+    teams : tuple of str or None
+        The first is the team of jobs that name none.
+    revoke : bool
+        Logins that were issued until now count no more.
+    """
+
+    user: PersonName
+    role: Optional[Role] = None
+    teams: Optional[tuple[Name, ...]] = None
+    revoke: bool = False
+    by: Who = ""
+
+
+class LoginRequest(GatewayRequest, frozen=True, kw_only=True):
+    """
+    A new login, asked of the issuer.
+
+    Attributes
+    ----------
+    user : str
+        Whose; empty for one's own.
+    after_seq : int
+        Only once the issuer has read the log so far: the answer to the command that added the person.
+    valid_s : float
+        For how long it counts, seconds; 0 for ever.
+    """
+
+    user: str = ""
+    after_seq: Annotated[int, Meta(ge=0)] = 0
+    valid_s: Annotated[float, Meta(ge=0)] = 0.0
+
+
+class TokenRequest(GatewayRequest, frozen=True, kw_only=True):
+    """A token with which machines join as nodes, for so many seconds; asked of the issuer."""
+
+    valid_s: Annotated[float, Meta(gt=0, le=30 * 24 * 3600)] = 3600.0
 
 
 # --- queries
@@ -279,6 +332,31 @@ class OutputGrown(msgspec.Struct, frozen=True, kw_only=True):
 
     channel: OutputChannel
     size: int
+
+
+class NodeHeartbeat(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    Telemetry, as JSON: an executor is alive.
+
+    Attributes
+    ----------
+    incarnation : str
+        Of the node, as its executor has announced it last.
+    ticks_s : float
+        The node's own clock when it was sent; it has a meaning for that node alone.
+    """
+
+    node_id: str = ""
+    incarnation: str = ""
+    at_s: float = 0.0
+    ticks_s: float = 0.0
+
+
+class NodeHeard(msgspec.Struct, frozen=True, kw_only=True):
+    """Telemetry, as JSON: the matcher's answer to a heartbeat of a node that is not lost, with what the node sent."""
+
+    incarnation: str
+    ticks_s: float
 
 
 class RunProgress(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,7 +1,7 @@
 """
 The services of Penstock: the one list that everything else reads.
 
-Passwords and permissions, the processes of ``penstock up``, ``penstock service``, ``doctor`` and the gateway's status
+Keys and permissions, the processes of ``penstock up``, ``penstock service``, ``doctor`` and the gateway's status
 come from :data:`SERVICES`. A new service needs a package ``penstock_NAME``, a line here, a service and a volume for its
 login in ``compose.yaml`` (a test compares both), and its name in the lists of import-linter in ``pyproject.toml``.
 """
@@ -32,7 +32,7 @@ class Service(NamedTuple):
 
 
 SERVICES: Final = (
-    Service("gateway", writes=("job", "request", "policy")),
+    Service("gateway", writes=("job", "request", "policy", "user", "archive")),
     Service("profiler", writes=("profile",)),
     Service("ranker", writes=("rank",)),
     Service("autoscaler", writes=("scale",)),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Final
+from urllib.parse import unquote
 
 from penstock_log.services import WRITERS
 
@@ -44,6 +47,7 @@ def _named(kind: str) -> Callable[[str], str]:
     """Return the function from a name to its subject ``penstock.KIND.NAME``; ValueError for what is no part of one."""
     begin = f"{ROOT}.{kind}."
 
+    @lru_cache(maxsize=4096)  # asked for each fact about a job
     def subject(name: str) -> str:
         return begin + _token(name)
 
@@ -53,10 +57,103 @@ def _named(kind: str) -> Callable[[str], str]:
 INBOX_JOBS: Final = f"{ROOT}.inbox.jobs"
 INBOX_SWEEPS: Final = f"{ROOT}.inbox.sweeps"
 SUBMISSIONS: Final = (INBOX_JOBS, INBOX_SWEEPS)
-"""All that the work queue takes: what nobody reads would stay there for ever."""
+"""All that people submit by publishing it."""
+
+_PEOPLE: Final = f"{ROOT}.p."
+ASKED: Final = (f"{ROOT}.cmd.", f"{ROOT}.qry.")
+"""What the subjects of commands and queries begin with."""
+_ESCAPED: Final = re.compile(r"[^A-Za-z0-9_@+=-]")
+
+
+def person(name: str) -> str:
+    """
+    Return a person's name as a part of a subject: other characters than letters, digits and ``_@+=-`` by their codes.
+
+    Examples
+    --------
+    >>> person("alice"), person("jane.doe@lab"), person_of("jane%2Edoe@lab")
+    ('alice', 'jane%2Edoe@lab', 'jane.doe@lab')
+
+    Raises
+    ------
+    ValueError
+        If the name is empty.
+    """
+    if not name:
+        raise ValueError("a person's name cannot be empty")
+    return _ESCAPED.sub(lambda found: "".join(f"%{byte:02X}" for byte in found[0].encode()), name)
+
+
+def person_of(token: str) -> str:
+    """Return the name that :func:`person` has written."""
+    return unquote(token)
+
+
+def by_person(name: str, subject: str) -> str:
+    """
+    Return a subject as the services' account has it when a person asks.
+
+    Examples
+    --------
+    >>> by_person("alice", "penstock.cmd.gateway.submit")
+    'penstock.p.alice.cmd.gateway.submit'
+    """
+    return f"{_PEOPLE}{person(name)}.{subject.removeprefix(f'{ROOT}.')}"
+
+
+def by_anybody(subject: str) -> str:
+    """
+    Return the pattern of a subject whoever asks.
+
+    Examples
+    --------
+    >>> by_anybody("penstock.qry.>")
+    'penstock.p.*.qry.>'
+    """
+    return f"{_PEOPLE}*.{subject.removeprefix(f'{ROOT}.')}"
+
+
+def asked_by(subject: str) -> tuple[str, str]:
+    """
+    Return ``(name, subject)`` of what was asked: the person's name as the server wrote it, empty where a service asks.
+
+    Examples
+    --------
+    >>> asked_by("penstock.p.jane%2Edoe.inbox.jobs"), asked_by("penstock.inbox.jobs")
+    (('jane.doe', 'penstock.inbox.jobs'), ('', 'penstock.inbox.jobs'))
+    """
+    if not subject.startswith(_PEOPLE):
+        return "", subject
+    token, _, rest = subject[len(_PEOPLE) :].partition(".")
+    return person_of(token), f"{ROOT}.{rest}"
+
+
+def get(stream: str) -> str:
+    """Return the subject of direct gets of a stream, which the gateway answers to those who may not read all of it."""
+    return f"{ROOT}.get.{stream}"
+
+
+def inbox(user: str) -> str:
+    """Return what the reply subjects of a service begin with; no other service may listen there."""
+    return f"_INBOX.{user}"
+
+
+def sign(subject: str) -> str:
+    """
+    Return where the server says that something was stored on a subject, without what it was.
+
+    Examples
+    --------
+    >>> sign("penstock.evt.>")
+    'penstock.sign.evt.>'
+    """
+    return f"{ROOT}.sign.{subject.removeprefix(f'{ROOT}.')}"
+
 
 EXTENSION: Final = "ext"
 """Entity kinds of extensions begin with it: ``ext.billing``, which nobody but the service ``billing`` may write."""
+SUBMITTED: Final = (*SUBMISSIONS, *(by_anybody(subject) for subject in SUBMISSIONS))
+"""All that the work queue takes, from services and from people: what nobody reads would stay there for ever."""
 EXTENSIONS: Final = f"{ROOT}.evt.{EXTENSION}."
 """What the log subjects of all extensions begin with."""
 
@@ -122,8 +219,24 @@ scale: Final = _named("evt.scale")
 sweep: Final = _named("evt.sweep")
 run: Final = _named("evt.run")
 node: Final = _named("evt.node")
+archive: Final = _named("evt.archive")
 """Log subject of one entity, by its id: ``penstock.evt.KIND.ID``."""
 ROUNDS: Final = f"{ROOT}.evt.round.*"
+
+
+def user(name: str) -> str:
+    """
+    Return the log subject of a person, by their name.
+
+    Examples
+    --------
+    >>> user("jane.doe")
+    'penstock.evt.user.jane%2Edoe'
+    """
+    return f"{ROOT}.evt.user.{person(name)}"
+
+
+USERS: Final = f"{ROOT}.evt.user.*"
 
 
 def writer_of(subject: str) -> str:
@@ -250,6 +363,8 @@ progress: Final = _named("tel.progress")
 output_grown: Final = _named("tel.output")
 agreement: Final = _named("tel.agreement")
 """Telemetry of a job: steps and metrics, how far output has come that is not streamed, answers to a stop."""
+heard: Final = _named("tel.matcher.heard")
+"""Telemetry of the matcher that leads: that it has heard a node, and takes nothing from it."""
 HEARTBEATS: Final = f"{ROOT}.tel.node.*"
 PROGRESS: Final = f"{ROOT}.tel.progress.*"
 AGREEMENTS: Final = f"{ROOT}.tel.agreement.*"

@@ -34,6 +34,19 @@ def escaped(text: str) -> str:
     return "".join(map(_shown, text))
 
 
+def escaped_lines(text: str) -> str:
+    r"""
+    Return text with its lines as they are, and every other invisible character as its code.
+
+    Examples
+    --------
+    >>> print(escaped_lines("<h1>train\x1b[2J</h1>\n<p>\u202eexe.txt</p>"))
+    <h1>train\x1b[2J</h1>
+    <p>\u202eexe.txt</p>
+    """
+    return text if text.isprintable() else "\n".join(map(escaped, text.split("\n")))
+
+
 def escaped_json(text: str) -> str:
     r"""
     Return JSON text of the same meaning, with every invisible character as its escape.

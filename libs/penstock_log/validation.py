@@ -14,6 +14,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
+from itertools import islice
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -24,6 +25,9 @@ from penstock_log.spec import MOST_GPUS, JobSpec, SweepSpec
 T = TypeVar("T")
 
 MOST_PROBLEMS: Final = 5
+_MOST_SOUGHT: Final = 100
+"""Looking for the nearest field takes a while; so many problems are looked for, and no more."""
+_LONGEST_SHOWN: Final = 80
 _POSITION: Final = re.compile(r"(?:JSON is malformed: )?(.*) \(byte (\d+)\)$")
 _PLACE_LAST: Final = re.compile(r"^(.*) - at `(\$.*)`$", re.DOTALL)
 """How msgspec says where a value stands that its type's own check refuses."""
@@ -67,13 +71,26 @@ def parse(body: bytes) -> Any:
     if not body.strip():
         raise BadInput("the body is empty; expected a JSON object")
     try:
-        return msgspec.json.decode(body)
+        raw = msgspec.json.decode(body)
+        json.loads(body, object_pairs_hook=_told_once, parse_int=str, parse_float=str)
+        return raw
     except UnicodeDecodeError as error:
         raise BadInput(f"the body is not UTF-8 text ({error.reason} in a string)") from error
     except RecursionError as error:
         raise BadInput("the JSON is nested too deeply") from error
     except msgspec.MsgspecError as error:
         raise BadInput(_malformed(body, str(error))) from error
+
+
+def _told_once(pairs: list[tuple[str, Any]]) -> None:
+    """Refuse a field that an object has twice: two readers might each take another one for it."""
+    if len(dict.fromkeys(name for name, _ in pairs)) == len(pairs):
+        return
+    seen: set[str] = set()
+    for name, _ in pairs:
+        if name in seen:
+            raise BadInput(f"`{_shortened(name)}` stands twice in one object; leave one of them out")
+        seen.add(name)
 
 
 def convert(raw: Any, type_: type[T]) -> T:
@@ -85,9 +102,10 @@ def convert(raw: Any, type_: type[T]) -> T:
     BadInput
         With all problems, :data:`MOST_PROBLEMS` at most.
     """
-    found = list(problems(raw, type_))
+    found = list(islice(problems(raw, type_), _MOST_SOUGHT))
     if len(found) > MOST_PROBLEMS:
-        found[MOST_PROBLEMS - 1 :] = [f"and {len(found) - MOST_PROBLEMS + 1} more"]
+        left = len(found) - MOST_PROBLEMS + 1
+        found[MOST_PROBLEMS - 1 :] = [f"and {left} more" if len(found) < _MOST_SOUGHT else f"and more than {left} more"]
     if found:
         raise BadInput(*found)
     try:
@@ -325,7 +343,12 @@ def _shown(raw: Any) -> str:
 
 
 def _under(path: str, key: object) -> str:
-    return f"{path}.{key}" if re.fullmatch(r"[\w-]+", str(key)) else f"{path}[{json.dumps(str(key))}]"
+    text = _shortened(str(key))
+    return f"{path}.{text}" if re.fullmatch(r"[\w-]+", text) else f"{path}[{json.dumps(text)}]"
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 1]}…"
 
 
 _RANGE: Final = re.compile(r"\s*(\d{1,5})\s*\.\.\s*(\d{1,5})\s*")

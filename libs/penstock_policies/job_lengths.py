@@ -27,6 +27,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from penstock_log.archive_facts import PoolLearnt
+
 KEPT: Final = 1024
 """Most GPU-times that are kept; a quantile is then known to within about 1.5 % of the jobs."""
 
@@ -89,6 +91,21 @@ class Lengths(msgspec.Struct):
         self.edition_gpu_s = sorted([gpu_s for _, gpu_s in self.kept])
         self.edition_count = self.count
         return True
+
+    @classmethod
+    def of_fact(cls, learnt: PoolLearnt) -> Lengths:
+        """Return the sample that a fact of the archive holds."""
+        return cls(learnt.completed, list(learnt.kept), list(learnt.edition_gpu_s), learnt.edition_count)
+
+    def as_fact(self, finished_s: Sequence[float]) -> PoolLearnt:
+        """Return the sample as a fact of the archive holds it, with the service that the last jobs needed."""
+        return PoolLearnt(
+            finished_s=tuple(finished_s),
+            completed=self.count,
+            kept=tuple(self.kept),
+            edition_gpu_s=tuple(self.edition_gpu_s),
+            edition_count=self.edition_count,
+        )
 
 
 def blend(edition_gpu_s: Sequence[float], prior_gpu_s: Sequence[float]) -> list[float]:

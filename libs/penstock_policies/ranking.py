@@ -24,7 +24,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, islice, takewhile
+from itertools import islice, takewhile
 from typing import Final, Literal, NamedTuple
 
 import msgspec
@@ -284,9 +284,11 @@ class PoolRanking:
         """
         if self.first_s > now_s:  # as at most events
             return []
-        due_later = takewhile(lambda alarm: alarm[0] <= now_s, self._alarms)
-        due = chain(sorted(self._overdue), (job_id for _, job_id in due_later))
-        return [self._move(self._entries[job_id], now_s) for job_id in islice(due, most)]
+        due = sorted(self._overdue)[:most]
+        if self._alarms and self._alarms[0][0] <= now_s:
+            later = takewhile(lambda alarm: alarm[0] <= now_s, self._alarms)
+            due += [job_id for _, job_id in islice(later, most if most is None else most - len(due))]
+        return [self._move(self._entries[job_id], now_s) for job_id in due]
 
     @property
     def first_s(self) -> float:
@@ -297,6 +299,8 @@ class PoolRanking:
 
     def next_s(self, now_s: float) -> float:
         """Return the first time after now at which a place changes by itself; infinite if none does."""
+        if not self._alarms or (first_s := self._alarms[0][0]) > now_s:  # as mostly
+            return first_s if self._alarms else math.inf
         return next((alarm_s for alarm_s, _ in self._alarms if alarm_s > now_s), math.inf)
 
     def _change(self, job_id: str, phase: Phase, now_s: float) -> None:
@@ -350,6 +354,8 @@ class PoolRanking:
     def _drop_alarm(self, entry: RankingEntry) -> None:
         if entry.alarm_s == -math.inf:
             del self._overdue[entry.id]
+            if not self._overdue:
+                self._overdue.clear()  # else whoever iterates it passes all that were ever in it
         elif entry.alarm_s < math.inf:
             self._alarms.remove((entry.alarm_s, entry.id))
 

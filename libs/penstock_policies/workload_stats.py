@@ -68,6 +68,11 @@ class Speeds(msgspec.Struct):
         if event.skew > 0:
             self.skew_by_key[event.key] = event.skew
 
+    def forget(self, key: str) -> None:
+        """Drop a workload."""
+        for of_keys in (self.by_key, self.predicted_by_key, self.skew_by_key):
+            of_keys.pop(key, None)
+
     def skew(self, key: str) -> float:
         """Return the share of the largest tensor in the workload's model; 0 where nobody has described it."""
         return self.skew_by_key.get(key, 0.0)

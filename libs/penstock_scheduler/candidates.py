@@ -9,7 +9,7 @@ these, the first impatient ones may keep a kind each. The others would be looked
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from heapq import merge
 from itertools import chain, islice
@@ -21,9 +21,9 @@ from penstock_cluster.nodes import asks
 from penstock_log import JobSpec
 from penstock_scheduler import wait_causes
 from penstock_scheduler.assignment import DeviceSupply
-from penstock_scheduler.pool.pool_index import DemandGroup, Key, PoolIndex
+from penstock_scheduler.pool.pool_index import Demand, DemandGroup, Key, PoolIndex
 from penstock_scheduler.round_types import RankedJob, RoundContext
-from penstock_scheduler.wait_causes import HinderedJobs, PoolMoment
+from penstock_scheduler.wait_causes import PoolMoment
 
 LOOKED_AT: Final = 256
 """Most waiting jobs of one demand that shares which a round looks at: if all start, the next looks at the others."""
@@ -101,7 +101,6 @@ class _Hindrances:
 
     def __init__(self, moment: PoolMoment) -> None:
         index = self._index = moment.pool.index
-        entries = index.entries
         own = dict.fromkeys(index.delayed)
         if len(index.fresh):
             fresh = index.fresh.irange((moment.now_s - moment.rules.await_profile_s, ""))
@@ -109,14 +108,23 @@ class _Hindrances:
         groups = index.groups.items()
         heads = {demand: group.keys[0][3] for demand, group in groups if demand not in index.possible}
         own.update(dict.fromkeys(heads.values()))
-        found = wait_causes.hindered([entries[job_id].ranked for job_id in own], moment) if own else HinderedJobs()
+        self.jobs: Collection[str] = ()
+        self.demands: Collection[Demand] = ()
+        self.wake_s = math.inf
+        if own:
+            self._look_into(own, heads, moment)
+
+    def _look_into(self, own: Iterable[str], heads: Mapping[Demand, str], moment: PoolMoment) -> None:
+        """Find out about jobs that may be hindered; some of them are the heads of demands that may be impossible."""
+        entries = self._index.entries
+        found = wait_causes.hindered([entries[job_id].ranked for job_id in own], moment)
         self.jobs = found.reasons.keys()
         self.demands = {
             demand
             for demand, job_id in heads.items()
             if (reason := found.reasons.get(job_id)) is not None and reason.cause not in _PASSING
         }
-        index.possible.update(heads.keys() - self.demands)
+        self._index.possible.update(heads.keys() - self.demands)
         self.wake_s = found.wake_s
 
     def startable(self, job_id: str) -> Key | None:

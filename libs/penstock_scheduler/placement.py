@@ -72,6 +72,7 @@ class FreeDevices:
     ) -> None:
         self.hosts = HostUsage(hosts) if hosts is not None else None
         self._limits: dict[tuple[object, ...], dict[str, int]] = {}  # until anything is taken or given
+        self._classes: dict[Device, int] | None = None  # likewise
         self._buckets: dict[Device, _Bucket] = {}  # by class
         self._size = 0
         self._paths = paths or {}
@@ -108,12 +109,14 @@ class FreeDevices:
                 found[like.kind] = found.get(like.kind, 0) + bucket.count
         return dict(sorted(found.items())) if len(found) > 1 else found
 
-    def classes(self) -> dict[Device, int]:
+    def classes(self) -> Mapping[Device, int]:
         """Return class → how many free devices are of it, for classes with any, in order of kind and memory."""
-        held = {like: bucket.count for like, bucket in self._buckets.items() if bucket.count}
-        if self.hosts is not None and self.hosts.beyond:
-            held = {like: count for like in held if (count := self._available([self._buckets[like]]))}
-        return dict(in_order(held))
+        if self._classes is None:
+            held = {like: bucket.count for like, bucket in self._buckets.items() if bucket.count}
+            if self.hosts is not None and self.hosts.beyond:
+                held = {like: count for like in held if (count := self._available([self._buckets[like]]))}
+            self._classes = dict(in_order(held))
+        return self._classes
 
     def count(self, spec: JobSpec, kind: str) -> int:
         """Return how many free devices of one kind the job fits."""
@@ -185,20 +188,20 @@ class FreeDevices:
 
     def take(self, devices: Iterable[Located], spec: JobSpec | None = None) -> None:
         """Take devices; each must be free. ``spec`` is that of the job that has them, where it asks for more."""
-        before: dict[tuple[str, Device], int] = {}
+        before: dict[tuple[str, _Bucket], int] = {}
         if spec is not None and asks(spec):
             devices = list(devices)
             self.charge(devices, spec)
         for node_id, device in devices:
-            like = device_class(device)
-            held = self._buckets[like].held[node_id]
-            before.setdefault((node_id, like), len(held))
+            bucket = self._buckets[device_class(device)]
+            held = bucket.held[node_id]
+            before.setdefault((node_id, bucket), len(held))
             del held[device.index]
         self._move(before)
 
     def give(self, devices: Iterable[Located]) -> None:
         """Give devices back; each must be taken."""
-        before: dict[tuple[str, Device], int] = {}
+        before: dict[tuple[str, _Bucket], int] = {}
         if self.hosts is not None and self.hosts.beyond:
             devices = list(devices)
             self.hosts.release((node_id, device.index) for node_id, device in devices)
@@ -207,8 +210,10 @@ class FreeDevices:
             bucket = self._buckets.get(like)
             if bucket is None:
                 bucket = self._buckets[like] = _Bucket()
-            held = bucket.held.setdefault(node_id, {})
-            before.setdefault((node_id, like), len(held))
+            held = bucket.held.get(node_id)
+            if held is None:
+                held = bucket.held[node_id] = {}
+            before.setdefault((node_id, bucket), len(held))
             held[device.index] = device
         self._move(before)
 
@@ -216,6 +221,7 @@ class FreeDevices:
         """Note what a job asks for of the hosts of its devices, which are not free."""
         if self.hosts is not None:
             self._limits.clear()
+            self._classes = None
             self.hosts.charge(((node_id, device.index) for node_id, device in devices), spec)
 
     def is_tight(self, spec: JobSpec) -> bool:
@@ -269,12 +275,13 @@ class FreeDevices:
         held = sum(len(bucket.held.get(node_id, ())) for node_id in limits for bucket in buckets)
         return sum(bucket.count for bucket in buckets) - held + sum(limits.values())
 
-    def _move(self, before: Mapping[tuple[str, Device], int]) -> None:
+    def _move(self, before: Mapping[tuple[str, _Bucket], int]) -> None:
         """Note that nodes have another number of devices of a class than before."""
         if self._limits:
             self._limits.clear()
-        for (node_id, like), had in before.items():
-            more = self._buckets[like].move(node_id, had)
+        self._classes = None
+        for (node_id, bucket), had in before.items():
+            more = bucket.move(node_id, had)
             self._size += more
             if self._paths:
                 path = self._paths.get(node_id, ())

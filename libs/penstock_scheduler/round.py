@@ -387,6 +387,8 @@ def _placements(pool: PoolView, draft: _Draft) -> tuple[Placement, ...]:
 
 
 def _preemptions(given: _RoundInput, admitted: Admission, evicted: Sequence[PreemptibleRun]) -> tuple[Preemption, ...]:
+    if not evicted and not admitted.preempted:  # as mostly
+        return ()
     reasons = {run.ranked.job_id: (run, _eviction(given.pool, run), "") for run in evicted}
     for victim, ranked in admitted.preempted:
         because = f"for job {ranked.job_id} of queue {ranked.own_queue}; this one is of queue {victim.ranked.own_queue}"

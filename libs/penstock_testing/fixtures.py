@@ -14,6 +14,7 @@ from typing import Final
 import pytest
 import pytest_asyncio
 
+from penstock_bus.logins import Login
 from penstock_bus.memory import MemoryBus
 from penstock_bus.nats import NatsBus, connect
 from penstock_bus.server import Server, ServerSettings
@@ -38,7 +39,7 @@ class NatsAccount:
 
     def connect(self, name: str = "test") -> AbstractAsyncContextManager[NatsBus]:
         """Connect to it."""
-        return connect(self.url, user=self.user, password=self.password, name=name)
+        return connect(self.url, login=Login(url=self.url, user=self.user, password=self.password), name=name)
 
 
 @dataclass

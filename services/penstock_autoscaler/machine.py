@@ -24,10 +24,10 @@ from penstock_log import (
     Demand,
     Event,
     Job,
-    JobFinished,
     JobHeld,
     JobRank,
     JobReleased,
+    JobsArchived,
     JobsRanked,
     JobState,
     JobSubmitted,
@@ -38,13 +38,13 @@ from penstock_log import (
     RunMeasured,
     RunRewound,
     RunStarted,
-    RunWarned,
     SamplesRequested,
     Scalability,
     ScaleDecided,
     Size,
     WorkloadProfiled,
     WorkloadScaled,
+    lifecycle,
     subjects,
 )
 from penstock_policies import elastic
@@ -62,7 +62,8 @@ def decider(settings: SizingSettings | None = None) -> Decider[AutoscalerState]:
         schema="autoscaler.4",
         apply=apply,
         decide=partial(decide, settings=settings or SizingSettings()),
-        ignores=frozenset({JobFinished, RunWarned, RunMeasured}),
+        reads=OF_NODES | lifecycle.OF_JOBS | {JobsRanked, WorkloadProfiled, WorkloadScaled},
+        ignores=frozenset({RunMeasured}),
     )
 
 
@@ -76,6 +77,10 @@ def apply(state: AutoscalerState, event: Event, seq: int) -> None:
         case WorkloadProfiled():
             state.speeds.apply(event)
             _note_key(state, event.key, seq)
+        case JobsArchived():
+            for key in event.workloads:
+                state.scaled.pop(key, None)
+                state.speeds.forget(key)
         case _ if type(event) in OF_NODES and state.cluster.apply(event):
             for name in state.pools:
                 state.note(name, seq, "nodes")

@@ -8,9 +8,12 @@ In reading order:
 * ``run_state``: What this node knows of its runs, and how a run ended.
 * ``runner``: The executor at work.
 * ``process_host``: This node's runs and what can be done to them.
+* ``run_identity``: As whom a run's processes run on this node.
 * ``gang``: Rendezvous and stop barrier.
+* ``fence``: For how long runs go on while the matcher does not hear the node.
 * ``agent_listener``: The socket that jobs talk to.
 * ``checkpoint_folder``: The checkpoints on this node.
+* ``job_folders``: Folders that belong to a job's user.
 * ``checkpoint_transfer``: The checkpoint that a run goes on from, and its copy to this node.
 * ``memory_limits``: Memory limits of runs.
 * ``output_store``: Output, kept and streamed.

@@ -12,18 +12,21 @@ import asyncio
 import fcntl
 import hashlib
 import os
+import resource
 import socket
 import struct
 import tempfile
 import termios
+from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
 import msgspec
 import structlog
 
-from penstock_log.agent_protocol import VERSION, FromJob, Hello, ToJob
+from penstock_log.agent_protocol import VERSION, ConnectionRefused, FromJob, Hello, ToJob
 
 LONGEST_LINE: Final = 256 * 1024
 LONGEST_PATH: Final = 100
@@ -32,6 +35,14 @@ WAITING: Final = 1024
 """Connections that wait while the executor is busy; all others wait for room among these."""
 FULL_S: Final = 1.0
 """How long no connection is taken in where there are no descriptors left."""
+HELLO_S: Final = 10.0
+"""So long a connection may stay without a hello: a process says it at once."""
+LEAST_OF_ONE: Final = 64
+SHARE: Final = 4
+"""A user has one of so many parts of the descriptors at most, and :data:`LEAST_OF_ONE` in any case."""
+_LOGGED: Final = 10
+_LOGGED_S: Final = 10.0
+"""So many refused connections are logged in so long; the others are counted."""
 _decoder: Final[msgspec.json.Decoder[FromJob]] = msgspec.json.Decoder(FromJob)
 _encoder: Final = msgspec.json.Encoder()
 _log = structlog.get_logger("penstock.executor")
@@ -39,6 +50,9 @@ _log = structlog.get_logger("penstock.executor")
 
 class AgentHandler(Protocol):
     """The handler of the messages that jobs send."""
+
+    def may_speak(self, uid: int, job_id: str = "", epoch: int = 0) -> bool:
+        """Return whether a user's processes may speak for a run; without one, for any run at all."""
 
     def accept(self, connection: AgentConnection, hello: Hello) -> bool:
         """Accept a process; return False if it is not the one that its hello names."""
@@ -53,11 +67,14 @@ class AgentHandler(Protocol):
 class AgentListener:
     """The listening socket, and the connections that came in."""
 
-    def __init__(self, path: Path, handler: AgentHandler) -> None:
+    def __init__(self, path: Path, handler: AgentHandler, *, for_all: bool = False) -> None:
         self._handler = handler
         self._loop = asyncio.get_running_loop()
         self._connections: dict[AgentConnection, int] = {}
-        self._socket = bind(path)
+        self._of_user: Counter[int] = Counter()
+        self._most_of_one = max(LEAST_OF_ONE, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // SHARE)
+        self._refusals = RefusalLog(self._loop.time)
+        self._socket = bind(path, for_all=for_all)
         self._socket.listen(WAITING)
         self._open()
 
@@ -89,12 +106,40 @@ class AgentListener:
                 self._loop.remove_reader(self._socket.fileno())
                 self._loop.call_later(FULL_S, self._open)
                 return
-            connection = AgentConnection(accepted, self._handler, self._forget)
+            connection = AgentConnection(accepted, self._handler, self._forget, self._refusals.note)
             self._connections[connection] = accepted.fileno()
+            self._of_user[connection.uid] += 1
             self._loop.add_reader(accepted.fileno(), connection.read)
+            connection.check_user()
+            if self._of_user[connection.uid] > self._most_of_one:
+                connection.refuse("one more than a user may have", most=self._most_of_one)
+            else:
+                self._loop.call_later(HELLO_S, connection.check_hello)
 
     def _forget(self, connection: AgentConnection) -> None:
         self._loop.remove_reader(self._connections.pop(connection))
+        self._of_user[connection.uid] -= 1
+        if not self._of_user[connection.uid]:
+            del self._of_user[connection.uid]
+
+
+class RefusalLog:
+    """The log of refused connections: who connects again and again does not fill the disk with it."""
+
+    def __init__(self, now_s: Callable[[], float]) -> None:
+        self._now_s = now_s
+        self._since_s, self._count = now_s(), 0
+
+    def note(self, what: str, **details: object) -> None:
+        """Log a refusal, or count it."""
+        now_s = self._now_s()
+        if now_s - self._since_s >= _LOGGED_S:
+            if self._count > _LOGGED:
+                _log.warning("agent_connections_refused", unlogged=self._count - _LOGGED)
+            self._since_s, self._count = now_s, 0
+        self._count += 1
+        if self._count <= _LOGGED:
+            _log.warning("agent_connection_refused", what=what, **details)
 
 
 class AgentConnection:
@@ -105,6 +150,8 @@ class AgentConnection:
     ----------
     ended : callable
         ``ended(connection)``: called once, while its descriptor is still open.
+    refused : callable, optional
+        ``refused(what=…, **details)``: notes why the executor has hung up; by default in the log.
 
     Attributes
     ----------
@@ -115,19 +162,23 @@ class AgentConnection:
     """
 
     def __init__(
-        self, connection: socket.socket, handler: AgentHandler, ended: Callable[[AgentConnection], None]
+        self,
+        connection: socket.socket,
+        handler: AgentHandler,
+        ended: Callable[[AgentConnection], None],
+        refused: Callable[..., None] | None = None,
     ) -> None:
         connection.setblocking(False)
         self.pid, self.uid = _peer(connection)
         self.hello: Hello | None = None
         self._handler, self._ended = handler, ended
+        self._refused = refused or partial(_log.warning, "agent_connection_refused")
         self._rest = b""
         self._socket: socket.socket | None = connection
 
     def read(self) -> None:
         """Handle all messages that have arrived by now, and no more: other connections wait too."""
-        if self.uid != os.getuid():
-            self._refuse("another user's process", uid=self.uid)
+        self.check_user()
         left = 0 if self._socket is None else max(1, _arrived(self._socket))
         while left > 0 and self._socket is not None:
             try:
@@ -141,6 +192,18 @@ class AgentConnection:
                 self._take_in(data)
             else:
                 self.close()
+
+    def check_hello(self) -> None:
+        """Hang up on a process that has not said who it is; what has arrived by now counts."""
+        if self.hello is None and self._socket is not None:
+            self.read()
+        if self.hello is None and self._socket is not None:
+            self.refuse("a process that said nothing", after_s=HELLO_S)
+
+    def check_user(self) -> None:
+        """Hang up on the process of a user who has no run here, before it has said anything."""
+        if self.hello is None and self._socket is not None and not self._handler.may_speak(self.uid):
+            self._refuse_user(f"uid {self.uid} has no run on this node")
 
     def send(self, message: ToJob) -> None:
         """
@@ -173,7 +236,7 @@ class AgentConnection:
         """Handle whole lines; keep the beginning of the next one."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > LONGEST_LINE:
-            self._refuse("a line without an end", length=len(self._rest))
+            self.refuse("a line without an end", length=len(self._rest))
         for line in lines:
             if self._socket is not None:
                 self._decode(line)
@@ -182,21 +245,28 @@ class AgentConnection:
         try:
             message = _decoder.decode(line)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            self._refuse("a line that is no message", line=line[:200], error=str(error))
+            self.refuse("a line that is no message", line=line[:200], error=str(error))
             return
         if self.hello is not None:
             self._handler.handle(self, message)
         elif not isinstance(message, Hello):
-            self._refuse("a process that did not say hello first")
+            self.refuse("a process that did not say hello first")
         elif message.version != VERSION:
-            self._refuse("a process of another version", version=message.version, expected=VERSION)
+            self.refuse("a process of another version", version=message.version, expected=VERSION)
+        elif not self._handler.may_speak(self.uid, message.job_id, message.epoch):
+            self._refuse_user(f"run {message.epoch} of job {message.job_id} is not of uid {self.uid}")
         elif self._handler.accept(self, message):
             self.hello = message
         else:
-            self._refuse("a process that is not of that run", job_id=message.job_id, epoch=message.epoch)
+            self.refuse("a process that is not of that run", job_id=message.job_id, epoch=message.epoch)
 
-    def _refuse(self, what: str, **details: object) -> None:
-        _log.warning("agent_connection_refused", what=what, pid=self.pid, **details)
+    def _refuse_user(self, reason: str) -> None:
+        self.send(ConnectionRefused(reason=f"{reason}; only the run's own user may speak for it"))
+        self.refuse("another user's process", uid=self.uid)
+
+    def refuse(self, what: str, **details: object) -> None:
+        """Hang up, and note why."""
+        self._refused(what=what, pid=self.pid, **details)
         self.close()
 
 
@@ -211,11 +281,12 @@ def _arrived(connection: socket.socket) -> int:
     return int(struct.unpack("i", fcntl.ioctl(connection, termios.FIONREAD, bytes(4)))[0])
 
 
-def path_in(data: Path, name: str = "agent") -> Path:
+def path_in(data: Path, name: str = "agent", *, for_all: bool = False) -> Path:
     """
     Return where a socket is: in the data folder, or under the temporary folder where that path is too long.
 
-    The path is the same at every start, since jobs of an earlier executor look for it.
+    The path is the same at every start, since jobs of an earlier executor look for it. ``for_all``: processes of other
+    users have to come to it.
     """
     path = data / f"{name}.sock"
     if len(os.fsencode(path)) <= LONGEST_PATH:
@@ -223,18 +294,24 @@ def path_in(data: Path, name: str = "agent") -> Path:
     digest = hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
     folder = Path(tempfile.gettempdir()) / f"penstock-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
-    if folder.stat().st_uid != os.getuid() or folder.stat().st_mode & 0o077:
+    if for_all and folder.lstat().st_uid == os.getuid():
+        folder.chmod(0o711)
+    if folder.lstat().st_uid != os.getuid() or folder.lstat().st_mode & (0o066 if for_all else 0o077):
         raise PermissionError(
             f"{folder} is open to others; remove it, or use a data_dir with a shorter path than {data}"
         )
     return folder / f"{digest}.sock"
 
 
-def bind(path: Path) -> socket.socket:
-    """Return the listening socket, readable and writable for this user alone from its first moment."""
+def bind(path: Path, *, for_all: bool = False) -> socket.socket:
+    """
+    Return the listening socket, readable and writable for this user alone from its first moment.
+
+    ``for_all``: every user may connect, since jobs run as several; who it is, the kernel says of each connection.
+    """
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-    before = os.umask(0o177)
+    before = os.umask(0o111 if for_all else 0o177)
     try:
         listener.bind(str(path))
     finally:

@@ -15,7 +15,6 @@ import errno
 import hashlib
 import os
 import shutil
-import stat
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -26,9 +25,11 @@ import msgspec
 from msgspec import Meta
 
 from penstock.sessions.checkpoint import FORMATS, MANIFEST, STEP_PREFIX, flush, step_folders
-from penstock_bus import Endpoint, Reply, RequestPort
+from penstock_bus import Endpoint, Reply, Request, RequestPort
+from penstock_executor import job_folders
 from penstock_log import Checkpoint, subjects
 from penstock_log.agent_protocol import Count
+from penstock_log.text import gibibytes
 
 PIECE_BYTES: Final = 512 * 1024
 LARGEST_MANIFEST: Final = 64 * 2**20
@@ -37,7 +38,8 @@ AWAY: Final = frozenset(
 )
 """What a file system says that cannot be read now: of what lies there nothing is to be concluded from that."""
 _NODES: Final = ".nodes"
-_COPYING: Final = ".copying-"
+_COPYING: Final = ".copying"
+"""Where copies are made: not in the job's folder, where its user could put a link in their way."""
 
 
 class CheckpointUnavailable(Exception):
@@ -85,10 +87,12 @@ class CheckpointFolder:
     ----------
     node_id : str
         Of this node: names what is being copied, where others use the folder as well.
+    passable : bool
+        Whether jobs run as their users, who have to come to their folders through this one.
     """
 
-    def __init__(self, root: Path, node_id: str) -> None:
-        self.root, self._node_id = root, node_id
+    def __init__(self, root: Path, node_id: str, *, passable: bool = False) -> None:
+        self.root, self._node_id, self._passable = root, node_id, passable
 
     def enter(self) -> None:
         """Leave this node's name in the folder, so that others can see that they share it."""
@@ -141,18 +145,43 @@ class CheckpointFolder:
 
     def begin_copy(self, job_id: str) -> Path:
         """Return a fresh folder to copy a checkpoint into; what a copy left that was killed is removed."""
-        where = self._make(job_id)
-        prefix = f"{_COPYING}{self._node_id}-"
-        for left in where.glob(f"{prefix}*"):
+        where = self._make(_COPYING)
+        for name in (self._node_id, job_id):
+            where = where / name
+            where.mkdir(exist_ok=True, mode=0o700)
+        for left in where.iterdir():
             shutil.rmtree(left, ignore_errors=True)
-        return Path(tempfile.mkdtemp(prefix=prefix, dir=where))  # 0700
+        return Path(tempfile.mkdtemp(dir=where))  # 0700
+
+    def end_copy(self, fresh: Path) -> None:
+        """Remove what is left of a copy, whether or not it was published."""
+        shutil.rmtree(fresh, ignore_errors=True)
+        with suppress(OSError):
+            fresh.parent.rmdir()
+
+    def give(self, job_id: str, uid: int, gid: int) -> None:
+        """
+        Give a job's folder to the user that its run is about to run as.
+
+        Raises
+        ------
+        FolderNotOurs
+            If it is somebody else's.
+        OSError
+            If it cannot be made.
+        """
+        self._make()
+        job_folders.make_owned(self.root / job_id, uid, gid)
 
     def publish(self, fresh: Path, job_id: str, step: int) -> None:
         """Give a complete copy its name; another checkpoint of that name is not what was wanted, and goes."""
         for path in [*fresh.rglob("*"), fresh]:
             flush(path)
+        owner = self._make(job_id).lstat()
+        if owner.st_uid != os.geteuid():
+            job_folders.hand_over(fresh, owner.st_uid, owner.st_gid)
         path = self.path(job_id, step)
-        if path.exists():
+        if os.path.lexists(path):
             path.rename(fresh.with_name(f"{fresh.name}-replaced"))
         fresh.rename(path)
         flush(path.parent)
@@ -180,7 +209,7 @@ class CheckpointFolder:
                 return FilePiece(size=len(body), data=body[ask.offset : ask.offset + length])
             if ask.name not in parse_manifest(body).files or not is_inside(ask.name):
                 raise CheckpointUnavailable(f"the checkpoint has no file {ask.name!r}")
-            with _open(path / ask.name) as file:
+            with _open(path.parent, f"{path.name}/{ask.name}") as file:
                 file.seek(ask.offset)
                 return FilePiece(size=os.fstat(file.fileno()).st_size, data=file.read(length))
         except FileNotFoundError as error:
@@ -193,7 +222,10 @@ class CheckpointFolder:
     def _make(self, name: str = "") -> Path:
         """Make and return the folder, or one in it; the parent comes first: mkdir ignores the mode for parents."""
         path = self.root
-        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if self._passable:
+            job_folders.make_passable(path)
+        else:
+            path.mkdir(parents=True, exist_ok=True, mode=0o700)
         if name:
             path = path / name
             path.mkdir(exist_ok=True, mode=0o700)
@@ -208,10 +240,11 @@ class CheckpointFolder:
 
 def _look(path: Path) -> HeldCheckpoint | None:
     """Return the checkpoint in a folder, if all of its files are as long as they were written."""
+    job = path.parent
     try:
         body = _body(path)
         manifest = parse_manifest(body)
-        whole = all(_size_of(path / name) == size for name, size in manifest.files.items())
+        whole = all(_size_of(job, f"{path.name}/{name}") == size for name, size in manifest.files.items())
     except OSError as error:
         if error.errno in AWAY:
             raise
@@ -227,25 +260,21 @@ def _look(path: Path) -> HeldCheckpoint | None:
 
 def _body(path: Path) -> bytes:
     """Return the manifest of a checkpoint's folder, as it is written there."""
-    with _open(path / MANIFEST) as file:
+    with _open(path.parent, f"{path.name}/{MANIFEST}") as file:
         if (size := os.fstat(file.fileno()).st_size) > LARGEST_MANIFEST:
-            raise ValueError(f"its manifest has {size_text(size)}")
+            raise ValueError(f"its manifest has {gibibytes(size)}")
         return file.read(LARGEST_MANIFEST)
 
 
-def _open(path: Path) -> BinaryIO:
-    """Open a regular file; anything else that a job has put in its place might never give or take a byte."""
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
-        os.close(handle)
-        raise ValueError(f"{path} is no regular file")
-    return os.fdopen(handle, "rb")
+def _open(job: Path, name: str) -> BinaryIO:
+    """Open a file of a job's folder; anything else that a job has put in its place might never give or take a byte."""
+    return os.fdopen(job_folders.open_beneath(job, name), "rb")
 
 
-def _size_of(path: Path) -> int:
-    """Return the size of a regular file; -1 for anything else."""
-    status = path.stat()
-    return status.st_size if stat.S_ISREG(status.st_mode) else -1
+def _size_of(job: Path, name: str) -> int:
+    """Return the size of a file."""
+    with _open(job, name) as file:
+        return os.fstat(file.fileno()).st_size
 
 
 def parse_manifest(body: bytes) -> CheckpointManifest:
@@ -296,9 +325,9 @@ class FilePiece(msgspec.Struct, frozen=True, kw_only=True):
 async def serving(bus: RequestPort, folder: CheckpointFolder, node_id: str) -> AsyncIterator[None]:
     """Hand out this node's checkpoints to other executors while the context is open."""
 
-    async def answer(body: bytes) -> Reply:
+    async def answer(request: Request) -> Reply:
         try:
-            ask = msgspec.msgpack.decode(body, type=PieceRequest)
+            ask = msgspec.msgpack.decode(request.body, type=PieceRequest)
             piece = await asyncio.to_thread(folder.read, ask, bus.max_body_bytes // 2)
         except (ValueError, RecursionError) as error:
             return Reply(code=400, error=f"expected the name of a piece of a checkpoint: {error}")
@@ -309,8 +338,3 @@ async def serving(bus: RequestPort, folder: CheckpointFolder, node_id: str) -> A
     endpoint = Endpoint(name="read", subject=subjects.checkpoints(node_id), handler=answer)
     async with bus.serve(f"penstock-checkpoints-{node_id}", "1.0.0", [endpoint]):
         yield
-
-
-def size_text(size_bytes: int) -> str:
-    """Return a size in GiB or MiB, for messages."""
-    return f"{size_bytes / 2**30:.1f} GiB" if size_bytes >= 2**30 else f"{size_bytes / 2**20:.1f} MiB"

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import shutil
 import zlib
 from collections.abc import AsyncIterator, Callable, Container, Iterator
 from functools import partial
@@ -37,9 +36,9 @@ from penstock_executor.checkpoint_folder import (
     PieceRequest,
     is_inside,
     parse_manifest,
-    size_text,
 )
 from penstock_log import AnyEvent, Checkpoint, RunCheckpointed, RunRewound, RunStarted, last_checkpoint, subjects
+from penstock_log.text import gibibytes
 
 T = TypeVar("T")
 _Key = tuple[str, int]  # job and epoch: ``run_state.Key``, which is above
@@ -397,7 +396,7 @@ class _Copy:
             await self._io((fresh / MANIFEST).write_bytes, body)
             await self._io(self._folder.publish, fresh, self._job_id, self._wanted.step)
         finally:
-            shutil.rmtree(fresh, ignore_errors=True)
+            self._folder.end_copy(fresh)
 
     def _check(self, body: bytes) -> CheckpointManifest:
         if self._wanted.digest and hashlib.sha256(body).hexdigest() != self._wanted.digest:
@@ -414,11 +413,11 @@ class _Copy:
         whole = sum(manifest.files.values())
         if whole > self._limits.largest_bytes:
             raise CheckpointUnavailable(
-                f"it has {size_text(whole)}, more than the {size_text(self._limits.largest_bytes)} that are copied "
+                f"it has {gibibytes(whole)}, more than the {gibibytes(self._limits.largest_bytes)} that are copied "
                 "(checkpoint_copy_bytes)"
             )
         if whole > (free := self._folder.free_bytes()):
-            raise CheckpointUnavailable(f"it has {size_text(whole)}, and the disk has room for {size_text(free)}")
+            raise CheckpointUnavailable(f"it has {gibibytes(whole)}, and the disk has room for {gibibytes(free)}")
         return manifest
 
     async def _fetch(self, node_id: str, path: Path, name: str, size: int, checksum: int | None) -> None:
@@ -437,7 +436,7 @@ class _Copy:
             first = await self._piece(node_id, name, 0)
             size = first.size
             if size > LARGEST_MANIFEST:
-                raise CheckpointUnavailable(f"its manifest has {size_text(size)}")
+                raise CheckpointUnavailable(f"its manifest has {gibibytes(size)}")
             yield first.data
             at = len(first.data)
         else:

@@ -11,7 +11,7 @@ from penstock_bus import Decider, Decision
 from penstock_cluster.nodes import Cluster
 from penstock_executor import run_state
 from penstock_executor.checkpoint_transfer import ResumeRequest
-from penstock_executor.run_state import Ending, Key, LocalRun, NodeObservation, sharing_of
+from penstock_executor.run_state import HOLD, Ending, Key, LocalRun, NodeObservation, sharing_of
 from penstock_log import TERMINAL, Event, Job, JobState, JobTable, Outcome, RunEnded, RunStarted
 from penstock_log.decision_facts import SweepFinished
 
@@ -303,7 +303,9 @@ class _Node:
     def _grant(self, job: Job) -> Iterator[Action]:
         devices = devices_of(job, self.id)
         if self.state.started.get(job.id, {}).get(self.id) == job.epoch:
-            yield self._never_ran(job, "lost", "its processes are gone without a trace: was the run folder removed?")
+            if self._surely_over(job):
+                why = "its processes are gone without a trace: was the run folder removed?"
+                yield self._never_ran(job, "lost", why)
         elif job.state is JobState.COMPLETING:
             yield self._never_ran(job, "cancelled", job.reason)
         elif job.stopping:
@@ -311,8 +313,18 @@ class _Node:
         elif self.observed.draining:
             if not self._holds_back():
                 yield self._never_ran(job, "preempted", f"node {self.id} is shutting down")
-        elif self._may_have(job, devices) and not self._older_epoch_runs(job):
+        elif self._may_have(job, devices) and self._is_heard(job) and not self._older_epoch_runs(job):
             yield from self._begin(job, devices)
+
+    def _is_heard(self, job: Job) -> bool:
+        """Return whether the matcher may count on this node: after a pause, the grant may be another node's by now."""
+        patience_s = _patience_s(job)
+        return not patience_s or self.observed.unheard_s < HOLD * patience_s
+
+    def _surely_over(self, job: Job) -> bool:
+        """Return whether processes that an executor of this name has started elsewhere have run out of their time."""
+        patience_s, alone_s = _patience_s(job), self.observed.alone_s
+        return not patience_s or (alone_s is not None and self._due(alone_s + patience_s))
 
     def _may_have(self, job: Job, devices: tuple[int, ...]) -> bool:
         """Return whether every process on the devices shares them in the same way as the job."""
@@ -403,6 +415,10 @@ class _Node:
 def _may_resume(job: Job) -> bool:
     """Return whether a job may have a checkpoint: one that the log knows of, or one that could not be reported."""
     return job.checkpoint is not None or bool(job.spec.begins_from) or job.attempts > 0
+
+
+def _patience_s(job: Job) -> float:
+    return job.placement.patience_s if job.placement is not None else 0.0
 
 
 def first_node(job: Job) -> str:

@@ -12,10 +12,11 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from penstock_cluster import DeviceError, host_limits
+from penstock_cluster import DeviceError, device_guard, host_limits
 from penstock_cluster.accounting import by_session, family, own_bytes, total
 from penstock_cluster.device_backend import BACKENDS, CAPABILITIES, Accounting, DeviceCapabilities, MemoryCaps
 from penstock_cluster.host_limits import HostCapacity
+from penstock_executor.launchers import sandbox
 from penstock_executor.run_state import WANTS_MEMORY, Key, sharing_of
 from penstock_log import Device, Job
 from penstock_log.text import gibibytes
@@ -57,6 +58,8 @@ class MemoryLimits:
         Enforces caps on the host's memory, for devices that are the host's; None: the strongest way that there is.
     share : HostCapacity or None
         The part of the host that comes with each device; None: runs have no limit on the host.
+    most_tasks : int
+        The most processes and threads of each process of a run, where it has a group; 0: no limit.
 
     Attributes
     ----------
@@ -69,8 +72,13 @@ class MemoryLimits:
     """
 
     def __init__(
-        self, devices: Iterable[Device], enforcer: MemoryCaps | None = None, share: HostCapacity | None = None
+        self,
+        devices: Iterable[Device],
+        enforcer: MemoryCaps | None = None,
+        share: HostCapacity | None = None,
+        most_tasks: int = 0,
     ) -> None:
+        self._most_tasks, self._unguarded = most_tasks, False
         self.hosted: dict[Key, HostShare] = {}
         self._share = share
         self.caps: dict[Key, dict[int, int]] = {}
@@ -147,6 +155,36 @@ class MemoryLimits:
             return self._hosted_command(key, rank, len(devices), argv)
         most_bytes = HOST_LEAST_BYTES + sum(self._devices[index].memory_bytes for index in devices)
         return self.enforcer.command(_name(key, rank), argv, cap_bytes, most_bytes)
+
+    def group(self, key: Key, rank: int, devices: Sequence[int]) -> str:
+        """
+        Return the control group that a process has to enter, after :meth:`command`; empty where it has none.
+
+        The group is held to so many processes, and to the GPUs of its grant, before anybody enters it.
+
+        Raises
+        ------
+        DeviceError
+            If it cannot be held to so many processes.
+        """
+        capped = self._on_host(key, devices) or key in self.hosted
+        group = self.enforcer.group(_name(key, rank)) if capped else ""
+        if group:
+            self.enforcer.bound(_name(key, rank), tasks=self._most_tasks)
+            self._guard(_name(key, rank), devices)
+        return group
+
+    def _guard(self, name: str, devices: Sequence[int]) -> None:
+        """Keep a group from the GPUs that it was not given, where the kernel lets this executor."""
+        if not any(device.backend == "cuda" for device in self._devices.values()):
+            return
+        nodes = [*sandbox.device_nodes(self._devices[index] for index in devices)]
+        try:
+            self.enforcer.bound(name, gpus=device_guard.minors(nodes))
+        except DeviceError as error:
+            if not self._unguarded:
+                _log.warning("devices_not_guarded", error=str(error))
+            self._unguarded = True
 
     def _hosted_command(self, key: Key, rank: int, devices: int, argv: Sequence[str]) -> list[str]:
         hosted = self.hosted.get(key)

@@ -17,7 +17,8 @@ from typing import Final
 
 import msgspec
 
-from penstock_bus.port import Reply
+from penstock_bus.port import Reply, Request
+from penstock_executor.job_folders import open_plainly
 from penstock_executor.run_state import Key
 from penstock_log import subjects
 from penstock_log.request_bodies import STREAMS, OutputAnswer, OutputChannel, OutputEnd, OutputOffset, OutputRequest
@@ -110,7 +111,7 @@ class OutputTail:
     def _measure(self) -> int:
         if self._fd < 0:
             try:
-                self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+                self._fd = open_plainly(self._path)
             except OSError:
                 return 0
         return os.fstat(self._fd).st_size
@@ -146,10 +147,10 @@ class OutputStore:
             for stream in STREAMS
         )
 
-    async def answer(self, body: bytes) -> Reply:
+    async def answer(self, request: Request) -> Reply:
         """Answer an :class:`OutputRequest`."""
         try:
-            ask = _ask.decode(body or b"{}")
+            ask = _ask.decode(request.body or b"{}")
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             return Reply(code=BAD_REQUEST, error=f"not an OutputAsk: {error}")
         if not subjects.is_token(ask.job_id) or "/" in ask.job_id:
@@ -192,7 +193,7 @@ class OutputStore:
         if not ask.epoch:
             return OutputAnswer(sizes=self.channels(ask.job_id))
         channel = OutputChannel(ask.epoch, self.node_id, ask.rank, ask.stream)
-        fd = os.open(self.rank_path((ask.job_id, ask.epoch), ask.rank) / ask.stream, os.O_RDONLY | os.O_CLOEXEC)
+        fd = open_plainly(self.rank_path((ask.job_id, ask.epoch), ask.rank) / ask.stream)
         try:
             data = os.pread(fd, ask.most_bytes, ask.offset)
             return OutputAnswer(data=data, sizes=[(channel, os.fstat(fd).st_size)])

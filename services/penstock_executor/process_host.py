@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import shutil
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import structlog
 
 from penstock_cluster import DeviceError
 from penstock_cluster.nodes import Cluster
-from penstock_executor import gang, run_folders
+from penstock_executor import gang, job_folders, run_folders
 from penstock_executor.agent_listener import AgentConnection
 from penstock_executor.checkpoint_folder import CheckpointFolder, HeldCheckpoint
 from penstock_executor.checkpoint_transfer import Resume, RunFactFields
@@ -24,7 +25,8 @@ from penstock_executor.launchers import environment, process_launcher
 from penstock_executor.launchers.launcher import OUTPUT_BYTES, LaunchedProcess, Launcher, OutputLimits
 from penstock_executor.memory_limits import MemoryLimits
 from penstock_executor.output_store import OutputStore
-from penstock_executor.run_state import Ending, Key, LocalRun, RunProcess, sharing_of
+from penstock_executor.run_identity import IdentityRefused, IdentityRule, RunIdentity
+from penstock_executor.run_state import HOLD, Ending, Key, LocalRun, RunProcess, sharing_of
 from penstock_log import AnyEvent, Job, RunCheckpointed, RunRewound, RunWarned
 from penstock_log.agent_protocol import (
     LONGEST_METRIC,
@@ -56,6 +58,14 @@ _ADVICE: Final = {
 _log = structlog.get_logger("penstock.executor")
 
 
+class _Start(NamedTuple):
+    """How all processes of a run start: where they meet, what they go on from, and as whom they run."""
+
+    rendezvous: dict[str, str]
+    resume: Resume | None
+    account: RunIdentity
+
+
 class DiskFull(Exception):
     """The disk under the run folders is full: a run can only be started later."""
 
@@ -84,6 +94,8 @@ class ProcessHost:
         The most bytes of each output file.
     launcher : Launcher
         What starts and ends the processes.
+    rule : IdentityRule
+        As whom processes run; by default, all as the executor.
 
     Attributes
     ----------
@@ -107,8 +119,10 @@ class ProcessHost:
         outputs: OutputStore | None = None,
         output_bytes: int = OUTPUT_BYTES,
         launcher: Launcher[Any] = process_launcher,
+        rule: IdentityRule | None = None,
     ) -> None:
         self.site, self.runs_dir = site, runs_dir
+        self._rule = rule or IdentityRule(run_as="executor")
         self.limits = limits or MemoryLimits(site.devices)
         self.outputs = outputs or OutputStore(runs_dir.parent / "output", site.node_id)
         self._output_bytes, self.launcher = output_bytes, launcher
@@ -118,15 +132,31 @@ class ProcessHost:
         self.unpublished: set[Key] = set()
         self._processes: dict[Place, LaunchedProcess] = {}
         self._rendezvous = Rendezvous()
-        self.checkpoints = CheckpointFolder(site.checkpoints, site.node_id)
+        self.checkpoints = CheckpointFolder(site.checkpoints, site.node_id, passable=self._rule.switches)
         self._clock, self._watch, self._report, self._wake = clock, watch, report, wake
 
+    @property
+    def switches(self) -> bool:
+        """Whether processes may run as other users than the executor."""
+        return self._rule.switches
+
     # --- beginning
-    def start(self, job: Job, cluster: Cluster, resume: Resume | None = None) -> LocalRun:
+    def start(
+        self,
+        job: Job,
+        cluster: Cluster,
+        resume: Resume | None = None,
+        identity: RunIdentity | IdentityRefused | None = None,
+    ) -> LocalRun:
         """
         Start a job's processes on this node; if that is impossible, the run has a reason and no process.
 
-        ``resume`` is what they go on from; None if the log knows of nothing.
+        Parameters
+        ----------
+        resume : Resume, optional
+            What they go on from; None if the log knows of nothing.
+        identity : RunIdentity or IdentityRefused, optional
+            As whom they run; None: as the executor.
 
         Raises
         ------
@@ -136,13 +166,17 @@ class ProcessHost:
         gang = environment.members(environment.placement_of(job), job.spec.processes)
         mine = [member for member in gang if member.node_id == self.site.node_id]
         source = resume.source if resume is not None else HeldCheckpoint(step=0)
+        account = RunIdentity(name="", uid=os.geteuid(), gid=os.getegid()) if identity is None else identity
+        refused = str(account) if isinstance(account, IdentityRefused) else ""
         run = LocalRun(
             job_id=job.id,
             epoch=job.epoch,
             devices=tuple(index for member in mine for index in member.devices),
             world_size=len(gang),
             started_s=self._clock(),
-            refused=self._problem(job, mine[0]),
+            refused=refused or self._problem(job, mine[0]),
+            uid=None if isinstance(account, IdentityRefused) else account.uid,
+            hold_s=HOLD * environment.placement_of(job).patience_s if self.site.heard else 0.0,
             sharing=sharing_of(job),
             resumed_step=source.step,
             resumed_generation=source.generation,
@@ -154,9 +188,9 @@ class ProcessHost:
         self.limits.set_fraction(job, run.devices)
         self.limits.set_host(job)
         run.cap_bytes = self.limits.least_bytes(run.key)
-        if not run.refused:
+        if not run.refused and isinstance(account, RunIdentity):
             run.ranks = {member.rank: RunProcess() for member in mine}
-            self._spawn_all(run, job, mine, self._rendezvous.arrange(run.key, gang, cluster), resume)
+            self._spawn_all(run, job, mine, _Start(self._rendezvous.arrange(run.key, gang, cluster), resume, account))
         return run
 
     def _problem(self, job: Job, member: environment.GangMember) -> str:
@@ -166,10 +200,16 @@ class ProcessHost:
         return self.launcher.problem(job.spec.command, cwd, self._environment(job, member, {}).get("PATH", ""))
 
     def _environment(
-        self, job: Job, member: environment.GangMember, rendezvous: dict[str, str], resume: Resume | None = None
+        self,
+        job: Job,
+        member: environment.GangMember,
+        rendezvous: dict[str, str],
+        resume: Resume | None = None,
+        account: RunIdentity | None = None,
     ) -> dict[str, str]:
+        login = account.environment() if account is not None else {}
         own = environment.environment_of(job, member, self.site, rendezvous, resume)
-        return self.launcher.base_environment(self.site.pass_env) | own
+        return self.launcher.base_environment(self.site.pass_env) | login | own
 
     def _cwd(self, job: Job) -> str:
         return os.path.join(self.site.cwd, job.spec.cwd)
@@ -179,20 +219,29 @@ class ProcessHost:
         run: LocalRun,
         job: Job,
         mine: list[environment.GangMember],
-        rendezvous: dict[str, str],
-        resume: Resume | None,
+        how: _Start,
     ) -> None:
+        rendezvous, resume, account = how
         try:
             run_folders.create(self.runs_dir, run)
-            with contextlib.suppress(OSError):  # jobs that save are warned when they cannot
-                self.site.checkpoints.mkdir(mode=0o700, parents=True, exist_ok=True)
+            tmp = self._give_folders(run, account)
             for member in mine:
-                env = self._environment(job, member, rendezvous, resume) | self._memory_environment(run, job, member)
+                env = self._environment(job, member, rendezvous, resume, account)
+                env |= self._memory_environment(run, job, member)
                 where = run_folders.rank_path(self.runs_dir, run.key, member.rank)
                 command = self.limits.command(run.key, member.rank, member.devices, job.spec.command)
                 keep = OutputLimits(self.outputs.create(run.key, member.rank), self._output_bytes)
-                process = self.launcher.start(where, command, env, self._cwd(job), keep)
+                group = self.limits.group(run.key, member.rank, member.devices)
+                confined = environment.confinement_of(
+                    job, member, account, self.site, cwd=self._cwd(job), tmp=tmp, cgroup=group
+                )
+                self.launcher.confine(where, confined)
+                fence = self.site.fence(job.placement)
+                process = self.launcher.start(where, command, env, self._cwd(job), keep, fence=fence)
                 self._track((run.key, member.rank), process)
+        except job_folders.FolderNotOurs as error:
+            run.refused = str(error)
+            self._abort(run)
         except DeviceError as error:
             run.refused = f"its memory cap could not be set: {error}"
             self._abort(run)
@@ -203,6 +252,24 @@ class ProcessHost:
                 raise DiskFull(problem) from error
             run.refused = problem
             self._abort(run)
+
+    def _give_folders(self, run: LocalRun, account: RunIdentity) -> Path | None:
+        """Make the folders that are the run's own; return its temporary one, where it has one."""
+        with contextlib.suppress(OSError):  # jobs that save are warned when they cannot
+            if account.switches:
+                self.checkpoints.give(run.job_id, account.uid, account.gid)
+            else:
+                self.site.checkpoints.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if self.site.temporary is None:
+            return None
+        job_folders.make_passable(self.site.temporary)
+        tmp = self._temporary(run.key, self.site.temporary)
+        job_folders.make_owned(tmp, account.uid, account.gid)
+        return tmp
+
+    @staticmethod
+    def _temporary(key: Key, folder: Path) -> Path:
+        return folder / f"{key[0]}-{key[1]}"
 
     def _memory_environment(self, run: LocalRun, job: Job, member: environment.GangMember) -> dict[str, str]:
         need = job.need or job.spec.memory
@@ -300,6 +367,10 @@ class ProcessHost:
             if why := self.limits.killed_on_host(run.key, index, devices, rank.last_line):
                 run.ending, run.why = "host_memory", why
 
+    def least_hold_s(self) -> float:
+        """Return after how many seconds without an answered heartbeat the first run is stopped; infinite if none is."""
+        return min((run.hold_s for run in self.runs.values() if run.alive and run.hold_s), default=math.inf)
+
     def places(self) -> dict[Place, tuple[int, int]]:
         """Return the session and the number of devices of each process that runs."""
         return {
@@ -320,6 +391,8 @@ class ProcessHost:
         """Remove a run whose end is in the log."""
         self.limits.forget_host(key, self.runs[key].ranks if key in self.runs else ())
         run_folders.remove(self.runs_dir, key)
+        if self.site.temporary is not None:
+            shutil.rmtree(self._temporary(key, self.site.temporary), ignore_errors=True)
         self._rendezvous.release(key)
         self.runs.pop(key, None)
         self.unpublished.discard(key)
@@ -331,6 +404,10 @@ class ProcessHost:
     def rank_dir(self, place: Place) -> Path:
         """Return the folder of one process."""
         return run_folders.rank_path(self.runs_dir, *place)
+
+    def may_take_turns(self, uid: int, who: LaneClientId | None) -> bool:
+        """Return whether a user's processes may speak for one that shares a lane, or for any at all."""
+        return self.may_speak(uid) if who is None else self.may_speak(uid, who.job_id, who.epoch)
 
     def is_of(self, who: LaneClientId, pid: int) -> bool:
         """Return whether a process is, or descends from, the one that was started as that rank."""
@@ -347,6 +424,13 @@ class ProcessHost:
         return self.launcher.exit_code(self.rank_dir(place))
 
     # --- listening (AgentHandler)
+    def may_speak(self, uid: int, job_id: str = "", epoch: int = 0) -> bool:
+        """Return whether a user's processes may speak for a run, being its user's or root's; or for any at all."""
+        runs = [self.runs.get((job_id, epoch))] if job_id else [*self.runs.values()]
+        own = os.geteuid()
+        users = {run.uid if run.uid is not None else own for run in runs if run is not None}
+        return uid in (0, own) or uid in users
+
     def accept(self, connection: AgentConnection, hello: Hello) -> bool:
         """Accept a process if it is, or descends from, the one that was started as that rank."""
         place = ((hello.job_id, hello.epoch), hello.rank)

@@ -22,6 +22,7 @@ from typing import Final, Literal
 import msgspec
 import structlog
 
+from penstock_executor.job_folders import open_plainly
 from penstock_executor.run_state import Ending, Key, LocalRun, RunProcess, Sharing
 from penstock_log.records import compose
 
@@ -38,12 +39,14 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     world_size: int
     ranks: tuple[int, ...]
     started_s: float
+    hold_s: float = 0.0
     sharing: Sharing = "exclusive"
     resumed_step: int = 0
     resumed_generation: int = 0
     resumed_digest: str = ""
     begun_from: str = ""
     copied_from: str = ""
+    uid: int | None = None
 
 
 class StopRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,7 +132,7 @@ def remove(runs: Path, key: Key) -> None:
 def last_line(path: Path, most_bytes: int = 4096) -> str:
     """Return the last line of a file that has more than white space in it; empty where there is none."""
     try:
-        with path.open("rb") as file:
+        with os.fdopen(open_plainly(path), "rb") as file:
             end = file.seek(0, os.SEEK_END)
             file.seek(max(0, end - most_bytes))
             lines = file.read().replace(b"\0", b"").splitlines()

@@ -109,6 +109,8 @@ class LocalRun(msgspec.Struct, kw_only=True):
         Processes of the whole gang, on all of its nodes.
     ranks : dict of int to RunProcess
         Process rank → process, of this node.
+    uid : int or None
+        Of the account that its processes run as; None: the executor's own.
     refused : str
         Why nothing was started; empty if something was.
     asked_s, termed_s, killed_s : float
@@ -129,6 +131,8 @@ class LocalRun(msgspec.Struct, kw_only=True):
         Process ranks on other nodes that have ended, by the log.
     stop_step : int or None
         The step that the gang agreed to stop after.
+    hold_s : float
+        After so many seconds without an answered heartbeat its processes are stopped; 0: they are not.
     sharing : {"exclusive", "lane", "fraction"}
         How it has its devices.
     cap_bytes : int
@@ -145,6 +149,7 @@ class LocalRun(msgspec.Struct, kw_only=True):
     world_size: int = 1
     ranks: dict[int, RunProcess] = {}
     started_s: float = 0.0
+    uid: int | None = None
     refused: str = ""
     asked_s: float = 0.0
     termed_s: float = 0.0
@@ -159,6 +164,7 @@ class LocalRun(msgspec.Struct, kw_only=True):
     held: set[int] = set()
     absent: set[int] = set()
     stop_step: int | None = None
+    hold_s: float = 0.0
     sharing: Sharing = "exclusive"
     why: str = ""
     cap_bytes: int = 0
@@ -215,6 +221,10 @@ class SharingProgress(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
+HOLD: Final = 0.75
+"""The part of the matcher's patience after which a run is stopped, counted from the last heartbeat it has answered."""
+
+
 class NodeObservation(msgspec.Struct, kw_only=True):
     """
     Everything that the node sees of itself when it decides.
@@ -231,6 +241,10 @@ class NodeObservation(msgspec.Struct, kw_only=True):
         Progress of the runs that take turns with others.
     resumes : dict of (job id, epoch) to Resume
         What runs that are about to start go on from, as far as it is known and here.
+    unheard_s : float
+        How long ago the last heartbeat was sent that the matcher has answered.
+    alone_s : float or None
+        When the matcher first answered this start of the executor; None before. From then on it answers no other.
     """
 
     incarnation: str
@@ -239,6 +253,8 @@ class NodeObservation(msgspec.Struct, kw_only=True):
     postponed: dict[Key, float] = {}
     shared: dict[Key, SharingProgress] = {}
     resumes: dict[Key, Resume] = {}
+    unheard_s: float = 0.0
+    alone_s: float | None = None
 
     def busy_devices(self) -> dict[int, Sharing]:
         """Return the devices that a process is on, and how it has them."""

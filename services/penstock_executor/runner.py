@@ -13,6 +13,8 @@ from contextlib import AbstractAsyncContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Final, assert_never
 
+import msgspec
+
 from penstock_bus.follower import FoldFollower, background, until_available
 from penstock_bus.health import VERSION, Vitals
 from penstock_bus.port import Endpoint
@@ -20,23 +22,26 @@ from penstock_bus.shell import Shell
 from penstock_cluster import DeviceSurvey, host_limits, survey
 from penstock_cluster.host_backends import parse_bytes
 from penstock_cluster.host_limits import HostCapacity
-from penstock_executor import agent_listener, machine
+from penstock_executor import agent_listener, job_folders, machine
 from penstock_executor.checkpoint_folder import serving
 from penstock_executor.checkpoint_transfer import CheckpointFinder, CopyLimits, PendingResumes
 from penstock_executor.fact_outbox import FactAppender
+from penstock_executor.fence import HeardPage
 from penstock_executor.gang import reachable_address
-from penstock_executor.launchers import LAUNCHERS, environment
+from penstock_executor.launchers import LAUNCHERS, environment, sandbox
 from penstock_executor.launchers.launcher import LaunchedProcess
 from penstock_executor.memory_limits import MemoryLimits
 from penstock_executor.output_store import OutputStore
 from penstock_executor.process_host import DiskFull, Place, ProcessHost
 from penstock_executor.run_folders import ExecutorError, alone_in
+from penstock_executor.run_identity import IdentityLookups, IdentityRule
 from penstock_executor.run_state import Key, LocalRun, NodeObservation
 from penstock_executor.settings import ExecutorSettings
 from penstock_executor.sharing.sharing_supervisor import SharingSupervisor
 from penstock_executor.telemetry import RunTelemetry
 from penstock_log import NodeJoined, NodeLeft, RunEnded, RunStarted, subjects
 from penstock_log.agent_protocol import MemoryReport
+from penstock_log.request_bodies import NodeHeard
 
 __all__ = ["Executor", "ExecutorError", "run"]
 
@@ -52,6 +57,7 @@ LANES_PUBLISH_S: Final = 0.9
 SNAPSHOT_EVERY: Final = 5_000
 SNAPSHOT_LOOK_S: Final = 10.0
 EXPIRE_LOOK_S: Final = 60.0
+_NOBODY: Final = 65_534
 FOLLOWED: Final = tuple(
     f"{subjects.ROOT}.evt.{kind}.*" for kind in ("job", "profile", "request", "round", "run", "node", "sweep", "scale")
 )
@@ -67,6 +73,10 @@ async def run(shell: Shell, settings: ExecutorSettings) -> None:
     shell.examine = examine  # from now on, since reading the log may take long too
     with alone_in(settings.data_dir) as data:
         node_id = settings.node_id or host_name()
+        if settings.identities(node_id).switches:
+            _let_users_in(settings, data)
+        if settings.sandbox != "none":
+            await _try_sandbox(settings.identities(node_id))
         found, capacity = survey(settings.devices), _capacity(settings)
         live = FoldFollower(
             shell.bus,
@@ -100,8 +110,11 @@ class Executor:
         capacity: HostCapacity,
     ) -> None:
         self.shell, self.settings, self.live, self.tasks = shell, settings, live, tasks
+        self.page = HeardPage(data / "heard")
+        self.alone_s: float | None = None
         self.node_id, self.found, self.capacity = node_id, found, capacity
         self.boot, self.joins, self.left = uuid.uuid4().hex[:8], 0, False
+        self.rule = settings.identities(node_id)
         self.wake = live.changed.set
         self.giving_up = asyncio.Event()
         """It is to end and has no process to end before: from then on it does not wait for a log that is away."""
@@ -117,13 +130,14 @@ class Executor:
             warn=self.host.warn,
             wake=self.wake,
         )
+        self.identities = IdentityLookups(self.rule, self._spawn, self._on_identity)
         self.watched: dict[Place, int] = {}
         self.postponed: dict[Key, float] = {}
         self.removed = set(live.state.finished)
         self.timer: asyncio.TimerHandle | None = None
         shell.busy = self._busy
         self.ended = list(self.host.adopt())  # before there is a listener: who comes in by it has not ended before
-        self.listener = agent_listener.AgentListener(Path(self.host.site.socket), self.host)
+        self.listener = agent_listener.AgentListener(Path(self.host.site.socket), self.host, for_all=self.rule.switches)
         self.sharing = SharingSupervisor(
             self.host,
             settings,
@@ -135,15 +149,22 @@ class Executor:
         )
 
     def _process_host(self, data: Path) -> ProcessHost:
-        settings, devices = self.settings, self.found.devices
+        settings, devices, for_all = self.settings, self.found.devices, self.rule.switches
         site = environment.LaunchSite(
             node_id=self.node_id,
             devices=devices,
-            socket=str(agent_listener.path_in(data)),
-            lanes=str(agent_listener.path_in(data, "lanes")),
-            checkpoints=Path(settings.checkpoint_dir or data / "checkpoints").absolute(),
+            socket=str(agent_listener.path_in(data, for_all=for_all)),
+            lanes=str(agent_listener.path_in(data, "lanes", for_all=for_all)),
+            checkpoints=checkpoints_of(settings, data),
+            temporary=data / "tmp" if self.rule.asks or settings.sandbox != "none" else None,
+            sandbox=settings.sandbox,
+            writable=settings.writable,
+            new_privileges=settings.new_privileges,
+            most_tasks=settings.most_tasks,
             cwd=os.getcwd(),
             pass_env=settings.pass_env,
+            heard=str(self.page.path),
+            held_s=settings.held_s,
         )
         launcher = LAUNCHERS[settings.launcher](settings)
         caps = launcher.memory_caps(Path(settings.cgroup) if settings.cgroup else None)
@@ -158,7 +179,8 @@ class Executor:
             outputs=OutputStore(data / "output", self.node_id),
             output_bytes=settings.output_bytes,
             launcher=launcher,
-            limits=MemoryLimits(devices, caps, self.capacity.share(len(devices))),
+            rule=self.rule,
+            limits=MemoryLimits(devices, caps, self.capacity.share(len(devices)), settings.most_tasks),
         )
 
     async def work(self) -> None:
@@ -176,6 +198,7 @@ class Executor:
                     telemetry.publish_heartbeats(),
                     telemetry.publish_output(),
                     telemetry.follow_peers(),
+                    self._follow_answers(),
                     self._look_after_lanes(),
                     self._look_after_host(),
                     self._until_stopping(),
@@ -195,6 +218,7 @@ class Executor:
             self._settle_gangs()
             self.sharing.tidy(self._is_wanted)
             self.resumes.tidy(self._is_wanted, self.host.runs)
+            self.identities.tidy(self._is_wanted, self.host.runs)
             observed = self._observed()
             limit_s = self.settings.sample_limit_s
             plan = machine.decide(self.live.state, self.node_id, observed, self.shell.now_s(), limit_s)
@@ -217,6 +241,8 @@ class Executor:
             postponed=self.postponed,
             shared=self.sharing.progress,
             resumes=self.resumes.found,
+            unheard_s=self.page.unheard_s,
+            alone_s=self.alone_s,
         )
 
     def _over(self) -> bool:
@@ -283,8 +309,12 @@ class Executor:
     def _start(self, job_id: str) -> None:
         job = self.live.state.jobs[job_id]
         key, log = (job_id, job.epoch), self.shell.log.bind(job_id=job_id, epoch=job.epoch)
+        identity = self.identities.take(key, job.spec.user)
+        if identity is None:
+            self.postponed[key] = self.shell.now_s() + RETRY_S
+            return
         try:
-            started = self.host.start(job, self.live.state.cluster, self.resumes.found.get(key))
+            started = self.host.start(job, self.live.state.cluster, self.resumes.found.get(key), identity)
         except DiskFull as error:
             if key not in self.postponed:
                 log.warning("run_postponed", reason=str(error))
@@ -297,6 +327,10 @@ class Executor:
             log.warning("run_refused", reason=started.refused)
         else:
             log.info("run_started", devices=started.devices, ranks=sorted(started.ranks))
+
+    def _on_identity(self, key: Key) -> None:
+        self.postponed.pop(key, None)
+        self.wake()
 
     def _report_start_or_end(self, fact: RunStarted | RunEnded) -> None:
         run = self.host.runs.get((fact.job_id, fact.epoch))
@@ -337,6 +371,37 @@ class Executor:
     def incarnation(self) -> str:
         """The name of this life of the node: another after each start, and after each return from being lost."""
         return f"{self.boot}-{self.joins}"
+
+    async def _follow_answers(self) -> None:
+        """Note for ever which heartbeats the matcher has answered: for so long after them the runs may go on."""
+        async for _, body in self.shell.bus.subscribe(subjects.heard(self.node_id)):
+            with contextlib.suppress(msgspec.MsgspecError, ValueError, RecursionError):
+                await self._note_answer(msgspec.json.decode(body, type=NodeHeard))
+
+    async def _note_answer(self, answer: NodeHeard) -> None:
+        """
+        Let the runs go on, if none of them was given up.
+
+        The node was not lost when the answer was given, since its incarnation is another after each loss. What was
+        given up before this node joined stands in the log before that, so the fold has it.
+        """
+        node = self.live.state.cluster.nodes.get(self.node_id)
+        if node is None or not node.present or not node.incarnation == self.incarnation == answer.incarnation:
+            return
+        self.telemetry.answered(answer.incarnation)
+        if self.alone_s is None:
+            self.alone_s = self.shell.now_s()
+        if any(run.alive and not self._is_wanted(key) for key, run in self.host.runs.items()):
+            self.wake()  # they are ended first
+            return
+        held_s = self.page.unheard_s
+        await asyncio.to_thread(self.page.note, answer.ticks_s)  # a disk may hang; heartbeats must not
+        for run in list(self.host.runs.values()):
+            began_in_time = self.shell.now_s() - run.started_s > held_s - run.hold_s  # maybe after the last heartbeat
+            if run.alive and 0 < run.hold_s < held_s and began_in_time:
+                why = f"the matcher did not hear node {self.node_id} for {held_s:.1f} s"
+                self.host.warn(run.key, f"{why}: the run was stopped meanwhile, and goes on")
+        self.wake()
 
     # --- what the processes do
     def _watch(self, place: Place, process: LaunchedProcess) -> None:
@@ -462,6 +527,42 @@ class Executor:
             self.tasks.create_task(task)
         except RuntimeError:  # the executor is being ended; the next one finds in the run folders what it has to say
             task.close()
+
+
+def checkpoints_of(settings: ExecutorSettings, data: Path) -> Path:
+    """Return the folder of all jobs' checkpoints."""
+    return Path(settings.checkpoint_dir or data / "checkpoints").absolute()
+
+
+def _let_users_in(settings: ExecutorSettings, data: Path) -> None:
+    """
+    Open the way to what users' jobs need, and no more.
+
+    Raises
+    ------
+    ExecutorError
+        If a folder above is closed to them.
+    """
+    job_folders.make_passable(data)
+    for folder, name in ((data, "data_dir"), (checkpoints_of(settings, data), "checkpoint_dir")):
+        if (closed := job_folders.closed_above(folder)) is not None:
+            raise ExecutorError(
+                f'jobs run as their users (run_as = "user"), who cannot come to {name} {folder}: {closed} is closed '
+                f"to them; set {name} to a folder such as /var/lib/penstock, or open it: chmod o+x {closed}"
+            )
+
+
+async def _try_sandbox(rule: IdentityRule) -> None:
+    """
+    Try whether jobs can be sandboxed here, as a user who is not the executor where they run as such.
+
+    Raises
+    ------
+    ExecutorError
+        If they cannot be.
+    """
+    if why := await asyncio.to_thread(sandbox.problem, _NOBODY if rule.switches else None):
+        raise ExecutorError(f'sandbox = "bubblewrap": {why}')
 
 
 def _capacity(settings: ExecutorSettings) -> HostCapacity:

@@ -7,11 +7,13 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta
 
+from penstock_executor.run_identity import IdentityRule, RunAs
 from penstock_log.spec import Name
 from penstock_sharing.lanes.turn_policy import TurnPolicyName as Policy
 
 _MIB: Final = 1 << 20
 LauncherName = Literal["process"]
+SandboxName = Literal["none", "bubblewrap"]
 
 
 class ExecutorSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,6 +43,26 @@ class ExecutorSettings(msgspec.Struct, frozen=True, kw_only=True):
     address : str
         Where the other nodes reach this one: ``MASTER_ADDR`` of gangs whose rank 0 is here. Empty: the address of the
         network interface that leads to the bus; where the bus is on this machine, of the one that leads elsewhere.
+    run_as : {"user", "executor"}
+        As whom jobs run: as the user who submitted them, by the account of that name on this node, or all as the
+        executor's own user, which is for one who trusts everybody that may submit. ``docs/isolation.md`` has the rule.
+    users : dict of str to str
+        User of Penstock → account of this node, where they differ: ``[executor.users]``.
+    allow_root : bool
+        Whether jobs may run as root.
+    least_uid : int
+        Accounts below it are the system's: jobs run as one only where ``users`` names it.
+    new_privileges : bool
+        Whether programs with set-user-ID bits work in jobs, such as ``sudo``, and Apptainer where it is installed so.
+    most_tasks : int
+        The most processes and threads that the user of a job may have on this node; 0: no limit. It holds where jobs
+        run as other users than the executor.
+    sandbox : {"none", "bubblewrap"}
+        What is around each process of a job. ``bubblewrap``: it sees the node read-only, a ``/tmp`` of its own, and the
+        nodes of the GPUs that it was given, and writes to its checkpoint folder, and to its working directory if that
+        is its user's.
+    writable : tuple of str
+        Folders that a job may write to in a sandbox, beside these; ``~`` is its user's home.
     data_dir : str
         Holds run folders and the agents' socket; must survive a restart of the executor.
     checkpoint_dir : str
@@ -71,10 +93,11 @@ class ExecutorSettings(msgspec.Struct, frozen=True, kw_only=True):
     output_age_s : float
         How long the output of a job that is over is kept on the disk, in seconds.
     heartbeat_s : float
-        Seconds between two heartbeats.
+        The most seconds between two heartbeats; they come as often as the matcher's ``node_timeout_s`` needs it.
+    held_s : float
+        Seconds for which a run is kept that was stopped because the matcher does not hear this node; then it is ended.
     lane_policy : str
-        Whose turn it is where jobs take turns: ``fair`` (time), ``fifo``, ``las``, ``priority``, ``round-robin``,
-        ``srtf``.
+        Whose turn it is where jobs take turns: the name of a turn policy, which ``docs/lanes.md`` lists.
     lane_patience_s : float
         Seconds of waiting after which a run gets its turn, whatever the policy.
     lane_most : int
@@ -99,6 +122,14 @@ class ExecutorSettings(msgspec.Struct, frozen=True, kw_only=True):
     cgroup: str = ""
     launcher: LauncherName = "process"
     address: str = ""
+    run_as: RunAs = "user"
+    users: dict[str, str] = {}
+    allow_root: bool = False
+    least_uid: Annotated[int, Meta(ge=1)] = 1000
+    new_privileges: bool = False
+    most_tasks: Annotated[int, Meta(ge=0)] = 16_384
+    sandbox: SandboxName = "none"
+    writable: tuple[str, ...] = ()
     data_dir: str = "penstock-data/executor"
     checkpoint_dir: str = ""
     checkpoint_copy_bytes: Annotated[int, Meta(ge=0)] = 16 * 2**30
@@ -112,6 +143,7 @@ class ExecutorSettings(msgspec.Struct, frozen=True, kw_only=True):
     output_disk_bytes: Annotated[int, Meta(gt=0)] = 16 * 1024 * _MIB
     output_age_s: Annotated[float, Meta(gt=0)] = 14 * 24 * 3600.0
     heartbeat_s: Annotated[float, Meta(gt=0)] = 1.0
+    held_s: Annotated[float, Meta(gt=0)] = 3600.0
     lane_policy: Policy = "fair"
     lane_patience_s: Annotated[float, Meta(gt=0)] = 30.0
     lane_most: Annotated[int, Meta(ge=0)] = 0
@@ -120,3 +152,13 @@ class ExecutorSettings(msgspec.Struct, frozen=True, kw_only=True):
     lane_warn_s: Annotated[float, Meta(gt=0)] = 10.0
     lane_hang_s: Annotated[float, Meta(gt=0)] = 60.0
     lane_hang: Literal["park", "kill"] = "park"
+
+    def identities(self, node_id: str) -> IdentityRule:
+        """Return the rule by which jobs get their accounts."""
+        return IdentityRule(
+            node_id=node_id,
+            run_as=self.run_as,
+            users=self.users,
+            allow_root=self.allow_root,
+            least_uid=self.least_uid,
+        )

@@ -13,16 +13,18 @@ from typing import Final
 import msgspec
 
 from penstock_bus import BusError, Unavailable
+from penstock_bus.clock import ticks
 from penstock_bus.follower import until_available
 from penstock_bus.port import StorageFull
 from penstock_bus.shell import Shell
+from penstock_executor.fence import BEATS
 from penstock_executor.output_store import PIECE_BYTES, OutputPiece, OutputTail
 from penstock_executor.process_host import Place, ProcessHost
 from penstock_executor.run_state import Key, LocalRun
 from penstock_executor.settings import ExecutorSettings
 from penstock_log import subjects
 from penstock_log.records import compose
-from penstock_log.request_bodies import STREAMS, OutputChannel, OutputGrown, RunProgress
+from penstock_log.request_bodies import STREAMS, NodeHeartbeat, OutputChannel, OutputGrown, RunProgress
 
 OUTPUT_S: Final = 0.05
 TURN_PIECES: Final = 16
@@ -31,6 +33,9 @@ GROWN_S: Final = 0.5
 FULL_S: Final = 1.0
 """How often it is looked whether the disk has refused output."""
 PROGRESS_S: Final = 0.5
+HURRY_S: Final = 0.1
+HURRIED: Final = 30
+"""So many heartbeats come fast after the node has joined, until one is answered: no run begins before."""
 
 
 class StopBarrierMessage(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,6 +76,8 @@ class RunTelemetry:
         self._giving_up = giving_up
         self._outputs: dict[Place, _Output] = {}
         self._published_s: dict[Key, float] = {}
+        self._answered = ""
+        self._sent = ("", 0)
 
     # --- output and progress
     async def publish_output(self) -> None:
@@ -202,11 +209,25 @@ class RunTelemetry:
         """Publish heartbeats for ever; repeat what a gang's other nodes may have missed."""
         node_id = self._host.site.node_id
         while True:
-            body = {"node_id": node_id, "incarnation": self._incarnation(), "at_s": self._shell.now_s()}
-            await self.publish(subjects.heartbeat(node_id), body)
+            beat = NodeHeartbeat(
+                node_id=node_id, incarnation=self._incarnation(), at_s=self._shell.now_s(), ticks_s=ticks()
+            )
+            await self.publish(subjects.heartbeat(node_id), beat)
             for run in [run for run in self._host.runs.values() if run.asked_s and run.alive]:
                 await self.publish_answers(run)
-            await asyncio.sleep(self._settings.heartbeat_s)
+            await asyncio.sleep(self._pause_s(beat.incarnation))
+
+    def answered(self, incarnation: str) -> None:
+        """Note that the matcher has answered a heartbeat of this incarnation."""
+        self._answered = incarnation
+
+    def _pause_s(self, incarnation: str) -> float:
+        """Return the time to the next heartbeat: less where runs are soon stopped, or where none was answered yet."""
+        if incarnation != self._sent[0]:
+            self._sent = (incarnation, 0)
+        self._sent = (incarnation, self._sent[1] + 1)
+        hurries = incarnation != self._answered and self._sent[1] < HURRIED
+        return min(self._settings.heartbeat_s, HURRY_S if hurries else self._host.least_hold_s() / BEATS)
 
     # --- gangs over several nodes
     async def publish_answers(self, run: LocalRun) -> None:

@@ -8,8 +8,12 @@ In reading order:
 * ``job_sizes``: The sizes of an elastic job.
 * ``job_history``: A job's past.
 * ``sweep_table``: The record of each sweep, as the log has it.
+* ``open_jobs``: What each user has open.
+* ``authority``: Who asks, and what each role may do and see.
 * ``acceptance``: The rules of all commands.
+* ``user_queues``: Requests of many users, served in turn.
 * ``commands``: Commands, by request and by inbox.
+* ``sight``: What people ask about, where they may see it.
 * ``queries``: Queries, and what runs and services report outside of the log.
 * ``answers``: From the read model to views.
 * ``why``: Why a job waits, and what is ruled out.

@@ -11,13 +11,14 @@ sweeps, nodes and pools that are there. :func:`job_named` and its neighbours fin
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Any, Final, assert_never
 
 import msgspec
 
 from penstock_cluster.nodes import Node
 from penstock_gateway import endpoints, job_fit
+from penstock_gateway.authority import SERVICE, Caller
 from penstock_gateway.endpoints import BAD, CONFLICT, NOT_FOUND, RequestRefused
 from penstock_gateway.machine import GatewayState
 from penstock_gateway.sweep_table import SweepRecord
@@ -41,6 +42,8 @@ from penstock_log import (
     SweepSpec,
     SweepSubmitted,
     Uniform,
+    UserRemoved,
+    UserSet,
     request_bodies,
     subjects,
     validation,
@@ -50,6 +53,7 @@ from penstock_log.agent_protocol import AgentEnv
 from penstock_log.job_state import JobState
 from penstock_log.spec import Dimension, Param
 from penstock_log.text import count, listed, pairs
+from penstock_log.users import UserRecord
 from penstock_log.validation import BadInput
 from penstock_policies import search
 from penstock_scheduler.pool import pool_settings
@@ -85,7 +89,7 @@ class Acceptable(msgspec.Struct, frozen=True, kw_only=True):
     warnings: tuple[str, ...] = ()
 
 
-def job(state: GatewayState, spec: JobSpec, *, strict: bool, now_s: float) -> Acceptable:
+def job(state: GatewayState, spec: JobSpec, *, strict: bool, now_s: float, caller: Caller = SERVICE) -> Acceptable:
     """
     Accept a job whose id is given.
 
@@ -104,15 +108,18 @@ def job(state: GatewayState, spec: JobSpec, *, strict: bool, now_s: float) -> Ac
         if there.sample is not None:
             raise RequestRefused(CONFLICT, f"the id {spec.id} belongs to a sample of the profiler; choose another id")
         past = state.histories[spec.id]
+        _check_own_id(caller, there.spec, spec.id)
         _same(past.asked(there), spec, f"job {spec.id}")
         return Acceptable(id=spec.id, seq=past.seq, warnings=warnings)
+    _check_free_id(state, spec.id, state.sweeps, caller)
+    _check_parent(spec, caller)
     _strictly(strict, warnings)
     _check_beginning(state, spec)
     fact = JobSubmitted(job_id=spec.id, spec=spec, at_s=now_s)
     return Acceptable(id=spec.id, subject=subjects.job(spec.id), fact=fact, warnings=warnings)
 
 
-def sweep(state: GatewayState, spec: SweepSpec, *, strict: bool, now_s: float) -> Acceptable:
+def sweep(state: GatewayState, spec: SweepSpec, *, strict: bool, now_s: float, caller: Caller = SERVICE) -> Acceptable:
     """Accept a sweep whose id is given; errors as for :func:`job`."""
     check(spec.job, "$.job")
     validation.check(spec)
@@ -123,8 +130,10 @@ def sweep(state: GatewayState, spec: SweepSpec, *, strict: bool, now_s: float) -
     warnings = job_fit.warnings(state.cluster, spec.job)
     there = state.sweeps.get(spec.id)
     if there is not None:
+        _check_own_id(caller, there.spec.job, spec.id)
         _same(there.spec, spec, f"sweep {spec.id}")
         return Acceptable(id=spec.id, seq=there.seq, warnings=warnings)
+    _check_free_id(state, spec.id, state.jobs.by_id, caller)
     _strictly(strict, warnings)
     fact = SweepSubmitted(sweep_id=spec.id, spec=spec, at_s=now_s)
     return Acceptable(id=spec.id, subject=subjects.request(spec.id), fact=fact, warnings=warnings)
@@ -182,6 +191,29 @@ def differences(before: msgspec.Struct, now: msgspec.Struct) -> list[str]:
         elif old != new and field not in _VOLATILE and not (field in _READ and not (old and new)):
             found.append(f"{field} ({_shown(old)}, now {_shown(new)})")
     return found
+
+
+def _check_own_id(caller: Caller, before: JobSpec, wanted: str) -> None:
+    """Refuse an id of somebody else's, and say nothing of what it belongs to."""
+    if not caller.sees(before):
+        raise RequestRefused(CONFLICT, f"the id {wanted} is taken; choose another id, or leave the id out")
+
+
+def _check_free_id(state: GatewayState, wanted: str, others: Container[str], caller: Caller) -> None:
+    """Refuse an id that something of another kind has: facts about it would be taken for one another's."""
+    sweep_id = next((one for one in state.sweeps if wanted.startswith(f"{one}-")), "")
+    if sweep_id and not caller.is_service:
+        raise RequestRefused(CONFLICT, f"ids that begin with {sweep_id}- are of that sweep's trials; choose another id")
+    if wanted in others or wanted in state.cluster.nodes or wanted in state.pools() or wanted in state.users.by_name:
+        raise RequestRefused(
+            CONFLICT, f"the id {wanted} is that of something else here; choose another id, or leave the id out"
+        )
+
+
+def _check_parent(spec: JobSpec, caller: Caller) -> None:
+    """Refuse a trial that its sweep has not made."""
+    if spec.parent and not caller.is_service:
+        raise RequestRefused(BAD, f"$.parent: trials are submitted by the sweep {spec.parent} itself; leave it out")
 
 
 def _same(before: msgspec.Struct, now: msgspec.Struct, what: str) -> None:
@@ -288,9 +320,10 @@ class JobAction(msgspec.Struct, frozen=True, kw_only=True):
     fact: AnyEvent | None = None
 
 
-def cancel(state: GatewayState, ask: request_bodies.ActRequest, now_s: float) -> JobAction:
+def cancel(state: GatewayState, ask: request_bodies.ActRequest, now_s: float, caller: Caller = SERVICE) -> JobAction:
     """End a job; 409 where it ended by itself."""
     job = _job(state, ask.id)
+    caller.require_own(job.spec, f"job {job.id}")
     if job.state in {JobState.COMPLETING, JobState.CANCELLED}:
         how = "is being cancelled already" if job.state is JobState.COMPLETING else "was cancelled before"
         return _job_action(job, how)
@@ -301,9 +334,10 @@ def cancel(state: GatewayState, ask: request_bodies.ActRequest, now_s: float) ->
     return _job_action(job, "is being stopped" if running else "is cancelled; it was not running", fact, after)
 
 
-def hold(state: GatewayState, ask: request_bodies.ActRequest, now_s: float) -> JobAction:
+def hold(state: GatewayState, ask: request_bodies.ActRequest, now_s: float, caller: Caller = SERVICE) -> JobAction:
     """Keep a job from being started; 409 where it is over."""
     job = _job(state, ask.id)
+    caller.require_own(job.spec, f"job {job.id}")
     _not_over(job, "hold")
     if job.held:
         return _job_action(job, "is held already")
@@ -311,16 +345,22 @@ def hold(state: GatewayState, ask: request_bodies.ActRequest, now_s: float) -> J
     return _job_action(job, f"is held{goes_on}", JobHeld(job_id=job.id, by=ask.by, at_s=now_s))
 
 
-def release(state: GatewayState, ask: request_bodies.ActRequest, now_s: float) -> JobAction:
+def release(state: GatewayState, ask: request_bodies.ActRequest, now_s: float, caller: Caller = SERVICE) -> JobAction:
     """Let a held job be started; 409 where it is over."""
     job = _job(state, ask.id)
+    caller.require_own(job.spec, f"job {job.id}")
     _not_over(job, "release")
     if not job.held:
         return _job_action(job, "is not held")
     return _job_action(job, "may start again", JobReleased(job_id=job.id, by=ask.by, at_s=now_s))
 
 
-def drain(state: GatewayState, ask: request_bodies.DrainRequest, now_s: float) -> JobAction:
+def drain(
+    state: GatewayState,
+    ask: request_bodies.DrainRequest,
+    now_s: float,
+    caller: Caller = SERVICE,  # noqa: ARG001 - all commands are called alike
+) -> JobAction:
     """Give a node no new jobs; with ``preempt`` move its running ones too."""
     node = node_named(state, ask.id)
     running = sum(node.id in job.open_nodes for job in state.jobs)
@@ -334,7 +374,12 @@ def drain(state: GatewayState, ask: request_bodies.DrainRequest, now_s: float) -
     return _node_action(node, f"takes no new jobs; {runs}", after, fact)
 
 
-def resume(state: GatewayState, ask: request_bodies.ActRequest, now_s: float) -> JobAction:
+def resume(
+    state: GatewayState,
+    ask: request_bodies.ActRequest,
+    now_s: float,
+    caller: Caller = SERVICE,  # noqa: ARG001 - all commands are called alike
+) -> JobAction:
     """Give a drained node jobs again."""
     node = node_named(state, ask.id)
     after = node.gone or "up"
@@ -343,7 +388,12 @@ def resume(state: GatewayState, ask: request_bodies.ActRequest, now_s: float) ->
     return _node_action(node, "takes jobs again", after, NodeResumed(node_id=node.id, by=ask.by, at_s=now_s))
 
 
-def remove(state: GatewayState, ask: request_bodies.ActRequest, now_s: float) -> JobAction:
+def remove(
+    state: GatewayState,
+    ask: request_bodies.ActRequest,
+    now_s: float,
+    caller: Caller = SERVICE,  # noqa: ARG001 - all commands are called alike
+) -> JobAction:
     """Remove a node that is gone for good; 409 if it is up, or if a run on it has not ended in the log."""
     node = node_named(state, ask.id)
     if node.present:
@@ -359,9 +409,12 @@ def remove(state: GatewayState, ask: request_bodies.ActRequest, now_s: float) ->
     return _node_action(node, "is removed; if its executor starts again, it joins as a new node", "removed", fact)
 
 
-def cancel_sweep(state: GatewayState, ask: request_bodies.ActRequest, now_s: float) -> JobAction:
+def cancel_sweep(
+    state: GatewayState, ask: request_bodies.ActRequest, now_s: float, caller: Caller = SERVICE
+) -> JobAction:
     """End a sweep; its trials are cancelled one by one from here on. 409 where it ended by itself."""
     sweep = sweep_named(state, ask.id)
+    caller.require_own(sweep.spec.job, f"sweep {sweep.id}")
     if sweep.cancelled is not None:
         return JobAction(id=sweep.id, state=sweep.state, message=f"sweep {sweep.id} was cancelled before")
     if sweep.finished is not None:
@@ -374,7 +427,12 @@ def cancel_sweep(state: GatewayState, ask: request_bodies.ActRequest, now_s: flo
     return JobAction(id=sweep.id, state="cancelling", message=message, subject=subjects.request(sweep.id), fact=fact)
 
 
-def set_policy(state: GatewayState, ask: request_bodies.PolicyRequest, now_s: float) -> JobAction:
+def set_policy(
+    state: GatewayState,
+    ask: request_bodies.PolicyRequest,
+    now_s: float,
+    caller: Caller = SERVICE,  # noqa: ARG001 - all commands are called alike
+) -> JobAction:
     """Change a pool's settings from now on, or return to those of its services; 404 if there is no such pool."""
     _check_pool(state, ask.pool)
     before = state.policies.get(ask.pool, {})
@@ -396,7 +454,43 @@ def set_policy(state: GatewayState, ask: request_bodies.PolicyRequest, now_s: fl
     return JobAction(id=ask.pool, state="set", message=message, subject=subjects.policy(ask.pool), fact=fact)
 
 
-def job_named(state: GatewayState, wanted: str) -> Job:
+def set_user(state: GatewayState, ask: request_bodies.UserRequest, now_s: float, caller: Caller = SERVICE) -> JobAction:
+    """Let a person use the cluster, change role and teams, or revoke all logins that were issued until now."""
+    before = state.users.by_name.get(ask.user)
+    returns = before is None and ask.user in state.users.removed
+    valid_from_s = now_s if ask.revoke or returns else before.valid_from_s if before is not None else 0.0
+    if ask.user == caller.name and before is not None and ask.role not in {None, before.role}:
+        raise RequestRefused(
+            CONFLICT, f"nobody changes their own role; ask another admin to make {ask.user} {ask.role}"
+        )
+    role = ask.role or (before.role if before is not None else "user")
+    teams = ask.teams if ask.teams is not None else before.teams if before is not None else ()
+    fact = UserSet(user=ask.user, role=role, teams=teams, valid_from_s=valid_from_s, by=ask.by, at_s=now_s)
+    article = "an" if role[0] in "ao" else "a"
+    said = f"{ask.user} is {article} {role} in {listed(teams) if teams else 'no team'}"
+    if before == UserRecord(name=ask.user, role=role, teams=teams, valid_from_s=valid_from_s):
+        return JobAction(id=ask.user, state=role, message=f"{said} already")
+    what = f"{said}; logins that were issued until now count no more" if ask.revoke else said
+    return JobAction(id=ask.user, state=role, message=what, subject=subjects.user(ask.user), fact=fact)
+
+
+def remove_user(
+    state: GatewayState, ask: request_bodies.ActRequest, now_s: float, caller: Caller = SERVICE
+) -> JobAction:
+    """Let a person not use the cluster any more; 404 for one who does not."""
+    if ask.id not in state.users.by_name:
+        endpoints.one(state.users.by_name, ask.id, "user")  # which says what there is, if not that
+        raise RequestRefused(NOT_FOUND, f"no user {ask.id!r}; write the whole name")
+    if ask.id == caller.name:
+        raise RequestRefused(CONFLICT, "nobody removes themselves; ask another admin")
+    own = sum(job.spec.user == ask.id and job.state not in TERMINAL for job in state.jobs)
+    goes_on = f"; {count(own, 'open job')} of theirs {'goes' if own == 1 else 'go'} on" if own else ""
+    fact = UserRemoved(user=ask.id, by=ask.by, reason=ask.reason, at_s=now_s)
+    message = f"{ask.id} cannot log in any more{goes_on}"
+    return JobAction(id=ask.id, state="removed", message=message, subject=subjects.user(ask.id), fact=fact)
+
+
+def job_named(state: GatewayState, wanted: str, caller: Caller = SERVICE) -> Job:
     """Return the job that an id or its unique beginning names; samples only by their whole id."""
     if (job := state.jobs.get(wanted)) is not None:
         return job
@@ -404,7 +498,14 @@ def job_named(state: GatewayState, wanted: str) -> Job:
         advice = f"`penstock sweep show {wanted}` lists its trials, `penstock sweep cancel {wanted}` ends them"
         raise RequestRefused(NOT_FOUND, f"{wanted} is a sweep; expected a job: {advice}")
     jobs = {job.id: job for job in state.jobs if job.sample is None}
-    return endpoints.one(jobs, wanted, "job", names=((job.spec.name, job.id) for job in jobs.values()))
+    names = ((job.spec.name, job.id) for job in jobs.values() if caller.sees(job.spec))
+    try:
+        return endpoints.one(jobs, wanted, "job", names=names)
+    except RequestRefused as refused:
+        if refused.code != NOT_FOUND or not state.archive.jobs:
+            raise
+        advice = f"`penstock story --archive {wanted}` looks among those that are archived"
+        raise RequestRefused(NOT_FOUND, f"{refused}; {advice}") from None
 
 
 def workload_named(state: GatewayState, wanted: str) -> str:
@@ -421,9 +522,10 @@ def workload_named(state: GatewayState, wanted: str) -> str:
     return endpoints.one({key: key for key in known}, wanted, "workload", names=dict.fromkeys(named))
 
 
-def sweep_named(state: GatewayState, wanted: str) -> SweepRecord:
+def sweep_named(state: GatewayState, wanted: str, caller: Caller = SERVICE) -> SweepRecord:
     """Return the sweep that an id or its unique beginning names."""
-    return endpoints.one(state.sweeps, wanted, "sweep", names=((s.spec.name, s.id) for s in state.sweeps.values()))
+    seen = (one for one in state.sweeps.values() if caller.sees(one.spec.job))
+    return endpoints.one(state.sweeps, wanted, "sweep", names=((one.spec.name, one.id) for one in seen))
 
 
 def node_named(state: GatewayState, wanted: str) -> Node:

@@ -12,12 +12,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
 
+import msgspec
 from msgspec.structs import replace
 
 from penstock_cluster.nodes import Node, taken_devices
 from penstock_gateway import job_fit
+from penstock_gateway.authority import SERVICE, Caller
 from penstock_gateway.job_history import device_names
 from penstock_gateway.machine import GatewayState
 from penstock_gateway.sweep_table import SweepRecord, TrialRow
@@ -40,6 +42,8 @@ from penstock_log.views import (
     SweepsView,
     SweepView,
     TrialView,
+    UsersView,
+    UserView,
 )
 from penstock_policies import search
 from penstock_policies.search.runs import SweepGoodput, TrialUse, account
@@ -110,10 +114,21 @@ def job(model: ReadModel, job: Job) -> JobView:
     )
 
 
-def jobs(model: ReadModel, ask: request_bodies.JobsRequest) -> JobsView:
-    """Return the jobs that match all filters."""
+def jobs(model: ReadModel, ask: request_bodies.JobsRequest, caller: Caller = SERVICE) -> JobsView:
+    """Return the jobs that match all filters; of those that may not be seen, only that they are there and for whom."""
     found = [job for job in _candidates(model.state, ask) if _matches(ask, job)]
-    return JobsView(jobs=tuple(job(model, one) for one in found[-ask.limit :]), total=len(found), seq=model.seq)
+    if ask.name:  # or a name could be guessed letter by letter
+        found = [job for job in found if caller.sees(job.spec)]
+    shown = (job(model, one) if caller.sees(one.spec) else _outline(job(model, one)) for one in found[-ask.limit :])
+    return JobsView(jobs=tuple(shown), total=len(found), seq=model.seq)
+
+
+def _outline(view: JobView) -> JobView:
+    """Return a job without what it computes: state, user, team, devices and times stay."""
+    blank: dict[str, Any] = {"name": "", "model": "", "parent": "", "reason": "", "exit_code": None}
+    return msgspec.structs.replace(
+        view, **blank, metrics={}, warnings=(), steps=0, samples=0, batch_size=0, batches=None
+    )
 
 
 def detail(model: ReadModel, one: Job) -> JobDetail:
@@ -268,11 +283,19 @@ def _with_runs(model: ReadModel, sweep: SweepRecord, view: SweepView, counted: l
     )
 
 
-def sweeps(model: ReadModel) -> SweepsView:
-    """Return all sweeps without their trials."""
-    return SweepsView(
-        sweeps=tuple(sweep(model, one, whole=False) for one in model.state.sweeps.values()), seq=model.seq
-    )
+def sweeps(model: ReadModel, caller: Caller = SERVICE) -> SweepsView:
+    """Return all sweeps that may be seen, without their trials."""
+    found = [one for one in model.state.sweeps.values() if caller.sees(one.spec.job)]
+    return SweepsView(sweeps=tuple(sweep(model, one, whole=False) for one in found), seq=model.seq)
+
+
+def users(model: ReadModel, owner: str) -> UsersView:
+    """Return who may use the cluster, by name."""
+    known = {name: UserView.of(record) for name, record in model.state.users.by_name.items()}
+    if owner:
+        there = known.get(owner, UserView(name=owner, role="admin"))
+        known[owner] = msgspec.structs.replace(there, role="admin", is_owner=True)
+    return UsersView(users=tuple(known[name] for name in sorted(known)), seq=model.seq)
 
 
 def _plan(sweep: SweepRecord) -> search.SearchPlan | None:

@@ -2,8 +2,9 @@
 Commands, by request and by inbox.
 
 :class:`Commands` decodes a request, decides on the read model by the rules of :mod:`penstock_gateway.acceptance`,
-appends the fact, and answers once the read model has it. :func:`take_submissions` does the same for submissions that
-were published to an inbox and wait for no answer; errors of these go to REJECTED.
+appends the fact, and answers once the read model has it. Several commands are stored at a time, of all users in turn
+(:mod:`penstock_gateway.user_queues`), but of one entity only one. :func:`take_submissions` does the same for
+submissions that were published to an inbox and wait for no answer; errors of these go to REJECTED.
 """
 
 from __future__ import annotations
@@ -11,25 +12,34 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Final, TypeVar
 
 import msgspec
 import structlog
 
-from penstock_bus import Append, Conflict, Endpoint, LogPort, Timeout, TooLarge, Unavailable, Work, WorkPort
+from penstock_bus import Append, BusError, Conflict, Endpoint, LogPort, Timeout, TooLarge, Unavailable, Work, WorkPort
 from penstock_bus.follower import FoldFollower
 from penstock_gateway import acceptance
-from penstock_gateway.endpoints import Answering, RequestRefused, endpoint, job_asked, sweep_asked
+from penstock_gateway.authority import SERVICE, Admit, Caller
+from penstock_gateway.endpoints import RequestRefused, endpoint, job_asked, sweep_asked
 from penstock_gateway.log_reader import catch_up
 from penstock_gateway.machine import GatewaySettings, GatewayState
+from penstock_gateway.open_jobs import most_trials
+from penstock_gateway.user_queues import FairSemaphore, OpenJobsLimit, RateLimit, UserQueues, asker
 from penstock_log import AnyEvent, Commit, SweepSpec, request_bodies, subjects, validation
 from penstock_log.validation import BadInput
-from penstock_log.views import ActAnswer, SubmitAnswer
+from penstock_log.views import ActAnswer, SubmitAnswer, View
 
 A = TypeVar("A", bound=request_bodies.GatewayRequest)
 D = TypeVar("D", acceptance.Acceptable, acceptance.JobAction)
+Answering = Callable[[bytes, Caller], Awaitable[View]]
 _TRIES: Final = 5
 _ENVELOPE_BYTES: Final = 1024
+_HOLD_S: Final = 5.0
+"""Less than the time after which the bus delivers a submission again that nobody holds."""
+_GIVE_BACK_S: Final = 2.0
+_LOOK_S: Final = 1.0
 _log = structlog.get_logger("penstock.gateway")
 
 
@@ -49,6 +59,10 @@ class Commands:
         Returns a fresh short id for a job or a sweep.
     new_commit_id : callable
         Returns a fresh unique id for a commit.
+    ticks : callable
+        Seconds of a clock that only goes on.
+    admit : Admit
+        Says who asks, or refuses them.
     """
 
     def __init__(
@@ -61,16 +75,37 @@ class Commands:
         now_s: Callable[[], float],
         new_id: Callable[[], str],
         new_commit_id: Callable[[], str],
+        ticks: Callable[[], float],
+        admit: Admit,
     ) -> None:
         self._bus, self._live, self._settings = bus, live, settings
-        self._actor, self._now_s = actor, now_s
+        self._actor, self._now_s, self._admit = actor, now_s, admit
         self._new_id, self._new_commit_id = new_id, new_commit_id
+        self._limit = OpenJobsLimit(settings.open_jobs)
+        self._storing: dict[str, asyncio.Event] = {}
+        rate = RateLimit(settings.commands_per_s, settings.commands_at_once)
+        self._submissions, self._acts = (
+            UserQueues(
+                what,
+                slots=settings.concurrent_commands,
+                most=settings.waiting_commands,
+                most_bytes=settings.waiting_bytes,
+                rate=rate,
+                now_s=ticks,
+            )
+            for what in ("submissions", "acts")
+        )
+
+    def close(self) -> None:
+        """Refuse the requests that wait for their turn."""
+        self._submissions.close()
+        self._acts.close()
 
     def endpoints(self) -> list[Endpoint]:
         """Return the commands as endpoints."""
         handlers: dict[str, Answering] = {
-            "submit": self.submit_job,
-            "tune": self.submit_sweep,
+            "submit": self._in_turn(self._submissions, self._submitting(self.submit_job)),
+            "tune": self._in_turn(self._submissions, self._submitting(self.submit_sweep)),
             "cancel": self._acting(acceptance.cancel, request_bodies.ActRequest),
             "hold": self._acting(acceptance.hold, request_bodies.ActRequest),
             "release": self._acting(acceptance.release, request_bodies.ActRequest),
@@ -79,18 +114,40 @@ class Commands:
             "remove": self._acting(acceptance.remove, request_bodies.ActRequest),
             "policy": self._acting(acceptance.set_policy, request_bodies.PolicyRequest),
             "cancel_sweep": self._acting(acceptance.cancel_sweep, request_bodies.ActRequest),
+            "set_user": self._acting(acceptance.set_user, request_bodies.UserRequest),
+            "remove_user": self._acting(acceptance.remove_user, request_bodies.ActRequest),
         }
         most_bytes = self._bus.max_body_bytes
-        return [endpoint(name, subjects.command(name), handler, most_bytes) for name, handler in handlers.items()]
+        return [
+            endpoint(name, subjects.command(name), self._admit, handler, most_bytes, concurrent=True)
+            for name, handler in handlers.items()
+        ]
+
+    @staticmethod
+    def _in_turn(queues: UserQueues, answering: Answering) -> Answering:
+        async def answer(body: bytes, caller: Caller) -> View:
+            async with queues.slot(asker(body, caller.name), len(body)):
+                return await answering(body, caller)
+
+        return answer
+
+    @staticmethod
+    def _submitting(submit: Callable[[bytes, Caller], Awaitable[SubmitAnswer]]) -> Answering:
+        async def answer(body: bytes, caller: Caller) -> View:
+            return await submit(body, caller)
+
+        return answer
 
     @property
     def most_bytes(self) -> int:
         """Size of the largest specification that is accepted: its commit must fit the server's limit too."""
         return min(self._settings.max_spec_bytes, self._bus.max_body_bytes - _ENVELOPE_BYTES)
 
-    async def submit_job(self, body: bytes, new_id: str = "") -> SubmitAnswer:
+    async def submit_job(self, body: bytes, caller: Caller = SERVICE, new_id: str = "") -> SubmitAnswer:
         """
         Store the job that a body holds unless it is stored already; ``new_id`` is its id if it names none.
+
+        Its user is who submits it, whatever the body says.
 
         Raises
         ------
@@ -100,22 +157,43 @@ class Commands:
             If it could not be stored.
         """
         asked = job_asked(body, self.most_bytes)
-        spec = msgspec.structs.replace(asked.spec, id=asked.spec.id or new_id or self._unused_id())
-        return await self._submit(
-            lambda: acceptance.job(self._live.state, spec, strict=asked.strict, now_s=self._now_s())
-        )
-
-    async def submit_sweep(self, body: bytes, new_id: str = "") -> SubmitAnswer:
-        """Store a sweep as :meth:`submit_job` stores a job, unless its trials would be refused."""
-        asked = sweep_asked(body, self.most_bytes)
-        spec = msgspec.structs.replace(asked.spec, id=asked.spec.id or new_id or self._unused_id())
+        spec = caller.stamp(asked.spec)
+        spec = msgspec.structs.replace(spec, id=spec.id or new_id or self._unused_id())
+        if spec.begins_from:
+            await self._stored(subjects.job(spec.begins_from))
 
         def decide() -> acceptance.Acceptable:
-            decided = acceptance.sweep(self._live.state, spec, strict=asked.strict, now_s=self._now_s())
-            self._check_trial(spec)
+            state = self._live.state
+            decided = acceptance.job(state, spec, strict=asked.strict, now_s=self._now_s(), caller=caller)
+            if decided.fact is not None and not state.open_jobs.covers(spec):
+                self._limit.check(state.open_jobs, spec.user, 1)
             return decided
 
-        return await self._submit(decide)
+        return await self._submit(decide, spec.user, 1)
+
+    async def submit_sweep(self, body: bytes, caller: Caller = SERVICE, new_id: str = "") -> SubmitAnswer:
+        """Store a sweep as :meth:`submit_job` stores a job, unless its trials would be refused."""
+        asked = sweep_asked(body, self.most_bytes)
+        spec = caller.stamp_sweep(asked.spec)
+        spec = msgspec.structs.replace(spec, id=spec.id or new_id or self._unused_id())
+
+        def decide() -> acceptance.Acceptable:
+            decided = acceptance.sweep(self._live.state, spec, strict=asked.strict, now_s=self._now_s(), caller=caller)
+            self._check_trial(spec)
+            if decided.fact is not None:
+                self._limit.check(self._live.state.open_jobs, spec.job.user, trials)
+            return decided
+
+        trials = most_trials(spec)
+        return await self._submit(decide, spec.job.user, trials)
+
+    async def accept_job(self, work: Work) -> SubmitAnswer:
+        """Store a job of the inbox as :meth:`submit_job` does, as its submitter's."""
+        return await self.submit_job(work.body, await self._admit("submit", work.user), given_id(work))
+
+    async def accept_sweep(self, work: Work) -> SubmitAnswer:
+        """Store a sweep of the inbox as :meth:`submit_sweep` does, as its submitter's."""
+        return await self.submit_sweep(work.body, await self._admit("tune", work.user), given_id(work))
 
     def _check_trial(self, spec: SweepSpec) -> None:
         try:
@@ -124,32 +202,59 @@ class Commands:
         except (BadInput, RequestRefused) as error:
             raise BadInput(f"$.job: with a point of the space, it would be refused as a trial: {error}") from error
 
-    async def _submit(self, decide: Callable[[], acceptance.Acceptable]) -> SubmitAnswer:
-        decided, seq = await self._commit(decide)
+    async def _submit(self, decide: Callable[[], acceptance.Acceptable], user: str, jobs: int) -> SubmitAnswer:
+        decided, seq = await self._commit(decide, lambda decided: self._limit.storing(user, decided.id, jobs))
         if seq:
             _log.info("accepted", id=decided.id, seq=seq, subject=decided.subject)
         return SubmitAnswer.of(decided, seq=seq or decided.seq, created=decided.fact is not None)
 
-    def _acting(self, act: Callable[[GatewayState, A, float], acceptance.JobAction], type_: type[A]) -> Answering:
-        async def answer(body: bytes) -> ActAnswer:
+    def _acting(
+        self, act: Callable[[GatewayState, A, float, Caller], acceptance.JobAction], type_: type[A]
+    ) -> Answering:
+        async def answer(body: bytes, caller: Caller) -> ActAnswer:
             asked = validation.decode(body, type_)
+            if not caller.is_service:
+                asked = msgspec.structs.replace(asked, by=caller.name)
             await catch_up(self._bus, self._live)
-            done, seq = await self._commit(lambda: act(self._live.state, asked, self._now_s()))
+            done, seq = await self._commit(lambda: act(self._live.state, asked, self._now_s(), caller))
             if seq:
                 _log.info("acted", message=done.message, seq=seq)
             return ActAnswer.of(done, changed=done.fact is not None, seq=seq)
 
-        return answer
+        return self._in_turn(self._acts, answer)
 
-    async def _commit(self, decide: Callable[[], D]) -> tuple[D, int]:
-        """Return a decision and the sequence of its fact; 0 if there is nothing to append."""
-        for _ in range(_TRIES):
+    async def _commit(
+        self, decide: Callable[[], D], counting: Callable[[D], AbstractContextManager[None]] = lambda _: nullcontext()
+    ) -> tuple[D, int]:
+        """
+        Return a decision and the sequence of its fact; 0 if there is nothing to append.
+
+        What others are storing of the same entity is waited for, and decided on anew: that is no conflict.
+        """
+        tries = 0
+        while tries < _TRIES:
             decided = decide()
             if decided.fact is None:
                 return decided, 0
-            if seq := await self._store(decided.subject, decided.fact):
+            if decided.subject in self._storing:
+                await self._stored(decided.subject)
+                continue
+            tries += 1
+            stored = self._storing[decided.subject] = asyncio.Event()
+            try:
+                with counting(decided):
+                    seq = await self._store(decided.subject, decided.fact)
+            finally:
+                del self._storing[decided.subject]
+                stored.set()
+            if seq:
                 return decided, seq
         raise Conflict(decided.subject, 0)
+
+    async def _stored(self, subject: str) -> None:
+        """Wait until nothing of an entity is being stored."""
+        while (storing := self._storing.get(subject)) is not None:
+            await storing.wait()
 
     async def _store(self, subject: str, fact: AnyEvent) -> int:
         """Append a fact and wait until the read model has it; return 0 if somebody else was first: decide again."""
@@ -159,8 +264,7 @@ class Commands:
             async with asyncio.timeout(self._settings.append_timeout_s):
                 seq = await self._bus.append(item)
         except TimeoutError as error:
-            waited = f"nothing was confirmed within {self._settings.append_timeout_s:g} s"
-            raise Timeout(f"{waited}; is its disk full? See `penstock doctor`") from error
+            raise Timeout(await self._why_unconfirmed()) from error
         except Conflict:
             await self._live.caught_up()
             return 0
@@ -170,19 +274,41 @@ class Commands:
             _log.warning("read_model_behind", seq=seq, at=self._live.last_seq)  # it is stored all the same
         return seq
 
+    async def _why_unconfirmed(self) -> str:
+        """Return what to say of an unanswered append: a log that answers looks but no appends has a full disk."""
+        waited = f"nothing was confirmed within {self._settings.append_timeout_s:g} s"
+        try:
+            async with asyncio.timeout(_LOOK_S):
+                await self._bus.last_seq()
+        except (TimeoutError, Unavailable):
+            return f"{waited}: its servers elect a leader, for ten seconds at most, or are gone. See `penstock doctor`"
+        return f"{waited}, though it can be read; is its disk full? See `penstock doctor`"
+
     def _unused_id(self) -> str:
         taken = self._live.state
         return next(i for i in iter(self._new_id, "") if i not in taken.jobs.by_id and i not in taken.sweeps)
 
 
-Accept = Callable[[bytes, str], Awaitable[SubmitAnswer]]
-"""Accepts a submission's body under an id, if it names none."""
+Accept = Callable[[Work], Awaitable[SubmitAnswer]]
+"""Accepts a submission, under an id of the bus if it names none."""
 
 
-async def take_submissions(bus: WorkPort, queue: str, subject: str, accept: Accept, retry_s: float) -> None:
-    """Accept the submissions of an inbox, for ever."""
-    async for work in bus.work(queue, [subject]):
-        await _take(work, accept, retry_s)
+async def take_submissions(bus: WorkPort, queue: str, subject: str, accept: Accept, settings: GatewaySettings) -> None:
+    """
+    Accept the submissions of an inbox, of all users in turn, for ever.
+
+    The gateway looks at as many submissions as the settings say before the first is stored, so that a user's single
+    submission does not wait behind those of another user.
+    """
+    inbox = _Inbox(accept, settings)
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(inbox.hold())
+            async for work in bus.work(queue, [subject], settings.inbox_ahead):
+                await inbox.room()
+                inbox.add(work, group)
+    finally:
+        await inbox.give_back()
 
 
 def given_id(work: Work) -> str:
@@ -190,26 +316,72 @@ def given_id(work: Work) -> str:
     return f"q{work.seq}-{hashlib.sha256(work.body).hexdigest()[:6]}"
 
 
-async def _take(work: Work, accept: Accept, retry_s: float) -> None:
-    """
-    Accept or reject one submission, however long the log is away or full.
+class _Inbox:
+    """The submissions of an inbox that have come and are not done."""
 
-    Meanwhile the gateway holds the submission and does not put it back: the bus counts deliveries, and the gateway must
-    not give up a stored submission for want of room. Later ones wait too; the log would not take them either.
-    """
-    while True:
-        try:
-            await _decide(work, accept)
+    def __init__(self, accept: Accept, settings: GatewaySettings) -> None:
+        self._accept, self._settings = accept, settings
+        self._slots = FairSemaphore(settings.concurrent_commands)
+        self._open: dict[int, Work] = {}
+        self._bytes = 0
+        self._fewer = asyncio.Event()
+
+    async def room(self) -> None:
+        """Wait while what has come takes too much memory."""
+        while self._open and self._bytes > self._settings.waiting_bytes:
+            self._fewer.clear()
+            await self._fewer.wait()
+
+    def add(self, work: Work, group: asyncio.TaskGroup) -> None:
+        """Begin to accept a submission; one that is here already is only another delivery of the same."""
+        if work.seq in self._open:
             return
+        self._open[work.seq] = work
+        self._bytes += len(work.body)
+        group.create_task(self._take(work))
+
+    async def hold(self) -> None:
+        """Keep what waits here from being delivered again."""
+        while True:
+            await asyncio.sleep(_HOLD_S)
+            for work in list(self._open.values()):
+                await work.hold()
+
+    async def give_back(self) -> None:
+        """Leave what is not done to other gateways."""
+        with suppress(BusError, TimeoutError):  # its time will run out
+            async with asyncio.timeout(_GIVE_BACK_S):
+                await asyncio.gather(*(work.retry() for work in self._open.values()))
+
+    async def _take(self, work: Work) -> None:
+        """
+        Accept or reject one submission, however long the log is away or full.
+
+        Meanwhile the gateway holds the submission and does not put it back: the bus counts deliveries, and the gateway
+        must not give up a stored submission for want of room.
+        """
+        while not await self._tried(work):
+            await asyncio.sleep(self._settings.retry_s)
+            await work.hold()
+        del self._open[work.seq]
+        self._bytes -= len(work.body)
+        self._fewer.set()
+
+    async def _tried(self, work: Work) -> bool:
+        await self._slots.acquire(asker(work.body, work.user))
+        try:
+            await _decide(work, self._accept)
         except (Unavailable, Conflict) as error:
-            _log.warning("submission_waits", subject=work.subject, error=str(error), retry_s=retry_s)
-        await asyncio.sleep(retry_s)
-        await work.hold()
+            _log.warning("submission_waits", subject=work.subject, error=str(error), retry_s=self._settings.retry_s)
+            return False
+        finally:
+            self._slots.release()
+        return True
 
 
 async def _decide(work: Work, accept: Accept) -> None:
     try:
-        answer = await accept(work.body, given_id(work))
+        answer = await accept(work)
     except (BadInput, RequestRefused, TooLarge) as error:
         _log.info("submission_rejected", subject=work.subject, reason=str(error))
         await work.reject(str(error))

@@ -54,7 +54,7 @@ def dry_run(
         warnings = (*warnings, too_large)
     least = smallest_size.smallest(spec, caps, kinds)
     key, waits = workload.key(spec), job_fit.awaits_scaling(state, spec)
-    size = job_fit.size_text(spec, least, rules.await_profile_s if waits else 0.0)
+    size = job_fit.tried_size_text(spec, least, rules.await_profile_s if waits else 0.0)
     asks, is_sized = (spec, False) if waits else (least, spec.elastic)
     pool_now = state.pool(spec.pool, state.jobs, rules.topology)
     with what_if.submitted(pool_now, asks, now_s, key=key, sized=is_sized) as pool:

@@ -12,12 +12,13 @@ import asyncio
 import difflib
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any, Final, TypeVar
 
 import msgspec
 import structlog
 
-from penstock_bus import Conflict, Endpoint, Reply, StorageFull, Timeout, TooLarge, Unavailable
+from penstock_bus import Conflict, Endpoint, Reply, Request, StorageFull, Timeout, TooLarge, Unavailable
 from penstock_log import JobSpec, SweepSpec, request_bodies, validation
 from penstock_log.text import listed
 from penstock_log.views import View
@@ -25,7 +26,9 @@ from penstock_log.views import View
 _NOTHING: Final = b'{"accepted":false}'
 """Beside a 503: it is certain that nothing was accepted. Without it, an append may have been stored all the same."""
 A = TypeVar("A", bound=request_bodies.GatewayRequest)
-Answering = Callable[[bytes], Awaitable[View]]
+C = TypeVar("C")
+InTurn = Callable[[str, int], AbstractAsyncContextManager[None]]
+"""Holds a slot for a request of a user, of so many bytes, while its context is open."""
 _LESS: Final = "ask about an earlier moment, or for less, or raise PENSTOCK_GATEWAY_QUERY_TIMEOUT_S"
 _log = structlog.get_logger("penstock.gateway")
 
@@ -63,24 +66,39 @@ def sweep_asked(body: bytes, most_bytes: int) -> request_bodies.TuneRequest:
     return request_bodies.TuneRequest(spec=validation.convert(validation.written_out(raw, SweepSpec), SweepSpec))
 
 
-def endpoint(name: str, subject: str, answering: Answering, most_bytes: int, most_s: float | None = None) -> Endpoint:
+def endpoint(
+    name: str,
+    subject: str,
+    admit: Callable[[str, str], Awaitable[C]],
+    answering: Callable[[bytes, C], Awaitable[View]],
+    most_bytes: int,
+    *,
+    most_s: float | None = None,
+    concurrent: bool = False,
+    in_turn: InTurn | None = None,
+) -> Endpoint:
     """
     Return the endpoint that answers with a view, or with an error code and one sentence.
 
-    An endpoint serves one request at a time: ``most_s`` bounds how long a request keeps the next one waiting, seconds.
-    """
+    ``admit`` returns who asks, from the endpoint's and the person's name, or refuses them.
 
-    async def handle(body: bytes) -> Reply:
+    An endpoint that is not concurrent serves one request at a time, or with ``in_turn`` those of all users in turn:
+    ``most_s`` bounds how long a request keeps the next one waiting, in seconds.
+    """
+    queue = in_turn or _no_queue
+
+    async def handle(request: Request) -> Reply:
         try:
-            async with asyncio.timeout(most_s):
-                return _reply(await answering(body), most_bytes)
+            async with queue(request.user, len(request.body)), asyncio.timeout(most_s):
+                caller = await admit(name, request.user)
+                return _reply(await answering(request.body, caller), most_bytes)
         except TimeoutError:
             _log.warning("request_given_up", endpoint=name, after_s=most_s)
             return Reply(code=503, error=f"{name} took longer than {most_s:g} s and was given up; {_LESS}")
         except validation.BadInput as error:
             return Reply(code=400, error=str(error))
         except RequestRefused as error:
-            return Reply(code=error.code, error=str(error))
+            return Reply(code=error.code, error=str(error), body=_NOTHING if error.code == UNAVAILABLE else b"")
         except TooLarge as error:
             return Reply(code=413, error=str(error))
         except (Unavailable, Conflict) as error:
@@ -91,7 +109,11 @@ def endpoint(name: str, subject: str, answering: Answering, most_bytes: int, mos
             _log.exception("request_failed", endpoint=name)
             raise
 
-    return Endpoint(name=name, subject=subject, handler=handle)
+    return Endpoint(name=name, subject=subject, handler=handle, concurrent=concurrent or in_turn is not None)
+
+
+def _no_queue(user: str, size_bytes: int) -> AbstractAsyncContextManager[None]:  # noqa: ARG001 - as queues have it
+    return nullcontext()
 
 
 def unavailable(error: Exception) -> str:
@@ -131,6 +153,8 @@ T = TypeVar("T")
 BAD: Final = 400
 NOT_FOUND: Final = 404
 CONFLICT: Final = 409
+TOO_MANY: Final = 429
+UNAVAILABLE: Final = 503
 _SHOWN: Final = 5
 
 

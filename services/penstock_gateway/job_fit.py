@@ -32,10 +32,14 @@ def unknown_kinds(cluster: Cluster, spec: JobSpec) -> tuple[str, ...]:
     return (f"unknown device kind {listed(unknown)}; known kinds: {listed(known)}",) if unknown else ()
 
 
-def never(job: Job, aftermath: RoundAftermath) -> WaitCause | None:
-    """Return why the present nodes cannot take the job, whatever ends; None if it only has to wait for its turn."""
+def never(job: Job, aftermath: RoundAftermath, rules: RoundRules | None = None) -> WaitCause | None:
+    """
+    Return why the present nodes cannot take the job, whatever ends; None if it only has to wait for its turn.
+
+    ``rules`` are the pool's; without them, those that hold where nobody has set others.
+    """
     demand = sharing_demand(job, lambda _: None)
-    return wait_causes.impossible_cause(job.spec, aftermath, demand, RoundRules().lane_reserve_share)
+    return wait_causes.impossible_cause(job.spec, aftermath, demand, (rules or RoundRules()).lane_reserve_share)
 
 
 def problem(spec: JobSpec, known: Caps, kinds: Mapping[str, int], pool: str) -> str:
@@ -92,7 +96,7 @@ def awaits_scaling(state: GatewayState, spec: JobSpec) -> bool:
     return sample_plan.awaits_scaling(job, known=workload.key(spec) in state.scaled)
 
 
-def size_text(spec: JobSpec, trial: JobSpec, await_s: float) -> str:
+def tried_size_text(spec: JobSpec, trial: JobSpec, await_s: float) -> str:
     """
     Return a sentence about the size that a dry run has tried for an elastic job; empty for other jobs.
 

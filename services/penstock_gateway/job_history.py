@@ -34,6 +34,8 @@ class JobHistory(msgspec.Struct, kw_only=True):
 
     Attributes
     ----------
+    key : str
+        Of its workload, when it was submitted.
     seq, last_seq : int
         Sequences of the commit that submitted the job and of the last one that changed it.
     state, since_s
@@ -44,6 +46,8 @@ class JobHistory(msgspec.Struct, kw_only=True):
         The last few warnings.
     announced : bool
         Whether the job's ``JobFinished`` is in the log.
+    announced_seq : int
+        Its sequence; 0 before.
     sizing : JobSizes or None
         The sizes of an elastic job.
     freed : dict of str to int
@@ -54,12 +58,14 @@ class JobHistory(msgspec.Struct, kw_only=True):
 
     seq: int
     last_seq: int
+    key: str = ""
     state: JobState
     since_s: float
     devices: list[str] = msgspec.field(default_factory=list)
     rank: JobRank | None = None
     warnings: list[str] = msgspec.field(default_factory=list)
     announced: bool = False
+    announced_seq: int = 0
     sizing: JobSizes | None = None
     freed: dict[str, int] = msgspec.field(default_factory=dict)
     run_end: RunEnded | None = None

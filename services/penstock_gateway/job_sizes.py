@@ -1,7 +1,7 @@
 """
 The sizes of an elastic job: which it has had, how fast it was with each, and which decisions led there.
 
-:class:`JobSizes` is the record. :func:`size_text` and :func:`range_text` say a size and its bounds in words.
+:class:`JobSizes` is the record. :func:`bounded_size_text` and :func:`range_text` say a size and its bounds in words.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ def range_text(spec: JobSpec) -> str:
     return f"{devices} with a batch of {batch}"
 
 
-def size_text(spec: JobSpec) -> str:
+def bounded_size_text(spec: JobSpec) -> str:
     """
     Return in words the size that an elastic job has or asks for, and its bounds; empty for other jobs.
 
@@ -212,10 +212,10 @@ def size_text(spec: JobSpec) -> str:
     --------
     >>> from penstock_log import Batch
     >>> spec = JobSpec(name="a", command=("x",), gpus=4, min_gpus=1, max_gpus=8, batch_size=256)
-    >>> size_text(spec)
+    >>> bounded_size_text(spec)
     '4 devices (of 1 to 8) with a batch of 256'
     >>> batch = Batch(min=64, max=512)
-    >>> size_text(msgspec.structs.replace(spec, min_gpus=0, max_gpus=0, batch=batch))
+    >>> bounded_size_text(msgspec.structs.replace(spec, min_gpus=0, max_gpus=0, batch=batch))
     '4 devices with a batch of 256 (of 64 to 512)'
     """
     if not spec.elastic:

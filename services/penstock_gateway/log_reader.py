@@ -148,12 +148,24 @@ async def catch_up(bus: LogReader, live: FoldFollower[GatewayState]) -> None:
     """
     Wait until the read model has all that the log holds now, :data:`FRESH_S` at most.
 
-    A user whose command one replica of the gateway has answered thus finds its effect at any other replica.
+    A user whose command one replica of the gateway has answered thus finds its effect at any other replica. While the
+    log's servers elect a leader, nobody can say how far it is, and questions are answered by what is known.
     """
     try:
-        await live.reached(await bus.last_seq(), FRESH_S)
-    except Timeout as error:
-        _log.warning("answering_from_behind", error=str(error))
+        async with asyncio.timeout(FRESH_S):
+            await live.reached(await bus.last_seq())
+    except (TimeoutError, Timeout) as error:
+        reason = str(error) or f"the log did not say within {FRESH_S:g} s how far it is"
+        _log.warning("answering_from_behind", at=live.last_seq, reason=reason)
+
+
+async def last_seq(bus: LogReader, otherwise: int) -> int:
+    """Return how far the log is; ``otherwise`` where it does not say, as while its servers elect a leader."""
+    try:
+        async with asyncio.timeout(FRESH_S):
+            return await bus.last_seq()
+    except (TimeoutError, Timeout):
+        return otherwise
 
 
 async def end_of(bus: LogReader, moment: LogMoment | None) -> int:

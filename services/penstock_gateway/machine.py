@@ -21,6 +21,8 @@ from msgspec import Meta
 from penstock_bus import Decider, Decision, Proposal
 from penstock_gateway import job_sizes, sweep_table
 from penstock_gateway.job_history import JobHistory
+from penstock_gateway.open_jobs import OpenJobs
+from penstock_gateway.retention import ArchiveRecord
 from penstock_gateway.sweep_table import SweepRecord
 from penstock_log import (
     TERMINAL,
@@ -28,9 +30,13 @@ from penstock_log import (
     Job,
     JobCancelled,
     JobFinished,
+    JobsArchived,
     JobsRanked,
     JobSubmitted,
     JobTable,
+    LogCopied,
+    LogTrimmed,
+    NodeJoined,
     RoundDecided,
     RunCheckpointed,
     RunRewound,
@@ -38,7 +44,11 @@ from penstock_log import (
     RunWarned,
     ScaleDecided,
     SweepCancelled,
+    SweepFinished,
+    SweepSubmitted,
     TrialsMeasured,
+    UserRemoved,
+    UserSet,
     Wait,
     WorkloadProfiled,
     WorkloadScaled,
@@ -47,9 +57,11 @@ from penstock_log import (
 )
 from penstock_log.job_state import ENDINGS, JobState
 from penstock_log.records import compose
+from penstock_log.users import Users
+from penstock_policies.job_lengths import Lengths
 from penstock_scheduler.pool.scheduler_state import SchedulerState, fold
 
-SCHEMA: Final = "gateway.v12"
+SCHEMA: Final = "gateway.v16"
 
 
 class GatewayState(SchedulerState):
@@ -59,7 +71,7 @@ class GatewayState(SchedulerState):
     Attributes
     ----------
     jobs : JobTable
-        All jobs that were ever submitted, samples among them.
+        All jobs that are not archived, samples among them.
     children : dict of str to list of str
         Sweep id → ids of its trials' jobs.
     samples : dict of str to list of str
@@ -72,6 +84,14 @@ class GatewayState(SchedulerState):
         Pool → job id → why the job waits, from the pool's last round.
     to_announce, to_cancel : dict of str to int
         Job id → sequence of the commit that calls for the announcement or the cancellation.
+    open_jobs : OpenJobs
+        What each user has open.
+    lengths : dict of str to Lengths
+        Pool → GPU-times of its jobs that completed, as the ranker has them.
+    archive : ArchiveRecord
+        What was copied, forgotten and removed.
+    gone_seq : dict of str to int
+        Node that was lost and is still away, or was forgotten → sequence of the round that said so.
     """
 
     jobs: JobTable = msgspec.field(default_factory=JobTable)
@@ -85,6 +105,12 @@ class GatewayState(SchedulerState):
     waits: dict[str, dict[str, Wait]] = msgspec.field(default_factory=dict)
     to_announce: dict[str, int] = msgspec.field(default_factory=dict)
     to_cancel: dict[str, int] = msgspec.field(default_factory=dict)
+    open_jobs: OpenJobs = msgspec.field(default_factory=OpenJobs)
+    lengths: dict[str, Lengths] = msgspec.field(default_factory=dict)
+    archive: ArchiveRecord = msgspec.field(default_factory=ArchiveRecord)
+    gone_seq: dict[str, int] = msgspec.field(default_factory=dict)
+
+    users: Users = msgspec.field(default_factory=Users)
 
     def wait_of(self, job: Job) -> Wait | None:
         """Return why a job waits by the last round; None where the round does not say."""
@@ -99,11 +125,17 @@ def apply(state: GatewayState, event: Event, seq: int) -> None:
     for job in changed:
         _note(state, job, event, seq)
         sweep_table.follow(state.sweeps, job, event)
+    _note_gone(state, event, seq)
     sweep_table.apply(state.sweeps, event, seq)
+    _note_open_sweep(state, event)
     sweep_table.count_devices(state.sweeps, state.cluster, event)
     match event:
         case JobFinished():
-            _announced(state, event.job_id)
+            _announced(state, event.job_id, seq)
+        case UserSet() | UserRemoved():
+            state.users.apply(event)
+        case LogCopied() | JobsArchived() | LogTrimmed():
+            _archive(state, event, seq)
         case SweepCancelled():
             for job_id in state.children.get(event.sweep_id, ()):
                 _follow_up(state, state.jobs[job_id], seq)
@@ -121,6 +153,17 @@ def decide(state: GatewayState, now_s: float) -> Decision:
 def decider(settings: GatewaySettings) -> Decider[GatewayState]:  # noqa: ARG001 - all services are made alike
     """Return the gateway's decider; every replica may decide, and the log refuses all but the first."""
     return Decider(name="gateway", state=GatewayState, schema=SCHEMA, apply=apply, decide=decide, leads=False)
+
+
+def _note_gone(state: GatewayState, event: Event, seq: int) -> None:
+    """Note which rounds still say what nodes are: those that said last that a node is lost, or forgotten."""
+    match event:
+        case RoundDecided() if event.lost_nodes or event.forgotten_nodes:
+            state.gone_seq.update(dict.fromkeys((*event.lost_nodes, *event.forgotten_nodes), seq))
+        case NodeJoined():
+            state.gone_seq.pop(event.node_id, None)
+        case _:
+            pass
 
 
 def _learn(state: GatewayState, event: Event) -> None:
@@ -148,9 +191,18 @@ def _note(state: GatewayState, job: Job, event: Event, seq: int) -> None:
     past = state.histories.get(job.id)
     if past is None:
         past = state.histories[job.id] = JobHistory.begin(job, event, seq)
+        past.key = state.keys.get(job.id, "")
         _index(state, job)
+    if job.state is JobState.COMPLETED and past.state is not JobState.COMPLETED and job.sample is None:
+        state.lengths.setdefault(job.spec.pool, Lengths()).add(job.id, job.attained_gpu_s(job.finished_s))
     past.note(job, event, seq)
+    state.open_jobs.note(job)
     _follow_up(state, job, seq)
+
+
+def _note_open_sweep(state: GatewayState, event: Event) -> None:
+    if isinstance(event, SweepSubmitted | SweepFinished | SweepCancelled) and event.sweep_id in state.sweeps:
+        state.open_jobs.apply(event, state.sweeps[event.sweep_id].spec.job.user)
 
 
 def _note_demands(state: GatewayState, changed: Iterable[Job], event: ScaleDecided) -> None:
@@ -188,10 +240,52 @@ def _follow_up(state: GatewayState, job: Job, seq: int) -> None:
         state.to_cancel.pop(job.id, None)
 
 
-def _announced(state: GatewayState, job_id: str) -> None:
+def _announced(state: GatewayState, job_id: str, seq: int) -> None:
     state.to_announce.pop(job_id, None)
     if (past := state.histories.get(job_id)) is not None:
-        past.announced = True
+        past.announced, past.announced_seq = True, seq
+
+
+def _archive(state: GatewayState, event: LogCopied | JobsArchived | LogTrimmed, seq: int) -> None:
+    if isinstance(event, JobsArchived):
+        _forget_archived(state, event)
+        state.archive.archive(event, seq)
+        return
+    state.archive.note(event)
+    for node_id in event.nodes if isinstance(event, LogTrimmed) else ():
+        state.gone_seq.pop(node_id, None)
+
+
+def _forget_archived(state: GatewayState, event: JobsArchived) -> None:
+    """Forget jobs, sweeps and workloads; what was learnt from them stays."""
+    gone = set(event.job_ids)
+    parents, keys = set(event.sweep_ids), set(event.workloads)
+    for job_id in event.job_ids:
+        job = state.jobs.get(job_id)
+        if job is not None:
+            parents.add(job.spec.parent)
+            keys.add(job.profile_key)
+        state.jobs.forget(job_id)
+        for of_jobs in (state.histories, state.to_announce, state.to_cancel):
+            of_jobs.pop(job_id, None)
+    _drop_ids(state.children, parents, gone)
+    _drop_ids(state.samples, keys, gone)
+    for sweep_id in event.sweep_ids:
+        state.sweeps.pop(sweep_id, None)
+    sweeps = frozenset(event.sweep_ids)
+    state.measured = {key: fact for key, fact in state.measured.items() if fact.sweep_id not in sweeps}
+    for key in event.workloads:
+        for of_keys in (state.profiles, state.scaled, state.measured):
+            of_keys.pop(key, None)
+    state.lengths.update({pool: Lengths.of_fact(learnt) for pool, learnt in event.learnt.items()})
+
+
+def _drop_ids(index: dict[str, list[str]], names: Iterable[str], gone: set[str]) -> None:
+    """Drop ids from the lists of these names, and the lists that are then empty."""
+    for name in index.keys() & names:
+        index[name] = [job_id for job_id in index[name] if job_id not in gone]
+        if not index[name]:
+            del index[name]
 
 
 def _cancellation(state: GatewayState, job: Job, cause: int, now_s: float) -> Proposal:
@@ -246,8 +340,8 @@ def announcer() -> Decider[AnnouncementState]:
         apply=apply_announcement,
         decide=announce,
         leads=False,
-        ignores=frozenset({JobSubmitted, JobsRanked, RunStarted, RunCheckpointed, RunWarned, JobFinished}),
         reads=lifecycle.OF_JOBS | {JobFinished},
+        ignores=frozenset({JobSubmitted, RunStarted, RunCheckpointed, JobFinished}),
     )
 
 
@@ -273,9 +367,46 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
         never wait for queries.
     retry_s : float
         Pause between two tries to store a submission of the inbox while the log is away or full.
+    concurrent_commands : int
+        Commands of a kind that are stored at a time: submissions, acts, and what comes from the inbox. A slot that
+        becomes free goes to the users in turn.
+    waiting_commands, waiting_bytes : int
+        What may wait for a slot of one user, of each kind; what comes beyond is refused with 429.
+    waiting_queries : int
+        Queries of a kind that may wait of one user; one of a kind is answered at a time, of all users in turn.
+    commands_per_s : float
+        How many commands each user may go on sending.
+    commands_at_once : int
+        How many commands each user may send at once after a while of silence.
+    open_jobs : int
+        The most jobs that a user may have open; an open sweep counts the trials that it may have open at a time.
+    owner : str
+        The person who is an admin whatever the log says: who runs ``penstock up``.
+    inbox_ahead : int
+        How many submissions of the inbox the gateway looks at before the first is stored: a user's single submission
+        does not wait for so many others of another user.
+    archive_dir : str
+        Folder for the files of the archive, on a disk that lasts; empty: nothing is archived, and the log is kept for
+        ever. `penstock up` takes ``archive`` in its data folder. Replicas on several machines need one that they share.
+    keep_days : float
+        Days for which jobs that have ended stay in the log, and people are told of them; then they are archived.
+    archive_every_s : float
+        How long a stretch of the log one file of the archive has, in seconds; the next begins at a multiple of it.
     """
 
     max_spec_bytes: Annotated[int, Meta(gt=0)] = 256 * 1024
     append_timeout_s: Annotated[float, Meta(gt=0)] = 4.0
     query_timeout_s: Annotated[float, Meta(gt=0)] = 4.0
     retry_s: Annotated[float, Meta(gt=0, le=10)] = 1.0
+    concurrent_commands: Annotated[int, Meta(ge=1, le=1024)] = 32
+    waiting_commands: Annotated[int, Meta(ge=1)] = 10_000
+    waiting_bytes: Annotated[int, Meta(ge=1)] = 64 << 20
+    waiting_queries: Annotated[int, Meta(ge=1)] = 1_000
+    commands_per_s: Annotated[float, Meta(gt=0)] = 200.0
+    commands_at_once: Annotated[int, Meta(ge=1)] = 20_000
+    open_jobs: Annotated[int, Meta(ge=1)] = 10_000
+    owner: str = ""
+    inbox_ahead: Annotated[int, Meta(ge=1, le=100_000)] = 40_000
+    archive_dir: str = ""
+    keep_days: Annotated[float, Meta(gt=0)] = 90.0
+    archive_every_s: Annotated[float, Meta(ge=1)] = 86_400.0

@@ -14,13 +14,15 @@ from typing import Final, Protocol, TypeVar
 
 import msgspec
 
-from penstock_bus import BodyLimit, Delivery, Endpoint, LogReader, RejectionPort, TelemetryPort
+from penstock_bus import BodyLimit, Delivery, Endpoint, LogReader, RejectionPort, ReplicationPort, TelemetryPort
 from penstock_bus.follower import FoldFollower
 from penstock_bus.health import GONE_AFTER_S, VERSION, Vitals, parse_vitals
-from penstock_gateway import acceptance, answers, dry_run, log_reader, story
+from penstock_gateway import acceptance, answers, dry_run, log_reader, sight, story
 from penstock_gateway.answers import ReadModel
-from penstock_gateway.endpoints import Answering, ask, endpoint, job_asked
+from penstock_gateway.authority import Admit, Caller
+from penstock_gateway.endpoints import ask, endpoint, job_asked
 from penstock_gateway.machine import GatewayState
+from penstock_gateway.user_queues import UserQueues
 from penstock_log import TERMINAL, Job, JobState, RunEnded, request_bodies, spec, subjects
 from penstock_log.request_bodies import RunProgress
 from penstock_log.services import CORE
@@ -34,18 +36,24 @@ from penstock_log.views import (
     SchemaView,
     StatusView,
     StoryView,
+    StreamsView,
+    StreamView,
+    SweepsView,
+    UsersView,
+    UserView,
     View,
 )
 from penstock_scheduler.pool.pool_settings import MatcherSettings
 from penstock_scheduler.sizing.problem import SizingSettings
 
 T = TypeVar("T")
+Answering = Callable[[bytes, Caller], Awaitable[View]]
 _SHOWN_BYTES: Final = 2_000
 _REJECTED: Final = 200
 
 
-class QuerySource(LogReader, RejectionPort, BodyLimit, Protocol):
-    """What is answered from beside the read model: the log itself, and what was rejected."""
+class QuerySource(LogReader, RejectionPort, ReplicationPort, BodyLimit, Protocol):
+    """What is answered from beside the read model: the log itself, what was rejected, and where streams are kept."""
 
 
 class Queries:
@@ -68,6 +76,12 @@ class Queries:
         Settings of the matcher.
     sizes : SizingSettings, optional
         Settings of the autoscaler.
+    admit : Admit
+        Says who asks, or refuses them.
+    owner : str
+        The person who is an admin whatever the log says.
+    new_queues : callable
+        Returns the queues of all users before one kind of query, of which one is answered at a time.
     """
 
     def __init__(
@@ -82,88 +96,122 @@ class Queries:
         most_s: float,
         settings: MatcherSettings | None = None,
         sizes: SizingSettings | None = None,
+        admit: Admit,
+        owner: str = "",
+        new_queues: Callable[[], UserQueues],
     ) -> None:
         self._bus, self._live, self._presence = bus, live, presence
         self._now_s, self._most_bytes, self._most_s = now_s, most_bytes, most_s
         self._settings, self._may_match, self._sizes = settings or MatcherSettings(), may_match, sizes
-        self._looking_back = asyncio.Lock()
+        self._looking_back, self._admit, self._owner = asyncio.Lock(), admit, owner
+        self._new_queues = new_queues
+        self._queues: list[UserQueues] = []
+
+    def close(self) -> None:
+        """Refuse the queries that wait for their turn."""
+        for queues in self._queues:
+            queues.close()
 
     def endpoints(self) -> list[Endpoint]:
         """Return the queries as endpoints."""
         handlers: dict[str, Answering] = {
             "jobs": self._jobs,
-            "job": self._of_one(acceptance.job_named, answers.detail),
-            "why": self._of_one(acceptance.job_named, lambda model, job: model.why.explain(job)),
+            "job": self._of_one(sight.job, answers.detail),
+            "why": self._of_one(sight.job, lambda model, job: model.why.explain(job)),
             "story": self._story,
             "nodes": self._whole(answers.nodes),
             "events": self._events,
             "policies": self._whole(answers.policies),
-            "sweeps": self._whole(answers.sweeps),
-            "sweep": self._of_one(acceptance.sweep_named, answers.sweep),
-            "profile": self._of_one(acceptance.workload_named, answers.profile),
+            "sweeps": self._sweeps,
+            "sweep": self._of_one(sight.sweep, answers.sweep),
+            "profile": self._of_one(sight.workload, answers.profile),
             "dryrun": self._dryrun,
             "rejected": self._rejected,
             "schema": self._schema,
             "status": self._status,
+            "streams": self._streams,
+            "users": self._users,
+            "whoami": self._whoami,
         }
         most_bytes = self._bus.max_body_bytes
+        self._queues = [self._new_queues() for _ in handlers]
         return [
-            endpoint(name, subjects.query(name), handler, most_bytes, self._most_s)
-            for name, handler in handlers.items()
+            endpoint(
+                name, subjects.query(name), self._admit, handler, most_bytes, most_s=self._most_s, in_turn=queues.slot
+            )
+            for (name, handler), queues in zip(handlers.items(), self._queues, strict=True)
         ]
 
-    async def _jobs(self, body: bytes) -> JobsView:
+    async def _jobs(self, body: bytes, caller: Caller) -> JobsView:
         asked = ask(body, request_bodies.JobsRequest)
-        return answers.jobs(await self._model(asked.at), asked)
+        return answers.jobs(await self._model(asked.at), asked, caller)
 
-    async def _story(self, body: bytes) -> StoryView:
-        model, job = await self._found(body, acceptance.job_named)
+    async def _sweeps(self, body: bytes, caller: Caller) -> SweepsView:
+        return answers.sweeps(await self._model(ask(body, request_bodies.AllRequest).at), caller)
+
+    async def _users(self, body: bytes, caller: Caller) -> UsersView:  # noqa: ARG002 - who may ask was asked before
+        model = await self._model(ask(body, request_bodies.AllRequest).at)
+        return answers.users(model, self._owner)
+
+    async def _whoami(self, body: bytes, caller: Caller) -> UserView:
+        ask(body, request_bodies.EmptyRequest)
+        return UserView(name=caller.name, role=caller.role, teams=caller.teams)
+
+    async def _story(self, body: bytes, caller: Caller) -> StoryView:
+        model, job = await self._found(body, caller, sight.job)
         timeline = story.Timeline(job)
         lines = [line async for delivery in self._life(model, job) for line in timeline.lines(delivery)]
         return StoryView(id=job.id, name=job.spec.name, lines=tuple(lines))
 
     def _whole(self, answer: Callable[[ReadModel], View]) -> Answering:
-        async def handle(body: bytes) -> View:
+        async def handle(body: bytes, caller: Caller) -> View:  # noqa: ARG001 - everybody may see it
             return answer(await self._model(ask(body, request_bodies.AllRequest).at))
 
         return handle
 
-    def _of_one(self, find: Callable[[GatewayState, str], T], answer: Callable[[ReadModel, T], View]) -> Answering:
-        async def handle(body: bytes) -> View:
-            model, one = await self._found(body, find)
+    def _of_one(self, find: Find[T], answer: Callable[[ReadModel, T], View]) -> Answering:
+        async def handle(body: bytes, caller: Caller) -> View:
+            model, one = await self._found(body, caller, find)
             if isinstance(one, Job) and one.state is JobState.PENDING:
                 await self._may_match()
             return answer(model, one)
 
         return handle
 
-    async def _status(self, body: bytes) -> StatusView:
+    async def _status(self, body: bytes, caller: Caller) -> StatusView:  # noqa: ARG002 - everybody may see it
         asked = ask(body, request_bodies.AllRequest)
         model = await self._model(asked.at)
         if log_reader.parse(asked.at) is not None:
             return answers.status(model, model.seq)
-        view = answers.status(model, max(await self._bus.last_seq(), model.seq))
+        view = answers.status(model, max(await log_reader.last_seq(self._bus, model.seq), model.seq))
         return msgspec.structs.replace(view, services=self._presence.services(), version=VERSION)
 
-    async def _dryrun(self, body: bytes) -> DryRunView:
+    async def _dryrun(self, body: bytes, caller: Caller) -> DryRunView:
         asked = job_asked(body, self._most_bytes)
+        asked = msgspec.structs.replace(asked, spec=caller.stamp(asked.spec))
         acceptance.check(asked.spec)
         await self._may_match()
         await log_reader.catch_up(self._bus, self._live)
         return dry_run.dry_run(self._live.state, asked.spec, self._now_s(), self._settings, self._sizes)
 
-    async def _rejected(self, body: bytes) -> RejectedListView:
+    async def _rejected(self, body: bytes, caller: Caller) -> RejectedListView:  # noqa: ARG002 - asked before
         ask(body, request_bodies.EmptyRequest)
         newest = (await self._bus.rejections())[-_REJECTED:]
         shown = [RejectedView.of(one, body=one.body[:_SHOWN_BYTES].decode(errors="replace")) for one in newest]
         return RejectedListView(rejected=tuple(shown))
 
-    async def _schema(self, body: bytes) -> SchemaView:
+    async def _streams(self, body: bytes, caller: Caller) -> StreamsView:  # noqa: ARG002 - everybody may see it
+        ask(body, request_bodies.EmptyRequest)
+        found = await self._bus.replication()
+        return StreamsView(streams=msgspec.convert(found, tuple[StreamView, ...], from_attributes=True))
+
+    async def _schema(self, body: bytes, caller: Caller) -> SchemaView:  # noqa: ARG002 - everybody may see it
         ask(body, request_bodies.EmptyRequest)
         return SchemaView(job=spec.job_schema(), sweep=spec.sweep_schema())
 
-    async def _events(self, body: bytes) -> EventsView:
+    async def _events(self, body: bytes, caller: Caller) -> EventsView:
         asked = ask(body, request_bodies.EventsRequest)
+        sight.check_facts(self._live.state, caller, self._whole_id(asked.id))
         return await log_reader.answer(self._bus, asked, self._whole_id(asked.id))
 
     async def _life(self, model: ReadModel, job: Job) -> AsyncIterator[Delivery]:
@@ -177,10 +225,10 @@ class Queries:
             for delivery in await self._bus.read(subject, ended_seq, model.seq):
                 yield delivery
 
-    async def _found(self, body: bytes, find: Callable[[GatewayState, str], T]) -> tuple[ReadModel, T]:
+    async def _found(self, body: bytes, caller: Caller, find: Find[T]) -> tuple[ReadModel, T]:
         asked = ask(body, request_bodies.OneRequest)
         model = await self._model(asked.at)
-        return model, find(model.state, asked.id)
+        return model, find(model.state, asked.id, caller)
 
     async def _model(self, at: request_bodies.At) -> ReadModel:
         moment = log_reader.parse(at)
@@ -206,6 +254,9 @@ class Queries:
         known = {*state.jobs.by_id, *state.sweeps, *state.cluster.nodes}
         begin = [key for key in known if key.startswith(wanted)]
         return begin[0] if wanted not in known and len(begin) == 1 else wanted
+
+
+Find = Callable[[GatewayState, str, Caller], T]
 
 
 class Presence:

@@ -7,15 +7,20 @@ import base64
 import secrets
 import uuid
 
-from penstock_bus.follower import background
+from penstock_bus import LogReader
+from penstock_bus.follower import FoldFollower, background
 from penstock_bus.health import VERSION
 from penstock_bus.replica import Replica
 from penstock_bus.settings import load
 from penstock_bus.shell import Shell
-from penstock_gateway import machine
+from penstock_gateway import authority, log_reader, machine, sight
+from penstock_gateway.archiver import Archiver
+from penstock_gateway.authority import Caller
 from penstock_gateway.commands import Commands, take_submissions
-from penstock_gateway.machine import GatewaySettings
+from penstock_gateway.endpoints import RequestRefused
+from penstock_gateway.machine import GatewaySettings, GatewayState
 from penstock_gateway.queries import Presence, Queries
+from penstock_gateway.user_queues import UserQueues
 from penstock_log import subjects
 from penstock_scheduler.kernel_warmup import MatchingKernels
 from penstock_scheduler.pool.pool_settings import MatcherSettings
@@ -26,6 +31,18 @@ async def run(shell: Shell, settings: GatewaySettings) -> None:
     """Serve until the shell is stopping."""
     presence = Presence(shell.now_s)
     replica = Replica(shell, machine.decider(settings), on_delivery=presence.forget, says_ready=False)
+
+    async def admit(request: str, user: str) -> Caller:
+        return await admitted(shell.bus, replica.live, settings, request, user)
+
+    async def may_read(user: str, subject: str) -> str:
+        try:
+            caller = await admit("read", user)
+            await sight.check_read(shell.bus, replica.live, caller, subject)
+        except RequestRefused as error:
+            return str(error)
+        return ""
+
     commands = Commands(
         shell.bus,
         replica.live,
@@ -34,6 +51,8 @@ async def run(shell: Shell, settings: GatewaySettings) -> None:
         now_s=shell.now_s,
         new_id=_short_id,
         new_commit_id=lambda: uuid.uuid4().hex,
+        ticks=shell.monotonic,
+        admit=admit,
     )
     kernels = MatchingKernels(shell)
     queries = Queries(
@@ -46,6 +65,16 @@ async def run(shell: Shell, settings: GatewaySettings) -> None:
         most_s=settings.query_timeout_s,
         settings=load(MatcherSettings, "matcher"),
         sizes=load(SizingSettings, "autoscaler"),
+        admit=admit,
+        owner=settings.owner,
+        new_queues=lambda: UserQueues(
+            "queries of this kind",
+            slots=1,
+            most=settings.waiting_queries,
+            most_bytes=settings.waiting_bytes,
+            rate=None,
+            now_s=shell.monotonic,
+        ),
     )
     async with kernels, background(*presence.listening(shell.bus)), asyncio.TaskGroup() as group:
         group.create_task(replica.run())  # ends by itself, after its last snapshot
@@ -53,15 +82,39 @@ async def run(shell: Shell, settings: GatewaySettings) -> None:
         endpoints = [*commands.endpoints(), *queries.endpoints()]
         async with (
             shell.bus.serve("gateway", VERSION, endpoints, {"replica": shell.replica_id}),
+            shell.bus.relaying(may_read),
             background(
-                take_submissions(shell.bus, "gateway-jobs", subjects.INBOX_JOBS, commands.submit_job, settings.retry_s),
-                take_submissions(
-                    shell.bus, "gateway-sweeps", subjects.INBOX_SWEEPS, commands.submit_sweep, settings.retry_s
-                ),
+                *([Archiver(shell, shell.bus, replica.live, settings).run()] if settings.archive_dir else []),
+                take_submissions(shell.bus, "gateway-jobs", subjects.INBOX_JOBS, commands.accept_job, settings),
+                take_submissions(shell.bus, "gateway-sweeps", subjects.INBOX_SWEEPS, commands.accept_sweep, settings),
             ),
         ):
             shell.vitals.ready = True  # now that it can be asked
             await shell.stopping.wait()
+            commands.close()
+            queries.close()
+
+
+async def admitted(
+    bus: LogReader, live: FoldFollower[GatewayState], settings: GatewaySettings, request: str, user: str
+) -> Caller:
+    """
+    Return who asks, if they may.
+
+    Somebody whom the read model does not know may have been added a moment ago: the log is asked before the refusal.
+
+    Raises
+    ------
+    RequestRefused
+        403 for a request that is not theirs to make.
+    """
+    try:
+        caller = authority.caller(live.state.users, settings.owner, user)
+    except RequestRefused:
+        await log_reader.catch_up(bus, live)
+        caller = authority.caller(live.state.users, settings.owner, user)
+    caller.require(request)
+    return caller
 
 
 def _short_id() -> str:

@@ -23,10 +23,13 @@ from penstock_log import (
     JobFinished,
     JobHeld,
     JobReleased,
+    JobsArchived,
     JobsRanked,
     JobSubmitted,
     KindSpeed,
     LaneChanged,
+    LogCopied,
+    LogTrimmed,
     NodeDrained,
     NodeJoined,
     NodeLeft,
@@ -52,6 +55,8 @@ from penstock_log import (
     TrialsMeasured,
     TrialsScaled,
     UnknownFact,
+    UserRemoved,
+    UserSet,
     WorkloadProfiled,
     WorkloadScaled,
     subjects,
@@ -180,6 +185,8 @@ class Timeline:
             case SweepSubmitted() | SweepCancelled() | SweepFinished() | TrialsMeasured():
                 return
             case TrialGroupOpened() | TrialFinished() | TrialRetried():
+                return
+            case UserSet() | UserRemoved() | LogCopied() | JobsArchived() | LogTrimmed():
                 return
             case _:
                 assert_never(fact)

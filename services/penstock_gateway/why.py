@@ -102,7 +102,7 @@ class WaitExplainer:
             **self._present_cause(job)._asdict(),
             not_causes=(),
             rank=None,
-            size=job_sizes.size_text(job.spec),
+            size=job_sizes.bounded_size_text(job.spec),
             resized=past.sizing.resizes[-1] if past.sizing is not None and past.sizing.resizes else None,
             freed=past.freed if job.state is JobState.PENDING else {},
         )
@@ -161,7 +161,8 @@ class WaitExplainer:
         wait = self._state.wait_of(job)
         if wait is not None and wait.cause not in {"held", "backoff"}:  # which was so then, and is no more
             return StateCause(wait.cause, wait.evidence, wait.remedy)
-        if (never := job_fit.never(job, self._nodes(job.spec.pool))) is not None:
+        rules = rules_of(self._state, job.spec.pool, self._settings)
+        if (never := job_fit.never(job, self._nodes(job.spec.pool), rules)) is not None:
             return StateCause(*never)
         return _without_a_round(self._state, job)
 

@@ -1,23 +1,19 @@
-"""
-The matcher on a bus, with the nodes' heartbeats: ``python -m penstock_matcher``.
-
-:class:`Liveness` says which nodes are silent, and only while the bus is known to carry heartbeats. A replica hears its
-own heartbeats through the bus as well. When those stop, the bus or this process is silent (a server restart, a
-suspended machine), and nothing is held against the nodes: silence counts only up to the last own heartbeat, and after a
-gap every node gets the whole time again.
-"""
+"""The matcher on a bus, with the nodes' heartbeats: ``python -m penstock_matcher``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Final
+from dataclasses import replace
 
-from penstock_bus import Delivery
+import msgspec
+
+from penstock_bus import BusError, Decision, Delivery
 from penstock_bus.follower import background
-from penstock_bus.replica import run_decider
+from penstock_bus.replica import Replica
 from penstock_bus.shell import Shell, main
-from penstock_log import NodeJoined, subjects
-from penstock_matcher.machine import decider
+from penstock_log import NodeJoined, RoundDecided, subjects
+from penstock_log.request_bodies import NodeHeartbeat
+from penstock_matcher.liveness import Liveness
+from penstock_matcher.machine import MatcherState, decider
 from penstock_scheduler.kernel_warmup import MatchingKernels
 from penstock_scheduler.pool.pool_settings import MatcherSettings
 
@@ -28,72 +24,53 @@ async def run(shell: Shell, settings: MatcherSettings) -> None:
 
     The matcher decides rounds before its kernels are compiled, so the first job does not wait for the compiler.
     """
-    liveness = Liveness(shell.now_s())
+    liveness, us = Liveness(shell.now_s()), f"{shell.service}/{shell.replica_id}"
+    pure = decider(settings, lambda nodes, now_s: liveness.heard(nodes, now_s, replica.term_s))
+
+    def decide(state: MatcherState, now_s: float) -> Decision:
+        decision = liveness.permitted(pure.decide(state, now_s), now_s)
+        liveness.note_decision(decision)
+        return decision
 
     def on_delivery(delivery: Delivery) -> None:
         for fact in delivery.commit.facts:
             if isinstance(fact, NodeJoined):
                 liveness.beat(fact.node_id, shell.now_s())
+            elif isinstance(fact, RoundDecided) and fact.lost_nodes and replica.settled and delivery.commit.actor != us:
+                liveness.bar(fact.pool, shell.now_s() + settings.node_timeout_s)
 
+    replica = Replica(shell, replace(pure, decide=decide), on_delivery=on_delivery)
     async with (
-        background(_hear_nodes(shell, liveness), _hear_ourselves(shell, liveness)),
+        background(_hear_nodes(shell, liveness, replica), _hear_ourselves(shell, liveness)),
         MatchingKernels(shell) as kernels,
     ):
         await kernels.usable()
-        await run_decider(shell, decider(settings, liveness.heard), on_delivery=on_delivery)
+        await replica.run()
 
 
-async def _hear_nodes(shell: Shell, liveness: Liveness) -> None:
-    async for subject, _ in shell.bus.subscribe(subjects.HEARTBEATS):
-        liveness.beat(subject.rpartition(".")[2], shell.now_s())
+_decoder = msgspec.json.Decoder(NodeHeartbeat)
+
+
+async def _hear_nodes(shell: Shell, liveness: Liveness, replica: Replica[MatcherState]) -> None:
+    """Note heartbeats for ever, and answer them while this replica leads."""
+    async for subject, body in shell.bus.subscribe(subjects.HEARTBEATS):
+        node_id = subject.rpartition(".")[2]
+        liveness.beat(node_id, shell.now_s())
+        try:
+            beat = _decoder.decode(body)
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            continue
+        answer = liveness.answer(beat, node_id, replica.live.state.cluster) if replica.settled else None
+        if answer is not None:
+            try:
+                await shell.bus.publish(subjects.heard(node_id), msgspec.json.encode(answer))
+            except BusError as error:
+                shell.log.debug("heartbeat_not_answered", node_id=node_id, error=str(error))
 
 
 async def _hear_ourselves(shell: Shell, liveness: Liveness) -> None:
     async for _ in shell.bus.subscribe(subjects.replica(shell.service, shell.replica_id)):
         liveness.echo(shell.now_s())
-
-
-GAP_S: Final = 2.5
-"""Own heartbeats come every second; a longer pause than this is a gap."""
-
-
-class Liveness:
-    """
-    The times at which nodes were last heard.
-
-    Parameters
-    ----------
-    now_s : float
-        When this replica began to listen.
-
-    Examples
-    --------
-    >>> liveness = Liveness(0.0)
-    >>> liveness.beat("n1", 3.0)
-    >>> for second in range(1, 8):
-    ...     liveness.echo(float(second))
-    >>> liveness.heard(["n1", "n2"], 7.5)
-    {'n1': 3.5, 'n2': 0.5}
-    """
-
-    def __init__(self, now_s: float) -> None:
-        self._since_s = self._echo_s = now_s
-        self._beats_s: dict[str, float] = {}
-
-    def beat(self, node_id: str, now_s: float) -> None:
-        """Note that a node was heard: its heartbeat, or that it joined."""
-        self._beats_s[node_id] = now_s
-
-    def echo(self, now_s: float) -> None:
-        """Note that our own heartbeat came back."""
-        if now_s - self._echo_s > GAP_S:
-            self._since_s = now_s
-        self._echo_s = now_s
-
-    def heard(self, nodes: Iterable[str], now_s: float) -> dict[str, float]:
-        """Return when each node was last heard; a time in which the bus may have been silent is left out."""
-        shift_s = max(0.0, now_s - self._echo_s)
-        return {node: max(self._since_s, self._beats_s.get(node, self._since_s)) + shift_s for node in nodes}
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 import msgspec
 
 from penstock_bus import Decider, Decision, Proposal
-from penstock_log import TERMINAL, Event, JobFinished, JobTable, RoundDecided, RunWarned, subjects
+from penstock_log import TERMINAL, Event, JobTable, RoundDecided, subjects
 from penstock_scheduler.pool.pool_settings import MatcherSettings, rules_of
 from penstock_scheduler.pool.scheduler_state import READ, SchedulerState, fold
 from penstock_scheduler.round import decide_pool
@@ -39,14 +39,15 @@ class MatcherState(SchedulerState):
 
 
 Heard = Callable[[Iterable[str], float], Mapping[str, float]]
-"""``heard(nodes, now_s)``: when each was last heard of, as :class:`penstock_matcher.__main__.Liveness` tells it."""
+"""``heard(nodes, now_s)``: when each was last heard of, as :class:`penstock_matcher.liveness.Liveness` tells it."""
 
 
 def decider(settings: MatcherSettings | None = None, heard: Heard | None = None) -> Decider[MatcherState]:
     """
     Return the matcher as the shell, the simulator and tests run it.
 
-    Without ``heard`` no node is ever declared lost: a simulation or a replay itself says when a node is lost.
+    Without ``heard`` no node is ever declared lost: a simulation or a replay itself says when a node is lost. Nobody
+    answers heartbeats there, so its grants name no patience.
     """
     chosen = settings or MatcherSettings()
 
@@ -59,7 +60,6 @@ def decider(settings: MatcherSettings | None = None, heard: Heard | None = None)
         schema="matcher.14",
         apply=apply,
         decide=decide_now,
-        ignores=frozenset({JobFinished, RunWarned}),
         reads=READ,
     )
 
@@ -88,6 +88,7 @@ def decide(state: MatcherState, now_s: float, heard: Mapping[str, float], settin
         found, next_s = _gone(state, name, now_s, heard, settings) if heard else (None, math.inf)
         if found is None and not state.at_rest(name):  # else the next round places their jobs, from a fold that knows
             found, pool_s = _round(state, name, now_s, settings)
+            found = found and _fenced(found, settings.node_timeout_s if heard else 0.0)
             next_s = min(next_s, pool_s)
         wake_s = min(wake_s, next_s)
         if found is not None:
@@ -104,6 +105,14 @@ def _round(
     return (found and named(pool, found, now_s, rules)), next_s
 
 
+def _fenced(found: RoundDecided, patience_s: float) -> RoundDecided:
+    """Return a round whose grants say how long their nodes may be silent."""
+    if not patience_s or not found.placements:
+        return found
+    fenced = (msgspec.structs.replace(placement, patience_s=patience_s) for placement in found.placements)
+    return msgspec.structs.replace(found, placements=tuple(fenced))
+
+
 def _gone(
     state: MatcherState, name: str, now_s: float, heard: Mapping[str, float], settings: MatcherSettings
 ) -> tuple[RoundDecided | None, float]:
@@ -116,6 +125,8 @@ def _gone(
     for node in mine:  # one that has left is waited for while a grant on it is open
         if node.id in heard and (node.present or (node.gone == "left" and node.id in granted)):
             lost_s[node.id] = heard[node.id] + settings.node_timeout_s
+            if lost_s[node.id] <= now_s:  # seldom, and only then its grants are looked through
+                lost_s[node.id] = heard[node.id] + _patience_s(state, name, node.id, settings)
         if settings.forget_node_s and node.gone and not node.drained and node.id not in granted:
             forgotten_s[node.id] = node.gone_s + settings.forget_node_s
     lost, forgotten = (
@@ -125,3 +136,10 @@ def _gone(
     if not lost and not forgotten:
         return None, next_s
     return RoundDecided(at_s=now_s, pool=name, lost_nodes=lost, forgotten_nodes=forgotten), next_s
+
+
+def _patience_s(state: MatcherState, pool: str, node_id: str, settings: MatcherSettings) -> float:
+    """Return how long a node may be silent: its runs go by what their grants say, though the setting be less now."""
+    jobs = (job for job in state.jobs_of(pool, state.jobs) if node_id in job.open_nodes)
+    promised_s = (job.placement.patience_s for job in jobs if job.placement is not None)
+    return max(settings.node_timeout_s, *promised_s, 0.0)

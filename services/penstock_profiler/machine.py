@@ -29,6 +29,7 @@ from penstock_log import (
     Device,
     Event,
     Job,
+    JobsArchived,
     JobSpec,
     JobSubmitted,
     JobTable,
@@ -102,6 +103,8 @@ def apply(state: ProfilerState, event: Event, seq: int) -> None:
             _note_request(state, event)
         case RunEnded():
             _note_run(state, event, seq)
+        case JobsArchived():
+            _forget_workloads(state, event)
         case _:
             _note_rest(state, event)
 
@@ -228,10 +231,17 @@ def _note_scaled(state: ProfilerState, event: WorkloadScaled) -> None:
 
 
 def _note_request(state: ProfilerState, event: SamplesRequested) -> None:
-    if event.key in state.workloads:
-        state.workloads[event.key].request(event.samples, event.at_s)
-        state.jobs.apply(event)
-        _settle(state, event.key)
+    known = state.workloads.setdefault(event.key, WorkloadRecord(key=event.key, spec=event.spec))
+    known.request(event.samples, event.at_s)  # the job for which it was asked may be archived by now
+    state.jobs.apply(event)
+    _settle(state, event.key)
+
+
+def _forget_workloads(state: ProfilerState, event: JobsArchived) -> None:
+    for key in event.workloads:
+        if (known := state.workloads.get(key)) is not None and not known.active and not known.open_kinds():
+            del state.workloads[key]
+            state.unsettled.discard(key)
 
 
 def _note_job(state: ProfilerState, event: JobSubmitted, seq: int) -> None:

@@ -29,15 +29,13 @@ from penstock_log import (
     TERMINAL,
     Event,
     Job,
-    JobFinished,
     JobRank,
+    JobsArchived,
     JobsRanked,
     JobState,
     JobTable,
     PolicySet,
-    RunWarned,
     Setting,
-    WorkloadProfiled,
     lifecycle,
     subjects,
 )
@@ -109,8 +107,7 @@ def decider(
         schema="ranker.10",
         apply=apply,
         decide=partial(decide, chosen=chosen),
-        ignores=frozenset({JobFinished, RunWarned, WorkloadProfiled}),
-        reads=lifecycle.OF_JOBS | {JobsRanked, PolicySet},
+        reads=lifecycle.OF_JOBS | {JobsRanked, JobsArchived, PolicySet},
     )
 
 
@@ -121,6 +118,9 @@ def apply(state: RankerState, event: Event, seq: int) -> None:
         return
     if isinstance(event, PolicySet):
         _set_live(state, event, seq)
+        return
+    if isinstance(event, JobsArchived):
+        _take_lengths(state, event, seq)
         return
     rankings = state.cache.rankings
     for job in state.jobs.apply(event):
@@ -153,7 +153,7 @@ def decide(state: RankerState, now_s: float, chosen: RankingRules) -> Decision:
     if state.cache.rankings is None:
         ranked = (job for job in state.jobs if job.sample is None)
         state.cache.rankings = PoolRankings(chosen, ranked, state.places, state.lengths, state.live)
-    for pool, ranking in sorted(state.cache.rankings.rankings.items()):
+    for pool, ranking in state.cache.rankings.rankings.items():
         ranks, next_s = _due(state, ranking, now_s)
         wake_s = min(wake_s, next_s)
         mode = ranking.ladder.mode
@@ -203,6 +203,15 @@ def _note_ranks(state: RankerState, event: JobsRanked) -> None:
         place = state.places[job.id] = published(rank, event.at_s, job, state.places.get(job.id))
         if rankings is not None:
             rankings.put(job, place)
+
+
+def _take_lengths(state: RankerState, event: JobsArchived, seq: int) -> None:
+    """Take what the archive says of lengths: a fold that has never seen the archived jobs then knows as much."""
+    for pool, learnt in event.learnt.items():
+        state.lengths[pool] = Lengths.of_fact(learnt)
+        state.seq = seq
+        if state.cache.rankings is not None:
+            state.cache.rankings.learn(pool)
 
 
 def _set_live(state: RankerState, event: PolicySet, seq: int) -> None:
@@ -315,6 +324,7 @@ class PoolRankings:
         found = self.rankings.get(pool)
         if found is None:
             found = self.rankings[pool] = PoolRanking(self._ordering(pool).ladder(), self._learnt(pool))
+            self.rankings = dict(sorted(self.rankings.items()))
         return found
 
     def _learnt(self, pool: str) -> LengthKnowledge:

@@ -16,7 +16,7 @@ from penstock_gateway import acceptance, story
 from penstock_gateway.answers import ReadModel
 from penstock_gateway.endpoints import RequestRefused
 from penstock_gateway.machine import GatewaySettings, GatewayState, decider
-from penstock_log import Job
+from penstock_log import ARCHIVE, Job, subjects
 from penstock_log.views import StoryView, WhyView
 from penstock_simulator.traces import log_file
 
@@ -35,7 +35,7 @@ def tell(text: Iterable[str | bytes], job_id: str, at: Moment = None) -> StoryVi
     ValueError
         If a line is no fact of a log.
     """
-    log = list(_until(log_file.decode(text), at))
+    log = list(_until(text, at))
     job = _job_named(_model(log, at), job_id)
     timeline = story.Timeline(job)
     about = [*story.own_subjects(job), *story.shared_subjects(job)]
@@ -46,12 +46,20 @@ def tell(text: Iterable[str | bytes], job_id: str, at: Moment = None) -> StoryVi
 
 def explain(text: Iterable[str | bytes], job_id: str, at: Moment = None) -> tuple[WhyView, float]:
     """Return why a job is where it is, and the time of the answer; raises as :func:`tell` does."""
-    model = _model(_until(log_file.decode(text), at), at)
-    return model.why.explain(_job_named(model, job_id)), model.now_s
+    answering = model(text, at)
+    return answering.why.explain(_job_named(answering, job_id)), answering.now_s
 
 
-def _until(log: Iterable[Delivery], at: Moment) -> Iterable[Delivery]:
-    for delivery in log:
+def model(text: Iterable[str | bytes], at: Moment = None) -> ReadModel:
+    """Return the read model of a log up to a moment; raises as :func:`tell` does."""
+    return _model(_until(text, at), at)
+
+
+def _until(text: Iterable[str | bytes], at: Moment) -> Iterable[Delivery]:
+    """Yield the commits up to a moment; not what the archive says of itself, since what it removed is in the text."""
+    for delivery in log_file.decode(text):
+        if delivery.subject == subjects.archive(ARCHIVE):
+            continue
         if at is not None and (delivery.seq if isinstance(at, int) else delivery.stored_s) > at:
             return
         yield delivery

@@ -186,7 +186,7 @@ def read_cluster(path: Path) -> SimulatedNodes:
     ValueError
         If it cannot be read or says something else.
     """
-    expected = "expected tables [[nodes]] with gpus, count, kind …"
+    expected = "expected tables [[nodes]] with gpus, count, kind …, or in place of a file NODESxGPUS such as 3x4"
     return SimulatedNodes(tuple(read_table(path, _File, "cluster file", expected, toml=True).nodes))
 
 

@@ -89,22 +89,20 @@ def alone() -> None:
 async def as_service(cache: dict[str, str]) -> str:
     """Start the matcher on a log that has all of it; return how long until its round is there."""
     with tempfile.TemporaryDirectory() as folder:
-        async with running(ServerSettings(data_dir=Path(folder), sync_interval="2m")) as server:
-            password = server.passwords["admin"]
-            async with connect(server.url, user="admin", password=password) as bus:
-                for number, fact in enumerate(facts()):
-                    commit = Commit(id=f"c{number}", actor="bench", facts=(fact,))
-                    await bus.append(Append(subject=subject_of(fact), commit=commit, expected=None))
-                environment = {
-                    **os.environ,
-                    **cache,
-                    "PENSTOCK_URL": server.url,
-                    "PENSTOCK_USER": "admin",
-                    "PENSTOCK_PASSWORD": password,
-                    "PENSTOCK_LOG_FORMAT": "json",
-                    "PENSTOCK_MATCHER_NODE_TIMEOUT_S": "600",
-                }
-                return await _first_round(bus, environment)
+        settings = ServerSettings(data_dir=Path(folder), sync_interval="2m")
+        async with running(settings) as server, connect(server.url, login=server.logins["admin"]) as bus:
+            for number, fact in enumerate(facts()):
+                commit = Commit(id=f"c{number}", actor="bench", facts=(fact,))
+                await bus.append(Append(subject=subject_of(fact), commit=commit, expected=None))
+            environment = {
+                **os.environ,
+                **cache,
+                "PENSTOCK_URL": server.url,
+                "PENSTOCK_CREDENTIALS": str(Path(folder) / "nats" / "logins" / "admin.json"),
+                "PENSTOCK_LOG_FORMAT": "json",
+                "PENSTOCK_MATCHER_NODE_TIMEOUT_S": "600",
+            }
+            return await _first_round(bus, environment)
 
 
 async def _first_round(bus: NatsBus, environment: dict[str, str]) -> str:

@@ -75,10 +75,39 @@ def test_every_service_is_healthy(compose):
     assert set(healthy(compose)) == SERVICES
 
 
-def test_a_container_sees_its_own_password_and_nobody_elses(compose):
+def test_a_container_sees_its_own_login_and_nobody_elses(compose):
     for service in SERVICES - {"nats"}:
         seen = docker(compose, "exec", "-T", service, "sh", "-c", "find /auth -type f").split()
-        assert seen == [f"/auth/{service}/password"]
+        assert seen == [f"/auth/{service}/{service}.json"]
+
+
+def test_no_container_has_rights_or_can_change_its_image(compose):
+    for service in SERVICES:
+        status = docker(compose, "exec", "-T", service, "cat", "/proc/1/status")
+        said = dict(line.split(":\t", 1) for line in status.splitlines())
+        assert said["Uid"].split() == ["10001"] * 4, service
+        assert {said[name] for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")} == {"0" * 16}, service
+        assert said["NoNewPrivs"] == "1", service
+        tried = docker(
+            compose, "exec", "-T", service, "sh", "-c", "touch /opt/penstock/x /usr/x /etc/x /x; echo $?", check=False
+        )
+        assert tried.strip() == "1"
+        mounts = docker(compose, "exec", "-T", service, "cat", "/proc/1/mounts").splitlines()
+        (root,) = [words[3] for line in mounts if (words := line.split())[1] == "/"]
+        assert "ro" in root.split(","), service
+
+
+def test_a_job_may_write_to_its_home_and_start_what_it_wrote(compose):
+    script = """
+        for folder in "$HOME" /tmp; do
+            printf '#!/bin/sh\\necho started by $1\\n' > "$folder/mine" && chmod +x "$folder/mine"
+            "$folder/mine" "$folder" || exit 1
+        done
+        ! touch /opt/penstock/x
+    """
+    printed = inside(compose, "run", "--profile", "off", "--cwd", "/tmp", "--", "sh", "-ec", script)
+    assert "started by /home/penstock" in printed
+    assert "started by /tmp" in printed
 
 
 async def test_a_job_from_outside_runs_in_a_container(compose):

@@ -1,4 +1,4 @@
-"""What compose.yaml says, without an engine: health checks, as a shell runs them, and logins."""
+"""What compose.yaml says, without an engine: health checks, as a shell runs them, logins, and what nobody may do."""
 
 from __future__ import annotations
 
@@ -6,31 +6,53 @@ import asyncio
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from penstock_bus import access
+from penstock_bus import access, logins
 from penstock_log.services import CORE, LOGINS
 
 ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())
 SERVICES: dict[str, Any] = COMPOSE["services"]
+DOCKERFILE = re.sub(r"\s*\\\n\s*", " ", (ROOT / "Dockerfile").read_text())
 READY_FILE = COMPOSE["x-environment"]["PENSTOCK_READY_FILE"]
 
 
-def test_each_service_of_the_list_has_its_container_and_its_password() -> None:
+def test_each_service_of_the_list_has_its_container_and_its_login() -> None:
     run = [one for one in SERVICES.values() if one["entrypoint"][:2] == ["penstock", "service"]]
     assert {one["entrypoint"][2] for one in run} == set(CORE)
     for one in run:
         name = one["entrypoint"][2]
-        assert one["environment"]["PENSTOCK_USER"] == name
-        assert one["environment"]["PENSTOCK_PASSWORD_FILE"] == f"/auth/{name}/password"
+        assert one["environment"]["PENSTOCK_CREDENTIALS"] == f"/auth/{name}/{name}.json"
         assert f"auth-{name}:/auth/{name}:ro" in one["volumes"]
     assert {f"auth-{name}:/auth/{name}" for name in LOGINS} < set(SERVICES["nats"]["volumes"])
     assert {f"auth-{name}" for name in LOGINS} < set(COMPOSE["volumes"])
+
+
+def test_the_image_has_a_folder_of_its_own_for_each_login_that_is_mounted() -> None:
+    """A volume that is mounted where the image has no folder belongs to root, and no container is root."""
+    found = re.search(r'python -c "(.*?)" \| xargs -n1 \| sed (.*?) \|', DOCKERFILE)
+    assert found is not None
+    named = subprocess.run([sys.executable, "-c", found[1]], capture_output=True, text=True, check=True).stdout.split()
+    folders = {f"/auth/{name}" for name in named} | set(re.findall(r"\$a (/\S+?)'", found[2]))
+    mounted = {volume.split(":")[1] for one in SERVICES.values() for volume in one["volumes"] if ":" in volume}
+    assert {path for path in mounted if path.startswith("/auth/")} <= folders
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_container_has_no_rights_and_a_root_that_is_only_read(service: str) -> None:
+    said = SERVICES[service]
+    assert said["user"] == "10001:10001"
+    assert said["read_only"] is True
+    assert said["cap_drop"] == ["ALL"]
+    assert said["security_opt"] == ["no-new-privileges:true"]
+    assert f"USER {said['user']}" in DOCKERFILE
+    assert not {"privileged", "cap_add", "pid", "network_mode"} & said.keys()
 
 
 def check(service: str, **elsewhere: str) -> int:
@@ -46,7 +68,7 @@ def test_an_extensions_login_lies_in_a_volume_whose_folder_belongs_to_the_user_o
     assert "PENSTOCK_EXTENSIONS_NAMES" in server["environment"]
     mounted = dict(reversed(volume.split(":")) for volume in server["volumes"])
     assert mounted["/auth"] in COMPOSE["volumes"]
-    folders = re.search(r"mkdir -p (.*) && chown penstock: (.*)", (ROOT / "Dockerfile").read_text())
+    folders = re.search(r"mkdir -p (.*?) && chown penstock: (.*)", DOCKERFILE)
     assert folders is not None
     assert "/auth" in folders[1].split()
     assert "/auth" in folders[2].split()
@@ -57,7 +79,7 @@ def test_a_check_starts_no_python(service: str) -> None:
     assert "python" not in " ".join(SERVICES[service]["healthcheck"]["test"])
 
 
-@pytest.mark.parametrize("service", sorted(SERVICES.keys() - {"nats"}))
+@pytest.mark.parametrize("service", [name for name, one in SERVICES.items() if one["entrypoint"][0] == "penstock"])
 def test_a_service_writes_the_file_that_its_check_looks_at(service: str) -> None:
     assert SERVICES[service]["environment"]["PENSTOCK_READY_FILE"] == READY_FILE
     assert READY_FILE in SERVICES[service]["healthcheck"]["test"][1]
@@ -75,7 +97,7 @@ def test_a_service_is_healthy_while_its_file_is_fresh(tmp_path: Path, age_s: flo
 
 def test_the_credentials_that_a_check_waits_for_are_written_after_all_others() -> None:
     *_, role = access.users_of_roles(["billing"])
-    assert f"/auth/{role}/{access.file_name(role)}" in SERVICES["nats"]["healthcheck"]["test"][-1]
+    assert f"/auth/{role}/{logins.file_name(role)}" in SERVICES["nats"]["healthcheck"]["test"][-1]
 
 
 @pytest.mark.parametrize("handed_out", [True, False])

@@ -6,19 +6,22 @@ import asyncio
 import inspect
 import os
 import random  # noqa: TID251 - seeded; arrays would only be in the way
+import signal
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from pathlib import Path
 
 import msgspec
+import nats.errors
 import pytest
 from bus_harness import NatsHarness, append, take
 from nats.aio.msg import Msg
 from structlog.testing import capture_logs
 
-from penstock_bus import Endpoint, Reply, Unauthorized, Unavailable
-from penstock_bus.nats import connect, consumer, direct_get
-from penstock_bus.nats.link import TRY_S, ApiError, fault
+from penstock_bus import Endpoint, Reply, Request, Unauthorized, Unavailable
+from penstock_bus.logins import Login
+from penstock_bus.nats import NatsBus, connect, consumer, direct_get
+from penstock_bus.nats.link import TRY_S, ApiError, NotSettled, fault
 from penstock_bus.nats.streams import KEY, StreamLimits, configs
 from penstock_bus.port import BusError, StorageFull, TooLarge
 from penstock_bus.server import ServerSettings, running
@@ -86,17 +89,52 @@ async def test_a_password_in_the_address_does_not_show_in_messages() -> None:
 async def test_wrong_credentials_are_told_at_once_with_what_to_check(tmp_path: Path) -> None:
     async with running(ServerSettings(data_dir=tmp_path)) as server:
         with pytest.raises(Unauthorized, match=r"refused user 'ranker'; check PENSTOCK_USER"):
-            async with connect(server.url, user="ranker", password="wrong", connect_timeout_s=30.0):
+            async with connect(
+                server.url, login=Login(url="", user="ranker", password="wrong"), connect_timeout_s=30.0
+            ):
                 pass
+
+
+async def test_a_login_that_came_too_late_over_a_slow_network_is_not_a_refused_one() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b'INFO {"server_id":"s","version":"2.12.0","max_payload":1048576,"auth_required":true}\r\n')
+        writer.write(b"-ERR 'Authentication Timeout'\r\n")
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        url = f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        with pytest.raises(Unavailable, match="Authentication Timeout"):
+            async with connect(url, connect_timeout_s=0.5):
+                pass
+
+
+async def test_an_answer_that_comes_after_its_time_leaves_the_connection_able_to_hear(tmp_path: Path) -> None:
+    async with (
+        running(ServerSettings(data_dir=tmp_path)) as server,
+        connect(server.url, login=server.logins["admin"]) as bus,
+    ):
+        assert server.process is not None
+        server.process.send_signal(signal.SIGSTOP)
+        with pytest.raises(nats.errors.FlushTimeoutError):
+            await flush_until_it_fails(bus)
+        server.process.send_signal(signal.SIGCONT)
+        async with asyncio.timeout(4.0):  # a connection that hears nothing is found out after more than twice as long
+            await bus.last_seq()
+
+
+async def flush_until_it_fails(bus: NatsBus) -> None:
+    while True:
+        await bus.link.client.flush(timeout=1)
 
 
 async def test_a_service_writes_its_own_entities_and_no_others(tmp_path: Path) -> None:
     async with running(ServerSettings(data_dir=tmp_path)) as server:
-        async with connect(server.url, user="admin", password=server.passwords["admin"]):
+        async with connect(server.url, login=server.logins["admin"]):
             pass
-        async with connect(server.url, user="gateway", password=server.passwords["gateway"]) as gateway:
+        async with connect(server.url, login=server.logins["gateway"]) as gateway:
             assert await gateway.append(append("j1")) == 1
-        async with connect(server.url, user="ranker", password=server.passwords["ranker"]) as ranker:
+        async with connect(server.url, login=server.logins["ranker"]) as ranker:
             with pytest.raises(Unauthorized, match=r"penstock\.evt\.job\.j1"):
                 await ranker.append(append("j1", 1))
             with pytest.raises(Unauthorized):
@@ -107,7 +145,7 @@ async def test_a_service_writes_its_own_entities_and_no_others(tmp_path: Path) -
 async def test_a_user_who_may_not_make_streams_can_connect_before_they_are_there(tmp_path: Path) -> None:
     async with (
         running(ServerSettings(data_dir=tmp_path)) as server,
-        connect(server.url, user="gateway", password=server.passwords["gateway"], timeout_s=0.5) as gateway,
+        connect(server.url, login=server.logins["gateway"], timeout_s=0.5) as gateway,
     ):
         with pytest.raises(Unavailable, match="'penstock up' makes the streams"):
             await gateway.append(append("j1"))
@@ -292,8 +330,8 @@ async def test_two_queues_for_the_same_work_are_refused_with_the_reason(nats_alo
 
 
 async def test_a_service_is_known_by_name_to_every_nats_tool(nats_alone: NatsHarness) -> None:
-    async def handler(body: bytes) -> Reply:
-        return Reply(code=404, error="no") if body == b"bad" else Reply(body=body)
+    async def handler(request: Request) -> Reply:
+        return Reply(code=404, error="no") if request.body == b"bad" else Reply(body=request.body)
 
     endpoint = Endpoint(name="jobs", subject=subjects.query("jobs"), handler=handler)
     async with (
@@ -308,7 +346,8 @@ async def test_a_service_is_known_by_name_to_every_nats_tool(nats_alone: NatsHar
         ]
         bad = await client.request(endpoint.subject, b"bad")
     assert (ping["name"], ping["version"], ping["metadata"]) == ("gateway", "1.2.3", {"ready": "true"})
-    assert [one["subject"] for one in info["endpoints"]] == [endpoint.subject]
+    asked = [endpoint.subject, subjects.by_anybody(endpoint.subject)]
+    assert [one["subject"] for one in info["endpoints"]] == asked
     assert stats["endpoints"][0]["num_requests"] == 1
     assert bad.headers == {"Nats-Service-Error": "no", "Nats-Service-Error-Code": "404"}
 
@@ -345,7 +384,13 @@ async def test_closing_without_a_server_is_quick(nats_alone: NatsHarness) -> Non
 
 @pytest.mark.parametrize(
     ("code", "err_code", "kind"),
-    [(503, 10023, StorageFull), (500, 10077, StorageFull), (400, 10054, TooLarge), (503, 10008, Unavailable)],
+    [
+        (503, 10023, StorageFull),
+        (500, 10077, StorageFull),
+        (400, 10054, TooLarge),
+        (503, 10008, NotSettled),
+        (503, 10076, Unavailable),
+    ],
 )
 def test_refusals_of_the_server_become_the_ports_errors(code: int, err_code: int, kind: type[BusError]) -> None:
     error = fault("append", ApiError(code=code, err_code=err_code, description="the reason"))
@@ -439,3 +484,19 @@ async def test_a_lease_that_nobody_renews_is_over_although_the_servers_clock_was
         assert taken is not None
         assert taken.token > lease.token
         assert not await one.renew(lease)
+
+
+async def test_the_submissions_of_one_person_fill_that_persons_part_of_the_inbox_only(nats_alone: NatsHarness) -> None:
+    alice, bob = (subjects.by_person(name, subjects.INBOX_JOBS) for name in ("alice", "bob"))
+    async with nats_alone.connect(limits=StreamLimits(inbox_count=3)) as bus:
+        for number in range(3):
+            await bus.submit(alice, b"%d" % number)
+        with pytest.raises(StorageFull, match="as many submissions as one user may have wait in the inbox already"):
+            await bus.submit(alice, b"3")
+        await bus.submit(bob, b"bob")
+        async with aclosing(bus.work("gateway", [alice])) as work:
+            (first,) = [await anext(work)]
+            await first.ack()
+        await bus.submit(alice, b"3")
+        async with aclosing(bus.work("rest", [bob])) as work:
+            assert (await anext(work)).body == b"bob"

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from bus_harness import Harness
 
-from penstock_bus import Bus, Endpoint, Handler, NoResponders, Reply, ServiceError, Timeout, TooLarge
+from penstock_bus import Bus, Endpoint, Handler, NoResponders, Reply, Request, ServiceError, Timeout, TooLarge
 from penstock_log import subjects
 from penstock_testing import eventually
 
@@ -18,8 +18,8 @@ def endpoint(handler: Handler, name: str = "echo") -> Endpoint:
     return Endpoint(name=name, subject=subjects.query(name, "test"), handler=handler)
 
 
-async def echo(body: bytes) -> Reply:
-    return Reply(body=body)
+async def echo(request: Request) -> Reply:
+    return Reply(body=request.body)
 
 
 async def test_a_request_is_answered_as_soon_as_the_service_is_open(bus: Bus) -> None:
@@ -29,7 +29,7 @@ async def test_a_request_is_answered_as_soon_as_the_service_is_open(bus: Bus) ->
 
 
 async def test_an_error_of_the_service_comes_with_code_message_and_body(bus: Bus) -> None:
-    async def refuse(body: bytes) -> Reply:
+    async def refuse(request: Request) -> Reply:
         return Reply(code=409, error="job j1 is there with other content", body=b"more")
 
     async with bus.serve("test", "1.0.0", [endpoint(refuse)]):
@@ -39,8 +39,8 @@ async def test_an_error_of_the_service_comes_with_code_message_and_body(bus: Bus
 
 
 async def test_an_exception_in_a_handler_is_error_500_and_the_service_goes_on(bus: Bus) -> None:
-    async def fail(body: bytes) -> Reply:
-        if body == b"bad":
+    async def fail(request: Request) -> Reply:
+        if request.body == b"bad":
             raise KeyError("j1")
         return Reply(body=b"fine")
 
@@ -66,7 +66,7 @@ async def test_a_service_that_was_closed_serves_no_more(bus: Bus) -> None:
 async def test_an_answer_that_does_not_come_in_time_is_a_timeout(bus: Bus) -> None:
     asked = asyncio.Event()
 
-    async def sleep(body: bytes) -> Reply:
+    async def sleep(request: Request) -> Reply:
         asked.set()
         await asyncio.Event().wait()
         return Reply()
@@ -80,7 +80,7 @@ async def test_an_answer_that_does_not_come_in_time_is_a_timeout(bus: Bus) -> No
 
 async def test_replicas_of_a_service_share_the_requests(harness: Harness) -> None:
     def who(name: bytes) -> Endpoint:
-        async def answer(body: bytes) -> Reply:
+        async def answer(request: Request) -> Reply:
             return Reply(body=name)
 
         return endpoint(answer)
@@ -94,7 +94,7 @@ async def test_replicas_of_a_service_share_the_requests(harness: Harness) -> Non
 async def test_endpoints_of_a_service_do_not_wait_for_each_other(bus: Bus) -> None:
     release = asyncio.Event()
 
-    async def wait(body: bytes) -> Reply:
+    async def wait(request: Request) -> Reply:
         await release.wait()
         return Reply(body=b"waited")
 
@@ -103,6 +103,32 @@ async def test_endpoints_of_a_service_do_not_wait_for_each_other(bus: Bus) -> No
         assert await bus.request(ECHO, b"x") == b"x"
         release.set()
         assert await waiting == b"waited"
+
+
+async def test_a_concurrent_endpoint_gets_each_request_as_it_comes_and_any_other_one_at_a_time(bus: Bus) -> None:
+    come: list[str] = []
+    release = asyncio.Event()
+
+    def waiting(name: str, *, concurrent: bool) -> Endpoint:
+        async def handle(request: Request) -> Reply:
+            come.append(name)
+            await release.wait()
+            return Reply(body=request.body)
+
+        subject = subjects.query(name, "test")
+        return Endpoint(name=name, subject=subject, handler=handle, concurrent=concurrent)
+
+    endpoints = [waiting("one", concurrent=False), waiting("many", concurrent=True)]
+    async with bus.serve("test", "1.0.0", endpoints):
+        asked = [
+            asyncio.create_task(bus.request(one.subject, b"%d" % i, timeout_s=60))
+            for i in range(5)
+            for one in endpoints
+        ]
+        await eventually(lambda: come.count("many") == 5)
+        assert come.count("one") == 1
+        release.set()
+        assert [int(await one) for one in asked] == [i for i in range(5) for _ in endpoints]
 
 
 async def test_a_request_that_is_too_large_says_the_limit(bus: Bus) -> None:

@@ -122,7 +122,7 @@ async def test_work_that_a_stopping_worker_had_not_begun_goes_to_another_at_once
             (first,) = await take(work, 1)
             await first.ack()
         async with aclosing(bus.work("gateway", JOBS)) as work:
-            assert len({one.body for one in await take(work, 49)}) == 49  # long before the ack wait of 30 s
+            assert len({one.body for one in await take(work, 49)}) == 49  # long before the ack wait of 15 s
 
 
 async def test_work_that_nobody_finishes_goes_to_the_rejected(harness: Harness) -> None:
@@ -181,6 +181,21 @@ async def test_a_worker_goes_on_over_a_crash_of_the_server(harness: Harness) -> 
             bodies.add(one.body)
             with suppress(Unavailable):  # it may have forgotten, too, that it delivered this: then it does so again
                 await one.ack()
+
+
+@pytest.mark.parametrize("ahead", [5, 1500])
+async def test_workers_have_as_many_messages_at_once_as_they_may_look_ahead(bus: Bus, ahead: int) -> None:
+    await submit(bus, ahead + 1)
+    async with aclosing(bus.work("gateway", JOBS, ahead=ahead)) as work:
+        found = await take(work, ahead)  # none of them is acknowledged
+        assert [one.body for one in found] == [b"%d" % i for i in range(ahead)]
+        further = asyncio.create_task(take(work, 1))
+        await bus.last_seq()
+        assert not further.done()
+        await found[0].ack()
+        (last,) = await further
+        assert last.body == b"%d" % ahead
+        await asyncio.gather(*(one.ack() for one in [*found[1:], last]))
 
 
 async def test_submitting_too_much_says_the_limit(bus: Bus) -> None:

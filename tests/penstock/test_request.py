@@ -12,7 +12,7 @@ import pytest
 from fake_gateway import FakeGateway
 
 from penstock.client import Client
-from penstock_bus import BusError, Endpoint, NoResponders, Reply, ServiceError, Unanswered
+from penstock_bus import BusError, Endpoint, NoResponders, Reply, Request, ServiceError, Unanswered
 from penstock_bus.memory import MemoryBus
 from penstock_log import JobSpec, SweepSpec, Uniform, request_bodies, subjects, views
 
@@ -35,8 +35,8 @@ class Answers:
         query = Endpoint(name="status", subject=subjects.query("status"), handler=self._handle)
         return bus.serve("gateway", "0", [*served, query])
 
-    async def _handle(self, body: bytes) -> Reply:
-        asked = msgspec.json.decode(body)
+    async def _handle(self, request: Request) -> Reply:
+        asked = msgspec.json.decode(request.body)
         entity_id = asked.get("spec", asked).get("id", "")
         created = entity_id not in self.stored
         self.ids.append(entity_id)

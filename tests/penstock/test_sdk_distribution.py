@@ -1,4 +1,4 @@
-"""What a training environment installs: ``libs/pyproject.toml``, with msgspec and nats-py and nothing else."""
+"""What a training environment installs: ``libs/pyproject.toml``, with msgspec, nats-py and what proves a login."""
 
 from __future__ import annotations
 

@@ -3,10 +3,12 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from penstock_bus import Append, Endpoint, Handler, Rejection, Reply, Snapshot, Unauthorized, access
+from penstock_bus import Append, Endpoint, Handler, Rejection, Reply, Request, Snapshot, Unauthorized, access
 from penstock_bus.access import ADMIN, CLIENT
+from penstock_bus.logins import Login
 from penstock_bus.nats import NatsBus, connect
 from penstock_bus.server import Server, ServerSettings, running
 from penstock_bus.shell import Shell
@@ -27,12 +29,11 @@ async def server(tmp_path: Path) -> AsyncIterator[Server]:
 
 
 def as_user(server: Server, user: str) -> AbstractAsyncContextManager[NatsBus]:
-    return connect(server.url, user=user, password=server.passwords[user], name=user, timeout_s=5.0)
+    return connect(server.url, login=server.logins[user], name=user, timeout_s=5.0)
 
 
 def client_of(server: Server) -> AbstractAsyncContextManager[NatsBus]:
-    password = server.passwords[CLIENT]
-    return connect(server.url, user=CLIENT, password=password, timeout_s=5.0, as_client=True)
+    return connect(server.url, login=server.logins[CLIENT], timeout_s=5.0, as_client=True)
 
 
 def commit_to(subject: str) -> Append:
@@ -127,10 +128,10 @@ async def test_heartbeats_of_services_cannot_be_forged_by_clients(server: Server
 
 
 async def test_a_client_cannot_answer_in_the_gateways_place(server: Server) -> None:
-    async def answer(_: bytes) -> Reply:
+    async def answer(_: Request) -> Reply:
         return Reply(body=b"the gateway's")
 
-    async def steal(_: bytes) -> Reply:
+    async def steal(_: Request) -> Reply:
         return Reply(body=b"a thief's")
 
     def submit(handler: Handler) -> Endpoint:
@@ -150,7 +151,7 @@ async def test_a_client_cannot_answer_in_the_gateways_place(server: Server) -> N
 
 
 async def test_checkpoints_go_from_executor_to_executor_and_to_nobody_else(server: Server) -> None:
-    async def answer(_: bytes) -> Reply:
+    async def answer(_: Request) -> Reply:
         return Reply(body=b"weights")
 
     served = [Endpoint(name="read", subject=subjects.checkpoints("n1"), handler=answer)]
@@ -166,10 +167,10 @@ async def test_checkpoints_go_from_executor_to_executor_and_to_nobody_else(serve
 
 
 async def test_clients_ask_nodes_for_output_and_nobody_answers_in_their_place(server: Server) -> None:
-    async def answer(_: bytes) -> Reply:
+    async def answer(_: Request) -> Reply:
         return Reply(body=b"printed")
 
-    async def lie(_: bytes) -> Reply:
+    async def lie(_: Request) -> Reply:
         return Reply(body=b"a lie")
 
     def output(handler: Handler) -> Endpoint:
@@ -218,9 +219,14 @@ async def test_a_client_that_would_serve_as_a_service_learns_it_at_once(server: 
                 pass
 
 
-async def test_a_wrong_password_is_refused(server: Server) -> None:
-    with pytest.raises(Unauthorized, match="check PENSTOCK_USER and PENSTOCK_PASSWORD"):
-        async with connect(server.url, user="matcher", password="guess"):
+@pytest.mark.parametrize("guess", ["password", "user_jwt", "user_seed"])
+async def test_a_forged_login_is_refused(server: Server, guess: str) -> None:
+    true = server.logins["matcher"]
+    forged = Login(url=true.url, user="matcher", password="guess")
+    if guess != "password":
+        forged = msgspec.structs.replace(true, **{guess: getattr(server.logins["ranker"], guess)})
+    with pytest.raises(Unauthorized, match="refused user 'matcher'"):
+        async with connect(server.url, login=forged):
             pass
 
 
@@ -228,7 +234,7 @@ async def test_a_wrong_password_is_refused(server: Server) -> None:
 async def test_a_command_line_may_ask_executors_for_output_as_a_client_or_beside_the_gateway(
     server: Server, user: str
 ) -> None:
-    async def answer(_: bytes) -> Reply:
+    async def answer(_: Request) -> Reply:
         return Reply(body=b"output")
 
     asked = client_of(server) if user == CLIENT else as_user(server, user)
@@ -246,8 +252,6 @@ async def test_a_command_line_may_ask_executors_for_output_as_a_client_or_beside
 
 def test_a_service_of_the_list_that_asks_may_command_and_submit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(access, "_ASKING", frozenset({"ranker"}))
-    rules = access.authorization(dict.fromkeys(access.USERS, "secret"))["accounts"][access.ACCOUNT]["users"]
-    may = {one["user"]: one["permissions"]["publish"]["allow"] for one in rules if "permissions" in one}
     asked = {"penstock.cmd.>", *subjects.SUBMISSIONS}
-    assert asked <= set(may["ranker"])
-    assert not asked & set(may["matcher"])
+    assert asked <= set(access.of_service("ranker").publish)
+    assert not asked & set(access.of_service("matcher").publish)

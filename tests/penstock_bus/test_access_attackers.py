@@ -15,6 +15,7 @@ from nats.aio.client import Client
 
 from penstock_bus import Append, LogLine, Snapshot
 from penstock_bus.access import ADMIN, CLIENT, EXTENSION
+from penstock_bus.claims import SigningKey
 from penstock_bus.nats import NatsBus, connect
 from penstock_bus.server import Server, ServerSettings, running
 from penstock_log import Commit, JobCancelled, JobSpec, JobSubmitted, NodeLeft, encode, subjects
@@ -47,8 +48,7 @@ async def server(tmp_path: Path) -> AsyncIterator[Server]:
 
 
 def bus_of(server: Server, user: str) -> NatsBus:
-    password = server.passwords[user]
-    return connect(server.url, user=user, password=password, timeout_s=5.0, as_client=user == CLIENT)  # type: ignore[return-value]
+    return connect(server.url, login=server.logins[user], timeout_s=5.0, as_client=user == CLIENT)  # type: ignore[return-value]
 
 
 @asynccontextmanager
@@ -58,7 +58,14 @@ async def raw(server: Server, user: str) -> AsyncIterator[Client]:
     async def unheard(_: Exception) -> None:
         """Violations are what is looked for; what came of them is looked up."""
 
-    client = await nats.connect(server.url, user=user, password=server.passwords[user], error_cb=unheard)
+    login = server.logins[user]
+    client = await nats.connect(
+        server.url,
+        user_jwt_cb=login.user_jwt.encode,
+        signature_cb=SigningKey(login.user_seed).answer,
+        inbox_prefix="_INBOX" if user == CLIENT else subjects.inbox(user),
+        error_cb=unheard,
+    )
     try:
         yield client
     finally:

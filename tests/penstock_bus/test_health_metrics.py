@@ -11,6 +11,12 @@ def test_the_same_name_and_labels_are_the_same_metric() -> None:
     assert metrics.render().splitlines()[2:] == ['jobs_total{pool="a"} 3', 'jobs_total{pool="b"} 1']
 
 
+def test_labels_are_quoted_and_no_terminal_obeys_them() -> None:
+    metrics = Metrics()
+    metrics.counter("jobs_total", pool='a"\\b\nc\x1b[2J\u202e').inc()
+    assert metrics.render().splitlines()[2:] == [r'jobs_total{pool="a\"\\b\nc\\x1b[2J\\u202e"} 1']
+
+
 def test_a_gauge_holds_its_last_value() -> None:
     metrics = Metrics()
     metrics.gauge("last_seq").set(3)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock_bus import access, standalone
+from penstock_bus import logins, standalone
+from penstock_bus.access import CLIENT
 from penstock_bus.server import BINARY_VARIABLE, Server, ServerError, ServerSettings, binary, held_bytes, running
 from penstock_log.services import LOGINS
 from penstock_testing.fixtures import eventually
@@ -57,12 +58,14 @@ def test_a_folder_that_goes_while_the_store_is_measured_is_not_counted(
     assert held_bytes(tmp_path) == 7
 
 
-async def test_passwords_are_random_kept_and_for_the_owner_only(tmp_path: Path) -> None:
-    async with running(ServerSettings(data_dir=tmp_path)) as server:
-        passwords = server.passwords
-    assert len(set(passwords.values())) == len(passwords)
-    assert access.ensure(tmp_path / "nats" / "passwords.json", passwords) == passwords
-    for name in ("passwords.json", "server.conf"):
+async def test_keys_are_kept_and_for_the_owner_only(tmp_path: Path) -> None:
+    seeds = []
+    for _ in range(2):
+        async with running(ServerSettings(data_dir=tmp_path)) as server:
+            seeds.append({name: login.user_seed for name, login in server.logins.items() if name != CLIENT})
+    assert len(set(seeds[0].values())) == len(seeds[0])
+    assert seeds[0] == seeds[1]
+    for name in ("keys.json", "server.conf", "logins/matcher.json"):
         assert stat.S_IMODE((tmp_path / "nats" / name).stat().st_mode) == 0o600
     assert stat.S_IMODE((tmp_path / "nats").stat().st_mode) == 0o700
 
@@ -76,13 +79,12 @@ async def test_a_server_by_itself_hands_out_each_login_in_a_folder_of_its_own(tm
     await eventually(last.exists)
     stopping.set()
     assert await task == 0
-    passwords = access.read(tmp_path / "data" / "nats" / "passwords.json")
-    for service in LOGINS:
-        assert (shared / service / "password").read_text() == passwords[service]
-        assert [path.name for path in (shared / service).iterdir()] == ["password"]
-    for role, user in {"client": "client", "extension": "extension", "extension-billing": "billing"}.items():
-        login = access.read_login(shared / role / f"{role}.json")
-        assert (login.url, login.user, login.password) == ("nats://cluster.lab:4222", user, passwords[user])
+    services = {name: name for name in LOGINS}
+    owner = logins.user_name()
+    for role, user in {**services, "client": owner, "extension": "extension", "extension-billing": "billing"}.items():
+        login = logins.read_login(shared / role / f"{role}.json")
+        assert (login.url, login.user) == ("nats://cluster.lab:4222", user)
+        assert [path.name for path in (shared / role).iterdir()] == [f"{role}.json"]
     assert not any(stat.S_IMODE(path.stat().st_mode) & 0o077 for path in shared.rglob("*") if path.is_file())
 
 

@@ -13,11 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_bus import Append, StorageFull, Unavailable
+from penstock_bus import Append, StorageFull, Unauthorized, Unavailable
 from penstock_bus.access import ADMIN, CLIENT
 from penstock_bus.nats import NatsBus, StreamLimits, connect, streams
 from penstock_bus.nats.streams import configs, outdated
-from penstock_bus.server import Server, ServerSettings, running, widen_full_store
+from penstock_bus.server import ServerSettings
+from penstock_bus.server_group import ServerGroup, running
 from penstock_log import Commit, JobHeld, subjects
 
 pytestmark = pytest.mark.slow
@@ -27,13 +28,13 @@ SMALL = 64 * MIB
 BODY = os.urandom(900_000)
 
 
-def bus_of(server: Server, user: str = ADMIN, **options: Any) -> AbstractAsyncContextManager[NatsBus]:
+def bus_of(server: ServerGroup, user: str = ADMIN, **options: Any) -> AbstractAsyncContextManager[NatsBus]:
     options = {"limits": StreamLimits.of_store(SMALL), "as_client": user == CLIENT, "timeout_s": 2.0, **options}
-    return connect(server.url, user=user, password=server.passwords[user], **options)
+    return connect(server.url, login=server.logins[user], **options)
 
 
 @pytest.fixture
-async def server(tmp_path: Path) -> AsyncIterator[Server]:
+async def server(tmp_path: Path) -> AsyncIterator[ServerGroup]:
     """A small store without streams."""
     async with running(ServerSettings(data_dir=tmp_path, max_store_bytes=SMALL, sync_interval="2m")) as started:
         yield started
@@ -63,7 +64,7 @@ def test_half_of_every_store_is_left_to_the_log(store_bytes: int) -> None:
     assert sum(limited.values()) <= store_bytes / 2
 
 
-async def test_nobody_can_fill_the_store_with_submissions(server: Server) -> None:
+async def test_nobody_can_fill_the_store_with_submissions(server: ServerGroup) -> None:
     async with bus_of(server) as admin, bus_of(server, CLIENT) as client:
         for subject in (subjects.INBOX_JOBS, subjects.INBOX_SWEEPS):
             await fill(client, subject)
@@ -79,7 +80,7 @@ async def test_nobody_can_fill_the_store_with_submissions(server: Server) -> Non
         assert largest.bytes <= SMALL // 16
 
 
-async def test_output_gives_way_to_newer_output_and_never_to_facts(server: Server) -> None:
+async def test_output_gives_way_to_newer_output_and_never_to_facts(server: ServerGroup) -> None:
     async with bus_of(server) as admin:
         for number in range(30):
             await admin.write_output(f"j{number}", 0, BODY)
@@ -97,17 +98,20 @@ async def old_streams(admin: NatsBus) -> None:
             old.pop("max_bytes")
         if name == subjects.INBOX:
             old |= {"subjects": ["penstock.inbox.>"], "discard": "old"}
+            del old["max_msgs_per_subject"], old["discard_new_per_subject"]
         small = {"max_bytes": MIB} if name in {subjects.LOG, subjects.SHADOW, subjects.REJECTED} else {}
         await admin.link.api(f"STREAM.CREATE.{name}", old | small)
 
 
-async def test_a_full_store_of_an_earlier_version_starts_takes_facts_and_says_what_to_purge(server: Server) -> None:
+async def test_a_full_store_of_an_earlier_version_starts_takes_facts_and_says_what_to_purge(
+    server: ServerGroup,
+) -> None:
     async with bus_of(server, as_client=True) as admin:
         await old_streams(admin)
         trash = await fill(admin, "penstock.inbox.trash")
         with pytest.raises(StorageFull):
             await admin.append(held("j1"))
-    told = await widen_full_store(server)
+    told = await server.widen_if_full()
     assert told.startswith("is full: 6")
     assert f"{trash * len(BODY) // MIB} MiB of it in INBOX; `penstock purge --data {server.settings.data_dir}`" in told
     async with bus_of(server) as admin:
@@ -119,15 +123,24 @@ async def test_a_full_store_of_an_earlier_version_starts_takes_facts_and_says_wh
             await admin.link.store("penstock.inbox.trash", b"x", {})
         assert await streams.purge(admin.link, subjects.INBOX) == trash
         await admin.submit(subjects.INBOX_JOBS, b"{}")
+        bounded = (await admin.link.api(f"STREAM.INFO.{subjects.INBOX}"))["config"]
+        assert (bounded["max_msgs_per_subject"], bounded["discard_new_per_subject"]) == (20_000, True)
         with pytest.raises(ValueError, match="nothing brings back"):
             await streams.purge(admin.link, subjects.EVT)
-        answer = await admin.link.client.request(f"$JS.API.STREAM.PURGE.{subjects.EVT}", b"")
+        kept = (await admin.link.api(f"STREAM.INFO.{subjects.EVT}"))["config"]
+        assert (kept["deny_delete"], kept.get("deny_purge", False)) == (True, False)  # the gateway forgets jobs by it
+        answer = await admin.link.client.request(f"$JS.API.STREAM.MSG.DELETE.{subjects.EVT}", b'{"seq": 1}')
         assert "error" in msgspec.json.decode(answer.data)
+        for user in sorted(server.logins.keys() - {ADMIN, "gateway"}):
+            async with bus_of(server, user, timeout_s=1.0) as other:
+                with pytest.raises(Unauthorized):
+                    await other.trim(subjects.job("j1"), 2)
+        assert [one.seq for one in await admin.read(subjects.STREAM_SUBJECTS[subjects.EVT])] == [1]
         assert await admin.last_seq() == 1
-    assert await widen_full_store(server) == ""
+    assert await server.widen_if_full() == ""
 
 
-async def test_limits_that_an_operator_has_set_stay(server: Server) -> None:
+async def test_limits_that_an_operator_has_set_stay(server: ServerGroup) -> None:
     async with bus_of(server) as admin:
         config = (await admin.link.api(f"STREAM.INFO.{subjects.INBOX}"))["config"]
         await admin.link.api(f"STREAM.UPDATE.{subjects.INBOX}", config | {"max_bytes": 2 * MIB})
@@ -135,7 +148,7 @@ async def test_limits_that_an_operator_has_set_stay(server: Server) -> None:
         assert (await streams.stream(admin.link, subjects.INBOX)).max_bytes == 2 * MIB
 
 
-async def test_the_same_streams_are_not_changed_twice(server: Server) -> None:
+async def test_the_same_streams_are_not_changed_twice(server: ServerGroup) -> None:
     async with bus_of(server) as admin:
         for name, config in configs(StreamLimits.of_store(SMALL)).items():
             found = (await admin.link.api(f"STREAM.INFO.{name}"))["config"]

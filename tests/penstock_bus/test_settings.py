@@ -122,3 +122,17 @@ def test_a_file_that_cannot_say_ready_is_named(tmp_path: Path) -> None:
     nowhere = tmp_path / "missing" / "ready"
     with pytest.raises(SettingsError, match=r"PENSTOCK_READY_FILE names .*/missing/ready, which cannot be written"):
         BusAddress(ready_file=str(nowhere)).fresh_ready_file()
+
+
+@pytest.mark.parametrize("text", ["replicas = " + "1" * 5_000, "pools = " + "[" * 200_000, "\x00", "a = 1\na = 2"])
+def test_a_file_that_is_meant_to_do_harm_is_refused_by_a_sentence(config: Path, text: str) -> None:
+    config.write_text(f"[sample]\n{text}")
+    with pytest.raises(SettingsError, match=r"penstock\.toml cannot be read as TOML: .*; correct it"):
+        load(Sample, "sample", environ={})
+
+
+@pytest.mark.parametrize("value", ["[" * 100_000, "x" * 100_000])
+def test_a_long_wrong_value_is_shown_short(config: Path, value: str) -> None:
+    with pytest.raises(SettingsError) as refused:
+        load(Sample, "sample", environ={"PENSTOCK_SAMPLE_REPLICAS": value, "PENSTOCK_SAMPLE_DEVICES": value})
+    assert len(str(refused.value)) < 400

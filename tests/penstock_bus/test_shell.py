@@ -142,8 +142,8 @@ def test_refused_credentials_end_it_at_once_and_name_the_file_they_came_from(
     last = json.loads(said.splitlines()[-1])
     assert last["event"] == "credentials_refused"
     who = f"user {user!r} (PENSTOCK_USER) with the password in {tmp_path / 'secret'} (PENSTOCK_PASSWORD_FILE)"
-    assert f"it came as {who}, expected user 'matcher'" in last["error"]
-    assert "nats/passwords.json of the data folder of `penstock up`: set PENSTOCK_USER=matcher" in last["error"]
+    assert f"it came as {who}, expected the login of 'matcher'" in last["error"]
+    assert "nats/logins/matcher.json in the data folder of `penstock up`" in last["error"]
 
 
 def test_a_user_who_may_not_do_what_the_service_does_is_told_so_without_a_trace(nats_account: NatsAccount) -> None:

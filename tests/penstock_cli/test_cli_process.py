@@ -39,7 +39,14 @@ def test_output_that_a_shell_closed_is_no_terminal(monkeypatch: pytest.MonkeyPat
 
 def test_an_interrupt_while_it_starts_is_quiet(tmp_path: Path) -> None:
     (tmp_path / "typer.py").write_text("import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(9)\n")
-    done = subprocess.run(PENSTOCK, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        PENSTOCK,
+        env={"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # which a shell's background ignores
+    )
     assert (done.returncode, done.stderr) == (128 + signal.SIGINT, "")
 
 

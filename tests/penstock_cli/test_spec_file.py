@@ -51,7 +51,7 @@ log = true
 def write(folder: Path, name: str, text: str) -> spec_file.SpecSource:
     path = folder / name
     path.write_text(text)
-    return spec_file.read(str(path), lambda: "")
+    return spec_file.read(str(path), lambda _: "")
 
 
 def message(folder: Path, name: str, text: str, **overrides: object) -> str:
@@ -75,7 +75,7 @@ def test_the_three_formats_say_the_same(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("text", "format_"), [(TOML, "toml"), (YAML, "yaml"), (JSON, "json"), ('"a" = 1', "toml")])
 def test_standard_input_is_recognised_by_its_text(text: str, format_: str) -> None:
-    assert spec_file.read("-", lambda: text).format == format_
+    assert spec_file.read("-", lambda _: text).format == format_
 
 
 def test_flags_win_over_the_file_and_parameters_are_merged(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_a_sweeps_job_has_the_sweeps_name_where_it_has_none_of_its_own(tmp_path:
         ("a.toml", "name = 'a'\ncommand = 'ls'\n", 'a.toml:2: command: expected an array, got "ls"'),
         ("a.toml", "name = 'a'\ngpus = \n", "a.toml:2 is not valid TOML: Invalid value"),
         ("a.json", '{"name": "a",\n "gpus" 2}', "a.json:2 is not valid JSON: Expecting ':' delimiter at column 9"),
-        ("a.yaml", "name: a\n  gpus: 2\n", "a.yaml:2 is not valid YAML: mapping values are not allowed here"),
+        ("a.yaml", "name: a\n  gpus: 2\n", "a.yaml:2 is not valid YAML: mapping values are not allowed"),
         ("a.yaml", "- a\n", "a.yaml holds a list; expected a table of fields such as name and command"),
         ("a.yaml", "", "a.yaml holds nothing; expected a table of fields such as name and command"),
         ("a.toml", "x = 1\n" + TOML, "a.toml:1: 'x' stands beside [job]; put all fields under [job] or none"),
@@ -142,18 +142,18 @@ def test_what_the_flags_said_is_not_blamed_on_the_file(tmp_path: Path) -> None:
 
 def test_a_file_that_is_not_there_or_not_text_is_said_to_be(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"none\.toml cannot be read \(No such file"):
-        spec_file.read(str(tmp_path / "none.toml"), lambda: "")
+        spec_file.read(str(tmp_path / "none.toml"), lambda _: "")
     (tmp_path / "a.json").write_bytes(b"\xff\xfe{}")
     with pytest.raises(SpecError, match="not UTF-8 text"):
-        spec_file.read(str(tmp_path / "a.json"), lambda: "")
+        spec_file.read(str(tmp_path / "a.json"), lambda _: "")
 
 
 def test_a_script_in_place_of_a_file_is_told_about_the_dashes(tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     with pytest.raises(SpecError, match=r"penstock submit -- python \S*/train\.py"):
-        spec_file.read(str(tmp_path / "train.py"), lambda: "")
+        spec_file.read(str(tmp_path / "train.py"), lambda _: "")
     with pytest.raises(SpecError, match=r"there is no file sweep\.tml"):
-        spec_file.read("sweep.tml", lambda: "")
+        spec_file.read("sweep.tml", lambda _: "")
 
 
 @pytest.mark.slow
@@ -161,5 +161,5 @@ def test_a_script_in_place_of_a_file_is_told_about_the_dashes(tmp_path: Path) ->
 def test_a_file_that_is_nested_too_deeply_is_told_so(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"job{suffix}"
     path.write_text(("a = " if suffix == ".toml" else "") + "[" * 100_000)
-    with pytest.raises(SpecError, match=rf"job\{suffix} is "):
+    with pytest.raises(SpecError, match=r"it is nested more than 100 levels deep"):
         spec_file.job(spec_file.read(str(path), str))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import unicodedata
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +18,7 @@ from penstock_bus import Reply
 from penstock_cli import render
 from penstock_cli.commands import cluster
 from penstock_cli.commands.sweeps import SweepProgressLine
+from penstock_cli.terminal_output import TerminalOutput
 from penstock_log import Alternative, Choice, JobSpec, SweepSpec, views
 from penstock_log.text import escaped, escaped_json
 
@@ -154,6 +156,71 @@ def test_a_jobs_output_is_its_own(penstock: Run, gateway: FakeGateway) -> None:
     gateway.on_submit = speak
     code, out, _ = penstock("run", "--no-check", "--", "x")
     assert (code, out) == (0, "\x1b[1mbold\x1b[0m\n")
+
+
+async def _hostile_output(fake: FakeGateway, job_id: str) -> None:
+    pieces = [  # cut within characters and within what a terminal obeys
+        b"\x1b[1mbold\x1b[0m 10 %\r20 %\x1b[K\n\x1b]0;mi",
+        b"ne\x07\x1b[2",
+        b"J\xc2",
+        b"\x9b1A\x1b[8mhid\xe2\x80",
+        b"\xaeexe\xff",
+    ]
+    for piece in pieces:
+        await fake.bus.write_output(job_id, 0, piece)
+    await fake.finish(job_id)
+
+
+@pytest.mark.parametrize("options", [(), ("-f",), ("--tail", "5")])
+def test_logs_give_a_terminal_colours_and_progress_and_nothing_else_that_it_obeys(
+    penstock: Run, gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(render, "_is_terminal", lambda: True)
+    gateway.jobs["j3"] = job_view("j3", state="CD")
+    gateway.before.append(lambda _: _hostile_output(gateway, "j3"))
+    code, out, _ = penstock("logs", "j3", *options)
+    assert (code, out) == (
+        0,
+        "\x1b[1mbold\x1b[0m 10 %\r20 %\x1b[K\n\\x1b]0;mine\\x07\\x1b[2J\\x9b1A\\x1b[8mhid\\u202eexe\\xff\x1b[0m",
+    )
+
+
+@pytest.mark.parametrize(("options", "is_terminal"), [((), False), (("--raw",), True)])
+def test_logs_give_a_pipe_and_who_asks_for_it_every_byte(
+    penstock: Run, gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], is_terminal: bool
+) -> None:
+    monkeypatch.setattr(render, "_is_terminal", lambda: is_terminal)
+    gateway.jobs["j3"] = job_view("j3", state="CD")
+    gateway.before.append(lambda _: _hostile_output(gateway, "j3"))
+    _, out, err = penstock("logs", "j3", *options)
+    assert not err
+    assert "\x1b]0;mine\x07\x1b[2J\x9b1A\x1b[8mhid\u202eexe" in out
+
+
+@given(st.lists(st.binary() | st.sampled_from([b"\x1b", b"\x1b[", b"1;31", b"m", b"K", b"8", b"\xe2\x80", b"\xae"])))
+def test_what_a_terminal_is_given_of_a_jobs_output_is_the_same_however_it_is_cut(pieces: list[bytes]) -> None:
+    cut, whole = TerminalOutput(), TerminalOutput()
+    shown = b"".join(cut.feed((0, "stdout"), piece) for piece in pieces) + b"".join(data for _, data in cut.rest())
+    same = whole.feed((0, "stdout"), b"".join(pieces)) + b"".join(data for _, data in whole.rest())
+    assert shown == same
+    text = re.sub(r"\x1b\[([0-9;]*m|[0-2]?K)|[\r\t\b]", "", shown.decode())
+    assert is_harmless(text)
+
+
+@pytest.mark.parametrize(
+    ("given_", "shown"),
+    [
+        (b"\x1b[38;5;8mgrey", b"\x1b[38;5;8mgrey\x1b[0m"),
+        (b"\x1b[08mhidden", b"\\x1b[08mhidden"),
+        (b"\x1b[38;2;1;8;8;8m", b"\\x1b[38;2;1;8;8;8m"),
+        (b"\x1b[38;2;1;8;8m", b"\x1b[38;2;1;8;8m\x1b[0m"),
+        (b"\x1b[" + b"1" * 40 + b"A", b"\\x1b[" + b"1" * 40 + b"A"),
+        (b"\x1b", b"\\x1b"),
+    ],
+)
+def test_text_is_not_hidden_and_all_colours_are_shown(given_: bytes, shown: bytes) -> None:
+    terminal = TerminalOutput()
+    assert terminal.feed((0, "stdout"), given_) + b"".join(data for _, data in terminal.rest()) == shown
 
 
 @given(st.text())

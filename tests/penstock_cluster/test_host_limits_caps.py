@@ -52,9 +52,16 @@ def caps(request: pytest.FixtureRequest) -> MemoryCaps:
     return found
 
 
+def entering(caps: MemoryCaps, key: str, command: list[str]) -> list[str]:
+    """Return a command behind a shell that enters its group first, as a shim does."""
+    group = caps.group(key)
+    return ["/bin/sh", "-c", 'echo $$ >"$0/cgroup.procs" && exec "$@"', group, *command] if group else command
+
+
 def run_capped(caps: MemoryCaps, mib: int, cap_mib: int) -> int:
     command = caps.command("test-job-1-0", [sys.executable, "-S", "-c", TAKE, str(mib)], cap_mib * MIB)
     try:
+        command = entering(caps, "test-job-1-0", command)
         return subprocess.run(command, stderr=subprocess.DEVNULL, check=False).returncode
     finally:
         caps.forget("test-job-1-0")
@@ -72,6 +79,7 @@ def test_the_arguments_of_a_capped_command_arrive_as_they_are(caps: MemoryCaps) 
     words = ["", "two words", "$HOME", "'quoted'", "-d", "new\nline"]
     print_them = "import sys; print(sys.argv[1:])"
     command = caps.command("test-arguments", [sys.executable, "-S", "-c", print_them, *words], 200 * MIB)
+    command = entering(caps, "test-arguments", command)
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == str(words)
     caps.forget("test-arguments")
 
@@ -91,7 +99,7 @@ def speaking(caps: MemoryCaps, cap_mib: int, most_mib: int, first: str = "") -> 
     with ExitStack() as stack:
         process = stack.enter_context(
             subprocess.Popen(
-                caps.command("test-speaking", argv, cap_mib * MIB, most_mib * MIB),
+                entering(caps, "test-speaking", caps.command("test-speaking", argv, cap_mib * MIB, most_mib * MIB)),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
@@ -174,12 +182,27 @@ def delegated(tmp_path: Path) -> Path:
 
 def test_a_group_gets_its_cap_before_anything_enters_it(delegated: Path) -> None:
     caps = Cgroups.open(delegated)
-    assert (delegated / "cgroup.subtree_control").read_text() == "+memory +cpu"
+    assert (delegated / "cgroup.subtree_control").read_text() == "+memory +cpu +pids"
     command = caps.command("j1-1-0", ["/bin/sh", "-c", "echo $$"], 64 * MIB)
     group = delegated / "penstock-job-j1-1-0"
     assert (group / "memory.max").read_text() == str(64 * MIB)
+    assert caps.group("j1-1-0") == str(group)
+    command = entering(caps, "j1-1-0", command)
     pid = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert (group / "cgroup.procs").read_text() == pid
+
+
+def test_a_group_is_held_to_its_processes_where_there_is_the_controller(delegated: Path) -> None:
+    caps = Cgroups.open(delegated)
+    caps.command("j1-1-0", ["true"], 64 * MIB)
+    group = delegated / "penstock-job-j1-1-0"
+    caps.bound("j1-1-0", tasks=100)
+    assert not (group / "pids.max").exists()
+    (group / "pids.max").write_text("max")
+    caps.bound("j1-1-0", tasks=100)
+    assert (group / "pids.max").read_text() == "100"
+    caps.bound("j1-1-0")
+    assert (group / "pids.max").read_text() == "100"
 
 
 def test_a_group_tells_what_its_processes_hold_and_how_many_were_killed(delegated: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock_cluster.nodes import Cluster, fits
+from penstock_cluster.nodes import Cluster, Node, fits
 from penstock_log import (
     Device,
     Job,
@@ -48,6 +48,11 @@ def test_a_device_is_taken_while_the_lease_is_open_on_its_node(cluster):
     assert free(cluster) == {"n1": [0, 1]}
     assert free(cluster, grant(Slot(node_id="n1", devices=(1,)), open_nodes={"n1"})) == {"n1": [0]}
     assert free(cluster, grant(Slot(node_id="n1", devices=(1,)), open_nodes=set())) == {"n1": [0, 1]}
+
+
+def test_no_field_of_a_node_keeps_its_default_because_the_fact_has_another_name() -> None:
+    own = {"id", "joined_s", "drained", "evicting", "gone", "gone_s"}
+    assert set(Node.__struct_fields__) - set(NodeJoined.__struct_fields__) == own
 
 
 def test_a_gang_keeps_only_the_nodes_on_which_it_still_runs(cluster):

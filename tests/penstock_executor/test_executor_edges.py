@@ -140,12 +140,12 @@ async def test_a_run_in_a_folder_without_room_waits_for_some_is_warned_and_compl
 ) -> None:
     spawn, tries = process_launcher.start, 0
 
-    def full_at_first(*arguments: Any) -> process_launcher.ShimProcess:
+    def full_at_first(*arguments: Any, **more: Any) -> process_launcher.ShimProcess:
         nonlocal tries
         tries += 1
         if tries <= 3:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return spawn(*arguments)
+        return spawn(*arguments, **more)
 
     await world.node()
     monkeypatch.setattr(process_launcher, "start", full_at_first)
@@ -158,7 +158,7 @@ async def test_a_run_in_a_folder_without_room_waits_for_some_is_warned_and_compl
 
 
 async def test_a_run_that_waits_for_room_can_be_cancelled(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> process_launcher.ShimProcess:
+    def full(*_: object, **__: object) -> process_launcher.ShimProcess:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     await world.node()
@@ -174,12 +174,12 @@ async def test_a_gang_of_which_some_have_started_when_the_room_ends_fails_with_t
 ) -> None:
     spawn, tries = process_launcher.start, 0
 
-    def full_at_last(*arguments: Any) -> process_launcher.ShimProcess:
+    def full_at_last(*arguments: Any, **more: Any) -> process_launcher.ShimProcess:
         nonlocal tries
         tries += 1
         if tries == 2:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return spawn(*arguments)
+        return spawn(*arguments, **more)
 
     await world.node()
     monkeypatch.setattr(process_launcher, "start", full_at_last)

@@ -56,8 +56,8 @@ def blocked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the loop stand still from a process's start to its end: all that it says is unread then."""
     spawn = process_launcher.start
 
-    def spawned(*arguments: Any) -> process_launcher.ShimProcess:
-        process = spawn(*arguments)
+    def spawned(*arguments: Any, **more: Any) -> process_launcher.ShimProcess:
+        process = spawn(*arguments, **more)
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         return process
 
@@ -110,6 +110,9 @@ class Listener:
     def __init__(self) -> None:
         self.heard: list[FromJob] = []
         self.left: list[AgentConnection] = []
+
+    def may_speak(self, uid: int, job_id: str = "", epoch: int = 0) -> bool:  # noqa: ARG002
+        return True
 
     def accept(self, line: AgentConnection, hello: Hello) -> bool:  # noqa: ARG002
         self.heard.append(hello)

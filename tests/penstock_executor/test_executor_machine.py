@@ -70,6 +70,22 @@ def test_a_placed_job_is_started(node: Node) -> None:
     node.given(submitted(), placed()).then(StartRun(job_id="j1"))
 
 
+def test_nothing_is_started_while_the_matcher_may_have_given_the_grant_to_another(node: Node) -> None:
+    node.given(submitted(), placed(patience_s=10.0))
+    node.observed.unheard_s = 7.5
+    node.then()
+    node.observed.unheard_s = 7.4
+    node.then(StartRun(job_id="j1"))
+
+
+def test_a_run_without_a_trace_is_lost_only_when_an_executor_elsewhere_has_stopped_it(node: Node) -> None:
+    node.given(submitted(), placed(patience_s=10.0), started()).then()
+    node.observed.alone_s = node.now_s - 9.0
+    assert (node.plan().actions, node.plan().wake_at_s) == ([], node.now_s + 1.0)
+    node.now_s += 1.0
+    assert node.fact().outcome == "lost"
+
+
 def test_a_job_placed_elsewhere_is_not_started(node: Node) -> None:
     node.given(joined("n2"), submitted(), placed(nodes=("n2",))).then()
 

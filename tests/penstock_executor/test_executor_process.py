@@ -33,6 +33,7 @@ class Program:
             **os.environ,
             **account.environment,
             "PENSTOCK_EXECUTOR_NODE_ID": "n1",
+            "PENSTOCK_EXECUTOR_RUN_AS": "executor",
             "PENSTOCK_EXECUTOR_DEVICES": "fast:2@1.0:1GiB",
             "PENSTOCK_EXECUTOR_DATA_DIR": str(folder / "n1"),
             "PENSTOCK_EXECUTOR_CHECKPOINT_DIR": str(folder / "checkpoints"),

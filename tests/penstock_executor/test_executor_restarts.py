@@ -35,7 +35,9 @@ async def test_an_executor_that_still_reads_the_log_says_how_long_facts_have_wai
     bus, now_s = MemoryBus(), [1.0]
     shell = Shell(bus, "executor", monotonic=lambda: now_s[0])
     bus.server.stop()
-    task = asyncio.create_task(run(shell, ExecutorSettings(node_id="n1", devices="cpu", data_dir=str(tmp_path))))
+    task = asyncio.create_task(
+        run(shell, ExecutorSettings(node_id="n1", devices="cpu", run_as="executor", data_dir=str(tmp_path)))
+    )
     await asyncio.sleep(0)
     shell.progress.read(1, matters=True)
     now_s[0] = 8.0
@@ -196,7 +198,7 @@ async def test_a_stopped_executor_may_leave_its_runs_to_the_next(world: World, t
 
 async def test_two_executors_in_one_folder_are_refused(world: World) -> None:
     await world.node("n1")
-    settings = ExecutorSettings(node_id="n2", devices="cpu", data_dir=str(world.folder / "n1"))
+    settings = ExecutorSettings(node_id="n2", devices="cpu", run_as="executor", data_dir=str(world.folder / "n1"))
     with pytest.raises(ExecutorError, match="another executor works in"):
         await run(Shell(world.bus, "executor"), settings)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +15,7 @@ import pytest
 from penstock_cluster import DeviceError
 from penstock_cluster.device_backend import MemoryUsage
 from penstock_cluster.host_limits import HostCapacity
+from penstock_executor import memory_limits
 from penstock_executor.launchers.environment import LaunchSite
 from penstock_executor.memory_limits import HOST_LEAST_BYTES, MemoryLimits
 from penstock_executor.process_host import ProcessHost
@@ -39,6 +40,8 @@ class Enforcer:
         self.forgotten: list[str] = []
         self.ended: list[str] = []
         self.killed = 0
+        self.bounds: list[tuple[str, int, Collection[int] | None]] = []
+        self.refuses = False
         self.cpus: dict[str, float] = {}
 
     def set_cpus(self, key: str, cpus: float) -> None:
@@ -46,6 +49,14 @@ class Enforcer:
 
     def command(self, key: str, argv: Sequence[str], cap_bytes: int, most_bytes: int = 0) -> list[str]:
         return ["capped", key, str(cap_bytes), str(most_bytes), *argv]
+
+    def bound(self, key: str, *, tasks: int = 0, gpus: Collection[int] | None = None) -> None:
+        self.bounds.append((key, tasks, gpus))
+        if gpus is not None and self.refuses:
+            raise DeviceError("the kernel says no")
+
+    def group(self, key: str) -> str:
+        return f"/groups/{key}"
 
     def change(self, key: str, leader: int, cap_bytes: int) -> None:
         self.changes.append((key, leader, cap_bytes))
@@ -261,3 +272,19 @@ def test_a_run_that_shares_its_devices_or_a_node_that_says_nothing_is_held_to_no
     unknown = MemoryLimits([HOST], enforcer, HostCapacity(2.0, 0))
     unknown.set_host(Job(id="j1", spec=JobSpec(name="j", command=("x",)), submitted_s=0.0, epoch=1))
     assert unknown.command(KEY, 0, (0,), ("true",)) == ["true"]
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+def test_a_group_is_held_to_its_processes_and_to_the_gpus_of_its_grant(
+    enforcer: Enforcer, monkeypatch: pytest.MonkeyPatch, refuses: bool
+) -> None:
+    enforcer.refuses = refuses  # as the kernel refuses it in most containers: the run goes on, and the log says so
+    numbers = {"/dev/nvidia7": 7}
+    monkeypatch.setattr(memory_limits.sandbox, "device_nodes", lambda _: iter(numbers))
+    monkeypatch.setattr(memory_limits.device_guard, "minors", lambda nodes: [numbers[node] for node in nodes])
+    limits = MemoryLimits([HOST, GPU], enforcer, most_tasks=500)
+    limits.caps[KEY] = {0: 100 * MIB}
+    assert limits.group(KEY, 0, (0,)) == "/groups/j1-1-0"
+    assert enforcer.bounds == [("j1-1-0", 500, None), ("j1-1-0", 0, [7])]
+    assert limits.group(KEY, 1, (1,)) == ""  # whose memory is the GPU's: it has no group
+    assert len(enforcer.bounds) == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 
 import msgspec
@@ -12,7 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.output_reader import OutputReader
+from penstock_bus import Request
 from penstock_executor.output_store import LAST_BYTES, PIECE_BYTES, OutputStore, OutputTail
+from penstock_executor.run_folders import last_line
 from penstock_log import RunWarned
 from penstock_log.request_bodies import OutputAnswer, OutputChannel, OutputOffset, OutputRequest
 
@@ -171,7 +174,7 @@ def test_of_a_file_the_beginning_and_the_end_are_published_once_and_in_order(
 
 
 async def answered(store: OutputStore, ask: OutputRequest) -> OutputAnswer:
-    reply = await store.answer(msgspec.json.encode(ask))
+    reply = await store.answer(Request(body=msgspec.json.encode(ask)))
     assert not reply.code, reply.error
     return msgspec.msgpack.decode(reply.body, type=OutputAnswer)
 
@@ -203,7 +206,28 @@ async def test_what_is_no_question_about_output_is_refused(tmp_path: Path, body:
     store = OutputStore(tmp_path / "output", "n1")
     (tmp_path / "secret").write_text("x")
     store.create(("j1", 1), 0)
-    assert (await store.answer(body)).code == code
+    assert (await store.answer(Request(body=body))).code == code
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "socket", "folder"])
+async def test_what_a_job_has_put_in_place_of_its_output_is_not_read_nor_waited_for(tmp_path: Path, kind: str) -> None:
+    store = OutputStore(tmp_path / "output", "n1")
+    (tmp_path / "secret").write_text("x")
+    path = store.create(("j1", 1), 0) / "stderr"
+    if kind == "link":
+        path.symlink_to(tmp_path / "secret")
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(str(path))
+    ask = b'{"job_id": "j1", "epoch": 1, "rank": 0, "stream": "stderr"}'
+    assert (await store.answer(Request(body=ask))).code == 404
+    tail = OutputTail(path, tmp_path / "mark", OutputChannel(1, "n1", 0, "stderr"), 1000)
+    assert (tail.look(), tail.size) == (None, 0)
+    assert last_line(path) == ""
 
 
 def test_output_is_kept_until_it_is_old_or_too_much_and_that_of_living_runs_in_any_case(tmp_path: Path) -> None:

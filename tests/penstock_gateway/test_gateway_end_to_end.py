@@ -119,10 +119,22 @@ async def test_while_the_log_is_away_nothing_is_accepted_and_the_answer_says_so(
         away.disconnect()
         code, message = await refusal(served.command("submit", {**JOB, "id": "j1"}))
         assert code == 503
-        assert message.startswith("the log did not answer in time")
+        assert message.startswith(
+            "the log did not answer in time (nothing was confirmed within 0.5 s: its servers elect"
+        )
         assert "try again, with the same id" in message
         away.reconnect()
         assert (await served.command("submit", {**JOB, "id": "j1"}))["created"] is True
+
+
+@pytest.mark.slow
+async def test_while_the_log_elects_a_leader_questions_are_answered_by_what_is_known(memory_bus: MemoryBus) -> None:
+    async with gateway(MemoryBus(memory_bus.server), joined()) as served:
+        await served.command("submit", {**JOB, "id": "j1"})
+        served.bus, away = memory_bus, cast("MemoryBus", served.bus)
+        away.disconnect()
+        assert (await served.query("job", {"id": "j1"}))["job"]["state"] == "PD"
+        away.reconnect()
 
 
 async def test_a_submission_of_the_inbox_waits_there_however_long_the_log_is_full() -> None:

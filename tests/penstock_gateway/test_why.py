@@ -13,6 +13,7 @@ from penstock_log import (
     JobCancelled,
     JobHeld,
     KindSpeed,
+    MemoryNeed,
     NodeDrained,
     ProfileSample,
     SamplesRequested,
@@ -21,6 +22,7 @@ from penstock_log import (
     workload,
 )
 from penstock_log.views import WhyView
+from penstock_scheduler.pool.pool_settings import MatcherSettings
 from penstock_testing import Scenario
 
 KEY = workload.key(submitted().spec)
@@ -73,6 +75,15 @@ def test_a_job_that_is_too_large_says_what_there_is_before_any_round(log: Scenar
     assert view.cause == "never_fits"
     assert view.remedy == "ask for at most 2 devices: there are 2 of one kind"
     assert view.not_causes == ("it is not held",)
+
+
+@pytest.mark.parametrize(("reserve", "cause"), [(0.05, "never_fits"), (0.0, UNDECIDED)])
+def test_what_sharers_leave_alone_is_what_the_pool_says(
+    log: Scenario[machine.GatewayState], reserve: float, cause: str
+) -> None:
+    log.given(joined(), submitted(sharing="lane", memory=MemoryNeed(persistent_bytes=1 << 30)))  # all of a device
+    explainer = WaitExplainer(log.state, log.now_s, MatcherSettings(lane_reserve_share=reserve))
+    assert explainer.explain(log.state.jobs["j1"]).cause == cause
 
 
 def test_a_job_whose_workload_is_being_sampled_says_how_far_that_is(log: Scenario[machine.GatewayState]) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
@@ -7,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_log import JobSpec, SweepSpec
-from penstock_log.validation import MOST_PROBLEMS, BadInput, convert, decode
+from penstock_log import JobSpec, SweepSpec, validation
+from penstock_log.validation import MOST_PROBLEMS, BadInput, convert, decode, parse
 
 GOOD: dict[str, Any] = {"name": "a", "command": ["x"]}
 SWEEP: dict[str, Any] = {"name": "s", "job": GOOD, "metric": "m", "space": {"lr": {"kind": "choice", "values": [1]}}}
@@ -183,3 +184,31 @@ def test_no_bytes_raise_anything_but_bad_input(body: bytes) -> None:
 def test_the_largest_numbers_that_are_accepted_fit_a_snapshot(change: dict[str, Any]) -> None:
     spec = convert({**GOOD, **change}, JobSpec)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(spec), type=JobSpec) == spec
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (b'{"name": "a", "name": "b"}', "`name` stands twice in one object; leave one of them out"),
+        (b'{"params": {"a": 1, "b": 2, "a": 3}}', "`a` stands twice in one object; leave one of them out"),
+        (b'{"' + b"n" * 300 + b'": 1, "' + b"n" * 300 + b'": 2}', f"`{'n' * 79}…` stands twice in one object"),
+    ],
+)
+def test_a_field_that_stands_twice_is_refused(body: bytes, why: str) -> None:
+    with pytest.raises(BadInput, match=re.escape(why)):
+        parse(body)
+
+
+def test_of_many_problems_only_a_hundred_are_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    sought: list[str] = []
+    monkeypatch.setattr(validation, "nearest", lambda name, _: sought.append(name) or "")
+    with pytest.raises(BadInput) as refused:
+        convert({f"k{number}": 1 for number in range(20_000)}, JobSpec)
+    assert refused.value.problems[-1] == "and more than 96 more"
+    assert len(sought) == 100
+
+
+def test_a_long_name_is_shortened_where_it_is_wrong() -> None:
+    with pytest.raises(BadInput) as refused:
+        convert({"n" * 200_000: 1}, JobSpec)
+    assert len(str(refused.value)) < 300

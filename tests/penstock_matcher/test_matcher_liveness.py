@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import msgspec
+import pytest
 from matcher_facts import ended, job, node, on, rounds, run_all, started, where
 
-from penstock_log import NodeDrained, NodeLeft, NodeRemoved, RoundDecided
+from penstock_bus import Decision, Proposal
+from penstock_cluster.nodes import Cluster
+from penstock_log import NodeDrained, NodeJoined, NodeLeft, NodeRemoved, RoundDecided, subjects
+from penstock_log.request_bodies import NodeHeard, NodeHeartbeat
 from penstock_matcher import machine
-from penstock_matcher.__main__ import Liveness
+from penstock_matcher.liveness import Liveness
 from penstock_scheduler.pool.pool_settings import MatcherSettings
 from penstock_testing import Scenario
 
@@ -148,3 +153,80 @@ def test_after_the_bus_was_silent_everybody_gets_the_whole_time_again():
     assert liveness.heard(["n1"], 31.0) == {"n1": 31.0}
     liveness.echo(32.0)
     assert liveness.heard(["n1"], 32.0) == {"n1": 31.0}
+
+
+def test_a_new_leader_gives_every_node_the_whole_time_since_another_may_have_answered_it():
+    liveness = Liveness(0.0)
+    for second in range(1, 21):
+        liveness.echo(float(second))
+    assert liveness.heard(["n1"], 20.0, term_s=4.0) == {"n1": 16.0}
+    liveness.beat("n1", 18.0)
+    assert liveness.heard(["n1"], 20.0, term_s=4.0) == {"n1": 18.0}
+
+
+def test_a_grant_names_the_patience_that_it_is_given_with_where_heartbeats_are_answered():
+    one, _ = listening()
+    one.given(node("n1", fast=1), job("a"))
+    assert [p.patience_s for fact in rounds(one.at(2.0).settle()) for p in fact.placements] == [5.0]
+    pure = Scenario(machine.decider(MatcherSettings(node_timeout_s=5.0)))
+    pure.given(node("n1", fast=1), job("a"))
+    assert [p.patience_s for fact in rounds(pure.at(2.0).settle()) for p in fact.placements] == [0.0]
+
+
+def test_a_node_is_lost_no_sooner_than_its_grants_were_promised_though_the_setting_be_less_by_now():
+    earlier, _ = listening()
+    earlier.given(node("n1", fast=1), job("a"))
+    earlier.at(2.0)
+    placed = rounds(earlier.settle())
+    later = Scenario(machine.decider(MatcherSettings(node_timeout_s=1.0), Ears()))
+    later.given(node("n1", fast=1), job("a"), *placed)
+    later.at(4.9).then()
+    later.at(5.0).then(RoundDecided(at_s=5.0, pool="default", lost_nodes=("n1",)))
+
+
+def test_a_patience_that_no_fence_could_keep_is_refused():
+    with pytest.raises(msgspec.ValidationError, match=r"Expected `float` >= 1.0 - at `\$.node_timeout_s`"):
+        msgspec.convert({"node_timeout_s": 0.5}, MatcherSettings)
+
+
+BEAT = NodeHeartbeat(node_id="n1", incarnation="boot-1", at_s=1.0, ticks_s=7.0)
+
+
+def one_node() -> Cluster:
+    cluster = Cluster()
+    cluster.apply(NodeJoined(at_s=0.0, node_id="n1", devices=(), incarnation="boot-1"))
+    return cluster
+
+
+def lost(*nodes: str) -> Decision:
+    fact = RoundDecided(at_s=1.0, pool="default", lost_nodes=nodes)
+    return Decision(proposals=[Proposal(subject=subjects.round_("default"), facts=(fact,))])
+
+
+def test_a_heartbeat_is_answered_with_what_it_said():
+    assert Liveness(0.0).answer(BEAT, "n1", one_node()) == NodeHeard(incarnation="boot-1", ticks_s=7.0)
+
+
+def test_no_heartbeat_is_answered_of_a_node_that_is_lost_unknown_or_has_joined_anew():
+    liveness, cluster = Liveness(0.0), one_node()
+    assert liveness.answer(BEAT, "n2", cluster) is None
+    assert liveness.answer(msgspec.structs.replace(BEAT, incarnation="boot-2"), "n1", cluster) is None
+    cluster.apply(RoundDecided(at_s=1.0, pool="default", lost_nodes=("n1",)))
+    assert liveness.answer(BEAT, "n1", cluster) is None
+
+
+def test_no_heartbeat_is_answered_while_a_decision_to_give_the_node_up_is_on_its_way():
+    liveness, cluster = Liveness(0.0), one_node()
+    liveness.note_decision(lost("n1"))
+    assert liveness.answer(BEAT, "n1", cluster) is None
+    liveness.note_decision(Decision())  # the one before was refused, and the node was heard meanwhile
+    assert liveness.answer(BEAT, "n1", cluster) is not None
+
+
+def test_after_another_replicas_late_decision_nothing_is_given_in_that_pool_for_a_while():
+    liveness = Liveness(0.0)
+    liveness.bar("default", 15.0)
+    elsewhere = RoundDecided(at_s=10.0, pool="other")
+    here, there = lost("n2").proposals[0], Proposal(subject=subjects.round_("other"), facts=(elsewhere,))
+    assert liveness.permitted(Decision(proposals=[here, there]), 10.0) == Decision(proposals=[there], wake_at_s=15.0)
+    assert liveness.permitted(Decision(proposals=[here]), 15.0) == Decision(proposals=[here])

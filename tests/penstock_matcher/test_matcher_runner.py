@@ -10,13 +10,15 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from matcher_facts import job, node, rounds
 
 from penstock_bus import Append, Bus
 from penstock_bus.follower import background
 from penstock_bus.shell import Shell
-from penstock_log import AnyEvent, Commit, RoundDecided, subjects
+from penstock_log import AnyEvent, Commit, NodeJoined, RoundDecided, subjects
+from penstock_log.request_bodies import NodeHeard, NodeHeartbeat
 from penstock_matcher import machine
 from penstock_matcher.__main__ import run
 from penstock_policies.matching.flow import KERNELS, Ints
@@ -132,6 +134,46 @@ async def test_a_node_that_falls_silent_is_lost_and_its_jobs_move_to_one_that_is
             await tell(bus, node("n2", fast=1))
         await eventually(lambda: has_epoch(bus, "a", 2))
     assert [fact.lost_nodes for fact in await decided(bus) if fact.lost_nodes] == [("n1",)]
+
+
+@pytest.mark.slow
+async def test_the_leader_alone_answers_heartbeats_and_none_of_a_node_that_it_has_given_up(bus: Bus) -> None:
+    answers: list[NodeHeard] = []
+
+    async def follow() -> None:
+        async for _, body in bus.subscribe(subjects.heard("n1")):
+            answers.append(msgspec.json.decode(body, type=NodeHeard))
+
+    async def beat(ticks_s: float) -> None:
+        said = NodeHeartbeat(node_id="n1", incarnation="boot-1", ticks_s=ticks_s)
+        await bus.publish(subjects.heartbeat("n1"), msgspec.json.encode(said))
+
+    async def answered(ticks_s: float) -> bool:
+        await beat(ticks_s)
+        return NodeHeard(incarnation="boot-1", ticks_s=ticks_s) in answers
+
+    async with (
+        matcher(bus, "r1", node_timeout_s=1.5),
+        background(follow()),
+        matcher(bus, "r2", node_timeout_s=1.5) as standby,
+    ):
+        await eventually(lambda: standby.vitals.ready)
+        await tell(bus, NodeJoined(node_id="n1", devices=(), incarnation="boot-1", at_s=1.0))
+        await eventually(lambda: answered(1.0))
+        await beat(2.0)
+        await eventually(lambda: answered(3.0))
+        assert [answer.ticks_s for answer in answers].count(2.0) == 1
+        await eventually(lambda: has_lost(bus))
+        await beat(4.0)
+        await tell(bus, NodeJoined(node_id="n1", devices=(), incarnation="boot-2", at_s=2.0))
+        await beat(5.0)
+        await tell(bus, NodeJoined(node_id="n1", devices=(), incarnation="boot-1", at_s=3.0))
+        await eventually(lambda: answered(6.0))
+        assert {answer.ticks_s for answer in answers} == {1.0, 2.0, 3.0, 6.0}
+
+
+async def has_lost(bus: Bus) -> bool:
+    return any(fact.lost_nodes for fact in await decided(bus))
 
 
 async def beating(bus: Bus, node_id: str) -> None:

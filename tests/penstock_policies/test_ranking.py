@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass, field
 
 import pytest
@@ -272,3 +273,20 @@ def test_other_lengths_move_only_jobs_that_have_run():
     assert list(ranking) == ["b", "a"]
     ranking.learn(LengthKnowledge(LIMITS, [3.0, 3.5, 20.0]))
     assert [move.job_id for move in ranking.due(2.0)] == ["b"]
+
+
+def test_an_event_costs_no_more_after_a_hundred_thousand_jobs_have_got_their_places():
+    def least_ns(jobs: int) -> int:
+        ranking = PoolRanking(QueueLadder(QUEUE_POLICIES["2d-las"], [4.0]))
+        for number in range(jobs):
+            ranking.add(f"j{number}", gpus=1, submitted_s=0.0)
+        ranking.settle(0.0)
+        times = []
+        for number in range(20):
+            ranking.add(f"n{number}", gpus=1, submitted_s=1.0)
+            before = time.process_time_ns()
+            ranking.settle(1.0)
+            times.append(time.process_time_ns() - before)
+        return min(times)
+
+    assert least_ns(100_000) < 10 * least_ns(10)

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from profiler_facts import ELASTIC, ended, spec
 
-from penstock_log import RunEnded
+from penstock_log import ProfileSample, RunEnded
 from penstock_policies.sample_plan import SamplePoint
-from penstock_profiler.workload_record import MOST_TIMINGS, ScalingCurve
+from penstock_profiler.workload_record import MOST_TIMINGS, SampleRecord, ScalingCurve
 
 
 def run(**fields: Any) -> RunEnded:
@@ -35,6 +35,11 @@ def timings(curve: ScalingCurve) -> list[tuple[int, int, float, int]]:
 
 
 # --- samples
+
+
+def test_no_field_of_a_sample_keeps_its_default_because_the_request_has_another_name() -> None:
+    own = {"over", "steps", "loop_s", "failure"}
+    assert set(SampleRecord.__struct_fields__) - set(ProfileSample.__struct_fields__) == own
 
 
 def test_samples_become_timings_in_order():

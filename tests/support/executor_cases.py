@@ -49,6 +49,7 @@ class Node:
         self.bus = bus
         settings = {"devices": "fast:2@1.0:1GiB", "data_dir": str(folder / node_id), **settings}
         settings.setdefault("checkpoint_dir", str(folder / "checkpoints"))
+        settings.setdefault("run_as", "executor")
         self.settings = ExecutorSettings(node_id=node_id, **settings)
 
     async def start(self) -> None:

@@ -77,9 +77,11 @@ def submitted(job_id: str = "j1", **spec: object) -> JobSubmitted:
     return JobSubmitted(job_id=job_id, spec=JobSpec(**given), at_s=1.0)  # type: ignore[arg-type]
 
 
-def placed(job_id: str = "j1", epoch: int = 1, device: int = 0, nodes: tuple[str, ...] = ("n1",)) -> RoundDecided:
+def placed(
+    job_id: str = "j1", epoch: int = 1, device: int = 0, nodes: tuple[str, ...] = ("n1",), patience_s: float = 0.0
+) -> RoundDecided:
     slots = tuple(Slot(node_id=node_id, devices=(device,)) for node_id in nodes)
-    placement = Placement(job_id=job_id, epoch=epoch, kind="fast", slots=slots)
+    placement = Placement(job_id=job_id, epoch=epoch, kind="fast", slots=slots, patience_s=patience_s)
     return RoundDecided(pool="default", placements=(placement,), at_s=2.0)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from penstock.client import Client
-from penstock_bus import Append, Bus, Endpoint, Reply
+from penstock_bus import Append, Bus, Endpoint, Reply, Request
 from penstock_bus.memory import MemoryBus
 from penstock_log import (
     AnyEvent,
@@ -174,8 +174,8 @@ class FakeGateway:
         return made + [self._endpoint(subjects.query(name), *how) for name, how in queries.items()]
 
     def _endpoint(self, subject: str, ask_type: type[request_bodies.GatewayRequest], answer: Any) -> Endpoint:
-        async def handle(body: bytes) -> Reply:
-            ask = msgspec.json.decode(body, type=ask_type)
+        async def handle(request: Request) -> Reply:
+            ask = msgspec.json.decode(request.body, type=ask_type)
             self.asked.append(ask)
             if self.refusal is not None:
                 return self.refusal

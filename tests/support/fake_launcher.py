@@ -10,7 +10,8 @@ from pathlib import Path
 
 from penstock_cluster.device_backend import MemoryCaps
 from penstock_cluster.host_limits import Rlimit
-from penstock_executor.launchers.launcher import OutputFate, OutputLimits
+from penstock_executor.launchers.confinement import Confinement
+from penstock_executor.launchers.launcher import OutputFate, OutputLimits, RunFence
 
 
 @dataclass(eq=False)
@@ -58,10 +59,21 @@ class FakeLauncher:
         del cgroup
         return Rlimit(reason="there are no processes")
 
+    def confine(self, folder: Path, confinement: Confinement, /) -> None:
+        """There is nothing to confine."""
+
     def start(
-        self, folder: Path, argv: Sequence[str], env: Mapping[str, str], cwd: str, keep: OutputLimits | None = None, /
+        self,
+        folder: Path,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        cwd: str,
+        keep: OutputLimits | None = None,
+        /,
+        *,
+        fence: RunFence | None = None,
     ) -> FakeProcess:
-        del cwd
+        del cwd, fence
         for name in ("stdout", "stderr"):
             (keep.folder if keep else folder).joinpath(name).touch()
         process = self.processes[folder] = FakeProcess(tuple(argv), dict(env))

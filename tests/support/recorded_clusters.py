@@ -8,6 +8,7 @@ import msgspec
 
 from penstock_bus import Delivery
 from penstock_log import (
+    ARCHIVE,
     AnyEvent,
     Batch,
     Choice,
@@ -18,11 +19,14 @@ from penstock_log import (
     JobHeld,
     JobRank,
     JobReleased,
+    JobsArchived,
     JobSpec,
     JobsRanked,
     JobSubmitted,
     KindSpeed,
     LaneChanged,
+    LogCopied,
+    LogTrimmed,
     MemoryNeed,
     NodeDrained,
     NodeJoined,
@@ -32,6 +36,7 @@ from penstock_log import (
     Outcome,
     Placement,
     PolicySet,
+    PoolLearnt,
     Preemption,
     ProfileSample,
     RoundDecided,
@@ -56,6 +61,8 @@ from penstock_log import (
     TrialRetried,
     TrialsMeasured,
     TrialsScaled,
+    UserRemoved,
+    UserSet,
     Wait,
     WorkloadProfiled,
     WorkloadScaled,
@@ -72,7 +79,7 @@ SWEEP = SweepSpec(name="lr", job=MLP, space={"lr": Choice(values=(0.1, 0.01))}, 
 def facts() -> list[AnyEvent]:
     """Return the history in order, one fact a second."""
     history = [*_nodes(), *_policies(), *_profiled(), *_gang(), *_elastic(), *_retried_and_cancelled()]
-    history += [*_sweep(), *_node_lost()]
+    history += [*_sweep(), *_node_lost(), *_users(), *_archived()]
     return [msgspec.structs.replace(fact, at_s=T0 + i) for i, fact in enumerate(history)]
 
 
@@ -232,6 +239,22 @@ def _node_lost() -> list[AnyEvent]:
         _started("l1", epoch=2),
         NodeLeft(at_s=0, node_id="n2", reason="gone"),
         NodeRemoved(at_s=0, node_id="n2", by="ada"),
+    ]
+
+
+def _users() -> list[AnyEvent]:
+    return [
+        UserSet(at_s=0, user="ada", role="operator", teams=("vision",), by="root"),
+        UserRemoved(at_s=0, user="ada", by="root"),
+    ]
+
+
+def _archived() -> list[AnyEvent]:
+    learnt = PoolLearnt(finished_s=(2.0,), completed=1, kept=((-0.5, 2.0),))
+    return [
+        LogCopied(at_s=0, archive=ARCHIVE, file="2026-01-31.jsonl.gz", first_seq=1, last_seq=40, until_s=T0 + 40),
+        JobsArchived(at_s=0, archive=ARCHIVE, job_ids=("g1",), workloads=("gone",), learnt={"default": learnt}),
+        LogTrimmed(at_s=0, archive=ARCHIVE, archived_seq=60, before_seq=9, nodes=("gone",), removed=12),
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,10 +53,12 @@ def trace(jobs: int = 30) -> Trace:
     )
 
 
-def recorded(folder: Path, failures: Failures | None = None, jobs: int = 30) -> list[Delivery]:
+def recorded(
+    folder: Path, failures: Failures | None = None, jobs: int = 30, settings: Mapping[str, Any] = SET
+) -> list[Delivery]:
     """Return the log of a cluster run by its own policy, with samples, preemptions and gangs."""
     log, cluster = folder / "log", parse("1x2@fast+1x2@slow")
-    options: dict[str, Any] = {"settings": SET, "costs": COSTS, "speedups": SPEEDUPS, "failures": failures}
+    options: dict[str, Any] = {"settings": settings, "costs": COSTS, "speedups": SPEEDUPS, "failures": failures}
     simulate(trace(jobs), cluster, "configured", profile=True, log=log, seed=3, **options)
     return list(log_file.decode(log.read_text().splitlines()))
 

@@ -23,6 +23,7 @@ from clusters import Cluster, facts, until
 
 import penstock
 from penstock_bus import BusError, ServiceError
+from penstock_bus.logins import user_name
 from penstock_log import JobSpec, subjects
 from penstock_testing import eventually
 
@@ -187,7 +188,10 @@ async def test_the_same_id_is_the_same_job_with_equal_content_and_a_conflict_wit
     ("size", "message"),
     [
         (MOST_BYTES, rf"the body has \d+ bytes, and {MOST_BYTES} are accepted at most; send less"),
-        (2 << 20, r"the body for penstock\.cmd\.gateway\.submit has \d+ bytes and the server takes \d+; send less"),
+        (
+            2 << 20,
+            r"large\.json is larger than 1,048,576 bytes; a job is a few lines, so pass the rest by a file's path",
+        ),
     ],
 )
 def test_a_body_over_the_limit_is_refused_with_the_limit(
@@ -197,6 +201,15 @@ def test_a_body_over_the_limit_is_refused_with_the_limit(
     done = cluster.tried("submit", "large.json", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (USAGE, "")
     assert re.match(f"penstock: {message}", done.stderr)
+
+
+async def test_a_body_that_the_server_does_not_take_is_refused_before_it_is_sent(cluster: Cluster) -> None:
+    said = r"the body for penstock\.cmd\.gateway\.submit has \d+ bytes and the server takes \d+; send less"
+    async with cluster.client() as client:
+        with pytest.raises(BusError, match=said):
+            await submit(client, "too-large", params={"x": "y" * (2 << 20)})
+        assert (await submit(client, "behind-it")).created
+        assert "too-large" not in {job.id for job in (await client.jobs()).jobs}
 
 
 FLOOD = """
@@ -293,7 +306,7 @@ async def test_bad_submissions_to_the_inbox_end_among_the_rejected_with_the_reas
         assert [r.reason.startswith(reason) for r, (_, reason) in zip(rejections, bad, strict=True)] == [True] * len(
             bad
         )
-        assert {r.origin for r in rejections} == {f"INBOX {subjects.INBOX_JOBS}"}
+        assert {r.origin for r in rejections} == {f"INBOX {subjects.INBOX_JOBS} by {user_name()}"}
     listed = cluster.run("rejected").stdout
     assert "$.gpu: unknown field; did you mean `gpus`?" in listed
 

@@ -13,7 +13,7 @@ import pytest
 from clusters import Cluster, facts, until
 
 from penstock_bus import Append, Unauthorized
-from penstock_bus.access import read_login
+from penstock_bus.logins import read_login
 from penstock_bus.nats import connect
 from penstock_cli.app import write_service
 from penstock_log import Commit, JobSpec, subjects
@@ -81,6 +81,6 @@ async def test_an_extension_publishes_its_facts_and_everything_else_goes_on_as_w
     other, own = (read_login(cluster.data / f"{name}.json") for name in ("extension", "extension-billing"))
     assert own.user == "billing"
     item = Append(subject=noted.subject, commit=Commit(id="forged", actor="billing", facts=()), expected=None)
-    async with connect(other.url, user=other.user, password=other.password) as bus:
+    async with connect(other.url, login=other) as bus:
         with pytest.raises(Unauthorized):
             await bus.append(item)

@@ -18,6 +18,7 @@ import pytest
 from penstock_bus import Append, Bus, StorageFull
 from penstock_bus.access import ADMIN
 from penstock_bus.health import Vitals
+from penstock_bus.logins import SERVICE_LOGINS
 from penstock_bus.nats import connect
 from penstock_bus.server import Server, ServerSettings
 from penstock_log import Commit, JobSpec, JobSubmitted, RunStarted, subjects
@@ -41,10 +42,11 @@ async def services(server: Server, folder: Path, names: Sequence[str]) -> AsyncI
 
 
 async def _start(server: Server, folder: Path, service: str) -> Process:
-    env = {**os.environ, "PENSTOCK_URL": server.url, "PENSTOCK_USER": service, "PENSTOCK_LOG_FORMAT": "json"}
-    env["PENSTOCK_PASSWORD"] = server.passwords[service]
+    env = {**os.environ, "PENSTOCK_URL": server.url, "PENSTOCK_LOG_FORMAT": "json"}
+    env["PENSTOCK_CREDENTIALS"] = str(server.settings.data_dir / SERVICE_LOGINS / f"{service}.json")
     if service == "executor":
         env |= {"PENSTOCK_EXECUTOR_DATA_DIR": str(folder / "executor"), "PENSTOCK_EXECUTOR_DEVICES": "fast:1@1.0:1GiB"}
+        env["PENSTOCK_EXECUTOR_RUN_AS"] = "executor"
     with (folder / f"{service}.log").open("wb") as log:
         return await asyncio.create_subprocess_exec(sys.executable, "-m", f"penstock_{service}", env=env, stderr=log)
 
@@ -54,8 +56,8 @@ async def ready(
     server: Server, folder: Path, names: Sequence[str] = CORE
 ) -> AsyncIterator[tuple[dict[str, Process], Bus]]:
     """Run services, and wait until each has said that it is ready."""
-    password = server.passwords[ADMIN]
-    async with connect(server.url, user=ADMIN, password=password) as bus, services(server, folder, names) as processes:
+    admin = server.logins[ADMIN]
+    async with connect(server.url, login=admin) as bus, services(server, folder, names) as processes:
         async with asyncio.timeout(PATIENCE_S):
             await asyncio.gather(*(_ready(bus, name) for name in names))
         yield processes, bus

@@ -1,4 +1,4 @@
-"""Jobs whose Python has the SDK, msgspec and nats-py and nothing else: each Python from 3.9 on that is on this host."""
+"""Jobs whose Python has the SDK, what it needs and nothing else: each Python from 3.9 on that is on this host."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from clusters import Cluster
 from penstock_log import JobSpec, MemoryNeed
 
 LIBS = Path(__file__).parents[2] / "libs"
+PACKAGES = ("msgspec", "nats", "nkeys", "nacl", "cffi", "_cffi_backend", "pycparser")
+"""What the SDK depends on; the last five are ``nats-py[nkeys]``, by which a login is proved."""
 VERSIONS = [f"3.{minor}" for minor in range(9, 15)]
 SCRIPT = """
 import json, pathlib, sys, time
@@ -66,8 +68,10 @@ def interpreter(version: str) -> str | None:
 def own(folder: Path) -> None:
     """Have an environment of this Python get the SDK's files from here, and what it needs from this environment."""
     packages = next(folder.glob("lib/python*/site-packages"))
-    for name in ("msgspec", "nats"):
-        packages.joinpath(name).symlink_to(Path(str(find_spec(name).origin)).parent)  # type: ignore[union-attr]
+    for name in PACKAGES:
+        origin = Path(str(find_spec(name).origin))  # type: ignore[union-attr]
+        origin = origin.parent if origin.name == "__init__.py" else origin
+        packages.joinpath(origin.name).symlink_to(origin)
     wheel = tomllib.loads((LIBS / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
     for name in wheel["only-include"]:
         packages.joinpath(name).parent.mkdir(exist_ok=True)

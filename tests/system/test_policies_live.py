@@ -35,9 +35,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def _of_lab(cluster: Cluster) -> dict[str, str]:
-    passwords = json.loads((cluster.data / "nats" / "passwords.json").read_text())
-    own = {"PENSTOCK_URL": cluster.url, "PENSTOCK_USER": "executor", "PENSTOCK_PASSWORD": passwords["executor"]}
-    settings = {"NODE_ID": "n2", "POOL": "lab", "DEVICES": DEVICES, "DATA_DIR": str(cluster.data / "lab")}
+    login = cluster.data / "nats" / "logins" / "executor.json"
+    own = {"PENSTOCK_URL": cluster.url, "PENSTOCK_CREDENTIALS": str(login)}
+    settings = {"NODE_ID": "n2", "POOL": "lab", "DEVICES": DEVICES, "RUN_AS": "executor"}
+    settings["DATA_DIR"] = str(cluster.data / "lab")
     return {**os.environ, **own, **{f"PENSTOCK_EXECUTOR_{name}": value for name, value in settings.items()}}
 
 
@@ -130,8 +131,13 @@ WRONG: list[tuple[dict[str, Any], int, str]] = [
 ]
 
 
+async def has_lab(client: penstock.Client) -> bool:
+    return any(node.pool == "lab" for node in (await client.nodes()).nodes)
+
+
 async def test_what_cannot_be_set_is_told_what_was_expected(cluster: Cluster) -> None:
     async with cluster.client() as client:
+        await eventually(lambda: has_lab(client))
         for settings, code, said in WRONG:
             with pytest.raises(ServiceError) as refused:
                 await client.set_policy("default", settings)

@@ -1,7 +1,6 @@
 """``penstock up`` with the real services: ready, kept running through kill -9, one at a time, and down in order."""
 
 import asyncio
-import json
 import os
 import signal
 import subprocess
@@ -14,8 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 import penstock
-import penstock_bus
-from penstock_bus import Append, NoResponders, ServiceError, Unavailable
+from penstock_bus import Append, NoResponders, ServiceError, Unavailable, logins
 from penstock_bus.nats import connect
 from penstock_bus.server import ServerSettings
 from penstock_bus.server import running as running_server
@@ -198,21 +196,22 @@ async def test_its_user_finds_the_credentials_nobody_else_does_and_none_are_left
             else:
                 assert b"ok    log " in out
     assert not list(tmp_path.rglob("*client*.json"))
-    assert penstock_bus.access.find_logins("client", url, os.environ, tmp_path).logins == ()
+    assert logins.find_logins("client", url, os.environ, tmp_path).logins == ()
 
 
 async def test_the_log_of_a_version_with_one_account_for_all_is_taken_over(tmp_path: Path) -> None:
     few = options(tmp_path, replicas=dict.fromkeys(CORE, 0))
     store = tmp_path / "data/nats/jetstream"
     async with running(few):
-        passwords = json.loads((tmp_path / "data/nats/passwords.json").read_text())
-        async with connect(record(tmp_path).url, user="gateway", password=passwords["gateway"]) as bus:
+        gateway = logins.read_login(tmp_path / "data/nats/logins/gateway.json")
+        async with connect(record(tmp_path).url, login=gateway) as bus:
             held = Commit(id="c1", actor="gateway/1", facts=(JobHeld(job_id="j1", at_s=1.0),))
             await bus.append(Append(subject=subjects.job("j1"), commit=held, expected=0))
-    (store / "PENSTOCK").rename(store / "$G")
+    (now,) = (path.parent.parent for path in store.glob("*/streams/EVT"))
+    now.rename(store / "$G")
     async with running(few), penstock.Client(record(tmp_path).url) as client:
         assert [one.subject for one in await client.bus.read("penstock.evt.>")] == [subjects.job("j1")]
-    (store / "$G").mkdir()
+    (store / "$G" / "streams" / "EVT").mkdir(parents=True)
     with pytest.raises(UpError, match="there are two logs"):
         async with running(few):
             pass
@@ -232,7 +231,7 @@ async def test_a_store_is_shown_and_purged_by_whoever_has_the_data_folder(tmp_pa
         assert "the log itself: never purged" in await purge()
         said = await purge("submissions", code=1)
         assert "submissions (submissions that no gateway has taken yet): 1 message of " in said
-        assert "would go: 1 on penstock.inbox.jobs" in said
+        assert f"would go: 1 on penstock.p.{logins.user_name()}.inbox.jobs" in said
         assert "nothing was purged" in said
         assert "purged 1 message\n" in await purge("submissions", "--yes")
         assert "nothing to purge" in await purge("submissions")
@@ -244,7 +243,7 @@ async def test_a_store_is_shown_and_purged_by_whoever_has_the_data_folder(tmp_pa
 
 async def test_the_store_of_a_server_by_itself_is_purged_by_its_data_folder_too(tmp_path: Path) -> None:
     async with running_server(ServerSettings(data_dir=tmp_path)) as server:
-        async with connect(server.url, user="admin", password=server.passwords["admin"]) as bus:
+        async with connect(server.url, login=server.logins["admin"]) as bus:
             await bus.submit(subjects.INBOX_JOBS, b"{}")
         words = ["--url", server.url, "purge", "submissions", "--yes", "--data"]
         purged = await asyncio.to_thread(CliRunner().invoke, app, [*words, str(tmp_path)])

@@ -10,6 +10,7 @@ import sys
 import pytest
 from clusters import Cluster, facts, until
 
+from penstock_bus.logins import read_login
 from penstock_bus.nats import connect
 from penstock_log import JobSpec, subjects
 
@@ -232,7 +233,7 @@ def _node_ids(nodes) -> list[str]:
 
 
 async def _delete_snapshots(cluster) -> None:
-    passwords = json.loads((cluster.data / "nats/passwords.json").read_text())
-    async with connect(cluster.url, user="admin", password=passwords["admin"], name="test") as admin:
+    login = read_login(cluster.data / "nats/logins/admin.json")
+    async with connect(cluster.url, login=login, name="test") as admin:
         await admin.delete_snapshots()
         assert await admin.load_snapshot("gateway") is None

@@ -32,6 +32,7 @@ import msgspec
 
 from penstock_log.agent_protocol import (
     STOP_MARGIN,
+    ConnectionRefused,
     FromJob,
     Hello,
     HoldMemory,
@@ -100,6 +101,7 @@ class AgentClient:
         self._hello = hello
         self._step, self._held, self._on_message, self._on_limit = step, held, on_message, on_limit
         self._vote = StopVote()
+        self._refusal = ""
         self._changed = threading.Condition()
         self._closing = threading.Event()
         self._pid = os.getpid()
@@ -197,6 +199,11 @@ class AgentClient:
     def _handle(self, message: ToJob) -> None:
         if isinstance(message, HoldMemory):
             self._on_limit(message.fraction)
+            return
+        if isinstance(message, ConnectionRefused):
+            if message.reason != self._refusal:  # it asks again, in case the executor comes to know it
+                _log.warning("executor_refused reason=%s; working without it", message.reason)
+            self._refusal = message.reason
             return
         with self._changed:
             self.attention = True  # before the step is read

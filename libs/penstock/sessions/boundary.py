@@ -19,6 +19,7 @@ import msgspec
 from penstock.sessions import torch_support
 from penstock.sessions.agent_client import AgentClient, make_current
 from penstock.sessions.checkpoint import Checkpoints, Manifest, Superseded
+from penstock.sessions.heartbeat_fence import HeartbeatFence
 from penstock.sessions.loop_position import LoopCourse, SamplerPosition
 from penstock.sessions.pace import pace
 from penstock.sessions.sampler_state import RunSize, SamplerState
@@ -76,7 +77,8 @@ class Boundary:
         self.turns: LaneClient | None = None
         self.at_rest = False
         self._agent: AgentClient | None = None
-        self._progress_due = self._checkpoint_due = self._due = math.inf
+        self._progress_due = self._checkpoint_due = self._fence_due = self._due = math.inf
+        self._fence: HeartbeatFence | None = None
         self._leaving = False
         self._pid = os.getpid()
 
@@ -96,6 +98,9 @@ class Boundary:
             self._progress_due = self._due = 0.0
         if self._setup.lanes:
             self.turns = _lane_client(self._setup)
+        if self._setup.heard:
+            self._fence = HeartbeatFence(self._setup.heard, self._setup.hold_s)
+            self._fence_due = self._due = 0.0
 
     def begin(self) -> None:
         """A loop begins; a boundary that a ``break`` left out is made up for."""
@@ -138,12 +143,13 @@ class Boundary:
         course.step += 1
         course.loop_steps += 1
         now = self.pace.lap()
+        self._keep_in_time(now)
         self._send_due_progress(now)
         leaves = agent is not None and agent.attention and agent.verdict(course.step) == "leave"
         if leaves and not self._setup.rank:
             self._checkpoint(leaving=False)
         course.put_off = leaves or now >= self._checkpoint_due
-        self._due = min(self._progress_due, self._checkpoint_due)
+        self._due = min(self._progress_due, self._checkpoint_due, self._fence_due)
         self.pace.resume()
 
     def enter(self, turns: LaneClient) -> None:
@@ -224,7 +230,7 @@ class Boundary:
         """Let the next periodic checkpoint be due a period from now; rank 0 alone takes them."""
         if self._setup.checkpoint_s and not self._setup.rank:
             self._checkpoint_due = perf_counter() + self._setup.checkpoint_s
-            self._due = min(self._progress_due, self._checkpoint_due)
+            self._due = min(self._progress_due, self._checkpoint_due, self._fence_due)
 
     def send_progress(self) -> None:
         """Send the script's progress."""
@@ -238,6 +244,9 @@ class Boundary:
         self._save_last(error)
         if self._course.unattended and not _ended_well(error):  # the step that raised was not done
             self._course.uncount()
+        if self._fence is not None:
+            self._fence.close()
+            self._fence = None
         if self._agent is None:
             return
         try:
@@ -253,12 +262,19 @@ class Boundary:
             return
         if self._setup.sample_iterations and self._course.loop_steps >= self._setup.sample_iterations:
             self._end_sample()
+        self._keep_in_time(now)
         self._send_due_progress(now)
         if self._agent is not None and self._agent.attention and self._agent.verdict(self._course.step) == "leave":
             self._leave(self._agent)
         elif now >= self._checkpoint_due:
             self._checkpoint(leaving=False)
-        self._due = min(self._progress_due, self._checkpoint_due)
+        self._due = min(self._progress_due, self._checkpoint_due, self._fence_due)
+
+    def _keep_in_time(self, now: float) -> None:
+        """Wait while the matcher may have given this run up: another may do the next step by now."""
+        if now >= self._fence_due and self._fence is not None:
+            left_s = self._fence.wait()
+            self._fence_due = perf_counter() + left_s
 
     def _send_due_progress(self, now: float) -> None:
         if now >= self._progress_due:
@@ -313,6 +329,7 @@ class Boundary:
         if self.save is None or self.checkpoints is None:
             return False
         step = self._course.step
+        self._keep_in_time(perf_counter())
         try:
             digest = self.checkpoints.save(
                 step,

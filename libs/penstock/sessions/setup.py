@@ -56,6 +56,9 @@ class ProcessSetup(msgspec.Struct, frozen=True, kw_only=True):
     base_batch_size, lr_rule : int, {"keep", "linear", "sqrt", "callback"}
         The batch size for which the script's learning rate is meant, 0 where none is given, and what becomes of it at
         another.
+    heard, hold_s : str, float
+        Path of the page that says when this node was last heard, and for how many seconds after that the process may go
+        on; empty where nobody asks for it.
     sample_iterations : int
         Iterations after which a profiler's sample ends; 0 where this is no sample.
     backend : str
@@ -83,6 +86,8 @@ class ProcessSetup(msgspec.Struct, frozen=True, kw_only=True):
     batch_size: int = 0
     base_batch_size: int = 0
     lr_rule: Rule = "keep"
+    heard: str = ""
+    hold_s: float = 0.0
     sample_iterations: int = 0
     device_kind: str = ""
     backend: str = ""
@@ -124,6 +129,8 @@ def read(environ: Mapping[str, str]) -> ProcessSetup:
         batch_size=_whole(environ, AgentEnv.BATCH_SIZE),
         base_batch_size=_whole(environ, AgentEnv.BASE_BATCH_SIZE),
         lr_rule=_rule(environ),
+        heard=environ.get(AgentEnv.HEARD, ""),
+        hold_s=_number(environ, AgentEnv.HOLD_S),
         sample_iterations=sample,
         device_kind=environ.get(AgentEnv.DEVICE_KIND, ""),
         backend=environ.get(AgentEnv.BACKEND, ""),

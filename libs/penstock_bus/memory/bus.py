@@ -3,20 +3,21 @@ The bus in memory: one client of a :class:`~penstock_bus.memory.server.MemorySer
 
 :class:`MemoryClient` is the client's connection, which tests can take away and give back. Classes for ports that
 are alike build on it: streams (:class:`MemoryLogClient`), snapshots and leases (:class:`MemoryStateClient`), requests
-and telemetry (:class:`MemoryRequestClient`), the work queue (:class:`MemoryWorkClient`). :class:`MemoryBus` is all of
-them.
+and telemetry (:class:`MemoryRequestClient`), the work queue (:class:`MemoryWorkClient`), replication
+(:class:`MemoryReplicationClient`). :class:`MemoryBus` is all of them.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Final, Self
 
 from penstock_bus.logger import get_logger
 from penstock_bus.memory.server import MemoryMessage, MemoryServer, QueuedMessage, ServiceInstance, TelemetryListener
 from penstock_bus.port import (
+    AHEAD,
     Append,
     Delivery,
     Endpoint,
@@ -24,15 +25,20 @@ from penstock_bus.port import (
     LeasePort,
     LogLine,
     LogPort,
+    LogTrimPort,
     OutputPort,
     Rejection,
     RejectionPort,
+    RelayPort,
+    ReplicationPort,
+    Request,
     RequestPort,
     ServiceError,
     Shadowed,
     ShadowPort,
     Snapshot,
     SnapshotPort,
+    StreamReplication,
     TelemetryPort,
     Timeout,
     TooLarge,
@@ -66,6 +72,8 @@ class MemoryClient:
         How long a worker may keep a message before another gets it.
     max_deliver : int
         How often a message of the work queue is delivered before it goes to REJECTED.
+    user : str
+        The person who asks over it; empty for a service.
     """
 
     def __init__(
@@ -73,10 +81,12 @@ class MemoryClient:
         server: MemoryServer | None = None,
         *,
         timeout_s: float = 5.0,
-        ack_wait_s: float = 30.0,
+        ack_wait_s: float = 15.0,
         max_deliver: int = 10,
+        user: str = "",
     ) -> None:
         self.server = server or MemoryServer()
+        self.user = user
         self.timeout_s = timeout_s
         self.ack_wait_s = ack_wait_s
         self.max_deliver = max_deliver
@@ -141,7 +151,7 @@ class MemoryClient:
                 raise Unavailable(f"the server in memory was away for {self.timeout_s} s; the call may be tried again")
 
 
-class MemoryLogClient(MemoryClient, LogPort, RejectionPort, OutputPort, ShadowPort):
+class MemoryLogClient(MemoryClient, LogPort, LogTrimPort, RejectionPort, OutputPort, ShadowPort):
     """The ports that read and write streams."""
 
     async def append(self, item: Append) -> int:
@@ -178,6 +188,10 @@ class MemoryLogClient(MemoryClient, LogPort, RejectionPort, OutputPort, ShadowPo
     async def now_s(self) -> float:
         await self.ready()
         return self.server.now()
+
+    async def trim(self, subject: str, before_seq: int) -> int:
+        await self.ready()
+        return self.server.streams[names.EVT].trim(subject, before_seq)
 
     async def reject(self, what: str, rejection: Rejection) -> None:
         await self.ready(len(rejection.body))
@@ -277,15 +291,21 @@ class MemoryStateClient(MemoryClient, SnapshotPort, LeasePort):
         self.server.release(lease)
 
 
-class MemoryRequestClient(MemoryClient, RequestPort, TelemetryPort):
+class MemoryRequestClient(MemoryClient, RequestPort, TelemetryPort, RelayPort):
     """The ports that store nothing."""
+
+    def relaying(
+        self,
+        may_read: Callable[[str, str], Awaitable[str]],  # noqa: ARG002 - whoever has this bus reads everything
+    ) -> AbstractAsyncContextManager[None]:
+        return nullcontext()
 
     async def request(self, subject: str, body: bytes, timeout_s: float = 5.0) -> bytes:
         await self.ready(len(body))
         instance = self.server.hub.route(subject)
         try:
             async with asyncio.timeout(timeout_s):
-                reply = await instance.answer(subject, body)
+                reply = await instance.answer(subject, Request(body=body, user=self.user))
         except TimeoutError as error:
             raise Timeout(f"no answer on {subject} within {timeout_s} s; ask again or wait longer") from error
         if reply.code:
@@ -331,13 +351,18 @@ class MemoryWorkClient(MemoryClient, WorkPort):
 
     async def submit(self, subject: str, body: bytes) -> None:
         await self.ready(len(body))
-        self.server.submit(subject, body)
+        self.server.submit(subject, body, self.user)
 
-    async def work(self, queue: str, subjects: Sequence[str]) -> AsyncIterator[Work]:  # noqa: ARG002 - one queue serves all
+    async def work(
+        self,
+        queue: str,  # noqa: ARG002 - one queue serves all
+        subjects: Sequence[str],
+        ahead: int = AHEAD,
+    ) -> AsyncIterator[Work]:
         while True:
             while not self.online():
                 await self.server.changed.wait()
-            message = self.server.work.take(subjects, self.server.now(), self.ack_wait_s)
+            message = self.server.work.take(subjects, self.server.now(), self.ack_wait_s, ahead)
             if message is None:
                 due_s = self.server.work.next_due_s()
                 await self.server.changed.wait(None if due_s is None else max(due_s - self.server.now(), 0.001))
@@ -349,7 +374,15 @@ class MemoryWorkClient(MemoryClient, WorkPort):
                 yield work
 
 
-class MemoryBus(MemoryLogClient, MemoryStateClient, MemoryWorkClient, MemoryRequestClient):
+class MemoryReplicationClient(MemoryClient, ReplicationPort):
+    """On which servers the streams are kept: there is one."""
+
+    async def replication(self) -> list[StreamReplication]:
+        await self.ready()
+        return [StreamReplication(name=name, replicas=1) for name in (*names.STREAM_SUBJECTS, names.LEASES)]
+
+
+class MemoryBus(MemoryLogClient, MemoryStateClient, MemoryWorkClient, MemoryRequestClient, MemoryReplicationClient):
     """All ports of one client; see :class:`penstock_bus.memory.bus.MemoryClient` for the parameters."""
 
 
@@ -375,7 +408,7 @@ class MemoryWork(Work):
     """One delivery of a message of the work queue."""
 
     def __init__(self, client: MemoryClient, message: QueuedMessage) -> None:
-        self.seq, self.subject, self.body = message.seq, message.subject, message.body
+        self.seq, self.subject, self.body, self.user = message.seq, message.subject, message.body, message.user
         self._client, self._message = client, message
 
     async def ack(self) -> None:

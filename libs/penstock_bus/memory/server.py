@@ -12,6 +12,7 @@ import asyncio
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Final
 
 import msgspec
@@ -24,6 +25,7 @@ from penstock_bus.port import (
     NoResponders,
     Rejection,
     Reply,
+    Request,
     StorageFull,
     StoredMessage,
 )
@@ -52,7 +54,8 @@ class Signal:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.add(waiter)
         try:
-            await asyncio.wait_for(waiter, timeout_s)
+            async with asyncio.timeout(timeout_s):  # wait_for() may lose a cancellation, in Python 3.11
+                await waiter
         except TimeoutError:
             return False
         finally:
@@ -147,11 +150,11 @@ class MemoryServer:
         message = self.put(subjects.REJECTED, subjects.rejected(what), rejection.body)
         self.rejections.append(msgspec.structs.replace(rejection, stored_s=message.stored_s))
 
-    def submit(self, subject: str, body: bytes) -> None:
+    def submit(self, subject: str, body: bytes, user: str = "") -> None:
         """Put a message into the work queue; finished messages make room only in a new server."""
         self._check_capacity(len(body))
         self._stored_bytes += len(body)
-        self.work.put(subject, body, self.now())
+        self.work.put(subject, body, self.now(), user)
         self.changed.notify()
 
     def _check_capacity(self, size: int) -> None:
@@ -200,12 +203,21 @@ class MemoryMessage(StoredMessage, frozen=True, kw_only=True):
 
 
 class MemoryStream:
-    """Messages that are only ever added, so that number n stands at index n - 1."""
+    """Messages, of which number n stands at index n - 1, also once it was removed."""
 
     def __init__(self) -> None:
         self.messages: list[MemoryMessage] = []
         self._by_subject: defaultdict[str, list[MemoryMessage]] = defaultdict(list)
         self.by_id: dict[str, MemoryMessage] = {}
+        self._removed: set[int] = set()
+
+    def trim(self, pattern: str, before_seq: int) -> int:
+        """Remove the messages before a sequence whose subjects fit a pattern; return how many there were."""
+        found = [message for message in self.after(0, [pattern]) if message.seq < before_seq]
+        for message in found:
+            self._removed.add(message.seq)
+            self._by_subject[message.subject].remove(message)
+        return len(found)
 
     def add(self, message: MemoryMessage, msg_id: str) -> None:
         """Add the next message, under an id if it has one."""
@@ -224,14 +236,14 @@ class MemoryStream:
         while seq < len(self.messages):
             message = self.messages[seq]
             seq = message.seq
-            if matches_any(patterns, message.subject):
+            if seq not in self._removed and matches_any(patterns, message.subject):
                 yield message
 
     def count_after(self, seq: int, patterns: Sequence[str] = ()) -> int:
         """Return how many messages that fit the patterns stand after a sequence."""
-        if not patterns:
+        if not patterns and not self._removed:
             return len(self.messages) - seq
-        return sum(matches_any(patterns, message.subject) for message in self.messages[seq:])
+        return sum(1 for _ in self.after(seq, patterns))
 
 
 class QueuedMessage(msgspec.Struct, kw_only=True):
@@ -241,6 +253,7 @@ class QueuedMessage(msgspec.Struct, kw_only=True):
     subject: str
     body: bytes
     due_s: float
+    user: str = ""
     deliveries: int = 0
 
 
@@ -254,15 +267,23 @@ class WorkQueue:
     def __len__(self) -> int:
         return len(self._messages)
 
-    def put(self, subject: str, body: bytes, now_s: float) -> None:
+    def put(self, subject: str, body: bytes, now_s: float, user: str = "") -> None:
         """Add a message."""
         self._last_seq += 1
-        self._messages[self._last_seq] = QueuedMessage(seq=self._last_seq, subject=subject, body=body, due_s=now_s)
+        self._messages[self._last_seq] = QueuedMessage(
+            seq=self._last_seq, subject=subject, body=body, due_s=now_s, user=user
+        )
 
-    def take(self, subjects: Sequence[str], now_s: float, ack_wait_s: float) -> QueuedMessage | None:
-        """Return the oldest message that is due, and hide it for ``ack_wait_s``."""
+    def take(self, subjects: Sequence[str], now_s: float, ack_wait_s: float, most: int) -> QueuedMessage | None:
+        """Return the oldest message that is due, and hide it for ``ack_wait_s``; None where ``most`` are hidden."""
+        hidden = 0
         for message in self._messages.values():
-            if message.due_s <= now_s and matches_any(subjects, message.subject):
+            if not matches_any(subjects, message.subject):
+                continue
+            hidden += message.due_s > now_s
+            if hidden >= most:
+                return None
+            if message.due_s <= now_s:
                 message.due_s = now_s + ack_wait_s
                 message.deliveries += 1
                 return message
@@ -290,17 +311,17 @@ class TelemetryListener:
 
 
 class ServiceInstance:
-    """One service while it is being served; its endpoints serve one request at a time, as on NATS."""
+    """One service while it is being served; an endpoint serves one request at a time unless it is concurrent."""
 
     def __init__(self, name: str, endpoints: Sequence[Endpoint]) -> None:
         self.name = name
         self.handlers: dict[str, Handler] = {endpoint.subject: endpoint.handler for endpoint in endpoints}
         self._running: set[asyncio.Task[Reply]] = set()
-        self._turns = {endpoint.subject: asyncio.Lock() for endpoint in endpoints}
+        self._turns = {endpoint.subject: asyncio.Lock() for endpoint in endpoints if not endpoint.concurrent}
 
-    async def answer(self, subject: str, body: bytes) -> Reply:
+    async def answer(self, subject: str, request: Request) -> Reply:
         """Return the handler's reply; the handler goes on if the caller gives up."""
-        running = asyncio.create_task(self._handle(subject, body))
+        running = asyncio.create_task(self._handle(subject, request))
         self._running.add(running)
         running.add_done_callback(self._running.discard)
         return await asyncio.shield(running)
@@ -310,10 +331,10 @@ class ServiceInstance:
         for running in self._running:
             running.cancel()
 
-    async def _handle(self, subject: str, body: bytes) -> Reply:
-        async with self._turns[subject]:
+    async def _handle(self, subject: str, request: Request) -> Reply:
+        async with self._turns.get(subject, nullcontext()):
             try:
-                return await self.handlers[subject](body)
+                return await self.handlers[subject](request)
             except asyncio.CancelledError:
                 return Reply(code=503, error=f"{self.name} stopped before it answered; ask again")
             except Exception as error:  # whatever the handler raises is the caller's to know

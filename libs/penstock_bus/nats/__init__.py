@@ -6,6 +6,7 @@ In reading order:
 * ``bus``: The port put together, and how the server is found.
 * ``link``: One connection with its answers and errors.
 * ``streams``: The streams, their limits and their use.
+* ``replication``: On which servers the streams are kept.
 * ``log``: Appends, followers, output.
 * ``consumer``: One consumer being read.
 * ``direct_get``: Reading without a consumer.

@@ -8,36 +8,43 @@ answers, or it refuses the user, the error says what to do.
 from __future__ import annotations
 
 import asyncio
+import logging
+import ssl
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Final, cast
 from urllib.parse import urlsplit
 
 import nats.errors
-from nats.aio.client import Client
 
-from penstock_bus.nats.link import ClientOptions, Link
+from penstock_bus.logins import Login
+from penstock_bus.nats.link import ClientOptions, LateAnswerClient, Link
+from penstock_bus.nats.relay import MayRead, relaying
+from penstock_bus.nats.replication import NatsReplicationClient
 from penstock_bus.nats.requests import NatsRequestClient
 from penstock_bus.nats.snapshots_and_leases import NatsLeaseClient, NatsStateClient
 from penstock_bus.nats.streams import StreamLimits, ensure
 from penstock_bus.nats.work import NatsWorkClient
 from penstock_bus.port import Unauthorized, Unavailable
+from penstock_log import subjects
 
 
-class NatsBus(NatsWorkClient, NatsStateClient, NatsLeaseClient, NatsRequestClient):
+class NatsBus(NatsWorkClient, NatsStateClient, NatsLeaseClient, NatsRequestClient, NatsReplicationClient):
     """All ports over one connection; made by :func:`connect`."""
+
+    def relaying(self, may_read: MayRead) -> AbstractAsyncContextManager[None]:
+        return relaying(self.link, may_read)
 
 
 @asynccontextmanager
 async def connect(
     url: str,
     *,
-    user: str = "",
-    password: str = "",
+    login: Login | None = None,
     name: str = "penstock",
     timeout_s: float = 10.0,
     connect_timeout_s: float = 4.0,
-    ack_wait_s: float = 30.0,
+    ack_wait_s: float = 15.0,
     max_deliver: int = 10,
     limits: StreamLimits | None = None,
     as_client: bool = False,
@@ -49,16 +56,19 @@ async def connect(
     ----------
     url : str
         ``nats://HOST:PORT``; several of a cluster with commas between them.
+    login : Login, optional
+        Who comes there; its address is not looked at. None is nobody, or whom the address names.
     name : str
         Shown by the server's monitoring.
     timeout_s : float
         How long a call goes on trying over disconnects and elections.
     connect_timeout_s : float
-        How long to look for the server.
+        How long to look for the server; of several, each is given a second at least.
     ack_wait_s, max_deliver
         How long a worker may keep a message of the work queue, and how often it is delivered at most.
     limits : StreamLimits, optional
-        Limits of new streams; existing streams stay as they are.
+        Limits of new streams; existing streams stay as they are. By default each stream is kept on as many servers as
+        are named, three at most.
     as_client : bool
         Make no streams and no consumers: read by direct gets alone, as people may.
 
@@ -69,30 +79,31 @@ async def connect(
     Unauthorized
         If it refuses the user.
     """
-    servers = [_server(one) for one in url.split(",")]
-    link = Link(Client(), ", ".join(map(_shown, servers)), timeout_s)
+    servers = [_server(one.strip()) for one in url.split(",") if one.strip()] or [_server(url)]
+    if len(servers) > 1:
+        connect_timeout_s = max(connect_timeout_s, _LEAST_S * (len(servers) + 1))  # each in turn, also behind dead ones
+    link = Link(LateAnswerClient(), ", ".join(map(_shown, servers)), timeout_s)
     attempts = _Attempts(link, next((urlsplit(one).username or "" for one in servers), ""))
     connecting = asyncio.ensure_future(
         link.client.connect(
             servers,
             name=name,
-            user=user or None,
-            password=password or None,
+            **(_proof(login) if login is not None else {}),
             error_cb=attempts.failed,
             disconnected_cb=link.disconnected,
             reconnected_cb=link.reconnected,
             closed_cb=link.closed,
-            connect_timeout=max(1, int(connect_timeout_s)),
+            connect_timeout=max(_LEAST_S, int(connect_timeout_s) // len(servers)),
             reconnect_time_wait=cast("int", _RETRY_S),  # declared as int, slept as seconds
             max_reconnect_attempts=-1,
-            ping_interval=_PING_S,
+            ping_interval=_PING_S if len(servers) == 1 else _PING_ONE_OF_MANY_S,
         )
     )
     try:
-        await _connected(connecting, attempts, user, connect_timeout_s)
+        await _connected(connecting, attempts, login.user if login is not None else "", connect_timeout_s)
         await link.start()
         if not as_client:
-            await ensure(link, limits or StreamLimits())
+            await ensure(link, limits or StreamLimits(replicas=_REPLICAS if len(servers) >= _REPLICAS else 1))
         bus = NatsBus(link, ClientOptions(ack_wait_s=ack_wait_s, max_deliver=max_deliver, as_client=as_client))
         try:
             yield bus
@@ -102,8 +113,38 @@ async def connect(
         await link.close()
 
 
+def _proof(login: Login) -> dict[str, Any]:
+    """Return what the client is told of a login."""
+    found: dict[str, Any] = {}
+    if login.ca:
+        found["tls"] = ssl.create_default_context(cadata=login.ca)
+    logging.getLogger("asyncio").addFilter(_is_worth_saying)
+    if not login.user_jwt:
+        return found | {"user": login.user or None, "password": login.password or None}
+    from penstock_bus.claims import SigningKey  # noqa: PLC0415 - needs PyNaCl, which others need not load
+
+    try:
+        key = SigningKey(login.user_seed)
+    except ValueError as error:
+        raise Unauthorized(f"the login of {login.user!r} is damaged: {error}; get it anew") from error
+    return found | {
+        "inbox_prefix": subjects.inbox(subjects.person(login.user)),  # the one where a service of this name may listen
+        "user_jwt_cb": login.user_jwt.encode,
+        "signature_cb": key.answer,
+    }
+
+
+def _is_worth_saying(record: logging.LogRecord) -> bool:
+    """Leave out what asyncio says whenever the client library closes a connection with TLS; nothing is wrong then."""
+    return "eof_received() has no effect when using ssl" not in record.getMessage()
+
+
 _RETRY_S: Final = 0.1
 _PING_S: Final = 5
+_PING_ONE_OF_MANY_S: Final = 2
+"""Three pings without an answer are the sign to go to another server: one that hangs keeps its connections open."""
+_LEAST_S: Final = 1
+_REPLICAS: Final = 3
 _SCHEMES: Final = ("nats", "tls", "ws", "wss")
 
 
@@ -121,7 +162,9 @@ class _Attempts:
         """Take an error from the client."""
         self.count += 1
         self.last = error
-        if "authorization" in str(error).lower() or "authentication" in str(error).lower():
+        text = str(error).lower()
+        # one whose login came too late over a slow network is asked for it again; that says nothing against the login
+        if ("authorization" in text or "authentication" in text) and "timeout" not in text:
             self.refused.set()
         await self.link.failed(error)
 
@@ -165,7 +208,9 @@ def _server(url: str) -> str:
         reason = "no such scheme or no host"
     except ValueError as error:
         reason = str(error)
-    raise Unavailable(f"cannot connect to {_shown(whole)}: {reason}; expected nats://HOST:PORT")
+    raise Unavailable(
+        f"cannot connect to {_shown(whole)}: {reason}; expected nats://HOST:PORT, or several with commas between them"
+    )
 
 
 def _shown(url: str) -> str:

@@ -21,7 +21,7 @@ from nats.aio.subscription import Subscription
 from penstock_bus.compat import timeout
 from penstock_bus.logger import get_logger
 from penstock_bus.nats.link import Link, ServerRefusal
-from penstock_bus.port import BusError, Unavailable
+from penstock_bus.port import BusError, LogWentBack, Unavailable
 
 _AHEAD: Final = 4000  # messages asked for beyond what the reader took
 _FORGOTTEN_S: Final = 10  # the server drops a reader's consumer this long after the reader is gone
@@ -31,6 +31,19 @@ _S: Final = 10**9
 _PLAIN_REPLY: Final = 9  # tokens; with a domain there are more
 
 _log = get_logger("penstock.bus")
+
+
+class StreamState(msgspec.Struct, frozen=True):
+    """How far a stream is."""
+
+    last_seq: int
+
+
+class StreamInfo(msgspec.Struct, frozen=True):
+    """The server's answer about a stream, as far as it is looked at."""
+
+    state: StreamState
+    ts: str = ""
 
 
 class _Made(msgspec.Struct, frozen=True):
@@ -97,6 +110,8 @@ class StreamReader:
 
         Raises
         ------
+        LogWentBack
+            If the stream ends before ``seen``; nothing would come until others have written as much again.
         Unavailable
             If the connection is closed for good.
         """
@@ -128,8 +143,13 @@ class StreamReader:
         if self._patterns:
             config["filter_subjects"] = self._patterns
         await self._link.online()
+        if self.seen and (last_seq := await self._last_seq()) < self.seen:
+            raise LogWentBack(self.seen, last_seq)
         request = {"stream_name": self._stream, "config": config}
         return (await self._link.api(f"CONSUMER.CREATE.{self._stream}", request, answer=_Made)).name
+
+    async def _last_seq(self) -> int:
+        return (await self._link.api(f"STREAM.INFO.{self._stream}", answer=StreamInfo)).state.last_seq
 
 
 HEARTBEAT_S: Final = 0.25

@@ -26,12 +26,13 @@ from nats.aio.msg import Msg
 
 from penstock_bus.compat import aclosing, timeout
 from penstock_bus.nats.link import NOT_FOUND, PAUSE_S, TRY_S, ConnectionLost, Link, ReplyRow, ServerRefusal
-from penstock_bus.port import StoredMessage, Unavailable
+from penstock_bus.port import StoredMessage, Unauthorized, Unavailable
 from penstock_bus.stored_messages import matches_any
 from penstock_log import subjects as names
 
 _BATCH: Final = 1000
 _BATCH_BYTES: Final = 16 << 20
+_REFUSED: Final = "403"
 _ENDS: Final = ("204", "404")  # end of the batch, nothing found
 
 
@@ -103,6 +104,8 @@ async def _batch(link: Link, stream: str, subject: str, after_seq: int) -> Async
         link.replies.close(call)
     end = msg.headers or {}
     status = end.get("Status", "")
+    if status == _REFUSED:
+        raise Unauthorized(end.get("Description", "this may not be read"))
     if status not in _ENDS:
         raise Unavailable(end.get("Description") or status or "no answer")
     if status == _ENDS[0] and end.get("Nats-Num-Pending", "0") != "0":
@@ -124,6 +127,8 @@ def _newest(subject: str, msg: Msg) -> StreamMessage | None:
     status = (msg.headers or {}).get("Status", "")
     if status == "404":
         return None
+    if status == _REFUSED:
+        raise Unauthorized((msg.headers or {}).get("Description", "this may not be read"))
     if status:
         raise Unavailable(f"cannot read {subject}: {(msg.headers or {}).get('Description', status)}")
     return _of_message(msg)

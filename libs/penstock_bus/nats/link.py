@@ -53,6 +53,23 @@ _MALFORMED: Final = (msgspec.MsgspecError, ValueError, RecursionError)
 T = TypeVar("T")
 
 
+class LateAnswerClient(Client):
+    """
+    A client that survives the answer to a ping whose asker has given up.
+
+    nats-py's own ends the reading of its connection then: it goes on writing, and hears nothing until its pings have
+    been unanswered for some fifteen seconds.
+    """
+
+    async def _process_pong(self) -> None:
+        if self._pongs and self._pongs[0].done():
+            self._pongs.pop(0)
+            self._pongs_received += 1
+            self._pings_outstanding = 0
+            return
+        await super()._process_pong()
+
+
 class Link:
     """
     A connection that comes back by itself.
@@ -237,11 +254,24 @@ class Link:
         """
         Call JetStream's API, trying again while the server is away; return its answer as ``answer``.
 
+        Servers of a cluster that have not found each other yet, or elect a leader, are asked again too.
+
         Raises
         ------
         ServerRefusal, Unavailable, StorageFull, Unauthorized
         """
         body = b"" if request is None else msgspec.json.encode(request)
+        clock = asyncio.get_running_loop().time
+        end_s = clock() + self.timeout_s
+        while True:
+            try:
+                return await self._api(verb, body, answer)
+            except NotSettled:
+                if clock() >= end_s:
+                    raise
+            await asyncio.sleep(PAUSE_S)
+
+    async def _api(self, verb: str, body: bytes, answer: Any) -> Any:
         msg = await self.patiently(f"$JS.API.{verb}", body)
         try:
             found = msgspec.json.decode(msg.data, type=dict[str, Any])
@@ -378,12 +408,13 @@ class Replies:
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._prefix = client.new_inbox() + "."
+        self._prefix = ""
         self._waiting: dict[str, SingleReply | ReplyRow] = {}
         self._last_token = 0
 
     async def start(self) -> None:
         """Listen on the inbox, without limits: each message was asked for."""
+        self._prefix = self._client.new_inbox() + "."
         await self._client.subscribe(self._prefix + "*", cb=self._received, pending_msgs_limit=0, pending_bytes_limit=0)
 
     def open(self, kind: type[R], subject: str) -> R:
@@ -419,6 +450,8 @@ NOT_FOUND: Final = frozenset({10014, 10037, 10059})  # consumer, message, stream
 
 _FULL: Final = frozenset({10002, 10023, 10028, 10047, 10077})
 _TOO_LARGE: Final = frozenset({10054, 10097})
+_NOT_SETTLED: Final = frozenset({10005, 10008})  # too few servers, no leader of all
+_ONE_SERVER: Final = 10074
 _UNAVAILABLE: Final = 500  # HTTP-like; above it the server itself is in trouble
 
 
@@ -428,6 +461,10 @@ class ServerRefusal(BusError):
     def __init__(self, what: str, error: ApiError) -> None:
         super().__init__(f"{what}: the server refused: {error.description} (code {error.err_code})")
         self.err_code = error.err_code
+
+
+class NotSettled(Unavailable):
+    """The servers of a cluster have not found each other yet, or have no leader; nothing was done."""
 
 
 class ConnectionLost(Unavailable):
@@ -444,6 +481,13 @@ def fault(what: str, error: ApiError) -> BusError:
         )
     if error.err_code in _TOO_LARGE:
         return TooLarge(f"{what}: {error.description}; send less, or raise the server's max_payload")
+    if error.err_code in _NOT_SETTLED:
+        return NotSettled(
+            f"{what}: too few of the cluster's servers are there ({error.description}); start them all, and look with "
+            "`penstock doctor`"
+        )
+    if error.err_code == _ONE_SERVER:
+        return ServerRefusal(what, error)
     if error.code >= _UNAVAILABLE:
         return Unavailable(f"{what}: the server cannot do it now ({error.description}); try again")
     return ServerRefusal(what, error)

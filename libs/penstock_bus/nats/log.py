@@ -17,7 +17,7 @@ import msgspec
 from penstock_bus.compat import aclosing, timeout
 from penstock_bus.logger import get_logger
 from penstock_bus.nats import direct_get
-from penstock_bus.nats.consumer import StreamReader, position
+from penstock_bus.nats.consumer import StreamInfo, StreamReader, position
 from penstock_bus.nats.direct_get import tail_stream
 from penstock_bus.nats.link import (
     NOT_YET,
@@ -39,12 +39,14 @@ from penstock_bus.port import (
     Delivery,
     LogLine,
     LogPort,
+    LogTrimPort,
     OutputPort,
     Rejection,
     RejectionPort,
     Shadowed,
     ShadowPort,
     StoredMessage,
+    TrimDenied,
     Unavailable,
 )
 from penstock_bus.stored_messages import delivery, rejected_as
@@ -65,17 +67,10 @@ _PLACE: Final = "Penstock-Place"
 _log = get_logger("penstock.bus")
 
 
-class _State(msgspec.Struct, frozen=True):
-    """How far a stream is."""
+class _Purged(msgspec.Struct, frozen=True):
+    """The server's answer about what it has removed."""
 
-    last_seq: int
-
-
-class _Info(msgspec.Struct, frozen=True):
-    """The server's answer about a stream, as far as it is looked at."""
-
-    state: _State
-    ts: str = ""
+    purged: int = 0
 
 
 MSG_ID: Final = "Nats-Msg-Id"
@@ -171,7 +166,7 @@ class AppendWindow:
         self._seqs[i] = ack.seq if ack.error is None else await settled(self._link, self._items[i], ack)
 
 
-class NatsLogClient(NatsClient, LogPort, RejectionPort, OutputPort, ShadowPort):
+class NatsLogClient(NatsClient, LogPort, LogTrimPort, RejectionPort, OutputPort, ShadowPort):
     """Appends, followers, rejections and the output of jobs."""
 
     async def append(self, item: Append) -> int:
@@ -216,6 +211,16 @@ class NatsLogClient(NatsClient, LogPort, RejectionPort, OutputPort, ShadowPort):
 
     async def last_seq(self) -> int:
         return await self._last_seq(names.EVT)
+
+    async def trim(self, subject: str, before_seq: int) -> int:
+        request = {"filter": subject, "seq": before_seq}
+        try:
+            answer = await self.link.api(f"STREAM.PURGE.{names.EVT}", request, answer=_Purged)
+        except Unavailable as error:
+            if "not permitted" in str(error):  # which has the code of every purge that fails
+                raise TrimDenied from error
+            raise
+        return answer.purged
 
     async def reject(self, what: str, rejection: Rejection) -> None:
         await self._store_rejection(what, rejection, {MSG_ID: self.new_id()})
@@ -269,7 +274,7 @@ class NatsLogClient(NatsClient, LogPort, RejectionPort, OutputPort, ShadowPort):
         return await direct_get.from_leader(self.link, names.SHADOW, {"last_by_subj": subject})
 
     async def now_s(self) -> float:
-        info = await self.link.api(f"STREAM.INFO.{names.EVT}", answer=_Info)
+        info = await self.link.api(f"STREAM.INFO.{names.EVT}", answer=StreamInfo)
         try:
             return direct_get.seconds(info.ts)
         except ValueError as error:
@@ -279,7 +284,7 @@ class NatsLogClient(NatsClient, LogPort, RejectionPort, OutputPort, ShadowPort):
         if self.options.as_client:
             newest = await direct_get.newest_of(self.link, stream, names.STREAM_SUBJECTS[stream])
             return newest.seq if newest is not None else 0
-        return (await self.link.api(f"STREAM.INFO.{stream}", answer=_Info)).state.last_seq
+        return (await self.link.api(f"STREAM.INFO.{stream}", answer=StreamInfo)).state.last_seq
 
     def _deliver(
         self, seq: int, subject: str, stored_s: float, pending: int, body: bytes, *, copied: bool = False

@@ -11,12 +11,14 @@ from typing import Final
 import nats.errors
 from nats.aio.msg import Msg
 from nats.micro import add_service
-from nats.micro.request import ERROR_CODE_HEADER, ERROR_HEADER, Request
+from nats.micro.request import ERROR_CODE_HEADER, ERROR_HEADER
+from nats.micro.request import Request as MicroRequest
 from nats.micro.service import Service, ServiceConfig
 
 from penstock_bus.compat import timeout
 from penstock_bus.nats.link import NatsClient, denied
-from penstock_bus.port import Endpoint, Handler, Reply, RequestPort, ServiceError, TelemetryPort
+from penstock_bus.port import Endpoint, Reply, Request, RequestPort, ServiceError, TelemetryPort
+from penstock_log import subjects as names
 
 _KEPT: Final = 10_000
 _STOP_S: Final = 2.0
@@ -44,8 +46,8 @@ class NatsRequestClient(NatsClient, RequestPort, TelemetryPort):
         """
         Serve requests while the context is open, as a NATS micro service.
 
-        Each endpoint serves one request at a time, different endpoints side by side; replicas of one name share the
-        requests. At the end, requests that are being served get their answers.
+        Each endpoint serves one request at a time unless it is concurrent, different endpoints side by side; replicas
+        of one name share the requests. At the end, requests that are being served get their answers.
 
         Raises
         ------
@@ -54,14 +56,15 @@ class NatsRequestClient(NatsClient, RequestPort, TelemetryPort):
         """
         await self.link.online(self.link.timeout_s)
         running: set[asyncio.Task[None]] = set()
-        subjects = [endpoint.subject for endpoint in endpoints]
+        heard = [(subject, endpoint) for endpoint in endpoints for subject in _subjects(endpoint)]
+        subjects = [subject for subject, _ in heard]
         self.link.served |= dict.fromkeys(subjects, True)
         config = ServiceConfig(name=name, version=version, metadata=dict(metadata or {}), queue_group=name)
         service = await add_service(self.link.client, config)
         try:
-            for endpoint in endpoints:
-                handler = _answering(endpoint.handler, self.link.max_body_bytes, running)
-                await service.add_endpoint(name=endpoint.name, subject=endpoint.subject, handler=handler)
+            for subject, endpoint in heard:
+                handler = _answering(endpoint, self.link.max_body_bytes, running)
+                await service.add_endpoint(name=endpoint.name, subject=subject, handler=handler)
             await asyncio.sleep(0)  # the flush must come behind the subscriptions
             await self.link.client.flush()
             await self.link.client.flush()
@@ -107,14 +110,22 @@ class NatsRequestClient(NatsClient, RequestPort, TelemetryPort):
             task.cancel()
 
 
+def _subjects(endpoint: Endpoint) -> list[str]:
+    """Return where an endpoint is asked: by services, and by people where it is a command or a query."""
+    if endpoint.subject.startswith(names.ASKED):
+        return [endpoint.subject, names.by_anybody(endpoint.subject)]
+    return [endpoint.subject]
+
+
 def _answering(
-    handler: Handler, max_body_bytes: int, running: set[asyncio.Task[None]]
-) -> Callable[[Request], Awaitable[None]]:
+    endpoint: Endpoint, max_body_bytes: int, running: set[asyncio.Task[None]]
+) -> Callable[[MicroRequest], Awaitable[None]]:
     """Return what the service framework calls: it answers in a task of its own, which outlives the subscription."""
 
-    async def answer(request: Request) -> None:
+    async def answer(request: MicroRequest) -> None:
         try:
-            reply = await handler(request.data)
+            user, _ = names.asked_by(request.subject)
+            reply = await endpoint.handler(Request(body=request.data, user=user))
         except Exception as error:  # whatever the handler raises is the caller's to know
             reply = Reply(code=500, error=repr(error))
         if len(reply.body) > max_body_bytes:
@@ -126,10 +137,11 @@ def _answering(
         else:
             await request.respond(reply.body)
 
-    async def take(request: Request) -> None:
+    async def take(request: MicroRequest) -> None:
         task = asyncio.create_task(answer(request))
         running.add(task)
         task.add_done_callback(running.discard)
-        await asyncio.shield(task)
+        if not endpoint.concurrent:
+            await asyncio.shield(task)
 
     return take

@@ -14,8 +14,8 @@ import msgspec
 
 from penstock_bus.logger import get_logger
 from penstock_bus.nats.link import NOT_FOUND, Link, ServerRefusal
-from penstock_bus.port import StorageFull, Timeout, Unauthorized
-from penstock_log import subjects
+from penstock_bus.port import LogFromFuture, StorageFull, Timeout, Unauthorized
+from penstock_log import LOG_FORMAT, subjects
 
 _S: Final = 10**9  # the API counts in nanoseconds
 _MIB: Final = 1 << 20
@@ -34,6 +34,7 @@ _PARTS: Final = {
 """Parts of a store that streams may take, where that is less than they take at most; together less than a half."""
 
 _UNLIMITED: Final = (0, -1)
+_FORMAT: Final = "penstock-log-format"
 
 BUCKET: Final = f"KV_{subjects.LEASES}"
 KEY: Final = f"$KV.{subjects.LEASES}."
@@ -50,7 +51,10 @@ class StreamLimits(msgspec.Struct, frozen=True, kw_only=True):
     Attributes
     ----------
     replicas : int
-        1 on a single server, 3 on a cluster.
+        On so many servers each stream is kept: 1 on a single server, 3 on a cluster.
+    inbox_count : int
+        So many submissions of a kind may wait of one person; what this person sends beyond is refused, and another's
+        is not.
     inbox_bytes, leases_bytes
         When one of these streams is full, it refuses messages and the writer gets an error. The others drop the oldest.
     state_bytes : int
@@ -61,6 +65,7 @@ class StreamLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     replicas: int = 1
     duplicates_s: float = 60.0
+    inbox_count: int = 20_000
     inbox_bytes: int = 256 * _MIB
     state_bytes: int = 1024 * _MIB
     leases_bytes: int = 16 * _MIB
@@ -72,9 +77,9 @@ class StreamLimits(msgspec.Struct, frozen=True, kw_only=True):
     shadow_age_s: float = 14 * _DAY_S
 
     @classmethod
-    def of_store(cls, store_bytes: int) -> StreamLimits:
+    def of_store(cls, store_bytes: int, replicas: int = 1) -> StreamLimits:
         """
-        Return the limits for a store of a size, in bytes.
+        Return the limits for a store of a size, in bytes, on each of the servers.
 
         Examples
         --------
@@ -83,19 +88,22 @@ class StreamLimits(msgspec.Struct, frozen=True, kw_only=True):
         (48, 16, True)
         """
         default = cls()
-        return cls(**{name: min(getattr(default, name), int(store_bytes * part)) for name, part in _PARTS.items()})
+        sizes = {name: min(getattr(default, name), int(store_bytes * part)) for name, part in _PARTS.items()}
+        return cls(replicas=replicas, **sizes)
 
 
 def configs(limits: StreamLimits) -> dict[str, dict[str, Any]]:
     """Return each stream's configuration, as the server's API takes it."""
     special: dict[str, dict[str, Any]] = {
-        subjects.EVT: {"compression": "s2", "deny_delete": True, "deny_purge": True},
+        subjects.EVT: {"compression": "s2", "deny_delete": True, "metadata": {_FORMAT: str(LOG_FORMAT)}},
         subjects.LOG: {"max_bytes": limits.log_bytes, "max_age": int(limits.log_age_s * _S), "compression": "s2"},
         subjects.INBOX: {
-            "subjects": list(subjects.SUBMISSIONS),
+            "subjects": list(subjects.SUBMITTED),
             "retention": "workqueue",
             "max_bytes": limits.inbox_bytes,
+            "max_msgs_per_subject": limits.inbox_count,
             "discard": "new",
+            "discard_new_per_subject": True,
         },
         subjects.REJECTED: {"max_bytes": limits.rejected_bytes, "max_msgs": limits.rejected_count},
         subjects.STATE: {"allow_atomic": True, "allow_rollup_hdrs": True, "max_bytes": limits.state_bytes},
@@ -106,6 +114,9 @@ def configs(limits: StreamLimits) -> dict[str, dict[str, Any]]:
         },
     }
     streams = {name: _stream(name, [subjects.STREAM_SUBJECTS[name]], limits) | more for name, more in special.items()}
+    for name in (subjects.EVT, subjects.LOG, subjects.SHADOW):
+        source = subjects.STREAM_SUBJECTS[name]
+        streams[name]["republish"] = {"src": source, "dest": subjects.sign(source), "headers_only": True}
     return streams | {BUCKET: _bucket(limits)}
 
 
@@ -156,7 +167,22 @@ async def _ensure_one(link: Link, name: str, config: dict[str, Any]) -> None:
             raise
         await _create(link, name, config)
     else:
+        check_format(found)
         await _update(link, name, found, outdated(found, config))
+
+
+def check_format(found: dict[str, Any]) -> None:
+    """
+    Look whether this version can read a stream.
+
+    Raises
+    ------
+    LogFromFuture
+        If a later version has written what this one would only drop.
+    """
+    number = (found.get("metadata") or {}).get(_FORMAT, "1")
+    if not number.isdigit() or int(number) > LOG_FORMAT:
+        raise LogFromFuture(number, LOG_FORMAT)
 
 
 def outdated(found: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
@@ -166,8 +192,35 @@ def outdated(found: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
     }
     if sorted(found["subjects"]) != sorted(wanted["subjects"]):
         changed["subjects"] = wanted["subjects"]
+    if found.get("num_replicas", 1) < wanted["num_replicas"]:  # and never less: whoever made more of them wants them
+        changed |= {"num_replicas": wanted["num_replicas"], "placement": None}
+    if found.get("republish") != wanted.get("republish"):
+        changed["republish"] = wanted.get("republish")
+    marks, wanted_marks = found.get("metadata") or {}, wanted.get("metadata") or {}
+    if any(marks.get(key) != value for key, value in wanted_marks.items()):
+        changed["metadata"] = marks | wanted_marks
     if found["max_bytes"] in _UNLIMITED and "max_bytes" in wanted:
         changed |= {"max_bytes": wanted["max_bytes"], "discard": wanted["discard"]}
+    if found.get("max_msgs_per_subject", -1) in _UNLIMITED and "discard_new_per_subject" in wanted:
+        changed |= {key: wanted[key] for key in ("max_msgs_per_subject", "discard", "discard_new_per_subject")}
+    return changed
+
+
+def of_today(config: dict[str, Any], state: dict[str, Any], store_bytes: int) -> dict[str, Any]:
+    """
+    Return what of a stream's configuration has to be otherwise for a server of today's version with a store of a size.
+
+    Parameters
+    ----------
+    config, state
+        As it was, on another server, perhaps one of several.
+    """
+    wanted = configs(StreamLimits.of_store(store_bytes)).get(config["name"], {})
+    changed: dict[str, Any] = {"num_replicas": 1, "placement": None}
+    if wanted:
+        changed |= {key: wanted.get(key, False) for key in ("deny_delete", "deny_purge")}
+    if "max_bytes" in wanted and config["max_bytes"] not in _UNLIMITED:
+        changed["max_bytes"] = max(min(config["max_bytes"], wanted["max_bytes"]), state["bytes"])
     return changed
 
 
@@ -187,7 +240,7 @@ async def _update(link: Link, name: str, found: dict[str, Any], changed: dict[st
 async def _create(link: Link, name: str, config: dict[str, Any]) -> None:
     try:
         await link.api(f"STREAM.CREATE.{name}", config)
-        _log.info("stream_made", stream=name)
+        _log.info("stream_made", stream=name, replicas=config["num_replicas"])
     except StorageFull:
         if "max_bytes" not in config:
             raise

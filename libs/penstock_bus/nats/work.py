@@ -17,11 +17,13 @@ from penstock_bus.logger import get_logger
 from penstock_bus.nats.consumer import ConsumerPull, ConsumerStalled, consume, deliveries, position
 from penstock_bus.nats.link import ServerRefusal, fault
 from penstock_bus.nats.log import MSG_ID, NatsLogClient
-from penstock_bus.port import BusError, Rejection, Unavailable, Work, WorkPort
+from penstock_bus.port import AHEAD, BusError, Rejection, StorageFull, Unavailable, Work, WorkPort
 from penstock_bus.stored_messages import undeliverable
 from penstock_log import subjects as names
 
 _AHEAD: Final = 64
+_PER_SUBJECT: Final = "per subject"
+"""What the server's refusal says where one subject has too many messages; it has no code of its own."""
 _PAUSE_S: Final = 0.05
 _S: Final = 10**9
 
@@ -33,7 +35,7 @@ class NatsWork(Work):
 
     def __init__(self, client: NatsLogClient, msg: Msg) -> None:
         self.seq = position(msg.reply)[0]
-        self.subject = msg.subject
+        self.user, self.subject = names.asked_by(msg.subject)
         self.body = msg.data
         self._client = client
         self.deliveries, _ = deliveries(msg.reply)
@@ -48,7 +50,8 @@ class NatsWork(Work):
 
     async def reject(self, reason: str) -> None:
         what = self.subject.rpartition(".")[2]
-        rejection = Rejection(reason=reason, origin=f"{names.INBOX} {self.subject}", body=self.body)
+        by = f" by {self.user}" if self.user else ""
+        rejection = Rejection(reason=reason, origin=f"{names.INBOX} {self.subject}{by}", body=self.body)
         await self._client.reject(what, rejection)
         await self._client.link.patiently(self._reply, b"+TERM")
 
@@ -64,13 +67,18 @@ class NatsWorkClient(NatsLogClient, WorkPort):
 
     async def submit(self, subject: str, body: bytes) -> None:
         ack = await self.link.store(subject, body, {MSG_ID: self.new_id()})
+        if ack.error is not None and _PER_SUBJECT in ack.error.description:
+            raise StorageFull(
+                "as many submissions as one user may have wait in the inbox already, and this one was not stored; try "
+                "again once the gateway has taken some"
+            )
         if ack.error is not None:
             raise fault(f"submission to {subject}", ack.error)
 
-    async def work(self, queue: str, subjects: Sequence[str]) -> AsyncIterator[Work]:
+    async def work(self, queue: str, subjects: Sequence[str], ahead: int = AHEAD) -> AsyncIterator[Work]:
         while True:
             try:
-                await self._create(queue, subjects)
+                await self._create(queue, subjects, ahead)
                 async with consume(self.link, names.INBOX, queue, _AHEAD, self._leave) as pull:
                     while True:
                         async with aclosing(self._each(pull, await pull.take())) as each:
@@ -106,14 +114,14 @@ class NatsWorkClient(NatsLogClient, WorkPort):
     def _leave(self, msg: Msg) -> None:
         self.in_background(_give_back(NatsWork(self, msg)))
 
-    async def _create(self, queue: str, subjects: Sequence[str]) -> None:
+    async def _create(self, queue: str, subjects: Sequence[str], ahead: int) -> None:
         config: dict[str, Any] = {
             "durable_name": queue,
-            "filter_subjects": list(subjects),
+            "filter_subjects": [*subjects, *(names.by_anybody(subject) for subject in subjects)],
             "ack_policy": "explicit",
             "ack_wait": int(self.options.ack_wait_s * _S),
             "max_deliver": -1,  # counted by the workers, who move the message to REJECTED
-            "max_ack_pending": 1000,
+            "max_ack_pending": ahead,
         }
         await self.link.online()
         request = {"stream_name": names.INBOX, "config": config}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -18,17 +18,18 @@ from urllib.parse import urlsplit
 
 import typer
 
-from penstock_cli import job_text, render
+from penstock_cli import job_text, node_join, render
 from penstock_cli.invocation import AnswerOut, At, Out, Output, act, call
 from penstock_cli.render import Table
 from penstock_cli.value_formats import clock, moment, now_s, span
+from penstock_cluster.device_backend import CAPABILITIES
 
 if TYPE_CHECKING:
     from penstock.client import Client
     from penstock_log import Device, views
 
 
-node_app = typer.Typer(help="Take a node out of service and back, or off the list.", no_args_is_help=True)
+node_app = typer.Typer(help="Add nodes; take them out of service and back, or off the list.", no_args_is_help=True)
 NodeIds = Annotated[list[str], typer.Argument(metavar="NODE...", help="Node ids, or unique beginnings of them.")]
 
 
@@ -38,6 +39,7 @@ def register(app: typer.Typer) -> None:
     node_app.command()(drain)
     node_app.command()(resume)
     node_app.command()(remove)
+    node_join.register(node_app)
     app.add_typer(node_app, name="node")
     app.command()(status)
     app.command()(rejected)
@@ -61,10 +63,14 @@ def node_table(nodes: Iterable[views.NodeView], now_s: float, *, wide: bool = Fa
 
 def _node_row(node: views.NodeView, now_s: float) -> tuple[str, ...]:
     busy = sum(1 for device in node.devices if device.job_id)
-    real = _kinds(view.device for view in node.devices if view.device.backend != "emulated")
-    emulated = _kinds(view.device for view in node.devices if view.device.backend == "emulated")
+    real = _kinds(view.device for view in node.devices if not _is_emulated(view.device))
+    emulated = _kinds(view.device for view in node.devices if _is_emulated(view.device))
     kinds = " ".join(filter(None, [real, emulated and f"{emulated} (emulated)"]))
     return (node.id, node.pool, node.state, str(busy), str(len(node.devices) - busy), kinds, _heard(node, now_s))
+
+
+def _is_emulated(device: Device) -> bool:
+    return CAPABILITIES[device.backend].declared_speed
 
 
 def _kinds(devices: Iterable[Device]) -> str:
@@ -78,7 +84,7 @@ def _device_rows(node: views.NodeView, now_s: float) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for view in node.devices:
         device = view.device
-        speed = f"{device.speed:g}x" if device.backend == "emulated" else "-"
+        speed = f"{device.speed:g}x" if _is_emulated(device) else "-"
         about = (view.name, device.kind, render.size(device.memory_bytes), device.backend, speed, _holders(view))
         rows.append((*head, *about, host, heard))
     return rows or [(*head, "-", "-", "-", "-", "-", "-", host, heard)]
@@ -161,11 +167,14 @@ def _counts(counts: dict[str, int]) -> str:
 Level = Literal["ok", "warn", "fail"]
 
 SKEW_S: Final = 5.0
+SILENT_S: Final = 3.0
+"""Servers of a cluster hear of each other every second."""
 UNDECIDED_S: Final = 5.0
 """A fact that matters to a service is decided on within a second; after this long something is wrong."""
 LITTLE_BYTES: Final = 1 << 30
 TOO_LITTLE_BYTES: Final = 100 << 20
 _CONNECT_S: Final = 3.0
+_ANSWER_S: Final = 10.0
 _COLOURS: Final[dict[Level, str]] = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
@@ -223,11 +232,12 @@ async def _collect(ctx: typer.Context, data: Path) -> list[Finding]:
     url = ctx.obj["url"]
     findings = [disk(data)]
     if "client" not in ctx.obj:
-        findings.append(await server(url))
-    if findings[-1].level == "fail" and findings[-1].what == "server":
-        return findings
+        found = await servers(url)
+        findings += found
+        if all(finding.level == "fail" for finding in found):
+            return findings
     try:
-        asking = partial(Client, nobody_s=0.0)  # what is not there now is what it is to find
+        asking = partial(Client, nobody_s=0.0, timeout_s=_ANSWER_S)  # what is not there now is what it is to find
         async with ctx.obj.get("client", asking)(url) as client:
             findings += [finding async for finding in ask(client)]
     except BusError as error:
@@ -250,19 +260,29 @@ def disk(data: Path) -> Finding:
     return Finding("ok", "data folder", detail)
 
 
+async def servers(url: str) -> list[Finding]:
+    """Check each server of an address; while another one is there, one that is not is a warning."""
+    found = await asyncio.gather(*(server(one.strip()) for one in url.split(",") if one.strip() or url == one))
+    if all(finding.level == "fail" for finding in found):
+        return list(found)
+    others = "the others go on without it; start it again"
+    return [one._replace(level="warn", remedy=others) if one.level == "fail" else one for one in found]
+
+
 async def server(url: str) -> Finding:
-    """Check what the NATS server says of itself when one connects."""
+    """Check what one NATS server says of itself when one connects."""
     import msgspec
 
-    host, port = urlsplit(url).hostname or url, urlsplit(url).port or 4222
     start = "start one with `penstock up`, or name another with --url or PENSTOCK_URL"
     try:
+        parts = urlsplit(url if "://" in url else f"nats://{url}")
+        host, port = parts.hostname or url, parts.port or 4222
         async with asyncio.timeout(_CONNECT_S):
             reader, writer = await asyncio.open_connection(host, port)
             greeting = await reader.readline()
             writer.close()
     except (OSError, TimeoutError, ValueError) as error:
-        return Finding("fail", "server", f"nothing listens at {url} ({error or 'no answer in time'})", start)
+        return Finding("fail", "server", f"nothing listens at {url} ({str(error) or 'no answer in time'})", start)
     if not greeting.startswith(b"INFO "):
         return Finding("fail", "server", f"what listens at {url} is no NATS server", start)
     info = msgspec.json.decode(greeting[5:])
@@ -277,6 +297,8 @@ async def ask(client: Client) -> AsyncIterator[Finding]:
     from penstock_bus.port import BusError
 
     yield await _log(client)
+    async for finding in _streams(client):
+        yield finding
     try:
         found, status = await client.nodes(), await client.status()
     except BusError as error:
@@ -291,23 +313,90 @@ async def ask(client: Client) -> AsyncIterator[Finding]:
 
 
 async def _log(client: Client) -> Finding:
-    from penstock_bus.port import BusError
+    from penstock_bus.port import BusError, Unauthorized
     from penstock_log import subjects
 
     try:
         seq = await client.bus.last_seq()
         rejected = await client.bus.rejections()
+    except Unauthorized:
+        return Finding("ok", "log", "is there; what it refused is for operators to see")
     except BusError as error:
         return Finding("fail", "log", str(error), "start a service once: it creates the streams")
     dropped = [one for one in rejected if one.origin.startswith(f"{subjects.EVT} ")]
     if dropped:
         latest = f"{_were(len(dropped), 'commit')} dropped by all readers, the last because {dropped[-1].reason}"
-        remedy = "list them with `penstock rejected`; if you know of none, change the passwords"
+        remedy = "list them with `penstock rejected`; if you know of none, `penstock user rotate` those who could"
         return Finding("warn", "log", f"at sequence {seq}; {latest}", remedy)
     if rejected:
         latest = f"{_were(len(rejected), 'message')} rejected, the last because {rejected[-1].reason}"
         return Finding("warn", "log", f"at sequence {seq}; {latest}", "list them with `penstock rejected`")
     return Finding("ok", "log", f"at sequence {seq}")
+
+
+async def _streams(client: Client) -> AsyncIterator[Finding]:
+    from penstock_bus.port import BusError
+
+    try:
+        found = await client.streams()
+    except BusError:  # which the line about the gateway says
+        return
+    for finding in replication(found.streams, servers=client.url.count(",") + 1):
+        yield finding
+
+
+def replication(streams: Iterable[views.StreamView], servers: int = 1) -> Iterator[Finding]:
+    """Check that each stream has a leader, and on several servers that each is on several, and none is behind."""
+    streams = sorted(streams, key=lambda one: one.name)
+    several = servers > 1 or any(one.replicas > 1 for one in streams)
+    lost = [one for one in streams if one.error or (several and not one.leader)]
+    if lost:
+        why = f": {lost[0].error}" if lost[0].error else ""
+        remedy = "it is elected within ten seconds if most of its servers are there; start those that are not"
+        yield Finding("fail", "copies", f"{_named(lost)} without a leader{why}", remedy)
+    alone = [one for one in streams if one.replicas == 1]
+    if several and alone:
+        remedy = "start `penstock up` again, or `nats stream edit NAME --replicas 3`, as an administrator"
+        yield Finding("warn", "copies", f"{_named(alone)} on one server alone (R1), of several that there are", remedy)
+    away = _away(streams)
+    yield from away
+    if lost or (several and alone) or away:
+        return
+    if not several:
+        detail = f"{render.count(len(alone), 'stream')} on one server alone (R1): what is on its disk is all there is"
+        yield Finding("ok", "copies", detail)
+    else:
+        least = min(one.replicas for one in streams)
+        led = Counter(one.leader for one in streams)
+        leaders = ", ".join(f"{server} {count}" for server, count in sorted(led.items()))
+        detail = (
+            f"{render.count(len(streams), 'stream')} on {least} servers each (R{least}), all current; {leaders} led"
+        )
+        yield Finding("ok", "copies", detail)
+
+
+def _away(streams: Iterable[views.StreamView]) -> list[Finding]:
+    """Return a finding for each server whose copies are not current."""
+    late: dict[str, list[tuple[views.StreamView, views.StreamPeerView]]] = defaultdict(list)
+    for one in streams:
+        for copy in one.copies:
+            if not copy.current:
+                late[copy.server].append((one, copy))
+    found = []
+    for server, theirs in sorted(late.items()):
+        ago_s, lag = (max(getattr(copy, name) for _, copy in theirs) for name in ("heard_ago_s", "lag"))
+        of = f"with its copies of {_named(one for one, _ in theirs)}"
+        if ago_s > SILENT_S or any(copy.offline for _, copy in theirs):
+            remedy = "start it again: while it is away, one more loss stops everything"
+            found.append(Finding("warn", "copies", f"{server} was last heard of {span(ago_s)} ago, {of}", remedy))
+        else:
+            behind = render.count(lag, "operation")
+            found.append(Finding("warn", "copies", f"{server} is {behind} behind at most, {of}", "it catches up"))
+    return found
+
+
+def _named(streams: Iterable[views.StreamView]) -> str:
+    return ", ".join(one.name.removeprefix("KV_") for one in streams)
 
 
 def _were(number: int, noun: str) -> str:

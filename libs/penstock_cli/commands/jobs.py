@@ -23,11 +23,15 @@ from penstock_log.request_bodies import OutputOffset
 if TYPE_CHECKING:
     from penstock.client import Client
     from penstock_bus.port import LogLine
+    from penstock_cli.terminal_output import TerminalOutput
     from penstock_log import views
     from penstock_simulator.log_query import Moment
 
 
 T = TypeVar("T")
+Archive = Annotated[
+    bool, typer.Option("--archive", help="Of jobs that ended long ago: read the gateway's archive on this machine.")
+]
 ENDED_SHOWN = 20
 """How many of the jobs that have ended `penstock ps` shows without --all."""
 
@@ -52,6 +56,7 @@ def ps(
     limit: Annotated[int, typer.Option("--limit", min=1, max=1000, help="At most so many, the newest.")] = 500,
     output: Out = "table",
     at: At = None,
+    archive: Archive = False,
 ) -> None:
     """List jobs: the open ones, and the last twenty that ended."""
     if user == "me":
@@ -70,7 +75,14 @@ def ps(
             return await jobs(asked, limit)
         return _merged(await jobs(_ENDED, min(ENDED_SHOWN, limit)), await jobs(_OPEN, limit))
 
-    found = call(ctx, ask)
+    if archive:
+        from penstock_log.request_bodies import JobsRequest
+        from penstock_simulator import archive_query
+
+        request = JobsRequest(state=asked, user=user, name=name, parent=sweep, samples=samples, limit=limit)
+        found = _of_archive(lambda folder: archive_query.jobs(folder, request))
+    else:
+        found = call(ctx, ask)
     if not render.as_json(found, output):
         render.show_table(*job_text.job_table(found.jobs, wide=output == "wide"), wide=output == "wide")
 
@@ -144,9 +156,21 @@ def why(ctx: typer.Context, job: JobId, output: Out = "table", at: At = None, lo
         render.say_lines(render.wrapped(job_text.why_lines(found, as_of_s)))
 
 
-def story(ctx: typer.Context, job: JobId, output: Out = "table", at: At = None, log: LogFile = None) -> None:
+def story(
+    ctx: typer.Context,
+    job: JobId,
+    output: Out = "table",
+    *,
+    at: At = None,
+    log: LogFile = None,
+    archive: Archive = False,
+) -> None:
     """Tell a job's life, a sentence for each fact."""
-    if log is not None:
+    if archive:
+        from penstock_simulator import archive_query
+
+        found = _of_archive(lambda folder: archive_query.story(folder, job))
+    elif log is not None:
         from penstock_simulator import log_query
 
         found = _of_file(log, lambda text, moment_: log_query.tell(text, job, moment_), moment(at))
@@ -215,6 +239,18 @@ def release(ctx: typer.Context, jobs: JobIds, output: AnswerOut = "text") -> Non
     act(ctx, jobs, lambda client, job: client.release(job), output)
 
 
+def _of_archive(ask: Callable[[Path], T]) -> T:
+    """Return what the archive on this machine answers."""
+    from penstock_bus.settings import load
+    from penstock_gateway.machine import GatewaySettings
+
+    folder = load(GatewaySettings, "gateway").archive_dir
+    try:
+        return ask(Path(folder) if folder else Path("penstock-data", "archive"))
+    except (ValueError, OSError) as error:
+        bad_input(str(error))
+
+
 def _of_file(log: Path, ask: Callable[[IO[bytes], Moment], T], at: int | float | str | None) -> T:
     """Return what a log in a file answers as of a moment; dates are those of its own clock."""
     from penstock_simulator.traces.columns import TraceSource
@@ -231,21 +267,29 @@ def _of_file(log: Path, ask: Callable[[IO[bytes], Moment], T], at: int | float |
 def logs(
     ctx: typer.Context,
     job: JobId,
+    *,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the job has ended.")] = False,
     rank: Annotated[int | None, typer.Option("--rank", min=0, help="Only this process of a gang.")] = None,
     tail: Annotated[int | None, typer.Option("--tail", min=0, help="Only the last so many lines.")] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Let a job's output do with this terminal what it likes.")] = False,
 ) -> None:
-    """Show a job's output; lines of a gang begin with the rank."""
+    """
+    Show a job's output; lines of a gang begin with the rank.
+
+    A terminal is given colours and progress bars, and what else it would obey by its codes. A file or a pipe is given
+    every byte.
+    """
 
     async def show(client: Client) -> None:
-        await stream(client, job, follow=follow, rank=rank, tail=tail)
+        await stream(client, job, follow=follow, rank=rank, tail=tail, raw=raw)
 
     call(ctx, show)
 
 
 class Printer:
     """
-    Turns pieces of output into what is written: as they are, or as whole lines with the rank before them.
+    Turns pieces of output into what is written: as they are or as a terminal may have them, or as whole lines with the
+    rank before them.
 
     Examples
     --------
@@ -254,12 +298,16 @@ class Printer:
     (b'[0] a\\n', b'[1] x\\n', b'[0] bc\\n', b'')
     """
 
-    def __init__(self, *, ranks: bool) -> None:
+    def __init__(self, *, ranks: bool, terminal: TerminalOutput | None = None) -> None:
         self._ranks = ranks
+        self._terminal = terminal
         self._open: dict[tuple[int, str], list[bytes]] = {}
 
     def feed(self, source: tuple[int, str], data: bytes) -> bytes:
         """Return what to write after one more piece of a rank's stream."""
+        return self._joined(source, data if self._terminal is None else self._terminal.feed(source, data))
+
+    def _joined(self, source: tuple[int, str], data: bytes) -> bytes:
         if not self._ranks:
             return data
         *whole, rest = data.split(b"\n")
@@ -271,6 +319,10 @@ class Printer:
 
     def rest(self) -> bytes:
         """Return what is left at the end: lines without a line end, each with its rank."""
+        last = self._terminal.rest() if self._terminal is not None else ()
+        return b"".join(self._joined(source, data) for source, data in last) + self._unfinished()
+
+    def _unfinished(self) -> bytes:
         return b"".join(self._line(rank, b"".join(parts)) for (rank, _), parts in sorted(self._open.items()))
 
     def _line(self, rank: int, line: bytes) -> bytes:
@@ -278,11 +330,13 @@ class Printer:
 
 
 async def stream(
-    client: Client, job_id: str, *, follow: bool, rank: int | None = None, tail: int | None = None
+    client: Client, job_id: str, *, follow: bool, rank: int | None = None, tail: int | None = None, raw: bool = True
 ) -> None:
-    """Write a job's output to standard output, with ``follow`` until the job has ended."""
+    """Write a job's output to standard output, ``raw`` or as a terminal may have it, with ``follow`` to its end."""
     detail = await client.job(job_id)
-    reader, printer = OutputReader(client.bus, detail.job.id), Printer(ranks=detail.spec.gpus > 1 and rank is None)
+    reader = OutputReader(client.bus, detail.job.id)
+    ranks, guarded = detail.spec.gpus > 1 and rank is None, not raw and render.terminal_width() is not None
+    printer = Printer(ranks=ranks, terminal=_terminal_output() if guarded else None)
     if tail is not None:
         last = await reader.last(tail, rank)
         _write(last_lines(b"".join(_shown(printer, line) for line in last), tail))
@@ -291,6 +345,12 @@ async def stream(
             if rank in {None, line.rank}:
                 _write(_shown(printer, line))
     _write(printer.rest())
+
+
+def _terminal_output() -> TerminalOutput:
+    from penstock_cli.terminal_output import TerminalOutput
+
+    return TerminalOutput()
 
 
 def _shown(printer: Printer, line: LogLine) -> bytes:

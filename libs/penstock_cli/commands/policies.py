@@ -100,7 +100,7 @@ def _one(value: str) -> Setting:
         return None
     try:
         found: Setting = tomllib.loads(f"it = {text}")["it"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):  # a word; a number of too many digits
         return text
     return found if isinstance(found, bool | int | float | list) else text
 

@@ -99,12 +99,13 @@ def ls(ctx: typer.Context, output: Out = "table") -> None:
 
 def _login(data: Path, url: str) -> dict[str, str]:
     """Return the shadow's own login, unless another one is set or the folder is none of a running Penstock."""
-    from penstock_bus import access
+    from penstock_bus import logins
     from penstock_cli.commands.up import environment_of
+    from penstock_cli.local import data_folder
 
-    if os.environ.get("PENSTOCK_USER") or os.environ.get(access.VARIABLE):
+    if os.environ.get("PENSTOCK_USER") or os.environ.get(logins.VARIABLE):
         return {"PENSTOCK_URL": url}
-    if "shadow" not in access.read(data / "nats" / "passwords.json"):
+    if not data_folder.login_file(data, "shadow").exists():
         return {"PENSTOCK_URL": url}
     return environment_of("shadow", data)
 

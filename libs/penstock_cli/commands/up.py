@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TypeVar
 
+import msgspec
 import typer
 
 from penstock_cli import render
@@ -23,6 +24,7 @@ from penstock_cli.value_formats import pairs, size
 from penstock_log.services import LOGINS
 
 if TYPE_CHECKING:
+    from penstock_bus.logins import Login
     from penstock_bus.nats.link import Link
     from penstock_bus.nats.streams import StreamUse
 
@@ -43,6 +45,20 @@ def up(
     *,
     data: Data = "penstock-data",
     port: Annotated[int, typer.Option("--port", min=-1, max=65535, help="Of NATS; -1 takes a free one.")] = 4222,
+    host: Annotated[
+        str, typer.Option("--host", help="Address to listen on; 0.0.0.0 for other machines too, with TLS.")
+    ] = "127.0.0.1",
+    name: Annotated[str, typer.Option("--name", help="This machine's name for others.")] = "",
+    owner: Annotated[str, typer.Option("--owner", help="Who may do everything; you, unless told otherwise.")] = "",
+    tls_cert: Annotated[str, typer.Option("--tls-cert", help="Certificate; one is made otherwise.")] = "",
+    tls_key: Annotated[str, typer.Option("--tls-key", help="Its key.")] = "",
+    tls_ca: Annotated[str, typer.Option("--tls-ca", help="Authority for clients to trust; else the system's.")] = "",
+    servers: Annotated[
+        int,
+        typer.Option(
+            "--servers", min=0, help="NATS servers that keep the log: 1 or 3; else as many as keep it already."
+        ),
+    ] = 0,
     devices: Annotated[
         str,
         typer.Option(
@@ -74,6 +90,13 @@ def up(
     options = UpOptions(
         data_dir=data,
         port=port,
+        host=host,
+        name=name,
+        owner=owner,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        tls_ca=tls_ca,
+        servers=servers,
         devices=described,
         replicas=_counts(replicas or []),
         config=config,
@@ -91,6 +114,7 @@ def up(
         for line in supervisor.noted(record.notes):
             render.say(line)
         render.say(supervisor.access_lines(options, record.url))
+        render.say(supervisor.jobs_line(options))
         render.say(f"stop it with `penstock down{_data_flag(data)}`")
     else:
         tell(supervisor.beginning(options))
@@ -128,17 +152,17 @@ def service(
 
 def login_of(name: str, folder: Path, url: str) -> dict[str, str]:
     """Return as whom a service goes to a server: as is set, else by the data folder if that is this server's."""
-    from penstock_bus import access
+    from penstock_bus import logins
     from penstock_cli.local import data_folder
 
     here = {"PENSTOCK_URL": url}
-    if os.environ.get("PENSTOCK_USER") or os.environ.get(access.VARIABLE):
+    if os.environ.get("PENSTOCK_USER") or os.environ.get(logins.VARIABLE):
         return here
     try:
         login = data_folder.login(folder, name)
     except PermissionError:
         return here
-    return login if login is not None and access.is_same(login["PENSTOCK_URL"], url) else here
+    return login if login is not None and logins.is_same(login["PENSTOCK_URL"], url) else here
 
 
 def environment_of(
@@ -250,7 +274,7 @@ def purge(
     if job and what != "output":
         bad_input("--job is for `penstock purge output`")
     if not what:
-        _show(_login(data, ctx.obj["url"]))
+        _show(administrator(data, ctx.obj["url"]))
         return
     from penstock_bus.nats import streams
     from penstock_log import subjects
@@ -259,8 +283,8 @@ def purge(
     if job and not subjects.is_token(job):
         bad_input(f"{job!r} is no job id; `penstock ps` lists them")
     pattern = subjects.logs(job) if job else ">"
-    login = _login(data, ctx.obj["url"])
-    found = _asked(login, lambda link: streams.stream(link, name, pattern))
+    login = administrator(data, ctx.obj["url"])
+    found = as_administrator(login, lambda link: streams.stream(link, name, pattern))
     count = sum(found.subjects.values())
     if not count:
         render.say(f"there is nothing to purge: no {what}{f' of {job}' if job else ''}")
@@ -269,14 +293,14 @@ def purge(
     if not yes and not _agreed():
         tell("nothing was purged")
         raise typer.Exit(1)
-    purged = _asked(login, lambda link: streams.purge(link, name, pattern if job else ""))
+    purged = as_administrator(login, lambda link: streams.purge(link, name, pattern if job else ""))
     render.say(f"purged {render.count(purged, 'message')}")
 
 
-def _show(login: dict[str, str]) -> None:
+def _show(login: Login) -> None:
     from penstock_bus.nats import streams
 
-    found = _asked(login, streams.streams)
+    found = as_administrator(login, streams.streams)
     kept = {stream: (what, meaning) for what, (stream, meaning) in WHAT.items()} | _KEPT
     rows = []
     for one in found:
@@ -302,40 +326,39 @@ def _agreed() -> bool:
     return typer.confirm("Purge them?")
 
 
-def _login(data: Path, url: str) -> dict[str, str]:
+def administrator(data: Path, url: str) -> Login:
     """
     Return the administrator's login: as is set, else that of the data folder, which has to be this server's.
 
     The folder of a server that runs by itself, as in a container, does not tell its address: it is at the one that is
     set, or else on this machine.
     """
-    from penstock_bus import access
+    from penstock_bus import logins
     from penstock_bus.settings import LOCAL, BusAddress, load
     from penstock_cli.local import data_folder
 
-    connection = load(BusAddress, "")
-    if connection.user == "admin":
-        return {"PENSTOCK_URL": url, "PENSTOCK_USER": connection.user, "PENSTOCK_PASSWORD": connection.secret()}
-    password = access.read(data / "nats" / "passwords.json").get("admin")
-    if password is not None and data_folder.read(data) is None:
-        return {"PENSTOCK_URL": url, "PENSTOCK_USER": "admin", "PENSTOCK_PASSWORD": password}
-    otherwise = "name it with --data, or set PENSTOCK_USER to admin and PENSTOCK_PASSWORD"
-    login = environment_of("admin", data, otherwise)
-    if url != LOCAL and not access.is_same(url, login["PENSTOCK_URL"]):
-        bad_input(f"{data} is the folder of {login['PENSTOCK_URL']} and not of {url}; {otherwise}")
-    return login
+    given = next(iter(load(BusAddress, "").logins("client", url).logins), None)
+    if given is not None and given.user == "admin":
+        return msgspec.structs.replace(given, url=url)
+    file = data_folder.login_file(data, "admin")
+    if file.exists() and data_folder.read(data) is None:
+        return msgspec.structs.replace(logins.read_login(file), url=url)
+    otherwise = f"name it with --data, or set {logins.VARIABLE} to a copy of nats/logins/admin.json there"
+    here = environment_of("admin", data, otherwise)["PENSTOCK_URL"]
+    if url != LOCAL and not logins.is_same(url, here):
+        bad_input(f"{data} is the folder of {here} and not of {url}; {otherwise}")
+    return msgspec.structs.replace(logins.read_login(file), url=here)
 
 
-def _asked(login: dict[str, str], use: Callable[[Link], Awaitable[T]]) -> T:
+def as_administrator(login: Login, use: Callable[[Link], Awaitable[T]]) -> T:
     """Run something as the administrator."""
     from penstock_bus.nats import connect
 
     async def asked() -> T:
         async with connect(
-            login["PENSTOCK_URL"],
-            user=login["PENSTOCK_USER"],
-            password=login["PENSTOCK_PASSWORD"],
-            name="penstock purge",
+            login.url,
+            login=login,
+            name="penstock",
             as_client=True,  # what is there is changed, nothing is made
         ) as bus:
             return await use(bus.link)

@@ -20,13 +20,16 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from penstock_bus import access
+from penstock_bus import logins
+from penstock_bus.certificates import is_loopback
+from penstock_bus.settings import CONFIG_VARIABLE, origin
 from penstock_log.services import CORE
 
 _START_TICKS: Final = 19  # field 22 of /proc/PID/stat, counted after the command's closing parenthesis
 _GONE_S: Final = 10.0
 _OWNER_ONLY: Final = 0o700
-_OURS: Final = ("penstock", "nats", "executor", "logs", "checkpoints", "client.json", "extension")
+_PASSABLE: Final = 0o711
+_OURS: Final = ("penstock", "nats", "executor", "logs", "checkpoints", "client.json", "extension", "archive")
 """What the names begin with of all that is in a data folder."""
 UNKNOWN: Final = 0
 """In place of the process id of a supervisor that has the folder and has not yet said who it is."""
@@ -47,7 +50,7 @@ class SupervisorRecord(msgspec.Struct, kw_only=True):
     Attributes
     ----------
     url : str
-        Of the NATS server.
+        Of the NATS server, or of several, with commas between them.
     pid : int
         Of the supervisor.
     ready : bool
@@ -69,7 +72,7 @@ class SupervisorRecord(msgspec.Struct, kw_only=True):
 
     def save(self, folder: Path) -> None:
         """Write the record into the data folder, readable by its owner only."""
-        access.write_private(path(folder), msgspec.json.format(msgspec.json.encode(self)))
+        logins.write_private(path(folder), msgspec.json.format(msgspec.json.encode(self)))
 
 
 def path(folder: Path) -> Path:
@@ -87,10 +90,15 @@ def read(folder: Path) -> SupervisorRecord | None:
 
 def login(folder: Path, user: str) -> dict[str, str] | None:
     """Return the environment of a user of a data folder's server; None where there is no such user or server."""
-    record, password = read(folder), access.read(folder / "nats" / "passwords.json").get(user)
-    if record is None or password is None:
+    record, file = read(folder), login_file(folder, user)
+    if record is None or not file.exists():
         return None
-    return {"PENSTOCK_URL": record.url, "PENSTOCK_USER": user, "PENSTOCK_PASSWORD": password}
+    return {"PENSTOCK_URL": record.url, logins.VARIABLE: str(file)}
+
+
+def login_file(folder: Path, user: str) -> Path:
+    """Return the file with the login of a service, or of the admin, of a data folder's server."""
+    return folder.absolute() / logins.SERVICE_LOGINS / logins.file_name(user)
 
 
 @contextmanager
@@ -208,7 +216,10 @@ class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
     data_dir : str
         Holds all that must survive; made if it is not there.
     port : int
-        Of the NATS server on loopback; -1 takes a free one.
+        Of the NATS server on loopback, and of the first of several, the others having the next ones; -1 takes free
+        ones.
+    servers : int
+        How many NATS servers keep the log; 0: as many as keep it already, one in a new folder.
     devices : str
         Of the executor, such as ``fast:2@1.0:16GiB,cpu``; empty leaves it to its settings.
     replicas : dict of str to int
@@ -219,6 +230,15 @@ class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
         The services' logs go to files in the data folder and not to standard error.
     extensions : tuple of str
         Who besides Penstock's services may write facts, each its own.
+    owner : str
+        Name of the person who may do everything; empty takes the user who runs it.
+    host : str
+        Address on which NATS listens; beyond this machine only with TLS.
+    name : str
+        Host name of this machine for people elsewhere; empty takes what the machine calls itself.
+    tls_cert, tls_key, tls_ca : str
+        Files of a certificate, its key and the authority that clients are to trust; empty makes an authority of one's
+        own where ``host`` is not this machine alone.
     max_payload : int
         Largest message, in bytes.
     max_store_bytes : int
@@ -231,11 +251,18 @@ class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     data_dir: str = "penstock-data"
     port: int = 4222
+    servers: Annotated[int, Meta(ge=0)] = 0
     devices: str = ""
     replicas: dict[str, Annotated[int, Meta(ge=0)]] = {}
     config: str = ""
     quiet: bool = False
     extensions: tuple[str, ...] = ()
+    owner: str = ""
+    host: str = "127.0.0.1"
+    name: str = ""
+    tls_cert: str = ""
+    tls_key: str = ""
+    tls_ca: str = ""
     max_payload: int = 1 << 20
     max_store_bytes: Annotated[int, Meta(ge=0)] = 0
     ready_s: float = 60.0
@@ -261,14 +288,18 @@ class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
         return [(name, number) for name in CORE for number in range(FIRST, FIRST + self.replicas.get(name, 1))]
 
 
-def environment(options: UpOptions, service: str, number: int, *, url: str, password: str) -> dict[str, str]:
+def environment(options: UpOptions, service: str, number: int, *, url: str) -> dict[str, str]:
     """Return the variables that one service process gets beside the supervisor's environment."""
-    env = {"PENSTOCK_URL": url, "PENSTOCK_USER": service, "PENSTOCK_PASSWORD": password}
+    env = {"PENSTOCK_URL": url, logins.VARIABLE: str(login_file(options.folder, service))}
     env["PENSTOCK_DRAIN_S"] = str(options.drain_s)
     if options.config:
         env["PENSTOCK_CONFIG"] = str(Path(options.config).absolute())
+    if service == "gateway":
+        env["PENSTOCK_GATEWAY_OWNER"] = options.owner or logins.user_name()
     if service == "executor":
         env |= _of_executor(options, number)
+    if service == "gateway" and not origin("gateway", "archive_dir", environ={**os.environ, **env}):
+        env["PENSTOCK_GATEWAY_ARCHIVE_DIR"] = str(options.folder / "archive")
     return env
 
 
@@ -283,4 +314,24 @@ def _of_executor(options: UpOptions, number: int) -> dict[str, str]:
         env["PENSTOCK_EXECUTOR_NODE_ID"] = f"{socket.gethostname().split('.')[0].lower()}-{number}"
     if options.devices:
         env["PENSTOCK_EXECUTOR_DEVICES"] = options.devices
+    if trusts_all_submitters(options):
+        env["PENSTOCK_EXECUTOR_RUN_AS"] = "executor"
     return env
+
+
+def let_users_through(options: UpOptions) -> None:
+    """Open the data folder for passing where jobs run as their users; what is in it is closed each by itself."""
+    if os.geteuid() == 0 and not trusts_all_submitters(options) and options.folder.stat().st_uid == 0:
+        options.folder.chmod(_PASSABLE)
+
+
+def trusts_all_submitters(options: UpOptions) -> bool:
+    """
+    Return whether jobs run as who started this: on the machine of one person, which others do not reach.
+
+    Settings that say as whom win.
+    """
+    if not is_loopback(options.host):
+        return False
+    own = {CONFIG_VARIABLE: str(options.config)} if options.config else {}
+    return not origin("executor", "run_as", environ={**os.environ, **own})

@@ -15,23 +15,27 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import IO, Final
 
 import msgspec
 import structlog
 
-from penstock_bus import access, health, logs
+from penstock_bus import access, certificates, health, logins, logs
+from penstock_bus.certificates import TlsFiles
 from penstock_bus.follower import background
-from penstock_bus.nats import StreamLimits, connect
+from penstock_bus.nats import connect
 from penstock_bus.port import BusError, TelemetryPort
-from penstock_bus.server import Process, Server, ServerError, ServerSettings, end, wait_for_disk_space, widen_full_store
+from penstock_bus.server import Process, Server, ServerError, ServerSettings, end, wait_for_disk_space
+from penstock_bus.server_group import ServerGroup, count_of
 from penstock_bus.settings import SettingsError, load
-from penstock_bus.shell import EX_CONFIG, REFUSED, handle_signals
+from penstock_bus.shell import EX_CONFIG, EX_DATAERR, REFUSED, handle_signals
 from penstock_cli.local import data_folder
-from penstock_cli.local.data_folder import UpError, UpOptions, environment
+from penstock_cli.local.data_folder import UpError, UpOptions, environment, trusts_all_submitters
 from penstock_cli.local.service_template import ServiceProcess, ServiceTemplate
 from penstock_log import subjects
+from penstock_log.text import escaped
 
 __all__ = ["UpError", "UpOptions", "banner", "detach", "down", "noted", "up"]
 
@@ -70,6 +74,7 @@ async def up(options: UpOptions, say: Say, stopping: asyncio.Event | None = None
     except SettingsError as error:
         raise UpError(str(error)) from error
     with data_folder.locked(options.folder):
+        data_folder.let_users_through(options)
         for name in await data_folder.kill_stale(options.folder):
             _log.warning("stale_process_killed", name=name)
         data_folder.path(options.folder).unlink(missing_ok=True)
@@ -186,37 +191,99 @@ def banner(options: UpOptions, url: str) -> str:
     count = f"{number} process{'' if number == 1 else 'es'}"
     return (
         f"Penstock {health.VERSION} is up at {url}: {count}, data in {options.folder}\n"
-        "Single node, not HA: every commit is on this disk before it is acknowledged, and nowhere else.\n"
-        f"{access_lines(options, url)}"
+        f"{_kept(url)}\n"
+        f"{access_lines(options, url)}\n"
+        f"{jobs_line(options)}"
     )
+
+
+def _kept(url: str) -> str:
+    """
+    Return where commits are before they are acknowledged.
+
+    Examples
+    --------
+    >>> _kept("nats://127.0.0.1:4222,nats://127.0.0.1:4223,nats://127.0.0.1:4224").partition(";")[0]
+    '3 servers on this machine keep every commit, and go on while one of them is down'
+    """
+    servers = url.count(",") + 1
+    if servers == 1:
+        return "Single node, not HA: every commit is on this disk before it is acknowledged, and nowhere else."
+    return (
+        f"{servers} servers on this machine keep every commit, and go on while one of them is down; machine and disk "
+        "are still one."
+    )
+
+
+def jobs_line(options: UpOptions) -> str:
+    """Return as whom jobs run."""
+    if not trusts_all_submitters(options):
+        return "Jobs run as who submits them (docs/isolation.md)."
+    return f"Jobs run as {logins.user_name()}, whoever submits them (run_as under [executor]; docs/isolation.md)."
 
 
 def access_lines(options: UpOptions, url: str) -> str:
     """Return which user's commands find the password, and what others need."""
-    login = options.folder / access.file_name("client")
-    if access.is_kept("client", url, os.environ):
-        found = f"{access.user_name()}'s commands find the password by themselves"
+    login = options.folder / logins.file_name("client")
+    if logins.is_kept("client", url, os.environ):
+        found = f"{logins.user_name()}'s commands find the password by themselves"
     else:
-        found = f"commands need {access.VARIABLE}={login}, as this user has no home to keep it in"
+        found = f"commands need {logins.VARIABLE}={login}, as this user has no home to keep it in"
     return f"{found}; other users and the nats command line need a copy of {login} (docs/cli.md)."
+
+
+def tls_of(options: UpOptions) -> TlsFiles | None:
+    """
+    Return the certificate of the server; None where it listens to this machine only.
+
+    Raises
+    ------
+    UpError
+        If what is given cannot be used.
+    """
+    if bool(options.tls_cert) != bool(options.tls_key):
+        raise UpError("a certificate goes with its key; give both --tls-cert and --tls-key")
+    try:
+        if options.tls_cert:
+            authority = Path(options.tls_ca) if options.tls_ca else None
+            return certificates.given(Path(options.tls_cert), Path(options.tls_key), authority)
+        if certificates.is_loopback(options.host):
+            return None
+        names = certificates.names_here(options.host, filter(None, [options.name]))
+        return certificates.ensured(options.folder / "nats" / "tls", names)
+    except certificates.BadCertificate as error:
+        raise UpError(str(error)) from error
+
+
+def _advertised(options: UpOptions) -> str:
+    """Return the name of this machine for people elsewhere; empty where they cannot reach it."""
+    if certificates.is_loopback(options.host):
+        return ""
+    return options.name or next(name for name in certificates.names_here(options.host) if name != "localhost")
 
 
 class _Supervisor:
     def __init__(self, options: UpOptions, say: Say, stopping: asyncio.Event) -> None:
         self._options, self._say, self._stopping = options, say, stopping
-        self._server = Server(
-            ServerSettings(
-                data_dir=options.folder,
-                port=options.port,
-                max_payload=options.max_payload,
-                max_store_bytes=options.max_store_bytes,
-                extensions=options.extensions,
-            )
+        settings = ServerSettings(
+            data_dir=options.folder,
+            port=options.port,
+            max_payload=options.max_payload,
+            max_store_bytes=options.max_store_bytes,
+            extensions=options.extensions,
+            owner=options.owner,
+            host=options.host,
+            tls=tls_of(options),
+            name=options.name if options.tls_cert else "",
         )
+        try:
+            self._servers = ServerGroup(settings, options.servers or count_of(options.folder) or 1)
+        except ServerError as error:
+            raise UpError(str(error)) from error
         self._template = ServiceTemplate([service for service, _ in options.processes()])
         self._children: list[Child] = []
         self._store_note = ""
-        self._logins: dict[access.Role, access.Login] = {}
+        self._logins: dict[logins.Role, logins.Login] = {}
         self._record = data_folder.SupervisorRecord(
             url="",
             pid=os.getpid(),
@@ -230,12 +297,12 @@ class _Supervisor:
 
     async def _run(self, processes: Sequence[tuple[str, int]]) -> None:
         try:
-            await self._server.start()
-            self._store_note = await widen_full_store(self._server)
+            await self._servers.start()
+            self._store_note = await self._servers.widen_if_full()
         except ServerError as error:
             raise UpError(str(error)) from error
         try:
-            self._record.url = self._server.url
+            self._record.url = self._servers.url
             self._write_logins()
             self._children = [self._child(service, number) for service, number in processes]
             await self._supervise([service for service, _ in processes])
@@ -246,7 +313,7 @@ class _Supervisor:
 
     def _child(self, service: str, number: int) -> Child:
         options, name = self._options, f"{service}-{number}"
-        env = environment(options, service, number, url=self._server.url, password=self._server.passwords[service])
+        env = environment(options, service, number, url=self._servers.url)
         log_file = options.folder / "logs" / f"{name}.log" if options.quiet else None
         if log_file is not None:
             log_file.parent.mkdir(mode=0o700, exist_ok=True)
@@ -257,15 +324,18 @@ class _Supervisor:
         return Child(name, start, log_file, lambda child: self._note(child.name, child.pid))
 
     async def _supervise(self, services: list[str]) -> None:
-        password = self._server.passwords[access.ADMIN]
-        limits = StreamLimits.of_store(self._server.store_bytes)
-        async with connect(
-            self._server.url, user=access.ADMIN, password=password, name="supervisor", limits=limits
-        ) as bus:
+        admin = self._servers.logins[access.ADMIN]
+        async with (
+            connect(self._servers.url, login=admin, name="supervisor", limits=self._servers.limits) as bus,
+            self._servers.issuing(host=_advertised(self._options)),
+        ):
             readiness = Readiness()
             ready = readiness.all_of(bus, services, self._missing, self._options.ready_s)
             kept = [
-                keep_running("nats", self._nats, self._stopping.is_set),
+                *(
+                    keep_running(server.name, partial(self._serve, server), self._stopping.is_set)
+                    for server in self._servers.servers
+                ),
                 *(child.keep() for child in self._children),
                 self._renew_after_full_disk(),
             ]
@@ -275,36 +345,31 @@ class _Supervisor:
                     notes = readiness.notes | ({"store": self._store_note} if self._store_note else {})
                     self._record.ready, self._record.notes = True, notes
                     self._save_record()
-                    self._say("\n".join([banner(self._options, self._server.url), *noted(notes)]))
+                    self._say("\n".join([banner(self._options, self._servers.url), *noted(notes)]))
                 await self._stopping.wait()
 
     def _write_logins(self) -> None:
         """Leave credentials for people and foreign services, and a copy of each where this user's programs look."""
         folder = self._options.folder
         for role, user in access.users_of_roles(self._options.extensions).items():
-            login = access.Login(
-                url=self._server.url,
-                user=user,
-                password=self._server.passwords[user],
-                description=f"penstock up on {folder}",
-            )
+            login = msgspec.structs.replace(self._servers.logins[user], description=f"penstock up on {folder}")
             try:
-                access.write_login(folder / access.file_name(role), login)
+                logins.write_login(folder / logins.file_name(role), login)
             except OSError as error:
                 raise UpError(
                     f"credentials cannot be written to {folder}: {error.strerror}; make room there"
                 ) from error
             self._logins[role] = login
-            if access.keep_login(role, login, os.environ) is None:
-                advice = f"set {access.VARIABLE} to {folder / access.file_name(role)} in the shells that need it"
+            if logins.keep_login(role, login, os.environ) is None:
+                advice = f"set {logins.VARIABLE} to {folder / logins.file_name(role)} in the shells that need it"
                 _log.warning(
                     "credentials_not_kept", role=role, reason="this user's home cannot be written to", advice=advice
                 )
 
     def _remove_logins(self) -> None:
         for role, login in self._logins.items():
-            access.forget_login(role, login, os.environ)
-            (self._options.folder / access.file_name(role)).unlink(missing_ok=True)
+            logins.forget_login(role, login, os.environ)
+            (self._options.folder / logins.file_name(role)).unlink(missing_ok=True)
 
     def _missing(self, ready: set[int]) -> list[str]:
         names = [child.name for child in self._children if child.pid not in ready]
@@ -325,21 +390,20 @@ class _Supervisor:
                 one.cancel()
             await asyncio.gather(*waits, return_exceptions=True)
 
-    async def _nats(self) -> int:
-        process = self._server.process
-        if process is None or process.returncode is not None:
+    async def _serve(self, server: Server) -> int:
+        if server.process is None or server.process.returncode is not None:
             try:
-                await self._server.start()
+                await server.start()
             except ServerError as error:
-                _log.error("nats_not_started", error=str(error))
+                _log.error("nats_not_started", server=server.name, error=str(error))
                 return 1
-        self._note("nats", self._server.process.pid if self._server.process else 0)
-        return await self._server.wait()
+        self._note(server.settings.store, server.process.pid if server.process else 0)
+        return await server.wait()
 
     async def _renew_after_full_disk(self) -> None:
         while True:
             await wait_for_disk_space(self._options.folder)
-            await self._server.stop()  # and it is started again, as after any other end
+            await self._servers.stop()  # and they are started again, as after any other end
 
     def _note(self, name: str, pid: int) -> None:
         self._record.processes[name] = data_folder.process(pid)
@@ -361,7 +425,7 @@ class _Supervisor:
         others = [child for child in self._children if child not in executors]
         for group in (others, executors):
             await asyncio.gather(*(child.end(grace_s) for child in group))
-        await self._server.stop()
+        await self._servers.stop()
         self._remove_logins()
         data_folder.path(self._options.folder).unlink(missing_ok=True)
 
@@ -379,7 +443,7 @@ def _main() -> int:
     try:
         asyncio.run(up(options, lambda text: _log.info("up", text=text)))
     except (UpError, BusError) as error:
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(f"{escaped(str(error))}\n")
         return 1
     return 0
 
@@ -430,7 +494,11 @@ class Readiness:
 FIRST_S: Final = 0.2
 MOST_S: Final = 10.0
 STEADY_S: Final = 10.0
-_HOPELESS: Final = {EX_CONFIG: "its settings are wrong", REFUSED: "the bus refuses its credentials"}
+_HOPELESS: Final = {
+    EX_CONFIG: "its settings are wrong",
+    EX_DATAERR: "the log is of a later version",
+    REFUSED: "the bus refuses its credentials",
+}
 
 Start = Callable[[IO[bytes] | None], Awaitable[Process]]
 """Starts a process whose output goes to the file; without one it goes where the supervisor's goes."""

@@ -24,9 +24,14 @@ from penstock_log.views.cluster import SharedDeviceView as SharedDeviceView
 from penstock_log.views.cluster import SharedLaneView as SharedLaneView
 from penstock_log.views.cluster import SharedRunView as SharedRunView
 from penstock_log.views.cluster import StatusView as StatusView
+from penstock_log.views.cluster import StreamPeerView as StreamPeerView
+from penstock_log.views.cluster import StreamsView as StreamsView
+from penstock_log.views.cluster import StreamView as StreamView
 from penstock_log.views.cluster import SweepsView as SweepsView
 from penstock_log.views.cluster import SweepView as SweepView
 from penstock_log.views.cluster import TrialView as TrialView
+from penstock_log.views.cluster import UsersView as UsersView
+from penstock_log.views.cluster import UserView as UserView
 from penstock_log.views.jobs import ActAnswer as ActAnswer
 from penstock_log.views.jobs import DryRunView as DryRunView
 from penstock_log.views.jobs import EventsView as EventsView

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, Optional
 
 from penstock_log.decision_facts import Problem
-from penstock_log.facts import Setting
+from penstock_log.facts import Role, Setting
 from penstock_log.spec import Device, MemoryNeed, Param, SweepSpec
 from penstock_log.views.jobs import View
 
@@ -100,6 +100,56 @@ class ReplicaView(View, frozen=True, kw_only=True):
     last_seq: int = 0
     decided_seq: int = 0
     undecided_s: float = 0.0
+
+
+class StreamPeerView(View, frozen=True, kw_only=True):
+    """
+    One copy of a stream beside its leader's.
+
+    Attributes
+    ----------
+    current : bool
+        Whether it has all that the leader has.
+    offline : bool
+        Whether its server is gone.
+    lag : int
+        Operations that it is behind.
+    heard_ago_s : float
+        How long ago its server was last heard of.
+    """
+
+    server: str
+    current: bool
+    offline: bool = False
+    lag: int = 0
+    heard_ago_s: float = 0.0
+
+
+class StreamView(View, frozen=True, kw_only=True):
+    """
+    On which NATS servers one stream is kept.
+
+    Attributes
+    ----------
+    replicas : int
+        On so many; 0 where that is not known.
+    leader : str
+        The server that takes what is written; empty while none does.
+    error : str
+        Why nothing is known of it.
+    """
+
+    name: str
+    replicas: int = 0
+    leader: str = ""
+    copies: tuple[StreamPeerView, ...] = ()
+    error: str = ""
+
+
+class StreamsView(View, frozen=True, kw_only=True):
+    """All streams, and on which NATS servers each is kept."""
+
+    streams: tuple[StreamView, ...]
 
 
 class StatusView(View, frozen=True, kw_only=True):
@@ -403,4 +453,30 @@ class SweepsView(View, frozen=True, kw_only=True):
     """All sweeps, by submission; their trials are left out (``sweep`` has them)."""
 
     sweeps: tuple[SweepView, ...]
+    seq: int
+
+
+class UserView(View, frozen=True, kw_only=True):
+    """
+    A person who may use the cluster.
+
+    Attributes
+    ----------
+    valid_from_s : float
+        Logins that were issued earlier count no more, seconds since the epoch.
+    is_owner : bool
+        Whether they run the server, and are an admin whatever the log says.
+    """
+
+    name: str
+    role: Role
+    teams: tuple[str, ...] = ()
+    valid_from_s: float = 0.0
+    is_owner: bool = False
+
+
+class UsersView(View, frozen=True, kw_only=True):
+    """All people who may use the cluster, by name."""
+
+    users: tuple[UserView, ...]
     seq: int

@@ -64,7 +64,7 @@ def assign(processing_us: Ints, ready_us: Sequence[Ints]) -> MatchedSchedule:
     :data:`MOST_US` (3,600 jobs of a day on one machine, a year on 200 machines); beyond, ties are broken as they come.
     There is room for four times as many places as the jobs would fill evenly, and those count.
 
-    Exact for busy machines too. O(J T log m) to begin, O(J T) at worst for each job that the beginning left unseated:
+    Exact for busy machines too. O(J T log m) to begin, O(J T) at worst for each job that the beginning left unassigned:
     about one in a hundred, one in twenty where many jobs are alike, and most of them where these have to share kinds
     of fewer than 8 machines. Memory O(J T + levels).
 
@@ -205,7 +205,7 @@ class KeptMatching:
         return min(self._used + 2, 4 * self._used // machines + 16)
 
     def _begin(self, reach: int) -> None:
-        """Guess the prices, seat the jobs and balance, from nothing."""
+        """Guess the prices, assign the jobs and balance, from nothing."""
         self._longest_us = _longest(self._processing_us)
         self._refuse_overflow(reach, self._longest_us)
         self._scale = _scale(reach, self._most_us(reach, self._longest_us))

@@ -1,5 +1,5 @@
 """
-Prices to begin with, and the jobs seated at them.
+Prices to begin with, and the jobs assigned at them.
 
 Nothing here decides what is optimal: a better guess only leaves less to do for the exact part. :func:`assign_all` puts
 every job into its cheapest level and takes as many machines as the prices pay for; :func:`assign_rest` does the rest.
@@ -44,14 +44,14 @@ from penstock_policies.matching.shortest_paths import BALANCED, TOO_DEEP, balanc
 @kernel
 def assign_all(flow: Flow, order: Ints) -> None:
     """
-    Seat the jobs of an empty flow for which there is a machine in their level; the others are left for `seat_rest`.
+    Assign the jobs of an empty flow whose level has a machine for them; the others are left for `assign_rest`.
 
     Each machine that a price pays for and that no job took is lacking a job: that is the excess then.
 
     Parameters
     ----------
     order : (J,) int array
-        The jobs in the order of seating. It is of advantage to have those together that are alike.
+        The jobs in the order of assigning. It is of advantage to have those together that are alike.
     """
     kinds, sink = flow.machines.size, flow.first.size
     reach = sink // kinds
@@ -76,7 +76,7 @@ def assign_all(flow: Flow, order: Ints) -> None:
 
 @kernel
 def _assign_at_equal_cost(flow: Flow, order: Ints, cost: Ints) -> None:
-    """Seat jobs in other levels that cost them no more, where there is room: jobs that are alike fill one by one."""
+    """Assign jobs to other levels that cost them no more, where there is room: jobs that are alike fill one by one."""
     kinds, sink = flow.machines.size, flow.first.size
     reach = sink // kinds
     for job in order:
@@ -93,7 +93,7 @@ def _assign_at_equal_cost(flow: Flow, order: Ints, cost: Ints) -> None:
 
 @kernel
 def assign_rest(flow: Flow, paths: Paths) -> int:
-    """Seat the jobs that are left one by one, each time making the flow optimal; return as `balance` does."""
+    """Assign the jobs that are left one by one, each time making the flow optimal; return as `balance` does."""
     if balance(flow, paths) == TOO_DEEP:
         return TOO_DEEP
     for job in range(flow.level.size):
@@ -123,7 +123,7 @@ def _look_no_deeper_than_needed(flow: Flow) -> None:
 
 @kernel
 def reassign_all(flow: Flow) -> None:
-    """Seat all jobs anew at the prices there are, after the machines' ready times have changed."""
+    """Assign all jobs anew at the prices there are, after the machines' ready times have changed."""
     kinds, sink = flow.machines.size, flow.first.size
     reach = sink // kinds
     flow.first[:] = NOWHERE
@@ -228,12 +228,12 @@ FEWEST_JOBS: Final = 256  # fewer are not worth a sample
 FEWEST_MACHINES: Final = 8  # of a kind
 ALIKE: Final = 4  # jobs are much alike if there are at least so many for each that is different,
 WORKLOADS: Final = 128  # or if no more than these are different in their ratios of speeds
-COARSE_SETTLED_SHARE: Final = 8  # guessed prices are good if they leave no more than one job in so many unseated
+COARSE_SETTLED_SHARE: Final = 8  # guessed prices are good if they leave no more than one job in so many unassigned
 
 
 def set_prices(flow: Flow, deepest: int) -> Ints:
     """
-    Set the prices of an empty flow such that few jobs will be left to seat one by one; return the order for seating.
+    Set the prices of an empty flow such that few jobs are left to assign one by one; return the order for assigning.
 
     Parameters
     ----------

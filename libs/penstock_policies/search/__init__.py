@@ -21,6 +21,7 @@ from penstock_policies.search.algorithms import algorithm as algorithm
 from penstock_policies.search.algorithms import check as check
 from penstock_policies.search.algorithms import next_runs as next_runs
 from penstock_policies.search.drivers import SearchPlan as SearchPlan
+from penstock_policies.search.drivers import limit as limit
 from penstock_policies.search.drivers import planned as planned
 from penstock_policies.search.runs import Params as Params
 from penstock_policies.search.runs import RunHistory as RunHistory

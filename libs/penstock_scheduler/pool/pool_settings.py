@@ -13,9 +13,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from itertools import pairwise
-from typing import Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from penstock_log import Setting
 from penstock_log.validation import problems
@@ -25,6 +26,9 @@ from penstock_scheduler.pool.scheduler_state import RulesInForce, SchedulerState
 from penstock_scheduler.round_types import RoundRules, Seconds
 
 S = TypeVar("S", bound=msgspec.Struct)
+
+LEAST_PATIENCE_S: Final = 1.0
+"""With less, a busy machine would be taken for a dead one, and its runs be stopped all the time."""
 
 
 class OrderingSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,14 +146,15 @@ class MatcherSettings(RoundRules, frozen=True, kw_only=True):
     Attributes
     ----------
     node_timeout_s : float
-        A node whose heartbeats have stopped for this long is lost, and its jobs are placed again.
+        A node whose heartbeats have stopped for this long is lost, and its jobs are placed again. Its runs are stopped
+        there after three quarters of it.
     forget_node_s : float
         A node that left or was lost this long ago is no longer listed, unless it is drained; 0 keeps all.
     pools : dict of str to dict of str to object
         Pool → the parameters that differ in it, ``[matcher.pools.NAME]``.
     """
 
-    node_timeout_s: Seconds = 5.0
+    node_timeout_s: Annotated[float, Meta(ge=LEAST_PATIENCE_S)] = 10.0
     forget_node_s: Seconds = 3600.0
     pools: dict[str, dict[str, Any]] = {}
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -16,6 +16,7 @@ from penstock_log import (
     Event,
     Job,
     JobRank,
+    JobsArchived,
     JobsRanked,
     JobState,
     JobTable,
@@ -192,8 +193,9 @@ def fold(known: SchedulerState, jobs: JobTable, event: Event) -> tuple[list[Job]
         known.history.classes.clear()
         known.cache.indices.clear()
         known.cache.with_nodes = None
-    if kind_of_fact in _TAUGHT_BY:
-        matters = _learn(known, jobs, event) or matters
+    learn = _TAUGHT_BY.get(kind_of_fact)
+    if learn is not None:
+        matters = learn(known, jobs, event) or matters
     kind, resized = "", False
     if isinstance(event, RunEnded):
         kind, resized = _kind_of_run(jobs, event), _is_resized(jobs.by_id.get(event.job_id))
@@ -202,8 +204,9 @@ def fold(known: SchedulerState, jobs: JobTable, event: Event) -> tuple[list[Job]
         _sort_in(known, changed, kind, event.at_s)
         if resized:
             known.promised.update(job.id for job in changed if job.state is JobState.PENDING and not job.held)
-    for job in lifecycle.beside(jobs, event) if jobs.sharers else ():
-        known.history.note(job, event.at_s, known.cluster, known.speeds.of, known.keys[job.id])
+    if jobs.sharers:
+        for job in lifecycle.beside(jobs, event):
+            known.history.note(job, event.at_s, known.cluster, known.speeds.of, known.keys[job.id])
     if indices := known.cache.indices:
         _follow(indices, jobs, changed, event)
     return changed, matters or bool(changed)
@@ -211,53 +214,82 @@ def fold(known: SchedulerState, jobs: JobTable, event: Event) -> tuple[list[Job]
 
 def _follow(indices: Mapping[str, PoolIndex], jobs: JobTable, changed: Iterable[Job], event: Event) -> None:
     """Bring the indices up to date."""
-    if isinstance(event, JobsRanked):
-        if (index := indices.get(event.pool)) is not None:
-            index.note_ranks(event.ranks)
-        return
     if isinstance(event, RunMeasured):
         changed = [*changed, *(jobs[job_id] for index in indices.values() for job_id in index.sharing.unmeasured)]
     for job in changed:
         if (index := indices.get(job.spec.pool)) is not None:
             index.note(job)
+    if isinstance(event, JobsRanked) and (index := indices.get(event.pool)) is not None:
+        index.note_ranks(event.ranks)
 
 
-_TAUGHT_BY: Final[frozenset[type[Event]]] = frozenset(
-    {WorkloadProfiled, JobsRanked, PolicySet, RoundDecided, RunEnded, RunMeasured}
-)
-
-READ: Final[frozenset[type[Event]]] = OF_NODES | lifecycle.OF_JOBS | _TAUGHT_BY
-"""Kinds of facts that :func:`fold` takes in; others change nothing."""
-
-
-def _learn(known: SchedulerState, jobs: JobTable, event: Event) -> bool:
-    """Take in what a fact says beside the jobs' lives; return whether a round could come out otherwise for it."""
-    match event:
-        case RunEnded() if (job := jobs.by_id.get(event.job_id)) is not None:
-            if job.started_s and job.may_run(event.epoch, event.node_id):
-                known.history.costs.end(job, known.keys[job.id], event)
-        case RoundDecided():
-            known.explained[event.pool] = ExplainedRound(event.at_s, {wait.job_id: wait.cause for wait in event.waits})
-            known.promised.update(p.for_job for p in event.preemptions if p.for_job in known.keys)
-            known.history.decided(event)
-        case JobsRanked():
-            known.ranks.update((rank.job_id, rank) for rank in event.ranks if rank.job_id in known.keys)
-            known.modes[event.pool] = DispatchMode(event.backfills, event.preempts, order=event.order)
-            return True
-        case WorkloadProfiled():
-            known.speeds.apply(event)
-            return True
-        case PolicySet():
-            known.policies[event.pool] = event.settings
-            return True
-        case RunMeasured() if (job := jobs.get(event.job_id)) is not None and job.may_run(event.epoch, event.node_id):
-            key = known.keys[job.id]
-            differs = known.needs.get(key) != event.need
-            known.needs[key] = event.need
-            return differs
-        case _:
-            pass
+def _learn_cost(known: SchedulerState, jobs: JobTable, event: RunEnded) -> bool:
+    job = jobs.by_id.get(event.job_id)
+    if job is not None and job.started_s and job.may_run(event.epoch, event.node_id):
+        known.history.costs.end(job, known.keys[job.id], event)
     return False
+
+
+def _learn_round(known: SchedulerState, _jobs: JobTable, event: RoundDecided) -> bool:
+    known.explained[event.pool] = ExplainedRound(event.at_s, {wait.job_id: wait.cause for wait in event.waits})
+    known.promised.update(p.for_job for p in event.preemptions if p.for_job in known.keys)
+    known.history.decided(event)
+    return False
+
+
+def _learn_ranks(known: SchedulerState, _jobs: JobTable, event: JobsRanked) -> bool:
+    known.ranks.update((rank.job_id, rank) for rank in event.ranks if rank.job_id in known.keys)
+    known.modes[event.pool] = DispatchMode(event.backfills, event.preempts, order=event.order)
+    return True
+
+
+def _learn_speeds(known: SchedulerState, _jobs: JobTable, event: WorkloadProfiled) -> bool:
+    known.speeds.apply(event)
+    return True
+
+
+def _learn_policy(known: SchedulerState, _jobs: JobTable, event: PolicySet) -> bool:
+    known.policies[event.pool] = event.settings
+    return True
+
+
+def _learn_need(known: SchedulerState, jobs: JobTable, event: RunMeasured) -> bool:
+    job = jobs.get(event.job_id)
+    if job is None or not job.may_run(event.epoch, event.node_id):
+        return False
+    key = known.keys[job.id]
+    differs = known.needs.get(key) != event.need
+    known.needs[key] = event.need
+    return differs
+
+
+def _learn_archive(known: SchedulerState, _jobs: JobTable, event: JobsArchived) -> bool:
+    """Forget workloads that no job is left of, and take what finished jobs have taught from the fact."""
+    for key in event.workloads:
+        known.speeds.forget(key)
+        known.needs.pop(key, None)
+    for pool, learnt in event.learnt.items():
+        known.finished_s[pool] = list(learnt.finished_s)
+        known.cache.finished.pop(pool, None)
+    return bool(event.workloads or event.learnt)
+
+
+_TAUGHT_BY: Final[dict[type[Event], Callable[[SchedulerState, JobTable, Any], bool]]] = {
+    RunEnded: _learn_cost,
+    RoundDecided: _learn_round,
+    JobsRanked: _learn_ranks,
+    WorkloadProfiled: _learn_speeds,
+    PolicySet: _learn_policy,
+    RunMeasured: _learn_need,
+    JobsArchived: _learn_archive,
+}
+"""
+Kind of fact → what it teaches beside the jobs' lives, before these change; it returns whether a round could come out
+otherwise for it.
+"""
+
+READ: Final[frozenset[type[Event]]] = OF_NODES | lifecycle.OF_JOBS | _TAUGHT_BY.keys()
+"""Kinds of facts that :func:`fold` takes in; others change nothing."""
 
 
 def _kind_of_run(jobs: JobTable, event: RunEnded) -> str:

@@ -192,6 +192,7 @@ class SharedPage:
         if not 1 <= slots <= MOST_SLOTS:
             raise ValueError(f"{slots} slots are out of range; expected 1 to {MOST_SLOTS}")
         fd = os.memfd_create("penstock-lane", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.fchmod(fd, 0o600)  # it comes to its members by their sockets, and to nobody by a path of /proc
         os.ftruncate(fd, _size(slots))
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)  # no member can take it from others
         with mmap.mmap(fd, _size(slots)) as memory, memoryview(memory) as view, view.cast("Q") as words:

@@ -17,6 +17,7 @@ import logging
 import os
 import select
 import socket
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,6 +47,7 @@ from penstock_sharing.token.shared_page import MOST_SLOTS, BadSharedPage, Shared
 from penstock_sharing.token.slot_table import NoFreeSlot
 
 TICK_S: Final = 0.004
+UserCheck = Callable[[int, "LaneClientId | None"], bool]
 
 _log = logging.getLogger("penstock.lanes")
 
@@ -57,7 +59,10 @@ class TokenBroker:
     Parameters
     ----------
     path : Path
-        Where its socket is; one that is there is replaced. Only processes of this user may connect.
+        Where its socket is; one that is there is replaced.
+    may_speak : callable, optional
+        ``may_speak(uid, who)``: whether a user's processes may speak for one that shares a lane; without ``who``, for
+        any at all. By default only processes of this user may, and connect.
 
     Attributes
     ----------
@@ -82,13 +87,14 @@ class TokenBroker:
                     case ClientGone(who): ...
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, may_speak: UserCheck | None = None) -> None:
         self.lanes: dict[str, LaneToken] = {}
+        self._may_speak = may_speak or of_this_user
         self._clients: dict[LaneClientId, BrokerConnection] = {}
         self._by_call_fd: dict[int, LaneToken] = {}
         self._events: list[TokenEvent] = []
         self._epoll = select.epoll()
-        self._listener = BrokerListener(path, self._epoll)
+        self._listener = BrokerListener(path, self._epoll, may_speak)
         self._again = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self._again, select.EPOLLIN)
 
@@ -267,6 +273,8 @@ class TokenBroker:
         problem = ""
         if join.version != VERSION:
             problem = f"it speaks version {join.version} of the lane protocol; this is {VERSION}"
+        elif not self._may_speak(client.uid, join.who):
+            problem = f"{join.who} is not of uid {client.uid}; only a run's own user may speak for it"
         elif client.who is not None or join.who in self._clients:
             problem = f"{join.who} has joined already"
         if problem:
@@ -376,7 +384,7 @@ class BrokerConnection:
 
     Attributes
     ----------
-    pid, pidfd : int
+    pid, uid, pidfd : int
         Of the process at the other end.
     who : LaneClientId or None
         What it said it is.
@@ -388,6 +396,7 @@ class BrokerConnection:
 
     connection: socket.socket
     pid: int
+    uid: int
     pidfd: int
     who: LaneClientId | None = None
     lanes: list[LaneToken] = field(default_factory=list)
@@ -411,12 +420,14 @@ class BrokerListener:
         One that is there is replaced.
     epoll : select.epoll
         Where its descriptors are watched.
+    may_speak : callable or None
+        Who is let in; None: processes of this user.
     """
 
-    def __init__(self, path: Path, epoll: select.epoll) -> None:
-        self._epoll = epoll
+    def __init__(self, path: Path, epoll: select.epoll, may_speak: UserCheck | None = None) -> None:
+        self._epoll, self._may_speak = epoll, may_speak or of_this_user
         self._clients: dict[int, BrokerConnection] = {}
-        self._listener = listen(path, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+        self._listener = listen(path, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK, for_all=may_speak is not None)
         epoll.register(self._listener, select.EPOLLIN)
 
     def handle_readable(self, fd: int) -> tuple[BrokerConnection, Message | None, list[int]] | None:
@@ -468,12 +479,14 @@ class BrokerListener:
             _log.warning("lane_connection_lost error=%s", error)
             return
         who = peer(connection)
-        if who.uid != os.getuid():
+        if not self._may_speak(who.uid, None):
             _log.warning("lane_connection_refused what=another_users_process pid=%s uid=%s", who.pid, who.uid)
+            with suppress(OSError):
+                send(connection, JoinRefused(f"uid {who.uid} has no run on this node"), ())
             connection.close()
             return
         try:
-            client = BrokerConnection(connection, who.pid, os.pidfd_open(who.pid))
+            client = BrokerConnection(connection, who.pid, who.uid, os.pidfd_open(who.pid))
         except OSError:  # it has ended already
             connection.close()
             return
@@ -496,7 +509,13 @@ class BrokerListener:
         return client, *(received or (None, []))
 
 
-def listen(path: Path, kind: int) -> socket.socket:
+def of_this_user(uid: int, who: LaneClientId | None) -> bool:
+    """Return whether it is a process of the broker's own user."""
+    del who
+    return uid == os.getuid()
+
+
+def listen(path: Path, kind: int, *, for_all: bool = False) -> socket.socket:
     """
     Return a listening Unix socket, readable and writable for this user alone from its first moment.
 
@@ -506,10 +525,12 @@ def listen(path: Path, kind: int) -> socket.socket:
         One that is there is replaced.
     kind : int
         ``SOCK_SEQPACKET`` or ``SOCK_STREAM``, with flags.
+    for_all : bool
+        Whether every user may connect, to be told by the kernel's word on each connection.
     """
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, kind)
-    before = os.umask(0o177)
+    before = os.umask(0o111 if for_all else 0o177)
     try:
         listener.bind(str(path))
     finally:

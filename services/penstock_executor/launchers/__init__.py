@@ -7,6 +7,9 @@ In reading order:
 * ``environment``: Ranks and environment of a run's processes.
 * ``process_launcher``: The process launcher.
 * ``shim``: The program around each process.
+* ``fence_keeper``: What stops a run in time; loaded by the shim.
+* ``confinement``: What a process gives up before its program begins.
+* ``sandbox``: The command line of bubblewrap around a program.
 """
 
 from collections.abc import Callable

@@ -6,6 +6,7 @@ Ranks and environment of a run's processes, whatever launcher starts them.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -16,10 +17,17 @@ from penstock.submission import beginning_of
 from penstock_cluster import environment
 from penstock_cluster.device_backend import CAPABILITIES
 from penstock_executor.checkpoint_transfer import Resume
+from penstock_executor.fence import fence_of
+from penstock_executor.launchers import sandbox
+from penstock_executor.launchers.confinement import TEMPORARY, Confinement
+from penstock_executor.launchers.launcher import RunFence
+from penstock_executor.run_identity import RunIdentity
 from penstock_executor.run_state import sharing_of
+from penstock_executor.settings import SandboxName
 from penstock_log import Device, Job, Placement, Slot, workload
 from penstock_log.agent_protocol import AgentEnv
 
+MPS_FOLDERS: Final = ("/tmp/nvidia-mps", "/tmp/nvidia-log")  # noqa: S108 - where NVIDIA's service listens by default
 ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
@@ -33,7 +41,16 @@ class GangMember(msgspec.Struct, frozen=True):
 
 
 class LaunchSite(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of the environment that is the same for all runs of a node."""
+    """
+    The part of the environment that is the same for all runs of a node.
+
+    Attributes
+    ----------
+    temporary : Path or None
+        Holds a temporary folder for each run that is kept apart from others.
+    new_privileges, most_tasks, sandbox, writable : bool, int, str, tuple of str
+        As in the settings.
+    """
 
     node_id: str
     devices: tuple[Device, ...]
@@ -42,6 +59,17 @@ class LaunchSite(msgspec.Struct, frozen=True, kw_only=True):
     cwd: str
     pass_env: tuple[str, ...] = ()
     lanes: str = ""
+    temporary: Path | None = None
+    new_privileges: bool = False
+    most_tasks: int = 0
+    sandbox: SandboxName = "none"
+    writable: tuple[str, ...] = ()
+    heard: str = ""
+    held_s: float = 3600.0
+
+    def fence(self, placement: Placement | None) -> RunFence | None:
+        """Return within what time the run of a grant is kept; None where nobody answers this node's heartbeats."""
+        return fence_of(placement, Path(self.heard), self.held_s) if self.heard else None
 
 
 def members(placement: Placement, processes: str) -> list[GangMember]:
@@ -106,9 +134,48 @@ def environment_of(
         ours[AgentEnv.SAVE_AT_END] = "1"
     if sharing_of(job) == "lane":
         ours[AgentEnv.LANES] = site.lanes
+    if (fence := site.fence(placement)) is not None:
+        ours |= {AgentEnv.HEARD: site.heard, AgentEnv.HOLD_S: repr(fence.hold_s)}
     if job.sample:
         ours[AgentEnv.SAMPLE_ITERATIONS] = str(job.sample.iterations)
     return {**threads, **spec.env, **ours, **rendezvous, **environment(devices)}
+
+
+def confinement_of(
+    job: Job,
+    member: GangMember,
+    identity: RunIdentity,
+    site: LaunchSite,
+    *,
+    cwd: str,
+    tmp: Path | None = None,
+    cgroup: str = "",
+) -> Confinement:
+    """Return what a process gives up before its program begins."""
+    shared = [os.path.dirname(path) for path in (site.socket, site.lanes, site.heard) if path]
+    needed = {os.path.realpath(path) for path in (cwd, str(site.checkpoints), *shared)}
+    own = os.fspath(tmp) if tmp is not None and not needed & set(TEMPORARY) else ""
+    confinement = Confinement(new_privileges=site.new_privileges, tmp=own, cgroup=cgroup)
+    if identity.switches:
+        confinement = confinement._replace(
+            user=identity.name,
+            uid=identity.uid,
+            gid=identity.gid,
+            groups=identity.groups,
+            kept=tuple(sorted(needed | set(filter(os.path.isdir, MPS_FOLDERS)))),
+            most_tasks=site.most_tasks,
+        )
+    if site.sandbox == "none":
+        return confinement
+    home = identity.home if identity.switches else os.path.expanduser("~")
+    writable = (path.replace("~", home, 1) if path.startswith("~") else path for path in site.writable)
+    wrapper = sandbox.bubblewrap(
+        tmp=own or "/tmp",  # noqa: S108 - the working directory is in the host's own
+        passed=(*needed, *MPS_FOLDERS),
+        writable=(str(site.checkpoints / job.id), *sandbox.own_folder(cwd, identity.uid), *writable),
+        devices=[device for device in site.devices if device.index in member.devices],
+    )
+    return confinement._replace(wrapper=wrapper, tmp="", kept=())
 
 
 def placement_of(job: Job) -> Placement:

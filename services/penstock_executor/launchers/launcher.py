@@ -16,6 +16,7 @@ from typing import Final, Protocol, TypeVar
 import msgspec
 
 from penstock_cluster.device_backend import MemoryCaps
+from penstock_executor.launchers.confinement import Confinement
 
 OUTPUT_BYTES: Final = 1 << 30
 
@@ -25,6 +26,30 @@ class OutputLimits(msgspec.Struct, frozen=True):
 
     folder: Path
     limit_bytes: int = OUTPUT_BYTES
+
+
+class RunFence(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    For how long a run's processes may go on after the last heartbeat that was answered.
+
+    What it is for is told in :mod:`penstock_executor.fence`.
+
+    Attributes
+    ----------
+    page : Path
+        Where the time of that heartbeat is read.
+    hold_s : float
+        After this long they are stopped, until the next one is answered.
+    end_s : float
+        After this long none of them may run, whatever has become of who should stop them.
+    keep_s : float
+        After being stopped for so long they are ended.
+    """
+
+    page: Path
+    hold_s: float
+    end_s: float
+    keep_s: float
 
 
 class OutputFate(msgspec.Struct, frozen=True):
@@ -63,11 +88,27 @@ class Launcher(Protocol[ProcessT]):
     def memory_caps(self, cgroup: Path | None, /) -> MemoryCaps:
         """Return what holds processes to their part of the host's memory; ``cgroup`` is the operator's."""
 
+    def confine(self, folder: Path, confinement: Confinement, /) -> None:
+        """
+        Have the process that is to start in a folder confined, before its program's first instruction.
+
+        Where that cannot be done, the program does not run: its status is
+        :data:`~penstock_executor.launchers.shim.NOT_CONFINED`, and the reason is on its standard error.
+        """
+
     def start(
-        self, folder: Path, argv: Sequence[str], env: Mapping[str, str], cwd: str, keep: OutputLimits | None = None, /
+        self,
+        folder: Path,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        cwd: str,
+        keep: OutputLimits | None = None,
+        /,
+        *,
+        fence: RunFence | None = None,
     ) -> ProcessT:
         """
-        Start a program, with its output in ``keep``'s folder, or else in ``folder``.
+        Start a program, with its output in ``keep``'s folder, or else in ``folder``, and within its ``fence``, if any.
 
         Raises
         ------

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -28,7 +29,8 @@ import msgspec
 
 from penstock_cluster.host_limits import MemoryCaps, strongest_caps
 from penstock_executor.launchers import shim
-from penstock_executor.launchers.launcher import OutputFate, OutputLimits
+from penstock_executor.launchers.confinement import Confinement
+from penstock_executor.launchers.launcher import OutputFate, OutputLimits, RunFence
 from penstock_log import workload
 from penstock_log.agent_protocol import AgentEnv
 
@@ -38,6 +40,11 @@ INHERITED: Final = (
     *("http_proxy", "https_proxy", "no_proxy"),
 )
 """What a job gets of the executor's own environment: what a machine is like, never what its operator holds."""
+WITHHELD: Final = ("PENSTOCK_*", "NATS_*", "CREDENTIALS_DIRECTORY", "NOTIFY_SOCKET", "LISTEN_*", "SSH_AUTH_SOCK")
+"""What no pattern lets through: the executor's settings and passwords, and what systemd and its login have given it."""
+PUBLIC: Final = ("PENSTOCK_URL",)
+_WITH_LOGIN: Final = re.compile(r"://[^/@\s]+@")
+"""An address with a name, and perhaps a password, before its host: a proxy's, for example."""
 _SHIM: Final = shim.__file__
 _SHAPES_THE_SHIM: Final = ("LD_", "LC_", "LANG", "GLIBC_", "MALLOC_")
 _BLOCKED: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, shim.KILL)
@@ -52,15 +59,27 @@ class ShimProcess(msgspec.Struct, frozen=True):
     ticks: int
 
 
+def confine(folder: Path, confinement: Confinement) -> None:
+    """Leave in the folder what the shim's child is to give up; see :meth:`Launcher.confine`."""
+    confinement.write(os.fspath(folder))
+
+
 def start(
-    folder: Path, argv: Sequence[str], env: Mapping[str, str], cwd: str, keep: OutputLimits | None = None
+    folder: Path,
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    cwd: str,
+    keep: OutputLimits | None = None,
+    *,
+    fence: RunFence | None = None,
 ) -> ShimProcess:
     """Start a program in its own session; see :meth:`Launcher.start`."""
     keep = keep or OutputLimits(folder)
     for name in ("stdout", "stderr"):
         os.close(os.open(keep.folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600))
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-    argv = [str(folder), str(keep.folder), str(keep.limit_bytes), cwd, *argv]
+    limits = "" if fence is None else f"{fence.hold_s}:{fence.end_s}:{fence.keep_s}:{fence.page}"
+    argv = [str(folder), str(keep.folder), str(keep.limit_bytes), limits, cwd, *argv]
     pid = os.posix_spawn(
         sys.executable,
         [sys.executable, "-I", "-S", _SHIM, *argv],
@@ -262,14 +281,24 @@ def base_environment(pass_env: Iterable[str] = ()) -> dict[str, str]:
     """
     Return what a job gets of the executor's own environment: :data:`INHERITED`, and what the operator lets through.
 
-    Whoever starts an executor may have tokens in the shell; jobs are other people's programs.
+    Whoever starts an executor may have tokens in the shell; jobs are other people's programs. :data:`WITHHELD` stays
+    here whatever the operator says, and so does an address that holds a login, unless its variable is named in full.
 
     The executor's Python comes first on ``PATH``, so that ``python`` is one that has Penstock; a job that wants
     another sets ``PATH`` or names it in full.
     """
-    patterns = (*INHERITED, *pass_env)
-    env = {name: value for name, value in os.environ.items() if any(fnmatchcase(name, p) for p in patterns)}
+    named = tuple(pass_env)
+    env = {name: value for name, value in os.environ.items() if _is_passed(name, value, named)}
     return {**env, "PATH": f"{os.path.dirname(sys.executable)}:{os.environ.get('PATH', os.defpath)}"}
+
+
+def _is_passed(name: str, value: str, named: tuple[str, ...]) -> bool:
+    def matches(patterns: Iterable[str]) -> bool:
+        return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+    if matches(WITHHELD) and name not in PUBLIC:
+        return False
+    return matches((*INHERITED, *named)) and (name in named or not _WITH_LOGIN.search(value))
 
 
 _INTERPRETERS: Final = {"python": ".py", "python3": ".py", "sh": ".sh", "bash": ".sh"}

@@ -9,7 +9,11 @@ the executor, and the executor that comes next finds it by pid and start time. I
   Some room beyond each file's end is reserved for its last lines.
 * Processes that the program leaves behind become the shim's own children, also those that have left the session
   (``PR_SET_CHILD_SUBREAPER``). When the program ends, or on :data:`KILL`, the shim ends them all.
+* It stays the executor's user. What the program is to give up, such as this user, is in :mod:`confinement`, and given
+  up between fork and exec.
 * It survives TERM, INT and HUP, which are the program's; a program to which they came before it began is not run.
+* It stops the program and all of its children when the matcher has not heard the node for too long, and lets them go on
+  when it is heard again (:mod:`fence_keeper`). Should the shim itself be stopped, the kernel ends it and the program.
 
 It notes its ``/proc`` line in ``pid`` before the program begins, and the program's exit status in ``exit`` when all of
 its output is in the files. ``kept`` says what became of the output; its room is taken at the start.
@@ -21,19 +25,23 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import importlib.util
 import os
 import select
 import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from typing import Final
+from types import ModuleType
+from typing import Any, Final
 
 KILL: Final = signal.SIGRTMIN + 7
 """To the shim alone: end the program and all of its children. Nobody else sends it, as people do USR1 to a group."""
 HIDDEN: Final = "PENSTOCK_SHIM_"
 """Before the names of variables that would change how the shim itself runs; the program gets them without it."""
 ENDED: Final = 128 + signal.SIGTERM
+NOT_CONFINED: Final = 126
+"""As of a program that is there and must not be run: it could not be confined as its node wants it."""
 HELD_BYTES: Final = 1 << 20
 LAST_BYTES: Final = 8 * 1024
 """Of what is over the limit, the end is kept: it holds the error message."""
@@ -47,6 +55,7 @@ _LOOKS: Final = 100
 _LOOK_S: Final = 0.05
 _KEEP_SIZE: Final = 0x01
 _SUBREAPER: Final = 36
+_DUMPABLE: Final = 4
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG})
 _OURS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _IGNORED: Final = (signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGTSTP, signal.SIGPIPE)
@@ -209,6 +218,7 @@ class ProcessTree:
     def __init__(self) -> None:
         self.program = 0
         self.code: int | None = None
+        self._held: set[int] = set()
 
     def reap(self) -> bool:
         """Reap the processes that have ended; return whether none is left."""
@@ -222,6 +232,25 @@ class ProcessTree:
             if pid == self.program:
                 ended = os.waitstatus_to_exitcode(status)
                 self.code = 128 - ended if ended < 0 else ended
+
+    def hold(self) -> None:
+        """Stop all of them that run, again until none does, as one that runs may start another."""
+        for _ in range(_LOOKS):
+            running = [pid for pid in descendants(os.getpid()) if _state(pid) not in b"TtZX"]
+            if not running:
+                return
+            for pid in running:
+                self._held.add(pid)
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGSTOP)
+            time.sleep(0.001)  # some are deep in the kernel, and stop when they come back from there
+
+    def release(self) -> None:
+        """Let those go on that :meth:`hold` has stopped; who was stopped before stays so."""
+        for pid in self._held.intersection(descendants(os.getpid()) if self._held else ()):
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGCONT)
+        self._held.clear()
 
     def kill(self) -> None:
         """Send KILL to all; whose parent goes becomes a child of ours, and is met at the next call."""
@@ -252,19 +281,32 @@ def descendants(ancestor: int) -> list[int]:
     return found
 
 
+def _state(pid: int) -> bytes:
+    """Return the letter of a process's state; that of a dead one where it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            stat = file.read()
+    except OSError:
+        return b"X"
+    return stat[stat.rindex(b")") + 2 :][:1] or b"X"
+
+
 class _Ended(Exception):
     """TERM came before the program began."""
 
 
-def _run(folder: str, output: str, limit_bytes: int, cwd: str, argv: Sequence[str]) -> int:
+def _run(folder: str, output: str, limit: str, limits: str, *program: str) -> int:
     tree, wake, kill_asked = ProcessTree(), os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK), [False]
-    sinks = [OutputSink(os.path.join(output, name), limit_bytes) for name in _NAMES]
+    sinks, fence = (
+        [OutputSink(os.path.join(output, name), int(limit)) for name in _NAMES],
+        _load_beside("fence_keeper").parse(limits) if limits else None,
+    )
     pipes = [os.pipe2(os.O_CLOEXEC) for _ in _NAMES]
     kept = _Kept(os.path.join(folder, "kept"), sinks)
     fresh = os.path.join(folder, "exit.new")
     exit_fd = _prepare(fresh, 8)
     if _note(os.path.join(folder, "pid")) and signal.sigpending().isdisjoint((*_OURS, KILL)):
-        tree.program = _spawn(folder, cwd, argv, [writer for _, writer in pipes])
+        _begin(tree, fence, folder, program, [writer for _, writer in pipes])
     else:
         tree.code = ENDED
     for signum in (*_OURS, signal.SIGCHLD):
@@ -275,11 +317,12 @@ def _run(folder: str, output: str, limit_bytes: int, cwd: str, argv: Sequence[st
     for _, writer in pipes:
         os.close(writer)
     reading = {reader: sink for (reader, _), sink in zip(pipes, sinks, strict=True)}
-    for _ in _turns(tree, reading, wake[0]):
-        if kill_asked[-1]:
-            tree.kill()
-        kept.note()
-    tree.end()
+    with contextlib.nullcontext() if fence is None else fence.kept(tree):
+        for _ in _turns(tree, reading, wake[0]):
+            if kill_asked[-1]:
+                tree.kill()
+            kept.note()
+        tree.end()
     for reader, sink in reading.items():
         for data in _read(reader):
             sink.put(data)
@@ -290,6 +333,18 @@ def _run(folder: str, output: str, limit_bytes: int, cwd: str, argv: Sequence[st
         os.pwrite(exit_fd, b"%-8d" % code, 0)
         os.rename(fresh, os.path.join(folder, "exit"))
     return code
+
+
+def _begin(tree: ProcessTree, fence: Any, folder: str, program: Sequence[str], writers: Sequence[int]) -> None:
+    """Start the program, once it may begin; it counts as ended where it never may."""
+    if fence is None:
+        tree.program = _spawn(folder, program, writers)
+        return
+    if fence.opens((*_OURS, KILL)):
+        tree.program = _spawn(folder, program, writers, fence.tether.inherited)
+    else:
+        tree.code = ENDED
+    fence.tether.hand_over()
 
 
 def _turns(tree: ProcessTree, sinks: dict[int, OutputSink], wake: int) -> Iterator[None]:
@@ -331,16 +386,58 @@ def _read_once(fd: int) -> bytes | None:
         return None
 
 
-def _spawn(folder: str, cwd: str, argv: Sequence[str], writers: Sequence[int]) -> int:
+def _spawn(folder: str, program: Sequence[str], writers: Sequence[int], left_open: int = 2) -> int:
+    """Start a program, which comes after the folder that it runs in; it inherits one descriptor more."""
     own = {name: value for name, value in os.environb.items() if name != b"LC_CTYPE"}  # Python's own doing
     env = {name.removeprefix(HIDDEN.encode()): value for name, value in own.items()}
-    shell = ["/bin/sh", "-c", 'cd "$1" && shift && exec "$@"', folder, cwd, *argv]
-    actions = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(writers, 1)]
-    default = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
+    shell = ["/bin/sh", "-c", 'cd "$1" && shift && exec "$@"', folder, *program]
     for writer in writers:
         with contextlib.suppress(OSError):
             fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, _READ_BYTES)
-    return os.posix_spawn(shell[0], shell, env, file_actions=actions, setsigmask=(), setsigdef=default)
+    if os.path.exists(os.path.join(folder, "confinement")):
+        return _spawn_confined(folder, shell, env, writers, left_open)
+    actions = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(writers, 1)]
+    return os.posix_spawn(shell[0], shell, env, file_actions=actions, setsigmask=(), setsigdef=_catchable())
+
+
+def _spawn_confined(
+    folder: str, shell: list[str], env: dict[bytes, bytes], writers: Sequence[int], left_open: int
+) -> int:
+    confinement = _load_beside("confinement")
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        for number, fd in enumerate(writers, 1):
+            os.dup2(fd, number)
+        os.closerange(3, left_open)
+        os.closerange(left_open + 1, os.sysconf("SC_OPEN_MAX"))  # whoever started the executor may have left it some
+        for signum in _catchable():
+            signal.signal(signum, signal.SIG_DFL)
+        confined = confinement.read(folder)
+        for signum in (*_OURS, *_IGNORED) if confined.wrapper else ():
+            signal.signal(signum, signal.SIG_IGN)  # they are the program's; for it, the wrapper ends with a reset
+        confined.enter(env)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        command = [*confined.wrapper, *shell]
+        os.execve(command[0], command, env)  # noqa: S606 - what the shim is for
+    except BaseException as error:  # whatever it is: this is a child of the shim, and must not go on as one
+        with contextlib.suppress(OSError):
+            os.write(2, f"penstock: the job was not started: {error}\n".encode(errors="replace"))
+    finally:
+        os._exit(NOT_CONFINED)
+
+
+def _load_beside(name: str) -> ModuleType:
+    """Load a module that lies beside this file, where ``-I`` keeps Python from looking."""
+    spec = importlib.util.spec_from_file_location(name, os.path.join(os.path.dirname(__file__), f"{name}.py"))
+    module = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
+    spec.loader.exec_module(module)  # type: ignore[union-attr]
+    return module
+
+
+def _catchable() -> set[signal.Signals]:
+    return signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
 
 
 def _prepare(path: str, size: int) -> int:
@@ -392,4 +489,5 @@ class _Kept:
 
 if __name__ == "__main__":
     _libc.prctl(_SUBREAPER, 1, 0, 0, 0)
-    sys.exit(_run(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4], sys.argv[5:]))
+    _libc.prctl(_DUMPABLE, 0, 0, 0, 0)  # a job of the same user is not to write into its memory
+    sys.exit(_run(*sys.argv[1:]))

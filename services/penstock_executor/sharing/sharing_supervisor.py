@@ -59,7 +59,8 @@ class SharingSupervisor:
         rules = LaneRules(
             policy=settings.lane_policy, patience_s=settings.lane_patience_s, most_lanes=settings.lane_most or None
         )
-        self.host, self.limits, self.broker = host, host.limits, TokenBroker(Path(site.lanes))
+        self.host, self.limits = host, host.limits
+        self.broker = TokenBroker(Path(site.lanes), host.may_take_turns if host.switches else None)
         self.lanes = NodeLanes(site.node_id, site.devices, rules, settings.lane_reserve, least_turn_s)
         self.coordinator = LaneCoordinator(
             self.broker,

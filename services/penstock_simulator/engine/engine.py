@@ -66,7 +66,7 @@ class EventEngine:
         self.instants = 0
         self._hosts = [_host(decider, delays.get(decider.name)) for decider in deciders]
         self._heard = [host.heard for host in self._hosts]
-        self._heeding = cache(self._who_heeds)
+        self._wakes = cache(self._who_is_woken)
         self._log = log or VirtualLog()
         self._followers: defaultdict[type[Event], list[Callable[[Any], None]]] = defaultdict(list)
         self._witnesses: list[Callable[[Delivery], None]] = []
@@ -140,12 +140,12 @@ class EventEngine:
         for witness in self._witnesses:
             witness(delivery)
         for fact in delivery.commit.facts:
-            for host in self._heeding(type(fact)):
-                host.wake(self.now_s)
+            for wake in self._wakes(type(fact)):
+                wake(self.now_s)
 
-    def _who_heeds(self, kind: type[Event]) -> tuple[DeciderHost, ...]:
-        """Return the hosts to ask after a fact of a kind."""
-        return tuple(host for host in self._hosts if kind not in host.ignores)
+    def _who_is_woken(self, kind: type[Event]) -> tuple[Callable[[float], None], ...]:
+        """Return how the hosts are woken that are to be asked after a fact of a kind."""
+        return tuple(host.wake for host in self._hosts if host.heeds(kind))
 
 
 class EventQueue:
@@ -238,8 +238,8 @@ class DeciderHost:
     ----------
     actor : str
         The name under which it writes.
-    ignores : frozenset of type
-        Kinds of facts after which the engine need not ask it.
+    heeds : callable
+        Says whether the engine has to ask it after a fact of a kind.
     next_s : float
         When the engine asks it next; infinite where it has heard nothing that it heeds and wants nothing.
     heard : list of Delivery
@@ -247,7 +247,7 @@ class DeciderHost:
     """
 
     def __init__(self, decider: Decider[Any]) -> None:
-        self.actor, self.ignores = f"{decider.name}/sim", decider.ignores
+        self.actor, self.heeds = f"{decider.name}/sim", decider.heeds_kind
         self.fold: Fold[Any] = Fold(decider)
         self.heard: list[Delivery] = []
         self.next_s = 0.0
@@ -255,13 +255,11 @@ class DeciderHost:
 
     def wake(self, now_s: float) -> None:
         """Have the engine ask this host for what it has heard."""
-        self.next_s = min(self.next_s, now_s)
+        self.next_s = now_s  # never later than before: time does not pass a host by that is to be asked
 
     def decide(self, now_s: float) -> Sequence[Proposal]:
         """Ask the decider; return its proposals."""
-        apply = self.fold.apply
-        for delivery in self.heard:
-            apply(delivery)
+        self.fold.apply_all(self.heard)
         self.heard.clear()
         decision = self._decide(self.fold.state, now_s)
         self.next_s = _wake_s(decision, now_s)
@@ -295,8 +293,7 @@ class DelayedHost(DeciderHost):
     def decide(self, now_s: float) -> Sequence[Proposal]:
         """Ask the decider, which knows what it had heard when it was woken; return its proposals."""
         known = self._known(now_s)
-        for delivery in self.heard[:known]:
-            self.fold.apply(delivery)
+        self.fold.apply_all(self.heard[:known])
         del self.heard[:known]
         self._wakes = [(at_s, count - known) for at_s, count in self._wakes if count > known]
         decision = self._decide(self.fold.state, now_s)

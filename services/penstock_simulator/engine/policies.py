@@ -29,6 +29,7 @@ import msgspec
 from penstock_policies.queue_policies import QUEUE_POLICIES
 from penstock_ranker.machine import RankerSettings
 from penstock_scheduler.pool.pool_settings import MatcherSettings
+from penstock_simulator import CONFIGURED
 from penstock_simulator.fast.fast_settings import converted
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -58,9 +59,6 @@ def _one_by_one(order: str, **more: Any) -> Mapping[str, Any]:
 
 
 _ONE_QUEUE: Final = {"order": "2d-las", "thresholds_gpu_s": [], "window": 4096, "patience_s": FOR_EVER_S, "alpha": 1.0}
-
-CONFIGURED: Final = "configured"
-"""The policy of the services' own settings: what people set live holds as well."""
 
 SIMULATED_POLICIES: Final[dict[str, SimulatedPolicy]] = {
     **{name: SimulatedPolicy(_one_by_one(name), declares=policy.declares) for name, policy in QUEUE_POLICIES.items()},

@@ -66,11 +66,12 @@ from penstock_log import (
 )
 from penstock_scheduler.pool.pool_settings import MatcherSettings
 from penstock_scheduler.sizing.problem import SizingSettings
+from penstock_simulator import CONFIGURED
 from penstock_simulator.engine import cluster_script
 from penstock_simulator.engine.cluster_script import Outage, Script
 from penstock_simulator.engine.engine import DecisionDelays, EventEngine
 from penstock_simulator.engine.executors import VirtualExecutors
-from penstock_simulator.engine.policies import CONFIGURED, SIMULATED_POLICIES, choose
+from penstock_simulator.engine.policies import SIMULATED_POLICIES, choose
 from penstock_simulator.engine.simulation import SimulationOptions, play
 from penstock_simulator.outcome import Outcome
 from penstock_simulator.replay import past_outcome
@@ -81,7 +82,7 @@ from penstock_simulator.replay.past_runs import PastRunLedger
 from penstock_simulator.trace import Floats
 from penstock_simulator.virtual_cluster import NodeGroup, SimulatedNodes
 
-__all__ = ["CONFIGURED", "ClusterHistory", "Replay", "SizingSettings", "read_log", "replay"]
+__all__ = ["ClusterHistory", "Replay", "SizingSettings", "read_log", "replay"]
 
 
 _LONG_S: Final = 0.02

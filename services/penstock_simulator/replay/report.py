@@ -17,10 +17,11 @@ from typing import Final
 import msgspec
 
 from penstock_log import Job
+from penstock_simulator import CONFIGURED
 from penstock_simulator.outcome import OutcomeSummary
 from penstock_simulator.replay.history import ClusterHistory
 from penstock_simulator.replay.past_outcome import STATES
-from penstock_simulator.replay.replay import CONFIGURED, Replay
+from penstock_simulator.replay.replay import Replay
 from penstock_simulator.replay.score import CensoredTimes, JobChange, ReplayCheck, ReplayScore
 from penstock_simulator.report.intervals import CompletionTimeChange
 

@@ -20,6 +20,7 @@ from typing import Final
 
 import msgspec
 
+from penstock_log.text import escaped_lines
 from penstock_simulator.outcome import Outcome, OutcomeSummary
 from penstock_simulator.report import policy_comparison
 from penstock_simulator.report.picture import NoPlots, Picture, ReportAddition, inline, looks, require
@@ -61,24 +62,28 @@ def html(
     """
     heading = f"{title}: {comparison.trace.name} on {comparison.cluster}"
     style = files("penstock_simulator.report").joinpath("page.css").read_text(encoding="utf-8")
-    return "\n".join(
-        [
-            "<!DOCTYPE html>",
-            '<html lang="en">',
-            f'<head><meta charset="utf-8"/><title>{escape(heading)}</title>',
-            '<meta name="viewport" content="width=device-width, initial-scale=1"/>',
-            f"<style>\n{style}</style></head>",
-            f"<body><h1>{escape(heading)}</h1>",
-            *(f'<p class="lead">{escape(sentence)}</p>' for sentence in findings(comparison)),
-            *_cards(comparison),
-            *_figures_table(comparison),
-            *sections,
-            *_drawn(pictures),
-            *_reproduce(comparison),
-            "</body></html>",
-            "",
-        ]
-    )
+    return escaped_lines("\n".join(_page(comparison, pictures, heading, style, sections)))
+
+
+def _page(
+    comparison: Comparison, pictures: Sequence[Picture], heading: str, style: str, sections: Sequence[str]
+) -> list[str]:
+    return [
+        "<!DOCTYPE html>",
+        '<html lang="en">',
+        f'<head><meta charset="utf-8"/><title>{escape(heading)}</title>',
+        '<meta name="viewport" content="width=device-width, initial-scale=1"/>',
+        f"<style>\n{style}</style></head>",
+        f"<body><h1>{escape(heading)}</h1>",
+        *(f'<p class="lead">{escape(sentence)}</p>' for sentence in findings(comparison)),
+        *_cards(comparison),
+        *_figures_table(comparison),
+        *sections,
+        *_drawn(pictures),
+        *_reproduce(comparison),
+        "</body></html>",
+        "",
+    ]
 
 
 def findings(comparison: Comparison) -> list[str]:

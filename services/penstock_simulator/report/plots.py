@@ -29,6 +29,7 @@ from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullFormatter, NullLocator, StrMethodFormatter
 
+from penstock_log.text import escaped_lines
 from penstock_simulator.outcome import ClusterTimeline, DeviceSpells, Outcome
 from penstock_simulator.report import device_timeline, picture, policy_comparison
 from penstock_simulator.report.picture import FAINT, GRID, INK, PAPER, Picture
@@ -44,10 +45,10 @@ def new_figure(width_in: float, height_in: float) -> Iterator[Figure]:
 
 
 def svg(drawn: Figure) -> str:
-    """Return a figure as SVG: equal figures are equal to the byte."""
+    """Return a figure as SVG: equal figures are equal to the byte, and invisible characters of labels are shown."""
     file = io.StringIO()
     drawn.savefig(file, format="svg", metadata={"Date": None, "Creator": "penstock"})
-    return _PRECISE.sub(r"\1", file.getvalue())
+    return escaped_lines(_PRECISE.sub(r"\1", file.getvalue()))
 
 
 def log_time_axis(axes: Axes, which: str, least_s: float, most_s: float) -> None:

@@ -55,10 +55,11 @@ from penstock_log import (
 )
 from penstock_matcher.machine import decider as matcher
 from penstock_ranker.machine import decider as ranker
+from penstock_simulator import CONFIGURED
 from penstock_simulator.engine.cluster_script import RunCosts
 from penstock_simulator.engine.engine import EventEngine, VirtualLog
 from penstock_simulator.engine.executors import VirtualExecutors
-from penstock_simulator.engine.policies import CONFIGURED, choose
+from penstock_simulator.engine.policies import choose
 from penstock_simulator.engine.tasks import VirtualRun, VirtualTask
 from penstock_simulator.shadow.live_work import LiveWork
 from penstock_simulator.shadow.plan import ShadowPlan, ShadowStatus

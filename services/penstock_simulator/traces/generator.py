@@ -291,7 +291,7 @@ def read(path: Path) -> Recipe:
         raw = tomllib.loads(path.read_text())
     except FileNotFoundError as error:
         raise TraceError(f"there is no file {path}; check the path") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, a number of too many digits, nested too deeply
         raise TraceError(f"{path}: {error}; expected TOML") from error
     try:
         recipe = validation.convert(raw, Recipe)

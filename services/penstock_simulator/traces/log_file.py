@@ -2,7 +2,8 @@
 A cluster's log as text and as a trace.
 
 As text a log has one fact a line, in the form that ``penstock events -f -o json`` prints. Simulations write the same
-form, so the same readers take both. :func:`encode` writes lines and :func:`decode` reads them.
+form, and so does the archive of old jobs, so the same readers take all. :func:`encode` writes lines and :func:`decode`
+reads them.
 
 ```json
 {"seq":1,"stored_s":1.0,"subject":"penstock.evt.job.j1","actor":"gateway/sim","cause":0,"type":"job.cancelled.v1",
@@ -15,7 +16,6 @@ form, so the same readers take both. :func:`encode` writes lines and :func:`deco
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from functools import cache
 from itertools import chain, groupby
 from typing import IO, Any, Final
 
@@ -23,6 +23,7 @@ import msgspec
 import numpy as np
 
 from penstock_bus import Delivery
+from penstock_bus.log_text import LogTextLine, encode
 from penstock_bus.logger import get_logger
 from penstock_log import Commit, JobState, LoggedFact, UnknownFact, belongs, codec, lifecycle, tag_of
 from penstock_simulator.trace import Trace, TraceError
@@ -35,6 +36,9 @@ _STATES: Final = {JobState.COMPLETED: "completed", JobState.FAILED: "failed", Jo
 
 class _Page(msgspec.Struct):
     events: list[msgspec.Raw]
+
+
+__all__ = ["LogTrace", "decode", "encode", "facts", "read"]
 
 
 class LogTrace:
@@ -132,67 +136,11 @@ def facts(text: IO[str]) -> Iterable[str | bytes]:
     return chain([first], text)
 
 
-class _Line(msgspec.Struct, frozen=True):
-    """A line, in the order of the fields of :class:`penstock_log.views.EventView`."""
-
-    seq: int
-    stored_s: float
-    subject: str
-    actor: str
-    cause: int
-    type: str
-    at_s: float
-    fact: msgspec.Raw
-
-
 _log = get_logger("penstock.sim")
-_NO_TIME: Final = b'"since_s":null'  # what most ranks have
-_tag_of: Final = cache(tag_of)
-_encoder: Final = msgspec.json.Encoder()
-_decoder: Final = msgspec.json.Decoder(_Line)
+_decoder: Final = msgspec.json.Decoder(LogTextLine)
 
 
-def encode(*deliveries: Delivery) -> bytes:
-    """
-    Return the lines of commits, each with its line end.
-
-    Raises
-    ------
-    CodecError
-        If a number is not finite.
-    """
-    text = _encoder.encode_lines([_line(delivery, fact) for delivery in deliveries for fact in delivery.commit.facts])
-    if text.count(b"null") != text.count(_NO_TIME):
-        for delivery in deliveries:
-            codec.encode(delivery.commit)  # refuses what is not finite
-    return text
-
-
-def _line(delivery: Delivery, fact: LoggedFact) -> _Line:
-    commit = delivery.commit
-    if isinstance(fact, UnknownFact):
-        rest = {key: value for key, value in fact.raw.items() if key != "type" and not _is_time(key, fact)}
-        body, tag = _encoder.encode(rest), fact.tag
-    else:
-        body, tag = b"{" + _encoder.encode(fact).split(b",", 2)[2], _tag_of(type(fact))  # {"type":…,"at_s":…,REST
-    return _Line(
-        delivery.seq,
-        delivery.stored_s,
-        delivery.subject,
-        commit.actor,
-        commit.cause,
-        tag,
-        fact.at_s,
-        msgspec.Raw(body),
-    )
-
-
-def _is_time(key: str, fact: UnknownFact) -> bool:
-    """Say whether a field is the time that stands beside an unknown fact; any other ``at_s`` stays within."""
-    return key == "at_s" and fact.at_s == fact.raw["at_s"] and bool(fact.at_s)
-
-
-def _parsed(line: bytes | str, number: int) -> _Line:
+def _parsed(line: bytes | str, number: int) -> LogTextLine:
     try:
         return _decoder.decode(line)
     except msgspec.MsgspecError as error:
@@ -201,7 +149,7 @@ def _parsed(line: bytes | str, number: int) -> _Line:
         ) from error
 
 
-def _fact(line: _Line, number: int) -> LoggedFact:
+def _fact(line: LogTextLine, number: int) -> LoggedFact:
     try:
         rest = msgspec.json.decode(line.fact)
         fact: dict[str, Any] = {"type": line.type, "at_s": line.at_s, **rest}

@@ -317,13 +317,14 @@ def test_a_service_joins_the_data_folder_it_is_given(
     became: list[tuple[str, dict[str, str]]] = []
     monkeypatch.setattr(up, "become", lambda name, env: became.append((name, env)))
     assert penstock("service", "ranker", "--data", str(tmp_path))[0] == 2
-    (tmp_path / "nats").mkdir()
-    (tmp_path / "nats" / "passwords.json").write_text('{"ranker": "s"}')
+    login = tmp_path / "nats" / "logins" / "ranker.json"
+    login.parent.mkdir(parents=True)
+    login.write_text("{}")
     (tmp_path / "penstock.json").write_text('{"url": "nats://h:1", "pid": 1, "started_s": 0, "version": "0"}')
     assert penstock("service", "ranker", "--data", str(tmp_path))[0] == 0
     assert penstock("service", "ranker", "--url", "nats://x:1")[0] == 0
     assert became == [
-        ("ranker", {"PENSTOCK_URL": "nats://h:1", "PENSTOCK_USER": "ranker", "PENSTOCK_PASSWORD": "s"}),
+        ("ranker", {"PENSTOCK_URL": "nats://h:1", "PENSTOCK_CREDENTIALS": str(login)}),
         ("ranker", {"PENSTOCK_URL": "nats://x:1"}),
     ]
 

@@ -43,11 +43,10 @@ def test_replicas_of_a_service_that_does_not_exist_are_refused() -> None:
 
 def test_a_service_gets_address_credentials_and_the_settings_file() -> None:
     options = UpOptions(config="my.toml", drain_s=7.0)
-    env = environment(options, "matcher", 1, url="nats://h:1", password="p")
+    env = environment(options, "matcher", 1, url="nats://h:1")
     assert env == {
         "PENSTOCK_URL": "nats://h:1",
-        "PENSTOCK_USER": "matcher",
-        "PENSTOCK_PASSWORD": "p",
+        "PENSTOCK_CREDENTIALS": str(Path("penstock-data/nats/logins/matcher.json").absolute()),
         "PENSTOCK_DRAIN_S": "7.0",
         "PENSTOCK_CONFIG": str(Path("my.toml").absolute()),
     }
@@ -55,12 +54,33 @@ def test_a_service_gets_address_credentials_and_the_settings_file() -> None:
 
 def test_executors_of_one_machine_are_nodes_of_their_own_and_share_checkpoints(tmp_path: Path) -> None:
     options = UpOptions(data_dir=str(tmp_path), devices="fast:2")
-    first, second = (environment(options, "executor", n, url="", password="") for n in (1, 2))
+    first, second = (environment(options, "executor", n, url="") for n in (1, 2))
     assert first["PENSTOCK_EXECUTOR_DEVICES"] == "fast:2"
     assert "PENSTOCK_EXECUTOR_NODE_ID" not in first
     assert second["PENSTOCK_EXECUTOR_NODE_ID"].endswith("-2")
     assert first["PENSTOCK_EXECUTOR_DATA_DIR"] != second["PENSTOCK_EXECUTOR_DATA_DIR"]
     assert first["PENSTOCK_EXECUTOR_CHECKPOINT_DIR"] == second["PENSTOCK_EXECUTOR_CHECKPOINT_DIR"]
+
+
+def test_jobs_run_as_who_started_it_unless_the_settings_say_as_whom(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = UpOptions(data_dir=str(tmp_path / "data"), config=str(tmp_path / "penstock.toml"))
+    (tmp_path / "penstock.toml").write_text("[executor]\nlane_most = 1\n")
+    assert environment(options, "executor", 1, url="")["PENSTOCK_EXECUTOR_RUN_AS"] == "executor"
+    (tmp_path / "penstock.toml").write_text('[executor]\nrun_as = "user"\n')
+    assert "PENSTOCK_EXECUTOR_RUN_AS" not in environment(options, "executor", 1, url="")
+    monkeypatch.setenv("PENSTOCK_EXECUTOR_RUN_AS", "user")
+    assert "PENSTOCK_EXECUTOR_RUN_AS" not in environment(UpOptions(), "executor", 1, url="")
+
+
+@pytest.mark.parametrize(("settings", "mode"), [("", 0o700), ('[executor]\nrun_as = "user"\n', 0o711)])
+def test_only_root_that_runs_jobs_as_their_users_lets_them_through(tmp_path: Path, settings: str, mode: int) -> None:
+    (tmp_path / "penstock.toml").write_text(settings)
+    options = UpOptions(data_dir=str(tmp_path / "data"), config=str(tmp_path / "penstock.toml"))
+    with data_folder.locked(options.folder):
+        data_folder.let_users_through(options)
+    assert options.folder.stat().st_mode & 0o777 == (mode if os.geteuid() == 0 else 0o700)
 
 
 def test_one_folder_has_one_supervisor(tmp_path: Path) -> None:

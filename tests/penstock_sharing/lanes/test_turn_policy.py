@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import permutations
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -13,6 +14,8 @@ from penstock_executor.settings import ExecutorSettings
 from penstock_sharing.lanes import LaneRules, turn_policy
 from penstock_sharing.lanes.turn_policy import TURN_POLICIES, MemberStanding, TurnPolicyName, TurnQueue, quantum
 
+LISTED = Path(__file__).parents[3] / "docs/lanes.md"
+
 
 def test_every_policy_that_can_be_set_is_registered_and_described() -> None:
     assert set(TURN_POLICIES) == set(get_args(TurnPolicyName))
@@ -20,7 +23,8 @@ def test_every_policy_that_can_be_set_is_registered_and_described() -> None:
     for name in TURN_POLICIES:
         assert f"\n{name} " in turn_policy.__doc__
         assert name in LaneRules.__doc__
-        assert f"``{name}``" in ExecutorSettings.__doc__
+        assert f"\n| `{name}`" in LISTED.read_text()
+    assert "``docs/lanes.md`` lists" in ExecutorSettings.__doc__
 
 
 def turns(

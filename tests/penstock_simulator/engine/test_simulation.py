@@ -126,6 +126,7 @@ jobs = Trace(
 simulate(
     jobs, parse("2x2@fast+2x2@slow"), "allox+2d-gittins", profile=True, costs=RunCosts(iteration_s=0.1, start_s=1.0),
     speedups={"mlp": {"fast": 4.0, "slow": 1.0}}, failures=Failures(mtbf_s=60.0, repair_s=9.0), log=Path(sys.argv[1]),
+    settings={"node_timeout_s": 5.0},  # less than repair_s, else no node is lost
 )
 """
 

@@ -12,13 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock_log import Device, NodeJoined
+from penstock_simulator import CONFIGURED
 from penstock_simulator.engine.simulation import simulate
 from penstock_simulator.outcome import ClusterTimeline, DeviceSpells, Outcome, summary
 from penstock_simulator.replay import change_plot, report
 from penstock_simulator.replay import replay as replay_module
 from penstock_simulator.replay.history import ClusterHistory, read_log
 from penstock_simulator.replay.past_outcome import AS_IT_WAS, only, without_ends
-from penstock_simulator.replay.replay import CONFIGURED, replay
+from penstock_simulator.replay.replay import replay
 from penstock_simulator.replay.score import MOST, estimate, score, survival
 from penstock_simulator.trace import Trace
 from penstock_simulator.virtual_cluster import parse

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -88,6 +89,23 @@ def test_plots_take_the_colours_of_the_page(drawn: Sequence[Picture]) -> None:
     assert "var(--ink)" in inlined
     assert picture.INK in drawn[0].svg
     assert picture.INK not in inlined
+
+
+def test_hostile_words_of_a_trace_are_text_in_page_and_plots() -> None:
+    hostile = "a<script>\x1b[2J\x00\x9b\u202e\u2066\u2028"
+    policies = [outcome_of(TRACE, 8, name, key=KEYS["fifo"].__getitem__) for name in ("fifo", hostile)]
+    there = compared()
+    told = replace(
+        there, cluster=hostile, outcomes=policies, settings={hostile: hostile}, command=["penstock", hostile]
+    )
+    pictures, _ = page.drawn(told)
+    html = page.html(told, pictures)
+    ET.fromstring(html.removeprefix("<!DOCTYPE html>"))  # noqa: S314 - our own
+    assert "a&lt;script&gt;\\x1b[2J\\x00\\x9b\\u202e" in html
+    for text in (html, *(one.svg for one in pictures)):
+        assert "<script" not in text
+        assert [c for c in text if c != "\n" and unicodedata.category(c) in {"Cc", "Cf", "Zl"}] == []
+        ET.fromstring(text.removeprefix("<!DOCTYPE html>"))  # noqa: S314 - our own
 
 
 def test_the_page_tells_facts_rows_settings_and_the_command() -> None:

@@ -35,8 +35,7 @@ async def server(tmp_path: Path) -> AsyncIterator[Server]:
 
 
 def as_user(server: Server, user: str) -> AbstractAsyncContextManager[NatsBus]:
-    password = server.passwords[user]
-    return connect(server.url, user=user, password=password, name=user, timeout_s=20.0, as_client=user == CLIENT)
+    return connect(server.url, login=server.logins[user], name=user, timeout_s=20.0, as_client=user == CLIENT)
 
 
 async def write(bus: NatsBus, *facts: AnyEvent) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock_bus import Unauthorized, access
-from penstock_bus.access import Login, LoginSearch
+from penstock_bus import Unauthorized, logins
+from penstock_bus.logins import Login, LoginSearch
 from penstock_bus.settings import BusAddress, SettingsError
 
 HERE = "nats://127.0.0.1:4222"
@@ -25,64 +25,64 @@ def environ(tmp_path: Path) -> dict[str, str]:
 
 
 def found(url: str, environ: dict[str, str], data: Path) -> tuple[Login, ...]:
-    return access.find_logins("client", url, environ, data).logins
+    return logins.find_logins("client", url, environ, data).logins
 
 
 def test_what_is_kept_is_found_by_its_server_alone_and_by_its_owner_alone(
     tmp_path: Path, environ: dict[str, str]
 ) -> None:
-    path = access.keep_login("client", login(), environ)
+    path = logins.keep_login("client", login(), environ)
     assert path == tmp_path / "home/.config/penstock/clients/127.0.0.1-4222.json"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     for same in ("localhost", "nats://localhost:4222", "nats://a:1,nats://127.0.0.1:4222"):
         assert found(same, environ, tmp_path) == (login(),)
     assert found("nats://127.0.0.1:4223", environ, tmp_path) == ()
-    assert access.find_logins("extension", HERE, environ, tmp_path).logins == ()
+    assert logins.find_logins("extension", HERE, environ, tmp_path).logins == ()
 
 
 def test_servers_on_one_machine_are_told_apart_by_their_ports(tmp_path: Path, environ: dict[str, str]) -> None:
     second = login("nats://127.0.0.1:4223", password="other")
     for one in (login(), second):
-        access.keep_login("client", one, environ)
+        logins.keep_login("client", one, environ)
     assert found(HERE, environ, tmp_path) == (login(),)
     assert found(second.url, environ, tmp_path) == (second,)
 
 
 def test_the_configuration_folder_may_be_elsewhere(tmp_path: Path, environ: dict[str, str]) -> None:
     elsewhere = environ | {"XDG_CONFIG_HOME": str(tmp_path / "xdg")}
-    path = access.keep_login("client", login(), elsewhere)
+    path = logins.keep_login("client", login(), elsewhere)
     assert path is not None
     assert path.is_relative_to(tmp_path / "xdg")
     assert found(HERE, environ, tmp_path) == ()
 
 
 def test_the_data_folder_beside_serves_too_but_after_what_is_kept(tmp_path: Path, environ: dict[str, str]) -> None:
-    access.write_login(tmp_path / "client.json", login(password="beside"))
+    logins.write_login(tmp_path / "client.json", login(password="beside"))
     assert found(HERE, environ, tmp_path) == (login(password="beside"),)
-    access.keep_login("client", login(), environ)
+    logins.keep_login("client", login(), environ)
     assert found(HERE, environ, tmp_path) == (login(), login(password="beside"))
 
 
 def test_who_has_no_home_or_may_not_write_there_keeps_nothing_and_finds_the_folder_beside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(access, "_home", lambda: "")
-    access.write_login(tmp_path / "client.json", login())
+    monkeypatch.setattr(logins, "_home", lambda: "")
+    logins.write_login(tmp_path / "client.json", login())
     (tmp_path / "file").touch()
     for environ in ({}, {"HOME": ""}, {"HOME": str(tmp_path / "file")}):
-        assert access.keep_login("client", login(), environ) is None
-        assert not access.is_kept("client", HERE, environ)
+        assert logins.keep_login("client", login(), environ) is None
+        assert not logins.is_kept("client", HERE, environ)
         assert found(HERE, environ, tmp_path) == (login(),)
 
 
 def test_what_is_forgotten_is_ones_own_and_not_a_later_servers(tmp_path: Path, environ: dict[str, str]) -> None:
-    access.keep_login("client", login(password="later"), environ)
-    access.forget_login("client", login(), environ)
+    logins.keep_login("client", login(password="later"), environ)
+    logins.forget_login("client", login(), environ)
     assert found(HERE, environ, tmp_path) == (login(password="later"),)
-    access.forget_login("client", login(password="later"), environ)
+    logins.forget_login("client", login(password="later"), environ)
     assert found(HERE, environ, tmp_path) == ()
-    access.forget_login("client", login(), environ)  # which is gone already
+    logins.forget_login("client", login(), environ)  # which is gone already
 
 
 def test_a_file_that_is_no_login_is_passed_over(tmp_path: Path, environ: dict[str, str]) -> None:
@@ -90,25 +90,26 @@ def test_a_file_that_is_no_login_is_passed_over(tmp_path: Path, environ: dict[st
     folder.mkdir(parents=True)
     for name, body in (("a", b"\xff"), ("b", b"{}"), ("c", b"[" * 10_000), ("d", b'{"url": "x:y"}')):
         (folder / f"{name}.json").write_bytes(body)
-    access.keep_login("client", login(), environ)
+    logins.keep_login("client", login(), environ)
     assert found(HERE, environ, tmp_path) == (login(),)
-    said = access.find_logins("client", HERE, environ, tmp_path).looked
+    said = logins.find_logins("client", HERE, environ, tmp_path).looked
     assert [name for name in "abcd" if any(f"{folder}/{name}.json holds no" in one for one in said)] == list("abcd")
 
 
 async def test_the_first_login_that_the_server_takes_is_used() -> None:
     tried = []
 
-    async def connect(user: str, password: str) -> str:
+    async def connect(given: Login | None) -> str:
+        password = given.password if given is not None else ""
         tried.append(password)
         if password == "old":
             raise Unauthorized("refused")
         return password
 
     both = LoginSearch(logins=(login(password="old"), login(password="new")), looked=("two files",))
-    assert await access.first_accepted(connect, both, "client") == "new"
+    assert await logins.first_accepted(connect, both, "client") == "new"
     assert tried == ["old", "new"]
-    assert await access.first_accepted(connect, LoginSearch(logins=(), looked=()), "client") == ""
+    assert await logins.first_accepted(connect, LoginSearch(logins=(), looked=()), "client") == ""
 
 
 async def test_who_is_refused_is_told_where_it_was_looked_and_what_to_do(
@@ -116,12 +117,12 @@ async def test_who_is_refused_is_told_where_it_was_looked_and_what_to_do(
 ) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
 
-    async def connect(user: str, password: str) -> str:
+    async def connect(given: Login | None) -> str:
         raise Unauthorized("the NATS server at nats://h:1 refused a client without a user")
 
-    nothing = access.find_logins("client", "nats://h:1", os.environ, tmp_path / "data")
+    nothing = logins.find_logins("client", "nats://h:1", os.environ, tmp_path / "data")
     with pytest.raises(Unauthorized) as caught:
-        await access.first_accepted(connect, nothing, "client")
+        await logins.first_accepted(connect, nothing, "client")
     said = str(caught.value)
     assert said.startswith("the NATS server at nats://h:1 refused a client without a user; it wants credentials")
     assert f"none for this server in {tmp_path}/config/penstock/clients; no {tmp_path}/data/client.json" in said
@@ -132,8 +133,8 @@ def test_what_is_set_wins_over_what_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environ: dict[str, str]
 ) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    access.keep_login("client", login(), os.environ)
-    access.write_login(tmp_path / "mine.json", login("nats://far:1", password="mine"))
+    logins.keep_login("client", login(), os.environ)
+    logins.write_login(tmp_path / "mine.json", login("nats://far:1", password="mine"))
     assert BusAddress().logins("client", HERE).logins == (login(),)
     named = BusAddress(credentials=str(tmp_path / "mine.json"))
     assert (named.server(), named.logins("client", HERE).logins) == (

@@ -1,0 +1,204 @@
+"""
+The keyring: the one secret of a server's owner, and all claims that are signed with it.
+
+Penstock's server runs in NATS' operator mode: it believes whatever the operator has signed. All keys are derived from a
+secret in the data folder, so nothing else has to be kept: the operator's, that of the server's system account, that of
+the services' account, and one for the account of each person. :meth:`Keyring.config` is what the server is told,
+:meth:`Keyring.service_logins` and :meth:`Keyring.person_login` are what others show it.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from penstock_bus import access, claims
+from penstock_bus.claims import AccountLimits, Scope, SigningKey
+from penstock_bus.logins import Login, write_private
+
+FILE: Final = "keys.json"
+_SECRET_BYTES: Final = 32
+_LIMITS: Final = AccountLimits(connections=1000, subscriptions=100_000)
+
+
+class _Stored(msgspec.Struct, frozen=True):
+    """The content of ``keys.json``."""
+
+    secret: bytes
+
+
+class Keyring:
+    """
+    Keys and claims of one server, or of the servers of one cluster.
+
+    Parameters
+    ----------
+    secret : bytes
+        32 random bytes; whoever has them may do everything.
+    """
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
+        self._operator = SigningKey.derived("operator", secret, "operator")
+        self._system = SigningKey.derived("account", secret, "system")
+        self._services = SigningKey.derived("account", secret, "services")
+
+    @classmethod
+    def kept_in(cls, folder: Path) -> Keyring:
+        """
+        Return the keyring of a folder, making up the secret of a new one.
+
+        Raises
+        ------
+        ValueError
+            If the file there holds no secret.
+        """
+        file = folder / FILE
+        try:
+            stored = msgspec.json.decode(file.read_bytes(), type=_Stored)
+        except FileNotFoundError:
+            stored = _Stored(secrets.token_bytes(_SECRET_BYTES))
+            write_private(file, msgspec.json.format(msgspec.json.encode(stored)))
+        except (msgspec.MsgspecError, RecursionError) as error:
+            raise ValueError(f"{file} holds no secret: {error}; restore it from a backup of this folder") from error
+        if len(stored.secret) < _SECRET_BYTES:
+            raise ValueError(f"{file} holds a secret of {len(stored.secret)} bytes, expected {_SECRET_BYTES}")
+        return cls(stored.secret)
+
+    @property
+    def services(self) -> str:
+        """Public key of the services' account: the streams lie in a folder of this name."""
+        return self._services.public
+
+    def person(self, name: str) -> str:
+        """Return the public key of a person's account."""
+        return self._account_of(name).public
+
+    def config(
+        self, folder: Path, owner: str, now_s: float, *, extensions: Sequence[str] = (), former: Sequence[str] = ()
+    ) -> dict[str, Any]:
+        """
+        Return the part of the server's configuration that says who may log in.
+
+        Parameters
+        ----------
+        folder : Path
+            Where the server keeps the claims of accounts that it is told of later.
+        owner : str
+            The person who may do everything.
+        now_s : float
+            Seconds since the epoch.
+        extensions, former : sequence of str
+            Extensions that have a login, and those that had one and have none any more.
+        """
+        of_system = claims.account(self._operator, self._system.public, "SYS", int(now_s))
+        return {
+            "operator": claims.operator(self._operator, self._system.public, int(now_s)),
+            "system_account": self._system.public,
+            "resolver": {"type": "full", "dir": str(folder), "allow_delete": True},
+            "resolver_preload": {
+                self._system.public: of_system,
+                self._services.public: self._services_account(int(now_s), extensions, former),
+                self.person(owner): self.person_account(owner, now_s, reads_all=True),
+            },
+        }
+
+    def person_account(self, name: str, now_s: float, *, reads_all: bool, valid_from_s: float = 0.0) -> str:
+        """
+        Return the claims of a person's account.
+
+        Parameters
+        ----------
+        now_s, valid_from_s : float
+            Seconds since the epoch: now, and from when on logins must have been issued to count.
+        """
+        return claims.account(
+            self._operator,
+            self.person(name),
+            name,
+            int(now_s),
+            imports=access.imports(self.services, name, reads_all=reads_all),
+            limits=_LIMITS,
+            revoked={"*": int(valid_from_s)} if valid_from_s else None,
+        )
+
+    def removal(self, names: Sequence[str], now_s: float) -> str:
+        """Return the claims that have the server forget people's accounts."""
+        return self.removal_of([self.person(name) for name in names], now_s)
+
+    def removal_of(self, accounts: Sequence[str], now_s: float) -> str:
+        """Return the claims that have the server forget accounts, by their public keys."""
+        return claims.deletion(self._operator, accounts, int(now_s))
+
+    @property
+    def own(self) -> set[str]:
+        """Public keys of the accounts that are nobody's: the services' and the system's."""
+        return {self._services.public, self._system.public}
+
+    # --- logins
+    def system_login(self, url: str, now_s: float, ca: str = "") -> Login:
+        """Return the login that tells the server of accounts."""
+        key = SigningKey.derived("user", self._secret, "system")
+        return _login(url, "system", key, claims.user(self._system, key.public, "system", int(now_s)), ca)
+
+    def service_logins(self, url: str, extensions: Sequence[str], now_s: float, ca: str = "") -> dict[str, Login]:
+        """Return the logins of the admin, of all services and of the extensions, by name."""
+        found = {}
+        for name in (*access.USERS, *extensions):
+            key = self._service_key(name)
+            token = claims.scoped_user(self._scope_key(name), self.services, key.public, name, int(now_s))
+            found[name] = _login(url, name, key, token, ca)
+        return found
+
+    def person_login(self, url: str, name: str, issued_s: float, *, expires_s: float = 0.0, ca: str = "") -> Login:
+        """Return a new login of a person; those that were issued before stay good."""
+        key = SigningKey.derived("user", secrets.token_bytes(_SECRET_BYTES), "person")
+        account = self._account_of(name)
+        token = claims.user(account, key.public, name, int(issued_s), access.of_person(), expires_s=int(expires_s))
+        return _login(url, name, key, token, ca)
+
+    def _service_key(self, name: str) -> SigningKey:
+        return SigningKey.derived("user", self._secret, f"service {name}")
+
+    def _scope_key(self, name: str) -> SigningKey:
+        return SigningKey.derived("account", self._secret, f"scope {name}")
+
+    def node_login(self, url: str, now_s: float, ca: str = "") -> Login:
+        """Return a new login of an executor on another machine."""
+        key = SigningKey.derived("user", secrets.token_bytes(_SECRET_BYTES), "node")
+        token = claims.scoped_user(self._scope_key("executor"), self.services, key.public, "executor", int(now_s))
+        return _login(url, "executor", key, token, ca)
+
+    def join_login(self, url: str, now_s: float, expires_s: float, ca: str = "") -> Login:
+        """Return a login that can do nothing but ask the issuer for that of an executor, until it ends."""
+        key = SigningKey.derived("user", secrets.token_bytes(_SECRET_BYTES), "join")
+        signer = self._scope_key(access.JOIN)
+        token = claims.scoped_user(signer, self.services, key.public, access.JOIN, int(now_s), expires_s=int(expires_s))
+        return _login(url, access.JOIN, key, token, ca)
+
+    def _account_of(self, name: str) -> SigningKey:
+        return SigningKey.derived("account", self._secret, f"person {name}")
+
+    def _services_account(self, now_s: int, extensions: Sequence[str], former: Sequence[str]) -> str:
+        scopes = [
+            Scope(key=self._scope_key(name).public, role=name, permissions=access.of_service(name, extensions))
+            for name in (*access.USERS, access.JOIN, *extensions)
+        ]
+        return claims.account(
+            self._operator,
+            self.services,
+            "services",
+            now_s,
+            exports=access.exports(),
+            scopes=scopes,
+            stores=True,
+            revoked={self._service_key(name).public: now_s for name in former},
+        )
+
+
+def _login(url: str, name: str, key: SigningKey, token: str, ca: str) -> Login:
+    return Login(url=url, user=name, user_jwt=token, user_seed=key.seed, ca=ca)

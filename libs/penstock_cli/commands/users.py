@@ -1,0 +1,235 @@
+"""
+Commands about people: ``user``, ``login``, ``whoami`` and ``context``.
+
+``user`` is for admins: who may use the cluster, with which role, in which teams. ``login`` keeps what an admin has
+given, under a name, and ``context`` chooses among such names, as ``kubectl config`` and ``nats context`` do.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import msgspec
+import typer
+
+from penstock_cli import render
+from penstock_cli.invocation import AnswerOut, Exit, Failure, Out, bad_input, call
+from penstock_cli.value_formats import duration_s
+
+if TYPE_CHECKING:
+    from penstock.client import Client
+    from penstock_bus.logins import Login
+    from penstock_log import views
+    from penstock_log.facts import Role
+
+user_app = typer.Typer(help="Who may use the cluster; for admins.", no_args_is_help=True)
+context_app = typer.Typer(help="Clusters by name, and which of them is used.", no_args_is_help=True)
+User = Annotated[str, typer.Argument(metavar="NAME", help="As the server is to know the person.")]
+RoleOption = Annotated[str | None, typer.Option("--role", help="viewer, user, operator or admin.")]
+Teams = Annotated[
+    list[str] | None, typer.Option("--team", help="Repeatable; the first is that of jobs that name none.")
+]
+To = Annotated[Path | None, typer.Option("--out", help="File for the login; NAME.json here unless told otherwise.")]
+Valid = Annotated[str, typer.Option("--valid", help="How long the login counts: 12h, 90d; for ever unless told.")]
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    user_app.command()(add)
+    user_app.command("set")(set_)
+    user_app.command()(ls)
+    user_app.command()(rm)
+    user_app.command()(rotate)
+    app.add_typer(user_app, name="user")
+    app.command()(login)
+    app.command()(whoami)
+    context_app.command("ls")(list_contexts)
+    context_app.command()(use)
+    context_app.command("rm")(forget)
+    app.add_typer(context_app, name="context")
+
+
+def add(
+    ctx: typer.Context,
+    name: User,
+    *,
+    role: RoleOption = None,
+    team: Teams = None,
+    out: To = None,
+    valid: Valid = "",
+) -> None:
+    """Let a person use the cluster, and write a login for them: a secret, which they give to `penstock login`."""
+    file, valid_s = _free(out or Path(f"{name}.json")), _valid_s(valid)
+
+    async def added(client: Client) -> tuple[views.ActAnswer, Login]:
+        if any(one.name == name for one in (await client.users()).users):
+            raise Failure(f"{name} is a user already; `penstock user set` changes them, `rotate` gives a new login")
+        answer = await client.set_user(name, role=_role(role), teams=team)
+        return answer, await client.login(name, after_seq=answer.seq, valid_s=valid_s)
+
+    answer, made = call(ctx, added)
+    _write(file, made)
+    render.say(f"{answer.message}; give them {file}, for `penstock login {file.name}`")
+
+
+def set_(
+    ctx: typer.Context, name: User, role: RoleOption = None, team: Teams = None, output: AnswerOut = "text"
+) -> None:
+    """Change a person's role, or teams; what is left out stays."""
+    if role is None and team is None:
+        bad_input("nothing is to be changed; expected --role, or --team once for each team")
+
+    async def changed(client: Client) -> views.ActAnswer:
+        if all(one.name != name for one in (await client.users()).users):
+            raise Failure(f"no user {name!r}; add them with `penstock user add {name}`", Exit.NOT_FOUND)
+        return await client.set_user(name, role=_role(role), teams=team)
+
+    answer = call(ctx, changed)
+    render.show_answer(answer, answer.message, output)
+
+
+def ls(ctx: typer.Context, output: Out = "table") -> None:
+    """List who may use the cluster."""
+    found = call(ctx, lambda client: client.users())
+    if render.as_json(found, output):
+        return
+    rows = [
+        (one.name, f"{one.role} (owner)" if one.is_owner else one.role, ", ".join(one.teams) or "-")
+        for one in found.users
+    ]
+    render.show_table(("USER", "ROLE", "TEAMS"), rows, wide=output == "wide")
+
+
+def rm(
+    ctx: typer.Context,
+    name: User,
+    reason: Annotated[str, typer.Option("--reason", help="Kept in the log.")] = "",
+    output: AnswerOut = "text",
+) -> None:
+    """Let a person not use the cluster any more: their logins end at once, their jobs go on."""
+    answer = call(ctx, lambda client: client.remove_user(name, reason))
+    render.show_answer(answer, answer.message, output)
+
+
+def rotate(ctx: typer.Context, name: User, out: To = None, valid: Valid = "") -> None:
+    """Have all logins of a person count no more, and write a new one."""
+    file, valid_s = _free(out or Path(f"{name}.json")), _valid_s(valid)
+
+    async def rotated(client: Client) -> Login:
+        if all(one.name != name for one in (await client.users()).users):
+            raise Failure(f"no user {name!r}; `penstock user ls` lists them", Exit.NOT_FOUND)
+        answer = await client.set_user(name, revoke=True)
+        return await client.login(name, after_seq=answer.seq, valid_s=valid_s)
+
+    _write(file, call(ctx, rotated))
+    render.say(f"the logins of {name} that were issued until now are refused; the new one is {file}")
+
+
+def login(
+    ctx: typer.Context,
+    file: Annotated[Path, typer.Argument(help="What an admin has given you.")],
+    name: Annotated[str, typer.Option("--name", help="Of the context; the server's host unless told otherwise.")] = "",
+) -> None:
+    """Keep a login, and use its cluster from now on."""
+    from penstock_bus import logins
+
+    try:
+        found = logins.read_login(file)
+    except OSError as error:
+        bad_input(f"{file} cannot be read: {error.strerror or error}")
+    except ValueError as error:
+        bad_input(str(error))
+    context = name or re.sub(r"^\w+://|:\d+.*$|,.*$", "", found.url)
+    if not _NAME.fullmatch(context):
+        bad_input(f"{context!r} cannot be a context's name; give another one with --name")
+    try:
+        kept = logins.keep_context(context, found, os.environ)
+    except OSError as error:
+        raise Failure(f"the login cannot be kept: {error.strerror or error}") from error
+    ctx.obj["url"] = found.url
+    seen = call(ctx, lambda client: client.whoami())
+    render.say(f"{seen.name} at {found.url} is {_a(seen)}; kept as context {context} in {kept}")
+
+
+def whoami(ctx: typer.Context, output: Out = "table") -> None:
+    """Say as whom the cluster takes you, and what you may do there."""
+    seen = call(ctx, lambda client: client.whoami())
+    if not render.as_json(seen, output):
+        render.say(f"{seen.name or 'nobody: this server knows no people'} at {ctx.obj['url']}, {_a(seen)}")
+
+
+def list_contexts() -> None:
+    """List the clusters that were logged in to; the one in use has a star."""
+    from penstock_bus import logins
+
+    chosen = logins.selected_context(os.environ)
+    rows = [
+        ("*" if name == chosen else "", name, one.user, one.url) for name, one in logins.contexts(os.environ).items()
+    ]
+    if rows:
+        render.show_table(("", "NAME", "USER", "SERVER"), rows, wide=True)
+    else:
+        render.say("there is none; `penstock login FILE` makes one of what an admin has given you")
+
+
+def use(
+    name: Annotated[str, typer.Argument(help="Of a context; none given uses the server on this machine.")] = "",
+) -> None:
+    """Use a cluster from now on."""
+    from penstock_bus import logins
+
+    if name and name not in (known := logins.contexts(os.environ)):
+        raise Failure(f"no context {name!r}; there are: {', '.join(known) or 'none'}", Exit.NOT_FOUND)
+    logins.select_context(name, os.environ)
+    render.say(f"context {name} is used" if name else "no context is used: commands go to the server on this machine")
+
+
+def forget(name: Annotated[str, typer.Argument(help="Of a context.")]) -> None:
+    """Forget a cluster and its login."""
+    from penstock_bus import logins
+
+    try:
+        logins.remove_context(name, os.environ)
+    except KeyError as error:
+        known = ", ".join(logins.contexts(os.environ)) or "none"
+        raise Failure(f"no context {name!r}; there are: {known}", Exit.NOT_FOUND) from error
+    render.say(f"context {name} is forgotten")
+
+
+def _role(text: str | None) -> Role | None:
+    from penstock_log.users import ROLES
+
+    found = next((role for role in ROLES if role == text), None)
+    if text is not None and found is None:
+        bad_input(f"--role: {text!r} is none; expected one of {', '.join(ROLES)}")
+    return found
+
+
+def _a(seen: views.UserView) -> str:
+    article = "an" if seen.role[0] in "ao" else "a"
+    teams = f" in {', '.join(seen.teams)}" if seen.teams else ""
+    return f"{article} {seen.role}{teams}"
+
+
+def _valid_s(text: str) -> float:
+    return duration_s(text, "--valid") if text else 0.0
+
+
+def _free(file: Path) -> Path:
+    if file.exists():
+        bad_input(f"{file} is there already; name another file with --out")
+    return file
+
+
+def _write(file: Path, made: Login) -> None:
+    from penstock_bus import logins
+
+    try:
+        logins.write_login(file, msgspec.structs.replace(made, description="penstock"))
+    except OSError as error:
+        remedy = "`penstock user rotate` makes another login"
+        raise Failure(f"{file} cannot be written: {error.strerror}; {remedy}") from error

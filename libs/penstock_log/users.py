@@ -1,0 +1,75 @@
+"""
+Who may use the cluster: the fold of what the log says about people.
+
+:class:`Users` is the same for all who ask it: the gateway, which checks each request, and the issuer, which tells the
+server. What each role may do stands in the gateway (:mod:`penstock_gateway.authority`); here is only who has it.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Optional, get_args
+
+import msgspec
+
+from penstock_log.facts import Event, Role, UserRemoved, UserSet
+
+ROLES: Final[tuple[Role, ...]] = get_args(Role)
+"""From the least to the most rights."""
+
+
+class UserRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    A person who may use the cluster.
+
+    Attributes
+    ----------
+    teams : tuple of str
+        The first is the team of jobs that name none.
+    valid_from_s : float
+        Logins that were issued earlier count no more, seconds since the epoch.
+    """
+
+    name: str
+    role: Role
+    teams: tuple[str, ...] = ()
+    valid_from_s: float = 0.0
+
+
+class Users(msgspec.Struct):
+    """
+    All people, by name.
+
+    Attributes
+    ----------
+    removed : dict of str to float
+        Name of a person who may not use the cluster any more → since when, seconds since the epoch.
+    """
+
+    by_name: dict[str, UserRecord] = msgspec.field(default_factory=dict)
+    removed: dict[str, float] = msgspec.field(default_factory=dict)
+
+    def apply(self, event: Event) -> Optional[str]:
+        """Take in one fact; return the name of the person that it is about, None where it is about none."""
+        if isinstance(event, UserSet):
+            self.by_name[event.user] = UserRecord(
+                name=event.user, role=event.role, teams=event.teams, valid_from_s=event.valid_from_s
+            )
+            self.removed.pop(event.user, None)
+            return event.user
+        if isinstance(event, UserRemoved):
+            self.by_name.pop(event.user, None)
+            self.removed[event.user] = event.at_s
+            return event.user
+        return None
+
+
+def has_rights_of(role: Role, least: Role) -> bool:
+    """
+    Say whether a role has at least the rights of another one.
+
+    Examples
+    --------
+    >>> has_rights_of("admin", "operator"), has_rights_of("viewer", "user")
+    (True, False)
+    """
+    return ROLES.index(role) >= ROLES.index(least)

@@ -1,0 +1,281 @@
+"""
+Requests of many users, served in turn, with a bound and a rate for each user.
+
+One user's flood must not delay another user. :class:`FairSemaphore` lets a few commands go on at a time and gives each
+free slot to the next user who waits (round robin, Nagle 1987). :class:`RateLimit` says who has sent too much of late.
+:class:`UserQueues` joins both with the bound on what may wait; :class:`OpenJobsLimit` refuses what would be too many
+jobs of one user. :func:`asker` says whose a request is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Final
+
+import msgspec
+
+from penstock_gateway.endpoints import TOO_MANY, UNAVAILABLE, RequestRefused
+from penstock_gateway.open_jobs import OpenJobs
+from penstock_log.text import count, escaped
+
+NOBODY: Final = "nobody"
+_REMEDY: Final = "wait until some are over, cancel some, or ask an operator to raise `open_jobs` in [gateway]"
+_LONGEST_NAME: Final = 128
+_MOST_RATES: Final = 10_000
+
+
+class _Named(msgspec.Struct, frozen=True):
+    """The user of a specification, as far as a body has one."""
+
+    user: str = ""
+
+
+class _Sweep(msgspec.Struct, frozen=True):
+    """The job of a sweep."""
+
+    user: str = ""
+    job: _Named = _Named()
+
+
+class _Asked(msgspec.Struct, frozen=True):
+    """A job, a sweep or an act, bare or wrapped; all other fields are passed over unread."""
+
+    user: str = ""
+    by: str = ""
+    job: _Named = _Named()
+    spec: _Sweep = _Sweep()
+
+
+_asked: Final = msgspec.json.Decoder(_Asked)
+
+
+def asker(body: bytes, caller: str = "") -> str:
+    """
+    Return whose a request is: the caller's, or if a service calls, that of the user of a job or a sweep, or who acts.
+
+    A service's body that is no request is nobody's; whoever decodes it says what is wrong.
+
+    Examples
+    --------
+    >>> asker(b'{"name": "a", "user": "alice"}'), asker(b'{"spec": {"job": {"user": "bob"}}}'), asker(b"{")
+    ('alice', 'bob', '')
+    """
+    if caller:
+        return caller
+    try:
+        asked = _asked.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return ""
+    name = asked.user or asked.spec.user or asked.spec.job.user or asked.job.user or asked.by
+    return name[:_LONGEST_NAME]
+
+
+class FairSemaphore:
+    """
+    A semaphore that serves its users in turn.
+
+    A slot that becomes free goes to the user who has waited longest for a turn, and to the oldest of this user's
+    waiters. So a user with one waiter waits for one of each other user, however many those have.
+    """
+
+    def __init__(self, slots: int) -> None:
+        self._free = slots
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+
+    async def acquire(self, user: str) -> None:
+        """Wait for a slot."""
+        if self._free and not self._waiting:
+            self._free -= 1
+            return
+        slot: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(user, deque()).append(slot)
+        try:
+            await slot
+        except asyncio.CancelledError:
+            if slot.done() and not slot.cancelled() and slot.exception() is None:
+                self.release()  # it came in the moment in which the waiter gave up
+            raise
+
+    def release(self) -> None:
+        """Give a slot to the next user who waits, or keep it free."""
+        while self._waiting:
+            user = next(iter(self._waiting))
+            waiters = self._waiting.pop(user)
+            slot = waiters.popleft()
+            if waiters:
+                self._waiting[user] = waiters  # behind all others
+            if not slot.done():
+                slot.set_result(None)
+                return
+        self._free += 1
+
+    def fail(self, error: Callable[[], Exception]) -> None:
+        """End all waiters with an error."""
+        for waiters in self._waiting.values():
+            for slot in waiters:
+                if not slot.done():
+                    slot.set_exception(error())
+        self._waiting.clear()
+
+
+class RateLimit:
+    """
+    A bound on how many commands each user sends: many at once, and then so many in each second.
+
+    It is the generic cell rate algorithm: of each user it keeps one time, at which all that was sent would have been
+    sent at the lasting rate.
+
+    Parameters
+    ----------
+    per_s : float
+        The lasting rate.
+    at_once : int
+        Commands that may come at once after a while of silence.
+
+    Examples
+    --------
+    >>> limit = RateLimit(per_s=2.0, at_once=3)
+    >>> [limit.wait_s("alice", 0.0) for _ in range(4)], limit.wait_s("bob", 0.0), limit.wait_s("alice", 0.5)
+    ([0.0, 0.0, 0.0, 0.5], 0.0, 0.0)
+    """
+
+    def __init__(self, per_s: float, at_once: int) -> None:
+        self._step_s, self._ahead_s = 1 / per_s, at_once / per_s
+        self._until_s: dict[str, float] = {}
+
+    def wait_s(self, user: str, now_s: float) -> float:
+        """Count a command and return 0, or return how long to wait before the next one is taken, in seconds."""
+        until_s = max(self._until_s.get(user, now_s), now_s) + self._step_s
+        if (over_s := until_s - now_s - self._ahead_s) > 1e-9:
+            return over_s
+        if len(self._until_s) >= _MOST_RATES:
+            self._until_s = {name: at_s for name, at_s in self._until_s.items() if at_s > now_s}
+        self._until_s[user] = until_s
+        return 0.0
+
+
+class UserQueues:
+    """
+    The queues of all users before one kind of command.
+
+    Parameters
+    ----------
+    what : str
+        What waits here, for messages: ``submissions``.
+    slots : int
+        Commands under way at a time.
+    most, most_bytes : int
+        What may wait of one user.
+    rate : RateLimit or None
+        Shared by the queues of several kinds; None bounds no rate.
+    now_s : callable
+        Seconds of a clock that only goes on.
+    """
+
+    def __init__(
+        self, what: str, *, slots: int, most: int, most_bytes: int, rate: RateLimit | None, now_s: Callable[[], float]
+    ) -> None:
+        self._what, self._most, self._most_bytes = what, most, most_bytes
+        self._rate, self._now_s = rate, now_s
+        self._slots = FairSemaphore(slots)
+        self._waiting: dict[str, tuple[int, int]] = {}
+
+    @asynccontextmanager
+    async def slot(self, user: str, size_bytes: int) -> AsyncIterator[None]:
+        """
+        Hold a slot for one command of a user while the context is open.
+
+        Raises
+        ------
+        RequestRefused
+            429 where the user has too much waiting or has sent too much of late; 503 where the gateway stops.
+        """
+        self._check(user, size_bytes)
+        self._count(user, 1, size_bytes)
+        try:
+            await self._slots.acquire(user)
+        finally:
+            self._count(user, -1, -size_bytes)
+        try:
+            yield
+        finally:
+            self._slots.release()
+
+    def waiting(self, user: str) -> int:
+        """Return how many requests of a user wait."""
+        return self._waiting.get(user, (0, 0))[0]
+
+    def close(self) -> None:
+        """Refuse what waits: the gateway stops, and nothing of it has begun."""
+        self._slots.fail(
+            lambda: RequestRefused(
+                UNAVAILABLE, "the gateway stopped before this had its turn, and nothing was accepted; try again"
+            )
+        )
+
+    def _check(self, user: str, size_bytes: int) -> None:
+        waiting, waiting_bytes = self._waiting.get(user, (0, 0))
+        name = escaped(user or NOBODY)
+        if waiting >= self._most or waiting_bytes + size_bytes > self._most_bytes:
+            raise RequestRefused(
+                TOO_MANY,
+                f"{name} has {waiting:,} {self._what} of {waiting_bytes:,} bytes waiting already, and "
+                f"{self._most:,} of {self._most_bytes:,} bytes are the most for one user; try again once some are "
+                "answered",
+            )
+        if self._rate is not None and (wait_s := self._rate.wait_s(user, self._now_s())):
+            raise RequestRefused(
+                TOO_MANY,
+                f"{name} has sent too many commands of late; try again in {max(wait_s, 0.1):.1f} s, and slower",
+            )
+
+    def _count(self, user: str, more: int, more_bytes: int) -> None:
+        waiting, waiting_bytes = self._waiting.get(user, (0, 0))
+        if waiting + more:
+            self._waiting[user] = (waiting + more, waiting_bytes + more_bytes)
+        else:
+            self._waiting.pop(user, None)
+
+
+class OpenJobsLimit:
+    """
+    The most jobs that each user may have open.
+
+    Several submissions are decided on before the read model has the first: the limit counts those that are being
+    stored too. Replicas of the gateway do not count for each other what is being stored.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._storing: dict[str, dict[str, int]] = {}
+
+    @contextmanager
+    def storing(self, user: str, id_: str, jobs: int) -> Iterator[None]:
+        """Count a submission while it is being stored."""
+        self._storing.setdefault(user, {})[id_] = jobs
+        try:
+            yield
+        finally:
+            self._storing[user].pop(id_, None)
+            if not self._storing[user]:
+                del self._storing[user]
+
+    def check(self, open_jobs: OpenJobs, user: str, more: int) -> None:
+        """Refuse a user's further jobs with 429 where they would be too many."""
+        storing = self._storing.get(user, {})
+        there = open_jobs.count(user)
+        there += sum(jobs for id_, jobs in storing.items() if not open_jobs.knows(user, id_))
+        if there + more <= self._most:
+            return
+        name = escaped(user or NOBODY)
+        has = f"{name} has {there:,} open {'job' if there == 1 else 'jobs'}"
+        if more == 1:
+            raise RequestRefused(TOO_MANY, f"{has}, and {self._most:,} are the most for one user; {_REMEDY}")
+        raise RequestRefused(
+            TOO_MANY,
+            f"{has}, this sweep may have {count(more, 'trial')} open at a time, and {self._most:,} jobs are the most "
+            f"for one user; give it a lower `concurrency`, {_REMEDY}",
+        )

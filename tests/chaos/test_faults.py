@@ -1,0 +1,123 @@
+"""What the suite does to disks and networks is what it says it does."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from chaos import disk
+from chaos.disk import LoopDisk
+from chaos.proxy import TcpProxy
+
+WITHIN_S = 10.0
+A_WHILE_S = 0.2
+"""How long it is looked whether nothing comes."""
+
+
+@pytest.fixture
+def loop_disk(tmp_path: Path) -> Iterator[LoopDisk]:
+    if why := disk.problem(tmp_path):
+        pytest.skip(f"no disk can be mounted here: {why}")
+    made = LoopDisk(tmp_path)
+    yield made
+    made.remove()
+
+
+def written(path: Path, text: str, *, flushed: bool) -> None:
+    with path.open("w") as file:
+        file.write(text)
+        file.flush()
+        if flushed:
+            os.fsync(file.fileno())
+
+
+@pytest.mark.slow
+def test_a_power_cut_loses_what_was_not_flushed_and_nothing_else(loop_disk: LoopDisk) -> None:
+    written(loop_disk.folder / "flushed", "here", flushed=True)
+    written(loop_disk.folder / "unflushed", "gone", flushed=False)
+    loop_disk.cut_power()
+    written(loop_disk.folder / "late", "gone", flushed=True)
+    loop_disk.restore_power()
+    assert {path.name: path.read_text() for path in loop_disk.folder.iterdir() if path.is_file()} in (
+        {"flushed": "here"},
+        {"flushed": "here", "unflushed": ""},
+    )
+
+
+@pytest.mark.slow
+def test_a_full_disk_takes_nothing_until_there_is_room(loop_disk: LoopDisk) -> None:
+    loop_disk.fill()
+    with pytest.raises(OSError, match="No space left"):
+        written(loop_disk.folder / "a", "x" * 100_000, flushed=True)
+    loop_disk.make_room()
+    written(loop_disk.folder / "a", "x" * 100_000, flushed=True)
+
+
+@pytest.mark.slow
+async def test_a_frozen_disk_lets_writers_wait(loop_disk: LoopDisk) -> None:
+    freezing = asyncio.ensure_future(asyncio.to_thread(loop_disk.freeze, A_WHILE_S))
+    longest_s, clock = 0.0, asyncio.get_running_loop().time
+    async with asyncio.timeout(WITHIN_S):
+        while not freezing.done():
+            began_s = clock()
+            await asyncio.to_thread(written, loop_disk.folder / "a", "x", flushed=True)
+            longest_s = max(longest_s, clock() - began_s)
+    assert longest_s > A_WHILE_S / 2
+
+
+@asynccontextmanager
+async def echo() -> AsyncIterator[tuple[TcpProxy, asyncio.StreamReader, asyncio.StreamWriter]]:
+    """Connect through a proxy to somebody who sends back what he hears."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(100):
+            writer.write(data)
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        proxy = TcpProxy(*server.sockets[0].getsockname())
+        await proxy.start()
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(proxy.url.rpartition(":")[2]))
+        writer.write(b"1")
+        assert await reader.readexactly(1) == b"1"
+        yield proxy, reader, writer
+        writer.close()
+        await proxy.stop()
+
+
+@pytest.mark.parametrize("mode", ["stall", "half"])
+async def test_what_a_stalled_network_holds_back_arrives_when_it_is_mended(mode: str) -> None:
+    async with echo() as (proxy, reader, writer), asyncio.timeout(WITHIN_S):
+        proxy.cut(mode)
+        writer.write(b"2")
+        reading = asyncio.ensure_future(reader.readexactly(1))
+        done, _ = await asyncio.wait([reading], timeout=A_WHILE_S)
+        assert not done
+        proxy.mend()
+        assert await reading == b"2"
+
+
+@pytest.mark.parametrize("mode", ["refuse", "blackhole"])
+async def test_what_was_cut_off_never_arrives_and_the_connection_is_gone(mode: str) -> None:
+    async with echo() as (proxy, reader, writer), asyncio.timeout(WITHIN_S):
+        proxy.cut(mode)
+        writer.write(b"2")
+        proxy.mend()
+        try:
+            assert await reader.read(1) == b""
+        except ConnectionResetError:
+            return
+
+
+async def test_a_delayed_network_takes_its_time_and_loses_nothing() -> None:
+    async with echo() as (proxy, reader, writer), asyncio.timeout(WITHIN_S):
+        began_s = asyncio.get_running_loop().time()
+        proxy.cut("delay", A_WHILE_S)
+        writer.write(b"23")
+        assert await reader.readexactly(2) == b"23"
+        assert asyncio.get_running_loop().time() - began_s >= 2 * A_WHILE_S

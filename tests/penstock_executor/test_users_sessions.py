@@ -1,0 +1,105 @@
+"""Jobs of other users than the executor's that use ``penstock.session()``: checkpoints, moves between nodes, lanes."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import site
+import subprocess
+from pathlib import Path
+
+import pytest
+from executor_cases import World
+from other_users import SYSTEM_PYTHON, as_root, let_through
+
+import penstock
+
+USERS = {"run_as": "user", "users": {"alice": "nobody", "bob": "daemon"}}
+NOBODY = pwd.getpwnam("nobody")
+LIBRARIES = os.pathsep.join([str(Path(penstock.__file__).parents[1]), *site.getsitepackages()])
+"""Where a user's interpreter finds the library under test."""
+
+
+def _is_reachable() -> bool:
+    """Return whether other users can import the library, which may lie in a home folder that is closed to them."""
+    try:
+        done = subprocess.run(
+            [SYSTEM_PYTHON, "-c", "import penstock"],
+            env={"PYTHONPATH": LIBRARIES},
+            user="nobody",
+            group=NOBODY.pw_gid,
+            extra_groups=[],
+            cwd="/",
+            capture_output=True,
+            check=False,
+        )
+    except OSError:
+        return False
+    return done.returncode == 0
+
+
+pytestmark = [
+    pytest.mark.slow,
+    as_root,
+    pytest.mark.skipif(
+        os.geteuid() == 0 and not _is_reachable(),
+        reason=f"NOT TESTED: other users cannot import penstock by {SYSTEM_PYTHON} from {LIBRARIES}",
+    ),
+]
+TRAINING = """
+import os, sys, penstock
+seen = []
+with penstock.session() as session:
+    session.on_checkpoint(
+        lambda folder: (folder / "seen").write_text(repr(seen)),
+        lambda folder: seen.extend(eval((folder / "seen").read_text())),
+    )
+    print("begins at", session.step, "with", len(seen), "as", os.getuid(), flush=True)
+    for item in session.iterations(range(int(sys.argv[1]))):
+        seen.append(item)
+        if len(seen) == 20:
+            print("far enough", flush=True)
+"""
+
+
+def training(steps: int) -> tuple[str, ...]:
+    return (SYSTEM_PYTHON, "-c", TRAINING, str(steps))
+
+
+ENV = {"PYTHONPATH": LIBRARIES}
+
+
+async def test_a_users_job_is_preempted_and_goes_on_on_another_node_with_its_own_checkpoint(world: World) -> None:
+    let_through(world.folder)
+    first = await world.node("n1", **USERS, checkpoint_dir="")
+    second = await world.node("n2", **USERS, checkpoint_dir="")
+    await world.submit("j1", *training(10**9), user="alice", cwd="/", env=ENV)
+    await world.place("j1")
+    await world.says("j1", "far enough")
+    await world.preempt("j1")
+    steps = (await world.ended("j1")).steps
+    assert steps >= 20
+    await world.place("j1", node_id="n2", epoch=2)
+    await world.says("j1", f"begins at {steps} with {steps} as {NOBODY.pw_uid}")
+    await world.cancel("j1")
+    assert (await world.ended("j1", epoch=2, node_id="n2")).outcome == "cancelled"
+    for node in (first, second):
+        job = Path(node.settings.data_dir) / "checkpoints" / "j1"
+        found = [job, *job.rglob("*")]
+        assert len(found) > 3
+        assert {path.lstat().st_uid for path in found} == {NOBODY.pw_uid}
+        assert job.stat().st_mode & 0o777 == 0o700
+
+
+async def test_jobs_of_two_users_take_turns_on_one_device(world: World) -> None:
+    let_through(world.folder)
+    await world.node("n1", **USERS)
+    lane = {"sharing": "lane", "share_with": "anyone", "cwd": "/", "env": ENV}
+    for job_id, user in (("j1", "alice"), ("j2", "bob")):
+        await world.submit(job_id, *training(200), user=user, **lane)
+        await world.place(job_id)
+    for job_id in ("j1", "j2"):
+        ended = await world.ended(job_id)
+        assert (ended.outcome, ended.reason, ended.loop_steps) == ("completed", "", 200)
+    assert str(NOBODY.pw_uid).encode() in await world.output("j1")
+    assert f"as {pwd.getpwnam('daemon').pw_uid}".encode() in await world.output("j2")

@@ -1,0 +1,256 @@
+"""What each role may do and see: every cell of the table in docs/access.md, and what follows from it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import pytest_asyncio
+from gateway_cases import NOW_S, Gateway, gateway, joined, refusal, spec, submitted, sweep_spec
+
+from penstock_bus import ServiceError
+from penstock_bus.follower import FoldFollower
+from penstock_bus.memory import MemoryBus
+from penstock_gateway import machine, sight
+from penstock_gateway.authority import LEAST, SERVICE, Caller, caller
+from penstock_gateway.endpoints import RequestRefused
+from penstock_gateway.machine import GatewaySettings
+from penstock_log import JobSpec, SweepSubmitted, UserRemoved, UserSet, subjects
+from penstock_log.users import Users
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+DOC = Path(__file__).parents[2] / "docs" / "access.md"
+ROW = re.compile(r"^\| (?:`(\w+)`|(read \w+ ?\w*)) \|(.*)\|$", re.MULTILINE)
+COLUMNS = ("viewer", "own", "team", "other", "operator", "admin")
+WHO = {"viewer": "viola", "own": "uma", "team": "uma", "other": "uma", "operator": "oskar", "admin": "ada"}
+WHOSE = {"viewer": "bob", "own": "uma", "team": "tom", "other": "bob", "operator": "bob", "admin": "bob"}
+PEOPLE = (
+    UserSet(user="viola", role="viewer", at_s=NOW_S),
+    UserSet(user="uma", role="user", teams=("vision", "speech"), at_s=NOW_S),
+    UserSet(user="tom", role="user", teams=("vision",), at_s=NOW_S),
+    UserSet(user="bob", role="user", teams=("robots",), at_s=NOW_S),
+    UserSet(user="oskar", role="operator", at_s=NOW_S),
+    UserSet(user="ada", role="admin", at_s=NOW_S),
+)
+TEAM = {"uma": "vision", "tom": "vision", "bob": "robots"}
+
+
+class Cell(NamedTuple):
+    request: str
+    column: str
+    expected: str
+
+
+def cells() -> list[Cell]:
+    """Return the table's cells."""
+    found = []
+    for name, reading, rest in ROW.findall(DOC.read_text()):
+        values = [value.strip() for value in rest.split("|")]
+        found += [Cell(name or reading, column, value) for column, value in zip(COLUMNS, values, strict=True)]
+    return found
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared() -> AsyncIterator[Gateway]:
+    """A gateway that knows people, with a job and a sweep of each owner."""
+    of_owners = []
+    for owner, team in TEAM.items():
+        job = spec(user=owner, team=team, name=f"secret-{owner}", env={"TOKEN": owner}, params={"lr": 1})
+        of_owners.append(submitted(f"j-{owner}", user=owner, team=team, name=f"secret-{owner}", digest=owner))
+        sweep = sweep_spec(id=f"s-{owner}", name=f"secret-{owner}", job=job)
+        of_owners.append(SweepSubmitted(sweep_id=f"s-{owner}", spec=sweep, at_s=NOW_S))
+    async with MemoryBus() as bus, gateway(bus, joined("n1", fast=4), *PEOPLE, *of_owners) as running:
+        yield running
+
+
+def as_user(shared: Gateway, name: str) -> Gateway:
+    """Return the same gateway as a person reaches it."""
+    return Gateway(MemoryBus(shared.bus.server, user=name), shared.shell)  # type: ignore[attr-defined]
+
+
+def body_of(request: str, owner: str) -> Any:
+    about: dict[str, Any] = {
+        **dict.fromkeys(("submit", "dryrun"), spec(user=owner)),
+        "tune": sweep_spec(job=spec(user=owner)),
+        **{key: {"id": f"s-{owner}"} for key in ("sweep", "cancel_sweep")},
+        **{key: {"id": "n1"} for key in ("drain", "resume", "remove")},
+        "policy": {"pool": "default", "set": {"order": "fifo"}},
+        "set_user": {"user": "tom", "role": "user", "teams": ["vision"]},
+        "remove_user": {"id": "nobody-there"},
+        **dict.fromkeys(_OF_ALL, b""),
+    }
+    return about.get(request, {"id": f"j-{owner}"})
+
+
+_OF_ALL = ("jobs", "sweeps", "nodes", "status", "streams", "policies", "schema", "whoami", "users", "rejected")
+
+
+async def outcome(shared: Gateway, cell: Cell) -> str:
+    """Return what somebody gets: ``yes``, ``no`` or an outline."""
+    who, owner = WHO[cell.column], WHOSE[cell.column]
+    person, request = as_user(shared, who), cell.request
+    if request.startswith("read"):
+        return await _read(shared, who, owner, request)
+    kind = subjects.command if request in _COMMANDS else subjects.query
+    try:
+        answer = await person._ask(kind(request), body_of(request, owner))
+    except ServiceError as error:
+        return "no" if error.code == 403 else "yes"  # what is refused for another reason was not refused for the role
+    if request in {"jobs", "sweeps"}:
+        shown = [one for one in answer[request] if one["user" if request == "jobs" else "id"] in {owner, f"s-{owner}"}]
+        return "yes" if shown and all(one["name"] for one in shown) else "outline"
+    return "yes"
+
+
+async def _read(shared: Gateway, who: str, owner: str, request: str) -> str:
+    subject = subjects.job(f"j-{owner}") if request == "read the log" else subjects.logs(f"j-{owner}")
+    async with FoldFollower(shared.bus, machine.decider(GatewaySettings())) as live:
+        await live.caught_up()
+        try:
+            await sight.check_read(shared.bus, live, caller(live.state.users, "", who), subject)
+        except RequestRefused as error:
+            return "no" if error.code == 403 else str(error)
+    return "yes"
+
+
+_COMMANDS = frozenset(
+    {"submit", "tune", "cancel", "hold", "release", "cancel_sweep", "drain", "resume", "remove", "policy"}
+    | {"set_user", "remove_user"}
+)
+
+
+async def test_the_table_has_every_request(shared: Gateway) -> None:
+    served = {subject.rpartition(".")[2] for one in shared.bus.server.hub.instances for subject in one.handlers}  # type: ignore[attr-defined]
+    in_table = {cell.request for cell in cells() if not cell.request.startswith("read")}
+    assert in_table == served - {"ready", "live", "metrics"}
+    assert set(LEAST) <= in_table
+    assert len(cells()) == 6 * (len(in_table) + 2)
+
+
+@pytest.mark.parametrize("cell", cells(), ids=lambda cell: f"{cell.request}-{cell.column}")
+async def test_each_cell_of_the_table(shared: Gateway, cell: Cell) -> None:
+    assert await outcome(shared, cell) == cell.expected
+
+
+async def test_a_job_is_its_submitters_in_the_first_of_their_teams_whatever_it_says(shared: Gateway) -> None:
+    uma = as_user(shared, "uma")
+    for said, team in (({}, "vision"), ({"user": "uma"}, "vision"), ({"team": "speech"}, "speech")):
+        answer = await uma.command("submit", spec(**said))
+        job = (await uma.query("job", {"id": answer["id"]}))["job"]
+        assert (job["user"], job["team"]) == ("uma", team)
+    assert await refusal(uma.command("submit", spec(user="root"))) == (
+        403,
+        "$.user: uma cannot submit as root; leave it out, or ask an operator to",
+    )
+    code, said = await refusal(uma.command("submit", spec(team="robots")))
+    assert (code, "uma is not in team robots, but in vision, speech" in said) == (403, True)
+
+
+async def test_an_operator_submits_for_others_and_a_command_says_who_gave_it(shared: Gateway) -> None:
+    oskar = as_user(shared, "oskar")
+    job_id = (await oskar.command("submit", spec(user="bob")))["id"]
+    await oskar.command("cancel", {"id": job_id, "by": "bob", "reason": "x"})
+    story = await oskar.query("story", {"id": job_id})
+    assert any("cancelled by oskar" in line["text"] for line in story["lines"])
+
+
+async def test_a_sweeps_trials_are_its_submitters(shared: Gateway) -> None:
+    uma = as_user(shared, "uma")
+    sweep_id = (await uma.command("tune", sweep_spec()))["id"]
+    assert {one["id"] for one in (await uma.query("sweeps"))["sweeps"]} >= {sweep_id, "s-uma", "s-tom"}
+    assert await refusal(as_user(shared, "bob").query("sweep", {"id": sweep_id}))
+
+
+async def test_what_the_inbox_holds_is_its_submitters(shared: Gateway) -> None:
+    server = shared.bus.server  # type: ignore[attr-defined]
+    await MemoryBus(server, user="uma").submit(subjects.INBOX_JOBS, b'{"id": "in-uma", "name": "a", "command": ["x"]}')
+    forged = b'{"id": "forged", "name": "a", "command": ["x"], "user": "bob"}'
+    await MemoryBus(server, user="uma").submit(subjects.INBOX_JOBS, forged)
+    await MemoryBus(server, user="nobody").submit(subjects.INBOX_JOBS, b'{"name": "a", "command": ["x"]}')
+    ada = as_user(shared, "ada")
+    while len((await ada.query("rejected"))["rejected"]) < 2:
+        pass  # each query lets the gateway go on
+    assert (await ada.query("job", {"id": "in-uma"}))["job"]["user"] == "uma"
+    reasons = " ".join(one["reason"] for one in (await ada.query("rejected"))["rejected"])
+    assert "uma cannot submit as bob" in reasons
+    assert "nobody is no user of this cluster" in reasons
+
+
+async def test_a_name_cannot_be_guessed_by_filtering_the_list(shared: Gateway) -> None:
+    uma = as_user(shared, "uma")
+    assert (await uma.query("jobs", {"name": "secret-bob"}))["total"] == 0
+    assert (await uma.query("jobs", {"name": "secret-t*"}))["total"] == 1
+
+
+async def test_people_come_and_go_while_the_gateway_runs() -> None:
+    async with MemoryBus() as bus, gateway(bus, joined(), settings=GatewaySettings(owner="olga")) as running:
+        olga, new = as_user(running, "olga"), as_user(running, "new")
+        assert (await refusal(new.query("nodes")))[0] == 403
+        await olga.command("set_user", {"user": "new", "role": "viewer"})
+        assert (await refusal(new.command("submit", spec())))[1].startswith("submit is for users and above, and new is")
+        await olga.command("set_user", {"user": "new", "role": "user", "teams": ["a"]})
+        job_id = (await new.command("submit", spec()))["id"]
+        assert (await olga.query("users"))["users"] == [
+            {"name": "new", "role": "user", "teams": ["a"], "valid_from_s": 0.0, "is_owner": False},
+            {"name": "olga", "role": "admin", "teams": [], "valid_from_s": 0.0, "is_owner": True},
+        ]
+        assert "1 open job of theirs goes on" in (await olga.command("remove_user", {"id": "new"}))["message"]
+        assert (await refusal(new.command("cancel", {"id": job_id})))[0] == 403
+        await olga.command("cancel", {"id": job_id})
+
+
+async def test_nobody_locks_themselves_out_or_makes_themselves_more() -> None:
+    ada = UserSet(user="ada", role="admin", at_s=NOW_S)
+    async with MemoryBus() as bus, gateway(bus, ada) as running:
+        person = as_user(running, "ada")
+        assert (await refusal(person.command("remove_user", {"id": "ada"})))[0] == 409
+        assert (await refusal(person.command("set_user", {"user": "ada", "role": "viewer"})))[0] == 409
+        code, said = await refusal(person.command("remove_user", {"id": "ad"}))
+        assert (code, "write the whole name" in said) == (404, True)
+
+
+async def test_a_service_speaks_for_others_and_nobody_else_is_a_service() -> None:
+    job = JobSpec(name="a", command=("x",), user="alice", team="vision")
+    assert SERVICE.stamp(job) == job
+    users = Users()
+    users.apply(UserSet(user="alice", at_s=1.0))
+    assert caller(users, "", "") == SERVICE
+    assert caller(users, "", "alice") == Caller(name="alice", role="user")
+    users.apply(UserRemoved(user="alice", at_s=2.0))
+    for name in ("alice", " ", "*"):
+        with pytest.raises(RequestRefused, match="is no user of this cluster"):
+            caller(users, "", name)
+
+
+async def test_a_taken_id_says_nothing_of_what_it_belongs_to(shared: Gateway) -> None:
+    uma = as_user(shared, "uma")
+    for name, body in (("submit", spec(id="j-bob")), ("tune", sweep_spec(id="s-bob"))):
+        code, said = await refusal(uma.command(name, body))
+        assert (code, said.partition(";")[0]) == (409, f"the id {body.id} is taken")
+    for taken in ("s-bob", "n1", "default", "bob"):
+        code, said = await refusal(uma.command("submit", spec(id=taken)))
+        assert (code, "is that of something else here" in said) == (409, True)
+    for body in (spec(parent="s-bob"), spec(id="s-bob-1")):
+        assert await refusal(uma.command("submit", body))
+
+
+async def test_somebody_who_comes_back_needs_a_new_login() -> None:
+    async with MemoryBus() as bus, gateway(bus, joined(), settings=GatewaySettings(owner="olga")) as running:
+        olga = as_user(running, "olga")
+        await olga.command("set_user", {"user": "new"})
+        await olga.command("remove_user", {"id": "new"})
+        await olga.command("set_user", {"user": "new"})
+        (new, _) = (await olga.query("users"))["users"]
+        assert new["valid_from_s"] > NOW_S
+
+
+async def test_names_of_others_are_no_suggestions(shared: Gateway) -> None:
+    uma = as_user(shared, "uma")
+    for wanted in ("secret-bob", "secret-bo"):
+        for query in ("job", "sweep"):
+            code, said = await refusal(uma.query(query, {"id": wanted}))
+            assert (code, "its id is" in said, "secret-bob" in said.partition(";")[2]) == (404, False, False)
