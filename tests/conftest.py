@@ -1,6 +1,7 @@
 import gc
 import os
 from collections.abc import Iterator, Sequence
+from functools import cache
 from itertools import groupby
 from pathlib import Path
 from typing import Final
@@ -53,7 +54,12 @@ def needs_processes(item: pytest.Item) -> bool:
 
 def folders(item: pytest.Item) -> Sequence[str]:
     """Return the folders, below that of all tests, in which a test is."""
-    return item.path.relative_to(Path(__file__).parent).parts[:-1]
+    return _folders(item.path)
+
+
+@cache
+def _folders(path: Path) -> Sequence[str]:
+    return path.relative_to(Path(__file__).parent).parts[:-1]
 
 
 def places(modules: Sequence[list[pytest.Item]]) -> Iterator[tuple[float, list[pytest.Item]]]:
@@ -62,11 +68,14 @@ def places(modules: Sequence[list[pytest.Item]]) -> Iterator[tuple[float, list[p
         yield (number + 0.5) / len(modules), module
 
 
+gc.set_threshold(100_000, 50, 100)
+"""Garbage is looked for less often: among all the tests of a session that takes a tenth of the time they run."""
+
+
 def pytest_collection_finish() -> None:
-    """Look for garbage less often: among all the tests of a session that takes a tenth of the time they run."""
+    """Leave out of each later search what stays for the session: all tests, and what they import."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(100_000, 50, 100)
 
 
 @pytest.fixture(scope="session", autouse=True)

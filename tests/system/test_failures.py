@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
-from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,6 +19,7 @@ from penstock_bus.health import Vitals
 from penstock_bus.logins import SERVICE_LOGINS
 from penstock_bus.nats import connect
 from penstock_bus.server import Server, ServerSettings
+from penstock_cli.local.service_template import ServiceProcess, ServiceTemplate
 from penstock_log import Commit, JobSpec, JobSubmitted, RunStarted, subjects
 from penstock_log.services import CORE
 
@@ -29,32 +28,32 @@ PATIENCE_S = 60.0
 
 
 @asynccontextmanager
-async def services(server: Server, folder: Path, names: Sequence[str]) -> AsyncIterator[dict[str, Process]]:
+async def services(server: Server, folder: Path, names: Sequence[str]) -> AsyncIterator[dict[str, ServiceProcess]]:
     """Run one process of each service on a server, until the block ends."""
-    started = {name: await _start(server, folder, name) for name in names}
-    try:
-        yield started
-    finally:
-        for process in started.values():
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
+    async with ServiceTemplate(names) as template:
+        started = {name: await _start(template, server, folder, name) for name in names}
+        try:
+            yield started
+        finally:
+            for process in started.values():
+                process.send_signal(signal.SIGKILL)
+                await process.wait()
 
 
-async def _start(server: Server, folder: Path, service: str) -> Process:
-    env = {**os.environ, "PENSTOCK_URL": server.url, "PENSTOCK_LOG_FORMAT": "json"}
+async def _start(template: ServiceTemplate, server: Server, folder: Path, service: str) -> ServiceProcess:
+    env = {"PENSTOCK_URL": server.url, "PENSTOCK_LOG_FORMAT": "json"}
     env["PENSTOCK_CREDENTIALS"] = str(server.settings.data_dir / SERVICE_LOGINS / f"{service}.json")
     if service == "executor":
         env |= {"PENSTOCK_EXECUTOR_DATA_DIR": str(folder / "executor"), "PENSTOCK_EXECUTOR_DEVICES": "fast:1@1.0:1GiB"}
         env["PENSTOCK_EXECUTOR_RUN_AS"] = "executor"
     with (folder / f"{service}.log").open("wb") as log:
-        return await asyncio.create_subprocess_exec(sys.executable, "-m", f"penstock_{service}", env=env, stderr=log)
+        return await template.fork(service, env, log)
 
 
 @asynccontextmanager
 async def ready(
     server: Server, folder: Path, names: Sequence[str] = CORE
-) -> AsyncIterator[tuple[dict[str, Process], Bus]]:
+) -> AsyncIterator[tuple[dict[str, ServiceProcess], Bus]]:
     """Run services, and wait until each has said that it is ready."""
     admin = server.logins[ADMIN]
     async with connect(server.url, login=admin) as bus, services(server, folder, names) as processes:
@@ -69,7 +68,7 @@ async def _ready(bus: Bus, service: str) -> None:
             return
 
 
-async def stopped(processes: dict[str, Process]) -> dict[str, int]:
+async def stopped(processes: dict[str, ServiceProcess]) -> dict[str, int]:
     """Send TERM to all, and return their exit codes."""
     for process in processes.values():
         process.send_signal(signal.SIGTERM)

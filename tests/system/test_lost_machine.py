@@ -19,14 +19,18 @@ from penstock_cli.local import data_folder
 from penstock_testing import eventually
 
 STEPS = """
-import sys, penstock
+import pathlib, sys, time, penstock
 with penstock.session() as session:
     begun = []
     session.on_checkpoint(lambda: b"state", lambda body: begun.append(body))
     for step in session.iterations(range(100)):
         print("step", step, flush=True)
-        import time; time.sleep(0.05)
+        if step == 3:
+            pathlib.Path(sys.argv[1]).touch()
+        while step > 3 and not pathlib.Path(sys.argv[2]).exists():
+            time.sleep(0.05)
 """
+GATED = "while ! test -e $1; do sleep 0.1; done; echo ended"
 
 
 class Machine:
@@ -72,6 +76,7 @@ def machines(tmp_path: Path) -> Iterator[tuple[Machine, Machine]]:
         machine.burn()
 
 
+@pytest.mark.timeout(240)  # two clusters, one after the other
 async def test_jobs_that_ran_run_again_and_all_others_are_what_they_were(
     tmp_path: Path, machines: tuple[Machine, Machine]
 ) -> None:
@@ -79,13 +84,12 @@ async def test_jobs_that_ran_run_again_and_all_others_are_what_they_were(
     script, file = tmp_path / "steps.py", tmp_path / "backup.tar.gz"
     script.write_text(STEPS)
     one.up()
-    one.say("submit", "--id", "done", "--", "echo", "said")
-    one.say("submit", "--id", "command", "--", "sh", "-c", "echo began; sleep 5; echo ended")
-    one.say("submit", "--id", "steps", "--", sys.executable, str(script))
+    begun, go = [tmp_path / "command-began", tmp_path / "steps-began"], tmp_path / "go"
     one.say("submit", "--id", "held", "--hold", "--", "true")
-    await eventually(lambda: one.job("done")["state"] == "CD")
-    await eventually(lambda: "began" in one.say("logs", "command"))
-    await eventually(lambda: "step 3" in one.say("logs", "steps"))
+    one.say("submit", "--id", "command", "--", "sh", "-c", f"touch {begun[0]}; {GATED}", "sh", str(go))
+    one.say("submit", "--id", "steps", "--", sys.executable, str(script), str(begun[1]), str(go))
+    one.say("submit", "--id", "done", "--wait", "--", "echo", "said")
+    await eventually(lambda: all(path.exists() for path in begun), within_s=120.0)
     assert {one.job(job_id)["state"] for job_id in ("command", "steps")} == {"R"}
     one.say("backup", str(file), "--data", str(one.folder))
     one.say("submit", "--id", "later", "--", "true")
@@ -94,11 +98,13 @@ async def test_jobs_that_ran_run_again_and_all_others_are_what_they_were(
     assert "is whole" in two.say("restore", str(file), "--check")
     two.say("restore", str(file), "--data", str(two.folder))
     two.up()
+    go.touch()
     assert two.job("done")["state"] == "CD"
     assert two.say("logs", "done") == "said\n"
     assert two.job("held")["state"] == "PD"
     for job_id in ("command", "steps"):
-        await eventually(lambda job_id=job_id: two.job(job_id)["state"] == "CD", within_s=120.0)  # type: ignore[misc]
+        two.say("logs", "--follow", job_id)
+        assert two.job(job_id)["state"] == "CD"
         assert "(run 2)" in two.say("story", job_id)
     assert two.say("logs", "steps").count("step 99") == 1
     assert "later" not in two.say("ps", "--all")

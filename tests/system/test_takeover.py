@@ -1,10 +1,7 @@
 """A standby takes over from a leader that was killed: real processes on a real server."""
 
 import asyncio
-import os
 import signal
-import sys
-from asyncio.subprocess import Process
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -16,6 +13,7 @@ from penstock_bus import Append, Delivery
 from penstock_bus.health import Vitals
 from penstock_bus.nats import NatsBus
 from penstock_bus.replica import RENEW_S, TTL_S
+from penstock_cli.local.service_template import ServiceProcess, ServiceTemplate
 from penstock_log import Commit, subjects
 from penstock_testing.fixtures import NatsAccount
 
@@ -24,14 +22,14 @@ PATIENCE_S = 60.0
 
 
 @asynccontextmanager
-async def replica(account: NatsAccount, service: str, replica_id: str) -> AsyncIterator[Process]:
-    env = {**os.environ, **account.environment, "PENSTOCK_REPLICA_ID": replica_id}
-    process = await asyncio.create_subprocess_exec(sys.executable, "-m", f"penstock_{service}", env=env)
+async def replica(
+    template: ServiceTemplate, account: NatsAccount, service: str, replica_id: str
+) -> AsyncIterator[ServiceProcess]:
+    process = await template.fork(service, {**account.environment, "PENSTOCK_REPLICA_ID": replica_id}, None)
     try:
         yield process
     finally:
-        if process.returncode is None:
-            process.terminate()
+        process.send_signal(signal.SIGTERM)
         await process.wait()
 
 
@@ -61,9 +59,10 @@ async def test_a_standby_decides_within_five_seconds_of_the_leaders_kill(
     nats_account: NatsAccount, nats_bus: NatsBus, service: str
 ) -> None:
     async with AsyncExitStack() as stack:
-        leader = await stack.enter_async_context(replica(nats_account, service, "first"))
+        template = await stack.enter_async_context(ServiceTemplate([service]))
+        leader = await stack.enter_async_context(replica(template, nats_account, service, "first"))
         await until(nats_bus, service, "first", leading=True)
-        await stack.enter_async_context(replica(nats_account, service, "second"))
+        await stack.enter_async_context(replica(template, nats_account, service, "second"))
         await until(nats_bus, service, "second", leading=False)
 
         leader.send_signal(signal.SIGKILL)

@@ -7,7 +7,6 @@ import contextlib
 import os
 import signal
 import sys
-from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from penstock_bus.health import Vitals
 from penstock_bus.logins import SERVICE_LOGINS
 from penstock_bus.nats import connect
 from penstock_bus.server import Server, ServerSettings
+from penstock_cli.local.service_template import ServiceProcess, ServiceTemplate
 from penstock_executor.launchers import shim
 from penstock_log import Commit, JobSpec, JobSubmitted, RoundDecided, RunEnded, RunWarned, subjects
 from penstock_testing import eventually
@@ -59,10 +59,11 @@ class TwoNodes:
     """A server, a matcher, and two executors that share a folder of checkpoints."""
 
     server: Server
+    template: ServiceTemplate
     folder: Path
     bus: Bus
     node_timeout_s: float = NODE_TIMEOUT_S
-    services: dict[str, Process] = field(default_factory=dict)
+    services: dict[str, ServiceProcess] = field(default_factory=dict)
     gates: dict[str, Gate] = field(default_factory=dict)
 
     async def start(self, name: str, service: str = "") -> None:
@@ -70,7 +71,6 @@ class TwoNodes:
         service = service or name
         url = self.server.url if name not in self.gates else f"nats://127.0.0.1:{self.gates[name].port}"
         env = {
-            **os.environ,
             "PENSTOCK_URL": url,
             "PENSTOCK_CREDENTIALS": str(self.server.settings.data_dir / SERVICE_LOGINS / f"{service}.json"),
             "PENSTOCK_MATCHER_NODE_TIMEOUT_S": str(self.node_timeout_s),
@@ -78,15 +78,12 @@ class TwoNodes:
             "PENSTOCK_EXECUTOR_DATA_DIR": str(self.folder / name),
             "PENSTOCK_EXECUTOR_CHECKPOINT_DIR": str(self.folder / "checkpoints"),
             "PENSTOCK_EXECUTOR_RUN_AS": "executor",
-            "PENSTOCK_EXECUTOR_DEVICES": "fast:1@1.0:1GiB",
+            "PENSTOCK_EXECUTOR_DEVICES": "fast:3@1.0:1GiB",
         }
         async with asyncio.timeout(PATIENCE_S):
             ready = asyncio.create_task(self._ready(service))
             with (self.folder / f"{name}.log").open("ab") as log:
-                process = await asyncio.create_subprocess_exec(
-                    sys.executable, "-m", f"penstock_{service}", env=env, stderr=log
-                )
-            self.services[name] = process
+                self.services[name] = await self.template.fork(service, env, log)
             await ready
 
     async def _ready(self, service: str) -> None:
@@ -129,6 +126,10 @@ class TwoNodes:
         """Return the shims of a node."""
         return [int(path.read_text().split()[0]) for path in self.folder.glob(f"{node}/runs/*/*/*/pid")]
 
+    def shim(self, node: str, job_id: str) -> int:
+        """Return the shim of a job's first run on a node."""
+        return int((self.folder / node / "runs" / job_id / "1" / "0" / "pid").read_text().split()[0])
+
 
 @asynccontextmanager
 async def two_nodes(
@@ -138,8 +139,11 @@ async def two_nodes(
     await server.start()
     host, _, port = server.url.removeprefix("nats://").partition(":")
     try:
-        async with connect(server.url, login=server.logins[ADMIN]) as bus:
-            nodes = TwoNodes(server, folder, bus, node_timeout_s)
+        async with (
+            connect(server.url, login=server.logins[ADMIN]) as bus,
+            ServiceTemplate(("ranker", "matcher", "executor")) as template,
+        ):
+            nodes = TwoNodes(server, template, folder, bus, node_timeout_s)
             try:
                 for name in ("n1", "n2") if gated else ():
                     nodes.gates[name] = Gate()
@@ -147,12 +151,10 @@ async def two_nodes(
                 await nodes.start("ranker")
                 await nodes.start("matcher")
                 await nodes.start("n1", "executor")
-                await nodes.start("n2", "executor")
                 yield nodes
             finally:
                 for process in nodes.services.values():
-                    with contextlib.suppress(ProcessLookupError):
-                        process.kill()
+                    process.send_signal(signal.SIGKILL)
                     await process.wait()
                 for node in ("n1", "n2"):
                     for pid in nodes.shims(node):
@@ -184,6 +186,19 @@ def at_work(out: Path, epoch: int, lines: int = 1) -> Callable[[], bool]:
     return lambda: len(written(out).get(epoch, ())) >= lines
 
 
+def gone(pid: int) -> Callable[[], bool]:
+    return lambda: not alive(pid)
+
+
+async def at_work_on_n1(nodes: TwoNodes, kinds: Iterable[str], lines: int) -> dict[str, Path]:
+    """Have a job of each kind at work on the one node that there is; return its file by the job's id."""
+    outs = {kind: await nodes.submit(kind, kind) for kind in kinds}
+    for job_id, out in outs.items():
+        assert await nodes.node_of(job_id, 1) == "n1"
+        await eventually(at_work(out, 1, lines), within_s=PATIENCE_S)
+    return outs
+
+
 async def until_given_up(nodes: TwoNodes, job_id: str, out: Path, epoch: int) -> None:
     """Wait until the next run is at work, while the one before cannot know of it."""
     async with asyncio.timeout(PATIENCE_S):
@@ -191,61 +206,53 @@ async def until_given_up(nodes: TwoNodes, job_id: str, out: Path, epoch: int) ->
         await eventually(at_work(out, epoch + 1, 50), within_s=PATIENCE_S)
 
 
-@pytest.mark.parametrize(
-    ("kind", "also"),
-    [
-        ("session", ""),
-        ("command", ""),
-        ("apart", ""),
-        ("session", "shim"),
-        ("apart", "shim"),
-        ("session", "all"),
-        ("apart", "all"),
-    ],
-)
-async def test_an_executor_that_is_stopped_has_no_run_beside_the_next_one(tmp_path: Path, kind: str, also: str) -> None:
+@pytest.mark.parametrize(("kinds", "also"), [(JOBS, ""), (("session", "apart"), "shim"), (("session", "apart"), "all")])
+async def test_an_executor_that_is_stopped_has_no_run_beside_the_next_one(
+    tmp_path: Path, kinds: Iterable[str], also: str
+) -> None:
     async with two_nodes(tmp_path) as nodes:
-        out = await nodes.submit("j1", kind)
-        first = await nodes.node_of("j1", 1)
-        await eventually(at_work(out, 1, 500), within_s=PATIENCE_S)  # and its groups are known to the shim
-        nodes.send([first], signal.SIGSTOP)
-        (pid,) = nodes.shims(first)
-        stopped = {"": [], "shim": [pid], "all": [pid, *shim.descendants(pid)]}[also]
+        outs = await at_work_on_n1(nodes, kinds, lines=500)  # and their groups are known to the shim
+        await nodes.start("n2", "executor")
+        shims = {job_id: nodes.shim("n1", job_id) for job_id in outs}
+        nodes.send(["n1"], signal.SIGSTOP)
+        stopped = [
+            one for pid in shims.values() for one in {"": [], "shim": [pid], "all": [pid, *shim.descendants(pid)]}[also]
+        ]
         for one in stopped:
             os.kill(one, signal.SIGSTOP)
-        await until_given_up(nodes, "j1", out, 1)
+        for job_id, out in outs.items():
+            await until_given_up(nodes, job_id, out, 1)
         for one in stopped:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(one, signal.SIGCONT)
-        nodes.send([first], signal.SIGCONT)
-        lines = len(written(out)[2])
-        await eventually(lambda: not alive(pid), within_s=PATIENCE_S)
-        await eventually(at_work(out, 2, lines + 100), within_s=PATIENCE_S)
-        assert overlap_s(out) < 0
+        nodes.send(["n1"], signal.SIGCONT)
+        lines = {job_id: len(written(out)[2]) for job_id, out in outs.items()}
+        for job_id, out in outs.items():
+            await eventually(gone(shims[job_id]), within_s=PATIENCE_S)
+            await eventually(at_work(out, 2, lines[job_id] + 100), within_s=PATIENCE_S)
+            assert overlap_s(out) < 0, job_id
 
 
-@pytest.mark.parametrize("kind", ["session", "apart"])
-async def test_a_node_that_is_cut_off_has_no_run_beside_the_next_one(tmp_path: Path, kind: str) -> None:
+async def test_a_node_that_is_cut_off_has_no_run_beside_the_next_one(tmp_path: Path) -> None:
     async with two_nodes(tmp_path, gated=True) as nodes:
-        out = await nodes.submit("j1", kind)
-        first = await nodes.node_of("j1", 1)
-        await eventually(at_work(out, 1, 50), within_s=PATIENCE_S)
-        nodes.gates[first].shut()
-        await until_given_up(nodes, "j1", out, 1)
-        nodes.gates[first].unlock()
-        (pid,) = nodes.shims(first)
-        await eventually(lambda: not alive(pid), within_s=PATIENCE_S)
-        assert overlap_s(out) < 0
+        outs = await at_work_on_n1(nodes, ("session", "apart"), lines=50)
+        await nodes.start("n2", "executor")
+        shims = {job_id: nodes.shim("n1", job_id) for job_id in outs}
+        nodes.gates["n1"].shut()
+        for job_id, out in outs.items():
+            await until_given_up(nodes, job_id, out, 1)
+        nodes.gates["n1"].unlock()
+        for job_id, out in outs.items():
+            await eventually(gone(shims[job_id]), within_s=PATIENCE_S)
+            assert overlap_s(out) < 0, job_id
 
 
 async def test_a_run_outlives_a_restart_of_its_executor_that_is_short_enough(tmp_path: Path) -> None:
     async with two_nodes(tmp_path, node_timeout_s=PATIENCE_S) as nodes:
-        out = await nodes.submit("j1", "command")
-        first = await nodes.node_of("j1", 1)
-        await eventually(at_work(out, 1), within_s=PATIENCE_S)
-        nodes.send([first], signal.SIGKILL)
-        await nodes.services[first].wait()
-        await nodes.start(first, "executor")
+        out = (await at_work_on_n1(nodes, ["command"], lines=1))["command"]
+        nodes.send(["n1"], signal.SIGKILL)
+        await nodes.services["n1"].wait()
+        await nodes.start("n1", "executor")
         lines = len(written(out)[1])
         await eventually(at_work(out, 1, lines + 500), within_s=PATIENCE_S)
         assert sorted(written(out)) == [1]
@@ -254,18 +261,16 @@ async def test_a_run_outlives_a_restart_of_its_executor_that_is_short_enough(tmp
 async def test_a_run_that_nobody_has_given_up_goes_on_when_the_matcher_is_back(tmp_path: Path) -> None:
     """Without a matcher nothing is given away, but the node cannot know: the run is stopped, and not ended."""
     async with two_nodes(tmp_path) as nodes:
-        out = await nodes.submit("j1", "session")
-        first = await nodes.node_of("j1", 1)
-        await eventually(at_work(out, 1), within_s=PATIENCE_S)
+        out = (await at_work_on_n1(nodes, ["session"], lines=1))["session"]
         nodes.send(["matcher"], signal.SIGKILL)
         await nodes.services["matcher"].wait()
-        (pid,) = nodes.shims(first)
+        pid = nodes.shim("n1", "session")
         await eventually(lambda: {state(one) for one in shim.descendants(pid)} == {"T"}, within_s=PATIENCE_S)
         lines = len(written(out)[1])
         await nodes.start("matcher")
         await eventually(at_work(out, 1, lines + 100), within_s=PATIENCE_S)
         assert sorted(written(out)) == [1]
-        facts = await nodes.facts("j1")
+        facts = await nodes.facts("session")
         assert not any(isinstance(fact, RunEnded) for fact in facts)
         (warned,) = (fact.warning for fact in facts if isinstance(fact, RunWarned))
         assert warned.endswith("the run was stopped meanwhile, and goes on")
