@@ -166,6 +166,7 @@ def account(
     scopes: Sequence[Scope] = (),
     stores: bool = False,
     revoked: Mapping[str, int] | None = None,
+    tags: Sequence[str] = (),
 ) -> str:
     """
     Return an account's claims.
@@ -180,6 +181,8 @@ def account(
         Whether it has JetStream, as much as the server has.
     revoked : mapping of str to int
         A user's public key, or ``*`` for all → claims issued until then, in seconds since the epoch, count no more.
+    tags : sequence of str
+        Notes that the server keeps and does not look at.
     """
     limited = {
         "subs": limits.subscriptions,
@@ -205,6 +208,8 @@ def account(
         content["signing_keys"] = [_scope(one) for one in scopes]
     if revoked:
         content["revocations"] = dict(revoked)
+    if tags:
+        content["tags"] = list(tags)
     return _signed(signer, public, name, now_s, content)
 
 

@@ -9,9 +9,9 @@ An admin asks it for logins (``penstock.cmd.issuer.login``) and for tokens with 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 import structlog
@@ -20,8 +20,9 @@ from penstock_bus import access
 from penstock_bus.follower import background
 from penstock_bus.keyring import Keyring
 from penstock_bus.logins import Login
-from penstock_bus.nats import NatsBus, accounts, connect
-from penstock_bus.port import BusError, Endpoint, Reply, Request
+from penstock_bus.nats import connect
+from penstock_bus.nats.accounts import AccountPort, NatsAccountClient
+from penstock_bus.port import BusError, Endpoint, LogReader, Reply, Request, RequestPort
 from penstock_log import subjects
 from penstock_log.request_bodies import LoginRequest, TokenRequest
 from penstock_log.users import UserRecord, Users, has_rights_of
@@ -30,7 +31,12 @@ NAME: Final = access.ISSUER
 _VERSION: Final = "1.0.0"
 _RETRY_S: Final = 1.0
 _REACH_S: Final = 5.0
+_TOLD_AT_ONCE: Final = 64
 _log = structlog.get_logger("penstock.issuer")
+
+
+class IssuerLog(LogReader, RequestPort, Protocol):
+    """What the issuer needs of the bus: the log, and to answer requests."""
 
 
 class Issuer:
@@ -39,34 +45,42 @@ class Issuer:
 
     Parameters
     ----------
-    bus : NatsBus
+    bus : IssuerLog
         As the admin of the services' account.
-    system : NatsBus
-        As the system account.
+    server : AccountPort
+        The accounts that the server knows.
     owner : str
         The person who may do everything, whatever the log says.
     url, ca : str
         Where people find the server, and its certificate authority, for their logins.
     now_s : callable
-        Seconds since the epoch.
+        Seconds since the epoch: when logins were made, and when they end. Which of them count, no clock decides.
+    reach_s : float
+        How long a request for a login waits for what it builds on, in seconds.
     """
 
     def __init__(
         self,
-        bus: NatsBus,
-        system: NatsBus,
+        bus: IssuerLog,
+        server: AccountPort,
         keyring: Keyring,
         *,
         owner: str,
         url: str,
         now_s: Callable[[], float],
         ca: str = "",
+        reach_s: float = _REACH_S,
     ) -> None:
-        self._bus, self._system, self._keyring = bus, system, keyring
-        self._owner, self._url, self._ca, self._now_s = owner, url, ca, now_s
+        self._bus, self._server, self._keyring = bus, server, keyring
+        self._owner, self._url, self._ca, self._now_s, self._reach_s = owner, url, ca, now_s, reach_s
         self._users = Users()
         self._seq = 0
-        self._untold: set[str] = set()
+        self._untold: dict[str, int] = {owner: 1}
+        """Person of whom the server is to be told → how often the log has said something of them since."""
+        self._problems: dict[str, str] = {}
+        self._telling: set[str] = set()
+        self._slots = asyncio.Semaphore(_TOLD_AT_ONCE)
+        self._has_begun = False
         self._changed = asyncio.Condition()
 
     @asynccontextmanager
@@ -74,12 +88,12 @@ class Issuer:
         """Follow the log and answer while the context is open."""
         handlers = {"login": self.answer, "token": self.answer_token, access.JOIN: self.answer_join}
         endpoints = [
-            Endpoint(name=name, subject=subjects.command(name, NAME), handler=handler)
+            Endpoint(name=name, subject=subjects.command(name, NAME), handler=handler, concurrent=True)
             for name, handler in handlers.items()
         ]
         async with (
             self._bus.serve(f"penstock-{NAME}", _VERSION, endpoints),
-            background(self._follow(), self._try_again()),
+            background(self._begin(), self._follow(), self._tell_all()),
         ):
             yield
 
@@ -89,21 +103,26 @@ class Issuer:
             asked = msgspec.json.decode(request.body or b"{}", type=LoginRequest)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             return Reply(code=400, error=f"not a request for a login: {error}")
-        try:
-            await self._reached(asked.after_seq)
-        except TimeoutError:
-            return Reply(code=503, error=f"the log was not read up to {asked.after_seq} in time; ask again")
-        if request.user and not await self._is_admin(request.user):
-            return Reply(code=403, error=f"logins are made by admins, and {request.user} is none")
         user = asked.user or request.user
-        record = await self._record(user)
-        if record is None and user != self._owner:
+        try:
+            if request.user and not await self._is_admin(request.user):
+                return Reply(code=403, error=f"logins are made by admins, and {request.user} is none")
+            await self._reached(max(asked.after_seq, await self._last_of(user)), user)
+        except TimeoutError:
+            return Reply(code=503, error=self._why_not_reached(user))
+        except BusError as error:
+            return Reply(code=503, error=f"the log cannot be read: {error}; ask again")
+        return self._made(asked, user, request.user)
+
+    def _made(self, asked: LoginRequest, user: str, by: str) -> Reply:
+        if user not in self._users.by_name and user != self._owner:
             return Reply(code=404, error=f"no user {user!r}; add them first with `penstock user add {user}`")
-        valid_from_s = record.valid_from_s if record is not None else 0.0
-        issued_s = max(self._now_s(), int(valid_from_s) + 1)
-        expires_s = issued_s + asked.valid_s if asked.valid_s else 0.0
-        login = self._keyring.person_login(self._url, user, issued_s, expires_s=expires_s, ca=self._ca)
-        _log.info("login_issued", user=user, by=request.user, expires_s=expires_s)
+        now_s, valid_from_s = self._now_s(), self._users.valid_from_s(user)
+        expires_s = now_s + asked.valid_s if asked.valid_s else 0.0
+        login = self._keyring.person_login(
+            self._url, user, now_s, valid_from_s=valid_from_s, expires_s=expires_s, ca=self._ca
+        )
+        _log.info("login_issued", user=user, by=by, expires_s=expires_s)
         return Reply(body=msgspec.json.encode(login))
 
     async def answer_token(self, request: Request) -> Reply:
@@ -138,67 +157,112 @@ class Issuer:
                 users.apply(fact)
         return users.by_name.get(name)
 
+    async def _last_of(self, name: str) -> int:
+        """Return the sequence of what the log said last of a person; 0 for nothing."""
+        newest = await self._bus.last(subjects.user(name)) if name else None
+        return newest.seq if newest is not None else 0
+
     async def _follow(self) -> None:
         """Follow the log; the server is told of people once all is read, and never of what they were before."""
-        changed: set[str] = {self._owner}
-        first = True
+        changed: list[str] = []
         async for delivery in self._bus.follow(subjects=[subjects.USERS]):
-            changed |= {name for fact in delivery.commit.known if (name := self._users.apply(fact)) is not None}
+            changed += [name for fact in delivery.commit.known if (name := self._users.apply(fact)) is not None]
             if delivery.pending:
                 continue
-            self._untold |= changed
-            await self._tell_all()
-            if first:
-                await self._forget_strangers()
-            first, changed = False, set()
+            self._mark(changed)
+            self._seq, self._has_begun = delivery.seq, True
+            changed = []
             async with self._changed:
-                self._seq = delivery.seq
                 self._changed.notify_all()
 
-    async def _try_again(self) -> None:
-        """Tell the server again of those whom it would not take; others do not wait for them."""
+    async def _begin(self) -> None:
+        """Tell the server of its owner, and have it forget strangers, once it is known who there is: maybe nobody."""
+        while not self._has_begun:
+            try:
+                nobody = not await self._bus.read(subjects.USERS)
+            except BusError as error:
+                _log.warning("users_not_read", error=str(error), retry_s=_RETRY_S)
+                await asyncio.sleep(_RETRY_S)
+                continue
+            async with self._changed:
+                self._has_begun = self._has_begun or nobody  # of others, following the log tells
+                self._changed.notify_all()
+                await self._changed.wait_for(lambda: self._has_begun)
         while True:
-            await asyncio.sleep(_RETRY_S)
-            if self._untold:
-                await self._tell_all()
-                async with self._changed:
-                    self._changed.notify_all()
+            try:
+                await self._forget_strangers()
+                return
+            except BusError as error:
+                _log.warning("accounts_not_checked", error=str(error), retry_s=_RETRY_S)
+                await asyncio.sleep(_RETRY_S)
 
     async def _tell_all(self) -> None:
-        for name in sorted(self._untold):
+        """Tell the server of those who have changed, side by side: one whom it does not take delays nobody else."""
+        async with asyncio.TaskGroup() as group:
+            while True:
+                async with self._changed:
+                    await self._changed.wait_for(lambda: self._has_begun and self._untold.keys() - self._telling)
+                for name in sorted(self._untold.keys() - self._telling):
+                    self._telling.add(name)
+                    group.create_task(self._tell_until_taken(name))
+
+    async def _tell_until_taken(self, name: str) -> None:
+        while (wanted := self._untold.get(name)) is not None:
             try:
-                await self._tell(name)
-                self._untold.discard(name)
+                async with self._slots:
+                    await self._tell(name)
             except (BusError, ValueError) as error:  # what is no answer is the second
+                self._problems[name] = str(error)
                 _log.warning("account_not_told", user=name, error=str(error), retry_s=_RETRY_S)
+                await asyncio.sleep(_RETRY_S)
+                continue
+            async with self._changed:
+                if self._untold[name] == wanted:
+                    del self._untold[name]
+                    self._problems.pop(name, None)
+                    self._telling.discard(name)
+                    self._changed.notify_all()
 
     async def _tell(self, name: str) -> None:
-        record = self._users.by_name.get(name)
-        if record is None and name != self._owner:
-            await accounts.delete(self._system.link, self._keyring.removal([name], self._now_s()))
+        if name not in self._users.by_name and name != self._owner:
+            await self._server.delete(self._keyring.removal([name], self._now_s()))
         else:
-            await accounts.update(self._system.link, self._token(name))
+            await self._server.update(self._token(name))
 
     async def _forget_strangers(self) -> None:
         """Have the server forget accounts of nobody in the log, such as a former owner's."""
-        known = {self._keyring.person(name) for name in (*self._users.by_name, self._owner)}
-        try:
-            strangers = set(await accounts.listed(self._system.link)) - known - self._keyring.own
-            if strangers:
-                token = self._keyring.removal_of(sorted(strangers), self._now_s())
-                await accounts.delete(self._system.link, token)
-        except (BusError, ValueError) as error:
-            _log.warning("accounts_not_checked", error=str(error))
+        listed = set(await self._server.listed())  # before it is seen who there is: who comes meanwhile is no stranger
+        people = {*self._users.by_name, self._owner}
+        strangers = listed - {self._keyring.person(name) for name in people} - self._keyring.own
+        if not strangers:
+            return
+        await self._server.delete(self._keyring.removal_of(sorted(strangers), self._now_s()))
+        _log.warning("accounts_forgotten", accounts=len(strangers), reason="the log knows nobody of theirs")
+        returned = [one for one in self._users.by_name.keys() - people if self._keyring.person(one) in strangers]
+        self._mark(returned)
+        async with self._changed:
+            self._changed.notify_all()
+
+    def _mark(self, names: Iterable[str]) -> None:
+        """Mark people of whom the server is to be told."""
+        for name in names:
+            self._untold[name] = self._untold.get(name, 0) + 1
 
     def _token(self, name: str) -> str:
         record = self._users.by_name.get(name)
         reads_all = name == self._owner or (record is not None and has_rights_of(record.role, "operator"))
-        valid_from_s = record.valid_from_s if record is not None else 0.0
+        valid_from_s = self._users.valid_from_s(name)
         return self._keyring.person_account(name, self._now_s(), reads_all=reads_all, valid_from_s=valid_from_s)
 
-    async def _reached(self, seq: int) -> None:
-        async with asyncio.timeout(_REACH_S), self._changed:
-            await self._changed.wait_for(lambda: self._seq >= seq and not self._untold)
+    async def _reached(self, seq: int, user: str) -> None:
+        """Wait until the log is read so far, and the server knows what it says of a person."""
+        async with asyncio.timeout(self._reach_s), self._changed:
+            await self._changed.wait_for(lambda: self._has_begun and self._seq >= seq and user not in self._untold)
+
+    def _why_not_reached(self, user: str) -> str:
+        if problem := self._problems.get(user):
+            return f"the server does not take the account of {user}: {problem}; it is told again, so ask again"
+        return f"the log was not read up to what it says of {user} within {self._reach_s:g} s; ask again"
 
 
 @asynccontextmanager
@@ -220,6 +284,8 @@ async def issuing(
         connect(url, login=admin, name=NAME) as bus,
         connect(url, login=system, name=NAME, as_client=True) as accounts_bus,
     ):
-        issuer = Issuer(bus, accounts_bus, keyring, owner=owner, url=advertised, now_s=now_s, ca=admin.ca)
+        issuer = Issuer(
+            bus, NatsAccountClient(accounts_bus.link), keyring, owner=owner, url=advertised, now_s=now_s, ca=admin.ca
+        )
         async with issuer.serving():
             yield issuer

@@ -5,6 +5,9 @@ Penstock's server runs in NATS' operator mode: it believes whatever the operator
 secret in the data folder, so nothing else has to be kept: the operator's, that of the server's system account, that of
 the services' account, and one for the account of each person. :meth:`Keyring.config` is what the server is told,
 :meth:`Keyring.service_logins` and :meth:`Keyring.person_login` are what others show it.
+
+A person's logins are signed with a key of their own, which is another one after each revocation: the account names the
+newest alone, so the server refuses what was signed before, whatever any clock says.
 """
 
 from __future__ import annotations
@@ -22,6 +25,9 @@ from penstock_bus.logins import Login, write_private
 
 FILE: Final = "keys.json"
 _SECRET_BYTES: Final = 32
+_OLDEST_S: Final = 1
+"""So old are claims that must not replace any that the server keeps."""
+_FROM: Final = "valid-from:"
 _LIMITS: Final = AccountLimits(connections=1000, subscriptions=100_000)
 
 
@@ -79,7 +85,14 @@ class Keyring:
         return self._account_of(name).public
 
     def config(
-        self, folder: Path, owner: str, now_s: float, *, extensions: Sequence[str] = (), former: Sequence[str] = ()
+        self,
+        folder: Path,
+        owner: str,
+        now_s: float,
+        *,
+        owner_from_s: float = 0.0,
+        extensions: Sequence[str] = (),
+        former: Sequence[str] = (),
     ) -> dict[str, Any]:
         """
         Return the part of the server's configuration that says who may log in.
@@ -92,6 +105,8 @@ class Keyring:
             The person who may do everything.
         now_s : float
             Seconds since the epoch.
+        owner_from_s : float
+            The owner's last revocation, where the server keeps no claims of theirs.
         extensions, former : sequence of str
             Extensions that have a login, and those that had one and have none any more.
         """
@@ -103,7 +118,7 @@ class Keyring:
             "resolver_preload": {
                 self._system.public: of_system,
                 self._services.public: self._services_account(int(now_s), extensions, former),
-                self.person(owner): self.person_account(owner, now_s, reads_all=True),
+                self.person(owner): self.person_account(owner, _OLDEST_S, reads_all=True, valid_from_s=owner_from_s),
             },
         }
 
@@ -113,9 +128,12 @@ class Keyring:
 
         Parameters
         ----------
-        now_s, valid_from_s : float
-            Seconds since the epoch: now, and from when on logins must have been issued to count.
+        now_s : float
+            Seconds since the epoch.
+        valid_from_s : float
+            The last revocation of their logins, as the log has it; 0 for none. It is a name, and compared with no time.
         """
+        signer = self._signer_of(name, valid_from_s)
         return claims.account(
             self._operator,
             self.person(name),
@@ -123,8 +141,32 @@ class Keyring:
             int(now_s),
             imports=access.imports(self.services, name, reads_all=reads_all),
             limits=_LIMITS,
-            revoked={"*": int(valid_from_s)} if valid_from_s else None,
+            scopes=[Scope(key=signer.public, role="person", permissions=access.of_person())],
+            tags=[f"{_FROM}{valid_from_s!r}"],
         )
+
+    def valid_from_s(self, folder: Path, name: str) -> float | None:
+        """
+        Return the last revocation of a person's logins that a server was told; None where it was told of no account.
+
+        Parameters
+        ----------
+        folder : Path
+            Where the server keeps the claims of accounts.
+
+        Raises
+        ------
+        ValueError
+            If what is kept there is damaged.
+        """
+        try:
+            content = claims.decoded((folder / f"{self.person(name)}.jwt").read_text(encoding="utf-8"))["nats"]
+            tags = [tag.removeprefix(_FROM) for tag in content.get("tags", ()) if tag.startswith(_FROM)]
+            return float(tags[0]) if tags else 0.0
+        except FileNotFoundError:
+            return None
+        except (OSError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"the claims of {name}'s account in {folder} are damaged: {error!r}") from error
 
     def removal(self, names: Sequence[str], now_s: float) -> str:
         """Return the claims that have the server forget people's accounts."""
@@ -154,11 +196,20 @@ class Keyring:
             found[name] = _login(url, name, key, token, ca)
         return found
 
-    def person_login(self, url: str, name: str, issued_s: float, *, expires_s: float = 0.0, ca: str = "") -> Login:
-        """Return a new login of a person; those that were issued before stay good."""
+    def person_login(
+        self,
+        url: str,
+        name: str,
+        issued_s: float,
+        *,
+        valid_from_s: float = 0.0,
+        expires_s: float = 0.0,
+        ca: str = "",
+    ) -> Login:
+        """Return a new login of a person, good until the next revocation; those issued since the last stay good."""
         key = SigningKey.derived("user", secrets.token_bytes(_SECRET_BYTES), "person")
-        account = self._account_of(name)
-        token = claims.user(account, key.public, name, int(issued_s), access.of_person(), expires_s=int(expires_s))
+        signer, account = self._signer_of(name, valid_from_s), self.person(name)
+        token = claims.scoped_user(signer, account, key.public, name, int(issued_s), expires_s=int(expires_s))
         return _login(url, name, key, token, ca)
 
     def _service_key(self, name: str) -> SigningKey:
@@ -182,6 +233,10 @@ class Keyring:
 
     def _account_of(self, name: str) -> SigningKey:
         return SigningKey.derived("account", self._secret, f"person {name}")
+
+    def _signer_of(self, name: str, valid_from_s: float) -> SigningKey:
+        """Return the key that signs a person's logins between two revocations."""
+        return SigningKey.derived("account", self._secret, f"logins since {valid_from_s!r} of {name}")
 
     def _services_account(self, now_s: int, extensions: Sequence[str], former: Sequence[str]) -> str:
         scopes = [

@@ -40,6 +40,7 @@ START_S: Final = 30.0
 STOP_S: Final = 10.0
 CREDENTIALS: Final = "nats"
 """The folder in a data folder where the keys are, and the store of a server alone or of the first of several."""
+_ACCOUNTS: Final = "accounts"
 _LOOK_S: Final = 0.005
 _LOG_TAIL: Final = 5
 _MIB: Final = 1 << 20
@@ -124,6 +125,7 @@ class Server:
         self.store_bytes = 0
         """How much all streams may hold, since it was started."""
         self._port = settings.port
+        self._owner_from_s = 0.0
         self._home = settings.data_dir / settings.store
         self._logins_folder = settings.data_dir / SERVICE_LOGINS
 
@@ -170,7 +172,9 @@ class Server:
             self.logins = self.keyring.service_logins(self.url, self.settings.extensions, now_s, ca)
             for name, login in self.logins.items() if self.settings.store == CREDENTIALS else ():
                 write_login(self._logins_folder / file_name(name), login)
-            self.logins[access.CLIENT] = self.keyring.person_login(self.url, self.owner, now_s, ca=ca)
+            self.logins[access.CLIENT] = self.keyring.person_login(
+                self.url, self.owner, now_s, valid_from_s=self._owner_from_s, ca=ca
+            )
 
     async def stop(self) -> None:
         """End the server in good order."""
@@ -259,8 +263,28 @@ class Server:
         now_s = time.time()  # noqa: TID251 - as above
         present = {*access.USERS, *self.settings.extensions}
         former = [path.stem for path in self._logins_folder.glob("*.json") if path.stem not in present]
-        extensions = self.settings.extensions
-        return self.keyring.config(self._home / "accounts", self.owner, now_s, extensions=extensions, former=former)
+        self._owner_from_s = self._last_revocation(self.keyring, now_s)
+        return self.keyring.config(
+            self._home / _ACCOUNTS,
+            self.owner,
+            now_s,
+            owner_from_s=self._owner_from_s,
+            extensions=self.settings.extensions,
+            former=former,
+        )
+
+    def _last_revocation(self, keyring: Keyring, now_s: float) -> float:
+        """Return that of the owner's logins; where it cannot be read, all that there are count as revoked."""
+        for home in (self._home, self.settings.data_dir / CREDENTIALS):  # its own, else what the first was told
+            try:
+                found = keyring.valid_from_s(home / _ACCOUNTS, self.owner)
+            except ValueError as error:
+                advice = "the owner's logins are refused until the issuer has told it anew"
+                _log.warning("account_damaged", error=str(error), advice=advice)
+                return now_s
+            if found is not None:
+                return found
+        return 0.0
 
     async def _listening(self, process: asyncio.subprocess.Process) -> int:
         ports = self._home / f"nats-server_{process.pid}.ports"

@@ -26,7 +26,7 @@ class UserRecord(msgspec.Struct, frozen=True, kw_only=True):
     teams : tuple of str
         The first is the team of jobs that name none.
     valid_from_s : float
-        Logins that were issued earlier count no more, seconds since the epoch.
+        The last revocation: logins that were issued before it count no more, seconds since the epoch; 0 for none.
     """
 
     name: str
@@ -42,7 +42,8 @@ class Users(msgspec.Struct):
     Attributes
     ----------
     removed : dict of str to float
-        Name of a person who may not use the cluster any more → since when, seconds since the epoch.
+        Name of a person who may not use the cluster any more → since when, seconds since the epoch, and not before
+        the last revocation of their logins.
     """
 
     by_name: dict[str, UserRecord] = msgspec.field(default_factory=dict)
@@ -57,10 +58,16 @@ class Users(msgspec.Struct):
             self.removed.pop(event.user, None)
             return event.user
         if isinstance(event, UserRemoved):
+            before = self.valid_from_s(event.user)
             self.by_name.pop(event.user, None)
-            self.removed[event.user] = event.at_s
+            self.removed[event.user] = max(event.at_s, before)
             return event.user
         return None
+
+    def valid_from_s(self, name: str) -> float:
+        """Return the last revocation of a person's logins, which being removed is too; 0 for none."""
+        record = self.by_name.get(name)
+        return record.valid_from_s if record is not None else self.removed.get(name, 0.0)
 
 
 def has_rights_of(role: Role, least: Role) -> bool:

@@ -11,6 +11,7 @@ sweeps, nodes and pools that are there. :func:`job_named` and its neighbours fin
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Container, Iterator
 from typing import Any, Final, assert_never
 
@@ -458,7 +459,9 @@ def set_user(state: GatewayState, ask: request_bodies.UserRequest, now_s: float,
     """Let a person use the cluster, change role and teams, or revoke all logins that were issued until now."""
     before = state.users.by_name.get(ask.user)
     returns = before is None and ask.user in state.users.removed
-    valid_from_s = now_s if ask.revoke or returns else before.valid_from_s if before is not None else 0.0
+    valid_from_s = state.users.valid_from_s(ask.user)
+    if ask.revoke or returns:
+        valid_from_s = max(now_s, math.nextafter(valid_from_s, math.inf))  # another one, whatever the clock says
     if ask.user == caller.name and before is not None and ask.role not in {None, before.role}:
         raise RequestRefused(
             CONFLICT, f"nobody changes their own role; ask another admin to make {ask.user} {ask.role}"

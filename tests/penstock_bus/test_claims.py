@@ -45,4 +45,8 @@ def test_each_person_has_an_account_and_each_login_a_key() -> None:
     assert len({ring.person("alice"), ring.person("bob"), ring.services}) == 3
     logins = [ring.person_login("nats://h:1", "alice", 1.0) for _ in range(2)]
     assert len({one.user_seed for one in logins}) == 2
-    assert {claims.decoded(one.user_jwt)["iss"] for one in logins} == {ring.person("alice")}
+    said = [claims.decoded(one.user_jwt) for one in logins]
+    assert {one["nats"]["issuer_account"] for one in said} == {ring.person("alice")}
+    assert len({one["iss"] for one in said}) == 1
+    later = ring.person_login("nats://h:1", "alice", 1.0, valid_from_s=2.0)
+    assert claims.decoded(later.user_jwt)["iss"] != said[0]["iss"]
