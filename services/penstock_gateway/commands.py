@@ -19,6 +19,7 @@ import msgspec
 import structlog
 
 from penstock_bus import Append, BusError, Conflict, Endpoint, LogPort, Timeout, TooLarge, Unavailable, Work, WorkPort
+from penstock_bus.fair_semaphore import FairSemaphore
 from penstock_bus.follower import FoldFollower
 from penstock_gateway import acceptance
 from penstock_gateway.authority import SERVICE, Admit, Caller
@@ -26,7 +27,7 @@ from penstock_gateway.endpoints import RequestRefused, endpoint, job_asked, swee
 from penstock_gateway.log_reader import catch_up
 from penstock_gateway.machine import GatewaySettings, GatewayState
 from penstock_gateway.open_jobs import most_trials
-from penstock_gateway.user_queues import FairSemaphore, OpenJobsLimit, RateLimit, UserQueues, asker
+from penstock_gateway.user_queues import OpenJobsLimit, RateLimit, UserQueues, asker
 from penstock_log import AnyEvent, Commit, SweepSpec, request_bodies, subjects, validation
 from penstock_log.validation import BadInput
 from penstock_log.views import ActAnswer, SubmitAnswer, View
@@ -368,14 +369,15 @@ class _Inbox:
         self._fewer.set()
 
     async def _tried(self, work: Work) -> bool:
-        await self._slots.acquire(asker(work.body, work.user))
+        user = asker(work.body, work.user)
+        await self._slots.acquire(user)
         try:
             await _decide(work, self._accept)
         except (Unavailable, Conflict) as error:
             _log.warning("submission_waits", subject=work.subject, error=str(error), retry_s=self._settings.retry_s)
             return False
         finally:
-            self._slots.release()
+            self._slots.release(user)
         return True
 
 

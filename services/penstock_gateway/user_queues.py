@@ -1,22 +1,21 @@
 """
 Requests of many users, served in turn, with a bound and a rate for each user.
 
-One user's flood must not delay another user. :class:`FairSemaphore` lets a few commands go on at a time and gives each
-free slot to the next user who waits (round robin, Nagle 1987). :class:`RateLimit` says who has sent too much of late.
-:class:`UserQueues` joins both with the bound on what may wait; :class:`OpenJobsLimit` refuses what would be too many
-jobs of one user. :func:`asker` says whose a request is.
+One user's flood must not delay another user. :class:`UserQueues` gives slots to users in turn
+(:class:`penstock_bus.fair_semaphore.FairSemaphore`) and bounds what may wait of each, :class:`RateLimit` says who has
+sent too much of late, and :class:`OpenJobsLimit` refuses what would be too many jobs of one user. :func:`asker` says
+whose a request is.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Final
 
 import msgspec
 
+from penstock_bus.fair_semaphore import FairSemaphore
 from penstock_gateway.endpoints import TOO_MANY, UNAVAILABLE, RequestRefused
 from penstock_gateway.open_jobs import OpenJobs
 from penstock_log.text import count, escaped
@@ -71,54 +70,6 @@ def asker(body: bytes, caller: str = "") -> str:
         return ""
     name = asked.user or asked.spec.user or asked.spec.job.user or asked.job.user or asked.by
     return name[:_LONGEST_NAME]
-
-
-class FairSemaphore:
-    """
-    A semaphore that serves its users in turn.
-
-    A slot that becomes free goes to the user who has waited longest for a turn, and to the oldest of this user's
-    waiters. So a user with one waiter waits for one of each other user, however many those have.
-    """
-
-    def __init__(self, slots: int) -> None:
-        self._free = slots
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
-
-    async def acquire(self, user: str) -> None:
-        """Wait for a slot."""
-        if self._free and not self._waiting:
-            self._free -= 1
-            return
-        slot: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(user, deque()).append(slot)
-        try:
-            await slot
-        except asyncio.CancelledError:
-            if slot.done() and not slot.cancelled() and slot.exception() is None:
-                self.release()  # it came in the moment in which the waiter gave up
-            raise
-
-    def release(self) -> None:
-        """Give a slot to the next user who waits, or keep it free."""
-        while self._waiting:
-            user = next(iter(self._waiting))
-            waiters = self._waiting.pop(user)
-            slot = waiters.popleft()
-            if waiters:
-                self._waiting[user] = waiters  # behind all others
-            if not slot.done():
-                slot.set_result(None)
-                return
-        self._free += 1
-
-    def fail(self, error: Callable[[], Exception]) -> None:
-        """End all waiters with an error."""
-        for waiters in self._waiting.values():
-            for slot in waiters:
-                if not slot.done():
-                    slot.set_exception(error())
-        self._waiting.clear()
 
 
 class RateLimit:
@@ -202,7 +153,7 @@ class UserQueues:
         try:
             yield
         finally:
-            self._slots.release()
+            self._slots.release(user)
 
     def waiting(self, user: str) -> int:
         """Return how many requests of a user wait."""

@@ -20,6 +20,7 @@ from penstock_bus.claims import SigningKey
 from penstock_bus.issuer import issuing
 from penstock_bus.logins import Login
 from penstock_bus.nats import NatsBus, connect
+from penstock_bus.nats.relay import AT_ONCE_OF_ONE, MOST_WAITING
 from penstock_bus.server import Server, ServerSettings, running
 from penstock_log import Commit, JobCancelled, UserRemoved, UserSet, subjects
 from penstock_log.request_bodies import LoginRequest
@@ -241,6 +242,46 @@ async def test_a_question_for_output_goes_to_the_node_only_for_a_job_that_may_be
                 await bus.request(subjects.output("n1"), body, timeout_s=10.0)
         with pytest.raises(ServiceError):
             await bus.request(subjects.output("n2"), b'{"job_id": "mine"}', timeout_s=10.0)
+
+
+async def test_whoever_has_a_thousand_reads_open_delays_nobody_else(server: Server) -> None:
+    alice, bob = await added(server, "alice"), await added(server, "bob")
+    silent, asked = asyncio.Event(), 0
+    refused: list[str] = []
+
+    async def never(_: Request) -> Reply:
+        nonlocal asked
+        asked += 1
+        await silent.wait()
+        return Reply()
+
+    async def may_read(_: str, __: str) -> str:
+        return ""
+
+    async def hear(msg: nats.aio.msg.Msg) -> None:
+        refused.append((msg.headers or {})["Nats-Service-Error"])
+
+    endpoint = Endpoint(name="output", subject=subjects.output("n1"), handler=never, concurrent=True)
+    async with (
+        bus_of(server, "gateway") as gateway,
+        bus_of(server, "executor") as executor,
+        executor.serve("output", "1.0.0", [endpoint]),
+        gateway.relaying(may_read),
+        raw(alice) as flood,
+        bus_as(bob) as bus,
+    ):
+        await flood.subscribe("_INBOX.alice", cb=hear)
+        for _ in range(AT_ONCE_OF_ONE + MOST_WAITING + 1):
+            await flood.publish(subjects.output("n1"), b'{"job_id": "j1"}', reply="_INBOX.alice")
+        await eventually(lambda: len(refused) == 1)  # all others wait, or are asked of the node
+        assert [one.subject for one in await bus.read(subjects.job("j1"))] == [subjects.job("j1")]
+        with pytest.raises(ServiceError, match=r"no answer|nobody serves"):
+            await bus.request(subjects.output("n2"), b'{"job_id": "j1"}', timeout_s=10.0)
+        assert asked == AT_ONCE_OF_ONE
+        silent.set()
+    assert refused[0].startswith(
+        "alice has 1,000 reads waiting already; 1,000 are the most for one user, and 4 are made"
+    )
 
 
 async def test_whoever_is_rotated_or_removed_is_out_at_once(server: Server) -> None:

@@ -11,11 +11,12 @@ import pytest
 from gateway_cases import Gateway, ended, gateway, joined, placed, refusal, spec, started, submitted, sweep_spec
 
 from penstock_bus import Append, Request, ServiceError
+from penstock_bus.fair_semaphore import FairSemaphore
 from penstock_bus.memory import MemoryBus, MemoryServer
 from penstock_gateway import commands, endpoints
 from penstock_gateway.endpoints import RequestRefused
 from penstock_gateway.machine import GatewaySettings
-from penstock_gateway.user_queues import FairSemaphore, UserQueues, asker
+from penstock_gateway.user_queues import UserQueues, asker
 from penstock_log import JobSubmitted, SweepCancelled, SweepSubmitted, subjects
 from penstock_log.views import StatusView
 from penstock_testing import eventually
@@ -58,14 +59,32 @@ async def test_a_free_slot_goes_to_each_user_who_waits_in_turn() -> None:
         await slots.acquire(user)
         order.append(user)
         await asyncio.sleep(0)
-        slots.release()
+        slots.release(user)
 
     await slots.acquire("first")
     waiting = [asyncio.create_task(use(user)) for user in ["alice"] * 5 + ["bob"] * 2 + ["carol"]]
     await asyncio.sleep(0)
-    slots.release()
+    slots.release("first")
     await asyncio.gather(*waiting)
     assert order == ["alice", "bob", "carol", "alice", "bob", "alice", "alice", "alice"]
+
+
+async def test_a_user_who_keeps_all_slots_that_one_may_hold_leaves_the_rest_to_others() -> None:
+    slots = FairSemaphore(3, each=2)
+    for _ in range(2):
+        await slots.acquire("alice")
+    more = [asyncio.create_task(slots.acquire("alice")) for _ in range(100)]
+    await asyncio.sleep(0)
+    await asyncio.wait_for(slots.acquire("bob"), 60)
+    carol = asyncio.create_task(slots.acquire("carol"))
+    await asyncio.sleep(0)
+    slots.release("bob")
+    await carol
+    slots.release("alice")
+    await more[0]
+    slots.release("carol")
+    await asyncio.sleep(0)
+    assert not any(one.done() for one in more[1:])
 
 
 async def test_a_waiter_that_gives_up_takes_no_slot_with_it() -> None:
@@ -75,10 +94,10 @@ async def test_a_waiter_that_gives_up_takes_no_slot_with_it() -> None:
     late = asyncio.create_task(slots.acquire("carol"))
     await asyncio.sleep(0)
     gone.cancel()
-    slots.release()
+    slots.release("alice")
     late.cancel()  # carol is not served before bob, and gives up before the slot reaches her
     await stays
-    slots.release()
+    slots.release("bob")
     await asyncio.wait_for(slots.acquire("dave"), 60)
 
 
@@ -87,7 +106,7 @@ async def test_a_slot_that_comes_as_its_waiter_gives_up_goes_to_the_next() -> No
     await slots.acquire("alice")
     gone = asyncio.create_task(slots.acquire("bob"))
     await asyncio.sleep(0)
-    slots.release()  # bob's now, who is cancelled before he runs again
+    slots.release("alice")  # bob's now, who is cancelled before he runs again
     gone.cancel()
     await asyncio.gather(gone, return_exceptions=True)
     await asyncio.wait_for(slots.acquire("carol"), 60)
