@@ -19,13 +19,24 @@ from penstock_cluster.device_backend import MemoryCaps
 from penstock_executor.launchers.confinement import Confinement
 
 OUTPUT_BYTES: Final = 1 << 30
+ROOM_S: Final = 60.0
 
 
 class OutputLimits(msgspec.Struct, frozen=True):
-    """Where a process's output is kept, and the most of each of its two files."""
+    """
+    Where a process's output is kept, and how.
+
+    Attributes
+    ----------
+    limit_bytes : int
+        The most of each of its two files.
+    room_s : float
+        So long a process that has ended waits for a disk that has no room for the end of its output, in seconds.
+    """
 
     folder: Path
     limit_bytes: int = OUTPUT_BYTES
+    room_s: float = ROOM_S
 
 
 class RunFence(msgspec.Struct, frozen=True, kw_only=True):

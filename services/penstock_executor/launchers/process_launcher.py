@@ -79,7 +79,7 @@ def start(
         os.close(os.open(keep.folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600))
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     limits = "" if fence is None else f"{fence.hold_s}:{fence.end_s}:{fence.keep_s}:{fence.page}"
-    argv = [str(folder), str(keep.folder), str(keep.limit_bytes), limits, cwd, *argv]
+    argv = [str(folder), str(keep.folder), f"{keep.limit_bytes}:{keep.room_s}", limits, cwd, *argv]
     pid = os.posix_spawn(
         sys.executable,
         [sys.executable, "-I", "-S", _SHIM, *argv],

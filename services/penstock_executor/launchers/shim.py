@@ -6,7 +6,8 @@ the executor, and the executor that comes next finds it by pid and start time. I
 
 * What the program prints comes through pipes and is appended to two files. A disk that has no room never reaches the
   program: what cannot be written is held in memory, up to :data:`HELD_BYTES`, and written when there is room again.
-  Some room beyond each file's end is reserved for its last lines.
+  Some room beyond each file's end is reserved for its last lines. A program that ends while there is no room, not even
+  that, counts as running for some time until there is, or until :data:`KILL`.
 * Processes that the program leaves behind become the shim's own children, also those that have left the session
   (``PR_SET_CHILD_SUBREAPER``). When the program ends, or on :data:`KILL`, the shim ends them all.
 * It stays the executor's user. What the program is to give up, such as this user, is in :mod:`confinement`, and given
@@ -16,7 +17,7 @@ the executor, and the executor that comes next finds it by pid and start time. I
   when it is heard again (:mod:`fence_keeper`). Should the shim itself be stopped, the kernel ends it and the program.
 
 It notes its ``/proc`` line in ``pid`` before the program begins, and the program's exit status in ``exit`` when all of
-its output is in the files. ``kept`` says what became of the output; its room is taken at the start.
+its output is in the files. ``kept`` says what became of the output. The room of both is taken before it is needed.
 """
 
 from __future__ import annotations
@@ -119,21 +120,33 @@ class OutputSink:
             held, self._held = self._lost_notice() + bytes(self._held), bytearray()
             self._keep(held)
 
+    def finish(self) -> None:
+        """Take in the end of what was over the limit: nothing more is printed."""
+        last, self._last = bytes(self._last), bytearray()
+        if last:
+            self.over_bytes -= len(last)
+            text = f"{self.over_bytes} bytes dropped: over the limit of {self._limit_bytes} bytes"
+            self._keep(self._notice(text) * (self.over_bytes > 0) + last)
+
+    def fits(self) -> bool:
+        """Write what is held, if there is room or it fits into the reserve; return whether nothing is held any more."""
+        self.flush()
+        if self._held and len(self._held) + KEPT_BYTES <= self._reserved - self._size:
+            self._end_in_reserve()
+        return not self._held
+
     def close(self) -> None:
         """Write what is left, into the reserve where there is no other room, and give the rest of the reserve back."""
-        if self.over_bytes:
-            self.over_bytes -= len(self._last)
-            text = f"{self.over_bytes} bytes dropped: over the limit of {self._limit_bytes} bytes"
-            self._keep(self._notice(text) * (self.over_bytes > 0) + bytes(self._last))
-        self.flush()
-        if self._held:
-            self._end_in_reserve(bytes(self._held))
+        self.finish()
+        if not self.fits():
+            self._end_in_reserve()
         with contextlib.suppress(OSError):
             os.ftruncate(self._fd, os.fstat(self._fd).st_size)
         os.close(self._fd)
 
-    def _end_in_reserve(self, held: bytes) -> None:
+    def _end_in_reserve(self) -> None:
         """Write as much of the end as the disk takes, with a line on how much is missing."""
+        held, self._held = bytes(self._held), bytearray()
         free_bytes = _RESERVE_BYTES
         while free_bytes >= KEPT_BYTES:
             kept = held[max(len(held) - free_bytes + KEPT_BYTES, 0) :]
@@ -297,14 +310,11 @@ class _Ended(Exception):
 
 def _run(folder: str, output: str, limit: str, limits: str, *program: str) -> int:
     tree, wake, kill_asked = ProcessTree(), os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK), [False]
-    sinks, fence = (
-        [OutputSink(os.path.join(output, name), int(limit)) for name in _NAMES],
-        _load_beside("fence_keeper").parse(limits) if limits else None,
-    )
+    limit_bytes, room_s = limit.split(":")
+    sinks = [OutputSink(os.path.join(output, name), int(limit_bytes)) for name in _NAMES]
+    fence = _load_beside("fence_keeper").parse(limits) if limits else None
     pipes = [os.pipe2(os.O_CLOEXEC) for _ in _NAMES]
-    kept = _Kept(os.path.join(folder, "kept"), sinks)
-    fresh = os.path.join(folder, "exit.new")
-    exit_fd = _prepare(fresh, 8)
+    kept, status = _Kept(os.path.join(folder, "kept"), sinks), _ShortFile(os.path.join(folder, "exit.new"), 8)
     if _note(os.path.join(folder, "pid")) and signal.sigpending().isdisjoint((*_OURS, KILL)):
         _begin(tree, fence, folder, program, [writer for _, writer in pipes])
     else:
@@ -326,13 +336,25 @@ def _run(folder: str, output: str, limit: str, limits: str, *program: str) -> in
     for reader, sink in reading.items():
         for data in _read(reader):
             sink.put(data)
+        sink.finish()
+    _wait_for_room(kept, status, float(room_s), kill_asked)
+    for sink in sinks:
         sink.close()
     kept.note()
     code = ENDED if tree.code is None else tree.code
     with contextlib.suppress(OSError):  # then the executor hears it as our own status, if it is still the same one
-        os.pwrite(exit_fd, b"%-8d" % code, 0)
-        os.rename(fresh, os.path.join(folder, "exit"))
+        if status.write(b"%-8d" % code):
+            os.rename(status.path, os.path.join(folder, "exit"))
     return code
+
+
+def _wait_for_room(kept: _Kept, status: _ShortFile, most_s: float, kill_asked: Sequence[bool]) -> None:
+    """Wait until there is room for all that is still to be written: for a while, and not after KILL."""
+    for _ in range(round(most_s / _AGAIN_S)):
+        if (kept.fits() and status.fits()) or kill_asked[-1]:
+            return
+        kept.note()
+        time.sleep(_AGAIN_S)
 
 
 def _begin(tree: ProcessTree, fence: Any, folder: str, program: Sequence[str], writers: Sequence[int]) -> None:
@@ -440,14 +462,31 @@ def _catchable() -> set[signal.Signals]:
     return signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
 
 
-def _prepare(path: str, size: int) -> int:
-    """Return a file in whose room something short can be written later, though the disk be full by then."""
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        os.pwrite(fd, b" " * size, 0)
-    except OSError:
-        fd = os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC)
-    return fd
+class _ShortFile:
+    """A file in whose room something short can be written later, though the disk be full by then."""
+
+    def __init__(self, path: str, size: int) -> None:
+        self.path, self._size, self._fd = path, size, -1
+        self.fits()
+
+    def fits(self) -> bool:
+        """Take the room, if that has not been done and there is any; return whether the file has it."""
+        if self._fd < 0:
+            with contextlib.suppress(OSError):
+                fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                try:
+                    os.pwrite(fd, b" " * self._size, 0)
+                except OSError:
+                    os.close(fd)
+                else:
+                    self._fd = fd
+        return self._fd >= 0
+
+    def write(self, text: bytes) -> bool:
+        """Write into the room; return whether there is any."""
+        if self.fits():
+            os.pwrite(self._fd, text, 0)
+        return self._fd >= 0
 
 
 def _note(path: str) -> bool:
@@ -475,16 +514,19 @@ class _Kept:
     """What became of the output, in a file: three numbers for each stream, as :class:`OutputSink` has them."""
 
     def __init__(self, path: str, sinks: Sequence[OutputSink]) -> None:
-        self._fd, self._sinks, self._written = _prepare(path, KEPT_BYTES), sinks, b""
+        self._file, self._sinks, self._written = _ShortFile(path, KEPT_BYTES), sinks, b""
+
+    def fits(self) -> bool:
+        """Write what the output holds back, where there is room; return whether there is for all, and for this."""
+        return all([*(sink.fits() for sink in self._sinks), self._file.fits()])
 
     def note(self) -> None:
         """Write it down where it has changed."""
         numbers = [n for sink in self._sinks for n in (sink.over_bytes, sink.lost_bytes, sink.refused)]
         text = " ".join(map(str, numbers)).encode().ljust(KEPT_BYTES)
         if text != self._written:
-            self._written = text
             with contextlib.suppress(OSError):
-                os.pwrite(self._fd, text, 0)
+                self._written = text if self._file.write(text) else b""
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import pytest
 from hypothesis import given
@@ -201,12 +202,10 @@ async def test_a_program_on_a_full_disk_notices_nothing_and_its_last_words_are_k
         with (disk / "filler").open("wb") as filler:
             code = PRINTING.replace("SIZE", str(size)).replace("GO", str(tmp_path / "go"))
             process = process_launcher.start(
-                tmp_path, [sys.executable, "-S", "-c", code], PATH, "/", OutputLimits(disk)
+                tmp_path, [sys.executable, "-S", "-c", code], PATH, "/", OutputLimits(disk, room_s=0.0)
             )
             await eventually(lambda: (disk / "stdout").stat().st_size > 0)
-            with contextlib.suppress(OSError):
-                while True:
-                    os.write(filler.fileno(), bytes(4096))
+            fill(filler)
         (tmp_path / "go").touch()
         assert await code_of(tmp_path, process) == 5
         out, _ = process_launcher.fates(tmp_path)
@@ -219,6 +218,37 @@ async def test_a_program_on_a_full_disk_notices_nothing_and_its_last_words_are_k
     whole = "up\n" + "".join(f"step {step}\n" for step in range(40)) + "x" * size + "\nthe last words\n"
     notice = f"[penstock: {out.lost_bytes} bytes lost: No space left on device]\n" if out.lost_bytes else ""
     assert len(whole) - out.lost_bytes <= len(text) - len(notice) <= len(whole) - out.lost_bytes + 1
+
+
+def fill(filler: IO[bytes]) -> None:
+    """Leave a disk no room."""
+    with contextlib.suppress(OSError):
+        while True:
+            os.write(filler.fileno(), bytes(4096))
+
+
+@pytest.mark.skipif(shutil.which("mount") is None, reason="there is no mount command, so no disk can be made full")
+@pytest.mark.parametrize("ends_by", ["room", "kill", "patience"])
+async def test_what_begins_and_ends_while_the_disk_is_full_counts_as_running_until_there_is_room(
+    tmp_path: Path, ends_by: str
+) -> None:
+    with small_disk(tmp_path, 256 * 1024) as disk:
+        for name in ("stdout", "stderr", "pid"):
+            (disk / name).touch()
+        with (disk / "filler").open("wb") as filler:
+            fill(filler)
+        code = f"import pathlib; print('a line\\n' * 40, flush=True); pathlib.Path('{tmp_path}/over').touch()"
+        keep = OutputLimits(disk, room_s=0.4 if ends_by == "patience" else 60.0)
+        process = process_launcher.start(disk, [sys.executable, "-S", "-c", code], PATH, "/", keep)
+        await eventually(lambda: (tmp_path / "over").exists() and not shim.descendants(process.pid))
+        assert not (disk / "exit").exists()
+        if ends_by == "room":
+            (disk / "filler").unlink()
+        elif ends_by == "kill":
+            process_launcher.kill(process)
+        assert await code_of(disk, process) == 0
+        assert (disk / "stdout").read_text() == ("a line\n" * 40 + "\n") * (ends_by == "room")
+        assert (disk / "exit").exists() == (ends_by == "room")
 
 
 @contextlib.contextmanager
