@@ -22,7 +22,7 @@ from penstock_bus.server_group import ServerGroup, count_of, running
 from penstock_log import Commit, JobHeld, subjects
 from penstock_testing import eventually
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(180)]
 
 
 @pytest.fixture

@@ -23,6 +23,8 @@ from penstock_cli.local.service_template import ServiceProcess, ServiceTemplate
 from penstock_log import Commit, JobSpec, JobSubmitted, RunStarted, subjects
 from penstock_log.services import CORE
 
+pytestmark = pytest.mark.faults
+
 PROMPTLY_S = 30.0
 PATIENCE_S = 60.0
 

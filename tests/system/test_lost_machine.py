@@ -18,6 +18,8 @@ import pytest
 from penstock_cli.local import data_folder
 from penstock_testing import eventually
 
+pytestmark = pytest.mark.faults
+
 STEPS = """
 import pathlib, sys, time, penstock
 with penstock.session() as session:

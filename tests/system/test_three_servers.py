@@ -16,7 +16,7 @@ import penstock
 from penstock_log import JobSpec, subjects
 from penstock_testing import eventually
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 
 NAMES = {"penstock-1": "nats", "penstock-2": "nats-2", "penstock-3": "nats-3"}
 SUBMITTERS, EACH = 3, 12

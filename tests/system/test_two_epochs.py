@@ -27,6 +27,8 @@ from penstock_executor.launchers import shim
 from penstock_log import Commit, JobSpec, JobSubmitted, RoundDecided, RunEnded, RunWarned, subjects
 from penstock_testing import eventually
 
+pytestmark = pytest.mark.faults
+
 PATIENCE_S = 60.0
 NODE_TIMEOUT_S = 3.0
 WRITE = """
