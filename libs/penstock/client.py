@@ -69,6 +69,8 @@ class Client:
         The address of the NATS server; by default ``PENSTOCK_URL`` or ``penstock.toml``, else the local one. The login
         is ``PENSTOCK_USER`` and ``PENSTOCK_PASSWORD``, or ``PENSTOCK_CREDENTIALS``; by default the one that
         ``penstock up`` has left for this user.
+    login : Login, optional
+        The login to come with, instead of those.
     bus : Bus, optional
         An open bus to use instead; it is not closed.
     timeout_s : float
@@ -94,6 +96,7 @@ class Client:
         self,
         url: str | None = None,
         *,
+        login: logins.Login | None = None,
         bus: Bus | None = None,
         timeout_s: float = 30.0,
         again_s: float = 1.0,
@@ -102,6 +105,7 @@ class Client:
     ) -> None:
         self.url = url or load(BusAddress, "").server(os.environ)
         self._given = bus
+        self._login = login
         self._bus = bus
         self.user = ""
         """Under which name the server knows who asks; empty before it was asked, and where it knows nobody."""
@@ -124,7 +128,8 @@ class Client:
                 )
                 return await self._stack.enter_async_context(connection)
 
-            found = load(BusAddress, "").logins("client", self.url)
+            found = logins.LoginSearch(logins=(self._login,), looked=()) if self._login is not None else None
+            found = found or load(BusAddress, "").logins("client", self.url)
             self._bus = await logins.first_accepted(connect, found, "client")
         return self
 

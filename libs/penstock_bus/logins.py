@@ -15,6 +15,7 @@ import os
 import pwd
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Final, TypeVar
 from urllib.parse import urlsplit
@@ -22,6 +23,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from penstock_bus.port import Unauthorized
+from penstock_log.services import LOGINS
 
 B = TypeVar("B")
 Role = str
@@ -34,6 +36,7 @@ DATA: Final = Path("penstock-data")
 SERVICE_LOGINS: Final = Path("nats", "logins")
 """In the data folder: a file for each service."""
 
+_OF_SERVICES: Final = frozenset({"admin", "extension", *LOGINS})
 _OWNER_ONLY: Final = 0o600
 _FOLDER: Final = 0o700
 _PORT: Final = 4222
@@ -243,7 +246,9 @@ def find_logins(role: Role, url: str, environ: Mapping[str, str], data: Path = D
         if role == ROLES[0]:
             chosen = selected_context(environ)
             named = sorted(contexts(environ).items(), key=lambda one: one[0] != chosen)
-            logins += [login for _, login in named if is_same(login.url, url)]
+            named = [one for one in named if is_same(one[1].url, url)]
+            logins += [login for _, login in named]
+            looked += [f"context {name}" for name, _ in named]
         logins += found
         looked.append(f"{len(found) or 'none'} for this server in {folder}")
         looked += spoilt
@@ -300,9 +305,11 @@ async def first_accepted(connect: Callable[[Login | None], Awaitable[B]], found:
         try:
             return await connect(login)
         except Unauthorized as error:
-            refused = str(error)
+            refused = refused or str(error)  # of the best
     if not found.looked:
         raise Unauthorized(refused)
+    if found.logins and found.logins[0].user_jwt:
+        raise Unauthorized(f"{refused} (looked: {'; '.join(found.looked)})")
     raise Unauthorized(f"{refused.partition(';')[0]}; {refusal(role, found, os.environ)}")
 
 
@@ -317,6 +324,45 @@ def refusal(role: Role, found: LoginSearch, environ: Mapping[str, str]) -> str:
         f"it wants credentials, and {what} (PENSTOCK_USER and {VARIABLE} are not set; {'; '.join(found.looked)}). Have "
         f"{whose} run `install -D -m 600 -o {user_name()} {source} {target}`, or set {VARIABLE} to a copy of {source}"
     )
+
+
+def why_refused(login: Login, address: str, now_s: float) -> str:
+    """
+    Return what is true of a login that a server has refused, and what to do, as the end of a sentence about its user.
+
+    Parameters
+    ----------
+    now_s : float
+        Seconds since the epoch.
+    """
+    from penstock_bus import claims  # noqa: PLC0415 - needs PyNaCl, which others need not load
+
+    try:
+        said = claims.decoded(login.user_jwt)
+        made, ends_s = _day(float(said.get("iat", 0))), float(said.get("exp", 0))
+        ended = _day(ends_s) if 0 < ends_s <= now_s else ""
+    except (ValueError, TypeError, OverflowError, OSError) as error:
+        return f", whose login is damaged ({error}); {_get_anew(login)}"
+    if ended:
+        return f", whose login of {made} expired on {ended}; {_get_anew(login)}"
+    if not is_same(login.url, address):
+        there = "go there with `penstock context use`, or by PENSTOCK_URL"
+        return f", whose login is for {login.url}; {there}. If that is this cluster, it was revoked: {_get_anew(login)}"
+    other = "this is another cluster than the one that made it, such as one whose data folder is new"
+    return f", whose login of {made} does not count: it was revoked since, or {other}; {_get_anew(login)}"
+
+
+def _get_anew(login: Login) -> str:
+    if login.user in _OF_SERVICES:
+        return f"take a copy of {SERVICE_LOGINS / file_name(login.user)} in the cluster's data folder"
+    return (
+        f"have an admin run `penstock user rotate {login.user}`, and keep the file that it writes with `penstock login "
+        "FILE`; on the machine of `penstock up`, its owner finds a new one whenever that starts"
+    )
+
+
+def _day(time_s: float) -> str:
+    return datetime.fromtimestamp(time_s, timezone.utc).strftime("%Y-%m-%d %H:%M UTC")  # noqa: UP017 - Python 3.9
 
 
 def user_name() -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock_bus import Unauthorized, logins
+from penstock_bus.keyring import Keyring
 from penstock_bus.logins import Login, LoginSearch
 from penstock_bus.settings import BusAddress, SettingsError
 
@@ -145,3 +146,46 @@ def test_what_is_set_wins_over_what_is_found(
     assert BusAddress().logins("client", "nats://me:secret@h:1").logins == ()
     with pytest.raises(SettingsError, match=r"PENSTOCK_CREDENTIALS names /none: .*; name a file that can be read"):
         BusAddress(credentials="/none").server()
+
+
+RING = Keyring(b"k" * 32)
+NOW_S = 1_700_000_000.0
+DAY_S = 86_400.0
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            RING.person_login(HERE, "jane", NOW_S - DAY_S, expires_s=NOW_S - 60),
+            ", whose login of 2023-11-13 22:13 UTC expired on 2023-11-14 22:12 UTC; have an admin run `penstock user r",
+        ),
+        (
+            RING.person_login(HERE, "jane", NOW_S - DAY_S, expires_s=NOW_S + 60),
+            ", whose login of 2023-11-13 22:13 UTC does not count: it was revoked since, or this is another cluster",
+        ),
+        (RING.person_login("tls://lab:4222", "jane", NOW_S), ", whose login is for tls://lab:4222; go there with `pen"),
+        (RING.service_logins(HERE, (), NOW_S)["matcher"], "; take a copy of nats/logins/matcher.json in the cluster's"),
+        (Login(url=HERE, user="jane", user_jwt="a.b.c"), ", whose login is damaged (this is no token"),
+        (Login(url=HERE, user="jane", user_jwt="a.eyJpYXQiOjFlMzAwfQ.c"), ", whose login is damaged ("),
+    ],
+    ids=["expired", "revoked", "another-cluster", "service", "damaged", "impossible-date"],
+)
+def test_whose_login_is_refused_is_told_what_is_true_of_it_and_what_to_do(given: Login, said: str) -> None:
+    assert said in logins.why_refused(given, "nats://127.0.0.1:4222", NOW_S)
+
+
+async def test_of_several_refused_logins_the_reason_is_that_of_the_best(
+    environ: dict[str, str], tmp_path: Path
+) -> None:
+    best, other = (RING.person_login(HERE, name, NOW_S) for name in ("jane", "joe"))
+    logins.keep_login("client", other, environ)
+    logins.keep_context("lab", best, environ)
+
+    async def connect(given: Login | None) -> str:
+        raise Unauthorized(f"refused {given.user if given else 'nobody'}; ask an admin")
+
+    search = logins.find_logins("client", HERE, environ, tmp_path)
+    assert search.logins == (best, other)
+    with pytest.raises(Unauthorized, match=r"^refused jane; ask an admin \(looked: context lab; 1 for this server in"):
+        await logins.first_accepted(connect, search, "client")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+import time
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Final, cast
@@ -17,7 +18,7 @@ from urllib.parse import urlsplit
 
 import nats.errors
 
-from penstock_bus.logins import Login
+from penstock_bus.logins import Login, why_refused
 from penstock_bus.nats.link import ClientOptions, LateAnswerClient, Link
 from penstock_bus.nats.relay import MayRead, relaying
 from penstock_bus.nats.replication import NatsReplicationClient
@@ -100,7 +101,7 @@ async def connect(
         )
     )
     try:
-        await _connected(connecting, attempts, login.user if login is not None else "", connect_timeout_s)
+        await _connected(connecting, attempts, login, connect_timeout_s)
         await link.start()
         if not as_client:
             await ensure(link, limits or StreamLimits(replicas=_REPLICAS if len(servers) >= _REPLICAS else 1))
@@ -170,7 +171,7 @@ class _Attempts:
 
 
 async def _connected(
-    connecting: asyncio.Future[None], attempts: _Attempts, user: str, connect_timeout_s: float
+    connecting: asyncio.Future[None], attempts: _Attempts, login: Login | None, connect_timeout_s: float
 ) -> None:
     address = attempts.link.address
     refused = asyncio.ensure_future(attempts.refused.wait())
@@ -179,7 +180,7 @@ async def _connected(
         await asyncio.wait(both, timeout=connect_timeout_s, return_when=asyncio.FIRST_COMPLETED)
         if not connecting.done():
             raise (
-                _refused(address, user, attempts.named)
+                _refused(address, login, attempts.named)
                 if refused.done()
                 else _absent(address, attempts, connect_timeout_s)
             )
@@ -227,8 +228,12 @@ def _absent(address: str, attempts: _Attempts, waited_s: float) -> Unavailable:
     )
 
 
-def _refused(address: str, user: str, named: str) -> Unauthorized:
+def _refused(address: str, login: Login | None, named: str) -> Unauthorized:
+    user = login.user if login is not None else ""
     if named and not user:
         return Unauthorized(f"the NATS server at {address} refused user {named!r}; check the password in the address")
+    if login is not None and login.user_jwt:
+        now_s = time.time()  # noqa: TID251 - only to say what may have been the reason
+        return Unauthorized(f"the NATS server at {address} refused user {user!r}{why_refused(login, address, now_s)}")
     who, do = (f"user {user!r}", "check") if user else ("a client without a user", "set")
     return Unauthorized(f"the NATS server at {address} refused {who}; {do} PENSTOCK_USER and PENSTOCK_PASSWORD")

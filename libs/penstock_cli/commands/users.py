@@ -134,7 +134,8 @@ def login(
     file: Annotated[Path, typer.Argument(help="What an admin has given you.")],
     name: Annotated[str, typer.Option("--name", help="Of the context; the server's host unless told otherwise.")] = "",
 ) -> None:
-    """Keep a login, and use its cluster from now on."""
+    """Keep a login once its cluster takes it, and use that cluster from now on."""
+    from penstock.client import Client
     from penstock_bus import logins
 
     try:
@@ -146,12 +147,13 @@ def login(
     context = name or re.sub(r"^\w+://|:\d+.*$|,.*$", "", found.url)
     if not _NAME.fullmatch(context):
         bad_input(f"{context!r} cannot be a context's name; give another one with --name")
+    ctx.obj["url"] = found.url
+    ctx.obj.setdefault("client", lambda url: Client(url, login=found))
+    seen = call(ctx, lambda client: client.whoami())
     try:
         kept = logins.keep_context(context, found, os.environ)
     except OSError as error:
-        raise Failure(f"the login cannot be kept: {error.strerror or error}") from error
-    ctx.obj["url"] = found.url
-    seen = call(ctx, lambda client: client.whoami())
+        raise Failure(f"the login is good, and cannot be kept: {error.strerror or error}") from error
     render.say(f"{seen.name} at {found.url} is {_a(seen)}; kept as context {context} in {kept}")
 
 

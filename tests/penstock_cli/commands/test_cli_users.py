@@ -1,0 +1,66 @@
+"""Logins and contexts, on the command line."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from penstock.client import Client
+from penstock_bus import Unauthorized, logins
+from penstock_bus.logins import Login
+from penstock_cli.app import app
+from penstock_log.views import UserView
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.delenv("PENSTOCK_URL", raising=False)
+    return tmp_path
+
+
+class KnownClient(Client):
+    """A client that the gateway takes as jane."""
+
+    def __init__(self) -> None:
+        super().__init__("nats://h:1")
+
+    async def whoami(self) -> UserView:
+        return UserView(name="jane", role="user", teams=("vision",))
+
+
+def login(file: Path, *, is_let_in: bool) -> tuple[int, str]:
+    """Run ``penstock login FILE --name lab`` with a server that takes the login or not."""
+
+    @asynccontextmanager
+    async def client(url: str) -> AsyncIterator[Client]:
+        if not is_let_in:
+            raise Unauthorized(f"the NATS server at {url} refused user 'jane', whose login expired")
+        yield KnownClient()
+
+    result = CliRunner().invoke(app, ["login", str(file), "--name", "lab"], obj={"client": client})
+    return result.exit_code, result.output
+
+
+def test_a_login_that_is_refused_leaves_contexts_as_they_were(home: Path) -> None:
+    before, other, refused = (Login(url=f"nats://{host}:4222", user="jane") for host in ("old", "b", "new"))
+    logins.keep_context("lab", before, os.environ)
+    logins.keep_context("home", other, os.environ)
+    logins.write_login(home / "refused.json", refused)
+    code, said = login(home / "refused.json", is_let_in=False)
+    assert (code, "refused user 'jane', whose login expired" in said) == (3, True)
+    assert logins.contexts(os.environ) == {"lab": before, "home": other}
+    assert logins.selected_context(os.environ) == "home"
+
+
+def test_a_login_that_is_taken_is_kept_and_used(home: Path) -> None:
+    given = Login(url="nats://new:4222", user="jane")
+    logins.write_login(home / "given.json", given)
+    code, said = login(home / "given.json", is_let_in=True)
+    assert (code, said.startswith("jane at nats://new:4222 is a user in vision; kept as context lab in")) == (0, True)
+    assert (logins.contexts(os.environ), logins.selected_context(os.environ)) == ({"lab": given}, "lab")
