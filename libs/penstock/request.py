@@ -132,7 +132,9 @@ class _Request:
     def _ask(self) -> None:
         left_s = max(self._end - self._clock(), self._retries.again_s)
         self._tries += 1
-        self._under_way.add(asyncio.create_task(self._bus.request(self._subject, self._body, left_s)))
+        asked = asyncio.create_task(self._bus.request(self._subject, self._body, left_s))
+        asked.add_done_callback(_note_error)
+        self._under_way.add(asked)
         self._next_at = self._clock() + self._pause_s
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
 
@@ -154,3 +156,9 @@ class _Request:
             self._next_at = min(self._next_at, self._clock() + self._backoff_s)
             self._backoff_s = min(2 * self._backoff_s, self._retries.again_s)
         return None
+
+
+def _note_error(task: asyncio.Task[bytes]) -> None:
+    """Take the error of a try that nobody waits for any more, which asyncio would print otherwise."""
+    if not task.cancelled():
+        task.exception()

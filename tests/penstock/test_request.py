@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from fake_gateway import FakeGateway
 
 from penstock.client import Client
+from penstock.request import RetryPolicy, answered
 from penstock_bus import BusError, Endpoint, NoResponders, Reply, Request, ServiceError, Unanswered
 from penstock_bus.memory import MemoryBus
 from penstock_log import JobSpec, SweepSpec, Uniform, request_bodies, subjects, views
@@ -87,6 +89,26 @@ async def test_a_refusal_for_now_is_asked_again_however_late_it_comes(name: str)
     async with client(gateway, timeout_s=0.0, again_s=60.0) as asked:
         answer = await (asked.submit(**JOB) if name == "submit" else asked.tune(sweep))
     assert gateway.ids == [answer.id] * 3
+
+
+async def test_where_two_tries_fail_at_once_one_is_told_and_the_other_not_printed() -> None:
+    loop, printed, refused = asyncio.get_running_loop(), list[dict[str, Any]](), asyncio.Event()
+    loop.set_exception_handler(lambda _, context: printed.append(context))
+
+    class RefusingBus(MemoryBus):
+        tries = 0
+
+        async def request(self, *_: Any, **__: Any) -> bytes:
+            self.tries += 1
+            if self.tries == 2:
+                refused.set()
+            await refused.wait()
+            raise ServiceError(409, "no")
+
+    with pytest.raises(ServiceError, match="no"):
+        await answered(RefusingBus(), "subject", b"", RetryPolicy(timeout_s=60.0, again_s=0.01))
+    gc.collect()
+    assert printed == []
 
 
 async def test_what_was_surely_not_accepted_is_said_at_once() -> None:
