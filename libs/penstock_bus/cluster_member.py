@@ -27,12 +27,16 @@ class ClusterMember(msgspec.Struct, frozen=True, kw_only=True):
         ``HOST:PORT`` of the others.
     secret : str
         Which the servers show each other: who has it may speak for every account.
+    advertise : str
+        ``HOST:PORT`` by which the others are told of it, where they do not reach it at ``listen``. They connect there
+        besides the addresses that they were given.
     """
 
     number: int
     listen: str
     others: tuple[str, ...]
     secret: str
+    advertise: str = ""
 
     @property
     def name(self) -> str:
@@ -58,6 +62,7 @@ def cluster_block(member: ClusterMember | None) -> dict[str, Any]:
             "authorization": {"user": USER, "password": member.secret, "timeout": 5},
             "routes": [f"nats://{USER}:{member.secret}@{other}" for other in member.others],
             "no_advertise": True,
+            **({"advertise": member.advertise} if member.advertise else {}),
         },
     }
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
-from collections.abc import AsyncIterator, Container
+from collections.abc import AsyncIterator, Container, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
@@ -56,9 +56,18 @@ class ServerGroup:
         One of :data:`COUNTS`.
     here : ClusterMember, optional
         The one member that runs here, where the others run elsewhere; without it all run here, on loopback.
+    members : sequence of ClusterMember, optional
+        Of several that run here, what they are to each other; by default they have ports that are free.
     """
 
-    def __init__(self, settings: ServerSettings, count: int = 1, here: ClusterMember | None = None) -> None:
+    def __init__(
+        self,
+        settings: ServerSettings,
+        count: int = 1,
+        here: ClusterMember | None = None,
+        *,
+        members: Sequence[ClusterMember] = (),
+    ) -> None:
         if count not in COUNTS:
             raise ServerError(
                 f"{count} servers cannot keep a log together; expected one of {', '.join(map(str, COUNTS))}"
@@ -69,7 +78,8 @@ class ServerGroup:
         if here is not None:
             self.servers = [Server(msgspec.structs.replace(settings, member=here))]
         elif count > 1:
-            self.servers = [Server(_of_member(settings, member, count)) for member in members_on_loopback(count)]
+            members = members or members_on_loopback(count)
+            self.servers = [Server(_of_member(settings, member, count)) for member in members]
         else:
             self.servers = [Server(settings)]
 

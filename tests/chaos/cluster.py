@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from chaos.disk import Disk
-from chaos.proxy import TcpProxy
+from chaos.proxy import RouteProxies, TcpProxy
 from chaos.schedule import Schedule
 from penstock_bus import Bus
 from penstock_bus.access import ADMIN, CLIENT
@@ -30,6 +30,7 @@ from penstock_bus.server_group import ServerGroup
 from penstock_cli.local.data_folder import UpOptions, environment
 from penstock_cli.local.service_template import ServiceProcess, ServiceTemplate
 from penstock_cli.local.supervisor import Child, Readiness, keep_running
+from penstock_log import subjects
 
 DEVICES: Final = "fast:2@1.0:1GiB"
 READY_S: Final = 120.0
@@ -58,8 +59,11 @@ class Cluster:
         self.children: dict[str, Child] = {}
         self.proxies: dict[str, list[TcpProxy]] = {}
         """Process → its network, one proxy before each server."""
+        self.routes = RouteProxies(schedule.servers)
+        """The network between the servers."""
         self._template = template
-        self._servers = ServerGroup(ServerSettings(data_dir=disk.folder), schedule.servers)
+        settings = ServerSettings(data_dir=disk.folder)
+        self._servers = ServerGroup(settings, schedule.servers, members=self.routes.members)
         self._running: dict[str, ServiceProcess] = {}
         self._forking = 0
         self._power, self._over = asyncio.Event(), asyncio.Event()
@@ -73,6 +77,7 @@ class Cluster:
         """Start everything, and wait until each process has said that it is ready."""
         for folder in (self.notes, self.home / "logs", self.home / "clocks"):
             folder.mkdir()
+        await self.routes.start()
         await self._servers.start()
         processes = self._options.processes()
         for name in ("client", *(f"{service}-{number}" for service, number in processes)):
@@ -121,6 +126,7 @@ class Cluster:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for proxy in chain.from_iterable(self.proxies.values()):
             await proxy.stop()
+        await self.routes.stop()
         await self._kill_all()
 
     @property
@@ -142,11 +148,18 @@ class Cluster:
         async with connect(url, login=login, as_client=True, connect_timeout_s=10.0) as bus:
             yield bus
 
+    async def leader(self) -> int:
+        """Return the number of the server that leads the log; 0 where none does, or one is alone."""
+        async with self.admin() as bus:
+            names = [one.leader for one in await bus.replication() if one.name == subjects.EVT]
+        members = {server.name: number for number, server in enumerate(self._servers.servers, 1)}
+        return members.get(names[0], 0) if self._servers.replicas > 1 else 0
+
     # --- its processes
     def pids(self, target: str, amount: float) -> list[int]:
         """Return the processes that a fault befalls; none where nobody of that kind runs now."""
         if target == "server":
-            return _running([self._servers.servers[int(amount * self._servers.replicas)].process])
+            return _running([self._servers.servers[self.server_at(amount) - 1].process])
         if target == "penstock":
             servers = [server.process for server in self._servers.servers]
             return _running([*servers, *self._running.values()])
@@ -160,6 +173,10 @@ class Cluster:
             number = int(target.removeprefix("node-"))
             return [*self.pids(f"executor-{number}", amount), *self.processes_of_node(number)]
         return _running([self._running.get(target)])
+
+    def server_at(self, amount: float) -> int:
+        """Return the number of the server at a fraction of them all."""
+        return int(amount * self._servers.replicas) + 1
 
     def job_of(self, pid: int) -> str:
         """Return the job that a process, or a shim, belongs to; empty where it is none of a job's."""

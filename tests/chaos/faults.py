@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Final
 
 import msgspec
@@ -77,6 +78,19 @@ class Injector:
         finally:
             for proxy in proxies:
                 proxy.mend()
+
+    async def _isolate(self, fault: Fault) -> None:
+        """Cut one server from the others; everybody else reaches it as before."""
+        routes, number = self._cluster.routes, self._cluster.server_at(fault.amount)
+        if fault.target == "leader":
+            with suppress(BusError):  # while none leads, any of them is as good
+                number = await self._cluster.leader() or number
+        self._note(fault, f"server {number}")
+        routes.isolate(number, fault.how)
+        try:
+            await asyncio.sleep(fault.for_s)
+        finally:
+            routes.mend(number)
 
     async def _power(self, fault: Fault) -> None:
         self._note(fault, "" if self._cluster.disk.able else "nothing but processes is lost: no disk of its own")
@@ -159,6 +173,7 @@ _DONE_BY: Final[dict[FaultKind, Callable[[Injector, Fault], Awaitable[None]]]] =
     "stop": Injector._stop,
     "restart": Injector._restart,
     "cut": Injector._cut,
+    "isolate": Injector._isolate,
     "power": Injector._power,
     "full": Injector._full,
     "freeze": Injector._freeze,

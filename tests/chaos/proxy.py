@@ -1,18 +1,33 @@
 """
-The network between one process and the server: a proxy that can refuse, hold back, delay, or let go of what passes.
+The network between one process and a server: a proxy that can refuse, hold back, delay, or let go of what passes.
 
-A network that is cut drops packets, and TCP sends them again when it is mended; so ``stall`` and ``half`` hold bytes
-back and deliver them afterwards. ``blackhole`` is a cut that TCP does not survive: nothing of what was held arrives,
-and the connections are reset at its end. ``refuse`` resets them at once and takes no new ones.
+:class:`RouteProxies` are that between the servers of a cluster, from which one of them can be cut off.
+
+A network that is cut drops packets, and TCP sends them again when it is mended; so ``stall``, ``half`` and ``mute``
+hold bytes back and deliver them afterwards: all, those towards who has connected, those from there. ``blackhole`` is a
+cut that TCP does not survive: nothing of what was held arrives, and the connections are reset at its end. ``refuse``
+resets them at once and takes no new ones.
 """
 
 from __future__ import annotations
 
 import asyncio
+import socket
+from collections.abc import Sequence
 from contextlib import suppress
+from itertools import permutations
 from typing import Final
 
+import msgspec
+
+from penstock_bus.cluster_member import ClusterMember, members_on_loopback
+
 _PIECE_BYTES: Final = 65536
+_NOWHERE: Final = "127.0.0.1:1"
+"""Where nobody listens."""
+_FROM_THE_OTHER_END: Final = {"half": "mute", "mute": "half"}
+_HELD: Final = {"stall": (True, False), "blackhole": (True, False), "half": (False,), "mute": (True,)}
+"""Mode → which ways hold what they are to pass: out, towards the listener, or not."""
 
 
 class TcpProxy:
@@ -26,24 +41,34 @@ class TcpProxy:
         self._flowing.set()
         self._passing: set[asyncio.Task[None]] = set()
         self._writers: set[asyncio.StreamWriter] = set()
+        self._socket = socket.create_server(("127.0.0.1", 0))
         self._listener: asyncio.Server | None = None
 
     async def start(self) -> None:
-        """Listen on a free port."""
-        self._listener = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        """Take connections."""
+        self._listener = await asyncio.start_server(self._accept, sock=self._socket)
+
+    def lead_to(self, place: str) -> None:
+        """Pass connections on to another place, ``HOST:PORT``."""
+        host, _, port = place.partition(":")
+        self._target = (host, int(port))
+
+    @property
+    def place(self) -> str:
+        """Where it listens, as ``HOST:PORT``."""
+        return "{}:{}".format(*self._socket.getsockname())
 
     @property
     def url(self) -> str:
-        """Where it listens."""
-        assert self._listener is not None
-        return f"nats://127.0.0.1:{self._listener.sockets[0].getsockname()[1]}"
+        """Where it listens, for clients."""
+        return f"nats://{self.place}"
 
     def cut(self, mode: str, delay_s: float = 0.0) -> None:
         """Break the network in one of the modes of :class:`chaos.schedule.Fault`."""
         self._mode, self._delay_s = mode, delay_s
         if mode == "refuse":
             self._reset()
-        if mode in {"stall", "blackhole", "half"}:
+        if mode in _HELD:
             self._flowing.clear()
 
     def mend(self) -> None:
@@ -57,6 +82,7 @@ class TcpProxy:
         """Close everything."""
         if self._listener is not None:
             self._listener.close()
+        self._socket.close()
         self._reset()
         for task in self._passing:
             task.cancel()
@@ -74,6 +100,8 @@ class TcpProxy:
         try:
             if self._mode != "refuse":
                 await self._pass(reader, writer)
+        except asyncio.CancelledError:
+            return  # by stop(); asyncio would show it as an error
         finally:
             self._passing.discard(task)
             self._writers.discard(writer)
@@ -99,9 +127,57 @@ class TcpProxy:
     async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, out: bool) -> None:
         with suppress(OSError):
             while data := await reader.read(_PIECE_BYTES):
-                if not (out and self._mode == "half"):  # a half cut is deaf, and can still speak
+                while out in _HELD.get(self._mode, ()):  # a half cut is deaf, and can still speak
                     await self._flowing.wait()
                 if self._delay_s:
                     await asyncio.sleep(self._delay_s)
                 writer.write(data)
                 await writer.drain()
+
+
+class RouteProxies:
+    """
+    The network between the servers of a cluster: one proxy for each way from one to another.
+
+    The servers tell each other of an address where nobody listens, and so have no routes but through these.
+
+    Attributes
+    ----------
+    members : list of ClusterMember
+        The servers, each with the proxies for the addresses of the others.
+    """
+
+    def __init__(self, count: int) -> None:
+        pairs = permutations(range(1, count + 1), 2)
+        self._ways = {pair: TcpProxy("", 0) for pair in pairs}  # first, or one has the port that is free for a server
+        apart = members_on_loopback(count)
+        for (_, other), way in self._ways.items():
+            way.lead_to(apart[other - 1].listen)
+        self.members: Sequence[ClusterMember] = [
+            msgspec.structs.replace(one, others=self._others(one.number), advertise=_NOWHERE) for one in apart
+        ]
+
+    def _others(self, number: int) -> tuple[str, ...]:
+        return tuple(way.place for (one, _), way in self._ways.items() if one == number)
+
+    async def start(self) -> None:
+        """Take connections."""
+        await asyncio.gather(*(way.start() for way in self._ways.values()))
+
+    async def stop(self) -> None:
+        """Close everything."""
+        await asyncio.gather(*(way.stop() for way in self._ways.values()))
+
+    def isolate(self, number: int, mode: str) -> None:
+        """Cut one server from all others; with ``half`` it hears none of them, with ``mute`` none hears it."""
+        for (one, other), way in self._ways.items():
+            if number == one:
+                way.cut(mode)
+            elif number == other:
+                way.cut(_FROM_THE_OTHER_END.get(mode, mode))
+
+    def mend(self, number: int) -> None:
+        """Let a server and the others hear each other again."""
+        for pair, way in self._ways.items():
+            if number in pair:
+                way.mend()

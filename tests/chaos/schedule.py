@@ -16,13 +16,18 @@ from typing import Final, Literal
 SERVICES: Final = ("gateway", "profiler", "ranker", "autoscaler", "matcher", "tuner")
 LEASE_S: Final = 3.0
 """How long a leader's lease lasts: pauses are drawn from below it and from above it."""
+ELECTION_S: Final = 6.0
+"""About how long servers wait for one that led before they elect another."""
 FIRST_FAULT_S: Final = 0.5
 LAST_FAULT_S: Final = 9.0
 LAST_SUBMISSION_S: Final = 7.0
 LONGEST_JOB_S: Final = 7.0
 
-FaultKind = Literal["kill", "stop", "restart", "cut", "power", "full", "freeze", "clock", "snapshots", "drain"]
+FaultKind = Literal[
+    "kill", "stop", "restart", "cut", "isolate", "power", "full", "freeze", "clock", "snapshots", "drain"
+]
 CutMode = Literal["refuse", "stall", "blackhole", "half", "delay"]
+RouteMode = Literal["refuse", "stall", "blackhole", "half", "mute"]
 JobKind = Literal["command", "retried", "session", "lane", "gang", "sweep"]
 
 
@@ -34,15 +39,15 @@ class Fault:
     Attributes
     ----------
     target : str
-        ``server`` (one of them), a process such as ``matcher-1`` or ``executor-2``, ``client``, ``node-2`` (an
-        executor with all that it runs), ``job`` or ``shim`` (one of those that run), ``penstock`` (all but jobs and
-        their shims); empty where it befalls all.
+        ``server`` (one of them), ``leader`` (the server that leads the log), a process such as ``matcher-1`` or
+        ``executor-2``, ``client``, ``node-2`` (an executor with all that it runs), ``job`` or ``shim`` (one of those
+        that run), ``penstock`` (all but jobs and their shims); empty where it befalls all.
     at_s, for_s : float
         When it begins, and how long it lasts.
     amount : float
         Which job or which server, as a fraction; seconds of delay; seconds by which a clock jumps.
     how : str
-        The mode of a cut; what becomes of snapshots.
+        The mode of a cut or an isolation; what becomes of snapshots.
     """
 
     kind: FaultKind
@@ -136,10 +141,13 @@ def schedule(seed: int, number: int) -> Schedule:
         return findings()[-number]
     rng = random.Random(f"{seed}/{number}")  # noqa: S311 - no secret
     replicas = {service: rng.choice((1, 1, 2)) for service in SERVICES}
+    if number % _EVERYTHING_TWICE == 0:
+        replicas = dict.fromkeys(SERVICES, 2)
     executors, servers = rng.choice((2, 2, 2, 3)), rng.choice((1, 1, 3))
     jobs = _jobs(rng, f"c{seed}-{number}")
     draw = _Draw(rng, [*(f"{name}-{i + 1}" for name, count in replicas.items() for i in range(count))], executors)
-    faults = _faults(rng, draw)
+    routes = random.Random(f"{seed}/{number}/routes")  # noqa: S311 - of its own, so that it changes nothing else
+    faults = _faults(rng, draw, _isolations(routes) if servers > 1 else ())
     return Schedule(
         seed=seed, number=number, replicas=replicas, executors=executors, servers=servers, jobs=jobs, faults=faults
     )
@@ -272,12 +280,29 @@ _STORMS: Final = 0.15
 _ALL_AT_ONCE: Final = 0.1
 
 
-def _faults(rng: random.Random, draw: _Draw) -> tuple[Fault, ...]:
+def _isolations(rng: random.Random) -> list[Fault]:
+    """Return what cuts servers off from the others: one that leads, or any, for less than an election or for more."""
+    modes: tuple[RouteMode, ...] = ("refuse", "stall", "blackhole", "half", "mute")
+    return [
+        Fault(
+            kind="isolate",
+            at_s=rng.uniform(FIRST_FAULT_S, LAST_FAULT_S),
+            target=rng.choice(("leader", "leader", "server")),
+            for_s=rng.uniform(0.5, 3.0) if rng.random() < 0.5 else rng.uniform(1.5, 3.0) * ELECTION_S,
+            amount=rng.random(),
+            how=rng.choice(modes),
+        )
+        for _ in range(rng.choice((0, 1, 2)))
+    ]
+
+
+def _faults(rng: random.Random, draw: _Draw, others: Sequence[Fault]) -> tuple[Fault, ...]:
     makers = rng.choices(list(_KINDS), weights=list(_KINDS.values()), k=rng.randint(2, 8))
     faults = [make(draw, rng.uniform(FIRST_FAULT_S, LAST_FAULT_S)) for make in makers]
     if rng.random() < _STORMS:
         at_s = rng.uniform(FIRST_FAULT_S, LAST_FAULT_S - 3.0)
         faults += [_kill(draw, at_s + rng.uniform(0.0, 3.0)) for _ in range(rng.randint(5, 10))]
+    faults += others
     if rng.random() < _POWER_CUTS:
         power = _power(draw, rng.uniform(2.0, LAST_FAULT_S))
         faults = [fault for fault in faults if fault.end_s < power.at_s or fault.kind == "clock"]
@@ -295,6 +320,8 @@ def _apart(faults: Sequence[Fault]) -> list[Fault]:
     return kept
 
 
+_EVERYTHING_TWICE: Final = 10
+"""Each schedule of a number that this divides has two replicas of every service."""
 _ON_DISK: Final = ("full", "freeze", "power")
 
 
@@ -305,9 +332,10 @@ def findings() -> tuple[Schedule, ...]:
 
     Each has one cause: executors that stand still, nodes that do, executors that are cut off or deaf, each for longer
     than the matcher waits for a node, with runs that would go on; a power cut in the middle of submissions; each of
-    three servers killed in turn; and services that log in over a network that stalls.
+    three servers killed in turn; services that log in over a network that stalls; and servers cut off from the others
+    while they lead, for longer than an election takes, and for longer than a leader's lease lasts there.
     """
-    long_s = 12.0
+    long_s, longer_s = 12.0, 18.0
     two = (1, 2)
     return (
         _finding(0, *(Fault(kind="stop", at_s=3.0, target=f"executor-{n}", for_s=long_s) for n in two)),
@@ -319,6 +347,12 @@ def findings() -> tuple[Schedule, ...]:
             5, *(Fault(kind="kill", at_s=0.8 + 4 * n, target="server", amount=n / 3) for n in range(3)), servers=3
         ),
         _finding(6, *(fault for name in ("executor-1", "gateway-1", "matcher-1") for fault in _slow_login(name))),
+        _finding(
+            7,
+            Fault(kind="isolate", at_s=2.0, target="leader", for_s=long_s, how="stall"),
+            Fault(kind="isolate", at_s=16.0, target="leader", for_s=longer_s, how="half"),
+            servers=3,
+        ),
     )
 
 

@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import permutations
 from pathlib import Path
 
 import pytest
 
 from chaos import disk
 from chaos.disk import LoopDisk
-from chaos.proxy import TcpProxy
+from chaos.proxy import RouteProxies, TcpProxy
 
 WITHIN_S = 10.0
 A_WHILE_S = 0.2
 """How long it is looked whether nothing comes."""
+Route = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 @pytest.fixture
@@ -90,7 +92,7 @@ async def echo() -> AsyncIterator[tuple[TcpProxy, asyncio.StreamReader, asyncio.
         await proxy.stop()
 
 
-@pytest.mark.parametrize("mode", ["stall", "half"])
+@pytest.mark.parametrize("mode", ["stall", "half", "mute"])
 async def test_what_a_stalled_network_holds_back_arrives_when_it_is_mended(mode: str) -> None:
     async with echo() as (proxy, reader, writer), asyncio.timeout(WITHIN_S):
         proxy.cut(mode)
@@ -121,3 +123,55 @@ async def test_a_delayed_network_takes_its_time_and_loses_nothing() -> None:
         writer.write(b"23")
         assert await reader.readexactly(2) == b"23"
         assert asyncio.get_running_loop().time() - began_s >= 2 * A_WHILE_S
+
+
+@asynccontextmanager
+async def three_that_listen() -> AsyncIterator[tuple[RouteProxies, dict[tuple[int, int], Route]]]:
+    """Connect each of three members of a cluster with the two others, as servers do with their routes."""
+    routes, ends = RouteProxies(3), dict[tuple[int, int], Route]()
+    async with AsyncExitStack() as stack, asyncio.timeout(WITHIN_S):
+        accepted = asyncio.Queue[Route]()
+        for member in routes.members:
+            host, _, port = member.listen.partition(":")
+            taking = await asyncio.start_server(lambda *end: accepted.put_nowait(end), host, int(port))
+            await stack.enter_async_context(taking)
+        await routes.start()
+        stack.push_async_callback(routes.stop)
+        for one, other in permutations(routes.members, 2):
+            place = one.others[[to for to in (1, 2, 3) if to != one.number].index(other.number)]
+            ends[one.number, other.number] = await asyncio.open_connection(*place.split(":"))
+            ends[other.number, -one.number] = await accepted.get()
+        yield routes, ends
+        for _, writer in ends.values():
+            writer.close()
+
+
+async def heard(ends: dict[tuple[int, int], Route]) -> set[tuple[int, int]]:
+    """Let everybody speak to everybody, on routes of either's making; return who was heard by whom in a while."""
+    for _, writer in ends.values():
+        writer.write(b"1")
+
+    async def listens(end: Route) -> bool:
+        try:
+            async with asyncio.timeout(A_WHILE_S):
+                return bool(await end[0].read(100))
+        except TimeoutError:
+            return False
+
+    found = await asyncio.gather(*map(listens, ends.values()))
+    return {(abs(to), by) for (by, to), got in zip(ends, found, strict=True) if got}
+
+
+@pytest.mark.parametrize(
+    ("mode", "lost"),
+    [("stall", {(1, 2), (2, 1), (3, 2), (2, 3)}), ("half", {(1, 2), (3, 2)}), ("mute", {(2, 1), (2, 3)})],
+)
+async def test_an_isolated_server_does_not_hear_the_others_or_is_not_heard_and_those_hear_each_other(
+    mode: str, lost: set[tuple[int, int]]
+) -> None:
+    everybody = set(permutations((1, 2, 3), 2))
+    async with three_that_listen() as (routes, ends):
+        routes.isolate(2, mode)
+        assert await heard(ends) == everybody - lost
+        routes.mend(2)
+        assert await heard(ends) == everybody

@@ -6,6 +6,7 @@ import asyncio
 import stat
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from penstock_bus.cluster_folder import KEYS, ClusterFolder
@@ -71,6 +72,9 @@ def test_a_server_alone_has_no_cluster_and_each_member_names_the_others_with_the
     assert block["server_name"] == "penstock-2"
     assert block["cluster"]["routes"] == ["nats://route:s3cret@a:6222", "nats://route:s3cret@c:6222"]
     assert block["cluster"]["authorization"]["password"] == "s3cret"
+    assert "advertise" not in block["cluster"]
+    elsewhere = msgspec.structs.replace(members(list(PLACES), "s3cret")[1], advertise="b.example:6222")
+    assert cluster_block(elsewhere)["cluster"]["advertise"] == "b.example:6222"
 
 
 def test_members_on_this_machine_have_ports_and_a_secret_of_their_own() -> None:
