@@ -20,6 +20,7 @@ from penstock_bus.port import BusError, NoResponders, RequestPort, ServiceError,
 _BACKOFF_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 4.0
 _NOT_NOW: Final = 503
+_TOO_MANY: Final = 429
 
 
 class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,7 +115,7 @@ class _Request:
                 timeout=wait_s if self._may_ask() else None,
                 return_when=asyncio.FIRST_COMPLETED,
             )
-            for task in done:
+            for task in sorted(done, key=lambda task: task.exception() is not None):  # an answer counts before refusals
                 if (body := self._answer_of(task)) is not None:
                     return RetriedAnswer(body, self._tries)
 
@@ -147,6 +148,10 @@ class _Request:
             self._reached |= bool(self._under_way)  # somebody had those, and is gone
             self._last, soon = self._last if self._reached else error, True
         except ServiceError as error:
+            if error.code == _TOO_MANY and self._under_way:
+                self._last = error  # one try too many is no answer to those before it
+                self._next_at = max(self._next_at, self._clock() + _LONGEST_PAUSE_S)
+                return None
             if not (self._retries.not_now and is_open(error)):
                 raise
             self._last, self._reached = error, True

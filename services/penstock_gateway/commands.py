@@ -27,7 +27,7 @@ from penstock_gateway.endpoints import RequestRefused, endpoint, job_asked, swee
 from penstock_gateway.log_reader import catch_up
 from penstock_gateway.machine import GatewaySettings, GatewayState
 from penstock_gateway.open_jobs import most_trials
-from penstock_gateway.user_queues import OpenJobsLimit, RateLimit, UserQueues, asker
+from penstock_gateway.user_queues import OpenJobsLimit, RateLimit, RepeatedRequests, UserQueues, asker
 from penstock_log import AnyEvent, Commit, SweepSpec, request_bodies, subjects, validation
 from penstock_log.validation import BadInput
 from penstock_log.views import ActAnswer, SubmitAnswer, View
@@ -105,8 +105,8 @@ class Commands:
     def endpoints(self) -> list[Endpoint]:
         """Return the commands as endpoints."""
         handlers: dict[str, Answering] = {
-            "submit": self._in_turn(self._submissions, self._submitting(self.submit_job)),
-            "tune": self._in_turn(self._submissions, self._submitting(self.submit_sweep)),
+            "submit": self._submitting(self.submit_job),
+            "tune": self._submitting(self.submit_sweep),
             "cancel": self._acting(acceptance.cancel, request_bodies.ActRequest),
             "hold": self._acting(acceptance.hold, request_bodies.ActRequest),
             "release": self._acting(acceptance.release, request_bodies.ActRequest),
@@ -124,18 +124,11 @@ class Commands:
             for name, handler in handlers.items()
         ]
 
-    @staticmethod
-    def _in_turn(queues: UserQueues, answering: Answering) -> Answering:
-        async def answer(body: bytes, caller: Caller) -> View:
-            async with queues.slot(asker(body, caller.name), len(body)):
-                return await answering(body, caller)
+    def _submitting(self, submit: Callable[[bytes, Caller], Awaitable[SubmitAnswer]]) -> Answering:
+        repeated = RepeatedRequests(self._submissions)
 
-        return answer
-
-    @staticmethod
-    def _submitting(submit: Callable[[bytes, Caller], Awaitable[SubmitAnswer]]) -> Answering:
         async def answer(body: bytes, caller: Caller) -> View:
-            return await submit(body, caller)
+            return await repeated.answer(asker(body, caller.name), body, lambda: submit(body, caller))
 
         return answer
 
@@ -213,6 +206,10 @@ class Commands:
         self, act: Callable[[GatewayState, A, float, Caller], acceptance.JobAction], type_: type[A]
     ) -> Answering:
         async def answer(body: bytes, caller: Caller) -> ActAnswer:
+            async with self._acts.slot(asker(body, caller.name), len(body)):
+                return await carry_out(body, caller)
+
+        async def carry_out(body: bytes, caller: Caller) -> ActAnswer:
             asked = validation.decode(body, type_)
             if not caller.is_service:
                 asked = msgspec.structs.replace(asked, by=caller.name)
@@ -222,7 +219,7 @@ class Commands:
                 _log.info("acted", message=done.message, seq=seq)
             return ActAnswer.of(done, changed=done.fact is not None, seq=seq)
 
-        return self._in_turn(self._acts, answer)
+        return answer
 
     async def _commit(
         self, decide: Callable[[], D], counting: Callable[[D], AbstractContextManager[None]] = lambda _: nullcontext()

@@ -4,21 +4,25 @@ Requests of many users, served in turn, with a bound and a rate for each user.
 One user's flood must not delay another user. :class:`UserQueues` gives slots to users in turn
 (:class:`penstock_bus.fair_semaphore.FairSemaphore`) and bounds what may wait of each, :class:`RateLimit` says who has
 sent too much of late, and :class:`OpenJobsLimit` refuses what would be too many jobs of one user. :func:`asker` says
-whose a request is.
+whose a request is. :class:`RepeatedRequests` joins a request that is asked again to its first copy.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Final
 
 import msgspec
 
+from penstock_bus import Unavailable
 from penstock_bus.fair_semaphore import FairSemaphore
 from penstock_gateway.endpoints import TOO_MANY, UNAVAILABLE, RequestRefused
 from penstock_gateway.open_jobs import OpenJobs
 from penstock_log.text import count, escaped
+from penstock_log.views import View
 
 NOBODY: Final = "nobody"
 _REMEDY: Final = "wait until some are over, cancel some, or ask an operator to raise `open_jobs` in [gateway]"
@@ -33,8 +37,9 @@ class _Named(msgspec.Struct, frozen=True):
 
 
 class _Sweep(msgspec.Struct, frozen=True):
-    """The job of a sweep."""
+    """The job of a sweep, or a job."""
 
+    id: str = ""
     user: str = ""
     job: _Named = _Named()
 
@@ -42,6 +47,7 @@ class _Sweep(msgspec.Struct, frozen=True):
 class _Asked(msgspec.Struct, frozen=True):
     """A job, a sweep or an act, bare or wrapped; all other fields are passed over unread."""
 
+    id: str = ""
     user: str = ""
     by: str = ""
     job: _Named = _Named()
@@ -64,12 +70,17 @@ def asker(body: bytes, caller: str = "") -> str:
     """
     if caller:
         return caller
-    try:
-        asked = _asked.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return ""
+    asked = _decoded(body)
     name = asked.user or asked.spec.user or asked.spec.job.user or asked.job.user or asked.by
     return name[:_LONGEST_NAME]
+
+
+def _decoded(body: bytes) -> _Asked:
+    """Return what a body says of itself; nothing if it is no request."""
+    try:
+        return _asked.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return _Asked()
 
 
 class RateLimit:
@@ -145,6 +156,7 @@ class UserQueues:
             429 where the user has too much waiting or has sent too much of late; 503 where the gateway stops.
         """
         self._check(user, size_bytes)
+        self.check_rate(user)
         self._count(user, 1, size_bytes)
         try:
             await self._slots.acquire(user)
@@ -177,10 +189,14 @@ class UserQueues:
                 f"{self._most:,} of {self._most_bytes:,} bytes are the most for one user; try again once some are "
                 "answered",
             )
+
+    def check_rate(self, user: str) -> None:
+        """Count a request, and refuse it with 429 if its user has sent too many of late."""
         if self._rate is not None and (wait_s := self._rate.wait_s(user, self._now_s())):
             raise RequestRefused(
                 TOO_MANY,
-                f"{name} has sent too many commands of late; try again in {max(wait_s, 0.1):.1f} s, and slower",
+                f"{escaped(user or NOBODY)} has sent too many commands of late; try again in {max(wait_s, 0.1):.1f} s, "
+                "and slower",
             )
 
     def _count(self, user: str, more: int, more_bytes: int) -> None:
@@ -189,6 +205,54 @@ class UserQueues:
             self._waiting[user] = (waiting + more, waiting_bytes + more_bytes)
         else:
             self._waiting.pop(user, None)
+
+
+class RepeatedRequests:
+    """
+    Submissions that are under way, so that one that is asked again gets the answer of its first copy.
+
+    A client asks again what is not answered within a second. If each copy waited for a slot of its own, a user who
+    submits a few thousand jobs at once would fill the own queue with copies, and a copy's refusal would be told of a
+    job that is accepted. Only a submission that names its id is the same if its bytes are.
+    """
+
+    def __init__(self, queues: UserQueues) -> None:
+        self._queues = queues
+        self._under_way: dict[tuple[str, bytes], asyncio.Future[View]] = {}
+
+    async def answer(self, user: str, body: bytes, answering: Callable[[], Awaitable[View]]) -> View:
+        """
+        Answer a submission in its user's turn, or as its first copy is answered.
+
+        Raises
+        ------
+        RequestRefused
+            429 where the user has too much waiting or has sent too much of late; 503 where the gateway stops.
+        Unavailable
+            If the first copy was broken off.
+        """
+        key = user, hashlib.sha256(body).digest()
+        if (first := self._under_way.get(key)) is not None:
+            self._queues.check_rate(user)
+            return await asyncio.shield(first)
+        asked = _decoded(body)
+        if not (asked.id or asked.spec.id):
+            return await self._in_turn(user, body, answering)
+        first = self._under_way[key] = asyncio.get_running_loop().create_future()
+        try:
+            first.set_result(await self._in_turn(user, body, answering))
+        except BaseException as error:
+            shown = error if isinstance(error, Exception) else Unavailable("the gateway stopped in the middle of it")
+            first.set_exception(shown)
+            first.exception()  # nobody may have asked again
+            raise
+        finally:
+            del self._under_way[key]
+        return first.result()
+
+    async def _in_turn(self, user: str, body: bytes, answering: Callable[[], Awaitable[View]]) -> View:
+        async with self._queues.slot(user, len(body)):
+            return await answering()
 
 
 class OpenJobsLimit:

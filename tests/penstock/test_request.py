@@ -80,6 +80,26 @@ async def test_a_submission_that_was_stored_before_its_answer_was_lost_is_told_a
         assert (await asked.submit(**JOB)).created
 
 
+async def test_a_copy_that_is_one_too_many_does_not_answer_for_the_first() -> None:
+    refused = asyncio.Event()
+    heard: list[bytes] = []
+
+    async def handle(request: Request) -> Reply:
+        heard.append(request.body)
+        if len(heard) > 1:
+            refused.set()
+            return Reply(code=429, error="you have too many submissions waiting already")
+        await refused.wait()
+        await asyncio.sleep(0)
+        return Reply(body=msgspec.json.encode(views.SubmitAnswer(id="j1", seq=1, created=True)))
+
+    submit = Endpoint(name="submit", subject=subjects.command("submit"), handler=handle, concurrent=True)
+    async with MemoryBus() as bus, bus.serve("gateway", "0", [submit]), Client(bus=bus, again_s=0.01) as asked:
+        assert (await asked.submit(**JOB, id="j1")).created
+    assert len(set(heard)) == 1
+    assert len(heard) == 2, "it waits for the first, and does not ask on and on"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["submit", "tune"])
 async def test_a_refusal_for_now_is_asked_again_however_late_it_comes(name: str) -> None:

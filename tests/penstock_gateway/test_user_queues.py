@@ -197,6 +197,37 @@ async def test_what_waits_of_one_user_is_bounded_and_another_user_still_comes_in
         assert (await served.command("submit", job("alice")))["created"]  # nothing waits any more
 
 
+async def test_a_submission_that_is_asked_again_waits_once_and_both_are_told_the_same(memory_bus: MemoryBus) -> None:
+    log = SlowLog(memory_bus.server)
+    async with gateway(log, settings=settings(concurrent_commands=1, waiting_commands=2)) as served:
+        served.bus = memory_bus
+        bodies = [job("alice", f"j{number}") for number in range(3)]
+        asked = [asyncio.create_task(served.command("submit", body)) for body in bodies * 5]
+        await eventually(lambda: log.asked == 1)
+        log.released.set()
+        answers = await asyncio.gather(*asked)
+        assert [answer["created"] for answer in answers] == [True] * 15
+        assert len(await users_of_stored_jobs(served)) == 3
+
+
+async def test_submissions_without_an_id_are_as_many_jobs_however_alike_they_are(memory_bus: MemoryBus) -> None:
+    async with gateway(memory_bus, settings=settings()) as served:
+        await asyncio.gather(*(served.command("submit", job("alice")) for _ in range(3)))
+        assert len(await users_of_stored_jobs(served)) == 3
+
+
+async def test_a_submission_that_is_asked_again_counts_for_the_rate(memory_bus: MemoryBus) -> None:
+    log = SlowLog(memory_bus.server)
+    async with gateway(log, settings=settings(commands_at_once=2, commands_per_s=0.01)) as served:
+        served.bus = memory_bus
+        asked = [asyncio.create_task(served.command("submit", job("alice", "j1"))) for _ in range(2)]
+        await eventually(lambda: log.asked == 1)
+        code, message = await refusal(served.command("submit", job("alice", "j1")))
+        assert (code, message.split(";")[0]) == (429, "alice has sent too many commands of late")
+        log.released.set()
+        await asyncio.gather(*asked)
+
+
 async def test_large_bodies_of_one_user_that_wait_are_bounded_by_their_bytes(memory_bus: MemoryBus) -> None:
     log = SlowLog(memory_bus.server)
     large = job("alice", params={"text": "x" * 10_000})
