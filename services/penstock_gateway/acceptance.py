@@ -511,17 +511,25 @@ def job_named(state: GatewayState, wanted: str, caller: Caller = SERVICE) -> Job
         raise RequestRefused(NOT_FOUND, f"{refused}; {advice}") from None
 
 
-def workload_named(state: GatewayState, wanted: str) -> str:
-    """Return the key of a workload that is named by its own key, or by the id or name of a job or a sweep."""
+def workload_named(state: GatewayState, wanted: str, caller: Caller = SERVICE) -> str:
+    """
+    Return the key of a workload that is named by its own key, or by the id or name of a job or a sweep.
+
+    Only jobs and sweeps that the caller sees count: others' names say nothing, and are no suggestions.
+    """
     if (sweep := state.sweeps.get(wanted)) is not None:
+        caller.require_sight(sweep.spec.job, f"sweep {wanted}")
         return workload.key(sweep.spec.job)
     if (job := state.jobs.get(wanted)) is not None:
+        caller.require_sight(job.spec, f"job {wanted}")
         return _workload(job)
-    named = [(job.spec.name, _workload(job)) for job in state.jobs if job.sample is None]
-    named += [(sweep.spec.name, workload.key(sweep.spec.job)) for sweep in state.sweeps.values()]
+    named = [(job.spec.name, _workload(job)) for job in state.jobs if job.sample is None and caller.sees(job.spec)]
+    seen = (sweep for sweep in state.sweeps.values() if caller.sees(sweep.spec.job))
+    named += [(sweep.spec.name, workload.key(sweep.spec.job)) for sweep in seen]
     if len(found := {key for name, key in named if name == wanted}) == 1:
         return found.pop()
-    known = (*state.profiles, *state.scaled, *state.measured, *(key for _, key in named))
+    learnt = (*state.profiles, *state.scaled, *state.measured) if caller.sees_all else ()
+    known = (*learnt, *(key for _, key in named))
     return endpoints.one({key: key for key in known}, wanted, "workload", names=dict.fromkeys(named))
 
 

@@ -147,22 +147,34 @@ def detail(model: ReadModel, one: Job) -> JobDetail:
     )
 
 
-def profile(model: ReadModel, key: str) -> ProfileView:
-    """Return what is known of a workload."""
+def profile(model: ReadModel, key: str, caller: Caller = SERVICE) -> ProfileView:
+    """
+    Return what is known of a workload: figures of the program, whoever ran it, and names that the caller may see.
+
+    All jobs of a workload are the same program, and the scheduler treats each by what all of them have shown.
+    """
     state = model.state
-    found, scaled = state.profiles.get(key), state.scaled.get(key)
-    names = {job.spec.name for job in state.jobs if known_as(job) == key}
+    found, scaled, trials = state.profiles.get(key), state.scaled.get(key), state.measured.get(key)
+    jobs = [job for job in state.jobs if known_as(job) == key and caller.sees(job.spec)]
+    names = {job.spec.name for job in jobs}
+    if trials is not None and not _sees_sweep(state, trials.sweep_id, caller):
+        trials = msgspec.structs.replace(trials, sweep_id="")
     return ProfileView(
         workload=key,
-        jobs=len([job for job in state.jobs if known_as(job) == key and job.sample is None]),
+        jobs=len([job for job in jobs if job.sample is None]),
         names=tuple(sorted(names)[:_NAMES]),
         speeds=found.speeds if found is not None else (),
         note=found.note if found is not None else "",
         need=state.needs.get(key),
-        trials=state.measured.get(key),
+        trials=trials,
         seq=model.seq,
         scaling=scaled.kinds if scaled is not None else (),
     )
+
+
+def _sees_sweep(state: GatewayState, sweep_id: str, caller: Caller) -> bool:
+    sweep = state.sweeps.get(sweep_id)
+    return caller.sees_all if sweep is None else caller.sees(sweep.spec.job)
 
 
 def known_as(one: Job) -> str:

@@ -30,6 +30,7 @@ from penstock_log.views import (
     DryRunView,
     EventsView,
     JobsView,
+    ProfileView,
     RejectedListView,
     RejectedView,
     ReplicaView,
@@ -124,7 +125,7 @@ class Queries:
             "policies": self._whole(answers.policies),
             "sweeps": self._sweeps,
             "sweep": self._of_one(sight.sweep, answers.sweep),
-            "profile": self._of_one(sight.workload, answers.profile),
+            "profile": self._profile,
             "dryrun": self._dryrun,
             "rejected": self._rejected,
             "schema": self._schema,
@@ -162,6 +163,10 @@ class Queries:
         timeline = story.Timeline(job)
         lines = [line async for delivery in self._life(model, job) for line in timeline.lines(delivery)]
         return StoryView(id=job.id, name=job.spec.name, lines=tuple(lines))
+
+    async def _profile(self, body: bytes, caller: Caller) -> ProfileView:
+        model, key = await self._found(body, caller, sight.workload)
+        return answers.profile(model, key, caller)
 
     def _whole(self, answer: Callable[[ReadModel], View]) -> Answering:
         async def handle(body: bytes, caller: Caller) -> View:  # noqa: ARG001 - everybody may see it

@@ -18,7 +18,7 @@ from penstock_gateway import machine, sight
 from penstock_gateway.authority import LEAST, SERVICE, Caller, caller
 from penstock_gateway.endpoints import RequestRefused
 from penstock_gateway.machine import GatewaySettings
-from penstock_log import JobSpec, SweepSubmitted, UserRemoved, UserSet, subjects
+from penstock_log import JobSpec, SweepSubmitted, TrialsMeasured, UserRemoved, UserSet, subjects, workload
 from penstock_log.users import Users
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -224,6 +224,39 @@ async def test_a_service_speaks_for_others_and_nobody_else_is_a_service() -> Non
     for name in ("alice", " ", "*"):
         with pytest.raises(RequestRefused, match="is no user of this cluster"):
             caller(users, "", name)
+
+
+async def test_a_workload_that_people_share_shows_its_figures_and_of_names_only_those_that_are_seen() -> None:
+    same = {"digest": "same", "model": "mlp"}
+    key = workload.key(spec(**same))
+    sweep = sweep_spec(id="s-bob", name="bobs-sweep", job=spec(user="bob", team="robots", **same))
+    facts = (
+        *(submitted(f"j-{who}", user=who, team=team, name=f"of-{who}", **same) for who, team in TEAM.items()),
+        submitted("j-other", user="bob", team="robots", name="hidden", digest="other", model="gpt"),
+        SweepSubmitted(sweep_id="s-bob", spec=sweep, at_s=NOW_S),
+        TrialsMeasured(
+            at_s=NOW_S, sweep_id="s-bob", key=key, alpha=1.2, beta=1.4, packing=3, widest=2, overhead_s=2.5, saves=True
+        ),
+    )
+    async with MemoryBus() as bus, gateway(bus, joined(), *PEOPLE, *facts) as running:
+        uma, bob, oskar = (as_user(running, who) for who in ("uma", "bob", "oskar"))
+        seen = await uma.query("profile", {"id": "j-uma"})
+        assert (seen["workload"], seen["jobs"], seen["names"]) == (key, 2, ["of-tom", "of-uma"])
+        assert (seen["trials"]["alpha"], seen["trials"].get("sweep_id")) == (1.2, "")
+        assert (await bob.query("profile", {"id": key}))["trials"]["sweep_id"] == "s-bob"
+        assert (await oskar.query("profile", {"id": key}))["jobs"] == 3
+        for named in ("j-bob", "s-bob"):
+            assert (await refusal(uma.query("profile", {"id": named})))[0] == 403
+        hidden = workload.key(spec(digest="other", model="gpt"))
+        for named in ("of-bob", "bobs-sweep", "hidden", "hiddem", hidden, hidden[:6]):
+            code, said = await refusal(uma.query("profile", {"id": named}))
+            assert (
+                code,
+                [word for word in ("of-bob", "bobs", "hidden", hidden) if word in said.partition(";")[2]],
+            ) == (
+                404,
+                [],
+            )
 
 
 async def test_a_taken_id_says_nothing_of_what_it_belongs_to(shared: Gateway) -> None:

@@ -325,7 +325,7 @@ class ProfileView(View, frozen=True, kw_only=True):
     workload : str
         Its key.
     jobs : int
-        How many jobs have had this workload.
+        How many jobs that the asker may see have had this workload.
     names : tuple of str
         Names of some of these jobs.
     note : str
