@@ -197,7 +197,12 @@ def differences(before: msgspec.Struct, now: msgspec.Struct) -> list[str]:
 def _check_own_id(caller: Caller, before: JobSpec, wanted: str) -> None:
     """Refuse an id of somebody else's, and say nothing of what it belongs to."""
     if not caller.sees(before):
-        raise RequestRefused(CONFLICT, f"the id {wanted} is taken; choose another id, or leave the id out")
+        raise id_taken(wanted)
+
+
+def id_taken(wanted: str) -> RequestRefused:
+    """Return the refusal of an id that is somebody else's; it says nothing of what it belongs to."""
+    return RequestRefused(CONFLICT, f"the id {wanted} is taken; choose another id, or leave the id out")
 
 
 def _check_free_id(state: GatewayState, wanted: str, others: Container[str], caller: Caller) -> None:

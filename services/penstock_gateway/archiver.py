@@ -29,8 +29,9 @@ from penstock_bus.follower import FoldFollower, background, pause, until_availab
 from penstock_bus.log_text import encode
 from penstock_bus.replica import LeaderElection
 from penstock_bus.shell import Shell
+from penstock_gateway.archived_ids import ArchivedIds
 from penstock_gateway.machine import GatewaySettings, GatewayState
-from penstock_gateway.retention import MOST_IDS, Untrimmed, expired, forgotten_nodes, needed_from, still_due
+from penstock_gateway.retention import MOST_IDS, Untrimmed, expired, forgotten_nodes, needed_from, owners, still_due
 from penstock_log import ARCHIVE, AnyEvent, Commit, LogCopied, LogTrimmed, subjects
 
 DAY_S: Final = 86_400.0
@@ -68,6 +69,7 @@ class Archiver:
     ) -> None:
         self._shell, self._bus, self._live, self._settings = shell, bus, live, settings
         self._folder = Path(settings.archive_dir)
+        self._ids = ArchivedIds(self._folder)
         self._actor = f"{shell.service}/{shell.replica_id}"
         self.election = LeaderElection(
             bus, _LEASE, shell.replica_id, lambda: None, ttl_s=_TTL_S, renew_s=_RENEW_S, clock=shell.monotonic
@@ -106,6 +108,7 @@ class Archiver:
         await self._trim(now_s)  # what another had archived when it died
         for chosen in expired(self._live.state, until_s, now_s, MOST_IDS):
             fact = still_due(self._live.state, chosen)
+            await asyncio.to_thread(self._ids.add, list(owners(self._live.state, fact)))
             await self._append(fact)
             counts = {"jobs": len(fact.job_ids), "sweeps": len(fact.sweep_ids), "workloads": len(fact.workloads)}
             _log.info("jobs_archived", **counts)

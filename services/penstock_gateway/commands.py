@@ -13,6 +13,7 @@ import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
+from pathlib import Path
 from typing import Final, TypeVar
 
 import msgspec
@@ -22,6 +23,7 @@ from penstock_bus import Append, BusError, Conflict, Endpoint, LogPort, Timeout,
 from penstock_bus.fair_semaphore import FairSemaphore
 from penstock_bus.follower import FoldFollower
 from penstock_gateway import acceptance
+from penstock_gateway.archived_ids import ArchivedIds
 from penstock_gateway.authority import SERVICE, Admit, Caller
 from penstock_gateway.endpoints import RequestRefused, endpoint, job_asked, sweep_asked
 from penstock_gateway.log_reader import catch_up
@@ -83,6 +85,7 @@ class Commands:
         self._actor, self._now_s, self._admit = actor, now_s, admit
         self._new_id, self._new_commit_id = new_id, new_commit_id
         self._limit = OpenJobsLimit(settings.open_jobs)
+        self._archived = ArchivedIds(Path(settings.archive_dir)) if settings.archive_dir else None
         self._storing: dict[str, asyncio.Event] = {}
         rate = RateLimit(settings.commands_per_s, settings.commands_at_once)
         self._submissions, self._acts = (
@@ -153,6 +156,7 @@ class Commands:
         asked = job_asked(body, self.most_bytes)
         spec = caller.stamp(asked.spec)
         spec = msgspec.structs.replace(spec, id=spec.id or new_id or self._unused_id())
+        await self._check_archived(spec.id, spec.user)
         if spec.begins_from:
             await self._stored(subjects.job(spec.begins_from))
 
@@ -170,6 +174,7 @@ class Commands:
         asked = sweep_asked(body, self.most_bytes)
         spec = caller.stamp_sweep(asked.spec)
         spec = msgspec.structs.replace(spec, id=spec.id or new_id or self._unused_id())
+        await self._check_archived(spec.id, spec.job.user)
 
         def decide() -> acceptance.Acceptable:
             decided = acceptance.sweep(self._live.state, spec, strict=asked.strict, now_s=self._now_s(), caller=caller)
@@ -188,6 +193,14 @@ class Commands:
     async def accept_sweep(self, work: Work) -> SubmitAnswer:
         """Store a sweep of the inbox as :meth:`submit_sweep` does, as its submitter's."""
         return await self.submit_sweep(work.body, await self._admit("tune", work.user), given_id(work))
+
+    async def _check_archived(self, wanted: str, user: str) -> None:
+        """Refuse the id of another user's archived job or sweep: output and checkpoints are still kept under it."""
+        if self._archived is None or not self._live.state.archive.jobs:
+            return
+        owner = await asyncio.to_thread(self._archived.owner, wanted)
+        if owner is not None and owner != user:
+            raise acceptance.id_taken(wanted)
 
     def _check_trial(self, spec: SweepSpec) -> None:
         try:

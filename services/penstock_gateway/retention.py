@@ -11,7 +11,7 @@ begins with its checkpoint, or it is a trial of a sweep that stays, or a sample 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -119,6 +119,16 @@ def still_due(state: GatewayState, fact: JobsArchived) -> JobsArchived:
         job_ids=tuple(job_id for job_id in fact.job_ids if job_id not in origins),
         workloads=tuple(key for key in fact.workloads if key not in used),
     )
+
+
+def owners(state: GatewayState, fact: JobsArchived) -> Iterator[tuple[str, str]]:
+    """Yield ``(id, user)`` of the jobs and sweeps that a fact archives; the profiler's samples are nobody's."""
+    for job_id in fact.job_ids:
+        if (job := state.jobs.get(job_id)) is not None and job.sample is None:
+            yield job_id, job.spec.user
+    for sweep_id in fact.sweep_ids:
+        if (sweep := state.sweeps.get(sweep_id)) is not None:
+            yield sweep_id, sweep.spec.job.user
 
 
 def key_of(state: GatewayState, job: Job) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from gateway_cases import NOW_S, ended, gateway, joined, placed, ranked, started, submitted, sweep_spec
+from gateway_cases import NOW_S, ended, gateway, joined, placed, ranked, refusal, spec, started, submitted, sweep_spec
 from log_state import read_wire
 
 from penstock_autoscaler.machine import decider as autoscaler
@@ -235,6 +235,34 @@ async def test_an_id_that_is_used_again_is_another_job_and_is_not_removed(tmp_pa
         await one.archive()
         assert [job.state for job in one.live.state.jobs] == ["PD"]
         assert (await one.subjects()).count("job.again") == 1
+
+
+async def test_an_archived_id_is_nobody_elses_since_output_and_checkpoints_are_kept_under_it(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as one:
+        sweep = sweep_spec(id="s1", job=spec(user="alice"))
+        one.tell(
+            joined(),
+            *life("old", user="alice"),
+            SweepSubmitted(at_s=NOW_S, sweep_id="s1", spec=sweep),
+            *life("s1-t1", parent="s1", user="alice"),
+            SweepFinished(at_s=NOW_S + 9, sweep_id="s1", state="completed"),
+        )
+        await one.archive()
+        assert not one.live.state.jobs.by_id
+        assert not one.live.state.sweeps
+        settings = GatewaySettings(archive_dir=str(one.folder))
+        async with MemoryBus(one.server) as bus, gateway(bus, settings=settings) as running:
+            for name, body in (
+                ("submit", spec(id="old", user="bob")),
+                ("tune", sweep_spec(id="s1", job=spec(user="b"))),
+            ):
+                code, said = await refusal(running.command(name, body))
+                assert (code, said) == (409, f"the id {body.id} is taken; choose another id, or leave the id out")
+            for name, body in (("submit", spec(id="old", user="alice")), ("submit", spec(id="new", user="bob"))):
+                assert (await running.command(name, body))["created"]
+            (one.folder / "ids.sqlite").write_bytes(b"torn" * 1000)
+            code, said = await refusal(running.command("submit", spec(id="newer", user="bob")))
+            assert (code, "ids.sqlite cannot be used: file is not a database; make it readable" in said) == (503, True)
 
 
 async def test_lost_and_forgotten_nodes_are_what_they_were_for_a_fold_from_nothing(tmp_path: Path) -> None:
