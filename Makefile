@@ -91,7 +91,7 @@ $(VENV)/.made: tools/make-venv
 # these files is asked for what pyproject.toml allows.
 $(VENV)/.examples: $(VENV)/.made pyproject.toml locks/build.txt locks/image.txt
 	@echo "Installing Penstock into $(VENV) ..."
-	@$(BIN)/python tools/install.py image examples,optuna
+	@$(BIN)/python tools/install.py image examples,oidc,optuna
 	@$(BIN)/python -m compileall -q $(PACKAGES)
 	@touch $@
 

@@ -53,6 +53,11 @@ V = TypeVar("V", bound=views.View)
 S = TypeVar("S", JobSpec, SweepSpec)
 
 
+def _is_signed(login: logins.Login) -> bool:
+    """Say whether the server learns the name of a person from a login, and writes it itself."""
+    return bool(login.user_jwt or login.token or login.token_file)
+
+
 class Client:
     """
     A connection to a running Penstock.
@@ -118,7 +123,7 @@ class Client:
             from penstock_bus import nats  # noqa: PLC0415 - a client on a given bus needs no NATS
 
             async def connect(login: logins.Login | None) -> Bus:
-                self.user = login.user if login is not None and login.user_jwt else ""
+                self.user = (login.user or "?") if login is not None and _is_signed(login) else ""
                 connection = nats.connect(
                     self.url,
                     login=login,

@@ -167,6 +167,7 @@ def account(
     stores: bool = False,
     revoked: Mapping[str, int] | None = None,
     tags: Sequence[str] = (),
+    callout_users: Sequence[str] = (),
 ) -> str:
     """
     Return an account's claims.
@@ -183,6 +184,9 @@ def account(
         A user's public key, or ``*`` for all → claims issued until then, in seconds since the epoch, count no more.
     tags : sequence of str
         Notes that the server keeps and does not look at.
+    callout_users : sequence of str
+        Public keys of the users whom the server asks who somebody is that comes with another user of this account
+        ("auth callout", NATS' ADR-26): they may let them into any account.
     """
     limited = {
         "subs": limits.subscriptions,
@@ -210,6 +214,8 @@ def account(
         content["revocations"] = dict(revoked)
     if tags:
         content["tags"] = list(tags)
+    if callout_users:
+        content["authorization"] = {"auth_users": list(callout_users), "allowed_accounts": ["*"]}
     return _signed(signer, public, name, now_s, content)
 
 
@@ -221,6 +227,7 @@ def user(
     permissions: Permissions = Permissions(),  # noqa: B008 - frozen
     *,
     expires_s: int = 0,
+    bearer: bool = False,
 ) -> str:
     """
     Return a user's claims.
@@ -231,6 +238,8 @@ def user(
         The account's.
     expires_s : int
         Seconds since the epoch from when the server refuses them; 0 for never.
+    bearer : bool
+        Whether who has the claims need not have the key: good for nothing but to be asked who comes there.
     """
     content: dict[str, Any] = {
         "pub": _allowed(permissions.publish, permissions.publish_not),
@@ -241,6 +250,8 @@ def user(
         "type": "user",
         "version": _VERSION,
     }
+    if bearer:
+        content["bearer_token"] = True
     return _signed(signer, public, name, now_s, content, expires_s=expires_s)
 
 
@@ -263,6 +274,30 @@ def deletion(signer: SigningKey, accounts: Sequence[str], now_s: int) -> str:
     """Return the operator's claims that have the server forget accounts."""
     content = {"accounts": list(accounts), "type": "generic", "version": _VERSION}
     return _signed(signer, signer.public, "removal", now_s, content)
+
+
+def callout_answer(
+    signer: SigningKey, server: str, public: str, now_s: int, *, token: str = "", error: str = ""
+) -> str:
+    """
+    Return the answer to a server that asks who somebody is: their claims, or why they are refused.
+
+    Parameters
+    ----------
+    signer : SigningKey
+        That of the account with ``callout_users``.
+    server : str
+        Public key of the server that asks.
+    public : str
+        The user's public key that it has made up for this connection.
+    token : str
+        Claims of that key in a person's account; empty for a refusal.
+    error : str
+        The reason of a refusal, for the server's log: the client is not told.
+    """
+    content: dict[str, Any] = {"type": "authorization_response", "version": _VERSION}
+    content |= {"jwt": token} if token else {"error": error}
+    return _signed(signer, public, "callout", now_s, content, audience=server)
 
 
 def decoded(token: str) -> dict[str, Any]:
@@ -321,9 +356,18 @@ def _export(one: Export) -> dict[str, Any]:
 
 
 def _signed(
-    signer: SigningKey, subject: str, name: str, now_s: int, content: dict[str, Any], *, expires_s: int = 0
+    signer: SigningKey,
+    subject: str,
+    name: str,
+    now_s: int,
+    content: dict[str, Any],
+    *,
+    expires_s: int = 0,
+    audience: str = "",
 ) -> str:
     claims: dict[str, Any] = {"iat": now_s, "iss": signer.public, "name": name, "sub": subject, "nats": content}
+    if audience:
+        claims["aud"] = audience
     if expires_s:
         claims["exp"] = expires_s
     digest = hashlib.new("sha512_256", msgspec.json.encode(claims)).digest()

@@ -72,7 +72,7 @@ class Issuer:
         reach_s: float = _REACH_S,
     ) -> None:
         self._bus, self._server, self._keyring = bus, server, keyring
-        self._owner, self._url, self._ca, self._now_s, self._reach_s = owner, url, ca, now_s, reach_s
+        self.owner, self._url, self._ca, self._now_s, self._reach_s = owner, url, ca, now_s, reach_s
         self._users = Users()
         self._seq = 0
         self._untold: dict[str, int] = {owner: 1}
@@ -115,7 +115,7 @@ class Issuer:
         return self._made(asked, user, request.user)
 
     def _made(self, asked: LoginRequest, user: str, by: str) -> Reply:
-        if user not in self._users.by_name and user != self._owner:
+        if user not in self._users.by_name and user != self.owner:
             return Reply(code=404, error=f"no user {user!r}; add them first with `penstock user add {user}`")
         now_s, valid_from_s = self._now_s(), self._users.valid_from_s(user)
         expires_s = now_s + asked.valid_s if asked.valid_s else 0.0
@@ -145,9 +145,24 @@ class Issuer:
         _log.info("node_login_issued", by=request.user or "token", about=request.body[:200].decode(errors="replace"))
         return Reply(body=msgspec.json.encode(self._keyring.node_login(self._url, self._now_s(), self._ca)))
 
+    async def users_knowing(self, name: str, after_seq: int = 0) -> Users:
+        """
+        Return who there is, once the server has been told what the log says of a person.
+
+        Raises
+        ------
+        BusError
+            If the log cannot be read, or the server does not take the account.
+        """
+        try:
+            await self._reached(max(after_seq, await self._last_of(name)), name)
+        except TimeoutError as error:
+            raise BusError(self._why_not_reached(name)) from error
+        return self._users
+
     async def _is_admin(self, name: str) -> bool:
         record = await self._record(name)
-        return name == self._owner or (record is not None and record.role == "admin")
+        return name == self.owner or (record is not None and record.role == "admin")
 
     async def _record(self, name: str) -> UserRecord | None:
         """Return what the log says of a person by now, whatever has been followed."""
@@ -224,7 +239,7 @@ class Issuer:
                     self._changed.notify_all()
 
     async def _tell(self, name: str) -> None:
-        if name not in self._users.by_name and name != self._owner:
+        if name not in self._users.by_name and name != self.owner:
             await self._server.delete(self._keyring.removal([name], self._now_s()))
         else:
             await self._server.update(self._token(name))
@@ -232,7 +247,7 @@ class Issuer:
     async def _forget_strangers(self) -> None:
         """Have the server forget accounts of nobody in the log, such as a former owner's."""
         listed = set(await self._server.listed())  # before it is seen who there is: who comes meanwhile is no stranger
-        people = {*self._users.by_name, self._owner}
+        people = {*self._users.by_name, self.owner}
         strangers = listed - {self._keyring.person(name) for name in people} - self._keyring.own
         if not strangers:
             return
@@ -250,7 +265,7 @@ class Issuer:
 
     def _token(self, name: str) -> str:
         record = self._users.by_name.get(name)
-        reads_all = name == self._owner or (record is not None and has_rights_of(record.role, "operator"))
+        reads_all = name == self.owner or (record is not None and has_rights_of(record.role, "operator"))
         valid_from_s = self._users.valid_from_s(name)
         return self._keyring.person_account(name, self._now_s(), reads_all=reads_all, valid_from_s=valid_from_s)
 
@@ -267,7 +282,13 @@ class Issuer:
 
 @asynccontextmanager
 async def issuing(
-    url: str, keyring: Keyring, admin: Login, *, owner: str, advertised: str, now_s: Callable[[], float]
+    url: str,
+    keyring: Keyring,
+    admin: Login,
+    *,
+    owner: str,
+    advertised: str,
+    now_s: Callable[[], float],
 ) -> AsyncIterator[Issuer]:
     """
     Run an issuer while the context is open.

@@ -20,7 +20,7 @@ from typing import Any, Final
 import msgspec
 
 from penstock_bus import access, claims
-from penstock_bus.claims import AccountLimits, Scope, SigningKey
+from penstock_bus.claims import AccountLimits, Permissions, Scope, SigningKey
 from penstock_bus.logins import Login, write_private
 
 FILE: Final = "keys.json"
@@ -28,6 +28,10 @@ _SECRET_BYTES: Final = 32
 _OLDEST_S: Final = 1
 """So old are claims that must not replace any that the server keeps."""
 _FROM: Final = "valid-from:"
+_LONGEST_CONNECT: Final = 32 << 10
+"""Bytes of a client's first line, which holds its token: 4 KiB are too few for one that names many groups."""
+_ANSWER_S: Final = 5
+"""So long a connection may take to log in: the identity provider may have to be asked for new keys."""
 _LIMITS: Final = AccountLimits(connections=1000, subscriptions=100_000)
 
 
@@ -52,6 +56,7 @@ class Keyring:
         self._operator = SigningKey.derived("operator", secret, "operator")
         self._system = SigningKey.derived("account", secret, "system")
         self._services = SigningKey.derived("account", secret, "services")
+        self._callout = SigningKey.derived("account", secret, "callout")
 
     @classmethod
     def kept_in(cls, folder: Path) -> Keyring:
@@ -93,6 +98,7 @@ class Keyring:
         owner_from_s: float = 0.0,
         extensions: Sequence[str] = (),
         former: Sequence[str] = (),
+        asks_callout: bool = False,
     ) -> dict[str, Any]:
         """
         Return the part of the server's configuration that says who may log in.
@@ -109,6 +115,8 @@ class Keyring:
             The owner's last revocation, where the server keeps no claims of theirs.
         extensions, former : sequence of str
             Extensions that have a login, and those that had one and have none any more.
+        asks_callout : bool
+            Whether who comes without a login of this server's may be let in by :meth:`callout_login`.
         """
         of_system = claims.account(self._operator, self._system.public, "SYS", int(now_s))
         return {
@@ -119,7 +127,9 @@ class Keyring:
                 self._system.public: of_system,
                 self._services.public: self._services_account(int(now_s), extensions, former),
                 self.person(owner): self.person_account(owner, _OLDEST_S, reads_all=True, valid_from_s=owner_from_s),
+                **({self._callout.public: self._callout_account(int(now_s))} if asks_callout else {}),
             },
+            **(self._asking(int(now_s)) if asks_callout else {}),
         }
 
     def person_account(self, name: str, now_s: float, *, reads_all: bool, valid_from_s: float = 0.0) -> str:
@@ -178,8 +188,55 @@ class Keyring:
 
     @property
     def own(self) -> set[str]:
-        """Public keys of the accounts that are nobody's: the services' and the system's."""
-        return {self._services.public, self._system.public}
+        """Public keys of the accounts that are nobody's: the services', the system's and the callout's."""
+        return {self._services.public, self._system.public, self._callout.public}
+
+    # --- people with tokens of others
+    def callout_login(self, url: str, now_s: float, ca: str = "") -> Login:
+        """Return the login of whom the server asks who comes there without a login of its own."""
+        key = self._callout_key()
+        return _login(url, "callout", key, claims.user(self._callout, key.public, "callout", int(now_s)), ca)
+
+    def admission(
+        self, server: str, public: str, name: str, issued_s: float, expires_s: float, *, valid_from_s: float = 0.0
+    ) -> str:
+        """
+        Return the answer that lets a connection into a person's account.
+
+        Parameters
+        ----------
+        server, public : str
+            As the server has asked: its public key, and the one that it has made up for the connection.
+        issued_s, expires_s : float
+            Seconds since the epoch; the server ends the connection at the second.
+        valid_from_s : float
+            The last revocation of the person's logins, as for :meth:`person_login`.
+        """
+        signer, account = self._signer_of(name, valid_from_s), self.person(name)
+        token = claims.scoped_user(signer, account, public, name, int(issued_s), expires_s=int(expires_s))
+        return claims.callout_answer(self._callout, server, public, int(issued_s), token=token)
+
+    def refusal(self, server: str, public: str, now_s: float, reason: str) -> str:
+        """Return the answer that refuses a connection; the reason goes to the server's log."""
+        return claims.callout_answer(self._callout, server, public, int(now_s), error=reason)
+
+    def _callout_key(self) -> SigningKey:
+        return SigningKey.derived("user", self._secret, "callout")
+
+    def _callout_account(self, now_s: int) -> str:
+        return claims.account(
+            self._operator, self._callout.public, "callout", now_s, callout_users=[self._callout_key().public]
+        )
+
+    def _asking(self, now_s: int) -> dict[str, Any]:
+        """Return as whom the server takes those who show no login of its own: as nobody, about whom it asks."""
+        nobody = SigningKey.derived("user", self._secret, "nobody")
+        nothing = Permissions(publish_not=(">",), subscribe_not=(">",))
+        return {
+            "default_sentinel": claims.user(self._callout, nobody.public, "nobody", now_s, nothing, bearer=True),
+            "max_control_line": _LONGEST_CONNECT,
+            "authorization": {"timeout": _ANSWER_S},
+        }
 
     # --- logins
     def system_login(self, url: str, now_s: float, ca: str = "") -> Login:

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, Optional, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -43,6 +43,35 @@ _PORT: Final = 4222
 _HERE: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
+class Provider(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """
+    An identity provider, as clients need to know it; nothing in it is secret.
+
+    Attributes
+    ----------
+    issuer : str
+        Its address, as it stands in its tokens.
+    client_id : str
+        As what Penstock is registered there: a public client, without a secret.
+    scopes : tuple of str
+        What is asked for; ``offline_access`` has most providers give a token for refreshing.
+    ca : str
+        Certificate authority of the provider as PEM text; empty where the system's are to be trusted.
+    """
+
+    issuer: str
+    client_id: str
+    scopes: tuple[str, ...] = ("openid", "profile", "offline_access")
+    ca: str = ""
+
+
+class Tokens(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the provider gives to somebody who has logged in."""
+
+    id_token: str = ""
+    refresh_token: str = ""
+
+
 class Login(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
     A server's address and the proof of who comes there: the content of ``client.json`` and its copies.
@@ -57,6 +86,10 @@ class Login(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         The claim that the server's operator has signed, and the seed of the key that it names.
     ca : str
         Certificate authority of the server as PEM text; empty where the system's are to be trusted, or none is needed.
+    token, token_file : str
+        A token of an identity provider, or the file that holds one, as it is or as ``penstock login`` has kept it.
+    provider : Provider, optional
+        Where such tokens come from: they are renewed there.
     description : str
         For people: whose server it is.
     """
@@ -67,6 +100,9 @@ class Login(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     user_jwt: str = ""
     user_seed: str = ""
     ca: str = ""
+    token: str = ""
+    token_file: str = ""
+    provider: Optional[Provider] = None
     description: str = ""
 
 
@@ -175,6 +211,11 @@ def contexts_in(environ: Mapping[str, str]) -> Path | None:
     return folder.parent / CONTEXTS if folder is not None else None
 
 
+def tokens_in(folder: Path) -> Path:
+    """Return the folder of the tokens that belong to contexts, from that of the contexts."""
+    return folder.parent / "tokens"
+
+
 def contexts(environ: Mapping[str, str]) -> dict[str, Login]:
     """Return a user's contexts by name; files that hold none are passed over."""
     folder = contexts_in(environ)
@@ -226,9 +267,10 @@ def remove_context(name: str, environ: Mapping[str, str]) -> None:
     """Forget a context; KeyError for one that is not there."""
     folder = contexts_in(environ)
     path = folder / file_name(name) if folder is not None else None
-    if path is None or not path.exists():
+    if folder is None or path is None or not path.exists():
         raise KeyError(name)
     path.unlink()
+    (tokens_in(folder) / file_name(name)).unlink(missing_ok=True)
     if selected_context(environ) == name:
         select_context("", environ)
 
@@ -300,14 +342,15 @@ async def first_accepted(connect: Callable[[Login | None], Awaitable[B]], found:
     Unauthorized
         If the server accepts none; the message says what to do.
     """
-    refused = ""
+    refused = by_token = ""
     for login in found.logins or (None,):
         try:
             return await connect(login)
         except Unauthorized as error:
             refused = refused or str(error)  # of the best
-    if not found.looked:
-        raise Unauthorized(refused)
+            by_token = by_token or (str(error) if login is not None and (login.token or login.token_file) else "")
+    if by_token or not found.looked:
+        raise Unauthorized(by_token or refused)
     if found.logins and found.logins[0].user_jwt:
         raise Unauthorized(f"{refused} (looked: {'; '.join(found.looked)})")
     raise Unauthorized(f"{refused.partition(';')[0]}; {refusal(role, found, os.environ)}")
@@ -362,7 +405,7 @@ def _get_anew(login: Login) -> str:
 
 
 def _day(time_s: float) -> str:
-    return datetime.fromtimestamp(time_s, timezone.utc).strftime("%Y-%m-%d %H:%M UTC")  # noqa: UP017 - Python 3.9
+    return datetime.fromtimestamp(time_s, timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def user_name() -> str:

@@ -33,6 +33,7 @@ from penstock_bus.keyring import Keyring
 from penstock_bus.logger import get_logger
 from penstock_bus.logins import SERVICE_LOGINS, Login, file_name, user_name, write_login, write_private
 from penstock_bus.port import BusError
+from penstock_bus.token_verifier import OidcSettings, require_joserfc
 from penstock_log import subjects
 
 BINARY_VARIABLE: Final = "PENSTOCK_NATS_SERVER"
@@ -82,6 +83,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
         Its folder in ``data_dir``, where several servers share that.
     disk_part : float
         How much of the free disk is its own, where several share that too.
+    oidc : OidcSettings
+        The identity provider by whose tokens people may log in, if there is one.
     """
 
     data_dir: Path
@@ -98,6 +101,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     member: ClusterMember | None = None
     store: str = CREDENTIALS
     disk_part: float = 1.0
+    oidc: OidcSettings = OidcSettings()
 
 
 class Server:
@@ -199,6 +203,12 @@ class Server:
             )
         self._home.mkdir(parents=True, exist_ok=True)
         self._home.chmod(0o700)
+        if self.settings.oidc.issuer:
+            try:
+                require_joserfc()
+                self.settings.oidc.authority()
+            except ValueError as error:
+                raise ServerError(str(error)) from error
         if self._access is None:
             self.keyring = self._keyring()
             self._move_store(self.keyring.services)
@@ -271,6 +281,7 @@ class Server:
             owner_from_s=self._owner_from_s,
             extensions=self.settings.extensions,
             former=former,
+            asks_callout=bool(self.settings.oidc.issuer),
         )
 
     def _last_revocation(self, keyring: Keyring, now_s: float) -> float:

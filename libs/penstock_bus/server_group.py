@@ -13,13 +13,14 @@ import asyncio
 import shutil
 import time
 from collections.abc import AsyncIterator, Container, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from penstock_bus import access
+from penstock_bus.callout import admitting
 from penstock_bus.cluster_member import ClusterMember, members_on_loopback
 from penstock_bus.issuer import issuing
 from penstock_bus.logger import get_logger
@@ -171,10 +172,14 @@ class ServerGroup:
         async with connect(url, login=admin, name="servers", as_client=True, timeout_s=SETTLED_S) as bus:
             yield bus
 
+    def advertised(self, host: str) -> str:
+        """Return where people elsewhere find the servers, by this machine's name."""
+        return ",".join(f"tls://{host}:{one.url.rpartition(':')[2]}" for one in self.servers)
+
     @asynccontextmanager
     async def issuing(self, advertised: str = "", host: str = "") -> AsyncIterator[None]:
         """
-        Make accounts and logins for people while the context is open.
+        Make accounts and logins for people, and let in those with tokens, while the context is open.
 
         Parameters
         ----------
@@ -183,20 +188,23 @@ class ServerGroup:
         host : str
             Name of this machine for people elsewhere, at the servers' own ports.
         """
-        if host:
-            advertised = ",".join(f"tls://{host}:{one.url.rpartition(':')[2]}" for one in self.servers)
+        advertised = self.advertised(host) if host else advertised
         first, now_s = self.servers[0], time.time  # noqa: TID251 - servers compare it with this machine's clock
         if first.keyring is None:
             yield
             return
-        async with issuing(
-            self.url,
-            first.keyring,
-            self.logins[access.ADMIN],
-            owner=first.owner,
-            advertised=advertised or self.url,
-            now_s=now_s,
-        ):
+        admin, oidc = self.logins[access.ADMIN], self.settings.oidc
+        async with AsyncExitStack() as stack:
+            issuer = await stack.enter_async_context(
+                issuing(
+                    self.url, first.keyring, admin, owner=first.owner, advertised=advertised or self.url, now_s=now_s
+                )
+            )
+            if oidc.issuer:
+                extensions = self.settings.extensions
+                await stack.enter_async_context(
+                    admitting(self.url, first.keyring, admin, issuer, oidc, extensions=extensions, now_s=now_s)
+                )
             yield
 
     async def _start_all(self) -> None:

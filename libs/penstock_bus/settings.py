@@ -11,6 +11,7 @@ from typing import Any, Final, Optional, TypeVar, Union, get_args, get_origin, g
 import msgspec
 
 from penstock_bus.logins import (
+    ROLES,
     VARIABLE,
     Login,
     LoginSearch,
@@ -44,6 +45,9 @@ class BusAddress(msgspec.Struct, frozen=True, kw_only=True):
         Holds the password, where it is not to stand in the environment.
     credentials : str
         File with a login: a copy of ``client.json`` in the data folder of ``penstock up``, or what an admin has given.
+    token, token_file : str
+        A token of the identity provider by which the cluster lets people in, or a file with one, as CI systems give
+        them; address and authority still come from ``credentials`` or ``url``. Services do not look at it.
     ready_file : str
         Touched every second while the service is ready and hears itself over the bus, so that a health check need but
         look at its age. Empty: there is none.
@@ -58,6 +62,8 @@ class BusAddress(msgspec.Struct, frozen=True, kw_only=True):
     password: str = ""
     password_file: str = ""
     credentials: str = ""
+    token: str = ""
+    token_file: str = ""
     replica_id: str = ""
     ready_file: str = ""
     connect_s: float = 60.0
@@ -141,6 +147,10 @@ class BusAddress(msgspec.Struct, frozen=True, kw_only=True):
         if self.user or self.password or self.password_file:
             set_here = Login(url=url, user=self.user or role, password=self.secret())
             return LoginSearch(logins=(set_here,), looked=())
+        if role == ROLES[0] and (self.token or self.token_file):
+            base = self._login() if self.credentials else Login(url=url, user="")
+            own = Login(url=base.url, user="", ca=base.ca, token=self.token, token_file=self.token_file)
+            return LoginSearch(logins=(own,), looked=())
         if self.credentials:
             return LoginSearch(logins=(self._login(),), looked=())
         if has_user(url):
@@ -317,7 +327,7 @@ def _convert(value: Any, wanted: Any, where: str, *, strict: bool) -> Any:
     try:
         return msgspec.convert(value, wanted, strict=strict)
     except msgspec.ValidationError as error:
-        shown = "(hidden)" if "password" in where.lower() else _shortened(repr(value))
+        shown = "(hidden)" if any(word in where.lower() for word in ("password", "token")) else _shortened(repr(value))
         raise SettingsError(f"{where}: {error}; got {shown}, expected {_type_name(wanted)}") from error
 
 

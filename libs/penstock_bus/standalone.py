@@ -35,6 +35,7 @@ from penstock_bus.server import CREDENTIALS, Server, ServerError, ServerSettings
 from penstock_bus.server_group import COUNTS, count_of, running
 from penstock_bus.settings import load
 from penstock_bus.shell import handle_signals
+from penstock_bus.token_verifier import OidcSettings
 from penstock_log.services import LOGINS
 
 
@@ -180,6 +181,12 @@ if __name__ == "__main__":
     extensions = load(access.Extensions, "extensions").names
     owner = os.environ.get("PENSTOCK_OWNER", "")
     settings = ServerSettings(
-        data_dir=args.data, host=args.host, port=args.port, extensions=extensions, owner=owner, plain=args.plain
+        data_dir=args.data,
+        host=args.host,
+        port=args.port,
+        extensions=extensions,
+        oidc=load(OidcSettings, "oidc"),
+        owner=owner,
+        plain=args.plain,
     )
     sys.exit(asyncio.run(_main(settings, args)))

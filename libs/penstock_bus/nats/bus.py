@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 import nats.errors
 
+from penstock_bus.login_tokens import LoginToken, described, is_by_token
 from penstock_bus.logins import Login, why_refused
 from penstock_bus.nats.link import ClientOptions, LateAnswerClient, Link
 from penstock_bus.nats.relay import MayRead, relaying
@@ -83,19 +84,33 @@ async def connect(
     servers = [_server(one.strip()) for one in url.split(",") if one.strip()] or [_server(url)]
     if len(servers) > 1:
         connect_timeout_s = max(connect_timeout_s, _LEAST_S * (len(servers) + 1))  # each in turn, also behind dead ones
-    link = Link(LateAnswerClient(), ", ".join(map(_shown, servers)), timeout_s)
+    client = LateAnswerClient()
+    link = Link(client, ", ".join(map(_shown, servers)), timeout_s)
     attempts = _Attempts(link, next((urlsplit(one).username or "" for one in servers), ""))
+    shown: dict[str, Any] = {}
+    renewing: asyncio.Future[None] | None = None
+    if login is not None and is_by_token(login):
+        token = LoginToken(login, time.time)  # noqa: TID251 - compared with the end that stands in it
+        await token.renew()
+        attempts.token = token
+        client.renew_token = attempts.renewed
+        shown = {"token": token.current}
+        connect_timeout_s = max(connect_timeout_s, _ASKED_S)
+        renewing = asyncio.ensure_future(token.keep_fresh())
     connecting = asyncio.ensure_future(
         link.client.connect(
             servers,
             name=name,
             **(_proof(login) if login is not None else {}),
+            **shown,
             error_cb=attempts.failed,
             disconnected_cb=link.disconnected,
             reconnected_cb=link.reconnected,
             closed_cb=link.closed,
             connect_timeout=max(_LEAST_S, int(connect_timeout_s) // len(servers)),
-            reconnect_time_wait=cast("int", _RETRY_S),  # declared as int, slept as seconds
+            reconnect_time_wait=cast(
+                "int", _RETRY_S if not shown else _ASK_AGAIN_S
+            ),  # declared as int, slept as seconds
             max_reconnect_attempts=-1,
             ping_interval=_PING_S if len(servers) == 1 else _PING_ONE_OF_MANY_S,
         )
@@ -111,6 +126,8 @@ async def connect(
         finally:
             await bus.close()
     finally:
+        if renewing is not None:
+            renewing.cancel()
         await link.close()
 
 
@@ -120,6 +137,8 @@ def _proof(login: Login) -> dict[str, Any]:
     if login.ca:
         found["tls"] = ssl.create_default_context(cadata=login.ca)
     logging.getLogger("asyncio").addFilter(_is_worth_saying)
+    if is_by_token(login):
+        return found
     if not login.user_jwt:
         return found | {"user": login.user or None, "password": login.password or None}
     from penstock_bus.claims import SigningKey  # noqa: PLC0415 - needs PyNaCl, which others need not load
@@ -141,6 +160,11 @@ def _is_worth_saying(record: logging.LogRecord) -> bool:
 
 
 _RETRY_S: Final = 0.1
+_ASKED_S: Final = 6.0
+"""So long who shows a token may have to wait: the server asks about it, and gives that 5 s."""
+_ASK_AGAIN_S: Final = 1.0
+_REFUSED_S: Final = 60.0
+"""Who was let in before and is refused for so long gives up: until then what checks tokens may be starting again."""
 _PING_S: Final = 5
 _PING_ONE_OF_MANY_S: Final = 2
 """Three pings without an answer are the sign to go to another server: one that hangs keeps its connections open."""
@@ -158,6 +182,8 @@ class _Attempts:
         self.count = 0
         self.last: Exception | None = None
         self.refused = asyncio.Event()
+        self.token: LoginToken | None = None
+        self._refused_s = float("inf")
 
     async def failed(self, error: Exception) -> None:
         """Take an error from the client."""
@@ -166,8 +192,29 @@ class _Attempts:
         text = str(error).lower()
         # one whose login came too late over a slow network is asked for it again; that says nothing against the login
         if ("authorization" in text or "authentication" in text) and "timeout" not in text:
-            self.refused.set()
+            self._take_refusal()
         await self.link.failed(error)
+
+    async def renewed(self) -> bool:
+        """Say whether there is a token with which to come again, after the last one has ended."""
+        if self.token is None:
+            return False
+        self._refused_s = float("inf")
+        try:
+            return await self.token.renew()
+        except Unauthorized as ended:
+            self.link.end(str(ended))
+            return False
+
+    def _take_refusal(self) -> None:
+        self.refused.set()
+        now_s = asyncio.get_running_loop().time()
+        if self.token is None or self.link.is_online:
+            return
+        self._refused_s = min(self._refused_s, now_s)
+        if self.link.client.is_reconnecting and now_s - self._refused_s > _REFUSED_S:
+            self.link.end(str(_token_refused(self.link.address, self.token.current())))
+            self.link.client.options["max_reconnect_attempts"] = 1
 
 
 async def _connected(
@@ -180,7 +227,9 @@ async def _connected(
         await asyncio.wait(both, timeout=connect_timeout_s, return_when=asyncio.FIRST_COMPLETED)
         if not connecting.done():
             raise (
-                _refused(address, login, attempts.named)
+                _token_refused(address, attempts.token.current())
+                if refused.done() and attempts.token is not None
+                else _refused(address, login, attempts.named)
                 if refused.done()
                 else _absent(address, attempts, connect_timeout_s)
             )
@@ -225,6 +274,13 @@ def _absent(address: str, attempts: _Attempts, waited_s: float) -> Unavailable:
     return Unavailable(
         f"no NATS server at {address}: tried {max(attempts.count, 1)} times in {waited_s:.1f} s, last: {why}. "
         "Start one with 'penstock up', or set PENSTOCK_URL to the address of yours"
+    )
+
+
+def _token_refused(address: str, token: str) -> Unauthorized:
+    return Unauthorized(
+        f"the NATS server at {address} refused the token of {described(token)}; are they a user (`penstock user ls`), "
+        "and is the server set up for this issuer and audience ([oidc])? Its log says why (token_refused)"
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, Optional, TypeVar, overload
 
 import msgspec
@@ -55,11 +55,20 @@ T = TypeVar("T")
 
 class LateAnswerClient(Client):
     """
-    A client that survives the answer to a ping whose asker has given up.
+    A client that survives the answer to a ping whose asker has given up, and the end of its token.
 
-    nats-py's own ends the reading of its connection then: it goes on writing, and hears nothing until its pings have
-    been unanswered for some fifteen seconds.
+    nats-py's own ends the reading of its connection at the first: it goes on writing, and hears nothing until its pings
+    have been unanswered for some fifteen seconds. At the second it closes for good.
     """
+
+    renew_token: Optional[Callable[[], Awaitable[bool]]] = None
+    """Says whether there is a token with which to come again, where it has come with one."""
+
+    async def _process_err(self, err_msg: str) -> None:
+        if "authentication expired" in err_msg.lower() and self.renew_token is not None and await self.renew_token():
+            await self._process_op_err(nats.errors.StaleConnectionError())
+            return
+        await super()._process_err(err_msg)
 
     async def _process_pong(self) -> None:
         if self._pongs and self._pongs[0].done():

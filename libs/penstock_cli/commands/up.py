@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
+S = TypeVar("S", bound=msgspec.Struct)
 DATA = Path("penstock-data")
 Data = Annotated[str, typer.Option("--data", help="Data folder: everything that must survive.")]
 
@@ -83,6 +84,8 @@ def up(
 
     Until Ctrl-C, or with --detach until `penstock down`.
     """
+    from penstock_bus.access import Extensions
+    from penstock_bus.token_verifier import OidcSettings
     from penstock_cli.local import supervisor
 
     described = ",".join(filter(None, [devices, *["cpu"] * cpu]))
@@ -100,7 +103,8 @@ def up(
         devices=described,
         replicas=_counts(replicas or []),
         config=config,
-        extensions=_extensions(config),
+        extensions=_settings(Extensions, "extensions", config).names,
+        oidc=_settings(OidcSettings, "oidc", config),
         max_store_bytes=size(max_store) if max_store else 0,
         quiet=quiet or detach,
     )
@@ -211,14 +215,13 @@ def _check_devices(described: str) -> None:
         bad_input(f"--devices: {error}")
 
 
-def _extensions(config: str) -> tuple[str, ...]:
-    """Return the extensions of the settings file, or of the environment."""
-    from penstock_bus.access import Extensions
+def _settings(kind: type[S], section: str, config: str) -> S:
+    """Return a table of the settings file, or of the environment."""
     from penstock_bus.settings import CONFIG_VARIABLE, SettingsError, load
 
     try:
         environ = {**os.environ, **({CONFIG_VARIABLE: config} if config else {})}
-        return load(Extensions, "extensions", environ=environ).names
+        return load(kind, section, environ=environ)
     except SettingsError as error:
         raise Failure(str(error)) from error
 

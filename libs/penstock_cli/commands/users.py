@@ -7,6 +7,7 @@ given, under a name, and ``context`` chooses among such names, as ``kubectl conf
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 from pathlib import Path
@@ -16,12 +17,12 @@ import msgspec
 import typer
 
 from penstock_cli import render
-from penstock_cli.invocation import AnswerOut, Exit, Failure, Out, bad_input, call
-from penstock_cli.value_formats import duration_s
+from penstock_cli.invocation import AnswerOut, Exit, Failure, Out, bad_input, call, tell
+from penstock_cli.value_formats import duration_s, span
 
 if TYPE_CHECKING:
     from penstock.client import Client
-    from penstock_bus.logins import Login
+    from penstock_bus.logins import Login, Provider, Tokens
     from penstock_log import views
     from penstock_log.facts import Role
 
@@ -131,26 +132,42 @@ def rotate(ctx: typer.Context, name: User, out: To = None, valid: Valid = "") ->
 
 def login(
     ctx: typer.Context,
-    file: Annotated[Path, typer.Argument(help="What an admin has given you.")],
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="[FILE|URL]",
+            help="What an admin has given you, or the server's address; none logs in anew at the cluster in use.",
+        ),
+    ] = "",
+    *,
     name: Annotated[str, typer.Option("--name", help="Of the context; the server's host unless told otherwise.")] = "",
+    oidc: Annotated[str, typer.Option("--oidc", metavar="ISSUER", help="With URL: the identity provider.")] = "",
+    client_id: Annotated[str, typer.Option("--client-id", help="As what Penstock is registered there.")] = "penstock",
+    ca: Annotated[Path | None, typer.Option("--ca", help="With URL: the server's certificate authority.")] = None,
 ) -> None:
-    """Keep a login once its cluster takes it, and use that cluster from now on."""
-    from penstock.client import Client
-    from penstock_bus import logins
+    """
+    Keep a login once its cluster takes it, and use that cluster from now on.
 
-    try:
-        found = logins.read_login(file)
-    except OSError as error:
-        bad_input(f"{file} cannot be read: {error.strerror or error}")
-    except ValueError as error:
-        bad_input(str(error))
-    context = name or re.sub(r"^\w+://|:\d+.*$|,.*$", "", found.url)
+    Where the cluster has an identity provider, you log in there, in any browser.
+    """
+    from penstock.client import Client
+    from penstock_bus import login_tokens, logins
+
+    found = _at(what, oidc, client_id, ca) if "://" in what else _given(Path(what)) if what else _in_use()
+    context = name or (_context_of(found) if what else logins.selected_context(os.environ))
     if not _NAME.fullmatch(context):
         bad_input(f"{context!r} cannot be a context's name; give another one with --name")
+    tokens, shown = None, found
+    if found.provider is not None:
+        tokens = asyncio.run(_tokens_of(found.provider))
+        found = msgspec.structs.replace(found, user=login_tokens.person_of(tokens.id_token), token_file="")
+        shown = msgspec.structs.replace(found, token=tokens.id_token)
     ctx.obj["url"] = found.url
-    ctx.obj.setdefault("client", lambda url: Client(url, login=found))
+    ctx.obj.setdefault("client", lambda url: Client(url, login=shown))
     seen = call(ctx, lambda client: client.whoami())
     try:
+        if tokens is not None:
+            found = login_tokens.kept_for(found, context, tokens, os.environ)
         kept = logins.keep_context(context, found, os.environ)
     except OSError as error:
         raise Failure(f"the login is good, and cannot be kept: {error.strerror or error}") from error
@@ -200,6 +217,55 @@ def forget(name: Annotated[str, typer.Argument(help="Of a context.")]) -> None:
         known = ", ".join(logins.contexts(os.environ)) or "none"
         raise Failure(f"no context {name!r}; there are: {known}", Exit.NOT_FOUND) from error
     render.say(f"context {name} is forgotten")
+
+
+def _given(file: Path) -> Login:
+    from penstock_bus import logins
+
+    try:
+        return logins.read_login(file)
+    except OSError as error:
+        bad_input(f"{file} cannot be read: {error.strerror or error}")
+    except ValueError as error:
+        bad_input(str(error))
+
+
+def _at(url: str, issuer: str, client_id: str, ca: Path | None) -> Login:
+    from penstock_bus.identity_provider import is_private_address
+    from penstock_bus.logins import Login, Provider
+
+    if not is_private_address(issuer):
+        bad_input("a URL takes --oidc https://ISSUER, the address of the cluster's identity provider; or give a FILE")
+    try:
+        authority = ca.read_text(encoding="ascii") if ca else ""
+    except (OSError, UnicodeDecodeError) as error:
+        bad_input(f"--ca {ca} cannot be read: {error}")
+    return Login(url=url, user="", ca=authority, provider=Provider(issuer=issuer, client_id=client_id))
+
+
+def _in_use() -> Login:
+    """Return the login of the context in use, where one can log in anew."""
+    from penstock_bus import logins
+
+    found = logins.contexts(os.environ).get(logins.selected_context(os.environ))
+    if found is None or found.provider is None:
+        bad_input("no cluster with an identity provider is in use; expected `penstock login FILE`, or URL and --oidc")
+    return found
+
+
+def _context_of(found: Login) -> str:
+    return re.sub(r"^\w+://|:\d+.*$|,.*$", "", found.url)
+
+
+async def _tokens_of(provider: Provider) -> Tokens:
+    """Have a person log in at the identity provider."""
+    from penstock_bus.identity_provider import begin_device_grant, device_tokens, discover
+
+    addresses = await discover(provider.issuer, provider.ca)
+    grant = await begin_device_grant(provider, addresses)
+    tell(f"open {grant.verification_uri_complete or grant.verification_uri} in any browser, and log in there")
+    tell(f"the code is {grant.user_code}; it counts for {span(grant.expires_in)}")
+    return await device_tokens(provider, addresses, grant)
 
 
 def _role(text: str | None) -> Role | None:

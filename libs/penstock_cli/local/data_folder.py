@@ -23,13 +23,24 @@ from msgspec import Meta
 from penstock_bus import logins
 from penstock_bus.certificates import is_loopback
 from penstock_bus.settings import CONFIG_VARIABLE, origin
+from penstock_bus.token_verifier import OidcSettings
 from penstock_log.services import CORE
 
 _START_TICKS: Final = 19  # field 22 of /proc/PID/stat, counted after the command's closing parenthesis
 _GONE_S: Final = 10.0
 _OWNER_ONLY: Final = 0o700
 _PASSABLE: Final = 0o711
-_OURS: Final = ("penstock", "nats", "executor", "logs", "checkpoints", "client.json", "extension", "archive")
+_OURS: Final = (
+    "penstock",
+    "nats",
+    "executor",
+    "logs",
+    "checkpoints",
+    "client.json",
+    "extension",
+    "archive",
+    "oidc.json",
+)
 """What the names begin with of all that is in a data folder."""
 UNKNOWN: Final = 0
 """In place of the process id of a supervisor that has the folder and has not yet said who it is."""
@@ -99,6 +110,24 @@ def login(folder: Path, user: str) -> dict[str, str] | None:
 def login_file(folder: Path, user: str) -> Path:
     """Return the file with the login of a service, or of the admin, of a data folder's server."""
     return folder.absolute() / logins.SERVICE_LOGINS / logins.file_name(user)
+
+
+def write_public_login(options: UpOptions, url: str, ca: str) -> None:
+    """
+    Write ``oidc.json``: what people need for logging in at the identity provider, in which nothing is secret.
+
+    Raises
+    ------
+    UpError
+        If it cannot be written.
+    """
+    file = options.folder / "oidc.json"
+    found = logins.Login(url=url, user="", ca=ca, provider=options.oidc.provider())
+    try:
+        file.write_bytes(msgspec.json.format(msgspec.json.encode(found)) + b"\n")
+        file.chmod(0o644)
+    except OSError as error:
+        raise UpError(f"{file} cannot be written: {error.strerror}; make room there") from error
 
 
 @contextmanager
@@ -230,6 +259,8 @@ class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
         The services' logs go to files in the data folder and not to standard error.
     extensions : tuple of str
         Who besides Penstock's services may write facts, each its own.
+    oidc : OidcSettings
+        The identity provider by whose tokens people may log in, if there is one.
     owner : str
         Name of the person who may do everything; empty takes the user who runs it.
     host : str
@@ -257,6 +288,7 @@ class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
     config: str = ""
     quiet: bool = False
     extensions: tuple[str, ...] = ()
+    oidc: OidcSettings = OidcSettings()
     owner: str = ""
     host: str = "127.0.0.1"
     name: str = ""

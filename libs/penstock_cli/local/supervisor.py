@@ -271,6 +271,7 @@ class _Supervisor:
             max_payload=options.max_payload,
             max_store_bytes=options.max_store_bytes,
             extensions=options.extensions,
+            oidc=options.oidc,
             owner=options.owner,
             host=options.host,
             tls=tls_of(options),
@@ -365,6 +366,11 @@ class _Supervisor:
                 _log.warning(
                     "credentials_not_kept", role=role, reason="this user's home cannot be written to", advice=advice
                 )
+
+        if self._options.oidc.issuer:
+            host = _advertised(self._options)
+            url = self._servers.advertised(host) if host else self._servers.url
+            data_folder.write_public_login(self._options, url, self._servers.logins[access.CLIENT].ca)
 
     def _remove_logins(self) -> None:
         for role, login in self._logins.items():
