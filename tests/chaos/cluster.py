@@ -22,6 +22,8 @@ from typing import IO, Final
 from chaos.disk import Disk
 from chaos.proxy import RouteProxies, TcpProxy
 from chaos.schedule import Schedule
+from chaos.server_clock import ProcessClock
+from chaos.server_clock import problem as problem_with_server_clocks
 from penstock_bus import Bus
 from penstock_bus.access import ADMIN, CLIENT
 from penstock_bus.nats import NatsBus, connect
@@ -64,6 +66,10 @@ class Cluster:
         self._template = template
         settings = ServerSettings(data_dir=disk.folder)
         self._servers = ServerGroup(settings, schedule.servers, members=self.routes.members)
+        self.server_clock_problem = problem_with_server_clocks() if schedule.server_clocks else ""
+        """Why no server's clock can be set, where one should be."""
+        self._server_clocks: dict[int, ProcessClock] = {}
+        self._ahead_s: dict[int, float] = {}
         self._running: dict[str, ServiceProcess] = {}
         self._forking = 0
         self._power, self._over = asyncio.Event(), asyncio.Event()
@@ -79,6 +85,8 @@ class Cluster:
             folder.mkdir()
         await self.routes.start()
         await self._servers.start()
+        for server in self._servers.servers:
+            self._make_clock(server)
         processes = self._options.processes()
         for name in ("client", *(f"{service}-{number}" for service, number in processes)):
             self.proxies[name] = [await self._proxy(server) for server in self._servers.servers]
@@ -128,6 +136,8 @@ class Cluster:
             await proxy.stop()
         await self.routes.stop()
         await self._kill_all()
+        for clock in self._server_clocks.values():
+            clock.close()
 
     @property
     def gave_up(self) -> list[str]:
@@ -265,6 +275,7 @@ class Cluster:
                 with (self.home / "logs" / "server-starts.log").open("a") as log:
                     log.write(f"{server.name}: {error}\n")
                 return 1
+            self._make_clock(server)
         return await server.wait()
 
     async def _proxy(self, server: Server) -> TcpProxy:
@@ -283,6 +294,24 @@ class Cluster:
 
     def _missing(self, ready: set[int]) -> list[str]:
         return [name for name, child in self.children.items() if child.pid not in ready]
+
+    def _make_clock(self, server: Server) -> None:
+        """Give a server that has just started a clock that can be set, if any needs one, with the time that it had."""
+        if not self.schedule.server_clocks or self.server_clock_problem or not self._power.is_set():
+            return
+        number = self._servers.servers.index(server) + 1
+        if (before := self._server_clocks.pop(number, None)) is not None:
+            before.close()
+        for pid in _running([server.process]):
+            with suppress(ProcessLookupError, FileNotFoundError):  # killed meanwhile
+                self._server_clocks[number] = ProcessClock(pid)
+                self.set_server_clock(number, self._ahead_s.get(number, 0.0))
+
+    def set_server_clock(self, number: int, by_s: float) -> None:
+        """Set the clock of a server, also for its next process."""
+        self._ahead_s[number] = by_s
+        if (clock := self._server_clocks.get(number)) is not None:
+            clock.set(by_s)
 
     def set_clock(self, target: str, by_s: float) -> None:
         """Set the clock of a process that was started with one that can be set."""

@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from chaos.cluster import Cluster, signal_all
-from chaos.schedule import Fault, FaultKind
+from chaos.schedule import SERVER, Fault, FaultKind
 from penstock import Client
 from penstock_bus import BusError, ServiceError
 from penstock_log.services import CORE
@@ -114,6 +114,10 @@ class Injector:
             await asyncio.sleep(_SLOW_S)
 
     async def _clock(self, fault: Fault) -> None:
+        if fault.target.startswith(SERVER):
+            self._note(fault)
+            self._cluster.set_server_clock(int(fault.target.removeprefix(SERVER)), fault.amount)
+            return
         self._note(fault, "" if self._clocks else "skipped: no libfaketime")
         if self._clocks:
             self._cluster.set_clock(fault.target, fault.amount)

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 SERVICES: Final = ("gateway", "profiler", "ranker", "autoscaler", "matcher", "tuner")
+SERVER: Final = "server-"
+"""Begins the name of one server among several, or of one that is alone."""
 LEASE_S: Final = 3.0
 """How long a leader's lease lasts: pauses are drawn from below it and from above it."""
 ELECTION_S: Final = 6.0
@@ -39,9 +41,10 @@ class Fault:
     Attributes
     ----------
     target : str
-        ``server`` (one of them), ``leader`` (the server that leads the log), a process such as ``matcher-1`` or
-        ``executor-2``, ``client``, ``node-2`` (an executor with all that it runs), ``job`` or ``shim`` (one of those
-        that run), ``penstock`` (all but jobs and their shims); empty where it befalls all.
+        ``server`` (one of them), ``server-1`` (that one: its clock), ``leader`` (the server that leads the log), a
+        process such as ``matcher-1`` or ``executor-2``, ``client``, ``node-2`` (an executor with all that it runs),
+        ``job`` or ``shim`` (one of those that run), ``penstock`` (all but jobs and their shims); empty where it befalls
+        all.
     at_s, for_s : float
         When it begins, and how long it lasts.
     amount : float
@@ -127,7 +130,12 @@ class Schedule:
     @property
     def clocks(self) -> bool:
         """Whether services need clocks that can be set."""
-        return any(fault.kind == "clock" for fault in self.faults)
+        return any(fault.kind == "clock" and not fault.target.startswith(SERVER) for fault in self.faults)
+
+    @property
+    def server_clocks(self) -> bool:
+        """Whether servers do."""
+        return any(fault.kind == "clock" and fault.target.startswith(SERVER) for fault in self.faults)
 
     @property
     def last_fault_s(self) -> float:
@@ -147,7 +155,8 @@ def schedule(seed: int, number: int) -> Schedule:
     jobs = _jobs(rng, f"c{seed}-{number}")
     draw = _Draw(rng, [*(f"{name}-{i + 1}" for name, count in replicas.items() for i in range(count))], executors)
     routes = random.Random(f"{seed}/{number}/routes")  # noqa: S311 - of its own, so that it changes nothing else
-    faults = _faults(rng, draw, _isolations(routes) if servers > 1 else ())
+    clocks = random.Random(f"{seed}/{number}/clocks")  # noqa: S311 - likewise
+    faults = _faults(rng, draw, [*(_isolations(routes) if servers > 1 else ()), *_server_clock(clocks, servers)])
     return Schedule(
         seed=seed, number=number, replicas=replicas, executors=executors, servers=servers, jobs=jobs, faults=faults
     )
@@ -251,8 +260,7 @@ def _freeze(draw: _Draw, at_s: float) -> Fault:
 
 def _clock(draw: _Draw, at_s: float) -> Fault:
     target = draw.rng.choice((*draw.services, *draw.executors))
-    by_s = draw.rng.choice((-1, 1)) * draw.rng.choice((2.0, 30.0, 3600.0, 86400.0))
-    return Fault(kind="clock", at_s=at_s, target=target, amount=by_s)
+    return Fault(kind="clock", at_s=at_s, target=target, amount=_jump_s(draw.rng))
 
 
 def _snapshots(draw: _Draw, at_s: float) -> Fault:
@@ -275,6 +283,7 @@ _KINDS: Final[dict[Callable[[_Draw, float], Fault], int]] = {
     _drain: 1,
 }
 """What befalls a cluster, and how often beside the others."""
+_SERVER_CLOCKS: Final = 0.15
 _POWER_CUTS: Final = 0.2
 _STORMS: Final = 0.15
 _ALL_AT_ONCE: Final = 0.1
@@ -294,6 +303,18 @@ def _isolations(rng: random.Random) -> list[Fault]:
         )
         for _ in range(rng.choice((0, 1, 2)))
     ]
+
+
+def _server_clock(rng: random.Random, servers: int) -> list[Fault]:
+    """Return a jump of a server's clock, for some schedules."""
+    if rng.random() >= _SERVER_CLOCKS:
+        return []
+    at_s, number = rng.uniform(FIRST_FAULT_S, LAST_FAULT_S), rng.randint(1, servers)
+    return [Fault(kind="clock", at_s=at_s, target=f"{SERVER}{number}", amount=_jump_s(rng))]
+
+
+def _jump_s(rng: random.Random) -> float:
+    return rng.choice((-1, 1)) * rng.choice((2.0, 30.0, 3600.0, 86400.0))
 
 
 def _faults(rng: random.Random, draw: _Draw, others: Sequence[Fault]) -> tuple[Fault, ...]:
@@ -332,8 +353,10 @@ def findings() -> tuple[Schedule, ...]:
 
     Each has one cause: executors that stand still, nodes that do, executors that are cut off or deaf, each for longer
     than the matcher waits for a node, with runs that would go on; a power cut in the middle of submissions; each of
-    three servers killed in turn; services that log in over a network that stalls; and servers cut off from the others
-    while they lead, for longer than an election takes, and for longer than a leader's lease lasts there.
+    three servers killed in turn; and services that log in over a network that stalls. The last two have found nothing,
+    and are for what is rarely drawn: servers cut off from the others while they lead, for longer than an election takes
+    and for longer than a leader's lease lasts there; and a server whose clock is set back by an hour while everybody
+    who holds a lease dies, then forth by a day.
     """
     long_s, longer_s = 12.0, 18.0
     two = (1, 2)
@@ -352,6 +375,12 @@ def findings() -> tuple[Schedule, ...]:
             Fault(kind="isolate", at_s=2.0, target="leader", for_s=long_s, how="stall"),
             Fault(kind="isolate", at_s=16.0, target="leader", for_s=longer_s, how="half"),
             servers=3,
+        ),
+        _finding(
+            8,
+            Fault(kind="clock", at_s=3.0, target=f"{SERVER}1", amount=-3600.0),
+            Fault(kind="kill", at_s=3.0, target="penstock"),
+            Fault(kind="clock", at_s=10.0, target=f"{SERVER}1", amount=86400.0),
         ),
     )
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import permutations
@@ -11,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from chaos import disk
+from chaos import disk, server_clock
 from chaos.disk import LoopDisk
 from chaos.proxy import RouteProxies, TcpProxy
+from chaos.server_clock import ProcessClock
 
 WITHIN_S = 10.0
 A_WHILE_S = 0.2
@@ -175,3 +178,33 @@ async def test_an_isolated_server_does_not_hear_the_others_or_is_not_heard_and_t
         assert await heard(ends) == everybody - lost
         routes.mend(2)
         assert await heard(ends) == everybody
+
+
+TELLING = "import sys, time\nfor _ in sys.stdin: print(time.time(), time.monotonic(), flush=True)"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(why := server_clock.problem()), reason=why)
+def test_the_clock_of_a_process_that_asks_the_kernel_is_set_and_what_ticks_is_left_alone() -> None:
+    command = [sys.executable, "-I", "-S", "-c", TELLING]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+
+        def told() -> tuple[float, float]:
+            """Return the time of day in seconds of what ticks, and what ticks."""
+            process.stdin.write("\n")
+            day_s, ticks_s = map(float, process.stdout.readline().split())
+            return day_s - ticks_s, ticks_s
+
+        before_s, last_s = told()
+        clock = ProcessClock(process.pid)
+        for by_s in (0.0, 86400.0, -3600.0):
+            clock.set(by_s)
+            ahead_s, ticks_s = told()
+            assert round(ahead_s - before_s) == by_s
+            assert 0 <= ticks_s - last_s < 1800
+        process.stdin.close()
+        assert process.wait() == 0
+        clock.set(0.0)  # which nobody notices
+        clock.close()

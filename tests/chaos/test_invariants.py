@@ -10,7 +10,7 @@ import pytest
 
 from chaos.invariants import RULES, violations
 from chaos.record import GivenAnswer, JobNote, LeaseNote, LoggedFact, Record
-from chaos.schedule import PlannedJob, Schedule, schedule
+from chaos.schedule import Fault, PlannedJob, Schedule, schedule
 
 JOB = PlannedJob(id="j1", kind="command", at_s=0.0, length_s=1.0, code=3)
 SESSION = PlannedJob(id="s1", kind="session", at_s=0.0, length_s=0.15, retries=20)
@@ -157,6 +157,12 @@ def test_a_killed_job_without_retries_may_end_by_the_signal() -> None:
     killed = with_facts(killed, fact("job.finished", job_id="j1", state="failed", exit_code=137))
     assert any(text.startswith("ends-once: j1") for text in violations(killed))
     assert not any(text.startswith("ends-once: j1") for text in violations(replace(killed, killed_jobs={"j1"})))
+
+
+def test_leases_are_not_judged_by_a_clock_that_was_set() -> None:
+    double = replace(good(), leases=[*good().leases, LeaseNote("matcher", "b", 15.0, 3.0)])
+    clock = Fault(kind="clock", at_s=1.0, target="server-1", amount=-30.0)
+    assert violations(replace(double, schedule=replace(PLAN, faults=(clock,)))) == []
 
 
 def test_a_lost_node_gives_its_devices_back() -> None:

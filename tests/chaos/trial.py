@@ -19,7 +19,7 @@ from chaos.disk import LoopDisk, PlainFolder
 from chaos.faults import ON_A_DISK, Injector
 from chaos.invariants import violations
 from chaos.record import LeaseNote, Record
-from chaos.schedule import Schedule
+from chaos.schedule import SERVER, Schedule
 from chaos.submitter import Submitter
 from penstock import Client
 from penstock_bus.nats import NatsBus
@@ -110,6 +110,9 @@ async def _carried_out(cluster: Cluster, means: Means, verdict: Verdict) -> Reco
         submitter = Submitter(cluster, began_s)
         able = [fault for fault in schedule.faults if means.disks or fault.kind not in ON_A_DISK]
         injector.done += [f"{fault} (skipped: no disk of its own)" for fault in schedule.faults if fault not in able]
+        if why := cluster.server_clock_problem:
+            able = [fault for fault in able if not (fault.kind == "clock" and fault.target.startswith(SERVER))]
+            injector.done += [f"a server's clock (skipped: {why})"]
         submitting = [asyncio.ensure_future(submitter.run(job)) for job in schedule.jobs]
         stack.push_async_callback(_ended, [watching, *submitting])
         await asyncio.gather(*(injector.run(fault) for fault in able))
