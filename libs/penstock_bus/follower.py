@@ -19,7 +19,7 @@ from typing import Final, Generic, Protocol, Self, TypeVar
 
 from penstock_bus.decider import Decider, Fold
 from penstock_bus.logger import get_logger
-from penstock_bus.port import Delivery, LogReader, NoResponders, SnapshotPort, Timeout, Unavailable
+from penstock_bus.port import Delivery, LogReader, NoResponders, Snapshot, SnapshotPort, Timeout, TooLarge, Unavailable
 from penstock_log import subjects as names
 
 S = TypeVar("S")
@@ -68,6 +68,10 @@ class FoldFollower(Generic[S]):
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
         self._order = count()
         self._saved_seq = 0
+        self.encode_s = 0.0
+        """How long it took to encode the last snapshot, seconds: so long nothing else was done."""
+        self.is_too_large = False
+        """Whether the last snapshot was too large to be stored, and a start would read the whole log."""
         self._restored = asyncio.Event()
         self._stack = AsyncExitStack()
 
@@ -124,7 +128,7 @@ class FoldFollower(Generic[S]):
         await self._restored.wait()  # or it would wait for commits that the snapshot covers
         target = await until_available(self._bus.last_seq, "last_seq")
         long = target - self.last_seq > YIELD_EVERY
-        with _collector_paused() if long else nullcontext():
+        with collector_paused() if long else nullcontext():
             while (before := self.last_seq) < target:
                 try:
                     await self.reached(target, timeout_s=STALL_S)
@@ -133,17 +137,30 @@ class FoldFollower(Generic[S]):
                         return
 
     async def save_snapshot(self) -> bool:
-        """Store a snapshot if the state has changed since the last one; one that cannot be encoded is only logged."""
+        """
+        Store a snapshot if the state has changed since the last one.
+
+        One that cannot be encoded, or that is too large to be stored, is only logged: the log has it all, and the
+        service goes on without. It is tried again after as many further events, not at every look.
+        """
         if self.last_seq == self._saved_seq:
             return False
+        began = asyncio.get_running_loop().time()
         try:
             snapshot = self.fold.snapshot()
-        except Exception:  # whatever is in the state: the log has it all, and the service goes on without a snapshot
+        except Exception:  # whatever is in the state
             _log.exception("snapshot_not_encoded", name=self.name, last_seq=self.last_seq)
-            self._saved_seq = self.last_seq  # to be tried again after as many further events, not at every look
+            self._saved_seq = self.last_seq
             return False
-        await self._bus.save_snapshot(self.name, snapshot)
-        self._saved_seq = snapshot.last_seq
+        self.encode_s = asyncio.get_running_loop().time() - began
+        try:
+            await self._bus.save_snapshot(self.name, snapshot)
+        except TooLarge as error:
+            advice = "every start reads the whole log; have old jobs archived: [gateway] archive_dir, keep_days"
+            _log.error("snapshot_too_large", name=self.name, error=str(error), advice=advice)
+            self._saved_seq, self.is_too_large = snapshot.last_seq, True
+            return False
+        self._saved_seq, self.is_too_large = snapshot.last_seq, False
         _log.info("snapshot_saved", name=self.name, last_seq=snapshot.last_seq, bytes=len(snapshot.state))
         return True
 
@@ -157,10 +174,14 @@ class FoldFollower(Generic[S]):
         last_seq = await until_available(self._bus.last_seq, "last_seq")
         if snapshot is not None and snapshot.last_seq > last_seq:
             _log.warning("snapshot_ahead_of_log_ignored", name=self.name, snapshot=snapshot.last_seq, log=last_seq)
-        elif self.fold.restore(snapshot):
+        elif self._is_restored(snapshot):
             self._saved_seq = self.fold.last_seq
             _log.info("snapshot_restored", name=self.name, last_seq=self.fold.last_seq)
         self._restored.set()
+
+    def _is_restored(self, snapshot: Snapshot | None) -> bool:
+        with collector_paused():  # which would go through all of the new state several times
+            return self.fold.restore(snapshot)
 
     async def _follow(self) -> None:
         deliveries = self._bus.follow(after_seq=self.last_seq, subjects=self._subjects)
@@ -194,8 +215,8 @@ class FoldFollower(Generic[S]):
 
 
 @contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Keep the cycle collector from walking a growing state again and again during a replay."""
+def collector_paused() -> Iterator[None]:
+    """Keep the cycle collector from walking a growing state again and again, during a replay for one."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

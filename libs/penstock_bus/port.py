@@ -317,6 +317,9 @@ class LogTrimPort(Protocol):
             If the log is one from which nothing can be removed: of an earlier version.
         """
 
+    async def holds(self, pattern: str) -> bool:
+        """Say whether the log has a commit of a pattern of subjects."""
+
 
 class RejectionPort(Protocol):
     """What the log, or the work queue, could not accept."""

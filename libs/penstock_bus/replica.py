@@ -8,6 +8,7 @@ A :class:`Replica` follows the log, applies, decides and appends. Where only one
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
 import time
 import uuid
@@ -28,6 +29,9 @@ S = TypeVar("S")
 
 TTL_S: Final = 3.0
 RENEW_S: Final = 1.0
+_LONG: Final = 50_000
+_PART: Final = 200
+"""A snapshot is taken no more often than so many times as long as it takes to encode, while nothing else is done."""
 
 
 class ReplicaPace(msgspec.Struct, frozen=True, kw_only=True):
@@ -212,6 +216,9 @@ class Replica(Generic[S]):
         self._append_s = shell.metrics.histogram("penstock_append_seconds", "Time to append a commit.")
         self._conflicts = shell.metrics.counter("penstock_conflicts_total", "Commits refused for being out of date.")
         self._last_seq = shell.metrics.gauge("penstock_last_seq", "Sequence of the last commit folded in.")
+        self._too_large = shell.metrics.gauge(
+            "penstock_snapshot_too_large", "1 while the state is too large for a snapshot: a start reads the whole log."
+        )
 
     @property
     def leading(self) -> bool:
@@ -236,6 +243,8 @@ class Replica(Generic[S]):
         """Decide until the shell is stopping; then save a snapshot and give the lead away."""
         async with self.live, background(self._watch_stopping()):
             await self.live.caught_up()
+            if self.live.last_seq > _LONG:
+                gc.freeze()  # or collections would go through the whole state, in which there are no cycles
             self._shell.vitals.ready = self._says_ready or self._shell.vitals.ready
             self._log.info("caught_up", last_seq=self.live.last_seq)
             election = [] if self._election is None else [self._election.keep()]
@@ -343,7 +352,7 @@ class Replica(Generic[S]):
             await asyncio.sleep(self._pace.check_s)
             waited_s += self._pace.check_s
             due = self.live.unsaved >= self._pace.snapshot_events or waited_s >= self._pace.snapshot_s
-            if due and self.leading:
+            if due and self.leading and waited_s >= _PART * self.live.encode_s:
                 waited_s = 0.0
                 await self._save_snapshot()
 
@@ -352,6 +361,7 @@ class Replica(Generic[S]):
             await self.live.save_snapshot()
         except BusError as error:
             self._log.warning("snapshot_not_saved", error=str(error))
+        self._too_large.set(self.live.is_too_large)
 
 
 async def run_decider(

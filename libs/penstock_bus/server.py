@@ -211,6 +211,7 @@ class Server:
                 raise ServerError(str(error)) from error
         if self._access is None:
             self.keyring = self._keyring()
+            self._refuse_earlier_versions()
             self._move_store(self.keyring.services)
         for stale in self._home.glob("nats-server_*.ports"):
             stale.unlink()
@@ -233,6 +234,18 @@ class Server:
             return Keyring.kept_in(self.settings.data_dir / CREDENTIALS)
         except (OSError, ValueError) as error:
             raise ServerError(f"the server's keys cannot be read: {error}") from error
+
+    def _refuse_earlier_versions(self) -> None:
+        """
+        Have versions before accounts end with an error here: they would begin an empty log beside this one.
+
+        They read passwords from this file, and cannot if it is a folder. The passwords open nothing any more.
+        """
+        passwords = self._home / "passwords.json"
+        if passwords.is_file():
+            passwords.unlink()
+        passwords.mkdir(mode=0o700, exist_ok=True)
+        (passwords / "README").write_text(_OF_LATER_VERSION)
 
     def _move_store(self, account: str) -> None:
         """Give the streams to the services' account: of an earlier version, or where the keys were made anew."""
@@ -315,6 +328,12 @@ class Server:
         if any("address already in use" in line for line in lines):
             return f"port {self._port} is taken: stop what listens there, or choose another one with --port"
         return f"it said: {' | '.join(lines)} (more in {self.log_file})"
+
+
+_OF_LATER_VERSION: Final = (
+    "This data folder is of a version of Penstock that has logins and no passwords, and its log is in an account of\n"
+    "its own. An earlier version would not find the log. So that it does not begin another one, this is no file.\n"
+)
 
 
 def _tls_block(files: TlsFiles | None) -> dict[str, Any]:

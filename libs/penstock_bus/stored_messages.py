@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from penstock_bus.logger import get_logger
-from penstock_bus.port import Delivery, Rejection, Snapshot, StoredMessage
+from penstock_bus.port import Delivery, Rejection, Snapshot, StoredMessage, TooLarge
 from penstock_log import CodecError, Commit, decode_at, subjects
 
 UNREADABLE: Final = Commit(id="", actor="", facts=())
@@ -93,6 +93,7 @@ def matches_any(patterns: Sequence[str], subject: str) -> bool:
 
 
 _MOST_BYTES: Final = 2 << 30
+_HEADROOM: Final = 1 << 10  # for what stands beside the state
 _LEVEL: Final = 1  # the fastest; states of many like entries shrink to a tenth even so
 
 
@@ -110,7 +111,16 @@ class SnapshotDamaged(ValueError):
 
 
 def split(snapshot: Snapshot, chunk_bytes: int) -> list[bytes]:
-    """Return the snapshot, compressed, in pieces of about ``chunk_bytes``; at least one."""
+    """
+    Return the snapshot, compressed, in pieces of about ``chunk_bytes``; at least one.
+
+    Raises
+    ------
+    TooLarge
+        If it has more bytes than :func:`join` takes.
+    """
+    if len(snapshot.state) > _MOST_BYTES - _HEADROOM:
+        raise TooLarge(f"the snapshot has {len(snapshot.state)} bytes and may have {_MOST_BYTES - _HEADROOM}")
     packed = zlib.compress(msgspec.msgpack.encode(snapshot), _LEVEL)
     crc = zlib.crc32(packed)
     parts = [packed[i : i + chunk_bytes] for i in range(0, len(packed), chunk_bytes)]

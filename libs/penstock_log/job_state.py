@@ -98,7 +98,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     node_ids: tuple[str, ...] = ()
 
 
-class Job(msgspec.Struct, kw_only=True):
+class Job(msgspec.Struct, kw_only=True, omit_defaults=True):
     """
     One job as the log has it so far.
 

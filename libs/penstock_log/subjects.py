@@ -192,6 +192,18 @@ def entity(kind: str, entity_id: str) -> str:
     return prefix(kind) + _token(entity_id)
 
 
+def every(kind: str) -> str:
+    """
+    Return the pattern of the log subjects of all entities of a kind; raises as :func:`prefix` does.
+
+    Examples
+    --------
+    >>> every("job")
+    'penstock.evt.job.*'
+    """
+    return f"{prefix(kind)}*"
+
+
 def extension(name: str, entity_id: str) -> str:
     """
     Return the log subject of an extension's entity.

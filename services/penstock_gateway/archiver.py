@@ -16,10 +16,11 @@ import gzip
 import hashlib
 import os
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import aclosing, suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Final, Protocol
 
 import structlog
@@ -45,7 +46,9 @@ _TOGETHER: Final = 32
 _LEASE: Final = "gateway"  # as the gateway's own decisions need none
 _TTL_S: Final = 60.0  # a file takes a while, and nobody waits for another archiver
 _RENEW_S: Final = 5.0
+_LEVEL: Final = 6  # the densest takes three times as long, and all else that is done with a fact no longer than that
 _OWNER_ONLY: Final = 0o600
+_OF_JOBS: Final = ("job", "run")
 _SHARED: Final = ("round", "rank", "scale")
 _log = structlog.get_logger("penstock.archive")
 
@@ -109,10 +112,11 @@ class Archiver:
         for chosen in expired(self._live.state, until_s, now_s, MOST_IDS):
             fact = still_due(self._live.state, chosen)
             await asyncio.to_thread(self._ids.add, list(owners(self._live.state, fact)))
+            ends = {job_id: self._live.state.histories[job_id].end_seq for job_id in fact.job_ids}
             await self._append(fact)
             counts = {"jobs": len(fact.job_ids), "sweeps": len(fact.sweep_ids), "workloads": len(fact.workloads)}
             _log.info("jobs_archived", **counts)
-            await self._trim(now_s)
+            await self._trim(now_s, ends)
         self._archived_until_s = until_s
 
     # --- copy
@@ -169,8 +173,18 @@ class Archiver:
         return end_s
 
     # --- remove
-    async def _trim(self, now_s: float) -> None:
-        """Remove archived jobs from the log; ids that were used again meanwhile are left alone."""
+    async def _trim(self, now_s: float, ends: Mapping[str, int] = MappingProxyType({})) -> None:
+        """
+        Remove archived jobs from the log; ids that were used again meanwhile are left alone.
+
+        What lies before the oldest job that is left goes at once, whosever it is. A job that is known to have ended
+        before that needs no request of its own: there are up to three for each of the others.
+
+        Parameters
+        ----------
+        ends : mapping of str to int
+            Job → sequence of its last commit, where that is known: where this archiver has just had it forgotten.
+        """
         record = self._live.state.archive
         before_seq = needed_from(self._live.state)
         if not self._may_trim or (not record.untrimmed and before_seq - record.trimmed_before < MOST_COMMITS):
@@ -178,8 +192,14 @@ class Archiver:
         archived_seq = record.untrimmed[-1].seq if record.untrimmed else 0
         removed = 0
         try:
+            for kind in _OF_JOBS:
+                removed += await self._bus.trim(subjects.every(kind), before_seq)
+            extended = await self._bus.holds(f"{subjects.EXTENSIONS}>")
             for one in record.untrimmed:
-                removed += await self._remove(_subjects_of(one), min(one.seq, record.copied_seq + 1))
+                jobs = [job_id for job_id in one.fact.job_ids if ends.get(job_id, before_seq) >= before_seq]
+                others = [subjects.extensions(job_id) for job_id in one.fact.job_ids] if extended else []
+                patterns = [*_subjects_of(one, jobs), *others]
+                removed += await self._remove(patterns, min(one.seq, record.copied_seq + 1))
             nodes = forgotten_nodes(self._live.state, before_seq)
             removed += sum([await self._bus.trim(subjects.node(node_id), seq) for node_id, seq in nodes.items()])
             removed += await self._remove_shared(before_seq)
@@ -226,11 +246,10 @@ class Archiver:
         await self._live.reached(seq)
 
 
-def _subjects_of(one: Untrimmed) -> Iterable[str]:
-    for job_id in one.fact.job_ids:
+def _subjects_of(one: Untrimmed, job_ids: Iterable[str]) -> Iterable[str]:
+    for job_id in job_ids:
         yield subjects.job(job_id)
         yield subjects.run(job_id)
-        yield subjects.extensions(job_id)
     for sweep_id in one.fact.sweep_ids:
         yield subjects.sweep(sweep_id)
         yield subjects.request(sweep_id)
@@ -291,7 +310,7 @@ class _ArchiveFile:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._first_seq, self._first_s = first.seq, first.stored_s
         self._raw = os.fdopen(os.open(self._part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, _OWNER_ONLY), "wb")
-        self._packed = gzip.GzipFile(fileobj=self._raw, mode="wb", filename="", mtime=0)
+        self._packed = gzip.GzipFile("", "wb", _LEVEL, self._raw, mtime=0)
 
     def _add_sum(self, name: str) -> None:
         sums, new = self._folder / SUMS, self._folder / f".{SUMS}"

@@ -28,7 +28,7 @@ from penstock_log import (
 MOST_WARNINGS: Final = 5
 
 
-class JobHistory(msgspec.Struct, kw_only=True):
+class JobHistory(msgspec.Struct, kw_only=True, omit_defaults=True):
     """
     One job's past.
 
@@ -75,6 +75,11 @@ class JobHistory(msgspec.Struct, kw_only=True):
         """Return the history of a job that was just submitted."""
         sizing = JobSizes(asked=job.spec, size=job.size) if job.spec.elastic else None
         return cls(seq=seq, last_seq=seq, state=job.state, since_s=event.at_s, sizing=sizing)
+
+    @property
+    def end_seq(self) -> int:
+        """Sequence of the last commit that changed or announced the job."""
+        return max(self.last_seq, self.announced_seq)
 
     def note(self, job: Job, event: Event, seq: int) -> None:
         """Note a fact that changed the job."""

@@ -157,9 +157,7 @@ def _is_over(state: GatewayState, job: Job, before_s: float) -> bool:
     past = state.histories[job.id]
     if job.state not in TERMINAL or job.finished_s >= before_s:
         return False
-    return max(past.last_seq, past.announced_seq) <= state.archive.copied_seq and (
-        past.announced or job.sample is not None
-    )
+    return past.end_seq <= state.archive.copied_seq and (past.announced or job.sample is not None)
 
 
 def _keep(old: dict[str, Job], ids: Iterable[str]) -> None:

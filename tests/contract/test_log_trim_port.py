@@ -37,8 +37,11 @@ async def test_a_subject_that_is_empty_again_is_new(bus: Bus) -> None:
 
 async def test_a_pattern_removes_what_all_extensions_say_of_an_entity(bus: Bus) -> None:
     await bus.append(append("j"))
+    assert await bus.holds(subjects.every("job"))
+    assert not await bus.holds(f"{subjects.EXTENSIONS}>")
     assert await bus.trim(subjects.extensions("j"), 100) == 0
     assert await bus.trim("penstock.evt.*.j", 100) == 1
+    assert not await bus.holds(subjects.every("job"))
     assert await bus.last_seq() == 1
 
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from release_decider import DECIDER, ReleaseState, submitted
 
-from penstock_bus import Append, Delivery, Timeout, follower
+from penstock_bus import Append, Delivery, Snapshot, Timeout, TooLarge, follower
 from penstock_bus.follower import FoldFollower, background
 from penstock_bus.memory import MemoryBus
 from penstock_log import Commit, Event, subjects
@@ -80,6 +80,28 @@ async def test_a_snapshot_ahead_of_the_log_is_ignored(memory_bus: MemoryBus) -> 
     async with FoldFollower(memory_bus, DECIDER) as live:
         await live.caught_up()
         assert live.last_seq == 1
+
+
+class SmallBus(MemoryBus):
+    """A bus on which no snapshot has room."""
+
+    tries = 0
+
+    async def save_snapshot(self, name: str, snapshot: Snapshot) -> None:
+        self.tries += 1
+        raise TooLarge(f"the snapshot of {name} at {snapshot.last_seq} has 2000 pieces and a batch takes 1000")
+
+
+async def test_a_state_too_large_for_a_snapshot_is_told_and_not_tried_at_every_look() -> None:
+    async with SmallBus() as bus, FoldFollower(bus, DECIDER) as live:
+        await submit(bus, "j1")
+        await live.reached(1)
+        for _ in range(3):
+            assert not await live.save_snapshot()
+        assert (bus.tries, live.unsaved, live.is_too_large) == (1, 0, True)
+        await submit(bus, "j2")
+        await live.reached(2)
+        assert live.unsaved == 1
 
 
 async def test_an_error_in_the_fold_ends_the_context_with_it(memory_bus: MemoryBus) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from release_decider import DECIDER
 
-from penstock_bus import Snapshot
+from penstock_bus import Snapshot, TooLarge
 from penstock_bus.decider import Fold
 from penstock_bus.stored_messages import SnapshotChunk, SnapshotDamaged, join, split
 
@@ -92,3 +92,9 @@ def test_a_few_bytes_that_stand_for_more_than_any_state_are_not_unpacked(monkeyp
     packed = zlib.compress(bytes(10_000))
     with pytest.raises(SnapshotDamaged, match="it is larger than 1000 bytes"):
         join([msgspec.msgpack.encode(SnapshotChunk(0, 1, zlib.crc32(packed), packed))])
+
+
+def test_a_state_that_could_not_be_joined_again_is_not_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock_bus.stored_messages._MOST_BYTES", 2000)
+    with pytest.raises(TooLarge, match="the snapshot has 1000 bytes and may have 976"):
+        split(Snapshot(schema="s", last_seq=1, state=bytes(1000)), 100)

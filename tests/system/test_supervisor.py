@@ -209,7 +209,12 @@ async def test_the_log_of_a_version_with_one_account_for_all_is_taken_over(tmp_p
             await bus.append(Append(subject=subjects.job("j1"), commit=held, expected=0))
     (now,) = (path.parent.parent for path in store.glob("*/streams/EVT"))
     now.rename(store / "$G")
+    passwords = tmp_path / "data/nats/passwords.json"
+    (passwords / "README").unlink()
+    passwords.rmdir()
+    passwords.write_text('{"gateway": "opens nothing any more"}')
     async with running(few), penstock.Client(record(tmp_path).url) as client:
+        assert passwords.is_dir(), "the version with passwords would not find the log, and begin another"
         assert [one.subject for one in await client.bus.read("penstock.evt.>")] == [subjects.job("j1")]
     (store / "$G" / "streams" / "EVT").mkdir(parents=True)
     with pytest.raises(UpError, match="there are two logs"):

@@ -193,6 +193,10 @@ class MemoryLogClient(MemoryClient, LogPort, LogTrimPort, RejectionPort, OutputP
         await self.ready()
         return self.server.streams[names.EVT].trim(subject, before_seq)
 
+    async def holds(self, pattern: str) -> bool:
+        await self.ready()
+        return self.server.streams[names.EVT].holds(pattern)
+
     async def reject(self, what: str, rejection: Rejection) -> None:
         await self.ready(len(rejection.body))
         self.server.reject(what, rejection)

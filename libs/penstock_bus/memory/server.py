@@ -219,6 +219,10 @@ class MemoryStream:
             self._by_subject[message.subject].remove(message)
         return len(found)
 
+    def holds(self, pattern: str) -> bool:
+        """Say whether there is a message whose subject fits a pattern."""
+        return any(messages and matches(pattern, subject) for subject, messages in self._by_subject.items())
+
     def add(self, message: MemoryMessage, msg_id: str) -> None:
         """Add the next message, under an id if it has one."""
         self.messages.append(message)

@@ -222,6 +222,9 @@ class NatsLogClient(NatsClient, LogPort, LogTrimPort, RejectionPort, OutputPort,
             raise
         return answer.purged
 
+    async def holds(self, pattern: str) -> bool:
+        return await direct_get.newest_of(self.link, names.EVT, pattern) is not None
+
     async def reject(self, what: str, rejection: Rejection) -> None:
         await self._store_rejection(what, rejection, {MSG_ID: self.new_id()})
 

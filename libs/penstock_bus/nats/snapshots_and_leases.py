@@ -30,7 +30,7 @@ from penstock_bus.nats.link import (
 )
 from penstock_bus.nats.log import EXPECTED, MSG_ID
 from penstock_bus.nats.streams import BUCKET, KEY
-from penstock_bus.port import Lease, LeasePort, Snapshot, SnapshotPort, Timeout, Unavailable
+from penstock_bus.port import Lease, LeasePort, Snapshot, SnapshotPort, Timeout, TooLarge
 from penstock_bus.stored_messages import SnapshotDamaged, join, open_chunk, split
 from penstock_log import subjects as names
 
@@ -46,13 +46,13 @@ class NatsStateClient(NatsClient, SnapshotPort):
     """Snapshots, which make starting fast and nothing else."""
 
     async def save_snapshot(self, name: str, snapshot: Snapshot) -> None:
-        chunks = split(snapshot, min(_CHUNK_BYTES, self.max_body_bytes // 2))
+        chunks = await asyncio.to_thread(split, snapshot, min(_CHUNK_BYTES, self.max_body_bytes // 2))
         if len(chunks) == 1:
             ack = await self.link.store(names.state(name), chunks[0], _ROLLUP | {MSG_ID: self.new_id()})
         elif len(chunks) <= _MOST_CHUNKS:
             ack = await self._store_batch(names.state(name), chunks)
         else:
-            raise Unavailable(f"the snapshot of {name} has {len(chunks)} pieces and a batch takes {_MOST_CHUNKS}")
+            raise TooLarge(f"the snapshot of {name} has {len(chunks)} pieces and a batch takes {_MOST_CHUNKS}")
         if ack.error is not None:
             raise fault(f"snapshot of {name}", ack.error)
 
