@@ -27,6 +27,8 @@ _AHEAD: Final = 4000  # messages asked for beyond what the reader took
 _FORGOTTEN_S: Final = 10  # the server drops a reader's consumer this long after the reader is gone
 _PAUSE_S: Final = 0.05
 _LONGEST_PAUSE_S: Final = 1.0
+_APPLY_LOOKS: Final = 50
+_APPLY_LOOK_S: Final = 0.1
 _S: Final = 10**9
 _PLAIN_REPLY: Final = 9  # tokens; with a domain there are more
 
@@ -39,11 +41,18 @@ class StreamState(msgspec.Struct, frozen=True):
     last_seq: int
 
 
+class _Config(msgspec.Struct, frozen=True):
+    """A stream's configuration, as far as it is looked at."""
+
+    num_replicas: int = 1
+
+
 class StreamInfo(msgspec.Struct, frozen=True):
     """The server's answer about a stream, as far as it is looked at."""
 
     state: StreamState
     ts: str = ""
+    config: _Config = _Config()
 
 
 class _Made(msgspec.Struct, frozen=True):
@@ -143,13 +152,32 @@ class StreamReader:
         if self._patterns:
             config["filter_subjects"] = self._patterns
         await self._link.online()
-        if self.seen and (last_seq := await self._last_seq()) < self.seen:
-            raise LogWentBack(self.seen, last_seq)
+        if self.seen:
+            await check_end(self._link, self._stream, self.seen)
         request = {"stream_name": self._stream, "config": config}
         return (await self._link.api(f"CONSUMER.CREATE.{self._stream}", request, answer=_Made)).name
 
-    async def _last_seq(self) -> int:
-        return (await self._link.api(f"STREAM.INFO.{self._stream}", answer=StreamInfo)).state.last_seq
+
+async def check_end(link: Link, stream: str, seen: int) -> None:
+    """
+    Check that a stream has not lost what was read of it.
+
+    A server that has just been elected holds all that was confirmed, but shows it only once it has applied it: where
+    there are several, the stream is given a moment.
+
+    Raises
+    ------
+    LogWentBack
+        If the stream ends before ``seen``.
+    """
+    for _ in range(_APPLY_LOOKS):
+        info = await link.api(f"STREAM.INFO.{stream}", answer=StreamInfo)
+        if info.state.last_seq >= seen:
+            return
+        if info.config.num_replicas == 1:
+            break
+        await asyncio.sleep(_APPLY_LOOK_S)
+    raise LogWentBack(seen, info.state.last_seq)
 
 
 HEARTBEAT_S: Final = 0.25
