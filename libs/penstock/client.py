@@ -13,7 +13,7 @@ import os
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
 from types import TracebackType
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
@@ -264,6 +264,9 @@ class Client:
         role: Role | None = None,
         teams: Iterable[str] | None = None,
         revoke: bool = False,
+        open_jobs: int | None = None,
+        commands_per_s: float | None = None,
+        unset: Iterable[Literal["open_jobs", "commands_per_s"]] = (),
     ) -> views.ActAnswer:
         """
         Let a person use the cluster, or change what they may do; what is left out stays.
@@ -272,9 +275,22 @@ class Client:
         ----------
         revoke : bool
             Logins that were issued until now count no more.
+        open_jobs, commands_per_s
+            The most jobs that they may have open, and commands that they may go on sending in each second, in place of
+            the gateway's settings.
+        unset : iterable of str
+            Which of the two go back to the gateway's settings.
         """
         named = tuple(teams) if teams is not None else None
-        ask = request_bodies.UserRequest(user=user, role=role, teams=named, revoke=revoke)
+        ask = request_bodies.UserRequest(
+            user=user,
+            role=role,
+            teams=named,
+            revoke=revoke,
+            open_jobs=open_jobs,
+            commands_per_s=commands_per_s,
+            unset=tuple(unset),
+        )
         return await self._command("set_user", ask, views.ActAnswer)
 
     async def remove_user(self, user: str, reason: str = "") -> views.ActAnswer:

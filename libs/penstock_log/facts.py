@@ -403,7 +403,11 @@ class UserSet(Event, frozen=True, kw_only=True, tag="user.set.v1"):
     teams : tuple of str
         The first is the team of jobs that name none.
     valid_from_s : float
-        Logins that were issued earlier count no more, seconds since the epoch.
+        The last revocation: logins that were issued before it count no more, seconds since the epoch; 0 for none.
+    open_jobs : int, optional
+        The most jobs that the person may have open; None is as the gateway's settings say.
+    commands_per_s : float, optional
+        How many commands the person may go on sending in each second; None as above.
     """
 
     user: str
@@ -411,6 +415,8 @@ class UserSet(Event, frozen=True, kw_only=True, tag="user.set.v1"):
     teams: tuple[str, ...] = ()
     valid_from_s: float = 0.0
     by: str = ""
+    open_jobs: Optional[int] = None
+    commands_per_s: Optional[float] = None
 
 
 class UserRemoved(Event, frozen=True, kw_only=True, tag="user.removed.v1"):

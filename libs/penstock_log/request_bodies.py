@@ -108,6 +108,12 @@ class UserRequest(GatewayRequest, frozen=True, kw_only=True):
         The first is the team of jobs that name none.
     revoke : bool
         Logins that were issued until now count no more.
+    open_jobs : int or None
+        The most jobs that they may have open, in place of the gateway's setting; 0 lets them submit none.
+    commands_per_s : float or None
+        How many commands they may go on sending in each second, in place of the gateway's setting.
+    unset : tuple of str
+        Which of the two limits go back to the gateway's setting.
     """
 
     user: PersonName
@@ -115,6 +121,9 @@ class UserRequest(GatewayRequest, frozen=True, kw_only=True):
     teams: Optional[tuple[Name, ...]] = None
     revoke: bool = False
     by: Who = ""
+    open_jobs: Optional[Annotated[int, Meta(ge=0)]] = None
+    commands_per_s: Optional[Annotated[float, Meta(gt=0)]] = None
+    unset: tuple[Literal["open_jobs", "commands_per_s"], ...] = ()
 
 
 class LoginRequest(GatewayRequest, frozen=True, kw_only=True):

@@ -27,12 +27,17 @@ class UserRecord(msgspec.Struct, frozen=True, kw_only=True):
         The first is the team of jobs that name none.
     valid_from_s : float
         The last revocation: logins that were issued before it count no more, seconds since the epoch; 0 for none.
+    open_jobs, commands_per_s
+        The most jobs that the person may have open, and commands that they may go on sending in each second; None is as
+        the gateway's settings say.
     """
 
     name: str
     role: Role
     teams: tuple[str, ...] = ()
     valid_from_s: float = 0.0
+    open_jobs: Optional[int] = None
+    commands_per_s: Optional[float] = None
 
 
 class Users(msgspec.Struct):
@@ -53,7 +58,12 @@ class Users(msgspec.Struct):
         """Take in one fact; return the name of the person that it is about, None where it is about none."""
         if isinstance(event, UserSet):
             self.by_name[event.user] = UserRecord(
-                name=event.user, role=event.role, teams=event.teams, valid_from_s=event.valid_from_s
+                name=event.user,
+                role=event.role,
+                teams=event.teams,
+                valid_from_s=event.valid_from_s,
+                open_jobs=event.open_jobs,
+                commands_per_s=event.commands_per_s,
             )
             self.removed.pop(event.user, None)
             return event.user

@@ -10,7 +10,9 @@ In reading order:
 * ``sweep_table``: The record of each sweep, as the log has it.
 * ``open_jobs``: What each user has open.
 * ``authority``: Who asks, and what each role may do and see.
-* ``acceptance``: The rules of all commands.
+* ``acceptance``: The rules of commands about jobs, sweeps, nodes and pools.
+* ``people``: The rules of commands about people.
+* ``archived_ids``: Whose the ids of archived jobs were.
 * ``user_queues``: Requests of many users, served in turn.
 * ``commands``: Commands, by request and by inbox.
 * ``sight``: What people ask about, where they may see it.

@@ -1,5 +1,5 @@
 """
-The rules of all commands: what people may do.
+The rules of commands about jobs, sweeps, nodes and pools: what people may do.
 
 All functions are pure: from the read model and a request to the fact that is to be appended. They give the same answer
 whichever way a request came, and a repeated request changes nothing.
@@ -11,7 +11,6 @@ sweeps, nodes and pools that are there. :func:`job_named` and its neighbours fin
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Container, Iterator
 from typing import Any, Final, assert_never
 
@@ -43,8 +42,6 @@ from penstock_log import (
     SweepSpec,
     SweepSubmitted,
     Uniform,
-    UserRemoved,
-    UserSet,
     request_bodies,
     subjects,
     validation,
@@ -54,7 +51,6 @@ from penstock_log.agent_protocol import AgentEnv
 from penstock_log.job_state import JobState
 from penstock_log.spec import Dimension, Param
 from penstock_log.text import count, listed, pairs
-from penstock_log.users import UserRecord
 from penstock_log.validation import BadInput
 from penstock_policies import search
 from penstock_scheduler.pool import pool_settings
@@ -458,44 +454,6 @@ def set_policy(
     fact = PolicySet(pool=ask.pool, settings=settings, by=ask.by, reason=ask.reason, at_s=now_s)
     message = f"pool {ask.pool}: {pairs(settings) or 'nothing'} set live"
     return JobAction(id=ask.pool, state="set", message=message, subject=subjects.policy(ask.pool), fact=fact)
-
-
-def set_user(state: GatewayState, ask: request_bodies.UserRequest, now_s: float, caller: Caller = SERVICE) -> JobAction:
-    """Let a person use the cluster, change role and teams, or revoke all logins that were issued until now."""
-    before = state.users.by_name.get(ask.user)
-    returns = before is None and ask.user in state.users.removed
-    valid_from_s = state.users.valid_from_s(ask.user)
-    if ask.revoke or returns:
-        valid_from_s = max(now_s, math.nextafter(valid_from_s, math.inf))  # another one, whatever the clock says
-    if ask.user == caller.name and before is not None and ask.role not in {None, before.role}:
-        raise RequestRefused(
-            CONFLICT, f"nobody changes their own role; ask another admin to make {ask.user} {ask.role}"
-        )
-    role = ask.role or (before.role if before is not None else "user")
-    teams = ask.teams if ask.teams is not None else before.teams if before is not None else ()
-    fact = UserSet(user=ask.user, role=role, teams=teams, valid_from_s=valid_from_s, by=ask.by, at_s=now_s)
-    article = "an" if role[0] in "ao" else "a"
-    said = f"{ask.user} is {article} {role} in {listed(teams) if teams else 'no team'}"
-    if before == UserRecord(name=ask.user, role=role, teams=teams, valid_from_s=valid_from_s):
-        return JobAction(id=ask.user, state=role, message=f"{said} already")
-    what = f"{said}; logins that were issued until now count no more" if ask.revoke else said
-    return JobAction(id=ask.user, state=role, message=what, subject=subjects.user(ask.user), fact=fact)
-
-
-def remove_user(
-    state: GatewayState, ask: request_bodies.ActRequest, now_s: float, caller: Caller = SERVICE
-) -> JobAction:
-    """Let a person not use the cluster any more; 404 for one who does not."""
-    if ask.id not in state.users.by_name:
-        endpoints.one(state.users.by_name, ask.id, "user")  # which says what there is, if not that
-        raise RequestRefused(NOT_FOUND, f"no user {ask.id!r}; write the whole name")
-    if ask.id == caller.name:
-        raise RequestRefused(CONFLICT, "nobody removes themselves; ask another admin")
-    own = sum(job.spec.user == ask.id and job.state not in TERMINAL for job in state.jobs)
-    goes_on = f"; {count(own, 'open job')} of theirs {'goes' if own == 1 else 'go'} on" if own else ""
-    fact = UserRemoved(user=ask.id, by=ask.by, reason=ask.reason, at_s=now_s)
-    message = f"{ask.id} cannot log in any more{goes_on}"
-    return JobAction(id=ask.id, state="removed", message=message, subject=subjects.user(ask.id), fact=fact)
 
 
 def job_named(state: GatewayState, wanted: str, caller: Caller = SERVICE) -> Job:

@@ -22,7 +22,7 @@ import structlog
 from penstock_bus import Append, BusError, Conflict, Endpoint, LogPort, Timeout, TooLarge, Unavailable, Work, WorkPort
 from penstock_bus.fair_semaphore import FairSemaphore
 from penstock_bus.follower import FoldFollower
-from penstock_gateway import acceptance
+from penstock_gateway import acceptance, people
 from penstock_gateway.archived_ids import ArchivedIds
 from penstock_gateway.authority import SERVICE, Admit, Caller
 from penstock_gateway.endpoints import RequestRefused, endpoint, job_asked, sweep_asked
@@ -87,7 +87,7 @@ class Commands:
         self._limit = OpenJobsLimit(settings.open_jobs)
         self._archived = ArchivedIds(Path(settings.archive_dir)) if settings.archive_dir else None
         self._storing: dict[str, asyncio.Event] = {}
-        rate = RateLimit(settings.commands_per_s, settings.commands_at_once)
+        rate = RateLimit(settings.commands_per_s, settings.commands_at_once, of=self._rate_of)
         self._submissions, self._acts = (
             UserQueues(
                 what,
@@ -99,6 +99,14 @@ class Commands:
             )
             for what in ("submissions", "acts")
         )
+
+    def _rate_of(self, user: str) -> float | None:
+        record = self._live.state.users.by_name.get(user)
+        return record.commands_per_s if record is not None else None
+
+    def _most_open(self, user: str) -> int | None:
+        record = self._live.state.users.by_name.get(user)
+        return record.open_jobs if record is not None else None
 
     def close(self) -> None:
         """Refuse the requests that wait for their turn."""
@@ -118,8 +126,8 @@ class Commands:
             "remove": self._acting(acceptance.remove, request_bodies.ActRequest),
             "policy": self._acting(acceptance.set_policy, request_bodies.PolicyRequest),
             "cancel_sweep": self._acting(acceptance.cancel_sweep, request_bodies.ActRequest),
-            "set_user": self._acting(acceptance.set_user, request_bodies.UserRequest),
-            "remove_user": self._acting(acceptance.remove_user, request_bodies.ActRequest),
+            "set_user": self._acting(people.set_user, request_bodies.UserRequest),
+            "remove_user": self._acting(people.remove_user, request_bodies.ActRequest),
         }
         most_bytes = self._bus.max_body_bytes
         return [
@@ -164,7 +172,7 @@ class Commands:
             state = self._live.state
             decided = acceptance.job(state, spec, strict=asked.strict, now_s=self._now_s(), caller=caller)
             if decided.fact is not None and not state.open_jobs.covers(spec):
-                self._limit.check(state.open_jobs, spec.user, 1)
+                self._limit.check(state.open_jobs, spec.user, 1, self._most_open(spec.user))
             return decided
 
         return await self._submit(decide, spec.user, 1)
@@ -180,7 +188,8 @@ class Commands:
             decided = acceptance.sweep(self._live.state, spec, strict=asked.strict, now_s=self._now_s(), caller=caller)
             self._check_trial(spec)
             if decided.fact is not None:
-                self._limit.check(self._live.state.open_jobs, spec.job.user, trials)
+                user = spec.job.user
+                self._limit.check(self._live.state.open_jobs, user, trials, self._most_open(user))
             return decided
 
         trials = most_trials(spec)

@@ -61,7 +61,7 @@ from penstock_log.users import Users
 from penstock_policies.job_lengths import Lengths
 from penstock_scheduler.pool.scheduler_state import SchedulerState, fold
 
-SCHEMA: Final = "gateway.v16"
+SCHEMA: Final = "gateway.v17"
 
 
 class GatewayState(SchedulerState):

@@ -156,7 +156,11 @@ class Queries:
 
     async def _whoami(self, body: bytes, caller: Caller) -> UserView:
         ask(body, request_bodies.EmptyRequest)
-        return UserView(name=caller.name, role=caller.role, teams=caller.teams)
+        record = self._live.state.users.by_name.get(caller.name)
+        limits = (record.open_jobs, record.commands_per_s) if record is not None else (None, None)
+        return UserView(
+            name=caller.name, role=caller.role, teams=caller.teams, open_jobs=limits[0], commands_per_s=limits[1]
+        )
 
     async def _story(self, body: bytes, caller: Caller) -> StoryView:
         model, job = await self._found(body, caller, sight.job)

@@ -25,7 +25,10 @@ from penstock_log.text import count, escaped
 from penstock_log.views import View
 
 NOBODY: Final = "nobody"
-_REMEDY: Final = "wait until some are over, cancel some, or ask an operator to raise `open_jobs` in [gateway]"
+_WAIT: Final = "wait until some are over, cancel some, or ask"
+_REMEDY: Final = (
+    f"{_WAIT} an operator to raise `open_jobs` in [gateway], or an admin to give you more (`penstock user set`)"
+)
 _LONGEST_NAME: Final = 128
 _MOST_RATES: Final = 10_000
 
@@ -96,6 +99,8 @@ class RateLimit:
         The lasting rate.
     at_once : int
         Commands that may come at once after a while of silence.
+    of : callable
+        Gives the lasting rate that is set for a user, or None; what may come at once is then in the same proportion.
 
     Examples
     --------
@@ -104,14 +109,22 @@ class RateLimit:
     ([0.0, 0.0, 0.0, 0.5], 0.0, 0.0)
     """
 
-    def __init__(self, per_s: float, at_once: int) -> None:
-        self._step_s, self._ahead_s = 1 / per_s, at_once / per_s
+    def __init__(self, per_s: float, at_once: int, of: Callable[[str], float | None] = lambda _: None) -> None:
+        self._per_s, self._ahead_s, self._of = per_s, at_once / per_s, of
         self._until_s: dict[str, float] = {}
+
+    def most(self, user: str) -> str:
+        """Return in words which rate a user may go on with, and who set it."""
+        own = self._of(user)
+        if own is None:
+            return f"{self._per_s:g} a second for long are the most for one user"
+        return f"{own:g} a second for long are what an admin has set for {escaped(user)} (`penstock user set --rate`)"
 
     def wait_s(self, user: str, now_s: float) -> float:
         """Count a command and return 0, or return how long to wait before the next one is taken, in seconds."""
-        until_s = max(self._until_s.get(user, now_s), now_s) + self._step_s
-        if (over_s := until_s - now_s - self._ahead_s) > 1e-9:
+        step_s = 1 / (self._of(user) or self._per_s)
+        until_s = max(self._until_s.get(user, now_s), now_s) + step_s
+        if (over_s := until_s - now_s - max(self._ahead_s, step_s)) > 1e-9:
             return over_s
         if len(self._until_s) >= _MOST_RATES:
             self._until_s = {name: at_s for name, at_s in self._until_s.items() if at_s > now_s}
@@ -196,7 +209,7 @@ class UserQueues:
             raise RequestRefused(
                 TOO_MANY,
                 f"{escaped(user or NOBODY)} has sent too many commands of late; try again in {max(wait_s, 0.1):.1f} s, "
-                "and slower",
+                f"and slower: {self._rate.most(user)}",
             )
 
     def _count(self, user: str, more: int, more_bytes: int) -> None:
@@ -278,19 +291,33 @@ class OpenJobsLimit:
             if not self._storing[user]:
                 del self._storing[user]
 
-    def check(self, open_jobs: OpenJobs, user: str, more: int) -> None:
-        """Refuse a user's further jobs with 429 where they would be too many."""
+    def check(self, open_jobs: OpenJobs, user: str, more: int, own: int | None = None) -> None:
+        """
+        Refuse a user's further jobs with 429 where they would be too many.
+
+        Parameters
+        ----------
+        own : int, optional
+            The most that an admin has set for this user.
+        """
         storing = self._storing.get(user, {})
         there = open_jobs.count(user)
         there += sum(jobs for id_, jobs in storing.items() if not open_jobs.knows(user, id_))
-        if there + more <= self._most:
+        most = self._most if own is None else own
+        if there + more <= most:
             return
         name = escaped(user or NOBODY)
+        whose, remedy = "for one user", _REMEDY
+        if own is not None:
+            whose, remedy = (
+                f"that an admin has set for {name}",
+                f"{_WAIT} an admin for more (`penstock user set --open-jobs`)",
+            )
         has = f"{name} has {there:,} open {'job' if there == 1 else 'jobs'}"
         if more == 1:
-            raise RequestRefused(TOO_MANY, f"{has}, and {self._most:,} are the most for one user; {_REMEDY}")
+            raise RequestRefused(TOO_MANY, f"{has}, and {most:,} are the most {whose}; {remedy}")
         raise RequestRefused(
             TOO_MANY,
-            f"{has}, this sweep may have {count(more, 'trial')} open at a time, and {self._most:,} jobs are the most "
-            f"for one user; give it a lower `concurrency`, {_REMEDY}",
+            f"{has}, this sweep may have {count(more, 'trial')} open at a time, and {most:,} jobs are the most "
+            f"{whose}; give it a lower `concurrency`, {remedy}",
         )

@@ -15,7 +15,7 @@ from penstock_bus.issuer import Issuer
 from penstock_bus.keyring import Keyring
 from penstock_bus.logins import Login
 from penstock_bus.memory import MemoryBus
-from penstock_gateway import acceptance
+from penstock_gateway import people
 from penstock_gateway.machine import GatewayState
 from penstock_log import Commit, UserRemoved, UserSet, subjects
 from penstock_log.request_bodies import LoginRequest, UserRequest
@@ -65,7 +65,7 @@ class Issued:
 
     async def set(self, user: str, gateway_s: float = NOW_S, **asked: object) -> int:
         """Set a user as the gateway does whose clock shows that time."""
-        done = acceptance.set_user(self.state, UserRequest(user=user, **asked), gateway_s)  # type: ignore[arg-type]
+        done = people.set_user(self.state, UserRequest(user=user, **asked), gateway_s)  # type: ignore[arg-type]
         assert isinstance(done.fact, UserSet)
         return await self.store(done.fact)
 

@@ -36,6 +36,7 @@ PEOPLE = (
     UserSet(user="oskar", role="operator", at_s=NOW_S),
     UserSet(user="ada", role="admin", at_s=NOW_S),
 )
+UNLIMITED = {"open_jobs": None, "commands_per_s": None}
 TEAM = {"uma": "vision", "tom": "vision", "bob": "robots"}
 
 
@@ -195,8 +196,8 @@ async def test_people_come_and_go_while_the_gateway_runs() -> None:
         await olga.command("set_user", {"user": "new", "role": "user", "teams": ["a"]})
         job_id = (await new.command("submit", spec()))["id"]
         assert (await olga.query("users"))["users"] == [
-            {"name": "new", "role": "user", "teams": ["a"], "valid_from_s": 0.0, "is_owner": False},
-            {"name": "olga", "role": "admin", "teams": [], "valid_from_s": 0.0, "is_owner": True},
+            {"name": "new", "role": "user", "teams": ["a"], "valid_from_s": 0.0, "is_owner": False, **UNLIMITED},
+            {"name": "olga", "role": "admin", "teams": [], "valid_from_s": 0.0, "is_owner": True, **UNLIMITED},
         ]
         assert "1 open job of theirs goes on" in (await olga.command("remove_user", {"id": "new"}))["message"]
         assert (await refusal(new.command("cancel", {"id": job_id})))[0] == 403

@@ -258,7 +258,7 @@ async def test_open_jobs_are_limited_for_each_user_until_some_are_over(memory_bu
         assert await refusal(served.command("submit", job("alice", "j3"))) == (
             429,
             "alice has 2 open jobs, and 2 are the most for one user; wait until some are over, cancel some, or ask an "
-            "operator to raise `open_jobs` in [gateway]",
+            "operator to raise `open_jobs` in [gateway], or an admin to give you more (`penstock user set`)",
         )
         assert not (await served.command("submit", job("alice", "j1")))["created"]  # said again: not one more
         await served.command("submit", job("bob", "j4"))
@@ -298,7 +298,7 @@ async def test_a_sweep_counts_its_trials_and_they_are_not_refused(memory_bus: Me
             429,
             "alice has 0 open jobs, this sweep may have 5 trials open at a time, and 4 jobs are the most for one user; "
             "give it a lower `concurrency`, wait until some are over, cancel some, or ask an operator to raise "
-            "`open_jobs` in [gateway]",
+            "`open_jobs` in [gateway], or an admin to give you more (`penstock user set`)",
         )
         assert (await served.command("tune", {**sweep, "id": "s0", "trials": 50, "concurrency": 1}))["created"]
         await served.command("cancel_sweep", {"id": "s0"})
@@ -447,3 +447,52 @@ async def test_too_many_questions_of_one_user_are_refused_and_another_still_asks
 async def held_by(queues: UserQueues, user: str) -> None:
     async with queues.slot(user, 2):
         pass
+
+
+async def test_what_an_admin_sets_for_a_user_counts_in_place_of_the_settings(memory_bus: MemoryBus) -> None:
+    async with gateway(memory_bus, settings=settings(open_jobs=2, owner="olga")) as served:
+        olga, alice, bob = (
+            Gateway(MemoryBus(memory_bus.server, user=who), served.shell) for who in ("olga", "alice", "bob")
+        )
+        for user in ("alice", "bob"):
+            await olga.command("set_user", {"user": user})
+        said = (await olga.command("set_user", {"user": "alice", "open_jobs": 3}))["message"]
+        assert said == "alice is a user in no team, with 3 open jobs at most"
+        assert (await alice.query("whoami"))["open_jobs"] == 3
+        for _ in range(3):
+            await alice.command("submit", JOB)
+        code, message = await refusal(alice.command("submit", JOB))
+        assert (code, message) == (
+            429,
+            "alice has 3 open jobs, and 3 are the most that an admin has set for alice; wait until some are over, "
+            "cancel some, or ask an admin for more (`penstock user set --open-jobs`)",
+        )
+        await olga.command("set_user", {"user": "bob", "open_jobs": 0})
+        assert (await refusal(bob.command("submit", JOB)))[0] == 429
+        await olga.command("set_user", {"user": "bob", "role": "viewer"})  # which leaves the rest as it was
+        (_, seen, _) = (await olga.query("users"))["users"]
+        assert (seen["name"], seen["open_jobs"]) == ("bob", 0)
+        said = (await olga.command("set_user", {"user": "bob", "role": "user", "unset": ["open_jobs"]}))["message"]
+        assert said == "bob is a user in no team"
+        for _ in range(2):
+            await bob.command("submit", JOB)
+        code, message = await refusal(bob.command("submit", JOB))
+        assert (code, "2 are the most for one user; wait" in message) == (429, True)
+
+
+async def test_a_rate_of_ones_own_is_told_when_it_is_exceeded_and_stays_over_rotations(memory_bus: MemoryBus) -> None:
+    async with gateway(
+        memory_bus, settings=settings(owner="olga", commands_per_s=100.0, commands_at_once=200)
+    ) as served:
+        olga, alice = (Gateway(MemoryBus(memory_bus.server, user=who), served.shell) for who in ("olga", "alice"))
+        said = (await olga.command("set_user", {"user": "alice", "commands_per_s": 0.001}))["message"]
+        assert said == "alice is a user in no team, with 0.001 commands a second at most"
+        await olga.command("set_user", {"user": "alice", "revoke": True})
+        await alice.command("submit", JOB)
+        code, message = await refusal(alice.command("submit", JOB))
+        assert (code, message.partition(": ")[2]) == (
+            429,
+            "0.001 a second for long are what an admin has set for alice (`penstock user set --rate`)",
+        )
+        code, message = await refusal(olga.command("set_user", {"user": "a", "open_jobs": 1, "unset": ["open_jobs"]}))
+        assert (code, message) == (400, "$.unset: open_jobs cannot be set and unset at once; leave one of them out")

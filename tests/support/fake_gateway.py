@@ -104,6 +104,7 @@ class FakeGateway:
         self.sizings: dict[str, views.SizingView] = {}
         self.whys: dict[str, views.WhyView] = {}
         self.policies = views.PoliciesView(pools=(), defaults={}, seq=7)
+        self.users = views.UsersView(users=(), seq=7)
         self.url = ""
         self.timeout_s = 30.0
         self.bus: Bus
@@ -152,6 +153,10 @@ class FakeGateway:
                 request_bodies.PolicyRequest,
                 lambda ask: views.ActAnswer(id=ask.pool, changed=True, state="", message="set"),
             ),
+            "set_user": (
+                request_bodies.UserRequest,
+                lambda ask: views.ActAnswer(id=ask.user, changed=True, state="user", message="set"),
+            ),
         }
         queries: dict[str, tuple[type[request_bodies.GatewayRequest], Any]] = {
             "jobs": (request_bodies.JobsRequest, self._list),
@@ -160,6 +165,7 @@ class FakeGateway:
             "story": (request_bodies.OneRequest, self._story),
             "nodes": (request_bodies.AllRequest, lambda _: views.NodesView(nodes=tuple(self.nodes), seq=7)),
             "policies": (request_bodies.AllRequest, lambda _: self.policies),
+            "users": (request_bodies.AllRequest, lambda _: self.users),
             "sweeps": (
                 request_bodies.AllRequest,
                 lambda _: views.SweepsView(sweeps=tuple(self.sweeps.values()), seq=7),

@@ -8,10 +8,12 @@ given, under a name, and ``context`` chooses among such names, as ``kubectl conf
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import re
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, Literal, TypeVar
 
 import msgspec
 import typer
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from penstock_log import views
     from penstock_log.facts import Role
 
+N = TypeVar("N", int, float)
 user_app = typer.Typer(help="Who may use the cluster; for admins.", no_args_is_help=True)
 context_app = typer.Typer(help="Clusters by name, and which of them is used.", no_args_is_help=True)
 User = Annotated[str, typer.Argument(metavar="NAME", help="As the server is to know the person.")]
@@ -35,6 +38,13 @@ Teams = Annotated[
 ]
 To = Annotated[Path | None, typer.Option("--out", help="File for the login; NAME.json here unless told otherwise.")]
 Valid = Annotated[str, typer.Option("--valid", help="How long the login counts: 12h, 90d; for ever unless told.")]
+OpenJobsOption = Annotated[
+    str | None, typer.Option("--open-jobs", help="Most jobs that they may have open: a number, or default.")
+]
+RateOption = Annotated[
+    str | None, typer.Option("--rate", help="Commands that they may go on sending in a second: a number, or default.")
+]
+_DEFAULT: Final = "default"
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 
 
@@ -78,16 +88,29 @@ def add(
 
 
 def set_(
-    ctx: typer.Context, name: User, role: RoleOption = None, team: Teams = None, output: AnswerOut = "text"
+    ctx: typer.Context,
+    name: User,
+    *,
+    role: RoleOption = None,
+    team: Teams = None,
+    open_jobs: OpenJobsOption = None,
+    rate: RateOption = None,
+    output: AnswerOut = "text",
 ) -> None:
-    """Change a person's role, or teams; what is left out stays."""
-    if role is None and team is None:
-        bad_input("nothing is to be changed; expected --role, or --team once for each team")
+    """Change a person's role, teams or limits; what is left out stays."""
+    if role is None and team is None and open_jobs is None and rate is None:
+        bad_input("nothing is to be changed; expected --role, --team once for each team, --open-jobs or --rate")
+    most = _number(open_jobs, "--open-jobs", int, 0)
+    per_s = _number(rate, "--rate", float, sys.float_info.min)
+    given: dict[Literal["open_jobs", "commands_per_s"], str | None] = {"open_jobs": open_jobs, "commands_per_s": rate}
+    unset = [one for one, text in given.items() if text == _DEFAULT]
 
     async def changed(client: Client) -> views.ActAnswer:
         if all(one.name != name for one in (await client.users()).users):
             raise Failure(f"no user {name!r}; add them with `penstock user add {name}`", Exit.NOT_FOUND)
-        return await client.set_user(name, role=_role(role), teams=team)
+        return await client.set_user(
+            name, role=_role(role), teams=team, open_jobs=most, commands_per_s=per_s, unset=unset
+        )
 
     answer = call(ctx, changed)
     render.show_answer(answer, answer.message, output)
@@ -99,10 +122,16 @@ def ls(ctx: typer.Context, output: Out = "table") -> None:
     if render.as_json(found, output):
         return
     rows = [
-        (one.name, f"{one.role} (owner)" if one.is_owner else one.role, ", ".join(one.teams) or "-")
+        (
+            one.name,
+            f"{one.role} (owner)" if one.is_owner else one.role,
+            ", ".join(one.teams) or "-",
+            "-" if one.open_jobs is None else f"{one.open_jobs:,}",
+            "-" if one.commands_per_s is None else f"{one.commands_per_s:g}/s",
+        )
         for one in found.users
     ]
-    render.show_table(("USER", "ROLE", "TEAMS"), rows, wide=output == "wide")
+    render.show_table(("USER", "ROLE", "TEAMS", "OPEN JOBS", "RATE"), rows, wide=output == "wide")
 
 
 def rm(
@@ -274,6 +303,20 @@ def _role(text: str | None) -> Role | None:
     found = next((role for role in ROLES if role == text), None)
     if text is not None and found is None:
         bad_input(f"--role: {text!r} is none; expected one of {', '.join(ROLES)}")
+    return found
+
+
+def _number(text: str | None, option: str, kind: type[N], least: float) -> N | None:
+    """Return the number that was written; None for nothing, and for going back to the default."""
+    if text is None or text == _DEFAULT:
+        return None
+    try:
+        found = kind(text)
+    except ValueError:
+        found = None
+    if found is None or not least <= found < math.inf:
+        what = f"a whole number from {least:g}" if kind is int else "a number over 0"
+        bad_input(f"{option}: expected {what}, or `{_DEFAULT}` for what the gateway's settings say, got {text!r}")
     return found
 
 

@@ -466,6 +466,8 @@ class UserView(View, frozen=True, kw_only=True):
         Logins that were issued earlier count no more, seconds since the epoch.
     is_owner : bool
         Whether they run the server, and are an admin whatever the log says.
+    open_jobs, commands_per_s
+        What an admin has set for them in place of the gateway's settings; None is as these say.
     """
 
     name: str
@@ -473,6 +475,8 @@ class UserView(View, frozen=True, kw_only=True):
     teams: tuple[str, ...] = ()
     valid_from_s: float = 0.0
     is_owner: bool = False
+    open_jobs: Optional[int] = None
+    commands_per_s: Optional[float] = None
 
 
 class UsersView(View, frozen=True, kw_only=True):

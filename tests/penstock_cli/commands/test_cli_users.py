@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from fake_gateway import FakeGateway
 from typer.testing import CliRunner
 
 from penstock.client import Client
 from penstock_bus import Unauthorized, logins
 from penstock_bus.logins import Login
 from penstock_cli.app import app
-from penstock_log.views import UserView
+from penstock_log import request_bodies
+from penstock_log.views import UsersView, UserView
 
 
 @pytest.fixture
@@ -64,3 +66,24 @@ def test_a_login_that_is_taken_is_kept_and_used(home: Path) -> None:
     code, said = login(home / "given.json", is_let_in=True)
     assert (code, said.startswith("jane at nats://new:4222 is a user in vision; kept as context lab in")) == (0, True)
     assert (logins.contexts(os.environ), logins.selected_context(os.environ)) == ({"lab": given}, "lab")
+
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+def test_limits_of_a_user_are_numbers_or_go_back_to_the_default(penstock: Run, gateway: FakeGateway) -> None:
+    gateway.users = UsersView(users=(UserView(name="jane", role="user", open_jobs=5, commands_per_s=0.5),), seq=1)
+    assert penstock("user", "ls")[1] == ("USER  ROLE  TEAMS  OPEN JOBS  RATE\njane  user  -              5  0.5/s\n")
+    assert penstock("user", "set", "jane", "--open-jobs", "100", "--rate", "default")[0] == 0
+    ask = gateway.asked[-1]
+    assert isinstance(ask, request_bodies.UserRequest)
+    assert (ask.open_jobs, ask.commands_per_s, ask.unset) == (100, None, ("commands_per_s",))
+    for option, text in (
+        ("--open-jobs", "-1"),
+        ("--open-jobs", "1.5"),
+        ("--rate", "0"),
+        ("--rate", "nan"),
+        ("--rate", "x"),
+    ):
+        code, _, said = penstock("user", "set", "jane", option, text)
+        assert (code, f"{option}: expected a " in said, f"got '{text}'" in said) == (2, True, True)
