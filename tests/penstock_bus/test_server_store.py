@@ -90,6 +90,19 @@ async def test_output_gives_way_to_newer_output_and_never_to_facts(server: Serve
         assert await admin.append(held("j1"))
 
 
+def test_streams_on_several_servers_are_not_compressed_also_where_an_earlier_version_made_them() -> None:
+    """nats-server 2.15.1 spoils compressed blocks of a server that comes back after it was killed."""
+    alone, three = configs(StreamLimits()), configs(StreamLimits(replicas=3))
+    assert {config.get("compression", "none") for config in three.values()} == {"none"}
+    for name, config in alone.items():
+        made, moved = ({"max_bytes": -1} | config | {"num_replicas": count} for count in (1, 3))
+        compressed = config.get("compression", "none") != "none"
+        assert "compression" not in outdated(made, config), "one server alone may go on"
+        assert outdated(moved, config).get("compression") == ("none" if compressed else None), name
+        assert outdated(made, three[name]).get("compression") == ("none" if compressed else None), name
+        assert "compression" not in outdated({"max_bytes": -1} | three[name], config), "nobody compresses it again"
+
+
 async def old_streams(admin: NatsBus) -> None:
     """Make the streams as the first version did: without limits, and the queue with a wildcard."""
     for name, config in configs(StreamLimits()).items():

@@ -16,7 +16,7 @@ import msgspec
 from penstock_bus.compat import aclosing, timeout
 from penstock_bus.nats.link import NOT_FOUND, Link, NatsClient, ServerRefusal
 from penstock_bus.nats.stream_backup import StreamCopy, copy_in, copy_out
-from penstock_bus.nats.streams import BUCKET
+from penstock_bus.nats.streams import BUCKET, compression_of
 from penstock_bus.port import BusError, ReplicationPort, StreamPeer, StreamReplication
 from penstock_log import subjects
 
@@ -124,7 +124,8 @@ async def _moved(old: Link, new: Link, name: str, replicas: int) -> StreamEnd:
     async with aclosing(copy_out(old, name)) as pieces:
         async for copy in pieces:
             if isinstance(copy, StreamCopy):  # which comes first
-                await copy_in(new, copy, _bodies(pieces), {"num_replicas": replicas, "placement": None})
+                changed = {"num_replicas": replicas, "placement": None, "compression": compression_of(replicas)}
+                await copy_in(new, copy, _bodies(pieces), changed)
     return await stream_end(new, name) or StreamEnd(0, 0)
 
 

@@ -94,9 +94,14 @@ class StreamLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 def configs(limits: StreamLimits) -> dict[str, dict[str, Any]]:
     """Return each stream's configuration, as the server's API takes it."""
+    compression = compression_of(limits.replicas)
     special: dict[str, dict[str, Any]] = {
-        subjects.EVT: {"compression": "s2", "deny_delete": True, "metadata": {_FORMAT: str(LOG_FORMAT)}},
-        subjects.LOG: {"max_bytes": limits.log_bytes, "max_age": int(limits.log_age_s * _S), "compression": "s2"},
+        subjects.EVT: {"compression": compression, "deny_delete": True, "metadata": {_FORMAT: str(LOG_FORMAT)}},
+        subjects.LOG: {
+            "max_bytes": limits.log_bytes,
+            "max_age": int(limits.log_age_s * _S),
+            "compression": compression,
+        },
         subjects.INBOX: {
             "subjects": list(subjects.SUBMITTED),
             "retention": "workqueue",
@@ -110,7 +115,7 @@ def configs(limits: StreamLimits) -> dict[str, dict[str, Any]]:
         subjects.SHADOW: {
             "max_bytes": limits.shadow_bytes,
             "max_age": int(limits.shadow_age_s * _S),
-            "compression": "s2",
+            "compression": compression,
         },
     }
     streams = {name: _stream(name, [subjects.STREAM_SUBJECTS[name]], limits) | more for name, more in special.items()}
@@ -118,6 +123,18 @@ def configs(limits: StreamLimits) -> dict[str, dict[str, Any]]:
         source = subjects.STREAM_SUBJECTS[name]
         streams[name]["republish"] = {"src": source, "dest": subjects.sign(source), "headers_only": True}
     return streams | {BUCKET: _bucket(limits)}
+
+
+def compression_of(replicas: int) -> str:
+    """
+    Return how a stream is compressed: not at all where several servers keep it.
+
+    A server that comes back after it was killed cuts off what the others have not acknowledged. Where the stream is
+    compressed, nats-server 2.15.1 writes the block then compressed and appends uncompressed messages to it; it cannot
+    read them any more a few seconds later. Two servers that were killed one after the other cost the whole log
+    (docs/servers.md). A server alone cuts nothing off. What lifts this: a release of the server that does it right.
+    """
+    return "s2" if replicas == 1 else "none"
 
 
 def _stream(name: str, patterns: list[str], limits: StreamLimits) -> dict[str, Any]:
@@ -194,6 +211,8 @@ def outdated(found: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
         changed["subjects"] = wanted["subjects"]
     if found.get("num_replicas", 1) < wanted["num_replicas"]:  # and never less: whoever made more of them wants them
         changed |= {"num_replicas": wanted["num_replicas"], "placement": None}
+    if max(found.get("num_replicas", 1), wanted["num_replicas"]) > 1 and found.get("compression", "none") != "none":
+        changed["compression"] = "none"
     if found.get("republish") != wanted.get("republish"):
         changed["republish"] = wanted.get("republish")
     marks, wanted_marks = found.get("metadata") or {}, wanted.get("metadata") or {}
