@@ -145,7 +145,12 @@ def file_name(role: Role) -> str:
 def write_login(path: Path, login: Login) -> None:
     """Write a login for its owner's eyes only, making the folder."""
     path.parent.mkdir(mode=_FOLDER, parents=True, exist_ok=True)
-    write_private(path, msgspec.json.format(msgspec.json.encode(login)) + b"\n")
+    write_private(path, text_of(login).encode())
+
+
+def text_of(login: Login) -> str:
+    """Return a login as its file holds it."""
+    return (msgspec.json.format(msgspec.json.encode(login)) + b"\n").decode()
 
 
 def read_login(path: Path) -> Login:
@@ -363,8 +368,14 @@ def refusal(role: Role, found: LoginSearch, environ: Mapping[str, str]) -> str:
     whose = "its owner" if found.unreadable else "who ran `penstock up` on the folder DATA"
     target = f"{folder}/cluster.json" if folder is not None else "FILE"
     what = "those that were found are of an earlier run or of another server" if found.logins else "there are none here"
+    searched = f"{what} (PENSTOCK_USER and {VARIABLE} are not set; {'; '.join(found.looked)})"
+    if role == "client" and not found.unreadable:
+        return (
+            f"it wants a login, and {searched}. Have an admin of the cluster run `penstock user add {user_name()}`, "
+            "and keep the file that it writes with `penstock login FILE`"
+        )
     return (
-        f"it wants credentials, and {what} (PENSTOCK_USER and {VARIABLE} are not set; {'; '.join(found.looked)}). Have "
+        f"it wants credentials, and {searched}. Have "
         f"{whose} run `install -D -m 600 -o {user_name()} {source} {target}`, or set {VARIABLE} to a copy of {source}"
     )
 

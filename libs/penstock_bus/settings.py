@@ -182,6 +182,21 @@ def origin(section: str, name: str, *, environ: Mapping[str, str] | None = None)
     return written[name][1] if name in written else ""
 
 
+def written(section: str, name: str, *, environ: Mapping[str, str] | None = None) -> str:
+    """
+    Return what a setting says, unchecked: by its variable, or by the settings file; empty where it has its default.
+
+    Examples
+    --------
+    >>> written("executor", "run_as", environ={"PENSTOCK_EXECUTOR_RUN_AS": "user"})
+    'user'
+    """
+    environ = os.environ if environ is None else environ
+    if (variable := _variable(section, name)) in environ:
+        return environ[variable]
+    return str(_from_file(section, {name: None}, environ, strict=False).get(name, ("",))[0])
+
+
 def came_as(connection: BusAddress, *, environ: Mapping[str, str] | None = None) -> str:
     """
     Return as whom a process goes to the bus, and where that was set, in words.

@@ -125,9 +125,12 @@ async def test_who_is_refused_is_told_where_it_was_looked_and_what_to_do(
     with pytest.raises(Unauthorized) as caught:
         await logins.first_accepted(connect, nothing, "client")
     said = str(caught.value)
-    assert said.startswith("the NATS server at nats://h:1 refused a client without a user; it wants credentials")
+    assert said.startswith("the NATS server at nats://h:1 refused a client without a user; it wants a login")
     assert f"none for this server in {tmp_path}/config/penstock/clients; no {tmp_path}/data/client.json" in said
-    assert "install -D -m 600" in said
+    assert "penstock user add" in said, "and not a copy of the owner's, by which everybody would be an admin"
+    assert "penstock login FILE" in said
+    assert "client.json` " not in said
+    assert "install -D -m 600" in logins.refusal("executor", nothing, os.environ)
 
 
 def test_what_is_set_wins_over_what_is_found(

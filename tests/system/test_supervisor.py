@@ -191,7 +191,7 @@ async def test_its_user_finds_the_credentials_nobody_else_does_and_none_are_left
             if code:
                 assert process.returncode == code
                 assert err.decode().startswith("penstock: the NATS server at nats://127.0.0.1:")
-                assert "it wants credentials, and there are none here" in err.decode()
+                assert "it wants a login, and there are none here" in err.decode()
                 assert err.count(b"\n") == 1
             else:
                 assert b"ok    log " in out

@@ -36,7 +36,9 @@ RoleOption = Annotated[str | None, typer.Option("--role", help="viewer, user, op
 Teams = Annotated[
     list[str] | None, typer.Option("--team", help="Repeatable; the first is that of jobs that name none.")
 ]
-To = Annotated[Path | None, typer.Option("--out", help="File for the login; NAME.json here unless told otherwise.")]
+To = Annotated[
+    Path | None, typer.Option("--out", help="File for the login; NAME.json here unless told otherwise, - prints it.")
+]
 Valid = Annotated[str, typer.Option("--valid", help="How long the login counts: 12h, 90d; for ever unless told.")]
 OpenJobsOption = Annotated[
     str | None, typer.Option("--open-jobs", help="Most jobs that they may have open: a number, or default.")
@@ -45,6 +47,7 @@ RateOption = Annotated[
     str | None, typer.Option("--rate", help="Commands that they may go on sending in a second: a number, or default.")
 ]
 _DEFAULT: Final = "default"
+_PRINTED: Final = Path("-")
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 
 
@@ -83,8 +86,7 @@ def add(
         return answer, await client.login(name, after_seq=answer.seq, valid_s=valid_s)
 
     answer, made = call(ctx, added)
-    _write(file, made)
-    render.say(f"{answer.message}; give them {file}, for `penstock login {file.name}`")
+    _write(file, made, f"{answer.message}; give them {_called(file)}, for `penstock login {file.name}`")
 
 
 def set_(
@@ -155,8 +157,8 @@ def rotate(ctx: typer.Context, name: User, out: To = None, valid: Valid = "") ->
         answer = await client.set_user(name, revoke=True)
         return await client.login(name, after_seq=answer.seq, valid_s=valid_s)
 
-    _write(file, call(ctx, rotated))
-    render.say(f"the logins of {name} that were issued until now are refused; the new one is {file}")
+    made = call(ctx, rotated)
+    _write(file, made, f"the logins of {name} that were issued until now are refused; the new one is {_called(file)}")
 
 
 def login(
@@ -207,7 +209,10 @@ def whoami(ctx: typer.Context, output: Out = "table") -> None:
     """Say as whom the cluster takes you, and what you may do there."""
     seen = call(ctx, lambda client: client.whoami())
     if not render.as_json(seen, output):
-        render.say(f"{seen.name or 'nobody: this server knows no people'} at {ctx.obj['url']}, {_a(seen)}")
+        who = seen.name or "no person, but a service, or anybody where the server knows no people"
+        render.say(
+            f"{who}, at {ctx.obj['url']}: {_a(seen)}" if not seen.name else f"{who} at {ctx.obj['url']}, {_a(seen)}"
+        )
 
 
 def list_contexts() -> None:
@@ -331,16 +336,25 @@ def _valid_s(text: str) -> float:
 
 
 def _free(file: Path) -> Path:
-    if file.exists():
+    if file != _PRINTED and file.exists():
         bad_input(f"{file} is there already; name another file with --out")
     return file
 
 
-def _write(file: Path, made: Login) -> None:
+def _called(file: Path) -> str:
+    return "what is printed here" if file == _PRINTED else str(file)
+
+
+def _write(file: Path, made: Login, told: str) -> None:
     from penstock_bus import logins
 
+    made = msgspec.structs.replace(made, description="penstock")
+    if file == _PRINTED:
+        typer.echo(logins.text_of(made), nl=False)
+        return tell(told)
     try:
-        logins.write_login(file, msgspec.structs.replace(made, description="penstock"))
+        logins.write_login(file, made)
     except OSError as error:
         remedy = "`penstock user rotate` makes another login"
         raise Failure(f"{file} cannot be written: {error.strerror}; {remedy}") from error
+    return render.say(told)

@@ -22,7 +22,7 @@ from msgspec import Meta
 
 from penstock_bus import logins
 from penstock_bus.certificates import is_loopback
-from penstock_bus.settings import CONFIG_VARIABLE, origin
+from penstock_bus.settings import CONFIG_VARIABLE, origin, written
 from penstock_bus.token_verifier import OidcSettings
 from penstock_log.services import CORE
 
@@ -353,7 +353,7 @@ def _of_executor(options: UpOptions, number: int) -> dict[str, str]:
 
 def let_users_through(options: UpOptions) -> None:
     """Open the data folder for passing where jobs run as their users; what is in it is closed each by itself."""
-    if os.geteuid() == 0 and not trusts_all_submitters(options) and options.folder.stat().st_uid == 0:
+    if os.geteuid() == 0 and jobs_run_as_users(options) and options.folder.stat().st_uid == 0:
         options.folder.chmod(_PASSABLE)
 
 
@@ -365,5 +365,14 @@ def trusts_all_submitters(options: UpOptions) -> bool:
     """
     if not is_loopback(options.host):
         return False
+    return not _set_run_as(options)
+
+
+def jobs_run_as_users(options: UpOptions) -> bool:
+    """Return whether jobs run as who submits them, by the settings or because others reach this machine."""
+    return not trusts_all_submitters(options) and _set_run_as(options) != "executor"
+
+
+def _set_run_as(options: UpOptions) -> str:
     own = {CONFIG_VARIABLE: str(options.config)} if options.config else {}
-    return not origin("executor", "run_as", environ={**os.environ, **own})
+    return written("executor", "run_as", environ={**os.environ, **own})

@@ -32,7 +32,7 @@ from penstock_bus.server_group import ServerGroup, count_of
 from penstock_bus.settings import SettingsError, load
 from penstock_bus.shell import EX_CONFIG, EX_DATAERR, REFUSED, handle_signals
 from penstock_cli.local import data_folder
-from penstock_cli.local.data_folder import UpError, UpOptions, environment, trusts_all_submitters
+from penstock_cli.local.data_folder import UpError, UpOptions, environment, jobs_run_as_users
 from penstock_cli.local.service_template import ServiceProcess, ServiceTemplate
 from penstock_log import subjects
 from penstock_log.text import escaped
@@ -216,20 +216,26 @@ def _kept(url: str) -> str:
 
 
 def jobs_line(options: UpOptions) -> str:
-    """Return as whom jobs run."""
-    if not trusts_all_submitters(options):
+    """Return as whom jobs run, and what follows for who adds people."""
+    me = logins.user_name()
+    if not jobs_run_as_users(options):
+        return (
+            f"Jobs run as {me}, whoever submits them: before you add people, set PENSTOCK_EXECUTOR_RUN_AS=user "
+            "(docs/isolation.md)."
+        )
+    if os.geteuid() == 0:
         return "Jobs run as who submits them (docs/isolation.md)."
-    return f"Jobs run as {logins.user_name()}, whoever submits them (run_as under [executor]; docs/isolation.md)."
+    return f"Only {me}'s jobs run here: this is not root, and cannot run those of others (docs/isolation.md)."
 
 
 def access_lines(options: UpOptions, url: str) -> str:
-    """Return which user's commands find the password, and what others need."""
-    login = options.folder / logins.file_name("client")
+    """Return which user's commands find the login, and how others get one."""
     if logins.is_kept("client", url, os.environ):
-        found = f"{logins.user_name()}'s commands find the password by themselves"
+        found = f"{logins.user_name()}'s commands find the login by themselves"
     else:
+        login = options.folder / logins.file_name("client")
         found = f"commands need {logins.VARIABLE}={login}, as this user has no home to keep it in"
-    return f"{found}; other users and the nats command line need a copy of {login} (docs/cli.md)."
+    return f"{found}; other people get one of their own by `penstock user add NAME` (docs/access.md)."
 
 
 def tls_of(options: UpOptions) -> TlsFiles | None:

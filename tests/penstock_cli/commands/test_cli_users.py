@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 from fake_gateway import FakeGateway
 from typer.testing import CliRunner
@@ -16,7 +17,7 @@ from penstock_bus import Unauthorized, logins
 from penstock_bus.logins import Login
 from penstock_cli.app import app
 from penstock_log import request_bodies
-from penstock_log.views import UsersView, UserView
+from penstock_log.views import ActAnswer, UsersView, UserView
 
 
 @pytest.fixture
@@ -66,6 +67,30 @@ def test_a_login_that_is_taken_is_kept_and_used(home: Path) -> None:
     code, said = login(home / "given.json", is_let_in=True)
     assert (code, said.startswith("jane at nats://new:4222 is a user in vision; kept as context lab in")) == (0, True)
     assert (logins.contexts(os.environ), logins.selected_context(os.environ)) == ({"lab": given}, "lab")
+
+
+class AdminClient(KnownClient):
+    """A client of an admin who adds the first person."""
+
+    async def users(self) -> UsersView:
+        return UsersView(users=(), seq=1)
+
+    async def set_user(self, name: str, **_: object) -> ActAnswer:  # type: ignore[override]
+        return ActAnswer(id=name, changed=True, state="", message=f"{name} is a user in no team", seq=2)
+
+    async def login(self, name: str, **_: object) -> Login:  # type: ignore[override]
+        return Login(url="nats://h:1", user=name)
+
+
+def test_a_login_is_printed_where_no_file_can_be_written_as_in_a_container() -> None:
+    @asynccontextmanager
+    async def client(url: str) -> AsyncIterator[Client]:
+        yield AdminClient()
+
+    result = CliRunner().invoke(app, ["user", "add", "jane", "--out", "-"], obj={"client": client})
+    assert result.exit_code == 0
+    assert msgspec.json.decode(result.stdout, type=Login).user == "jane"
+    assert "jane is a user in no team" in result.stderr
 
 
 Run = Callable[..., tuple[int, str, str]]

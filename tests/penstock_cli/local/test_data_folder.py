@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
+from penstock_bus import logins
 from penstock_bus.health import Vitals
 from penstock_bus.memory import MemoryBus
 from penstock_bus.shell import EX_CONFIG
@@ -72,6 +73,36 @@ def test_jobs_run_as_who_started_it_unless_the_settings_say_as_whom(
     assert "PENSTOCK_EXECUTOR_RUN_AS" not in environment(options, "executor", 1, url="")
     monkeypatch.setenv("PENSTOCK_EXECUTOR_RUN_AS", "user")
     assert "PENSTOCK_EXECUTOR_RUN_AS" not in environment(UpOptions(), "executor", 1, url="")
+
+
+@pytest.mark.parametrize(
+    ("host", "said", "uid", "line"),
+    [
+        (
+            "127.0.0.1",
+            "",
+            0,
+            "Jobs run as ROOT, whoever submits them: before you add people, set PENSTOCK_EXECUTOR_RUN_AS",
+        ),
+        ("127.0.0.1", "executor", 0, "Jobs run as ROOT, whoever submits them"),
+        ("192.0.2.1", "executor", 0, "Jobs run as ROOT, whoever submits them"),
+        ("127.0.0.1", "user", 0, "Jobs run as who submits them"),
+        ("192.0.2.1", "", 0, "Jobs run as who submits them"),
+        ("127.0.0.1", "user", 1000, "Only ROOT's jobs run here: this is not root"),
+    ],
+)
+def test_the_banner_says_as_whom_jobs_really_run(
+    host: str, said: str, uid: int, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: uid)
+    if said:
+        monkeypatch.setenv("PENSTOCK_EXECUTOR_RUN_AS", said)
+    assert supervisor.jobs_line(UpOptions(host=host)).startswith(line.replace("ROOT", logins.user_name()))
+
+
+def test_the_banner_does_not_tell_others_to_copy_the_owners_login() -> None:
+    said = supervisor.access_lines(UpOptions(), "nats://127.0.0.1:1")
+    assert "other people get one of their own by `penstock user add NAME`" in said
 
 
 @pytest.mark.parametrize(("settings", "mode"), [("", 0o700), ('[executor]\nrun_as = "user"\n', 0o711)])
