@@ -147,22 +147,29 @@ class Archiver:
         return fact.until_s < until_s
 
     async def _fill(self, file: _ArchiveFile, after_seq: int, until_s: float) -> float:
-        """Write commits into a file until one is of the next stretch; return the time up to which all are in it."""
+        """
+        Write commits into a file until one is of the next stretch; return the time up to which all are in it.
+
+        Stretches in which the archive alone has spoken of itself go with the next one: they are worth no file, and
+        what follows has to be copied too.
+        """
         last_seq, every_s = await self._bus.last_seq(), self._settings.archive_every_s
         if after_seq >= last_seq:
             return until_s
         found: list[Delivery] = []
-        end_s = until_s
+        end_s, last_s, is_begun = 0.0, 0.0, False
         async with aclosing(self._bus.follow(after_seq)) as deliveries:
             async for delivery in deliveries:
-                if not file.commits and not found:
+                if not is_begun:
                     end_s = min(until_s, (delivery.stored_s // every_s + 1) * every_s)
                 if delivery.stored_s >= end_s:
                     break
+                is_begun |= delivery.subject != subjects.archive(ARCHIVE)
                 if file.commits + len(found) >= MOST_COMMITS:
-                    end_s = found[-1].stored_s
+                    end_s = last_s
                     break
                 found.append(delivery)
+                last_s = delivery.stored_s
                 if len(found) >= _AT_ONCE:
                     await asyncio.to_thread(file.write, found)
                     found = []

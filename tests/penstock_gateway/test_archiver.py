@@ -50,6 +50,7 @@ from penstock_matcher.machine import decider as matcher
 from penstock_profiler.machine import decider as profiler
 from penstock_ranker.machine import decider as ranker
 from penstock_simulator import archive_query
+from penstock_simulator.replay import history
 from penstock_testing import eventually, subject_of
 from penstock_tuner.machine import decider as tuner
 
@@ -171,6 +172,42 @@ async def test_the_story_from_the_archive_is_the_one_that_the_gateway_told(tmp_p
         listed = archive_query.jobs(one.folder, JobsRequest(limit=10))
         assert [(job.id, job.state) for job in listed.jobs] == [("old", "CD"), ("old2", "CD")]
         assert [job.id for job in archive_query.jobs(one.folder, JobsRequest(limit=1)).jobs] == ["old2"]
+
+
+async def test_days_on_which_only_the_archive_wrote_do_not_hold_up_those_after_them(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as one:
+        one.tell(joined(), *life("first"))
+        await one.archive()
+        one.clock.s += 10 * EVERY_S
+        one.tell(*life("second", at_s=one.clock.s))
+        await one.archive()
+        assert not len(one.live.state.jobs)
+        assert [job.id for job in archive_query.jobs(one.folder, JobsRequest(limit=10)).jobs] == ["first", "second"]
+
+
+async def test_a_stretch_of_more_commits_than_a_file_takes_is_in_several(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock_gateway.archiver.MOST_COMMITS", 4)
+    monkeypatch.setattr("penstock_gateway.archiver._AT_ONCE", 2)
+    async with cluster(tmp_path) as one:
+        one.tell(joined(), *life("a"), *life("b"))
+        await one.archive()
+        assert len(list(one.folder.glob("*.gz"))) == 4
+        assert [line["seq"] for line in one.archived()][:13] == [*range(1, 14)]
+        assert not len(one.live.state.jobs)
+
+
+async def test_the_files_one_after_the_other_tell_a_replay_of_the_log_as_it_was(tmp_path: Path) -> None:
+    log = read_wire(REAL)
+    async with cluster(tmp_path) as one:
+        one.replay(log)
+        await one.archive()
+        await one.archive()
+        assert one.live.state.archive.jobs > 100
+        text = b"".join(gzip.decompress(path.read_bytes()) for path in archive_query.files(one.folder))
+    then, now = history.of_deliveries(log), history.read_log(text.splitlines())
+    assert (now.jobs, now.runs) == (then.jobs, then.runs)
 
 
 async def test_young_jobs_and_those_that_somebody_needs_stay(tmp_path: Path) -> None:
