@@ -97,6 +97,13 @@ class Issuer:
         ):
             yield
 
+    async def owner_login(self) -> Login:
+        """Return a login of the owner that counts, once the log is read and the server knows what it says of them."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._has_begun and self.owner not in self._untold)
+        valid_from_s = self._users.valid_from_s(self.owner)
+        return self._keyring.person_login(self._url, self.owner, self._now_s(), valid_from_s=valid_from_s, ca=self._ca)
+
     async def answer(self, request: Request) -> Reply:
         """Answer a :class:`LoginRequest` with a login."""
         try:

@@ -130,6 +130,8 @@ class Server:
         """How much all streams may hold, since it was started."""
         self._port = settings.port
         self._owner_from_s = 0.0
+        self.owner_unknown = False
+        """Whether the owner's account was damaged at its start: their login counts once the issuer has made it anew."""
         self._home = settings.data_dir / settings.store
         self._logins_folder = settings.data_dir / SERVICE_LOGINS
 
@@ -299,12 +301,14 @@ class Server:
 
     def _last_revocation(self, keyring: Keyring, now_s: float) -> float:
         """Return that of the owner's logins; where it cannot be read, all that there are count as revoked."""
+        self.owner_unknown = False
         for home in (self._home, self.settings.data_dir / CREDENTIALS):  # its own, else what the first was told
             try:
                 found = keyring.valid_from_s(home / _ACCOUNTS, self.owner)
             except ValueError as error:
                 advice = "the owner's logins are refused until the issuer has told it anew"
                 _log.warning("account_damaged", error=str(error), advice=advice)
+                self.owner_unknown = True
                 return now_s
             if found is not None:
                 return found

@@ -22,7 +22,7 @@ import msgspec
 from penstock_bus import access
 from penstock_bus.callout import admitting
 from penstock_bus.cluster_member import ClusterMember, members_on_loopback
-from penstock_bus.issuer import issuing
+from penstock_bus.issuer import Issuer, issuing
 from penstock_bus.logger import get_logger
 from penstock_bus.logins import Login
 from penstock_bus.nats import NatsBus, StreamLimits, connect, streams
@@ -181,6 +181,8 @@ class ServerGroup:
         """
         Make accounts and logins for people, and let in those with tokens, while the context is open.
 
+        Logins of the owner that are to be left somewhere are complete once it is: see :attr:`Server.owner_unknown`.
+
         Parameters
         ----------
         advertised : str
@@ -205,7 +207,21 @@ class ServerGroup:
                 await stack.enter_async_context(
                     admitting(self.url, first.keyring, admin, issuer, oidc, extensions=extensions, now_s=now_s)
                 )
+            if first.owner_unknown:
+                await self._renew_owner_login(issuer)
             yield
+
+    async def _renew_owner_login(self, issuer: Issuer) -> None:
+        """Make the owner's login anew: what it has to be signed with stands in the log alone."""
+        try:
+            async with asyncio.timeout(SETTLED_S):
+                login = await issuer.owner_login()
+        except TimeoutError:
+            advice = "their login is refused until the log can be read, and the servers are started anew"
+            _log.error("owner_not_known", owner=self.servers[0].owner, waited_s=SETTLED_S, advice=advice)
+            return
+        for server in self.servers:
+            server.logins[access.CLIENT] = msgspec.structs.replace(login, url=server.url)
 
     async def _start_all(self) -> None:
         first, *others = self.servers

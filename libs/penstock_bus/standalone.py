@@ -63,8 +63,8 @@ async def serve(
         admin, (server,) = servers.logins[access.ADMIN], servers.servers
         async with connect(servers.url, login=admin, name="penstock server", limits=servers.limits):
             pass  # the first connection of an admin makes the streams
-        _write_logins(server.logins, settings.extensions, shared, url)
         async with servers.issuing(url):
+            _write_logins(server.logins, settings.extensions, shared, url)
             return await _until_stopped(server, settings, stopping)
 
 

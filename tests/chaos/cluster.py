@@ -24,7 +24,7 @@ from chaos.proxy import RouteProxies, TcpProxy
 from chaos.schedule import Schedule
 from chaos.server_clock import ProcessClock
 from chaos.server_clock import problem as problem_with_server_clocks
-from penstock_bus import Bus
+from penstock_bus import Bus, BusError
 from penstock_bus.access import ADMIN, CLIENT
 from penstock_bus.nats import NatsBus, connect
 from penstock_bus.server import Process, Server, ServerError, ServerSettings, wait_for_disk_space
@@ -75,6 +75,7 @@ class Cluster:
         self._power, self._over = asyncio.Event(), asyncio.Event()
         self._power.set()
         self._tasks: list[asyncio.Task[None]] = []
+        self._issuing = asyncio.ensure_future(asyncio.sleep(0))
         replicas = {**schedule.replicas, "executor": schedule.executors}
         self._options = UpOptions(data_dir=str(disk.folder), devices=DEVICES, replicas=replicas)
 
@@ -87,6 +88,7 @@ class Cluster:
         await self._servers.start()
         for server in self._servers.servers:
             self._make_clock(server)
+        self._issuing = asyncio.ensure_future(self._issue())
         processes = self._options.processes()
         for name in ("client", *(f"{service}-{number}" for service, number in processes)):
             self.proxies[name] = [await self._proxy(server) for server in self._servers.servers]
@@ -124,14 +126,13 @@ class Cluster:
     async def stop_server(self) -> None:
         """Stop the server, after what had to be read from it."""
         self._over.set()
+        await _cancelled(self._issuing)
         await self._servers.stop()
 
     async def abandon(self) -> None:
         """Kill whatever is left, whatever state it is in."""
         self._over.set()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await _cancelled(*self._tasks, self._issuing)
         for proxy in chain.from_iterable(self.proxies.values()):
             await proxy.stop()
         await self.routes.stop()
@@ -221,6 +222,7 @@ class Cluster:
     async def cut_power(self, off_s: float) -> None:
         """Kill everything at once, lose what was not flushed, and start again after a while."""
         self._power.clear()
+        await _cancelled(self._issuing)  # it is in this process, which keeps its power
         everybody = self._everybody()
         signal_all(everybody, signal.SIGSTOP)
         signal_all(self._everybody() - everybody, signal.SIGSTOP)
@@ -229,6 +231,7 @@ class Cluster:
         await asyncio.to_thread(self.disk.restore_power)
         await asyncio.sleep(off_s)
         self._power.set()
+        self._issuing = asyncio.ensure_future(self._issue())
 
     def _everybody(self) -> set[int]:
         return {*_running(self._running.values()), *self.leftovers()}
@@ -277,6 +280,17 @@ class Cluster:
                 return 1
             self._make_clock(server)
         return await server.wait()
+
+    async def _issue(self) -> None:
+        """Tell the servers of people's accounts, as ``penstock up`` does, from when it reaches them on."""
+        while True:
+            try:
+                async with self._servers.issuing():
+                    await asyncio.Event().wait()
+            except* BusError as errors:
+                with (self.home / "logs" / "issuer.log").open("a") as log:
+                    log.write(f"{errors.exceptions}\n")
+            await asyncio.sleep(_LOOK_S)
 
     async def _proxy(self, server: Server) -> TcpProxy:
         host, _, port = server.url.removeprefix("nats://").partition(":")
@@ -336,6 +350,12 @@ class Noted:
 
     def send_signal(self, signum: int) -> None:
         self._process.send_signal(signum)
+
+
+async def _cancelled(*tasks: asyncio.Future[None]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _running(processes: Iterable[Process | None]) -> list[int]:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock_bus import Append, NoResponders, Unavailable, server_group
-from penstock_bus.access import ADMIN
+from penstock_bus import Append, NoResponders, Unauthorized, Unavailable, server_group
+from penstock_bus.access import ADMIN, CLIENT
 from penstock_bus.cluster_member import ClusterMember
 from penstock_bus.nats import NatsBus, connect
 from penstock_bus.nats.link import Link
@@ -223,6 +223,22 @@ async def test_one_store_of_three_is_not_started_with_two_empty_ones_which_would
         ServerError, match=r"only .*/nats/jetstream holds the log: .*/nats-2/jetstream and .* outvote it"
     ):
         await ServerGroup(settings, 3).start()
+
+
+async def test_after_a_power_cut_that_tore_the_owners_account_the_login_that_is_left_counts(tmp_path: Path) -> None:
+    async with running(ServerSettings(data_dir=tmp_path, owner="olga")) as servers:
+        (server,) = servers.servers
+        await server.kill()
+        assert server.keyring is not None
+        (tmp_path / "nats" / "accounts" / f"{server.keyring.person('olga')}.jwt").write_text("")
+        await server.start()
+        made_at_start = servers.logins[CLIENT]
+        async with servers.issuing(), connect(servers.url, login=servers.logins[CLIENT], as_client=True) as bus:
+            with pytest.raises(NoResponders):
+                await bus.request("penstock.qry.gateway.status", b"")
+            with pytest.raises(Unauthorized):
+                async with connect(servers.url, login=made_at_start, as_client=True):
+                    pass
 
 
 @pytest.mark.parametrize("count", [0, 2, 4])

@@ -310,7 +310,6 @@ class _Supervisor:
             raise UpError(str(error)) from error
         try:
             self._record.url = self._servers.url
-            self._write_logins()
             self._children = [self._child(service, number) for service, number in processes]
             await self._supervise([service for service, _ in processes])
         except BaseExceptionGroup as group:
@@ -336,6 +335,7 @@ class _Supervisor:
             connect(self._servers.url, login=admin, name="supervisor", limits=self._servers.limits) as bus,
             self._servers.issuing(host=_advertised(self._options)),
         ):
+            self._write_logins()
             readiness = Readiness()
             ready = readiness.all_of(bus, services, self._missing, self._options.ready_s)
             kept = [
