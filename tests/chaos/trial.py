@@ -28,7 +28,7 @@ from penstock_cli.local.service_template import ServiceTemplate
 from penstock_log import JobFinished, JobSubmitted, SweepFinished, SweepSubmitted, subjects
 
 PATIENCE_S: Final = 90.0
-"""How long after the last fault everything may take to end: far more than it needs, even on a busy machine."""
+"""How long after the last fault, and after each job's end, the next may take: far more than it needs."""
 READY_AGAIN_S: Final = 60.0
 """How long processes may take to be ready again."""
 QUIET_S: Final = 10.0
@@ -135,10 +135,11 @@ async def _carried_out(cluster: Cluster, means: Means, verdict: Verdict) -> Reco
 
 
 async def _unfinished(bus: NatsBus, submitting: Sequence[asyncio.Future[None]], schedule: Schedule) -> set[str]:
-    """Wait until all is submitted and over; return what is not after :data:`PATIENCE_S`."""
+    """Wait until all is submitted and over; return what is not once nothing has ended for :data:`PATIENCE_S`."""
+    clock = asyncio.get_running_loop().time
     open_ = {job.id for job in schedule.jobs}
     try:
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(PATIENCE_S) as patience:
             await asyncio.gather(*submitting)
             kinds = [f"{subjects.prefix(kind)}*" for kind in ("job", "request", "sweep")]
             async for delivery in bus.follow(subjects=kinds):
@@ -147,6 +148,7 @@ async def _unfinished(bus: NatsBus, submitting: Sequence[asyncio.Future[None]], 
                         open_.add(_named(fact))
                     elif isinstance(fact, _FINISHED):
                         open_.discard(_named(fact))
+                        patience.reschedule(clock() + PATIENCE_S)
                 if not open_ and not delivery.pending:
                     break
     except TimeoutError:
