@@ -17,7 +17,7 @@ from local_issuer import AUDIENCE, LocalIssuer, serving
 from nats.aio.client import Client
 from test_access_attackers import bus_of
 
-from penstock_bus import Append, Endpoint, Reply, Request, Unauthorized
+from penstock_bus import Append, Endpoint, Reply, Request, Unauthorized, Unavailable
 from penstock_bus.login_tokens import keep_tokens
 from penstock_bus.logins import Login, Provider, Tokens
 from penstock_bus.nats import NatsBus, connect
@@ -119,7 +119,10 @@ async def test_who_is_known_is_let_in_by_a_token_and_nobody_else(tmp_path: Path)
                 assert await gateway.last_seq() == seq  # nobody was added
 
 
-async def test_whoever_is_rotated_or_removed_is_out_although_their_token_goes_on(tmp_path: Path) -> None:
+async def test_whoever_is_rotated_or_removed_is_out_although_their_token_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock_bus.nats.bus._REFUSED_S", 0.0)
     with serving(LocalIssuer()) as issuer:
         async with letting_in(tmp_path, issuer, add_users=True, leeway_s=30.0) as server:
             await told(server, UserSet(user="jane", at_s=1.0))
@@ -128,9 +131,12 @@ async def test_whoever_is_rotated_or_removed_is_out_although_their_token_goes_on
                 await told(server, UserSet(user="jane", valid_from_s=issuer.now_s(), at_s=1.0))
                 await eventually(lambda: client.is_closed)
             assert "the logins of jane were revoked after this token was made" in await refused(server, old)
-            async with token_client(server, newer) as client:
+            async with bus_by(server, newer) as bus:
+                assert await bus.request(WHO, b"") == b"jane"
                 await told(server, UserRemoved(user="jane", at_s=1.0))
-                await eventually(lambda: client.is_closed)
+                await eventually(lambda: bus.link.client.is_closed)
+                with pytest.raises(Unavailable, match=r"refused the token of jane .*; connect again"):
+                    await bus.request(WHO, b"")
             assert "jane was removed; an admin adds people" in await refused(server, newer)
 
 
@@ -152,10 +158,9 @@ async def test_a_long_connection_goes_on_with_a_new_token_when_the_first_one_end
     with serving(LocalIssuer()) as issuer:
         async with letting_in(tmp_path, issuer) as server:
             await told(server, UserSet(user="jane", at_s=1.0))
-            issuer.lifetime_s, issuer.refresh_tokens = 2.0, {"r0"}
+            issuer.lifetime_s, issuer.refresh_tokens = 3.0, {"r0"}
             kept, provider = tmp_path / "tokens.json", Provider(issuer=issuer.url, client_id=AUDIENCE)
             keep_tokens(kept, Tokens(issuer.token(), "r0"))
-            issuer.lifetime_s = 300.0
             async with bus_by(server, token_file=str(kept), provider=provider) as bus:
                 assert await bus.request(WHO, b"") == b"jane"
                 ended = asyncio.Event()

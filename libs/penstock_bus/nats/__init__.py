@@ -13,6 +13,7 @@ In reading order:
 * ``snapshots_and_leases``: Snapshots and leases.
 * ``requests``: Requests and telemetry.
 * ``work``: The work queue.
+* ``callout``: The server's question who somebody is that shows no login of its own.
 """
 
 from penstock_bus.nats.bus import NatsBus, connect

@@ -117,6 +117,7 @@ async def connect(
     )
     try:
         await _connected(connecting, attempts, login, connect_timeout_s)
+        attempts.was_let_in = True
         await link.start()
         if not as_client:
             await ensure(link, limits or StreamLimits(replicas=_REPLICAS if len(servers) >= _REPLICAS else 1))
@@ -183,7 +184,8 @@ class _Attempts:
         self.last: Exception | None = None
         self.refused = asyncio.Event()
         self.token: LoginToken | None = None
-        self._refused_s = float("inf")
+        self.was_let_in = False
+        self._first_refused_s = self._last_refused_s = float("-inf")
 
     async def failed(self, error: Exception) -> None:
         """Take an error from the client."""
@@ -192,29 +194,39 @@ class _Attempts:
         text = str(error).lower()
         # one whose login came too late over a slow network is asked for it again; that says nothing against the login
         if ("authorization" in text or "authentication" in text) and "timeout" not in text:
-            self._take_refusal()
+            self.refused.set()
+            if self.token is not None and self.was_let_in and not self.link.is_online:
+                await self._refused_again(self.token)
         await self.link.failed(error)
 
     async def renewed(self) -> bool:
         """Say whether there is a token with which to come again, after the last one has ended."""
         if self.token is None:
             return False
-        self._refused_s = float("inf")
         try:
-            return await self.token.renew()
+            self.link.has_new_token = await self.token.renew()
+            return self.link.has_new_token
         except Unauthorized as ended:
             self.link.end(str(ended))
             return False
 
-    def _take_refusal(self) -> None:
-        self.refused.set()
+    async def _refused_again(self, token: LoginToken) -> None:
+        """Renew the token of who was let in before and is refused now, or give up after a while."""
         now_s = asyncio.get_running_loop().time()
-        if self.token is None or self.link.is_online:
+        if now_s - self._last_refused_s > _REFUSED_S / 2:
+            self._first_refused_s = now_s
+        self._last_refused_s = now_s
+        try:
+            await token.renew()
+        except Unauthorized as ended:
+            self._give_up(str(ended))
             return
-        self._refused_s = min(self._refused_s, now_s)
-        if self.link.client.is_reconnecting and now_s - self._refused_s > _REFUSED_S:
-            self.link.end(str(_token_refused(self.link.address, self.token.current())))
-            self.link.client.options["max_reconnect_attempts"] = 1
+        if now_s - self._first_refused_s >= _REFUSED_S:
+            self._give_up(str(_token_refused(self.link.address, token.current())))
+
+    def _give_up(self, reason: str) -> None:
+        self.link.end(reason)
+        self.link.client.options["max_reconnect_attempts"] = 1  # which ends them
 
 
 async def _connected(

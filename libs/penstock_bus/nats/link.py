@@ -97,6 +97,8 @@ class Link:
         self.on_lost: set[Callable[[], None]] = set()
         self.served: dict[str, bool] = {}
         """Subject that is served here → whether the server lets us hear what is asked there."""
+        self.has_new_token = False
+        """Whether the connection ends because its token did, and comes back with another."""
         self._online = asyncio.Event()
         self._ended = ""
 
@@ -108,8 +110,11 @@ class Link:
     # --- called by the client
     async def disconnected(self) -> None:
         """End the calls that wait: their answers will not come on the next connection."""
-        if self._online.is_set() and not self._ended:
+        if self.has_new_token:
+            _log.info("token_ended", address=self.address, advice="the next one is shown")
+        elif self._online.is_set() and not self._ended:
             _log.warning("server_lost", address=self.address)
+        self.has_new_token = False
         self._online.clear()
         advice = "look what became of it, and try again"
         self.replies.fail(ConnectionLost(f"the connection to {self.address} was lost before it answered; {advice}"))

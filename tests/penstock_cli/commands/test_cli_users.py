@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,11 +11,12 @@ from pathlib import Path
 import msgspec
 import pytest
 from fake_gateway import FakeGateway
+from local_issuer import AUDIENCE, LocalIssuer, serving
 from typer.testing import CliRunner
 
 from penstock.client import Client
 from penstock_bus import Unauthorized, logins
-from penstock_bus.logins import Login
+from penstock_bus.logins import Login, Provider
 from penstock_cli.app import app
 from penstock_log import request_bodies
 from penstock_log.views import ActAnswer, UsersView, UserView
@@ -37,8 +39,8 @@ class KnownClient(Client):
         return UserView(name="jane", role="user", teams=("vision",))
 
 
-def login(file: Path, *, is_let_in: bool) -> tuple[int, str]:
-    """Run ``penstock login FILE --name lab`` with a server that takes the login or not."""
+def login(*words: str | Path, is_let_in: bool) -> tuple[int, str]:
+    """Run ``penstock login ... --name lab`` with a server that takes the login or not."""
 
     @asynccontextmanager
     async def client(url: str) -> AsyncIterator[Client]:
@@ -46,7 +48,7 @@ def login(file: Path, *, is_let_in: bool) -> tuple[int, str]:
             raise Unauthorized(f"the NATS server at {url} refused user 'jane', whose login expired")
         yield KnownClient()
 
-    result = CliRunner().invoke(app, ["login", str(file), "--name", "lab"], obj={"client": client})
+    result = CliRunner().invoke(app, ["login", *map(str, words), "--name", "lab"], obj={"client": client})
     return result.exit_code, result.output
 
 
@@ -112,3 +114,26 @@ def test_limits_of_a_user_are_numbers_or_go_back_to_the_default(penstock: Run, g
     ):
         code, _, said = penstock("user", "set", "jane", option, text)
         assert (code, f"{option}: expected a " in said, f"got '{text}'" in said) == (2, True, True)
+
+
+def test_somebody_logs_in_at_the_identity_provider_and_again(home: Path) -> None:
+    with serving(LocalIssuer()) as issuer:
+        public = Login(url="tls://new:4222", user="", provider=Provider(issuer=issuer.url, client_id=AUDIENCE))
+        logins.write_login(home / "oidc.json", public)
+        assert login(home / "oidc.json", is_let_in=False)[0] == 3
+        assert logins.contexts(os.environ) == {}
+        code, said = login(home / "oidc.json", is_let_in=True)
+        assert (code, f"open {issuer.url}/go?c=ABCD in any browser" in said) == (0, True)
+        kept = logins.contexts(os.environ)["lab"]
+        first = Path(kept.token_file).read_bytes()
+        assert (kept.user, kept.provider, kept.token, kept.url) == ("jane", public.provider, "", public.url)
+        assert stat.S_IMODE(Path(kept.token_file).stat().st_mode) == 0o600
+        code, said = login("", is_let_in=True)
+        assert (code, Path(kept.token_file).read_bytes() != first) == (0, True)
+        assert login("nats://new:1", "--oidc", issuer.url, is_let_in=True)[0] == 0
+
+
+def test_a_server_is_no_file_and_takes_an_identity_provider(home: Path) -> None:
+    for words in (["nats://new:1"], ["nats://new:1", "--oidc", "http://evil.example"], [""]):
+        code, said = login(*words, is_let_in=True)
+        assert (code, "--oidc" in said) == (2, True)
