@@ -264,6 +264,7 @@ class Client:
         role: Role | None = None,
         teams: Iterable[str] | None = None,
         revoke: bool = False,
+        revocation_s: float | None = None,
         open_jobs: int | None = None,
         commands_per_s: float | None = None,
         unset: Iterable[Literal["open_jobs", "commands_per_s"]] = (),
@@ -275,6 +276,8 @@ class Client:
         ----------
         revoke : bool
             Logins that were issued until now count no more.
+        revocation_s : float, optional
+            With ``revoke``, the name of the revocation: what :meth:`login` was given.
         open_jobs, commands_per_s
             The most jobs that they may have open, and commands that they may go on sending in each second, in place of
             the gateway's settings.
@@ -287,6 +290,7 @@ class Client:
             role=role,
             teams=named,
             revoke=revoke,
+            revocation_s=revocation_s,
             open_jobs=open_jobs,
             commands_per_s=commands_per_s,
             unset=tuple(unset),
@@ -307,7 +311,9 @@ class Client:
         """Return who may use the cluster."""
         return await self._query("users", request_bodies.AllRequest(), views.UsersView)
 
-    async def login(self, user: str = "", *, after_seq: int = 0, valid_s: float = 0.0) -> logins.Login:
+    async def login(
+        self, user: str = "", *, after_seq: int = 0, valid_s: float = 0.0, revocation_s: float | None = None
+    ) -> logins.Login:
         """
         Return a new login of a person; those that were issued before stay good.
 
@@ -319,8 +325,11 @@ class Client:
             Only once the log is known so far: the ``seq`` of the answer that added the person.
         valid_s : float
             For how long it counts, seconds; 0 for ever.
+        revocation_s : float, optional
+            Name of a revocation that is about to be commanded, from which on it counts: seconds since the epoch, later
+            than the last one.
         """
-        ask = request_bodies.LoginRequest(user=user, after_seq=after_seq, valid_s=valid_s)
+        ask = request_bodies.LoginRequest(user=user, after_seq=after_seq, valid_s=valid_s, revocation_s=revocation_s)
         body = await self.bus.request(subjects.command("login", "issuer"), msgspec.json.encode(ask), timeout_s=10.0)
         return msgspec.json.decode(body, type=logins.Login)
 

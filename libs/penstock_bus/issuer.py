@@ -125,6 +125,10 @@ class Issuer:
         if user not in self._users.by_name and user != self.owner:
             return Reply(code=404, error=f"no user {user!r}; add them first with `penstock user add {user}`")
         now_s, valid_from_s = self._now_s(), self._users.valid_from_s(user)
+        if asked.revocation_s is not None:
+            if asked.revocation_s <= valid_from_s:
+                return Reply(code=409, error=f"the logins of {user} were revoked meanwhile; rotate them again")
+            valid_from_s = asked.revocation_s
         expires_s = now_s + asked.valid_s if asked.valid_s else 0.0
         login = self._keyring.person_login(
             self._url, user, now_s, valid_from_s=valid_from_s, expires_s=expires_s, ca=self._ca

@@ -29,6 +29,7 @@ PersonName = Annotated[
     Meta(max_length=63, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.@+-]*$", description="letters, digits and any of _ . @ + -"),
 ]
 """A login name, or an address."""
+RevocationTime = Annotated[float, Meta(gt=0, le=1e11)]
 Who = Annotated[str, Meta(max_length=128)]
 Reason = Annotated[str, Meta(max_length=1000)]
 """It is shown wherever the job is."""
@@ -108,6 +109,9 @@ class UserRequest(GatewayRequest, frozen=True, kw_only=True):
         The first is the team of jobs that name none.
     revoke : bool
         Logins that were issued until now count no more.
+    revocation_s : float or None
+        With ``revoke``, the name of the revocation, for which a login may have been made before: later than the last
+        one, seconds since the epoch. Commanding the same one again does nothing.
     open_jobs : int or None
         The most jobs that they may have open, in place of the gateway's setting; 0 lets them submit none.
     commands_per_s : float or None
@@ -120,6 +124,7 @@ class UserRequest(GatewayRequest, frozen=True, kw_only=True):
     role: Optional[Role] = None
     teams: Optional[tuple[Name, ...]] = None
     revoke: bool = False
+    revocation_s: Optional[RevocationTime] = None
     by: Who = ""
     open_jobs: Optional[Annotated[int, Meta(ge=0)]] = None
     commands_per_s: Optional[Annotated[float, Meta(gt=0)]] = None
@@ -138,11 +143,15 @@ class LoginRequest(GatewayRequest, frozen=True, kw_only=True):
         Only once the issuer has read the log so far: the answer to the command that added the person.
     valid_s : float
         For how long it counts, seconds; 0 for ever.
+    revocation_s : float or None
+        For a login that counts once a revocation of this name has come, which is about to be commanded; so people can
+        have their own logins refused, and hold a new one before.
     """
 
     user: str = ""
     after_seq: Annotated[int, Meta(ge=0)] = 0
     valid_s: Annotated[float, Meta(ge=0)] = 0.0
+    revocation_s: Optional[RevocationTime] = None
 
 
 class TokenRequest(GatewayRequest, frozen=True, kw_only=True):

@@ -32,9 +32,7 @@ def set_user(state: GatewayState, ask: request_bodies.UserRequest, now_s: float,
     if both := [name for name in ask.unset if getattr(ask, name) is not None]:
         raise RequestRefused(BAD, f"$.unset: {listed(both)} cannot be set and unset at once; leave one of them out")
     after = _changed(before or UserRecord(name=ask.user, role="user"), ask)
-    valid_from_s = state.users.valid_from_s(ask.user)
-    if ask.revoke or (before is None and ask.user in state.users.removed):
-        valid_from_s = max(now_s, math.nextafter(valid_from_s, math.inf))  # another one, whatever the clock says
+    valid_from_s = _valid_from_s(state, ask, now_s)
     fact = UserSet(
         user=ask.user,
         role=after.role,
@@ -66,6 +64,19 @@ def remove_user(
     fact = UserRemoved(user=ask.id, by=ask.by, reason=ask.reason, at_s=now_s)
     message = f"{ask.id} cannot log in any more{goes_on}"
     return JobAction(id=ask.id, state="removed", message=message, subject=subjects.user(ask.id), fact=fact)
+
+
+def _valid_from_s(state: GatewayState, ask: request_bodies.UserRequest, now_s: float) -> float:
+    """Return the last revocation of a person's logins: that of before, or another one, whatever the clock says."""
+    last_s = state.users.valid_from_s(ask.user)
+    if ask.revocation_s is not None and not ask.revoke:
+        raise RequestRefused(BAD, "$.revocation_s: is the name of a revocation; expected revoke = true beside it")
+    if ask.revocation_s is not None:
+        if ask.revocation_s < last_s:
+            raise RequestRefused(CONFLICT, f"the logins of {ask.user} were revoked meanwhile; rotate them again")
+        return ask.revocation_s
+    returns = ask.user in state.users.removed and ask.user not in state.users.by_name
+    return max(now_s, math.nextafter(last_s, math.inf)) if ask.revoke or returns else last_s
 
 
 def _changed(before: UserRecord, ask: request_bodies.UserRequest) -> UserRecord:

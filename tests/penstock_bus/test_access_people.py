@@ -11,17 +11,23 @@ import msgspec
 import nats
 import nats.errors
 import pytest
-from nats.aio.client import Client
+from click.testing import Result
+from gateway_cases import gateway
+from nats.aio.client import Client as RawClient
 from test_access_attackers import FORGED, bus_of, by_reply, of_the_api, picture, writing
+from typer.testing import CliRunner
 
+from penstock.client import Client
 from penstock_bus import Append, Endpoint, Reply, Request, ServiceError, Snapshot, Unauthorized, claims
 from penstock_bus.access import ADMIN
 from penstock_bus.claims import SigningKey
 from penstock_bus.issuer import issuing
-from penstock_bus.logins import Login
+from penstock_bus.logins import Login, read_login
 from penstock_bus.nats import NatsBus, connect
 from penstock_bus.nats.relay import AT_ONCE_OF_ONE, MOST_WAITING
 from penstock_bus.server import Server, ServerSettings, running
+from penstock_cli.app import app
+from penstock_gateway.machine import GatewaySettings
 from penstock_log import Commit, JobCancelled, UserRemoved, UserSet, subjects
 from penstock_log.request_bodies import LoginRequest
 from penstock_log.services import WRITERS
@@ -79,7 +85,7 @@ async def added(server: Server, user: str, role: str = "user") -> Login:
 
 
 @asynccontextmanager
-async def raw(login: Login) -> AsyncIterator[Client]:
+async def raw(login: Login) -> AsyncIterator[RawClient]:
     """A connection without any adapter."""
 
     async def unheard(_: Exception) -> None:
@@ -102,7 +108,7 @@ def bus_as(login: Login) -> NatsBus:
     return connect(login.url, login=login, timeout_s=3.0, as_client=True)  # type: ignore[return-value]
 
 
-async def settled(client: Client) -> None:
+async def settled(client: RawClient) -> None:
     await client.flush()
     await asyncio.sleep(0)
     await client.flush()
@@ -301,6 +307,23 @@ async def test_whoever_is_rotated_or_removed_is_out_at_once(server: Server) -> N
             pass
 
 
+async def test_people_rotate_their_own_login_and_hold_the_new_one(
+    server: Server, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    file = tmp_path_factory.mktemp("home") / "olga.json"
+    old = server.logins["client"]
+
+    def rotate() -> Result:
+        client = {"client": lambda _: Client(server.url, login=old)}
+        return CliRunner().invoke(app, ["user", "rotate", "olga", "--out", str(file)], obj=client)
+
+    async with bus_of(server, "gateway") as bus, gateway(bus, settings=GatewaySettings(owner="olga")):
+        result = await asyncio.to_thread(rotate)
+        assert "the logins of olga that were issued until now are refused" in result.output
+        assert await is_let_in(server, read_login(file))
+        assert not await is_let_in(server, old)
+
+
 async def test_logins_are_for_admins_to_make(server: Server) -> None:
     alice, ada = await added(server, "alice"), await added(server, "ada", "admin")
     async with bus_as(alice) as bus:
@@ -365,13 +388,18 @@ async def test_services_hear_no_answers_to_people_and_no_login_of_a_node(server:
     async def hear(msg: nats.aio.msg.Msg) -> None:
         heard.append(msg.subject)
 
-    for service in ("extension", "executor", "matcher"):
-        login = server.logins[service]
+    assert server.keyring is not None
+    joining = server.keyring.join_login(server.url, NOW_S, 4e9)
+    thieves = {service: server.logins[service] for service in ("extension", "executor", "matcher")}
+    for name, login in {**thieves, "join": server.keyring.join_login(server.url, NOW_S, 4e9)}.items():
         async with raw(login) as thief:
-            for pattern in ("_R_.>", "_INBOX.join.>", "_INBOX.gateway.>"):
+            patterns = ("_R_.>", "_INBOX.join.>", "_INBOX.gateway.>")
+            for pattern in (">", "penstock.>", "_INBOX.gateway.>") if name == "join" else patterns:
                 await thief.subscribe(pattern, cb=hear)
             await settled(thief)
-            assert await added(server, f"new-{service}")
+            assert await added(server, f"new-{name}")
+            async with bus_as(joining) as newcomer:
+                assert await newcomer.request(subjects.command("join", "issuer"), b"n2", timeout_s=10.0)
             await settled(thief)
     assert heard == []
 

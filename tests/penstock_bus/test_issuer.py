@@ -77,8 +77,8 @@ class Issued:
         commit = Commit(id=f"c{next(self.ids)}", actor="gateway/1", facts=(fact,))
         return await self.bus.append(Append(subject=subjects.user(fact.user), commit=commit, expected=None))
 
-    async def login(self, user: str, after_seq: int = 0) -> Login:
-        ask = msgspec.json.encode(LoginRequest(user=user, after_seq=after_seq))
+    async def login(self, user: str, after_seq: int = 0, revocation_s: float | None = None) -> Login:
+        ask = msgspec.json.encode(LoginRequest(user=user, after_seq=after_seq, revocation_s=revocation_s))
         body = await self.bus.request(subjects.command("login", "issuer"), ask, timeout_s=60.0)
         return msgspec.json.decode(body, type=Login)
 
@@ -156,6 +156,18 @@ async def test_a_login_counts_from_its_revocation_on_and_until_the_next_whatever
         await eventually(lambda: server.told.count("alice") == 5)
         assert server.lets_in(second)
         assert server.lets_in(made[-1])
+
+
+async def test_a_login_for_a_coming_revocation_counts_from_that_on(server: FakeAccounts, memory_bus: MemoryBus) -> None:
+    async with issuing(server, memory_bus) as issued:
+        old = await issued.login("olga")
+        new = await issued.login("olga", revocation_s=NOW_S + 3)
+        assert (server.lets_in(old), server.lets_in(new)) == (True, False)
+        await issued.login("olga", await issued.set("olga", revoke=True, revocation_s=NOW_S + 3))
+        assert (server.lets_in(old), server.lets_in(new)) == (False, True)
+        for late_s in (NOW_S, NOW_S + 3):
+            with pytest.raises(ServiceError, match="the logins of olga were revoked meanwhile; rotate them again"):
+                await issued.login("olga", revocation_s=late_s)
 
 
 async def test_whoever_is_removed_and_added_again_at_once_needs_a_new_login(

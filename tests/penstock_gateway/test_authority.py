@@ -288,3 +288,17 @@ async def test_names_of_others_are_no_suggestions(shared: Gateway) -> None:
         for query in ("job", "sweep"):
             code, said = await refusal(uma.query(query, {"id": wanted}))
             assert (code, "its id is" in said, "secret-bob" in said.partition(";")[2]) == (404, False, False)
+
+
+async def test_a_revocation_that_is_named_happens_once_and_not_before_a_later_one() -> None:
+    async with MemoryBus() as bus, gateway(bus, joined(), settings=GatewaySettings(owner="olga")) as running:
+        olga = as_user(running, "olga")
+        for again in (True, False):
+            answer = await olga.command("set_user", {"user": "new", "revoke": True, "revocation_s": NOW_S + 1e6})
+            assert answer["changed"] == again
+        code, said = await refusal(olga.command("set_user", {"user": "new", "revoke": True, "revocation_s": NOW_S}))
+        assert (code, "revoked meanwhile" in said) == (409, True)
+        await olga.command("set_user", {"user": "new", "revoke": True})
+        (new, _) = (await olga.query("users"))["users"]
+        assert new["valid_from_s"] > NOW_S + 1e6
+        assert (await refusal(olga.command("set_user", {"user": "new", "revocation_s": NOW_S + 2e6})))[0] == 400

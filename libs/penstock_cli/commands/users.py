@@ -12,6 +12,7 @@ import math
 import os
 import re
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal, TypeVar
 
@@ -46,6 +47,10 @@ OpenJobsOption = Annotated[
 RateOption = Annotated[
     str | None, typer.Option("--rate", help="Commands that they may go on sending in a second: a number, or default.")
 ]
+_UNKNOWN: Final = 500
+"""From this error code on, a command may have been carried out all the same."""
+_LET_IN_TRIES: Final = 50
+_LET_IN_S: Final = 0.2
 _DEFAULT: Final = "default"
 _PRINTED: Final = Path("-")
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
@@ -149,16 +154,53 @@ def rm(
 
 def rotate(ctx: typer.Context, name: User, out: To = None, valid: Valid = "") -> None:
     """Have all logins of a person count no more, and write a new one."""
+    from penstock_bus.port import ServiceError
+
     file, valid_s = _free(out or Path(f"{name}.json")), _valid_s(valid)
 
-    async def rotated(client: Client) -> Login:
-        if all(one.name != name for one in (await client.users()).users):
+    async def rotated(client: Client) -> None:
+        found = next((one for one in (await client.users()).users if one.name == name), None)
+        if found is None:
             raise Failure(f"no user {name!r}; `penstock user ls` lists them", Exit.NOT_FOUND)
-        answer = await client.set_user(name, revoke=True)
-        return await client.login(name, after_seq=answer.seq, valid_s=valid_s)
+        now_s = time.time()  # noqa: TID251 - a name; what counts is that it is another one
+        revocation_s = max(now_s, math.nextafter(found.valid_from_s, math.inf))
+        made = await client.login(name, valid_s=valid_s, revocation_s=revocation_s)
+        _store(file, made)  # before the others are refused: people rotate their own, with which they came
+        await _revoked(client, name, revocation_s, made, file)
 
-    made = call(ctx, rotated)
-    _write(file, made, f"the logins of {name} that were issued until now are refused; the new one is {_called(file)}")
+    try:
+        call(ctx, rotated)
+    except ServiceError:  # nothing was revoked
+        file.unlink(missing_ok=True)
+        raise
+    told = f"the logins of {name} that were issued until now are refused; the new one is {_called(file)}"
+    _announce(file, told)
+
+
+async def _revoked(client: Client, name: str, revocation_s: float, made: Login, file: Path) -> None:
+    """Have all logins but a new one refused, and return once that one is let in."""
+    from penstock.client import Client
+    from penstock_bus.port import BusError, ServiceError
+
+    unanswered = ""
+    try:
+        await client.set_user(name, revoke=True, revocation_s=revocation_s)
+    except BusError as error:  # maybe since one's own connection is ended: the new login shows what became of it
+        if isinstance(error, ServiceError) and error.code < _UNKNOWN:
+            raise
+        unanswered = f" ({error})"
+    for _ in range(_LET_IN_TRIES):
+        try:
+            async with Client(client.url, login=made) as newer:
+                await newer.whoami()
+                return
+        except BusError as error:
+            last = str(error)
+        await asyncio.sleep(_LET_IN_S)
+    unknown = f"the new login ({_called(file)}) is not let in yet: {last}{unanswered}"
+    raise Failure(
+        f"{unknown}; try it later, and if it stays out the logins of {name} were not changed: rotate them again"
+    )
 
 
 def login(
@@ -346,15 +388,23 @@ def _called(file: Path) -> str:
 
 
 def _write(file: Path, made: Login, told: str) -> None:
+    _store(file, made)
+    _announce(file, told)
+
+
+def _store(file: Path, made: Login) -> None:
     from penstock_bus import logins
 
     made = msgspec.structs.replace(made, description="penstock")
     if file == _PRINTED:
         typer.echo(logins.text_of(made), nl=False)
-        return tell(told)
+        return
     try:
         logins.write_login(file, made)
     except OSError as error:
         remedy = "`penstock user rotate` makes another login"
         raise Failure(f"{file} cannot be written: {error.strerror}; {remedy}") from error
-    return render.say(told)
+
+
+def _announce(file: Path, told: str) -> None:
+    (tell if file == _PRINTED else render.say)(told)
