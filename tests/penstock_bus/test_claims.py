@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from penstock_bus import claims
@@ -50,3 +52,12 @@ def test_each_person_has_an_account_and_each_login_a_key() -> None:
     assert len({one["iss"] for one in said}) == 1
     later = ring.person_login("nats://h:1", "alice", 1.0, valid_from_s=2.0)
     assert claims.decoded(later.user_jwt)["iss"] != said[0]["iss"]
+
+
+def test_a_configuration_replaces_nothing_that_a_server_was_told_of_its_owner(tmp_path: Path) -> None:
+    ring = Keyring(SECRET)
+    preloaded = ring.config(tmp_path, "olga", 1_700_000_000.0, owner_from_s=7.0)["resolver_preload"]
+    owner = claims.decoded(preloaded[ring.person("olga")])
+    assert owner["iat"] < claims.decoded(ring.person_account("olga", 1_600_000_000.0, reads_all=True))["iat"]
+    assert owner["nats"]["tags"] == ["valid-from:7.0"]
+    assert claims.decoded(preloaded[ring.services])["iat"] == 1_700_000_000
