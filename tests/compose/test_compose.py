@@ -3,51 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
-import subprocess
-from pathlib import Path
 
 import pytest
+from compose_stack import docker, running
 from testcontainers.compose import DockerCompose
 
 import penstock
 from penstock_log.services import CORE
 
-ROOT = Path(__file__).parents[2]
 SERVICES = {"nats", *CORE}
 pytestmark = [pytest.mark.compose, pytest.mark.timeout(900)]
 
 
-def free_port() -> int:
-    with socket.socket() as it:
-        it.bind(("127.0.0.1", 0))
-        return int(it.getsockname()[1])
-
-
 @pytest.fixture(scope="module")
 def compose(tmp_path_factory):
-    port = free_port()
-    os.environ |= {"PENSTOCK_PORT": str(port), "COMPOSE_PROJECT_NAME": f"penstock-test-{port}"}
-    stack = DockerCompose(str(ROOT), build=True, wait=True)
-    try:
-        stack.start()
-        credentials = tmp_path_factory.mktemp("outside") / "client.json"
-        credentials.write_text(docker(stack, "exec", "-T", "nats", "cat", "/auth/client/client.json"))
-        os.environ["PENSTOCK_CREDENTIALS"] = str(credentials)
+    with running(tmp_path_factory.mktemp("outside") / "client.json") as stack:
         yield stack
-    finally:
-        docker(stack, "logs", "--no-color", "--tail", "60", check=False)
-        docker(stack, "down", "--volumes", "--timeout", "5", check=False)
-
-
-def docker(stack: DockerCompose, *words: str, check: bool = True) -> str:
-    done = subprocess.run(
-        [*stack.compose_command_property, *words], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    print(done.stdout, done.stderr)  # noqa: T201 what pytest shows when something fails
-    assert not check or done.returncode == 0
-    return done.stdout
 
 
 def client() -> penstock.Client:
