@@ -7,10 +7,11 @@ output of jobs, for ``penstock logs`` and ``penstock run``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, TypeVar
+from typing import IO, TYPE_CHECKING, Annotated, Final, TypeVar
 
 import typer
 
@@ -34,6 +35,9 @@ Archive = Annotated[
 ]
 ENDED_SHOWN = 20
 """How many of the jobs that have ended `penstock ps` shows without --all."""
+_STOPPABLE: Final = ("PD", "R", "PR")
+_MOST_LISTED: Final = 1000
+_AT_ONCE: Final = 50
 
 
 def register(app: typer.Typer) -> None:
@@ -221,12 +225,43 @@ def _whole_id(found: views.EventsView, entity: str) -> str:
 
 def cancel(
     ctx: typer.Context,
-    jobs: JobIds,
+    *,
+    jobs: Annotated[list[str] | None, typer.Argument(metavar="JOB...", help="Job ids, or beginnings of them.")] = None,
+    user: Annotated[
+        str, typer.Option("--user", help="All jobs of this user that wait or run; not their sweeps: `sweep cancel`.")
+    ] = "",
     reason: Annotated[str, typer.Option("--reason", help="Kept in the log.")] = "",
     output: AnswerOut = "text",
 ) -> None:
     """End jobs; running ones are stopped first."""
-    act(ctx, jobs, lambda client, job: client.cancel(job, reason), output)
+    if bool(jobs) == bool(user):
+        bad_input("expected the ids of jobs, or --user NAME for all of one user")
+    if jobs:
+        return act(ctx, jobs, lambda client, job: client.cancel(job, reason), output)
+    answers = call(ctx, lambda client: _cancelled(client, user, reason))
+    if output == "json":
+        for answer in answers:
+            render.show_answer(answer, answer.message, output)
+        return None
+    ended = sum(answer.changed for answer in answers)
+    return render.say(f"{render.count(ended, 'job')} of {user} cancelled" if answers else f"{user} has no open job")
+
+
+async def _cancelled(client: Client, user: str, reason: str) -> list[views.ActAnswer]:
+    """Cancel all open jobs of a user, the newest first."""
+    answers: list[views.ActAnswer] = []
+    seen: set[str] = set()
+    while True:
+        found = (await client.jobs(user=user, state=_STOPPABLE, limit=_MOST_LISTED)).jobs
+        if not (new := [job.id for job in found if job.id not in seen]):
+            return answers
+        seen.update(new)
+        for batch in _batches(new):
+            answers += await asyncio.gather(*(client.cancel(job_id, reason) for job_id in batch))
+
+
+def _batches(ids: list[str]) -> Iterator[list[str]]:
+    return (ids[at : at + _AT_ONCE] for at in range(0, len(ids), _AT_ONCE))
 
 
 def hold(ctx: typer.Context, jobs: JobIds, output: AnswerOut = "text") -> None:

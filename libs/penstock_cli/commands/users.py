@@ -91,7 +91,8 @@ def add(
         return answer, await client.login(name, after_seq=answer.seq, valid_s=valid_s)
 
     answer, made = call(ctx, added)
-    _write(file, made, f"{answer.message}; give them {_called(file)}, for `penstock login {file.name}`")
+    kept_as = "FILE" if file == _PRINTED else file.name
+    _write(file, made, f"{answer.message}; give them {_called(file)}, for `penstock login {kept_as}`")
 
 
 def set_(

@@ -223,6 +223,22 @@ def test_commands_take_several_jobs_and_say_what_became_of_each(penstock: Run, c
     assert [line.split()[0].rstrip(":") for line in out.splitlines()] == ["a1", "b2"]
 
 
+def test_all_jobs_of_a_user_that_are_not_over_are_cancelled(penstock: Run, gateway: FakeGateway) -> None:
+    over = {job_id for job_id, job in gateway.jobs.items() if job.state not in {"PD", "R", "PR"}}
+    assert penstock("cancel", "--user", "alice", "--reason", "flood")[0] == 0
+    asked = [ask for ask in gateway.asked if isinstance(ask, request_bodies.ActRequest)]
+    assert {ask.id for ask in asked} == set(gateway.jobs) - over
+    assert {ask.reason for ask in asked} == {"flood"}
+    assert [ask.user for ask in gateway.asked if isinstance(ask, request_bodies.JobsRequest)] == ["alice", "alice"]
+    assert penstock("cancel", "--user", "alice") == (0, "alice has no open job\n", "")
+
+
+@pytest.mark.parametrize("words", [(), ("b2", "--user", "alice")])
+def test_jobs_to_cancel_are_named_or_all_of_a_user(penstock: Run, words: tuple[str, ...]) -> None:
+    code, _, said = penstock("cancel", *words)
+    assert (code, "expected the ids of jobs, or --user NAME for all of one user" in said) == (2, True)
+
+
 def test_an_unknown_job_does_not_keep_the_others_from_being_cancelled(penstock: Run, gateway: FakeGateway) -> None:
     code, out, err = penstock("cancel", "nope", "b2", "--reason", "wrong data")
     assert code == 4
