@@ -137,7 +137,7 @@ def decider() -> Decider[ExecutorState]:
     return Decider(
         name="executor",
         state=ExecutorState,
-        schema="executor.v4",
+        schema="executor.v5",
         apply=apply,
         decide=lambda state, now_s: Decision(),  # noqa: ARG005
         leads=False,

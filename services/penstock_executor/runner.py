@@ -58,10 +58,6 @@ SNAPSHOT_EVERY: Final = 5_000
 SNAPSHOT_LOOK_S: Final = 10.0
 EXPIRE_LOOK_S: Final = 60.0
 _NOBODY: Final = 65_534
-FOLLOWED: Final = tuple(
-    f"{subjects.ROOT}.evt.{kind}.*" for kind in ("job", "profile", "request", "round", "run", "node", "sweep", "scale")
-)
-"""Of sweeps and scales: what jobs are to have next; of sweeps also, when nobody needs their checkpoints any more."""
 
 
 async def run(shell: Shell, settings: ExecutorSettings) -> None:
@@ -82,7 +78,6 @@ async def run(shell: Shell, settings: ExecutorSettings) -> None:
             shell.bus,
             machine.decider(),
             name=f"executor.{node_id}",
-            subjects=FOLLOWED,
             on_delivery=lambda delivery: shell.progress.read(delivery.seq, matters=True),
         )
         async with live:

@@ -11,7 +11,6 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
@@ -25,7 +24,6 @@ from penstock_bus.decider import Decider, Fold
 from penstock_bus.nats import NatsBus, direct_get
 from penstock_bus.nats.consumer import StreamReader, position
 from penstock_bus.nats.streams import BUCKET, KEY
-from penstock_executor.runner import FOLLOWED
 from penstock_log import subjects
 from penstock_log.services import CORE
 
@@ -202,13 +200,12 @@ async def wrong_folds(bus: NatsBus, executors: int) -> list[str]:
         if snapshot is None:
             continue
         service = name.partition(".")[0]
-        followed = FOLLOWED if service == "executor" else ("*",)
         saved, fold = Fold(decider_of(service)), Fold(decider_of(service))
         if not saved.restore(snapshot):
             wrong.append(f"the snapshot of {name} cannot be read")
             continue
         for delivery in everything:
-            if delivery.seq <= snapshot.last_seq and any(fnmatchcase(delivery.subject, one) for one in followed):
+            if delivery.seq <= snapshot.last_seq:
                 fold.apply(delivery)
         if saved.encoded() != fold.encoded():
             wrong.append(f"the snapshot of {name} at {snapshot.last_seq} is not the fold of the log up to there")

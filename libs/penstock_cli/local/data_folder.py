@@ -70,6 +70,8 @@ class SupervisorRecord(msgspec.Struct, kw_only=True):
         Processes that have not said so yet.
     notes : dict of str to str
         Service → what people should know of it at first.
+    owner : str
+        The person who may do everything; empty where an earlier version wrote this.
     """
 
     url: str
@@ -80,6 +82,7 @@ class SupervisorRecord(msgspec.Struct, kw_only=True):
     processes: dict[str, SupervisedProcess] = {}
     waiting_for: tuple[str, ...] = ()
     notes: dict[str, str] = {}
+    owner: str = ""
 
     def save(self, folder: Path) -> None:
         """Write the record into the data folder, readable by its owner only."""
@@ -104,7 +107,16 @@ def login(folder: Path, user: str) -> dict[str, str] | None:
     record, file = read(folder), login_file(folder, user)
     if record is None or not file.exists():
         return None
-    return {"PENSTOCK_URL": record.url, logins.VARIABLE: str(file)}
+    env = {"PENSTOCK_URL": record.url, logins.VARIABLE: str(file)}
+    return env | (_of_gateway(folder, record.owner) if user == "gateway" else {})
+
+
+def _of_gateway(folder: Path, owner: str) -> dict[str, str]:
+    """Return who owns the cluster and where its archive is, on which all of its gateways have to agree."""
+    env = {"PENSTOCK_GATEWAY_OWNER": owner} if owner else {}
+    if not origin("gateway", "archive_dir"):
+        env["PENSTOCK_GATEWAY_ARCHIVE_DIR"] = str(folder.absolute() / "archive")
+    return env
 
 
 def login_file(folder: Path, user: str) -> Path:
@@ -305,6 +317,11 @@ class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
         """The data folder, absolute."""
         return Path(self.data_dir).absolute()
 
+    @property
+    def owner_name(self) -> str:
+        """The person who may do everything: whoever starts this, unless another is named."""
+        return self.owner or logins.user_name()
+
     def processes(self) -> list[tuple[str, int]]:
         """
         Return ``(service, number)`` of each process, numbers from 1.
@@ -327,7 +344,7 @@ def environment(options: UpOptions, service: str, number: int, *, url: str) -> d
     if options.config:
         env["PENSTOCK_CONFIG"] = str(Path(options.config).absolute())
     if service == "gateway":
-        env["PENSTOCK_GATEWAY_OWNER"] = options.owner or logins.user_name()
+        env["PENSTOCK_GATEWAY_OWNER"] = options.owner_name
     if service == "executor":
         env |= _of_executor(options, number)
     if service == "gateway" and not origin("gateway", "archive_dir", environ={**os.environ, **env}):

@@ -296,6 +296,7 @@ class _Supervisor:
             pid=os.getpid(),
             started_s=time.time(),  # noqa: TID251 - for people who read the record
             version=health.VERSION,
+            owner=options.owner_name,
         )
 
     async def run(self) -> None:
