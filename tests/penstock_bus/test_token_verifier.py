@@ -60,10 +60,11 @@ def by_public_key(issuer: LocalIssuer) -> str:
     return f"{text}.{base64.urlsafe_b64encode(mac).decode().rstrip('=')}"
 
 
-def by_own_key(issuer: LocalIssuer, kid: str = "k1", **header: Any) -> str:
+def by_own_key(issuer: LocalIssuer, kid: str | None = "k1", **header: Any) -> str:
     """A token under the name of a key of the issuer's, or another, signed by the attacker's."""
     own = ECKey.generate_key("P-256")
-    return jwt.encode({"alg": "ES256", "kid": kid, **header}, issuer.claims(), own, ["ES256"])
+    named = {"kid": kid} if kid else {}
+    return jwt.encode({"alg": "ES256", **named, **header}, issuer.claims(), own, ["ES256"])
 
 
 def with_own_key(issuer: LocalIssuer) -> str:
@@ -89,6 +90,8 @@ ATTACKS: dict[str, tuple[Callable[[LocalIssuer], str], str]] = {
     "a key of another kind": (lambda one: by_own_key(one, "r1"), "its signature is not that of"),
     "an unknown key": (lambda one: by_own_key(one, "k9"), "'k9' .* publishes no such key"),
     "a key by address": (lambda one: by_own_key(one, "k9", jku="http://127.0.0.1:1/keys"), "publishes no such key"),
+    "a key without a name": (lambda one: by_own_key(one, None), "is signed by the key None"),
+    "a key that is no text": (lambda _: f"{part({'alg': 'ES256', 'kid': 7})}.e30.AA", "names the key 7"),
     "claims changed": (changed, "its signature is not that of"),
     "another issuer": (lambda one: one.token(iss="https://evil.example"), "its issuer is 'https://evil.example'"),
     "another audience": (lambda one: one.token(aud="grafana"), "made out for 'grafana', expected penstock"),

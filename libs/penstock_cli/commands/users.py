@@ -80,17 +80,25 @@ def add(
     team: Teams = None,
     out: To = None,
     valid: Valid = "",
+    no_login: Annotated[
+        bool, typer.Option("--no-login", help="They log in at the identity provider, and need no file.")
+    ] = False,
 ) -> None:
     """Let a person use the cluster, and write a login for them: a secret, which they give to `penstock login`."""
-    file, valid_s = _free(out or Path(f"{name}.json")), _valid_s(valid)
+    if no_login and (out or valid):
+        bad_input("--no-login writes no file, so there is nothing for --out and --valid to say")
+    file, valid_s = Path() if no_login else _free(out or Path(f"{name}.json")), _valid_s(valid)
 
-    async def added(client: Client) -> tuple[views.ActAnswer, Login]:
+    async def added(client: Client) -> tuple[views.ActAnswer, Login | None]:
         if any(one.name == name for one in (await client.users()).users):
             raise Failure(f"{name} is a user already; `penstock user set` changes them, `rotate` gives a new login")
         answer = await client.set_user(name, role=_role(role), teams=team)
-        return answer, await client.login(name, after_seq=answer.seq, valid_s=valid_s)
+        return answer, None if no_login else await client.login(name, after_seq=answer.seq, valid_s=valid_s)
 
     answer, made = call(ctx, added)
+    if made is None:
+        render.say(f"{answer.message}; they log in by `penstock login oidc.json`, or with --oidc")
+        return
     kept_as = "FILE" if file == _PRINTED else file.name
     _write(file, made, f"{answer.message}; give them {_called(file)}, for `penstock login {kept_as}`")
 

@@ -124,6 +124,11 @@ def login_file(folder: Path, user: str) -> Path:
     return folder.absolute() / logins.SERVICE_LOGINS / logins.file_name(user)
 
 
+def public_login_file(folder: Path) -> Path:
+    """Return the file with what people need for logging in at the identity provider, where there is one."""
+    return folder / "oidc.json"
+
+
 def write_public_login(options: UpOptions, url: str, ca: str) -> None:
     """
     Write ``oidc.json``: what people need for logging in at the identity provider, in which nothing is secret.
@@ -133,7 +138,7 @@ def write_public_login(options: UpOptions, url: str, ca: str) -> None:
     UpError
         If it cannot be written.
     """
-    file = options.folder / "oidc.json"
+    file = public_login_file(options.folder)
     found = logins.Login(url=url, user="", ca=ca, provider=options.oidc.provider())
     try:
         file.write_bytes(msgspec.json.format(msgspec.json.encode(found)) + b"\n")

@@ -378,6 +378,8 @@ class _Supervisor:
             host = _advertised(self._options)
             url = self._servers.advertised(host) if host else self._servers.url
             data_folder.write_public_login(self._options, url, self._servers.logins[access.CLIENT].ca)
+        else:
+            data_folder.public_login_file(folder).unlink(missing_ok=True)
 
     def _remove_logins(self) -> None:
         for role, login in self._logins.items():

@@ -116,6 +116,19 @@ def test_limits_of_a_user_are_numbers_or_go_back_to_the_default(penstock: Run, g
         assert (code, f"{option}: expected a " in said, f"got '{text}'" in said) == (2, True, True)
 
 
+def test_somebody_who_logs_in_at_the_identity_provider_gets_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @asynccontextmanager
+    async def client(url: str) -> AsyncIterator[Client]:
+        yield AdminClient()
+
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, ["user", "add", "jane", "--no-login"], obj={"client": client})
+    assert (result.exit_code, "they log in by `penstock login oidc.json`" in result.stdout) == (0, True)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_somebody_logs_in_at_the_identity_provider_and_again(home: Path) -> None:
     with serving(LocalIssuer()) as issuer:
         public = Login(url="tls://new:4222", user="", provider=Provider(issuer=issuer.url, client_id=AUDIENCE))
