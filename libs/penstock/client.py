@@ -20,8 +20,8 @@ import msgspec
 from penstock import request, results, submission
 from penstock.output_reader import OutputReader
 from penstock_bus import logins
-from penstock_bus.compat import aclosing
-from penstock_bus.port import Bus, BusError, Delivery, LogLine, ServiceError, Unanswered
+from penstock_bus.compat import aclosing, timeout
+from penstock_bus.port import Bus, BusError, Delivery, LogLine, ServiceError, Timeout, Unanswered
 from penstock_bus.settings import BusAddress, load
 from penstock_log import (
     TERMINAL,
@@ -41,6 +41,10 @@ from penstock_log import (
 from penstock_log.facts import Role
 
 CONNECT_S: Final = 2.0
+_TRY_S: Final = 3.0
+_TRIES: Final = 4
+_LOOK_S: Final = 0.1
+_TOLD_S: Final = 30.0
 _IDS: Final = 3
 _CONFLICT: Final = 409
 _SHOWN_BY: Final = {
@@ -301,11 +305,41 @@ class Client:
         """Let a person not use the cluster any more; their jobs go on."""
         return await self._act("remove_user", user, reason)
 
-    async def node_token(self, valid_s: float = 3600.0) -> logins.Login:
-        """Return the login by which a new node asks for its own, for so many seconds."""
-        ask = request_bodies.TokenRequest(valid_s=valid_s)
+    async def node_token(self, valid_s: float = 3600.0, uses: int = 1) -> logins.Login:
+        """Return the login by which so many new nodes ask for their own, for so many seconds."""
+        ask = request_bodies.TokenRequest(valid_s=valid_s, uses=uses)
         body = await self.bus.request(subjects.command("token", "issuer"), msgspec.json.encode(ask), timeout_s=10.0)
         return msgspec.json.decode(body, type=logins.Login)
+
+    async def node_logins(self) -> views.NodeLoginsView:
+        """Return the logins of nodes that have joined, and the tokens."""
+        body = await self._patiently(subjects.query("logins", "issuer"), b"{}")
+        return msgspec.json.decode(body, type=views.NodeLoginsView)
+
+    async def revoke_node(self, node: str, reason: str = "") -> views.ActAnswer:
+        """
+        Have the logins of a node count no more, or of all machines that came with one token.
+
+        Returns once the servers refuse them.
+        """
+        ask = msgspec.json.encode(request_bodies.RevokeRequest(id=node, reason=reason))
+        body = await self._patiently(subjects.command("revoke", "issuer"), ask)
+        answer = msgspec.json.decode(body, type=views.ActAnswer)
+        try:
+            async with timeout(_TOLD_S):
+                while (await self.node_logins()).told_seq < answer.seq:  # noqa: ASYNC110 - of another process
+                    await asyncio.sleep(_LOOK_S)
+        except (asyncio.TimeoutError, TimeoutError) as error:
+            late = f"it is in the log, and the server was not told within {_TOLD_S:.0f} s; see the issuer's log"
+            raise Timeout(late) from error
+        return answer
+
+    async def _patiently(self, subject: str, body: bytes) -> bytes:
+        """Ask again where no answer comes: a server that is told of a revoked login drops those on their way."""
+        for _ in range(_TRIES - 1):
+            with contextlib.suppress(Timeout):
+                return await self.bus.request(subject, body, timeout_s=_TRY_S)
+        return await self.bus.request(subject, body, timeout_s=_TRY_S)
 
     async def users(self) -> views.UsersView:
         """Return who may use the cluster."""

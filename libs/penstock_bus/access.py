@@ -25,14 +25,15 @@ import msgspec
 from penstock_bus.claims import Export, Import, Permissions
 from penstock_bus.logins import Role
 from penstock_log import subjects
-from penstock_log.services import LOGINS, SERVICES
+from penstock_log.services import ISSUER, LOGINS, SERVICES
 
 ADMIN: Final = "admin"
 CLIENT: Final = "client"
 """The role of the server's owner, a person who may do everything; the login has the owner's name."""
 JOIN: Final = "join"
 """The role of a login that a new node has for a while: with it, it asks for its own."""
-ISSUER: Final = "issuer"
+_NAME: Final = "{{name()}}"
+"""Where the server writes the name of a login into its permissions: a token's own id."""
 SHADOW: Final = "shadow"
 """Shadows read the log and write none of it: what they would have written goes to a stream of their own."""
 EXTENSION: Final = "extension"
@@ -202,7 +203,8 @@ def of_service(service: str, extensions: Sequence[str] = ()) -> Permissions:
     if service == ADMIN:
         return Permissions()
     if service == JOIN:
-        return Permissions(publish=(subjects.command(JOIN, ISSUER),), subscribe=(f"{subjects.inbox(JOIN)}.>",))
+        own = f"{subjects.command(JOIN, ISSUER)}.{_NAME}"
+        return Permissions(publish=(own,), subscribe=(f"{subjects.inbox(JOIN)}.>",))
     root = subjects.ROOT
     allowed = [
         *([subjects.extended(service)] if service in extensions else subjects.writable(service)),

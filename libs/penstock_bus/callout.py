@@ -25,7 +25,7 @@ from penstock_bus.port import BusError, RequestPort
 from penstock_bus.token_verifier import OidcSettings, TokenRefused, TokenVerifier, VerifiedPerson
 from penstock_log import subjects, views
 from penstock_log.request_bodies import UserRequest
-from penstock_log.services import SERVICES
+from penstock_log.services import ISSUER, SERVICES
 
 BY: Final = "oidc"
 """Who added a person, in the log, where a first login did."""
@@ -59,7 +59,7 @@ class Callout:
     ) -> None:
         self._bus, self._issuer, self._keyring, self._verifier, self._now_s = bus, issuer, keyring, verifier, now_s
         services = (service.name for service in SERVICES)
-        self._taken = {*access.USERS, access.CLIENT, access.JOIN, access.ISSUER, BY, *services, *extensions}
+        self._taken = {*access.USERS, access.CLIENT, access.JOIN, ISSUER, BY, *services, *extensions}
 
     async def answer(self, question: CalloutQuestion) -> str:
         """Return the signed answer: the claims by which the connection is let in, or the reason why it is not."""

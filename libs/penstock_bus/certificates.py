@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from penstock_bus.addresses import for_others, interface_addresses, is_loopback, resolved
 from penstock_bus.logins import write_private
 
 _AUTHORITY_DAYS: Final = 3650
@@ -30,7 +31,7 @@ _SERVER_DAYS: Final = 397
 _RENEW_DAYS: Final = 30
 _BACK: Final = timedelta(hours=1)  # another machine's clock may be behind
 _LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
-_EVERYWHERE: Final = frozenset({"0.0.0.0", "::", ""})  # noqa: S104 - what is looked for
+EVERYWHERE: Final = frozenset({"0.0.0.0", "::", ""})  # noqa: S104 - what is looked for
 
 
 class TlsFiles(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,38 +55,32 @@ class BadCertificate(ValueError):
     """A certificate or key that cannot be used; the message says which and why."""
 
 
-def is_loopback(host: str) -> bool:
-    """
-    Say whether an address is this machine's own and nobody else's.
-
-    Examples
-    --------
-    >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("0.0.0.0"), is_loopback("lab")
-    (True, True, False, False)
-    """
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == _LOOPBACK[0]
-
-
 def address_here(host: str) -> str:
     """Return where programs on this machine find a server that listens on ``host``."""
-    return "127.0.0.1" if host in _EVERYWHERE else host
+    return "127.0.0.1" if host in EVERYWHERE else host
+
+
+def others_reach(host: str) -> list[str]:
+    """
+    Return by which names and addresses others reach this machine, where a server listens on ``host``; likeliest first.
+
+    Empty where it listens to this machine alone.
+    """
+    if is_loopback(host):
+        return []
+    return for_others(names_here(host)) if host in EVERYWHERE else [host]
 
 
 def names_here(host: str, more: Iterable[str] = ()) -> list[str]:
     """Return the names and addresses by which this machine is reached, where a server listens on ``host``."""
-    own = socket.gethostname()
-    found = [*more, *([] if host in _EVERYWHERE else [host]), own, socket.getfqdn(), *_addresses(own), *_LOOPBACK]
+    own, everywhere = socket.gethostname(), host in EVERYWHERE
+    listened = interface_addresses() if everywhere else [host]
+    found = [*more, *([] if everywhere else listened), own, socket.getfqdn(), *_addresses(own), *listened, *_LOOPBACK]
     return list(dict.fromkeys(name for name in found if name))
 
 
 def _addresses(name: str) -> list[str]:
-    try:
-        found = [str(info[4][0]) for info in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
-    except OSError:
-        found = []
+    found = resolved(name)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(

@@ -14,6 +14,7 @@ FIRST: Final = 1
 KEYS: Final = (keyring.FILE,)
 """What all servers have to know alike, of the first one's folder of keys."""
 _ROUTES: Final = "routes.key"
+_OPEN: Final = "open"
 
 
 class ClusterFolder:
@@ -54,6 +55,22 @@ class ClusterFolder:
     def secret(self) -> str:
         """Return the secret by which the servers know each other."""
         return (self._folder / _ROUTES).read_text(encoding="utf-8")
+
+    @property
+    def revoked_file(self) -> Path:
+        """Where all servers find the nodes' logins that count no more."""
+        return self._folder / keyring.REVOKED
+
+    def open_log(self, url: str) -> None:
+        """Say that the streams are there, and where people find the servers."""
+        write_private(self._folder / _OPEN, url.encode())
+
+    def opened_at(self) -> str:
+        """Return where people find the servers; empty before the streams are there."""
+        try:
+            return (self._folder / _OPEN).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return ""
 
     def _said(self, number: int) -> Path:
         return self._folder / f"member-{number}"

@@ -1,33 +1,34 @@
 """
-The issuer: it tells the server which people there are, and makes their logins.
+The issuer: it tells the servers which people there are, and makes their logins.
 
-It runs beside the server, with the keyring. Who may use the cluster are facts of the log, which the gateway writes;
+It runs beside each server, with the keyring. Who may use the cluster are facts of the log, which the gateway writes;
 :class:`Issuer` follows them and gives each person an account, whose rights to read follow the role, or takes it away.
-An admin asks it for logins (``penstock.cmd.issuer.login``) and for tokens with which machines join.
+An admin asks it for logins (``penstock.cmd.issuer.login``). :mod:`penstock_bus.node_issuer` makes those of nodes.
+Several issuers share the requests, and tell the servers the same.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Final, Protocol
 
 import msgspec
 import structlog
 
-from penstock_bus import access
 from penstock_bus.follower import background
-from penstock_bus.keyring import Keyring
+from penstock_bus.keyring import NOBODY, Keyring
 from penstock_bus.logins import Login
 from penstock_bus.nats import connect
 from penstock_bus.nats.accounts import AccountPort, NatsAccountClient
+from penstock_bus.node_issuer import NodeIssuer
 from penstock_bus.port import BusError, Endpoint, LogReader, Reply, Request, RequestPort
 from penstock_log import subjects
-from penstock_log.request_bodies import LoginRequest, TokenRequest
+from penstock_log.request_bodies import LoginRequest
+from penstock_log.services import ISSUER as NAME
 from penstock_log.users import UserRecord, Users, has_rights_of
 
-NAME: Final = access.ISSUER
 _VERSION: Final = "1.0.0"
 _RETRY_S: Final = 1.0
 _REACH_S: Final = 5.0
@@ -53,6 +54,8 @@ class Issuer:
         The person who may do everything, whatever the log says.
     url, ca : str
         Where people find the server, and its certificate authority, for their logins.
+    hosts : sequence of str
+        Other names and addresses of the server's machine, for who does not reach it by the one in ``url``.
     now_s : callable
         Seconds since the epoch: when logins were made, and when they end. Which of them count, no clock decides.
     reach_s : float
@@ -69,11 +72,12 @@ class Issuer:
         url: str,
         now_s: Callable[[], float],
         ca: str = "",
+        hosts: Sequence[str] = (),
         reach_s: float = _REACH_S,
     ) -> None:
         self._bus, self._server, self._keyring = bus, server, keyring
         self.owner, self._url, self._ca, self._now_s, self._reach_s = owner, url, ca, now_s, reach_s
-        self._users = Users()
+        self._users, self._hosts = Users(), tuple(hosts)
         self._seq = 0
         self._untold: dict[str, int] = {owner: 1}
         """Person of whom the server is to be told → how often the log has said something of them since."""
@@ -86,13 +90,9 @@ class Issuer:
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
         """Follow the log and answer while the context is open."""
-        handlers = {"login": self.answer, "token": self.answer_token, access.JOIN: self.answer_join}
-        endpoints = [
-            Endpoint(name=name, subject=subjects.command(name, NAME), handler=handler, concurrent=True)
-            for name, handler in handlers.items()
-        ]
+        login = Endpoint(name="login", subject=subjects.command("login", NAME), handler=self.answer, concurrent=True)
         async with (
-            self._bus.serve(f"penstock-{NAME}", _VERSION, endpoints),
+            self._bus.serve(f"penstock-{NAME}", _VERSION, [login]),
             background(self._begin(), self._follow(), self._tell_all()),
         ):
             yield
@@ -112,7 +112,7 @@ class Issuer:
             return Reply(code=400, error=f"not a request for a login: {error}")
         user = asked.user or request.user
         try:
-            if request.user and not await self._is_admin(request.user):
+            if request.user and not await self.is_admin(request.user):
                 return Reply(code=403, error=f"logins are made by admins, and {request.user} is none")
             await self._reached(max(asked.after_seq, await self._last_of(user)), user)
         except TimeoutError:
@@ -133,28 +133,9 @@ class Issuer:
         login = self._keyring.person_login(
             self._url, user, now_s, valid_from_s=valid_from_s, expires_s=expires_s, ca=self._ca
         )
+        login = msgspec.structs.replace(login, hosts=self._hosts)
         _log.info("login_issued", user=user, by=by, expires_s=expires_s)
         return Reply(body=msgspec.json.encode(login))
-
-    async def answer_token(self, request: Request) -> Reply:
-        """Answer a :class:`TokenRequest` with the login by which a new node asks for its own."""
-        try:
-            asked = msgspec.json.decode(request.body or b"{}", type=TokenRequest)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            return Reply(code=400, error=f"not a request for a token: {error}")
-        if request.user and not await self._is_admin(request.user):
-            return Reply(code=403, error=f"nodes are added by admins, and {request.user} is none")
-        now_s = self._now_s()
-        login = self._keyring.join_login(self._url, now_s, now_s + asked.valid_s, self._ca)
-        _log.info("node_token_issued", by=request.user, valid_s=asked.valid_s)
-        return Reply(body=msgspec.json.encode(login))
-
-    async def answer_join(self, request: Request) -> Reply:
-        """Answer a new node, which only one with a token can ask, or an admin, with the login of an executor."""
-        if request.user and not await self._is_admin(request.user):
-            return Reply(code=403, error=f"nodes join with a token, and {request.user} is a person")
-        _log.info("node_login_issued", by=request.user or "token", about=request.body[:200].decode(errors="replace"))
-        return Reply(body=msgspec.json.encode(self._keyring.node_login(self._url, self._now_s(), self._ca)))
 
     async def users_knowing(self, name: str, after_seq: int = 0) -> Users:
         """
@@ -171,7 +152,8 @@ class Issuer:
             raise BusError(self._why_not_reached(name)) from error
         return self._users
 
-    async def _is_admin(self, name: str) -> bool:
+    async def is_admin(self, name: str) -> bool:
+        """Say whether a person is an admin by now."""
         record = await self._record(name)
         return name == self.owner or (record is not None and record.role == "admin")
 
@@ -300,9 +282,12 @@ async def issuing(
     owner: str,
     advertised: str,
     now_s: Callable[[], float],
+    services_account: Callable[[Mapping[str, int]], str],
+    revoked: Mapping[str, int] = NOBODY,
+    hosts: Sequence[str] = (),
 ) -> AsyncIterator[Issuer]:
     """
-    Run an issuer while the context is open.
+    Run an issuer of people's logins, and one of nodes' logins, while the context is open.
 
     Parameters
     ----------
@@ -310,14 +295,29 @@ async def issuing(
         Where it finds the server.
     advertised : str
         Where people find it.
+    services_account, revoked
+        As for :class:`penstock_bus.node_issuer.NodeIssuer`.
+    hosts : sequence of str
+        Other names and addresses of its machine.
     """
     system = keyring.system_login(url, now_s(), admin.ca)
     async with (
         connect(url, login=admin, name=NAME) as bus,
         connect(url, login=system, name=NAME, as_client=True) as accounts_bus,
     ):
-        issuer = Issuer(
-            bus, NatsAccountClient(accounts_bus.link), keyring, owner=owner, url=advertised, now_s=now_s, ca=admin.ca
+        server = NatsAccountClient(accounts_bus.link)
+        issuer = Issuer(bus, server, keyring, owner=owner, url=advertised, now_s=now_s, ca=admin.ca, hosts=hosts)
+        nodes = NodeIssuer(
+            bus,
+            server,
+            keyring,
+            url=advertised,
+            ca=admin.ca,
+            hosts=hosts,
+            now_s=now_s,
+            is_admin=issuer.is_admin,
+            services_account=services_account,
+            revoked=revoked,
         )
-        async with issuer.serving():
+        async with nodes.serving(), issuer.serving():
             yield issuer

@@ -13,8 +13,9 @@ newest alone, so the server refuses what was signed before, whatever any clock s
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
@@ -32,6 +33,8 @@ _LONGEST_CONNECT: Final = 32 << 10
 """Bytes of a client's first line, which holds its token: 4 KiB are too few for one that names many groups."""
 _ANSWER_S: Final = 5
 """So long a connection may take to log in: the identity provider may have to be asked for new keys."""
+REVOKED: Final = "revoked.json"
+NOBODY: Final[Mapping[str, int]] = MappingProxyType({})
 _LIMITS: Final = AccountLimits(connections=1000, subscriptions=100_000)
 
 
@@ -99,6 +102,7 @@ class Keyring:
         extensions: Sequence[str] = (),
         former: Sequence[str] = (),
         asks_callout: bool = False,
+        revoked: Mapping[str, int] = NOBODY,
     ) -> dict[str, Any]:
         """
         Return the part of the server's configuration that says who may log in.
@@ -117,6 +121,8 @@ class Keyring:
             Extensions that have a login, and those that had one and have none any more.
         asks_callout : bool
             Whether who comes without a login of this server's may be let in by :meth:`callout_login`.
+        revoked : mapping of str to int
+            As for :meth:`services_account`.
         """
         of_system = claims.account(self._operator, self._system.public, "SYS", int(now_s))
         return {
@@ -125,7 +131,7 @@ class Keyring:
             "resolver": {"type": "full", "dir": str(folder), "allow_delete": True},
             "resolver_preload": {
                 self._system.public: of_system,
-                self._services.public: self._services_account(int(now_s), extensions, former),
+                self._services.public: self.services_account(now_s, extensions, former, revoked),
                 self.person(owner): self.person_account(owner, _OLDEST_S, reads_all=True, valid_from_s=owner_from_s),
                 **({self._callout.public: self._callout_account(int(now_s))} if asks_callout else {}),
             },
@@ -275,17 +281,16 @@ class Keyring:
     def _scope_key(self, name: str) -> SigningKey:
         return SigningKey.derived("account", self._secret, f"scope {name}")
 
-    def node_login(self, url: str, now_s: float, ca: str = "") -> Login:
-        """Return a new login of an executor on another machine."""
-        key = SigningKey.derived("user", secrets.token_bytes(_SECRET_BYTES), "node")
-        token = claims.scoped_user(self._scope_key("executor"), self.services, key.public, "executor", int(now_s))
-        return _login(url, "executor", key, token, ca)
+    def node_login(self, url: str, public: str, now_s: float, ca: str = "") -> Login:
+        """Return the login of an executor on another machine, which has the secret half of this public key."""
+        token = claims.scoped_user(self._scope_key("executor"), self.services, public, "executor", int(now_s))
+        return Login(url=url, user="executor", user_jwt=token, ca=ca)
 
-    def join_login(self, url: str, now_s: float, expires_s: float, ca: str = "") -> Login:
+    def join_login(self, url: str, token_id: str, now_s: float, expires_s: float, ca: str = "") -> Login:
         """Return a login that can do nothing but ask the issuer for that of an executor, until it ends."""
         key = SigningKey.derived("user", secrets.token_bytes(_SECRET_BYTES), "join")
         signer = self._scope_key(access.JOIN)
-        token = claims.scoped_user(signer, self.services, key.public, access.JOIN, int(now_s), expires_s=int(expires_s))
+        token = claims.scoped_user(signer, self.services, key.public, token_id, int(now_s), expires_s=int(expires_s))
         return _login(url, access.JOIN, key, token, ca)
 
     def _account_of(self, name: str) -> SigningKey:
@@ -295,7 +300,17 @@ class Keyring:
         """Return the key that signs a person's logins between two revocations."""
         return SigningKey.derived("account", self._secret, f"logins since {valid_from_s!r} of {name}")
 
-    def _services_account(self, now_s: int, extensions: Sequence[str], former: Sequence[str]) -> str:
+    def services_account(
+        self, now_s: float, extensions: Sequence[str], former: Sequence[str], revoked: Mapping[str, int]
+    ) -> str:
+        """
+        Return the claims of the services' account.
+
+        Parameters
+        ----------
+        revoked : mapping of str to int
+            Public key of a node's login → claims issued until then, in seconds since the epoch, count no more.
+        """
         scopes = [
             Scope(key=self._scope_key(name).public, role=name, permissions=access.of_service(name, extensions))
             for name in (*access.USERS, access.JOIN, *extensions)
@@ -304,12 +319,36 @@ class Keyring:
             self._operator,
             self.services,
             "services",
-            now_s,
+            int(now_s),
             exports=access.exports(),
             scopes=scopes,
             stores=True,
-            revoked={self._service_key(name).public: now_s for name in former},
+            revoked={**{self._service_key(name).public: int(now_s) for name in former}, **revoked},
         )
+
+
+def read_revoked(file: Path) -> dict[str, int]:
+    """
+    Return the logins of nodes that count no more, by public key; none where there is no such file.
+
+    The log says who they are; the file is for the server, which refuses them before anybody has read the log.
+
+    Raises
+    ------
+    ValueError
+        If the file cannot be read.
+    """
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=dict[str, int])
+    except FileNotFoundError:
+        return {}
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"{file} lists no revoked logins: {error}; delete it, and it is made from the log") from error
+
+
+def write_revoked(file: Path, revoked: Mapping[str, int]) -> None:
+    """Keep the list that :func:`read_revoked` reads."""
+    write_private(file, msgspec.json.format(msgspec.json.encode(dict(revoked))))
 
 
 def _login(url: str, name: str, key: SigningKey, token: str, ca: str) -> Login:

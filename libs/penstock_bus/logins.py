@@ -92,6 +92,8 @@ class Login(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         Where such tokens come from: they are renewed there.
     description : str
         For people: whose server it is.
+    hosts : tuple of str
+        Other names and addresses of its machine, for who does not reach it by the one in ``url``.
     """
 
     url: str
@@ -104,6 +106,7 @@ class Login(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     token_file: str = ""
     provider: Optional[Provider] = None
     description: str = ""
+    hosts: tuple[str, ...] = ()
 
 
 class LoginSearch(msgspec.Struct, frozen=True, kw_only=True):
@@ -328,6 +331,48 @@ def is_same(one: str, other: str) -> bool:
     return not _servers(one).isdisjoint(_servers(other))
 
 
+def bracketed(host: str) -> str:
+    """
+    Return a host as an address has it.
+
+    Examples
+    --------
+    >>> bracketed("lab"), bracketed("fd00::7")
+    ('lab', '[fd00::7]')
+    """
+    return f"[{host}]" if ":" in host else host
+
+
+def alternatives(login: Login) -> list[str]:
+    """
+    Return the addresses at which a login's servers may be: its own, and the same ports at its other hosts.
+
+    Examples
+    --------
+    >>> alternatives(Login(url="tls://lab:4222,tls://lab:4223", user="jane", hosts=("10.0.0.7",)))
+    ['tls://lab:4222,tls://lab:4223', 'tls://10.0.0.7:4222,tls://10.0.0.7:4223']
+    """
+    return [login.url, *(at_host(login.url, host) for host in login.hosts)]
+
+
+def at_host(url: str, host: str) -> str:
+    """
+    Return the address of servers at another host, whose ports are the same unless it names one.
+
+    Examples
+    --------
+    >>> at_host("tls://lab:4222", "fd00::7"), at_host("tls://lab:4222", "gate.example.org:443")
+    ('tls://[fd00::7]:4222', 'tls://gate.example.org:443')
+    """
+    name, colon, port = host.rpartition(":")
+    has_port = bool(colon) and port.isdigit() and (":" not in name or name.endswith("]"))
+    parts = [urlsplit(one.strip()) for one in url.split(",")]
+    if has_port:
+        return f"{parts[0].scheme}://{host}"
+    place = host if host.startswith("[") else bracketed(host)
+    return ",".join(f"{one.scheme}://{place}:{one.port or _PORT}" for one in parts)
+
+
 def has_user(url: str) -> bool:
     """Say whether an address names its user itself, as ``nats://client:secret@host`` does."""
     return "@" in url
@@ -408,7 +453,9 @@ def why_refused(login: Login, address: str, now_s: float) -> str:
 
 def _get_anew(login: Login) -> str:
     if login.user in _OF_SERVICES:
-        return f"take a copy of {SERVICE_LOGINS / file_name(login.user)} in the cluster's data folder"
+        copy = f"take a copy of {SERVICE_LOGINS / file_name(login.user)} in the cluster's data folder"
+        node = "; a machine that is a node joins again with what `penstock node token` prints"
+        return copy + (node if login.user == "executor" else "")
     return (
         f"have an admin run `penstock user rotate {login.user}`, and keep the file that it writes with `penstock login "
         "FILE`; on the machine of `penstock up`, its owner finds a new one whenever that starts"

@@ -161,10 +161,13 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     ----------
     user : str
         The person who asks, as the server knows them; empty where a service asks.
+    subject : str
+        Where it was asked, without the person: of interest where an endpoint's subject is a pattern.
     """
 
     body: bytes
     user: str = ""
+    subject: str = ""
 
 
 Handler = Callable[[Request], Awaitable[Reply]]

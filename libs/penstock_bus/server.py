@@ -27,9 +27,10 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from penstock_bus import access
-from penstock_bus.certificates import TlsFiles, address_here, is_loopback
+from penstock_bus.addresses import is_loopback
+from penstock_bus.certificates import TlsFiles, address_here
 from penstock_bus.cluster_member import CLUSTER, ClusterMember, cluster_block
-from penstock_bus.keyring import Keyring
+from penstock_bus.keyring import REVOKED, Keyring, read_revoked, write_revoked
 from penstock_bus.logger import get_logger
 from penstock_bus.logins import SERVICE_LOGINS, Login, file_name, user_name, write_login, write_private
 from penstock_bus.port import BusError
@@ -85,6 +86,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
         How much of the free disk is its own, where several share that too.
     oidc : OidcSettings
         The identity provider by whose tokens people may log in, if there is one.
+    revoked : Path, optional
+        File of the nodes' logins that count no more; beside the keys unless told otherwise.
     """
 
     data_dir: Path
@@ -102,6 +105,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     store: str = CREDENTIALS
     disk_part: float = 1.0
     oidc: OidcSettings = OidcSettings()
+    revoked: Path | None = None
 
 
 class Server:
@@ -132,6 +136,8 @@ class Server:
         self._owner_from_s = 0.0
         self.owner_unknown = False
         """Whether the owner's account was damaged at its start: their login counts once the issuer has made it anew."""
+        self.refused: dict[str, int] = {}
+        """Logins of nodes that it refuses since it was started, by public key."""
         self._home = settings.data_dir / settings.store
         self._logins_folder = settings.data_dir / SERVICE_LOGINS
 
@@ -181,6 +187,19 @@ class Server:
             self.logins[access.CLIENT] = self.keyring.person_login(
                 self.url, self.owner, now_s, valid_from_s=self._owner_from_s, ca=ca
             )
+
+    @property
+    def revoked_file(self) -> Path:
+        """The list of nodes' logins that count no more."""
+        return self.settings.revoked or self.settings.data_dir / CREDENTIALS / REVOKED
+
+    def services_account(self, revoked: Mapping[str, int]) -> str:
+        """Return the claims of the services' account where these logins count no more, and keep the list."""
+        if self.keyring is None:
+            raise ServerError("a server with access rules of its own has no keys to sign with")
+        write_revoked(self.revoked_file, revoked)
+        now_s = time.time()  # noqa: TID251 - as above
+        return self.keyring.services_account(now_s, self.settings.extensions, self._former(), revoked)
 
     async def stop(self) -> None:
         """End the server in good order."""
@@ -286,8 +305,6 @@ class Server:
         if self.keyring is None:
             self.keyring = self._keyring()
         now_s = time.time()  # noqa: TID251 - as above
-        present = {*access.USERS, *self.settings.extensions}
-        former = [path.stem for path in self._logins_folder.glob("*.json") if path.stem not in present]
         self._owner_from_s = self._last_revocation(self.keyring, now_s)
         return self.keyring.config(
             self._home / _ACCOUNTS,
@@ -295,9 +312,22 @@ class Server:
             now_s,
             owner_from_s=self._owner_from_s,
             extensions=self.settings.extensions,
-            former=former,
+            former=self._former(),
             asks_callout=bool(self.settings.oidc.issuer),
+            revoked=self._revoked(),
         )
+
+    def _former(self) -> list[str]:
+        """Return the extensions that had a login and have none any more."""
+        present = {*access.USERS, *self.settings.extensions}
+        return [path.stem for path in self._logins_folder.glob("*.json") if path.stem not in present]
+
+    def _revoked(self) -> dict[str, int]:
+        try:
+            self.refused = read_revoked(self.revoked_file)
+        except (OSError, ValueError) as error:
+            raise ServerError(f"the list of revoked logins cannot be read: {error}") from error
+        return self.refused
 
     def _last_revocation(self, keyring: Keyring, now_s: float) -> float:
         """Return that of the owner's logins; where it cannot be read, all that there are count as revoked."""

@@ -24,7 +24,7 @@ from penstock_bus.callout import admitting
 from penstock_bus.cluster_member import ClusterMember, members_on_loopback
 from penstock_bus.issuer import Issuer, issuing
 from penstock_bus.logger import get_logger
-from penstock_bus.logins import Login
+from penstock_bus.logins import Login, bracketed
 from penstock_bus.nats import NatsBus, StreamLimits, connect, streams
 from penstock_bus.nats.replication import move_streams
 from penstock_bus.port import BusError, Unavailable
@@ -174,12 +174,12 @@ class ServerGroup:
 
     def advertised(self, host: str) -> str:
         """Return where people elsewhere find the servers, by this machine's name."""
-        return ",".join(f"tls://{host}:{one.url.rpartition(':')[2]}" for one in self.servers)
+        return ",".join(f"tls://{bracketed(host)}:{one.url.rpartition(':')[2]}" for one in self.servers)
 
     @asynccontextmanager
-    async def issuing(self, advertised: str = "", host: str = "") -> AsyncIterator[None]:
+    async def issuing(self, advertised: str = "", hosts: Sequence[str] = ()) -> AsyncIterator[None]:
         """
-        Make accounts and logins for people, and let in those with tokens, while the context is open.
+        Make accounts and logins for people and nodes, and let in those with tokens, while the context is open.
 
         Logins of the owner that are to be left somewhere are complete once it is: see :attr:`Server.owner_unknown`.
 
@@ -187,10 +187,10 @@ class ServerGroup:
         ----------
         advertised : str
             Where people find the servers, if not at :attr:`url`.
-        host : str
-            Name of this machine for people elsewhere, at the servers' own ports.
+        hosts : sequence of str
+            Names and addresses of this machine for people elsewhere, at the servers' own ports, the likeliest first.
         """
-        advertised = self.advertised(host) if host else advertised
+        advertised = self.advertised(hosts[0]) if hosts else advertised
         first, now_s = self.servers[0], time.time  # noqa: TID251 - servers compare it with this machine's clock
         if first.keyring is None:
             yield
@@ -199,7 +199,15 @@ class ServerGroup:
         async with AsyncExitStack() as stack:
             issuer = await stack.enter_async_context(
                 issuing(
-                    self.url, first.keyring, admin, owner=first.owner, advertised=advertised or self.url, now_s=now_s
+                    self.url,
+                    first.keyring,
+                    admin,
+                    owner=first.owner,
+                    advertised=advertised or self.url,
+                    now_s=now_s,
+                    services_account=first.services_account,
+                    revoked=first.refused,
+                    hosts=hosts[1:],
                 )
             )
             if oidc.issuer:

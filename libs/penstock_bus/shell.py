@@ -207,6 +207,9 @@ def _failed(error: Exception, refused: Callable[[str], str]) -> int:
     if denied := _unauthorized(error):
         log.error("credentials_refused", error=refused(str(denied)))
         return REFUSED
+    if isinstance(error, SettingsError):
+        log.error("setting_refused", error=str(error))
+        return EX_CONFIG
     log.error("service_failed", exc_info=error)
     return EX_SOFTWARE
 
@@ -215,6 +218,9 @@ def refusal(service: str, connection: BusAddress, reason: str) -> str:
     """Return what is said where the bus does not take a service for what it is: who came, by what, and what to do."""
     if service not in LOGINS:
         return f"{reason}; it came as {came_as(connection)}"
+    if connection.credentials and Path(connection.credentials).parent.name != logins.SERVICE_LOGINS.name:
+        again = "if this machine joined as a node, join again with what `penstock node token` prints"
+        return f"{reason}; it came as {came_as(connection)}: {again}"
     return (
         f"{reason}; it came as {came_as(connection)}, expected the login of {service!r}: set {logins.VARIABLE} to a "
         f"copy of nats/logins/{service}.json in the data folder of `penstock up`, or on that machine give --data "

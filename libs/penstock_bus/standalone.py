@@ -32,7 +32,7 @@ from penstock_bus.logins import Login, file_name, write_login
 from penstock_bus.nats import connect
 from penstock_bus.port import BusError
 from penstock_bus.server import CREDENTIALS, Server, ServerError, ServerSettings, wait_for_disk_space
-from penstock_bus.server_group import COUNTS, count_of, running
+from penstock_bus.server_group import COUNTS, ServerGroup, count_of, running
 from penstock_bus.settings import load
 from penstock_bus.shell import handle_signals
 from penstock_bus.token_verifier import OidcSettings
@@ -40,7 +40,13 @@ from penstock_log.services import LOGINS
 
 
 async def serve(
-    settings: ServerSettings, shared: Path, url: str, stopping: asyncio.Event, here: ClusterMember | None = None
+    settings: ServerSettings,
+    shared: Path,
+    url: str,
+    stopping: asyncio.Event,
+    *,
+    here: ClusterMember | None = None,
+    cluster: ClusterFolder | None = None,
 ) -> int:
     """
     Run the server until ``stopping`` is set.
@@ -55,17 +61,47 @@ async def serve(
         Where people find the server: the address in their credentials.
     here : ClusterMember, optional
         Which of several servers it is.
+    cluster : ClusterFolder, optional
+        What these servers share.
     """
+    if cluster is not None:
+        settings = msgspec.structs.replace(settings, revoked=cluster.revoked_file)
     async with running(settings, 1 if here is None else max(COUNTS), here) as servers:
-        if here is not None and here.number != FIRST:
-            return await _until_stopped(servers.servers[0], settings, stopping)
+        if here is not None and here.number != FIRST and cluster is not None:
+            return await _beside_the_first(servers, settings, stopping, cluster)
         await servers.widen_if_full()
         admin, (server,) = servers.logins[access.ADMIN], servers.servers
         async with connect(servers.url, login=admin, name="penstock server", limits=servers.limits):
             pass  # the first connection of an admin makes the streams
+        if cluster is not None:
+            cluster.open_log(url)
         async with servers.issuing(url):
             _write_logins(server.logins, settings.extensions, shared, url)
             return await _until_stopped(server, settings, stopping)
+
+
+async def _beside_the_first(
+    servers: ServerGroup, settings: ServerSettings, stopping: asyncio.Event, cluster: ClusterFolder
+) -> int:
+    """
+    Run another server than the first until it ends, with an issuer from when the first has made the streams.
+
+    So logins are made and revoked while the first is down. An issuer that fails, as without a majority of the servers,
+    ends nothing: it is begun again.
+    """
+    ending = asyncio.ensure_future(_until_stopped(servers.servers[0], settings, stopping))
+    try:
+        while not ending.done():
+            try:
+                if url := cluster.opened_at():
+                    async with servers.issuing(url):
+                        return await ending
+            except (BusError, BaseExceptionGroup) as error:
+                _log.warning("issuer_failed", error=str(error), retry_s=_ISSUE_AGAIN_S)
+            await asyncio.wait({ending}, timeout=_ISSUE_AGAIN_S)
+        return ending.result()
+    finally:
+        ending.cancel()
 
 
 async def _until_stopped(server: Server, settings: ServerSettings, stopping: asyncio.Event) -> int:
@@ -86,6 +122,7 @@ def _write_logins(logins: Mapping[str, Login], extensions: Sequence[str], shared
 ROUTES: Final = 6222
 """The port where the servers of a cluster meet."""
 _LOOK_S: Final = 0.2
+_ISSUE_AGAIN_S: Final = 2.0
 _log = get_logger("penstock.servers")
 
 
@@ -147,14 +184,19 @@ async def _main(settings: ServerSettings, args: argparse.Namespace) -> int:
     stopping = asyncio.Event()
     handle_signals(stopping)
     try:
-        here, url = None, args.url
+        here, url, cluster = None, args.url, None
         if args.members:
             places = tuple(args.members.split(","))
             where = MemberPlaces(number=args.member, places=places, listen=f"{args.host}:{ROUTES}")
-            here = await member_here(settings, where, ClusterFolder(args.shared), stopping)
+            shared = ClusterFolder(args.shared)
+            here = await member_here(settings, where, shared, stopping)
         if here is not None:
-            url = ",".join([args.url, *filter(None, args.other_urls.split(","))])
-        return 0 if stopping.is_set() else await serve(settings, args.credentials, url, stopping, here)
+            cluster, url = shared, ",".join([args.url, *filter(None, args.other_urls.split(","))])
+        return (
+            0
+            if stopping.is_set()
+            else await serve(settings, args.credentials, url, stopping, here=here, cluster=cluster)
+        )
     except BusError as error:
         sys.stderr.write(f"penstock server: {error}\n")
         return 1

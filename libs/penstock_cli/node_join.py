@@ -1,16 +1,19 @@
 """
-Commands that add machines: ``node token`` and ``node join``.
+Commands that add machines, and take their logins away: ``node token``, ``join``, ``start``, ``logins``, ``revoke``.
 
 A token is the server's address, the authority to trust and a login that ends soon, in one word. With it a machine asks
-the issuer for a login of its own, keeps that, and runs an executor.
+the issuer for a login of its own, keeps that in its data folder, and runs an executor. :func:`reached` finds out by
+which of its addresses a server is reached from here.
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
+import ctypes
 import os
 import socket
+import sys
 import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -19,71 +22,137 @@ import msgspec
 import typer
 
 from penstock_cli import render
-from penstock_cli.invocation import Exit, Failure, bad_input, call, tell
-from penstock_cli.value_formats import duration_s
+from penstock_cli.invocation import AnswerOut, Exit, Failure, Out, act, bad_input, call, tell
+from penstock_cli.value_formats import duration_s, now_s, span
+from penstock_cluster.host_limits import host_name
 
 if TYPE_CHECKING:
+    from penstock_bus.claims import SigningKey
     from penstock_bus.logins import Login
+    from penstock_log import views
 
+VARIABLE: Final = "PENSTOCK_NODE_TOKEN"
 _MARK: Final = "penstock-node-"
 _FOLDER: Final = Path("penstock-node")
 _LOGIN: Final = "executor.json"
+_KEY: Final = "joining.key"
+_NODE: Final = "node.json"
+_ARGUMENTS_BEGIN: Final = 45  # field 48 of /proc/self/stat, counted after the command's closing parenthesis
+Data = Annotated[Path, typer.Option("--data", help="Folder for the login and what jobs print.")]
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands to those about nodes."""
-    app.command()(token)
-    app.command()(join)
+    for command in (token, join, start, logins, revoke):
+        app.command()(command)
+
+
+class NodeFile(msgspec.Struct, frozen=True, kw_only=True):
+    """``node.json`` in the data folder of a node: its name, and its devices as they were given."""
+
+    node_id: str
+    devices: str = ""
 
 
 def token(
     ctx: typer.Context,
     valid: Annotated[str, typer.Option("--valid", help="How long machines can join with it: 30m, 12h, 7d.")] = "1h",
+    uses: Annotated[int, typer.Option("--uses", min=1, help="How many machines can join with it.")] = 1,
 ) -> None:
     """Print a token with which machines join as nodes, for a while; for admins. It is a secret."""
     valid_s = duration_s(valid, "--valid")
-    made = call(ctx, lambda client: client.node_token(valid_s))
+    made = call(ctx, lambda client: client.node_token(valid_s, uses))
     if "127.0.0.1" in made.url:
         tell("this server listens to its own machine only; others reach one that was started with `penstock up --host`")
     render.say(written(made))
 
 
 def join(
-    text: Annotated[str, typer.Argument(metavar="TOKEN", help="Of `penstock node token`.")],
-    data: Annotated[Path, typer.Option("--data", help="Folder for the login and what jobs print.")] = _FOLDER,
+    *,
+    text: Annotated[
+        str, typer.Argument(metavar="[TOKEN]", help=f"Of `penstock node token`; - or a file; {VARIABLE} without it.")
+    ] = "",
+    data: Data = _FOLDER,
     devices: Annotated[str, typer.Option("--devices", help="As for `penstock up`; auto unless told otherwise.")] = "",
     node_id: Annotated[str, typer.Option("--name", help="Of the node; the machine's name unless told otherwise.")] = "",
+    server: Annotated[str, typer.Option("--server", help="HOST[:PORT] of the server, if not as the token says.")] = "",
     start: Annotated[bool, typer.Option("--start/--no-start", help="Run the executor now, until Ctrl-C.")] = True,
 ) -> None:
     """
     Make this machine a node of a cluster, and run its executor.
 
-    The login stays in the data folder: `penstock node join` is needed once.
+    The login stays in the data folder: afterwards it is `penstock node start`.
     """
-    from penstock_bus import logins
-    from penstock_cli.commands.up import become
-
-    own = asyncio.run(_asked(parsed(text)))
+    given = parsed(_read_token(text))
+    node = NodeFile(node_id=node_id or host_name(), devices=devices)
     folder = data.absolute()
     try:
         folder.mkdir(mode=0o711, parents=True, exist_ok=True)
-        logins.write_login(folder / _LOGIN, own)
+        own = asyncio.run(_asked(given, node, _key(folder), server))
+        _keep(folder, node, own)
     except OSError as error:
         raise Failure(
             f"the login cannot be kept in {folder}: {error.strerror}; name another folder with --data"
         ) from error
-    env = {
-        "PENSTOCK_URL": own.url,
-        logins.VARIABLE: str(folder / _LOGIN),
-        "PENSTOCK_EXECUTOR_DATA_DIR": str(folder / "executor"),
-        **({"PENSTOCK_EXECUTOR_DEVICES": devices} if devices else {}),
-        **({"PENSTOCK_EXECUTOR_NODE_ID": node_id} if node_id else {}),
-    }
-    again = " ".join(f"{name}={value}" for name, value in env.items())
-    tell(f"this machine may join {own.url}; its login is {folder / _LOGIN}. To start its executor again:")
-    tell(f"    {again} penstock service executor")
+    again = f"penstock node start --data {folder}"
+    tell(f"this machine is node {node.node_id} of {own.url}; its login is {folder / _LOGIN}. After a reboot: {again}")
     if start:
-        become("executor", env)
+        _run(folder, node, own)
+
+
+def start(data: Data = _FOLDER) -> None:
+    """Run the executor of a machine that has joined, until Ctrl-C."""
+    from penstock_bus import logins
+
+    folder = data.absolute()
+    try:
+        own = logins.read_login(folder / _LOGIN)
+        node = msgspec.json.decode((folder / _NODE).read_bytes(), type=NodeFile)
+    except FileNotFoundError as error:
+        raise Failure(
+            f"there is no {error.filename}: this machine has not joined with this folder; join with what `penstock "
+            "node token` prints on the first machine, or name another folder with --data",
+            Exit.NOT_FOUND,
+        ) from error
+    except (OSError, ValueError) as error:  # MsgspecError is the second
+        raise Failure(f"what {folder} says of this node cannot be read: {error}; join with a new token") from error
+    _run(folder, node, own)
+
+
+def logins(ctx: typer.Context, output: Out = "table") -> None:
+    """List the logins of nodes that have joined; with -o wide the tokens too. For admins."""
+    found = call(ctx, lambda client: client.node_logins())
+    if render.as_json(found, output):
+        return
+    now = now_s()
+    rows = [
+        (one.node_id, one.machine, _ago(one.issued_s, now), "revoked" if one.revoked_s else "good", one.token, one.key)
+        for one in found.logins
+    ]
+    render.show_table(("NODE", "MACHINE", "JOINED", "LOGIN", "TOKEN", "KEY"), rows, wide=output == "wide")
+    open_tokens = [one for one in found.tokens if not _ended(one, now)]
+    shown = found.tokens if output == "wide" else open_tokens
+    if shown:
+        tokens = [
+            (one.token, f"{one.used} of {one.uses}", _ended(one, now) or span(one.expires_s - now), one.by)
+            for one in shown
+        ]
+        render.say("")
+        render.show_table(("TOKEN", "USED", "ENDS IN", "BY"), tokens, wide=output == "wide")
+
+
+def revoke(
+    ctx: typer.Context,
+    nodes: Annotated[list[str], typer.Argument(metavar="NODE...", help="Nodes as `penstock node logins` lists them.")],
+    reason: Annotated[str, typer.Option("--reason", help="Kept in the log.")] = "",
+    output: AnswerOut = "text",
+) -> None:
+    """
+    Have the server refuse nodes' logins, at once and for ever, and admit nobody by their tokens. For admins.
+
+    A token's id in place of a node's name ends the token and all logins that came of it.
+    """
+    act(ctx, nodes, lambda client, node: client.revoke_node(node, reason), output)
 
 
 def written(login: Login) -> str:
@@ -106,21 +175,152 @@ def parsed(text: str) -> Login:
         bad_input(f"this is no token: {error}; expected the word that `penstock node token` printed, whole")
 
 
-async def _asked(token_login: Login) -> Login:
+async def reached(login: Login, name: str) -> Login:
+    """
+    Return a login with that of its addresses at which the server is reached from here.
+
+    Raises
+    ------
+    Unauthorized
+        If the server that is reached refuses it.
+    Unavailable
+        If none is reached.
+    """
+    from penstock_bus.logins import alternatives
+    from penstock_bus.nats import connect
+    from penstock_bus.port import Unavailable
+
+    failed: list[str] = []
+    for url in alternatives(login):
+        try:
+            async with connect(url, login=login, name=name, as_client=True):
+                return msgspec.structs.replace(login, url=url, hosts=())
+        except Unavailable as error:
+            failed.append(str(error).partition(". Start one")[0])
+    advice = "is its port open from here, and does `--name` of `penstock up` name it as others reach it?"
+    raise Unavailable(f"{'; '.join(failed)}; {advice}")
+
+
+def hide_argument(word: str) -> None:
+    """Overwrite a word of this process's command line, which every user of the machine can read, with ``x``."""
+    try:
+        line = Path("/proc/self/cmdline").read_bytes()
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    except OSError:  # no Linux: there is no such list, or not here
+        return
+    at = line.find(word.encode())
+    if at >= 0:
+        ctypes.memset(int(fields[_ARGUMENTS_BEGIN]) + at, ord("x"), len(word.encode()))
+
+
+def _read_token(text: str) -> str:
+    """Return the token: as given, of standard input, of a file or of the environment."""
+    if text == "-":
+        return sys.stdin.readline().strip()
+    if not text:
+        if VARIABLE not in os.environ:
+            bad_input(
+                f"there is no token; expected one in {VARIABLE}, or - for standard input, or a file that holds it"
+            )
+        return os.environ[VARIABLE].strip()
+    if text.startswith(_MARK):
+        hide_argument(text)
+        return text
+    try:
+        return Path(text).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it holds no text"
+        bad_input(f"{text!r} is neither a token, which begins with {_MARK}, nor a file with one ({reason})")
+
+
+def _key(folder: Path) -> SigningKey:
+    """Return the key of this machine's login: made before the token is used, and the same where that is repeated."""
+    import nkeys
+
+    from penstock_bus.claims import SigningKey
+    from penstock_bus.logins import write_private
+
+    file = folder / _KEY
+    try:
+        return SigningKey(file.read_text(encoding="ascii"))
+    except (FileNotFoundError, ValueError):  # or what an interrupted write has left
+        seed = nkeys.encode_seed(os.urandom(32), nkeys.PREFIX_BYTE_USER).decode()
+        write_private(file, seed.encode())
+        return SigningKey(seed)
+
+
+def _keep(folder: Path, node: NodeFile, own: Login) -> None:
+    from penstock_bus import logins
+
+    logins.write_login(folder / _LOGIN, own)
+    logins.write_private(folder / _NODE, msgspec.json.format(msgspec.json.encode(node)) + b"\n")
+    (folder / _KEY).unlink()
+
+
+def _run(folder: Path, node: NodeFile, own: Login) -> None:
+    """Become the executor."""
+    from penstock_bus.logins import VARIABLE as CREDENTIALS
+    from penstock_cli.commands.up import become
+
+    os.environ.pop(VARIABLE, None)
+    env = {
+        "PENSTOCK_URL": own.url,
+        CREDENTIALS: str(folder / _LOGIN),
+        "PENSTOCK_EXECUTOR_DATA_DIR": str(folder / "executor"),
+        "PENSTOCK_EXECUTOR_NODE_ID": node.node_id,
+        **({"PENSTOCK_EXECUTOR_DEVICES": node.devices} if node.devices else {}),
+    }
+    become("executor", env)
+
+
+async def _asked(given: Login, node: NodeFile, key: SigningKey, server: str) -> Login:
     """Return the login of this machine's executor."""
     from penstock_bus import Unauthorized
-    from penstock_bus.logins import Login
+    from penstock_bus.claims import decoded
+    from penstock_bus.logins import Login, at_host
     from penstock_bus.nats import connect
-    from penstock_bus.port import BusError
+    from penstock_bus.port import BusError, ServiceError
     from penstock_log import subjects
+    from penstock_log.request_bodies import JoinRequest
 
-    about = f"{socket.gethostname()} uid {os.getuid()}".encode()
+    claims = decoded(given.user_jwt)
+    if server:
+        given = msgspec.structs.replace(given, url=at_host(given.url, server), hosts=())
+    subject = f"{subjects.command('join', 'issuer')}.{claims.get('name', '')}"
+    machine = f"{socket.gethostname()} uid {os.getuid()}"
+    body = msgspec.json.encode(JoinRequest(node_id=node.node_id, key=key.public, machine=machine))
     try:
-        async with connect(token_login.url, login=token_login, name="node join", as_client=True) as bus:
-            return msgspec.json.decode(
-                await bus.request(subjects.command("join", "issuer"), about, timeout_s=10.0), type=Login
-            )
+        found = await reached(given, "node join")
+        async with connect(found.url, login=found, name="node join", as_client=True) as bus:
+            own = msgspec.json.decode(await bus.request(subject, body, timeout_s=10.0), type=Login)
     except Unauthorized as error:
-        raise Failure(f"{token_login.url} takes this token no more: it has ended; get another one") from error
+        raise Failure(_refused(claims.get("exp", 0))) from error
+    except ServiceError as error:
+        raise Failure(str(error)) from error
     except BusError as error:
-        raise Failure(str(error), Exit.UNREACHABLE) from error
+        here = "give --server HOST[:PORT] if this machine reaches it otherwise"
+        raise Failure(f"{error} {here}", Exit.UNREACHABLE) from error
+    return msgspec.structs.replace(own, url=found.url, user_seed=key.seed)
+
+
+def _refused(expires_s: float) -> str:
+    """Return why a server refuses a token: it has ended, or is another cluster's."""
+    another = "`penstock node token` on the first machine makes another"
+    ago_s = now_s() - expires_s
+    if ago_s >= 0:
+        return f"this token ended {span(ago_s)} ago; {another}"
+    why = f"it ends in {span(-ago_s)} by this machine's clock: is that right? Or the server's keys were made anew"
+    return f"the server refuses this token, though {why}; {another}"
+
+
+def _ended(one: views.NodeTokenView, now: float) -> str:
+    """Return why a token admits nobody any more; empty while it does."""
+    if one.revoked_s:
+        return "revoked"
+    if one.used >= one.uses:
+        return "used up"
+    return "ended" if one.expires_s <= now else ""
+
+
+def _ago(at_s: float, now: float) -> str:
+    return f"{span(now - at_s)} ago"

@@ -25,6 +25,7 @@ what its executor needs.
 from __future__ import annotations
 
 import os
+import platform
 import re
 import resource
 import signal
@@ -500,3 +501,8 @@ def _old_group(root: Path, controller: str) -> Path:
 
 def _number(text: str) -> int:
     return int(text) if text.isdigit() else 0
+
+
+def host_name() -> str:
+    """Return the host's name as an id: lower-case letters, digits, - and _."""
+    return re.sub(r"[^a-z0-9_-]+", "-", platform.node().lower()).strip("-")[:63] or "node"

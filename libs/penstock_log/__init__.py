@@ -10,6 +10,7 @@ In reading order:
 * ``facts``: Facts that are asked for, happen or are measured: job, run, node, request, policy, profile.
 * ``decision_facts``: Facts that deciders write: rank, round, scale, sweep.
 * ``archive_facts``: Facts about what of the log was copied to files, forgotten and removed.
+* ``login_facts``: Facts about the logins of nodes, and their fold.
 * ``codec``: Facts to bytes and back; old tags; unknown facts.
 * ``job_state``: One job with its state, size and checkpoint.
 * ``lifecycle``: The fold of all jobs, with the shares of those that share devices.
@@ -95,6 +96,7 @@ from penstock_log.facts import (
 )
 from penstock_log.job_state import ACTIVE, TERMINAL, Checkpoint, Job, JobState, Size
 from penstock_log.lifecycle import JobTable, last_checkpoint
+from penstock_log.login_facts import NodeLoginIssued, NodeLoginRevoked, NodeLogins, NodeTokenIssued
 from penstock_log.spec import (
     Batch,
     Budget,
@@ -151,8 +153,12 @@ __all__ = [
     "NodeDrained",
     "NodeJoined",
     "NodeLeft",
+    "NodeLoginIssued",
+    "NodeLoginRevoked",
+    "NodeLogins",
     "NodeRemoved",
     "NodeResumed",
+    "NodeTokenIssued",
     "Outcome",
     "Param",
     "Placement",

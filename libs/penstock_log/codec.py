@@ -59,6 +59,7 @@ from penstock_log.facts import (
     WorkloadProfiled,
     WorkloadScaled,
 )
+from penstock_log.login_facts import NodeLoginIssued, NodeLoginRevoked, NodeTokenIssued
 
 AnyEvent = Union[
     JobSubmitted,
@@ -98,6 +99,9 @@ AnyEvent = Union[
     LogCopied,
     JobsArchived,
     LogTrimmed,
+    NodeTokenIssued,
+    NodeLoginIssued,
+    NodeLoginRevoked,
 ]
 """Every fact of today. A ``match`` over it ends in ``assert_never``, or in ``case _`` where a fold ignores the rest."""
 
@@ -404,6 +408,7 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "user": ("user",),
     "request": ("sweep_id", "node_id"),
     "archive": ("archive",),
+    "login": ("token",),
 }
 """Entity kind → the field of its facts that holds the entity's id: the first of these that a fact has."""
 

@@ -155,9 +155,34 @@ class LoginRequest(GatewayRequest, frozen=True, kw_only=True):
 
 
 class TokenRequest(GatewayRequest, frozen=True, kw_only=True):
-    """A token with which machines join as nodes, for so many seconds; asked of the issuer."""
+    """A token with which so many machines join as nodes, for so many seconds; asked of the issuer."""
 
     valid_s: Annotated[float, Meta(gt=0, le=30 * 24 * 3600)] = 3600.0
+    uses: Annotated[int, Meta(ge=1, le=10_000)] = 1
+
+
+class JoinRequest(GatewayRequest, frozen=True, kw_only=True):
+    """
+    The login of a new node, asked of the issuer with a token.
+
+    Attributes
+    ----------
+    key : str
+        Public key that the machine has made; asked again with the same key, it is the same login.
+    machine : str
+        What the machine calls itself, for people.
+    """
+
+    node_id: Name
+    key: Annotated[str, Meta(pattern=r"^U[A-Z2-7]{55}$")]
+    machine: Who = ""
+
+
+class RevokeRequest(GatewayRequest, frozen=True, kw_only=True):
+    """Have all logins of a node count no more, or of all machines that came with one token; asked of the issuer."""
+
+    id: str
+    reason: Reason = ""
 
 
 # --- queries

@@ -45,5 +45,7 @@ SERVICES: Final = (
 
 LOGINS: Final = tuple(service.name for service in SERVICES)
 CORE: Final = tuple(service.name for service in SERVICES if service.core)
-WRITERS: Final = {kind: service.name for service in SERVICES for kind in service.writes}
-"""Entity kind → the one service that may write its facts."""
+ISSUER: Final = "issuer"
+"""It runs beside the server and as its admin, and is no service with a login of its own."""
+WRITERS: Final = {kind: service.name for service in SERVICES for kind in service.writes} | {"login": ISSUER}
+"""Entity kind → the one service, or the issuer, that may write its facts."""

@@ -232,6 +232,7 @@ sweep: Final = _named("evt.sweep")
 run: Final = _named("evt.run")
 node: Final = _named("evt.node")
 archive: Final = _named("evt.archive")
+login: Final = _named("evt.login")  # of nodes, by the token with which they came
 """Log subject of one entity, by its id: ``penstock.evt.KIND.ID``."""
 ROUNDS: Final = f"{ROOT}.evt.round.*"
 
@@ -249,6 +250,7 @@ def user(name: str) -> str:
 
 
 USERS: Final = f"{ROOT}.evt.user.*"
+NODE_LOGINS: Final = f"{ROOT}.evt.login.*"
 
 
 def writer_of(subject: str) -> str:

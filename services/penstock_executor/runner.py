@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import platform
-import re
 import uuid
 from collections.abc import Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
@@ -21,7 +19,7 @@ from penstock_bus.port import Endpoint
 from penstock_bus.shell import Shell
 from penstock_cluster import DeviceSurvey, host_limits, survey
 from penstock_cluster.host_backends import parse_bytes
-from penstock_cluster.host_limits import HostCapacity
+from penstock_cluster.host_limits import HostCapacity, host_name
 from penstock_executor import agent_listener, job_folders, machine
 from penstock_executor.checkpoint_folder import serving
 from penstock_executor.checkpoint_transfer import CheckpointFinder, CopyLimits, PendingResumes
@@ -67,6 +65,8 @@ async def run(shell: Shell, settings: ExecutorSettings) -> None:
         vitals.undecided_s = shell.progress.undecided_s()
 
     shell.examine = examine  # from now on, since reading the log may take long too
+    if settings.address:
+        reachable_address(shell.url, settings.address)  # or say now that there is no such network here
     with alone_in(settings.data_dir) as data:
         node_id = settings.node_id or host_name()
         if settings.identities(node_id).switches:
@@ -345,7 +345,7 @@ class Executor:
 
     async def _announce(self) -> None:
         self.joins += 1
-        address = self.settings.address or await asyncio.to_thread(reachable_address, self.shell.url)
+        address = await asyncio.to_thread(reachable_address, self.shell.url, self.settings.address)
         labels = {"address": address, **self.found.labels, **self.settings.labels}
         joined = NodeJoined(
             node_id=self.node_id,
@@ -563,8 +563,3 @@ async def _try_sandbox(rule: IdentityRule) -> None:
 def _capacity(settings: ExecutorSettings) -> HostCapacity:
     memory_bytes = parse_bytes(settings.host_memory) if settings.host_memory else 0
     return host_limits.host_capacity(settings.cpus, memory_bytes)
-
-
-def host_name() -> str:
-    """Return the host's name as an id: lower-case letters, digits, - and _."""
-    return re.sub(r"[^a-z0-9_-]+", "-", platform.node().lower()).strip("-")[:63] or "node"

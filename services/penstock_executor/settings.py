@@ -41,8 +41,9 @@ class ExecutorSettings(msgspec.Struct, frozen=True, kw_only=True):
     launcher : {"process"}
         What starts the processes of runs.
     address : str
-        Where the other nodes reach this one: ``MASTER_ADDR`` of gangs whose rank 0 is here. Empty: the address of the
-        network interface that leads to the bus; where the bus is on this machine, of the one that leads elsewhere.
+        Where the other nodes reach this one: ``MASTER_ADDR`` of gangs whose rank 0 is here. A name or an address, or a
+        network such as ``10.0.0.0/8``: this machine's address there. Empty: the address of the network interface that
+        leads to the bus; where the bus is on this machine, of the one that leads elsewhere.
     run_as : {"user", "executor"}
         As whom jobs run: as the user who submitted them, by the account of that name on this node, or all as the
         executor's own user, which is for one who trusts everybody that may submit. ``docs/isolation.md`` has the rule.

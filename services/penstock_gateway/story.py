@@ -33,8 +33,11 @@ from penstock_log import (
     NodeDrained,
     NodeJoined,
     NodeLeft,
+    NodeLoginIssued,
+    NodeLoginRevoked,
     NodeRemoved,
     NodeResumed,
+    NodeTokenIssued,
     PolicySet,
     RoundDecided,
     RunCheckpointed,
@@ -182,11 +185,11 @@ class Timeline:
                 yield _policy(fact)
             case NodeJoined() | NodeLeft() | NodeDrained() | NodeResumed() | NodeRemoved():
                 return
-            case SweepSubmitted() | SweepCancelled() | SweepFinished() | TrialsMeasured():
+            case SweepSubmitted() | SweepCancelled() | SweepFinished() | TrialsMeasured() | TrialGroupOpened():
                 return
-            case TrialGroupOpened() | TrialFinished() | TrialRetried():
+            case UserSet() | UserRemoved() | NodeTokenIssued() | NodeLoginIssued() | NodeLoginRevoked():
                 return
-            case UserSet() | UserRemoved() | LogCopied() | JobsArchived() | LogTrimmed():
+            case LogCopied() | JobsArchived() | LogTrimmed() | TrialFinished() | TrialRetried():
                 return
             case _:
                 assert_never(fact)

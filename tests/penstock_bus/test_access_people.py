@@ -18,7 +18,7 @@ from test_access_attackers import FORGED, bus_of, by_reply, of_the_api, picture,
 from typer.testing import CliRunner
 
 from penstock.client import Client
-from penstock_bus import Append, Endpoint, Reply, Request, ServiceError, Snapshot, Unauthorized, claims
+from penstock_bus import Append, Endpoint, Reply, Request, ServiceError, Snapshot, Unauthorized
 from penstock_bus.access import ADMIN
 from penstock_bus.claims import SigningKey
 from penstock_bus.issuer import issuing
@@ -57,6 +57,7 @@ async def server(tmp_path: Path) -> AsyncIterator[Server]:
             owner="olga",
             advertised=started.url,
             now_s=lambda: NOW_S,
+            services_account=started.services_account,
         ):
             yield started
 
@@ -347,41 +348,6 @@ async def test_an_operator_reads_everything_and_stops_to_when_that_is_over(serve
             await client.request(f"$JS.API.DIRECT.GET.EVT.{subjects.job('j1')}", b"", timeout=2)
 
 
-async def test_a_machine_joins_with_a_token_and_with_nothing_else(server: Server) -> None:
-    alice = await added(server, "alice")
-    join, token = subjects.command("join", "issuer"), subjects.command("token", "issuer")
-    assert server.keyring is not None
-    made = server.keyring.join_login(server.url, NOW_S, 4e9)
-    async with bus_of(server, "client") as owner:
-        asked = msgspec.json.decode(await owner.request(token, b"", timeout_s=10.0), type=Login)
-        assert claims.decoded(asked.user_jwt)["exp"] == NOW_S + 3600
-    async with bus_as(alice) as bus:
-        for subject, why in ((token, "nodes are added by admins"), (join, "nodes join with a token")):
-            with pytest.raises(ServiceError, match=why):
-                await bus.request(subject, b"", timeout_s=10.0)
-    for service in ("extension", "gateway", "executor"):
-        async with bus_of(server, service) as bus:
-            with pytest.raises(Unauthorized):
-                await bus.request(join, b"", timeout_s=10.0)
-    async with bus_as(made) as newcomer:
-        own = msgspec.json.decode(await newcomer.request(join, b"n2", timeout_s=10.0), type=Login)
-        for subject in (token, subjects.command("submit"), "$JS.API.INFO", subjects.entity("node", "n2")):
-            with pytest.raises(Unauthorized):
-                await newcomer.request(subject, b"", timeout_s=10.0)
-    async with connect(own.url, login=own, timeout_s=5.0) as executor:
-        assert await executor.append(
-            Append(subject=subjects.node("n2"), commit=Commit(id="n", actor="x", facts=()), expected=None)
-        )
-
-
-async def test_a_token_ends(server: Server) -> None:
-    assert server.keyring is not None
-    ended = server.keyring.join_login(server.url, 1.0, 2.0)
-    with pytest.raises(Unauthorized):
-        async with bus_as(ended):
-            pass
-
-
 async def test_services_hear_no_answers_to_people_and_no_login_of_a_node(server: Server) -> None:
     heard: list[str] = []
 
@@ -417,7 +383,15 @@ async def issuing_for(server: Server) -> AsyncIterator[None]:
     admin, url = server.logins[ADMIN], server.url
     async with (
         connect(url, login=admin),  # which makes the streams
-        issuing(url, server.keyring, admin, owner=server.owner, advertised=url, now_s=lambda: NOW_S),
+        issuing(
+            url,
+            server.keyring,
+            admin,
+            owner=server.owner,
+            advertised=url,
+            now_s=lambda: NOW_S,
+            services_account=server.services_account,
+        ),
     ):
         yield
 

@@ -8,6 +8,7 @@ from itertools import count
 import pytest
 from executor_cases import World
 
+from penstock_bus.settings import SettingsError
 from penstock_cluster.nodes import Cluster
 from penstock_executor import gang
 from penstock_executor.gang import Rendezvous, derived_port, reachable_address
@@ -76,12 +77,26 @@ def test_the_address_is_that_of_the_interface_which_leads_to_the_bus(monkeypatch
 @pytest.mark.parametrize("url", ["nats://localhost:4222", "nats://127.0.0.1:4222", "nats://[::1]:4222", ""])
 def test_beside_the_bus_the_address_is_that_of_the_default_route(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     network = {"localhost": ["127.0.0.1", "::1"], "127.0.0.1": ["127.0.0.1"], "::1": ["::1"]}
+    interfaces: list[str] = []
     monkeypatch.setattr(gang, "_sources", lambda host: iter(network.get(host, ())))
+    monkeypatch.setattr(gang, "interface_addresses", lambda: interfaces)
     assert reachable_address(url) == "127.0.0.1", "there is no network at all"
+    interfaces.append("10.77.0.1")
+    assert reachable_address(url) == "10.77.0.1", "there is no default route"
     network["2001:db8::1"] = ["2001:db8::77"]
     assert reachable_address(url) == "2001:db8::77"
     network["192.0.2.1"] = ["172.16.0.9"]
     assert reachable_address(url) == "172.16.0.9"
+
+
+def test_a_setting_says_which_of_several_networks_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gang, "interface_addresses", lambda: ["192.168.1.4", "10.1.0.4"])
+    assert reachable_address("nats://bus.lab:4222", "10.0.0.0/8") == "10.1.0.4"
+    assert reachable_address("nats://bus.lab:4222", "gpu7.lab") == "gpu7.lab"
+    with pytest.raises(SettingsError, match=r"is in 172\.16\.0\.0/12; its addresses are 192\.168\.1\.4, 10\.1\.0\.4"):
+        reachable_address("", "172.16.0.0/12")
+    with pytest.raises(SettingsError, match="expected a network such as"):
+        reachable_address("", "10.0.0.0/99")
 
 
 def test_the_kernel_says_from_where_a_host_is_reached() -> None:

@@ -31,8 +31,11 @@ from penstock_log import (
     NodeDrained,
     NodeJoined,
     NodeLeft,
+    NodeLoginIssued,
+    NodeLoginRevoked,
     NodeRemoved,
     NodeResumed,
+    NodeTokenIssued,
     Outcome,
     Placement,
     PolicySet,
@@ -246,6 +249,9 @@ def _users() -> list[AnyEvent]:
     return [
         UserSet(at_s=0, user="ada", role="operator", teams=("vision",), by="root"),
         UserRemoved(at_s=0, user="ada", by="root"),
+        NodeTokenIssued(at_s=0, token="t1", uses=1, expires_s=3600.0, by="root"),
+        NodeLoginIssued(at_s=0, token="t1", node_id="n9", key="U9", machine="n9 uid 0"),
+        NodeLoginRevoked(at_s=0, token="t1", key="U9", node_id="n9", by="root", reason="sold"),
     ]
 
 

@@ -17,7 +17,7 @@ from penstock_bus.follower import FoldFollower
 from penstock_bus.memory import MemoryBus
 from penstock_bus.nats import NatsBus
 from penstock_log import AnyEvent
-from penstock_log.services import CORE, WRITERS
+from penstock_log.services import CORE, ISSUER, WRITERS
 from penstock_testing import check_replay
 
 FOLDING = [service for service in CORE if find_spec(f"penstock_{service}.machine") is not None]
@@ -32,7 +32,7 @@ def decider_of(service: str) -> Decider[Any]:
 
 
 def test_all_that_write_facts_are_among_those_that_decide() -> None:
-    assert {WRITERS[kind] for kind in WRITERS} <= set(FOLDING)
+    assert {WRITERS[kind] for kind in WRITERS} <= {*FOLDING, ISSUER}
 
 
 def test_the_recorded_history_has_every_kind_of_fact() -> None:

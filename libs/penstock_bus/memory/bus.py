@@ -309,7 +309,7 @@ class MemoryRequestClient(MemoryClient, RequestPort, TelemetryPort, RelayPort):
         instance = self.server.hub.route(subject)
         try:
             async with asyncio.timeout(timeout_s):
-                reply = await instance.answer(subject, Request(body=body, user=self.user))
+                reply = await instance.answer(subject, Request(body=body, user=self.user, subject=subject))
         except TimeoutError as error:
             raise Timeout(f"no answer on {subject} within {timeout_s} s; ask again or wait longer") from error
         if reply.code:

@@ -101,6 +101,7 @@ class Link:
         """Whether the connection ends because its token did, and comes back with another."""
         self._online = asyncio.Event()
         self._ended = ""
+        self._refused = False
 
     async def start(self) -> None:
         """Begin to take answers."""
@@ -131,6 +132,7 @@ class Link:
 
     async def closed(self) -> None:
         """End all calls, once: the connection is closed for good."""
+        self._refused = "authentication revoked" in str(self.client.last_error)
         self.end(f"the server at {self.address} closed the connection: {self.client.last_error}")
         await self.disconnected()
 
@@ -172,6 +174,8 @@ class Link:
             If the connection is closed, or does not come back in time.
         """
         while not self.is_online:
+            if self._refused:
+                raise Unauthorized(f"{self._ended}; get another login")
             if self._ended:
                 raise Unavailable(f"{self._ended}; connect again")
             try:

@@ -124,8 +124,8 @@ def _answering(
 
     async def answer(request: MicroRequest) -> None:
         try:
-            user, _ = names.asked_by(request.subject)
-            reply = await endpoint.handler(Request(body=request.data, user=user))
+            user, subject = names.asked_by(request.subject)
+            reply = await endpoint.handler(Request(body=request.data, user=user, subject=subject))
         except Exception as error:  # whatever the handler raises is the caller's to know
             reply = Reply(code=500, error=repr(error))
         if len(reply.body) > max_body_bytes:

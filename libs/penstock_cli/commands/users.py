@@ -235,7 +235,7 @@ def login(
     from penstock.client import Client
     from penstock_bus import login_tokens, logins
 
-    found = _at(what, oidc, client_id, ca) if "://" in what else _given(Path(what)) if what else _in_use()
+    found = _at(what, oidc, client_id, ca) if "://" in what else _reached(_given(Path(what))) if what else _in_use()
     context = name or (_context_of(found) if what else logins.selected_context(os.environ))
     if not _NAME.fullmatch(context):
         bad_input(f"{context!r} cannot be a context's name; give another one with --name")
@@ -254,6 +254,19 @@ def login(
     except OSError as error:
         raise Failure(f"the login is good, and cannot be kept: {error.strerror or error}") from error
     render.say(f"{seen.name} at {found.url} is {_a(seen)}; kept as context {context} in {kept}")
+
+
+def _reached(found: Login) -> Login:
+    """Return the login with that of its server's addresses that is reached from here."""
+    from penstock_bus.port import BusError
+    from penstock_cli.node_join import reached
+
+    if not found.hosts:
+        return found
+    try:
+        return asyncio.run(reached(found, "login"))
+    except BusError as error:
+        raise Failure(str(error), Exit.UNREACHABLE) from error
 
 
 def whoami(ctx: typer.Context, output: Out = "table") -> None:

@@ -21,7 +21,8 @@ import msgspec
 from msgspec import Meta
 
 from penstock_bus import logins
-from penstock_bus.certificates import is_loopback
+from penstock_bus.addresses import is_loopback
+from penstock_bus.certificates import EVERYWHERE
 from penstock_bus.settings import CONFIG_VARIABLE, origin, written
 from penstock_bus.token_verifier import OidcSettings
 from penstock_log.services import CORE
@@ -366,6 +367,8 @@ def _of_executor(options: UpOptions, number: int) -> dict[str, str]:
     }
     if number != FIRST:
         env["PENSTOCK_EXECUTOR_NODE_ID"] = f"{socket.gethostname().split('.')[0].lower()}-{number}"
+    if not (is_loopback(options.host) or options.host in EVERYWHERE or _set_in_executor(options, "address")):
+        env["PENSTOCK_EXECUTOR_ADDRESS"] = options.host  # by which the other nodes reach the server
     if options.devices:
         env["PENSTOCK_EXECUTOR_DEVICES"] = options.devices
     if trusts_all_submitters(options):
@@ -385,16 +388,15 @@ def trusts_all_submitters(options: UpOptions) -> bool:
 
     Settings that say as whom win.
     """
-    if not is_loopback(options.host):
-        return False
-    return not _set_run_as(options)
+    return is_loopback(options.host) and not _set_in_executor(options, "run_as")
 
 
 def jobs_run_as_users(options: UpOptions) -> bool:
     """Return whether jobs run as who submits them, by the settings or because others reach this machine."""
-    return not trusts_all_submitters(options) and _set_run_as(options) != "executor"
+    return not trusts_all_submitters(options) and _set_in_executor(options, "run_as") != "executor"
 
 
-def _set_run_as(options: UpOptions) -> str:
+def _set_in_executor(options: UpOptions, name: str) -> str:
+    """Return what the environment or the settings file say under ``[executor]``; empty where they say nothing."""
     own = {CONFIG_VARIABLE: str(options.config)} if options.config else {}
-    return written("executor", "run_as", environ={**os.environ, **own})
+    return written("executor", name, environ={**os.environ, **own})

@@ -23,6 +23,7 @@ import msgspec
 import structlog
 
 from penstock_bus import access, certificates, health, logins, logs
+from penstock_bus.addresses import is_loopback
 from penstock_bus.certificates import TlsFiles
 from penstock_bus.follower import background
 from penstock_bus.nats import connect
@@ -253,7 +254,7 @@ def tls_of(options: UpOptions) -> TlsFiles | None:
         if options.tls_cert:
             authority = Path(options.tls_ca) if options.tls_ca else None
             return certificates.given(Path(options.tls_cert), Path(options.tls_key), authority)
-        if certificates.is_loopback(options.host):
+        if is_loopback(options.host):
             return None
         names = certificates.names_here(options.host, filter(None, [options.name]))
         return certificates.ensured(options.folder / "nats" / "tls", names)
@@ -261,11 +262,13 @@ def tls_of(options: UpOptions) -> TlsFiles | None:
         raise UpError(str(error)) from error
 
 
-def _advertised(options: UpOptions) -> str:
-    """Return the name of this machine for people elsewhere; empty where they cannot reach it."""
-    if certificates.is_loopback(options.host):
-        return ""
-    return options.name or next(name for name in certificates.names_here(options.host) if name != "localhost")
+def _advertised(options: UpOptions) -> list[str]:
+    """Return the names of this machine for people elsewhere, the likeliest first; none where they cannot reach it."""
+    if is_loopback(options.host):
+        return []
+    if options.tls_cert:  # which may name nothing else
+        return [options.name] if options.name else certificates.others_reach(options.host)[:1]
+    return list(dict.fromkeys([*filter(None, [options.name]), *certificates.others_reach(options.host)]))
 
 
 class _Supervisor:
@@ -334,7 +337,7 @@ class _Supervisor:
         admin = self._servers.logins[access.ADMIN]
         async with (
             connect(self._servers.url, login=admin, name="supervisor", limits=self._servers.limits) as bus,
-            self._servers.issuing(host=_advertised(self._options)),
+            self._servers.issuing(hosts=_advertised(self._options)),
         ):
             self._write_logins()
             readiness = Readiness()
@@ -375,8 +378,8 @@ class _Supervisor:
                 )
 
         if self._options.oidc.issuer:
-            host = _advertised(self._options)
-            url = self._servers.advertised(host) if host else self._servers.url
+            hosts = _advertised(self._options)
+            url = self._servers.advertised(hosts[0]) if hosts else self._servers.url
             data_folder.write_public_login(self._options, url, self._servers.logins[access.CLIENT].ca)
         else:
             data_folder.public_login_file(folder).unlink(missing_ok=True)

@@ -13,7 +13,10 @@ In reading order:
 from penstock_log.views.cluster import DeviceView as DeviceView
 from penstock_log.views.cluster import GoodputView as GoodputView
 from penstock_log.views.cluster import LanesView as LanesView
+from penstock_log.views.cluster import NodeLoginsView as NodeLoginsView
+from penstock_log.views.cluster import NodeLoginView as NodeLoginView
 from penstock_log.views.cluster import NodesView as NodesView
+from penstock_log.views.cluster import NodeTokenView as NodeTokenView
 from penstock_log.views.cluster import NodeView as NodeView
 from penstock_log.views.cluster import PoliciesView as PoliciesView
 from penstock_log.views.cluster import PolicyView as PolicyView

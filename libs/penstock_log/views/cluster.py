@@ -479,6 +479,65 @@ class UserView(View, frozen=True, kw_only=True):
     commands_per_s: Optional[float] = None
 
 
+class NodeLoginView(View, frozen=True, kw_only=True):
+    """
+    The login with which the executor of a node that has joined comes to the server.
+
+    Attributes
+    ----------
+    machine : str
+        What the machine called itself when it joined.
+    token : str
+        Id of the token with which it joined.
+    key : str
+        Its public key.
+    issued_s, revoked_s : float
+        Seconds since the epoch; it counts unless it was revoked, which is 0 then.
+    """
+
+    node_id: str
+    machine: str
+    token: str
+    key: str
+    issued_s: float
+    revoked_s: float = 0.0
+
+
+class NodeTokenView(View, frozen=True, kw_only=True):
+    """
+    A token with which machines join.
+
+    Attributes
+    ----------
+    used : int
+        How many have joined with it, of ``uses``.
+    expires_s, revoked_s : float
+        Seconds since the epoch; the second is 0 unless it was ended before its time.
+    """
+
+    token: str
+    by: str
+    uses: int
+    used: int
+    expires_s: float
+    revoked_s: float = 0.0
+
+
+class NodeLoginsView(View, frozen=True, kw_only=True):
+    """
+    Logins of nodes that have joined, and tokens, in the order in which they were issued.
+
+    Attributes
+    ----------
+    told_seq : int
+        The servers refuse all logins that were revoked up to this sequence of the log.
+    """
+
+    logins: tuple[NodeLoginView, ...]
+    tokens: tuple[NodeTokenView, ...]
+    told_seq: int
+
+
 class UsersView(View, frozen=True, kw_only=True):
     """All people who may use the cluster, by name."""
 

@@ -1,0 +1,183 @@
+"""Logins of nodes on a real server: a token for each machine, and a login that is revoked without any other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import nats.errors
+import pytest
+from test_access_attackers import bus_of
+from test_access_people import added, bus_as, raw
+
+from penstock.client import Client
+from penstock_bus import Append, NoResponders, ServiceError, Unauthorized, claims
+from penstock_bus.access import ADMIN
+from penstock_bus.claims import SigningKey
+from penstock_bus.issuer import issuing
+from penstock_bus.logins import Login
+from penstock_bus.nats import connect
+from penstock_bus.server import Server, ServerSettings, running
+from penstock_log import Commit, NodeLoginIssued, subjects
+from penstock_log.request_bodies import JoinRequest
+from penstock_testing import eventually
+
+pytestmark = pytest.mark.slow
+NOW_S = 1_700_000_000.0
+
+
+def issuer_of(server: Server):  # type: ignore[no-untyped-def]
+    assert server.keyring is not None
+    return issuing(
+        server.url,
+        server.keyring,
+        server.logins[ADMIN],
+        owner="olga",
+        advertised=server.url,
+        now_s=lambda: NOW_S,
+        services_account=server.services_account,
+        revoked=server.refused,
+        hosts=("10.0.0.7",),
+    )
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[Server]:
+    async with running(ServerSettings(data_dir=tmp_path, owner="olga")) as started:
+        async with bus_of(started, ADMIN):
+            pass  # the first connection of an admin makes the streams
+        yield started
+
+
+@pytest.fixture
+async def olga(server: Server) -> AsyncIterator[Client]:
+    async with bus_of(server, "client") as bus, Client(bus=bus) as client:
+        yield client
+
+
+def key(number: int) -> SigningKey:
+    return SigningKey.derived("user", bytes(32), f"machine {number}")
+
+
+async def joined(token: Login, node_id: str, number: int) -> Login:
+    """Join as ``penstock node join`` does; the test's tokens are of 2023, so one that has ended is let in again."""
+    own = key(number)
+    body = msgspec.json.encode(JoinRequest(node_id=node_id, key=own.public, machine="vm uid 0"))
+    subject = f"{subjects.command('join', 'issuer')}.{claims.decoded(token.user_jwt)['name']}"
+    async with bus_as(token) as bus:
+        found = msgspec.json.decode(await bus.request(subject, body, timeout_s=10.0), type=Login)
+    return msgspec.structs.replace(found, user_seed=own.seed)
+
+
+async def writes(login: Login, node_id: str) -> None:
+    async with connect(login.url, login=login, timeout_s=5.0) as bus:
+        commit = Commit(id=f"{node_id} {await bus.last_seq()}", actor="x", facts=())
+        await bus.append(Append(subject=subjects.node(node_id), commit=commit, expected=None))
+
+
+async def test_a_machine_joins_once_by_a_token_and_asks_for_nothing_else(server: Server, olga: Client) -> None:
+    async with issuer_of(server):
+        alice = await added(server, "alice")
+        token = await olga.node_token(60.0)
+        assert claims.decoded(token.user_jwt)["exp"] == NOW_S + 60
+        assert token.hosts == ("10.0.0.7",)
+        with pytest.raises(Unauthorized, match="expired on"):
+            await joined(token, "n2", 2)  # it ended years ago
+        assert server.keyring is not None
+        name = claims.decoded(token.user_jwt)["name"]
+        good = server.keyring.join_login(server.url, name, NOW_S, 4e9)
+        first = await joined(good, "n2", 2)
+        assert (await joined(good, "n2", 2)).user_seed == first.user_seed  # whoever asks again is no second machine
+        await writes(first, "n2")
+        with pytest.raises(ServiceError, match=r"used up: n2 \(vm uid 0\) joined with it at 2023-11-14 22:13:20 UTC"):
+            await joined(good, "n3", 3)
+        unknown = server.keyring.join_login(server.url, "another", NOW_S, 4e9)
+        with pytest.raises(ServiceError, match="the log knows no token another"):
+            await joined(unknown, "n3", 3)
+        join, ask = (
+            subjects.command("join", "issuer"),
+            msgspec.json.encode(JoinRequest(node_id="n9", key=key(9).public)),
+        )
+        async with bus_as(unknown) as newcomer:
+            for subject in (f"{join}.{name}", join, subjects.command("token", "issuer"), subjects.node("n9")):
+                with pytest.raises(Unauthorized):
+                    await newcomer.request(subject, ask, timeout_s=10.0)
+        async with bus_as(alice) as bus:
+            for command in ("token", "revoke"):
+                with pytest.raises(ServiceError, match="by admins, and alice is none"):
+                    await bus.request(subjects.command(command, "issuer"), b'{"id": "n2"}', timeout_s=10.0)
+            with pytest.raises(ServiceError, match="nodes join with a token, and alice is a person"):
+                await bus.request(f"{join}.{name}", ask, timeout_s=10.0)
+            with pytest.raises((NoResponders, Unauthorized)):
+                await bus.request(join, ask, timeout_s=10.0)
+        async with connect(first.url, login=first, timeout_s=5.0) as bus:  # a stolen login
+            for subject in (f"{join}.{name}", subjects.command("token", "issuer")):
+                with pytest.raises(Unauthorized):
+                    await bus.request(subject, ask, timeout_s=10.0)
+        many = await olga.node_token(30 * 24 * 3600.0, uses=2)
+        good = server.keyring.join_login(server.url, claims.decoded(many.user_jwt)["name"], NOW_S, 4e9)
+        came = await asyncio.gather(*(joined(good, f"m{i}", 10 + i) for i in range(4)), return_exceptions=True)
+        assert sorted(type(one).__name__ for one in came) == ["Login", "Login", "ServiceError", "ServiceError"]
+
+
+async def test_one_login_is_revoked_at_once_and_after_every_restart(server: Server, olga: Client) -> None:
+    async with issuer_of(server):
+        made = [await olga.node_token(60.0, uses=5) for _ in range(2)]
+        assert server.keyring is not None
+        names = [claims.decoded(token.user_jwt)["name"] for token in made]
+        tokens = [server.keyring.join_login(server.url, name, NOW_S, 4e9) for name in names]
+        stolen, other = [
+            await joined(token, node, 20 + i) for i, (token, node) in enumerate(zip(tokens, ("n2", "n3"), strict=True))
+        ]
+        async with raw(stolen) as thief, raw(other) as honest, raw(server.logins["matcher"]) as service:
+            answer = await olga.revoke_node("n2", "sold")
+            await eventually(lambda: thief.is_closed)
+            assert (answer.changed, answer.message) == (
+                True,
+                "the server refuses the login of n2, and admits nobody by the same token",
+            )
+            assert honest.is_connected
+            assert service.is_connected
+        with pytest.raises(ServiceError, match="this token was ended at"):
+            await joined(tokens[0], "n2", 30)
+        with pytest.raises(ServiceError, match="this login was revoked at"):
+            await joined(tokens[0], "n2", 20)
+        assert not (await olga.revoke_node("n2")).changed
+        with pytest.raises(
+            ServiceError, match="no node 'n9' has joined, and no token has this id; expected one of: n2"
+        ):
+            await olga.revoke_node("n9")
+        await olga.revoke_node(names[1], "its token leaked")
+        listed = await olga.node_logins()
+        assert [(one.node_id, one.revoked_s) for one in listed.logins] == [("n2", NOW_S), ("n3", NOW_S)]
+        third = await olga.node_token(60.0)
+        good = server.keyring.join_login(server.url, claims.decoded(third.user_jwt)["name"], NOW_S, 4e9)
+        kept = await joined(good, "n4", 40)
+    for revoked_file in ("there", "gone"):
+        if revoked_file == "gone":
+            server.revoked_file.unlink()
+        await server.stop()
+        await server.start()
+        if revoked_file == "there":  # before anybody has read the log
+            with pytest.raises(nats.errors.Error):
+                async with raw(stolen):
+                    pass
+        async with issuer_of(server):
+            await eventually(server.revoked_file.exists)
+            await writes(kept, "n4")
+            for login in (stolen, other):
+                with pytest.raises(Unauthorized, match="it was revoked since"):
+                    await writes(login, "n2")
+
+
+async def test_a_fact_about_an_unknown_token_admits_nobody(server: Server) -> None:
+    """Whoever could write one alone, without the token's own fact before it, has no login by that."""
+    async with issuer_of(server), bus_of(server, ADMIN) as admin:
+        fact = NodeLoginIssued(token="forged", node_id="n9", key=key(9).public, at_s=NOW_S)
+        commit = Commit(id="forged", actor="x", facts=(fact,))
+        await admin.append(Append(subject=subjects.login("forged"), commit=commit, expected=0))
+        assert server.keyring is not None
+        with pytest.raises(ServiceError, match="the log knows no token forged"):
+            await joined(server.keyring.join_login(server.url, "forged", NOW_S, 4e9), "n9", 9)
