@@ -23,8 +23,6 @@ import msgspec
 from penstock_bus.cluster_member import ClusterMember, members_on_loopback
 
 _PIECE_BYTES: Final = 65536
-_NOWHERE: Final = "127.0.0.1:1"
-"""Where nobody listens."""
 _FROM_THE_OTHER_END: Final = {"half": "mute", "mute": "half"}
 _HELD: Final = {"stall": (True, False), "blackhole": (True, False), "half": (False,), "mute": (True,)}
 """Mode → which ways hold what they are to pass: out, towards the listener, or not."""
@@ -137,9 +135,11 @@ class TcpProxy:
 
 class RouteProxies:
     """
-    The network between the servers of a cluster: one proxy for each way from one to another.
+    The network between the servers of a cluster: one proxy between each two.
 
-    The servers tell each other of an address where nobody listens, and so have no routes but through these.
+    Of two servers the later one connects, and the other has an address for it where nobody listens, which is what the
+    later one tells of itself too: so they have no routes but through these. (Where both connect at once, each of them
+    closes one of the two routes as a duplicate; on a busy machine that went on for twenty seconds.)
 
     Attributes
     ----------
@@ -148,17 +148,22 @@ class RouteProxies:
     """
 
     def __init__(self, count: int) -> None:
-        pairs = permutations(range(1, count + 1), 2)
+        pairs = [(one, other) for one, other in permutations(range(1, count + 1), 2) if one > other]
         self._ways = {pair: TcpProxy("", 0) for pair in pairs}  # first, or one has the port that is free for a server
         apart = members_on_loopback(count)
         for (_, other), way in self._ways.items():
             way.lead_to(apart[other - 1].listen)
         self.members: Sequence[ClusterMember] = [
-            msgspec.structs.replace(one, others=self._others(one.number), advertise=_NOWHERE) for one in apart
+            msgspec.structs.replace(
+                one,
+                others=tuple(self._place(one.number, other.number) for other in apart if other is not one),
+                advertise=_nowhere(one.number),
+            )
+            for one in apart
         ]
 
-    def _others(self, number: int) -> tuple[str, ...]:
-        return tuple(way.place for (one, _), way in self._ways.items() if one == number)
+    def _place(self, one: int, other: int) -> str:
+        return self._ways[one, other].place if one > other else _nowhere(other)
 
     async def start(self) -> None:
         """Take connections."""
@@ -181,3 +186,8 @@ class RouteProxies:
         for pair, way in self._ways.items():
             if number in pair:
                 way.mend()
+
+
+def _nowhere(number: int) -> str:
+    """Return an address for a server where nobody listens: its port is of those for services that nobody runs."""
+    return f"127.0.0.1:{number}"
