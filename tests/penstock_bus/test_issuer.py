@@ -177,6 +177,7 @@ async def test_whoever_is_removed_and_added_again_at_once_needs_a_new_login(
         await issued.set("alice", NOW_S + 5, revoke=True)
         before = await issued.login("alice")
         await issued.remove("alice")
+        await eventually(lambda: RING.person("alice") not in server.kept)
         after = await issued.login("alice", await issued.set("alice"))
         assert (server.lets_in(before), server.lets_in(after)) == (False, True)
 
