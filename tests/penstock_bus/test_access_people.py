@@ -355,9 +355,9 @@ async def test_services_hear_no_answers_to_people_and_no_login_of_a_node(server:
         heard.append(msg.subject)
 
     assert server.keyring is not None
-    joining = server.keyring.join_login(server.url, NOW_S, 4e9)
+    joining, other = (server.keyring.join_login(server.url, token, NOW_S, 4e9) for token in ("t1", "t2"))
     thieves = {service: server.logins[service] for service in ("extension", "executor", "matcher")}
-    for name, login in {**thieves, "join": server.keyring.join_login(server.url, NOW_S, 4e9)}.items():
+    for name, login in {**thieves, "join": other}.items():
         async with raw(login) as thief:
             patterns = ("_R_.>", "_INBOX.join.>", "_INBOX.gateway.>")
             for pattern in (">", "penstock.>", "_INBOX.gateway.>") if name == "join" else patterns:
@@ -365,7 +365,8 @@ async def test_services_hear_no_answers_to_people_and_no_login_of_a_node(server:
             await settled(thief)
             assert await added(server, f"new-{name}")
             async with bus_as(joining) as newcomer:
-                assert await newcomer.request(subjects.command("join", "issuer"), b"n2", timeout_s=10.0)
+                with pytest.raises(ServiceError):  # an answer, which is a refusal here
+                    await newcomer.request(f"{subjects.command('join', 'issuer')}.t1", b"{}", timeout_s=10.0)
             await settled(thief)
     assert heard == []
 
