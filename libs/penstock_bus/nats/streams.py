@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from penstock_bus.logger import get_logger
-from penstock_bus.nats.link import NOT_FOUND, Link, NotSettled, ServerRefusal
+from penstock_bus.nats.link import NOT_FOUND, Link, ServerRefusal
 from penstock_bus.port import LogFromFuture, StorageFull, Timeout, Unauthorized
 from penstock_log import LOG_FORMAT, subjects
 
@@ -39,8 +39,6 @@ _FORMAT: Final = "penstock-log-format"
 BUCKET: Final = f"KV_{subjects.LEASES}"
 KEY: Final = f"$KV.{subjects.LEASES}."
 
-_PLACE_TRIES: Final = 3
-"""Each lasts as long as the link is patient."""
 _log = get_logger("penstock.bus")
 
 
@@ -260,7 +258,7 @@ async def _update(link: Link, name: str, found: dict[str, Any], changed: dict[st
 
 async def _create(link: Link, name: str, config: dict[str, Any]) -> None:
     try:
-        await _placed(link, name, config)
+        await link.api(f"STREAM.CREATE.{name}", config)
         _log.info("stream_made", stream=name, replicas=config["num_replicas"])
     except StorageFull:
         if "max_bytes" not in config:
@@ -269,17 +267,6 @@ async def _create(link: Link, name: str, config: dict[str, Any]) -> None:
     except ServerRefusal as error:
         if error.err_code != _NAME_IN_USE:  # somebody else made it just now
             raise
-
-
-async def _placed(link: Link, name: str, config: dict[str, Any]) -> None:
-    """Make a stream, on several servers once the leader has heard of each what room it has: they say it each 10 s."""
-    for _ in range(_PLACE_TRIES):
-        try:
-            await link.api(f"STREAM.CREATE.{name}", config)
-            return
-        except NotSettled as error:
-            _log.warning("servers_not_settled", stream=name, reason=str(error))
-    await link.api(f"STREAM.CREATE.{name}", config)
 
 
 async def _create_smaller(link: Link, name: str, config: dict[str, Any]) -> None:
