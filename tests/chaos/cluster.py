@@ -88,11 +88,11 @@ class Cluster:
         await self._servers.start()
         for server in self._servers.servers:
             self._make_clock(server)
-        self._issuing = asyncio.ensure_future(self._issue())
         processes = self._options.processes()
         for name in ("client", *(f"{service}-{number}" for service, number in processes)):
             self.proxies[name] = [await self._proxy(server) for server in self._servers.servers]
-        async with self.admin() as bus:
+        async with self.admin() as bus:  # which makes the streams, within the limits of their store
+            self._issuing = asyncio.ensure_future(self._issue())
             for service, number in processes:
                 self._add(service, number)
             for server in self._servers.servers:
