@@ -7,6 +7,7 @@ import shutil
 import signal
 from pathlib import Path
 
+import msgspec
 import pytest
 from executor_cases import World, python, speaking
 
@@ -16,7 +17,7 @@ from penstock_executor.launchers import process_launcher
 from penstock_executor.run_folders import ExecutorError
 from penstock_executor.runner import run
 from penstock_executor.settings import ExecutorSettings
-from penstock_log import NodeLeft, RunCheckpointed, RunStarted, subjects
+from penstock_log import ARCHIVE, JobsArchived, NodeLeft, RunCheckpointed, RunStarted, subjects
 from penstock_testing import eventually
 
 pytestmark = pytest.mark.slow
@@ -59,6 +60,18 @@ async def test_a_restarted_executor_neither_loses_nor_doubles_a_run(world: World
     assert await world.facts("j1") == ["RunStarted", "RunEnded"]
     assert await world.output("j1") == b"up\n"
     assert len(await world.joined()) == 2
+
+
+async def test_an_executor_forgets_the_runs_of_jobs_that_are_archived(world: World) -> None:
+    for job_id in ("old", "young"):
+        await world.write(RunStarted(at_s=1.0, job_id=job_id, epoch=1, node_id="n2", devices=(0,)))
+    await world.write(JobsArchived(at_s=2.0, archive=ARCHIVE, job_ids=("old",)))
+    node = await world.node()
+    await node.stop()
+    snapshot = await world.bus.load_snapshot("executor.n1")
+    assert snapshot is not None
+    heads, _ = msgspec.msgpack.decode(snapshot.state)
+    assert [name for name in heads if name.startswith(subjects.prefix("run"))] == [subjects.run("young")]
 
 
 async def test_a_run_that_ended_while_nobody_watched_is_reported_afterwards(world: World, tmp_path: Path) -> None:
