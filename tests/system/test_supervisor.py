@@ -172,7 +172,7 @@ async def test_its_user_finds_the_credentials_nobody_else_does_and_none_are_left
     (tmp_path / "data").mkdir(mode=0o755)
     async with running(few) as said:
         data, url = tmp_path / "data", record(tmp_path).url
-        assert "find the password by themselves" in said[0]
+        assert "find the login by themselves" in said[0]
         assert data.stat().st_mode & 0o777 == 0o700
         for name in ("client.json", "extension.json"):
             assert (data / name).stat().st_mode & 0o777 == 0o600
