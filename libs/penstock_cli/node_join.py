@@ -59,7 +59,11 @@ def token(
     valid: Annotated[str, typer.Option("--valid", help="How long machines can join with it: 30m, 12h, 7d.")] = "1h",
     uses: Annotated[int, typer.Option("--uses", min=1, help="How many machines can join with it.")] = 1,
 ) -> None:
-    """Print a token with which machines join as nodes, for a while; for admins. It is a secret."""
+    """
+    Print a token with which machines join as nodes.
+
+    It is a secret, counts for a while, and only admins get one.
+    """
     valid_s = duration_s(valid, "--valid")
     made = call(ctx, lambda client: client.node_token(valid_s, uses))
     if "127.0.0.1" in made.url:
@@ -120,7 +124,11 @@ def start(data: Data = _FOLDER) -> None:
 
 
 def logins(ctx: typer.Context, output: Out = "table") -> None:
-    """List the logins of nodes that have joined; with -o wide the tokens too. For admins."""
+    """
+    List the logins of nodes, and open tokens.
+
+    With -o wide all tokens. For admins.
+    """
     found = call(ctx, lambda client: client.node_logins())
     if render.as_json(found, output):
         return
@@ -148,7 +156,9 @@ def revoke(
     output: AnswerOut = "text",
 ) -> None:
     """
-    Have the server refuse nodes' logins, at once and for ever, and admit nobody by their tokens. For admins.
+    Have the server refuse nodes' logins.
+
+    At once and for ever; their tokens admit nobody more, and the node has to be removed besides. For admins.
 
     A token's id in place of a node's name ends the token and all logins that came of it.
     """

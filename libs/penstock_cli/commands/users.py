@@ -228,7 +228,9 @@ def login(
     ca: Annotated[Path | None, typer.Option("--ca", help="With URL: the server's certificate authority.")] = None,
 ) -> None:
     """
-    Keep a login once its cluster takes it, and use that cluster from now on.
+    Keep a login, and use its cluster from now on.
+
+    It is kept once the cluster takes it.
 
     Where the cluster has an identity provider, you log in there, in any browser.
     """
