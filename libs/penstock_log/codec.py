@@ -416,7 +416,7 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
 def _place(event: type[Event]) -> tuple[str, Callable[[Any], str]]:
     kind = kind_of(event)
     if kind == "user":
-        return subjects.prefix(kind), lambda fact: subjects.person(fact.user)
+        return subjects.prefix(kind), lambda fact: subjects.person(fact.user) if fact.user else ""
     name = next(name for name in _NAMES[kind] if name in event.__struct_fields__)
     return subjects.prefix(kind), attrgetter(name)
 

@@ -23,6 +23,7 @@ from penstock_log import (
     NodeJoined,
     RunEnded,
     SweepSpec,
+    UserRemoved,
     decode,
     decode_at,
     encode,
@@ -182,6 +183,12 @@ def test_an_id_that_would_be_several_subjects_or_folders_names_no_entity(job_id:
     fact = JobCancelled(job_id=job_id, at_s=0.0)
     with pytest.raises(MisplacedFact, match=rf"belongs on penstock\.evt\.job\.{re.escape(job_id)}"):
         decode_at(f"penstock.evt.job.{job_id}", encode(Commit(id="c1", actor="gateway/1", facts=(fact,))))
+
+
+def test_a_fact_about_nobody_belongs_nowhere() -> None:
+    body = encode(Commit(id="c1", actor="gateway/1", facts=(UserRemoved(user="", at_s=0.0),)))
+    with pytest.raises(MisplacedFact, match=r"user.removed.v1 on penstock.evt.user.jane"):
+        decode_at("penstock.evt.user.jane", body)
 
 
 @pytest.mark.parametrize("number", [2**64, -(10**30), 10**400])

@@ -192,4 +192,4 @@ async def test_output_and_checkpoints_of_jobs_are_left_out_and_keys_of_any_name_
         content = await backup_file.write(tmp_path / "b", bus.link, folder, MADE_S)
     signed = ("nats/accounts/", "nats/logins/")
     kept = sorted(name for name in content.files if not name.startswith(signed))
-    assert kept == ["nats/keys.json", "nats/keys/operator.nk", "tls/ca.pem"]
+    assert kept == ["nats/keys.json", "nats/keys/operator.nk", "nats/passwords.json/README", "tls/ca.pem"]
