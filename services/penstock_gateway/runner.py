@@ -6,6 +6,7 @@ import asyncio
 import base64
 import secrets
 import uuid
+from collections.abc import Awaitable, Callable
 
 from penstock_bus import LogReader
 from penstock_bus.follower import FoldFollower, background
@@ -15,7 +16,7 @@ from penstock_bus.settings import load
 from penstock_bus.shell import Shell
 from penstock_gateway import authority, log_reader, machine, sight
 from penstock_gateway.archiver import Archiver
-from penstock_gateway.authority import Caller
+from penstock_gateway.authority import Admit, Caller
 from penstock_gateway.commands import Commands, take_submissions
 from penstock_gateway.endpoints import RequestRefused
 from penstock_gateway.machine import GatewaySettings, GatewayState
@@ -43,38 +44,10 @@ async def run(shell: Shell, settings: GatewaySettings) -> None:
             return str(error)
         return ""
 
-    commands = Commands(
-        shell.bus,
-        replica.live,
-        settings,
-        actor=f"{shell.service}/{shell.replica_id}",
-        now_s=shell.now_s,
-        new_id=_short_id,
-        new_commit_id=lambda: uuid.uuid4().hex,
-        ticks=shell.monotonic,
-        admit=admit,
-    )
     kernels = MatchingKernels(shell)
-    queries = Queries(
-        shell.bus,
-        replica.live,
-        presence,
-        may_match=kernels.usable,
-        now_s=shell.now_s,
-        most_bytes=commands.most_bytes,
-        most_s=settings.query_timeout_s,
-        settings=load(MatcherSettings, "matcher"),
-        sizes=load(SizingSettings, "autoscaler"),
-        admit=admit,
-        owner=settings.owner,
-        new_queues=lambda: UserQueues(
-            "queries of this kind",
-            slots=1,
-            most=settings.waiting_queries,
-            most_bytes=settings.waiting_bytes,
-            rate=None,
-            now_s=shell.monotonic,
-        ),
+    commands = commands_of(shell, replica.live, settings, admit)
+    queries = queries_of(
+        shell, replica.live, settings, admit, presence, may_match=kernels.usable, most_bytes=commands.most_bytes
     )
     async with kernels, background(*presence.listening(shell.bus)), asyncio.TaskGroup() as group:
         group.create_task(replica.run())  # ends by itself, after its last snapshot
@@ -93,6 +66,55 @@ async def run(shell: Shell, settings: GatewaySettings) -> None:
             await shell.stopping.wait()
             commands.close()
             queries.close()
+
+
+def commands_of(shell: Shell, live: FoldFollower[GatewayState], settings: GatewaySettings, admit: Admit) -> Commands:
+    """Return what answers the commands of people."""
+    return Commands(
+        shell.bus,
+        live,
+        settings,
+        actor=f"{shell.service}/{shell.replica_id}",
+        now_s=shell.now_s,
+        new_id=_short_id,
+        new_commit_id=lambda: uuid.uuid4().hex,
+        ticks=shell.monotonic,
+        admit=admit,
+    )
+
+
+def queries_of(
+    shell: Shell,
+    live: FoldFollower[GatewayState],
+    settings: GatewaySettings,
+    admit: Admit,
+    presence: Presence,
+    *,
+    may_match: Callable[[], Awaitable[None]],
+    most_bytes: int,
+) -> Queries:
+    """Return what answers the questions of people."""
+    return Queries(
+        shell.bus,
+        live,
+        presence,
+        may_match=may_match,
+        now_s=shell.now_s,
+        most_bytes=most_bytes,
+        most_s=settings.query_timeout_s,
+        settings=load(MatcherSettings, "matcher"),
+        sizes=load(SizingSettings, "autoscaler"),
+        admit=admit,
+        owner=settings.owner,
+        new_queues=lambda: UserQueues(
+            "queries of this kind",
+            slots=1,
+            most=settings.waiting_queries,
+            most_bytes=settings.waiting_bytes,
+            rate=None,
+            now_s=shell.monotonic,
+        ),
+    )
 
 
 async def admitted(

@@ -22,7 +22,7 @@ from penstock_bus.fair_semaphore import FairSemaphore
 from penstock_gateway.endpoints import TOO_MANY, UNAVAILABLE, RequestRefused
 from penstock_gateway.open_jobs import OpenJobs
 from penstock_log.text import count, escaped
-from penstock_log.views import View
+from penstock_log.views import SubmitAnswer
 
 NOBODY: Final = "nobody"
 _WAIT: Final = "wait until some are over, cancel some, or ask"
@@ -226,14 +226,15 @@ class RepeatedRequests:
 
     A client asks again what is not answered within a second. If each copy waited for a slot of its own, a user who
     submits a few thousand jobs at once would fill the own queue with copies, and a copy's refusal would be told of a
-    job that is accepted. Only a submission that names its id is the same if its bytes are.
+    job that is accepted. Only a submission that names its id is the same if its bytes are. One answer says that it
+    created the job, that of the first copy, which is also the first to be sent.
     """
 
     def __init__(self, queues: UserQueues) -> None:
         self._queues = queues
-        self._under_way: dict[tuple[str, bytes], asyncio.Future[View]] = {}
+        self._under_way: dict[tuple[str, bytes], asyncio.Future[SubmitAnswer]] = {}
 
-    async def answer(self, user: str, body: bytes, answering: Callable[[], Awaitable[View]]) -> View:
+    async def answer(self, user: str, body: bytes, answering: Callable[[], Awaitable[SubmitAnswer]]) -> SubmitAnswer:
         """
         Answer a submission in its user's turn, or as its first copy is answered.
 
@@ -247,7 +248,7 @@ class RepeatedRequests:
         key = user, hashlib.sha256(body).digest()
         if (first := self._under_way.get(key)) is not None:
             self._queues.check_rate(user)
-            return await asyncio.shield(first)
+            return msgspec.structs.replace(await asyncio.shield(first), created=False)
         asked = _decoded(body)
         if not (asked.id or asked.spec.id):
             return await self._in_turn(user, body, answering)
@@ -263,7 +264,7 @@ class RepeatedRequests:
             del self._under_way[key]
         return first.result()
 
-    async def _in_turn(self, user: str, body: bytes, answering: Callable[[], Awaitable[View]]) -> View:
+    async def _in_turn(self, user: str, body: bytes, answering: Callable[[], Awaitable[SubmitAnswer]]) -> SubmitAnswer:
         async with self._queues.slot(user, len(body)):
             return await answering()
 

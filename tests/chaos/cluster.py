@@ -29,9 +29,9 @@ from penstock_bus.access import ADMIN, CLIENT
 from penstock_bus.nats import NatsBus, connect
 from penstock_bus.server import Process, Server, ServerError, ServerSettings, wait_for_disk_space
 from penstock_bus.server_group import ServerGroup
+from penstock_cli.local.child_process import Child, Readiness, keep_running
 from penstock_cli.local.data_folder import UpOptions, environment
 from penstock_cli.local.service_template import ServiceProcess, ServiceTemplate
-from penstock_cli.local.supervisor import Child, Readiness, keep_running
 from penstock_log import subjects
 
 DEVICES: Final = "fast:2@1.0:1GiB"

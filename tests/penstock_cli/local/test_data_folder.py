@@ -17,8 +17,8 @@ from penstock_bus.health import Vitals
 from penstock_bus.memory import MemoryBus
 from penstock_bus.shell import EX_CONFIG
 from penstock_cli.local import data_folder, supervisor
+from penstock_cli.local.child_process import FIRST_S, MOST_S, STEADY_S, Backoff, Child, Readiness
 from penstock_cli.local.data_folder import UpError, UpOptions, environment
-from penstock_cli.local.supervisor import FIRST_S, MOST_S, STEADY_S, Backoff, Child, Readiness
 from penstock_log import subjects
 from penstock_log.services import CORE
 from penstock_testing import eventually
