@@ -64,6 +64,8 @@ class Chance:
             case inspect.VarTupleType():
                 count = max(info.min_length or 0, self.rng.choice((0, 1, 1, 2)))
                 return tuple(self.value(info.item_type, name) for _ in range(count))
+            case inspect.TupleType():
+                return tuple(self.value(item, name) for item in info.item_types)
             case inspect.ListType():
                 return [self.value(info.item_type, name) for _ in range(self.rng.randrange(3))]
             case inspect.DictType():
