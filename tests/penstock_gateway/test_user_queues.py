@@ -197,7 +197,7 @@ async def test_what_waits_of_one_user_is_bounded_and_another_user_still_comes_in
         assert (await served.command("submit", job("alice")))["created"]  # nothing waits any more
 
 
-async def test_a_submission_that_is_asked_again_waits_once_and_all_copies_are_told_of_one_job(
+async def test_copies_of_a_submission_wait_once_and_are_told_of_one_job(
     memory_bus: MemoryBus,
 ) -> None:
     log = SlowLog(memory_bus.server)
