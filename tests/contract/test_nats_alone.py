@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import nats.errors
 import pytest
+import uvloop
 from bus_harness import NatsHarness, append, take
 from nats.aio.msg import Msg
 from structlog.testing import capture_logs
@@ -380,6 +381,24 @@ async def test_closing_without_a_server_is_quick(nats_alone: NatsHarness) -> Non
         async with nats_alone.connect() as bus:
             await nats_alone.crash()
             await bus.publish(subjects.HEARTBEATS, b"")
+
+
+def test_a_loop_that_refuses_to_write_to_a_connection_just_lost_ends_nothing(tmp_path: Path) -> None:
+    async def lose_it(bus: NatsBus) -> None:
+        bus.link.client._transport._io_writer.transport.abort()
+        await asyncio.sleep(0)  # it is closed now, and the task that reads has not seen it
+
+    async def lose_it_twice() -> None:
+        async with running(ServerSettings(data_dir=tmp_path)) as server:
+            login = server.logins["admin"]
+            async with connect(server.url, login=login) as bus:
+                await lose_it(bus)
+                with pytest.raises(Unavailable, match="closed"):
+                    await bus.link.flush()
+            async with connect(server.url, login=login) as bus, bus.serve("gateway", "1.2.3", []):
+                await lose_it(bus)
+
+    uvloop.run(lose_it_twice())
 
 
 @pytest.mark.parametrize(

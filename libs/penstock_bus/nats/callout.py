@@ -17,7 +17,7 @@ from nats.aio.msg import Msg
 
 from penstock_bus.claims import decoded
 from penstock_bus.logger import get_logger
-from penstock_bus.nats.link import Link
+from penstock_bus.nats.link import Link, unsubscribe
 
 _SUBJECT: Final = "$SYS.REQ.USER.AUTH"
 _GROUP: Final = "callout"
@@ -93,12 +93,11 @@ async def answering(link: Link, answer: Callable[[CalloutQuestion], Awaitable[st
     await link.online(link.timeout_s)
     sub = await link.client.subscribe(_SUBJECT, _GROUP, cb=take, pending_msgs_limit=0, pending_bytes_limit=0)
     await asyncio.sleep(0)  # the flush must come behind the subscription
-    await link.client.flush()
+    await link.flush()
     try:
         yield
     finally:
-        if link.is_online:
-            await sub.unsubscribe()
+        await unsubscribe(sub)
         for task in running:
             task.cancel()
 

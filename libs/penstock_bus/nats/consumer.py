@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import msgspec
@@ -20,7 +20,7 @@ from nats.aio.subscription import Subscription
 
 from penstock_bus.compat import timeout
 from penstock_bus.logger import get_logger
-from penstock_bus.nats.link import Link, ServerRefusal
+from penstock_bus.nats.link import Link, ServerRefusal, unsubscribe
 from penstock_bus.port import BusError, LogWentBack, Unavailable
 
 _AHEAD: Final = 4000  # messages asked for beyond what the reader took
@@ -253,9 +253,8 @@ async def consume(
         yield pull
     finally:
         link.on_lost.discard(pull.lost)
-        if sub is not None and not link.client.is_closed:
-            with suppress(nats.errors.Error, OSError):  # the connection is gone, and the subscription with it
-                await sub.unsubscribe()
+        if sub is not None:
+            await unsubscribe(sub)
         if leave is not None:
             for msg in pull.come:
                 leave(msg)

@@ -21,11 +21,10 @@ from datetime import datetime
 from typing import Any, Final
 
 import msgspec
-import nats.errors
 from nats.aio.msg import Msg
 
 from penstock_bus.compat import aclosing, timeout
-from penstock_bus.nats.link import NOT_FOUND, PAUSE_S, TRY_S, ConnectionLost, Link, ReplyRow, ServerRefusal
+from penstock_bus.nats.link import NOT_FOUND, PAUSE_S, TRY_S, ConnectionLost, Link, ReplyRow, ServerRefusal, unsubscribe
 from penstock_bus.port import StoredMessage, Unauthorized, Unavailable
 from penstock_bus.stored_messages import matches_any
 from penstock_log import subjects as names
@@ -229,9 +228,7 @@ async def tail_stream(
                             yield message
             pause_s = await _pause(stirred, pause_s)
     finally:
-        if not link.client.is_closed:
-            with suppress(nats.errors.Error, OSError):  # the connection is gone, and the subscription with it
-                await sub.unsubscribe()
+        await unsubscribe(sub)
 
 
 async def _pause(stirred: asyncio.Event, pause_s: float) -> float:

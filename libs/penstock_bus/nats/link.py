@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, Final, Optional, TypeVar, overload
 
 import msgspec
 import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
 
 from penstock_bus.compat import timeout
 from penstock_bus.logger import get_logger
@@ -55,10 +57,12 @@ T = TypeVar("T")
 
 class LateAnswerClient(Client):
     """
-    A client that survives the answer to a ping whose asker has given up, and the end of its token.
+    A client that survives the answer to a ping whose asker has given up, the end of its token, and uvloop.
 
     nats-py's own ends the reading of its connection at the first: it goes on writing, and hears nothing until its pings
-    have been unanswered for some fifteen seconds. At the second it closes for good.
+    have been unanswered for some fifteen seconds. At the second it closes for good. And between the loss of a
+    connection and its being noticed, uvloop refuses to write with a RuntimeError, which nats-py lets through: here it
+    is a ConnectionResetError, as with asyncio's own loop.
     """
 
     renew_token: Optional[Callable[[], Awaitable[bool]]] = None
@@ -77,6 +81,28 @@ class LateAnswerClient(Client):
             self._pings_outstanding = 0
             return
         await super()._process_pong()
+
+    async def _send_ping(self, future: asyncio.Future[bool] | None = None) -> None:
+        with _closed_is_reset():
+            await super()._send_ping(future)
+
+    async def _flush_pending(self, force_flush: bool = False) -> Any:
+        with _closed_is_reset():
+            return await super()._flush_pending(force_flush)
+
+
+async def unsubscribe(sub: Subscription) -> None:
+    """End a subscription; one whose connection is gone went with it."""
+    with suppress(nats.errors.Error, OSError):
+        await sub.unsubscribe()
+
+
+@contextmanager
+def _closed_is_reset() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise ConnectionResetError(f"the connection is closed: {error}") from error
 
 
 class Link:
@@ -218,6 +244,13 @@ class Link:
         if self.is_online:
             await self.client.flush()
         await self.client.close()
+
+    async def flush(self) -> None:
+        """Wait until the server has read what was sent; raise ConnectionLost where it has not."""
+        try:
+            await self.client.flush()
+        except (nats.errors.Error, OSError) as error:
+            raise ConnectionLost(f"lost {self.address} before it had read everything: {error}") from error
 
     async def send(self, call: SingleReply | ReplyRow, body: bytes, headers: dict[str, str] | None = None) -> None:
         """

@@ -24,7 +24,7 @@ from nats.micro.request import ERROR_CODE_HEADER, ERROR_HEADER
 
 from penstock_bus.fair_semaphore import FairSemaphore
 from penstock_bus.logger import get_logger
-from penstock_bus.nats.link import TRY_S, Link, ReplyRow
+from penstock_bus.nats.link import TRY_S, Link, ReplyRow, unsubscribe
 from penstock_bus.port import BusError
 from penstock_log import subjects
 from penstock_log.request_bodies import OutputRequest
@@ -75,13 +75,12 @@ async def relaying(link: Link, may_read: MayRead) -> AsyncIterator[None]:
         await link.client.subscribe(gets, queue=QUEUE, cb=relay.take_get),
         await link.client.subscribe(subjects.by_anybody(subjects.OUTPUTS), queue=QUEUE, cb=relay.take_output),
     ]
-    await link.client.flush()
+    await link.flush()
     try:
         yield
     finally:
-        if not link.client.is_closed:
-            for sub in subs:
-                await sub.unsubscribe()
+        for sub in subs:
+            await unsubscribe(sub)
         await relay.end()
 
 

@@ -16,7 +16,7 @@ from nats.micro.request import Request as MicroRequest
 from nats.micro.service import Service, ServiceConfig
 
 from penstock_bus.compat import timeout
-from penstock_bus.nats.link import NatsClient, denied
+from penstock_bus.nats.link import NatsClient, denied, unsubscribe
 from penstock_bus.port import Endpoint, Reply, Request, RequestPort, ServiceError, TelemetryPort
 from penstock_log import subjects as names
 
@@ -66,8 +66,8 @@ class NatsRequestClient(NatsClient, RequestPort, TelemetryPort):
                 handler = _answering(endpoint, self.link.max_body_bytes, running)
                 await service.add_endpoint(name=endpoint.name, subject=subject, handler=handler)
             await asyncio.sleep(0)  # the flush must come behind the subscriptions
-            await self.link.client.flush()
-            await self.link.client.flush()
+            await self.link.flush()
+            await self.link.flush()
             if unheard := [subject for subject in subjects if not self.link.served[subject]]:
                 raise denied(unheard[0], "serve")
             yield
@@ -97,8 +97,7 @@ class NatsRequestClient(NatsClient, RequestPort, TelemetryPort):
                 wake.clear()
                 await wake.wait()
         finally:
-            if not self.link.client.is_closed:
-                await sub.unsubscribe()
+            await unsubscribe(sub)
 
     async def _stop(self, service: Service, running: set[asyncio.Task[None]]) -> None:
         with suppress(TimeoutError, nats.errors.Error, OSError):  # the server forgets it with the connection

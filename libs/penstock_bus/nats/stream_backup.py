@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
 import nats.errors
 
-from penstock_bus.nats.link import PAUSE_S, ApiError, ConnectionLost, Link, fault
+from penstock_bus.nats.link import PAUSE_S, ApiError, ConnectionLost, Link, fault, unsubscribe
 from penstock_bus.port import BusError, NoResponders, Unavailable
 
 _PIECE_BYTES: Final = 128 * 1024
@@ -86,8 +85,7 @@ async def copy_out(link: Link, name: str) -> AsyncGenerator[StreamCopy | bytes, 
             except (nats.errors.Error, ConnectionLost) as error:
                 raise CopyInterrupted(f"the copy of {name} broke off: {error}; begin anew") from error
     finally:
-        with suppress(nats.errors.Error):  # of a connection that is closed by now
-            await pieces.unsubscribe()
+        await unsubscribe(pieces)
 
 
 def _check_end(name: str, headers: dict[str, str]) -> None:
