@@ -324,7 +324,7 @@ class JobAction(msgspec.Struct, frozen=True, kw_only=True):
 
 def cancel(state: GatewayState, ask: request_bodies.ActRequest, now_s: float, caller: Caller = SERVICE) -> JobAction:
     """End a job; 409 where it ended by itself."""
-    job = _job(state, ask.id)
+    job = _job(state, ask.id, caller)
     caller.require_own(job.spec, f"job {job.id}")
     if job.state in {JobState.COMPLETING, JobState.CANCELLED}:
         how = "is being cancelled already" if job.state is JobState.COMPLETING else "was cancelled before"
@@ -338,7 +338,7 @@ def cancel(state: GatewayState, ask: request_bodies.ActRequest, now_s: float, ca
 
 def hold(state: GatewayState, ask: request_bodies.ActRequest, now_s: float, caller: Caller = SERVICE) -> JobAction:
     """Keep a job from being started; 409 where it is over."""
-    job = _job(state, ask.id)
+    job = _job(state, ask.id, caller)
     caller.require_own(job.spec, f"job {job.id}")
     _not_over(job, "hold")
     if job.held:
@@ -349,7 +349,7 @@ def hold(state: GatewayState, ask: request_bodies.ActRequest, now_s: float, call
 
 def release(state: GatewayState, ask: request_bodies.ActRequest, now_s: float, caller: Caller = SERVICE) -> JobAction:
     """Let a held job be started; 409 where it is over."""
-    job = _job(state, ask.id)
+    job = _job(state, ask.id, caller)
     caller.require_own(job.spec, f"job {job.id}")
     _not_over(job, "release")
     if not job.held:
@@ -415,7 +415,7 @@ def cancel_sweep(
     state: GatewayState, ask: request_bodies.ActRequest, now_s: float, caller: Caller = SERVICE
 ) -> JobAction:
     """End a sweep; its trials are cancelled one by one from here on. 409 where it ended by itself."""
-    sweep = sweep_named(state, ask.id)
+    sweep = sweep_named(state, ask.id, caller)
     caller.require_own(sweep.spec.job, f"sweep {sweep.id}")
     if sweep.cancelled is not None:
         return JobAction(id=sweep.id, state=sweep.state, message=f"sweep {sweep.id} was cancelled before")
@@ -530,8 +530,8 @@ def _workload(job: Job) -> str:
     return job.profile_key or workload.key(job.spec)
 
 
-def _job(state: GatewayState, wanted: str) -> Job:
-    job = job_named(state, wanted)
+def _job(state: GatewayState, wanted: str, caller: Caller) -> Job:
+    job = job_named(state, wanted, caller)
     if job.sample is not None:
         raise RequestRefused(CONFLICT, f"{job.id} is a sample of the profiler, which ends by itself; name a job")
     return job

@@ -288,6 +288,9 @@ async def test_names_of_others_are_no_suggestions(shared: Gateway) -> None:
         for query in ("job", "sweep"):
             code, said = await refusal(uma.query(query, {"id": wanted}))
             assert (code, "its id is" in said, "secret-bob" in said.partition(";")[2]) == (404, False, False)
+        for command in ("cancel", "hold", "release", "cancel_sweep"):
+            code, said = await refusal(uma.command(command, {"id": wanted}))
+            assert (code, "its id is" in said, "secret-bob" in said.partition(";")[2]) == (404, False, False)
 
 
 async def test_a_revocation_that_is_named_happens_once_and_not_before_a_later_one() -> None:
