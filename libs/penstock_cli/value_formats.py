@@ -215,8 +215,8 @@ def duration_s(text: str, option: str) -> float:
     (7776000.0, 5400.0, 30.0)
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text.strip())
-    if found is None:
-        bad_input(f"{option} {text!r} is no duration; expected a number with s, m, h or d, such as 12h")
+    if found is None or not float(found[1]):
+        bad_input(f"{option} {text!r} is no duration; expected a number over 0 with s, m, h or d, such as 12h")
     return float(found[1]) * TIME_UNITS[found[2]]
 
 

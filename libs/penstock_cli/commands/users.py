@@ -398,7 +398,7 @@ def _a(seen: views.UserView) -> str:
 
 
 def _valid_s(text: str) -> float:
-    return duration_s(text, "--valid") if text else 0.0
+    return duration_s(text, "--valid") if text else 0.0  # for ever
 
 
 def _free(file: Path) -> Path:

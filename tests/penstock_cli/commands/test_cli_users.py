@@ -116,6 +116,15 @@ def test_limits_of_a_user_are_numbers_or_go_back_to_the_default(penstock: Run, g
         assert (code, f"{option}: expected a " in said, f"got '{text}'" in said) == (2, True, True)
 
 
+def test_a_login_that_counts_for_no_time_is_refused_and_not_made_for_ever(penstock: Run, gateway: FakeGateway) -> None:
+    for words in (("user", "add"), ("user", "rotate")):
+        code, _, said = penstock(*words, "jane", "--out", "-", "--valid", "0s")
+        assert (code, "--valid '0s' is no duration; expected a number over 0 with s, m, h or d" in said) == (2, True)
+    code, _, said = penstock("node", "token", "--valid", "0.0h")
+    assert (code, "expected a number over 0" in said) == (2, True)
+    assert gateway.asked == []
+
+
 def test_somebody_who_logs_in_at_the_identity_provider_gets_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
