@@ -18,6 +18,15 @@ import msgspec
 import structlog
 
 from penstock_bus.follower import background
+from penstock_bus.issuer_requests import (
+    CONFLICT,
+    NOT_FOUND,
+    UNAVAILABLE,
+    RefusedRequest,
+    answering,
+    check_admin,
+    decoded,
+)
 from penstock_bus.keyring import NOBODY, Keyring
 from penstock_bus.logins import Login
 from penstock_bus.nats import connect
@@ -90,7 +99,8 @@ class Issuer:
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
         """Follow the log and answer while the context is open."""
-        login = Endpoint(name="login", subject=subjects.command("login", NAME), handler=self.answer, concurrent=True)
+        answer = answering(self.answer)
+        login = Endpoint(name="login", subject=subjects.command("login", NAME), handler=answer, concurrent=True)
         async with (
             self._bus.serve(f"penstock-{NAME}", _VERSION, [login]),
             background(self._begin(), self._follow(), self._tell_all()),
@@ -105,29 +115,25 @@ class Issuer:
         return self._keyring.person_login(self._url, self.owner, self._now_s(), valid_from_s=valid_from_s, ca=self._ca)
 
     async def answer(self, request: Request) -> Reply:
-        """Answer a :class:`LoginRequest` with a login."""
-        try:
-            asked = msgspec.json.decode(request.body or b"{}", type=LoginRequest)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            return Reply(code=400, error=f"not a request for a login: {error}")
+        """Answer a :class:`LoginRequest` with a login; raise RefusedRequest where there is none."""
+        asked = decoded(request, LoginRequest, "a login")
         user = asked.user or request.user
         try:
-            if request.user and not await self.is_admin(request.user):
-                return Reply(code=403, error=f"logins are made by admins, and {request.user} is none")
+            await check_admin(request, self.is_admin, "logins are made")
             await self._reached(max(asked.after_seq, await self._last_of(user)), user)
-        except TimeoutError:
-            return Reply(code=503, error=self._why_not_reached(user))
+        except TimeoutError as error:
+            raise RefusedRequest(UNAVAILABLE, self._why_not_reached(user)) from error
         except BusError as error:
-            return Reply(code=503, error=f"the log cannot be read: {error}; ask again")
+            raise RefusedRequest(UNAVAILABLE, f"the log cannot be read: {error}; ask again") from error
         return self._made(asked, user, request.user)
 
     def _made(self, asked: LoginRequest, user: str, by: str) -> Reply:
         if user not in self._users.by_name and user != self.owner:
-            return Reply(code=404, error=f"no user {user!r}; add them first with `penstock user add {user}`")
+            raise RefusedRequest(NOT_FOUND, f"no user {user!r}; add them first with `penstock user add {user}`")
         now_s, valid_from_s = self._now_s(), self._users.valid_from_s(user)
         if asked.revocation_s is not None:
             if asked.revocation_s <= valid_from_s:
-                return Reply(code=409, error=f"the logins of {user} were revoked meanwhile; rotate them again")
+                raise RefusedRequest(CONFLICT, f"the logins of {user} were revoked meanwhile; rotate them again")
             valid_from_s = asked.revocation_s
         expires_s = now_s + asked.valid_s if asked.valid_s else 0.0
         login = self._keyring.person_login(

@@ -14,13 +14,22 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
-from typing import Final, TypeVar
+from typing import Final
 
 import msgspec
 import structlog
 
 from penstock_bus import access
 from penstock_bus.follower import background
+from penstock_bus.issuer_requests import (
+    FORBIDDEN,
+    NOT_FOUND,
+    Handler,
+    RefusedRequest,
+    answering,
+    check_admin,
+    decoded,
+)
 from penstock_bus.keyring import Keyring
 from penstock_bus.nats import NatsBus
 from penstock_bus.nats.accounts import AccountPort
@@ -28,25 +37,14 @@ from penstock_bus.port import Append, BusError, Conflict, Endpoint, Reply, Reque
 from penstock_log import Commit, NodeLoginIssued, NodeLoginRevoked, NodeLogins, NodeTokenIssued, subjects, views
 from penstock_log.facts import Event
 from penstock_log.login_facts import NodeLogin, NodeToken
-from penstock_log.request_bodies import GatewayRequest, JoinRequest, RevokeRequest, TokenRequest
+from penstock_log.request_bodies import JoinRequest, RevokeRequest, TokenRequest
 from penstock_log.services import ISSUER
 from penstock_log.text import escaped
 
-R = TypeVar("R", bound=GatewayRequest)
-Handler = Callable[[Request], Awaitable[Reply]]
 _VERSION: Final = "1.0.0"
 _RETRY_S: Final = 1.0
 _ID_BYTES: Final = 6
 _log = structlog.get_logger("penstock.issuer")
-
-
-class RefusedRequest(Exception):
-    """A request that is answered with an error; the message says what to do."""
-
-    def __init__(self, code: int, message: str) -> None:
-        """Keep the code and the message of the answer."""
-        super().__init__(message)
-        self.reply = Reply(code=code, error=message)
 
 
 class NodeIssuer:
@@ -111,8 +109,9 @@ class NodeIssuer:
                 self._told_seq = delivery.seq
 
     async def _tell(self, revoked: Mapping[str, int]) -> None:
-        while not revoked.keys() <= self._refused.keys():
-            refused = {**self._refused, **revoked}
+        """Have the servers refuse logins; a key that came back after a revocation is refused until the newest one."""
+        while any(until_s > self._refused.get(key, 0) for key, until_s in revoked.items()):
+            refused = {**self._refused, **{key: max(at, self._refused.get(key, 0)) for key, at in revoked.items()}}
             try:
                 await self._server.update(self._services_account(refused))
                 self._refused = refused
@@ -125,17 +124,17 @@ class NodeIssuer:
         joining = f"{subjects.command(access.JOIN, ISSUER)}.*"  # the server writes a token's id there
         return [
             *(
-                Endpoint(name=name, subject=subjects.command(name, ISSUER), handler=_answering(handler))
+                Endpoint(name=name, subject=subjects.command(name, ISSUER), handler=answering(handler))
                 for name, handler in commands.items()
             ),
-            Endpoint(name="logins", subject=subjects.query("logins", ISSUER), handler=_answering(self._list)),
-            Endpoint(name=access.JOIN, subject=joining, handler=_answering(self._join)),
+            Endpoint(name="logins", subject=subjects.query("logins", ISSUER), handler=answering(self._list)),
+            Endpoint(name=access.JOIN, subject=joining, handler=answering(self._join)),
         ]
 
     async def _token(self, request: Request) -> Reply:
         """Answer a :class:`TokenRequest` with the login by which new nodes ask for their own."""
-        asked = _read(request, TokenRequest, "a token")
-        await self._check_admin(request, "nodes are added")
+        asked = decoded(request, TokenRequest, "a token")
+        await check_admin(request, self._is_admin, "nodes are added")
         now_s, token = self._now_s(), secrets.token_hex(_ID_BYTES)
         expires_s = now_s + asked.valid_s
         issued = NodeTokenIssued(token=token, uses=asked.uses, expires_s=expires_s, by=request.user, at_s=now_s)
@@ -147,9 +146,10 @@ class NodeIssuer:
     async def _join(self, request: Request) -> Reply:
         """Answer a new node, which only one with a token can ask, with the login of an executor."""
         if request.user:
-            raise RefusedRequest(403, f"nodes join with a token, and {request.user} is a person")
-        asked, token = _read(request, JoinRequest, "a node's login"), request.subject.rpartition(".")[2]
+            raise RefusedRequest(FORBIDDEN, f"nodes join with a token, and {request.user} is a person")
+        asked, token = decoded(request, JoinRequest, "a node's login"), request.subject.rpartition(".")[2]
         while True:
+            await self._check_key(asked.key)
             found, seq = await self._history(token)
             if asked.key not in found.logins:
                 _check_token(found)
@@ -160,8 +160,6 @@ class NodeIssuer:
                 except Conflict:
                     continue  # another machine was admitted meanwhile
                 _log.info("node_login_issued", token=token, **about)
-            elif found.logins[asked.key].revoked_s:
-                raise RefusedRequest(403, f"this login was revoked {_at(found.logins[asked.key].revoked_s)}")
             login = self._keyring.node_login(self._url, asked.key, self._now_s(), self._ca)
             return Reply(body=msgspec.json.encode(login))
 
@@ -172,8 +170,8 @@ class NodeIssuer:
         When they are told, they drop answers that are on their way to people. So this answer does not wait for it;
         whoever asked asks for the list until it says that they know.
         """
-        asked = _read(request, RevokeRequest, "the end of a login")
-        await self._check_admin(request, "logins of nodes are revoked")
+        asked = decoded(request, RevokeRequest, "the end of a login")
+        await check_admin(request, self._is_admin, "logins of nodes are revoked")
         tokens, seq = await self._all()
         chosen = {
             token: [one for one in found.logins.values() if asked.id in (one.node_id, token)]
@@ -183,7 +181,7 @@ class NodeIssuer:
         if not chosen:
             known = sorted({one.node_id for found in tokens.values() for one in found.logins.values()})
             raise RefusedRequest(
-                404,
+                NOT_FOUND,
                 f"no node {asked.id!r} has joined, and no token has this id; expected one of: "
                 f"{', '.join(known) or 'none has'}. The executor beside the server has no login of its own",
             )
@@ -209,7 +207,7 @@ class NodeIssuer:
 
     async def _list(self, request: Request) -> Reply:
         """Answer with all logins of nodes, and tokens."""
-        await self._check_admin(request, "logins of nodes are listed")
+        await check_admin(request, self._is_admin, "logins of nodes are listed")
         tokens, _ = await self._all()
         logins = [
             views.NodeLoginView(
@@ -237,9 +235,13 @@ class NodeIssuer:
         answer = views.NodeLoginsView(logins=tuple(logins), tokens=tuple(shown), told_seq=self._told_seq)
         return Reply(body=msgspec.json.encode(answer))
 
-    async def _check_admin(self, request: Request, what: str) -> None:
-        if request.user and not await self._is_admin(request.user):
-            raise RefusedRequest(403, f"{what} by admins, and {request.user} is none")
+    async def _check_key(self, key: str) -> None:
+        """Refuse a key of which a login was revoked, whatever token it comes with now."""
+        tokens, _ = await self._all()
+        revoked_s = max((found.logins[key].revoked_s for found in tokens.values() if key in found.logins), default=0.0)
+        if revoked_s:
+            another = "delete the data folder, and join with another token"
+            raise RefusedRequest(FORBIDDEN, f"this login was revoked {_at(revoked_s)}; {another}")
 
     async def _append(self, token: str, expected: int | None, *facts: Event) -> int:
         commit = Commit(id=secrets.token_hex(16), actor=ISSUER, facts=facts)  # type: ignore[arg-type]
@@ -254,7 +256,9 @@ class NodeIssuer:
                 logins.apply(fact)
         found = logins.tokens.get(token)
         if found is None:
-            raise RefusedRequest(404, f"the log knows no token {token}; get another one with `penstock node token`")
+            raise RefusedRequest(
+                NOT_FOUND, f"the log knows no token {token}; get another one with `penstock node token`"
+            )
         return found, seq
 
     async def _all(self) -> tuple[dict[str, NodeToken], int]:
@@ -267,33 +271,16 @@ class NodeIssuer:
         return logins.tokens, seq
 
 
-def _answering(handler: Handler) -> Handler:
-    async def answer(request: Request) -> Reply:
-        try:
-            return await handler(request)
-        except RefusedRequest as refused:
-            return refused.reply
-
-    return answer
-
-
-def _read(request: Request, kind: type[R], what: str) -> R:
-    try:
-        return msgspec.json.decode(request.body or b"{}", type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise RefusedRequest(400, f"not a request for {what}: {error}") from error
-
-
 def _check_token(found: NodeToken) -> None:
     """Refuse a token that admits nobody any more."""
     another = "`penstock node token` makes another"
     if found.revoked_s:
-        raise RefusedRequest(403, f"this token was ended {_at(found.revoked_s)}; {another}")
+        raise RefusedRequest(FORBIDDEN, f"this token was ended {_at(found.revoked_s)}; {another}")
     if len(found.logins) >= found.uses:
         last = list(found.logins.values())[-1]
         who = f"{escaped(last.node_id)} ({escaped(last.machine)}) joined with it {_at(last.issued_s)}"
         more = f" and {len(found.logins) - 1} more before" if len(found.logins) > 1 else ""
-        raise RefusedRequest(403, f"this token is used up: {who}{more}; {another}")
+        raise RefusedRequest(FORBIDDEN, f"this token is used up: {who}{more}; {another}")
 
 
 def _revoked(name: str, chosen: Mapping[str, Sequence[NodeLogin]]) -> str:

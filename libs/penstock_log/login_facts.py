@@ -122,6 +122,8 @@ class NodeLogins(msgspec.Struct):
             self.tokens[event.token].end(event.key, event.at_s)
 
     def revoked(self) -> dict[str, int]:
-        """Return the public keys of revoked logins, each with the second since the epoch of its revocation."""
-        every = (login for token in self.tokens.values() for login in token.logins.values())
-        return {login.key: int(login.revoked_s) + 1 for login in every if login.revoked_s}
+        """Return the public keys of revoked logins, each with the second since the epoch of its last revocation."""
+        found: dict[str, int] = {}
+        for login in (one for token in self.tokens.values() for one in token.logins.values() if one.revoked_s):
+            found[login.key] = max(found.get(login.key, 0), int(login.revoked_s) + 1)
+        return found

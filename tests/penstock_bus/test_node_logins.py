@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import msgspec
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 NOW_S = 1_700_000_000.0
 
 
-def issuer_of(server: Server):  # type: ignore[no-untyped-def]
+def issuer_of(server: Server, now_s: Callable[[], float] = lambda: NOW_S):  # type: ignore[no-untyped-def]
     assert server.keyring is not None
     return issuing(
         server.url,
@@ -36,7 +36,7 @@ def issuer_of(server: Server):  # type: ignore[no-untyped-def]
         server.logins[ADMIN],
         owner="olga",
         advertised=server.url,
-        now_s=lambda: NOW_S,
+        now_s=now_s,
         services_account=server.services_account,
         revoked=server.refused,
         hosts=("10.0.0.7",),
@@ -181,3 +181,46 @@ async def test_a_fact_about_an_unknown_token_admits_nobody(server: Server) -> No
         assert server.keyring is not None
         with pytest.raises(ServiceError, match="the log knows no token forged"):
             await joined(server.keyring.join_login(server.url, "forged", NOW_S, 4e9), "n9", 9)
+
+
+async def test_a_key_that_came_twice_is_refused_after_each_of_its_revocations(server: Server, olga: Client) -> None:
+    """Whoever kept a second token for a key is out again once that login is revoked too, and comes back by none."""
+    now_s = [NOW_S]
+    assert server.keyring is not None
+    async with issuer_of(server, lambda: now_s[0]):
+        tokens = [
+            server.keyring.join_login(
+                server.url, claims.decoded((await olga.node_token(60.0)).user_jwt)["name"], 1, 4e9
+            )
+            for _ in range(3)
+        ]
+        for token, node in zip(tokens[:2], ("n2", "n3"), strict=True):
+            await joined(token, node, 50)
+        await olga.revoke_node("n2")
+        now_s[0] += 60
+        with pytest.raises(ServiceError, match="this login was revoked at"):
+            await joined(tokens[1], "n3", 50)
+        with pytest.raises(ServiceError, match="this login was revoked at"):
+            await joined(tokens[2], "n4", 50)
+
+
+async def test_a_later_revocation_of_a_key_reaches_the_servers(server: Server, olga: Client) -> None:
+    """As where the log has a login that was issued for a key after it was revoked, by an earlier version."""
+    now_s = [NOW_S]
+    async with issuer_of(server, lambda: now_s[0]), bus_of(server, ADMIN) as admin:
+        names = [claims.decoded((await olga.node_token(60.0)).user_jwt)["name"] for _ in range(2)]
+        assert server.keyring is not None
+        tokens = [server.keyring.join_login(server.url, name, NOW_S, 4e9) for name in names]
+        await joined(tokens[0], "n2", 60)
+        await olga.revoke_node("n2")
+        again = NodeLoginIssued(token=names[1], node_id="n3", key=key(60).public, at_s=NOW_S + 60)
+        subject, commit = subjects.login(names[1]), Commit(id="again", actor="issuer", facts=(again,))
+        await admin.append(Append(subject=subject, commit=commit, expected=None))
+        later = server.keyring.node_login(server.url, key(60).public, NOW_S + 60)
+        later = msgspec.structs.replace(later, user_seed=key(60).seed)
+        now_s[0] += 120
+        async with raw(later) as thief:
+            await olga.revoke_node("n3")
+            await eventually(lambda: thief.is_closed)
+        with pytest.raises(Unauthorized, match="it was revoked since"):
+            await writes(later, "n3")
