@@ -217,7 +217,12 @@ def _rfc3339(text: str) -> float:
     return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()
 
 
-async def answer(bus: LogReader, asked: request_bodies.EventsRequest, entity_id: str) -> EventsView:
+async def answer(
+    bus: LogReader,
+    asked: request_bodies.EventsRequest,
+    entity_id: str,
+    kinds: Sequence[str] = tuple(services.WRITERS),
+) -> EventsView:
     """
     Return the facts that were asked for.
 
@@ -225,27 +230,31 @@ async def answer(bus: LogReader, asked: request_bodies.EventsRequest, entity_id:
     ----------
     entity_id : str
         The whole id; empty for all entities.
+    kinds : sequence of str
+        Kinds of entities of which facts are wanted; extensions' facts about the id are among them.
     """
     until_seq = await end_of(bus, parse(asked.at))
-    found = await _found(bus, asked, entity_id, until_seq)
+    found = await _found(bus, asked, entity_id, kinds, until_seq)
     facts = [view for delivery in found for view in _views(delivery)]
     chosen = _whole_commits(facts, asked.limit) if asked.after is not None else facts[-asked.limit :]
     return EventsView(events=tuple(chosen), seq=chosen[-1].seq if chosen else asked.after or until_seq)
 
 
-async def _found(bus: LogReader, asked: request_bodies.EventsRequest, entity_id: str, until_seq: int) -> list[Delivery]:
+async def _found(
+    bus: LogReader, asked: request_bodies.EventsRequest, entity_id: str, kinds: Sequence[str], until_seq: int
+) -> list[Delivery]:
     after_seq, patterns = asked.after or 0, list[str]()
     if entity_id:
-        patterns, last_seq = await _own_subjects(bus, entity_id, after_seq)
+        patterns, last_seq = await _own_subjects(bus, entity_id, kinds, after_seq)
         until_seq = min(until_seq, last_seq)
     if asked.after is not None:
         return await oldest(bus, asked.limit, after_seq, until_seq, patterns)
     return await newest(bus, asked.limit, until_seq, patterns)
 
 
-async def _own_subjects(bus: LogReader, entity_id: str, after_seq: int) -> tuple[list[str], int]:
+async def _own_subjects(bus: LogReader, entity_id: str, kinds: Sequence[str], after_seq: int) -> tuple[list[str], int]:
     try:
-        exact = [subjects.entity(kind, entity_id) for kind in services.WRITERS]
+        exact = [subjects.entity(kind, entity_id) for kind in kinds]
     except ValueError as error:
         raise RequestRefused(BAD, f"$.id: {error}") from error
     newest = await asyncio.gather(*(bus.last(subject) for subject in exact))

@@ -220,8 +220,9 @@ class Queries:
 
     async def _events(self, body: bytes, caller: Caller) -> EventsView:
         asked = ask(body, request_bodies.EventsRequest)
-        sight.check_facts(self._live.state, caller, self._whole_id(asked.id))
-        return await log_reader.answer(self._bus, asked, self._whole_id(asked.id))
+        entity_id = self._whole_id(asked.id)
+        kinds = sight.kinds_seen(self._live.state, caller, entity_id)
+        return await log_reader.answer(self._bus, asked, entity_id, kinds)
 
     async def _life(self, model: ReadModel, job: Job) -> AsyncIterator[Delivery]:
         """Yield the job's commits, and those of its pool while the job lasted: a pool may have very many."""

@@ -2,7 +2,7 @@
 Sight: finding what people ask about, where they may see it.
 
 :func:`job`, :func:`sweep` and :func:`workload` find one thing and refuse it to those who may not see it.
-:func:`check_facts` is the same for raw facts, and :func:`check_read` for what people read of the streams themselves.
+:func:`kinds_seen` is the same for raw facts, and :func:`check_read` for what people read of the streams themselves.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from penstock_gateway.authority import FORBIDDEN, Caller
 from penstock_gateway.endpoints import RequestRefused
 from penstock_gateway.machine import GatewayState
 from penstock_gateway.sweep_table import SweepRecord
-from penstock_log import Job, subjects
+from penstock_log import Job, services, subjects
 
 _OF_JOBS: Final = ("job", "run")
 _OF_SWEEPS: Final = ("sweep", "request")
+_OF_NODES: Final = ("node",)
 
 
 def job(state: GatewayState, wanted: str, caller: Caller) -> Job:
@@ -41,17 +42,36 @@ def workload(state: GatewayState, wanted: str, caller: Caller) -> str:
     return acceptance.workload_named(state, wanted, caller)
 
 
-def check_facts(state: GatewayState, caller: Caller, wanted: str) -> None:
-    """Refuse raw facts about what is not to be seen: of others' jobs and sweeps, of pools, or about everything."""
-    if caller.sees_all or wanted in state.cluster.nodes:
-        return
-    if (found := state.jobs.get(wanted)) is not None:
-        caller.require_sight(found.spec, f"job {wanted}")
-    elif (record := state.sweeps.get(wanted)) is not None:
+def kinds_seen(state: GatewayState, caller: Caller, wanted: str) -> tuple[str, ...]:
+    """
+    Return the kinds of facts that may be seen of what an id names.
+
+    An id may name several things, such as a job and a node that joined later under its name: each is seen by its own
+    rule, and facts of further kinds, such as a person's or a pool's of the same name, by operators alone.
+
+    Raises
+    ------
+    RequestRefused
+        403 where nothing is to be seen: of others' jobs and sweeps, of pools, or of everything.
+    """
+    if caller.sees_all:
+        return tuple(services.WRITERS)
+    job, record = state.jobs.get(wanted), state.sweeps.get(wanted)
+    kinds: tuple[str, ...] = ()
+    if job is not None and caller.sees(job.spec):
+        kinds += _OF_JOBS
+    if record is not None and caller.sees(record.spec.job):
+        kinds += _OF_SWEEPS
+    if wanted in state.cluster.nodes:
+        kinds += _OF_NODES
+    if kinds:
+        return kinds
+    if job is not None:
+        caller.require_sight(job.spec, f"job {wanted}")
+    if record is not None:
         caller.require_sight(record.spec.job, f"sweep {wanted}")
-    else:
-        what = repr(wanted) if wanted else "everything"
-        raise RequestRefused(FORBIDDEN, f"facts about {what} are for operators; name a job or a sweep of yours")
+    what = repr(wanted) if wanted else "everything"
+    raise RequestRefused(FORBIDDEN, f"facts about {what} are for operators; name a job or a sweep of yours")
 
 
 async def check_read(bus: LogReader, live: FoldFollower[GatewayState], caller: Caller, subject: str) -> None:
@@ -66,9 +86,9 @@ async def check_read(bus: LogReader, live: FoldFollower[GatewayState], caller: C
     kind, entity_id = _entity(subject)
     if not caller.sees_all and entity_id not in live.state.jobs.by_id and entity_id not in live.state.sweeps:
         await log_reader.catch_up(bus, live)
-    if kind in _OF_JOBS + _OF_SWEEPS:
-        check_facts(live.state, caller, entity_id)
-    elif not caller.sees_all:
+    if kind in _OF_JOBS + _OF_SWEEPS and kind in kinds_seen(live.state, caller, entity_id):
+        return
+    if not caller.sees_all:
         raise RequestRefused(FORBIDDEN, f"{subject} is for operators; read what one job or sweep of yours has")
 
 

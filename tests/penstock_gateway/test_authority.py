@@ -272,6 +272,27 @@ async def test_a_taken_id_says_nothing_of_what_it_belongs_to(shared: Gateway) ->
         assert await refusal(uma.command("submit", body))
 
 
+async def test_an_id_that_names_several_things_shows_of_each_what_may_be_seen() -> None:
+    """Ids are free when they are chosen; nodes and people of the same name come later."""
+    later = (joined("n-later", fast=1), UserSet(user="j-uma", role="admin", at_s=NOW_S))
+    jobs = (submitted("j-uma", user="uma"), submitted("n-later", user="bob"))
+    async with MemoryBus() as bus, gateway(bus, *PEOPLE, *jobs, *later) as running:
+        uma, oskar = as_user(running, "uma"), as_user(running, "oskar")
+        for who, wanted, kinds in (
+            (uma, "j-uma", {"job.submitted.v1"}),
+            (oskar, "j-uma", {"job.submitted.v1", "user.set.v1"}),
+            (uma, "n-later", {"node.joined.v2"}),
+            (oskar, "n-later", {"job.submitted.v1", "node.joined.v2"}),
+        ):
+            answer = await who.query("events", {"id": wanted})
+            assert {one["type"] for one in answer["events"]} == kinds
+        async with FoldFollower(bus, machine.decider(GatewaySettings())) as live:
+            await live.caught_up()
+            for subject in (subjects.job("n-later"), subjects.logs("n-later"), subjects.node("n-later")):
+                with pytest.raises(RequestRefused, match="for operators"):
+                    await sight.check_read(bus, live, caller(live.state.users, "", "uma"), subject)
+
+
 async def test_somebody_who_comes_back_needs_a_new_login() -> None:
     async with MemoryBus() as bus, gateway(bus, joined(), settings=GatewaySettings(owner="olga")) as running:
         olga = as_user(running, "olga")
