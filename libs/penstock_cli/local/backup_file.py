@@ -5,12 +5,14 @@ A cluster in one file: its streams, and the small files of its data folder that 
 :func:`restore` makes a data folder from it. The file is a tar archive compressed by gzip; its members, in order:
 
 * ``backup.json``: what it is, and who wrote it (:class:`BackupHead`).
-* ``files/PATH``: logins, keys and whatever else lies in the data folder, but for what is large or made anew.
 * ``streams/NAME/copy.json`` and ``streams/NAME/0000000``, …: each stream as the server sends it.
+* ``files/PATH``: logins, keys and whatever else lies in the data folder, but for what is large or made anew.
 * ``members.json``: size and SHA-256 of each member before it. A file without it at its end is torn.
 
 The streams are copied one after the other, in an order in which no submission can be missing: snapshots and submissions
-first, then the log, then output. The sums tell whether a file was torn or damaged; they are no signature.
+first, then the log, then output. Files come last: what the archiver removes from the log meanwhile is in the archive's
+files before, so each commit is in one of the two. The sums tell whether a file was torn or damaged; they are no
+signature.
 """
 
 from __future__ import annotations
@@ -19,14 +21,16 @@ import gzip
 import hashlib
 import os
 import shutil
+import sqlite3
 import tarfile
+import tempfile
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import AbstractAsyncContextManager, aclosing, contextmanager
+from contextlib import AbstractAsyncContextManager, aclosing, closing, contextmanager
 from io import BytesIO
 from itertools import groupby
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, Final
+from typing import IO, Any, Final, cast
 
 import msgspec
 
@@ -52,7 +56,9 @@ _FOLDER: Final = 0o700
 
 _LARGE: Final = ("jetstream", "logs", "checkpoints", "executor")
 """Folders that are left out, and those whose names begin like this: what jobs wrote, and the streams' own store."""
-_MADE_ANEW: Final = (".log", ".ports", ".conf", ".lock", ".new", ".pid", "penstock.json")
+_MADE_ANEW: Final = (".log", ".ports", ".conf", ".lock", ".new", ".part", ".pid", "penstock.json")
+_DATABASE: Final = ".sqlite"
+_OF_DATABASES: Final = tuple(f"{_DATABASE}-{what}" for what in ("journal", "wal", "shm"))
 
 
 class BackupError(Exception):
@@ -161,12 +167,12 @@ async def _write(raw: IO[bytes], content: BackupContent, link: Link, folder: Pat
     ):
         writer = _Writer(archive, content.head.made_s)
         writer.add(_HEAD, msgspec.json.encode(content.head))
-        for name, path in _kept_files(folder) if folder is not None else ():
-            if writer.add_file(f"files/{name}", path):
-                content.files.append(name)
         names = {one.name for one in await streams.streams(link)} - _LEFT_OUT
         for name in _in_order(names):
             content.streams[name] = await _add_stream(writer, link, name)
+        for name, path in _kept_files(folder) if folder is not None else ():
+            if writer.add_file(f"files/{name}", path):
+                content.files.append(name)
         writer.add(_MEMBERS, msgspec.json.encode(writer.members))
     content.bytes = raw.tell()
 
@@ -205,7 +211,7 @@ def _kept_files(folder: Path) -> Iterator[tuple[str, Path]]:
         folders[:] = sorted(name for name in folders if not name.startswith(_LARGE))
         for name in sorted(names):
             path = Path(where, name)
-            if not name.endswith(_MADE_ANEW) and path.is_file():
+            if not name.endswith(_MADE_ANEW + _OF_DATABASES) and path.is_file():
                 yield path.relative_to(folder).as_posix(), path
 
 
@@ -220,7 +226,7 @@ class _Writer:
     def add_file(self, name: str, path: Path) -> bool:
         """Add a file as it is now; False if it has gone since it was listed."""
         try:
-            with path.open("rb") as file:
+            with _database_copy(path) if path.suffix == _DATABASE else path.open("rb") as file:
                 self._add(name, file, os.fstat(file.fileno()).st_size)
         except FileNotFoundError:
             return False
@@ -232,6 +238,25 @@ class _Writer:
         summed = _Summed(file)
         self._archive.addfile(info, summed)
         self.members.append(summed.member(name))
+
+
+def _database_copy(path: Path) -> IO[bytes]:
+    """Open a copy of a database as it is between two transactions, whoever writes to it meanwhile."""
+    copy = tempfile.NamedTemporaryFile()  # noqa: SIM115 - its reader closes it
+    try:
+        with (
+            closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as live,
+            closing(sqlite3.connect(copy.name)) as target,
+        ):
+            live.execute("BEGIN")
+            live.execute("SELECT count(*) FROM sqlite_schema")  # locked here if ever: copying would wait for ever
+            live.backup(target)
+    except sqlite3.Error as error:
+        copy.close()
+        if not path.exists():
+            raise FileNotFoundError(path) from error
+        raise BackupError(f"{path} cannot be copied: {error}; make it readable, or move it away") from error
+    return cast("IO[bytes]", copy)
 
 
 def check(path: Path) -> BackupContent:

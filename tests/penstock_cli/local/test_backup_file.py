@@ -5,11 +5,13 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import sqlite3
 import stat
 import tarfile
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +23,7 @@ from penstock_bus.nats.link import Link
 from penstock_bus.server import ServerSettings, running
 from penstock_cli.local import backup_file
 from penstock_cli.local.backup_file import BackupContent, BackupError
+from penstock_gateway.archived_ids import FILE, ArchivedIds
 from penstock_log import Commit, JobHeld, subjects
 
 MADE_S = 1_700_000_000.0
@@ -105,6 +108,48 @@ async def test_what_is_written_meanwhile_is_in_the_backup_as_a_beginning_of_the_
     await backup_file.restore(file, tmp_path / "restored", empty)
     async with served(tmp_path / "restored") as bus:
         assert [one.seq for one in await bus.read("penstock.evt.>")] == list(range(1, last_seq + 1))
+
+
+async def test_what_the_archive_takes_out_of_the_log_meanwhile_is_in_the_backup(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, file = tmp_path / "data", tmp_path / "b.tar.gz"
+    async with served(folder) as bus:
+        await bus.append_many([held("j", i) for i in range(3)])
+        whole = backup_file._add_stream
+
+        async def archived_before_the_log_is_copied(writer: Any, link: Link, name: str) -> dict[str, Any]:
+            if name == subjects.EVT:
+                (folder / "archive").mkdir()
+                (folder / "archive" / "2026-01-31.jsonl.gz").write_bytes(b"the job's facts")
+                await bus.trim(subjects.job("j"), 4)
+            return await whole(writer, link, name)
+
+        monkeypatch.setattr(backup_file, "_add_stream", archived_before_the_log_is_copied)
+        await backup_file.write(file, bus.link, folder, MADE_S)
+    await backup_file.restore(file, tmp_path / "restored", empty)
+    assert (tmp_path / "restored" / "archive" / "2026-01-31.jsonl.gz").read_bytes() == b"the job's facts"
+
+
+async def test_a_database_is_copied_as_it_was_between_two_writes(tmp_path: Path) -> None:
+    folder, file = tmp_path / "data", tmp_path / "b.tar.gz"
+    ids = ArchivedIds(folder / "archive")
+    async with served(folder) as bus:
+        ids.add([(f"j{i}", "alice") for i in range(20_000)])
+        with closing(sqlite3.connect(folder / "archive" / FILE, isolation_level=None)) as writing:
+            writing.execute("PRAGMA cache_size = 1")  # so that pages are written before the end of the transaction
+            writing.execute("BEGIN")
+            writing.execute("UPDATE owners SET user = 'mallory'")
+            with pytest.raises(BackupError, match="cannot be copied: database is locked"):
+                await backup_file.write(file, bus.link, folder, MADE_S)
+            writing.execute("ROLLBACK")
+            writing.execute("BEGIN")
+            writing.execute("UPDATE owners SET user = 'mallory' WHERE id = 'j1'")
+            content = await backup_file.write(file, bus.link, folder, MADE_S)
+    assert [name for name in content.files if name.startswith("archive/")] == [f"archive/{FILE}"]
+    await backup_file.restore(file, tmp_path / "restored", empty)
+    restored = ArchivedIds(tmp_path / "restored" / "archive")
+    assert [restored.owner(f"j{i}") for i in (0, 1, 19_999)] == ["alice"] * 3
 
 
 async def test_every_torn_file_is_refused_by_its_name_and_makes_no_folder(tmp_path: Path) -> None:
