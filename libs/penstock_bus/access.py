@@ -25,7 +25,7 @@ import msgspec
 from penstock_bus.claims import Export, Import, Permissions
 from penstock_bus.logins import Role
 from penstock_log import subjects
-from penstock_log.services import ISSUER, LOGINS, SERVICES
+from penstock_log.services import ISSUER, LOGINS
 
 ADMIN: Final = "admin"
 CLIENT: Final = "client"
@@ -94,12 +94,10 @@ _SERVICES: Final = "$SRV.>"
 _REPLIES: Final = "_R_.>"
 """Where the server takes answers to people, on their way over the border."""
 
-_FROM_PEOPLE: Final = (*subjects.SUBMISSIONS, f"{subjects.ROOT}.cmd.>")
 _OF_JOBS: Final = tuple(
     subjects.command(name) for name in ("submit", "tune", "cancel", "hold", "release", "cancel_sweep")
 )
 """What extensions may command, in the name of users: nothing about people, nodes and policies."""
-_ASKING: Final = frozenset(service.name for service in SERVICES if service.asks)
 _MORE: Final[dict[str, list[str]]] = {
     "gateway": [
         f"{subjects.ROOT}.cmd.gateway.*",  # a command line beside it may use its login
@@ -212,7 +210,6 @@ def of_service(service: str, extensions: Sequence[str] = ()) -> Permissions:
         f"{root}.rejected.>",  # every reader reports what it cannot decode
         f"{root}.qry.>",
         *_MORE.get(EXTENSION if service in extensions else service, []),
-        *(_FROM_PEOPLE if service in _ASKING else ()),
         *_reading(),
         "_INBOX.>",  # answers to services, and over the border to people
         _REPLIES,

@@ -30,6 +30,9 @@ from penstock_log.services import ISSUER, SERVICES
 BY: Final = "oidc"
 """Who added a person, in the log, where a first login did."""
 _TELL_S: Final = 2.0  # of the 5 s that the server gives a connection to log in
+_TELL_EVERY_S: Final = 60.0
+_MOST_TOLD: Final = 100
+"""Refusals that are logged one by one within :data:`_TELL_EVERY_S`: whoever reaches the port can have many."""
 _log = structlog.get_logger("penstock.callout")
 
 
@@ -58,6 +61,8 @@ class Callout:
         now_s: Callable[[], float],
     ) -> None:
         self._bus, self._issuer, self._keyring, self._verifier, self._now_s = bus, issuer, keyring, verifier, now_s
+        self._told_from_s, self._told, self._untold = 0.0, 0, 0
+        """Since when refusals are counted, how many of them were logged, and how many not."""
         services = (service.name for service in SERVICES)
         self._taken = {*access.USERS, access.CLIENT, access.JOIN, ISSUER, BY, *services, *extensions}
 
@@ -67,12 +72,25 @@ class Callout:
             person = await self._verifier.verify(question.token)
             valid_from_s = await self._admitted(person)
         except (TokenRefused, BusError) as refused:
-            _log.warning("token_refused", host=question.host, reason=str(refused))
+            self._note_refusal(question.host, str(refused))
             return self._keyring.refusal(question.server, question.public, self._now_s(), str(refused))
         _log.info("token_accepted", user=person.name, host=question.host, expires_s=person.expires_s)
         return self._keyring.admission(
             question.server, question.public, person.name, self._now_s(), person.expires_s, valid_from_s=valid_from_s
         )
+
+    def _note_refusal(self, host: str, reason: str) -> None:
+        """Log a refusal, unless very many come: then only how many, once the next one comes after a while."""
+        now_s = self._now_s()
+        if not 0 <= now_s - self._told_from_s < _TELL_EVERY_S:
+            if self._untold:
+                _log.warning("more_tokens_refused", count=self._untold, since_s=self._told_from_s)
+            self._told_from_s, self._told, self._untold = now_s, 0, 0
+        if self._told >= _MOST_TOLD:
+            self._untold += 1
+            return
+        self._told += 1
+        _log.warning("token_refused", host=host, reason=reason)
 
     async def _admitted(self, person: VerifiedPerson) -> float:
         """

@@ -18,6 +18,7 @@ import msgspec
 
 from penstock_log import Commit
 from penstock_log.request_bodies import OutputEnd, OutputOffset
+from penstock_log.views import StreamView
 
 
 class Append(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,48 +72,6 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     owner: str
     token: int
     ttl_s: float
-
-
-class StreamPeer(msgspec.Struct, frozen=True, kw_only=True):
-    """
-    One copy of a stream beside its leader's.
-
-    Attributes
-    ----------
-    current : bool
-        Whether it has all that the leader has.
-    lag : int
-        Operations that it is behind.
-    heard_ago_s : float
-        How long ago its server was last heard of.
-    """
-
-    server: str
-    current: bool
-    offline: bool = False
-    lag: int = 0
-    heard_ago_s: float = 0.0
-
-
-class StreamReplication(msgspec.Struct, frozen=True, kw_only=True):
-    """
-    On which servers one stream is kept.
-
-    Attributes
-    ----------
-    replicas : int
-        On so many it is to be kept; 0 where it did not say.
-    leader : str
-        The server that takes what is written; empty while none does, and on a server alone.
-    error : str
-        Why nothing is known of it.
-    """
-
-    name: str
-    replicas: int = 0
-    leader: str = ""
-    copies: tuple[StreamPeer, ...] = ()
-    error: str = ""
 
 
 class Work(Protocol):
@@ -468,7 +427,7 @@ class ShadowPort(Protocol):
 class ReplicationPort(Protocol):
     """On which servers the streams are kept."""
 
-    async def replication(self) -> list[StreamReplication]:
+    async def replication(self) -> list[StreamView]:
         """Return each stream's copies; one that does not answer is in it too, with the reason."""
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
+import re
 import shutil
 import signal
 import sys
@@ -44,6 +45,7 @@ CREDENTIALS: Final = "nats"
 """The folder in a data folder where the keys are, and the store of a server alone or of the first of several."""
 _ACCOUNTS: Final = "accounts"
 _LOOK_S: Final = 0.005
+_PORT_TAKEN: Final = re.compile(r":(\d+): bind: address already in use")
 _LOG_TAIL: Final = 5
 _MIB: Final = 1 << 20
 
@@ -359,8 +361,9 @@ class Server:
             lines = self.log_file.read_text(errors="replace").splitlines()[-_LOG_TAIL:]
         except FileNotFoundError:
             return f"it wrote no log to {self.log_file}"
-        if any("address already in use" in line for line in lines):
-            return f"port {self._port} is taken: stop what listens there, or choose another one with --port"
+        taken = [found[1] for line in lines if (found := _PORT_TAKEN.search(line))]
+        if taken:
+            return f"port {taken[-1]} is taken: stop what listens there, or choose another one with --port"
         return f"it said: {' | '.join(lines)} (more in {self.log_file})"
 
 

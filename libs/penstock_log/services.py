@@ -19,15 +19,12 @@ class Service(NamedTuple):
     ----------
     writes : tuple of str
         Kinds of entities whose facts it alone writes.
-    asks : bool
-        Whether it gives commands and submits jobs, as people do.
     core : bool
         Whether it belongs to every cluster: ``penstock up`` runs it, and it is missed where it is not heard.
     """
 
     name: str
     writes: tuple[str, ...] = ()
-    asks: bool = False
     core: bool = True
 
 

@@ -38,7 +38,6 @@ from penstock_log.views import (
     StatusView,
     StoryView,
     StreamsView,
-    StreamView,
     SweepsView,
     UsersView,
     UserView,
@@ -211,8 +210,7 @@ class Queries:
 
     async def _streams(self, body: bytes, caller: Caller) -> StreamsView:  # noqa: ARG002 - everybody may see it
         ask(body, request_bodies.EmptyRequest)
-        found = await self._bus.replication()
-        return StreamsView(streams=msgspec.convert(found, tuple[StreamView, ...], from_attributes=True))
+        return StreamsView(streams=tuple(await self._bus.replication()))
 
     async def _schema(self, body: bytes, caller: Caller) -> SchemaView:  # noqa: ARG002 - everybody may see it
         ask(body, request_bodies.EmptyRequest)

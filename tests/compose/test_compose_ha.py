@@ -17,8 +17,8 @@ from testcontainers.compose import DockerCompose
 import penstock
 from penstock_bus.logins import read_login
 from penstock_bus.nats import NatsBus, connect
-from penstock_bus.port import StreamReplication
 from penstock_log import JobFinished, JobSubmitted, subjects, tag_of
+from penstock_log.views import StreamView
 from penstock_testing import eventually
 
 SUBMITTERS = 3
@@ -93,7 +93,7 @@ class Storm:
                 self.at_s.append(asyncio.get_running_loop().time())
 
 
-async def log_of(bus: NatsBus) -> StreamReplication:
+async def log_of(bus: NatsBus) -> StreamView:
     return next(stream for stream in await bus.replication() if stream.name == subjects.EVT)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from penstock_bus import Append, Endpoint, Handler, Rejection, Reply, Request, Snapshot, Unauthorized, access
+from penstock_bus import Append, Endpoint, Handler, Rejection, Reply, Request, Snapshot, Unauthorized
 from penstock_bus.access import ADMIN, CLIENT
 from penstock_bus.logins import Login
 from penstock_bus.nats import NatsBus, connect
@@ -248,10 +248,3 @@ async def test_a_command_line_may_ask_executors_for_output_as_a_client_or_beside
         assert await bus.request(subject, b"") == b"output"
         with pytest.raises(Unauthorized):
             await ranker.request(subject, b"")
-
-
-def test_a_service_of_the_list_that_asks_may_command_and_submit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(access, "_ASKING", frozenset({"ranker"}))
-    asked = {"penstock.cmd.>", *subjects.SUBMISSIONS}
-    assert asked <= set(access.of_service("ranker").publish)
-    assert not asked & set(access.of_service("matcher").publish)

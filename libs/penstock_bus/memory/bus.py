@@ -38,7 +38,6 @@ from penstock_bus.port import (
     ShadowPort,
     Snapshot,
     SnapshotPort,
-    StreamReplication,
     TelemetryPort,
     Timeout,
     TooLarge,
@@ -58,6 +57,7 @@ from penstock_bus.stored_messages import (
 from penstock_log import CodecError, encode
 from penstock_log import subjects as names
 from penstock_log.request_bodies import OutputEnd, OutputOffset
+from penstock_log.views import StreamView
 
 
 class MemoryClient:
@@ -381,9 +381,9 @@ class MemoryWorkClient(MemoryClient, WorkPort):
 class MemoryReplicationClient(MemoryClient, ReplicationPort):
     """On which servers the streams are kept: there is one."""
 
-    async def replication(self) -> list[StreamReplication]:
+    async def replication(self) -> list[StreamView]:
         await self.ready()
-        return [StreamReplication(name=name, replicas=1) for name in (*names.STREAM_SUBJECTS, names.LEASES)]
+        return [StreamView(name=name, replicas=1) for name in (*names.STREAM_SUBJECTS, names.LEASES)]
 
 
 class MemoryBus(MemoryLogClient, MemoryStateClient, MemoryWorkClient, MemoryRequestClient, MemoryReplicationClient):

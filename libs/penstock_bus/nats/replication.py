@@ -17,8 +17,9 @@ from penstock_bus.compat import aclosing, timeout
 from penstock_bus.nats.link import NOT_FOUND, Link, NatsClient, ServerRefusal
 from penstock_bus.nats.stream_backup import StreamCopy, copy_in, copy_out
 from penstock_bus.nats.streams import BUCKET, compression_of
-from penstock_bus.port import BusError, ReplicationPort, StreamPeer, StreamReplication
+from penstock_bus.port import BusError, ReplicationPort
 from penstock_log import subjects
+from penstock_log.views import StreamPeerView, StreamView
 
 _STREAMS: Final = (*subjects.STREAM_SUBJECTS, BUCKET)
 _NS: Final = 1e-9
@@ -53,23 +54,25 @@ class _Info(msgspec.Struct, frozen=True):
 class NatsReplicationClient(NatsClient, ReplicationPort):
     """On which servers the streams are kept."""
 
-    async def replication(self) -> list[StreamReplication]:
+    async def replication(self) -> list[StreamView]:
         return list(await asyncio.gather(*(_replication(self.link, name) for name in _STREAMS)))
 
 
-async def _replication(link: Link, name: str) -> StreamReplication:
+async def _replication(link: Link, name: str) -> StreamView:
     try:
         async with timeout(LOOK_S):
             info = await link.api(f"STREAM.INFO.{name}", answer=_Info)
     except (TimeoutError, asyncio.TimeoutError):
-        return StreamReplication(name=name, error=f"it did not answer within {LOOK_S:g} s")
+        return StreamView(name=name, error=f"it did not answer within {LOOK_S:g} s")
     except BusError as error:
-        return StreamReplication(name=name, error=str(error))
+        return StreamView(name=name, error=str(error))
     copies = [
-        StreamPeer(server=one.name, current=one.current, offline=one.offline, lag=one.lag, heard_ago_s=one.active * _NS)
+        StreamPeerView(
+            server=one.name, current=one.current, offline=one.offline, lag=one.lag, heard_ago_s=one.active * _NS
+        )
         for one in info.cluster.replicas
     ]
-    return StreamReplication(
+    return StreamView(
         name=name, replicas=info.config.get("num_replicas", 1), leader=info.cluster.leader, copies=tuple(copies)
     )
 

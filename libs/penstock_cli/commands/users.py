@@ -85,6 +85,8 @@ def add(
     ] = False,
 ) -> None:
     """Let a person use the cluster, and write a login for them: a secret, which they give to `penstock login`."""
+    from penstock_bus.port import BusError
+
     if no_login and (out or valid):
         bad_input("--no-login writes no file, so there is nothing for --out and --valid to say")
     file, valid_s = Path() if no_login else _free(out or Path(f"{name}.json")), _valid_s(valid)
@@ -93,7 +95,12 @@ def add(
         if any(one.name == name for one in (await client.users()).users):
             raise Failure(f"{name} is a user already; `penstock user set` changes them, `rotate` gives a new login")
         answer = await client.set_user(name, role=_role(role), teams=team)
-        return answer, None if no_login else await client.login(name, after_seq=answer.seq, valid_s=valid_s)
+        if no_login:
+            return answer, None
+        try:
+            return answer, await client.login(name, after_seq=answer.seq, valid_s=valid_s)
+        except BusError as error:
+            raise Failure(await _taken_back(client, name, str(error)), Exit.UNREACHABLE) from error
 
     answer, made = call(ctx, added)
     if made is None:
@@ -101,6 +108,20 @@ def add(
         return
     kept_as = "FILE" if file == _PRINTED else file.name
     _write(file, made, f"{answer.message}; give them {_called(file)}, for `penstock login {kept_as}`")
+
+
+async def _taken_back(client: Client, name: str, why: str) -> str:
+    """Remove a person who got no login, so that adding them can be repeated; return what became of it."""
+    from penstock_bus.port import BusError
+
+    try:
+        await client.remove_user(name, "no login could be made")
+    except BusError as error:
+        return (
+            f"no login could be made for {name}: {why}; they are a user all the same, as they could not be removed "
+            f"again ({error}): once the server answers, `penstock user rotate {name}` makes a login"
+        )
+    return f"no login could be made for {name}: {why}; they were not added, so add them again"
 
 
 def set_(

@@ -15,7 +15,7 @@ from local_issuer import AUDIENCE, LocalIssuer, serving
 from typer.testing import CliRunner
 
 from penstock.client import Client
-from penstock_bus import Unauthorized, logins
+from penstock_bus import Unauthorized, Unavailable, logins
 from penstock_bus.logins import Login, Provider
 from penstock_cli.app import app
 from penstock_log import request_bodies
@@ -93,6 +93,46 @@ def test_a_login_is_printed_where_no_file_can_be_written_as_in_a_container() -> 
     assert result.exit_code == 0
     assert msgspec.json.decode(result.stdout, type=Login).user == "jane"
     assert "jane is a user in no team" in result.stderr
+
+
+class UnissuedClient(AdminClient):
+    """A client of an admin whose server makes no logins just now."""
+
+    def __init__(self, *, may_remove: bool) -> None:
+        super().__init__()
+        self._may_remove = may_remove
+        self.removed: list[str] = []
+
+    async def login(self, name: str, **_: object) -> Login:  # type: ignore[override]
+        raise Unavailable(f"the issuer did not answer about {name}")
+
+    async def remove_user(self, name: str, reason: str = "") -> ActAnswer:
+        if not self._may_remove:
+            raise Unavailable("the gateway did not answer")
+        self.removed.append(name)
+        return ActAnswer(id=name, changed=True, state="", message=f"{name} is removed: {reason}", seq=3)
+
+
+@pytest.mark.parametrize(
+    ("may_remove", "advice"),
+    [(True, "they were not added, so add them again"), (False, "`penstock user rotate jane` makes a login")],
+)
+def test_whoever_gets_no_login_is_no_user_or_is_told_how_to_get_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, may_remove: bool, advice: str
+) -> None:
+    made = UnissuedClient(may_remove=may_remove)
+
+    @asynccontextmanager
+    async def client(url: str) -> AsyncIterator[Client]:
+        yield made
+
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, ["user", "add", "jane"], obj={"client": client})
+    said = " ".join(result.stderr.split())
+    assert (result.exit_code, "no login could be made for jane: the issuer did not answer" in said) == (3, True)
+    assert advice in said
+    assert made.removed == (["jane"] if may_remove else [])
+    assert list(tmp_path.iterdir()) == []
 
 
 Run = Callable[..., tuple[int, str, str]]
