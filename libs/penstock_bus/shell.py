@@ -138,6 +138,7 @@ class Shell:
 
 
 Run = Callable[[Shell, T], Awaitable[None]]
+E = TypeVar("E", bound=Exception)
 
 
 def main(service: str, settings_type: type[T], run: Run[T]) -> NoReturn:
@@ -204,11 +205,11 @@ def _unconnected(error: BusError, url: str) -> int:
 def _failed(error: Exception, refused: Callable[[str], str]) -> int:
     """Log why a service ended, and return the exit code."""
     log = structlog.get_logger("penstock.shell")
-    if denied := _unauthorized(error):
+    if denied := _first(Unauthorized, error):
         log.error("credentials_refused", error=refused(str(denied)))
         return REFUSED
-    if isinstance(error, SettingsError):
-        log.error("setting_refused", error=str(error))
+    if wrong := _first(SettingsError, error):
+        log.error("setting_refused", error=str(wrong))
         return EX_CONFIG
     log.error("service_failed", exc_info=error)
     return EX_SOFTWARE
@@ -309,11 +310,11 @@ def _unavailable(error: BaseException) -> Unavailable | None:
     return error if isinstance(error, Unavailable) else None
 
 
-def _unauthorized(error: BaseException) -> Unauthorized | None:
-    """Return the refusal that an error is, or that stands first in a group of errors; None where there is none."""
+def _first(kind: type[E], error: BaseException) -> E | None:
+    """Return the error of a kind that an error is, or that stands first in a group of errors; None where none is."""
     if isinstance(error, BaseExceptionGroup):
-        return next(filter(None, map(_unauthorized, error.exceptions)), None)
-    return error if isinstance(error, Unauthorized) else None
+        return next(filter(None, (_first(kind, one) for one in error.exceptions)), None)
+    return error if isinstance(error, kind) else None
 
 
 async def _connect(stack: AsyncExitStack, connection: BusAddress, name: str, stopping: asyncio.Event) -> Bus | None:

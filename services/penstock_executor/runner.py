@@ -29,6 +29,7 @@ from penstock_executor.gang import reachable_address
 from penstock_executor.launchers import LAUNCHERS, environment, sandbox
 from penstock_executor.launchers.launcher import LaunchedProcess
 from penstock_executor.memory_limits import MemoryLimits
+from penstock_executor.name_claim import NameClaim
 from penstock_executor.output_store import OutputStore
 from penstock_executor.process_host import DiskFull, Place, ProcessHost
 from penstock_executor.run_folders import ExecutorError, alone_in
@@ -109,6 +110,7 @@ class Executor:
         self.alone_s: float | None = None
         self.node_id, self.found, self.capacity = node_id, found, capacity
         self.boot, self.joins, self.left = uuid.uuid4().hex[:8], 0, False
+        self.claim = NameClaim(shell.bus, node_id, data, self.boot, settings.heartbeat_s)
         self.rule = settings.identities(node_id)
         self.wake = live.changed.set
         self.giving_up = asyncio.Event()
@@ -344,6 +346,7 @@ class Executor:
                 self.host.remove_checkpoints(job_id)
 
     async def _announce(self) -> None:
+        await self.claim.check(self.live.state.cluster.nodes.get(self.node_id))
         self.joins += 1
         address = await asyncio.to_thread(reachable_address, self.shell.url, self.settings.address)
         labels = {"address": address, **self.found.labels, **self.settings.labels}

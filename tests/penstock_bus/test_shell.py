@@ -23,6 +23,7 @@ WAITING_SERVICE = """
 import asyncio
 import msgspec
 from penstock_bus.port import Unauthorized
+from penstock_bus.settings import SettingsError
 from penstock_bus.shell import main
 
 class Settings(msgspec.Struct, frozen=True):
@@ -37,6 +38,8 @@ async def run(shell, settings):
         raise ZeroDivisionError
     if settings.rounds == 4:
         raise ExceptionGroup("two", [ZeroDivisionError(), ExceptionGroup("one", [Unauthorized("not allowed")])])
+    if settings.rounds == 5:
+        raise ExceptionGroup("one", [SettingsError("another executor runs as node n1")])
 
 main("matcher", Settings, run)
 """
@@ -124,6 +127,15 @@ def test_an_error_in_the_service_is_logged_with_its_trace(nats_account: NatsAcco
     last = json.loads(said.splitlines()[-1])
     assert last["event"] == "service_failed"
     assert "ZeroDivisionError" in last["exception"]
+
+
+def test_a_setting_that_turns_out_wrong_while_it_runs_ends_it_as_any_wrong_setting(nats_account: NatsAccount) -> None:
+    process = serve(nats_account, 5)
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == EX_CONFIG
+    last = json.loads(said.splitlines()[-1])
+    assert (last["event"], last["error"]) == ("setting_refused", "another executor runs as node n1")
 
 
 def test_refused_credentials_end_it_at_once_and_name_the_file_they_came_from(
