@@ -286,7 +286,8 @@ def path_in(data: Path, name: str = "agent", *, for_all: bool = False) -> Path:
     Return where a socket is: in the data folder, or under the temporary folder where that path is too long.
 
     The path is the same at every start, since jobs of an earlier executor look for it. ``for_all``: processes of other
-    users have to come to it.
+    users have to come to it. A folder that others may pass through does for both: who may connect is said by the
+    socket's own mode (``bind``).
     """
     path = data / f"{name}.sock"
     if len(os.fsencode(path)) <= LONGEST_PATH:
@@ -296,7 +297,7 @@ def path_in(data: Path, name: str = "agent", *, for_all: bool = False) -> Path:
     folder.mkdir(mode=0o700, exist_ok=True)
     if for_all and folder.lstat().st_uid == os.getuid():
         folder.chmod(0o711)
-    if folder.lstat().st_uid != os.getuid() or folder.lstat().st_mode & (0o066 if for_all else 0o077):
+    if folder.lstat().st_uid != os.getuid() or folder.lstat().st_mode & 0o066:
         raise PermissionError(
             f"{folder} is open to others; remove it, or use a data_dir with a shorter path than {data}"
         )

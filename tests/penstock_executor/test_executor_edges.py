@@ -6,6 +6,8 @@ import asyncio
 import errno
 import os
 import stat
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -99,11 +101,31 @@ def test_the_same_facts_have_the_same_commit_id() -> None:
     assert fact_outbox.commit("executor/n", (fact,)).id != fact_outbox.commit("executor/m", (fact,)).id
 
 
-def test_a_long_data_folder_still_has_a_socket(tmp_path: Path) -> None:
-    path = agent_listener.path_in(tmp_path / ("x" * 120))
-    assert len(os.fsencode(path)) <= agent_listener.LONGEST_PATH
-    assert path == agent_listener.path_in(tmp_path / ("x" * 120))
-    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+@pytest.fixture
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A temporary folder of the test's own, whose path is short."""
+    with tempfile.TemporaryDirectory() as folder:
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        yield Path(folder)
+
+
+@pytest.mark.parametrize(
+    ("uses", "mode"),
+    [([False], 0o700), ([True], 0o711), ([True, False], 0o711), ([False, True], 0o711)],
+    ids=["for one user", "for all", "for all before", "for all later"],
+)
+def test_a_long_data_folder_still_has_a_socket(temporary: Path, tmp_path: Path, uses: list[bool], mode: int) -> None:
+    paths = [agent_listener.path_in(tmp_path / ("x" * 120), for_all=for_all) for for_all in uses]
+    assert len(set(paths)) == 1
+    assert len(os.fsencode(paths[0])) <= agent_listener.LONGEST_PATH
+    assert stat.S_IMODE(paths[0].parent.stat().st_mode) == mode
+    assert paths[0].parent.parent == temporary
+
+
+def test_a_folder_of_sockets_that_others_may_read_is_refused(temporary: Path, tmp_path: Path) -> None:
+    (temporary / f"penstock-{os.getuid()}").mkdir(mode=0o755)
+    with pytest.raises(PermissionError, match="is open to others"):
+        agent_listener.path_in(tmp_path / ("x" * 120))
 
 
 def test_nobody_else_may_open_the_socket(tmp_path: Path) -> None:
