@@ -68,7 +68,7 @@ async def answered(bus: RequestPort, subject: str, body: bytes, retries: RetryPo
     Raises
     ------
     ServiceError
-        What the gateway refused; with code 503 only after the last try.
+        What the gateway refused; with code 503 only after the last try, also where that one was not answered.
     NoResponders
         If no gateway was there in all that time.
     Unavailable
@@ -156,7 +156,9 @@ class _Request:
                 raise
             self._last, self._reached = error, True
         except Unavailable as error:
-            self._last, self._reached = error, True
+            if not isinstance(self._last, ServiceError):  # what the gateway said tells more than its silence afterwards
+                self._last = error
+            self._reached = True
         if soon:
             self._next_at = min(self._next_at, self._clock() + self._backoff_s)
             self._backoff_s = min(2 * self._backoff_s, self._retries.again_s)

@@ -14,7 +14,7 @@ from fake_gateway import FakeGateway
 
 from penstock.client import Client
 from penstock.request import RetryPolicy, answered
-from penstock_bus import BusError, Endpoint, NoResponders, Reply, Request, ServiceError, Unanswered
+from penstock_bus import BusError, Endpoint, NoResponders, Reply, Request, ServiceError, Timeout, Unanswered
 from penstock_bus.memory import MemoryBus
 from penstock_log import JobSpec, SweepSpec, Uniform, request_bodies, subjects, views
 
@@ -129,6 +129,21 @@ async def test_where_two_tries_fail_at_once_one_is_told_and_the_other_not_printe
         await answered(RefusingBus(), "subject", b"", RetryPolicy(timeout_s=60.0, again_s=0.01))
     gc.collect()
     assert printed == []
+
+
+@pytest.mark.slow
+async def test_a_last_try_that_nobody_answers_does_not_hide_what_the_gateway_said_before() -> None:
+    class FullBus(MemoryBus):
+        tries = 0
+
+        async def request(self, *_: Any, **__: Any) -> bytes:
+            self.tries += 1
+            if self.tries == 1:
+                raise ServiceError(503, "the log did not answer within 1 s; is its disk full?")
+            raise Timeout("no answer within 1.0 s")
+
+    with pytest.raises(ServiceError, match="is its disk full"):
+        await answered(FullBus(), "subject", b"", RetryPolicy(timeout_s=0.2, again_s=0.05))
 
 
 async def test_what_was_surely_not_accepted_is_said_at_once() -> None:

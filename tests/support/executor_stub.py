@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -107,7 +108,7 @@ class ExecutorStub:
 
     def _listen(self, connection: socket.socket) -> None:
         rank = -1
-        with connection, connection.makefile("rb") as lines:
+        with contextlib.suppress(ConnectionResetError), connection, connection.makefile("rb") as lines:
             for line in lines:
                 message = msgspec.json.decode(line, type=FromJob)
                 with self._changed:
