@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -108,7 +107,7 @@ class ExecutorStub:
 
     def _listen(self, connection: socket.socket) -> None:
         rank = -1
-        with contextlib.suppress(ConnectionResetError), connection, connection.makefile("rb") as lines:
+        with suppress(ConnectionResetError), connection, connection.makefile("rb") as lines:
             for line in lines:
                 message = msgspec.json.decode(line, type=FromJob)
                 with self._changed:
