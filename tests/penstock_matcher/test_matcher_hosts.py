@@ -30,6 +30,7 @@ asked = st.fixed_dictionaries(
         "gpus": st.integers(1, 3),
         "cpus": st.sampled_from([0.0, 0.0, 1.0, 2.5, 7.0]),
         "host_memory_bytes": st.sampled_from([0, 0, 2 * GIB, 12 * GIB, 30 * GIB]),
+        "local_memory_bytes": st.sampled_from([0, 0, GIB, 12 * GIB]),
         "kinds": st.sampled_from([(), ("fast",), ("slow",)]),
         "user": st.sampled_from(["ann", "bob"]),
     }
