@@ -133,7 +133,15 @@ def _wants(detail: views.JobDetail) -> str:
     spec = detail.spec
     devices = f"{spec.widths[0]} to {spec.max_gpus}" if spec.max_gpus else str(spec.gpus)
     host = of_host(spec.cpus, spec.host_memory_bytes)
-    return f"{devices} x {kinds}{memory}{f', each with {host} of its host' if host else ''}"
+    spilled = _spilled(spec)
+    return f"{devices} x {kinds}{memory}{f', each with {host} of its host' if host else ''}{spilled}"
+
+
+def _spilled(spec: JobSpec) -> str:
+    """Return what a job says of borrowed memory; empty where it says nothing."""
+    parts = ((spec.spill_bytes, "of borrowed memory"), (spec.local_memory_bytes, "of it kept on the host"))
+    found = [f"{render.size(size)} {what}" for size, what in parts if size]
+    return f"; each with {', '.join(found)}" if found else ""
 
 
 def of_host(cpus: float, memory_bytes: int) -> str:

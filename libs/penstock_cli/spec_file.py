@@ -188,7 +188,8 @@ def _decode(source: SpecSource, wanted: type[T], table: str, overrides: Mapping[
         _only_table(source, raw, table)
         raw, above = raw[table], (table,)
     try:
-        spec = validation.convert(validation.written_out(overlay(raw, overrides), wanted), wanted)
+        given = overlay(validation.with_amounts(raw) if wanted is JobSpec else raw, overrides)
+        spec = validation.convert(validation.written_out(given, wanted), wanted)
         validation.check(spec)
         return spec
     except validation.BadInput as error:

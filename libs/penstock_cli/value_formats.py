@@ -13,7 +13,6 @@ from typing import Final
 from penstock_cli.invocation import bad_input
 
 MOST_IN_ARRAY: Final = 10_000
-_SIZE_SHIFTS: Final = {"": 1, "k": 10, "m": 20, "g": 30, "t": 40}
 
 
 def size(text: str) -> int:
@@ -25,14 +24,12 @@ def size(text: str) -> int:
     >>> size("8GiB") == size("8g") == 8 * 2**30, size("1.5KB"), size("100")
     (True, 1500, 100)
     """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b)?", text.strip().lower())
-    if found is None:
-        bad_input(f"{text!r} is no amount of memory; expected a number and a unit, such as 8GiB or 512M")
-    number, unit, ending = float(found[1]), found[2], found[3]
-    if not unit:
-        return int(number)
-    power = _SIZE_SHIFTS[unit]
-    return int(number * (1000 ** (power // 10) if ending == "b" else 2**power))
+    from penstock_log import validation
+
+    try:
+        return validation.amount(text)
+    except ValueError as error:
+        bad_input(str(error))
 
 
 def widths(text: str) -> dict[str, int]:

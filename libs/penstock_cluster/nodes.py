@@ -239,7 +239,7 @@ NOTHING: Final = HostAmount(0, 0)
 
 def asks(spec: JobSpec) -> bool:
     """Say whether a job asks for anything but the shares of its devices."""
-    return spec.cpus > 0 or spec.host_memory_bytes > 0
+    return spec.cpus > 0 or spec.host_memory_bytes > 0 or spec.least_host_bytes > 0
 
 
 def of_node(node: Node) -> HostAmount:
@@ -264,9 +264,14 @@ def share_of(node: Node) -> HostAmount:
 
 
 def need_of(spec: JobSpec, share: HostAmount) -> HostAmount:
-    """Return what a job takes for each of its devices where they come with a share; nothing of what no node tells."""
+    """
+    Return what a job takes for each of its devices where they come with a share; nothing of what no node tells.
+
+    What its files of borrowed memory keep on the host (``local_memory_bytes``) is memory of the host like any other,
+    and a job is never worse off for saying so: it takes a share, and more only where that holds them not.
+    """
     cpus = round(spec.cpus * 1000) or share.cpus
-    memory_bytes = spec.host_memory_bytes or share.memory_bytes
+    memory_bytes = spec.host_memory_bytes or max(share.memory_bytes, spec.least_host_bytes)
     return HostAmount(cpus if share.cpus else 0, memory_bytes if share.memory_bytes else 0)
 
 

@@ -231,4 +231,6 @@ class AgentEnv:
     BACKEND: Final = "PENSTOCK_BACKEND"
     EMULATED_SPEED: Final = "PENSTOCK_EMULATED_SPEED"  # only on an emulated device
     MEMORY_BYTES: Final = "PENSTOCK_MEMORY_BYTES"  # most of each device's memory; only of a job that shares it
+    MEMORY_LOCAL: Final = "PENSTOCK_MEMORY_LOCAL"  # bytes that borrowed memory's files may keep on the host, if said
+    MEMORY_SPILL: Final = "PENSTOCK_MEMORY_SPILL"  # bytes of a file in borrowed memory that says no size, if said
     MEMORY_FRACTION: Final = "PENSTOCK_MEMORY_FRACTION"  # the same for torch's allocator, as part of the device

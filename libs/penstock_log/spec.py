@@ -32,6 +32,8 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 """Thirty years; sums and doublings of it stay finite."""
 Outcome = Literal["completed", "failed", "preempted", "cancelled", "lost"]
+BESIDE_LOCAL_BYTES: Final = 2**30
+"""Of its host's memory beside ``local_memory_bytes``, for the program: no less than one that asks for nothing has."""
 
 
 class MemoryNeed(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -139,6 +141,11 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         Processors of the host for each of its devices; 0: the device's share of its node.
     host_memory_bytes : int
         The host's memory for each of its devices, which it is held to; 0: the device's share of its node.
+    local_memory_bytes, spill_bytes : int
+        For each of its devices, of files and arrays in borrowed memory (``penstock.memory``): what they may keep in the
+        host's own memory, and how large they are where the script does not say. In a file
+        ``memory = { local = "2GiB", spill = "16GiB" }``; 0: as the script has it. A job with devices to itself that
+        does not say ``host_memory_bytes`` gets no less of the host than the first of these and a GiB for its program.
     model, batch_size
         Name the workload for the profiler. With a model named, arguments do not tell workloads apart. The batch size is
         that of one step over all devices; of an elastic job, the present one.
@@ -205,6 +212,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     memory_bytes: Size = 0
     cpus: Annotated[float, Meta(ge=0, le=MOST_GPUS)] = 0.0
     host_memory_bytes: Size = 0
+    local_memory_bytes: Size = 0
+    spill_bytes: Size = 0
     min_gpus: Annotated[int, Meta(ge=0, le=MOST_GPUS)] = 0
     max_gpus: Annotated[int, Meta(ge=0, le=MOST_GPUS)] = 0
     model: str = ""
@@ -238,6 +247,18 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def elastic(self) -> bool:
         """Whether its number of devices, or its batch size, is for the autoscaler to choose."""
         return self.max_gpus > 0 or self.batch is not None
+
+    @property
+    def least_host_bytes(self) -> int:
+        """Least of its host's memory for each device, where it says no more than how much of it its files keep."""
+        if not self.local_memory_bytes or self.host_memory_bytes or self.sharing != "exclusive":
+            return 0
+        return self.local_memory_bytes + BESIDE_LOCAL_BYTES
+
+    @property
+    def host_demand(self) -> tuple[float, int, int]:
+        """What tells jobs apart that ask for different parts of a host."""
+        return self.cpus, self.host_memory_bytes, self.least_host_bytes
 
     @property
     def widths(self) -> range:
@@ -404,6 +425,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
 
 
 BASE: Final = "https://penstock.example/schemas"
+AMOUNT: Final = r"^\s*(\d+(?:\.\d+)?)\s*([KMGTkmgt]?)([Ii]?[Bb])?\s*$"
 RANGE: Final = r"^\s*[1-9]\d{0,4}\s*\.\.\s*[1-9]\d{0,4}\s*$"
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 _ATTRIBUTE: Final = re.compile(r"^(\w[\w, ]*?)(?: : .*)?\n((?:    .*\n?)+)", re.MULTILINE)
@@ -413,6 +435,7 @@ def job_schema() -> dict[str, Any]:
     """Return the JSON Schema of a job specification."""
     made = _published(JobSpec, "job", "Penstock job")
     _take_ranges(made["properties"])
+    _take_amounts(made)
     return made
 
 
@@ -420,6 +443,7 @@ def sweep_schema() -> dict[str, Any]:
     """Return the JSON Schema of a sweep specification."""
     made = _published(SweepSpec, "sweep", "Penstock sweep")
     made["$defs"]["JobSpec"]["required"].remove("name")  # it has the sweep's, where it has none of its own
+    _take_amounts(made)
     return made
 
 
@@ -429,6 +453,14 @@ def _take_ranges(fields: dict[str, Any]) -> None:
     about = {name: number.pop(name) for name in ("description", "default") if name in number}
     ranged = {"type": "string", "pattern": RANGE, "examples": ["1..8"]}
     fields["gpus"] = {**about, "anyOf": [number, ranged]}
+
+
+def _take_amounts(made: dict[str, Any]) -> None:
+    """Have ``memory`` take ``local`` and ``spill`` too, which are written out as fields of the job."""
+    size = {"anyOf": [{"type": "integer", "minimum": 0, "maximum": 2**53}, {"type": "string", "pattern": AMOUNT}]}
+    for name, field in (("local", "local_memory_bytes"), ("spill", "spill_bytes")):
+        about = f'Short for the job\'s `{field}`, as people write it, such as "2GiB", or in bytes.'
+        made["$defs"]["MemoryNeed"]["properties"][name] = {"description": about, **size}
 
 
 def _published(type_: type[msgspec.Struct], name: str, title: str) -> dict[str, Any]:

@@ -3,7 +3,7 @@ Validation of what people write: unknown fields are errors, and every problem is
 
 msgspec alone ignores unknown fields and stops at the first problem. That suits a fold, but not a user. :func:`decode`
 and :func:`convert` read strictly; :func:`problems` says what is wrong with plain dicts, lists, strings and numbers,
-seen against a msgspec type; :func:`widened` reads the short forms in which people write an elastic job.
+seen against a msgspec type; :func:`widened` reads the short forms in which people write a job.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 from msgspec import inspect
 
-from penstock_log.spec import MOST_GPUS, JobSpec, SweepSpec
+from penstock_log.spec import AMOUNT, MOST_GPUS, JobSpec, MemoryNeed, SweepSpec
 
 T = TypeVar("T")
 
@@ -360,12 +360,14 @@ _SIZED_BY_SWEEP: Final = (
 
 def widened(raw: Any, path: str = "$") -> Any:
     """
-    Return the fields of a job with ``gpus = "1..8"`` written out; everything else as it is.
+    Return the fields of a job with its short forms written out; everything else as it is.
+
+    They are ``gpus = "1..8"``, and ``local`` and ``spill`` of ``memory``, in bytes or as text such as ``"2GiB"``.
 
     Raises
     ------
     BadInput
-        If ``gpus`` is a text and no such range; ``path`` says where the job stands.
+        If ``gpus`` is a text and no such range, or an amount of memory is none; ``path`` says where the job stands.
 
     Examples
     --------
@@ -373,11 +375,17 @@ def widened(raw: Any, path: str = "$") -> Any:
     {'name': 'a', 'gpus': 2, 'min_gpus': 2, 'max_gpus': 8}
     >>> widened({"gpus": 4})
     {'gpus': 4}
+    >>> widened({"memory": {"local": "2GiB", "spill": "16GiB"}})
+    {'local_memory_bytes': 2147483648, 'spill_bytes': 17179869184}
     >>> widened({"gpus": "8..1"})
     Traceback (most recent call last):
     penstock_log.validation.BadInput: $.gpus: got "8..1"; the fewest devices come first: "1..8"
     """
-    text = raw.get("gpus") if isinstance(raw, dict) else None
+    return with_amounts(_with_range(raw, path), path) if isinstance(raw, dict) else raw
+
+
+def _with_range(raw: dict[str, Any], path: str) -> dict[str, Any]:
+    text = raw.get("gpus")
     if not isinstance(text, str):
         return raw
     least, most = bounds(text, f"{path}.gpus")
@@ -385,6 +393,79 @@ def widened(raw: Any, path: str = "$") -> Any:
         if raw.get(field, meant) != meant:
             raise BadInput(f'{path}.{field}: {raw[field]} stands beside gpus = "{text}"; leave one of them out')
     return {**raw, "gpus": least, "min_gpus": least, "max_gpus": most}
+
+
+_AMOUNTS: Final = {"local": "local_memory_bytes", "spill": "spill_bytes"}
+_OF_DEVICE: Final = MemoryNeed.__struct_fields__
+
+
+def with_amounts(raw: dict[str, Any], path: str = "$") -> dict[str, Any]:
+    """
+    Return the fields of a job with ``local`` and ``spill`` of its ``memory`` written out, as :func:`widened` does.
+
+    Raises
+    ------
+    BadInput
+        If one of them is no amount of memory, or stands there twice.
+    """
+    memory = raw.get("memory")
+    if not isinstance(memory, dict):
+        return raw
+    fields = {name: value for name, value in raw.items() if name != "memory"}
+    rest = {}
+    for name, value in memory.items():
+        if name in _AMOUNTS:
+            field, size = _AMOUNTS[name], _amount_of(value, f"{path}.memory.{name}")
+            if fields.setdefault(field, size) != size:
+                raise BadInput(f"{path}.{field}: {raw[field]} stands beside memory.{name}; leave one of them out")
+        elif name not in _OF_DEVICE and (meant := nearest(str(name), _AMOUNTS)):
+            raise BadInput(f"{_under(f'{path}.memory', name)}: unknown field{meant}")
+        else:
+            rest[name] = value
+    return {**fields, "memory": rest} if rest or not memory else fields
+
+
+def _amount_of(value: Any, path: str) -> int:
+    if isinstance(value, str):
+        try:
+            return amount(value)
+        except ValueError as error:
+            raise BadInput(f"{path}: {error}") from error
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST_BYTES:
+        return value
+    raise BadInput(_wrong(path, 'an amount of memory such as "2GiB", or a number of bytes, 0 or more', value))
+
+
+_MOST_BYTES: Final = 2**53
+_SHIFTS: Final = {"k": 10, "m": 20, "g": 30, "t": 40}
+
+
+def amount(text: str) -> int:
+    """
+    Return an amount of memory in bytes; K, M, G and T are binary, as everywhere where memory is spoken of, KB to TB
+    decimal.
+
+    Raises
+    ------
+    ValueError
+        If it is none, or more than 8 PiB.
+
+    Examples
+    --------
+    >>> amount("8GiB") == amount("8g") == 8 * 2**30, amount("1.5KB"), amount("100")
+    (True, 1500, 100)
+    """
+    found = re.match(AMOUNT, text)
+    if found is None:
+        raise ValueError(
+            f"{_shortened(text)!r} is no amount of memory; expected a number and a unit, such as 8GiB or 512M"
+        )
+    number, unit, ending = float(found[1]), found[2].lower(), (found[3] or "").lower()
+    if unit:
+        number *= 1000 ** (_SHIFTS[unit] // 10) if ending == "b" else 2 ** _SHIFTS[unit]
+    if number > _MOST_BYTES:
+        raise ValueError(f"{_shortened(text)!r} is more memory than can be meant; expected 8 PiB at most")
+    return int(number)
 
 
 def written_out(raw: Any, type_: type[JobSpec | SweepSpec]) -> Any:

@@ -201,7 +201,7 @@ class _AdmissionWalk:
 
     def _place(self, ranked: RankedJob) -> bool:
         spec = ranked.job.spec
-        demand = (spec.kinds, spec.memory_bytes, spec.gpus, ranked.queue, spec.cpus, spec.host_memory_bytes)
+        demand = (spec.kinds, spec.memory_bytes, spec.gpus, ranked.queue, spec.host_demand)
         if demand not in self.found_nothing:
             if self._start(ranked) or self._await_stopping(ranked) or self._preempt_for(ranked):
                 return True

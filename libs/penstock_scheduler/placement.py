@@ -227,7 +227,7 @@ class FreeDevices:
     def is_tight(self, spec: JobSpec) -> bool:
         """Say whether hosts could have less room for a job than devices: it, or a run, asks for more than shares."""
         hosts = self.hosts
-        return hosts is not None and (spec.cpus > 0 or spec.host_memory_bytes > 0 or bool(hosts.beyond))
+        return hosts is not None and (asks(spec) or bool(hosts.beyond))
 
     def left_of(self, node_id: str) -> HostAmount:
         """Return what is left of a node's processors and memory."""
@@ -254,7 +254,7 @@ class FreeDevices:
         if hosts is None:
             return {}
         asking = spec is not None and asks(spec)
-        key = (*map(id, buckets), spec.cpus if spec else 0.0, spec.host_memory_bytes if spec else 0)
+        key = (*map(id, buckets), spec.host_demand if spec else ())
         if (known := self._limits.get(key)) is not None:
             return known
         nodes = dict.fromkeys(node_id for bucket in buckets for node_id in bucket.held) if asking else hosts.beyond

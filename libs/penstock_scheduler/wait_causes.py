@@ -24,6 +24,7 @@ import msgspec
 
 from penstock_cluster.nodes import NOTHING, Cluster, HostAmount, Node, fits, need_of, share_of
 from penstock_log import Cause, Device, Job, JobSpec, Wait
+from penstock_log.spec import BESIDE_LOCAL_BYTES
 from penstock_log.text import gibibytes, rounded_down
 from penstock_policies import sample_plan
 from penstock_scheduler.assignment import DeferredJob
@@ -190,6 +191,8 @@ def _too_much_of_a_host(spec: JobSpec, aftermath: RoundAftermath) -> tuple[str, 
     wants = []
     if spec.host_memory_bytes:
         wants.append(f"{gibibytes(spec.host_memory_bytes)} of the host's memory")
+    if spec.least_host_bytes:
+        wants.append(f"{gibibytes(spec.least_host_bytes)} of the host's memory, which its memory.local asks for")
     if spec.cpus:
         wants.append(f"{spec.cpus:g} cpus")
     each = " for each of its devices" if spec.gpus > 1 else ""
@@ -235,6 +238,10 @@ def less_of_a_host(spec: JobSpec, devices: FreeDevices) -> Iterator[tuple[dict[s
         parts = {rounded_down(left.memory_bytes // count) for left, count in rooms}
         for size in _largest_below(parts, rounded_down(least.memory_bytes), spec.host_memory_bytes):
             yield {"host_memory_bytes": size}, f"ask for at most {gibibytes(size)} of the host's memory a device"
+    if spec.least_host_bytes:
+        parts = {rounded_down(left.memory_bytes // count) - BESIDE_LOCAL_BYTES for left, count in rooms}
+        for size in _largest_below(parts, 0, spec.local_memory_bytes):
+            yield {"local_memory_bytes": size}, f"keep at most {gibibytes(size)} of borrowed memory's files on the host"
     if spec.cpus:
         parts = {left.cpus // count for left, count in rooms}
         for cpus in _largest_below(parts, least.cpus, round(spec.cpus * 1000)):
@@ -398,7 +405,7 @@ def hindered(waiting: Sequence[RankedJob], moment: PoolMoment) -> HinderedJobs:
     for _, _, job_id, job in waiting:
         demand = moment.pool.index.sharing.demands.get(job_id)
         spec = job.spec
-        key = (spec.kinds, spec.memory_bytes, spec.gpus, spec.cpus, spec.host_memory_bytes, demand)
+        key = (spec.kinds, spec.memory_bytes, spec.gpus, spec.host_demand, demand)
         if key not in impossible:
             reserve_share = moment.rules.lane_reserve_share
             impossible[key] = impossible_cause(job.spec, moment.aftermath, demand, reserve_share)

@@ -107,7 +107,9 @@ class MemoryLimits:
         if share is None or sharing_of(job) != "exclusive":
             return
         node_bytes = share.memory_bytes * len(self._devices)
-        memory_bytes = spec.host_memory_bytes or min(max(share.memory_bytes, LEAST_SHARE_BYTES), node_bytes)
+        memory_bytes = spec.host_memory_bytes or min(
+            max(share.memory_bytes, LEAST_SHARE_BYTES, spec.least_host_bytes), node_bytes
+        )
         if memory_bytes:
             asked = bool(spec.host_memory_bytes)
             self.hosted[job.id, job.epoch] = HostShare(memory_bytes, spec.cpus, node_bytes, asked)

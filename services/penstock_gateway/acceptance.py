@@ -50,7 +50,7 @@ from penstock_log import (
 from penstock_log.agent_protocol import AgentEnv
 from penstock_log.job_state import JobState
 from penstock_log.spec import Dimension, Param
-from penstock_log.text import count, listed, pairs
+from penstock_log.text import count, gibibytes, listed, pairs
 from penstock_log.validation import BadInput
 from penstock_policies import search
 from penstock_scheduler.pool import pool_settings
@@ -287,6 +287,12 @@ def _sharing(spec: JobSpec) -> Iterator[str]:
     if spec.sharing != "exclusive" and (spec.cpus or spec.host_memory_bytes):
         field = "cpus" if spec.cpus else "host_memory_bytes"
         yield f"{field}: is for a job that has its devices to itself; leave it out, or `sharing`"
+    if spec.host_memory_bytes and spec.local_memory_bytes >= spec.host_memory_bytes:
+        yield (
+            f"local_memory_bytes: {gibibytes(spec.local_memory_bytes)} do not fit beside a program in "
+            f"host_memory_bytes, {gibibytes(spec.host_memory_bytes)}; keep less on the host (memory.local), or ask for "
+            "more of it"
+        )
     if spec.memory is not None and spec.sharing == "exclusive":
         yield "memory: is for a job that shares its device; leave it out, or set `sharing`"
 

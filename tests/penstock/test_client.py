@@ -48,6 +48,14 @@ async def test_a_submitted_job_carries_user_folder_script_digest_and_the_shells_
     assert "SECRET_TOKEN" not in spec.env
 
 
+async def test_what_a_job_borrows_is_said_as_in_a_file() -> None:
+    gateway = FakeGateway()
+    async with gateway.client() as client:
+        answer = await client.submit(name="a", command=("true",), memory={"local": "2GiB", "spill": "16GiB"})
+    spec = gateway.specs[answer.id]
+    assert (spec.local_memory_bytes, spec.spill_bytes, spec.memory) == (2 << 30, 16 << 30, None)
+
+
 async def test_what_the_specification_says_itself_is_kept() -> None:
     gateway = FakeGateway()
     spec = JobSpec(name="a", command=("true",), user="ben", cwd="/data", digest="d", id="mine")

@@ -99,3 +99,9 @@ def test_a_job_shows_what_it_asks_of_its_host_and_a_node_what_its_host_has() -> 
     assert "HOST" not in job_table(jobs[1:], wide=True)[0]
     node = msgspec.structs.replace(node_view(), cpus=8.0, host_memory_bytes=30 << 30, held_by="cgroup")
     assert {row[9] for row in node_table([node], 0.0, wide=True)[1]} == {"8 cpus, 30GiB by cgroup"}
+
+
+def test_a_job_shows_what_it_borrows() -> None:
+    assert line_of("wants", local_memory_bytes=2 << 30, spill_bytes=16 << 30) == (
+        "1 x any kind but a bare CPU; each with 16GiB of borrowed memory, 2GiB of it kept on the host"
+    )

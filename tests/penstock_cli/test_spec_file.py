@@ -73,6 +73,27 @@ def test_the_three_formats_say_the_same(tmp_path: Path) -> None:
     assert (first.gpus, first.kinds, first.command) == (2, ("fast",), ("python", "train.py"))
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.toml", 'name = "a"\ncommand = ["x"]\nmemory = { local = "2GiB", spill = "16GiB" }'),
+        ("b.toml", 'name = "a"\ncommand = ["x"]\n[memory]\nlocal = "2GiB"\nspill = 17179869184'),
+        ("a.yaml", "name: a\ncommand: [x]\nmemory: {local: 2GiB, spill: 16GiB}"),
+        ("a.json", '{"name": "a", "command": ["x"], "memory": {"local": "2GiB", "spill": "16GiB"}}'),
+    ],
+)
+def test_each_format_says_what_a_job_borrows(tmp_path: Path, name: str, text: str) -> None:
+    spec = spec_file.job(write(tmp_path, name, text))
+    assert (spec.local_memory_bytes, spec.spill_bytes, spec.memory) == (2 << 30, 16 << 30, None)
+
+
+def test_a_bad_amount_is_named_with_its_line_and_what_is_typed_wins_over_the_file(tmp_path: Path) -> None:
+    text = 'name = "a"\ncommand = ["x"]\nmemory = { local = "2GiB", spill = "16 GiBs" }'
+    assert message(tmp_path, "a.toml", text).startswith("a.toml:3: memory.spill: '16 GiBs' is no amount of memory")
+    source = write(tmp_path, "b.toml", text.replace("GiBs", "GiB"))
+    assert spec_file.job(source, {"spill_bytes": 5}).spill_bytes == 5
+
+
 @pytest.mark.parametrize(("text", "format_"), [(TOML, "toml"), (YAML, "yaml"), (JSON, "json"), ('"a" = 1', "toml")])
 def test_standard_input_is_recognised_by_its_text(text: str, format_: str) -> None:
     assert spec_file.read("-", lambda _: text).format == format_

@@ -63,3 +63,22 @@ def test_a_metric_that_is_no_number_any_more_has_no_value_from_before():
     reported = run_state.ended(run, Job(id="a", spec=spec("a"), submitted_s=0.0), "n1", 3.0, 60.0)
     assert isinstance(reported, RunEnded)
     assert (reported.metrics, reported.diverged) == ({"acc": 0.8}, ("loss",))
+
+
+def test_a_process_finds_what_its_job_says_of_borrowed_memory_for_each_of_its_devices(tmp_path: Path):
+    devices = tuple(Device(index=index, kind="cpu", memory_bytes=1, backend="cpu") for index in range(2))
+    site = environment.LaunchSite(node_id="n1", devices=devices, socket="s", checkpoints=tmp_path, cwd="")
+    placement = Placement(job_id="b", epoch=1, kind="cpu", slots=(Slot(node_id="n1", devices=(0, 1)),))
+
+    def found(processes: str, **fields: object) -> dict[str, str]:
+        env = {AgentEnv.MEMORY_SPILL: "7"}
+        job = Job(id="b", spec=spec("b", gpus=2, env=env, **fields), submitted_s=0.0, placement=placement)
+        member = environment.members(placement, processes)[0]
+        return environment.environment_of(job, member, site, {})
+
+    each = found("device", local_memory_bytes=100, spill_bytes=1000)
+    assert (each["PENSTOCK_MEMORY_LOCAL"], each["PENSTOCK_MEMORY_SPILL"]) == ("100", "1000")
+    both = found("node", local_memory_bytes=100, spill_bytes=1000)
+    assert (both["PENSTOCK_MEMORY_LOCAL"], both["PENSTOCK_MEMORY_SPILL"]) == ("200", "2000")
+    silent = found("device")
+    assert (AgentEnv.MEMORY_LOCAL in silent, silent[AgentEnv.MEMORY_SPILL]) == (False, "7")

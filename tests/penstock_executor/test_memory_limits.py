@@ -227,6 +227,14 @@ def test_no_run_that_asks_for_nothing_is_held_to_less_than_a_gibibyte_a_device(e
     assert limits.hosted[KEY].memory_bytes == 1024 * MIB
 
 
+def test_a_run_is_held_to_no_less_than_what_it_keeps_on_the_host_and_a_gibibyte(enforcer: Enforcer) -> None:
+    assert hosted(enforcer, local_memory_bytes=256 * MIB).hosted[KEY].memory_bytes == 2048 * MIB
+    assert hosted(enforcer, local_memory_bytes=2048 * MIB).hosted[KEY].memory_bytes == 3072 * MIB
+    assert hosted(enforcer, local_memory_bytes=9 << 30).hosted[KEY].memory_bytes == 4096 * MIB
+    asked = hosted(enforcer, local_memory_bytes=256 * MIB, host_memory_bytes=512 * MIB)
+    assert asked.hosted[KEY].memory_bytes == 512 * MIB
+
+
 def test_what_the_kernel_ended_for_its_hosts_memory_is_told_with_the_limit(enforcer: Enforcer) -> None:
     enforcer.name, enforcer.killed = "cgroup", 1
     words = hosted(enforcer).killed_on_host(KEY, 0, 1, "")

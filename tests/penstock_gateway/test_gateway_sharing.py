@@ -16,7 +16,7 @@ from penstock_log import MemoryNeed
 from penstock_log.validation import BadInput
 from penstock_testing import Scenario
 
-MIB = 2**20
+MIB, GIB = 2**20, 2**30
 LANE: dict[str, Any] = {"sharing": "lane", "memory": MemoryNeed(100 * MIB, 0, 300 * MIB), "team": "vision"}
 
 
@@ -91,6 +91,10 @@ def test_a_need_larger_than_every_device_is_warned_of(log: Scenario[machine.Gate
         ),
         ({"sharing": "fraction", "fraction": 0.5, "gpus": 2}, "$.gpus: a fraction is of one device, got 2"),
         ({"fraction": 0.5}, "$.fraction: is for `sharing"),
+        (
+            {"host_memory_bytes": 2 * GIB, "local_memory_bytes": 2 * GIB},
+            "$.local_memory_bytes: 2 GiB do not fit beside a program in host_memory_bytes, 2 GiB",
+        ),
         ({"memory": MemoryNeed(1, 0, 1)}, "$.memory: is for a job that shares its device"),
     ],
 )
@@ -98,3 +102,7 @@ def test_what_contradicts_itself_is_refused(fields: dict[str, Any], said: str) -
     with pytest.raises(BadInput) as refused:
         acceptance.check(spec(**fields))
     assert said in str(refused.value)
+
+
+def test_a_job_with_devices_to_itself_may_say_what_it_borrows() -> None:
+    acceptance.check(spec(local_memory_bytes=GIB, spill_bytes=4 * GIB))

@@ -30,6 +30,7 @@ asked = st.fixed_dictionaries(
         "gpus": st.integers(1, 3),
         "cpus": st.sampled_from([0.0, 0.0, 1.0, 2.5, 7.0]),
         "host_memory_bytes": st.sampled_from([0, 0, 2 * GIB, 12 * GIB, 30 * GIB]),
+        "local_memory_bytes": st.sampled_from([0, 0, GIB, 12 * GIB]),
         "kinds": st.sampled_from([(), ("fast",), ("slow",)]),
         "user": st.sampled_from(["ann", "bob"]),
     }
@@ -89,6 +90,36 @@ def test_a_job_that_no_host_can_hold_is_told_how_much_less_would_do() -> None:
         "needs 40 GiB of the host's memory; the largest node of pool `default` with such devices has 32 GiB and 8 cpus"
     )
     assert wait.remedy == "ask for at most 32 GiB of the host's memory a device"
+
+
+def test_what_a_job_keeps_on_its_host_of_borrowed_memory_is_taken_of_the_host() -> None:
+    one = matcher().given(hosted("n1", fast=4), *(job(f"j{i}", local_memory_bytes=13 * GIB) for i in range(3)))
+    assert set(run_all(one, 2.0)) == {"j0", "j1"}
+    assert causes(one) == {"j2": "host_memory"}
+
+
+def test_a_job_that_keeps_less_than_its_share_on_the_host_takes_a_share() -> None:
+    share = HostAmount(cpus=2000, memory_bytes=8 * GIB)
+    small = need_of(job("a", local_memory_bytes=GIB).spec, share)
+    assert small == need_of(job("b").spec, share) == share
+
+
+def test_a_job_that_says_its_host_memory_takes_that_whatever_it_keeps_there() -> None:
+    one = matcher().given(
+        hosted("n1", fast=4), *(big(f"j{i}", gib=16.0, local_memory_bytes=15 * GIB) for i in range(2))
+    )
+    assert set(run_all(one, 2.0)) == {"j0", "j1"}
+
+
+def test_a_job_that_would_keep_more_than_any_host_has_is_told_how_much_less_would_do() -> None:
+    one = matcher().given(hosted("n1", fast=4), job("a", local_memory_bytes=40 * GIB)).at(2.0)
+    (fact,) = rounds(one.settle())
+    (wait,) = fact.waits
+    assert wait.cause == "never_fits"
+    assert "needs 41 GiB of the host's memory, which its memory.local asks for; the largest node" in wait.evidence
+    assert wait.remedy == "keep at most 31 GiB of borrowed memory's files on the host"
+    fits = matcher().given(hosted("n1", fast=4), job("a", local_memory_bytes=31 * GIB))
+    assert set(run_all(fits, 2.0)) == {"a"}
 
 
 def test_a_gang_that_no_hosts_can_hold_is_told_how_much_each_of_its_devices_may_have() -> None:

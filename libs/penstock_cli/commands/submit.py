@@ -89,6 +89,12 @@ class JobOptions(CommandOptions):
     host_memory: Annotated[
         str, typer.Option("--host-memory", help="The host's memory for each device, such as 32GiB; else its share.")
     ] = ""
+    local_memory: Annotated[
+        str, typer.Option("--local-memory", help="What borrowed memory's files keep on the host, for each device.")
+    ] = ""
+    spill: Annotated[
+        str, typer.Option("--spill", help="How large a file in borrowed memory is, for each device, such as 16GiB.")
+    ] = ""
     pool: Annotated[str, typer.Option("--pool", help="Set of nodes.")] = ""
     retries: Annotated[
         int | None, typer.Option("--retries", min=0, max=100, help="How often a failed run is repeated.")
@@ -146,6 +152,8 @@ class JobOptions(CommandOptions):
             "memory_bytes": value_formats.size(self.memory) if self.memory else None,
             "cpus": self.cpus,
             "host_memory_bytes": value_formats.size(self.host_memory) if self.host_memory else None,
+            "local_memory_bytes": value_formats.size(self.local_memory) if self.local_memory else None,
+            "spill_bytes": value_formats.size(self.spill) if self.spill else None,
             "params": value_formats.parameters(self.param or []),
             "env": value_formats.environment(self.env or []),
         }

@@ -32,7 +32,7 @@ from penstock_scheduler.sharing.shared_devices import At, SharedDevice, SharingD
 Key = tuple[int, float, float, str]
 """Queue, position, time of entering the queue, id."""
 
-Demand = tuple[tuple[str, ...], int, int, bool, float, int]
+Demand = tuple[tuple[str, ...], int, int, bool, tuple[float, int, int]]
 """
 Kinds, memory and number of devices, whether it is a sample, processors and memory of the host: equal ones fit, or do
 not, together.
@@ -258,7 +258,7 @@ class PoolIndex:
         key = key_of(job, self._ranks)
         ranked = RankedJob(key[0], key[1], job.id, job)
         spec, sample = job.spec, job.sample is not None
-        demand = (spec.kinds, spec.memory_bytes, spec.gpus, sample, spec.cpus, spec.host_memory_bytes)
+        demand = (spec.kinds, spec.memory_bytes, spec.gpus, sample, spec.host_demand)
         if job.placement is not None:
             return self._granted(job, job.placement, ranked, key, demand)
         if job.held:

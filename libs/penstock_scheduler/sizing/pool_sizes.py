@@ -130,7 +130,7 @@ class _ProblemBuilder:
         self._ending = any(map(_ends, self._jobs))
         self._parts = Fraction(0)
         self._kinds: dict[str, tuple[str, ...]] = {}
-        self._accepted_by_demand: dict[tuple[tuple[str, ...], int, float, int], dict[str, int]] = {}
+        self._accepted_by_demand: dict[tuple[tuple[str, ...], int, tuple[float, int, int]], dict[str, int]] = {}
         self._mute: set[str] = set()
         held = (at for job in self._jobs for at in self._held(job) if at not in gone)
         self._idle = self._devices - Counter(self._there[at].kind for at in held)
@@ -261,7 +261,7 @@ class _ProblemBuilder:
     def _accepted(self, job: Job) -> dict[str, int]:
         """Return how many devices of each kind there are that the job accepts."""
         kinds = job.spec.kinds if job.accepts is None else job.accepts
-        demand = kinds, job.spec.memory_bytes, job.spec.cpus, job.spec.host_memory_bytes
+        demand = kinds, job.spec.memory_bytes, job.spec.host_demand
         found = self._accepted_by_demand.get(demand)
         if found is None:
             spec = msgspec.structs.replace(job.spec, kinds=kinds)

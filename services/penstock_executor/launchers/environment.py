@@ -24,7 +24,7 @@ from penstock_executor.launchers.launcher import RunFence
 from penstock_executor.run_identity import RunIdentity
 from penstock_executor.run_state import sharing_of
 from penstock_executor.settings import SandboxName
-from penstock_log import Device, Job, Placement, Slot, workload
+from penstock_log import Device, Job, JobSpec, Placement, Slot, workload
 from penstock_log.agent_protocol import AgentEnv
 
 MPS_FOLDERS: Final = ("/tmp/nvidia-mps", "/tmp/nvidia-log")  # noqa: S108 - where NVIDIA's service listens by default
@@ -138,7 +138,14 @@ def environment_of(
         ours |= {AgentEnv.HEARD: site.heard, AgentEnv.HOLD_S: repr(fence.hold_s)}
     if job.sample:
         ours[AgentEnv.SAMPLE_ITERATIONS] = str(job.sample.iterations)
-    return {**threads, **spec.env, **ours, **rendezvous, **environment(devices)}
+    borrowed = _borrowed_memory(spec, len(member.devices))
+    return {**threads, **spec.env, **ours, **borrowed, **rendezvous, **environment(devices)}
+
+
+def _borrowed_memory(spec: JobSpec, devices: int) -> dict[str, str]:
+    """Return what a process on so many devices finds of borrowed memory; nothing of what its job does not say."""
+    said = {AgentEnv.MEMORY_LOCAL: spec.local_memory_bytes, AgentEnv.MEMORY_SPILL: spec.spill_bytes}
+    return {name: str(size * devices) for name, size in said.items() if size}
 
 
 def confinement_of(

@@ -46,6 +46,14 @@ def test_all_behind_the_dashes_is_the_users_command(penstock: Run, gateway: Fake
     assert (spec.name, spec.gpus) == ("train", 2)
 
 
+def test_a_job_says_what_it_borrows_by_flags(penstock: Run, gateway: FakeGateway) -> None:
+    assert penstock("submit", "--local-memory", "2GiB", "--spill", "16G", "--", "true")[0] == 0
+    spec = only(gateway)
+    assert (spec.local_memory_bytes, spec.spill_bytes, spec.memory) == (2 << 30, 16 << 30, None)
+    code, _, err = penstock("submit", "--spill", "much", "--", "true")
+    assert (code, "'much' is no amount of memory; expected a number and a unit" in err) == (2, True)
+
+
 def test_flags_win_over_the_file(penstock: Run, gateway: FakeGateway, here: Path) -> None:
     flags = "--name big --gpus 4 --kind fast --kind slow,cpu --memory 8GiB --retries 2 --hold --id mine --pool lab"
     code, out, _ = penstock(
