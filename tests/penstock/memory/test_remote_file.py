@@ -157,7 +157,7 @@ def test_values_are_kept_whole_and_space_is_used_again():
 def test_a_full_mapping_says_what_there_is_and_keeps_what_it_has():
     with SpillDict(100_000, socket="") as spilled:
         spilled["a"] = bytearray(50_000)
-        with pytest.raises(OSError, match=r"no room for a value of 65536 bytes: .* are free") as caught:
+        with pytest.raises(OSError, match=r"no room for a value of 61440 bytes: .* are free") as caught:
             spilled["a"] = bytearray(60_000)
         assert caught.value.errno == errno.ENOSPC
         assert len(spilled["a"]) == 50_000
