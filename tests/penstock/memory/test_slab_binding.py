@@ -68,7 +68,6 @@ def test_a_donor_of_another_boot_is_reached_over_tcp(donor):
         ("hang_up", "hung up|reset"),
         ("half_frame", "hung up|reset"),
         ("wrong_crc", "checksum"),
-        ("stale", "STALE"),
     ],
 )
 def test_whatever_goes_wrong_loses_the_slab_once_and_for_all(donor, fault, said):
@@ -79,6 +78,13 @@ def test_whatever_goes_wrong_loses_the_slab_once_and_for_all(donor, fault, said)
     donor.fault = ""
     with pytest.raises(SlabLost, match="closed"):
         binding.write(0, b"x")
+
+
+def test_an_older_generation_is_refused_with_the_reason(donor):
+    binding = RemoteSlab(donor.lend())
+    donor.fault = "stale"
+    with pytest.raises(SlabLost, match="STALE: the lease is over"):
+        read(binding, 0, 4096)
 
 
 def test_a_wrong_token_is_refused_with_the_reason(donor):
