@@ -28,6 +28,15 @@ def is_loopback(host: str) -> bool:
         return host == _LOCALHOST
 
 
+def is_address(text: str) -> bool:
+    """Say whether a text is an IP address, and no name."""
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
 def interface_addresses(ipv4: Path = _IPV4, ipv6: Path = _IPV6) -> list[str]:
     """
     Return the addresses of this machine's network interfaces, IPv4 first, without loopback and link-local ones.
@@ -62,7 +71,7 @@ def for_others(names: Iterable[str], addresses_of: Callable[[str], list[str]] = 
     """
 
     def order(name: str) -> int:
-        if _is_address(name):
+        if is_address(name):
             return 1
         return 0 if any(not is_loopback(one) for one in addresses_of(name)) else 2
 
@@ -85,14 +94,6 @@ def within(network: str, addresses: Iterable[str]) -> str | None:
     """
     wanted = ipaddress.ip_network(network, strict=False)
     return next((one for one in addresses if ipaddress.ip_address(one) in wanted), None)
-
-
-def _is_address(text: str) -> bool:
-    try:
-        ipaddress.ip_address(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _of_ipv4(table: str) -> Iterable[ipaddress.IPv4Address]:

@@ -109,9 +109,9 @@ def job(state: GatewayState, spec: JobSpec, *, strict: bool, now_s: float, calle
         _same(past.asked(there), spec, f"job {spec.id}")
         return Acceptable(id=spec.id, seq=past.seq, warnings=warnings)
     _check_free_id(state, spec.id, state.sweeps, caller)
-    _check_parent(spec, caller)
+    check_parent(spec, caller)
     _strictly(strict, warnings)
-    _check_beginning(state, spec)
+    check_beginning(state, spec)
     fact = JobSubmitted(job_id=spec.id, spec=spec, at_s=now_s)
     return Acceptable(id=spec.id, subject=subjects.job(spec.id), fact=fact, warnings=warnings)
 
@@ -212,7 +212,7 @@ def _check_free_id(state: GatewayState, wanted: str, others: Container[str], cal
         )
 
 
-def _check_parent(spec: JobSpec, caller: Caller) -> None:
+def check_parent(spec: JobSpec, caller: Caller) -> None:
     """Refuse a trial that its sweep has not made."""
     if spec.parent and not caller.is_service:
         raise RequestRefused(BAD, f"$.parent: trials are submitted by the sweep {spec.parent} itself; leave it out")
@@ -229,7 +229,8 @@ def _strictly(strict: bool, warnings: tuple[str, ...]) -> None:
         raise RequestRefused(BAD, f"refused, as `strict` asks: {'; '.join(warnings)}")
 
 
-def _check_beginning(state: GatewayState, spec: JobSpec) -> None:
+def check_beginning(state: GatewayState, spec: JobSpec) -> None:
+    """Refuse a job that would begin with the checkpoint of a job that is not there, or is another user's."""
     if not spec.begins_from:
         return
     origin = state.jobs.get(spec.begins_from)

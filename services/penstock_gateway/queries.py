@@ -198,8 +198,10 @@ class Queries:
         asked = job_asked(body, self._most_bytes)
         asked = msgspec.structs.replace(asked, spec=caller.stamp(asked.spec))
         acceptance.check(asked.spec)
+        acceptance.check_parent(asked.spec, caller)
         await self._may_match()
         await log_reader.catch_up(self._bus, self._live)
+        acceptance.check_beginning(self._live.state, asked.spec)
         return dry_run.dry_run(self._live.state, asked.spec, self._now_s(), self._settings, self._sizes)
 
     async def _rejected(self, body: bytes, caller: Caller) -> RejectedListView:  # noqa: ARG002 - asked before

@@ -166,6 +166,19 @@ async def test_a_sweeps_trials_are_its_submitters(shared: Gateway) -> None:
     assert await refusal(as_user(shared, "bob").query("sweep", {"id": sweep_id}))
 
 
+async def test_a_dry_run_refuses_the_job_that_a_submission_refuses(shared: Gateway) -> None:
+    uma = as_user(shared, "uma")
+    for fields, expected in (
+        ({"begins_from": "j-bob"}, "$.begins_from: job j-bob is bob's; expected a job of the same user"),
+        ({"begins_from": "gone"}, "$.begins_from: job gone is not there; expected a job of the same user"),
+        ({"parent": "s-uma"}, "$.parent: trials are submitted by the sweep s-uma itself"),
+    ):
+        submission = await refusal(uma.command("submit", spec(**fields)))
+        assert submission[1].startswith(expected)
+        assert await refusal(uma.query("dryrun", spec(**fields))) == submission
+    assert (await uma.query("dryrun", spec(begins_from="j-uma")))["cause"] != "never_fits"
+
+
 async def test_what_the_inbox_holds_is_its_submitters(shared: Gateway) -> None:
     server = shared.bus.server  # type: ignore[attr-defined]
     await MemoryBus(server, user="uma").submit(subjects.INBOX_JOBS, b'{"id": "in-uma", "name": "a", "command": ["x"]}')

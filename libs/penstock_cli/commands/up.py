@@ -109,6 +109,7 @@ def up(
         quiet=quiet or detach,
     )
     with _explained():
+        options.check_name()
         options.processes()  # or say now what is wrong with them
     if detach:
         record = _supervised(supervisor.detach(options, tell))

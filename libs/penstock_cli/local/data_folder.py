@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+import re
 import signal
 import socket
 from collections.abc import Iterator
@@ -21,12 +22,15 @@ import msgspec
 from msgspec import Meta
 
 from penstock_bus import logins
-from penstock_bus.addresses import is_loopback
+from penstock_bus.addresses import is_address, is_loopback
 from penstock_bus.certificates import EVERYWHERE
 from penstock_bus.settings import CONFIG_VARIABLE, origin, written
 from penstock_bus.token_verifier import OidcSettings
 from penstock_log.services import CORE
 
+_HOST_NAME: Final = re.compile(
+    r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?(\.[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?)*\.?"
+)
 _START_TICKS: Final = 19  # field 22 of /proc/PID/stat, counted after the command's closing parenthesis
 _GONE_S: Final = 10.0
 _OWNER_ONLY: Final = 0o700
@@ -327,6 +331,20 @@ class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
     def owner_name(self) -> str:
         """The person who may do everything: whoever starts this, unless another is named."""
         return self.owner or logins.user_name()
+
+    def check_name(self) -> None:
+        """
+        Refuse a name that no address can have: logins and tokens would carry it.
+
+        Raises
+        ------
+        UpError
+            If ``name`` is neither a host name nor an address.
+        """
+        if self.name and not _HOST_NAME.fullmatch(self.name) and not is_address(self.name):
+            raise UpError(
+                f"--name {self.name!r} is no host name; expected one such as cluster.example.org, or an address"
+            )
 
     def processes(self) -> list[tuple[str, int]]:
         """

@@ -307,6 +307,13 @@ def test_up_refuses_services_that_do_not_exist(penstock: Run, tmp_path: Path) ->
     )
 
 
+def test_up_refuses_a_name_that_no_machine_has_before_it_makes_anything(penstock: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    code, _, err = penstock("up", "--data", str(folder), "--devices", "cpu", "--host", "0.0.0.0", "--name", "bad name")  # noqa: S104
+    assert (code, folder.exists()) == (1, False)
+    assert err.startswith("penstock: --name 'bad name' is no host name; expected one such as cluster.example.org")
+
+
 def test_nothing_to_stop_is_exit_code_4(penstock: Run, tmp_path: Path) -> None:
     assert penstock("down", "--data", str(tmp_path)) == (4, "", f"penstock: nothing runs on {tmp_path}\n")
 

@@ -42,6 +42,17 @@ def test_replicas_of_a_service_that_does_not_exist_are_refused() -> None:
         UpOptions(replicas={"macher": 2}).processes()
 
 
+@pytest.mark.parametrize("name", ["", "lab", "n1.example.org", "n_1", "192.0.2.7", "fd00::2"])
+def test_a_machine_has_a_name_or_an_address(name: str) -> None:
+    UpOptions(name=name).check_name()
+
+
+@pytest.mark.parametrize("name", ["bad name", "tls://lab", "lab:4222", "-lab", "a..b", "lab,other", "x\n", "x" * 254])
+def test_a_machines_name_that_no_address_can_have_is_refused(name: str) -> None:
+    with pytest.raises(UpError, match="is no host name; expected one such as cluster"):
+        UpOptions(name=name).check_name()
+
+
 def test_a_service_gets_address_credentials_and_the_settings_file() -> None:
     options = UpOptions(config="my.toml", drain_s=7.0)
     env = environment(options, "matcher", 1, url="nats://h:1")
