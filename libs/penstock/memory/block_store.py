@@ -24,6 +24,7 @@ from penstock.memory.backing_file import PENDING_BYTES, BackingFile
 from penstock.memory.chunk_cache import BLOCK_BYTES, CHUNK_BYTES, ChunkCache
 from penstock.memory.frames import Buffer
 from penstock.memory.slab_binding import TIMEOUT_S, SlabBinding, SlabLost, bind_slab
+from penstock_log.agent_protocol import AgentEnv
 from penstock_log.memory_messages import SlabAddress
 
 LOCAL_BYTES: Final = 64 << 20
@@ -96,10 +97,10 @@ class StoreStats(msgspec.Struct, kw_only=True):
 
 
 def open_store(
-    size: int,
+    size: Optional[int] = None,
     *,
     path: Union[str, os.PathLike[str], None] = None,
-    local_bytes: int = LOCAL_BYTES,
+    local_bytes: Optional[int] = None,
     socket: Optional[str] = None,
     name: str = "",
 ) -> BlockStore:
@@ -108,13 +109,14 @@ def open_store(
 
     Parameters
     ----------
-    size : int
-        Bytes; any number above 0.
+    size : int or None
+        Bytes; any number above 0. None takes what the job says: ``memory = { spill = "16GiB" }``.
     path : str, path-like or None
         A file for its content, which is created with mode 0600 and kept; opened with its content if it is there
         already. None is a temporary file without a name, in ``TMPDIR``.
-    local_bytes : int
-        How much of this process's memory may hold what was read and written last; 0 is none.
+    local_bytes : int or None
+        How much of this process's memory may hold what was read and written last; 0 is none. None takes what the job
+        says (``memory = { local = "2GiB" }``), or else 64 MiB.
     socket : str or None
         The socket of the node's memory agent; None takes that of ``PENSTOCK_MEMORY_SOCKET``. Without an agent, or
         with "", there are the local cache and the disk.
@@ -128,7 +130,7 @@ def open_store(
     Raises
     ------
     ValueError
-        If a size is impossible.
+        If a size is impossible, or neither given nor said by the job.
     OSError
         If the file cannot be opened, or another store has it open.
 
@@ -141,7 +143,48 @@ def open_store(
     >>> bytes(view)
     b'spilled'
     """
-    return BlockStore(size, path=path, local_bytes=local_bytes, socket=socket, name=name)
+    local = said_by_job(AgentEnv.MEMORY_LOCAL) if local_bytes is None else local_bytes
+    return BlockStore(
+        spill_bytes() if size is None else size,
+        path=path,
+        local_bytes=LOCAL_BYTES if local is None else local,
+        socket=socket,
+        name=name,
+    )
+
+
+def spill_bytes() -> int:
+    """
+    Return the size that the job says for its files in borrowed memory.
+
+    Raises
+    ------
+    ValueError
+        If it says none, or this is no job.
+    """
+    found = said_by_job(AgentEnv.MEMORY_SPILL)
+    if found is None:
+        message = 'how large? Give a size in bytes, or have the job say it: memory = { spill = "16GiB" }'
+        raise ValueError(message)
+    return found
+
+
+def said_by_job(variable: str) -> Optional[int]:
+    """
+    Return a number of bytes that the executor has put into the environment; None where it has not.
+
+    Raises
+    ------
+    ValueError
+        If somebody else has put there what is no number.
+    """
+    text = os.environ.get(variable, "")
+    if not text:
+        return None
+    if not text.isdecimal():
+        message = f"{variable} is {text!r}; expected a number of bytes, such as {LOCAL_BYTES}"
+        raise ValueError(message)
+    return int(text)
 
 
 class _Range:

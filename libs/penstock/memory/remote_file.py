@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any, Final, Optional, Union
 
-from penstock.memory.block_store import LOCAL_BYTES, BlockStore, StoreStats, guard_in_forks, open_store
+from penstock.memory.block_store import BlockStore, StoreStats, guard_in_forks, open_store
 from penstock.memory.frames import Buffer
 
 if TYPE_CHECKING:
@@ -40,8 +40,8 @@ class RemoteFile(io.RawIOBase):
 
     Parameters
     ----------
-    size : int
-        Bytes.
+    size : int or None
+        Bytes; None takes what the job says (``spill``), or all of a given store.
     path, local_bytes, socket, name
         As for :func:`~penstock.memory.block_store.open_store`.
     store : BlockStore or None
@@ -58,21 +58,22 @@ class RemoteFile(io.RawIOBase):
 
     def __init__(
         self,
-        size: int,
+        size: Optional[int] = None,
         *,
         path: Union[str, os.PathLike[str], None] = None,
-        local_bytes: int = LOCAL_BYTES,
+        local_bytes: Optional[int] = None,
         socket: Optional[str] = None,
         name: str = "",
         store: Optional[BlockStore] = None,
     ) -> None:
         super().__init__()
         self._ready = False
-        if store is not None and size > store.size:
+        if store is not None and size is not None and size > store.size:
             message = f"the store has {store.size} bytes, and the file was to have {size}"
             raise ValueError(message)
-        self.size, self._owns = size, store is None
+        self._owns = store is None
         self.store = store or open_store(size, path=path, local_bytes=local_bytes, socket=socket, name=name)
+        self.size = self.store.size if size is None else size
         self._position = 0
         self._lock = threading.RLock()
         self._ready = True

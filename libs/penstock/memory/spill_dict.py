@@ -14,7 +14,7 @@ from bisect import bisect_left, insort
 from collections.abc import Hashable, Iterator, MutableMapping
 from typing import Final, Generic, Optional, TypeVar
 
-from penstock.memory.block_store import LOCAL_BYTES, BlockStore, StoreStats, guard_in_forks, open_store
+from penstock.memory.block_store import BlockStore, StoreStats, guard_in_forks, open_store, spill_bytes
 from penstock.memory.chunk_cache import BLOCK_BYTES
 from penstock.memory.frames import Buffer, checksum_of
 
@@ -34,8 +34,9 @@ class SpillDict(MutableMapping[K, V], Generic[K, V]):
 
     Parameters
     ----------
-    size : int
-        How many bytes the values may have together, each rounded up to 4 KiB, and so each of its large buffers.
+    size : int or None
+        How many bytes the values may have together, each rounded up to 4 KiB, and so each of its large buffers. None
+        takes what the job says (``spill``).
     local_bytes, socket, name
         As for :func:`~penstock.memory.block_store.open_store`.
 
@@ -49,9 +50,14 @@ class SpillDict(MutableMapping[K, V], Generic[K, V]):
     """
 
     def __init__(
-        self, size: int, *, local_bytes: int = LOCAL_BYTES, socket: Optional[str] = None, name: str = ""
+        self,
+        size: Optional[int] = None,
+        *,
+        local_bytes: Optional[int] = None,
+        socket: Optional[str] = None,
+        name: str = "",
     ) -> None:
-        self.size = size // BLOCK_BYTES * BLOCK_BYTES
+        self.size = (spill_bytes() if size is None else size) // BLOCK_BYTES * BLOCK_BYTES
         if self.size <= 0:
             message = f"a spilled dictionary has {BLOCK_BYTES} bytes or more, and not {size}"
             raise ValueError(message)

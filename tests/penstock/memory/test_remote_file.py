@@ -54,6 +54,27 @@ def test_a_closed_file_says_so():
         file.pread(1, 0)
 
 
+def test_a_job_says_how_large_its_files_are_and_what_they_keep(monkeypatch):
+    monkeypatch.setenv("PENSTOCK_MEMORY_SPILL", "1048576")
+    monkeypatch.setenv("PENSTOCK_MEMORY_LOCAL", "0")
+    with RemoteFile(socket="") as file, SpillDict(socket="") as spilled, RemoteFile(store=file.store) as same:
+        assert file.size == spilled.size == same.size == 1 << 20
+        file.pwrite(b"x" * 4096, 0)
+        assert file.pread(4096, 0) == b"x" * 4096
+        assert file.store.stats().cache_bytes == 0
+    with RemoteFile(4096, local_bytes=1 << 20, socket="") as own:
+        assert own.size == 4096
+
+
+@pytest.mark.parametrize("said", [None, "much"])
+def test_a_size_that_nobody_says_is_asked_for(monkeypatch, said):
+    monkeypatch.delenv("PENSTOCK_MEMORY_SPILL", raising=False)
+    if said:
+        monkeypatch.setenv("PENSTOCK_MEMORY_SPILL", said)
+    with pytest.raises(ValueError, match="expected a number of bytes" if said else "how large"):
+        RemoteFile(socket="")
+
+
 def test_a_given_store_stays_open():
     with open_store(100, socket="") as store:
         with RemoteFile(100, store=store) as file:
