@@ -26,6 +26,7 @@ from penstock.memory.frames import Buffer
 from penstock.memory.slab_binding import TIMEOUT_S, SlabBinding, SlabLost, bind_slab
 from penstock_log.agent_protocol import AgentEnv
 from penstock_log.memory_messages import SlabAddress
+from penstock_policies.slabs import is_hot, smoothed
 
 LOCAL_BYTES: Final = 64 << 20
 """Size of the local cache, by default."""
@@ -35,28 +36,9 @@ SLAB_BYTES: Final = 64 << 20
 """Ranges have this size until an agent says how large its slabs are."""
 PIECE_BYTES: Final = 4 << 20
 """Longer requests are done in pieces of this size."""
-SMOOTHING: Final = 0.2
-HOT: Final = 20.0
-"""Pages a second above which a range gets a slab (Infiniswap, NSDI 2017, section 4.2)."""
 _MOST_PATIENCE: Final = 16
 
 _log = logging.getLogger("penstock.memory")
-
-
-def smoothed(activity: float, measured: float) -> float:
-    """
-    Return how active a slab is, from how active it was and the pages of the last second.
-
-    References
-    ----------
-    Gu et al., Efficient Memory Disaggregation with Infiniswap, NSDI 2017, section 4.2.
-
-    Examples
-    --------
-    >>> round(smoothed(smoothed(0.0, 100), 100), 3)
-    36.0
-    """
-    return SMOOTHING * measured + (1.0 - SMOOTHING) * activity
 
 
 class StoreStats(msgspec.Struct, kw_only=True):
@@ -526,7 +508,7 @@ class BlockStore:
         part.touched += -(-length // BLOCK_BYTES)
         if part.binding is not None or part.asked or part.patience or self._link is None:
             return
-        if (part.activity > HOT or SMOOTHING * part.touched > HOT) and self._link.connected:
+        if (is_hot(part.activity) or is_hot(smoothed(part.touched, 0.0))) and self._link.connected:
             self._ask(part)
 
     def _ask(self, part: _Range) -> None:
@@ -655,10 +637,10 @@ class BlockStore:
             part.patience = max(0, part.patience - 1)
             if not measured and part.activity < 1e-3 and part.binding is None:
                 continue
-            part.activity = smoothed(part.activity, measured)
+            part.activity = smoothed(measured, part.activity)
             if part.binding is not None:
                 use[part.number] = round(part.activity, 3)
-            elif part.activity > HOT and part.lock.acquire(blocking=False):  # busy ones ask for themselves
+            elif is_hot(part.activity) and part.lock.acquire(blocking=False):  # busy ones ask for themselves
                 try:
                     self._touch(part, 0)
                 finally:

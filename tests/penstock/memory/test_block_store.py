@@ -16,15 +16,10 @@ import pytest
 from memory_stubs import donor_and_agent
 
 from penstock.memory import backing_file
-from penstock.memory.block_store import HOT, BlockStore, open_store, smoothed
+from penstock.memory.block_store import BlockStore, open_store
 from penstock_log.memory_messages import BorrowSlab, ReturnSlab
 
 SLAB = 256 << 10
-INFINISWAP_EWMA_HOT = {  # Infiniswap, NSDI 2017, section 4.2: alpha 0.2, hot above 20
-    "measured": [100, 100, 100, 0, 0, 0, 0, 0, 0],
-    "A": [20.0, 36.0, 48.8, 39.04, 31.232, 24.9856, 19.98848, 15.990784, 12.792627],
-    "hot_at": [False, True, True, True, True, True, False, False, False],
-}
 
 
 @pytest.fixture(params=["tcp", "shared"])
@@ -50,15 +45,6 @@ def heat(store, slab=0):
     """Write a range, with what it has, until a slab is bound to it."""
     while not store.stats().bound:
         store.write(slab * SLAB, read(store, slab * SLAB, SLAB))
-
-
-def test_activity_is_smoothed_as_in_the_paper():
-    activity, found = 0.0, []
-    for measured in INFINISWAP_EWMA_HOT["measured"]:
-        activity = smoothed(activity, measured)
-        found.append(activity)
-    assert found == pytest.approx(INFINISWAP_EWMA_HOT["A"], abs=1e-6)
-    assert [each > HOT for each in found] == INFINISWAP_EWMA_HOT["hot_at"]
 
 
 def test_a_range_that_is_not_hot_borrows_nothing(lent, store):
