@@ -18,6 +18,12 @@ Notes
 A read costs two system calls and one copy in this process (from the store into the connection's buffer), a write three
 and one. ``MSG_WAITALL`` has the kernel fill the buffer in one call, so that a thread waits once for the interpreter's
 lock, and not once for every piece of 200 KiB.
+
+``nbdkit`` could have been the host, with its Python plugin. Measured in one run with fio (two busy cores; GB for each
+second of the server's processor, medians of three): reads of 1 MiB one at a time 2.9 here, 1.9 in the plugin, 2.1 in
+``nbdkit memory``, which is all C; writes 1.8, 1.9 and 2.4; reads of 64 KiB 1.8, 0.9 and 2.5. A plugin also runs in the
+Python that the distribution built nbdkit for, where Penstock is not installed, and is a package of its own
+(``nbdkit-plugin-python``). So the protocol is spoken here.
 """
 
 from __future__ import annotations
