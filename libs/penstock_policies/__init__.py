@@ -12,6 +12,7 @@ In reading order:
 * ``elastic``: The allocation of devices to elastic jobs.
 * ``scaling_model``: Throughput at any batch and width, from timings.
 * ``waterfill``: Water-filling of trials.
+* ``slabs``: Slabs of borrowed memory: how many a node offers, whom to ask, which to take back.
 * ``kernels``: Compiled kernels and where they are kept.
 * ``kernel_cache``: The part of it that loads numba.
 * ``matching/``: Exact matching of jobs to devices of several kinds: which job gets which kind, and in which order.
