@@ -66,7 +66,13 @@ class Kind(IntEnum):
     READ = 1
     WRITE = 2
     SHARE = 3
-    """Over a Unix socket: the answer comes with the descriptor of the slab's memory (``SCM_RIGHTS``)."""
+    """
+    Over a Unix socket: the answer comes with the descriptor of the slab's memory (``SCM_RIGHTS``).
+
+    That memory is the slab's data and then a page of 4096 bytes, which begins with the generation (u64, native order)
+    while it counts, and with 0 once it does not. It is sealed against shrinking (``F_SEAL_SHRINK``): a client that
+    copies from memory that was cut off dies of it (``SIGBUS``), so it takes no other.
+    """
 
 
 class Status(IntEnum):
