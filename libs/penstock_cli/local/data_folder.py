@@ -383,7 +383,7 @@ def _of_executor(options: UpOptions, number: int) -> dict[str, str]:
 
 
 def _of_memory_agent(options: UpOptions, number: int) -> dict[str, str]:
-    """Make each memory agent the one of the executor of its number: with the node's name, and where jobs look for it."""
+    """Make each memory agent that of the executor of its number: with the node's name, and where jobs look for it."""
     env = {"PENSTOCK_MEMORY_DATA_DIR": _memory_dir(options, number)}
     node_id = _further_node(number) if number != FIRST else _set_in("executor", options, "node_id")
     if node_id and not (number == FIRST and _set_in("memory", options, "node_id")):

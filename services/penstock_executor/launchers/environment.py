@@ -108,6 +108,7 @@ def environment_of(
     if spec.cpus and not threads:
         threads = {"OMP_NUM_THREADS": str(max(1, int(spec.cpus * len(devices))))}
     ours = {
+        **({AgentEnv.MEMORY_SOCKET: site.memory} if site.memory else {}),
         AgentEnv.JOB_ID: job.id,
         AgentEnv.EPOCH: str(placement.epoch),
         AgentEnv.NODE: site.node_id,
@@ -137,8 +138,6 @@ def environment_of(
         ours[AgentEnv.SAVE_AT_END] = "1"
     if sharing_of(job) == "lane":
         ours[AgentEnv.LANES] = site.lanes
-    if site.memory:
-        ours[AgentEnv.MEMORY_SOCKET] = site.memory
     if (fence := site.fence(placement)) is not None:
         ours |= {AgentEnv.HEARD: site.heard, AgentEnv.HOLD_S: repr(fence.hold_s)}
     if job.sample:
