@@ -18,6 +18,7 @@ from memory_agents import MIB, AgentProcess, LineClient, RawSlab, agents
 from penstock.memory.frames import Status
 from penstock_log import Event, MemoryOffered, SlabsLent, SlabsReturned, subjects
 from penstock_log.memory_messages import ReturnSlab, SlabAddress, SlabOffer
+from penstock_testing import eventually
 from penstock_testing.fixtures import NatsAccount
 
 pytestmark = pytest.mark.slow
@@ -58,7 +59,7 @@ async def test_a_client_borrows_from_the_other_node_and_shares_memory_where_that
         assert await asyncio.to_thread(remote.is_over)
         assert await asyncio.to_thread(local.is_over)
         assert generation_of(shared) == 0
-        assert shared[0:6] == bytes(6), "the memory is the kernel's again, whoever maps it"
+        await eventually(lambda: shared[0:6] == bytes(6), why="the memory is the kernel's again, whoever maps it")
 
 
 async def test_slabs_are_spread_over_the_machines_that_have_none_of_the_client(
