@@ -8,6 +8,7 @@ In reading order:
 * ``follower``: A fold that follows the bus, with its retries: the loop that services of others call.
 * ``replica``: One replica of a decider, and whether it leads.
 * ``shell``: The process around a service.
+* ``service_folder``: The folder of a service of one node: its lock, and sockets for the node's processes.
 * ``extension``: The loop of an extension: follow, fold, react, publish, remember.
 * ``log_text``: The log as text, one fact a line.
 * ``settings``: Settings from a file and the environment, decoded once.

@@ -115,6 +115,11 @@ _MORE: Final[dict[str, list[str]]] = {
         f"{subjects.state('executor')}.*",  # one for each node
         subjects.CHECKPOINTS,
     ],
+    "memory": [
+        subjects.SLABS,
+        subjects.MEMORY_OFFERS,
+        f"{subjects.state('memory')}.*",  # one for each node
+    ],
     EXTENSION: [
         *subjects.SUBMISSIONS,
         *_OF_JOBS,
@@ -220,6 +225,8 @@ def of_service(service: str, extensions: Sequence[str] = ()) -> Permissions:
     inboxes = [f"{subjects.inbox(name)}.>" for name in (*USERS, JOIN, *extensions) if name != service]
     inboxes.append(_REPLIES)
     private = [] if service == "executor" else [subjects.CHECKPOINTS, subjects.OUTPUTS]
+    if service != "memory":
+        private.append(subjects.SLABS)
     if service != "gateway":
         private += [subjects.by_anybody(subject) for subject in _relayed()]
     return Permissions(

@@ -1,12 +1,15 @@
-"""Addresses of this machine: of its network interfaces, and those among them that others are to be told."""
+"""Addresses of this machine: of its network interfaces, and those that others are to be told or to reach it by."""
 
 from __future__ import annotations
 
 import ipaddress
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
+
+from penstock_bus.settings import SettingsError
 
 _IPV4: Final = Path("/proc/net/fib_trie")
 _IPV6: Final = Path("/proc/net/if_inet6")
@@ -94,6 +97,82 @@ def within(network: str, addresses: Iterable[str]) -> str | None:
     """
     wanted = ipaddress.ip_network(network, strict=False)
     return next((one for one in addresses if ipaddress.ip_address(one) in wanted), None)
+
+
+def reachable_address(bus_url: str, wanted: str = "", section: str = "executor") -> str:
+    """
+    Return the address by which other machines reach this one.
+
+    It is the address of the network interface that leads to the bus, since the other nodes reach the bus as well. If
+    the bus is on this very machine, it is the address of the interface that leads elsewhere, or of the first one where
+    none does.
+
+    Parameters
+    ----------
+    bus_url : str
+        One server, or several with commas between them; empty if there is none.
+    wanted : str
+        An address or a name, which it is then, or a network such as ``10.0.0.0/8``, whose interface is to be taken.
+    section : str
+        Where the settings say what is wanted, for errors.
+
+    Returns
+    -------
+    str
+        An IPv4 address where there is one, else an IPv6 address; ``127.0.0.1`` on a machine without a network.
+
+    Raises
+    ------
+    SettingsError
+        If this machine has no address in the network that is wanted.
+
+    Notes
+    -----
+    Connecting a datagram socket sends nothing: the kernel only looks up the route. A name is resolved, which may block.
+    """
+    if "/" in wanted:
+        return _in_network(wanted, section)
+    if wanted:
+        return wanted
+    hosts = [urlsplit(url if "//" in url else f"//{url}").hostname for url in bus_url.split(",")]
+    for host in (*hosts, *_ELSEWHERE):
+        for source in _sources(host) if host else ():
+            if source not in {"0.0.0.0", "::", "::1"} and not source.startswith("127."):  # noqa: S104 - not listening
+                return source
+    return next(iter(interface_addresses()), "127.0.0.1")
+
+
+def _in_network(network: str, section: str) -> str:
+    here = interface_addresses()
+    try:
+        found = within(network, here)
+    except ValueError as error:
+        raise SettingsError(f"address under [{section}]: {error}; expected a network such as 10.0.0.0/8") from error
+    if found is None:
+        raise SettingsError(
+            f"address under [{section}]: no network interface of this machine is in {network}; its addresses are "
+            f"{', '.join(here) or 'not known'}"
+        )
+    return found
+
+
+_ELSEWHERE: Final = ("192.0.2.1", "2001:db8::1")
+"""Addresses of documentation (RFC 5737, RFC 3849): nobody has them, so the default route leads there."""
+
+
+def _sources(host: str) -> Iterator[str]:
+    """Yield the addresses of this machine from which a host is reached, IPv4 first."""
+    try:
+        found = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
+    except OSError:
+        return
+    for family, kind, protocol, _, address in sorted(found, key=lambda one: one[0] != socket.AF_INET):
+        try:
+            with socket.socket(family, kind, protocol) as sounding:
+                sounding.connect(address)
+                yield str(sounding.getsockname()[0])
+        except OSError:
+            continue  # there is no route, or no such family here
 
 
 def _of_ipv4(table: str) -> Iterable[ipaddress.IPv4Address]:

@@ -31,6 +31,7 @@ MODULE_OF: Final = {
         ("commands.sweeps", "tune sweep"),
         ("commands.cluster", "nodes status rejected node"),
         ("commands.lanes", "lanes"),
+        ("commands.memory", "memory"),
         ("commands.policies", "policy"),
         ("commands.replay", "replay"),
         ("commands.simulate", "sim"),

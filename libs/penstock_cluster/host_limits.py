@@ -454,31 +454,31 @@ def host_capacity(cpus: float = 0.0, memory_bytes: int = 0, root: Path = Path("/
     root : path
         Where ``proc`` and the control groups' file systems are.
     """
-    found_bytes = memory_bytes or _all_memory(root)
+    found_bytes = memory_bytes or all_memory(root)
     headroom = 0 if memory_bytes else min(int(found_bytes * HEADROOM_SHARE), MOST_HEADROOM_BYTES)
     return HostCapacity(cpus or _all_cpus(root), max(0, found_bytes - headroom))
 
 
-def _all_memory(root: Path) -> int:
+def all_memory(root: Path) -> int:
     """Return the host's memory, or what the control groups of this process leave of it; 0 where nobody says."""
     text = read(root / "proc/meminfo")
     total = next((int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("MemTotal:")), 0)
-    limits = [_number(read(group / "memory.max")) for group in _groups(root)]
-    limits.append(_number(read(_old_group(root, "memory") / "memory.limit_in_bytes")))
+    limits = [_number(read(group / "memory.max")) for group in own_groups(root)]
+    limits.append(_number(read(old_group(root, "memory") / "memory.limit_in_bytes")))
     return min([total, *(limit for limit in limits if 0 < limit < _UNLIMITED)])
 
 
 def _all_cpus(root: Path) -> float:
     """Return the processors that this process may run on, or the time that its control groups have of them."""
     found = float(len(os.sched_getaffinity(0)))
-    for group in _groups(root):
+    for group in own_groups(root):
         quota, _, period = read(group / "cpu.max").partition(" ")
         if _number(quota) and _number(period):
             found = min(found, _number(quota) / _number(period))
     return found
 
 
-def _groups(root: Path) -> Iterator[Path]:
+def own_groups(root: Path) -> Iterator[Path]:
     """Yield this process's groups of version 2, from its own outwards."""
     mount = mount_of(read(root / "proc/self/mountinfo"))
     path = path_of(read(root / "proc/self/cgroup"))
@@ -489,7 +489,7 @@ def _groups(root: Path) -> Iterator[Path]:
         yield from (group for group in own.parents if group.is_relative_to(top))
 
 
-def _old_group(root: Path, controller: str) -> Path:
+def old_group(root: Path, controller: str) -> Path:
     """Return this process's group of version 1 for a controller; a folder that is not there where it has none."""
     for line in read(root / "proc/self/cgroup").splitlines():
         number, _, rest = line.partition(":")

@@ -11,11 +11,13 @@ In reading order:
 * ``decision_facts``: Facts that deciders write: rank, round, scale, sweep.
 * ``archive_facts``: Facts about what of the log was copied to files, forgotten and removed.
 * ``login_facts``: Facts about the logins of nodes, and their fold.
+* ``memory_facts``: Facts about memory that nodes lend each other.
 * ``codec``: Facts to bytes and back; old tags; unknown facts.
 * ``job_state``: One job with its state, size and checkpoint.
 * ``lifecycle``: The fold of all jobs, with the shares of those that share devices.
 * ``workload``: Which jobs are one workload, and how skewed their model is.
 * ``agent_protocol``: What a job's process and its executor say to each other.
+* ``memory_messages``: What clients of borrowed memory, the agent of their node, and agents say to each other.
 * ``request_bodies``: Bodies of requests to the gateway and to nodes.
 * ``records``: Records made of other records, by the names of their fields.
 * ``text``: Sizes and durations in words; text of others made harmless.
@@ -97,6 +99,7 @@ from penstock_log.facts import (
 from penstock_log.job_state import ACTIVE, TERMINAL, Checkpoint, Job, JobState, Size
 from penstock_log.lifecycle import JobTable, last_checkpoint
 from penstock_log.login_facts import NodeLoginIssued, NodeLoginRevoked, NodeLogins, NodeTokenIssued
+from penstock_log.memory_facts import MemoryOffered, SlabsEvicted, SlabsLent, SlabsReturned
 from penstock_log.spec import (
     Batch,
     Budget,
@@ -149,6 +152,7 @@ __all__ = [
     "LogTrimmed",
     "LoggedFact",
     "MemoryNeed",
+    "MemoryOffered",
     "MisplacedFact",
     "NodeDrained",
     "NodeJoined",
@@ -178,6 +182,9 @@ __all__ = [
     "ScaleDecided",
     "Setting",
     "Size",
+    "SlabsEvicted",
+    "SlabsLent",
+    "SlabsReturned",
     "Slot",
     "SweepCancelled",
     "SweepFinished",

@@ -60,6 +60,7 @@ from penstock_log.facts import (
     WorkloadScaled,
 )
 from penstock_log.login_facts import NodeLoginIssued, NodeLoginRevoked, NodeTokenIssued
+from penstock_log.memory_facts import MemoryOffered, SlabsEvicted, SlabsLent, SlabsReturned
 
 AnyEvent = Union[
     JobSubmitted,
@@ -102,6 +103,10 @@ AnyEvent = Union[
     NodeTokenIssued,
     NodeLoginIssued,
     NodeLoginRevoked,
+    MemoryOffered,
+    SlabsLent,
+    SlabsReturned,
+    SlabsEvicted,
 ]
 """Every fact of today. A ``match`` over it ends in ``assert_never``, or in ``case _`` where a fold ignores the rest."""
 
@@ -409,6 +414,7 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "request": ("sweep_id", "node_id"),
     "archive": ("archive",),
     "login": ("token",),
+    "memory": ("node_id",),
 }
 """Entity kind → the field of its facts that holds the entity's id: the first of these that a fact has."""
 

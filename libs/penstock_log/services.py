@@ -36,6 +36,7 @@ SERVICES: Final = (
     Service("matcher", writes=("round",)),
     Service("tuner", writes=("sweep",)),
     Service("executor", writes=("run", "node")),
+    Service("memory", writes=("memory",)),
     Service("shadow", core=False),
 )
 """In the order in which they start."""

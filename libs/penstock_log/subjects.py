@@ -232,6 +232,7 @@ sweep: Final = _named("evt.sweep")
 run: Final = _named("evt.run")
 node: Final = _named("evt.node")
 archive: Final = _named("evt.archive")
+memory: Final = _named("evt.memory")  # of nodes: who lends to whom
 login: Final = _named("evt.login")  # of nodes, by the token with which they came
 """Log subject of one entity, by its id: ``penstock.evt.KIND.ID``."""
 ROUNDS: Final = f"{ROOT}.evt.round.*"
@@ -386,5 +387,11 @@ AGREEMENTS: Final = f"{ROOT}.tel.agreement.*"
 output: Final = _named("output")
 checkpoints: Final = _named("checkpoint")
 """What a node's executor answers: what it keeps of output; checkpoints that lie there, to executors only."""
+slab: Final = _named("slab")
+"""What a node's memory agent answers, to memory agents only."""
+memory_offer: Final = _named("tel.memory")
+"""Telemetry of a node: what memory its agent lends."""
+SLABS: Final = f"{ROOT}.slab.*"
+MEMORY_OFFERS: Final = f"{ROOT}.tel.memory.*"
 OUTPUTS: Final = f"{ROOT}.output.*"
 CHECKPOINTS: Final = f"{ROOT}.checkpoint.*"

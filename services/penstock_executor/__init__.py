@@ -17,7 +17,7 @@ In reading order:
 * ``checkpoint_transfer``: The checkpoint that a run goes on from, and its copy to this node.
 * ``memory_limits``: Memory limits of runs.
 * ``output_store``: Output, kept and streamed.
-* ``run_folders``: Files that outlive the executor; the instance lock.
+* ``run_folders``: Files that outlive the executor.
 * ``fact_outbox``: Facts on their way to the log.
 * ``telemetry``: Heartbeats, progress, output.
 * ``settings``: Settings.

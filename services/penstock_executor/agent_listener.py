@@ -10,12 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-import hashlib
-import os
 import resource
 import socket
 import struct
-import tempfile
 import termios
 from collections import Counter
 from collections.abc import Callable
@@ -26,11 +23,10 @@ from typing import Final, Protocol
 import msgspec
 import structlog
 
+from penstock_bus.service_folder import bind, peer
 from penstock_log.agent_protocol import VERSION, ConnectionRefused, FromJob, Hello, ToJob
 
 LONGEST_LINE: Final = 256 * 1024
-LONGEST_PATH: Final = 100
-"""Bytes; the kernel takes 107."""
 WAITING: Final = 1024
 """Connections that wait while the executor is busy; all others wait for room among these."""
 FULL_S: Final = 1.0
@@ -169,7 +165,7 @@ class AgentConnection:
         refused: Callable[..., None] | None = None,
     ) -> None:
         connection.setblocking(False)
-        self.pid, self.uid = _peer(connection)
+        self.pid, self.uid = peer(connection)
         self.hello: Hello | None = None
         self._handler, self._ended = handler, ended
         self._refused = refused or partial(_log.warning, "agent_connection_refused")
@@ -270,51 +266,6 @@ class AgentConnection:
         self.close()
 
 
-def _peer(connection: socket.socket) -> tuple[int, int]:
-    """Return pid and uid of the other end."""
-    pid, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    return pid, uid
-
-
 def _arrived(connection: socket.socket) -> int:
     """Return how many bytes wait to be read."""
     return int(struct.unpack("i", fcntl.ioctl(connection, termios.FIONREAD, bytes(4)))[0])
-
-
-def path_in(data: Path, name: str = "agent", *, for_all: bool = False) -> Path:
-    """
-    Return where a socket is: in the data folder, or under the temporary folder where that path is too long.
-
-    The path is the same at every start, since jobs of an earlier executor look for it. ``for_all``: processes of other
-    users have to come to it. A folder that others may pass through does for both: who may connect is said by the
-    socket's own mode (``bind``).
-    """
-    path = data / f"{name}.sock"
-    if len(os.fsencode(path)) <= LONGEST_PATH:
-        return path
-    digest = hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
-    folder = Path(tempfile.gettempdir()) / f"penstock-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    if for_all and folder.lstat().st_uid == os.getuid():
-        folder.chmod(0o711)
-    if folder.lstat().st_uid != os.getuid() or folder.lstat().st_mode & 0o066:
-        raise PermissionError(
-            f"{folder} is open to others; remove it, or use a data_dir with a shorter path than {data}"
-        )
-    return folder / f"{digest}.sock"
-
-
-def bind(path: Path, *, for_all: bool = False) -> socket.socket:
-    """
-    Return the listening socket, readable and writable for this user alone from its first moment.
-
-    ``for_all``: every user may connect, since jobs run as several; who it is, the kernel says of each connection.
-    """
-    path.unlink(missing_ok=True)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-    before = os.umask(0o111 if for_all else 0o177)
-    try:
-        listener.bind(str(path))
-    finally:
-        os.umask(before)
-    return listener

@@ -11,14 +11,11 @@ from __future__ import annotations
 
 import socket
 import zlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
-from urllib.parse import urlsplit
 
 import msgspec
 
-from penstock_bus.addresses import interface_addresses, within
-from penstock_bus.settings import SettingsError
 from penstock_cluster.nodes import Cluster
 from penstock_executor.launchers.environment import GangMember
 from penstock_executor.run_state import Key, LocalRun, RunProcess
@@ -78,80 +75,6 @@ class Rendezvous:
         port = next((port for port in ports if port not in taken and _is_free(port)), derived_port(*key))
         self._ports[key] = port
         return port
-
-
-def reachable_address(bus_url: str, wanted: str = "") -> str:
-    """
-    Return the address by which other machines reach this one.
-
-    It is the address of the network interface that leads to the bus, since the other nodes reach the bus as well. If
-    the bus is on this very machine, it is the address of the interface that leads elsewhere, or of the first one where
-    none does.
-
-    Parameters
-    ----------
-    bus_url : str
-        One server, or several with commas between them; empty if there is none.
-    wanted : str
-        An address or a name, which it is then, or a network such as ``10.0.0.0/8``, whose interface is to be taken.
-
-    Returns
-    -------
-    str
-        An IPv4 address where there is one, else an IPv6 address; ``127.0.0.1`` on a machine without a network.
-
-    Raises
-    ------
-    SettingsError
-        If this machine has no address in the network that is wanted.
-
-    Notes
-    -----
-    Connecting a datagram socket sends nothing: the kernel only looks up the route. A name is resolved, which may block.
-    """
-    if "/" in wanted:
-        return _in_network(wanted)
-    if wanted:
-        return wanted
-    hosts = [urlsplit(url if "//" in url else f"//{url}").hostname for url in bus_url.split(",")]
-    for host in (*hosts, *_ELSEWHERE):
-        for source in _sources(host) if host else ():
-            if source not in {"0.0.0.0", "::", "::1"} and not source.startswith("127."):  # noqa: S104 - not listening
-                return source
-    return next(iter(interface_addresses()), "127.0.0.1")
-
-
-def _in_network(network: str) -> str:
-    here = interface_addresses()
-    try:
-        found = within(network, here)
-    except ValueError as error:
-        raise SettingsError(f"address under [executor]: {error}; expected a network such as 10.0.0.0/8") from error
-    if found is None:
-        raise SettingsError(
-            f"address under [executor]: no network interface of this machine is in {network}; its addresses are "
-            f"{', '.join(here) or 'not known'}"
-        )
-    return found
-
-
-_ELSEWHERE: Final = ("192.0.2.1", "2001:db8::1")
-"""Addresses of documentation (RFC 5737, RFC 3849): nobody has them, so the default route leads there."""
-
-
-def _sources(host: str) -> Iterator[str]:
-    """Yield the addresses of this machine from which a host is reached, IPv4 first."""
-    try:
-        found = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
-    except OSError:
-        return
-    for family, kind, protocol, _, address in sorted(found, key=lambda one: one[0] != socket.AF_INET):
-        try:
-            with socket.socket(family, kind, protocol) as sounding:
-                sounding.connect(address)
-                yield str(sounding.getsockname()[0])
-        except OSError:
-            continue  # there is no route, or no such family here
 
 
 def derived_port(job_id: str, epoch: int) -> int:

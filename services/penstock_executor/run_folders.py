@@ -1,21 +1,18 @@
 """
-Files that outlive the executor, and the instance lock.
+Files that outlive the executor.
 
 A later executor finds its runs again by their folders. ``<data>/runs/<job>/<epoch>/run.json`` says what was started,
 ``stop.json`` how far the run's end had come. Each rank's folder holds ``pid``, ``exit`` and ``kept`` (which the shim
 writes), how far the rank's output was streamed (``stdout.read``, ``stderr.read``), ``hello`` if the process spoke the
 agent protocol, and ``done`` if it reported its end. Output is elsewhere, since it stays longer.
-
-:func:`alone_in` is the instance lock: it makes an executor the only one of its data folder.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, Literal
 
@@ -143,28 +140,3 @@ def last_line(path: Path, most_bytes: int = 4096) -> str:
 
 class ExecutorError(Exception):
     """The executor cannot work here; the message says what to do."""
-
-
-@contextmanager
-def alone_in(path: str) -> Iterator[Path]:
-    """
-    Hold the data folder for this executor alone, while the context is open.
-
-    Raises
-    ------
-    ExecutorError
-        If another executor holds it, or it cannot be written.
-    """
-    data = Path(path).absolute()
-    try:
-        data.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle = os.open(data / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise ExecutorError(f"data_dir {data} cannot be written: {error.strerror}; set another one") from error
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield data
-    except BlockingIOError as error:
-        raise ExecutorError(f"another executor works in {data}; stop it, or set another data_dir") from error
-    finally:
-        os.close(handle)

@@ -13,9 +13,11 @@ from typing import Any, Final, assert_never
 
 import msgspec
 
+from penstock_bus.addresses import reachable_address
 from penstock_bus.follower import FoldFollower, background, until_available
 from penstock_bus.health import VERSION, Vitals
 from penstock_bus.port import Endpoint
+from penstock_bus.service_folder import MEMORY_SOCKET, alone_in, path_in
 from penstock_bus.shell import Shell
 from penstock_cluster import DeviceSurvey, host_limits, survey
 from penstock_cluster.host_backends import parse_bytes
@@ -25,14 +27,13 @@ from penstock_executor.checkpoint_folder import serving
 from penstock_executor.checkpoint_transfer import CheckpointFinder, CopyLimits, PendingResumes
 from penstock_executor.fact_outbox import FactAppender
 from penstock_executor.fence import HeardPage
-from penstock_executor.gang import reachable_address
 from penstock_executor.launchers import LAUNCHERS, environment, sandbox
 from penstock_executor.launchers.launcher import LaunchedProcess
 from penstock_executor.memory_limits import MemoryLimits
 from penstock_executor.name_claim import NameClaim
 from penstock_executor.output_store import OutputStore
 from penstock_executor.process_host import DiskFull, Place, ProcessHost
-from penstock_executor.run_folders import ExecutorError, alone_in
+from penstock_executor.run_folders import ExecutorError
 from penstock_executor.run_identity import IdentityLookups, IdentityRule
 from penstock_executor.run_state import Key, LocalRun, NodeObservation
 from penstock_executor.settings import ExecutorSettings
@@ -68,7 +69,7 @@ async def run(shell: Shell, settings: ExecutorSettings) -> None:
     shell.examine = examine  # from now on, since reading the log may take long too
     if settings.address:
         reachable_address(shell.url, settings.address)  # or say now that there is no such network here
-    with alone_in(settings.data_dir) as data:
+    with alone_in(settings.data_dir, "executor", ExecutorError) as data:
         node_id = settings.node_id or host_name()
         if settings.identities(node_id).switches:
             _let_users_in(settings, data)
@@ -150,8 +151,9 @@ class Executor:
         site = environment.LaunchSite(
             node_id=self.node_id,
             devices=devices,
-            socket=str(agent_listener.path_in(data, for_all=for_all)),
-            lanes=str(agent_listener.path_in(data, "lanes", for_all=for_all)),
+            socket=str(path_in(data, for_all=for_all)),
+            lanes=str(path_in(data, "lanes", for_all=for_all)),
+            memory=_memory_socket(settings),
             checkpoints=checkpoints_of(settings, data),
             temporary=data / "tmp" if self.rule.asks or settings.sandbox != "none" else None,
             sandbox=settings.sandbox,
@@ -525,6 +527,12 @@ class Executor:
             self.tasks.create_task(task)
         except RuntimeError:  # the executor is being ended; the next one finds in the run folders what it has to say
             task.close()
+
+
+def _memory_socket(settings: ExecutorSettings) -> str:
+    """Return where the node's memory agent listens to clients; empty where there is none."""
+    folder = settings.memory_dir
+    return str(path_in(Path(folder).absolute(), MEMORY_SOCKET, for_all=True)) if folder else ""
 
 
 def checkpoints_of(settings: ExecutorSettings, data: Path) -> Path:

@@ -30,6 +30,7 @@ from penstock_log import (
     LaneChanged,
     LogCopied,
     LogTrimmed,
+    MemoryOffered,
     NodeDrained,
     NodeJoined,
     NodeLeft,
@@ -49,6 +50,9 @@ from penstock_log import (
     SamplesRequested,
     Scalability,
     ScaleDecided,
+    SlabsEvicted,
+    SlabsLent,
+    SlabsReturned,
     SweepCancelled,
     SweepFinished,
     SweepSubmitted,
@@ -137,7 +141,7 @@ class Timeline:
         after_s = at_s - self._job.submitted_s
         return StoryLine.of(delivery, delivery.commit, text=text, at_s=at_s, after_s=after_s)
 
-    def _sentences(self, fact: AnyEvent) -> Iterator[str]:  # noqa: C901, PLR0912 - a case for each kind of fact
+    def _sentences(self, fact: AnyEvent) -> Iterator[str]:  # noqa: C901, PLR0912, PLR0915 - a case for each kind of fact
         if getattr(fact, "job_id", self._job.id) != self._job.id:
             return
         match fact:
@@ -190,6 +194,8 @@ class Timeline:
             case UserSet() | UserRemoved() | NodeTokenIssued() | NodeLoginIssued() | NodeLoginRevoked():
                 return
             case LogCopied() | JobsArchived() | LogTrimmed() | TrialFinished() | TrialRetried():
+                return
+            case MemoryOffered() | SlabsLent() | SlabsReturned() | SlabsEvicted():
                 return
             case _:
                 assert_never(fact)

@@ -166,6 +166,21 @@ async def test_checkpoints_go_from_executor_to_executor_and_to_nobody_else(serve
             await client.request(subjects.checkpoints("n1"), b"")
 
 
+async def test_memory_agents_ask_each_other_for_slabs_and_nobody_else_may_ask_or_answer(server: Server) -> None:
+    async def answer(request: Request) -> Reply:
+        return Reply(body=b"a slab")
+
+    served = [Endpoint(name="slab", subject=subjects.slab("n1"), handler=answer)]
+    async with as_user(server, "memory") as n1, as_user(server, "memory") as n2, as_user(server, "executor") as other:
+        async with n1.serve("penstock-memory-n1", "1.0.0", served):
+            assert await n2.request(subjects.slab("n1"), b"") == b"a slab"
+            with pytest.raises(Unauthorized):
+                await other.request(subjects.slab("n1"), b"")
+        with pytest.raises(Unauthorized):
+            async with other.serve("penstock-memory-n1", "1.0.0", served):
+                pass
+
+
 async def test_clients_ask_nodes_for_output_and_nobody_answers_in_their_place(server: Server) -> None:
     async def answer(_: Request) -> Reply:
         return Reply(body=b"printed")

@@ -17,7 +17,8 @@ from executor_cases import World, python, speaking
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_executor import agent_listener, fact_outbox, gang, run_state, runner
+from penstock_bus import service_folder
+from penstock_executor import fact_outbox, gang, run_state, runner
 from penstock_executor.launchers import environment, process_launcher
 from penstock_executor.run_state import LocalRun, RunProcess
 from penstock_log import Job, JobSpec, RunStarted, RunWarned
@@ -115,9 +116,9 @@ def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     ids=["for one user", "for all", "for all before", "for all later"],
 )
 def test_a_long_data_folder_still_has_a_socket(temporary: Path, tmp_path: Path, uses: list[bool], mode: int) -> None:
-    paths = [agent_listener.path_in(tmp_path / ("x" * 120), for_all=for_all) for for_all in uses]
+    paths = [service_folder.path_in(tmp_path / ("x" * 120), for_all=for_all) for for_all in uses]
     assert len(set(paths)) == 1
-    assert len(os.fsencode(paths[0])) <= agent_listener.LONGEST_PATH
+    assert len(os.fsencode(paths[0])) <= service_folder.LONGEST_PATH
     assert stat.S_IMODE(paths[0].parent.stat().st_mode) == mode
     assert paths[0].parent.parent == temporary
 
@@ -125,12 +126,12 @@ def test_a_long_data_folder_still_has_a_socket(temporary: Path, tmp_path: Path, 
 def test_a_folder_of_sockets_that_others_may_read_is_refused(temporary: Path, tmp_path: Path) -> None:
     (temporary / f"penstock-{os.getuid()}").mkdir(mode=0o755)
     with pytest.raises(PermissionError, match="is open to others"):
-        agent_listener.path_in(tmp_path / ("x" * 120))
+        service_folder.path_in(tmp_path / ("x" * 120))
 
 
 def test_nobody_else_may_open_the_socket(tmp_path: Path) -> None:
     path = tmp_path / "agent.sock"
-    with agent_listener.bind(path):
+    with service_folder.bind(path):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
@@ -147,7 +148,7 @@ async def test_a_process_that_is_not_of_the_run_is_hung_up_on(world: World, line
     node = await world.node()
     await world.run("j1", *speaking("100000"))
     await world.progress("j1")
-    path = agent_listener.path_in(Path(node.settings.data_dir))
+    path = service_folder.path_in(Path(node.settings.data_dir))
     reader, writer = await asyncio.open_unix_connection(path)
     writer.write(line)
     with pytest.raises((ConnectionResetError, BrokenPipeError, asyncio.IncompleteReadError)):

@@ -8,10 +8,11 @@ from itertools import count
 import pytest
 from executor_cases import World
 
+from penstock_bus import addresses
+from penstock_bus.addresses import reachable_address
 from penstock_bus.settings import SettingsError
 from penstock_cluster.nodes import Cluster
-from penstock_executor import gang
-from penstock_executor.gang import Rendezvous, derived_port, reachable_address
+from penstock_executor.gang import Rendezvous, derived_port
 from penstock_executor.launchers.environment import GangMember
 from penstock_log import NodeJoined
 
@@ -68,7 +69,7 @@ def test_a_gang_of_one_node_meets_at_home() -> None:
 
 def test_the_address_is_that_of_the_interface_which_leads_to_the_bus(monkeypatch: pytest.MonkeyPatch) -> None:
     network = {"bus.lab": ["10.1.0.4"], "192.0.2.1": ["172.16.0.9"]}
-    monkeypatch.setattr(gang, "_sources", lambda host: iter(network.get(host, ())))
+    monkeypatch.setattr(addresses, "_sources", lambda host: iter(network.get(host, ())))
     assert reachable_address("nats://bus.lab:4222") == "10.1.0.4"
     assert reachable_address("nats://gone.lab:4222,nats://me@bus.lab:4223") == "10.1.0.4"
     assert reachable_address("bus.lab:4222") == "10.1.0.4"
@@ -78,8 +79,8 @@ def test_the_address_is_that_of_the_interface_which_leads_to_the_bus(monkeypatch
 def test_beside_the_bus_the_address_is_that_of_the_default_route(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     network = {"localhost": ["127.0.0.1", "::1"], "127.0.0.1": ["127.0.0.1"], "::1": ["::1"]}
     interfaces: list[str] = []
-    monkeypatch.setattr(gang, "_sources", lambda host: iter(network.get(host, ())))
-    monkeypatch.setattr(gang, "interface_addresses", lambda: interfaces)
+    monkeypatch.setattr(addresses, "_sources", lambda host: iter(network.get(host, ())))
+    monkeypatch.setattr(addresses, "interface_addresses", lambda: interfaces)
     assert reachable_address(url) == "127.0.0.1", "there is no network at all"
     interfaces.append("10.77.0.1")
     assert reachable_address(url) == "10.77.0.1", "there is no default route"
@@ -90,7 +91,7 @@ def test_beside_the_bus_the_address_is_that_of_the_default_route(url: str, monke
 
 
 def test_a_setting_says_which_of_several_networks_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gang, "interface_addresses", lambda: ["192.168.1.4", "10.1.0.4"])
+    monkeypatch.setattr(addresses, "interface_addresses", lambda: ["192.168.1.4", "10.1.0.4"])
     assert reachable_address("nats://bus.lab:4222", "10.0.0.0/8") == "10.1.0.4"
     assert reachable_address("nats://bus.lab:4222", "gpu7.lab") == "gpu7.lab"
     with pytest.raises(SettingsError, match=r"is in 172\.16\.0\.0/12; its addresses are 192\.168\.1\.4, 10\.1\.0\.4"):
@@ -100,8 +101,8 @@ def test_a_setting_says_which_of_several_networks_is_right(monkeypatch: pytest.M
 
 
 def test_the_kernel_says_from_where_a_host_is_reached() -> None:
-    assert list(gang._sources("127.0.0.1")) == ["127.0.0.1"]
-    assert list(gang._sources("no-such-host.invalid")) == []
+    assert list(addresses._sources("127.0.0.1")) == ["127.0.0.1"]
+    assert list(addresses._sources("no-such-host.invalid")) == []
 
 
 async def test_an_executor_says_by_which_address_the_others_reach_it(world: World) -> None:

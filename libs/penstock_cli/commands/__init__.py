@@ -9,6 +9,7 @@ In reading order:
 * ``policies``: ``policy``, ``profile``.
 * ``sweeps``: ``tune``, ``sweep``.
 * ``lanes``: ``lanes bench``, ``lanes estimate``.
+* ``memory``: ``memory serve``, ``memory bench``.
 * ``up``: ``up``, ``down``, ``service``, ``purge``.
 * ``simulate``: ``sim``, ``sweep sim``.
 * ``replay``: ``replay``.
