@@ -126,7 +126,8 @@ def measure(seed: int = 1) -> MemoryCosts:
         nbd, nbd_write = _nbd_ratios(store, folder)
         load.write_all()
         _borrow_all(store)
-        evicted = load.run(donor.ask_to_end)
+        load.run(donor.ask_to_end)
+        evicted = store.stats().evicted
         donor.restart()
         _borrow_all(store)
         lost = load.run(donor.kill)
@@ -411,12 +412,12 @@ class _VerifiedLoad:
 
     def _write(self, blocks: slice) -> None:
         self._versions[blocks] += np.uint64(1)
-        self._store.write(blocks.start * _BLOCK_BYTES, memoryview(self._expected(blocks)).cast("B"))
+        self._store.write(blocks.start * _BLOCK_BYTES, self._expected(blocks).data.cast("B"))
 
     def _check(self, blocks: slice) -> None:
         expected = self._expected(blocks)
         found = np.empty_like(expected)
-        self._store.read_into(blocks.start * _BLOCK_BYTES, memoryview(found).cast("B"))
+        self._store.read_into(blocks.start * _BLOCK_BYTES, found.data.cast("B"))
         self.checked_bytes += expected.nbytes
         self.wrong_bytes += int(np.count_nonzero(expected.view(np.uint8) != found.view(np.uint8)))
 
