@@ -218,6 +218,7 @@ class AgentStub:
         self.heard: list[FromClient] = []
         self.lent: dict[int, SlabAddress] = {}
         self._changed = threading.Condition()
+        self._restarting = threading.Lock()
         self._connections: set[socket.socket] = set()
         self._listener: socket.socket | None = None
         self.start()
@@ -250,6 +251,21 @@ class AgentStub:
             for connection in self._connections:
                 with suppress(OSError):
                     connection.sendall(msgspec.json.encode(message) + b"\n")
+
+    def restart(self) -> None:
+        """Vanish, and be there again; donors take back what it had borrowed."""
+        with self._restarting:
+            self.die()
+            for slab in list(self.lent):
+                self.take_back(slab)
+            self.start()
+
+    def take_back(self, slab: int) -> None:
+        """Have the donor of a slab take it, and say nothing."""
+        with self._changed:
+            address = self.lent.pop(slab, None)
+        if address is not None:
+            self.donor.take_back(address)
 
     def evict(self, slab: int, reason: str = "its donor needs it") -> None:
         """Have a slab go."""

@@ -43,8 +43,6 @@ SOCKET_VARIABLE: Final = "PENSTOCK_MEMORY_SOCKET"
 LOOK_S: Final = (0.5, 5.0)
 """How long an agent that is away is left alone, at first and at most."""
 SEND_TIMEOUT_S: Final = 2
-USE_S: Final = 1.0
-"""How often is said how active the slabs are."""
 
 BorrowResult = Callable[[Optional[SlabAddress], str], object]
 """Called with the slab that was lent, or with None and the reason."""
@@ -99,14 +97,12 @@ class AgentLink:
     name : str
         What the client calls its memory, for people to see.
     owner : LinkOwner
-    look_s : tuple of float
-        As :data:`LOOK_S`.
+    second_s : float
+        How long a second is here; tests have shorter ones.
     """
 
-    def __init__(
-        self, path: str, name: str, owner: LinkOwner, *, look_s: tuple[float, float] = LOOK_S, use_s: float = USE_S
-    ) -> None:
-        self._path, self._name, self._owner, self._look_s, self._use_s = path, name, owner, look_s, use_s
+    def __init__(self, path: str, name: str, owner: LinkOwner, *, second_s: float = 1.0) -> None:
+        self._path, self._name, self._owner, self._second_s = path, name, owner, second_s
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._outbox: queue.SimpleQueue[FromClient | None] = queue.SimpleQueue()
@@ -174,13 +170,14 @@ class AgentLink:
             self._socket = None
 
     def _listen(self) -> None:
-        wait_s, longest_s = self._look_s
+        first_s, longest_s = (each * self._second_s for each in LOOK_S)
+        wait_s = first_s
         while not self._closing.is_set():
             connection = self._connect()
             if connection is not None:
                 self._read(connection)
                 welcomed = self._disconnected()
-                wait_s = self._look_s[0] if welcomed else wait_s
+                wait_s = first_s if welcomed else wait_s
             self._closing.wait(wait_s)
             wait_s = min(2 * wait_s, longest_s)
 
@@ -262,7 +259,7 @@ class AgentLink:
 
     def _send_all(self) -> None:
         """Send what is to be sent, and once a second how the slabs are used."""
-        due_s = perf_counter() + self._use_s
+        due_s = perf_counter() + self._second_s
         while not self._closing.is_set():
             try:
                 message = self._outbox.get(timeout=max(0.0, due_s - perf_counter()))
@@ -271,7 +268,7 @@ class AgentLink:
             if message is not None:
                 self._send_now(message)
             if perf_counter() >= due_s:
-                due_s = perf_counter() + self._use_s
+                due_s = perf_counter() + self._second_s
                 activity = self._owner.second_over()
                 if activity:
                     self._send_now(SlabUse(activity=activity))

@@ -208,6 +208,8 @@ class BlockStore:
         How much may be on its way to the disk before a write waits.
     timeout_s : float
         For how long a donor may take for each answer before its slab is dropped.
+    second_s : float
+        How long a second of the store is, by which it measures how active it is and waits for an agent.
 
     Attributes
     ----------
@@ -225,6 +227,7 @@ class BlockStore:
         name: str = "",
         pending_bytes: int = PENDING_BYTES,
         timeout_s: float = TIMEOUT_S,
+        second_s: float = 1.0,
     ) -> None:
         if size <= 0 or local_bytes < 0 or pending_bytes <= 0:
             message = f"a store has at least one byte, and no negative cache: {size=}, {local_bytes=}, {pending_bytes=}"
@@ -241,7 +244,7 @@ class BlockStore:
         self._past = StoreStats()
         self._closed = self._forked = False
         found = agent_socket(socket)
-        self._link = AgentLink(found, name, _Owner(self)) if found else None
+        self._link = AgentLink(found, name, _Owner(self), second_s=second_s) if found else None
         self._finalizer = weakref.finalize(self, _clean_up, self._disk, self._link, self._grids)
         guard_in_forks(self)
 
@@ -372,7 +375,7 @@ class BlockStore:
                 with part.lock:
                     self._closed = True
                     self._unbind(part)
-        _guarded.discard(self)
+        _guarded.pop(id(self), None)
         self._finalizer.detach()
         if self._link is not None and not self._forked:
             self._link.close()
@@ -751,17 +754,17 @@ class ForkGuard(Protocol):
         """Make new ones: there is no other thread."""
 
 
-_guarded: weakref.WeakSet[ForkGuard] = weakref.WeakSet()
+_guarded: weakref.WeakValueDictionary[int, ForkGuard] = weakref.WeakValueDictionary()
 _forking: list[ForkGuard] = []
 
 
 def guard_in_forks(guard: ForkGuard) -> None:
     """Have a fork find something in order; what uses a store is locked before the stores are."""
-    _guarded.add(guard)
+    _guarded[id(guard)] = guard
 
 
 def _before_fork() -> None:
-    _forking[:] = sorted(_guarded, key=lambda guard: isinstance(guard, BlockStore))
+    _forking[:] = sorted(_guarded.values(), key=lambda guard: isinstance(guard, BlockStore))
     for guard in _forking:
         guard.before_fork()
 
