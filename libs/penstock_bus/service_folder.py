@@ -18,6 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+MEMORY_SOCKET: Final = "memory"
+"""Name of the socket of a memory agent, which an executor tells its jobs of."""
 LONGEST_PATH: Final = 100
 """Bytes; the kernel takes 107."""
 

@@ -328,3 +328,17 @@ def _resized(resize: views.ResizeView, now_s: float, *, waits: bool) -> str:
 
 def _listed(devices: Mapping[str, int], preposition: str) -> str:
     return ", ".join(f"{render.count(count, 'device')} {preposition} {job}" for job, count in devices.items())
+
+
+def lent_memory(one: views.NodeMemoryView) -> str:
+    """
+    Return how much of its memory a node has lent, and would lend at most.
+
+    Examples
+    --------
+    >>> from penstock_log import views
+    >>> lent_memory(views.NodeMemoryView(id="n1", slab_bytes=64 << 20, offered=64, lent=3))
+    '192MiB of 4GiB'
+    """
+    lent = render.size(one.lent * one.slab_bytes) if one.lent else "none"
+    return f"{lent} of {render.size(one.offered * one.slab_bytes)}" if one.offered or one.lent else "none"

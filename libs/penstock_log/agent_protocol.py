@@ -215,6 +215,7 @@ class AgentEnv:
     HEARD: Final = "PENSTOCK_HEARD"  # path of the page with the time of the node's last heartbeat that was answered
     HOLD_S: Final = "PENSTOCK_HOLD_S"  # seconds after it at which the process must not go on
     LANES: Final = "PENSTOCK_LANES"  # path of the token broker's socket; only where the job takes turns on its devices
+    MEMORY_SOCKET: Final = "PENSTOCK_MEMORY_SOCKET"  # path of the socket of the node's memory agent, where there is one
     CHECKPOINT_DIR: Final = "PENSTOCK_CHECKPOINT_DIR"
     CHECKPOINT_S: Final = "PENSTOCK_CHECKPOINT_S"
     RESUME_STEP: Final = "PENSTOCK_RESUME_STEP"  # of the checkpoint to load; 0: none; unset: the newest there is

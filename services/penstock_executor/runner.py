@@ -17,7 +17,7 @@ from penstock_bus.addresses import reachable_address
 from penstock_bus.follower import FoldFollower, background, until_available
 from penstock_bus.health import VERSION, Vitals
 from penstock_bus.port import Endpoint
-from penstock_bus.service_folder import alone_in, path_in
+from penstock_bus.service_folder import MEMORY_SOCKET, alone_in, path_in
 from penstock_bus.shell import Shell
 from penstock_cluster import DeviceSurvey, host_limits, survey
 from penstock_cluster.host_backends import parse_bytes
@@ -153,6 +153,7 @@ class Executor:
             devices=devices,
             socket=str(path_in(data, for_all=for_all)),
             lanes=str(path_in(data, "lanes", for_all=for_all)),
+            memory=_memory_socket(settings),
             checkpoints=checkpoints_of(settings, data),
             temporary=data / "tmp" if self.rule.asks or settings.sandbox != "none" else None,
             sandbox=settings.sandbox,
@@ -526,6 +527,12 @@ class Executor:
             self.tasks.create_task(task)
         except RuntimeError:  # the executor is being ended; the next one finds in the run folders what it has to say
             task.close()
+
+
+def _memory_socket(settings: ExecutorSettings) -> str:
+    """Return where the node's memory agent listens to clients; empty where there is none."""
+    folder = settings.memory_dir
+    return str(path_in(Path(folder).absolute(), MEMORY_SOCKET, for_all=True)) if folder else ""
 
 
 def checkpoints_of(settings: ExecutorSettings, data: Path) -> Path:

@@ -74,6 +74,9 @@ class ExecutorSettings(msgspec.Struct, frozen=True, kw_only=True):
         begins from the start, and says so.
     checkpoint_copy_s : float
         The longest time that copying one may take, in seconds. Meanwhile the job's devices are idle.
+    memory_dir : str
+        The ``data_dir`` of this node's memory agent (``penstock_memory``), whose socket jobs are told of in
+        ``PENSTOCK_MEMORY_SOCKET``; empty: there is none.
     pass_env : tuple of str
         Names or patterns of the executor's own variables that jobs get beside the usual ones (``INHERITED``).
     keep_checkpoints : bool
@@ -135,6 +138,7 @@ class ExecutorSettings(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_dir: str = ""
     checkpoint_copy_bytes: Annotated[int, Meta(ge=0)] = 16 * 2**30
     checkpoint_copy_s: Annotated[float, Meta(ge=0)] = 600.0
+    memory_dir: str = ""
     pass_env: tuple[str, ...] = ()
     keep_checkpoints: bool = True
     on_shutdown: Literal["preempt", "leave"] = "preempt"

@@ -25,6 +25,7 @@ from penstock_gateway.machine import GatewayState
 from penstock_gateway.sweep_table import SweepRecord, TrialRow
 from penstock_gateway.why import WaitExplainer
 from penstock_log import ACTIVE, TERMINAL, Job, Trial, request_bodies, workload
+from penstock_log.memory_messages import SlabOffer
 from penstock_log.records import compose
 from penstock_log.request_bodies import RunProgress
 from penstock_log.views import (
@@ -32,6 +33,7 @@ from penstock_log.views import (
     JobDetail,
     JobsView,
     JobView,
+    NodeMemoryView,
     NodesView,
     NodeView,
     PoliciesView,
@@ -66,6 +68,8 @@ class ReadModel:
         Job id → what its run last reported.
     heartbeats : mapping of str to float
         Node id → time of its last heartbeat.
+    memory : mapping of str to (float, SlabOffer)
+        Node id → when its memory agent was last heard, and what it offers.
     settings : MatcherSettings
         Settings of the matcher.
     """
@@ -75,6 +79,7 @@ class ReadModel:
     seq: int
     reports: Mapping[str, RunProgress] = field(default_factory=dict)
     heartbeats: Mapping[str, float] = field(default_factory=dict)
+    memory: Mapping[str, tuple[float, SlabOffer]] = field(default_factory=dict)
     settings: MatcherSettings = field(default_factory=MatcherSettings)
 
     def report_of(self, job: Job) -> RunProgress:
@@ -182,8 +187,8 @@ def known_as(one: Job) -> str:
     return one.profile_key or workload.key(one.spec)
 
 
-def nodes(model: ReadModel) -> NodesView:
-    """Return all nodes by id, with who is on their devices."""
+def nodes(model: ReadModel, *, sees_all: bool = False) -> NodesView:
+    """Return all nodes by id, with who is on their devices; ``sees_all``: and whom they lend memory to."""
     holders, taken = job_fit.holders(model.state.jobs), job_fit.taken(model.state, model.settings)
     found = []
     for node in sorted(model.state.cluster.nodes.values(), key=lambda node: node.id):
@@ -191,7 +196,13 @@ def nodes(model: ReadModel) -> NodesView:
         devices = tuple(job_fit.device(node.id, each, jobs, taken) for each, jobs in held)
         state, heard_s = _node_state(model.state, node), model.heartbeats.get(node.id)
         found.append(NodeView.of(node, state=state, devices=devices, heard_s=heard_s))
-    return NodesView(nodes=tuple(found), seq=model.seq)
+    memory = [_memory(node_id, *heard, sees_all=sees_all) for node_id, heard in sorted(model.memory.items())]
+    return NodesView(nodes=tuple(found), seq=model.seq, memory=tuple(memory))
+
+
+def _memory(node_id: str, heard_s: float, offer: SlabOffer, *, sees_all: bool) -> NodeMemoryView:
+    lent_to = offer.lent_to if sees_all else {}
+    return NodeMemoryView.of(offer, id=node_id, heard_s=heard_s, lent_to=lent_to)
 
 
 def policies(model: ReadModel) -> PoliciesView:

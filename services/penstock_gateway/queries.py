@@ -24,12 +24,14 @@ from penstock_gateway.endpoints import ask, endpoint, job_asked
 from penstock_gateway.machine import GatewayState
 from penstock_gateway.user_queues import UserQueues
 from penstock_log import TERMINAL, Job, JobState, RunEnded, request_bodies, spec, subjects
+from penstock_log.memory_messages import SlabOffer
 from penstock_log.request_bodies import RunProgress
 from penstock_log.services import CORE
 from penstock_log.views import (
     DryRunView,
     EventsView,
     JobsView,
+    NodesView,
     ProfileView,
     RejectedListView,
     RejectedView,
@@ -119,7 +121,7 @@ class Queries:
             "job": self._of_one(sight.job, answers.detail),
             "why": self._of_one(sight.job, lambda model, job: model.why.explain(job)),
             "story": self._story,
-            "nodes": self._whole(answers.nodes),
+            "nodes": self._nodes,
             "events": self._events,
             "policies": self._whole(answers.policies),
             "sweeps": self._sweeps,
@@ -145,6 +147,10 @@ class Queries:
     async def _jobs(self, body: bytes, caller: Caller) -> JobsView:
         asked = ask(body, request_bodies.JobsRequest)
         return answers.jobs(await self._model(asked.at), asked, caller)
+
+    async def _nodes(self, body: bytes, caller: Caller) -> NodesView:
+        model = await self._model(ask(body, request_bodies.AllRequest).at)
+        return answers.nodes(model, sees_all=caller.sees_all)
 
     async def _sweeps(self, body: bytes, caller: Caller) -> SweepsView:
         return answers.sweeps(await self._model(ask(body, request_bodies.AllRequest).at), caller)
@@ -251,6 +257,7 @@ class Queries:
             seq=self._live.last_seq,
             reports=self._presence.reports,
             heartbeats=self._presence.nodes,
+            memory=self._presence.memory(),
             settings=self._settings,
         )
 
@@ -273,6 +280,7 @@ class Presence:
     def __init__(self, now_s: Callable[[], float]) -> None:
         self.nodes: dict[str, float] = {}
         self.reports: dict[str, RunProgress] = {}
+        self._memory: dict[str, tuple[float, SlabOffer]] = {}
         self._replicas: dict[tuple[str, str], tuple[float, Vitals | None]] = {}
         self._now_s = now_s
 
@@ -280,6 +288,7 @@ class Presence:
         """Return the coroutines that listen for heartbeats and progress."""
         return [
             self._hear_nodes(bus),
+            self._hear_memory(bus),
             self._hear_progress(bus),
             *(self._hear_replicas(bus, service) for service in CORE),
         ]
@@ -293,6 +302,12 @@ class Presence:
             for (service, replica_id), (heard_s, vitals) in sorted(self._replicas.items())
         )
 
+    def memory(self) -> dict[str, tuple[float, SlabOffer]]:
+        """Return what memory agents offer that were heard of late, and when."""
+        now_s = self._now_s()
+        self._memory = {who: last for who, last in self._memory.items() if now_s - last[0] < GONE_AFTER_S}
+        return dict(self._memory)
+
     def forget(self, delivery: Delivery) -> None:
         """Drop the progress of runs that have ended: from then on the log counts."""
         for fact in delivery.commit.facts:
@@ -302,6 +317,14 @@ class Presence:
     async def _hear_nodes(self, bus: TelemetryPort) -> None:
         async for subject, _ in bus.subscribe(subjects.HEARTBEATS):
             self.nodes[_last_token(subject)] = self._now_s()
+
+    async def _hear_memory(self, bus: TelemetryPort) -> None:
+        async for subject, body in bus.subscribe(subjects.MEMORY_OFFERS):
+            try:
+                offer = msgspec.json.decode(body, type=SlabOffer)
+            except (ValueError, RecursionError):
+                continue  # of an agent of another version; nobody depends on it
+            self._memory[_last_token(subject)] = self._now_s(), offer
 
     async def _hear_replicas(self, bus: TelemetryPort, service: str) -> None:
         async for subject, body in bus.subscribe(subjects.replicas(service)):

@@ -39,7 +39,7 @@ from penstock_log.memory_messages import (
     ToClient,
     UnmapSlabs,
 )
-from penstock_memory.client_listener import MemoryClient
+from penstock_memory.client_listener import LocalClient
 from penstock_memory.donor import AskAgent
 from penstock_memory.machine import MemorySettings
 from penstock_policies.slabs import better_donor, donor_choices
@@ -79,7 +79,7 @@ class Loan:
         Set once the client uses it no more.
     """
 
-    def __init__(self, client: MemoryClient, slab: int, address: SlabAddress, now_s: float) -> None:
+    def __init__(self, client: LocalClient, slab: int, address: SlabAddress, now_s: float) -> None:
         self.client, self.slab, self.address, self.renewed_s = client, slab, address, now_s
         self.activity, self.going = 0.0, False
         self.left = asyncio.Event()
@@ -113,7 +113,7 @@ class Borrower:
         self._node_id, self._settings = node_id, settings
         self._ask, self._spawn, self._ticking, self._rng = ask, spawn, ticking, rng
         self._loans: dict[str, Loan] = {}
-        self._of_client: defaultdict[MemoryClient, dict[int, Loan | None]] = defaultdict(dict)
+        self._of_client: defaultdict[LocalClient, dict[int, Loan | None]] = defaultdict(dict)
         self.heard: dict[str, HeardOffer] = {}
 
     def hear(self, node_id: str, offer: SlabOffer) -> None:
@@ -125,7 +125,7 @@ class Borrower:
         """Return what a client is told at first."""
         return AgentWelcome(node_id=self._node_id, slab_bytes=self._settings.slab_bytes)
 
-    async def borrow(self, client: MemoryClient, asked: BorrowSlab) -> ToClient:
+    async def borrow(self, client: LocalClient, asked: BorrowSlab) -> ToClient:
         """Find a slab for a client."""
         slabs = self._of_client[client]
         if asked.slab in slabs:
@@ -149,18 +149,18 @@ class Borrower:
         slabs[asked.slab] = self._loans[address.lease] = loan
         return SlabLent(slab=asked.slab, address=address)
 
-    def give_back(self, client: MemoryClient, slab: int) -> None:
+    def give_back(self, client: LocalClient, slab: int) -> None:
         """Take note that a client uses a slab no more."""
         if (loan := self._of_client[client].pop(slab, None)) is not None:
             self._end([loan])
 
-    def note_use(self, client: MemoryClient, use: SlabUse) -> None:
+    def note_use(self, client: LocalClient, use: SlabUse) -> None:
         """Take note of how a client uses its slabs."""
         for slab, activity in use.activity.items():
             if (loan := self._of_client[client].get(slab)) is not None and activity >= 0:
                 loan.activity = activity
 
-    def give_back_all(self, client: MemoryClient) -> None:
+    def give_back_all(self, client: LocalClient) -> None:
         """Take note that a client is gone."""
         self._end([loan for loan in self._of_client.pop(client, {}).values() if loan is not None])
 
@@ -180,7 +180,7 @@ class Borrower:
         except BusError as error:  # nobody renews them, so the donor takes them back by itself
             _log.info("slabs_not_returned", donor=donor, count=len(leases), error=str(error))
 
-    def _over_limit(self, client: MemoryClient) -> str:
+    def _over_limit(self, client: LocalClient) -> str:
         most = self._settings.user_bytes
         have = sum(len(slabs) for other, slabs in self._of_client.items() if other.uid == client.uid)
         if not most or (have + 1) * self._settings.slab_bytes <= most:
@@ -191,7 +191,7 @@ class Borrower:
         )
 
     # --- looking for a donor
-    async def _find(self, client: MemoryClient, asked: BorrowSlab) -> SlabAddress:
+    async def _find(self, client: LocalClient, asked: BorrowSlab) -> SlabAddress:
         donors = self._donors({*asked.avoid, *((self._node_id,) if asked.elsewhere else ())})
         loans = self._of_client[client].values()
         lending = {loan.address.donor for loan in loans if loan is not None}
@@ -238,7 +238,7 @@ class Borrower:
         await asyncio.gather(*map(ask, chosen))
         return free
 
-    async def _map(self, donor: str, client: MemoryClient) -> SlabAddress:
+    async def _map(self, donor: str, client: LocalClient) -> SlabAddress:
         job_id = client.hello.job_id if client.hello is not None else ""
         request = MapSlab(slab_bytes=self._settings.slab_bytes, borrower=self._node_id, user=client.user, job_id=job_id)
         return await self._ask(donor, request, SlabAddress, MAP_S)

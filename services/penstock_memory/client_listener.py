@@ -57,16 +57,16 @@ class ClientHandler(Protocol):
     def welcome(self) -> AgentWelcome:
         """Return what a client is told at first."""
 
-    async def borrow(self, client: MemoryClient, asked: BorrowSlab) -> ToClient:
+    async def borrow(self, client: LocalClient, asked: BorrowSlab) -> ToClient:
         """Find a slab for a client."""
 
-    def give_back(self, client: MemoryClient, slab: int) -> None:
+    def give_back(self, client: LocalClient, slab: int) -> None:
         """Take note that a client uses a slab no more."""
 
-    def note_use(self, client: MemoryClient, use: SlabUse) -> None:
+    def note_use(self, client: LocalClient, use: SlabUse) -> None:
         """Take note of how a client uses its slabs."""
 
-    def give_back_all(self, client: MemoryClient) -> None:
+    def give_back_all(self, client: LocalClient) -> None:
         """Take note that a client is gone."""
 
 
@@ -76,7 +76,7 @@ class ClientListener:
     def __init__(self, path: Path, handler: ClientHandler, ticking: Callable[[], float]) -> None:
         self._handler, self._ticking = handler, ticking
         self._of_user: Counter[int] = Counter()
-        self.clients: set[MemoryClient] = set()
+        self.clients: set[LocalClient] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._socket = service_folder.bind(path, for_all=True)
         self._socket.listen(WAITING)
@@ -103,7 +103,7 @@ class ClientListener:
 
     async def _serve(self, connection: socket.socket) -> None:
         pid, uid = service_folder.peer(connection)
-        client = MemoryClient(connection, self._handler, pid=pid, uid=uid, ticking=self._ticking)
+        client = LocalClient(connection, self._handler, pid=pid, uid=uid, ticking=self._ticking)
         self._of_user[uid] += 1
         self.clients.add(client)
         try:
@@ -122,7 +122,7 @@ class ClientListener:
             self._handler.give_back_all(client)
 
 
-class MemoryClient:
+class LocalClient:
     """
     One client.
 

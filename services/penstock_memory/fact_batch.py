@@ -20,6 +20,7 @@ from penstock_log import AnyEvent, Commit, MemoryOffered, SlabsEvicted, SlabsLen
 FLUSH_S: Final = 1.0
 OFFERED_S: Final = 10.0
 """An offer that changes again and again is told so often at most."""
+OFFERED_PART: Final = 8
 _log = get_logger("penstock.memory")
 
 
@@ -94,7 +95,7 @@ class FactBatch:
         at_s, node_id = self._now_s(), self._node_id
         facts: list[AnyEvent] = []
         offer, now_s = self._offer, self._ticking()
-        if offer is not None and offer.slabs != self._told_slabs and now_s >= self._told_s + OFFERED_S:
+        if offer is not None and self._is_news(offer.slabs) and now_s >= self._told_s + OFFERED_S:
             self._told_slabs, self._told_s = offer.slabs, now_s
             facts.append(offer)
         for user, slabs in self._lent.items():
@@ -107,3 +108,8 @@ class FactBatch:
         self._returned.clear()
         self._evicted.clear()
         return facts
+
+    def _is_news(self, slabs: int) -> bool:
+        """Return whether an offer differs by more than comes and goes: by an eighth, or in whether there is any."""
+        told = self._told_slabs
+        return told < 0 or (slabs > 0) != (told > 0) or abs(slabs - told) > told // OFFERED_PART

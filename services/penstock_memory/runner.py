@@ -15,7 +15,7 @@ from penstock_bus.addresses import reachable_address
 from penstock_bus.follower import FoldFollower, background, until_available
 from penstock_bus.health import VERSION, Vitals
 from penstock_bus.port import BusError, Endpoint, Reply, Request, ServiceError
-from penstock_bus.service_folder import alone_in, path_in
+from penstock_bus.service_folder import MEMORY_SOCKET, alone_in, path_in
 from penstock_bus.settings import SettingsError
 from penstock_bus.shell import Shell
 from penstock_cluster.host_limits import host_name
@@ -125,7 +125,7 @@ class MemoryAgent:
         self.root = root
         rng, ticking = np.random.default_rng(), shell.monotonic
         self.pool = SlabPool(settings.slab_bytes, time.time_ns() // 1000)  # later lives have larger generations
-        slabs, clients = path_in(data, "slabs", for_all=True), path_in(data, "memory", for_all=True)
+        slabs, clients = path_in(data, "slabs", for_all=True), path_in(data, MEMORY_SOCKET, for_all=True)
         self.server = SlabServer(self.pool, settings.host, settings.port, slabs, ticking=ticking)
         self.facts = FactBatch(shell.bus, node_id, shell.now_s, ticking)
         place = DonorPlace(node_id=node_id, host=address, port=self.server.port, socket=str(slabs), boot_id=_boot_id())

@@ -90,6 +90,7 @@ class FakeGateway:
         self.jobs = {job.id: job for job in jobs}
         self.specs: dict[str, JobSpec] = {}
         self.nodes = [node_view()]
+        self.memory: tuple[views.NodeMemoryView, ...] = ()
         self.sweeps: dict[str, views.SweepView] = {}
         self.events: tuple[views.EventView, ...] = ()
         self.dry: views.DryRunView = views.DryRunView(starts=True, kind="fast", devices=("n1/fast0", "n1/fast1"))
@@ -163,7 +164,10 @@ class FakeGateway:
             "job": (request_bodies.OneRequest, self._job),
             "why": (request_bodies.OneRequest, lambda ask: self._why(self._found(ask.id))),
             "story": (request_bodies.OneRequest, self._story),
-            "nodes": (request_bodies.AllRequest, lambda _: views.NodesView(nodes=tuple(self.nodes), seq=7)),
+            "nodes": (
+                request_bodies.AllRequest,
+                lambda _: views.NodesView(nodes=tuple(self.nodes), seq=7, memory=self.memory),
+            ),
             "policies": (request_bodies.AllRequest, lambda _: self.policies),
             "users": (request_bodies.AllRequest, lambda _: self.users),
             "sweeps": (

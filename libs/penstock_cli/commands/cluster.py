@@ -50,14 +50,21 @@ def nodes(ctx: typer.Context, output: Out = "table", at: At = None) -> None:
     """List nodes; with -o wide their devices and what runs on them."""
     found = call(ctx, lambda client: client.nodes(moment(at)))
     if not render.as_json(found, output):
-        render.show_table(*node_table(found.nodes, now_s(), wide=output == "wide"), wide=output == "wide")
+        table = node_table(found.nodes, now_s(), wide=output == "wide", memory=found.memory)
+        render.show_table(*table, wide=output == "wide")
 
 
-def node_table(nodes: Iterable[views.NodeView], now_s: float, *, wide: bool = False) -> Table:
-    """Return the list of nodes; ``wide`` has a row for each of their devices."""
+def node_table(
+    nodes: Iterable[views.NodeView], now_s: float, *, wide: bool = False, memory: Iterable[views.NodeMemoryView] = ()
+) -> Table:
+    """Return the list of nodes; ``wide`` has a row for each of their devices, and what memory they lend."""
     if wide:
         headers = ("NODE", "POOL", "ST", "DEVICE", "KIND", "MEMORY", "BACKEND", "SPEED", "JOB", "HOST", "HEARD")
-        return headers, [row for node in nodes for row in _device_rows(node, now_s)]
+        rows = [row for node in nodes for row in _device_rows(node, now_s)]
+        lends = {one.id: job_text.lent_memory(one) for one in memory}
+        if lends:
+            return (*headers, "LENDS"), [(*row, lends.get(row[0], "-")) for row in rows]
+        return headers, rows
     return ("NODE", "POOL", "ST", "BUSY", "IDLE", "KINDS", "HEARD"), [_node_row(node, now_s) for node in nodes]
 
 

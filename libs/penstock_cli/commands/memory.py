@@ -1,30 +1,39 @@
 """
-Commands about memory of other nodes: ``memory serve`` and ``memory bench``.
+Commands about memory of other nodes: ``memory ls``, ``show``, ``top``, ``serve`` and ``bench``.
 
+``ls``, ``show`` and ``top`` say what nodes lend, by what the gateway hears of their agents within the last seconds.
 ``serve`` gives any program that memory as a block device. ``bench`` measures what it is worth on this machine.
 """
 
 from __future__ import annotations
 
+import asyncio
 import shlex
 import signal
 import sys
+from collections.abc import Iterable, Mapping
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock_cli import render, value_formats
-from penstock_cli.invocation import AnswerOut, Failure, bad_input
+from penstock_cli import job_text, render, value_formats
+from penstock_cli.invocation import AnswerOut, Failure, Out, bad_input, call
 
 if TYPE_CHECKING:
+    from penstock.client import Client
     from penstock_cli.local.memory_bench import MemoryCosts
+    from penstock_log import views
 
 memory_app = typer.Typer(help="Memory of other nodes.", no_args_is_help=True)
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
+    memory_app.command("ls")(ls)
+    memory_app.command("show")(show)
+    memory_app.command("top")(top)
     memory_app.command()(serve)
     memory_app.command()(bench)
     app.add_typer(memory_app, name="memory")
@@ -33,6 +42,103 @@ def register(app: typer.Typer) -> None:
 @memory_app.callback()
 def memory() -> None:
     """Memory of other nodes."""
+
+
+# --- ls, show, top
+
+
+def ls(ctx: typer.Context, output: Out = "table") -> None:
+    """List the nodes that lend memory: how much they offer, and have lent."""
+    found = call(ctx, lambda client: client.nodes()).memory
+    if not render.as_json(found, output):
+        render.show_table(*memory_table(found, value_formats.now_s()), wide=output == "wide")
+
+
+def memory_table(memory: Iterable[views.NodeMemoryView], now_s: float) -> render.Table:
+    """Return the list of nodes that lend memory."""
+    headers = ("NODE", "SLAB", "OFFERED", "LENT", "FREE", "KEPT", "EVICTED", "REFUSED", "HEARD")
+    rows: list[tuple[str, ...]] = [
+        (
+            one.id,
+            render.size(one.slab_bytes),
+            render.size(one.offered * one.slab_bytes),
+            render.size(one.lent * one.slab_bytes),
+            render.size(one.free_bytes),
+            render.size(one.headroom_bytes),
+            str(one.evicted),
+            str(sum(one.errors.values())),
+            f"{value_formats.span(now_s - (one.heard_s or now_s))} ago",
+        )
+        for one in memory
+    ]
+    return headers, rows
+
+
+def show(
+    ctx: typer.Context,
+    node: Annotated[str, typer.Argument(metavar="NODE", help="Node id, or a unique beginning of it.")],
+    output: AnswerOut = "text",
+) -> None:
+    """Show what a node lends, to which jobs and accounts, and what its data port has refused."""
+    known = call(ctx, lambda client: client.nodes()).memory
+    found = [one for one in known if one.id == node] or [one for one in known if one.id.startswith(node)]
+    if len(found) != 1:
+        names = ", ".join(one.id for one in known) or "none"
+        raise Failure(f"{node!r} names {len(found)} nodes that lend memory; expected one of {names}")
+    (one,) = found
+    if render.as_json(one, output):
+        return
+    to = [f"{who}: {render.size(slabs * one.slab_bytes)}" for who, slabs in sorted(one.lent_to.items())]
+    refused = [f"{name}: {times}" for name, times in sorted(one.errors.items())]
+    render.say_lines(
+        render.labelled(
+            (
+                ("node", one.id),
+                ("lent", f"{job_text.lent_memory(one)}, in slabs of {render.size(one.slab_bytes)}"),
+                ("to", ", ".join(to) or ("operators see to whom" if one.lent else "nobody")),
+                ("free", f"{render.size(one.free_bytes)}, of which {render.size(one.headroom_bytes)} are kept"),
+                ("evicted", render.count(one.evicted, "slab")),
+                ("read", render.size(one.sent_bytes)),
+                ("written", render.size(one.received_bytes)),
+                ("refused", ", ".join(refused) or "nothing"),
+            )
+        )
+    )
+
+
+def top(
+    ctx: typer.Context,
+    every: Annotated[float, typer.Option("--every", min=0.5, help="Seconds between two looks.")] = 2.0,
+    times: Annotated[int, typer.Option("--times", min=0, help="End after so many looks; 0: Ctrl-C ends it.")] = 0,
+) -> None:
+    """Watch how fast lent memory is read and written, the busiest node first."""
+
+    async def watch(client: Client) -> None:
+        before: dict[str, views.NodeMemoryView] = {}
+        for look in count(1):
+            memory = (await client.nodes()).memory
+            if look > 1:
+                render.show_table(*rate_table(before, memory))
+            if look > times > 0:
+                return
+            before = {one.id: one for one in memory}
+            await asyncio.sleep(every)
+
+    call(ctx, watch)
+
+
+def rate_table(before: Mapping[str, views.NodeMemoryView], memory: Iterable[views.NodeMemoryView]) -> render.Table:
+    """Return how fast each node's lent memory was read and written since an earlier look."""
+    rows = []
+    for one in memory:
+        was = before.get(one.id, one)
+        seconds = (one.heard_s or 0.0) - (was.heard_s or 0.0)
+        read, written = one.sent_bytes - was.sent_bytes, one.received_bytes - was.received_bytes
+        known = seconds > 0 and read >= 0 and written >= 0  # or the agent has begun anew
+        rates = [f"{render.size(int(bytes_ / seconds))}/s" if known and bytes_ else "-" for bytes_ in (read, written)]
+        rows.append((read + written, (one.id, job_text.lent_memory(one), *rates, str(one.evicted - was.evicted))))
+    rows.sort(key=lambda row: (-row[0], row[1]))
+    return ("NODE", "LENDS", "READ", "WRITTEN", "EVICTED"), [row for _, row in rows]
 
 
 # --- serve

@@ -35,6 +35,7 @@ _OURS: Final = (
     "penstock",
     "nats",
     "executor",
+    "memory",
     "logs",
     "checkpoints",
     "client.json",
@@ -270,7 +271,7 @@ class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
     devices : str
         Of the executor, such as ``fast:2@1.0:16GiB,cpu``; empty leaves it to its settings.
     replicas : dict of str to int
-        Processes of each service; one where not named.
+        Processes of each service; one where not named, and as many memory agents as executors.
     config : str
         Settings file for the services; empty takes ``PENSTOCK_CONFIG`` or ``./penstock.toml``.
     quiet : bool
@@ -340,7 +341,8 @@ class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
         for service in self.replicas:
             if service not in CORE:
                 raise UpError(f"there is no service {service!r}; expected one of {', '.join(CORE)}")
-        return [(name, number) for name in CORE for number in range(FIRST, FIRST + self.replicas.get(name, 1))]
+        counts = {"memory": self.replicas.get("executor", 1), **self.replicas}  # an agent beside each executor
+        return [(name, number) for name in CORE for number in range(FIRST, FIRST + counts.get(name, 1))]
 
 
 def environment(options: UpOptions, service: str, number: int, *, url: str) -> dict[str, str]:
@@ -353,6 +355,8 @@ def environment(options: UpOptions, service: str, number: int, *, url: str) -> d
         env["PENSTOCK_GATEWAY_OWNER"] = options.owner_name
     if service == "executor":
         env |= _of_executor(options, number)
+    if service == "memory":
+        env |= _of_memory_agent(options, number)
     if service == "gateway" and not origin("gateway", "archive_dir", environ={**os.environ, **env}):
         env["PENSTOCK_GATEWAY_ARCHIVE_DIR"] = str(options.folder / "archive")
     return env
@@ -366,14 +370,40 @@ def _of_executor(options: UpOptions, number: int) -> dict[str, str]:
         "PENSTOCK_EXECUTOR_CHECKPOINT_DIR": str(options.folder / "checkpoints"),
     }
     if number != FIRST:
-        env["PENSTOCK_EXECUTOR_NODE_ID"] = f"{socket.gethostname().split('.')[0].lower()}-{number}"
-    if not (is_loopback(options.host) or options.host in EVERYWHERE or _set_in_executor(options, "address")):
+        env["PENSTOCK_EXECUTOR_NODE_ID"] = _further_node(number)
+    if not _set_in("executor", options, "memory_dir"):
+        env["PENSTOCK_EXECUTOR_MEMORY_DIR"] = _memory_dir(options, number)
+    if not (is_loopback(options.host) or options.host in EVERYWHERE or _set_in("executor", options, "address")):
         env["PENSTOCK_EXECUTOR_ADDRESS"] = options.host  # by which the other nodes reach the server
     if options.devices:
         env["PENSTOCK_EXECUTOR_DEVICES"] = options.devices
     if trusts_all_submitters(options):
         env["PENSTOCK_EXECUTOR_RUN_AS"] = "executor"
     return env
+
+
+def _of_memory_agent(options: UpOptions, number: int) -> dict[str, str]:
+    """Make each memory agent that of the executor of its number: with the node's name, and where jobs look for it."""
+    env = {"PENSTOCK_MEMORY_DATA_DIR": _memory_dir(options, number)}
+    node_id = _further_node(number) if number != FIRST else _set_in("executor", options, "node_id")
+    if node_id and not (number == FIRST and _set_in("memory", options, "node_id")):
+        env["PENSTOCK_MEMORY_NODE_ID"] = node_id
+    if is_loopback(options.host) and not _set_in("memory", options, "host"):
+        env["PENSTOCK_MEMORY_HOST"] = options.host
+        env["PENSTOCK_MEMORY_ADDRESS"] = options.host
+    elif not _set_in("memory", options, "address"):
+        address = _set_in("executor", options, "address") or ("" if options.host in EVERYWHERE else options.host)
+        env |= {"PENSTOCK_MEMORY_ADDRESS": address} if address else {}
+    return env
+
+
+def _memory_dir(options: UpOptions, number: int) -> str:
+    return str(options.folder / ("memory" if number == FIRST else f"memory-{number}"))
+
+
+def _further_node(number: int) -> str:
+    """Return the name of this machine's node of a number that is not the first."""
+    return f"{socket.gethostname().split('.')[0].lower()}-{number}"
 
 
 def let_users_through(options: UpOptions) -> None:
@@ -388,15 +418,15 @@ def trusts_all_submitters(options: UpOptions) -> bool:
 
     Settings that say as whom win.
     """
-    return is_loopback(options.host) and not _set_in_executor(options, "run_as")
+    return is_loopback(options.host) and not _set_in("executor", options, "run_as")
 
 
 def jobs_run_as_users(options: UpOptions) -> bool:
     """Return whether jobs run as who submits them, by the settings or because others reach this machine."""
-    return not trusts_all_submitters(options) and _set_in_executor(options, "run_as") != "executor"
+    return not trusts_all_submitters(options) and _set_in("executor", options, "run_as") != "executor"
 
 
-def _set_in_executor(options: UpOptions, name: str) -> str:
-    """Return what the environment or the settings file say under ``[executor]``; empty where they say nothing."""
+def _set_in(section: str, options: UpOptions, name: str) -> str:
+    """Return what the environment or the settings file say under a section; empty where they say nothing."""
     own = {CONFIG_VARIABLE: str(options.config)} if options.config else {}
-    return written("executor", name, environ={**os.environ, **own})
+    return written(section, name, environ={**os.environ, **own})

@@ -15,6 +15,7 @@ from penstock_log.views.cluster import GoodputView as GoodputView
 from penstock_log.views.cluster import LanesView as LanesView
 from penstock_log.views.cluster import NodeLoginsView as NodeLoginsView
 from penstock_log.views.cluster import NodeLoginView as NodeLoginView
+from penstock_log.views.cluster import NodeMemoryView as NodeMemoryView
 from penstock_log.views.cluster import NodesView as NodesView
 from penstock_log.views.cluster import NodeTokenView as NodeTokenView
 from penstock_log.views.cluster import NodeView as NodeView

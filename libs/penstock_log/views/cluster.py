@@ -64,11 +64,46 @@ class NodeView(View, frozen=True, kw_only=True):
     held_by: str = ""
 
 
+class NodeMemoryView(View, frozen=True, kw_only=True):
+    """
+    The memory that a node's agent lends, as it said itself within the last seconds.
+
+    Attributes
+    ----------
+    id : str
+        Of the node, which need not have an executor.
+    offered, lent : int
+        Slabs that it would have lent at most by now, and those that are lent.
+    free_bytes, headroom_bytes : int
+        What it has free, lent memory included, and what of that stays untouched.
+    lent_to : dict of str to int
+        Borrowing job, or else account, to slabs; only for those who may see everything.
+    evicted : int
+        Slabs that it has taken back since the agent began.
+    errors : dict of str to int
+        What its data port has refused since then, by name.
+    """
+
+    id: str
+    slab_bytes: int
+    offered: int
+    lent: int
+    free_bytes: int = 0
+    headroom_bytes: int = 0
+    lent_to: dict[str, int] = {}
+    evicted: int = 0
+    errors: dict[str, int] = {}
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    heard_s: Optional[float] = None
+
+
 class NodesView(View, frozen=True, kw_only=True):
-    """All nodes ever seen, by id."""
+    """All nodes ever seen, by id, and the memory that nodes lend now; of a moment in the past, that is not known."""
 
     nodes: tuple[NodeView, ...]
     seq: int
+    memory: tuple[NodeMemoryView, ...] = ()
 
 
 class ReplicaView(View, frozen=True, kw_only=True):

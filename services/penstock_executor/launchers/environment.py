@@ -46,6 +46,8 @@ class LaunchSite(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes
     ----------
+    memory : str
+        The socket of the node's memory agent; empty where there is none.
     temporary : Path or None
         Holds a temporary folder for each run that is kept apart from others.
     new_privileges, most_tasks, sandbox, writable : bool, int, str, tuple of str
@@ -59,6 +61,7 @@ class LaunchSite(msgspec.Struct, frozen=True, kw_only=True):
     cwd: str
     pass_env: tuple[str, ...] = ()
     lanes: str = ""
+    memory: str = ""
     temporary: Path | None = None
     new_privileges: bool = False
     most_tasks: int = 0
@@ -105,6 +108,7 @@ def environment_of(
     if spec.cpus and not threads:
         threads = {"OMP_NUM_THREADS": str(max(1, int(spec.cpus * len(devices))))}
     ours = {
+        **({AgentEnv.MEMORY_SOCKET: site.memory} if site.memory else {}),
         AgentEnv.JOB_ID: job.id,
         AgentEnv.EPOCH: str(placement.epoch),
         AgentEnv.NODE: site.node_id,
@@ -152,7 +156,7 @@ def confinement_of(
     cgroup: str = "",
 ) -> Confinement:
     """Return what a process gives up before its program begins."""
-    shared = [os.path.dirname(path) for path in (site.socket, site.lanes, site.heard) if path]
+    shared = [os.path.dirname(path) for path in (site.socket, site.lanes, site.heard, site.memory) if path]
     needed = {os.path.realpath(path) for path in (cwd, str(site.checkpoints), *shared)}
     own = os.fspath(tmp) if tmp is not None and not needed & set(TEMPORARY) else ""
     confinement = Confinement(new_privileges=site.new_privileges, tmp=own, cgroup=cgroup)

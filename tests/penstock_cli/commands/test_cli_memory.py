@@ -1,109 +1,66 @@
+"""What nodes lend, as ``memory ls``, ``show`` and ``top`` and ``nodes -o wide`` say it."""
+
 from __future__ import annotations
 
-import json
-import signal
-import socket
-import stat
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable
 
+import msgspec
 import pytest
-from nbd_cases import FUA, READ, WRITE, RawClient
+from fake_gateway import FakeGateway, node_view
 
-from penstock_cli.local.memory_bench import SIZE, has_fio_for_nbd
+from penstock_cli.commands.cluster import node_table
+from penstock_cli.commands.memory import memory_table, rate_table
+from penstock_log import views
 
-PENSTOCK = [sys.executable, "-m", "penstock"]
-
-
-@contextmanager
-def served(*options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Run ``penstock memory serve``; yield it and its first line once it serves."""
-    command = [*PENSTOCK, "memory", "serve", *options]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            yield process, process.stdout.readline()
-        finally:
-            process.kill()
+Run = Callable[..., tuple[int, str, str]]
+MIB = 1 << 20
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_what_was_written_to_a_served_device_is_there_when_it_is_served_again(
-    tmp_path: Path, signum: signal.Signals
-) -> None:
-    path, options = tmp_path / "s.sock", ("--size", "1MiB", "--socket", str(tmp_path / "s.sock"))
-    options = (*options, "--path", str(tmp_path / "content"), "--local", "0", "--agent", "")
-    with served(*options) as (process, said):
-        assert said == f"serving 1MiB at {path}; Ctrl-C ends it\n"
-        assert stat.S_IMODE(path.stat().st_mode) == 0o600
-        with RawClient(path) as client:
-            assert client.go().request(WRITE, 4000, data=b"kept" * 50).error == 0
-        process.send_signal(signum)
-        assert process.stdout is not None
-        assert process.stderr is not None
-        out, err = process.stdout.read(), process.stderr.read()
-        assert (process.wait(), err) == (0, "")
-        assert f"nbd-client -unix {path} /dev/nbd0" in out
-        assert out.endswith("ended; everything that was written is on disk\n")
-    assert not path.exists()
-    with served(*options), RawClient(path) as client:
-        assert client.go().request(READ, 4000, 200).data == b"kept" * 50
+def lending(node_id: str = "n1", **more: object) -> views.NodeMemoryView:
+    about = {"id": node_id, "slab_bytes": 64 * MIB, "offered": 64, "lent": 3, "heard_s": 100.0, **more}
+    return msgspec.convert(about, views.NodeMemoryView)
 
 
-@pytest.mark.slow
-def test_a_write_that_was_flushed_outlives_a_killed_server(tmp_path: Path) -> None:
-    path = tmp_path / "s.sock"
-    options = ("--size", "1MiB", "--socket", str(path), "--path", str(tmp_path / "content"), "--agent", "")
-    with served(*options) as (process, _), RawClient(path) as client:
-        assert client.go().request(WRITE, 0, data=b"kept", flags=FUA).error == 0
-        process.kill()
-        process.wait()
-    with served(*options), RawClient(path) as client:
-        assert client.go().request(READ, 0, 4).data == b"kept"
+def test_nodes_show_in_wide_what_they_lend() -> None:
+    headers, rows = node_table([node_view("n1"), node_view("n2")], 0.0, wide=True, memory=[lending()])
+    assert headers[-1] == "LENDS"
+    assert [(row[0], row[-1]) for row in rows] == [("n1", "192MiB of 4GiB")] * 2 + [("n2", "-")] * 2
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("options", "code", "told"),
-    [
-        (("--size", "much", "--socket", "s"), 2, "'much' is no amount of memory"),
-        (("--size", "0", "--socket", "s"), 2, "--size 0 is no block device; expected such as 8GiB"),
-        (("--size", "1MiB", "--socket", "none/s"), 1, "no socket can be made there"),
-        (("--size", "1MiB", "--socket", "s", "--path", "none/content"), 1, "none/content"),
-        (("--size", "1MiB", "--socket", "taken"), 1, "a file that is no socket is in the way"),
-        (("--size", "1MiB", "--socket", "busy"), 1, "a server listens there already"),
-    ],
-)
-def test_a_device_that_cannot_be_served_is_explained_in_a_line(
-    tmp_path: Path, options: tuple[str, ...], code: int, told: str
-) -> None:
-    (tmp_path / "taken").write_text("mine")
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(tmp_path / "busy"))
-        listener.listen()
-        command = [*PENSTOCK, "memory", "serve", *options]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, timeout=60)
-    assert done.returncode == code, done
-    assert told in done.stderr
-    assert done.stderr.startswith("penstock: ") or code == 2
-    assert "Traceback" not in done.stderr
-    assert (tmp_path / "taken").read_text() == "mine"
+def test_memory_is_listed_by_node() -> None:
+    _, ((*row,),) = memory_table([lending(evicted=2, errors={"STALE": 1, "BAD_PROOF": 4})], 101.0)
+    assert row == ["n1", "64MiB", "4GiB", "192MiB", "-", "-", "2", "5", "1.0s ago"]
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_memory_bench_kills_a_donor_and_finds_every_byte() -> None:
-    command = [*PENSTOCK, "memory", "bench", "-o", "json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=280)
-    costs = json.loads(done.stdout)
-    assert costs["donor_killed"]["bytes_checked"] > SIZE
-    assert costs["donor_killed"]["bytes_wrong"] == 0
-    assert costs["donor_killed"]["slabs_lost"] > 0
-    assert costs["evicted_slabs"] > 0
-    assert 0 < costs["read_64k_us"] < costs["read_1m_us"]
-    assert costs["disk_read_64k_us"] > 0
-    assert (costs["nbd_1m_ratio"] is not None) <= has_fio_for_nbd()
+def test_rates_are_of_the_time_between_two_reports_and_the_busiest_node_comes_first() -> None:
+    before = {one.id: one for one in (lending("n1"), lending("n2"), lending("n3", sent_bytes=5))}
+    now = [
+        lending("n1", heard_s=102.0),
+        lending("n2", heard_s=102.0, sent_bytes=200 * MIB, received_bytes=20 * MIB, evicted=1),
+        lending("n3", heard_s=102.0),
+    ]
+    _, rows = rate_table(before, now)
+    assert rows[0] == ("n2", "192MiB of 4GiB", "100MiB/s", "10MiB/s", "1")
+    assert ("n3", "192MiB of 4GiB", "-", "-", "0") in rows, "its agent has begun anew"
+
+
+def test_one_node_is_shown_with_whom_it_lends_to(penstock: Run, gateway: FakeGateway) -> None:
+    gateway.memory = (lending(lent_to={"j1": 2, "ada": 1}, errors={"STALE": 1}),)
+    assert penstock("memory", "ls")[1].splitlines()[1].split()[:4] == ["n1", "64MiB", "4GiB", "192MiB"]
+    said = dict(line.split(":", 1) for line in penstock("memory", "show", "n")[1].splitlines())
+    assert said["to"].strip() == "ada: 64MiB, j1: 128MiB"
+    assert said["refused"].strip() == "STALE: 1"
+
+
+def test_a_node_that_lends_nothing_is_named_with_those_that_do(penstock: Run, gateway: FakeGateway) -> None:
+    gateway.memory = (lending(),)
+    code, _, error = penstock("memory", "show", "x")
+    assert code != 0
+    assert "'x' names 0 nodes that lend memory; expected one of n1" in error
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_top_looks_so_many_times(penstock: Run, gateway: FakeGateway, times: int) -> None:
+    gateway.memory = (lending(),)
+    out = penstock("memory", "top", "--times", str(times), "--every", "0.5")[1]
+    assert out.count("WRITTEN") == times
