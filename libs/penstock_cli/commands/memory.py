@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import shlex
 import signal
+import sys
 from collections.abc import Iterable, Mapping
 from itertools import count
 from pathlib import Path
@@ -22,6 +23,7 @@ from penstock_cli.invocation import AnswerOut, Failure, Out, bad_input, call
 
 if TYPE_CHECKING:
     from penstock.client import Client
+    from penstock_cli.local.memory_bench import MemoryCosts
     from penstock_log import views
 
 memory_app = typer.Typer(help="Memory of other nodes.", no_args_is_help=True)
@@ -33,6 +35,7 @@ def register(app: typer.Typer) -> None:
     memory_app.command("show")(show)
     memory_app.command("top")(top)
     memory_app.command()(serve)
+    memory_app.command()(bench)
     app.add_typer(memory_app, name="memory")
 
 
@@ -192,4 +195,42 @@ def _serving(size: int, socket: Path, uri: str) -> list[str]:
                 ("to copy to and from", f"nbdcopy FILE {quoted}"),
             )
         ),
+    ]
+
+
+# --- bench
+
+
+def bench(output: AnswerOut = "text") -> None:
+    """Measure on this machine, with a server and agents of its own, what borrowed memory is worth. About a minute."""
+    if not sys.platform.startswith("linux"):
+        raise Failure(f"memory is lent on Linux only; this is {sys.platform}")
+    try:
+        from penstock_cli.local.memory_bench import BenchError, measure
+    except ImportError as error:
+        raise Failure(str(error)) from error
+    try:
+        costs = measure()
+    except BenchError as error:
+        raise Failure(str(error)) from error
+    if not render.as_json(costs, output):
+        render.show_table(("WHAT", "MEASURED", "AIM"), _bench_rows(costs))
+
+
+def _bench_rows(costs: MemoryCosts) -> list[tuple[str, str, str]]:
+    killed, cold = costs.donor_killed, costs.disk_read_64k_us / costs.read_64k_us
+    ratios = [
+        (f"{what} of 1 MiB over NBD, to nbdkit memory", "-" if ratio is None else f"{ratio:.2f}", aim)
+        for what, ratio, aim in (("reads", costs.nbd_1m_ratio, "0.70"), ("writes", costs.nbd_1m_write_ratio, "-"))
+    ]
+    return [
+        ("a read of 64 KiB, borrowed", f"{costs.read_64k_us:.1f} us", "-"),
+        ("a read of 1 MiB, borrowed", f"{costs.read_1m_us:.1f} us", "-"),
+        ("a read of 64 KiB, cold disk", f"{costs.disk_read_64k_us:.1f} us", "-"),
+        ("cold disk to borrowed, 64 KiB", f"{cold:.1f}", "3.0"),
+        *ratios,
+        ("donor killed: bytes checked", str(killed.bytes_checked), "-"),
+        ("donor killed: bytes wrong", str(killed.bytes_wrong), "0"),
+        ("slabs lost by that", str(killed.slabs_lost), "-"),
+        ("slabs taken back in good order", str(costs.evicted_slabs), "-"),
     ]

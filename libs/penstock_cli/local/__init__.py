@@ -7,4 +7,5 @@ In reading order:
 * ``service_template``: The process that services are forked from.
 * ``data_folder``: The data folder: its lock, its record, its options.
 * ``lane_bench``: What turns cost on this machine.
+* ``memory_bench``: What borrowed memory is worth on this machine.
 """

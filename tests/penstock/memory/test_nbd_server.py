@@ -48,6 +48,7 @@ from nbd_cases import (
     run_client,
 )
 
+from penstock.memory.block_store import open_store
 from penstock.memory.nbd_server import MOST_BYTES, MOST_CONNECTIONS, NbdServer
 
 MIB = 1 << 20
@@ -184,6 +185,20 @@ def test_a_program_uses_it_as_a_file_by_nbdfuse(server: NbdServer, store: Memory
         finally:
             os.close(told)
             mounted.terminate()
+
+
+def test_a_store_above_a_disk_holds_up_under_fio_and_nbdcopy(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "in").write_bytes(np.random.default_rng(4).bytes(SIZE))
+    with open_store(SIZE, local_bytes=4 * MIB, socket="") as store, NbdServer(store, path) as served:
+        if "nbd" in run_client("fio", "--enghelp").stdout.split():
+            run_client(
+                "fio", "--name=verified", "--ioengine=nbd", f"--uri={served.uri}", "--rw=randwrite",
+                "--bsrange=4k-512k", "--iodepth=8", "--size=12M", "--numjobs=4", "--offset_increment=12M",
+                "--verify=crc32c", "--do_verify=1", "--verify_fatal=1", cwd=tmp_path,
+            )  # fmt: skip
+        run_client("nbdcopy", "--connections=4", "--flush", str(tmp_path / "in"), served.uri)
+        run_client("nbdcopy", "--connections=4", served.uri, str(tmp_path / "out"))
+    assert (tmp_path / "in").read_bytes() == (tmp_path / "out").read_bytes()
 
 
 def test_nbd_client_lists_it(store: MemoryStore) -> None:
