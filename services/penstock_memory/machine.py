@@ -134,7 +134,7 @@ def apply(node_id: str, state: MemoryState, event: Event, seq: int) -> None:  # 
 def _note_job(node_id: str, state: MemoryState, job: Job) -> None:
     slots = job.placement.slots if job.placement is not None else ()
     devices = sum(len(slot.devices) for slot in slots if slot.node_id == node_id)
-    declared = devices * job.spec.host_memory_bytes
+    declared = devices * (job.spec.host_memory_bytes or job.spec.least_host_bytes)
     if not declared or job.state in TERMINAL or not job.may_run(job.epoch, node_id):
         state.promises.pop(job.id, None)
         return

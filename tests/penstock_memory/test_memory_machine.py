@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from penstock_log import JobSpec, JobSubmitted, Placement, RoundDecided, RunEnded, RunStarted, Slot
+from penstock_log.spec import BESIDE_LOCAL_BYTES
 from penstock_memory.machine import GRACE_S, MemorySettings, MemoryState, decider
 from penstock_testing import Scenario
 
@@ -39,6 +40,11 @@ def test_a_job_is_promised_its_memory_from_its_placement_until_a_while_after_its
     memory.given(started("j1", "n1", 1000.0)).then()
     assert memory.state.promised_bytes(1000.0 + GRACE_S - 1) == 6 * GIB
     assert memory.state.promised_bytes(1000.0 + GRACE_S) == 0
+
+
+def test_a_job_that_says_only_what_its_files_keep_is_promised_that_and_what_it_gets_beside(memory) -> None:
+    memory.given(submitted("j1", local_memory_bytes=2 * GIB), placed("j1", ("n1", (0,))))
+    assert memory.state.promised_bytes(5.0) == 2 * GIB + BESIDE_LOCAL_BYTES
 
 
 def test_each_node_of_a_gang_promises_its_own_part(memory) -> None:
