@@ -110,6 +110,7 @@ def up(
     )
     with _explained():
         options.check_name()
+        options.check_servers()
         options.processes()  # or say now what is wrong with them
     if detach:
         record = _supervised(supervisor.detach(options, tell))
