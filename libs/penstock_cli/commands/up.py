@@ -119,6 +119,8 @@ def up(
             render.say(f"tell your shell: export PENSTOCK_URL={record.url}")
         for line in supervisor.noted(record.notes):
             render.say(line)
+        if elsewhere := supervisor.elsewhere_line(options, record.url):
+            render.say(elsewhere)
         render.say(supervisor.access_lines(options, record.url))
         render.say(supervisor.jobs_line(options))
         render.say(f"stop it with `penstock down{_data_flag(data)}`")
