@@ -260,6 +260,9 @@ async def test_nobody_is_called_as_a_services_login_is() -> None:
             assert (code, "a service's login is called" in said) == (400, True)
         assert (await admin.command("set_user", {"user": "admin", "revoke": True}))["changed"]
         assert (await admin.command("set_user", {"user": "gatekeeper"}))["changed"]
+        assert (await refusal(admin.command("remove_user", {"id": "x"})))[1] == (
+            "no user 'x'; there are 2, and none is called like that"
+        )
 
 
 async def test_nobody_locks_themselves_out_or_makes_themselves_more() -> None:
