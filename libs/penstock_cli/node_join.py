@@ -315,7 +315,6 @@ def _of_memory_agent(folder: Path, node: NodeFile, own: Login) -> tuple[str, dic
     return memory_dir, {
         "PENSTOCK_URL": own.url,
         CREDENTIALS: str(folder / _MEMORY_LOGIN),
-        "PENSTOCK_READY_FILE": "",  # that file says it of the executor
         "PENSTOCK_MEMORY_DATA_DIR": memory_dir,
         "PENSTOCK_MEMORY_NODE_ID": node.node_id,
         **({"PENSTOCK_MEMORY_ADDRESS": address} if address else {}),

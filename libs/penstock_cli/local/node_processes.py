@@ -2,7 +2,8 @@
 Processes of a machine that has joined: its executor, and the memory agent beside it.
 
 The executor is the node: when it ends, the node ends, with its exit status. The memory agent is kept running for it,
-started again when it dies, and done without where that cannot help.
+started again when it dies, and done without where that cannot help. ``penstock node start`` runs them; a container does
+by ``python -m penstock_cli.local.node_processes EXECUTOR.json MEMORY.json``, with the rest in its environment.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ from typing import IO, Final
 
 import structlog
 
+from penstock_bus.logins import VARIABLE as CREDENTIALS
 from penstock_bus.logs import Logging, configure
 from penstock_bus.server import Process, dies_with_parent, signal_if_there
-from penstock_bus.settings import load
-from penstock_bus.shell import handle_signals
+from penstock_bus.settings import SettingsError, load
+from penstock_bus.shell import EX_CONFIG, handle_signals
 from penstock_cli.local.child_process import Child
 from penstock_cli.local.data_folder import UpError
+from penstock_log.text import escaped
 
 AGENT_ENDS_S: Final = 10.0
 """So long the memory agent may take to end in good order."""
@@ -39,7 +42,7 @@ async def run_node(executor: Mapping[str, str], memory: Mapping[str, str]) -> in
     Parameters
     ----------
     executor, memory : mapping of str to str
-        What the environment of each has besides this process's.
+        What the environment of each has besides this process's. A ready file is the executor's alone.
 
     Returns
     -------
@@ -56,7 +59,7 @@ async def run_node(executor: Mapping[str, str], memory: Mapping[str, str]) -> in
     handle_signals(stopping)
 
     async def start_agent(log: IO[bytes] | None) -> Process:  # noqa: ARG001 - it goes where this process's goes
-        return await _begin("memory", memory)
+        return await _begin("memory", {"PENSTOCK_READY_FILE": "", **memory})
 
     agent = Child("memory-agent", start_agent, None, lambda child: _log.info("memory_agent_started", pid=child.pid))
     keeping = asyncio.ensure_future(_keep(agent))
@@ -96,3 +99,16 @@ async def _begin(service: str, environment: Mapping[str, str]) -> Process:
         start_new_session=True,  # an interrupt at the terminal is for this process alone, which tells them in turn
         preexec_fn=dies_with_parent(),
     )
+
+
+def _main() -> int:
+    executor, memory = sys.argv[1:]
+    try:
+        return asyncio.run(run_node({CREDENTIALS: executor}, {CREDENTIALS: memory}))
+    except SettingsError as error:
+        sys.stderr.write(f"{escaped(str(error))}\n")
+        return EX_CONFIG
+
+
+if __name__ == "__main__":
+    sys.exit(_main())
