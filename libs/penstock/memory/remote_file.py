@@ -16,8 +16,10 @@ from collections.abc import Iterator, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any, Final, Optional, Union
 
-from penstock.memory.block_store import BlockStore, StoreStats, guard_in_forks, open_store
+from penstock.memory.block_store import BlockStore, open_store
+from penstock.memory.fork_guard import guard_in_forks
 from penstock.memory.frames import Buffer
+from penstock.memory.slab_ranges import StoreStats
 
 if TYPE_CHECKING:
     import numpy as np
@@ -77,7 +79,7 @@ class RemoteFile(io.RawIOBase):
         self._position = 0
         self._lock = threading.RLock()
         self._ready = True
-        guard_in_forks(self)
+        guard_in_forks(self, layer=0)
 
     def readable(self) -> bool:
         """Return True."""

@@ -14,9 +14,11 @@ from bisect import bisect_left, insort
 from collections.abc import Hashable, Iterator, MutableMapping
 from typing import Final, Generic, Optional, TypeVar
 
-from penstock.memory.block_store import BlockStore, StoreStats, guard_in_forks, open_store, spill_bytes
+from penstock.memory.block_store import BlockStore, open_store, spill_bytes
 from penstock.memory.chunk_cache import BLOCK_BYTES
+from penstock.memory.fork_guard import guard_in_forks
 from penstock.memory.frames import Buffer, checksum_of
+from penstock.memory.slab_ranges import StoreStats
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -65,7 +67,7 @@ class SpillDict(MutableMapping[K, V], Generic[K, V]):
         self._lock = threading.Lock()
         self._space = FreeSpace(self.size)
         self._places: dict[K, _Place] = {}
-        guard_in_forks(self)
+        guard_in_forks(self, layer=0)
 
     def __enter__(self) -> SpillDict[K, V]:
         return self
