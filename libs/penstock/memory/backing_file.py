@@ -75,7 +75,7 @@ class BackingFile:
         self._fd = _opened(path) if path is not None else _temporary()
         try:
             if os.fstat(self._fd).st_size < size:
-                os.ftruncate(self._fd, size)
+                _lengthen(self._fd, size, self.name)
         except BaseException:
             os.close(self._fd)
             raise
@@ -389,7 +389,18 @@ def _opened(path: str) -> int:
     return fd
 
 
+def _lengthen(fd: int, size: int, name: str) -> None:
+    try:
+        os.ftruncate(fd, size)
+    except (OSError, OverflowError) as error:
+        number = (isinstance(error, OSError) and error.errno) or errno.EFBIG
+        raise OSError(number, f"no file can have {size} bytes there: {os.strerror(number)}", name) from error
+
+
 def _temporary() -> int:
+    folder, wanted = tempfile.gettempdir(), os.environ.get("TMPDIR")
+    if wanted and os.path.abspath(wanted) != os.path.abspath(folder):  # noqa: PTH100 - no link is to be followed
+        _log.warning("memory_not_in_tmpdir tmpdir=%s folder=%s; it is no folder that can be written", wanted, folder)
     with tempfile.TemporaryFile(prefix="penstock-memory-", buffering=0) as file:
         return os.dup(file.fileno())
 

@@ -14,9 +14,9 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any, Final, Optional, Union
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Optional, Union
 
-from penstock.memory.block_store import BlockStore, StoreStats, guard_in_forks, open_store
+from penstock.memory.block_store import BlockStore, StoreStats, guard_in_forks, open_store, refuse_copy
 from penstock.memory.frames import Buffer
 
 if TYPE_CHECKING:
@@ -78,6 +78,9 @@ class RemoteFile(io.RawIOBase):
         self._lock = threading.RLock()
         self._ready = True
         guard_in_forks(self)
+
+    def __reduce__(self) -> NoReturn:
+        refuse_copy(self)  # a copy would close the store of the original
 
     def readable(self) -> bool:
         """Return True."""
@@ -272,6 +275,9 @@ class RemoteArray:
         self._row_shape = self.shape[1:]
         self._row_bytes = prod(self._row_shape) * self.itemsize
         self._lock = threading.Lock()
+
+    def __reduce__(self) -> NoReturn:
+        refuse_copy(self)
 
     def __len__(self) -> int:
         return self.shape[0]
