@@ -399,7 +399,7 @@ def _lengthen(fd: int, size: int, name: str) -> None:
 
 def _temporary() -> int:
     folder, wanted = tempfile.gettempdir(), os.environ.get("TMPDIR")
-    if wanted and os.path.abspath(wanted) != os.path.abspath(folder):  # noqa: PTH100 - no link is to be followed
+    if wanted and os.path.abspath(wanted) != os.path.abspath(folder):
         _log.warning("memory_not_in_tmpdir tmpdir=%s folder=%s; it is no folder that can be written", wanted, folder)
     with tempfile.TemporaryFile(prefix="penstock-memory-", buffering=0) as file:
         return os.dup(file.fileno())

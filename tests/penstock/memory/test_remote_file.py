@@ -82,7 +82,7 @@ def test_a_size_that_nobody_says_is_asked_for(monkeypatch, said):
 @pytest.mark.parametrize("size", ["16GiB", 1e6, None])
 def test_a_size_that_is_no_number_of_bytes_is_refused(size):
     for kind in (RemoteFile, SpillDict):
-        with pytest.raises(TypeError if size else ValueError, match="bytes, (such as|or have)"):
+        with pytest.raises(TypeError if size else ValueError, match=r"bytes, (such as|or have)"):
             kind(size, socket="")
 
 
