@@ -17,10 +17,11 @@ from typing import Any, Final
 
 import structlog
 
+from penstock_bus.service_folder import alone_in
 from penstock_executor import run_folders
 from penstock_executor.launchers import LAUNCHERS
 from penstock_executor.launchers.launcher import Launcher
-from penstock_executor.run_folders import ExecutorError, alone_in
+from penstock_executor.run_folders import ExecutorError
 from penstock_executor.settings import ExecutorSettings
 
 GRACE_S: Final = 5.0
@@ -37,7 +38,7 @@ def end_runs(settings: ExecutorSettings, grace_s: float = GRACE_S) -> None:
     works in the folder they are its own, and go on.
     """
     try:
-        with alone_in(settings.data_dir) as data:
+        with alone_in(settings.data_dir, "executor", ExecutorError) as data:
             _end_all(data / "runs", LAUNCHERS[settings.launcher](settings), grace_s)
     except ExecutorError as error:
         _log.warning("runs_not_ended", reason=str(error))
