@@ -271,6 +271,28 @@ class NodeIssuer:
         return logins.tokens, seq
 
 
+async def end_all_logins(bus: NatsBus, now_s: float, reason: str) -> None:
+    """
+    End all tokens and logins of nodes in the log.
+
+    For a server whose keys are others than those that signed them: it refuses them anyway, and this says so.
+    """
+    logins = NodeLogins()
+    for delivery in await bus.read(subjects.NODE_LOGINS):
+        for fact in delivery.commit.known:
+            logins.apply(fact)
+    for token, found in logins.tokens.items():
+        good = [one for one in found.logins.values() if not one.revoked_s]
+        if good or not found.revoked_s:
+            ended = [(one.key, one.node_id) for one in good] or [("", "")]
+            facts = [
+                NodeLoginRevoked(token=token, key=key, node_id=node_id, reason=reason, at_s=now_s)
+                for key, node_id in ended
+            ]
+            commit = Commit(id=secrets.token_hex(16), actor=ISSUER, facts=facts)  # type: ignore[arg-type]
+            await bus.append(Append(subject=subjects.login(token), commit=commit, expected=None))
+
+
 def _check_token(found: NodeToken) -> None:
     """Refuse a token that admits nobody any more."""
     another = "`penstock node token` makes another"

@@ -18,6 +18,7 @@ In reading order:
 * ``memory_limits``: Memory limits of runs.
 * ``output_store``: Output, kept and streamed.
 * ``run_folders``: Files that outlive the executor.
+* ``refusal``: End of the runs where the bus refuses the executor.
 * ``fact_outbox``: Facts on their way to the log.
 * ``telemetry``: Heartbeats, progress, output.
 * ``settings``: Settings.

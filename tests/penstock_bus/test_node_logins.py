@@ -10,7 +10,7 @@ import msgspec
 import nats.errors
 import pytest
 from test_access_attackers import bus_of
-from test_access_people import added, bus_as, raw
+from test_access_people import added, bus_as, login_of, raw
 
 from penstock.client import Client
 from penstock_bus import Append, NoResponders, ServiceError, Unauthorized, claims
@@ -20,6 +20,8 @@ from penstock_bus.issuer import issuing
 from penstock_bus.logins import Login
 from penstock_bus.nats import connect
 from penstock_bus.server import Server, ServerSettings, running
+from penstock_cli.commands import backup
+from penstock_cli.local import backup_file
 from penstock_log import Commit, NodeLoginIssued, subjects
 from penstock_log.request_bodies import JoinRequest
 from penstock_testing import eventually
@@ -69,6 +71,13 @@ async def joined(token: Login, node_id: str, number: int) -> Login:
     async with bus_as(token) as bus:
         found = msgspec.json.decode(await bus.request(subject, body, timeout_s=10.0), type=Login)
     return msgspec.structs.replace(found, user_seed=own.seed)
+
+
+async def admitted(server: Server, olga: Client, node_id: str, number: int) -> Login:
+    """Join by a token of its own."""
+    assert server.keyring is not None
+    name = claims.decoded((await olga.node_token(60.0)).user_jwt)["name"]
+    return await joined(server.keyring.join_login(server.url, name, NOW_S, 4e9), node_id, number)
 
 
 async def writes(login: Login, node_id: str) -> None:
@@ -170,6 +179,36 @@ async def test_one_login_is_revoked_at_once_and_after_every_restart(server: Serv
             for login in (stolen, other):
                 with pytest.raises(Unauthorized, match="it was revoked since"):
                     await writes(login, "n2")
+
+
+async def test_nobody_comes_in_by_a_login_from_before_a_restore(tmp_path: Path) -> None:
+    """Revoked or rotated after the backup, or joined after it: the log that is restored knows of none of these."""
+    folder, file, port = tmp_path / "lost", tmp_path / "backup.tar.gz", -1
+    settings = ServerSettings(data_dir=folder, owner="olga")
+    async with running(settings) as lost, bus_of(lost, ADMIN) as admin, issuer_of(lost):
+        port = int(lost.url.rpartition(":")[2])
+        old = [await added(lost, "alice")]
+        async with bus_of(lost, "client") as bus, Client(bus=bus) as olga:
+            old.append(await admitted(lost, olga, "n5", 70))
+            await backup_file.write(file, admin.link, folder, NOW_S)
+            await olga.revoke_node("n5")
+            old.append(await admitted(lost, olga, "n6", 71))
+    await backup_file.restore(file, tmp_path / "new", backup._server)
+    settings = msgspec.structs.replace(settings, data_dir=tmp_path / "new", port=port)
+    async with running(settings) as server, issuer_of(server), bus_of(server, "client") as bus, Client(bus=bus) as olga:
+        for login in [*old, lost.logins["client"], lost.logins[ADMIN], lost.logins["executor"]]:
+            with pytest.raises(Unauthorized):
+                async with connect(server.url, login=login, timeout_s=5.0, as_client=True):
+                    pass
+        listed = await olga.node_logins()
+        assert [(one.node_id, bool(one.revoked_s)) for one in listed.logins] == [("n5", True)]
+        async with bus_as(await login_of(server, "alice", 0)):
+            pass  # who was a user at the backup is one, by a new login
+        again = await admitted(server, olga, "n6", 71)
+        await writes(again, "n6")
+        async with raw(again) as node:
+            await olga.revoke_node("n6")
+            await eventually(lambda: node.is_closed)
 
 
 async def test_a_fact_about_an_unknown_token_admits_nobody(server: Server) -> None:

@@ -15,7 +15,8 @@ import logging
 import os
 import threading
 import weakref
-from typing import Final, Optional, Union
+from operator import index
+from typing import Final, NoReturn, Optional, SupportsIndex, Union
 
 from penstock.memory.backing_file import PENDING_BYTES, BackingFile
 from penstock.memory.chunk_cache import BLOCK_BYTES, CHUNK_BYTES, ChunkCache
@@ -128,6 +129,39 @@ def said_by_job(variable: str) -> Optional[int]:
     return int(text)
 
 
+def checked_bytes(name: str, given: SupportsIndex) -> int:
+    """
+    Return a number of bytes as an integer, whatever kind of integer it is.
+
+    Raises
+    ------
+    TypeError
+        If it is none, such as a text or a float.
+    """
+    try:
+        return index(given)
+    except TypeError:
+        message = f"{name} is {given!r}; expected a whole number of bytes, such as {LOCAL_BYTES} or 16 << 30"
+        raise TypeError(message) from None
+
+
+def refuse_copy(thing: object) -> NoReturn:
+    """
+    Say why something above a store is neither pickled nor copied, and what to do instead.
+
+    Raises
+    ------
+    TypeError
+        Always.
+    """
+    message = (
+        f"a {type(thing).__name__} belongs to the process that opened it, and is neither copied nor pickled: hand on "
+        "what you read from it; or fork with it in a global variable, then children can read it; or open one in each "
+        "process"
+    )
+    raise TypeError(message)
+
+
 class BlockStore:
     """
     Bytes that are in memory as far as there is memory, and on disk always; see :func:`open_store`.
@@ -164,6 +198,7 @@ class BlockStore:
         timeout_s: float = TIMEOUT_S,
         second_s: float = 1.0,
     ) -> None:
+        size, local_bytes = checked_bytes("size", size), checked_bytes("local_bytes", local_bytes)
         if size <= 0 or local_bytes < 0 or pending_bytes <= 0:
             message = f"a store has at least one byte, and no negative cache: {size=}, {local_bytes=}, {pending_bytes=}"
             raise ValueError(message)
@@ -183,6 +218,9 @@ class BlockStore:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def __reduce__(self) -> NoReturn:
+        refuse_copy(self)
 
     def read_into(self, offset: int, view: memoryview) -> None:
         """
@@ -374,7 +412,7 @@ class BlockStore:
             raise
         part.stats.written_bytes += len(data)
 
-    def _write_above(self, part: SlabRange, offset: int, data: bytes) -> None:
+    def _write_above(self, part: SlabRange, offset: int, data: Buffer) -> None:
         """Put into the slab and the cache what the disk has been given."""
         self._ranges.touch(part, len(data))
         if part.binding is not None:

@@ -14,9 +14,9 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any, Final, Optional, Union
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Optional, Union
 
-from penstock.memory.block_store import BlockStore, open_store
+from penstock.memory.block_store import BlockStore, open_store, refuse_copy
 from penstock.memory.fork_guard import guard_in_forks
 from penstock.memory.frames import Buffer
 from penstock.memory.slab_ranges import StoreStats
@@ -80,6 +80,9 @@ class RemoteFile(io.RawIOBase):
         self._lock = threading.RLock()
         self._ready = True
         guard_in_forks(self, layer=0)
+
+    def __reduce__(self) -> NoReturn:
+        refuse_copy(self)  # a copy would close the store of the original
 
     def readable(self) -> bool:
         """Return True."""
@@ -274,6 +277,9 @@ class RemoteArray:
         self._row_shape = self.shape[1:]
         self._row_bytes = prod(self._row_shape) * self.itemsize
         self._lock = threading.Lock()
+
+    def __reduce__(self) -> NoReturn:
+        refuse_copy(self)
 
     def __len__(self) -> int:
         return self.shape[0]

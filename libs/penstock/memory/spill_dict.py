@@ -12,9 +12,9 @@ import pickle
 import threading
 from bisect import bisect_left, insort
 from collections.abc import Hashable, Iterator, MutableMapping
-from typing import Final, Generic, Optional, TypeVar
+from typing import Final, Generic, NoReturn, Optional, TypeVar
 
-from penstock.memory.block_store import BlockStore, open_store, spill_bytes
+from penstock.memory.block_store import BlockStore, checked_bytes, open_store, refuse_copy, spill_bytes
 from penstock.memory.chunk_cache import BLOCK_BYTES
 from penstock.memory.fork_guard import guard_in_forks
 from penstock.memory.frames import Buffer, checksum_of
@@ -59,7 +59,7 @@ class SpillDict(MutableMapping[K, V], Generic[K, V]):
         socket: Optional[str] = None,
         name: str = "",
     ) -> None:
-        self.size = (spill_bytes() if size is None else size) // BLOCK_BYTES * BLOCK_BYTES
+        self.size = (spill_bytes() if size is None else checked_bytes("size", size)) // BLOCK_BYTES * BLOCK_BYTES
         if self.size <= 0:
             message = f"a spilled dictionary has {BLOCK_BYTES} bytes or more, and not {size}"
             raise ValueError(message)
@@ -74,6 +74,9 @@ class SpillDict(MutableMapping[K, V], Generic[K, V]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def __reduce__(self) -> NoReturn:
+        refuse_copy(self)
 
     def __getitem__(self, key: K) -> V:
         with self._lock:
