@@ -17,10 +17,11 @@ from penstock_bus.logins import write_login
 from penstock_bus.nats import connect
 from penstock_bus.nats.accounts import NatsAccountClient
 from penstock_bus.server import Server, ServerSettings, running
+from penstock_bus.service_folder import alone_in
 from penstock_bus.shell import REFUSED
 from penstock_executor.launchers.process_launcher import gone
 from penstock_executor.refusal import end_runs
-from penstock_executor.run_folders import alone_in
+from penstock_executor.run_folders import ExecutorError
 from penstock_executor.settings import ExecutorSettings
 from penstock_testing import eventually
 
@@ -121,6 +122,6 @@ async def test_a_revoked_node_ends_its_runs_and_its_executor(tmp_path: Path, exe
 def test_runs_of_a_folder_that_another_executor_holds_are_its_own(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with alone_in(str(tmp_path)):
+    with alone_in(str(tmp_path), "executor", ExecutorError):
         end_runs(ExecutorSettings(data_dir=str(tmp_path)))
     assert "another executor works in" in "".join(capfd.readouterr())

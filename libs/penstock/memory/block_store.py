@@ -231,7 +231,8 @@ class BlockStore:
         offset : int
             Bytes from the beginning.
         view : memoryview
-            Writable and contiguous; or any other such buffer.
+            Writable and contiguous; or any other such buffer. Nobody else writes to it meanwhile: what was read from
+            disk goes from it to the tiers above.
 
         Raises
         ------
@@ -403,9 +404,17 @@ class BlockStore:
 
     def _write_piece(self, part: SlabRange, offset: int, data: memoryview) -> None:
         self._disk.reserve(offset, len(data))
-        self._disk.write(offset, data)
-        self._ranges.touch(part, len(data))
+        try:
+            written = self._disk.write(offset, data)
+            self._write_above(part, offset, written)
+        except BaseException:  # an interrupt, or a disk that took a part: what is above it may be older than it is
+            self._distrust(part, offset, len(data))
+            raise
         part.stats.written_bytes += len(data)
+
+    def _write_above(self, part: SlabRange, offset: int, data: Buffer) -> None:
+        """Put into the slab and the cache what the disk has been given."""
+        self._ranges.touch(part, len(data))
         if part.binding is not None:
             begin, end = offset - part.start, offset - part.start + len(data)
             try:
@@ -422,16 +431,19 @@ class BlockStore:
         else:
             self._cache.forget(offset, len(data))
 
+    def _distrust(self, part: SlabRange, offset: int, length: int) -> None:
+        """Have the blocks that a range touches read from disk."""
+        self._cache.forget(offset, length)
+        if part.binding is not None:
+            first, last = (offset - part.start) // BLOCK_BYTES, -(-(offset - part.start + length) // BLOCK_BYTES)
+            part.valid[first:last] = bytes(last - first)
+
     def _zero_piece(self, part: SlabRange, offset: int, end: int) -> None:
         first, last = -(-offset // BLOCK_BYTES) * BLOCK_BYTES, end // BLOCK_BYTES * BLOCK_BYTES
+        if first < last:
+            self._distrust(part, first, last - first)
         if first >= last or not self._disk.erase(first, last - first):
             first = last = end
-        else:
-            self._cache.forget(first, last - first)
-            if part.binding is not None:
-                blocks = (last - first) // BLOCK_BYTES
-                begin = (first - part.start) // BLOCK_BYTES
-                part.valid[begin : begin + blocks] = bytes(blocks)
         for at, to in ((offset, first), (last, end)):
             for begin in range(at, to, CHUNK_BYTES):
                 self._write_piece(part, begin, memoryview(bytes(min(CHUNK_BYTES, to - begin))))
@@ -483,6 +495,14 @@ def _flat(data: Buffer) -> memoryview:
 
 def _clean_up(disk: BackingFile, ranges: SlabRanges) -> None:
     """Close what a store has left that nobody has any more."""
+    if threading.current_thread().name.startswith("penstock-memory"):
+        # Garbage is collected in any thread, and one of the store's own may hold a lock, or would wait for itself.
+        threading.Thread(target=_close_all, args=(disk, ranges)).start()
+    else:
+        _close_all(disk, ranges)
+
+
+def _close_all(disk: BackingFile, ranges: SlabRanges) -> None:
     ranges.close()
     try:
         disk.close()
