@@ -85,6 +85,10 @@ class Loan:
         self.left = asyncio.Event()
 
 
+class Search:
+    """A slab that is looked for, until it is a :class:`Loan`."""
+
+
 class NoDonor(Exception):
     """Nobody lends a slab now; the message says why."""
 
@@ -113,7 +117,7 @@ class Borrower:
         self._node_id, self._settings = node_id, settings
         self._ask, self._spawn, self._ticking, self._rng = ask, spawn, ticking, rng
         self._loans: dict[str, Loan] = {}
-        self._of_client: defaultdict[LocalClient, dict[int, Loan | None]] = defaultdict(dict)
+        self._of_client: defaultdict[LocalClient, dict[int, Loan | Search]] = defaultdict(dict)
         self.heard: dict[str, HeardOffer] = {}
 
     def hear(self, node_id: str, offer: SlabOffer) -> None:
@@ -125,21 +129,33 @@ class Borrower:
         """Return what a client is told at first."""
         return AgentWelcome(node_id=self._node_id, slab_bytes=self._settings.slab_bytes)
 
-    async def borrow(self, client: LocalClient, asked: BorrowSlab) -> ToClient:
-        """Find a slab for a client."""
+    def borrow(self, client: LocalClient, asked: BorrowSlab) -> Coroutine[Any, Any, ToClient]:
+        """
+        Return what finds a slab for a client.
+
+        That the client has asked is noted at once, so that a return which comes right after it is not missed.
+        """
         slabs = self._of_client[client]
+        why = self._over_limit(client)
         if asked.slab in slabs:
-            return SlabRefused(slab=asked.slab, reason=f"slab {asked.slab} is borrowed already; return it first")
-        if why := self._over_limit(client):
+            why = f"slab {asked.slab} is borrowed already; return it first"
+        search = Search()
+        if not why:
+            slabs[asked.slab] = search
+        return self._borrow(client, asked, search, why)
+
+    async def _borrow(self, client: LocalClient, asked: BorrowSlab, search: Search, why: str) -> ToClient:
+        if why:
             return SlabRefused(slab=asked.slab, reason=why)
-        slabs[asked.slab] = None
-        address, why = None, ""
+        slabs, address = self._of_client[client], None
         try:
             address = await self._find(client, asked)
         except NoDonor as error:
             why = str(error)
         finally:
-            wanted = slabs.pop(asked.slab, False) is None and not client.gone
+            wanted = slabs.get(asked.slab) is search and not client.gone
+            if wanted:
+                del slabs[asked.slab]
         if address is None:
             return SlabRefused(slab=asked.slab, reason=why)
         if not wanted:
@@ -151,18 +167,20 @@ class Borrower:
 
     def give_back(self, client: LocalClient, slab: int) -> None:
         """Take note that a client uses a slab no more."""
-        if (loan := self._of_client[client].pop(slab, None)) is not None:
+        loan = self._of_client[client].pop(slab, None)
+        if isinstance(loan, Loan):
             self._end([loan])
 
     def note_use(self, client: LocalClient, use: SlabUse) -> None:
         """Take note of how a client uses its slabs."""
         for slab, activity in use.activity.items():
-            if (loan := self._of_client[client].get(slab)) is not None and activity >= 0:
+            loan = self._of_client[client].get(slab)
+            if isinstance(loan, Loan) and activity >= 0:
                 loan.activity = activity
 
     def give_back_all(self, client: LocalClient) -> None:
         """Take note that a client is gone."""
-        self._end([loan for loan in self._of_client.pop(client, {}).values() if loan is not None])
+        self._end([loan for loan in self._of_client.pop(client, {}).values() if isinstance(loan, Loan)])
 
     def _end(self, loans: Iterable[Loan]) -> None:
         back: defaultdict[str, list[str]] = defaultdict(list)
@@ -194,7 +212,7 @@ class Borrower:
     async def _find(self, client: LocalClient, asked: BorrowSlab) -> SlabAddress:
         donors = self._donors({*asked.avoid, *((self._node_id,) if asked.elsewhere else ())})
         loans = self._of_client[client].values()
-        lending = {loan.address.donor for loan in loans if loan is not None}
+        lending = {loan.address.donor for loan in loans if isinstance(loan, Loan)}
         problems: dict[str, str] = {}
         while chosen := donor_choices(donors, lending, self._rng):
             free = await self._query(chosen, problems)
@@ -293,7 +311,9 @@ class Borrower:
                 self._lose(loan, f"node {donor} has it no more")
 
     def _lose(self, loan: Loan, reason: str) -> None:
-        """Tell a client that a slab goes; it answers by returning it."""
+        """Tell a client once that a slab goes; it answers by returning it, and may then ask for another one."""
+        if loan.going:
+            return
         loan.going = True
         self._loans.pop(loan.address.lease, None)
         loan.client.send(EvictSlab(slab=loan.slab, reason=reason))

@@ -45,6 +45,8 @@ ACTIVITY_S: Final = 0.3
 """How long answers about activity are waited for; a slab of which nothing is heard counts as idle."""
 EXTRA: Final = 5
 """So many more slabs are asked after than are evicted (E')."""
+MOST_TOLD: Final = 100
+"""So many borrowers are named in an offer, which has to fit a message: a job's name is the client's own choice."""
 _log = structlog.get_logger("penstock.memory")
 T = TypeVar("T")
 
@@ -300,7 +302,7 @@ class Donor:
             free_bytes=self._held_free_bytes(),
             headroom_bytes=self._headroom_bytes,
             boot_id=self._place.boot_id,
-            lent_to=dict(lent_to),
+            lent_to=dict(lent_to.most_common(MOST_TOLD)),
             evicted=self.evicted,
             host=self._place.host,
         )

@@ -38,8 +38,6 @@ from penstock_log.memory_messages import (
     ToClient,
 )
 
-SOCKET_VARIABLE: Final = "PENSTOCK_MEMORY_SOCKET"
-"""Environment variable with the path of the agent's socket."""
 LOOK_S: Final = (0.5, 5.0)
 """How long an agent that is away is left alone, at first and at most."""
 SEND_TIMEOUT_S: Final = 2
@@ -69,7 +67,7 @@ class LinkOwner(Protocol):
 
 def agent_socket(path: str | None) -> str:
     """Return the path of the agent's socket: the given one, or else the environment's; empty where there is none."""
-    return os.environ.get(SOCKET_VARIABLE, "") if path is None else path
+    return os.environ.get(AgentEnv.MEMORY_SOCKET, "") if path is None else path
 
 
 def hello_of(name: str) -> ClientHello:

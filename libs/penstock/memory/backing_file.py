@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Union
 
 from penstock.memory.frames import Buffer
 
@@ -43,7 +43,8 @@ class _Entry(NamedTuple):
 
     number: int
     offset: int
-    data: bytes
+    data: Union[bytes, memoryview]
+    """Nobody changes it."""
 
 
 class BackingFile:
@@ -75,7 +76,7 @@ class BackingFile:
         self._fd = _opened(path) if path is not None else _temporary()
         try:
             if os.fstat(self._fd).st_size < size:
-                os.ftruncate(self._fd, size)
+                _lengthen(self._fd, size, self.name)
         except BaseException:
             os.close(self._fd)
             raise
@@ -108,9 +109,14 @@ class BackingFile:
             if extent not in self._reserved and self._behind:
                 self._reserve_extent(extent, offset, offset + length)
 
-    def write(self, offset: int, data: Buffer) -> None:
+    def write(self, offset: int, data: Buffer) -> Union[bytes, memoryview]:
         """
-        Write bytes behind; their range has been reserved.
+        Write bytes behind; their range has been reserved. ``bytes``, and views of them, are kept without a copy.
+
+        Returns
+        -------
+        bytes or memoryview
+            What is written, which stays what it is when the caller changes the buffer.
 
         Raises
         ------
@@ -118,11 +124,12 @@ class BackingFile:
             If an earlier write failed: it is kept in memory and tried again, and this one is not accepted. Where the
             file system cannot reserve space, this write's own error.
         """
+        copy = _unchanging(data)
         if not self._behind:
             self._check_forked()
-            _write_all(self._fd, [memoryview(data)], offset)
-            return
-        copy = bytes(data)
+            self.drain()  # what was behind until now goes first
+            _write_all(self._fd, [memoryview(copy)], offset)
+            return copy
         with self._changed:
             self._check_forked()
             self._raise_error()
@@ -136,6 +143,7 @@ class BackingFile:
             for place in _places(entry):
                 self._index.setdefault(place, deque()).append(entry)
             self._changed.notify_all()
+        return copy
 
     def read_into(self, offset: int, view: memoryview) -> None:
         """
@@ -187,13 +195,18 @@ class BackingFile:
         Raises
         ------
         OSError
-            If it could not be written, which is tried again.
+            If it could not be written, which is tried again. ``EBADF`` if the file is closed meanwhile, and what was
+            to be written is lost with it.
         """
+        if self._forked:
+            return  # what was on its way is the parent's to write
         with self._changed:
             self._raise_error()
             added = self._added
-            self._changed.wait_for(lambda: self._written >= added or self._error is not None)
+            self._changed.wait_for(lambda: self._written >= added or self._error is not None or self._closing)
             self._raise_error()
+            if self._written < added:
+                raise OSError(errno.EBADF, "it was closed before everything was written", self.name)
 
     def flush(self) -> None:
         """
@@ -389,9 +402,30 @@ def _opened(path: str) -> int:
     return fd
 
 
+def _lengthen(fd: int, size: int, name: str) -> None:
+    try:
+        os.ftruncate(fd, size)
+    except (OSError, OverflowError) as error:
+        number = (isinstance(error, OSError) and error.errno) or errno.EFBIG
+        raise OSError(number, f"no file can have {size} bytes there: {os.strerror(number)}", name) from error
+
+
 def _temporary() -> int:
+    folder, wanted = tempfile.gettempdir(), os.environ.get("TMPDIR")
+    if wanted and os.path.abspath(wanted) != os.path.abspath(folder):
+        _log.warning("memory_not_in_tmpdir tmpdir=%s folder=%s; it is no folder that can be written", wanted, folder)
     with tempfile.TemporaryFile(prefix="penstock-memory-", buffering=0) as file:
         return os.dup(file.fileno())
+
+
+def _unchanging(data: Buffer) -> Union[bytes, memoryview]:
+    """Return bytes that nobody can change: the same ones where that is so, else a copy."""
+    view = memoryview(data)
+    whole = view.obj
+    # a small part would keep all of the rest in memory until it is written
+    if type(whole) is bytes and (2 * len(view) >= len(whole) or len(view) >= _INDEX_BYTES):
+        return view
+    return bytes(view)
 
 
 def _places(entry: _Entry) -> range:

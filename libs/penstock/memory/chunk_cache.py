@@ -90,14 +90,12 @@ class ChunkCache:
                 if chunk is None:
                     if not whole:
                         continue
-                    chunk = self._chunks[number] = _Chunk()
+                    chunk = self._chunks[number] = self._unused()
                 else:
                     self._chunks.move_to_end(number)
                 here = number * CHUNK_BYTES + begin - offset
                 chunk.data[begin:end] = view[here : here + end - begin]
                 chunk.valid |= whole
-            while len(self._chunks) > self._most:
-                self._chunks.popitem(last=False)
 
     def forget(self, offset: int, length: int) -> None:
         """Drop the blocks that a range touches."""
@@ -115,6 +113,14 @@ class ChunkCache:
         """Drop everything."""
         with self._lock:
             self._chunks.clear()
+
+    def _unused(self) -> _Chunk:
+        """Return a chunk that holds nothing, with the lock held; the one that was not used for longest, if all are."""
+        if len(self._chunks) < self._most:
+            return _Chunk()
+        _, chunk = self._chunks.popitem(last=False)
+        chunk.valid = 0
+        return chunk
 
     def before_fork(self) -> None:
         """Keep the state as it is until after the fork."""

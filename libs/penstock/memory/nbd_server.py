@@ -515,8 +515,7 @@ class _Connection:
         if kind == Command.WRITE:
             if length > MOST_BYTES:
                 raise ProtocolError(f"a write of {length} bytes; expected {MOST_BYTES} at most")
-            data = self._room(length)
-            self._receive(data, "the bytes of a write")
+            data = self._received_bytes(length, "the bytes of a write")
         if refusal := self._refusal(flags, kind, offset, length):
             self._refuse(cookie, *refusal)
             return
@@ -592,6 +591,13 @@ class _Connection:
     def _received(self, length: int, what: str, *, may_end: bool = False) -> bytearray:
         data = bytearray(length)
         self._receive(memoryview(data), what, may_end=may_end)
+        return data
+
+    def _received_bytes(self, length: int, what: str) -> bytes:
+        """Receive into bytes, which a store can keep as they are."""
+        data = self._socket.recv(length, socket.MSG_WAITALL) if length else b""
+        if len(data) < length:  # the client goes, or a signal came
+            data += bytes(self._received(length - len(data), what))
         return data
 
     def _receive(self, view: memoryview, what: str, *, may_end: bool = False) -> None:

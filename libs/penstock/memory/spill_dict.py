@@ -12,11 +12,13 @@ import pickle
 import threading
 from bisect import bisect_left, insort
 from collections.abc import Hashable, Iterator, MutableMapping
-from typing import Final, Generic, Optional, TypeVar
+from typing import Final, Generic, NoReturn, Optional, TypeVar
 
-from penstock.memory.block_store import BlockStore, StoreStats, guard_in_forks, open_store, spill_bytes
+from penstock.memory.block_store import BlockStore, checked_bytes, open_store, refuse_copy, spill_bytes
 from penstock.memory.chunk_cache import BLOCK_BYTES
+from penstock.memory.fork_guard import guard_in_forks
 from penstock.memory.frames import Buffer, checksum_of
+from penstock.memory.slab_ranges import StoreStats
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -57,7 +59,7 @@ class SpillDict(MutableMapping[K, V], Generic[K, V]):
         socket: Optional[str] = None,
         name: str = "",
     ) -> None:
-        self.size = (spill_bytes() if size is None else size) // BLOCK_BYTES * BLOCK_BYTES
+        self.size = (spill_bytes() if size is None else checked_bytes("size", size)) // BLOCK_BYTES * BLOCK_BYTES
         if self.size <= 0:
             message = f"a spilled dictionary has {BLOCK_BYTES} bytes or more, and not {size}"
             raise ValueError(message)
@@ -65,13 +67,16 @@ class SpillDict(MutableMapping[K, V], Generic[K, V]):
         self._lock = threading.Lock()
         self._space = FreeSpace(self.size)
         self._places: dict[K, _Place] = {}
-        guard_in_forks(self)
+        guard_in_forks(self, layer=0)
 
     def __enter__(self) -> SpillDict[K, V]:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def __reduce__(self) -> NoReturn:
+        refuse_copy(self)
 
     def __getitem__(self, key: K) -> V:
         with self._lock:

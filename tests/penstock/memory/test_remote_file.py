@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 import io
+import logging
 import multiprocessing
 import os
+import pickle
+import tempfile
 import threading
+from contextlib import suppress
 
 import numpy as np
 import pytest
 from sklearn.linear_model import SGDClassifier
 from sklearn.preprocessing import StandardScaler
 
-from penstock.memory import RemoteFile, SpillDict, open_store
+from penstock.memory import BlockStore, RemoteFile, SpillDict, open_store
 
 
 @pytest.fixture
@@ -75,6 +80,53 @@ def test_a_size_that_nobody_says_is_asked_for(monkeypatch, said):
         RemoteFile(socket="")
 
 
+@pytest.mark.parametrize("size", ["16GiB", 1e6, None])
+def test_a_size_that_is_no_number_of_bytes_is_refused(size):
+    for kind in (RemoteFile, SpillDict):
+        with pytest.raises(TypeError if size else ValueError, match=r"bytes, (such as|or have)"):
+            kind(size, socket="")
+
+
+@pytest.mark.parametrize("size", [1 << 60, 1 << 70])
+def test_a_size_that_no_file_can_have_is_named(size):
+    with pytest.raises(OSError, match=f"{size} bytes") as caught:
+        RemoteFile(size, socket="")
+    assert caught.value.errno in {errno.EFBIG, errno.EINVAL, errno.ENOSPC}
+
+
+def test_a_file_much_larger_than_the_disk_is_sparse():
+    with RemoteFile(1 << 40, socket="") as file:
+        file.pwrite(b"end", file.size - 3)
+        assert file.pread(10, file.size - 5) == b"\0\0end"
+
+
+@pytest.mark.parametrize("how", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_what_belongs_to_a_process_is_not_copied_and_stays_open(file, how):
+    file.pwrite(b"kept", 0)
+    with SpillDict(4096, socket="") as spilled:
+        for thing in (file, file.store, file.array("f4", (10,)), spilled):
+            with pytest.raises(TypeError, match=f"{type(thing).__name__} belongs to the process that opened it"):
+                how(thing)
+    assert file.pread(4, 0) == b"kept"
+
+
+def test_a_folder_for_temporary_files_that_is_none_is_told(monkeypatch, caplog, tmp_path):
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "missing"))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    with caplog.at_level(logging.WARNING, "penstock.memory"), RemoteFile(10, socket=""):
+        assert str(tmp_path / "missing") in caplog.text
+
+
+def test_rows_are_shuffled_in_place(file):
+    table = file.array("i8", (50, 3))
+    table[:] = np.arange(150).reshape(50, 3)
+    with pytest.warns(UserWarning, match="shuffl"):
+        np.random.default_rng(1).shuffle(table)
+    found = np.asarray(table)
+    assert not np.array_equal(found[:, 0], np.arange(0, 150, 3))
+    assert np.array_equal(found[np.argsort(found[:, 0])], np.arange(150).reshape(50, 3))
+
+
 def test_a_given_store_stays_open():
     with open_store(100, socket="") as store:
         with RemoteFile(100, store=store) as file:
@@ -111,6 +163,28 @@ def test_an_array_has_numpys_indices(file, shape):
                 assert np.array_equal(np.asarray(ours), numpys), index
     assert np.array_equal(np.stack(list(ours)), numpys)
     assert np.array_equal(np.concatenate(list(ours.blocks(7))), numpys)
+
+
+def test_parts_of_the_same_rows_that_two_arrays_set_at_once_are_both_there():
+    both_have_read = threading.Barrier(2)
+
+    class SlowStore(BlockStore):
+        def read_into(self, offset, view):
+            super().read_into(offset, view)
+            with suppress(threading.BrokenBarrierError):
+                both_have_read.wait(0.2)
+
+    with SlowStore(4096, socket="") as store, RemoteFile(store=store) as file:
+        arrays = [file.array("i4", (4, 2)) for _ in range(2)]
+        threads = [
+            threading.Thread(target=array.__setitem__, args=((slice(None), column), column + 1))
+            for column, array in enumerate(arrays)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert arrays[0][:].tolist() == [[1, 2]] * 4
 
 
 def test_an_array_that_does_not_fit_is_refused(file):
