@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import shutil
 import signal
 import sys
@@ -15,6 +14,7 @@ from pathlib import Path
 from statistics import median
 
 import structlog
+
 from memory_faults.broken import BROKEN
 from memory_faults.history import FaultVerdict, run_history
 from memory_faults.machines import why_no_network, world
@@ -94,7 +94,7 @@ def summary(verdicts: Sequence[FaultVerdict], left: Sequence[str]) -> list[str]:
     return lines
 
 
-_TOTALS = ("checked_bytes", "written_bytes", "slab_bytes", "lost", "evicted", "full", "forks")
+_TOTALS = ("checked_bytes", "written_bytes", "slab_bytes", "lost", "evicted", "full", "forks", "shared_seen", "tcp_seen")
 
 
 def _parser() -> argparse.ArgumentParser:

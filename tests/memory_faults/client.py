@@ -2,8 +2,8 @@
 The process of a client: ``python -m memory_faults.client '<JSON of a ClientTask>'``.
 
 Two threads write versions, one through :class:`RemoteFile` and one through an NBD connection, each into words of its
-own; a third one reads through both. All check what they read. It takes lines on its standard input: ``fork`` has it fork
-and the child check all that was written before; ``finish`` has it read all back, close, and report.
+own; a third one reads through both. All check what they read. It takes lines on its standard input: at ``fork`` it
+forks, and the child checks all that was written before; at ``finish`` it reads all back, closes, and reports.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from random import Random  # noqa: TID251 - the seed of a history is its name
-from time import monotonic
+from time import perf_counter
 from typing import Any, Final
 
 import msgspec
 import numpy as np
+
 from memory_faults import broken
 from memory_faults.content import WORD_BYTES, WordVersions
-
+from memory_faults.plan import SLAB_BYTES
 from penstock.memory.block_store import BlockStore
 from penstock.memory.nbd_server import NbdServer
 from penstock.memory.remote_file import RemoteFile
@@ -77,6 +78,8 @@ class ClientReport(msgspec.Struct, kw_only=True):
     written_bytes: int = 0
     slab_bytes: int = 0
     shared_seen: bool = False
+    tcp_seen: bool = False
+    """Whether it had slabs as shared memory, and over TCP, when it had half of what it wants."""
     slowest_s: float = 0.0
     slowest: str = ""
     full: int = 0
@@ -260,8 +263,12 @@ class LoadedClient:
             begin = random.randrange(self.versions.words)
             length = random.choice([1, 512, 513, STRIP, PIECE])
             self._check(random.choice(faces), begin, min(self.versions.words, begin + length))
-            if not self.has_slabs.is_set() and self.store.stats().bound * 2 >= len(self.store._grid.ranges):
-                self.has_slabs.set()
+            if not self.has_slabs.is_set():
+                stats = self.store.stats()
+                self.report.shared_seen |= stats.shared > 0
+                if stats.bound * 2 * SLAB_BYTES >= self.task.size:
+                    self.report.tcp_seen = stats.bound > stats.shared
+                    self.has_slabs.set()
 
     def _flush_on(self) -> None:
         while self.task.content and not self.stopping.wait(FLUSH_S):
@@ -349,10 +356,10 @@ class _Timed:
         self.client, self.what = client, what
 
     def __enter__(self) -> None:
-        self.begun_s = monotonic()
+        self.begun_s = perf_counter()
 
     def __exit__(self, *_: object) -> None:
-        taken_s = monotonic() - self.begun_s
+        taken_s = perf_counter() - self.begun_s
         with self.client._noting:
             self.client.requests[self.what] += 1
             if taken_s > self.client.report.slowest_s:
@@ -362,7 +369,8 @@ class _Timed:
 def say(**message: Any) -> None:
     """Tell the verifier, a line of JSON."""
     with suppress(BrokenPipeError):
-        print(json.dumps(message), flush=True)
+        sys.stdout.write(json.dumps(message) + "\n")
+        sys.stdout.flush()
 
 
 def main() -> None:

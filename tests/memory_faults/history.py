@@ -16,11 +16,11 @@ from typing import Any, Final
 
 import msgspec
 import numpy as np
+
 from memory_faults.client import ClientReport, ClientTask
 from memory_faults.content import WORD_BYTES, WordVersions
 from memory_faults.machines import Machine, World, clean_environment
 from memory_faults.plan import NEED_NETWORK, ClientPlan, HistoryPlan, MemoryFault
-
 from penstock_log.agent_protocol import AgentEnv
 
 MOST_S: Final = 12.0

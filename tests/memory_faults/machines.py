@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-from memory_faults.plan import HOMES, LEASE_S, MIB, NODES, SLAB_BYTES, MemoryFault
 
+from memory_faults.plan import HOMES, LEASE_S, MIB, NODES, SLAB_BYTES, MemoryFault
 from penstock_bus.logins import Login
 from penstock_bus.nats import NatsBus, connect
 from penstock_bus.server import ServerSettings, dies_with_parent, running
@@ -55,21 +55,24 @@ class Network:
 
     def __init__(self, stack: ExitStack, number: int) -> None:
         tag = f"pm{os.getpid() % 1_000_000}x{number}"
-        self.bridge = f"{tag}b"
+        self.hub, self.device = f"{tag}h", f"{tag}v"
         net = f"10.{214 + os.getpid() % 20}.{(os.getpid() // 20 + number) % 256}"
         self.host = f"{net}.1"
         self.addresses = {node: f"{net}.{place}" for place, node in enumerate(NODES, 11)}
         self.spaces = {node: f"{tag}{node}" for node in NODES}
-        self.outer = {node: f"{tag}v{node}" for node in NODES}
-        _ip("link", "add", self.bridge, "type", "bridge")
-        stack.callback(_ip, "link", "del", self.bridge)
-        _ip("addr", "add", f"{self.host}/24", "dev", self.bridge)
-        _ip("link", "set", self.bridge, "up")
+        _ip("netns", "add", self.hub)  # a bridge of the host would be filtered by the host's rules
+        stack.callback(_ip, "netns", "del", self.hub)
+        _ip("-n", self.hub, "link", "add", "hub", "type", "bridge")
+        _ip("-n", self.hub, "link", "set", "hub", "up")
+        _ip("link", "add", self.device, "type", "veth", "peer", "name", "host", "netns", self.hub)
+        _ip("addr", "add", f"{self.host}/24", "dev", self.device)
+        _ip("link", "set", self.device, "up")
+        _ip("-n", self.hub, "link", "set", "host", "master", "hub", "up")
         for node, space in self.spaces.items():
             _ip("netns", "add", space)
             stack.callback(_ip, "netns", "del", space)
-            _ip("link", "add", self.outer[node], "type", "veth", "peer", "name", "eth0", "netns", space)
-            _ip("link", "set", self.outer[node], "master", self.bridge, "up")
+            _ip("-n", self.hub, "link", "add", node, "type", "veth", "peer", "name", "eth0", "netns", space)
+            _ip("-n", self.hub, "link", "set", node, "master", "hub", "up")
             _ip("-n", space, "addr", "add", f"{self.addresses[node]}/24", "dev", "eth0")
             _ip("-n", space, "link", "set", "eth0", "up")
             _ip("-n", space, "link", "set", "lo", "up")
@@ -78,7 +81,7 @@ class Network:
         """Cut a machine off, or undo it; packets vanish without an answer."""
         node = fault.node
         if fault.kind == "cut_from_all":
-            _ip("link", "set", self.outer[node], "up" if healed else "down")
+            _ip("-n", self.hub, "link", "set", node, "up" if healed else "down")
             return
         peers = [home for home in HOMES if home != node] if fault.kind == "cut_from_clients" else [""]
         for peer in peers:
@@ -89,7 +92,7 @@ class Network:
 
     def _lose(self, sender: str, address: str, *, healed: bool) -> None:
         inside = ["-n", self.spaces[sender]] if sender else []
-        device = "eth0" if sender else self.bridge
+        device = "eth0" if sender else self.device
         if healed:
             _ip(*inside, "neigh", "del", address, "dev", device)
         else:

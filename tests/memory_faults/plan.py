@@ -105,9 +105,11 @@ def history_plan(seed: int, number: int) -> HistoryPlan:
     faults = [_fault(random, load_s, patient=patient) for _ in range(random.randint(2, 5))]
     killed = {fault.node for fault in faults if fault.kind == "kill_client"}
     clients = tuple(_client(random, home, must_keep=home in killed) for home in HOMES)
-    for client in clients:
-        if client.disk_bytes:
-            faults.append(MemoryFault(round(random.uniform(0.5, load_s), 2), "make_room", client.home))
+    faults += [
+        MemoryFault(round(random.uniform(0.5, load_s), 2), "make_room", client.home)
+        for client in clients
+        if client.disk_bytes
+    ]
     faults.sort(key=lambda fault: fault.at_s)
     return HistoryPlan(seed, number, clients, tuple(faults), load_s)
 
