@@ -94,7 +94,17 @@ def summary(verdicts: Sequence[FaultVerdict], left: Sequence[str]) -> list[str]:
     return lines
 
 
-_TOTALS = ("checked_bytes", "written_bytes", "slab_bytes", "lost", "evicted", "full", "forks", "shared_seen", "tcp_seen")
+_TOTALS = (
+    "checked_bytes",
+    "written_bytes",
+    "slab_bytes",
+    "lost",
+    "evicted",
+    "full",
+    "forks",
+    "shared_seen",
+    "tcp_seen",
+)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -35,7 +35,7 @@ from penstock.memory.block_store import BlockStore
 from penstock.memory.nbd_server import NbdServer
 from penstock.memory.remote_file import RemoteFile
 
-PACE_S: Final = 0.004
+PACE_S: Final = 0.01
 """Between two requests of a thread: the machine has other things to do."""
 STRIP: Final = 8192
 """Words that have one writer; the next ones have the other."""

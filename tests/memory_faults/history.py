@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -87,6 +87,11 @@ class ClientProcess:
             options = f"size={self.plan.disk_bytes}"
             subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(self.disk)], check=True)
 
+    def make_room(self) -> None:
+        """Have the disk be large enough from now on."""
+        if self.plan.disk_bytes:
+            subprocess.run(["mount", "-o", "remount,size=1g", str(self.disk)], check=True)
+
     def remove_disk(self) -> None:
         """Undo :meth:`prepare_disk`."""
         if self.plan.disk_bytes:
@@ -130,7 +135,8 @@ class ClientProcess:
                 self.ready.set()
 
     async def _expect(self, event: asyncio.Event, within_s: float, what: str) -> None:
-        assert self.process is not None and self.reading is not None
+        assert self.process is not None
+        assert self.reading is not None
         waiting = asyncio.ensure_future(event.wait())
         try:
             await asyncio.wait({waiting, self.reading}, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
@@ -142,7 +148,8 @@ class ClientProcess:
 
     def tell(self, line: str) -> None:
         """Send it a line."""
-        assert self.process is not None and self.process.stdin is not None
+        assert self.process is not None
+        assert self.process.stdin is not None
         with suppress(BrokenPipeError):
             self.process.stdin.write(f"{line}\n".encode())
             self.process.stdin.flush()
@@ -162,7 +169,8 @@ class ClientProcess:
 
     async def kill(self) -> None:
         """Kill it with signal 9, and start it again on what it has left."""
-        assert self.process is not None and self.reading is not None
+        assert self.process is not None
+        assert self.reading is not None
         self.process.kill()
         await asyncio.to_thread(self.process.wait)
         await self.reading
@@ -200,14 +208,32 @@ async def run_history(plan: HistoryPlan, world: World, *, break_by: str = "") ->
     """Have a history happen in a world, and judge it."""
     verdict = FaultVerdict(plan)
     folder = Path(tempfile.mkdtemp(prefix=f"h{plan.number}-", dir=world.folder))
-    clients = {
-        each.home: ClientProcess(each, world.machines[each.home], world, folder / each.home, break_by)
-        for each in plan.clients
-    }
     errors_before = {node: dict(offer.errors) for node, offer in world.offers.items()}
-    try:
-        for client in clients.values():
+    with ExitStack() as disks:
+        clients = {}
+        for each in plan.clients:
+            client = ClientProcess(each, world.machines[each.home], world, folder / each.home, break_by)
             client.prepare_disk()
+            disks.callback(client.remove_disk)
+            clients[each.home] = client
+        await _live(plan, world, clients, verdict)
+        for client in clients.values():
+            if client.report is not None:
+                verdict.reports.append(client.report)
+                verdict.problems += client.check_content()
+    back_s = await world.slabs_back_s()
+    counts = {machine.node: machine.slabs() for machine in world.machines.values()}
+    verdict.slabs_back_s = back_s or 0.0
+    if back_s is None:
+        verdict.problems.append(f"slabs do not come back: memory is held for {counts}")
+    verdict.problems += [*_client_problems(plan, verdict.reports), *_agent_problems(world, errors_before)]
+    if not verdict.problems:
+        shutil.rmtree(folder)
+    return verdict
+
+
+async def _live(plan: HistoryPlan, world: World, clients: dict[str, ClientProcess], verdict: FaultVerdict) -> None:
+    try:
         await asyncio.gather(*(client.start() for client in clients.values()))
         await _suffer(plan, world, clients, verdict)
         await asyncio.gather(*(client.finish() for client in clients.values()))
@@ -216,33 +242,26 @@ async def run_history(plan: HistoryPlan, world: World, *, break_by: str = "") ->
     finally:
         for client in clients.values():
             client.discard()
-    verdict.reports = [client.report for client in clients.values() if client.report is not None]
-    for report in verdict.reports:
-        verdict.problems += report.problems
-        if report.slowest_s > MOST_S + _stopped_s(plan):
-            verdict.problems.append(f"a {report.slowest} took {report.slowest_s:.1f} s")
-    back_s = await world.slabs_back_s()
-    if back_s is None:
-        counts = {machine.node: machine.slabs() for machine in world.machines.values()}
-        verdict.problems.append(f"slabs do not come back: memory is held for {counts}")
-    else:
-        verdict.slabs_back_s = back_s
-    for client in clients.values():
-        if client.report is not None:
-            verdict.problems += client.check_content()
-        client.remove_disk()
+
+
+def _client_problems(plan: HistoryPlan, reports: list[ClientReport]) -> list[str]:
+    stopped_s = sum(fault.for_s for fault in plan.faults if fault.kind == "stop_client")
+    problems = [problem for report in reports for problem in report.problems]
+    slow = [report for report in reports if report.slowest_s > MOST_S + stopped_s]
+    return problems + [f"a {report.slowest} took {report.slowest_s:.1f} s" for report in slow]
+
+
+def _agent_problems(world: World, errors_before: dict[str, dict[str, int]]) -> list[str]:
+    problems: list[str] = []
     for machine in world.machines.values():
         machine.check_running()
-        verdict.problems += machine.problems + machine.failures()
+        problems += machine.problems + machine.failures()
         machine.problems.clear()
-    verdict.problems += _damage(world, errors_before)
-    if not verdict.problems:
-        shutil.rmtree(folder)
-    return verdict
-
-
-def _stopped_s(plan: HistoryPlan) -> float:
-    return sum(fault.for_s for fault in plan.faults if fault.kind == "stop_client")
+    for node, offer in world.offers.items():
+        for status, count in offer.errors.items():
+            if status in _DAMAGED and count > errors_before.get(node, {}).get(status, 0):
+                problems.append(f"the data port of {node} refused {count} requests as {status}")
+    return problems
 
 
 async def _suffer(plan: HistoryPlan, world: World, clients: dict[str, ClientProcess], verdict: FaultVerdict) -> None:
@@ -289,7 +308,7 @@ async def _hit_client(
         case "fork":
             client.tell("fork")
         case "make_room":
-            subprocess.run(["mount", "-o", "remount,size=1g", str(client.disk)], check=True)
+            await asyncio.to_thread(client.make_room)
         case "stop_client":
             client.process.send_signal(signal.SIGSTOP)
             await asyncio.sleep(fault.for_s)
@@ -314,12 +333,3 @@ async def _watch_slabs(job_id: str, world: World, verdict: FaultVerdict) -> None
             verdict.problems.append(f"slabs of {job_id}, killed {KILLED_BACK_S:g} s ago, are still lent")
             return
     verdict.killed_back_s.append(loop.time() - begun_s)
-
-
-def _damage(world: World, before: dict[str, dict[str, int]]) -> list[str]:
-    return [
-        f"the data port of {node} refused {count} requests as {status}"
-        for node, offer in world.offers.items()
-        for status, count in offer.errors.items()
-        if status in _DAMAGED and count > before.get(node, {}).get(status, 0)
-    ]
