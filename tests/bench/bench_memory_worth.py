@@ -1,10 +1,10 @@
 """
-What borrowed memory is worth to a program: ``bench_memory_worth.py [preparation|transfers|harm] ...``; all of them.
+What borrowed memory is worth to a program: ``bench_memory_worth.py [preparation|transfers|harm]``; without one, all.
 
 *preparation* is data preparation out of core with NumPy: a table of features is standardised, and then four times
 read in a random order of slices, once for its covariance and three times to learn from. It is done in memory, and with
 half of the table's memory taken away by a control group (version 1, which counts the page cache too): by
-``numpy.memmap``, and by a ``RemoteFile`` with its own disk alone, with borrowed memory over TCP, and with shared memory.
+``numpy.memmap``, and by a ``RemoteFile`` with its own disk alone, with borrowed memory over TCP, and shared.
 All have to come to the same bits. Where no control group can be made, it says so, and drops the file's pages from the
 page cache before each pass over it instead.
 
@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from statistics import median
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -196,7 +196,7 @@ def in_a_process(arguments: Sequence[str], group: Path | None) -> dict[str, Any]
         [sys.executable, __file__, *arguments],
         stdout=subprocess.PIPE,
         check=True,
-        preexec_fn=enter,  # noqa: PLW1509 - it only writes a file
+        preexec_fn=enter,
         env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
     )
     found: dict[str, Any] = json.loads(done.stdout)
@@ -232,7 +232,7 @@ def compare_preparations() -> None:
                     socket = str(home.socket)
                 arguments = ["way", way, socket, "" if group else "drop"]
                 found[way] = in_a_process(arguments, None if way == "in memory" else group)
-            seconds = {name: each for name, each in found[way]["seconds"].items()}
+            seconds = dict(found[way]["seconds"])
             total, base = sum(seconds.values()), sum(found["in memory"]["seconds"].values())
             tiers = ", ".join(f"{part:.0%} {tier}" for tier, part in found[way].get("read", {}).items())
             print(f"  {way:18} {total:6.1f} s, {total / base:5.1f} of in memory;", end=" ")
@@ -285,7 +285,6 @@ def compare_transfers() -> None:
             RemoteFile(size, path=named.name, local_bytes=0, socket=str(home.socket)) as file,
         ):
             borrow_all(file)
-            fd = named.fileno()
             for length in (64 << 10, MIB):
                 view, data = memoryview(bytearray(length)), os.urandom(length)
                 for order, places in orders(length, size, most_bytes // length).items():
@@ -297,33 +296,42 @@ def compare_transfers() -> None:
                     if not shared:
                         continue
 
-                    def from_disk(at: int, view: memoryview = view) -> None:
-                        os.preadv(fd, [view], at)
-
-                    def to_disk(at: int, data: bytes = data) -> None:
-                        os.pwrite(fd, data, at)
-
-                    def to_disk_and_wait(at: int, data: bytes = data) -> None:
-                        os.pwrite(fd, data, at)
-                        os.fdatasync(fd)
-
-                    def cool(order: str = order) -> None:
-                        file.flush()
-                        os.posix_fadvise(
-                            fd, 0, 0, os.POSIX_FADV_RANDOM if order == "random" else os.POSIX_FADV_SEQUENTIAL
-                        )
-                        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-
-                    reads["disk, cold"] = microseconds(from_disk, places, cool)
-                    reads["disk, warm"] = microseconds(from_disk, places, file.flush)
-                    writes["disk, warm"] = microseconds(to_disk, places, file.flush)
-                    writes["disk, cold"] = microseconds(to_disk_and_wait, places, cool)
+                    advice = os.POSIX_FADV_RANDOM if order == "random" else os.POSIX_FADV_SEQUENTIAL
+                    disk_reads, disk_writes = disk_transfers(named.fileno(), file, data, places, advice)
+                    reads |= disk_reads
+                    writes |= disk_writes
     ways = ("TCP", "shared", "disk, cold", "disk, warm")
     print(f"means in us, medians of {ROUNDS} rounds; a cold write is one with fdatasync; load {load()}")
     print(f"{'':24}" + "".join(f"{way:>12}" for way in ways) + "   cold disk to TCP, shared")
     for (what, kib, order), found in table.items():
         ratios = ", ".join(f"{found['disk, cold'] / found[way]:.1f}" for way in ways[:2])
         print(f"{what:5} {kib:5} KiB {order:9}" + "".join(f"{found[way]:12.0f}" for way in ways) + f"   {ratios}")
+
+
+def disk_transfers(
+    fd: int, file: RemoteFile, data: bytes, places: Sequence[int], advice: int
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Return what reads and writes of the file below take, past the store."""
+    view = memoryview(bytearray(len(data)))
+
+    def cool() -> None:
+        file.flush()
+        os.posix_fadvise(fd, 0, 0, advice)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def write_through(at: int) -> None:
+        os.pwrite(fd, data, at)
+        os.fdatasync(fd)
+
+    reads = {
+        "disk, cold": microseconds(lambda at: os.preadv(fd, [view], at), places, cool),
+        "disk, warm": microseconds(lambda at: os.preadv(fd, [view], at), places, file.flush),
+    }
+    writes = {
+        "disk, cold": microseconds(write_through, places, cool),
+        "disk, warm": microseconds(lambda at: os.pwrite(fd, data, at), places, file.flush),
+    }
+    return reads, writes
 
 
 def borrow_all(file: RemoteFile) -> None:
@@ -342,23 +350,25 @@ def borrow_all(file: RemoteFile) -> None:
 # --- the donor's harm
 
 
-def train(seconds: float) -> float:
-    """Train a small network in a session; return the median of an iteration's seconds."""
+def train(seconds: float) -> tuple[float, float]:
+    """Train a small network in a session; return the medians of an iteration's seconds, by clock and of processor."""
     rng = np.random.default_rng(4)
     inputs, wanted = rng.standard_normal((256, 512), dtype="f4"), rng.standard_normal((256, 16), dtype="f4")
     first, second = (rng.standard_normal(shape, dtype="f4") / 30 for shape in ((512, 512), (512, 16)))
-    taken = []
+    taken, worked = [], []
     end = perf_counter() + seconds
     with penstock.session() as session:
         for _ in session.iterations(iter(lambda: perf_counter() < end, False)):
-            begun = perf_counter()
+            begun, begun_cpu = perf_counter(), thread_time()
             hidden = np.maximum(inputs @ first, 0)
             error = hidden @ second - wanted
             back = (error @ second.T) * (hidden > 0)
             second -= np.float32(1e-4) * (hidden.T @ error)
             first -= np.float32(1e-4) * (inputs.T @ back)
             taken.append(perf_counter() - begun)
-    return median(taken[len(taken) // 10 :])
+            worked.append(thread_time() - begun_cpu)
+    warm = len(taken) // 10
+    return median(taken[warm:]), median(worked[warm:])
 
 
 def read_for_ever(socket: str) -> None:
@@ -410,28 +420,29 @@ def measure_harm(pairs: int = 7, seconds: float = 1.5) -> None:
                     reader.send_signal(signal.SIGSTOP)
                     alone = in_a_core(training, seconds)
                     reader.send_signal(signal.SIGCONT)
-                    ratios.append(in_a_core(training, seconds) / alone)
+                    beside = in_a_core(training, seconds)
+                    ratios.append((beside[0] / alone[0], beside[1] / alone[1]))
             finally:
                 reader.kill()
             told = [line for line in reader.stdout.read().splitlines() if line]
             per_s = float(told[-1]) * 2 if told else 0.0  # it is stopped for half of the time
-            print(
-                f"{label}: iterations take {median(ratios) - 1:+.1%} ({', '.join(f'{r - 1:+.1%}' for r in ratios)}), "
-                f"while about {per_s / 1e9:.2f} GB/s are read; load {load()}; aim: +5 %",
-                flush=True,
-            )
+            clock, worked = (median(column) - 1 for column in zip(*ratios, strict=True))
+            each = ", ".join(f"{by_clock - 1:+.1%}" for by_clock, _ in ratios)
+            print(f"{label}: iterations take {clock:+.1%} ({each}; aim: +5 %), {worked:+.1%} of processor,", end=" ")
+            print(f"while about {per_s / 1e9:.2f} GB/s are read; load {load()}", flush=True)
 
 
-def in_a_core(cores: set[int], seconds: float) -> float:
-    """Train in a process of its own on some cores; return the median of an iteration's seconds."""
+def in_a_core(cores: set[int], seconds: float) -> tuple[float, float]:
+    """Train in a process of its own on some cores; return what :func:`train` does."""
     done = subprocess.run(
         [sys.executable, __file__, "train", str(seconds)],
         stdout=subprocess.PIPE,
         check=True,
-        preexec_fn=lambda: _before_others(cores),  # noqa: PLW1509 - it is two system calls
+        preexec_fn=lambda: _before_others(cores),
         env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
     )
-    return float(done.stdout)
+    by_clock, worked = map(float, done.stdout.split())
+    return by_clock, worked
 
 
 def _before_others(cores: set[int]) -> None:
@@ -452,7 +463,7 @@ def main() -> None:
         way, socket, dropping = arguments
         print(json.dumps(run_way(way, socket, bool(dropping))))
     elif what == "train":
-        print(train(float(arguments[0])))
+        print(*train(float(arguments[0])))
     elif what == "reader":
         read_for_ever(arguments[0])
     else:
