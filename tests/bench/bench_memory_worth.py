@@ -1,12 +1,12 @@
 """
-What borrowed memory is worth to a program: ``bench_memory_worth.py [preparation|transfers|harm]``; without one, all.
+What borrowed memory is worth to a program: ``bench_memory_worth.py [preparation|slow-disk|transfers|harm]``.
 
 *preparation* is data preparation out of core with NumPy: a table of features is standardised, and then four times
 read in a random order of slices, once for its covariance and three times to learn from. It is done in memory, and with
 half of the table's memory taken away by a control group (version 1, which counts the page cache too): by
 ``numpy.memmap``, and by a ``RemoteFile`` with its own disk alone, with borrowed memory over TCP, and shared.
 All have to come to the same bits. Where no control group can be made, it says so, and drops the file's pages from the
-page cache before each pass over it instead.
+page cache before each pass over it instead. *slow-disk* is the same where the disk reads 125 MiB/s at most.
 
 *transfers* are single reads and writes. *harm* is what a training on the donor's node has of it.
 
@@ -24,6 +24,7 @@ import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter, thread_time
@@ -45,6 +46,8 @@ BATCH_SLICES: Final = 64
 PROGRAM_BYTES: Final = 256 * MIB
 """What the program is given beside its half of the table: the interpreter, its batches, 64 MiB on their way to disk."""
 ROUNDS: Final = 3
+CLOUD_DISK_MIB_PER_S: Final = 125
+"""What a general purpose volume of a cloud reads where nobody pays for more."""
 WAYS: Final = ("in memory", "numpy.memmap", "own disk", "borrowed over TCP", "borrowed, shared")
 
 
@@ -168,28 +171,34 @@ def run_way(way: str, socket: str, dropping: bool) -> dict[str, Any]:
 
 
 @contextmanager
-def memory_limit(limit: int) -> Iterator[Path | None]:
-    """Make a control group below one's own that has so much memory; None where it cannot be made."""
+def control_group(controller: str, values: dict[str, str]) -> Iterator[Path | None]:
+    """Make a control group (version 1) below one's own, with some values; None where it cannot be made."""
     group = None
     with suppress(OSError, StopIteration):
-        line = next(each for each in Path("/proc/self/cgroup").read_text().splitlines() if ":memory:" in each)
-        group = Path(f"/sys/fs/cgroup/memory{line.rsplit(':', 1)[1]}/penstock-bench-{os.getpid()}")
+        line = next(each for each in Path("/proc/self/cgroup").read_text().splitlines() if f":{controller}:" in each)
+        own = line.rsplit(":", 1)[1].strip("/")
+        group = Path("/sys/fs/cgroup", controller, own, f"penstock-bench-{os.getpid()}")
         group.mkdir()
-        (group / "memory.limit_in_bytes").write_text(str(limit))
+        for name, value in values.items():
+            (group / name).write_text(value)
     try:
         yield group
     finally:
         if group is not None and group.exists():
-            with suppress(OSError):
-                (group / "memory.force_empty").write_text("0")
             group.rmdir()
 
 
-def in_a_process(arguments: Sequence[str], group: Path | None) -> dict[str, Any]:
-    """Run this file with arguments, in a control group if one is given; return what it prints."""
+def disk_of(folder: str) -> str:
+    """Return the numbers of the disk that a folder is on."""
+    device = Path(folder).stat().st_dev
+    return f"{os.major(device)}:{os.minor(device)}"
+
+
+def in_a_process(arguments: Sequence[str], groups: Sequence[Path]) -> dict[str, Any]:
+    """Run this file with arguments, in control groups; return what it prints."""
 
     def enter() -> None:
-        if group is not None:
+        for group in groups:
             (group / "cgroup.procs").write_text(str(os.getpid()))
 
     done = subprocess.run(
@@ -217,21 +226,27 @@ def donor_and_home(*, shared: bool) -> Iterator[tuple[MemoryAgent, MemoryAgent]]
         yield donor, home
 
 
-def compare_preparations() -> None:
-    """Print how long the preparation takes in each way."""
+def compare_preparations(disk_mib_per_s: int = 0) -> None:
+    """Print how long the preparation takes in each way; the disk reads so fast at most, if that is said."""
     half = ROWS * COLUMNS * 4 // 2
+    throttle = {"blkio.throttle.read_bps_device": f"{disk_of(PLACE)} {disk_mib_per_s * MIB}"}
     found: dict[str, dict[str, Any]] = {}
-    with memory_limit(half + PROGRAM_BYTES) as group:
-        limit = "a control group" if group else "NOT LIMITED by a control group; the file's pages are dropped"
-        print(f"a table of {2 * half // MIB} MiB, of which {half // MIB} fit, by {limit}; load {load()}", flush=True)
+    with (
+        control_group("memory", {"memory.limit_in_bytes": str(half + PROGRAM_BYTES)}) as limited,
+        control_group("blkio", throttle if disk_mib_per_s else {}) as throttled,
+    ):
+        groups = [group for group in (limited, throttled) if group is not None]
+        limit = "a control group" if limited else "NOT LIMITED by a control group; the file's pages are dropped"
+        speed = f"reads {disk_mib_per_s} MiB/s" if disk_mib_per_s and throttled else "is as fast as it is"
+        print(f"a table of {2 * half // MIB} MiB, of which {half // MIB} fit, by {limit}; the disk {speed}", flush=True)
         for way in WAYS:
             with ExitStack() as stack:
                 socket = ""
                 if way.startswith("borrowed"):
                     _, home = stack.enter_context(donor_and_home(shared="shared" in way))
                     socket = str(home.socket)
-                arguments = ["way", way, socket, "" if group else "drop"]
-                found[way] = in_a_process(arguments, None if way == "in memory" else group)
+                arguments = ["way", way, socket, "" if limited else "drop"]
+                found[way] = in_a_process(arguments, () if way == "in memory" else groups)
             seconds = dict(found[way]["seconds"])
             total, base = sum(seconds.values()), sum(found["in memory"]["seconds"].values())
             tiers = ", ".join(f"{part:.0%} {tier}" for tier, part in found[way].get("read", {}).items())
@@ -467,11 +482,13 @@ def main() -> None:
     elif what == "reader":
         read_for_ever(arguments[0])
     else:
-        for name, compare in {
+        comparisons: dict[str, Callable[[], None]] = {
             "preparation": compare_preparations,
+            "slow-disk": partial(compare_preparations, CLOUD_DISK_MIB_PER_S),
             "transfers": compare_transfers,
             "harm": measure_harm,
-        }.items():
+        }
+        for name, compare in comparisons.items():
             if what in (name, "all"):
                 compare()
 
