@@ -11,10 +11,10 @@ import asyncio
 import pwd
 import socket
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 import structlog
@@ -26,7 +26,11 @@ from penstock_log.memory_messages import (
     BorrowSlab,
     ClientHello,
     ClientRefused,
+    FindCopy,
     FromClient,
+    KeepCopies,
+    NoCopies,
+    PlaceCopies,
     ReturnSlab,
     SlabRefused,
     SlabUse,
@@ -59,6 +63,9 @@ class ClientHandler(Protocol):
 
     async def borrow(self, client: LocalClient, asked: BorrowSlab) -> ToClient:
         """Find a slab for a client."""
+
+    async def answer_copies(self, client: LocalClient, asked: PlaceCopies | KeepCopies | FindCopy) -> ToClient:
+        """Answer a client about copies of a checkpoint."""
 
     def give_back(self, client: LocalClient, slab: int) -> None:
         """Take note that a client uses a slab no more."""
@@ -218,9 +225,11 @@ class LocalClient:
             case BorrowSlab():
                 if len(self._borrowing) >= MOST_BORROWING:
                     return f"more than {MOST_BORROWING} slabs asked for at a time; wait for answers"
-                task = asyncio.create_task(self._borrow(message))
-                self._borrowing.add(task)
-                task.add_done_callback(self._borrowing.discard)
+                self._begin(self._borrow(message))
+            case PlaceCopies() | KeepCopies() | FindCopy():
+                if self._borrowing:
+                    return "copies were asked about before the last answer; wait for it"
+                self._begin(self._answer_copies(message))
             case ReturnSlab():
                 self._handler.give_back(self, message.slab)
             case SlabUse():
@@ -230,6 +239,19 @@ class LocalClient:
             case str():
                 return message
         return ""
+
+    def _begin(self, answering: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(answering)
+        self._borrowing.add(task)
+        task.add_done_callback(self._borrowing.discard)
+
+    async def _answer_copies(self, asked: PlaceCopies | KeepCopies | FindCopy) -> None:
+        try:
+            answer = await self._handler.answer_copies(self, asked)
+        except Exception:  # the client waits for an answer, whatever went wrong
+            _log.exception("copies_not_answered", pid=self.pid)
+            answer = NoCopies(reason="the agent failed; its log says how")
+        self.send(answer)
 
     async def _borrow(self, asked: BorrowSlab) -> None:
         try:

@@ -12,6 +12,7 @@ In reading order:
 * ``backing_file``: The disk below a store, and the writes that are on their way there.
 * ``slab_binding``: One borrowed slab, over TCP or as shared memory.
 * ``agent_link``: The conversation with the node's agent, which lends slabs and wants them back.
+* ``checkpoint_copies``: Copies of a job's checkpoint in the memory of other nodes.
 * ``frames``: Frames of the slab protocol, by which a client reads and writes a borrowed slab.
 * ``nbd_server``: NBD server: any program has a store of bytes as a block device, unmodified.
 """
