@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import shutil
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import pytest
 import pytest_asyncio
-from executor_cases import Node, World, end_processes, python, world_on
+from checkpoint_clusters import MIB, Cluster, cluster_on
+from executor_cases import end_processes, python
 
 from penstock_bus.memory import MemoryBus
-from penstock_bus.shell import Shell
 from penstock_executor.checkpoint_tier import WriteBehind
-from penstock_log import RunCheckpointed, RunRewound, RunStarted, RunWarned, SlabsEvicted, subjects
-from penstock_log.memory_messages import SlabOffer
-from penstock_memory.machine import MemorySettings
-from penstock_memory.runner import run as run_agent
+from penstock_log import RunCheckpointed, RunRewound, RunWarned, SlabsEvicted, subjects
 from penstock_testing import eventually
 
 pytestmark = pytest.mark.slow
-MIB = 1 << 20
 TRAINING = """
 import sys, penstock
 seen = []
@@ -45,80 +37,10 @@ with penstock.session() as session:
 """
 
 
-class Agent:
-    """A memory agent on the world's bus."""
-
-    def __init__(self, world: World, node_id: str, **settings: Any) -> None:
-        self.world, self.node_id = world, node_id
-        chosen = {"slab_bytes": MIB, "headroom_bytes": 64 * MIB, "most_lent_bytes": 64 * MIB, **settings}
-        data = world.folder / node_id / "memory"
-        self.settings = MemorySettings(node_id=node_id, data_dir=str(data), address="127.0.0.1", **chosen)
-
-    async def start(self) -> None:
-        """Start it, and wait until it offers."""
-        offer = asyncio.ensure_future(self.offer(lambda _: True))
-        self.shell = Shell(self.world.bus, "memory")
-        self.task = asyncio.create_task(run_agent(self.shell, self.settings))
-        await asyncio.wait({offer, self.task}, return_when=asyncio.FIRST_COMPLETED)
-        assert offer.done(), self.task
-
-    async def offer(self, condition: Callable[[SlabOffer], bool]) -> SlabOffer:
-        """Return its next offer that is as wanted."""
-        async with asyncio.timeout(30):
-            async for _, body in self.world.bus.subscribe(subjects.memory_offer(self.node_id)):
-                if condition(offer := msgspec.json.decode(body, type=SlabOffer)):
-                    return offer
-        raise AssertionError("telemetry does not end")
-
-    async def kill(self) -> None:
-        """End it without a word to anybody."""
-        self.task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self.task
-
-
-class Cluster(World):
-    """A world whose nodes have memory agents too, and disks of their own."""
-
-    agents: dict[str, Agent]
-
-    async def machine(self, node_id: str, *, agent: bool = True, **settings: Any) -> Node:
-        """Return a node with an executor and an agent."""
-        if agent:
-            self.agents[node_id] = Agent(self, node_id, **settings.pop("lends", {}))
-            await self.agents[node_id].start()
-        where = self.folder / node_id
-        chosen = {
-            "checkpoint_dir": "",
-            "checkpoint_memory_dir": str(where / "shm"),
-            "memory_dir": str(where / "memory") if agent else "",
-            "pass_env": ("PYTHONPATH",),
-            **settings,
-        }
-        return await self.node(node_id, **chosen)
-
-    async def preempted(self, job_id: str, epoch: int = 1, node_id: str = "n1") -> int:
-        """Preempt a job that is far enough; return its steps."""
-        await self.says(job_id, "far enough")
-        await self.preempt(job_id, epoch)
-        return (await self.ended(job_id, epoch, node_id)).steps
-
-    async def started(self, job_id: str, epoch: int, node_id: str) -> RunStarted:
-        """Return how a run began."""
-        return await self.fact(RunStarted, job_id, lambda fact: (fact.epoch, fact.node_id) == (epoch, node_id))
-
-
 @pytest_asyncio.fixture
 async def cluster(memory_bus: MemoryBus, tmp_path: Path) -> AsyncIterator[Cluster]:
-    async with world_on(memory_bus, tmp_path) as world:
-        world.__class__ = Cluster
-        assert isinstance(world, Cluster)
-        world.agents = {}
-        try:
-            yield world
-        finally:
-            for agent in world.agents.values():
-                await agent.kill()
+    async with cluster_on(memory_bus, tmp_path) as cluster:
+        yield cluster
 
 
 async def test_a_job_goes_on_elsewhere_from_a_peers_copy(cluster: Cluster) -> None:

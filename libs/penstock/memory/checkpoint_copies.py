@@ -13,9 +13,8 @@ from __future__ import annotations
 import socket
 import struct
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
-from threading import Thread
 from types import TracebackType
 from typing import Final, TypeVar
 
@@ -40,7 +39,8 @@ from penstock_log.memory_messages import (
 )
 
 ANSWER_S: Final = 5.0
-PIECE_BYTES: Final = 4 << 20
+PIECE_BYTES: Final = 1 << 20
+"""So that a piece is still in the processor's cache when it is written the second time."""
 LENGTH: Final = struct.Struct("!Q")
 AnswerT = TypeVar("AnswerT", AgentWelcome, CopiesPlaced, CopiesKept, CopyFound)
 
@@ -127,7 +127,7 @@ def archive_bytes(manifest: bytes, sizes: Iterable[int]) -> int:
 
 def write_copies(copies: Sequence[Sequence[SlabAddress]], folder: Path, manifest: bytes, names: Sequence[str]) -> None:
     """
-    Write a checkpoint's folder into the slabs of all copies, side by side.
+    Write a checkpoint's folder into the slabs of all copies; each piece of it is read once.
 
     Raises
     ------
@@ -136,25 +136,14 @@ def write_copies(copies: Sequence[Sequence[SlabAddress]], folder: Path, manifest
     OSError
         If a file cannot be read.
     """
-    problems: list[Exception] = []
-
-    def write(slabs: Sequence[SlabAddress]) -> None:
+    with ExitStack() as stack:
+        writers = [stack.enter_context(closing(_SlabWriter(slabs))) for slabs in copies]
         try:
-            with closing(_SlabWriter(slabs)) as writer:
-                for piece in _pieces(folder, manifest, names):
+            for piece in _pieces(folder, manifest, names):
+                for writer in writers:
                     writer.write(piece)
-        except (SlabLost, OSError) as error:
-            problems.append(error)
-
-    threads = [Thread(target=write, args=(slabs,), name="penstock-checkpoint-copy") for slabs in copies]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for problem in problems:
-        if isinstance(problem, SlabLost):
-            raise CopiesUnavailable(str(problem)) from problem
-        raise problem
+        except SlabLost as error:
+            raise CopiesUnavailable(str(error)) from error
 
 
 def read_copy(slabs: Sequence[SlabAddress], size: int) -> Generator[memoryview, None, None]:
