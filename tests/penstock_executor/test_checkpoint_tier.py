@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from checkpoint_clusters import MIB, Cluster, cluster_on
+from checkpoint_clusters import MIB, TRAINING, Cluster, cluster_on
 from executor_cases import end_processes, python
 
 from penstock_bus.memory import MemoryBus
@@ -17,24 +17,6 @@ from penstock_log import RunCheckpointed, RunRewound, RunWarned, SlabsEvicted, s
 from penstock_testing import eventually
 
 pytestmark = pytest.mark.slow
-TRAINING = """
-import sys, penstock
-seen = []
-with penstock.session() as session:
-    def save(folder):
-        (folder / "seen").write_text(repr(seen))
-        (folder / "weights").mkdir()
-        (folder / "weights" / "first").write_bytes(bytes(range(256)) * 10_000)
-    def load(folder):
-        assert (folder / "weights" / "first").read_bytes() == bytes(range(256)) * 10_000
-        seen.extend(eval((folder / "seen").read_text()))
-    session.on_checkpoint(save, load)
-    print("begins at", session.step, "with", len(seen), flush=True)
-    for item in session.iterations(range(10**9)):
-        seen.append(item)
-        if len(seen) == 20:
-            print("far enough", flush=True)
-"""
 
 
 @pytest_asyncio.fixture

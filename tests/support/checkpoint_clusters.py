@@ -20,6 +20,24 @@ from penstock_memory.machine import MemorySettings
 from penstock_memory.runner import run as run_agent
 
 MIB = 1 << 20
+TRAINING = """
+import sys, penstock
+seen = []
+with penstock.session() as session:
+    def save(folder):
+        (folder / "seen").write_text(repr(seen))
+        (folder / "weights").mkdir()
+        (folder / "weights" / "first").write_bytes(bytes(range(256)) * 10_000)
+    def load(folder):
+        assert (folder / "weights" / "first").read_bytes() == bytes(range(256)) * 10_000
+        seen.extend(eval((folder / "seen").read_text()))
+    session.on_checkpoint(save, load)
+    print("begins at", session.step, "with", len(seen), flush=True)
+    for item in session.iterations(range(10**9)):
+        seen.append(item)
+        if len(seen) == 20:
+            print("far enough", flush=True)
+"""
 
 
 class Agent:
