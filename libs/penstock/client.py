@@ -19,8 +19,8 @@ import msgspec
 
 from penstock import request, results, submission
 from penstock.output_reader import OutputReader
-from penstock_bus import logins
 from penstock_bus.compat import aclosing, timeout
+from penstock_bus.identity import logins
 from penstock_bus.port import Bus, BusError, Delivery, LogLine, ServiceError, Timeout, Unanswered
 from penstock_bus.settings import BusAddress, load
 from penstock_log import (

@@ -16,22 +16,11 @@ In reading order:
 * ``clock``: The cluster's time.
 * ``logger``: The logger of clients, which loads structlog only where a program does.
 * ``logs``: Structured logging.
-* ``logins``: The files that hold logins, and where they are found.
-* ``login_tokens``: The token of a login, read where it is kept and renewed before it ends.
-* ``identity_provider``: How clients get and renew tokens: discovery, the device grant.
-* ``claims``: Keys and signed claims as NATS has them.
-* ``access``: Which subjects each service, extension and person may use.
-* ``keyring``: The one secret of a server's owner, and all that is signed with it.
-* ``issuer``: Accounts and logins for people, while the server runs.
-* ``token_verifier``: Whose an identity provider's token is, and whether it counts.
-* ``callout``: The admission of people who come with such a token.
-* ``server``: The NATS server as a child process, and room on its disk.
-* ``cluster_member``: A server's place in a cluster.
-* ``cluster_folder``: What the servers of a cluster share on disk.
-* ``server_group``: The servers of a data folder, and how one becomes three.
 * ``stored_messages``: What both adapters share: patterns, pieces of snapshots, unreadable messages.
 * ``standalone``: The server by itself, for containers.
 * ``probe``: Whether a service on this host is ready, for containers.
+* ``identity/``: Who may connect to the servers, and what each may do there.
+* ``servers/``: The NATS servers as child processes: one, or three together.
 * ``memory/``: The bus in one process: the same contract without a server, for tests and simulation.
 * ``nats/``: The bus over NATS JetStream: the one place that imports ``nats``.
 """

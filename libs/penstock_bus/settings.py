@@ -10,7 +10,7 @@ from typing import Any, Final, Optional, TypeVar, Union, get_args, get_origin, g
 
 import msgspec
 
-from penstock_bus.logins import (
+from penstock_bus.identity.logins import (
     ROLES,
     VARIABLE,
     Login,

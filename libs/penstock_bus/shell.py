@@ -22,10 +22,11 @@ import msgspec
 import structlog
 import uvloop
 
-from penstock_bus import access, clock, health, logins, logs
+from penstock_bus import clock, health, logs
 from penstock_bus.clock import Clock, ticks
 from penstock_bus.follower import background, pause
 from penstock_bus.health import Metrics
+from penstock_bus.identity import access, logins
 from penstock_bus.port import Bus, BusError, LogFromFuture, LogReader, Timeout, Unauthorized, Unavailable
 from penstock_bus.settings import BusAddress, SettingsError, came_as, load
 from penstock_log.services import CORE, LOGINS

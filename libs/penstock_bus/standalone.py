@@ -23,19 +23,19 @@ from typing import Any, Final
 
 import msgspec
 
-from penstock_bus import access
-from penstock_bus.cluster_folder import FIRST, ClusterFolder
-from penstock_bus.cluster_member import ClusterMember
-from penstock_bus.keyring import Keyring
+from penstock_bus.identity import access
+from penstock_bus.identity.keyring import Keyring
+from penstock_bus.identity.logins import Login, file_name, write_login
+from penstock_bus.identity.token_verifier import OidcSettings
 from penstock_bus.logger import get_logger
-from penstock_bus.logins import Login, file_name, write_login
 from penstock_bus.nats import connect
 from penstock_bus.port import BusError
-from penstock_bus.server import CREDENTIALS, Server, ServerError, ServerSettings, wait_for_disk_space
-from penstock_bus.server_group import COUNTS, ServerGroup, count_of, running
+from penstock_bus.servers.cluster_folder import FIRST, ClusterFolder
+from penstock_bus.servers.cluster_member import ClusterMember
+from penstock_bus.servers.server import CREDENTIALS, Server, ServerError, ServerSettings, wait_for_disk_space
+from penstock_bus.servers.server_group import COUNTS, ServerGroup, count_of, running
 from penstock_bus.settings import load
 from penstock_bus.shell import handle_signals
-from penstock_bus.token_verifier import OidcSettings
 from penstock_log.services import LOGINS
 
 

@@ -27,8 +27,8 @@ from penstock_cli.value_formats import duration_s, now_s, span
 from penstock_cluster.host_limits import host_name
 
 if TYPE_CHECKING:
-    from penstock_bus.claims import SigningKey
-    from penstock_bus.logins import JoinAnswer, Login
+    from penstock_bus.identity.claims import SigningKey
+    from penstock_bus.identity.logins import JoinAnswer, Login
     from penstock_log import views
 
 VARIABLE: Final = "PENSTOCK_NODE_TOKEN"
@@ -111,7 +111,7 @@ def join(
 
 def start(data: Data = _FOLDER, memory: Memory = True) -> None:
     """Run the executor of a machine that has joined, and its memory agent, until Ctrl-C."""
-    from penstock_bus import logins
+    from penstock_bus.identity import logins
 
     folder = data.absolute()
     try:
@@ -178,7 +178,7 @@ def written(login: Login) -> str:
 
 def parsed(text: str) -> Login:
     """Return the login that a token holds; refuse what is none."""
-    from penstock_bus.logins import Login
+    from penstock_bus.identity.logins import Login
 
     try:
         if not text.startswith(_MARK):
@@ -201,7 +201,7 @@ async def reached(login: Login, name: str) -> Login:
     Unavailable
         If none is reached.
     """
-    from penstock_bus.logins import alternatives
+    from penstock_bus.identity.logins import alternatives
     from penstock_bus.nats import connect
     from penstock_bus.port import Unavailable
 
@@ -252,8 +252,8 @@ def _key(file: Path) -> SigningKey:
     """Return the key of a login of this machine: made before the token is used, and the same where that is repeated."""
     import nkeys
 
-    from penstock_bus.claims import SigningKey
-    from penstock_bus.logins import write_private
+    from penstock_bus.identity.claims import SigningKey
+    from penstock_bus.identity.logins import write_private
 
     try:
         return SigningKey(file.read_text(encoding="ascii"))
@@ -264,7 +264,7 @@ def _key(file: Path) -> SigningKey:
 
 
 def _keep(folder: Path, node: NodeFile, own: Login, agents: Login | None) -> None:
-    from penstock_bus import logins
+    from penstock_bus.identity import logins
 
     logins.write_login(folder / _LOGIN, own)
     if agents is None:
@@ -278,7 +278,7 @@ def _keep(folder: Path, node: NodeFile, own: Login, agents: Login | None) -> Non
 
 def _run(folder: Path, node: NodeFile, own: Login) -> NoReturn:
     """Be the node: the executor alone, or with a memory agent beside it."""
-    from penstock_bus.logins import VARIABLE as CREDENTIALS
+    from penstock_bus.identity.logins import VARIABLE as CREDENTIALS
     from penstock_bus.settings import SettingsError
     from penstock_cli.commands.up import become
     from penstock_cli.local.node_processes import run_node
@@ -307,7 +307,7 @@ def _run(folder: Path, node: NodeFile, own: Login) -> NoReturn:
 
 def _of_memory_agent(folder: Path, node: NodeFile, own: Login) -> tuple[str, dict[str, str]]:
     """Return the memory agent's folder, of which jobs are told, and its environment: settings go before the folder."""
-    from penstock_bus.logins import VARIABLE as CREDENTIALS
+    from penstock_bus.identity.logins import VARIABLE as CREDENTIALS
     from penstock_bus.settings import written as setting
 
     memory_dir = setting("executor", "memory_dir") or setting("memory", "data_dir") or str(folder / "memory")
@@ -324,8 +324,8 @@ def _of_memory_agent(folder: Path, node: NodeFile, own: Login) -> tuple[str, dic
 async def _asked(given: Login, node: NodeFile, folder: Path, server: str) -> tuple[Login, Login | None]:
     """Return the logins of this machine's executor and of its memory agent; None where that gets none."""
     from penstock_bus import Unauthorized
-    from penstock_bus.claims import decoded
-    from penstock_bus.logins import JoinAnswer, at_host
+    from penstock_bus.identity.claims import decoded
+    from penstock_bus.identity.logins import JoinAnswer, at_host
     from penstock_bus.nats import connect
     from penstock_bus.port import BusError, ServiceError
     from penstock_log import subjects
@@ -357,7 +357,7 @@ async def _asked(given: Login, node: NodeFile, folder: Path, server: str) -> tup
 
 
 def _login(answer: JoinAnswer, url: str, role: str, claim: str, key: SigningKey) -> Login:
-    from penstock_bus.logins import Login
+    from penstock_bus.identity.logins import Login
 
     return Login(url=url, user=role, user_jwt=claim, user_seed=key.seed, ca=answer.ca)
 

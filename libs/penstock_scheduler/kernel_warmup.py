@@ -14,7 +14,7 @@ import sys
 from types import TracebackType
 from typing import Final, Self
 
-from penstock_bus.server import dies_with_parent, end
+from penstock_bus.servers.server import dies_with_parent, end
 from penstock_bus.shell import Shell
 from penstock_policies.matching import KERNELS, warm
 

@@ -14,10 +14,10 @@ from typing import Final
 import pytest
 import pytest_asyncio
 
-from penstock_bus.logins import Login
+from penstock_bus.identity.logins import Login
 from penstock_bus.memory import MemoryBus
 from penstock_bus.nats import NatsBus, connect
-from penstock_bus.server import Server, ServerSettings
+from penstock_bus.servers.server import Server, ServerSettings
 
 ACCOUNTS = 600
 PROMISED_BYTES = 1 << 50

@@ -28,11 +28,11 @@ import aged_log
 import msgspec
 
 from penstock_autoscaler.machine import decider as autoscaler
-from penstock_bus.access import ADMIN
 from penstock_bus.follower import FoldFollower, background
-from penstock_bus.logins import Login
+from penstock_bus.identity.access import ADMIN
+from penstock_bus.identity.logins import Login
 from penstock_bus.nats import NatsBus, connect
-from penstock_bus.server import Server, ServerSettings
+from penstock_bus.servers.server import Server, ServerSettings
 from penstock_bus.shell import Shell
 from penstock_executor.machine import decider as executor
 from penstock_gateway.archiver import Archiver

@@ -28,7 +28,7 @@ from rich.table import Table
 
 from penstock_bus import Append
 from penstock_bus.nats import NatsBus, connect
-from penstock_bus.server import ServerSettings, running
+from penstock_bus.servers.server import ServerSettings, running
 from penstock_log import Commit, RunEnded, decode, encode, subjects
 
 ROUNDS = 5

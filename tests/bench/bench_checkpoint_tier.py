@@ -27,9 +27,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 from checkpoint_clusters import Cluster, cluster_on
 from executor_cases import python
 
-from penstock_bus.logins import Login
+from penstock_bus.identity.logins import Login
 from penstock_bus.nats import NatsBus, connect
-from penstock_bus.server import Server, ServerSettings
+from penstock_bus.servers.server import Server, ServerSettings
 from penstock_executor.checkpoint_tier import SHARED_MEMORY
 from penstock_log import RunCheckpointed, RunStarted
 

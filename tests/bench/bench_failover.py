@@ -27,7 +27,7 @@ import nats.js.errors
 import structlog
 
 import penstock
-from penstock_bus.logins import read_login
+from penstock_bus.identity.logins import read_login
 from penstock_bus.nats import NatsBus, connect, direct_get
 from penstock_cli.local import data_folder
 from penstock_log import JobSubmitted, subjects

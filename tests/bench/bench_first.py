@@ -24,7 +24,7 @@ import structlog
 from penstock_bus import Append
 from penstock_bus.decider import Fold
 from penstock_bus.nats import NatsBus, connect
-from penstock_bus.server import ServerSettings, running
+from penstock_bus.servers.server import ServerSettings, running
 from penstock_log import (
     AnyEvent,
     Commit,

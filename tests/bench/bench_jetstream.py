@@ -25,7 +25,7 @@ from nats.js.errors import KeyWrongLastSequenceError
 
 from penstock_bus import Bus, Work
 from penstock_bus.nats import connect
-from penstock_bus.server import Server, ServerSettings, running
+from penstock_bus.servers.server import Server, ServerSettings, running
 from penstock_log import subjects
 
 ROUNDS = 3

@@ -25,10 +25,10 @@ from chaos.schedule import Schedule
 from chaos.server_clock import ProcessClock
 from chaos.server_clock import problem as problem_with_server_clocks
 from penstock_bus import Bus, BusError
-from penstock_bus.access import ADMIN, CLIENT
+from penstock_bus.identity.access import ADMIN, CLIENT
 from penstock_bus.nats import NatsBus, connect
-from penstock_bus.server import Process, Server, ServerError, ServerSettings, wait_for_disk_space
-from penstock_bus.server_group import ServerGroup
+from penstock_bus.servers.server import Process, Server, ServerError, ServerSettings, wait_for_disk_space
+from penstock_bus.servers.server_group import ServerGroup
 from penstock_cli.local.child_process import Child, Readiness, keep_running
 from penstock_cli.local.data_folder import UpOptions, environment
 from penstock_cli.local.service_template import ServiceProcess, ServiceTemplate

@@ -20,7 +20,7 @@ from typing import Final
 
 import msgspec
 
-from penstock_bus.cluster_member import ClusterMember, members_on_loopback
+from penstock_bus.servers.cluster_member import ClusterMember, members_on_loopback
 
 _PIECE_BYTES: Final = 65536
 _FROM_THE_OTHER_END: Final = {"half": "mute", "mute": "half"}

@@ -15,7 +15,7 @@ from compose_stack import docker, running
 from testcontainers.compose import DockerCompose
 
 import penstock
-from penstock_bus.logins import read_login
+from penstock_bus.identity.logins import read_login
 from penstock_bus.nats import NatsBus, connect
 from penstock_log import JobFinished, JobSubmitted, subjects, tag_of
 from penstock_log.views import StreamView

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from penstock_bus import access, logins
+from penstock_bus.identity import access, logins
 from penstock_log.services import CORE, LOGINS
 
 ROOT = Path(__file__).parents[2]

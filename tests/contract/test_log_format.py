@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from penstock_bus import LogFromFuture
-from penstock_bus.access import ADMIN
+from penstock_bus.identity.access import ADMIN
 from penstock_bus.nats import connect
 from penstock_bus.nats.link import Link
-from penstock_bus.server import ServerSettings, running
+from penstock_bus.servers.server import ServerSettings, running
 from penstock_log import LOG_FORMAT, subjects
 
 MARK = "penstock-log-format"

@@ -9,9 +9,9 @@ import pytest
 from bus_harness import append, take
 
 from penstock_bus import Bus, TrimDenied, Unauthorized
-from penstock_bus.access import ADMIN
+from penstock_bus.identity.access import ADMIN
 from penstock_bus.nats import connect
-from penstock_bus.server import ServerSettings, running
+from penstock_bus.servers.server import ServerSettings, running
 from penstock_log import subjects
 
 ALL = subjects.STREAM_SUBJECTS[subjects.EVT]

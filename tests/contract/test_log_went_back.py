@@ -11,9 +11,9 @@ import pytest
 from bus_harness import append
 
 from penstock_bus import LogWentBack
-from penstock_bus.access import ADMIN
+from penstock_bus.identity.access import ADMIN
 from penstock_bus.nats import connect
-from penstock_bus.server import Server, ServerSettings
+from penstock_bus.servers.server import Server, ServerSettings
 
 
 async def test_a_reader_ends_when_the_log_ends_before_what_it_has_read(tmp_path: Path) -> None:

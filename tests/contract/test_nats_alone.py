@@ -20,12 +20,12 @@ from nats.aio.msg import Msg
 from structlog.testing import capture_logs
 
 from penstock_bus import Endpoint, Reply, Request, Unauthorized, Unavailable
-from penstock_bus.logins import Login
+from penstock_bus.identity.logins import Login
 from penstock_bus.nats import NatsBus, connect, consumer, direct_get
 from penstock_bus.nats.link import TRY_S, ApiError, NotSettled, fault
 from penstock_bus.nats.streams import KEY, StreamLimits, configs
 from penstock_bus.port import BusError, StorageFull, TooLarge
-from penstock_bus.server import ServerSettings, running
+from penstock_bus.servers.server import ServerSettings, running
 from penstock_log import encode, subjects
 from penstock_testing import eventually
 

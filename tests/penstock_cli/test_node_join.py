@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock_bus.claims import SigningKey
-from penstock_bus.logins import Login, write_login
+from penstock_bus.identity.claims import SigningKey
+from penstock_bus.identity.logins import Login, write_login
 from penstock_bus.shell import EX_UNAVAILABLE
 from penstock_cli.node_join import VARIABLE, parsed, written
 

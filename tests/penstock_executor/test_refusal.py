@@ -11,12 +11,12 @@ import msgspec
 import pytest
 from executor_cases import World, python, world_on
 
-from penstock_bus.access import ADMIN
-from penstock_bus.claims import SigningKey
-from penstock_bus.logins import write_login
+from penstock_bus.identity.access import ADMIN
+from penstock_bus.identity.claims import SigningKey
+from penstock_bus.identity.logins import write_login
 from penstock_bus.nats import connect
 from penstock_bus.nats.accounts import NatsAccountClient
-from penstock_bus.server import Server, ServerSettings, running
+from penstock_bus.servers.server import Server, ServerSettings, running
 from penstock_bus.service_folder import alone_in
 from penstock_bus.shell import REFUSED
 from penstock_executor.launchers.process_launcher import gone

@@ -16,7 +16,7 @@ import nats
 from penstock_bus import Append, Bus, Delivery
 from penstock_bus.memory import MemoryBus, MemoryServer
 from penstock_bus.nats import connect
-from penstock_bus.server import Server, ServerSettings
+from penstock_bus.servers.server import Server, ServerSettings
 from penstock_log import Commit, JobHeld, subjects
 
 _ids = itertools.count(1)

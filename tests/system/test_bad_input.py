@@ -23,7 +23,7 @@ from clusters import Cluster, facts, until
 
 import penstock
 from penstock_bus import BusError, ServiceError
-from penstock_bus.logins import user_name
+from penstock_bus.identity.logins import user_name
 from penstock_log import JobSpec, subjects
 from penstock_testing import eventually
 

@@ -13,7 +13,7 @@ import pytest
 from clusters import Cluster, facts, until
 
 from penstock_bus import Append, Unauthorized
-from penstock_bus.logins import read_login
+from penstock_bus.identity.logins import read_login
 from penstock_bus.nats import connect
 from penstock_cli.app import write_service
 from penstock_log import Commit, JobSpec, subjects

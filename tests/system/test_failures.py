@@ -14,11 +14,11 @@ import msgspec
 import pytest
 
 from penstock_bus import Append, Bus, StorageFull
-from penstock_bus.access import ADMIN
 from penstock_bus.health import Vitals
-from penstock_bus.logins import SERVICE_LOGINS
+from penstock_bus.identity.access import ADMIN
+from penstock_bus.identity.logins import SERVICE_LOGINS
 from penstock_bus.nats import connect
-from penstock_bus.server import Server, ServerSettings
+from penstock_bus.servers.server import Server, ServerSettings
 from penstock_cli.local.service_template import ServiceProcess, ServiceTemplate
 from penstock_log import Commit, JobSpec, JobSubmitted, RunStarted, subjects
 from penstock_log.services import CORE

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from penstock.client import Client
-from penstock_bus.logins import read_login
+from penstock_bus.identity.logins import read_login
 from penstock_cli.local import data_folder
 from penstock_testing import eventually
 

@@ -13,10 +13,11 @@ import pytest
 from typer.testing import CliRunner
 
 import penstock
-from penstock_bus import Append, NoResponders, ServiceError, Unavailable, logins
+from penstock_bus import Append, NoResponders, ServiceError, Unavailable
+from penstock_bus.identity import logins
 from penstock_bus.nats import connect
-from penstock_bus.server import ServerSettings
-from penstock_bus.server import running as running_server
+from penstock_bus.servers.server import ServerSettings
+from penstock_bus.servers.server import running as running_server
 from penstock_cli import hoisted
 from penstock_cli.app import app
 from penstock_cli.local import data_folder, supervisor

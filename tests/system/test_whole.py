@@ -10,7 +10,7 @@ import sys
 import pytest
 from clusters import Cluster, facts, until
 
-from penstock_bus.logins import read_login
+from penstock_bus.identity.logins import read_login
 from penstock_bus.nats import connect
 from penstock_log import JobSpec, subjects
 

@@ -18,8 +18,8 @@ from urllib.parse import urlsplit
 
 import nats.errors
 
-from penstock_bus.login_tokens import LoginToken, described, is_by_token
-from penstock_bus.logins import Login, why_refused
+from penstock_bus.identity.login_tokens import LoginToken, described, is_by_token
+from penstock_bus.identity.logins import Login, why_refused
 from penstock_bus.nats.link import ClientOptions, LateAnswerClient, Link
 from penstock_bus.nats.relay import MayRead, relaying
 from penstock_bus.nats.replication import NatsReplicationClient
@@ -142,7 +142,7 @@ def _proof(login: Login) -> dict[str, Any]:
         return found
     if not login.user_jwt:
         return found | {"user": login.user or None, "password": login.password or None}
-    from penstock_bus.claims import SigningKey  # noqa: PLC0415 - needs PyNaCl, which others need not load
+    from penstock_bus.identity.claims import SigningKey  # noqa: PLC0415 - needs PyNaCl, which others need not load
 
     try:
         key = SigningKey(login.user_seed)

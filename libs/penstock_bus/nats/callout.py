@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 from nats.aio.msg import Msg
 
-from penstock_bus.claims import decoded
+from penstock_bus.identity.claims import decoded
 from penstock_bus.logger import get_logger
 from penstock_bus.nats.link import Link, unsubscribe
 
@@ -81,7 +81,7 @@ async def answering(link: Link, answer: Callable[[CalloutQuestion], Awaitable[st
     Parameters
     ----------
     answer : callable
-        Returns signed claims: :func:`penstock_bus.claims.callout_answer`.
+        Returns signed claims: :func:`penstock_bus.identity.claims.callout_answer`.
     """
     running: set[asyncio.Task[None]] = set()
 

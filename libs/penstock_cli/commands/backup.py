@@ -114,10 +114,10 @@ def _about(content: BackupContent) -> str:
 @asynccontextmanager
 async def _server(folder: Path) -> AsyncIterator[tuple[Link, int]]:
     """Run a server on a folder that is being restored; what it is given is brought to disk at the end, all at once."""
-    from penstock_bus import access
+    from penstock_bus.identity import access
+    from penstock_bus.identity.node_issuer import end_all_logins
     from penstock_bus.nats import connect, streams
-    from penstock_bus.node_issuer import end_all_logins
-    from penstock_bus.server import ServerSettings, running
+    from penstock_bus.servers.server import ServerSettings, running
     from penstock_log import subjects
 
     async with (

@@ -99,7 +99,7 @@ def ls(ctx: typer.Context, output: Out = "table") -> None:
 
 def _login(data: Path, url: str) -> dict[str, str]:
     """Return the shadow's own login, unless another one is set or the folder is none of a running Penstock."""
-    from penstock_bus import logins
+    from penstock_bus.identity import logins
     from penstock_cli.commands.up import environment_of
     from penstock_cli.local import data_folder
 

@@ -24,7 +24,7 @@ from penstock_cli.value_formats import pairs, size
 from penstock_log.services import LOGINS
 
 if TYPE_CHECKING:
-    from penstock_bus.logins import Login
+    from penstock_bus.identity.logins import Login
     from penstock_bus.nats.link import Link
     from penstock_bus.nats.streams import StreamUse
 
@@ -84,8 +84,8 @@ def up(
 
     Until Ctrl-C, or with --detach until `penstock down`.
     """
-    from penstock_bus.access import Extensions
-    from penstock_bus.token_verifier import OidcSettings
+    from penstock_bus.identity.access import Extensions
+    from penstock_bus.identity.token_verifier import OidcSettings
     from penstock_cli.local import supervisor
 
     described = ",".join(filter(None, [devices, *["cpu"] * cpu]))
@@ -160,7 +160,7 @@ def service(
 
 def login_of(name: str, folder: Path, url: str) -> dict[str, str]:
     """Return as whom a service goes to a server: as is set, else by the data folder if that is this server's."""
-    from penstock_bus import logins
+    from penstock_bus.identity import logins
     from penstock_cli.local import data_folder
 
     here = {"PENSTOCK_URL": url}
@@ -340,7 +340,7 @@ def administrator(data: Path, url: str) -> Login:
     The folder of a server that runs by itself, as in a container, does not tell its address: it is at the one that is
     set, or else on this machine.
     """
-    from penstock_bus import logins
+    from penstock_bus.identity import logins
     from penstock_bus.settings import LOCAL, BusAddress, load
     from penstock_cli.local import data_folder
 

@@ -25,7 +25,7 @@ from penstock_cli.value_formats import duration_s, span
 
 if TYPE_CHECKING:
     from penstock.client import Client
-    from penstock_bus.logins import Login, Provider, Tokens
+    from penstock_bus.identity.logins import Login, Provider, Tokens
     from penstock_log import views
     from penstock_log.facts import Role
 
@@ -273,7 +273,7 @@ def login(
     Where the cluster has an identity provider, you log in there, in any browser.
     """
     from penstock.client import Client
-    from penstock_bus import login_tokens, logins
+    from penstock_bus.identity import login_tokens, logins
 
     found = _at(what, oidc, client_id, ca) if "://" in what else _reached(_given(Path(what))) if what else _in_use()
     context = name or (_context_of(found) if what else logins.selected_context(os.environ))
@@ -321,7 +321,7 @@ def whoami(ctx: typer.Context, output: Out = "table") -> None:
 
 def list_contexts() -> None:
     """List the clusters that were logged in to; the one in use has a star."""
-    from penstock_bus import logins
+    from penstock_bus.identity import logins
 
     chosen = logins.selected_context(os.environ)
     rows = [
@@ -337,7 +337,7 @@ def use(
     name: Annotated[str, typer.Argument(help="Of a context; none given uses the server on this machine.")] = "",
 ) -> None:
     """Use a cluster from now on."""
-    from penstock_bus import logins
+    from penstock_bus.identity import logins
 
     if name and name not in (known := logins.contexts(os.environ)):
         raise Failure(f"no context {name!r}; there are: {', '.join(known) or 'none'}", Exit.NOT_FOUND)
@@ -347,7 +347,7 @@ def use(
 
 def forget(name: Annotated[str, typer.Argument(help="Of a context.")]) -> None:
     """Forget a cluster and its login."""
-    from penstock_bus import logins
+    from penstock_bus.identity import logins
 
     try:
         logins.remove_context(name, os.environ)
@@ -358,7 +358,7 @@ def forget(name: Annotated[str, typer.Argument(help="Of a context.")]) -> None:
 
 
 def _given(file: Path) -> Login:
-    from penstock_bus import logins
+    from penstock_bus.identity import logins
 
     try:
         return logins.read_login(file)
@@ -369,8 +369,8 @@ def _given(file: Path) -> Login:
 
 
 def _at(url: str, issuer: str, client_id: str, ca: Path | None) -> Login:
-    from penstock_bus.identity_provider import is_private_address
-    from penstock_bus.logins import Login, Provider
+    from penstock_bus.identity.identity_provider import is_private_address
+    from penstock_bus.identity.logins import Login, Provider
 
     if not is_private_address(issuer):
         bad_input("a URL takes --oidc https://ISSUER, the address of the cluster's identity provider; or give a FILE")
@@ -383,7 +383,7 @@ def _at(url: str, issuer: str, client_id: str, ca: Path | None) -> Login:
 
 def _in_use() -> Login:
     """Return the login of the context in use, where one can log in anew."""
-    from penstock_bus import logins
+    from penstock_bus.identity import logins
 
     found = logins.contexts(os.environ).get(logins.selected_context(os.environ))
     if found is None or found.provider is None:
@@ -397,7 +397,7 @@ def _context_of(found: Login) -> str:
 
 async def _tokens_of(provider: Provider) -> Tokens:
     """Have a person log in at the identity provider."""
-    from penstock_bus.identity_provider import begin_device_grant, device_tokens, discover
+    from penstock_bus.identity.identity_provider import begin_device_grant, device_tokens, discover
 
     addresses = await discover(provider.issuer, provider.ca)
     grant = await begin_device_grant(provider, addresses)
@@ -455,7 +455,7 @@ def _write(file: Path, made: Login, told: str) -> None:
 
 
 def _store(file: Path, made: Login) -> None:
-    from penstock_bus import logins
+    from penstock_bus.identity import logins
 
     made = msgspec.structs.replace(made, description="penstock")
     if file == _PRINTED:

@@ -43,7 +43,7 @@ from penstock_bus.health import VERSION
 from penstock_bus.nats import streams
 from penstock_bus.nats.link import Link
 from penstock_bus.nats.stream_backup import StreamCopy, copy_in, copy_out
-from penstock_bus.server import CREDENTIALS
+from penstock_bus.servers.server import CREDENTIALS
 from penstock_log import subjects
 
 FORMAT: Final = 1

@@ -18,7 +18,7 @@ import structlog
 from penstock_bus import health
 from penstock_bus.follower import background
 from penstock_bus.port import TelemetryPort
-from penstock_bus.server import Process, end
+from penstock_bus.servers.server import Process, end
 from penstock_bus.shell import EX_CONFIG, EX_DATAERR, REFUSED
 from penstock_cli.local.data_folder import UpError
 from penstock_log import subjects

@@ -21,11 +21,11 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from penstock_bus import logins
 from penstock_bus.addresses import is_address, is_loopback
-from penstock_bus.certificates import EVERYWHERE
+from penstock_bus.identity import logins
+from penstock_bus.identity.certificates import EVERYWHERE
+from penstock_bus.identity.token_verifier import OidcSettings
 from penstock_bus.settings import CONFIG_VARIABLE, origin, written
-from penstock_bus.token_verifier import OidcSettings
 from penstock_log.services import CORE
 
 _HOST_NAME: Final = re.compile(
@@ -356,7 +356,7 @@ class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
         UpError
             If ``servers`` is none that is known.
         """
-        from penstock_bus.server_group import COUNTS  # which other commands need not load
+        from penstock_bus.servers.server_group import COUNTS  # which other commands need not load
 
         if self.servers and self.servers not in COUNTS:
             counts = " or ".join(map(str, COUNTS))

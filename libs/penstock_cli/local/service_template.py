@@ -32,7 +32,7 @@ from typing import IO, Final, Self
 
 import msgspec
 
-from penstock_bus.server import dies_with_parent, end
+from penstock_bus.servers.server import dies_with_parent, end
 
 _MOST_BYTES: Final = 1 << 17
 _GRACE_S: Final = 2.0

@@ -22,14 +22,15 @@ from typing import IO, Final
 import msgspec
 import structlog
 
-from penstock_bus import access, certificates, health, logins, logs
+from penstock_bus import health, logs
 from penstock_bus.addresses import is_loopback
-from penstock_bus.certificates import TlsFiles
 from penstock_bus.follower import background
+from penstock_bus.identity import access, certificates, logins
+from penstock_bus.identity.certificates import TlsFiles
 from penstock_bus.nats import connect
 from penstock_bus.port import BusError
-from penstock_bus.server import Server, ServerError, ServerSettings, wait_for_disk_space
-from penstock_bus.server_group import ServerGroup, count_of
+from penstock_bus.servers.server import Server, ServerError, ServerSettings, wait_for_disk_space
+from penstock_bus.servers.server_group import ServerGroup, count_of
 from penstock_bus.settings import SettingsError, load
 from penstock_bus.shell import handle_signals
 from penstock_cli.local import data_folder

@@ -15,8 +15,9 @@ from local_issuer import AUDIENCE, LocalIssuer, serving
 from typer.testing import CliRunner
 
 from penstock.client import Client
-from penstock_bus import Unauthorized, Unavailable, logins
-from penstock_bus.logins import Login, Provider
+from penstock_bus import Unauthorized, Unavailable
+from penstock_bus.identity import logins
+from penstock_bus.identity.logins import Login, Provider
 from penstock_cli.app import app
 from penstock_log import request_bodies
 from penstock_log.views import ActAnswer, UsersView, UserView

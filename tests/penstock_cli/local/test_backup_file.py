@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 
 from penstock_bus import Append, Snapshot
-from penstock_bus.access import ADMIN
 from penstock_bus.follower import background
+from penstock_bus.identity.access import ADMIN
 from penstock_bus.nats import NatsBus, connect
 from penstock_bus.nats.link import Link
-from penstock_bus.server import ServerSettings, running
+from penstock_bus.servers.server import ServerSettings, running
 from penstock_cli.local import backup_file
 from penstock_cli.local.backup_file import BackupContent, BackupError
 from penstock_gateway.archived_ids import FILE, ArchivedIds

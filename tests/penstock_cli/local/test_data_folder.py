@@ -12,8 +12,8 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from penstock_bus import logins
 from penstock_bus.health import Vitals
+from penstock_bus.identity import logins
 from penstock_bus.memory import MemoryBus
 from penstock_bus.shell import EX_CONFIG
 from penstock_cli.local import data_folder, supervisor

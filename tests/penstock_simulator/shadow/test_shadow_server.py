@@ -13,9 +13,9 @@ import pytest
 from shadow_cases import node, placed, started, submitted
 
 from penstock_bus import Append, Unauthorized
-from penstock_bus.access import ADMIN, CLIENT, SHADOW
+from penstock_bus.identity.access import ADMIN, CLIENT, SHADOW
 from penstock_bus.nats import NatsBus, connect
-from penstock_bus.server import Server, ServerSettings, running
+from penstock_bus.servers.server import Server, ServerSettings, running
 from penstock_bus.shell import Shell
 from penstock_log import AnyEvent, Commit, JobCancelled, RoundDecided, codec, subjects
 from penstock_log.services import CORE
