@@ -22,6 +22,7 @@ from penstock_bus.logins import (
     read_login,
     selected_context,
 )
+from penstock_log.agent_protocol import AgentEnv
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -29,6 +30,8 @@ CONFIG_VARIABLE: Final = "PENSTOCK_CONFIG"
 DEFAULT_FILE: Final = "penstock.toml"
 LOCAL: Final = "nats://127.0.0.1:4222"
 _LONGEST_SHOWN: Final = 100
+_OF_JOBS: Final = frozenset(value for name, value in vars(AgentEnv).items() if name.isupper())
+"""Variables that a job finds, such as ``PENSTOCK_MEMORY_SOCKET``: settings of no service."""
 
 
 class SettingsError(ValueError):
@@ -307,6 +310,8 @@ def _from_environment(
     if section:
         prefix = _variable(section, "")
         for variable in environ:
+            if variable in _OF_JOBS:
+                continue  # a service that a job starts inherits them
             if variable.startswith(prefix) and variable.removeprefix(prefix).lower() not in known:
                 names = ", ".join(prefix + name.upper() for name in sorted(known))
                 raise SettingsError(f"unknown variable {variable}; expected one of {names}")

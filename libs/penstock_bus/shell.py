@@ -141,9 +141,13 @@ Run = Callable[[Shell, T], Awaitable[None]]
 E = TypeVar("E", bound=Exception)
 
 
-def main(service: str, settings_type: type[T], run: Run[T]) -> NoReturn:
+def main(
+    service: str, settings_type: type[T], run: Run[T], *, refused: Callable[[T], None] = lambda _: None
+) -> NoReturn:
     """
     Be a service: the whole of its ``__main__.py``.
+
+    ``refused`` is what is left to do, with the settings, where the bus has refused the credentials.
 
     Exits with 0 after an orderly end, even if the bus is away at that moment; with 69 if the bus cannot be reached, 70
     after an error in the service, 3 if the bus refuses the credentials and 78 if a setting is wrong.
@@ -157,7 +161,10 @@ def main(service: str, settings_type: type[T], run: Run[T]) -> NoReturn:
     except SettingsError as error:
         sys.stderr.write(f"penstock {service}: {escaped(str(error))}\n")
         raise SystemExit(EX_CONFIG) from error
-    raise SystemExit(uvloop.run(_main(service, connection, ready_file, settings, run)))
+    code = uvloop.run(_main(service, connection, ready_file, settings, run))
+    if code == REFUSED:
+        refused(settings)
+    raise SystemExit(code)
 
 
 async def _main(service: str, connection: BusAddress, ready_file: Path | None, settings: T, run: Run[T]) -> int:

@@ -1,8 +1,8 @@
 """
 The socket for the clients of this node: a JSON object a line, and the kernel says whose process it is.
 
-A client that sends faster than :data:`MESSAGES_PER_S` is read more slowly. One whose connection ends has given
-everything back.
+A client that sends faster than :data:`MESSAGES_PER_S` is read more slowly, and a long message counts as many. One
+whose connection ends has given everything back.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import asyncio
 import pwd
 import socket
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 import structlog
@@ -26,7 +26,11 @@ from penstock_log.memory_messages import (
     BorrowSlab,
     ClientHello,
     ClientRefused,
+    FindCopy,
     FromClient,
+    KeepCopies,
+    NoCopies,
+    PlaceCopies,
     ReturnSlab,
     SlabRefused,
     SlabUse,
@@ -40,6 +44,8 @@ MOST_OF_ONE: Final = 128
 """Connections of one account."""
 MESSAGES_PER_S: Final = 200.0
 BURST: Final = 1000.0
+MESSAGE_BYTES: Final = 4096
+"""A message counts as one for each so many bytes: reading a MiB takes the agent 10 ms."""
 MOST_UNSENT_BYTES: Final = 1 << 20
 """So much may wait for a client that does not read; then it is hung up on."""
 MOST_BORROWING: Final = 64
@@ -57,8 +63,11 @@ class ClientHandler(Protocol):
     def welcome(self) -> AgentWelcome:
         """Return what a client is told at first."""
 
-    async def borrow(self, client: LocalClient, asked: BorrowSlab) -> ToClient:
-        """Find a slab for a client."""
+    def borrow(self, client: LocalClient, asked: BorrowSlab) -> Coroutine[Any, Any, ToClient]:
+        """Note that a client asks for a slab, and return what finds one."""
+
+    async def answer_copies(self, client: LocalClient, asked: PlaceCopies | KeepCopies | FindCopy) -> ToClient:
+        """Answer a client about copies of a checkpoint."""
 
     def give_back(self, client: LocalClient, slab: int) -> None:
         """Take note that a client uses a slab no more."""
@@ -213,14 +222,18 @@ class LocalClient:
 
     async def _handle(self, line: bytes) -> str:
         """Handle a message; return why to hang up, empty where not."""
-        await self._keep_pace()
+        await self._keep_pace(1 + len(line) // MESSAGE_BYTES)
         match message := _decoded(line):
             case BorrowSlab():
                 if len(self._borrowing) >= MOST_BORROWING:
                     return f"more than {MOST_BORROWING} slabs asked for at a time; wait for answers"
-                task = asyncio.create_task(self._borrow(message))
-                self._borrowing.add(task)
-                task.add_done_callback(self._borrowing.discard)
+                found = self._handler.borrow(self, message)
+                task = self._begin(self._answer(message, found))
+                task.add_done_callback(lambda _: found.close())  # a task that was cancelled early has not begun it
+            case PlaceCopies() | KeepCopies() | FindCopy():
+                if self._borrowing:
+                    return "copies were asked about before the last answer; wait for it"
+                self._begin(self._answer_copies(message))
             case ReturnSlab():
                 self._handler.give_back(self, message.slab)
             case SlabUse():
@@ -231,17 +244,31 @@ class LocalClient:
                 return message
         return ""
 
-    async def _borrow(self, asked: BorrowSlab) -> None:
+    def _begin(self, answering: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(answering)
+        self._borrowing.add(task)
+        task.add_done_callback(self._borrowing.discard)
+        return task
+
+    async def _answer_copies(self, asked: PlaceCopies | KeepCopies | FindCopy) -> None:
         try:
-            answer = await self._handler.borrow(self, asked)
+            answer = await self._handler.answer_copies(self, asked)
+        except Exception:  # the client waits for an answer, whatever went wrong
+            _log.exception("copies_not_answered", pid=self.pid)
+            answer = NoCopies(reason="the agent failed; its log says how")
+        self.send(answer)
+
+    async def _answer(self, asked: BorrowSlab, found: Coroutine[Any, Any, ToClient]) -> None:
+        try:
+            answer = await found
         except Exception:  # the client waits for an answer, whatever went wrong
             _log.exception("slab_not_borrowed", pid=self.pid)
             answer = SlabRefused(slab=asked.slab, reason="the agent failed; its log says how")
         self.send(answer)
 
-    async def _keep_pace(self) -> None:
+    async def _keep_pace(self, messages: int) -> None:
         now_s = self._ticking()
-        self._tokens = min(BURST, self._tokens + (now_s - self._at_s) * MESSAGES_PER_S) - 1.0
+        self._tokens = min(BURST, self._tokens + (now_s - self._at_s) * MESSAGES_PER_S) - messages
         self._at_s = now_s
         if self._tokens < 0:
             await asyncio.sleep(-self._tokens / MESSAGES_PER_S)

@@ -1,7 +1,8 @@
 """
 Facts on their way to the log: what happened to slabs is summed up, and becomes one commit a second at most.
 
-While the log is away the sums grow, and their number does not: it is bounded by who borrows.
+While the log is away the sums grow, and their number does not: of each kind there are :data:`MOST_USERS`, and what
+comes beyond is summed up without the job, whose name is the client's own choice.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ FLUSH_S: Final = 1.0
 OFFERED_S: Final = 10.0
 """An offer that changes again and again is told so often at most."""
 OFFERED_PART: Final = 8
+MOST_USERS: Final = 32
 _log = get_logger("penstock.memory")
 
 
@@ -52,15 +54,17 @@ class FactBatch:
 
     def lent(self, user: SlabUser) -> None:
         """Note that a slab was lent."""
-        self._lent[user] += 1
+        self._lent[_counted_as(user, user in self._lent, len(self._lent))] += 1
 
     def returned(self, user: SlabUser, why: Literal["returned", "expired", "damaged"]) -> None:
         """Note that a slab came back without being asked for."""
-        self._returned[user, why] += 1
+        known = (user, why) in self._returned
+        self._returned[_counted_as(user, known, len(self._returned)), why] += 1
 
     def evicted(self, user: SlabUser, reason: str) -> None:
         """Note that a slab was taken back."""
-        self._evicted[user, reason] += 1
+        known = (user, reason) in self._evicted
+        self._evicted[_counted_as(user, known, len(self._evicted)), reason] += 1
 
     def offered(self, slabs: int, slab_bytes: int, free_bytes: int, headroom_bytes: int) -> None:
         """Note what the node offers now."""
@@ -113,3 +117,7 @@ class FactBatch:
         """Return whether an offer differs by more than comes and goes: by an eighth, or in whether there is any."""
         told = self._told_slabs
         return told < 0 or (slabs > 0) != (told > 0) or abs(slabs - told) > told // OFFERED_PART
+
+
+def _counted_as(user: SlabUser, known: bool, users: int) -> SlabUser:
+    return user if known or users < MOST_USERS else user._replace(job_id="")

@@ -113,7 +113,7 @@ def decider(node_id: str) -> Decider[MemoryState]:
         state=MemoryState,
         schema=f"memory.v1 {node_id}",
         apply=partial(apply, node_id),
-        decide=lambda state, now_s: Decision(),  # noqa: ARG005
+        decide=lambda state, now_s: Decision(),  # noqa: ARG005 - what a decider is called with
         leads=False,
         reads=lifecycle.OF_JOBS,
     )

@@ -53,7 +53,7 @@ STALL_S: Final = 10.0
 """So long a client may be silent inside a frame, or not take an answer: a lease lasts no longer without its agent."""
 MOST_UNPROVED: Final = 64
 MOST_UNPROVED_OF_ONE: Final = 16
-"""Connections without a proof at a time, of all and of one address."""
+"""Connections without a proof at a time, of all and of one address, or of one account of this host."""
 MOST_OF_SLAB: Final = 16
 """Connections about one slab."""
 WAITING: Final = 256
@@ -195,12 +195,12 @@ class SlabServer:
         while not self._closing:
             try:
                 connection, address = listener.accept()
+                who = _who_calls(connection, address)
             except OSError as error:
                 if not self._closing:
                     _log.warning("slab_connection_not_taken", error=str(error))
                     time.sleep(FULL_S)
                 continue
-            who = str(address[0]) if isinstance(address, tuple) else "unix"
             if self._is_taken_in(connection, who):
                 self._serve_in_thread(connection, who)
             else:
@@ -394,6 +394,14 @@ class SlabServer:
             with self._lock:
                 del self._traffic[connection]
                 self._ended_traffic = [before + more for before, more in zip(self._ended_traffic, traffic, strict=True)]
+
+
+def _who_calls(connection: socket.socket, address: object) -> str:
+    """Return the address of a client, or its account where it is on this host."""
+    if isinstance(address, tuple):
+        return str(address[0])
+    _, uid = service_folder.peer(connection)
+    return f"uid {uid}"
 
 
 class _HalfFrame(Exception):

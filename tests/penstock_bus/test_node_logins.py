@@ -10,16 +10,18 @@ import msgspec
 import nats.errors
 import pytest
 from test_access_attackers import bus_of
-from test_access_people import added, bus_as, raw
+from test_access_people import added, bus_as, login_of, raw
 
 from penstock.client import Client
 from penstock_bus import Append, NoResponders, ServiceError, Unauthorized, claims
 from penstock_bus.access import ADMIN
 from penstock_bus.claims import SigningKey
 from penstock_bus.issuer import issuing
-from penstock_bus.logins import Login
+from penstock_bus.logins import JoinAnswer, Login
 from penstock_bus.nats import connect
 from penstock_bus.server import Server, ServerSettings, running
+from penstock_cli.commands import backup
+from penstock_cli.local import backup_file
 from penstock_log import Commit, NodeLoginIssued, subjects
 from penstock_log.request_bodies import JoinRequest
 from penstock_testing import eventually
@@ -61,14 +63,29 @@ def key(number: int) -> SigningKey:
     return SigningKey.derived("user", bytes(32), f"machine {number}")
 
 
-async def joined(token: Login, node_id: str, number: int) -> Login:
-    """Join as ``penstock node join`` does; the test's tokens are of 2023, so one that has ended is let in again."""
-    own = key(number)
-    body = msgspec.json.encode(JoinRequest(node_id=node_id, key=own.public, machine="vm uid 0"))
+async def joined(token: Login, node_id: str, number: int, *, memory: int = 0) -> Login:
+    """
+    Join as ``penstock node join`` does; the test's tokens are of 2023, so one that has ended is let in again.
+
+    Returns the login of the executor, or of the memory agent where its key is given.
+    """
+    own, agents = key(number), key(memory)
+    asked = JoinRequest(node_id=node_id, key=own.public, machine="vm uid 0", memory_key=agents.public if memory else "")
+    body = msgspec.json.encode(asked)
     subject = f"{subjects.command('join', 'issuer')}.{claims.decoded(token.user_jwt)['name']}"
     async with bus_as(token) as bus:
-        found = msgspec.json.decode(await bus.request(subject, body, timeout_s=10.0), type=Login)
-    return msgspec.structs.replace(found, user_seed=own.seed)
+        found = msgspec.json.decode(await bus.request(subject, body, timeout_s=10.0), type=JoinAnswer)
+    assert bool(found.memory_jwt) == bool(memory)
+    if memory:
+        return Login(url=found.url, user="memory", user_jwt=found.memory_jwt, user_seed=agents.seed)
+    return Login(url=found.url, user=found.user, user_jwt=found.user_jwt, user_seed=own.seed)
+
+
+async def admitted(server: Server, olga: Client, node_id: str, number: int) -> Login:
+    """Join by a token of its own."""
+    assert server.keyring is not None
+    name = claims.decoded((await olga.node_token(60.0)).user_jwt)["name"]
+    return await joined(server.keyring.join_login(server.url, name, NOW_S, 4e9), node_id, number)
 
 
 async def writes(login: Login, node_id: str) -> None:
@@ -170,6 +187,69 @@ async def test_one_login_is_revoked_at_once_and_after_every_restart(server: Serv
             for login in (stolen, other):
                 with pytest.raises(Unauthorized, match="it was revoked since"):
                     await writes(login, "n2")
+
+
+async def test_a_memory_agent_has_a_login_of_its_own_that_is_revoked_with_the_nodes(
+    server: Server, olga: Client
+) -> None:
+    async with issuer_of(server):
+        names = [claims.decoded((await olga.node_token(60.0, uses=2)).user_jwt)["name"] for _ in range(2)]
+        assert server.keyring is not None
+        good, later = [server.keyring.join_login(server.url, name, NOW_S, 4e9) for name in names]
+        executor = await joined(good, "n2", 70)
+        with pytest.raises(ServiceError, match="has joined with other keys; join with another token"):
+            await joined(good, "n2", 70, memory=71)  # of a machine that joined without one
+        agent = await joined(good, "n3", 72, memory=73)
+        assert (await joined(good, "n3", 72, memory=73)) == agent
+        with pytest.raises(ServiceError, match="used up: n3"):  # two machines, whatever logins they got
+            await joined(good, "n4", 74, memory=75)
+        with pytest.raises(ServiceError, match="have a key each"):
+            await joined(later, "n4", 76, memory=76)
+        async with connect(agent.url, login=agent, timeout_s=5.0) as bus:
+            await bus.append(
+                Append(subject=subjects.memory("n3"), commit=Commit(id="m", actor="x", facts=()), expected=None)
+            )
+            with pytest.raises(Unauthorized):
+                await bus.append(
+                    Append(subject=subjects.node("n3"), commit=Commit(id="n", actor="x", facts=()), expected=None)
+                )
+        async with raw(executor) as honest, raw(agent) as thief:
+            assert (await olga.revoke_node("n3")).message.startswith("the server refuses the login of n3")
+            await eventually(lambda: thief.is_closed)
+            assert honest.is_connected
+        with pytest.raises(ServiceError, match="this login was revoked at"):
+            await joined(later, "n5", 77, memory=73)
+        assert [one.node_id for one in (await olga.node_logins()).logins] == ["n2", "n3"]
+
+
+async def test_nobody_comes_in_by_a_login_from_before_a_restore(tmp_path: Path) -> None:
+    """Revoked or rotated after the backup, or joined after it: the log that is restored knows of none of these."""
+    folder, file, port = tmp_path / "lost", tmp_path / "backup.tar.gz", -1
+    settings = ServerSettings(data_dir=folder, owner="olga")
+    async with running(settings) as lost, bus_of(lost, ADMIN) as admin, issuer_of(lost):
+        port = int(lost.url.rpartition(":")[2])
+        old = [await added(lost, "alice")]
+        async with bus_of(lost, "client") as bus, Client(bus=bus) as olga:
+            old.append(await admitted(lost, olga, "n5", 70))
+            await backup_file.write(file, admin.link, folder, NOW_S)
+            await olga.revoke_node("n5")
+            old.append(await admitted(lost, olga, "n6", 71))
+    await backup_file.restore(file, tmp_path / "new", backup._server)
+    settings = msgspec.structs.replace(settings, data_dir=tmp_path / "new", port=port)
+    async with running(settings) as server, issuer_of(server), bus_of(server, "client") as bus, Client(bus=bus) as olga:
+        for login in [*old, lost.logins["client"], lost.logins[ADMIN], lost.logins["executor"]]:
+            with pytest.raises(Unauthorized):
+                async with connect(server.url, login=login, timeout_s=5.0, as_client=True):
+                    pass
+        listed = await olga.node_logins()
+        assert [(one.node_id, bool(one.revoked_s)) for one in listed.logins] == [("n5", True)]
+        async with bus_as(await login_of(server, "alice", 0)):
+            pass  # who was a user at the backup is one, by a new login
+        again = await admitted(server, olga, "n6", 71)
+        await writes(again, "n6")
+        async with raw(again) as node:
+            await olga.revoke_node("n6")
+            await eventually(lambda: node.is_closed)
 
 
 async def test_a_fact_about_an_unknown_token_admits_nobody(server: Server) -> None:

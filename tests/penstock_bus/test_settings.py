@@ -64,6 +64,11 @@ def test_an_unknown_variable_is_refused(config: Path) -> None:
         load(Sample, "sample", environ={"PENSTOCK_SAMPLE_REPLICA": "2"})
 
 
+def test_what_a_job_finds_in_its_environment_is_no_setting_of_a_service_that_it_starts(config: Path) -> None:
+    found = load(Sample, "memory", environ={"PENSTOCK_MEMORY_SOCKET": "/run/memory.sock"})
+    assert found == load(Sample, "memory", environ={})
+
+
 def test_a_wrong_type_in_the_file_is_refused_naming_key_and_type(config: Path) -> None:
     config.write_text("[sample]\nreplicas = '2'\n")
     with pytest.raises(SettingsError, match=r"penstock\.toml.*'replicas': Expected `int`.*got '2', expected int"):

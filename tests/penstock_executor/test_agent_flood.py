@@ -84,7 +84,7 @@ async def test_another_users_process_comes_in_beside_a_flood(tmp_path: Path, mon
     monkeypatch.setattr(agent_listener, "LEAST_OF_ONE", 4)
     monkeypatch.setattr(agent_listener, "SHARE", 1 << 30)
     uids = iter([1000] * 20 + [1001])
-    monkeypatch.setattr(agent_listener, "_peer", lambda _: (os.getpid(), next(uids)))
+    monkeypatch.setattr(agent_listener, "peer", lambda _: (os.getpid(), next(uids)))
     path = tmp_path / "agent.sock"
     listener = AgentListener(path, Heard())
     with contextlib.ExitStack() as stack:

@@ -18,7 +18,19 @@ from penstock_gateway import machine, sight
 from penstock_gateway.authority import LEAST, SERVICE, Caller, caller
 from penstock_gateway.endpoints import RequestRefused
 from penstock_gateway.machine import GatewaySettings
-from penstock_log import JobSpec, SweepSubmitted, TrialsMeasured, UserRemoved, UserSet, subjects, workload
+from penstock_log import (
+    AnyEvent,
+    JobHeld,
+    JobSpec,
+    NodeDrained,
+    NodeLeft,
+    SweepSubmitted,
+    TrialsMeasured,
+    UserRemoved,
+    UserSet,
+    subjects,
+    workload,
+)
 from penstock_log.users import Users
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -57,15 +69,34 @@ def cells() -> list[Cell]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def shared() -> AsyncIterator[Gateway]:
-    """A gateway that knows people, with a job and a sweep of each owner."""
-    of_owners = []
+    """A gateway that knows people, with a job and a sweep of each owner, and what each cell changes."""
+    of_owners: list[AnyEvent] = []
     for owner, team in TEAM.items():
         job = spec(user=owner, team=team, name=f"secret-{owner}", env={"TOKEN": owner}, params={"lr": 1})
         of_owners.append(submitted(f"j-{owner}", user=owner, team=team, name=f"secret-{owner}", digest=owner))
         sweep = sweep_spec(id=f"s-{owner}", name=f"secret-{owner}", job=job)
         of_owners.append(SweepSubmitted(sweep_id=f"s-{owner}", spec=sweep, at_s=NOW_S))
-    async with MemoryBus() as bus, gateway(bus, joined("n1", fast=4), *PEOPLE, *of_owners) as running:
+    of_cells = [fact for cell in cells() for fact in targets(cell)]
+    async with MemoryBus() as bus, gateway(bus, joined("n1", fast=4), *PEOPLE, *of_owners, *of_cells) as running:
         yield running
+
+
+def targets(cell: Cell) -> list[AnyEvent]:
+    """Return what a cell's request is about and changes, so that no cell finds what another has left."""
+    name, owner = f"{cell.request}-{cell.column}", WHOSE[cell.column]
+    job = submitted(name, user=owner, team=TEAM[owner], name="target")
+    sweep = sweep_spec(id=name, name="target", job=spec(user=owner, team=TEAM[owner]))
+    found: dict[str, list[AnyEvent]] = {
+        "cancel": [job],
+        "hold": [job],
+        "release": [job, JobHeld(job_id=name, at_s=NOW_S)],
+        "cancel_sweep": [SweepSubmitted(sweep_id=name, spec=sweep, at_s=NOW_S)],
+        "drain": [joined(name)],
+        "resume": [joined(name), NodeDrained(node_id=name, at_s=NOW_S)],
+        "remove": [joined(name), NodeLeft(node_id=name, at_s=NOW_S)],
+        "remove_user": [UserSet(user=name, at_s=NOW_S)],
+    }
+    return found.get(cell.request, [])
 
 
 def as_user(shared: Gateway, name: str) -> Gateway:
@@ -73,37 +104,40 @@ def as_user(shared: Gateway, name: str) -> Gateway:
     return Gateway(MemoryBus(shared.bus.server, user=name), shared.shell)  # type: ignore[attr-defined]
 
 
-def body_of(request: str, owner: str) -> Any:
+def body_of(cell: Cell) -> Any:
+    request, owner = cell.request, WHOSE[cell.column]
     about: dict[str, Any] = {
         **dict.fromkeys(("submit", "dryrun"), spec(user=owner)),
         "tune": sweep_spec(job=spec(user=owner)),
-        **{key: {"id": f"s-{owner}"} for key in ("sweep", "cancel_sweep")},
-        **{key: {"id": "n1"} for key in ("drain", "resume", "remove")},
-        "policy": {"pool": "default", "set": {"order": "fifo"}},
-        "set_user": {"user": "tom", "role": "user", "teams": ["vision"]},
-        "remove_user": {"id": "nobody-there"},
+        "sweep": {"id": f"s-{owner}"},
+        **{key: {"id": f"{request}-{cell.column}"} for key in _OF_TARGETS},
+        "policy": {"pool": "default", "set": {"order": "fifo" if cell.column == "admin" else "srtf"}},
+        "set_user": {"user": f"new-{cell.column}", "role": "user", "teams": ["vision"]},
         **dict.fromkeys(_OF_ALL, b""),
     }
     return about.get(request, {"id": f"j-{owner}"})
 
 
+_OF_TARGETS = ("cancel", "hold", "release", "cancel_sweep", "drain", "resume", "remove", "remove_user")
 _OF_ALL = ("jobs", "sweeps", "nodes", "status", "streams", "policies", "schema", "whoami", "users", "rejected")
 
 
 async def outcome(shared: Gateway, cell: Cell) -> str:
-    """Return what somebody gets: ``yes``, ``no`` or an outline."""
+    """Return what somebody gets: ``yes``, ``no`` or an outline; else the error, which the table expects nowhere."""
     who, owner = WHO[cell.column], WHOSE[cell.column]
     person, request = as_user(shared, who), cell.request
     if request.startswith("read"):
         return await _read(shared, who, owner, request)
     kind = subjects.command if request in _COMMANDS else subjects.query
     try:
-        answer = await person._ask(kind(request), body_of(request, owner))
+        answer = await person._ask(kind(request), body_of(cell))
     except ServiceError as error:
-        return "no" if error.code == 403 else "yes"  # what is refused for another reason was not refused for the role
+        return "no" if error.code == 403 else f"{error.code}: {error}"
     if request in {"jobs", "sweeps"}:
         shown = [one for one in answer[request] if one["user" if request == "jobs" else "id"] in {owner, f"s-{owner}"}]
         return "yes" if shown and all(one["name"] for one in shown) else "outline"
+    if request in _COMMANDS - {"submit", "tune"}:
+        return "yes" if answer["changed"] else f"nothing was changed: {answer}"
     return "yes"
 
 
@@ -215,6 +249,20 @@ async def test_people_come_and_go_while_the_gateway_runs() -> None:
         assert "1 open job of theirs goes on" in (await olga.command("remove_user", {"id": "new"}))["message"]
         assert (await refusal(new.command("cancel", {"id": job_id})))[0] == 403
         await olga.command("cancel", {"id": job_id})
+
+
+async def test_nobody_is_called_as_a_services_login_is() -> None:
+    """As for whom an identity provider names, in whatever case; an owner of such a name keeps it."""
+    async with MemoryBus() as bus, gateway(bus, joined(), settings=GatewaySettings(owner="admin")) as running:
+        admin = as_user(running, "admin")
+        for name in ("gateway", "Matcher", "oidc", "issuer", "extension"):
+            code, said = await refusal(admin.command("set_user", {"user": name}))
+            assert (code, "a service's login is called" in said) == (400, True)
+        assert (await admin.command("set_user", {"user": "admin", "revoke": True}))["changed"]
+        assert (await admin.command("set_user", {"user": "gatekeeper"}))["changed"]
+        assert (await refusal(admin.command("remove_user", {"id": "x"})))[1] == (
+            "no user 'x'; there are 2, and none is called like that"
+        )
 
 
 async def test_nobody_locks_themselves_out_or_makes_themselves_more() -> None:

@@ -27,8 +27,8 @@ from penstock_log.memory_messages import (
     SlabsFree,
     UnmapSlabs,
 )
-from penstock_memory.donor import Donor, DonorPlace, Refused
-from penstock_memory.fact_batch import OFFERED_S, FactBatch
+from penstock_memory.donor import MOST_TOLD, Donor, DonorPlace, Refused
+from penstock_memory.fact_batch import MOST_USERS, OFFERED_S, FactBatch
 from penstock_memory.machine import MemorySettings
 from penstock_memory.pressure import HostMemory
 from penstock_memory.slab_pool import PAGE_BYTES, SlabPool
@@ -241,6 +241,16 @@ async def test_what_is_lent_is_summed_up_by_whom_it_is_for(node: Node) -> None:
     assert sorted((fact.job_id, fact.slabs) for fact in lent) == [("j1", 2), ("j2", 1)]
     assert node.donor.offer().lent_to == {"j1": 2, "j2": 1}
     assert msgspec.json.decode(msgspec.json.encode(node.donor.offer())) is not None
+
+
+async def test_jobs_of_many_names_fill_neither_an_offer_nor_the_log(node: Node) -> None:
+    await node.has_room_for(MOST_TOLD + 20)
+    for number in range(MOST_TOLD + 10):
+        await node.lend(job_id=f"name-{number}")
+    assert len(node.donor.offer().lent_to) == MOST_TOLD
+    lent = [fact for fact in await node.facts_told() if isinstance(fact, SlabsLent)]
+    assert len(lent) == MOST_USERS + 1
+    assert sum(fact.slabs for fact in lent) == MOST_TOLD + 10
 
 
 async def test_an_agent_that_ends_takes_everything_back(node: Node) -> None:

@@ -16,7 +16,8 @@ from typing import Final
 import numpy as np
 from memory_stubs import AgentStub, DonorStub, donor_and_agent
 
-from penstock.memory.block_store import BlockStore, StoreStats
+from penstock.memory.block_store import BlockStore
+from penstock.memory.slab_ranges import StoreStats
 
 SLAB_BYTES: Final = 128 << 10
 WRITERS: Final = 2

@@ -28,6 +28,7 @@ from penstock_log import (
     LogCopied,
     LogTrimmed,
     MemoryNeed,
+    MemoryOffered,
     NodeDrained,
     NodeJoined,
     NodeLeft,
@@ -52,6 +53,9 @@ from penstock_log import (
     SamplesRequested,
     Scalability,
     ScaleDecided,
+    SlabsEvicted,
+    SlabsLent,
+    SlabsReturned,
     Slot,
     SweepCancelled,
     SweepFinished,
@@ -82,7 +86,7 @@ SWEEP = SweepSpec(name="lr", job=MLP, space={"lr": Choice(values=(0.1, 0.01))}, 
 def facts() -> list[AnyEvent]:
     """Return the history in order, one fact a second."""
     history = [*_nodes(), *_policies(), *_profiled(), *_gang(), *_elastic(), *_retried_and_cancelled()]
-    history += [*_sweep(), *_node_lost(), *_users(), *_archived()]
+    history += [*_sweep(), *_node_lost(), *_memory(), *_users(), *_archived()]
     return [msgspec.structs.replace(fact, at_s=T0 + i) for i, fact in enumerate(history)]
 
 
@@ -242,6 +246,16 @@ def _node_lost() -> list[AnyEvent]:
         _started("l1", epoch=2),
         NodeLeft(at_s=0, node_id="n2", reason="gone"),
         NodeRemoved(at_s=0, node_id="n2", by="ada"),
+    ]
+
+
+def _memory() -> list[AnyEvent]:
+    to: dict[str, Any] = {"node_id": "n1", "borrower": "n2", "user": "ada", "job_id": "g1"}
+    return [
+        MemoryOffered(at_s=0, node_id="n1", slabs=8, slab_bytes=64 << 20, free_bytes=2 << 30, headroom_bytes=1 << 30),
+        SlabsLent(at_s=0, slabs=3, **to),
+        SlabsReturned(at_s=0, slabs=1, **to),
+        SlabsEvicted(at_s=0, slabs=2, reason="pressure", **to),
     ]
 
 

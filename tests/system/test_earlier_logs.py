@@ -54,6 +54,15 @@ def test_one_log_ends_with_jobs_in_many_states() -> None:
     assert {job["state"] for job in last.values()} == {"PD", "R", "CD", "F", "CA"}
 
 
+def test_the_log_of_the_first_release_is_that_of_a_cluster_that_lost_a_node() -> None:
+    log = read_wire(FOLDER / "e7ab80f.log.gz")
+    assert len({type(fact) for one in log for fact in one.commit.facts}) == 21
+    *_, last = folded("e7ab80f")["jobs"].values()
+    assert {job["state"] for job in last.values()} == {"PD", "R", "CD", "F", "CA"}
+    assert (last["running"]["state"], last["running"]["epoch"]) == ("R", 2)
+    assert last["crash"]["failures"] == 2
+
+
 def test_the_other_log_has_every_kind_of_fact_that_its_version_knew() -> None:
     facts = [fact for one in read_wire(FOLDER / "35a4014-every-fact.log.gz") for fact in one.commit.facts]
     assert len({type(fact) for fact in facts}) == 30

@@ -23,6 +23,7 @@ from penstock_gateway import machine as gateway
 from penstock_gateway.machine import GatewaySettings
 from penstock_log import AnyEvent, CodecError, Commit, decode, encode
 from penstock_matcher import machine as matcher
+from penstock_memory import machine as memory
 from penstock_profiler import machine as profiler
 from penstock_ranker import machine as ranker
 from penstock_tuner import machine as tuner
@@ -39,6 +40,7 @@ DECIDERS: Final[dict[str, Callable[[], Decider[Any]]]] = {
     "executor": executor.decider,
     "gateway": lambda: gateway.decider(GatewaySettings()),
     "matcher": lambda: matcher.decider(heard=lambda nodes, now_s: dict.fromkeys(nodes, now_s - 1.0)),
+    "memory": lambda: memory.decider("n1"),
     "profiler": profiler.decider,
     "ranker": ranker.decider,
     "tuner": tuner.decider,

@@ -26,7 +26,8 @@ FOLDING = [service for service in CORE if find_spec(f"penstock_{service}.machine
 
 def decider_of(service: str) -> Decider[Any]:
     machine = import_module(f"penstock_{service}.machine")
-    found = machine.decider(machine.GatewaySettings()) if service == "gateway" else machine.decider()
+    arguments = {"gateway": lambda: [machine.GatewaySettings()], "memory": lambda: ["n1"]}
+    found = machine.decider(*arguments.get(service, list)())
     assert isinstance(found, Decider)
     return found
 

@@ -38,8 +38,6 @@ from penstock_log.memory_messages import (
     ToClient,
 )
 
-SOCKET_VARIABLE: Final = "PENSTOCK_MEMORY_SOCKET"
-"""Environment variable with the path of the agent's socket."""
 LOOK_S: Final = (0.5, 5.0)
 """How long an agent that is away is left alone, at first and at most."""
 SEND_TIMEOUT_S: Final = 2
@@ -69,7 +67,7 @@ class LinkOwner(Protocol):
 
 def agent_socket(path: str | None) -> str:
     """Return the path of the agent's socket: the given one, or else the environment's; empty where there is none."""
-    return os.environ.get(SOCKET_VARIABLE, "") if path is None else path
+    return os.environ.get(AgentEnv.MEMORY_SOCKET, "") if path is None else path
 
 
 def hello_of(name: str) -> ClientHello:
@@ -223,8 +221,10 @@ class AgentLink:
         elif isinstance(message, EvictSlab):
             self._owner.slab_evicted(message.slab, message.reason)
             self.give_back(message.slab)
-        else:
+        elif isinstance(message, (SlabLent, SlabRefused)):
             self._answered(message)
+        else:
+            _log.warning("memory_answer_not_asked_for kind=%s", type(message).__name__)
 
     def _answered(self, message: SlabLent | SlabRefused) -> None:
         with self._lock:

@@ -109,9 +109,14 @@ class BackingFile:
             if extent not in self._reserved and self._behind:
                 self._reserve_extent(extent, offset, offset + length)
 
-    def write(self, offset: int, data: Buffer) -> None:
+    def write(self, offset: int, data: Buffer) -> Union[bytes, memoryview]:
         """
         Write bytes behind; their range has been reserved. ``bytes``, and views of them, are kept without a copy.
+
+        Returns
+        -------
+        bytes or memoryview
+            What is written, which stays what it is when the caller changes the buffer.
 
         Raises
         ------
@@ -119,11 +124,12 @@ class BackingFile:
             If an earlier write failed: it is kept in memory and tried again, and this one is not accepted. Where the
             file system cannot reserve space, this write's own error.
         """
+        copy = _unchanging(data)
         if not self._behind:
             self._check_forked()
-            _write_all(self._fd, [memoryview(data)], offset)
-            return
-        copy = _unchanging(data)
+            self.drain()  # what was behind until now goes first
+            _write_all(self._fd, [memoryview(copy)], offset)
+            return copy
         with self._changed:
             self._check_forked()
             self._raise_error()
@@ -137,6 +143,7 @@ class BackingFile:
             for place in _places(entry):
                 self._index.setdefault(place, deque()).append(entry)
             self._changed.notify_all()
+        return copy
 
     def read_into(self, offset: int, view: memoryview) -> None:
         """
@@ -188,13 +195,18 @@ class BackingFile:
         Raises
         ------
         OSError
-            If it could not be written, which is tried again.
+            If it could not be written, which is tried again. ``EBADF`` if the file is closed meanwhile, and what was
+            to be written is lost with it.
         """
+        if self._forked:
+            return  # what was on its way is the parent's to write
         with self._changed:
             self._raise_error()
             added = self._added
-            self._changed.wait_for(lambda: self._written >= added or self._error is not None)
+            self._changed.wait_for(lambda: self._written >= added or self._error is not None or self._closing)
             self._raise_error()
+            if self._written < added:
+                raise OSError(errno.EBADF, "it was closed before everything was written", self.name)
 
     def flush(self) -> None:
         """

@@ -16,8 +16,10 @@ from collections.abc import Iterator, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Optional, Union
 
-from penstock.memory.block_store import BlockStore, StoreStats, guard_in_forks, open_store, refuse_copy
+from penstock.memory.block_store import BlockStore, open_store, refuse_copy
+from penstock.memory.fork_guard import guard_in_forks
 from penstock.memory.frames import Buffer
+from penstock.memory.slab_ranges import StoreStats
 
 if TYPE_CHECKING:
     import numpy as np
@@ -76,8 +78,10 @@ class RemoteFile(io.RawIOBase):
         self.size = self.store.size if size is None else size
         self._position = 0
         self._lock = threading.RLock()
+        self.rows_lock = threading.Lock()
+        """Held while an array reads rows, changes parts of them and writes them back."""
         self._ready = True
-        guard_in_forks(self)
+        guard_in_forks(self, layer=0)
 
     def __reduce__(self) -> NoReturn:
         refuse_copy(self)  # a copy would close the store of the original
@@ -209,16 +213,18 @@ class RemoteFile(io.RawIOBase):
         return RemoteArray(self, dtype, shape, offset=offset)
 
     def before_fork(self) -> None:
-        """Have nobody move the position until after the fork."""
+        """Have nobody move the position, or change parts of rows, until after the fork."""
+        self.rows_lock.acquire()
         self._lock.acquire()
 
     def after_fork_in_parent(self) -> None:
         """Go on."""
         self._lock.release()
+        self.rows_lock.release()
 
     def after_fork_in_child(self) -> None:
         """Go on, with a position of its own."""
-        self._lock = threading.RLock()
+        self._lock, self.rows_lock = threading.RLock(), threading.Lock()
 
     def _fitting(self, offset: int, length: int) -> int:
         self._check_open()
@@ -274,7 +280,6 @@ class RemoteArray:
             raise ValueError(message)
         self._row_shape = self.shape[1:]
         self._row_bytes = prod(self._row_shape) * self.itemsize
-        self._lock = threading.Lock()
 
     def __reduce__(self) -> NoReturn:
         refuse_copy(self)
@@ -305,7 +310,7 @@ class RemoteArray:
             whole = np.broadcast_to(np.asarray(value, dtype=self.dtype), (len(rows), *self._row_shape))
             self._write(rows, whole)
             return
-        with self._lock:  # two threads that set parts of the same rows
+        with self.file.rows_lock:  # two threads that set parts of the same rows, by this array or another one
             found = self._read(rows)
             found[(0, *rest) if isinstance(first, int) else (slice(None), *rest)] = value
             self._write(rows, found)

@@ -14,17 +14,11 @@ from bisect import bisect_left, insort
 from collections.abc import Hashable, Iterator, MutableMapping
 from typing import Final, Generic, NoReturn, Optional, TypeVar
 
-from penstock.memory.block_store import (
-    BlockStore,
-    StoreStats,
-    checked_bytes,
-    guard_in_forks,
-    open_store,
-    refuse_copy,
-    spill_bytes,
-)
+from penstock.memory.block_store import BlockStore, checked_bytes, open_store, refuse_copy, spill_bytes
 from penstock.memory.chunk_cache import BLOCK_BYTES
+from penstock.memory.fork_guard import guard_in_forks
 from penstock.memory.frames import Buffer, checksum_of
+from penstock.memory.slab_ranges import StoreStats
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -73,7 +67,7 @@ class SpillDict(MutableMapping[K, V], Generic[K, V]):
         self._lock = threading.Lock()
         self._space = FreeSpace(self.size)
         self._places: dict[K, _Place] = {}
-        guard_in_forks(self)
+        guard_in_forks(self, layer=0)
 
     def __enter__(self) -> SpillDict[K, V]:
         return self

@@ -9,7 +9,7 @@ In reading order:
 * ``policies``: ``policy``, ``profile``.
 * ``sweeps``: ``tune``, ``sweep``.
 * ``lanes``: ``lanes bench``, ``lanes estimate``.
-* ``memory``: ``memory serve``, ``memory bench``.
+* ``memory``: ``memory ls``, ``show``, ``top``, ``serve`` and ``bench``.
 * ``up``: ``up``, ``down``, ``service``, ``purge``.
 * ``simulate``: ``sim``, ``sweep sim``.
 * ``replay``: ``replay``.

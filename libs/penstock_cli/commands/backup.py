@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -24,6 +24,11 @@ if TYPE_CHECKING:
     from penstock_bus.nats.link import Link
     from penstock_cli.local.backup_file import BackupContent
 
+_NEW_LOGINS: Final = (
+    "no login from before counts there, as the backup does not know whose were revoked since. Nodes come back by "
+    "`penstock node token --uses N`, and on each `penstock node join TOKEN` with its folder as it is; people by "
+    "`penstock user rotate NAME`. Whoever was removed since is in the list again: `penstock user rm NAME`"
+)
 Backup = Annotated[Path, typer.Argument(metavar="FILE", help="Such as penstock-2026-01-31.tar.gz.")]
 
 
@@ -37,22 +42,22 @@ def backup(
     ctx: typer.Context,
     file: Backup,
     *,
-    data: Annotated[Path, typer.Option("--data", help="Data folder of `penstock up`; its logins go with the log.")] = (
-        Path("penstock-data")
-    ),
+    data: Annotated[
+        Path, typer.Option("--data", help="Data folder of `penstock up`; its archive goes with the log.")
+    ] = (Path("penstock-data")),
 ) -> None:
     """
-    Write the log and all logins of a cluster to one file.
+    Write the log and the archive of a cluster to one file.
 
     Everything goes on meanwhile. What jobs have written (checkpoints, results) is not in it; their output is, as far
-    as the log's server keeps it. Whoever has the file has the cluster's passwords.
+    as the log's server keeps it. Logins are not: `penstock restore` says how people and nodes get new ones.
     """
     from penstock_cli.local import backup_file
 
     login = administrator(data, ctx.obj["url"])
     folder = data if (data / "nats").is_dir() else None
     if folder is None:
-        tell(f"{data} is no data folder: the logins of the cluster are not in the backup")
+        tell(f"{data} is no data folder: the cluster's archive and certificates are not in the backup")
     made_s = time.time()  # noqa: TID251 - for people who read the file
     try:
         content = as_administrator(login, lambda link: backup_file.write(file, link, folder, made_s))
@@ -74,6 +79,9 @@ def restore(
 
     `penstock up` then goes on from there. Jobs that ran when the backup was made run again, from their last checkpoint
     where it is still there. Stop executors that still run for the lost server first.
+
+    Nobody's login from before counts there, since the backup does not know whose were revoked later: nodes join again,
+    and people get new logins.
     """
     from penstock_bus.port import BusError
     from penstock_cli.local import backup_file
@@ -91,6 +99,7 @@ def restore(
     render.say(f"{data} holds what {file} held: {_about(content)}")
     flag = "" if str(data) == "penstock-data" else f" --data {data}"
     render.say(f"start it with `penstock up{flag}`")
+    render.say(_NEW_LOGINS)
 
 
 def _about(content: BackupContent) -> str:
@@ -106,14 +115,16 @@ def _about(content: BackupContent) -> str:
 async def _server(folder: Path) -> AsyncIterator[tuple[Link, int]]:
     """Run a server on a folder that is being restored; what it is given is brought to disk at the end, all at once."""
     from penstock_bus import access
-    from penstock_bus.logins import SERVICE_LOGINS
-    from penstock_bus.nats import connect
+    from penstock_bus.nats import connect, streams
+    from penstock_bus.node_issuer import end_all_logins
     from penstock_bus.server import ServerSettings, running
+    from penstock_log import subjects
 
-    known = [path.stem for path in (folder / SERVICE_LOGINS).glob("*.json")]
-    extensions = tuple(name for name in known if name not in access.USERS)
     async with (
-        running(ServerSettings(data_dir=folder, sync_interval="10m", extensions=extensions)) as server,
+        running(ServerSettings(data_dir=folder, sync_interval="10m")) as server,
         connect(server.url, login=server.logins[access.ADMIN], as_client=True) as bus,
     ):
         yield bus.link, server.store_bytes
+        if any(one.name == subjects.EVT for one in await streams.streams(bus.link)):
+            now_s = time.time()  # noqa: TID251 - for people who read the log
+            await end_all_logins(bus, now_s, "restored from a backup")

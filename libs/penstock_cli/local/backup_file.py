@@ -6,13 +6,18 @@ A cluster in one file: its streams, and the small files of its data folder that 
 
 * ``backup.json``: what it is, and who wrote it (:class:`BackupHead`).
 * ``streams/NAME/copy.json`` and ``streams/NAME/0000000``, …: each stream as the server sends it.
-* ``files/PATH``: logins, keys and whatever else lies in the data folder, but for what is large or made anew.
+* ``files/PATH``: the archive, certificates and whatever else lies in the data folder, but for logins and the keys that
+  sign them, and for what is large or made anew.
 * ``members.json``: size and SHA-256 of each member before it. A file without it at its end is torn.
 
 The streams are copied one after the other, in an order in which no submission can be missing: snapshots and submissions
 first, then the log, then output. Files come last: what the archiver removes from the log meanwhile is in the archive's
 files before, so each commit is in one of the two. The sums tell whether a file was torn or damaged; they are no
 signature.
+
+Logins do not come back, not even from a file of an earlier version that holds the keys: a backup does not know whose
+were revoked after it was made, nor which nodes joined (ADR 18). The server of the new folder makes keys of its own, and
+lets in only whom it has given a login.
 """
 
 from __future__ import annotations
@@ -29,7 +34,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, aclosing, closing, contextmanager
 from io import BytesIO
 from itertools import groupby
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePath, PurePosixPath
 from typing import IO, Any, Final, cast
 
 import msgspec
@@ -38,6 +43,7 @@ from penstock_bus.health import VERSION
 from penstock_bus.nats import streams
 from penstock_bus.nats.link import Link
 from penstock_bus.nats.stream_backup import StreamCopy, copy_in, copy_out
+from penstock_bus.server import CREDENTIALS
 from penstock_log import subjects
 
 FORMAT: Final = 1
@@ -57,6 +63,8 @@ _FOLDER: Final = 0o700
 _LARGE: Final = ("jetstream", "logs", "checkpoints", "executor")
 """Folders that are left out, and those whose names begin like this: what jobs wrote, and the streams' own store."""
 _MADE_ANEW: Final = (".log", ".ports", ".conf", ".lock", ".new", ".part", ".pid", "penstock.json")
+_LOGINS: Final = frozenset({"keys.json", "revoked.json", "accounts", "logins"})
+"""In the folder of each server: the keys, and what is signed with them."""
 _DATABASE: Final = ".sqlite"
 _OF_DATABASES: Final = tuple(f"{_DATABASE}-{what}" for what in ("journal", "wal", "shm"))
 
@@ -120,7 +128,7 @@ async def write(path: Path, link: Link, folder: Path | None, made_s: float) -> B
     Parameters
     ----------
     path : Path
-        Of a new file, which only its owner may read: the logins are in it.
+        Of a new file, which only its owner may read: all that jobs were given is in it.
     link : Link
         An administrator's.
     folder : Path or None
@@ -211,8 +219,23 @@ def _kept_files(folder: Path) -> Iterator[tuple[str, Path]]:
         folders[:] = sorted(name for name in folders if not name.startswith(_LARGE))
         for name in sorted(names):
             path = Path(where, name)
-            if not name.endswith(_MADE_ANEW + _OF_DATABASES) and path.is_file():
-                yield path.relative_to(folder).as_posix(), path
+            called = path.relative_to(folder)
+            if not name.endswith(_MADE_ANEW + _OF_DATABASES) and not _is_of_logins(called) and path.is_file():
+                yield called.as_posix(), path
+
+
+def _is_of_logins(path: PurePath) -> bool:
+    """
+    Say whether a file of a data folder is a login, or says which logins count.
+
+    Examples
+    --------
+    >>> _is_of_logins(PurePath("nats/keys.json")), _is_of_logins(PurePath("nats-2/accounts/AB.jwt"))
+    (True, True)
+    >>> _is_of_logins(PurePath("nats/tls/ca.pem")), _is_of_logins(PurePath("oidc.json"))
+    (False, False)
+    """
+    return len(path.parts) > 1 and path.parts[0].startswith(CREDENTIALS) and path.parts[1] in _LOGINS
 
 
 class _Writer:
@@ -376,8 +399,8 @@ def _restore_files(path: Path, folder: Path) -> None:
     with _opened(path) as archive:
         for name, file in _members(path, archive):
             kind, _, rest = name.partition("/")
-            if kind == "files":
-                target = folder / _inside(path, rest)
+            if kind == "files" and not _is_of_logins(inside := _inside(path, rest)):
+                target = folder / inside
                 target.parent.mkdir(mode=_FOLDER, parents=True, exist_ok=True)
                 descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _OWNER_ONLY)
                 with os.fdopen(descriptor, "wb") as copy:

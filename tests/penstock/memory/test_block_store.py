@@ -7,6 +7,7 @@ import gc
 import json
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -299,6 +300,178 @@ def test_a_slow_disk_holds_back_who_writes_faster(monkeypatch):
     thread.join(30)
     assert read(store, 1 << 18, 1) == b"x"
     store.close()
+
+
+def test_a_write_that_is_interrupted_is_read_as_the_disk_has_it(lent):
+    donor, agent = lent
+    if donor.shared:
+        pytest.skip("nobody waits for a donor whose memory is shared")
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    def interrupt_the_write():
+        while not donor.faults_done:
+            over.wait(0.001)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+
+    over = threading.Event()
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        with BlockStore(SLAB, socket=str(agent.path), local_bytes=1 << 20, timeout_s=30, second_s=0.02) as store:
+            heat(store)
+            store.write(0, b"old" * 4096)
+            donor.fault = "hang"
+            thread = threading.Thread(target=interrupt_the_write)
+            thread.start()
+            with pytest.raises(KeyboardInterrupt):
+                store.write(0, b"new" * 4096)
+            thread.join()
+            donor.fault = ""
+            donor.break_connections()
+            assert read(store, 0, 3) == b"new"
+    finally:
+        over.set()
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_what_a_caller_changes_in_his_buffer_during_a_write_is_in_no_tier(monkeypatch, lent):
+    _, agent = lent
+    buffer = bytearray(b"a" * SLAB)
+    really = backing_file.BackingFile.write
+
+    def write(self, offset, data):
+        written = really(self, offset, data)
+        buffer[:] = b"b" * SLAB
+        return written
+
+    with BlockStore(2 * SLAB, socket=str(agent.path), local_bytes=1 << 20, second_s=0.02) as store:
+        heat(store)
+        monkeypatch.setattr(backing_file.BackingFile, "write", write)
+        store.write(0, buffer)
+        buffer[:] = b"a" * SLAB
+        store.write(SLAB, memoryview(buffer)[: SLAB // 2])
+        assert set(read(store, 0, SLAB + SLAB // 2)) == {ord("a")}
+        assert store.stats().lost == 0
+
+
+def test_a_write_that_waits_for_the_disk_comes_after_those_that_were_behind(monkeypatch, tmp_path):
+    """The file system reserves space at first, and later does not."""
+    answers = iter([0])
+    monkeypatch.setattr(backing_file, "_fallocate", lambda *_: next(answers, errno.EOPNOTSUPP))
+    gate = threading.Event()
+    really = backing_file._write_all
+
+    def write_all(*given):
+        if threading.current_thread().name == "penstock-memory-disk":
+            gate.wait(60)
+        really(*given)
+
+    monkeypatch.setattr(backing_file, "_write_all", write_all)
+
+    def write():
+        store.write(backing_file.EXTENT_BYTES, b"elsewhere")
+        store.write(0, b"new")
+
+    with open_store(2 * backing_file.EXTENT_BYTES, path=tmp_path / "content", socket="", local_bytes=0) as store:
+        store.write(0, b"old")
+        thread = threading.Thread(target=write)
+        thread.start()
+        thread.join(0.05)
+        gate.set()
+        thread.join()
+        store.flush()
+        assert read(store, 0, 3) == b"new"
+
+
+def test_who_waits_for_the_disk_does_not_wait_longer_than_the_store_is_open(monkeypatch):
+    gate = threading.Event()
+    really = backing_file._write_all
+    monkeypatch.setattr(backing_file, "_write_all", lambda *given: (gate.wait(60), really(*given)))
+    store = open_store(1 << 20, socket="")
+    store.write(0, b"first")
+    store.write(8192, b"second")
+    told = []
+
+    def flush():
+        try:
+            store.flush()
+        except (OSError, ValueError) as error:
+            told.append(error)
+
+    flushing, closing = threading.Thread(target=flush), threading.Thread(target=store.close)
+    for thread in (flushing, closing):
+        thread.start()
+        thread.join(0.05)
+    gate.set()
+    for thread in (flushing, closing):
+        thread.join(30)
+        assert not thread.is_alive()
+    assert "closed before everything was written" in str(told)
+
+
+def test_a_store_whose_garbage_its_own_thread_collects_is_written_all_the_same(monkeypatch, tmp_path):
+    forgotten = threading.Event()
+    really = backing_file._write_all
+
+    def write_all(*given):
+        forgotten.wait(60)
+        gc.collect()
+        really(*given)
+
+    monkeypatch.setattr(backing_file, "_write_all", write_all)
+    cycle = [open_store(4096, path=tmp_path / "content", socket="")]
+    cycle.append(cycle)
+    gc.disable()
+    try:
+        cycle[0].write(0, b"forgotten")
+        del cycle
+        forgotten.set()
+        for thread in threading.enumerate():
+            if thread is not threading.current_thread():
+                thread.join(30)
+    finally:
+        gc.enable()
+    for thread in threading.enumerate():  # the one that closes it
+        if thread is not threading.current_thread():
+            thread.join(30)
+    assert (tmp_path / "content").read_bytes()[:9] == b"forgotten"
+
+
+def test_forks_of_two_threads_at_once_release_what_they_lock():
+    def fork():
+        for _ in range(20):
+            child = os.fork()
+            if not child:
+                os._exit(0)
+            os.waitpid(child, 0)
+
+    with open_store(1 << 20, socket="") as store:
+        threads = [threading.Thread(target=fork, daemon=True) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+            assert not thread.is_alive()
+        store.write(0, b"still here")
+        assert read(store, 0, 10) == b"still here"
+
+
+def test_a_forked_child_does_not_wait_for_what_its_parent_has_to_write(monkeypatch):
+    def write_all(*_):
+        raise OSError(errno.EIO, "broken")
+
+    monkeypatch.setattr(backing_file, "_write_all", write_all)
+    store = open_store(1 << 20, socket="")
+    store.write(0, b"pending")
+    child = os.fork()
+    if not child:
+        signal.alarm(30)
+        store.flush()
+        os._exit(0 if read(store, 0, 7) == b"pending" else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    with pytest.raises(OSError, match=r"Input/output error|broken"):
+        store.close()
 
 
 def test_what_its_writer_changes_afterwards_is_written_as_it_was(monkeypatch):

@@ -11,13 +11,14 @@ import os
 import pickle
 import tempfile
 import threading
+from contextlib import suppress
 
 import numpy as np
 import pytest
 from sklearn.linear_model import SGDClassifier
 from sklearn.preprocessing import StandardScaler
 
-from penstock.memory import RemoteFile, SpillDict, open_store
+from penstock.memory import BlockStore, RemoteFile, SpillDict, open_store
 
 
 @pytest.fixture
@@ -162,6 +163,28 @@ def test_an_array_has_numpys_indices(file, shape):
                 assert np.array_equal(np.asarray(ours), numpys), index
     assert np.array_equal(np.stack(list(ours)), numpys)
     assert np.array_equal(np.concatenate(list(ours.blocks(7))), numpys)
+
+
+def test_parts_of_the_same_rows_that_two_arrays_set_at_once_are_both_there():
+    both_have_read = threading.Barrier(2)
+
+    class SlowStore(BlockStore):
+        def read_into(self, offset, view):
+            super().read_into(offset, view)
+            with suppress(threading.BrokenBarrierError):
+                both_have_read.wait(0.2)
+
+    with SlowStore(4096, socket="") as store, RemoteFile(store=store) as file:
+        arrays = [file.array("i4", (4, 2)) for _ in range(2)]
+        threads = [
+            threading.Thread(target=array.__setitem__, args=((slice(None), column), column + 1))
+            for column, array in enumerate(arrays)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert arrays[0][:].tolist() == [[1, 2]] * 4
 
 
 def test_an_array_that_does_not_fit_is_refused(file):

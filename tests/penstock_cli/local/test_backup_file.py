@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import io
 import json
 import sqlite3
@@ -66,13 +67,13 @@ async def backed_up(tmp_path: Path, jobs: int = 3) -> tuple[Path, BackupContent]
         return file, await backup_file.write(file, bus.link, folder, MADE_S)
 
 
-async def test_a_log_comes_back_with_its_sequences_logins_snapshots_output_and_what_waits(tmp_path: Path) -> None:
+async def test_a_log_comes_back_with_its_sequences_snapshots_output_and_what_waits(tmp_path: Path) -> None:
     file, content = await backed_up(tmp_path)
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert backup_file.check(file) == content
     restored = tmp_path / "restored"
     await backup_file.restore(file, restored, empty)
-    assert (restored / "nats" / "keys.json").read_bytes() == (tmp_path / "data/nats/keys.json").read_bytes()
+    assert (restored / "nats" / "keys.json").read_bytes() != (tmp_path / "data/nats/keys.json").read_bytes()
     assert stat.S_IMODE((restored / "nats" / "keys.json").stat().st_mode) == 0o600
     async with served(restored) as bus:
         assert [(one.seq, one.subject) for one in await bus.read("penstock.evt.>")] == [
@@ -162,13 +163,15 @@ async def test_every_torn_file_is_refused_by_its_name_and_makes_no_folder(tmp_pa
     assert {path.name for path in tmp_path.iterdir()} == {"data", file.name, torn.name}
 
 
-def rewritten(file: Path, change: dict[str, bytes | None], more: Iterable[str] = ()) -> Path:
+def rewritten(file: Path, change: dict[str, bytes | None], more: Iterable[str] = (), before: str | None = None) -> Path:
     """Return a copy of a backup with other members, packed as it was: its own checksum says that it is whole."""
     made = file.with_name("rewritten.tar.gz")
     with gzip.open(made, "wb") as packed, tarfile.open(fileobj=packed, mode="w|") as out:
         with tarfile.open(file) as archive:
             members = [(info.name, archive.extractfile(info).read()) for info in archive]  # type: ignore[union-attr]
-        for name, body in [*members, *((name, b"more") for name in more)]:
+        at = next((i for i, (name, _) in enumerate(members) if name == before), len(members))
+        members[at:at] = [(name, b"more") for name in more]
+        for name, body in members:
             if (kept := change.get(name, body)) is not None:
                 info = tarfile.TarInfo(name)
                 info.size = len(kept)
@@ -179,7 +182,7 @@ def rewritten(file: Path, change: dict[str, bytes | None], more: Iterable[str] =
 async def test_an_altered_missing_or_added_member_is_named(tmp_path: Path) -> None:
     file, _ = await backed_up(tmp_path)
     for change, more, said in [
-        ({"files/nats/keys.json": b"{}"}, [], "files/nats/keys.json"),
+        ({"files/nats/passwords.json/README": b"{}"}, [], "files/nats/passwords.json/README"),
         ({"streams/EVT/0000000": b"other"}, [], "streams/EVT/0000000"),
         ({"streams/EVT/0000000": None}, [], "streams/EVT/0000000"),
         ({"members.json": None}, [], "torn"),
@@ -228,13 +231,29 @@ async def test_nothing_is_overwritten(tmp_path: Path) -> None:
         await backup_file.restore(file, tmp_path / "data", empty)
 
 
-async def test_output_and_checkpoints_of_jobs_are_left_out_and_keys_of_any_name_are_in(tmp_path: Path) -> None:
+async def test_output_and_checkpoints_of_jobs_and_logins_are_left_out_and_all_else_is_in(tmp_path: Path) -> None:
     folder = tmp_path / "data"
-    for name in ("checkpoints/j/1", "executor-2/runs/x", "logs/matcher-1.log", "nats/keys/operator.nk", "tls/ca.pem"):
+    logins = ("nats/accounts/AB.jwt", "nats/logins/matcher.json", "nats-2/accounts/AB.jwt")
+    of_jobs = ("checkpoints/j/1", "executor-2/runs/x", "logs/matcher-1.log")
+    for name in (*logins, *of_jobs, "nats/tls/ca.pem", "archive/2026-01-31.jsonl.gz"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("x")
+    (folder / "nats/revoked.json").write_text("{}")
     async with served(folder) as bus:
         content = await backup_file.write(tmp_path / "b", bus.link, folder, MADE_S)
-    signed = ("nats/accounts/", "nats/logins/")
-    kept = sorted(name for name in content.files if not name.startswith(signed))
-    assert kept == ["nats/keys.json", "nats/keys/operator.nk", "nats/passwords.json/README", "tls/ca.pem"]
+    assert sorted(content.files) == ["archive/2026-01-31.jsonl.gz", "nats/passwords.json/README", "nats/tls/ca.pem"]
+
+
+async def test_the_keys_in_a_file_of_an_earlier_version_are_left_there(tmp_path: Path) -> None:
+    file, _ = await backed_up(tmp_path)
+    with tarfile.open(file) as archive:
+        members = json.loads(archive.extractfile("members.json").read())  # type: ignore[union-attr]
+    names = ("files/nats/keys.json", "files/nats/revoked.json", "files/nats/tls/ca.pem")
+    added = [{"name": name, "bytes": 4, "sha256": hashlib.sha256(b"more").hexdigest()} for name in names]
+    listed = {"members.json": json.dumps([*members, *added]).encode()}
+    earlier = rewritten(file, listed, names, before="members.json")
+    assert {name.removeprefix("files/") for name in names} <= set(backup_file.check(earlier).files)
+    await backup_file.restore(earlier, tmp_path / "restored", empty)
+    assert (tmp_path / "restored/nats/tls/ca.pem").read_bytes() == b"more"
+    assert (tmp_path / "restored/nats/keys.json").read_bytes() != b"more"
+    assert not (tmp_path / "restored/nats/revoked.json").exists()
