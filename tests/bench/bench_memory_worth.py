@@ -164,6 +164,8 @@ def run_way(way: str, socket: str, dropping: bool) -> dict[str, Any]:
                 drop_pages()
 
             found = prepare(file.array("f4", (ROWS, COLUMNS)), settle_file)
+            if socket:
+                check_way(file, shared=way == "borrowed, shared")
             stats = file.stats()
             read = stats.cache_bytes + stats.slab_bytes + stats.disk_bytes
             parts = {"cache": stats.cache_bytes, "slabs": stats.slab_bytes, "disk": stats.disk_bytes}
@@ -300,6 +302,7 @@ def compare_transfers() -> None:
             RemoteFile(size, path=named.name, local_bytes=0, socket=str(home.socket)) as file,
         ):
             borrow_all(file)
+            check_way(file, shared=shared)
             for length in (64 << 10, MIB):
                 view, data = memoryview(bytearray(length)), os.urandom(length)
                 for order, places in orders(length, size, most_bytes // length).items():
@@ -362,6 +365,13 @@ def borrow_all(file: RemoteFile) -> None:
             sys.exit(f"not all was borrowed within 30 s: {file.stats()}")
 
 
+def check_way(file: RemoteFile, *, shared: bool) -> None:
+    """End if slabs are borrowed by another way than is to be measured."""
+    stats = file.stats()
+    if stats.shared != (stats.bound if shared else 0):
+        sys.exit(f"slabs were to come {'shared' if shared else 'over TCP'}: {stats}")
+
+
 # --- the donor's harm
 
 
@@ -390,6 +400,7 @@ def read_for_ever(socket: str) -> None:
     """Borrow 256 MiB, say so, and read them until somebody ends it; the bytes of each second are told."""
     with RemoteFile(256 * MIB, local_bytes=0, socket=socket) as file:
         borrow_all(file)
+        check_way(file, shared=False)
         view = memoryview(bytearray(MIB))
         begun, count = perf_counter(), 0
         print("ready", flush=True)

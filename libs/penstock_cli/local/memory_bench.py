@@ -210,7 +210,8 @@ class BenchAgent:
 
     def share_nothing(self) -> None:
         """Take away the socket by which its memory is shared, so that clients of this host come over TCP."""
-        (self._data / "slabs.sock").unlink()
+        for path in self._data.glob("slabs*.sock"):
+            path.unlink()
 
     def __enter__(self) -> BenchAgent:
         self.restart()
