@@ -34,7 +34,7 @@ import numpy as np
 
 import penstock
 from penstock.memory import RemoteFile
-from penstock_cli.local.memory_bench import MemoryAgent, nats_server
+from penstock_cli.local.memory_bench import BenchAgent, nats_server
 
 MIB: Final = 1 << 20
 PLACE: Final = "/var/tmp"
@@ -51,7 +51,7 @@ CLOUD_DISK_MIB_PER_S: Final = 125
 WAYS: Final = ("in memory", "numpy.memmap", "own disk", "borrowed over TCP", "borrowed, shared")
 
 
-class Table(Protocol):
+class RowTable(Protocol):
     """Rows by their numbers: an array of NumPy, or one in borrowed memory."""
 
     def __getitem__(self, index: Any) -> Any: ...
@@ -62,7 +62,7 @@ class Table(Protocol):
 # --- preparation
 
 
-def fill(table: Table) -> None:
+def fill(table: RowTable) -> None:
     """Write the table's rows, by a seed."""
     rng = np.random.default_rng(1)
     step = 16 * SLICE_ROWS
@@ -70,7 +70,7 @@ def fill(table: Table) -> None:
         table[begin : begin + step] = rng.standard_normal((step, COLUMNS), dtype="f4") * 3 + 1
 
 
-def standardised(table: Table) -> str:
+def standardised(table: RowTable) -> str:
     """Bring all columns to mean 0 and deviation 1, in two passes."""
     step = SLICE_ROWS * BATCH_SLICES
     total, squares = np.zeros(COLUMNS), np.zeros(COLUMNS)
@@ -86,7 +86,7 @@ def standardised(table: Table) -> str:
     return digest(mean, factor)
 
 
-def batches(table: Table, seed: int) -> Iterator[np.ndarray[Any, Any]]:
+def batches(table: RowTable, seed: int) -> Iterator[np.ndarray[Any, Any]]:
     """Yield the table in a random order of slices."""
     order = np.random.default_rng(seed).permutation(ROWS // SLICE_ROWS)
     batch = np.empty((BATCH_SLICES * SLICE_ROWS, COLUMNS), "f4")
@@ -97,7 +97,7 @@ def batches(table: Table, seed: int) -> Iterator[np.ndarray[Any, Any]]:
         yield batch
 
 
-def covariance(table: Table) -> str:
+def covariance(table: RowTable) -> str:
     """Sum up the products of all columns."""
     found = np.zeros((COLUMNS, COLUMNS))
     for batch in batches(table, 2):
@@ -105,7 +105,7 @@ def covariance(table: Table) -> str:
     return digest(found)
 
 
-def learnt(table: Table, seed: int) -> str:
+def learnt(table: RowTable, seed: int) -> str:
     """Learn the first column from the others, by one epoch of gradient descent."""
     weights = np.zeros(COLUMNS - 1, "f4")
     for batch in batches(table, seed):
@@ -119,7 +119,7 @@ def digest(*arrays: np.ndarray[Any, Any]) -> str:
     return "-".join(f"{zlib.crc32(np.ascontiguousarray(array).tobytes()):08x}" for array in arrays)
 
 
-def prepare(table: Table, settle: Callable[[], None]) -> dict[str, Any]:
+def prepare(table: RowTable, settle: Callable[[], None]) -> dict[str, Any]:
     """Prepare the table; return the seconds of each part and a checksum of all."""
     fill(table)
     parts: dict[str, Callable[[], str]] = {
@@ -164,6 +164,8 @@ def run_way(way: str, socket: str, dropping: bool) -> dict[str, Any]:
                 drop_pages()
 
             found = prepare(file.array("f4", (ROWS, COLUMNS)), settle_file)
+            if socket:
+                check_way(file, shared=way == "borrowed, shared")
             stats = file.stats()
             read = stats.cache_bytes + stats.slab_bytes + stats.disk_bytes
             parts = {"cache": stats.cache_bytes, "slabs": stats.slab_bytes, "disk": stats.disk_bytes}
@@ -213,14 +215,14 @@ def in_a_process(arguments: Sequence[str], groups: Sequence[Path]) -> dict[str, 
 
 
 @contextmanager
-def donor_and_home(*, shared: bool) -> Iterator[tuple[MemoryAgent, MemoryAgent]]:
+def donor_and_home(*, shared: bool) -> Iterator[tuple[BenchAgent, BenchAgent]]:
     """Run a donor and the client's agent."""
     slabs = {"slab_bytes": str(64 * MIB), "most_lent_bytes": str(1024 * MIB)}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-bench-", dir=PLACE)))
         bus = stack.enter_context(nats_server(folder / "nats"))
-        home = stack.enter_context(MemoryAgent(folder, "home", bus, lend=False, **slabs))
-        donor = stack.enter_context(MemoryAgent(folder, "donor", bus, lend=True, **slabs))
+        home = stack.enter_context(BenchAgent(folder, "home", bus, lend=False, **slabs))
+        donor = stack.enter_context(BenchAgent(folder, "donor", bus, lend=True, **slabs))
         if not shared:
             donor.share_nothing()
         yield donor, home
@@ -300,6 +302,7 @@ def compare_transfers() -> None:
             RemoteFile(size, path=named.name, local_bytes=0, socket=str(home.socket)) as file,
         ):
             borrow_all(file)
+            check_way(file, shared=shared)
             for length in (64 << 10, MIB):
                 view, data = memoryview(bytearray(length)), os.urandom(length)
                 for order, places in orders(length, size, most_bytes // length).items():
@@ -362,6 +365,13 @@ def borrow_all(file: RemoteFile) -> None:
             sys.exit(f"not all was borrowed within 30 s: {file.stats()}")
 
 
+def check_way(file: RemoteFile, *, shared: bool) -> None:
+    """End if slabs are borrowed by another way than is to be measured."""
+    stats = file.stats()
+    if stats.shared != (stats.bound if shared else 0):
+        sys.exit(f"slabs were to come {'shared' if shared else 'over TCP'}: {stats}")
+
+
 # --- the donor's harm
 
 
@@ -390,6 +400,7 @@ def read_for_ever(socket: str) -> None:
     """Borrow 256 MiB, say so, and read them until somebody ends it; the bytes of each second are told."""
     with RemoteFile(256 * MIB, local_bytes=0, socket=socket) as file:
         borrow_all(file)
+        check_way(file, shared=False)
         view = memoryview(bytearray(MIB))
         begun, count = perf_counter(), 0
         print("ready", flush=True)

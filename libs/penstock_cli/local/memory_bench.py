@@ -31,7 +31,7 @@ import numpy as np
 
 from penstock.memory.block_store import BlockStore, open_store
 from penstock.memory.nbd_server import NbdServer
-from penstock_bus.servers.server import Server, ServerSettings, dies_with_parent
+from penstock_bus.server import Server, ServerSettings, dies_with_parent
 
 _MIB: Final = 1 << 20
 SIZE: Final = 128 * _MIB
@@ -114,8 +114,8 @@ def measure(seed: int = 1) -> MemoryCosts:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-bench-", dir=_place())))
         bus = stack.enter_context(nats_server(folder / "nats"))
-        home = stack.enter_context(AgentOfBench(folder, "home", bus, lend=False))
-        donor = stack.enter_context(AgentOfBench(folder, "donor", bus, lend=True))
+        home = stack.enter_context(BenchAgent(folder, "home", bus, lend=False))
+        donor = stack.enter_context(BenchAgent(folder, "donor", bus, lend=True))
         socket, content = str(home.socket), folder / "content"
         store = stack.enter_context(open_store(SIZE, path=content, local_bytes=0, socket=socket, name="bench"))
         load = _VerifiedLoad(store, rng)
@@ -171,7 +171,7 @@ def nats_server(folder: Path) -> Iterator[dict[str, str]]:
             runner.run(server.stop())
 
 
-class AgentOfBench:
+class BenchAgent:
     """A memory agent as a process, by settings of which ``more`` can be said; it has started when one enters it."""
 
     def __init__(self, folder: Path, node_id: str, bus: dict[str, str], *, lend: bool, **more: str) -> None:
@@ -210,9 +210,10 @@ class AgentOfBench:
 
     def share_nothing(self) -> None:
         """Take away the socket by which its memory is shared, so that clients of this host come over TCP."""
-        (self._data / "slabs.sock").unlink()
+        for path in self._data.glob("slabs*.sock"):
+            path.unlink()
 
-    def __enter__(self) -> AgentOfBench:
+    def __enter__(self) -> BenchAgent:
         self.restart()
         return self
 
