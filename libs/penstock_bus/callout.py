@@ -15,7 +15,6 @@ from typing import Final
 import msgspec
 import structlog
 
-from penstock_bus import access
 from penstock_bus.issuer import Issuer
 from penstock_bus.keyring import Keyring
 from penstock_bus.logins import Login
@@ -25,7 +24,7 @@ from penstock_bus.port import BusError, RequestPort
 from penstock_bus.token_verifier import OidcSettings, TokenRefused, TokenVerifier, VerifiedPerson
 from penstock_log import subjects, views
 from penstock_log.request_bodies import UserRequest
-from penstock_log.services import ISSUER, SERVICES
+from penstock_log.services import NO_PERSONS
 
 BY: Final = "oidc"
 """Who added a person, in the log, where a first login did."""
@@ -63,8 +62,7 @@ class Callout:
         self._bus, self._issuer, self._keyring, self._verifier, self._now_s = bus, issuer, keyring, verifier, now_s
         self._told_from_s, self._told, self._untold = 0.0, 0, 0
         """Since when refusals are counted, how many of them were logged, and how many not."""
-        services = (service.name for service in SERVICES)
-        self._taken = {*access.USERS, access.CLIENT, access.JOIN, ISSUER, BY, *services, *extensions}
+        self._taken = {*NO_PERSONS, *extensions}
 
     async def answer(self, question: CalloutQuestion) -> str:
         """Return the signed answer: the claims by which the connection is let in, or the reason why it is not."""

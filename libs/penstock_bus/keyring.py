@@ -281,10 +281,10 @@ class Keyring:
     def _scope_key(self, name: str) -> SigningKey:
         return SigningKey.derived("account", self._secret, f"scope {name}")
 
-    def node_login(self, url: str, public: str, now_s: float, ca: str = "") -> Login:
-        """Return the login of an executor on another machine, which has the secret half of this public key."""
-        token = claims.scoped_user(self._scope_key("executor"), self.services, public, "executor", int(now_s))
-        return Login(url=url, user="executor", user_jwt=token, ca=ca)
+    def node_login(self, url: str, public: str, now_s: float, ca: str = "", *, role: str = "executor") -> Login:
+        """Return the login of a service on another machine, which has the secret half of this public key."""
+        token = claims.scoped_user(self._scope_key(role), self.services, public, role, int(now_s))
+        return Login(url=url, user=role, user_jwt=token, ca=ca)
 
     def join_login(self, url: str, token_id: str, now_s: float, expires_s: float, ca: str = "") -> Login:
         """Return a login that can do nothing but ask the issuer for that of an executor, until it ends."""

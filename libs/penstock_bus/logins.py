@@ -36,6 +36,8 @@ DATA: Final = Path("penstock-data")
 SERVICE_LOGINS: Final = Path("nats", "logins")
 """In the data folder: a file for each service."""
 
+NODE_ROLES: Final = ("executor", "memory")
+"""The services of which a machine that joins gets logins of its own."""
 _OF_SERVICES: Final = frozenset({"admin", "extension", *LOGINS})
 _OWNER_ONLY: Final = 0o600
 _FOLDER: Final = 0o700
@@ -107,6 +109,19 @@ class Login(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     provider: Optional[Provider] = None
     description: str = ""
     hosts: tuple[str, ...] = ()
+
+
+class JoinAnswer(Login, frozen=True, kw_only=True, omit_defaults=True):
+    """
+    The answer to a new node: the login of its executor, and the claim of its memory agent's.
+
+    Attributes
+    ----------
+    memory_jwt : str
+        The claim, for the key that the node named; empty where it asked for none, or the issuer gives none.
+    """
+
+    memory_jwt: str = ""
 
 
 class LoginSearch(msgspec.Struct, frozen=True, kw_only=True):
@@ -455,7 +470,7 @@ def _get_anew(login: Login) -> str:
     if login.user in _OF_SERVICES:
         copy = f"take a copy of {SERVICE_LOGINS / file_name(login.user)} in the cluster's data folder"
         node = "; a machine that is a node joins again with what `penstock node token` prints"
-        return copy + (node if login.user == "executor" else "")
+        return copy + (node if login.user in NODE_ROLES else "")
     return (
         f"have an admin run `penstock user rotate {login.user}`, and keep the file that it writes with `penstock login "
         "FILE`; on the machine of `penstock up`, its owner finds a new one whenever that starts"

@@ -31,6 +31,7 @@ from penstock_bus.issuer_requests import (
     decoded,
 )
 from penstock_bus.keyring import Keyring
+from penstock_bus.logins import JoinAnswer
 from penstock_bus.nats import NatsBus
 from penstock_bus.nats.accounts import AccountPort
 from penstock_bus.port import Append, BusError, Conflict, Endpoint, Reply, Request
@@ -144,24 +145,34 @@ class NodeIssuer:
         return Reply(body=msgspec.json.encode(msgspec.structs.replace(login, hosts=self._hosts)))
 
     async def _join(self, request: Request) -> Reply:
-        """Answer a new node, which only one with a token can ask, with the login of an executor."""
+        """Answer a new node, which only one with a token can ask, with the logins of an executor and a memory agent."""
         if request.user:
             raise RefusedRequest(FORBIDDEN, f"nodes join with a token, and {request.user} is a person")
         asked, token = decoded(request, JoinRequest, "a node's login"), request.subject.rpartition(".")[2]
         while True:
-            await self._check_key(asked.key)
+            await self._check_keys(asked)
             found, seq = await self._history(token)
             if asked.key not in found.logins:
                 _check_token(found)
                 about = {"node_id": asked.node_id, "key": asked.key, "machine": asked.machine}
+                about |= {"memory_key": asked.memory_key} if asked.memory_key else {}
                 fact = NodeLoginIssued(token=token, **about, at_s=self._now_s())
                 try:
                     await self._append(token, seq, fact)
                 except Conflict:
                     continue  # another machine was admitted meanwhile
                 _log.info("node_login_issued", token=token, **about)
-            login = self._keyring.node_login(self._url, asked.key, self._now_s(), self._ca)
-            return Reply(body=msgspec.json.encode(login))
+            elif asked.memory_key not in ("", found.logins[asked.key].memory_key):
+                raise RefusedRequest(FORBIDDEN, "this machine has joined with other keys; join with another token")
+            return Reply(body=msgspec.json.encode(self._node_logins(asked)))
+
+    def _node_logins(self, asked: JoinRequest) -> JoinAnswer:
+        now_s, keyring = self._now_s(), self._keyring
+        executor = keyring.node_login(self._url, asked.key, now_s, self._ca)
+        memory_jwt = ""
+        if asked.memory_key:
+            memory_jwt = keyring.node_login(self._url, asked.memory_key, now_s, role="memory").user_jwt
+        return JoinAnswer(**msgspec.structs.asdict(executor), memory_jwt=memory_jwt)
 
     async def _revoke(self, request: Request) -> Reply:
         """
@@ -235,10 +246,13 @@ class NodeIssuer:
         answer = views.NodeLoginsView(logins=tuple(logins), tokens=tuple(shown), told_seq=self._told_seq)
         return Reply(body=msgspec.json.encode(answer))
 
-    async def _check_key(self, key: str) -> None:
-        """Refuse a key of which a login was revoked, whatever token it comes with now."""
+    async def _check_keys(self, asked: JoinRequest) -> None:
+        """Refuse a key of which a login was revoked, whatever token it comes with now, and one of two roles."""
+        if asked.key == asked.memory_key:
+            raise RefusedRequest(FORBIDDEN, "a node's executor and its memory agent have a key each")
         tokens, _ = await self._all()
-        revoked_s = max((found.logins[key].revoked_s for found in tokens.values() if key in found.logins), default=0.0)
+        logins = [one for found in tokens.values() for one in found.logins.values()]
+        revoked_s = max((one.revoked_s for one in logins if {asked.key, asked.memory_key} & {*one.keys}), default=0.0)
         if revoked_s:
             another = "delete the data folder, and join with another token"
             raise RefusedRequest(FORBIDDEN, f"this login was revoked {_at(revoked_s)}; {another}")

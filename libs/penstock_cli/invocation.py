@@ -9,6 +9,7 @@ can tell apart. :func:`read` reads the live log from its beginning to where it e
 from __future__ import annotations
 
 import asyncio
+import errno
 import inspect
 import os
 import sys
@@ -241,15 +242,29 @@ def explain(error: Exception, url: str) -> Failure | None:
         return error
     if isinstance(error, ValueError) and _is_bad_input(error):
         return Failure(str(error), Exit.USAGE)
-    if isinstance(error, FileNotFoundError) and error.filename:
-        return Failure(_missing(Path(os.fsdecode(error.filename))), Exit.USAGE)
     if isinstance(error, OSError) and error.strerror:
-        return Failure(
-            f"cannot use {error.filename or 'standard output'}: {error.strerror}; is there room, and access?"
-        )
+        return _explain_system(error)
     if "penstock_bus.port" in sys.modules:
         return _explain_bus(error, url)
     return None
+
+
+def _explain_system(error: OSError) -> Failure:
+    if isinstance(error, FileNotFoundError) and error.filename:
+        return Failure(_missing(Path(os.fsdecode(error.filename))), Exit.USAGE)
+    if isinstance(error, PermissionError) and error.filename:
+        return Failure(_closed(Path(os.fsdecode(error.filename)).absolute()))
+    remedy = "; make room there" if error.errno in {errno.ENOSPC, errno.EDQUOT} else ""
+    return Failure(f"cannot use {error.filename or 'standard output'}: {error.strerror}{remedy}")
+
+
+def _closed(path: Path) -> str:
+    """Return what keeps this user from a path: the folder that may not be entered, or the path itself."""
+    folders = [*reversed(path.parents)]
+    closed = next((folder for folder in folders if not os.access(folder, os.X_OK)), None)
+    if closed is None:
+        return f"{path} may not be used by this user; name another, or have its owner open it"
+    return f"the folder {closed} may not be entered by this user; name another, or have its owner open it"
 
 
 def _missing(path: Path) -> str:

@@ -2,8 +2,8 @@
 Commands that add machines, and take their logins away: ``node token``, ``join``, ``start``, ``logins``, ``revoke``.
 
 A token is the server's address, the authority to trust and a login that ends soon, in one word. With it a machine asks
-the issuer for a login of its own, keeps that in its data folder, and runs an executor. :func:`reached` finds out by
-which of its addresses a server is reached from here.
+the issuer for logins of its own, keeps these in its data folder, and runs an executor and a memory agent.
+:func:`reached` finds out by which of its addresses a server is reached from here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import socket
 import sys
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, NoReturn
 
 import msgspec
 import typer
@@ -28,16 +28,19 @@ from penstock_cluster.host_limits import host_name
 
 if TYPE_CHECKING:
     from penstock_bus.claims import SigningKey
-    from penstock_bus.logins import Login
+    from penstock_bus.logins import JoinAnswer, Login
     from penstock_log import views
 
 VARIABLE: Final = "PENSTOCK_NODE_TOKEN"
 _MARK: Final = "penstock-node-"
 _FOLDER: Final = Path("penstock-node")
 _LOGIN: Final = "executor.json"
+_MEMORY_LOGIN: Final = "memory.json"
 _KEY: Final = "joining.key"
+_MEMORY_KEY: Final = "joining-memory.key"
 _NODE: Final = "node.json"
 _ARGUMENTS_BEGIN: Final = 45  # field 48 of /proc/self/stat, counted after the command's closing parenthesis
+Memory = Annotated[bool, typer.Option("--memory/--no-memory", help="Run a memory agent beside the executor.")]
 Data = Annotated[Path, typer.Option("--data", help="Folder for the login and what jobs print.")]
 
 
@@ -48,10 +51,11 @@ def register(app: typer.Typer) -> None:
 
 
 class NodeFile(msgspec.Struct, frozen=True, kw_only=True):
-    """``node.json`` in the data folder of a node: its name, and its devices as they were given."""
+    """``node.json`` in the data folder of a node: its name, and its devices and ``--no-memory`` as they were given."""
 
     node_id: str
     devices: str = ""
+    memory: bool = True
 
 
 def token(
@@ -80,32 +84,33 @@ def join(
     devices: Annotated[str, typer.Option("--devices", help="As for `penstock up`; auto unless told otherwise.")] = "",
     node_id: Annotated[str, typer.Option("--name", help="Of the node; the machine's name unless told otherwise.")] = "",
     server: Annotated[str, typer.Option("--server", help="HOST[:PORT] of the server, if not as the token says.")] = "",
-    start: Annotated[bool, typer.Option("--start/--no-start", help="Run the executor now, until Ctrl-C.")] = True,
+    memory: Memory = True,
+    start: Annotated[bool, typer.Option("--start/--no-start", help="Run the node now, until Ctrl-C.")] = True,
 ) -> None:
     """
-    Make this machine a node of a cluster, and run its executor.
+    Make this machine a node of a cluster, and run its executor and its memory agent.
 
-    The login stays in the data folder: afterwards it is `penstock node start`.
+    The logins stay in the data folder: afterwards it is `penstock node start`.
     """
     given = parsed(_read_token(text))
-    node = NodeFile(node_id=node_id or host_name(), devices=devices)
+    node = NodeFile(node_id=node_id or host_name(), devices=devices, memory=memory)
     folder = data.absolute()
     try:
         folder.mkdir(mode=0o711, parents=True, exist_ok=True)
-        own = asyncio.run(_asked(given, node, _key(folder), server))
-        _keep(folder, node, own)
+        own, agents = asyncio.run(_asked(given, node, folder, server))
+        _keep(folder, node, own, agents)
     except OSError as error:
         raise Failure(
             f"the login cannot be kept in {folder}: {error.strerror}; name another folder with --data"
         ) from error
     again = f"penstock node start --data {folder}"
-    tell(f"this machine is node {node.node_id} of {own.url}; its login is {folder / _LOGIN}. After a reboot: {again}")
+    tell(f"this machine is node {node.node_id} of {own.url}; its logins are in {folder}. After a reboot: {again}")
     if start:
         _run(folder, node, own)
 
 
-def start(data: Data = _FOLDER) -> None:
-    """Run the executor of a machine that has joined, until Ctrl-C."""
+def start(data: Data = _FOLDER, memory: Memory = True) -> None:
+    """Run the executor of a machine that has joined, and its memory agent, until Ctrl-C."""
     from penstock_bus import logins
 
     folder = data.absolute()
@@ -120,7 +125,7 @@ def start(data: Data = _FOLDER) -> None:
         ) from error
     except (OSError, ValueError) as error:  # MsgspecError is the second
         raise Failure(f"what {folder} says of this node cannot be read: {error}; join with a new token") from error
-    _run(folder, node, own)
+    _run(folder, msgspec.structs.replace(node, memory=node.memory and memory), own)
 
 
 def logins(ctx: typer.Context, output: Out = "table") -> None:
@@ -243,14 +248,13 @@ def _read_token(text: str) -> str:
         bad_input(f"{text!r} is neither a token, which begins with {_MARK}, nor a file with one ({reason})")
 
 
-def _key(folder: Path) -> SigningKey:
-    """Return the key of this machine's login: made before the token is used, and the same where that is repeated."""
+def _key(file: Path) -> SigningKey:
+    """Return the key of a login of this machine: made before the token is used, and the same where that is repeated."""
     import nkeys
 
     from penstock_bus.claims import SigningKey
     from penstock_bus.logins import write_private
 
-    file = folder / _KEY
     try:
         return SigningKey(file.read_text(encoding="ascii"))
     except (FileNotFoundError, ValueError):  # or what an interrupted write has left
@@ -259,18 +263,25 @@ def _key(folder: Path) -> SigningKey:
         return SigningKey(seed)
 
 
-def _keep(folder: Path, node: NodeFile, own: Login) -> None:
+def _keep(folder: Path, node: NodeFile, own: Login, agents: Login | None) -> None:
     from penstock_bus import logins
 
     logins.write_login(folder / _LOGIN, own)
+    if agents is None:
+        (folder / _MEMORY_LOGIN).unlink(missing_ok=True)
+    else:
+        logins.write_login(folder / _MEMORY_LOGIN, agents)
     logins.write_private(folder / _NODE, msgspec.json.format(msgspec.json.encode(node)) + b"\n")
-    (folder / _KEY).unlink()
+    for name in (_KEY, _MEMORY_KEY):
+        (folder / name).unlink(missing_ok=True)
 
 
-def _run(folder: Path, node: NodeFile, own: Login) -> None:
-    """Become the executor."""
+def _run(folder: Path, node: NodeFile, own: Login) -> NoReturn:
+    """Be the node: the executor alone, or with a memory agent beside it."""
     from penstock_bus.logins import VARIABLE as CREDENTIALS
+    from penstock_bus.settings import SettingsError
     from penstock_cli.commands.up import become
+    from penstock_cli.local.node_processes import run_node
 
     os.environ.pop(VARIABLE, None)
     env = {
@@ -280,14 +291,41 @@ def _run(folder: Path, node: NodeFile, own: Login) -> None:
         "PENSTOCK_EXECUTOR_NODE_ID": node.node_id,
         **({"PENSTOCK_EXECUTOR_DEVICES": node.devices} if node.devices else {}),
     }
+    if node.memory and not (folder / _MEMORY_LOGIN).exists():
+        tell(
+            "this node runs without a memory agent: it joined before there were any. For one, stop it and join again "
+            f"with a new token of `penstock node token`, and --data {folder}"
+        )
+    elif node.memory:
+        memory_dir, agent = _of_memory_agent(folder, node, own)
+        try:
+            raise SystemExit(asyncio.run(run_node({**env, "PENSTOCK_EXECUTOR_MEMORY_DIR": memory_dir}, agent)))
+        except SettingsError as error:
+            raise Failure(str(error)) from error
     become("executor", env)
 
 
-async def _asked(given: Login, node: NodeFile, key: SigningKey, server: str) -> Login:
-    """Return the login of this machine's executor."""
+def _of_memory_agent(folder: Path, node: NodeFile, own: Login) -> tuple[str, dict[str, str]]:
+    """Return the memory agent's folder, of which jobs are told, and its environment: settings go before the folder."""
+    from penstock_bus.logins import VARIABLE as CREDENTIALS
+    from penstock_bus.settings import written as setting
+
+    memory_dir = setting("executor", "memory_dir") or setting("memory", "data_dir") or str(folder / "memory")
+    address = setting("memory", "address") or setting("executor", "address")
+    return memory_dir, {
+        "PENSTOCK_URL": own.url,
+        CREDENTIALS: str(folder / _MEMORY_LOGIN),
+        "PENSTOCK_MEMORY_DATA_DIR": memory_dir,
+        "PENSTOCK_MEMORY_NODE_ID": node.node_id,
+        **({"PENSTOCK_MEMORY_ADDRESS": address} if address else {}),
+    }
+
+
+async def _asked(given: Login, node: NodeFile, folder: Path, server: str) -> tuple[Login, Login | None]:
+    """Return the logins of this machine's executor and of its memory agent; None where that gets none."""
     from penstock_bus import Unauthorized
     from penstock_bus.claims import decoded
-    from penstock_bus.logins import Login, at_host
+    from penstock_bus.logins import JoinAnswer, at_host
     from penstock_bus.nats import connect
     from penstock_bus.port import BusError, ServiceError
     from penstock_log import subjects
@@ -298,11 +336,13 @@ async def _asked(given: Login, node: NodeFile, key: SigningKey, server: str) -> 
         given = msgspec.structs.replace(given, url=at_host(given.url, server), hosts=())
     subject = f"{subjects.command('join', 'issuer')}.{claims.get('name', '')}"
     machine = f"{socket.gethostname()} uid {os.getuid()}"
-    body = msgspec.json.encode(JoinRequest(node_id=node.node_id, key=key.public, machine=machine))
+    key, agents_key = _key(folder / _KEY), _key(folder / _MEMORY_KEY) if node.memory else None
+    keys = {"key": key.public, "memory_key": agents_key.public if agents_key else ""}
+    body = msgspec.json.encode(JoinRequest(node_id=node.node_id, machine=machine, **keys))
     try:
         found = await reached(given, "node join")
         async with connect(found.url, login=found, name="node join", as_client=True) as bus:
-            own = msgspec.json.decode(await bus.request(subject, body, timeout_s=10.0), type=Login)
+            answer = msgspec.json.decode(await bus.request(subject, body, timeout_s=10.0), type=JoinAnswer)
     except Unauthorized as error:
         raise Failure(_refused(claims.get("exp", 0))) from error
     except ServiceError as error:
@@ -310,7 +350,16 @@ async def _asked(given: Login, node: NodeFile, key: SigningKey, server: str) -> 
     except BusError as error:
         here = "give --server HOST[:PORT] if this machine reaches it otherwise"
         raise Failure(f"{error} {here}", Exit.UNREACHABLE) from error
-    return msgspec.structs.replace(own, url=found.url, user_seed=key.seed)
+    own = _login(answer, found.url, "executor", answer.user_jwt, key)
+    if agents_key is None or not answer.memory_jwt:
+        return own, None
+    return own, _login(answer, found.url, "memory", answer.memory_jwt, agents_key)
+
+
+def _login(answer: JoinAnswer, url: str, role: str, claim: str, key: SigningKey) -> Login:
+    from penstock_bus.logins import Login
+
+    return Login(url=url, user=role, user_jwt=claim, user_seed=key.seed, ca=answer.ca)
 
 
 def _refused(expires_s: float) -> str:

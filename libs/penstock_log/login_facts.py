@@ -43,12 +43,15 @@ class NodeLoginIssued(Event, frozen=True, kw_only=True, tag="login.issued.v1"):
         Public key of the login; the machine made it, and keeps its secret half.
     machine : str
         What the machine calls itself, for people.
+    memory_key : str
+        Public key of its memory agent's login, which counts as long as ``key`` does; empty where it got none.
     """
 
     token: str
     node_id: str
     key: str
     machine: str = ""
+    memory_key: str = ""
 
 
 class NodeLoginRevoked(Event, frozen=True, kw_only=True, tag="login.revoked.v1"):
@@ -67,15 +70,23 @@ class NodeLogin(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes
     ----------
+    memory_key : str
+        Public key of its memory agent's login; empty where it has none.
     revoked_s : float
-        Since when it counts no more, seconds since the epoch; 0 while it does.
+        Since when both count no more, seconds since the epoch; 0 while they do.
     """
 
     node_id: str
     key: str
     machine: str
     issued_s: float
+    memory_key: str = ""
     revoked_s: float = 0.0
+
+    @property
+    def keys(self) -> list[str]:
+        """Its public keys: the executor's, and the memory agent's if there is one."""
+        return [self.key, *filter(None, [self.memory_key])]
 
 
 class NodeToken(msgspec.Struct, kw_only=True):
@@ -116,7 +127,13 @@ class NodeLogins(msgspec.Struct):
             made = NodeToken(token=event.token, uses=event.uses, expires_s=event.expires_s, by=event.by)
             self.tokens.setdefault(event.token, made)
         elif isinstance(event, NodeLoginIssued) and event.token in self.tokens:
-            login = NodeLogin(node_id=event.node_id, key=event.key, machine=event.machine, issued_s=event.at_s)
+            login = NodeLogin(
+                node_id=event.node_id,
+                key=event.key,
+                machine=event.machine,
+                issued_s=event.at_s,
+                memory_key=event.memory_key,
+            )
             self.tokens[event.token].logins.setdefault(event.key, login)
         elif isinstance(event, NodeLoginRevoked) and event.token in self.tokens:
             self.tokens[event.token].end(event.key, event.at_s)
@@ -125,5 +142,6 @@ class NodeLogins(msgspec.Struct):
         """Return the public keys of revoked logins, each with the second since the epoch of its last revocation."""
         found: dict[str, int] = {}
         for login in (one for token in self.tokens.values() for one in token.logins.values() if one.revoked_s):
-            found[login.key] = max(found.get(login.key, 0), int(login.revoked_s) + 1)
+            for key in login.keys:
+                found[key] = max(found.get(key, 0), int(login.revoked_s) + 1)
         return found

@@ -171,11 +171,14 @@ class JoinRequest(GatewayRequest, frozen=True, kw_only=True):
         Public key that the machine has made; asked again with the same key, it is the same login.
     machine : str
         What the machine calls itself, for people.
+    memory_key : str
+        Public key for the login of its memory agent; empty: it wants none.
     """
 
     node_id: Name
     key: Annotated[str, Meta(pattern=r"^U[A-Z2-7]{55}$")]
     machine: Who = ""
+    memory_key: Annotated[str, Meta(pattern=r"^(U[A-Z2-7]{55})?$")] = ""
 
 
 class RevokeRequest(GatewayRequest, frozen=True, kw_only=True):

@@ -208,4 +208,6 @@ def _suggestion(known: Mapping[str, T], wanted: str, names: Iterable[tuple[str, 
     close = difflib.get_close_matches(wanted, [*known, *(name for name in ids if name not in known)], n=3, cutoff=0.5)
     if close:
         return f"; did you mean {listed(close)}?"
-    return f"; there are {len(known)}, and none is like it" if known else "; there is none at all"
+    if len(known) == 1:
+        return "; there is one, and it is called otherwise"
+    return f"; there are {len(known)}, and none is called like that" if known else "; there is none at all"

@@ -16,6 +16,7 @@ from penstock_gateway.authority import SERVICE, Caller
 from penstock_gateway.endpoints import BAD, CONFLICT, NOT_FOUND, RequestRefused
 from penstock_gateway.machine import GatewayState
 from penstock_log import TERMINAL, UserRemoved, UserSet, request_bodies, subjects
+from penstock_log.services import NO_PERSONS
 from penstock_log.text import count, listed
 from penstock_log.users import UserRecord
 
@@ -28,6 +29,10 @@ def set_user(state: GatewayState, ask: request_bodies.UserRequest, now_s: float,
     if ask.user == caller.name and before is not None and ask.role not in {None, before.role}:
         raise RequestRefused(
             CONFLICT, f"nobody changes their own role; ask another admin to make {ask.user} {ask.role}"
+        )
+    if before is None and ask.user.casefold() in NO_PERSONS and ask.user != caller.name:
+        raise RequestRefused(
+            BAD, f"$.user: {ask.user} is what a service's login is called; give the person another name"
         )
     if both := [name for name in ask.unset if getattr(ask, name) is not None]:
         raise RequestRefused(BAD, f"$.unset: {listed(both)} cannot be set and unset at once; leave one of them out")

@@ -7,6 +7,7 @@ import time
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, Final, TypeVar
+from urllib.parse import quote
 
 import msgspec
 import numpy as np
@@ -125,7 +126,9 @@ class MemoryAgent:
         self.root = root
         rng, ticking = np.random.default_rng(), shell.monotonic
         self.pool = SlabPool(settings.slab_bytes, time.time_ns() // 1000)  # later lives have larger generations
-        slabs, clients = path_in(data, "slabs", for_all=True), path_in(data, MEMORY_SOCKET, for_all=True)
+        # by the node's name: another container of this host has none of that path, where its own agent has one
+        slabs = path_in(data, f"slabs-{quote(node_id, safe='')}", for_all=True)
+        clients = path_in(data, MEMORY_SOCKET, for_all=True)
         self.server = SlabServer(self.pool, settings.host, settings.port, slabs, ticking=ticking)
         self.facts = FactBatch(shell.bus, node_id, shell.now_s, ticking)
         place = DonorPlace(node_id=node_id, host=address, port=self.server.port, socket=str(slabs), boot_id=_boot_id())

@@ -1,4 +1,4 @@
-"""compose.yaml on a real engine: jobs from outside and inside, a gang over containers, scaling, and restarts."""
+"""compose.yaml on a real engine: jobs from outside and inside, a gang and memory over containers, scaling, restarts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,26 @@ from testcontainers.compose import DockerCompose
 import penstock
 from penstock_log.services import CORE
 
-SERVICES = {"nats", *CORE}
+SERVICES = {"nats", *CORE} - {"memory"}
+"""Containers; a memory agent is in each executor's."""
+BORROWER = """
+import json, time
+from penstock.memory import RemoteFile
+SLAB = 64 << 20
+with RemoteFile(3 * SLAB, local_bytes=0) as file:
+    written = {slab: bytes([1 + slab]) * (1 << 20) for slab in range(3)}
+    for slab, block in written.items():
+        file.pwrite(block, slab * SLAB)
+    ends_s = time.monotonic() + 60
+    while file.stats().bound < 3 and time.monotonic() < ends_s:
+        for slab, block in written.items():
+            assert file.pread(len(block), slab * SLAB) == block
+    before = file.stats()
+    for slab, block in written.items():
+        assert file.pread(len(block), slab * SLAB) == block
+    after = file.stats()
+    print(json.dumps({"bound": after.bound, "shared": after.shared, "read": after.slab_bytes - before.slab_bytes}))
+"""
 pytestmark = [pytest.mark.compose, pytest.mark.timeout(900)]
 
 
@@ -34,6 +53,14 @@ def nodes(stack: DockerCompose) -> dict[str, str]:
     return {node["id"]: node["state"] for node in json.loads(inside(stack, "nodes", "-o", "json"))["nodes"]}
 
 
+def wait_for_donors(stack: DockerCompose, count: int) -> None:
+    """Wait until so many memory agents are heard; a healthy container says it of its executor."""
+    for _ in range(30):
+        if len(json.loads(inside(stack, "memory", "ls", "-o", "json"))) == count:
+            return
+    raise AssertionError(f"{count} memory agents are not there")
+
+
 def healthy(stack: DockerCompose) -> dict[str, int]:
     counts: dict[str, int] = {}
     for container in stack.get_containers():
@@ -49,7 +76,8 @@ def test_every_service_is_healthy(compose):
 def test_a_container_sees_its_own_login_and_nobody_elses(compose):
     for service in SERVICES - {"nats"}:
         seen = docker(compose, "exec", "-T", service, "sh", "-c", "find /auth -type f").split()
-        assert seen == [f"/auth/{service}/{service}.json"]
+        own = ["executor", "memory"] if service == "executor" else [service]
+        assert sorted(seen) == [f"/auth/{name}/{name}.json" for name in own]
 
 
 def test_no_container_has_rights_or_can_change_its_image(compose):
@@ -113,6 +141,18 @@ async def test_profilers_scale_and_the_matcher_may_restart_in_the_middle_of_a_ru
         ends = [await outside.wait(one.id) for one in (answer, second)]
         assert [(job.state, job.attempts) for job in ends] == [("CD", 1), ("CD", 1)]
         assert len((await outside.nodes()).nodes) == 3
+
+
+def test_a_job_borrows_memory_of_its_own_container_and_of_others(compose):
+    docker(compose, "up", "--detach", "--no-build", "--wait", "--scale", "executor=3", "--no-deps", "executor")
+    wait_for_donors(compose, 3)
+    printed = inside(compose, "run", "--profile", "off", "--cwd", "/tmp", "--", "python", "-c", BORROWER)
+    (borrowed,) = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
+    assert (borrowed["bound"], borrowed["read"]) == (3, 3 << 20)
+    assert borrowed["shared"] < 3  # the second one comes from another donor than the first, thus one of them by TCP
+    known = json.loads(inside(compose, "memory", "ls", "-o", "json"))
+    assert {one["id"] for one in known} == {node_id for node_id, state in nodes(compose).items() if state == "up"}
+    assert [one.get("errors", {}) for one in known] == [{}] * 3
 
 
 def test_a_gang_over_three_containers_meets_and_its_nodes_are_forgotten_once_they_are_recreated(compose):

@@ -17,7 +17,7 @@ from penstock_bus import Append, NoResponders, ServiceError, Unauthorized, claim
 from penstock_bus.access import ADMIN
 from penstock_bus.claims import SigningKey
 from penstock_bus.issuer import issuing
-from penstock_bus.logins import Login
+from penstock_bus.logins import JoinAnswer, Login
 from penstock_bus.nats import connect
 from penstock_bus.server import Server, ServerSettings, running
 from penstock_cli.commands import backup
@@ -63,14 +63,22 @@ def key(number: int) -> SigningKey:
     return SigningKey.derived("user", bytes(32), f"machine {number}")
 
 
-async def joined(token: Login, node_id: str, number: int) -> Login:
-    """Join as ``penstock node join`` does; the test's tokens are of 2023, so one that has ended is let in again."""
-    own = key(number)
-    body = msgspec.json.encode(JoinRequest(node_id=node_id, key=own.public, machine="vm uid 0"))
+async def joined(token: Login, node_id: str, number: int, *, memory: int = 0) -> Login:
+    """
+    Join as ``penstock node join`` does; the test's tokens are of 2023, so one that has ended is let in again.
+
+    Returns the login of the executor, or of the memory agent where its key is given.
+    """
+    own, agents = key(number), key(memory)
+    asked = JoinRequest(node_id=node_id, key=own.public, machine="vm uid 0", memory_key=agents.public if memory else "")
+    body = msgspec.json.encode(asked)
     subject = f"{subjects.command('join', 'issuer')}.{claims.decoded(token.user_jwt)['name']}"
     async with bus_as(token) as bus:
-        found = msgspec.json.decode(await bus.request(subject, body, timeout_s=10.0), type=Login)
-    return msgspec.structs.replace(found, user_seed=own.seed)
+        found = msgspec.json.decode(await bus.request(subject, body, timeout_s=10.0), type=JoinAnswer)
+    assert bool(found.memory_jwt) == bool(memory)
+    if memory:
+        return Login(url=found.url, user="memory", user_jwt=found.memory_jwt, user_seed=agents.seed)
+    return Login(url=found.url, user=found.user, user_jwt=found.user_jwt, user_seed=own.seed)
 
 
 async def admitted(server: Server, olga: Client, node_id: str, number: int) -> Login:
@@ -179,6 +187,39 @@ async def test_one_login_is_revoked_at_once_and_after_every_restart(server: Serv
             for login in (stolen, other):
                 with pytest.raises(Unauthorized, match="it was revoked since"):
                     await writes(login, "n2")
+
+
+async def test_a_memory_agent_has_a_login_of_its_own_that_is_revoked_with_the_nodes(
+    server: Server, olga: Client
+) -> None:
+    async with issuer_of(server):
+        names = [claims.decoded((await olga.node_token(60.0, uses=2)).user_jwt)["name"] for _ in range(2)]
+        assert server.keyring is not None
+        good, later = [server.keyring.join_login(server.url, name, NOW_S, 4e9) for name in names]
+        executor = await joined(good, "n2", 70)
+        with pytest.raises(ServiceError, match="has joined with other keys; join with another token"):
+            await joined(good, "n2", 70, memory=71)  # of a machine that joined without one
+        agent = await joined(good, "n3", 72, memory=73)
+        assert (await joined(good, "n3", 72, memory=73)) == agent
+        with pytest.raises(ServiceError, match="used up: n3"):  # two machines, whatever logins they got
+            await joined(good, "n4", 74, memory=75)
+        with pytest.raises(ServiceError, match="have a key each"):
+            await joined(later, "n4", 76, memory=76)
+        async with connect(agent.url, login=agent, timeout_s=5.0) as bus:
+            await bus.append(
+                Append(subject=subjects.memory("n3"), commit=Commit(id="m", actor="x", facts=()), expected=None)
+            )
+            with pytest.raises(Unauthorized):
+                await bus.append(
+                    Append(subject=subjects.node("n3"), commit=Commit(id="n", actor="x", facts=()), expected=None)
+                )
+        async with raw(executor) as honest, raw(agent) as thief:
+            assert (await olga.revoke_node("n3")).message.startswith("the server refuses the login of n3")
+            await eventually(lambda: thief.is_closed)
+            assert honest.is_connected
+        with pytest.raises(ServiceError, match="this login was revoked at"):
+            await joined(later, "n5", 77, memory=73)
+        assert [one.node_id for one in (await olga.node_logins()).logins] == ["n2", "n3"]
 
 
 async def test_nobody_comes_in_by_a_login_from_before_a_restore(tmp_path: Path) -> None:

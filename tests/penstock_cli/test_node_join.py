@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -9,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock_bus.logins import Login
+from penstock_bus.claims import SigningKey
+from penstock_bus.logins import Login, write_login
+from penstock_bus.shell import EX_UNAVAILABLE
 from penstock_cli.node_join import VARIABLE, parsed, written
 
 Run = Callable[..., tuple[int, str, str]]
@@ -52,3 +55,43 @@ def test_a_machine_that_has_not_joined_is_told_how(penstock: Run, tmp_path: Path
     code, _, err = penstock("node", "start", "--data", str(tmp_path))
     assert code == 4
     assert "this machine has not joined with this folder; join with what `penstock node token` prints" in err
+
+
+def started(folder: Path, *flags: str, node: str) -> str:
+    """Start a node whose server is gone, with the executor's login alone; return what it says until it gives up."""
+    key = SigningKey.derived("user", bytes(32), "machine")
+    write_login(
+        folder / "executor.json",
+        Login(url="nats://127.0.0.1:9", user="executor", user_jwt="a.e30.c", user_seed=key.seed),
+    )
+    (folder / "node.json").write_text(node)
+    command = [
+        sys.executable,
+        "-c",
+        "import penstock_cli; penstock_cli.main()",
+        "node",
+        "start",
+        "--data",
+        str(folder),
+        *flags,
+    ]
+    env = {**os.environ, "PENSTOCK_CONNECT_S": "0.1", "PENSTOCK_EXECUTOR_DEVICES": "cpu"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == EX_UNAVAILABLE, done.stderr
+    return done.stderr
+
+
+@pytest.mark.slow
+def test_a_machine_that_joined_before_memory_agents_starts_and_is_told_how_it_gets_one(tmp_path: Path) -> None:
+    told = started(tmp_path, node='{"node_id": "n2", "devices": ""}')
+    assert "this node runs without a memory agent: it joined before there were any" in told
+    assert f"join again with a new token of `penstock node token`, and --data {tmp_path}" in told
+    assert "bus_unreachable" in told  # which the executor says
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("flags", "memory"), [((), "false"), (("--no-memory",), "true")])
+def test_a_machine_that_wants_no_memory_agent_is_told_nothing(
+    tmp_path: Path, flags: tuple[str, ...], memory: str
+) -> None:
+    assert "memory agent" not in started(tmp_path, *flags, node=f'{{"node_id": "n2", "memory": {memory}}}')

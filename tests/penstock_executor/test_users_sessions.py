@@ -1,7 +1,8 @@
-"""Jobs of other users than the executor's that use ``penstock.session()``: checkpoints, moves between nodes, lanes."""
+"""Jobs of other users than the executor's that use the library: checkpoints, moves between nodes, lanes, memory."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import pwd
 import site
@@ -13,6 +14,11 @@ from executor_cases import World
 from other_users import SYSTEM_PYTHON, as_root, let_through
 
 import penstock
+from penstock_bus.shell import Shell
+from penstock_log import SlabsLent, subjects
+from penstock_memory.machine import MemorySettings
+from penstock_memory.runner import run
+from penstock_testing import eventually
 
 USERS = {"run_as": "user", "users": {"alice": "nobody", "bob": "daemon"}}
 NOBODY = pwd.getpwnam("nobody")
@@ -61,6 +67,19 @@ with penstock.session() as session:
             print("far enough", flush=True)
 """
 
+BORROWING = """
+import os, time
+from penstock.memory import RemoteFile
+BLOCK = 1 << 20
+with RemoteFile(BLOCK, local_bytes=0) as file:
+    file.pwrite(b"mine" * (BLOCK // 4), 0)
+    while file.stats().slab_bytes < 4 * BLOCK:
+        assert file.pread(BLOCK, 0) == b"mine" * (BLOCK // 4)
+    stats = file.stats()
+    print("bound", stats.bound, "shared", stats.shared, "lost", stats.lost, "as", os.getuid(), flush=True)
+    time.sleep(1000)
+"""
+
 
 def training(steps: int) -> tuple[str, ...]:
     return (SYSTEM_PYTHON, "-c", TRAINING, str(steps))
@@ -103,3 +122,35 @@ async def test_jobs_of_two_users_take_turns_on_one_device(world: World) -> None:
         assert (ended.outcome, ended.reason, ended.loop_steps) == ("completed", "", 200)
     assert str(NOBODY.pw_uid).encode() in await world.output("j1")
     assert f"as {pwd.getpwnam('daemon').pw_uid}".encode() in await world.output("j2")
+
+
+async def test_a_users_job_borrows_as_its_account_from_an_agent_of_root(world: World) -> None:
+    let_through(world.folder)
+    memory_dir = world.folder / "memory"
+    mib = 1 << 20
+    shell = Shell(world.bus, "memory")
+    settings = MemorySettings(
+        node_id="n1",
+        data_dir=str(memory_dir),
+        address="127.0.0.1",
+        slab_bytes=mib,
+        headroom_bytes=64 * mib,
+        most_lent_bytes=8 * mib,
+    )
+    agent = asyncio.create_task(run(shell, settings))
+    await eventually(lambda: shell.vitals.ready or agent.done())
+    await world.node("n1", **USERS, memory_dir=str(memory_dir))
+    await world.submit("j1", SYSTEM_PYTHON, "-c", BORROWING, user="alice", cwd="/", env=ENV)
+    await world.place("j1")
+    await world.says("j1", f"bound 1 shared 1 lost 0 as {NOBODY.pw_uid}")
+
+    async def lent() -> list[SlabsLent]:
+        facts = [fact for one in await world.bus.read(subjects.memory("n1")) for fact in one.commit.known]
+        return [fact for fact in facts if isinstance(fact, SlabsLent)]
+
+    await eventually(lent)
+    assert [(one.user, one.job_id, one.slabs) for one in await lent()] == [("nobody", "j1", 1)]
+    await world.cancel("j1")
+    await world.ended("j1")
+    shell.stopping.set()
+    await agent

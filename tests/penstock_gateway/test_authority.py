@@ -251,6 +251,20 @@ async def test_people_come_and_go_while_the_gateway_runs() -> None:
         await olga.command("cancel", {"id": job_id})
 
 
+async def test_nobody_is_called_as_a_services_login_is() -> None:
+    """As for whom an identity provider names, in whatever case; an owner of such a name keeps it."""
+    async with MemoryBus() as bus, gateway(bus, joined(), settings=GatewaySettings(owner="admin")) as running:
+        admin = as_user(running, "admin")
+        for name in ("gateway", "Matcher", "oidc", "issuer", "extension"):
+            code, said = await refusal(admin.command("set_user", {"user": name}))
+            assert (code, "a service's login is called" in said) == (400, True)
+        assert (await admin.command("set_user", {"user": "admin", "revoke": True}))["changed"]
+        assert (await admin.command("set_user", {"user": "gatekeeper"}))["changed"]
+        assert (await refusal(admin.command("remove_user", {"id": "x"})))[1] == (
+            "no user 'x'; there are 2, and none is called like that"
+        )
+
+
 async def test_nobody_locks_themselves_out_or_makes_themselves_more() -> None:
     ada = UserSet(user="ada", role="admin", at_s=NOW_S)
     async with MemoryBus() as bus, gateway(bus, ada) as running:

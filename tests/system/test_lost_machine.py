@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -11,10 +10,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from penstock.client import Client
+from penstock_bus.logins import read_login
 from penstock_cli.local import data_folder
 from penstock_testing import eventually
 
@@ -44,21 +44,20 @@ class Machine:
         self._env.pop("PENSTOCK_URL", None)
 
     def up(self) -> None:
-        devices = "fast:3@1.0:1GiB"
-        self.say("up", "-d", "--data", str(self.folder), "--port", "-1", "--emulate", devices)
+        self.say("up", "-d", "--data", str(self.folder), "--port", "-1", "--emulate", "fast:3@1.0:1GiB")
         found = data_folder.read(self.folder)
         assert found is not None
         self._env["PENSTOCK_URL"] = found.url
 
     def say(self, *words: str) -> str:
         command = [sys.executable, "-m", "penstock", *words]
-        done = subprocess.run(command, check=False, env=self._env, capture_output=True, text=True, timeout=180)
+        done = subprocess.run(command, check=False, env=self._env, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    def job(self, job_id: str) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.say("show", job_id, "-o", "json"))["job"]
-        return found
+    def client(self) -> Client:
+        """Return a client as its owner: one process for all that is asked, where each command would be another."""
+        return Client(self._env["PENSTOCK_URL"], login=read_login(self.folder / "client.json"))
 
     def burn(self) -> None:
         """End every process that has to do with the folder, and remove the folder."""
@@ -78,7 +77,7 @@ def machines(tmp_path: Path) -> Iterator[tuple[Machine, Machine]]:
         machine.burn()
 
 
-@pytest.mark.timeout(240)  # two clusters, one after the other
+@pytest.mark.timeout(600)  # two clusters, one after the other, on a machine that is busy
 async def test_jobs_that_ran_run_again_and_all_others_are_what_they_were(
     tmp_path: Path, machines: tuple[Machine, Machine]
 ) -> None:
@@ -87,27 +86,36 @@ async def test_jobs_that_ran_run_again_and_all_others_are_what_they_were(
     script.write_text(STEPS)
     one.up()
     begun, go = [tmp_path / "command-began", tmp_path / "steps-began"], tmp_path / "go"
-    one.say("submit", "--id", "held", "--hold", "--", "true")
-    one.say("submit", "--id", "command", "--", "sh", "-c", f"touch {begun[0]}; {GATED}", "sh", str(go))
-    one.say("submit", "--id", "steps", "--", sys.executable, str(script), str(begun[1]), str(go))
-    one.say("submit", "--id", "done", "--wait", "--", "echo", "said")
-    await eventually(lambda: all(path.exists() for path in begun), within_s=120.0)
-    assert {one.job(job_id)["state"] for job_id in ("command", "steps")} == {"R"}
-    one.say("backup", str(file), "--data", str(one.folder))
-    one.say("submit", "--id", "later", "--", "true")
+    command = ("sh", "-c", f"touch {begun[0]}; {GATED}", "sh", str(go))
+    steps = (sys.executable, str(script), str(begun[1]), str(go))
+    async with one.client() as client:
+        await client.submit(id="held", name="held", command=("true",), hold=True)
+        await client.submit(id="command", name="command", command=command)
+        await client.submit(id="steps", name="steps", command=steps)
+        await client.submit(id="done", name="done", command=("echo", "said"))
+        await client.wait("done")
+        await eventually(lambda: all(path.exists() for path in begun), within_s=120.0)
+        assert [(await client.job(job_id)).job.state for job_id in ("command", "steps")] == ["R", "R"]
+        one.say("backup", str(file), "--data", str(one.folder))
+        await client.submit(id="later", name="later", command=("true",))
     one.burn()
 
     assert "is whole" in two.say("restore", str(file), "--check")
-    two.say("restore", str(file), "--data", str(two.folder))
+    assert "no login from before counts there" in two.say("restore", str(file), "--data", str(two.folder))
     two.up()
     go.touch()
-    assert two.job("done")["state"] == "CD"
-    assert two.say("logs", "done") == "said\n"
-    assert two.job("held")["state"] == "PD"
-    for job_id in ("command", "steps"):
-        two.say("logs", "--follow", job_id)
-        assert two.job(job_id)["state"] == "CD"
-        assert "(run 2)" in two.say("story", job_id)
-    assert two.say("logs", "steps").count("step 99") == 1
-    assert "later" not in two.say("ps", "--all")
-    two.say("submit", "--id", "new", "--wait", "--", "true")
+    async with two.client() as client:
+        assert (await client.job("done")).job.state == "CD"
+        assert await printed(client, "done") == b"said\n"
+        assert (await client.job("held")).job.state == "PD"
+        for job_id in ("command", "steps"):  # which begin when the time is over that their first runs may still go on
+            assert (await client.wait(job_id)).state == "CD"
+            assert any("(run 2)" in line.text for line in (await client.story(job_id)).lines)
+        assert (await printed(client, "steps")).count(b"step 99") == 1
+        assert "later" not in {job.id for job in (await client.jobs()).jobs}
+        await client.submit(id="new", name="new", command=("true",))
+        assert (await client.wait("new")).state == "CD"
+
+
+async def printed(client: Client, job_id: str) -> bytes:
+    return b"".join([line.data async for line in client.logs(job_id)])

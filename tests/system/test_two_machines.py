@@ -1,7 +1,11 @@
-"""Two machines, emulated by network namespaces: joined by the documented line, a gang over both, one login revoked."""
+"""
+Two machines, emulated by network namespaces: joined by the documented line, a gang over both, memory of the other one,
+one login revoked.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -20,6 +24,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 PENSTOCK = str(Path(sys.executable).with_name("penstock"))
 ADDRESSES = {"first": "10.213.0.1", "second": "10.213.0.2"}
 DEVICES = ("--devices", "fast:2@1.0:16GiB")
+LENT = {"SLAB_BYTES": str(4 << 20), "HEADROOM_BYTES": str(64 << 20), "MOST_LENT_BYTES": str(64 << 20)}
 GANG = """
 import os, socket
 rank, address = int(os.environ["RANK"]), (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
@@ -35,14 +40,37 @@ else:
             pass
     peer.sendall(f"{rank}@{socket.gethostname()}".encode())
 """
+BORROWER = """
+import json, os, sys, time
+from penstock.memory import RemoteFile
+BLOCK = 1 << 20
+blocks = [bytes([1 + at]) * BLOCK for at in range(8)]
+with RemoteFile(8 * BLOCK, local_bytes=0) as file:
+    def look(said):
+        assert [file.pread(BLOCK, at * BLOCK) for at in range(8)] == blocks
+        stats = file.stats()
+        shown = ("bound", "shared", "slab_bytes", "lost")
+        print(said, json.dumps({name: getattr(stats, name) for name in shown}), flush=True)
+        return stats
+    for at, block in enumerate(blocks):
+        file.pwrite(block, at * BLOCK)
+    while look("reads").slab_bytes < 16 * BLOCK:
+        time.sleep(0.05)
+    look("borrows")
+    while not os.path.exists(sys.argv[1]):
+        time.sleep(0.05)
+    while look("still").bound:
+        time.sleep(0.05)
+    look("kept")
+"""
 
 
 class EmulatedMachine:
-    """A network namespace with its own host name, home and data."""
+    """A network namespace with its own host name, home and data; it does not see the other machine's."""
 
     def __init__(self, name: str, namespace: str, folder: Path) -> None:
         self.folder = folder / name
-        self.folder.mkdir()
+        hidden = " && ".join(f"mount -t tmpfs none {folder / other}" for other in ADDRESSES if other != name)
         self._enter = (
             "ip",
             "netns",
@@ -52,11 +80,11 @@ class EmulatedMachine:
             "-u",
             "sh",
             "-c",
-            f'hostname {name}; exec "$@"',
+            f'hostname {name} && {hidden} && exec "$@"',
             "-",
         )
-        own = {"HOME": str(self.folder), "PENSTOCK_EXECUTOR_RUN_AS": "executor"}
-        self._env = {**{key: os.environ[key] for key in ("PATH", "LANG") if key in os.environ}, **own}
+        own = {"HOME": str(self.folder), "TMPDIR": str(self.folder), "PENSTOCK_EXECUTOR_RUN_AS": "executor"}
+        self._env = {**{key: os.environ[key] for key in ("PATH", "LANG", "PYTHONPATH") if key in os.environ}, **own}
 
     def begin(self, *words: str, **env: str) -> subprocess.Popen[str]:
         with (self.folder / "log").open("a") as log:
@@ -124,12 +152,16 @@ def machines(tmp_path: Path) -> Iterator[dict[str, EmulatedMachine]]:
             for rest in (("addr", "add", f"{address}/24", "dev", name), ("link", "set", name, "up")):
                 subprocess.run(["ip", "-n", namespaces[name], *rest], check=True)
             subprocess.run(["ip", "-n", namespaces[name], "link", "set", "lo", "up"], check=True)
+        for name in ADDRESSES:
+            (tmp_path / name).mkdir()
         yield {name: EmulatedMachine(name, namespace, tmp_path) for name, namespace in namespaces.items()}
 
 
-async def test_a_gang_runs_over_two_machines_until_one_is_revoked(machines: dict[str, EmulatedMachine]) -> None:
+async def test_a_gang_runs_over_two_machines_until_one_is_revoked(
+    machines: dict[str, EmulatedMachine], tmp_path: Path
+) -> None:
     first, second = machines["first"], machines["second"]
-    data, script = str(second.folder / "node"), second.folder / "gang.py"
+    data, script = str(second.folder / "node"), tmp_path / "gang.py"
     script.write_text(GANG)
     with ended(first.begin("up", "--host", "0.0.0.0", "--data", str(first.folder / "data"), *DEVICES)):  # noqa: S104
         await eventually(lambda: "is up at" in first.log(), within_s=90)
@@ -147,3 +179,40 @@ async def test_a_gang_runs_over_two_machines_until_one_is_revoked(machines: dict
         refused = second.begin("node", "start", "--data", data)
         assert refused.wait(60) == REFUSED
         first.run("submit", "--wait", "--id", "after", "--", "true")
+
+
+async def test_a_job_borrows_memory_of_the_other_machine_until_that_is_revoked(
+    machines: dict[str, EmulatedMachine], tmp_path: Path
+) -> None:
+    """The first machine lends nothing; the two share no folder but that of the script, so the bytes go over TCP."""
+    first, second = machines["first"], machines["second"]
+    data, script, revoked = second.folder / "node", tmp_path / "borrower.py", tmp_path / "revoked"
+    script.write_text(BORROWER)
+    settings = {f"PENSTOCK_MEMORY_{name}": value for name, value in LENT.items()}
+    up = ("up", "--host", "0.0.0.0", "--data", str(first.folder / "data"), *DEVICES)  # noqa: S104
+    with ended(first.begin(*up, PENSTOCK_MEMORY_LEND="false", **settings)):
+        await eventually(lambda: "is up at" in first.log(), within_s=90)
+        token = first.run("node", "token", "--valid", "10m").strip()
+        join = second.begin("node", "join", "--data", str(data), *DEVICES, PENSTOCK_NODE_TOKEN=token, **settings)
+        with ended(join) as node:
+            await eventually(lambda: "node_joined" in second.log() and "memory_offered" in second.log(), within_s=60)
+            first.run("node", "drain", "second")  # so that the job is on the other one
+            first.run("submit", "--id", "borrower", "--", sys.executable, str(script), str(revoked))
+            await eventually(lambda: "borrows" in first.run("logs", "borrower"), within_s=60)
+            borrowed = told(first.run("logs", "borrower"), "borrows")
+            assert (borrowed["bound"], borrowed["shared"], borrowed["lost"]) == (2, 0, 0)
+            nodes = {one["id"]: one for one in json.loads(first.run("memory", "ls", "-o", "json"))}
+            assert nodes["second"]["lent"] == 2
+            first.run("node", "revoke", "second")
+            assert node.wait(60) == REFUSED
+        revoked.touch()
+        await eventually(lambda: "kept" in first.run("logs", "borrower"), within_s=60)
+        assert told(first.run("logs", "borrower"), "kept")["bound"] == 0
+        own = {"PENSTOCK_CREDENTIALS": str(data / "memory.json"), "PENSTOCK_URL": f"tls://{ADDRESSES['first']}:4222"}
+        assert second.begin("service", "memory", **own, **settings).wait(60) == REFUSED
+
+
+def told(log: str, word: str) -> dict[str, int]:
+    """Return the figures behind a word that a job printed."""
+    found: list[dict[str, int]] = [json.loads(line.partition(word)[2]) for line in log.splitlines() if word in line]
+    return found[-1]

@@ -110,6 +110,7 @@ def up(
     )
     with _explained():
         options.check_name()
+        options.check_servers()
         options.processes()  # or say now what is wrong with them
     if detach:
         record = _supervised(supervisor.detach(options, tell))
@@ -118,6 +119,8 @@ def up(
             render.say(f"tell your shell: export PENSTOCK_URL={record.url}")
         for line in supervisor.noted(record.notes):
             render.say(line)
+        if elsewhere := supervisor.elsewhere_line(options, record.url):
+            render.say(elsewhere)
         render.say(supervisor.access_lines(options, record.url))
         render.say(supervisor.jobs_line(options))
         render.say(f"stop it with `penstock down{_data_flag(data)}`")

@@ -52,6 +52,7 @@ _UNKNOWN: Final = 500
 _LET_IN_TRIES: Final = 50
 _LET_IN_S: Final = 0.2
 _DEFAULT: Final = "default"
+_SHOWN: Final = 20
 _PRINTED: Final = Path("-")
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 
@@ -87,6 +88,7 @@ def add(
     """Let a person use the cluster, and write a login for them: a secret, which they give to `penstock login`."""
     from penstock_bus.port import BusError
 
+    _check_name(name)
     if no_login and (out or valid):
         bad_input("--no-login writes no file, so there is nothing for --out and --valid to say")
     file, valid_s = Path() if no_login else _free(out or Path(f"{name}.json")), _valid_s(valid)
@@ -108,6 +110,20 @@ def add(
         return
     kept_as = "FILE" if file == _PRINTED else file.name
     _write(file, made, f"{answer.message}; give them {_called(file)}, for `penstock login {kept_as}`")
+
+
+def _check_name(name: str) -> None:
+    """Refuse a name that nobody can have, before a file is called by it."""
+    from penstock_log.request_bodies import PersonName
+
+    try:
+        msgspec.convert(name, PersonName)
+    except msgspec.ValidationError:
+        shown = name if len(name) <= _SHOWN else f"{name[:_SHOWN]}…"
+        bad_input(
+            f"{shown!r} is no user's name; expected up to 63 letters, digits and any of _ . @ + -, the first a letter, "
+            "a digit or _"
+        )
 
 
 async def _taken_back(client: Client, name: str, why: str) -> str:
@@ -186,6 +202,7 @@ def rotate(ctx: typer.Context, name: User, out: To = None, valid: Valid = "") ->
     """Have all logins of a person count no more, and write a new one."""
     from penstock_bus.port import ServiceError
 
+    _check_name(name)
     file, valid_s = _free(out or Path(f"{name}.json")), _valid_s(valid)
 
     async def rotated(client: Client) -> None:

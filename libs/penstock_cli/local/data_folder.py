@@ -347,6 +347,21 @@ class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
                 f"--name {self.name!r} is no host name; expected one such as cluster.example.org, or an address"
             )
 
+    def check_servers(self) -> None:
+        """
+        Refuse a number of servers that cannot keep a log together.
+
+        Raises
+        ------
+        UpError
+            If ``servers`` is none that is known.
+        """
+        from penstock_bus.server_group import COUNTS  # which other commands need not load
+
+        if self.servers and self.servers not in COUNTS:
+            counts = " or ".join(map(str, COUNTS))
+            raise UpError(f"--servers {self.servers}: so many cannot keep a log together; expected {counts}")
+
     def processes(self) -> list[tuple[str, int]]:
         """
         Return ``(service, number)`` of each process, numbers from 1.

@@ -190,12 +190,24 @@ def banner(options: UpOptions, url: str) -> str:
     """Return the text for people when all services are ready: address, processes, data folder, access."""
     number = len(options.processes())
     count = f"{number} process{'' if number == 1 else 'es'}"
-    return (
-        f"Penstock {health.VERSION} is up at {url}: {count}, data in {options.folder}\n"
-        f"{_kept(url)}\n"
-        f"{access_lines(options, url)}\n"
-        f"{jobs_line(options)}"
-    )
+    lines = [
+        f"Penstock {health.VERSION} is up at {url}: {count}, data in {options.folder}",
+        elsewhere_line(options, url),
+        _kept(url),
+        access_lines(options, url),
+        jobs_line(options),
+    ]
+    return "\n".join(filter(None, lines))
+
+
+def elsewhere_line(options: UpOptions, url: str) -> str:
+    """Return at which addresses other machines reach the server; empty where it listens to this one only."""
+    hosts = _advertised(options)
+    if not hosts:
+        return ""
+    first, *others = [logins.at_host(url.replace("nats://", "tls://"), host) for host in hosts]
+    also = f", or {' or '.join(others)}" if others else ""
+    return f"Other machines reach it at {first}{also}; logins and tokens carry that (docs/machines.md)."
 
 
 def _kept(url: str) -> str:

@@ -156,6 +156,13 @@ def test_limits_of_a_user_are_numbers_or_go_back_to_the_default(penstock: Run, g
         assert (code, f"{option}: expected a " in said, f"got '{text}'" in said) == (2, True, True)
 
 
+@pytest.mark.parametrize("name", ["a" * 300, "a" * 64, "a b", "../x", "-x", "jané"])
+def test_a_name_that_nobody_can_have_is_refused_by_the_rule_for_names(penstock: Run, name: str) -> None:
+    for command in ("add", "rotate"):
+        code, _, said = penstock("user", command, "--", name)
+        assert (code, "is no user's name; expected up to 63 letters" in " ".join(said.split())) == (2, True)
+
+
 def test_a_login_that_counts_for_no_time_is_refused_and_not_made_for_ever(penstock: Run, gateway: FakeGateway) -> None:
     for words in (("user", "add"), ("user", "rotate")):
         code, _, said = penstock(*words, "jane", "--out", "-", "--valid", "0s")

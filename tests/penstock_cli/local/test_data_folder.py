@@ -124,6 +124,22 @@ def test_the_banner_says_as_whom_jobs_really_run(
     assert supervisor.jobs_line(UpOptions(host=host)).startswith(line.replace("ROOT", logins.user_name()))
 
 
+def test_two_servers_are_refused_before_anything_is_started() -> None:
+    for good in (0, 1, 3):
+        UpOptions(servers=good).check_servers()
+    with pytest.raises(UpError, match="--servers 2: so many cannot keep a log together; expected 1 or 3"):
+        UpOptions(servers=2).check_servers()
+
+
+def test_the_banner_names_the_address_that_others_type() -> None:
+    here = "nats://127.0.0.1:4222"
+    assert "Other machines" not in supervisor.banner(UpOptions(), here)
+    several = "nats://127.0.0.1:4222,nats://127.0.0.1:4223"
+    for url, found in ((here, "tls://lab:4222"), (several, "tls://lab:4222,tls://lab:4223")):
+        said = supervisor.banner(UpOptions(host="192.0.2.7", name="lab"), url)
+        assert f"Other machines reach it at {found}, or tls://" in said
+
+
 def test_the_banner_does_not_tell_others_to_copy_the_owners_login() -> None:
     said = supervisor.access_lines(UpOptions(), "nats://127.0.0.1:1")
     assert "other people get one of their own by `penstock user add NAME`" in said
