@@ -7,33 +7,33 @@ from collections.abc import Callable
 from time import sleep
 from typing import Any, Final
 
-from penstock.memory.block_store import BlockStore
 from penstock.memory.slab_binding import RemoteSlab, SharedSlab, SlabLost
+from penstock.memory.slab_ranges import SlabRange, SlabRanges
 
 
 def keep_bitmap() -> None:
     """After a slab was lost, believe that the next one has what that had."""
-    unbind, bound = BlockStore._unbind, BlockStore._bound
+    unbind, is_used = SlabRange.unbind, SlabRanges._is_used
     kept: dict[int, bytearray] = {}
 
-    def keeping(self: BlockStore, part: Any) -> None:
-        if part.binding is not None:
-            kept[part.number] = part.valid
-        unbind(self, part)
+    def keeping(self: SlabRange) -> None:
+        if self.binding is not None:
+            kept[self.number] = self.valid
+        unbind(self)
 
-    def restoring(self: BlockStore, part: Any, turn: int, binding: Any) -> bool:
-        done = bound(self, part, turn, binding)
+    def restoring(self: SlabRanges, part: SlabRange, turn: int, binding: Any) -> bool:
+        done = is_used(self, part, turn, binding)
         if done and part.number in kept and len(kept[part.number]) == len(part.valid):
             part.valid = kept[part.number]
         return done
 
-    BlockStore._unbind, BlockStore._bound = keeping, restoring  # type: ignore[method-assign]
+    SlabRange.unbind, SlabRanges._is_used = keeping, restoring  # type: ignore[method-assign]
 
 
 def ignore_generation() -> None:
     """Read and write shared memory without looking whether it counts still, whoever says that it goes."""
     SharedSlab._check_state = lambda self: None  # type: ignore[method-assign]  # noqa: ARG005
-    BlockStore._slab_evicted = lambda self, number, reason: None  # type: ignore[method-assign]  # noqa: ARG005
+    SlabRanges.slab_evicted = lambda self, slab, reason: None  # type: ignore[method-assign]  # noqa: ARG005
 
 
 def acknowledge_early() -> None:

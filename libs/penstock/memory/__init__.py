@@ -17,6 +17,7 @@ In reading order:
 * ``fork_guard``: Locks around a fork.
 * ``frames``: Frames of the slab protocol, by which a client reads and writes a borrowed slab.
 * ``nbd_server``: NBD server: any program has a store of bytes as a block device, unmodified.
+* ``nbd_protocol``: Numbers and formats of the protocol that it speaks.
 """
 
 from __future__ import annotations

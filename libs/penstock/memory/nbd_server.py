@@ -36,11 +36,39 @@ import stat
 import struct
 import threading
 from contextlib import suppress
-from enum import IntEnum, IntFlag
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Optional, Protocol, Union
 from urllib.parse import quote
+
+from penstock.memory.nbd_protocol import (
+    CHUNK,
+    CHUNK_ERROR,
+    CHUNK_NONE,
+    CHUNK_OFFSET_DATA,
+    DATA_CHUNK,
+    DONE,
+    FIXED_NEWSTYLE,
+    NO_ZEROES,
+    OPTION,
+    OPTION_MAGIC,
+    OPTION_REPLY,
+    OPTION_REPLY_MAGIC,
+    PADDING,
+    REQUEST,
+    REQUEST_MAGIC,
+    SIMPLE,
+    SIMPLE_MAGIC,
+    STRUCTURED_MAGIC,
+    Command,
+    CommandFlag,
+    ExportInfo,
+    Feature,
+    NbdError,
+    OptionKind,
+    OptionReply,
+    asked_of,
+)
 
 MOST_BYTES: Final = 32 << 20
 """The longest read or write; clients split what is longer."""
@@ -90,98 +118,6 @@ class ProtocolError(Exception):
 class HungUp(Exception):
     """The client ended its connection where it may: before a request."""
 
-
-# --- the protocol's numbers, under its own names
-
-
-class OptionKind(IntEnum):
-    """What a client asks during the handshake."""
-
-    EXPORT_NAME = 1
-    ABORT = 2
-    LIST = 3
-    INFO = 6
-    GO = 7
-    STRUCTURED_REPLY = 8
-
-
-class OptionReply(IntEnum):
-    """How an option is answered."""
-
-    ACK = 1
-    SERVER = 2
-    INFO = 3
-    ERR_UNSUP = 1 << 31 | 1
-    ERR_INVALID = 1 << 31 | 3
-    ERR_UNKNOWN = 1 << 31 | 6
-    ERR_TOO_BIG = 1 << 31 | 9
-
-
-class ExportInfo(IntEnum):
-    """What is told of an export."""
-
-    EXPORT = 0
-    NAME = 1
-    BLOCK_SIZE = 3
-
-
-class Feature(IntFlag):
-    """Transmission flags: what a client may use."""
-
-    HAS_FLAGS = 1 << 0
-    SEND_FLUSH = 1 << 2
-    SEND_FUA = 1 << 3
-    SEND_TRIM = 1 << 5
-    SEND_WRITE_ZEROES = 1 << 6
-    SEND_DF = 1 << 7
-    CAN_MULTI_CONN = 1 << 8
-
-
-class Command(IntEnum):
-    """What a request asks."""
-
-    READ = 0
-    WRITE = 1
-    DISC = 2
-    FLUSH = 3
-    TRIM = 4
-    WRITE_ZEROES = 6
-
-
-class CommandFlag(IntFlag):
-    """How it is to be done."""
-
-    FUA = 1 << 0
-    NO_HOLE = 1 << 1
-    DF = 1 << 2
-
-
-class NbdError(IntEnum):
-    """What is wrong with a request; the numbers are Linux' own."""
-
-    EIO = 5
-    EINVAL = 22
-    ENOSPC = 28
-
-
-_FIXED_NEWSTYLE: Final = 1
-_NO_ZEROES: Final = 2
-_OPTION_MAGIC: Final = 0x49484156454F5054
-_OPTION_REPLY_MAGIC: Final = 0x3E889045565A9
-_REQUEST_MAGIC: Final = 0x25609513
-_SIMPLE_MAGIC: Final = 0x67446698
-_STRUCTURED_MAGIC: Final = 0x668E33EF
-_DONE: Final = 1
-_CHUNK_NONE: Final = 0
-_CHUNK_OFFSET_DATA: Final = 1
-_CHUNK_ERROR: Final = 1 << 15 | 1
-_OPTION: Final = struct.Struct(">QII")
-_OPTION_REPLY: Final = struct.Struct(">QIII")
-_REQUEST: Final = struct.Struct(">IHHQQI")
-_SIMPLE: Final = struct.Struct(">IIQ")
-_CHUNK: Final = struct.Struct(">IHHQI")
-_DATA_CHUNK: Final = struct.Struct(">IHHQIQ")
-_PADDING: Final = bytes(124)
 
 _FEATURES: Final = (
     Feature.HAS_FLAGS
@@ -386,13 +322,13 @@ class _Connection:
         """
         if not self._shake_hands():
             return
-        header = bytearray(_REQUEST.size)
+        header = bytearray(REQUEST.size)
         view = memoryview(header)
         while not self._ending.is_set():
             self._receive(view, "a request", may_end=True)
-            magic, flags, kind, cookie, offset, length = _REQUEST.unpack(header)
-            if magic != _REQUEST_MAGIC:
-                raise ProtocolError(f"a request begins with {_REQUEST_MAGIC:#x}, and this one with {magic:#x}")
+            magic, flags, kind, cookie, offset, length = REQUEST.unpack(header)
+            if magic != REQUEST_MAGIC:
+                raise ProtocolError(f"a request begins with {REQUEST_MAGIC:#x}, and this one with {magic:#x}")
             if kind == Command.DISC:
                 return
             if kind == Command.READ:
@@ -404,15 +340,15 @@ class _Connection:
 
     def _shake_hands(self) -> bool:
         """Return whether an export was chosen; else the client wants to go."""
-        self._socket.sendall(struct.pack(">8sQH", b"NBDMAGIC", _OPTION_MAGIC, _FIXED_NEWSTYLE | _NO_ZEROES))
+        self._socket.sendall(struct.pack(">8sQH", b"NBDMAGIC", OPTION_MAGIC, FIXED_NEWSTYLE | NO_ZEROES))
         (flags,) = struct.unpack(">I", self._received(4, "the client's flags", may_end=True))
-        if flags & ~(_FIXED_NEWSTYLE | _NO_ZEROES):
+        if flags & ~(FIXED_NEWSTYLE | NO_ZEROES):
             raise ProtocolError(f"the client's flags are {flags:#x}; known are FIXED_NEWSTYLE (1) and NO_ZEROES (2)")
-        self._padded = not flags & _NO_ZEROES
+        self._padded = not flags & NO_ZEROES
         for _ in range(_MOST_OPTIONS):
-            magic, option, length = _OPTION.unpack(self._received(_OPTION.size, "an option", may_end=True))
-            if magic != _OPTION_MAGIC:
-                raise ProtocolError(f"an option begins with {_OPTION_MAGIC:#x}, and this one with {magic:#x}")
+            magic, option, length = OPTION.unpack(self._received(OPTION.size, "an option", may_end=True))
+            if magic != OPTION_MAGIC:
+                raise ProtocolError(f"an option begins with {OPTION_MAGIC:#x}, and this one with {magic:#x}")
             if length > _MOST_OPTION_BYTES:
                 raise ProtocolError(f"option {option} has {length} bytes; expected {_MOST_OPTION_BYTES} at most")
             data = self._received(length, f"option {option}")
@@ -448,11 +384,11 @@ class _Connection:
         if name not in (b"", self._name):
             raise ProtocolError(f"there is no export {name!r}; there is {self._name!r}")
         answer = struct.pack(">QH", self._size, self._features())
-        self._socket.sendall(answer + _PADDING if self._padded else answer)
+        self._socket.sendall(answer + PADDING if self._padded else answer)
 
     def _describe(self, option: int, data: bytes) -> bool:
         """Answer INFO or GO; return whether the export is one of ours."""
-        if (asked := _asked_of(data)) is None:
+        if (asked := asked_of(data)) is None:
             self._answer_option(option, OptionReply.ERR_INVALID, b"expected a name and the kinds of information")
             return False
         name, kinds = asked
@@ -471,7 +407,7 @@ class _Connection:
         self._answer_option(option, OptionReply.INFO, struct.pack(">H", kind) + payload)
 
     def _answer_option(self, option: int, reply: OptionReply, data: bytes = b"") -> None:
-        self._socket.sendall(_OPTION_REPLY.pack(_OPTION_REPLY_MAGIC, option, reply, len(data)) + data)
+        self._socket.sendall(OPTION_REPLY.pack(OPTION_REPLY_MAGIC, option, reply, len(data)) + data)
 
     def _features(self) -> Feature:
         return _FEATURES | Feature.SEND_DF if self._structured else _FEATURES
@@ -499,9 +435,9 @@ class _Connection:
     def _send_data(self, cookie: int, offset: int, view: memoryview) -> None:
         length = len(view)
         if self._structured:
-            header = _DATA_CHUNK.pack(_STRUCTURED_MAGIC, _DONE, _CHUNK_OFFSET_DATA, cookie, length + 8, offset)
+            header = DATA_CHUNK.pack(STRUCTURED_MAGIC, DONE, CHUNK_OFFSET_DATA, cookie, length + 8, offset)
         else:
-            header = _SIMPLE.pack(_SIMPLE_MAGIC, 0, cookie)
+            header = SIMPLE.pack(SIMPLE_MAGIC, 0, cookie)
         sent = self._socket.sendmsg([header, view])
         if sent < len(header):
             self._socket.sendall(header[sent:])
@@ -563,9 +499,9 @@ class _Connection:
 
     def _confirm(self, cookie: int) -> None:
         if self._structured:
-            self._socket.sendall(_CHUNK.pack(_STRUCTURED_MAGIC, _DONE, _CHUNK_NONE, cookie, 0))
+            self._socket.sendall(CHUNK.pack(STRUCTURED_MAGIC, DONE, CHUNK_NONE, cookie, 0))
         else:
-            self._socket.sendall(_SIMPLE.pack(_SIMPLE_MAGIC, 0, cookie))
+            self._socket.sendall(SIMPLE.pack(SIMPLE_MAGIC, 0, cookie))
 
     def _fail(self, cookie: int, error: Exception, what: str) -> None:
         _log.error("NBD: %s: %s", what, error, exc_info=None if isinstance(error, OSError) else error)
@@ -574,11 +510,11 @@ class _Connection:
 
     def _refuse(self, cookie: int, error: NbdError, reason: str) -> None:
         if not self._structured:
-            self._socket.sendall(_SIMPLE.pack(_SIMPLE_MAGIC, error, cookie))
+            self._socket.sendall(SIMPLE.pack(SIMPLE_MAGIC, error, cookie))
             return
         text = reason[:1000].encode(errors="replace")
         payload = struct.pack(">IH", error, len(text)) + text
-        self._socket.sendall(_CHUNK.pack(_STRUCTURED_MAGIC, _DONE, _CHUNK_ERROR, cookie, len(payload)) + payload)
+        self._socket.sendall(CHUNK.pack(STRUCTURED_MAGIC, DONE, CHUNK_ERROR, cookie, len(payload)) + payload)
 
     # --- bytes
 
@@ -613,16 +549,3 @@ class _Connection:
                     raise HungUp
                 raise ProtocolError(f"the client went amid {what}, after {wanted - len(view)} of {wanted} bytes")
             view = view[count:]
-
-
-def _asked_of(data: bytes) -> Optional[tuple[bytes, frozenset[int]]]:
-    """Return the name and the kinds of information that INFO or GO asks for; None if it is malformed."""
-    if len(data) < 6:
-        return None
-    (length,) = struct.unpack_from(">I", data)
-    if length > len(data) - 6:
-        return None
-    (count,) = struct.unpack_from(">H", data, 4 + length)
-    if len(data) != 6 + length + 2 * count:
-        return None
-    return data[4 : 4 + length], frozenset(struct.unpack_from(f">{count}H", data, 6 + length))
