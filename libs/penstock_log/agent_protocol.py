@@ -25,10 +25,13 @@ from typing import Annotated, Final, Optional, Union
 import msgspec
 from msgspec import Meta
 
+from penstock_log.spec import CheckpointTier
+
 VERSION: Final = 1
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Seconds = Annotated[float, Meta(ge=0)]
 Digest = Annotated[str, Meta(max_length=64)]
+NodeName = Annotated[str, Meta(max_length=256)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 MOST_METRICS: Final = 256
 LONGEST_METRIC: Final = 128
@@ -130,13 +133,17 @@ class CheckpointSaved(msgspec.Struct, frozen=True, kw_only=True, tag="saved"):
     """
     A checkpoint after this step, and so many samples, is complete; ``leaving`` where the process exits next.
 
-    ``digest`` is the SHA-256 of its manifest; empty where it has none.
+    ``digest`` is the SHA-256 of its manifest; empty where it has none. ``tier`` says where it is complete, ``peers``
+    which nodes have a copy each in memory, and ``fallback`` why it is on the disk where memory was asked for.
     """
 
     step: Count
     leaving: bool = False
     samples: Count = 0
     digest: Digest = ""
+    tier: CheckpointTier = "disk"
+    peers: Annotated[tuple[NodeName, ...], Meta(max_length=8)] = ()
+    fallback: Annotated[str, Meta(max_length=1000)] = ""
 
 
 class SaveFailed(msgspec.Struct, frozen=True, kw_only=True, tag="save_failed"):
@@ -218,6 +225,8 @@ class AgentEnv:
     MEMORY_SOCKET: Final = "PENSTOCK_MEMORY_SOCKET"  # path of the socket of the node's memory agent, where there is one
     CHECKPOINT_DIR: Final = "PENSTOCK_CHECKPOINT_DIR"
     CHECKPOINT_S: Final = "PENSTOCK_CHECKPOINT_S"
+    CHECKPOINT_MEMORY: Final = "PENSTOCK_CHECKPOINT_MEMORY"  # folder in memory; only where the job has that tier
+    CHECKPOINT_MOST: Final = "PENSTOCK_CHECKPOINT_MOST"  # bytes of a checkpoint that may be in that folder
     RESUME_STEP: Final = "PENSTOCK_RESUME_STEP"  # of the checkpoint to load; 0: none; unset: the newest there is
     BEGIN_DIR: Final = "PENSTOCK_BEGIN_DIR"  # another job's checkpoints, to begin from where there are none
     BEGIN_STEP: Final = "PENSTOCK_BEGIN_STEP"  # of the one to load of those; 0: none; unset: the newest there is

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Final, Literal, Optional, Union
 import msgspec
 from msgspec import Meta
 
-from penstock_log.spec import Device, JobSpec, MemoryNeed, Outcome, SweepSpec
+from penstock_log.spec import CheckpointTier, Device, JobSpec, MemoryNeed, Outcome, SweepSpec
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type"):
@@ -149,6 +149,10 @@ class RunCheckpointed(Event, frozen=True, kw_only=True, tag="run.checkpointed.v1
         Epoch of the run that wrote the checkpoint, where that is not ``epoch``: an executor found it later.
     digest : str
         SHA-256 of its manifest, which has a checksum of each of its files; empty where the script did not say.
+    tier : {"disk", "memory"}
+        Where it is complete. A checkpoint that was in ``memory`` gets a second such fact once it is on the disk too.
+    peers : tuple of str
+        Nodes whose memory has a copy each.
     """
 
     job_id: str
@@ -157,6 +161,8 @@ class RunCheckpointed(Event, frozen=True, kw_only=True, tag="run.checkpointed.v1
     step: int
     generation: int = 0
     digest: str = ""
+    tier: CheckpointTier = "disk"
+    peers: tuple[str, ...] = ()
 
 
 class RunRewound(Event, frozen=True, kw_only=True, tag="run.rewound.v1"):

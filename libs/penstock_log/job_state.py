@@ -20,7 +20,7 @@ import msgspec
 
 from penstock_log.decision_facts import Demand, Placement
 from penstock_log.facts import ProfileSample
-from penstock_log.spec import JobSpec, MemoryNeed, Outcome
+from penstock_log.spec import CheckpointTier, JobSpec, MemoryNeed, Outcome
 
 
 class JobState(str, Enum):
@@ -90,12 +90,18 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
         SHA-256 of its manifest; empty where it is not known.
     node_ids : tuple of str
         Nodes on which it lies: the one that wrote it, and those that have resumed from it.
+    tier : {"disk", "memory"}
+        Where the node that wrote it has it: ``memory`` until it is on the disk too.
+    peers : tuple of str
+        Nodes whose memory was given a copy each.
     """
 
     generation: int
     step: int
     digest: str = ""
     node_ids: tuple[str, ...] = ()
+    tier: CheckpointTier = "disk"
+    peers: tuple[str, ...] = ()
 
 
 class Job(msgspec.Struct, kw_only=True, omit_defaults=True):

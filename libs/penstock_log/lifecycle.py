@@ -196,6 +196,9 @@ def _measure(job: Job, event: RunMeasured) -> bool:
 
 
 def _checkpoint(job: Job, event: RunCheckpointed) -> bool:
+    if job.checkpoint is not None and _is_behind(job.checkpoint, event):
+        job.checkpoint = _on_disk_too(job.checkpoint, event)
+        return True
     if job.placement is None or job.placement.epoch != event.epoch:
         return False
     if not event.generation:
@@ -228,13 +231,18 @@ def last_checkpoint(facts: Iterable[Event]) -> Checkpoint | None:
     """
     last, epoch = None, 0
     for fact in facts:
-        if not isinstance(fact, (RunStarted, RunCheckpointed, RunRewound)) or fact.epoch < epoch:
+        if not isinstance(fact, (RunStarted, RunCheckpointed, RunRewound)):
             continue
-        epoch = fact.epoch
+        if fact.epoch < epoch and not (last is not None and _is_behind(last, fact)):
+            continue
+        epoch = max(epoch, fact.epoch)
         if isinstance(fact, RunStarted):
             last = _lies_here_too(last, fact)
         elif isinstance(fact, RunCheckpointed):
-            last = _written(fact) if last is None or fact.step >= last.step else last
+            if last is not None and _is_behind(last, fact):
+                last = _on_disk_too(last, fact)
+            elif last is None or fact.step >= last.step:
+                last = _written(fact)
         elif _gives_up(last, fact):
             last = _instead(fact)
     return last
@@ -242,7 +250,26 @@ def last_checkpoint(facts: Iterable[Event]) -> Checkpoint | None:
 
 def _written(event: RunCheckpointed) -> Checkpoint:
     generation, node_ids = event.generation or event.epoch, (event.node_id,)
-    return Checkpoint(generation=generation, step=event.step, digest=event.digest, node_ids=node_ids)
+    return Checkpoint(
+        generation=generation,
+        step=event.step,
+        digest=event.digest,
+        node_ids=node_ids,
+        tier=event.tier,
+        peers=event.peers,
+    )
+
+
+def _is_behind(last: Checkpoint, event: Event) -> bool:
+    """Return whether a fact says that the last checkpoint, which was in memory, is on the disk too; at any time."""
+    if not isinstance(event, RunCheckpointed) or last.tier != "memory" or event.tier != "disk":
+        return False
+    return (event.step, event.digest, event.generation) == (last.step, last.digest, last.generation)
+
+
+def _on_disk_too(last: Checkpoint, event: RunCheckpointed) -> Checkpoint:
+    elsewhere = tuple(node_id for node_id in last.node_ids if node_id != event.node_id)
+    return msgspec.structs.replace(last, tier="disk", node_ids=(event.node_id, *elsewhere))
 
 
 def _lies_here_too(last: Checkpoint | None, event: RunStarted) -> Checkpoint | None:

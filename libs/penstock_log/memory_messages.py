@@ -11,6 +11,10 @@ answered :class:`AgentWelcome`, or :class:`ClientRefused` and the end. Then it a
 (:class:`SlabUse`). The agent may say at any time that a slab has to go (:class:`EvictSlab`); the client stops using it
 and answers :class:`ReturnSlab`. A client whose connection ends has given everything back.
 
+**Checkpoints** are copied into slabs of two other nodes, a whole copy on each, and these outlive their client: it asks
+for the slabs of both copies (:class:`PlaceCopies`), fills them, and has their donors keep them for its job
+(:class:`KeepCopies`). A later run's executor asks where one of them is (:class:`FindCopy`).
+
 **Agents** ask each other by requests on ``penstock.slab.<node>``; :data:`AgentRequest` are the questions, and what each
 is answered with stands in its docstring. Whoever lends, keeps a slab for :data:`LEASE_S` after it was last renewed.
 """
@@ -26,6 +30,9 @@ VERSION: Final = 1
 LEASE_S: Final = 10.0
 """A slab that is not renewed for so long is taken back."""
 RENEW_S: Final = 3.0
+COPIES: Final = 2
+"""Copies of a checkpoint, on as many nodes, which count as saved without the disk."""
+MOST_PEERS: Final = 8
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Text = Annotated[str, Meta(max_length=256)]
 Hex16 = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}$")]
@@ -115,7 +122,44 @@ class SlabUse(msgspec.Struct, frozen=True, kw_only=True, tag="use"):
     activity: dict[int, float]
 
 
-FromClient = Union[ClientHello, BorrowSlab, ReturnSlab, SlabUse]
+class PlaceCopies(msgspec.Struct, frozen=True, kw_only=True, tag="place"):
+    """
+    Lend slabs for two copies of ``size`` bytes, each on a node of its own; :class:`CopiesPlaced` or :class:`NoCopies`.
+
+    A client places one checkpoint at a time: what it placed before and did not have kept is given back.
+    """
+
+    size: Count
+
+
+class KeepCopies(msgspec.Struct, frozen=True, kw_only=True, tag="keep"):
+    """
+    The copies that were placed last are whole: keep them for the job. :class:`CopiesKept`, or :class:`NoCopies`.
+
+    Attributes
+    ----------
+    job_id : str
+        The job, which has the checkpoint tier ``memory``.
+    generation, step, digest : int, int, str
+        Epoch of the run that wrote the checkpoint, the step after which it was, and the SHA-256 of its manifest.
+    """
+
+    job_id: Text
+    generation: Count
+    step: Count
+    digest: Hex32
+
+
+class FindCopy(msgspec.Struct, frozen=True, kw_only=True, tag="find"):
+    """Where is a copy of a job's checkpoint, on one of these nodes? :class:`CopyFound`, or :class:`NoCopies`."""
+
+    job_id: Text
+    step: Count
+    digest: Hex32
+    nodes: Annotated[tuple[Text, ...], Meta(max_length=MOST_PEERS)]
+
+
+FromClient = Union[ClientHello, BorrowSlab, ReturnSlab, SlabUse, PlaceCopies, KeepCopies, FindCopy]
 
 
 # --- from the agent to a client
@@ -155,7 +199,38 @@ class EvictSlab(msgspec.Struct, frozen=True, kw_only=True, tag="evict"):
     reason: str
 
 
-ToClient = Union[AgentWelcome, ClientRefused, SlabLent, SlabRefused, EvictSlab]
+class CopiesPlaced(msgspec.Struct, frozen=True, kw_only=True, tag="placed"):
+    """Slabs for two copies, each in the order in which they are filled."""
+
+    copies: tuple[tuple[SlabAddress, ...], ...]
+
+
+class CopiesKept(msgspec.Struct, frozen=True, kw_only=True, tag="kept"):
+    """Each of these nodes keeps a copy."""
+
+    nodes: tuple[Text, ...]
+
+
+class CopyFound(msgspec.Struct, frozen=True, kw_only=True, tag="found"):
+    """
+    The slabs of a copy, in order, and how many bytes of them count.
+
+    Also what a donor's agent answers to :class:`FindKept`.
+    """
+
+    slabs: tuple[SlabAddress, ...]
+    size: Count
+
+
+class NoCopies(msgspec.Struct, frozen=True, kw_only=True, tag="no_copies"):
+    """What was asked about copies of a checkpoint is not to be had; the reason is for people."""
+
+    reason: str
+
+
+ToClient = Union[
+    AgentWelcome, ClientRefused, SlabLent, SlabRefused, EvictSlab, CopiesPlaced, CopiesKept, CopyFound, NoCopies
+]
 
 
 # --- between agents
@@ -237,7 +312,40 @@ class EvictSlabs(msgspec.Struct, frozen=True, kw_only=True, tag="evict"):
     within_s: float
 
 
-AgentRequest = Union[QuerySlabs, MapSlab, RenewSlabs, UnmapSlabs, CheckActivity, EvictSlabs]
+class KeepSlabs(msgspec.Struct, frozen=True, kw_only=True, tag="keep"):
+    """
+    These leases, in order, are a copy of a checkpoint, and outlive their client and its agent.
+
+    Answered by an empty :class:`LeasesGone`, or error 409 with the reason; the fields are those of
+    :class:`KeepCopies`. ``user`` is the account that wrote it.
+    """
+
+    leases: tuple[Hex16, ...]
+    size: Count
+    user: Text
+    job_id: Text
+    generation: Count
+    step: Count
+    digest: Hex32
+
+
+class FindKept(msgspec.Struct, frozen=True, kw_only=True, tag="find"):
+    """
+    Is a copy of this checkpoint kept here? Answered by :class:`CopyFound`, or error 409 with the reason.
+
+    Attributes
+    ----------
+    user : str
+        For which account; empty for root, or the account of the agent that asks, which may have those of all.
+    """
+
+    job_id: Text
+    step: Count
+    digest: Hex32
+    user: Text = ""
+
+
+AgentRequest = Union[QuerySlabs, MapSlab, RenewSlabs, UnmapSlabs, CheckActivity, EvictSlabs, KeepSlabs, FindKept]
 
 
 class SlabOffer(msgspec.Struct, frozen=True, kw_only=True):

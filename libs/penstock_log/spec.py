@@ -32,6 +32,8 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 """Thirty years; sums and doublings of it stay finite."""
 Outcome = Literal["completed", "failed", "preempted", "cancelled", "lost"]
+CheckpointTier = Literal["disk", "memory"]
+"""Where a checkpoint is that counts as saved: on a disk, or in the memory of two peers."""
 BESIDE_LOCAL_BYTES: Final = 2**30
 """Of its host's memory beside ``local_memory_bytes``, for the program: no less than one that asks for nothing has."""
 
@@ -170,6 +172,9 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         Seconds between asking a run to stop and TERM, and again between TERM and KILL.
     checkpoint_s : float
         Least seconds between two periodic checkpoints; 0 leaves only those asked for by a preemption.
+    checkpoint_tier : {"disk", "memory"}
+        Where a checkpoint has to be before it counts as saved. ``memory``: in the memory of two other nodes, and on the
+        disk behind; where that is not to be had, on the disk. Short: ``checkpoint = { tier = "memory" }``.
     duration_s : float
         Exclusive run time, if the user happens to know it; 0 where unknown. Used by the matcher, never required.
     skew : float
@@ -227,6 +232,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     backoff_s: Seconds = 1.0
     grace_s: Seconds = 10.0
     checkpoint_s: Seconds = 60.0
+    checkpoint_tier: CheckpointTier = "disk"
     duration_s: Seconds = 0.0
     skew: Share = 0.0
     env: dict[str, str] = {}
@@ -436,6 +442,7 @@ def job_schema() -> dict[str, Any]:
     made = _published(JobSpec, "job", "Penstock job")
     _take_ranges(made["properties"])
     _take_amounts(made)
+    _take_tier(made["properties"])
     return made
 
 
@@ -444,6 +451,7 @@ def sweep_schema() -> dict[str, Any]:
     made = _published(SweepSpec, "sweep", "Penstock sweep")
     made["$defs"]["JobSpec"]["required"].remove("name")  # it has the sweep's, where it has none of its own
     _take_amounts(made)
+    _take_tier(made["$defs"]["JobSpec"]["properties"])
     return made
 
 
@@ -461,6 +469,18 @@ def _take_amounts(made: dict[str, Any]) -> None:
     for name, field in (("local", "local_memory_bytes"), ("spill", "spill_bytes")):
         about = f'Short for the job\'s `{field}`, as people write it, such as "2GiB", or in bytes.'
         made["$defs"]["MemoryNeed"]["properties"][name] = {"description": about, **size}
+
+
+def _take_tier(fields: dict[str, Any]) -> None:
+    """Have the job take ``checkpoint = { tier = "memory" }`` too, which is written out as a field of the job."""
+    tier = {name: value for name, value in fields["checkpoint_tier"].items() if name != "default"}
+    about = "Short for the job's `checkpoint_tier`."
+    fields["checkpoint"] = {
+        "description": about,
+        "type": "object",
+        "properties": {"tier": tier},
+        "additionalProperties": False,
+    }
 
 
 def _published(type_: type[msgspec.Struct], name: str, title: str) -> dict[str, Any]:

@@ -15,12 +15,12 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from itertools import islice
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, get_args
 
 import msgspec
 from msgspec import inspect
 
-from penstock_log.spec import AMOUNT, MOST_GPUS, JobSpec, MemoryNeed, SweepSpec
+from penstock_log.spec import AMOUNT, MOST_GPUS, CheckpointTier, JobSpec, MemoryNeed, SweepSpec
 
 T = TypeVar("T")
 
@@ -362,12 +362,14 @@ def widened(raw: Any, path: str = "$") -> Any:
     """
     Return the fields of a job with its short forms written out; everything else as it is.
 
-    They are ``gpus = "1..8"``, and ``local`` and ``spill`` of ``memory``, in bytes or as text such as ``"2GiB"``.
+    They are ``gpus = "1..8"``, ``local`` and ``spill`` of ``memory``, in bytes or as text such as ``"2GiB"``, and
+    ``checkpoint = { tier = "memory" }``.
 
     Raises
     ------
     BadInput
-        If ``gpus`` is a text and no such range, or an amount of memory is none; ``path`` says where the job stands.
+        If ``gpus`` is a text and no such range, an amount of memory is none, or ``checkpoint`` has other fields;
+        ``path`` says where the job stands.
 
     Examples
     --------
@@ -377,11 +379,30 @@ def widened(raw: Any, path: str = "$") -> Any:
     {'gpus': 4}
     >>> widened({"memory": {"local": "2GiB", "spill": "16GiB"}})
     {'local_memory_bytes': 2147483648, 'spill_bytes': 17179869184}
+    >>> widened({"checkpoint": {"tier": "memory"}})
+    {'checkpoint_tier': 'memory'}
     >>> widened({"gpus": "8..1"})
     Traceback (most recent call last):
     penstock_log.validation.BadInput: $.gpus: got "8..1"; the fewest devices come first: "1..8"
     """
-    return with_amounts(_with_range(raw, path), path) if isinstance(raw, dict) else raw
+    return _with_tier(with_amounts(_with_range(raw, path), path), path) if isinstance(raw, dict) else raw
+
+
+def _with_tier(raw: dict[str, Any], path: str) -> dict[str, Any]:
+    if "checkpoint" not in raw:
+        return raw
+    given = raw["checkpoint"]
+    if not isinstance(given, dict):
+        raise BadInput(_wrong(f"{path}.checkpoint", '{ tier = "memory" } or { tier = "disk" }', given))
+    for name in given:
+        if name != "tier":
+            raise BadInput(f"{_under(f'{path}.checkpoint', name)}: unknown field{nearest(str(name), ('tier',))}")
+    tier, fields = given.get("tier", "disk"), {name: value for name, value in raw.items() if name != "checkpoint"}
+    if tier not in get_args(CheckpointTier):
+        raise BadInput(_wrong(f"{path}.checkpoint.tier", '"memory" or "disk"', tier))
+    if fields.setdefault("checkpoint_tier", tier) != tier:
+        raise BadInput(f"{path}.checkpoint_tier: {raw['checkpoint_tier']} stands beside checkpoint.tier; leave one out")
+    return fields
 
 
 def _with_range(raw: dict[str, Any], path: str) -> dict[str, Any]:

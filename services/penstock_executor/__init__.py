@@ -13,6 +13,7 @@ In reading order:
 * ``fence``: For how long runs go on while the matcher does not hear the node.
 * ``agent_listener``: The socket that jobs talk to.
 * ``checkpoint_folder``: The checkpoints on this node.
+* ``checkpoint_tier``: Checkpoints in memory: written behind to the disk, and had from peers.
 * ``job_folders``: Folders that belong to a job's user.
 * ``checkpoint_transfer``: The checkpoint that a run goes on from, and its copy to this node.
 * ``memory_limits``: Memory limits of runs.

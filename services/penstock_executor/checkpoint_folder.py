@@ -16,7 +16,7 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Annotated, BinaryIO, Final
@@ -24,7 +24,7 @@ from typing import Annotated, BinaryIO, Final
 import msgspec
 from msgspec import Meta
 
-from penstock.sessions.checkpoint import FORMATS, MANIFEST, STEP_PREFIX, flush, step_folders
+from penstock.sessions.checkpoint import EPOCH_FILE, FORMATS, KEPT, MANIFEST, STEP_PREFIX, flush, step_folders
 from penstock_bus import Endpoint, Reply, Request, RequestPort
 from penstock_executor import job_folders
 from penstock_log import Checkpoint, subjects
@@ -37,6 +37,8 @@ AWAY: Final = frozenset(
     {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
 )
 """What a file system says that cannot be read now: of what lies there nothing is to be concluded from that."""
+_READ_BYTES: Final = 1 << 20
+_LONGEST_EPOCH: Final = 32
 _NODES: Final = ".nodes"
 _COPYING: Final = ".copying"
 """Where copies are made: not in the job's folder, where its user could put a link in their way."""
@@ -143,10 +145,80 @@ class CheckpointFolder:
         self._make()
         return shutil.disk_usage(self.root).free
 
-    def begin_copy(self, job_id: str) -> Path:
-        """Return a fresh folder to copy a checkpoint into; what a copy left that was killed is removed."""
+    def jobs(self) -> list[str]:
+        """Return the jobs that have a folder here."""
+        try:
+            return [name for name in os.listdir(self.root) if not name.startswith(".")]
+        except FileNotFoundError:
+            return []
+
+    def remove(self, job_id: str) -> None:
+        """Remove all checkpoints of a job."""
+        shutil.rmtree(self.root / job_id, ignore_errors=True)
+
+    def keep_only(self, job_id: str, held: HeldCheckpoint | None) -> None:
+        """Remove a job's checkpoints but one, so that no other can be taken for it."""
+        for path in step_folders(self.root / job_id):
+            found = _look(path)
+            if found is None or held is None or (found.step, found.digest) != (held.step, held.digest):
+                shutil.rmtree(path, ignore_errors=True)
+
+    def prune(self, job_id: str) -> None:
+        """Remove a job's complete checkpoints but those that count most, as its own process does."""
+        for held in self.held(job_id)[KEPT:]:
+            shutil.rmtree(self.path(job_id, held.step), ignore_errors=True)
+
+    def refuse_if_superseded(self, job_id: str, generation: int) -> None:
+        """Raise CheckpointUnavailable if a run of a later generation writes here."""
+        try:
+            with os.fdopen(job_folders.open_beneath(self.root / job_id, EPOCH_FILE), "rb") as file:
+                newest = int(file.read(_LONGEST_EPOCH))
+        except (FileNotFoundError, ValueError):
+            return
+        if newest > generation:
+            raise CheckpointUnavailable(f"run {newest} of the job writes its checkpoints there now")
+
+    def open_checkpoint(
+        self, job_id: str, wanted: Checkpoint
+    ) -> tuple[bytes, Callable[[str, int], Iterator[memoryview]]]:
+        """
+        Return the manifest of a checkpoint, and by what its files are read: called with a file's name and size.
+
+        Raises
+        ------
+        CheckpointUnavailable
+            If it is not here; also when its files are read.
+        """
+        path = self.path(job_id, wanted.step)
+
+        def pieces(name: str, size: int) -> Iterator[memoryview]:
+            buffer = memoryview(bytearray(_READ_BYTES))
+            try:
+                with _open(path.parent, f"{path.name}/{name}") as file:
+                    while size and (count := file.readinto(buffer[: min(size, _READ_BYTES)])):  # type: ignore[attr-defined]
+                        yield buffer[:count]
+                        size -= count
+            except (FileNotFoundError, ValueError) as error:
+                raise CheckpointUnavailable(f"it was removed meanwhile: {error}") from error
+            if size:
+                raise CheckpointUnavailable(f"its file {name} lacks {size} bytes")
+
+        try:
+            body = _body(path)
+        except (FileNotFoundError, ValueError) as error:
+            raise CheckpointUnavailable(f"it is not here any more: {error}") from error
+        if hashlib.sha256(body).hexdigest() != wanted.digest:
+            raise CheckpointUnavailable("another checkpoint is in its place")
+        return body, pieces
+
+    def begin_copy(self, job_id: str, apart: str = "") -> Path:
+        """
+        Return a fresh folder to copy a checkpoint into; what a copy left that was killed is removed.
+
+        Copies that are made ``apart`` do not remove each other.
+        """
         where = self._make(_COPYING)
-        for name in (self._node_id, job_id):
+        for name in (self._node_id, f"{job_id}.{apart}" if apart else job_id):
             where = where / name
             where.mkdir(exist_ok=True, mode=0o700)
         for left in where.iterdir():
@@ -322,13 +394,19 @@ class FilePiece(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @asynccontextmanager
-async def serving(bus: RequestPort, folder: CheckpointFolder, node_id: str) -> AsyncIterator[None]:
-    """Hand out this node's checkpoints to other executors while the context is open."""
+async def serving(bus: RequestPort, folders: Sequence[CheckpointFolder], node_id: str) -> AsyncIterator[None]:
+    """Hand out this node's checkpoints to other executors while the context is open, from the first that has one."""
+
+    def read(ask: PieceRequest) -> FilePiece:
+        for folder in folders[:-1]:
+            with suppress(CheckpointUnavailable):
+                return folder.read(ask, bus.max_body_bytes // 2)
+        return folders[-1].read(ask, bus.max_body_bytes // 2)
 
     async def answer(request: Request) -> Reply:
         try:
             ask = msgspec.msgpack.decode(request.body, type=PieceRequest)
-            piece = await asyncio.to_thread(folder.read, ask, bus.max_body_bytes // 2)
+            piece = await asyncio.to_thread(read, ask)
         except (ValueError, RecursionError) as error:
             return Reply(code=400, error=f"expected the name of a piece of a checkpoint: {error}")
         except CheckpointUnavailable as error:

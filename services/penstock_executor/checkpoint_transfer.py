@@ -37,6 +37,7 @@ from penstock_executor.checkpoint_folder import (
     is_inside,
     parse_manifest,
 )
+from penstock_executor.checkpoint_tier import restore
 from penstock_log import AnyEvent, Checkpoint, RunCheckpointed, RunRewound, RunStarted, last_checkpoint, subjects
 from penstock_log.text import gibibytes
 
@@ -158,6 +159,10 @@ class CheckpointFinder:
         Of this node.
     present : callable
         ``present(node_id)``: whether the log has that node's executor up.
+    memory : CheckpointFolder or None
+        This node's checkpoints in memory.
+    agent : str
+        Path of the socket of this node's memory agent, by which peers' copies are had; empty where there is none.
     """
 
     def __init__(
@@ -167,9 +172,12 @@ class CheckpointFinder:
         node_id: str,
         present: Callable[[str], bool],
         limits: CopyLimits,
+        *,
+        memory: CheckpointFolder | None = None,
+        agent: str = "",
     ) -> None:
         self._bus, self._folder, self._node_id, self._present = bus, folder, node_id, present
-        self._limits = limits
+        self._limits, self._memory, self._agent = limits, memory, agent
         self._copying: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     @property
@@ -179,9 +187,15 @@ class CheckpointFinder:
 
     async def find(self, wanted: ResumeRequest) -> Resume:
         """Return what a run goes on from, once it is here."""
+        found = await self._find(wanted)
+        if self._memory is not None:
+            await asyncio.to_thread(self._memory.keep_only, wanted.job_id, found.held)
+        return found
+
+    async def _find(self, wanted: ResumeRequest) -> Resume:
         if wanted.lead is not None:
             return await self._as_led(wanted, wanted.lead)
-        held = await asyncio.to_thread(self._folder.held, wanted.job_id)
+        held = await self._held(wanted)
         counts = [one for one in held if one.generation >= wanted.rewound]
         if wanted.own is None:
             return Resume(held=counts[0]) if counts else await self._begin(wanted)
@@ -189,11 +203,21 @@ class CheckpointFinder:
         if newer:  # its executor was killed before it could tell of it
             return Resume(held=newer[0])
         try:
-            found, copied_from = await self._have(wanted.job_id, wanted.own)
+            found, copied_from = await self._have(wanted.job_id, wanted.own, self._memory)
         except CheckpointUnavailable as error:
             older = Resume(held=counts[0]) if counts else await self._begin(wanted)
             return msgspec.structs.replace(older, lost=wanted.own, reason=str(error))
         return Resume(held=found, copied_from=copied_from)
+
+    async def _held(self, wanted: ResumeRequest) -> list[HeldCheckpoint]:
+        """Return the job's checkpoints here, the one that counts most first."""
+        found = [] if self._memory is None else await asyncio.to_thread(self._memory.held, wanted.job_id)
+        try:
+            found += await asyncio.to_thread(self._folder.held, wanted.job_id)
+        except OSError:  # of a disk that is away
+            if wanted.own is None or not wanted.own.peers:
+                raise
+        return sorted(found, key=lambda held: (held.generation, held.step), reverse=True)
 
     async def _begin(self, wanted: ResumeRequest) -> Resume:
         """Begin with another job's last checkpoint, if the job asks for it and it can be had."""
@@ -221,19 +245,32 @@ class CheckpointFinder:
             step=lead.resumed_step,
             digest=lead.resumed_digest,
             node_ids=(lead.node_id,),
+            peers=wanted.own.peers if wanted.own is not None and wanted.own.digest == lead.resumed_digest else (),
         )
         try:
-            found, copied_from = await self._have(of, checkpoint)
+            found, copied_from = await self._have(of, checkpoint, None if lead.begun_from else self._memory)
         except CheckpointUnavailable as error:
             return Resume(at="refused", lost=checkpoint, reason=str(error))
         if lead.begun_from:
             return Resume(begun=found, begun_from=of, copied_from=copied_from)
         return Resume(held=found, copied_from=copied_from)
 
-    async def _have(self, job_id: str, wanted: Checkpoint) -> tuple[HeldCheckpoint, str]:
-        """Return a checkpoint that is here or has been copied, and the node that it was copied from."""
+    async def _have(
+        self, job_id: str, wanted: Checkpoint, memory: CheckpointFolder | None = None
+    ) -> tuple[HeldCheckpoint, str]:
+        """
+        Return a checkpoint that is here or has been copied, and the node that it was copied from.
+
+        A run looks into its own job's folder in ``memory`` too; another job's checkpoint has to be on the disk.
+        """
         turn = self._copying.setdefault(job_id, asyncio.Lock())
         async with turn:  # two jobs may begin from the same one; and a copy clears away what others have left
+            if memory is not None and wanted.digest:
+                held = await asyncio.to_thread(memory.find, job_id, wanted)
+                if held is not None:
+                    return held, ""
+            if (brought := await self._from_peer(job_id, wanted, memory or self._folder)) is not None:
+                return brought
             held = await asyncio.to_thread(self._folder.find, job_id, wanted)
             if held is not None:
                 return held, ""
@@ -244,6 +281,21 @@ class CheckpointFinder:
                 f"the copy of the checkpoint after step {wanted.step} from {node_id} was removed meanwhile"
             )
         return held, node_id
+
+    async def _from_peer(
+        self, job_id: str, wanted: Checkpoint, into: CheckpointFolder
+    ) -> tuple[HeldCheckpoint, str] | None:
+        """Bring a checkpoint from a peer's memory, if one has it."""
+        if not wanted.peers or not self._agent or not wanted.digest:
+            return None
+        try:
+            most_bytes = self._limits.largest_bytes
+            node_id = await asyncio.to_thread(restore, self._agent, into, job_id, wanted, most_bytes)
+            held = await asyncio.to_thread(into.find, job_id, wanted)
+        except CheckpointUnavailable as error:
+            _log.warning("checkpoint_not_had_from_peers", job_id=job_id, step=wanted.step, reason=str(error))
+            return None
+        return None if held is None else (held, node_id)
 
     async def _copy(self, job_id: str, wanted: Checkpoint) -> str:
         """Copy a checkpoint from one of the nodes that have it; return which."""

@@ -242,7 +242,7 @@ def _size(fact: RunFact) -> int:
 _IDENTITY: Final[dict[type[AnyEvent], tuple[str, ...]]] = {
     RunStarted: ("job_id", "epoch"),
     RunEnded: ("job_id", "epoch"),
-    RunCheckpointed: ("job_id", "epoch", "step"),
+    RunCheckpointed: ("job_id", "epoch", "step", "tier"),
     RunRewound: ("job_id", "epoch", "lost_generation", "lost_step", "step"),
     RunWarned: ("job_id", "epoch", "warning"),
     RunMeasured: ("job_id", "epoch", "at_s"),  # the same may come again, and none is told by a later executor

@@ -19,6 +19,7 @@ from penstock_cluster.nodes import Cluster
 from penstock_executor import gang, job_folders, run_folders
 from penstock_executor.agent_listener import AgentConnection
 from penstock_executor.checkpoint_folder import CheckpointFolder, HeldCheckpoint
+from penstock_executor.checkpoint_tier import prepare
 from penstock_executor.checkpoint_transfer import Resume, RunFactFields
 from penstock_executor.gang import Rendezvous
 from penstock_executor.launchers import environment, process_launcher
@@ -31,6 +32,7 @@ from penstock_log import AnyEvent, Job, RunCheckpointed, RunRewound, RunWarned
 from penstock_log.agent_protocol import (
     LONGEST_METRIC,
     MOST_METRICS,
+    AgentEnv,
     CheckpointSaved,
     FromJob,
     Hello,
@@ -94,6 +96,8 @@ class ProcessHost:
         The most bytes of each output file.
     launcher : Launcher
         What starts and ends the processes.
+    checkpoint_most : int
+        The largest checkpoint in memory, in bytes.
     rule : IdentityRule
         As whom processes run; by default, all as the executor.
 
@@ -120,7 +124,9 @@ class ProcessHost:
         output_bytes: int = OUTPUT_BYTES,
         launcher: Launcher[Any] = process_launcher,
         rule: IdentityRule | None = None,
+        checkpoint_most: int = 0,
     ) -> None:
+        self._checkpoint_most = checkpoint_most
         self.site, self.runs_dir = site, runs_dir
         self._rule = rule or IdentityRule(run_as="executor")
         self.limits = limits or MemoryLimits(site.devices)
@@ -133,6 +139,9 @@ class ProcessHost:
         self._processes: dict[Place, LaunchedProcess] = {}
         self._rendezvous = Rendezvous()
         self.checkpoints = CheckpointFolder(site.checkpoints, site.node_id, passable=self._rule.switches)
+        self.memory: CheckpointFolder | None = None
+        if site.checkpoint_memory is not None:
+            self.memory = CheckpointFolder(site.checkpoint_memory, site.node_id, passable=self._rule.switches)
         self._clock, self._watch, self._report, self._wake = clock, watch, report, wake
 
     @property
@@ -225,9 +234,13 @@ class ProcessHost:
         try:
             run_folders.create(self.runs_dir, run)
             tmp = self._give_folders(run, account)
+            self._give_memory(run, job, account)
             for member in mine:
                 env = self._environment(job, member, rendezvous, resume, account)
                 env |= self._memory_environment(run, job, member)
+                if (in_memory := environment.memory_folder_of(job, self.site)) is not None:
+                    most = str(self._checkpoint_most)
+                    env |= {AgentEnv.CHECKPOINT_MEMORY: str(in_memory), AgentEnv.CHECKPOINT_MOST: most}
                 where = run_folders.rank_path(self.runs_dir, run.key, member.rank)
                 command = self.limits.command(run.key, member.rank, member.devices, job.spec.command)
                 keep = OutputLimits(self.outputs.create(run.key, member.rank), self._output_bytes)
@@ -266,6 +279,27 @@ class ProcessHost:
         tmp = self._temporary(run.key, self.site.temporary)
         job_folders.make_owned(tmp, account.uid, account.gid)
         return tmp
+
+    def _give_memory(self, run: LocalRun, job: Job, account: RunIdentity) -> None:
+        """Make the folder for the job's checkpoints in memory, if it asks for one; warn if there is none."""
+        if job.spec.checkpoint_tier != "memory" or job.sample:
+            return
+        problem = "this node keeps no checkpoints in memory (checkpoint_memory_bytes, checkpoint_memory_dir)"
+        if self.memory is not None:
+            try:
+                prepare(self.memory.root)
+                self.memory.give(job.id, account.uid, account.gid)
+            except (OSError, job_folders.FolderNotOurs) as error:
+                problem = str(error)
+            else:
+                return
+        self._warn_of_tier(run, problem)
+
+    def _warn_of_tier(self, run: LocalRun, problem: str) -> None:
+        """Warn, once in a run, that checkpoints are on the disk although memory was asked for."""
+        if "tier" not in run.reported:
+            run.reported.add("tier")
+            self.warn(run.key, f"its checkpoints are saved to the disk, and not in memory: {problem}")
 
     @staticmethod
     def _temporary(key: Key, folder: Path) -> Path:
@@ -399,7 +433,7 @@ class ProcessHost:
 
     def remove_checkpoints(self, job_id: str) -> None:
         """Remove the checkpoints of a job that is over."""
-        shutil.rmtree(self.site.checkpoints / job_id, ignore_errors=True)
+        self.checkpoints.remove(job_id)
 
     def rank_dir(self, place: Place) -> Path:
         """Return the folder of one process."""
@@ -459,7 +493,7 @@ class ProcessHost:
         gang.note_message(run, index, message)
         match message:
             case CheckpointSaved():
-                self._report(RunCheckpointed(step=message.step, digest=message.digest, **self.about(key)))
+                self._note_saved(run, message)
             case SaveFailed():
                 error = message.error if len(message.error) <= LONGEST_ERROR else f"{message.error[:LONGEST_ERROR]}…"
                 what = f"the checkpoint after step {message.step} could not be written: {error}"
@@ -480,12 +514,21 @@ class ProcessHost:
                 pass
         self.settle(run)
 
+    def _note_saved(self, run: LocalRun, message: CheckpointSaved) -> None:
+        about = self.about(run.key)
+        where, peers = message.tier, message.peers
+        self._report(RunCheckpointed(step=message.step, digest=message.digest, tier=where, peers=peers, **about))
+        if message.fallback:
+            self._warn_of_tier(run, message.fallback)
+
     def _report_rewind(self, run: LocalRun, step: int) -> None:
         """Report where a run has begun, if that is before the checkpoint that it should have loaded."""
         if step >= run.resumed_step or "rewound" in run.reported:
             return
         try:
             held = self.checkpoints.of_step(run.job_id, step) if step else None
+            if held is None and step and self.memory is not None:
+                held = self.memory.of_step(run.job_id, step)
         except OSError:  # of a disk that is away: looked at again when the process says how far it is next
             return
         run.reported.add("rewound")

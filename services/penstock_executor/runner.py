@@ -23,7 +23,8 @@ from penstock_cluster import DeviceSurvey, host_limits, survey
 from penstock_cluster.host_backends import parse_bytes
 from penstock_cluster.host_limits import HostCapacity, host_name
 from penstock_executor import agent_listener, job_folders, machine
-from penstock_executor.checkpoint_folder import serving
+from penstock_executor.checkpoint_folder import CheckpointFolder, serving
+from penstock_executor.checkpoint_tier import WriteBehind, memory_root
 from penstock_executor.checkpoint_transfer import CheckpointFinder, CopyLimits, PendingResumes
 from penstock_executor.fact_outbox import FactAppender
 from penstock_executor.fence import HeardPage
@@ -121,13 +122,22 @@ class Executor:
         self.telemetry = RunTelemetry(shell, settings, self.host, lambda: self.incarnation, self.giving_up)
         limits = CopyLimits(largest_bytes=settings.checkpoint_copy_bytes, longest_s=settings.checkpoint_copy_s)
         self.resumes = PendingResumes(
-            CheckpointFinder(shell.bus, self.host.checkpoints, node_id, self._is_present, limits),
+            CheckpointFinder(
+                shell.bus,
+                self.host.checkpoints,
+                node_id,
+                self._is_present,
+                limits,
+                memory=self.host.memory,
+                agent=self.host.site.memory,
+            ),
             tasks,
             about=self.host.about,
             report=self.appender.report,
             warn=self.host.warn,
             wake=self.wake,
         )
+        self.behind = self._write_behind()
         self.identities = IdentityLookups(self.rule, self._spawn, self._on_identity)
         self.watched: dict[Place, int] = {}
         self.postponed: dict[Key, float] = {}
@@ -155,6 +165,9 @@ class Executor:
             lanes=str(path_in(data, "lanes", for_all=for_all)),
             memory=_memory_socket(settings),
             checkpoints=checkpoints_of(settings, data),
+            checkpoint_memory=memory_root(settings.checkpoint_memory_dir, data)
+            if settings.checkpoint_memory_bytes
+            else None,
             temporary=data / "tmp" if self.rule.asks or settings.sandbox != "none" else None,
             sandbox=settings.sandbox,
             writable=settings.writable,
@@ -179,7 +192,21 @@ class Executor:
             output_bytes=settings.output_bytes,
             launcher=launcher,
             rule=self.rule,
+            checkpoint_most=settings.checkpoint_memory_bytes,
             limits=MemoryLimits(devices, caps, self.capacity.share(len(devices)), settings.most_tasks),
+        )
+
+    def _write_behind(self) -> WriteBehind | None:
+        if self.host.memory is None:
+            return None
+        return WriteBehind(
+            self.host.memory,
+            self.host.checkpoints,
+            self.node_id,
+            clock=self.shell.now_s,
+            spawn=self._spawn,
+            report=self.appender.report,
+            wake=self.wake,
         )
 
     async def work(self) -> None:
@@ -192,7 +219,7 @@ class Executor:
             telemetry = self.telemetry
             async with (
                 self._serving(),
-                serving(self.shell.bus, self.host.checkpoints, self.node_id),
+                serving(self.shell.bus, self._checkpoint_folders(), self.node_id),
                 background(
                     telemetry.publish_heartbeats(),
                     telemetry.publish_output(),
@@ -224,6 +251,8 @@ class Executor:
             for action in plan.actions:
                 await self._act(action)
             self._remove_checkpoints()
+            if self.behind is not None:
+                self.behind.settle(self.live.state.jobs, self._runs_here)
             if plan.actions:
                 continue
             wait_s = None if plan.wake_at_s is None else max(0.0, plan.wake_at_s - self.shell.now_s())
@@ -301,6 +330,12 @@ class Executor:
                         self._report_start_or_end(action.fact)
                     await self.live.changed.wait()
 
+    def _checkpoint_folders(self) -> list[CheckpointFolder]:
+        return [folder for folder in (self.host.memory, self.host.checkpoints) if folder is not None]
+
+    def _runs_here(self, job_id: str) -> bool:
+        return any(run.job_id == job_id and run.alive for run in self.host.runs.values())
+
     def _is_present(self, node_id: str) -> bool:
         node = self.live.state.cluster.nodes.get(node_id)
         return node is not None and node.present
@@ -346,6 +381,8 @@ class Executor:
             self.removed = set(self.live.state.finished)
             for job_id in () if self.settings.keep_checkpoints else fresh:
                 self.host.remove_checkpoints(job_id)
+                if self.behind is not None:
+                    self.behind.end_job(job_id)
 
     async def _announce(self) -> None:
         await self.claim.check(self.live.state.cluster.nodes.get(self.node_id))

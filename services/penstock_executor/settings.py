@@ -74,6 +74,11 @@ class ExecutorSettings(msgspec.Struct, frozen=True, kw_only=True):
         begins from the start, and says so.
     checkpoint_copy_s : float
         The longest time that copying one may take, in seconds. Meanwhile the job's devices are idle.
+    checkpoint_memory_dir : str
+        Holds the checkpoints of jobs that ask for memory (``checkpoint = { tier = "memory" }``), one folder for each;
+        in a file system in memory. Empty: a folder of the executor's own in ``/dev/shm``.
+    checkpoint_memory_bytes : int
+        The largest checkpoint that may be there; 0: none, and such jobs save to the disk.
     memory_dir : str
         The ``data_dir`` of this node's memory agent (``penstock_memory``), whose socket jobs are told of in
         ``PENSTOCK_MEMORY_SOCKET``; empty: there is none.
@@ -138,6 +143,8 @@ class ExecutorSettings(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_dir: str = ""
     checkpoint_copy_bytes: Annotated[int, Meta(ge=0)] = 16 * 2**30
     checkpoint_copy_s: Annotated[float, Meta(ge=0)] = 600.0
+    checkpoint_memory_dir: str = ""
+    checkpoint_memory_bytes: Annotated[int, Meta(ge=0)] = 4 * 2**30
     memory_dir: str = ""
     pass_env: tuple[str, ...] = ()
     keep_checkpoints: bool = True

@@ -159,6 +159,10 @@ class Timeline:
                 yield f"started on {fact.node_id}{_resumed(fact)}"
             case RunCheckpointed() if fact.generation and fact.generation != fact.epoch:
                 yield f"a checkpoint after step {fact.step} was found on {fact.node_id}, which nobody had reported"
+            case RunCheckpointed() if fact.generation:
+                yield f"the checkpoint after step {fact.step} is on the disk of {fact.node_id} too"
+            case RunCheckpointed() if fact.tier == "memory":
+                yield f"checkpointed after step {fact.step}, in the memory of {' and '.join(fact.peers)}"
             case RunCheckpointed():
                 yield f"checkpointed after step {fact.step}"
             case RunRewound():

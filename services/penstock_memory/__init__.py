@@ -7,6 +7,7 @@ In reading order:
 * ``machine``: Settings, and what of the node's memory is promised to jobs. Pure.
 * ``runner``: The agent at work.
 * ``donor``: What this node lends, to whom, and what it takes back.
+* ``kept_copies``: The copies of checkpoints that this node keeps for jobs. Pure.
 * ``borrower``: What this node's clients have borrowed, and from whom.
 * ``client_listener``: The socket that clients of this node talk to.
 * ``slab_server``: The data port, by which clients read and write their slabs.

@@ -9,9 +9,10 @@ at their donors; where a donor has one no more, or answers no more, the client i
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import defaultdict
 from collections.abc import Callable, Collection, Coroutine, Iterable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -19,14 +20,24 @@ import structlog
 
 from penstock_bus.port import BusError
 from penstock_log.memory_messages import (
+    COPIES,
     LEASE_S,
     AgentWelcome,
     BorrowSlab,
     CheckActivity,
+    CopiesKept,
+    CopiesPlaced,
+    CopyFound,
     EvictSlab,
     EvictSlabs,
+    FindCopy,
+    FindKept,
+    KeepCopies,
+    KeepSlabs,
     LeasesGone,
     MapSlab,
+    NoCopies,
+    PlaceCopies,
     QuerySlabs,
     RenewSlabs,
     SlabActivity,
@@ -49,6 +60,8 @@ HEARD_S: Final = 5.0
 QUERY_S: Final = 1.0
 MAP_S: Final = 3.0
 RENEW_ANSWER_S: Final = 2.0
+PLACED: Final = 1 << 40
+"""The number of the first slab of a client's copies; it may call others by any number below."""
 MOST_RENEWED: Final = 10_000
 """Leases in one request: 350 KB."""
 _log = structlog.get_logger("penstock.memory")
@@ -89,6 +102,13 @@ class Search:
     """A slab that is looked for, until it is a :class:`Loan`."""
 
 
+class Placed(NamedTuple):
+    """The slabs that a client has for copies of a checkpoint, by copy, and the bytes of one."""
+
+    size: int
+    copies: tuple[tuple[SlabAddress, ...], ...]
+
+
 class NoDonor(Exception):
     """Nobody lends a slab now; the message says why."""
 
@@ -118,6 +138,7 @@ class Borrower:
         self._ask, self._spawn, self._ticking, self._rng = ask, spawn, ticking, rng
         self._loans: dict[str, Loan] = {}
         self._of_client: defaultdict[LocalClient, dict[int, Loan | Search]] = defaultdict(dict)
+        self._placed: dict[LocalClient, Placed] = {}
         self.heard: dict[str, HeardOffer] = {}
 
     def hear(self, node_id: str, offer: SlabOffer) -> None:
@@ -180,6 +201,7 @@ class Borrower:
 
     def give_back_all(self, client: LocalClient) -> None:
         """Take note that a client is gone."""
+        self._placed.pop(client, None)
         self._end([loan for loan in self._of_client.pop(client, {}).values() if isinstance(loan, Loan)])
 
     def _end(self, loans: Iterable[Loan]) -> None:
@@ -198,15 +220,136 @@ class Borrower:
         except BusError as error:  # nobody renews them, so the donor takes them back by itself
             _log.info("slabs_not_returned", donor=donor, count=len(leases), error=str(error))
 
-    def _over_limit(self, client: LocalClient) -> str:
+    def _over_limit(self, client: LocalClient, more: int = 1) -> str:
         most = self._settings.user_bytes
         have = sum(len(slabs) for other, slabs in self._of_client.items() if other.uid == client.uid)
-        if not most or (have + 1) * self._settings.slab_bytes <= most:
+        if not most or (have + more) * self._settings.slab_bytes <= most:
             return ""
         return (
             f"{client.user} has borrowed {have} slabs on node {self._node_id}, and may have {most} bytes: "
             "user_bytes under [memory]"
         )
+
+    # --- copies of checkpoints
+    async def answer_copies(self, client: LocalClient, asked: PlaceCopies | KeepCopies | FindCopy) -> ToClient:
+        """Answer a client about copies of a checkpoint."""
+        try:
+            match asked:
+                case PlaceCopies():
+                    return await self._place(client, asked)
+                case KeepCopies():
+                    return await self._keep(client, asked)
+                case FindCopy():
+                    return await self._find_copy(client, asked)
+        except NoDonor as error:
+            return NoCopies(reason=str(error))
+
+    async def _place(self, client: LocalClient, asked: PlaceCopies) -> ToClient:
+        self._drop_placed(client)
+        count = max(1, -(-asked.size // self._settings.slab_bytes))
+        if why := self._over_limit(client, COPIES * count):
+            raise NoDonor(why)
+        donors, problems = self._donors({self._node_id}), dict[str, str]()
+        placed: list[list[SlabAddress]] = []
+        while len(placed) < COPIES and (chosen := donor_choices(donors, (), self._rng)):
+            free = await self._query(chosen, problems, least=count)
+            best = better_donor(free)
+            if best is not None and (addresses := await self._map_all(best, client, count, problems)):
+                placed.append(addresses)
+            for node_id in chosen:
+                if node_id == best or node_id not in free:
+                    del donors[node_id]
+        addresses = [address for copy in placed for address in copy]
+        if len(placed) < COPIES or client.gone:
+            self._unmap_all(addresses)
+            said = "; ".join(f"{node_id}: {why}" for node_id, why in sorted(problems.items()))
+            raise NoDonor(
+                f"a copy of {count} slabs on each of {COPIES} other nodes is wanted, and {len(placed)} can have one"
+                f"{f' ({said})' if said else ''}"
+            )
+        loans = [Loan(client, PLACED + at, address, self._ticking()) for at, address in enumerate(addresses)]
+        self._of_client[client] |= {loan.slab: loan for loan in loans}
+        self._loans |= {loan.address.lease: loan for loan in loans}
+        self._placed[client] = Placed(asked.size, tuple(map(tuple, placed)))
+        return CopiesPlaced(copies=self._placed[client].copies)
+
+    async def _map_all(
+        self, donor: str, client: LocalClient, count: int, problems: dict[str, str]
+    ) -> list[SlabAddress] | None:
+        """Borrow so many slabs of one donor, or none."""
+        answers = await asyncio.gather(*(self._map(donor, client) for _ in range(count)), return_exceptions=True)
+        lent = [answer for answer in answers if isinstance(answer, SlabAddress)]
+        failed = [answer for answer in answers if isinstance(answer, BaseException)]
+        if not failed:
+            return lent
+        self._unmap_all(lent)
+        for error in failed:
+            if not isinstance(error, BusError):
+                raise error
+        problems[donor] = str(failed[0])
+        return None
+
+    async def _keep(self, client: LocalClient, asked: KeepCopies) -> ToClient:
+        placed = self._placed.pop(client, None)
+        if placed is None:
+            raise NoDonor("no copies were placed before")
+        requests = [
+            KeepSlabs(
+                leases=tuple(address.lease for address in copy),
+                size=placed.size,
+                user=client.user,
+                job_id=asked.job_id,
+                generation=asked.generation,
+                step=asked.step,
+                digest=asked.digest,
+            )
+            for copy in placed.copies
+        ]
+        nodes = [copy[0].donor for copy in placed.copies]
+        answers = await asyncio.gather(
+            *(self._ask(node_id, each, LeasesGone, MAP_S) for node_id, each in zip(nodes, requests, strict=True)),
+            return_exceptions=True,
+        )
+        self._forget_loans(client, [lease for each in requests for lease in each.leases])
+        for node_id, answer in zip(nodes, answers, strict=True):
+            if isinstance(answer, BaseException):
+                self._unmap_all([address for copy in placed.copies for address in copy])
+                if not isinstance(answer, BusError):
+                    raise answer
+                raise NoDonor(f"node {node_id} does not keep its copy: {answer}")
+        return CopiesKept(nodes=tuple(nodes))
+
+    async def _find_copy(self, client: LocalClient, asked: FindCopy) -> ToClient:
+        user = "" if client.uid in (0, os.geteuid()) else client.user
+        request = FindKept(job_id=asked.job_id, step=asked.step, digest=asked.digest, user=user)
+        problems = []
+        for node_id in sorted(asked.nodes, key=lambda node_id: node_id != self._node_id):
+            try:
+                return await self._ask(node_id, request, CopyFound, QUERY_S)
+            except BusError as error:
+                problems.append(f"node {node_id}: {error}")
+        raise NoDonor("; ".join(problems) or "no node is said to have a copy")
+
+    def _drop_placed(self, client: LocalClient) -> None:
+        """Give back what a client has placed and not had kept."""
+        if (placed := self._placed.pop(client, None)) is not None:
+            addresses = [address for copy in placed.copies for address in copy]
+            self._forget_loans(client, [address.lease for address in addresses])
+            self._unmap_all(addresses)
+
+    def _forget_loans(self, client: LocalClient, leases: Iterable[str]) -> None:
+        """Renew these leases no more."""
+        for lease in leases:
+            if (loan := self._loans.pop(lease, None)) is not None:
+                loan.left.set()
+                self._of_client[client].pop(loan.slab, None)
+
+    def _unmap_all(self, addresses: Iterable[SlabAddress]) -> None:
+        back: defaultdict[str, list[str]] = defaultdict(list)
+        for address in addresses:
+            back[address.donor].append(address.lease)
+        for donor, leases in back.items():
+            self._spawn(self._unmap(donor, leases))
 
     # --- looking for a donor
     async def _find(self, client: LocalClient, asked: BorrowSlab) -> SlabAddress:
@@ -240,7 +383,7 @@ class Borrower:
             and heard.offer.slab_bytes == self._settings.slab_bytes
         }
 
-    async def _query(self, chosen: Iterable[str], problems: dict[str, str]) -> dict[str, int]:
+    async def _query(self, chosen: Iterable[str], problems: dict[str, str], least: int = 1) -> dict[str, int]:
         request = QuerySlabs(slab_bytes=self._settings.slab_bytes)
         free: dict[str, int] = {}
 
@@ -250,7 +393,7 @@ class Borrower:
             except BusError as error:
                 problems[node_id] = str(error)
                 return
-            if answer.slabs:
+            if answer.slabs >= least:
                 free[node_id] = max(1, answer.free_bytes)
 
         await asyncio.gather(*map(ask, chosen))

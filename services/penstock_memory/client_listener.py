@@ -26,7 +26,11 @@ from penstock_log.memory_messages import (
     BorrowSlab,
     ClientHello,
     ClientRefused,
+    FindCopy,
     FromClient,
+    KeepCopies,
+    NoCopies,
+    PlaceCopies,
     ReturnSlab,
     SlabRefused,
     SlabUse,
@@ -61,6 +65,9 @@ class ClientHandler(Protocol):
 
     def borrow(self, client: LocalClient, asked: BorrowSlab) -> Coroutine[Any, Any, ToClient]:
         """Note that a client asks for a slab, and return what finds one."""
+
+    async def answer_copies(self, client: LocalClient, asked: PlaceCopies | KeepCopies | FindCopy) -> ToClient:
+        """Answer a client about copies of a checkpoint."""
 
     def give_back(self, client: LocalClient, slab: int) -> None:
         """Take note that a client uses a slab no more."""
@@ -221,10 +228,12 @@ class LocalClient:
                 if len(self._borrowing) >= MOST_BORROWING:
                     return f"more than {MOST_BORROWING} slabs asked for at a time; wait for answers"
                 found = self._handler.borrow(self, message)
-                task = asyncio.create_task(self._answer(message, found))
+                task = self._begin(self._answer(message, found))
                 task.add_done_callback(lambda _: found.close())  # a task that was cancelled early has not begun it
-                self._borrowing.add(task)
-                task.add_done_callback(self._borrowing.discard)
+            case PlaceCopies() | KeepCopies() | FindCopy():
+                if self._borrowing:
+                    return "copies were asked about before the last answer; wait for it"
+                self._begin(self._answer_copies(message))
             case ReturnSlab():
                 self._handler.give_back(self, message.slab)
             case SlabUse():
@@ -234,6 +243,20 @@ class LocalClient:
             case str():
                 return message
         return ""
+
+    def _begin(self, answering: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(answering)
+        self._borrowing.add(task)
+        task.add_done_callback(self._borrowing.discard)
+        return task
+
+    async def _answer_copies(self, asked: PlaceCopies | KeepCopies | FindCopy) -> None:
+        try:
+            answer = await self._handler.answer_copies(self, asked)
+        except Exception:  # the client waits for an answer, whatever went wrong
+            _log.exception("copies_not_answered", pid=self.pid)
+            answer = NoCopies(reason="the agent failed; its log says how")
+        self.send(answer)
 
     async def _answer(self, asked: BorrowSlab, found: Coroutine[Any, Any, ToClient]) -> None:
         try:

@@ -4,7 +4,8 @@ What this node lends, to whom, and what it takes back.
 The donor follows the node's free memory each second, and at once when a job is placed on it. It offers what is beyond
 the head-room and promised to no job. When it offers less than it has lent, it first frees the slabs that are only
 ready, then evicts in a batch: it asks after the activity of some more slabs than it needs, tells the agents of the
-least active ones, and takes these back once they have answered, or after :data:`WITHIN_S` if they have not.
+least active ones, and takes these back once they have answered, or after :data:`WITHIN_S` if they have not. Copies of
+checkpoints, which nobody renews (:mod:`penstock_memory.kept_copies`), are the last that go.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ from penstock_log.memory_messages import (
     LEASE_S,
     AgentRequest,
     CheckActivity,
+    CopyFound,
     EvictSlabs,
+    FindKept,
+    KeepSlabs,
     LeasesGone,
     MapSlab,
     QuerySlabs,
@@ -35,6 +39,7 @@ from penstock_log.memory_messages import (
     UnmapSlabs,
 )
 from penstock_memory.fact_batch import FactBatch, SlabUser
+from penstock_memory.kept_copies import FindJob, KeepingRefused, KeptCopies, KeptCopy
 from penstock_memory.machine import MemorySettings
 from penstock_memory.pressure import FreeMemory, HostMemory, headroom
 from penstock_memory.slab_pool import PAGE_BYTES, NoMemory, Slab, SlabPool
@@ -84,6 +89,11 @@ class Donor:
     """
     The lender of one node's memory.
 
+    Parameters
+    ----------
+    find_job : FindJob
+        Whose copies of checkpoints are kept; without it, nobody's.
+
     Attributes
     ----------
     offered : int
@@ -102,7 +112,9 @@ class Donor:
         facts: FactBatch,
         ticking: Callable[[], float],
         rng: np.random.Generator,
+        find_job: FindJob = lambda _: None,
     ) -> None:
+        self._kept = KeptCopies(find_job)
         self._pool, self._place, self._settings = pool, place, settings
         self._ask, self._facts, self._ticking, self._rng = ask, facts, ticking, rng
         self._free = FreeMemory()
@@ -116,15 +128,15 @@ class Donor:
 
     # --- what agents ask
     async def answer(
-        self, request: QuerySlabs | MapSlab | RenewSlabs | UnmapSlabs
-    ) -> SlabsFree | SlabAddress | LeasesGone:
+        self, request: QuerySlabs | MapSlab | RenewSlabs | UnmapSlabs | KeepSlabs | FindKept
+    ) -> SlabsFree | SlabAddress | LeasesGone | CopyFound:
         """
         Answer an agent.
 
         Raises
         ------
         Refused
-            If no slab is lent.
+            If no slab is lent, or a copy is not kept or not here.
         """
         match request:
             case QuerySlabs():
@@ -135,6 +147,10 @@ class Donor:
                 return LeasesGone(leases=tuple(self._renew(request.leases)))
             case UnmapSlabs():
                 return LeasesGone(leases=tuple(await self._unmap(request.leases)))
+            case KeepSlabs():
+                return self._keep(request)
+            case FindKept():
+                return self._find(request)
 
     async def _lend(self, request: MapSlab) -> SlabAddress:
         if not self._slabs_free(request.slab_bytes):
@@ -149,6 +165,9 @@ class Donor:
         user = SlabUser(request.borrower, request.user, request.job_id)
         self._lent[slab.lease.hex()] = Lending(slab, user, self._ticking())
         self._facts.lent(user)
+        return self._address_of(slab)
+
+    def _address_of(self, slab: Slab) -> SlabAddress:
         return SlabAddress(
             donor=self._place.node_id,
             lease=slab.lease.hex(),
@@ -187,11 +206,45 @@ class Donor:
             self._facts.returned(lending.user, "returned")
         return gone
 
+    def _keep(self, request: KeepSlabs) -> LeasesGone:
+        """Have slabs outlive their client, as a copy of a checkpoint."""
+        lendings = [self._lent.get(lease) for lease in request.leases]
+        if any(each is None or not each.slab.counts or each.user.user != request.user for each in lendings):
+            raise Refused("some of these slabs are lent no more, or to another account")
+        if any(lease in self._kept for lease in request.leases) or len(set(request.leases)) < len(request.leases):
+            raise Refused("a slab is in one copy only")
+        if request.size > len(lendings) * self._settings.slab_bytes:
+            raise Refused(f"{request.size} bytes do not fit into {len(lendings)} slabs")
+        copy = KeptCopy(
+            job_id=request.job_id,
+            user=request.user,
+            generation=request.generation,
+            step=request.step,
+            digest=request.digest,
+            size=request.size,
+            leases=request.leases,
+        )
+        try:
+            self._kept.add_copy(copy)
+        except KeepingRefused as error:
+            raise Refused(str(error)) from error
+        return LeasesGone(leases=())
+
+    def _find(self, request: FindKept) -> CopyFound:
+        try:
+            copy = self._kept.find_copy(request.job_id, request.step, request.digest, request.user)
+        except KeepingRefused as error:
+            raise Refused(str(error)) from error
+        return CopyFound(slabs=tuple(self._address_of(self._lent[lease].slab) for lease in copy.leases), size=copy.size)
+
     async def expire(self) -> None:
-        """Take back what was not renewed in time, and slabs that a wrong checksum has spoilt."""
+        """Take back what was not renewed in time, slabs that a wrong checksum has spoilt, and what is kept for none."""
         now_s = self._ticking()
+        for lending in await self._take_back(self._kept.over()):
+            self._facts.returned(lending.user, "returned")
         spoilt = {lease for lease, lending in self._lent.items() if not lending.slab.counts}
-        over = {lease for lease, lending in self._lent.items() if now_s >= lending.renewed_s + LEASE_S} - spoilt
+        over = {lease for lease, lending in self._lent.items() if now_s >= lending.renewed_s + LEASE_S}
+        over = {lease for lease in over - spoilt if lease not in self._kept}
         for lending in await self._take_back(spoilt):
             self._facts.returned(lending.user, "damaged")
         for lending in await self._take_back(over):
@@ -199,7 +252,9 @@ class Donor:
             self._facts.returned(lending.user, "expired")
 
     async def _take_back(self, leases: Iterable[str]) -> list[Lending]:
-        found = [lending for lease in leases if (lending := self._lent.pop(lease, None)) is not None]
+        """Take slabs back, and with one slab of a copy all of it."""
+        whole = self._kept.drop(leases)
+        found = [lending for lease in whole if (lending := self._lent.pop(lease, None)) is not None]
         if found:
             await asyncio.to_thread(self._pool.take_back, [lending.slab.lease for lending in found])
         return found
@@ -252,8 +307,15 @@ class Donor:
         return max(0, self._held_free_bytes() - lent_bytes - self._headroom_bytes)
 
     async def evict(self, count: int, reason: str) -> None:
-        """Take back so many slabs that are in use: the least active ones of a sample."""
-        asked = eviction_sample(list(self._lent), count, EXTRA, self._rng)
+        """Take back so many slabs that are in use: the least active ones of a sample, and copies if need be."""
+        borrowed = [lease for lease in self._lent if lease not in self._kept]
+        copies = self._kept.least_needed(count - len(borrowed))
+        if copies:
+            self._tell_of_copies(copies, reason)
+            for lending in await self._take_back(copies):
+                self.evicted += 1
+                self._facts.evicted(lending.user, f"{reason}; it was a part of a copy of a checkpoint")
+        asked = eviction_sample(borrowed, count, EXTRA, self._rng) if borrowed else []
         activity = dict.fromkeys(asked, 0.0) | await self._activity(asked)
         chosen = least_active({lease: activity[lease] for lease in asked}, count)
         by_borrower = self._by_borrower(chosen)
@@ -262,6 +324,11 @@ class Donor:
         for lending in await self._take_back(chosen):
             self.evicted += 1
             self._facts.evicted(lending.user, reason)
+
+    def _tell_of_copies(self, leases: Iterable[str], reason: str) -> None:
+        for copy in self._kept.on_memory_only(leases):
+            about = {"job_id": copy.job_id, "step": copy.step, "reason": reason}
+            _log.warning("checkpoint_copy_evicted_before_the_disk_had_it", **about)
 
     async def _activity(self, leases: Iterable[str]) -> dict[str, float]:
         found: dict[str, float] = {}

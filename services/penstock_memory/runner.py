@@ -132,7 +132,16 @@ class MemoryAgent:
         self.server = SlabServer(self.pool, settings.host, settings.port, slabs, ticking=ticking)
         self.facts = FactBatch(shell.bus, node_id, shell.now_s, ticking)
         place = DonorPlace(node_id=node_id, host=address, port=self.server.port, socket=str(slabs), boot_id=_boot_id())
-        self.donor = Donor(self.pool, place, settings, ask=self._ask, facts=self.facts, ticking=ticking, rng=rng)
+        self.donor = Donor(
+            self.pool,
+            place,
+            settings,
+            ask=self._ask,
+            facts=self.facts,
+            ticking=ticking,
+            rng=rng,
+            find_job=lambda job_id: live.state.jobs.get(job_id),  # noqa: PLW0108 - the state may be another object later
+        )
         self.borrower = Borrower(node_id, settings, ask=self._ask, spawn=self._spawn, ticking=ticking, rng=rng)
         self.listener = ClientListener(clients, self.borrower, ticking)
 

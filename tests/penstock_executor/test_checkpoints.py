@@ -335,7 +335,7 @@ def finder(bus: MemoryBus, root: Path, limits: CopyLimits = LIMITS, *, present: 
 async def test_large_files_empty_ones_and_folders_arrive_as_they_were(memory_bus: MemoryBus, tmp_path: Path) -> None:
     files = {"a/b/weights": bytes(range(256)) * 10_000, "empty": b"", "small": b"x"}
     wanted = write_checkpoint(tmp_path / "n1", "j", 7, files)
-    async with serving(memory_bus, CheckpointFolder(tmp_path / "n1", "n1"), "n1"):
+    async with serving(memory_bus, [CheckpointFolder(tmp_path / "n1", "n1")], "n1"):
         found = await finder(memory_bus, tmp_path / "n2").find(ResumeRequest(job_id="j", own=wanted))
     assert (found.source.step, found.source.digest, found.copied_from) == (7, wanted.digest, "n1")
     copy = tmp_path / "n2" / "j" / "step-7"
@@ -346,7 +346,7 @@ async def test_large_files_empty_ones_and_folders_arrive_as_they_were(memory_bus
 async def test_what_comes_with_other_bytes_is_no_checkpoint(memory_bus: MemoryBus, tmp_path: Path) -> None:
     wanted = write_checkpoint(tmp_path / "n1", "j", 7, {"weights": b"right"})
     (tmp_path / "n1" / "j" / "step-7" / "weights").write_bytes(b"wrong")
-    async with serving(memory_bus, CheckpointFolder(tmp_path / "n1", "n1"), "n1"):
+    async with serving(memory_bus, [CheckpointFolder(tmp_path / "n1", "n1")], "n1"):
         found = await finder(memory_bus, tmp_path / "n2").find(ResumeRequest(job_id="j", own=wanted))
     assert (found.lost, found.source.step) == (wanted, 0)
     assert found.reason.endswith("its file weights came with other bytes than were written")
@@ -356,7 +356,7 @@ async def test_what_comes_with_other_bytes_is_no_checkpoint(memory_bus: MemoryBu
 async def test_another_checkpoint_of_that_step_is_not_taken_for_it(memory_bus: MemoryBus, tmp_path: Path) -> None:
     wanted = write_checkpoint(tmp_path / "n1", "j", 7, {"weights": b"right"}, generation=2)
     write_checkpoint(tmp_path / "n2", "j", 7, {"weights": b"stale"}, generation=1)
-    async with serving(memory_bus, CheckpointFolder(tmp_path / "n1", "n1"), "n1"):
+    async with serving(memory_bus, [CheckpointFolder(tmp_path / "n1", "n1")], "n1"):
         found = await finder(memory_bus, tmp_path / "n2").find(ResumeRequest(job_id="j", own=wanted))
     assert found.source.generation == 2
     assert (tmp_path / "n2" / "j" / "step-7" / "weights").read_bytes() == b"right"
@@ -382,7 +382,7 @@ async def test_a_copy_that_was_killed_half_way_leaves_nothing_that_bears_its_nam
         (left,) = (tmp_path / "n2" / ".copying" / "n2" / "j").iterdir()
         left.rename(left.with_name("left"))  # as a kill would leave it
         killed.cancel()
-    async with serving(memory_bus, served, "n1"):
+    async with serving(memory_bus, [served], "n1"):
         again = await finder(memory_bus, tmp_path / "n2").find(ResumeRequest(job_id="j", own=wanted))
     assert again.copied_from == "n1"
     assert [path.name for path in (tmp_path / "n2" / "j").iterdir()] == ["step-7"]
@@ -392,7 +392,7 @@ async def test_a_copy_that_was_killed_half_way_leaves_nothing_that_bears_its_nam
 async def test_a_copy_that_takes_too_long_is_given_up(memory_bus: MemoryBus, tmp_path: Path) -> None:
     wanted = write_checkpoint(tmp_path / "n1", "j", 7, {"weights": b"x"})
     limits = CopyLimits(largest_bytes=100, longest_s=1e-9)
-    async with serving(memory_bus, CheckpointFolder(tmp_path / "n1", "n1"), "n1"):
+    async with serving(memory_bus, [CheckpointFolder(tmp_path / "n1", "n1")], "n1"):
         found = await finder(memory_bus, tmp_path / "n2", limits).find(ResumeRequest(job_id="j", own=wanted))
     assert found.reason.endswith("it could not be copied within 1e-09 s (checkpoint_copy_s)")
 
@@ -401,7 +401,7 @@ async def test_a_node_that_comes_back_soon_is_waited_for(memory_bus: MemoryBus, 
     wanted = write_checkpoint(tmp_path / "n1", "j", 7, {"weights": b"x"})
     finding = asyncio.create_task(finder(memory_bus, tmp_path / "n2").find(ResumeRequest(job_id="j", own=wanted)))
     await asyncio.sleep(0)
-    async with serving(memory_bus, CheckpointFolder(tmp_path / "n1", "n1"), "n1"):
+    async with serving(memory_bus, [CheckpointFolder(tmp_path / "n1", "n1")], "n1"):
         assert (await finding).copied_from == "n1"
 
 
@@ -451,7 +451,7 @@ async def test_whatever_a_job_writes_as_a_manifest_is_no_end_of_the_executor(
     folder = CheckpointFolder(tmp_path / "n1", "n1")
     assert folder.held("j") == []
     wanted = Checkpoint(generation=1, step=7, digest=hashlib.sha256(body).hexdigest(), node_ids=("n1",))
-    async with serving(memory_bus, folder, "n1"):
+    async with serving(memory_bus, [folder], "n1"):
         found = await finder(memory_bus, tmp_path / "n2").find(ResumeRequest(job_id="j", own=wanted))
     assert (found.held, found.lost) == (None, wanted)
 
@@ -480,7 +480,7 @@ async def test_nobody_waits_for_a_pipe_in_a_files_place(tmp_path: Path, name: st
 async def test_two_checkpoints_of_one_job_are_copied_one_after_the_other(memory_bus: MemoryBus, tmp_path: Path) -> None:
     both = [write_checkpoint(tmp_path / "n1", "j", step, {"weights": bytes(32 << 20)}) for step in (7, 8)]
     copying = finder(memory_bus, tmp_path / "n2")
-    async with serving(memory_bus, CheckpointFolder(tmp_path / "n1", "n1"), "n1"), asyncio.timeout(10):
+    async with serving(memory_bus, [CheckpointFolder(tmp_path / "n1", "n1")], "n1"), asyncio.timeout(10):
         first = asyncio.ensure_future(copying.find(ResumeRequest(job_id="j", own=both[0])))
         await eventually(lambda: bool(list((tmp_path / "n2").glob(".copying/n2/j/*/weights"))))
         second = await copying.find(ResumeRequest(job_id="j", own=both[1]))

@@ -99,7 +99,7 @@ async def test_a_copied_checkpoint_is_its_users_alone(tmp_path: Path, memory_bus
     digest = there.held("j")[0].digest
     wanted = Checkpoint(step=7, generation=1, digest=digest, node_ids=("n1",))
     limits = CopyLimits(largest_bytes=1 << 30, longest_s=10.0)
-    async with serving(memory_bus, there, "n1"):
+    async with serving(memory_bus, [there], "n1"):
         finder = CheckpointFinder(memory_bus, here, "n2", lambda _: True, limits)
         assert (await finder.find(ResumeRequest(job_id="j", own=wanted))).copied_from == "n1"
     copied = here.path("j", 7)

@@ -13,6 +13,7 @@ In reading order:
 * ``slab_ranges``: Which slab is bound to which range of a store, by how active it is.
 * ``slab_binding``: One borrowed slab, over TCP or as shared memory.
 * ``agent_link``: The conversation with the node's agent, which lends slabs and wants them back.
+* ``checkpoint_copies``: Copies of a job's checkpoint in the memory of other nodes.
 * ``fork_guard``: Locks around a fork.
 * ``frames``: Frames of the slab protocol, by which a client reads and writes a borrowed slab.
 * ``nbd_server``: NBD server: any program has a store of bytes as a block device, unmodified.

@@ -221,8 +221,10 @@ class AgentLink:
         elif isinstance(message, EvictSlab):
             self._owner.slab_evicted(message.slab, message.reason)
             self.give_back(message.slab)
-        else:
+        elif isinstance(message, (SlabLent, SlabRefused)):
             self._answered(message)
+        else:
+            _log.warning("memory_answer_not_asked_for kind=%s", type(message).__name__)
 
     def _answered(self, message: SlabLent | SlabRefused) -> None:
         with self._lock:

@@ -596,8 +596,11 @@ class _Connection:
     def _received_bytes(self, length: int, what: str) -> bytes:
         """Receive into bytes, which a store can keep as they are."""
         data = self._socket.recv(length, socket.MSG_WAITALL) if length else b""
-        if len(data) < length:  # the client goes, or a signal came
-            data += bytes(self._received(length - len(data), what))
+        while len(data) < length:  # the client goes, or a signal came
+            more = self._socket.recv(length - len(data), socket.MSG_WAITALL)
+            if not more:
+                raise ProtocolError(f"the client went amid {what}, after {len(data)} of {length} bytes")
+            data += more
         return data
 
     def _receive(self, view: memoryview, what: str, *, may_end: bool = False) -> None:

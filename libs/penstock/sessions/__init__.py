@@ -8,6 +8,7 @@ In reading order:
 * ``boundary``: What happens between two steps: progress, checkpoints, stop, turn.
 * ``agent_client``: The conversation with the node's executor, and the process's vote on the stop step.
 * ``checkpoint``: The job's checkpoint folders.
+* ``memory_tier``: Checkpoints in memory, of which two other nodes have copies before they count.
 * ``loop_position``: Where a script is in its loops, so that a resumed one repeats nothing.
 * ``sampler_state``: How far a sampler has come, and the batch of a run.
 * ``sampler``: Which samples each step takes, over how many processes and in which batch.

@@ -21,6 +21,7 @@ from penstock.sessions.agent_client import AgentClient, make_current
 from penstock.sessions.checkpoint import Checkpoints, Manifest, Superseded
 from penstock.sessions.heartbeat_fence import HeartbeatFence
 from penstock.sessions.loop_position import LoopCourse, SamplerPosition
+from penstock.sessions.memory_tier import MemoryTier, SavedCheckpoint
 from penstock.sessions.pace import pace
 from penstock.sessions.sampler_state import RunSize, SamplerState
 from penstock.sessions.setup import ProcessSetup
@@ -70,7 +71,11 @@ class Boundary:
         self.pace = pace(setup.emulated_speed, sample=setup.sample_iterations > 0)
         self.save: Callable[[Path], object] | None = None
         self.skew = 0.0
-        self.checkpoints = Checkpoints(setup.checkpoint_dir, setup.epoch) if setup.checkpoint_dir else None
+        self.checkpoints: Checkpoints | None = None
+        self._tier: MemoryTier | None = None
+        if setup.checkpoint_dir is not None:
+            self.checkpoints = Checkpoints(setup.checkpoint_dir, setup.epoch, beside=setup.checkpoint_memory)
+            self._tier = _memory_tier(setup, self.checkpoints)
         self._setup, self._sampling, self._sizing = setup, sampling, sizing
         self._limit = AllocatorLimit(setup.memory_fraction)
         self._course = course
@@ -190,6 +195,8 @@ class Boundary:
             return
         try:
             self.checkpoints.claim()
+            if self._tier is not None:
+                self._tier.claim()
         except Superseded as error:
             _log.warning("run_superseded: %s", error)
             self._exit(EXIT_PREEMPTED)
@@ -324,21 +331,14 @@ class Boundary:
         self._leaving = True
         raise SystemExit(code)
 
-    def _checkpoint(self, *, leaving: bool) -> bool:
-        """Save a checkpoint and report it; return whether it is complete."""
+    def _checkpoint(self, *, leaving: bool, last: bool = False) -> bool:
+        """Save a checkpoint and report it; return whether it is complete. The ``last`` one goes to the disk."""
         if self.save is None or self.checkpoints is None:
             return False
         step = self._course.step
         self._keep_in_time(perf_counter())
         try:
-            digest = self.checkpoints.save(
-                step,
-                self._course.history(),
-                self.save,
-                self._position(),
-                batch_size=self._sizing.used,
-                world_size=self._setup.world_size,
-            )
+            saved = self._save(self.save, self.checkpoints, None if last else self._tier)
         except Superseded as error:
             _log.warning("run_superseded step=%s: %s", step, error)
             self._exit(EXIT_PREEMPTED)
@@ -348,14 +348,23 @@ class Boundary:
             return False
         finally:
             self.put_off_checkpoint()
-        self._send(CheckpointSaved(step=step, leaving=leaving, samples=self.samples, digest=digest))
+        self._send(CheckpointSaved(step=step, leaving=leaving, samples=self.samples, **saved._asdict()))
         return True
+
+    def _save(
+        self, write: Callable[[Path], object], checkpoints: Checkpoints, tier: MemoryTier | None
+    ) -> SavedCheckpoint:
+        what = (self._course.step, self._course.history(), write, self._position())
+        batch_size, world_size = self._sizing.used, self._setup.world_size
+        if tier is None:
+            return SavedCheckpoint(checkpoints.save(*what, batch_size=batch_size, world_size=world_size))
+        return tier.save(*what, batch_size=batch_size, world_size=world_size)
 
     def _save_last(self, error: BaseException | None) -> None:
         """Save what another job will go on from."""
         wanted = self._setup.save_at_end and not self._setup.rank and not self._setup.sample_iterations
         if wanted and _ended_well(error) and not self._leaving:
-            self._checkpoint(leaving=False)
+            self._checkpoint(leaving=False, last=True)
 
     def _send_end(self, agent: AgentClient, error: BaseException | None) -> None:
         if _ended_well(error):
@@ -400,6 +409,19 @@ class Boundary:
 
 def _ended_well(error: BaseException | None) -> bool:
     return error is None or (isinstance(error, SystemExit) and not error.code)
+
+
+def _memory_tier(setup: ProcessSetup, checkpoints: Checkpoints) -> MemoryTier | None:
+    if setup.checkpoint_memory is None:
+        return None
+    return MemoryTier(
+        checkpoints,
+        setup.checkpoint_memory,
+        setup.checkpoint_most,
+        agent=setup.memory_socket,
+        job_id=setup.job_id,
+        epoch=setup.epoch,
+    )
 
 
 def _lane_client(setup: ProcessSetup) -> LaneClient:

@@ -29,7 +29,8 @@ KEPT: Final = 2
 MANIFEST: Final = "penstock-manifest.json"
 STEP_PREFIX: Final = "step-"
 _UNFINISHED: Final = ".unfinished-"
-_EPOCH: Final = ".epoch"
+EPOCH_FILE: Final = ".epoch"
+"""Says in a job's folder which run writes its checkpoints."""
 _PIECE_BYTES: Final = 1 << 20
 
 _GANG: Final = (
@@ -89,12 +90,20 @@ class Checkpoints:
     epoch : int
         Of this run. Once a run of a later epoch has claimed the folder, this one saves nothing more: it may be the
         run of a node that was declared lost and does not know it.
+    beside : Path or None
+        Another folder from which is loaded too, before this one: in memory.
+    kept : int
+        How many are kept.
     """
 
-    def __init__(self, folder: Path, epoch: int = 0) -> None:
-        self._folder = folder
-        self._epoch = epoch
+    def __init__(self, folder: Path, epoch: int = 0, *, beside: Path | None = None, kept: int = KEPT) -> None:
+        self._folder, self._beside = folder, beside
+        self._epoch, self._kept = epoch, kept
         self._good: list[int] = []
+
+    def path(self, step: int) -> Path:
+        """Return the folder of the checkpoint after a step."""
+        return self._folder / f"{STEP_PREFIX}{step}"
 
     def claim(self) -> None:
         """
@@ -108,10 +117,10 @@ class Checkpoints:
             If the folder cannot be written.
         """
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._refuse_if_superseded()
-        fresh = self._folder / f"{_EPOCH}-{self._epoch}"
+        self.refuse_if_superseded()
+        fresh = self._folder / f"{EPOCH_FILE}-{self._epoch}"
         fresh.write_text(str(self._epoch))
-        fresh.replace(self._folder / _EPOCH)
+        fresh.replace(self._folder / EPOCH_FILE)
         self.sweep()
 
     def save(
@@ -125,7 +134,7 @@ class Checkpoints:
         world_size: int = 0,
     ) -> str:
         """
-        Write the checkpoint after a step and drop all but the last two; return the SHA-256 of its manifest.
+        Write the checkpoint after a step and drop all but the last; return the SHA-256 of its manifest.
 
         Raises
         ------
@@ -150,14 +159,33 @@ class Checkpoints:
                 world_size=world_size,
             )
             digest = self._seal(fresh, about)
-            self._refuse_if_superseded()  # last, so that little time is left in which a newer run could claim it
-            self._publish(fresh, self._folder / f"{STEP_PREFIX}{step}")
+            self._complete(fresh, step)
         except BaseException:
             shutil.rmtree(fresh, ignore_errors=True)
             raise
-        self._good = [*self._good, step][-KEPT:]
-        self._prune()
         return digest
+
+    def take(self, path: Path, step: int) -> None:
+        """
+        Copy a complete checkpoint from another folder; raises as :meth:`save` does.
+
+        It must not be larger than what there is room for, or the ones before are kept and OSError is raised.
+        """
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fresh = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=self._folder))
+        try:
+            shutil.copytree(path, fresh, dirs_exist_ok=True)
+            _flush_all(fresh)
+            self._complete(fresh, step)
+        except BaseException:
+            shutil.rmtree(fresh, ignore_errors=True)
+            raise
+
+    def _complete(self, fresh: Path, step: int) -> None:
+        self.refuse_if_superseded()  # last, so that little time is left in which a newer run could claim it
+        self._publish(fresh, self.path(step))
+        self._good = [*self._good, step][-self._kept :]
+        self._prune()
 
     def load(
         self, read: Callable[[Path], object], *, alone: bool = True, at_most: int | None = None
@@ -203,7 +231,8 @@ class Checkpoints:
 
     def complete(self) -> Iterator[tuple[Path, Manifest]]:
         """Yield the complete checkpoints, the newest first; what is incomplete is warned about and left out."""
-        for path in sorted(step_folders(self._folder), key=_step_of, reverse=True):
+        found = [*(step_folders(self._beside) if self._beside is not None else ()), *step_folders(self._folder)]
+        for path in sorted(found, key=_step_of, reverse=True):
             try:
                 yield path, _verified(path)
             except (OSError, ValueError) as error:
@@ -214,9 +243,10 @@ class Checkpoints:
         for path in self._folder.glob(f"{_UNFINISHED}*"):
             shutil.rmtree(path, ignore_errors=True)
 
-    def _refuse_if_superseded(self) -> None:
+    def refuse_if_superseded(self) -> None:
+        """Raise Superseded if a later epoch has claimed the folder."""
         try:
-            newest = int((self._folder / _EPOCH).read_text())
+            newest = int((self._folder / EPOCH_FILE).read_text())
         except (FileNotFoundError, ValueError):  # nobody has claimed it, or a crash took the claim's text
             return
         if newest > self._epoch:
@@ -226,8 +256,7 @@ class Checkpoints:
     def _seal(self, fresh: Path, manifest: Manifest) -> str:
         body = msgspec.json.encode(manifest)
         (fresh / MANIFEST).write_bytes(body)
-        for path in [*_files(fresh), *(path for path in fresh.rglob("*") if path.is_dir()), fresh]:
-            flush(path)
+        _flush_all(fresh)
         return hashlib.sha256(body).hexdigest()
 
     def _publish(self, fresh: Path, path: Path) -> None:
@@ -285,6 +314,11 @@ def _files(folder: Path) -> list[Path]:
 
 def _step_of(path: Path) -> int:
     return int(path.name.removeprefix(STEP_PREFIX))
+
+
+def _flush_all(folder: Path) -> None:
+    for path in [*_files(folder), *(path for path in folder.rglob("*") if path.is_dir()), folder]:
+        flush(path)
 
 
 def flush(path: Path) -> None:

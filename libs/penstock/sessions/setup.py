@@ -43,6 +43,12 @@ class ProcessSetup(msgspec.Struct, frozen=True, kw_only=True):
         Path of the token broker's socket; empty where the job does not take turns with others.
     checkpoint_dir : Path or None
         Where checkpoints live; None where none are kept, as in a profiler's sample.
+    checkpoint_memory : Path or None
+        Folder in memory, where a checkpoint may be before it is on the disk; None where the job does not ask for that.
+    checkpoint_most : int
+        Bytes of the largest checkpoint that may be there.
+    memory_socket : str
+        Path of the socket of the node's memory agent; empty where there is none.
     resume_step : int or None
         The step of the checkpoint to load, as the executor has found it there; 0 for none, None for the newest.
     begin_dir : Path or None
@@ -77,6 +83,9 @@ class ProcessSetup(msgspec.Struct, frozen=True, kw_only=True):
     socket: str = ""
     lanes: str = ""
     checkpoint_dir: Optional[Path] = None
+    checkpoint_memory: Optional[Path] = None
+    checkpoint_most: int = 0
+    memory_socket: str = ""
     resume_step: Optional[int] = None
     begin_dir: Optional[Path] = None
     begin_step: Optional[int] = None
@@ -111,6 +120,7 @@ def read(environ: Mapping[str, str]) -> ProcessSetup:
     """
     sample = _whole(environ, AgentEnv.SAMPLE_ITERATIONS)
     folder, begin = environ.get(AgentEnv.CHECKPOINT_DIR, ""), environ.get(AgentEnv.BEGIN_DIR, "")
+    memory = environ.get(AgentEnv.CHECKPOINT_MEMORY, "")
     setup = ProcessSetup(
         job_id=environ.get(AgentEnv.JOB_ID, ""),
         epoch=_whole(environ, AgentEnv.EPOCH),
@@ -120,6 +130,9 @@ def read(environ: Mapping[str, str]) -> ProcessSetup:
         socket=environ.get(AgentEnv.SOCKET, ""),
         lanes=environ.get(AgentEnv.LANES, ""),
         checkpoint_dir=Path(folder) if folder and not sample else None,
+        checkpoint_memory=Path(memory) if memory and not sample else None,
+        checkpoint_most=_whole(environ, AgentEnv.CHECKPOINT_MOST),
+        memory_socket=environ.get(AgentEnv.MEMORY_SOCKET, ""),
         resume_step=_whole(environ, AgentEnv.RESUME_STEP) if environ.get(AgentEnv.RESUME_STEP) else None,
         begin_dir=Path(begin) if begin and not sample else None,
         begin_step=_whole(environ, AgentEnv.BEGIN_STEP) if environ.get(AgentEnv.BEGIN_STEP) else None,

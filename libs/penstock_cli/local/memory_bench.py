@@ -113,9 +113,9 @@ def measure(seed: int = 1) -> MemoryCosts:
     rng = np.random.default_rng(seed)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-bench-", dir=_place())))
-        bus = stack.enter_context(_bus(folder / "nats"))
-        home = stack.enter_context(_Agent(folder, "home", bus, lend=False))
-        donor = stack.enter_context(_Agent(folder, "donor", bus, lend=True))
+        bus = stack.enter_context(nats_server(folder / "nats"))
+        home = stack.enter_context(MemoryAgent(folder, "home", bus, lend=False))
+        donor = stack.enter_context(MemoryAgent(folder, "donor", bus, lend=True))
         socket, content = str(home.socket), folder / "content"
         store = stack.enter_context(open_store(SIZE, path=content, local_bytes=0, socket=socket, name="bench"))
         load = _VerifiedLoad(store, rng)
@@ -153,7 +153,7 @@ def _place() -> str | None:
 
 
 @contextmanager
-def _bus(folder: Path) -> Iterator[dict[str, str]]:
+def nats_server(folder: Path) -> Iterator[dict[str, str]]:
     """Run a NATS server; yield the environment that leads a service there."""
     folder.mkdir()
     login = {"user": "bench", "password": secrets.token_hex(16)}
@@ -171,10 +171,10 @@ def _bus(folder: Path) -> Iterator[dict[str, str]]:
             runner.run(server.stop())
 
 
-class _Agent:
-    """A memory agent as a process; it has started when the context is entered."""
+class MemoryAgent:
+    """A memory agent as a process, by settings of which ``more`` can be said; it has started when one enters it."""
 
-    def __init__(self, folder: Path, node_id: str, bus: dict[str, str], *, lend: bool) -> None:
+    def __init__(self, folder: Path, node_id: str, bus: dict[str, str], *, lend: bool, **more: str) -> None:
         self._data = folder / node_id
         self._ready = folder / f"{node_id}.ready"
         self._log = folder / f"{node_id}.log"
@@ -187,6 +187,7 @@ class _Agent:
             "headroom_bytes": str(_LEAST_FREE_BYTES),
             "most_lent_bytes": str(SIZE),
             "lend": str(lend).lower(),
+            **more,
         }
         self._environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")},
@@ -202,7 +203,16 @@ class _Agent:
         """Where clients come."""
         return self._data / "memory.sock"
 
-    def __enter__(self) -> _Agent:
+    @property
+    def pid(self) -> int:
+        """Number of the process; 0 before there is one."""
+        return 0 if self._process is None else self._process.pid
+
+    def share_nothing(self) -> None:
+        """Take away the socket by which its memory is shared, so that clients of this host come over TCP."""
+        (self._data / "slabs.sock").unlink()
+
+    def __enter__(self) -> MemoryAgent:
         self.restart()
         return self
 

@@ -48,6 +48,8 @@ class LaunchSite(msgspec.Struct, frozen=True, kw_only=True):
     ----------
     memory : str
         The socket of the node's memory agent; empty where there is none.
+    checkpoint_memory : Path or None
+        Holds a folder for each job whose checkpoints may be in memory.
     temporary : Path or None
         Holds a temporary folder for each run that is kept apart from others.
     new_privileges, most_tasks, sandbox, writable : bool, int, str, tuple of str
@@ -59,6 +61,7 @@ class LaunchSite(msgspec.Struct, frozen=True, kw_only=True):
     socket: str
     checkpoints: Path
     cwd: str
+    checkpoint_memory: Path | None = None
     pass_env: tuple[str, ...] = ()
     lanes: str = ""
     memory: str = ""
@@ -164,7 +167,9 @@ def confinement_of(
 ) -> Confinement:
     """Return what a process gives up before its program begins."""
     shared = [os.path.dirname(path) for path in (site.socket, site.lanes, site.heard, site.memory) if path]
-    needed = {os.path.realpath(path) for path in (cwd, str(site.checkpoints), *shared)}
+    in_memory = memory_folder_of(job, site)
+    above = [] if in_memory is None else [str(in_memory.parent)]
+    needed = {os.path.realpath(path) for path in (cwd, str(site.checkpoints), *above, *shared)}
     own = os.fspath(tmp) if tmp is not None and not needed & set(TEMPORARY) else ""
     confinement = Confinement(new_privileges=site.new_privileges, tmp=own, cgroup=cgroup)
     if identity.switches:
@@ -183,10 +188,22 @@ def confinement_of(
     wrapper = sandbox.bubblewrap(
         tmp=own or "/tmp",  # noqa: S108 - the working directory is in the host's own
         passed=(*needed, *MPS_FOLDERS),
-        writable=(str(site.checkpoints / job.id), *sandbox.own_folder(cwd, identity.uid), *writable),
+        writable=(
+            str(site.checkpoints / job.id),
+            *([] if in_memory is None else [str(in_memory)]),
+            *sandbox.own_folder(cwd, identity.uid),
+            *writable,
+        ),
         devices=[device for device in site.devices if device.index in member.devices],
     )
     return confinement._replace(wrapper=wrapper, tmp="", kept=())
+
+
+def memory_folder_of(job: Job, site: LaunchSite) -> Path | None:
+    """Return the folder for a job's checkpoints in memory; None where it does not ask for that, or there is none."""
+    if site.checkpoint_memory is None or job.spec.checkpoint_tier != "memory" or job.sample:
+        return None
+    return site.checkpoint_memory / job.id if site.checkpoint_memory.is_dir() else None
 
 
 def placement_of(job: Job) -> Placement:

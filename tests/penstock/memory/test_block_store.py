@@ -474,6 +474,50 @@ def test_a_forked_child_does_not_wait_for_what_its_parent_has_to_write(monkeypat
         store.close()
 
 
+def test_what_its_writer_changes_afterwards_is_written_as_it_was(monkeypatch):
+    gate = threading.Event()
+    really = backing_file._write_all
+    monkeypatch.setattr(backing_file, "_write_all", lambda *given: (gate.wait(), really(*given)))
+    with BlockStore(1 << 20, socket="", local_bytes=0) as store:
+        changed = bytearray(b"a" * 8192)
+        store.write(0, changed)
+        store.write(8192, memoryview(changed).toreadonly())
+        changed[:] = b"b" * 8192
+        assert read(store, 0, 16384) == b"a" * 16384
+        gate.set()
+        store.flush()
+        assert read(store, 0, 16384) == b"a" * 16384
+
+
+def test_bytes_are_on_their_way_without_a_copy_but_for_small_parts_of_them(monkeypatch):
+    gate = threading.Event()
+    really = backing_file._write_all
+    monkeypatch.setattr(backing_file, "_write_all", lambda *given: (gate.wait(), really(*given)))
+    with BlockStore(4 << 20, socket="", local_bytes=0) as store:
+        whole = os.urandom(1 << 20)
+        store.write(0, whole)
+        store.write(1 << 20, memoryview(whole)[4096:8192])
+        kept, part = (entry.data for entry in list(store._disk._entries)[:2])
+        assert memoryview(kept).obj is whole
+        assert memoryview(part).obj is not whole
+        gate.set()
+        store.flush()
+        assert read(store, 0, 1 << 20) == whole
+        assert read(store, 1 << 20, 4096) == whole[4096:8192]
+
+
+def test_a_full_cache_never_shows_what_its_oldest_chunk_held(lent):
+    _, agent = lent
+    with BlockStore(4 << 20, socket=str(agent.path), local_bytes=128 << 10, second_s=0.02) as store:
+        for place in range(64):
+            store.write(place << 16, bytes([place]) * (64 << 10))
+        for place in reversed(range(64)):
+            store.write((place << 16) + 4096, bytes([255 - place]) * 4096)
+            assert read(store, place << 16, 12288) == (
+                bytes([place]) * 4096 + bytes([255 - place]) * 4096 + bytes([place]) * 4096
+            )
+
+
 def test_the_libraries_name_is_found_lazily():
     script = (
         "import sys, penstock.memory; print('penstock.memory.block_store' in sys.modules); penstock.memory.RemoteFile"

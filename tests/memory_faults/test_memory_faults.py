@@ -1,0 +1,54 @@
+"""Borrowed memory under faults: some histories of real agents and clients, and what the verifier finds when broken."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from memory_faults.history import run_history
+from memory_faults.machines import why_no_network, world
+from memory_faults.plan import HistoryPlan, MemoryFault, history_plan
+
+pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(300)]
+SHORT = (3, 6, 7, 8)
+"""Of seed 1: kills of agents and of clients, cuts, evictions and forks, and none that outlasts a lease."""
+
+
+async def test_no_byte_is_lost_stale_or_torn_whatever_happens_to_donors_and_clients(tmp_path: Path) -> None:
+    why = why_no_network()
+    async with world(tmp_path / "world", network=not why) as made:
+        verdicts = [await run_history(history_plan(1, number), made) for number in SHORT]
+        assert [str(verdict) for verdict in verdicts if verdict.problems] == []
+        assert sum(verdict.total("slab_bytes") for verdict in verdicts) > 50 << 20
+        assert why or any(verdict.total("tcp_seen") for verdict in verdicts)
+        assert await made.close() == []
+    if why:
+        pytest.skip(f"NOT TESTED: cuts, evictions and slabs over TCP; no network namespaces can be made here: {why}")
+
+
+@pytest.mark.parametrize(
+    ("break_by", "finds"),
+    [
+        pytest.param("keep_bitmap", "words wrong", id="it_keeps_the_bitmap_of_a_slab_that_is_lost"),
+        pytest.param("acknowledge_early", "words wrong", id="it_acknowledges_before_it_sends"),
+        pytest.param("ignore_generation", "words wrong", id="it_does_not_look_at_the_generation"),
+    ],
+)
+async def test_the_verifier_finds_what_is_broken_on_purpose(break_by: str, finds: str, tmp_path: Path) -> None:
+    if why := why_no_network():
+        pytest.skip(f"NOT TESTED: what is broken is found on four machines: {why}")
+    async with world(tmp_path / "world", 1) as made:
+        verdict = await run_history(evicting(shares=break_by == "ignore_generation"), made, break_by=break_by)
+        assert any(finds in problem for problem in verdict.problems), str(verdict)
+
+
+def evicting(*, shares: bool) -> HistoryPlan:
+    """Return a history whose donors take all slabs back, of clients that do not keep what they read."""
+    plan = history_plan(1, 3)
+    faults = [MemoryFault(0.5, "evict", node, 1.5, 1) for node in ("n1", "n2", "n3", "n4")]
+    clients = [
+        replace(client, local_bytes=0, disk_bytes=0, shares_with="n3" if shares else "") for client in plan.clients
+    ]
+    return replace(plan, load_s=6.0, faults=tuple(faults), clients=tuple(clients))
