@@ -24,12 +24,22 @@ READY_FILE = COMPOSE["x-environment"]["PENSTOCK_READY_FILE"]
 
 
 def test_each_service_of_the_list_has_its_container_and_its_login() -> None:
+    """An executor's has its memory agent too: both measure what is in it, and have its name as the node's."""
     run = [one for one in SERVICES.values() if one["entrypoint"][:2] == ["penstock", "service"]]
-    assert {one["entrypoint"][2] for one in run} == set(CORE)
+    beside = {"executor", "memory"}
+    assert {one["entrypoint"][2] for one in run} == set(CORE) - beside
     for one in run:
         name = one["entrypoint"][2]
         assert one["environment"]["PENSTOCK_CREDENTIALS"] == f"/auth/{name}/{name}.json"
         assert f"auth-{name}:/auth/{name}:ro" in one["volumes"]
+    nodes = [one for one in SERVICES.values() if "penstock_cli.local.node_processes" in one["entrypoint"]]
+    assert len(nodes) == 2  # with emulated devices, and with GPUs
+    for one in nodes:
+        assert one["entrypoint"][3:] == [f"/auth/{name}/{name}.json" for name in sorted(beside)]
+        assert {f"auth-{name}:/auth/{name}:ro" for name in beside} < set(one["volumes"])
+        said = one["environment"]
+        assert said["PENSTOCK_EXECUTOR_MEMORY_DIR"] == said["PENSTOCK_MEMORY_DATA_DIR"]
+        assert said["PENSTOCK_MEMORY_DATA_DIR"] in one["volumes"]  # a folder of the container's own
     assert {f"auth-{name}:/auth/{name}" for name in LOGINS} < set(SERVICES["nats"]["volumes"])
     assert {f"auth-{name}" for name in LOGINS} < set(COMPOSE["volumes"])
 
@@ -79,7 +89,7 @@ def test_a_check_starts_no_python(service: str) -> None:
     assert "python" not in " ".join(SERVICES[service]["healthcheck"]["test"])
 
 
-@pytest.mark.parametrize("service", [name for name, one in SERVICES.items() if one["entrypoint"][0] == "penstock"])
+@pytest.mark.parametrize("service", [name for name in SERVICES if not name.startswith("nats")])
 def test_a_service_writes_the_file_that_its_check_looks_at(service: str) -> None:
     assert SERVICES[service]["environment"]["PENSTOCK_READY_FILE"] == READY_FILE
     assert READY_FILE in SERVICES[service]["healthcheck"]["test"][1]
