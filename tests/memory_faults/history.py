@@ -125,8 +125,9 @@ class ClientProcess:
         await self._expect(self.ready, BEGIN_S, "has not begun")
 
     async def _read(self, process: subprocess.Popen[bytes]) -> None:
-        assert process.stdout is not None
-        while line := await asyncio.to_thread(process.stdout.readline):
+        reader = asyncio.StreamReader(limit=1 << 24)
+        await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), process.stdout)
+        while line := await reader.readline():
             message = json.loads(line)
             if "report" in message:
                 self.report = msgspec.convert(message["report"], ClientReport)
@@ -194,10 +195,9 @@ class ClientProcess:
         if self.process is not None:
             self.process.kill()
             self.process.wait()
-            for pipe in (self.process.stdin, self.process.stdout):
-                if pipe is not None:
-                    with suppress(OSError):
-                        pipe.close()
+            if self.process.stdin is not None:
+                with suppress(OSError):
+                    self.process.stdin.close()
 
 
 class ClientFailed(Exception):
