@@ -28,8 +28,12 @@ MOST_S: Final = 12.0
 BEGIN_S: Final = 40.0
 FINISH_S: Final = 60.0
 KILLED_BACK_S: Final = 30.0
-_DAMAGED: Final = ("BAD_PROOF", "BAD_CHECKSUM", "OUT_OF_RANGE", "TOO_LONG", "BAD_FRAME", "TOO_MANY")
-"""Refusals that no good client causes, whatever happens to processes and networks."""
+_DAMAGED: Final = ("BAD_CHECKSUM", "OUT_OF_RANGE", "TOO_LONG", "BAD_FRAME", "TOO_MANY")
+"""
+Refusals that no good client causes, whatever happens to processes and networks.
+
+``BAD_PROOF`` is none of them: a slab may be taken back before the client that it was lent to has connected.
+"""
 
 
 @dataclass
