@@ -20,7 +20,7 @@ import numpy as np
 from memory_faults.client import ClientReport, ClientTask
 from memory_faults.content import WORD_BYTES, WordVersions
 from memory_faults.machines import Machine, World, clean_environment
-from memory_faults.plan import NEED_NETWORK, ClientPlan, HistoryPlan, MemoryFault
+from memory_faults.plan import NEED_NAMESPACES, ClientPlan, HistoryPlan, MemoryFault
 from penstock_log.agent_protocol import AgentEnv
 
 MOST_S: Final = 12.0
@@ -79,6 +79,7 @@ class ClientProcess:
         self.disk = folder / "disk"
         self.disk.mkdir(parents=True)
         self.content = self.disk / "content"
+        self.small_disk = bool(plan.disk_bytes) and machine.network is not None  # it takes root as they do
 
     @property
     def job_id(self) -> str:
@@ -87,18 +88,18 @@ class ClientProcess:
 
     def prepare_disk(self) -> None:
         """Mount a disk that is too small, if there is to be one."""
-        if self.plan.disk_bytes:
+        if self.small_disk:
             options = f"size={self.plan.disk_bytes}"
             subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(self.disk)], check=True)
 
     def make_room(self) -> None:
         """Have the disk be large enough from now on."""
-        if self.plan.disk_bytes:
+        if self.small_disk:
             subprocess.run(["mount", "-o", "remount,size=1g", str(self.disk)], check=True)
 
     def remove_disk(self) -> None:
         """Undo :meth:`prepare_disk`."""
-        if self.plan.disk_bytes:
+        if self.small_disk:
             subprocess.run(["umount", str(self.disk)], check=False)
 
     async def start(self) -> None:
@@ -277,7 +278,7 @@ async def _suffer(plan: HistoryPlan, world: World, clients: dict[str, ClientProc
 
     async def happen(fault: MemoryFault) -> None:
         await asyncio.sleep(max(0.0, begun_s + fault.at_s - loop.time()))
-        if world.network is None and fault.kind in NEED_NETWORK:
+        if world.network is None and fault.kind in NEED_NAMESPACES:
             verdict.skipped.append(fault)
         elif fault.kind in {"kill_client", "stop_client", "fork", "make_room"}:
             client = clients[fault.node]
