@@ -156,10 +156,14 @@ class Donor:
         if not self._slabs_free(request.slab_bytes):
             raise Refused(self._why_none(request.slab_bytes))
         self._mapping += 1
+        lending = asyncio.ensure_future(asyncio.to_thread(self._pool.lend))
         try:
-            slab = await asyncio.to_thread(self._pool.lend)
+            slab = await asyncio.shield(lending)
         except NoMemory as error:
             raise Refused(str(error)) from error
+        except asyncio.CancelledError:  # a client of this node that has left; the thread goes on all the same
+            lending.add_done_callback(self._take_unclaimed)
+            raise
         finally:
             self._mapping -= 1
         user = SlabUser(request.borrower, request.user, request.job_id)
@@ -180,6 +184,11 @@ class Donor:
             boot_id=self._place.boot_id,
             socket=self._place.socket,
         )
+
+    def _take_unclaimed(self, lending: asyncio.Future[Slab]) -> None:
+        """Take back a slab whose borrower left before it was lent: nobody else knows of it."""
+        if not lending.cancelled() and lending.exception() is None:
+            self._pool.take_back([lending.result().lease])
 
     def _slabs_free(self, slab_bytes: int) -> int:
         if slab_bytes != self._settings.slab_bytes:

@@ -20,7 +20,7 @@ import numpy as np
 from memory_faults.client import ClientReport, ClientTask
 from memory_faults.content import WORD_BYTES, WordVersions
 from memory_faults.machines import Machine, World, clean_environment
-from memory_faults.plan import NEED_NETWORK, ClientPlan, HistoryPlan, MemoryFault
+from memory_faults.plan import NEED_NAMESPACES, ClientPlan, HistoryPlan, MemoryFault
 from penstock_log.agent_protocol import AgentEnv
 
 MOST_S: Final = 12.0
@@ -28,8 +28,12 @@ MOST_S: Final = 12.0
 BEGIN_S: Final = 40.0
 FINISH_S: Final = 60.0
 KILLED_BACK_S: Final = 30.0
-_DAMAGED: Final = ("BAD_PROOF", "BAD_CHECKSUM", "OUT_OF_RANGE", "TOO_LONG", "BAD_FRAME", "TOO_MANY")
-"""Refusals that no good client causes, whatever happens to processes and networks."""
+_DAMAGED: Final = ("BAD_CHECKSUM", "OUT_OF_RANGE", "TOO_LONG", "BAD_FRAME", "TOO_MANY")
+"""
+Refusals that no good client causes, whatever happens to processes and networks.
+
+``BAD_PROOF`` is none of them: a slab may be taken back before the client that it was lent to has connected.
+"""
 
 
 @dataclass
@@ -75,6 +79,7 @@ class ClientProcess:
         self.disk = folder / "disk"
         self.disk.mkdir(parents=True)
         self.content = self.disk / "content"
+        self.small_disk = bool(plan.disk_bytes) and machine.network is not None  # it takes root as they do
 
     @property
     def job_id(self) -> str:
@@ -83,18 +88,18 @@ class ClientProcess:
 
     def prepare_disk(self) -> None:
         """Mount a disk that is too small, if there is to be one."""
-        if self.plan.disk_bytes:
+        if self.small_disk:
             options = f"size={self.plan.disk_bytes}"
             subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(self.disk)], check=True)
 
     def make_room(self) -> None:
         """Have the disk be large enough from now on."""
-        if self.plan.disk_bytes:
+        if self.small_disk:
             subprocess.run(["mount", "-o", "remount,size=1g", str(self.disk)], check=True)
 
     def remove_disk(self) -> None:
         """Undo :meth:`prepare_disk`."""
-        if self.plan.disk_bytes:
+        if self.small_disk:
             subprocess.run(["umount", str(self.disk)], check=False)
 
     async def start(self) -> None:
@@ -125,8 +130,9 @@ class ClientProcess:
         await self._expect(self.ready, BEGIN_S, "has not begun")
 
     async def _read(self, process: subprocess.Popen[bytes]) -> None:
-        assert process.stdout is not None
-        while line := await asyncio.to_thread(process.stdout.readline):
+        reader = asyncio.StreamReader(limit=1 << 24)
+        await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), process.stdout)
+        while line := await reader.readline():
             message = json.loads(line)
             if "report" in message:
                 self.report = msgspec.convert(message["report"], ClientReport)
@@ -194,10 +200,9 @@ class ClientProcess:
         if self.process is not None:
             self.process.kill()
             self.process.wait()
-            for pipe in (self.process.stdin, self.process.stdout):
-                if pipe is not None:
-                    with suppress(OSError):
-                        pipe.close()
+            if self.process.stdin is not None:
+                with suppress(OSError):
+                    self.process.stdin.close()
 
 
 class ClientFailed(Exception):
@@ -273,7 +278,7 @@ async def _suffer(plan: HistoryPlan, world: World, clients: dict[str, ClientProc
 
     async def happen(fault: MemoryFault) -> None:
         await asyncio.sleep(max(0.0, begun_s + fault.at_s - loop.time()))
-        if world.network is None and fault.kind in NEED_NETWORK:
+        if world.network is None and fault.kind in NEED_NAMESPACES:
             verdict.skipped.append(fault)
         elif fault.kind in {"kill_client", "stop_client", "fork", "make_room"}:
             client = clients[fault.node]

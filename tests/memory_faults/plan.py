@@ -17,7 +17,7 @@ Kind = Literal[
     "kill_donor", "end_donor", "stop_donor", "cut_from_clients", "cut_from_bus", "cut_from_all", "evict",
     "kill_client", "stop_client", "fork", "make_room",
 ]  # fmt: skip
-NEED_NETWORK: Final = {"cut_from_clients", "cut_from_bus", "cut_from_all", "evict"}
+NEED_NAMESPACES: Final = {"cut_from_clients", "cut_from_bus", "cut_from_all", "evict", "make_room"}
 _WEIGHTS: Final[dict[Kind, float]] = {
     "kill_donor": 4, "end_donor": 1, "stop_donor": 4, "cut_from_clients": 3, "cut_from_bus": 2, "cut_from_all": 3,
     "evict": 4, "kill_client": 2, "stop_client": 1, "fork": 2,

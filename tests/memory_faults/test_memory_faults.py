@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from memory_faults.history import run_history
-from memory_faults.machines import why_no_network, world
-from memory_faults.plan import HistoryPlan, MemoryFault, history_plan
+from memory_faults.history import ClientProcess, run_history
+from memory_faults.machines import READY_SLABS, why_no_network, world
+from memory_faults.plan import LEASE_S, HistoryPlan, MemoryFault, history_plan
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(300)]
 SHORT = (3, 6, 7, 8)
 """Of seed 1: kills of agents and of clients, cuts, evictions and forks, and none that outlasts a lease."""
+
+SLOW_S = 5.0
+"""What a busy machine may add."""
 
 
 async def test_no_byte_is_lost_stale_or_torn_whatever_happens_to_donors_and_clients(tmp_path: Path) -> None:
@@ -52,3 +56,21 @@ def evicting(*, shares: bool) -> HistoryPlan:
         replace(client, local_bytes=0, disk_bytes=0, shares_with="n3" if shares else "") for client in plan.clients
     ]
     return replace(plan, load_s=6.0, faults=tuple(faults), clients=tuple(clients))
+
+
+async def test_slabs_of_a_client_that_is_killed_come_back_at_once_and_by_lease_where_its_agent_is_killed_too(
+    tmp_path: Path,
+) -> None:
+    plan = replace(history_plan(1, 3).clients[0], disk_bytes=0, shares_with="", kept=False)
+    async with world(tmp_path / "world", 2, network=not why_no_network()) as made:
+        home = made.machines[plan.home]
+        for number, also_agent in enumerate((False, True)):
+            client = ClientProcess(plan, home, made, tmp_path / f"client{number}", "")
+            await client.start()
+            assert sum(machine.slabs() for machine in made.machines.values()) > 4 * READY_SLABS
+            if also_agent:
+                await home.end(signal.SIGKILL)
+            client.discard()
+            back_s = await made.slabs_back_s()
+            assert back_s is not None
+            assert back_s <= (LEASE_S + SLOW_S if also_agent else SLOW_S)

@@ -1,27 +1,26 @@
-"""What clients of a node borrow: a listener and a borrower, and donors that are asked in their place."""
+"""What an agent borrows for the clients of its node, by a clock of the test's own, from donors that it makes up."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import suppress
-from pathlib import Path
+from collections.abc import Coroutine
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
-import pytest_asyncio
-from memory_agents import LineClient
 
+from penstock_bus.port import NoResponders, ServiceError
 from penstock_log.memory_messages import (
+    LEASE_S,
     BorrowSlab,
+    CheckActivity,
+    EvictSlab,
     EvictSlabs,
     LeasesGone,
     MapSlab,
     QuerySlabs,
     RenewSlabs,
-    ReturnSlab,
+    SlabActivity,
     SlabAddress,
     SlabLent,
     SlabOffer,
@@ -30,141 +29,295 @@ from penstock_log.memory_messages import (
     SlabUse,
     UnmapSlabs,
 )
-from penstock_memory.borrower import Borrower
-from penstock_memory.client_listener import BURST, MESSAGE_BYTES, MESSAGES_PER_S, ClientListener
+from penstock_memory.borrower import HEARD_S, Borrower
 from penstock_memory.machine import MemorySettings
 
 MIB = 1 << 20
 
 
-class Donors:
-    """Donors that lend whatever they are asked for, and keep what they were asked."""
+class AskedDonors:
+    """Donors: how much each has free, which leases it has, who does not answer, and what they were asked."""
 
     def __init__(self) -> None:
-        self.lent: dict[str, SlabAddress] = {}
-        self.gone: set[str] = set()
-        self.renewed: list[tuple[str, ...]] = []
-        self.unmapped = asyncio.Event()
+        self.free: dict[str, int] = {}
+        self.leases: dict[str, str] = {}
+        self.silent: set[str] = set()
+        self.refusing: set[str] = set()
+        self.asked: list[tuple[str, Any]] = []
+        self.may_map = asyncio.Event()
+        self.may_map.set()
+        self.mapping = asyncio.Event()
 
     async def __call__(self, node_id: str, request: Any, answer: type[Any], timeout_s: float) -> Any:
         del answer, timeout_s
-        await asyncio.sleep(0)
+        self.asked.append((node_id, request))
+        if node_id in self.silent:
+            raise NoResponders(f"nobody serves {node_id}")
         match request:
             case QuerySlabs():
-                return SlabsFree(slabs=8, free_bytes=8 * MIB)
+                return SlabsFree(slabs=self.free[node_id], free_bytes=self.free[node_id] * MIB)
             case MapSlab():
-                lease = f"{len(self.lent):032x}"
-                self.lent[lease] = SlabAddress(
-                    donor=node_id,
-                    lease=lease,
-                    token="0" * 64,
-                    slab=len(self.lent),
-                    generation=1,
-                    slab_bytes=MIB,
-                    host="10.0.0.1",
-                    port=7,
-                )
-                return self.lent[lease]
+                self.mapping.set()
+                await self.may_map.wait()
+                if node_id in self.refusing:
+                    raise ServiceError(409, f"node {node_id} has no more to lend")
+                return self._lend(node_id)
             case RenewSlabs():
-                self.renewed.append(request.leases)
-                return LeasesGone(leases=tuple(lease for lease in request.leases if lease in self.gone))
+                return LeasesGone(leases=tuple(lease for lease in request.leases if lease not in self.leases))
             case UnmapSlabs():
                 for lease in request.leases:
-                    del self.lent[lease]
-                self.unmapped.set()
+                    self.leases.pop(lease, None)
                 return LeasesGone(leases=())
         raise AssertionError(request)
 
+    def _lend(self, node_id: str) -> SlabAddress:
+        lease = f"{len(self.asked):032x}"
+        self.leases[lease] = node_id
+        about = {"slab": 0, "generation": 1, "slab_bytes": MIB, "host": "10.0.0.1", "port": 7}
+        return SlabAddress(donor=node_id, lease=lease, token="0" * 64, **about)
 
-class Agent:
-    """The part of an agent that clients see, with a clock of the test's own."""
+    def were_asked(self, kind: type[Any]) -> list[str]:
+        return [node_id for node_id, request in self.asked if isinstance(request, kind)]
 
-    def __init__(self, path: Path, **settings: Any) -> None:
-        self.path, self.now_s, self.donors = path, 0.0, Donors()
-        self.tasks: set[asyncio.Task[None]] = set()
+
+class HeardClient:
+    """A client, and what it was sent."""
+
+    def __init__(self, uid: int = 1000, user: str = "ada") -> None:
+        self.uid, self.user, self.pid, self.hello, self.gone = uid, user, 1, None, False
+        self.heard: list[Any] = []
+
+    def send(self, message: Any) -> None:
+        self.heard.append(message)
+
+
+class BorrowingNode:
+    """A borrower on node n1 that has heard of donors."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.now_s, self.donors = 100.0, AskedDonors()
+        self.spawned: list[asyncio.Task[None]] = []
         self.borrower = Borrower(
             "n1",
             MemorySettings(slab_bytes=MIB, **settings),
             ask=self.donors,
             spawn=self._spawn,
             ticking=lambda: self.now_s,
-            rng=np.random.default_rng(2),
+            rng=np.random.default_rng(3),
         )
-        self.listener = ClientListener(path, self.borrower, lambda: self.now_s)
-        self.borrower.hear("n2", SlabOffer(slab_bytes=MIB, offered=8, lent=0, free_bytes=8 * MIB, headroom_bytes=0))
 
     def _spawn(self, task: Coroutine[Any, Any, None]) -> None:
-        running = asyncio.ensure_future(task)
-        self.tasks.add(running)
-        running.add_done_callback(self.tasks.discard)
+        self.spawned.append(asyncio.ensure_future(task))
+
+    def hears(self, slab_bytes: int = MIB, **free: int) -> None:
+        for node_id, slabs in free.items():
+            self.donors.free[node_id] = slabs
+            offer = SlabOffer(slab_bytes=slab_bytes, offered=slabs, lent=0, free_bytes=slabs * MIB, headroom_bytes=0)
+            self.borrower.hear(node_id, offer)
+
+    async def lends(self, client: Any, slab: int = 0, **more: Any) -> SlabAddress:
+        answer = await self.borrower.borrow(client, BorrowSlab(slab=slab, **more))
+        assert isinstance(answer, SlabLent), answer
+        return answer.address
+
+    async def refuses(self, client: Any, slab: int = 0, **more: Any) -> str:
+        answer = await self.borrower.borrow(client, BorrowSlab(slab=slab, **more))
+        assert isinstance(answer, SlabRefused), answer
+        return answer.reason
+
+    async def settle(self) -> None:
+        await asyncio.gather(*self.spawned)
 
 
-@pytest_asyncio.fixture
-async def agent(tmp_path: Path) -> AsyncIterator[Agent]:
-    agent = Agent(tmp_path / "memory.sock")
-    accepting = asyncio.ensure_future(agent.listener.accept())
-    yield agent
-    accepting.cancel()
-    with suppress(asyncio.CancelledError):
-        await accepting
+@pytest.fixture
+def node() -> BorrowingNode:
+    return BorrowingNode()
 
 
-async def test_a_slab_that_is_returned_right_after_it_was_asked_for_is_not_kept(agent: Agent) -> None:
-    client = await LineClient.connect(agent.path)
-    asked, returned = msgspec.json.encode(BorrowSlab(slab=3)), msgspec.json.encode(ReturnSlab(slab=3))
-    client.say(asked + b"\n" + returned + b"\n")
-    refused = await client.hear(SlabRefused)
-    assert refused.reason == "it was returned before it was lent"
-    await agent.donors.unmapped.wait()
-    assert not agent.donors.lent
-    await client.borrow(3)
-    await client.close()
+@pytest.fixture
+def client() -> Any:
+    return HeardClient()
 
 
-async def test_a_client_that_asks_again_before_it_was_answered_has_one_slab_of_a_number(agent: Agent) -> None:
-    client = await LineClient.connect(agent.path)
-    for message in (BorrowSlab(slab=3), ReturnSlab(slab=3), BorrowSlab(slab=3)):
-        client.say(message)
-    assert {type(await client.hear()), type(await client.hear())} == {SlabLent, SlabRefused}
-    await client.close()
-    while agent.donors.lent:
-        agent.donors.unmapped.clear()
-        await agent.donors.unmapped.wait()
-    await agent.borrower.renew()
-    assert not agent.donors.renewed
+async def test_of_two_donors_the_one_with_more_free_memory_lends(node: BorrowingNode, client: Any) -> None:
+    node.hears(n2=3, n3=9)
+    assert (await node.lends(client)).donor == "n3"
+    assert sorted(node.donors.were_asked(QuerySlabs)) == ["n2", "n3"]
 
 
-async def test_long_messages_are_read_more_slowly_than_short_ones(
-    agent: Agent, monkeypatch: pytest.MonkeyPatch
+async def test_a_donor_that_lends_to_the_client_already_is_asked_only_where_there_are_no_others(
+    node: BorrowingNode, client: Any
 ) -> None:
-    waits: asyncio.Queue[float] = asyncio.Queue()
-    really = asyncio.sleep
-
-    async def sleep(delay_s: float) -> None:
-        if delay_s:
-            waits.put_nowait(delay_s)
-        await really(0)
-
-    client = await LineClient.connect(agent.path)
-    monkeypatch.setattr(asyncio, "sleep", sleep)
-    long = SlabUse(activity=dict.fromkeys(range(100_000, 160_000), 0.5))
-    size = len(msgspec.json.encode(long))
-    for _ in range(int(BURST / (size / MESSAGE_BYTES)) + 1):
-        client.say(long)
-    waited_s = await asyncio.wait_for(waits.get(), 30)
-    assert 0 < waited_s <= size / MESSAGE_BYTES / MESSAGES_PER_S + 0.1
-    await client.close()
+    node.hears(n2=90, n3=1)
+    assert (await node.lends(client)).donor == "n2"
+    node.hears(n4=1)
+    node.donors.asked.clear()
+    await node.lends(client, 1)
+    assert sorted(node.donors.were_asked(QuerySlabs)) == ["n3", "n4"]
 
 
-async def test_a_client_is_told_once_that_a_slab_goes(agent: Agent) -> None:
-    client = await LineClient.connect(agent.path)
-    address = await client.borrow(3)
-    evicting = asyncio.ensure_future(
-        agent.borrower.answer(EvictSlabs(leases=(address.lease,), reason="a job", within_s=30.0))
-    )
-    agent.donors.gone.add(address.lease)
-    await agent.borrower.renew()
-    assert (await client.evicted()).reason == "a job"
-    assert await evicting == LeasesGone(leases=(address.lease,))
-    await client.borrow(3)  # the next thing that it hears is the slab that it asked for
-    await client.close()
+async def test_where_one_donor_refuses_the_next_one_lends(node: BorrowingNode, client: Any) -> None:
+    node.hears(n2=9, n3=3)
+    node.donors.refusing.add("n2")
+    assert (await node.lends(client)).donor == "n3"
+
+
+async def test_where_nobody_lends_the_reasons_of_all_are_told(node: BorrowingNode, client: Any) -> None:
+    node.hears(n2=9, n3=3, n4=1)
+    node.donors.refusing |= {"n2", "n4"}
+    node.donors.silent.add("n3")
+    why = await node.refuses(client)
+    assert "n2: " in why
+    assert "n3: nobody serves n3" in why
+    assert "n4: " in why
+
+
+async def test_a_donor_not_heard_of_for_long_or_with_slabs_of_another_size_is_not_asked(
+    node: BorrowingNode, client: Any
+) -> None:
+    node.hears(n2=9)
+    node.now_s += HEARD_S + 0.1
+    node.hears(slab_bytes=2 * MIB, n3=9)
+    assert await node.refuses(client) == "no node has memory to lend"
+    assert node.donors.asked == []
+
+
+async def test_a_slab_that_is_to_outlive_the_node_is_not_its_own(node: BorrowingNode, client: Any) -> None:
+    node.hears(n1=99, n2=1)
+    assert (await node.lends(client, elsewhere=True)).donor == "n2"
+    assert await node.refuses(client, 1, elsewhere=True, avoid=("n2",)) == "no node has memory to lend"
+
+
+async def test_a_node_that_does_not_lend_to_itself_borrows_from_others(client: Any) -> None:
+    node = BorrowingNode(lend_to_own_node=False)
+    node.hears(n1=99)
+    assert await node.refuses(client) == "no node has memory to lend"
+
+
+async def test_one_account_has_no_more_than_it_may_over_all_its_clients(client: Any) -> None:
+    node = BorrowingNode(user_bytes=2 * MIB + 5)
+    node.hears(n2=9, n3=9)
+    second, other = HeardClient(), HeardClient(uid=1001, user="bob")
+    await node.lends(client)
+    await node.lends(second)
+    why = await node.refuses(second, 1)
+    assert why == f"ada has borrowed 2 slabs on node n1, and may have {2 * MIB + 5} bytes: user_bytes under [memory]"
+    await node.lends(other)
+    node.borrower.give_back(client, 0)
+    await node.lends(second, 1)
+
+
+async def test_slabs_that_an_account_waits_for_count_against_its_limit(client: Any) -> None:
+    node = BorrowingNode(user_bytes=2 * MIB)
+    node.hears(n2=9, n3=9)
+    answers = await asyncio.gather(*(node.borrower.borrow(client, BorrowSlab(slab=slab)) for slab in range(20)))
+    assert sum(isinstance(answer, SlabLent) for answer in answers) == 2
+
+
+async def test_a_refusal_gives_the_accounts_room_back(client: Any) -> None:
+    node = BorrowingNode(user_bytes=MIB)
+    await node.refuses(client)
+    node.hears(n2=9)
+    await node.lends(client)
+
+
+async def test_a_slab_of_a_number_that_is_borrowed_is_refused(node: BorrowingNode, client: Any) -> None:
+    node.hears(n2=9)
+    await node.lends(client)
+    assert await node.refuses(client) == "slab 0 is borrowed already; return it first"
+
+
+async def test_a_slab_that_was_returned_before_it_was_lent_goes_back_to_its_donor(
+    node: BorrowingNode, client: Any
+) -> None:
+    node.hears(n2=9)
+    node.donors.may_map.clear()
+    asking = asyncio.ensure_future(node.borrower.borrow(client, BorrowSlab(slab=0)))
+    await node.donors.mapping.wait()
+    node.borrower.give_back(client, 0)
+    node.donors.may_map.set()
+    assert isinstance(await asking, SlabRefused)
+    await node.settle()
+    assert node.donors.leases == {}
+
+
+async def test_a_client_that_leaves_while_it_borrows_has_nothing(node: BorrowingNode, client: Any) -> None:
+    node.hears(n2=9)
+    await node.lends(client)
+    node.donors.may_map.clear()
+    node.donors.mapping.clear()
+    asking = asyncio.ensure_future(node.borrower.borrow(client, BorrowSlab(slab=1)))
+    await node.donors.mapping.wait()
+    client.gone = True
+    node.borrower.give_back_all(client)
+    node.donors.may_map.set()
+    await asking
+    await node.settle()
+    assert node.donors.leases == {}
+    assert await node.borrower.answer(CheckActivity(leases=("0" * 32,))) == SlabActivity(activity={})
+
+
+async def test_a_lease_that_the_donor_has_no_more_costs_the_client_the_slab(node: BorrowingNode, client: Any) -> None:
+    node.hears(n2=9)
+    await node.lends(client)
+    await node.borrower.renew()
+    assert client.heard == []
+    node.donors.leases.clear()
+    await node.borrower.renew()
+    assert client.heard == [EvictSlab(slab=0, reason="node n2 has it no more")]
+
+
+async def test_a_donor_that_does_not_answer_is_given_up_when_its_leases_are_over(
+    node: BorrowingNode, client: Any
+) -> None:
+    node.hears(n2=9)
+    await node.lends(client)
+    node.donors.silent.add("n2")
+    node.now_s += LEASE_S
+    await node.borrower.renew()
+    assert client.heard == []
+    node.now_s += 0.1
+    await node.borrower.renew()
+    assert client.heard == [EvictSlab(slab=0, reason="node n2 does not answer")]
+
+
+async def test_a_donor_is_told_how_active_its_slabs_are(node: BorrowingNode, client: Any) -> None:
+    node.hears(n2=9)
+    address = await node.lends(client)
+    node.borrower.note_use(client, SlabUse(activity={0: 7.5, 5: 1.0}))
+    node.borrower.note_use(client, SlabUse(activity={0: -1.0}))
+    asked = CheckActivity(leases=(address.lease, "f" * 32))
+    assert await node.borrower.answer(asked) == SlabActivity(activity={address.lease: 7.5})
+
+
+async def test_an_eviction_is_answered_once_the_client_has_left_the_slab(node: BorrowingNode, client: Any) -> None:
+    node.hears(n2=9)
+    address = await node.lends(client)
+    request = EvictSlabs(leases=(address.lease, "f" * 32), reason="a job needs it", within_s=30.0)
+    answering = asyncio.ensure_future(node.borrower.answer(request))
+    await asyncio.sleep(0)
+    assert client.heard == [EvictSlab(slab=0, reason="a job needs it")]
+    assert not answering.done()
+    node.borrower.give_back(client, 0)
+    assert await answering == LeasesGone(leases=(address.lease, "f" * 32))
+    assert node.donors.were_asked(UnmapSlabs) == [], "the donor takes it by itself"
+
+
+async def test_an_eviction_is_answered_in_time_whether_the_client_has_left_or_not(
+    node: BorrowingNode, client: Any
+) -> None:
+    node.hears(n2=9)
+    address = await node.lends(client)
+    request = EvictSlabs(leases=(address.lease,), reason="a job needs it", within_s=0.0)
+    assert await node.borrower.answer(request) == LeasesGone(leases=())
+
+
+async def test_a_donor_that_does_not_take_a_slab_back_costs_nothing_but_a_line_in_the_log(
+    node: BorrowingNode, client: Any
+) -> None:
+    node.hears(n2=9)
+    await node.lends(client)
+    node.donors.silent.add("n2")
+    node.borrower.give_back(client, 0)
+    await node.settle()
+    assert node.donors.were_asked(UnmapSlabs) == ["n2"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -31,7 +32,8 @@ from penstock_memory.donor import MOST_TOLD, Donor, DonorPlace, Refused
 from penstock_memory.fact_batch import MOST_USERS, OFFERED_S, FactBatch
 from penstock_memory.machine import MemorySettings
 from penstock_memory.pressure import HostMemory
-from penstock_memory.slab_pool import PAGE_BYTES, SlabPool
+from penstock_memory.slab_pool import PAGE_BYTES, Slab, SlabPool
+from penstock_testing import eventually
 
 MIB = 1 << 20
 EACH = MIB + PAGE_BYTES
@@ -130,6 +132,26 @@ async def test_a_hundred_that_ask_at_once_get_what_there_is(node: Node) -> None:
     assert len(lent) == 5
     assert len({one.lease for one in lent}) == len({one.slab for one in lent}) == 5
     assert all(isinstance(one, SlabAddress | Refused) for one in found)
+
+
+async def test_a_slab_whose_borrower_leaves_before_it_is_lent_is_not_kept(node: Node) -> None:
+    await node.has_room_for(2)
+    entered, may_go_on, lend = threading.Event(), threading.Event(), node.pool.lend
+
+    def slow() -> Slab:
+        entered.set()
+        may_go_on.wait()
+        return lend()
+
+    node.pool.lend = slow  # type: ignore[method-assign]
+    asking = asyncio.ensure_future(node.lend())
+    await asyncio.to_thread(entered.wait)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    may_go_on.set()
+    await eventually(lambda: not (node.pool.ready or node.pool.lent), why="the one that was ready was lent for nothing")
+    assert await node.donor.answer(QuerySlabs(slab_bytes=MIB)) == SlabsFree(slabs=2, free_bytes=2 * EACH)
 
 
 async def test_a_node_that_does_not_lend_offers_nothing(memory_bus: MemoryBus) -> None:
