@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from checkpoint_clusters import MIB, TRAINING, Cluster, cluster_on
 from executor_cases import end_processes, python
 
 from penstock_bus.memory import MemoryBus
+from penstock_executor.checkpoint_folder import CheckpointFolder, HeldCheckpoint
 from penstock_executor.checkpoint_tier import WriteBehind
 from penstock_log import RunCheckpointed, RunRewound, RunWarned, SlabsEvicted, subjects
 from penstock_testing import eventually
@@ -184,3 +186,23 @@ async def test_what_was_not_written_behind_is_written_after_a_restart(
     assert not (cluster.folder / "n1" / "checkpoints" / "j1" / f"step-{steps}").exists()
     await n1.start()
     assert (await cluster.fact(RunCheckpointed, "j1", lambda fact: fact.tier == "disk")).step == steps
+
+
+async def test_a_disk_that_is_away_keeps_no_run_waiting_that_a_peer_has_the_checkpoint_of(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for node_id in ("n1", "n2", "n3"):
+        await cluster.machine(node_id)
+    await cluster.run("j1", *python(TRAINING), checkpoint_tier="memory")
+    steps = await cluster.preempted("j1")
+    held = CheckpointFolder.held
+
+    def stale(folder: CheckpointFolder, job_id: str) -> list[HeldCheckpoint]:
+        if folder.root.name == "checkpoints":
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return held(folder, job_id)
+
+    monkeypatch.setattr(CheckpointFolder, "held", stale)
+    await cluster.place("j1", epoch=2, node_id="n2")
+    assert (await cluster.started("j1", 2, "n2")).resumed_step == steps
+    await cluster.says("j1", f"begins at {steps} with {steps}")

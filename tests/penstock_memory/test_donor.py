@@ -14,11 +14,14 @@ import pytest_asyncio
 
 from penstock_bus.memory import MemoryBus
 from penstock_bus.port import NoResponders
-from penstock_log import MemoryOffered, SlabsEvicted, SlabsLent, SlabsReturned, subjects
+from penstock_log import Job, JobSpec, MemoryOffered, SlabsEvicted, SlabsLent, SlabsReturned, subjects
 from penstock_log.memory_messages import (
     LEASE_S,
     CheckActivity,
+    CopyFound,
     EvictSlabs,
+    FindKept,
+    KeepSlabs,
     LeasesGone,
     MapSlab,
     QuerySlabs,
@@ -69,6 +72,7 @@ class Node:
 
     def __init__(self, bus: MemoryBus, **settings: Any) -> None:
         self.now_s, self.bus, self.others = 0.0, bus, Borrowers()
+        self.jobs: dict[str, Job] = {}
         self.settings = MemorySettings(slab_bytes=MIB, headroom_bytes=100 * EACH, **settings)
         self.pool = SlabPool(MIB)
         self.facts = FactBatch(bus, "n1", lambda: self.now_s, lambda: self.now_s)
@@ -81,6 +85,7 @@ class Node:
             facts=self.facts,
             ticking=lambda: self.now_s,
             rng=np.random.default_rng(4),
+            find_job=self.jobs.get,
         )
 
     async def has_room_for(self, slabs: int, *, promised: int = 0, seconds: int = 1) -> None:
@@ -94,6 +99,18 @@ class Node:
         found = await self.donor.answer(MapSlab(slab_bytes=MIB, borrower=borrower, user="ada", job_id=job_id))
         assert isinstance(found, SlabAddress)
         return found
+
+    async def keep(self, slabs: int, step: int = 10, user: str = "ada") -> tuple[str, ...]:
+        """Have so many slabs kept as a copy of a checkpoint of job j1."""
+        spec = JobSpec(name="j1", command=("train",), checkpoint_tier="memory")
+        self.jobs.setdefault("j1", Job(id="j1", spec=spec, submitted_s=0.0))
+        leases = tuple([(await self.lend()).lease for _ in range(slabs)])
+        await self.donor.answer(
+            KeepSlabs(
+                leases=leases, size=slabs * MIB, user=user, job_id="j1", generation=1, step=step, digest=f"{step:064}"
+            )
+        )
+        return leases
 
     async def facts_told(self) -> list[Any]:
         await self.facts.flush()
@@ -281,3 +298,62 @@ async def test_an_agent_that_ends_takes_everything_back(node: Node) -> None:
     await node.donor.close()
     assert set(node.others.evictions()["n2"]) == {slab.lease for slab in lent}
     assert node.pool.held_bytes == 0
+
+
+async def test_what_is_kept_for_a_job_outlives_its_client_and_is_found_by_its_account(node: Node) -> None:
+    await node.has_room_for(4)
+    leases = await node.keep(2)
+    node.now_s += 10 * LEASE_S
+    await node.donor.expire()
+    found = await node.donor.answer(FindKept(job_id="j1", step=10, digest=f"{10:064}", user="ada"))
+    assert isinstance(found, CopyFound)
+    assert (tuple(slab.lease for slab in found.slabs), found.size) == (leases, 2 * MIB)
+    for user, step in (("eve", 10), ("ada", 11)):
+        with pytest.raises(Refused, match="no copy of the checkpoint"):
+            await node.donor.answer(FindKept(job_id="j1", step=step, digest=f"{10:064}", user=user))
+
+
+async def test_slabs_of_another_account_or_of_nobody_are_not_kept(node: Node) -> None:
+    await node.has_room_for(4)
+    with pytest.raises(Refused, match="lent no more, or to another account"):
+        await node.keep(1, user="eve")
+    leases = await node.keep(1)
+    await node.donor.answer(UnmapSlabs(leases=leases))
+    assert node.pool.lent == 1
+    with pytest.raises(Refused, match="no copy"):
+        await node.donor.answer(FindKept(job_id="j1", step=10, digest=f"{10:064}"))
+
+
+async def test_copies_of_checkpoints_go_last_and_whole(node: Node) -> None:
+    await node.has_room_for(6)
+    copy = await node.keep(3)
+    lent = [(await node.lend(borrower="n2", job_id="")).lease for _ in range(3)]
+    node.others.activity = dict.fromkeys(lent, 1e6)
+    await node.has_room_for(3, seconds=40)
+    assert node.pool.lent == 3
+    assert set(node.others.evictions()["n2"]) <= set(lent)
+    assert await node.donor.answer(FindKept(job_id="j1", step=10, digest=f"{10:064}"))
+    await node.has_room_for(2, seconds=40)
+    assert node.pool.lent == 0
+    assert set(node.others.evictions().get("n2", ())).isdisjoint(copy)
+    (evicted,) = [fact for fact in await node.facts_told() if "checkpoint" in getattr(fact, "reason", "")]
+    assert (evicted.slabs, evicted.job_id) == (3, "j1")
+
+
+async def test_a_copy_of_which_a_slab_is_spoilt_goes_whole(node: Node) -> None:
+    await node.has_room_for(4)
+    leases = await node.keep(3)
+    slab = node.pool.find(bytes.fromhex(leases[1]))
+    assert slab is not None
+    slab.end()
+    await node.donor.expire()
+    assert node.pool.lent == 0
+
+
+async def test_a_job_that_is_over_gives_its_copies_back(node: Node) -> None:
+    await node.has_room_for(4)
+    await node.keep(2)
+    del node.jobs["j1"]
+    await node.donor.expire()
+    assert node.pool.lent == 0
+    assert (await node.facts_told())[-1].why == "returned"
