@@ -94,7 +94,8 @@ class Network:
         inside = ["-n", self.spaces[sender]] if sender else []
         device = "eth0" if sender else self.device
         if healed:
-            _ip(*inside, "neigh", "del", address, "dev", device)
+            with suppress(RuntimeError):  # two cuts may have been of one pair of machines, and one is healed already
+                _ip(*inside, "neigh", "del", address, "dev", device)
         else:
             _ip(*inside, "neigh", "replace", address, "lladdr", _NOBODY, "nud", "permanent", "dev", device)
 
