@@ -22,7 +22,7 @@ RUN useradd --create-home --uid 10001 penstock \
     && chown penstock: /data /auth /checkpoints /memory /var/lib/penstock
 COPY --from=build /opt/penstock /opt/penstock
 # A folder for each login, so that a volume that is mounted there belongs to the user of the containers.
-RUN /opt/penstock/bin/python -c "from penstock_bus import access; print(*access.LOGINS, *access.users_of_roles())" | xargs -n1 \
+RUN /opt/penstock/bin/python -c "from penstock_bus.identity import access; print(*access.LOGINS, *access.users_of_roles())" | xargs -n1 \
     | sed 's|^|/auth/|;$a /auth/servers' | xargs install -d -o penstock -m 700
 COPY examples /opt/penstock/examples
 # Kernels are compiled here, for any processor of the architecture, and only read later: also from a read-only root.
