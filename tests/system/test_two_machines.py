@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -135,11 +136,13 @@ def ended(process: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.fixture
-def machines(tmp_path: Path) -> Iterator[dict[str, EmulatedMachine]]:
+def machines() -> Iterator[dict[str, EmulatedMachine]]:
     if os.geteuid() != 0 or shutil.which("ip") is None or shutil.which("unshare") is None:
         pytest.skip("NOT TESTED: two machines take root, `ip` and `unshare`")
     namespaces = {name: f"pst{os.getpid()}-{name}" for name in ADDRESSES}
     with ExitStack() as made:
+        # Not pytest's folder: with its long path a socket would have none in the machine's own folder.
+        folder = Path(made.enter_context(tempfile.TemporaryDirectory(prefix="two-")))
         for namespace in namespaces.values():
             done = subprocess.run(["ip", "netns", "add", namespace], capture_output=True, text=True, check=False)
             if done.returncode:
@@ -153,8 +156,8 @@ def machines(tmp_path: Path) -> Iterator[dict[str, EmulatedMachine]]:
                 subprocess.run(["ip", "-n", namespaces[name], *rest], check=True)
             subprocess.run(["ip", "-n", namespaces[name], "link", "set", "lo", "up"], check=True)
         for name in ADDRESSES:
-            (tmp_path / name).mkdir()
-        yield {name: EmulatedMachine(name, namespace, tmp_path) for name, namespace in namespaces.items()}
+            (folder / name).mkdir()
+        yield {name: EmulatedMachine(name, namespace, folder) for name, namespace in namespaces.items()}
 
 
 async def test_a_gang_runs_over_two_machines_until_one_is_revoked(
