@@ -7,6 +7,7 @@ listens there, and :func:`peer` says who has connected, as the kernel knows it.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
@@ -21,7 +22,8 @@ from typing import Final
 MEMORY_SOCKET: Final = "memory"
 """Name of the socket of a memory agent, which an executor tells its jobs of."""
 LONGEST_PATH: Final = 100
-"""Bytes; the kernel takes 107."""
+"""Bytes of a socket's path in a data folder: some are left of what the kernel takes."""
+KERNELS_LONGEST: Final = 107
 
 
 @contextmanager
@@ -78,7 +80,14 @@ def path_in(data: Path, name: str = "agent", *, for_all: bool = False) -> Path:
         raise PermissionError(
             f"{folder} is open to others; remove it, or use a data_dir with a shorter path than {data}"
         )
-    return folder / f"{digest}.sock"
+    short = folder / f"{digest}.sock"
+    if len(os.fsencode(short)) > KERNELS_LONGEST:
+        raise OSError(
+            errno.ENAMETOOLONG,
+            f"a socket has no place in {data}, whose path is too long, nor in TMPDIR, {folder.parent}; use a data_dir "
+            f"with a path of at most {LONGEST_PATH - 10} bytes",
+        )
+    return short
 
 
 def bind(path: Path, *, for_all: bool = False) -> socket.socket:

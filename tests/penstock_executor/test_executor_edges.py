@@ -123,6 +123,14 @@ def test_a_long_data_folder_still_has_a_socket(temporary: Path, tmp_path: Path, 
     assert paths[0].parent.parent == temporary
 
 
+def test_where_a_socket_has_no_place_the_error_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = tmp_path / ("x" * 120)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    with pytest.raises(OSError, match="use a data_dir with a path of at most 90 bytes"):
+        service_folder.path_in(long)
+
+
 def test_a_folder_of_sockets_that_others_may_read_is_refused(temporary: Path, tmp_path: Path) -> None:
     (temporary / f"penstock-{os.getuid()}").mkdir(mode=0o755)
     with pytest.raises(PermissionError, match="is open to others"):
