@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from executor_cases import World, python, world_on
+from structlog.testing import capture_logs
 
 from penstock_bus.identity.access import ADMIN
 from penstock_bus.identity.claims import SigningKey
@@ -119,9 +120,8 @@ async def test_a_revoked_node_ends_its_runs_and_its_executor(tmp_path: Path, exe
             end_runs(ExecutorSettings(data_dir=str(node.data)), grace_s=0.0)
 
 
-def test_runs_of_a_folder_that_another_executor_holds_are_its_own(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    with alone_in(str(tmp_path), "executor", ExecutorError):
+def test_runs_of_a_folder_that_another_executor_holds_are_its_own(tmp_path: Path) -> None:
+    with capture_logs() as told, alone_in(str(tmp_path), "executor", ExecutorError):
         end_runs(ExecutorSettings(data_dir=str(tmp_path)))
-    assert "another executor works in" in "".join(capfd.readouterr())
+    assert [line["event"] for line in told] == ["runs_not_ended"]
+    assert "another executor works in" in told[0]["reason"]
