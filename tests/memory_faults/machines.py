@@ -65,6 +65,7 @@ class Network:
         _ip("-n", self.hub, "link", "add", "hub", "type", "bridge")
         _ip("-n", self.hub, "link", "set", "hub", "up")
         _ip("link", "add", self.device, "type", "veth", "peer", "name", "host", "netns", self.hub)
+        stack.callback(_ip, "link", "del", self.device)  # with its namespace it would go some time later
         _ip("addr", "add", f"{self.host}/24", "dev", self.device)
         _ip("link", "set", self.device, "up")
         _ip("-n", self.hub, "link", "set", "host", "master", "hub", "up")
