@@ -184,11 +184,17 @@ class _SlabWriter:
         while data:
             if self._binding is None or self._offset == self._binding.slab_bytes:
                 self.close()
-                self._binding, self._offset = bind_slab(next(self._slabs)), 0
+                self._binding, self._offset = bind_slab(self._next_slab()), 0
             part = data[: self._binding.slab_bytes - self._offset]
             self._binding.write(self._offset, part)
             self._offset += len(part)
             data = data[len(part) :]
+
+    def _next_slab(self) -> SlabAddress:
+        for address in self._slabs:
+            return address
+        message = "the checkpoint has become larger than the slabs that were placed for it"
+        raise CopiesUnavailable(message)
 
     def close(self) -> None:
         if self._binding is not None:
