@@ -1,7 +1,8 @@
 """
-Borrowed memory under faults: some histories of real agents and clients.
+Borrowed memory under faults: some histories of real agents and clients, and what the verifier finds when broken.
 
-Whether the verifier finds a client that is broken depends on who comes first: that is tried by hand, with ``--break``.
+A client that ignores the generation of shared memory is found only where a slab goes and is lent again while it reads:
+that is tried by hand, with ``--break ignore_generation``.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import pytest
 
 from memory_faults.history import ClientProcess, run_history
 from memory_faults.machines import READY_SLABS, why_no_network, world
-from memory_faults.plan import LEASE_S, history_plan
+from memory_faults.plan import LEASE_S, HistoryPlan, MemoryFault, history_plan
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(300)]
 SHORT = (3, 6, 7, 8)
@@ -34,6 +35,29 @@ async def test_no_byte_is_lost_stale_or_torn_whatever_happens_to_donors_and_clie
         assert await made.close() == []
     if why:
         pytest.skip(f"NOT TESTED: cuts, evictions and slabs over TCP; no network namespaces can be made here: {why}")
+
+
+@pytest.mark.parametrize(
+    ("break_by", "finds"),
+    [
+        pytest.param("keep_bitmap", "words wrong", id="it_keeps_the_bitmap_of_a_slab_that_is_lost"),
+        pytest.param("acknowledge_early", "words wrong", id="it_acknowledges_before_it_sends"),
+    ],
+)
+async def test_the_verifier_finds_what_is_broken_on_purpose(break_by: str, finds: str, tmp_path: Path) -> None:
+    if why := why_no_network():
+        pytest.skip(f"NOT TESTED: what is broken is found on four machines: {why}")
+    async with world(tmp_path / "world", 1) as made:
+        verdict = await run_history(evicting(), made, break_by=break_by)
+        assert any(finds in problem for problem in verdict.problems), str(verdict)
+
+
+def evicting() -> HistoryPlan:
+    """Return a history whose donors take all slabs back, of clients that do not keep what they read."""
+    plan = history_plan(1, 3)
+    faults = [MemoryFault(0.5, "evict", node, 1.5, 1) for node in ("n1", "n2", "n3", "n4")]
+    clients = [replace(client, local_bytes=0, disk_bytes=0, shares_with="") for client in plan.clients]
+    return replace(plan, load_s=6.0, faults=tuple(faults), clients=tuple(clients))
 
 
 async def test_slabs_of_a_client_that_is_killed_come_back_at_once_and_by_lease_where_its_agent_is_killed_too(
