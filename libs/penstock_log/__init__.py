@@ -12,18 +12,35 @@ In reading order:
 * ``archive_facts``: Facts about what of the log was copied to files, forgotten and removed.
 * ``login_facts``: Facts about the logins of nodes, and their fold.
 * ``memory_facts``: Facts about memory that nodes lend each other.
+* ``aggregation_facts``: Facts about aggregators, what jobs ask of them, and what is assigned.
 * ``codec``: Facts to bytes and back; old tags; unknown facts.
 * ``job_state``: One job with its state, size and checkpoint.
 * ``lifecycle``: The fold of all jobs, with the shares of those that share devices.
 * ``workload``: Which jobs are one workload, and how skewed their model is.
 * ``agent_protocol``: What a job's process and its executor say to each other.
 * ``memory_messages``: What clients of borrowed memory, the agent of their node, and agents say to each other.
+* ``aggregation_messages``: What clients of aggregation, agents and aggregators say to each other.
 * ``request_bodies``: Bodies of requests to the gateway and to nodes.
 * ``records``: Records made of other records, by the names of their fields.
 * ``text``: Sizes and durations in words; text of others made harmless.
 * ``views/``: What the gateway answers: one Struct for each kind of answer, shared by the gateway and its clients.
 """
 
+from penstock_log.aggregation_facts import (
+    AggregationAsked,
+    AggregationAssigned,
+    AggregationLeft,
+    AggregationMeasured,
+    AggregationRefused,
+    AggregatorEnded,
+    AggregatorsAllocated,
+    AggregatorsOffered,
+    AggregatorsRecycled,
+    AggregatorStarted,
+    AggregatorUnreachable,
+    PartMoved,
+    PartPlaced,
+)
 from penstock_log.archive_facts import ARCHIVE, JobsArchived, LogCopied, LogTrimmed, PoolLearnt
 from penstock_log.codec import (
     LOG_FORMAT,
@@ -120,6 +137,17 @@ __all__ = [
     "ARCHIVE",
     "LOG_FORMAT",
     "TERMINAL",
+    "AggregationAsked",
+    "AggregationAssigned",
+    "AggregationLeft",
+    "AggregationMeasured",
+    "AggregationRefused",
+    "AggregatorEnded",
+    "AggregatorStarted",
+    "AggregatorUnreachable",
+    "AggregatorsAllocated",
+    "AggregatorsOffered",
+    "AggregatorsRecycled",
     "Alternative",
     "AnyEvent",
     "Batch",
@@ -165,6 +193,8 @@ __all__ = [
     "NodeTokenIssued",
     "Outcome",
     "Param",
+    "PartMoved",
+    "PartPlaced",
     "Placement",
     "PolicySet",
     "PoolLearnt",

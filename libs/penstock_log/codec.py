@@ -18,6 +18,20 @@ from typing import Any, Final, TypeVar, Union, get_args
 import msgspec
 
 from penstock_log import subjects
+from penstock_log.aggregation_facts import (
+    AggregationAsked,
+    AggregationAssigned,
+    AggregationLeft,
+    AggregationMeasured,
+    AggregationRefused,
+    AggregatorEnded,
+    AggregatorsAllocated,
+    AggregatorsOffered,
+    AggregatorsRecycled,
+    AggregatorStarted,
+    AggregatorUnreachable,
+    PartMoved,
+)
 from penstock_log.archive_facts import JobsArchived, LogCopied, LogTrimmed
 from penstock_log.decision_facts import (
     JobsRanked,
@@ -107,6 +121,18 @@ AnyEvent = Union[
     SlabsLent,
     SlabsReturned,
     SlabsEvicted,
+    AggregatorsOffered,
+    AggregatorStarted,
+    AggregatorEnded,
+    AggregatorUnreachable,
+    AggregationAsked,
+    AggregationMeasured,
+    PartMoved,
+    AggregationLeft,
+    AggregatorsAllocated,
+    AggregatorsRecycled,
+    AggregationAssigned,
+    AggregationRefused,
 ]
 """Every fact of today. A ``match`` over it ends in ``assert_never``, or in ``case _`` where a fold ignores the rest."""
 
@@ -415,6 +441,8 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "archive": ("archive",),
     "login": ("token",),
     "memory": ("node_id",),
+    "aggregator": ("node_id",),
+    "aggregation": ("pool",),
 }
 """Entity kind → the field of its facts that holds the entity's id: the first of these that a fact has."""
 

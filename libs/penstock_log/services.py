@@ -37,6 +37,8 @@ SERVICES: Final = (
     Service("tuner", writes=("sweep",)),
     Service("executor", writes=("run", "node")),
     Service("memory", writes=("memory",)),
+    Service("assigner", writes=("aggregation",)),
+    Service("aggregator", writes=("aggregator",)),
     Service("shadow", core=False),
 )
 """In the order in which they start."""

@@ -233,6 +233,8 @@ run: Final = _named("evt.run")
 node: Final = _named("evt.node")
 archive: Final = _named("evt.archive")
 memory: Final = _named("evt.memory")  # of nodes: who lends to whom
+aggregator: Final = _named("evt.aggregator")  # of nodes: what their aggregation agents and aggregators do
+aggregation: Final = _named("evt.aggregation")  # of pools: what the assigner decides
 login: Final = _named("evt.login")  # of nodes, by the token with which they came
 """Log subject of one entity, by its id: ``penstock.evt.KIND.ID``."""
 ROUNDS: Final = f"{ROOT}.evt.round.*"
@@ -391,7 +393,13 @@ slab: Final = _named("slab")
 """What a node's memory agent answers, to memory agents only."""
 memory_offer: Final = _named("tel.memory")
 """Telemetry of a node: what memory its agent lends."""
+aggregators: Final = _named("aggregator")
+"""What a node's aggregation agent answers, to aggregation agents only."""
+aggregator_load: Final = _named("tel.aggregator")
+"""Telemetry of a node: its aggregators and how busy they are."""
 SLABS: Final = f"{ROOT}.slab.*"
 MEMORY_OFFERS: Final = f"{ROOT}.tel.memory.*"
+AGGREGATORS: Final = f"{ROOT}.aggregator.*"
+AGGREGATOR_LOADS: Final = f"{ROOT}.tel.aggregator.*"
 OUTPUTS: Final = f"{ROOT}.output.*"
 CHECKPOINTS: Final = f"{ROOT}.checkpoint.*"
