@@ -8,8 +8,8 @@ d_j = max(D_j, C / floor(C / D_j)) instead of D_j, and it loses (d_j - D_j) / d_
 its limits if no job of it loses as much as the loss limit, and all runs of all its tasks fit into the cycle
 (:class:`AggregatorLoad`).
 
-:func:`assign` places the tasks of a job whose iteration was measured, by best fit. :func:`recycle` empties aggregators
-after jobs left, and :func:`rebalance` moves tasks away where measured times changed. :func:`admits` and
+:func:`assign` places the tasks of a job whose iteration was measured, by best fit. Once a job left or times changed,
+:func:`rebalance` moves tasks away where limits are broken; then :func:`recycle` empties aggregators. :func:`admits` and
 :func:`lost_more` decide whether a job may enter, and whether it goes back to servers of its own. :class:`CycleSlots`
 decides on one aggregator whether a job's run may begin now.
 
@@ -289,7 +289,9 @@ def recycle(
     """
     Return the moves that empty whole aggregators, where all of their tasks fit into the others.
 
-    The emptiest aggregator is tried first. No move leads to an aggregator that has no task, and a task moves once.
+    The emptiest aggregator is tried first. No move leads to an aggregator that has no task, or that breaks a limit, and
+    a task moves once. An exit can break limits, so that :func:`rebalance` comes first: with iterations of 6, 3 and 2 s
+    nobody loses, but once the first job left, the last one waits for a cycle of 3 s.
 
     Parameters
     ----------
@@ -325,7 +327,7 @@ def rebalance(
     may_allocate: int | None = None,
 ) -> Rebalancing:
     """
-    Return what has to move, once costs or iteration times were measured anew, so that no limit is broken.
+    Return what has to move so that no limit is broken, once times were measured anew, or a job left.
 
     From each aggregator that breaks a limit, the fewest tasks leave that let it keep its limits. They are placed by
     best fit, as in :func:`assign`. Nothing moves where no limit is broken.

@@ -216,6 +216,16 @@ def test_a_job_that_became_slower_leaves_those_whom_it_would_hold_up():
     assert found.moves == (TaskMove(Task("slow", 0, 1.0), "a", "b"),)
 
 
+def test_jobs_that_went_together_only_with_one_that_left_are_parted():
+    iteration_s = {"six": 6.0, "three": 3.0, "two": 2.0}
+    tasks = [Task(job, 0, 0.1) for job in iteration_s]
+    there = assigned([[task] for task in tasks], iteration_s)
+    assert there == {"0": tuple(tasks)}
+    left = {"0": tasks[1:]}
+    assert recycle(left, iteration_s) == ()
+    assert len(rebalance(left, iteration_s, new_ids=["1"]).moves) == 1
+
+
 def test_of_an_overloaded_aggregator_one_task_leaves_where_one_suffices():
     there = {"a": [Task("p", part, cost) for part, cost in enumerate((1.0, 2.0, 4.0, 5.0))], "b": []}
     found = rebalance(there, {"p": 10.0})
@@ -287,10 +297,11 @@ def test_no_assignment_breaks_a_limit_and_each_task_is_placed_once(workload):
 def test_recycling_frees_whole_aggregators_and_breaks_no_limit(workload, data):
     jobs, iteration_s = workload
     gone = data.draw(st.sets(st.sampled_from(sorted(iteration_s))))
-    left = {
+    exited = {
         name: tuple(task for task in tasks if task.job not in gone)
         for name, tasks in assigned(jobs, iteration_s).items()
     }
+    left = moved(exited, rebalance(exited, iteration_s, new_ids=(f"new{number}" for number in count())).moves)
     moves = recycle(left, iteration_s)
     after = moved(left, moves)
     check_limits(after, iteration_s)
