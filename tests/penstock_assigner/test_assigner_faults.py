@@ -160,3 +160,15 @@ def test_lost_parts_of_a_packed_run_that_fit_nowhere_get_aggregators_of_their_ow
     it.given(running("n1/0")).when(gone("n1/0")).settle()
     assert it.run("j1").stage == "own"
     assert it.where("j1") == ["n1/1", "n1/1"]
+
+
+def test_a_copy_that_fails_joins_where_it_was_to_go() -> None:
+    it = assigner().nodes(n1=2).runs("j1", servers=2)
+    it.settle()
+    it.measure("j1", 1.0, 0.1, steps=20).settle()
+    it.when(unreachable("n1/0", "j1", 2))
+    joined = it.settle()[0]
+    assert isinstance(joined, AggregationAssigned)
+    assert joined.placed[1] == PartPlaced(part=1, aggregator="n1/0", generation=3)
+    assert joined.because == "n1/1: node n1 cannot reach it: timed out"
+    assert not it.run("j1").avoids

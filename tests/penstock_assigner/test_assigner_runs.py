@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from aggregation_cases import AssignerScenario, asked, ended, gone, measured, placed, submitted
+from aggregation_cases import AssignerScenario, asked, ended, gone, measured, node, offered, placed, submitted
 
 from penstock_log import (
     AggregationAssigned,
@@ -213,15 +213,22 @@ def test_a_new_run_of_a_job_begins_anew() -> None:
     assert it.run("j1").stage == "profile"
 
 
-def test_a_run_that_left_on_all_of_its_nodes_has_no_part_and_may_ask_again() -> None:
+def test_a_run_that_has_left_has_no_part_and_may_ask_again() -> None:
     it = assigner().nodes(n1=2, n2=1).runs("j1", nodes=("n1", "n2"))
     it.settle()
-    it.given(AggregationLeft(at_s=3.0, node_id="n1", job_id="j1", epoch=1)).then()
-    (recycled,) = it.when(AggregationLeft(at_s=3.0, node_id="n2", job_id="j1", epoch=1)).settle()
+    (recycled,) = it.when(AggregationLeft(at_s=3.0, node_id="n1", job_id="j1", epoch=1)).settle()
     assert isinstance(recycled, AggregatorsRecycled)
     it.given(asked("j1"))
     it.settle()
     assert it.run("j1").generation == 2, "a late push of before must not fit"
+
+
+def test_a_refused_run_that_asks_again_is_answered_again() -> None:
+    it = assigner().runs("j1")
+    it.settle()
+    it.given(node("n1"), offered("n1"), asked("j1"))
+    it.settle()
+    assert it.where("j1") == ["n1/0", "n1/0"]
 
 
 def test_a_cancelled_job_that_waits_is_given_nothing() -> None:

@@ -132,12 +132,12 @@ class AggregationRun(msgspec.Struct, kw_only=True):
         Aggregator → what it has measured in this generation.
     refused : str
         Why it is given none.
-    left : set of str
-        Nodes that need no aggregation for it any more.
     closed : bool
-        It has left everywhere, and has no part.
+        It needs no aggregation any more, and has no part.
     avoids : dict of str to str
         Aggregators that a rank cannot reach → why.
+    uncopied : dict of str to str
+        Part on its way, by its number, that cannot be copied → why.
     moves, not_finite : int
         Parts that were moved, and results that were no finite number.
     """
@@ -165,9 +165,9 @@ class AggregationRun(msgspec.Struct, kw_only=True):
     costs_s: list[float] = msgspec.field(default_factory=list)
     samples: dict[str, AggregatorSample] = msgspec.field(default_factory=dict)
     refused: str = ""
-    left: set[str] = msgspec.field(default_factory=set)
     closed: bool = False
     avoids: dict[str, str] = msgspec.field(default_factory=dict)
+    uncopied: dict[str, str] = msgspec.field(default_factory=dict)
     moves: int = 0
     not_finite: int = 0
 
@@ -286,7 +286,7 @@ class AggregationTable(msgspec.Struct):
         if fold_run is None:
             return None
         run = self._run(event.job_id, event.epoch)  # type: ignore[attr-defined]  # all of these kinds have both
-        return {run.pool} if run is not None and fold_run(self, run, event, jobs) else None
+        return {run.pool} if run is not None and fold_run(self, run, event) else None
 
     # --- agents and aggregators
 
@@ -399,7 +399,7 @@ class AggregationTable(msgspec.Struct):
         if job is None or job.placement is None or job.placement.epoch != event.epoch:
             return None
         before = self._run(event.job_id, event.epoch)
-        if before is not None and not before.closed:
+        if before is not None and not before.closed and not before.refused:
             before.nodes = tuple(dict.fromkeys((*before.nodes, *event.nodes, event.node_id)))
             return {before.pool}
         self.runs.pop(event.job_id, None)
@@ -421,16 +421,20 @@ class AggregationTable(msgspec.Struct):
         return {job.spec.pool}
 
 
-def _avoid(_: AggregationTable, run: AggregationRun, event: AggregatorUnreachable, jobs: JobTable) -> bool:  # noqa: ARG001 - one signature
-    here = any(one.aggregator == event.aggregator and one.generation <= event.generation for one in run.placed)
-    if not here and event.aggregator not in run.sources:
-        return False
+def _avoid(_: AggregationTable, run: AggregationRun, event: AggregatorUnreachable) -> bool:
+    """Note that a copy to an aggregator fails; or that a rank cannot reach it, where no part is on its way there."""
+    known = [one for one in run.placed if one.generation <= event.generation]
+    here = [one for one in known if one.aggregator == event.aggregator]
     why = f"node {event.node_id} cannot reach it"
-    run.avoids[event.aggregator] = f"{why}: {event.reason}" if event.reason else why
-    return True
+    why = f"{why}: {event.reason}" if event.reason else why
+    if coming := [one for one in here if run.sources[one.part]]:
+        run.uncopied |= {str(one.part): why for one in coming}
+    elif here or event.aggregator in run.sources:
+        run.avoids[event.aggregator] = why
+    return bool(here) or event.aggregator in run.sources
 
 
-def _measure(_: AggregationTable, run: AggregationRun, event: AggregationMeasured, jobs: JobTable) -> bool:  # noqa: ARG001 - one signature
+def _measure(_: AggregationTable, run: AggregationRun, event: AggregationMeasured) -> bool:
     run.not_finite += max(0, event.not_finite)
     if event.generation != run.generation or not _is_believable(event) or event.aggregator not in run.aggregators:
         return False
@@ -454,7 +458,7 @@ def _is_believable(event: AggregationMeasured) -> bool:
     )
 
 
-def _move(_: AggregationTable, run: AggregationRun, event: PartMoved, jobs: JobTable) -> bool:  # noqa: ARG001 - one signature
+def _move(_: AggregationTable, run: AggregationRun, event: PartMoved) -> bool:
     placed = run.placed[event.part] if 0 <= event.part < len(run.placed) else None
     if placed is None or placed.generation != event.generation or not run.sources[event.part]:
         return False
@@ -462,17 +466,12 @@ def _move(_: AggregationTable, run: AggregationRun, event: PartMoved, jobs: JobT
     return True
 
 
-def _leave(_: AggregationTable, run: AggregationRun, event: AggregationLeft, jobs: JobTable) -> bool:
-    """Close a run once no node with processes of it needs aggregation any more."""
-    job = jobs.get(run.job_id)
-    run.left.add(event.node_id)
-    if job is None or not run.left >= job.open_nodes:
-        return False
-    run.closed, run.placed, run.sources = True, (), [""] * len(run.parts)
+def _leave(_: AggregationTable, run: AggregationRun, event: AggregationLeft) -> bool:  # noqa: ARG001 - as the others
+    run.closed, run.placed, run.sources, run.uncopied = True, (), [""] * len(run.parts), {}
     return True
 
 
-def _assign(table: AggregationTable, run: AggregationRun, event: AggregationAssigned, jobs: JobTable) -> bool:  # noqa: ARG001 - one signature
+def _assign(table: AggregationTable, run: AggregationRun, event: AggregationAssigned) -> bool:
     parts = tuple(one.part for one in event.placed)
     if event.generation <= run.generation or parts != tuple(range(len(run.parts))):
         return False
@@ -481,6 +480,7 @@ def _assign(table: AggregationTable, run: AggregationRun, event: AggregationAssi
             run.sources[one.part] = one.before if one.how == "copy" else ""
             run.moves += one.how == "copy"
     run.generation, run.phase, run.placed, run.samples = event.generation, event.phase, event.placed, {}
+    run.uncopied = {}
     run.loss, run.because, run.assigned_s = event.loss, event.because, event.at_s
     if event.phase in {"packed", "rebalanced", "own"}:
         table.moved_s[run.pool] = max(table.moved_s.get(run.pool, 0.0), event.at_s)
@@ -491,7 +491,7 @@ def _assign(table: AggregationTable, run: AggregationRun, event: AggregationAssi
     return True
 
 
-def _refuse(_: AggregationTable, run: AggregationRun, event: AggregationRefused, jobs: JobTable) -> bool:  # noqa: ARG001 - one signature
+def _refuse(_: AggregationTable, run: AggregationRun, event: AggregationRefused) -> bool:
     run.refused = event.reason or "refused"
     return True
 
@@ -506,7 +506,7 @@ _FOLDS: Final[dict[type[Event], Callable[[AggregationTable, Any], set[str] | Non
     NodeRemoved: AggregationTable._remove_node,
     RoundDecided: AggregationTable._apply_round,
 }
-_FOLDS_OF_RUNS: Final[dict[type[Event], Callable[[AggregationTable, AggregationRun, Any, JobTable], bool]]] = {
+_FOLDS_OF_RUNS: Final[dict[type[Event], Callable[[AggregationTable, AggregationRun, Any], bool]]] = {
     AggregatorUnreachable: _avoid,
     AggregationMeasured: _measure,
     PartMoved: _move,

@@ -158,16 +158,11 @@ class PoolLook:
     def _recover(self, run: AggregationRun) -> tuple[AnyEvent, ...]:
         """Return another place for the parts of a run whose aggregator is gone, or the one that they come from."""
         lost = [one for one in run.placed if not self._reaches(run, one.aggregator)]
-        orphans = [
-            one
-            for one in run.placed
-            if one not in lost and (source := run.sources[one.part]) and not self._reaches(run, source)
-        ]
+        orphans = [one for one in run.placed if one not in lost and self._is_orphan(run, one.part)]
         if not lost and not orphans:
             return ()
         dead = tuple(dict.fromkeys(one.aggregator for one in lost))
-        sources = tuple(dict.fromkeys(run.sources[one.part] for one in orphans))
-        because = self._why_gone(run, (*dead, *sources))
+        because = self._why_gone(run, dead, orphans)
         new = self._new(run, len(dead)) if lost else ()
         places = self._packed_places(run, lost, new) if run.stage == "packed" else self._own_places(run, lost, new)
         if places is None and run.stage == "packed":
@@ -196,13 +191,19 @@ class PoolLook:
         found = assign(tasks, self._alone_s, there, loss_limit=self._settings.loss_limit, new_ids=new)
         return {int(task.part): name for task, name in found.placements.items()} if found is not None else None
 
-    def _why_gone(self, run: AggregationRun, names: Iterable[str]) -> str:
-        reasons = []
-        for name in names:
+    def _is_orphan(self, run: AggregationRun, part: int) -> bool:
+        """Return whether a part is on its way and cannot arrive."""
+        source = run.sources[part]
+        return bool(source) and (not self._reaches(run, source) or str(part) in run.uncopied)
+
+    def _why_gone(self, run: AggregationRun, dead: Iterable[str], orphans: Iterable[PartPlaced]) -> str:
+        sources = {run.sources[one.part]: run.uncopied.get(str(one.part), "") for one in orphans}
+        reasons = {}
+        for name in (*dead, *sources):
             found = self._table.aggregators.get(name)
-            why = found.gone if found is not None and found.gone else run.avoids.get(name, "it is not there any more")
-            reasons.append(f"{name}: {why}")
-        return listed(reasons)
+            gone = found.gone if found is not None else "it is not there any more"
+            reasons[name] = gone or run.avoids.get(name) or sources.get(name)
+        return listed(f"{name}: {why}" for name, why in reasons.items())
 
     def _reaches(self, run: AggregationRun, name: str) -> bool:
         return self._table.serves(name) and name not in run.avoids
@@ -254,7 +255,7 @@ class PoolLook:
         joined = frozenset(
             one.part
             for one in run.placed
-            if not self._reaches(run, one.aggregator) or not self._reaches(run, run.sources[one.part] or one.aggregator)
+            if not self._reaches(run, one.aggregator) or self._is_orphan(run, one.part)
         )
         return self._assigned(run, {**stays, **deal(goes, loads)}, "own", because, new=new, joined=joined)
 
