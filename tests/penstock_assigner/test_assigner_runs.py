@@ -95,6 +95,14 @@ def test_what_makes_no_sense_is_refused(fields: dict[str, int]) -> None:
     assert "expected" in refused.reason
 
 
+def test_what_the_job_says_of_aggregation_wins_over_its_script() -> None:
+    it = assigner().nodes(n1=2).given(submitted("j1", aggregation="own"), placed("j1"), asked("j1"))
+    it.given(submitted("j2", aggregation="none"), placed("j2"), asked("j2"))
+    it.settle()
+    assert it.run("j1").stage == "own"
+    assert it.run("j2").refused == 'its job says aggregation = "none"; submit it with --aggregation shared or own'
+
+
 def test_a_run_of_an_epoch_that_is_over_is_not_heard() -> None:
     it = assigner().nodes(n1=1).given(submitted("j1"), placed("j1", epoch=2), asked("j1", epoch=1))
     it.then()

@@ -39,6 +39,7 @@ from penstock_log import (
 )
 from penstock_log.aggregation_facts import Phase, RuleName, node_of
 from penstock_log.aggregation_messages import MOST_PARTS, PART_BYTES
+from penstock_log.spec import AggregationMode
 
 CHANGE: Final = 0.1
 """Times that differ by less than this share of them from those measured before are taken for the same."""
@@ -120,6 +121,8 @@ class AggregationRun(msgspec.Struct, kw_only=True):
     ----------
     parts : tuple of int
         Bytes of each.
+    mode : {"shared", "own", "none"}
+        As its job says; ``own`` also where its script does.
     generation, phase, placed, loss, because, assigned_s
         Of its last assignment; 0 and empty while it has none.
     sources : list of str
@@ -148,7 +151,7 @@ class AggregationRun(msgspec.Struct, kw_only=True):
     world_size: int
     parts: tuple[int, ...]
     servers: int
-    mode: Literal["shared", "own"]
+    mode: AggregationMode
     rule: RuleName
     nodes: tuple[str, ...]
     asked_s: float
@@ -410,7 +413,7 @@ class AggregationTable(msgspec.Struct):
             world_size=event.world_size,
             parts=event.parts,
             servers=event.servers,
-            mode=event.mode,
+            mode=job.spec.aggregation if job.spec.aggregation != "shared" else event.mode,
             rule=event.rule,
             nodes=tuple(dict.fromkeys((*event.nodes, event.node_id))),
             asked_s=event.at_s,
@@ -518,12 +521,15 @@ OF_AGGREGATION: Final[frozenset[type[Event]]] = frozenset({*_FOLDS, *_FOLDS_OF_R
 """Kinds of facts that the table folds, beside those about jobs."""
 
 
-def refusal_of(parts: tuple[int, ...], servers: int, world_size: int) -> str:
+def refusal_of(run: AggregationRun) -> str:
     """Return why a run can never be given aggregators for what it asks; empty where it can."""
+    parts = run.parts
+    if run.mode == "none":
+        return 'its job says aggregation = "none"; submit it with --aggregation shared or own'
     if not 1 <= len(parts) <= MOST_PARTS:
         return f"its vector has {len(parts)} parts; expected 1 to {MOST_PARTS}"
     if not all(0 < size <= PART_BYTES * 8 for size in parts):
         return "one of its parts is empty or too long; expected 1 byte to 32 MiB"
-    if servers < 1 or world_size < 1:
-        return f"it asks {servers} aggregators for {world_size} ranks; expected 1 of each at least"
+    if run.servers < 1 or run.world_size < 1:
+        return f"it asks {run.servers} aggregators for {run.world_size} ranks; expected 1 of each at least"
     return ""

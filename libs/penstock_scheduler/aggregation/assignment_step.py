@@ -128,7 +128,7 @@ class PoolLook:
     # --- admission
 
     def _admit(self, run: AggregationRun) -> tuple[AnyEvent, ...]:
-        if reason := refusal_of(run.parts, run.servers, run.world_size) or self._never(run):
+        if reason := refusal_of(run) or self._never(run):
             return (
                 AggregationRefused(
                     at_s=self._now_s, pool=self._pool, job_id=run.job_id, epoch=run.epoch, reason=reason
@@ -253,9 +253,7 @@ class PoolLook:
             else:
                 goes[one.part] = size
         joined = frozenset(
-            one.part
-            for one in run.placed
-            if not self._reaches(run, one.aggregator) or self._is_orphan(run, one.part)
+            one.part for one in run.placed if not self._reaches(run, one.aggregator) or self._is_orphan(run, one.part)
         )
         return self._assigned(run, {**stays, **deal(goes, loads)}, "own", because, new=new, joined=joined)
 
