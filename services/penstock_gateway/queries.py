@@ -28,6 +28,7 @@ from penstock_log.memory_messages import SlabOffer
 from penstock_log.request_bodies import RunProgress
 from penstock_log.services import CORE
 from penstock_log.views import (
+    AggregationView,
     DryRunView,
     EventsView,
     JobsView,
@@ -122,6 +123,7 @@ class Queries:
             "why": self._of_one(sight.job, lambda model, job: model.why.explain(job)),
             "story": self._story,
             "nodes": self._nodes,
+            "aggregation": self._aggregation,
             "events": self._events,
             "policies": self._whole(answers.policies),
             "sweeps": self._sweeps,
@@ -151,6 +153,12 @@ class Queries:
     async def _nodes(self, body: bytes, caller: Caller) -> NodesView:
         model = await self._model(ask(body, request_bodies.AllRequest).at)
         return answers.nodes(model, sees_all=caller.sees_all)
+
+    async def _aggregation(self, body: bytes, caller: Caller) -> AggregationView:
+        asked = ask(body, request_bodies.AggregationRequest)
+        model = await self._model(asked.at)
+        one = sight.job(model.state, asked.id, caller) if asked.id else None
+        return answers.aggregation(model, caller, one)
 
     async def _sweeps(self, body: bytes, caller: Caller) -> SweepsView:
         return answers.sweeps(await self._model(ask(body, request_bodies.AllRequest).at), caller)
