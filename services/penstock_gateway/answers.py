@@ -25,14 +25,11 @@ from penstock_gateway.machine import GatewayState
 from penstock_gateway.sweep_table import SweepRecord, TrialRow
 from penstock_gateway.why import WaitExplainer
 from penstock_log import ACTIVE, TERMINAL, Job, Trial, request_bodies, workload
-from penstock_log.aggregation_facts import node_of
+from penstock_log.aggregation_messages import AggregatorReport
 from penstock_log.memory_messages import SlabOffer
 from penstock_log.records import compose
 from penstock_log.request_bodies import RunProgress
 from penstock_log.views import (
-    AggregatedJobView,
-    AggregationView,
-    AggregatorUseView,
     GoodputView,
     JobDetail,
     JobsView,
@@ -53,9 +50,6 @@ from penstock_log.views import (
 )
 from penstock_policies import search
 from penstock_policies.search.runs import SweepGoodput, TrialUse, account
-from penstock_scheduler.aggregation.aggregation_report import loads_of, loss_of, measured_loss_of, place_text, wait_text
-from penstock_scheduler.aggregation.aggregation_table import AggregationRun, AggregatorRecord
-from penstock_scheduler.aggregation.aggregator_choice import room_of
 from penstock_scheduler.pool import pool_settings
 from penstock_scheduler.pool.pool_settings import MatcherSettings
 
@@ -77,6 +71,8 @@ class ReadModel:
         Node id → time of its last heartbeat.
     memory : mapping of str to (float, SlabOffer)
         Node id → when its memory agent was last heard, and what it offers.
+    aggregators : mapping of str to (float, AggregatorReport)
+        Aggregator → when its agent was last heard, and what that said of it.
     settings : MatcherSettings
         Settings of the matcher.
     """
@@ -87,6 +83,7 @@ class ReadModel:
     reports: Mapping[str, RunProgress] = field(default_factory=dict)
     heartbeats: Mapping[str, float] = field(default_factory=dict)
     memory: Mapping[str, tuple[float, SlabOffer]] = field(default_factory=dict)
+    aggregators: Mapping[str, tuple[float, AggregatorReport]] = field(default_factory=dict)
     settings: MatcherSettings = field(default_factory=MatcherSettings)
 
     def report_of(self, job: Job) -> RunProgress:
@@ -210,75 +207,6 @@ def nodes(model: ReadModel, *, sees_all: bool = False) -> NodesView:
 def _memory(node_id: str, heard_s: float, offer: SlabOffer, *, sees_all: bool) -> NodeMemoryView:
     lent_to = offer.lent_to if sees_all else {}
     return NodeMemoryView.of(offer, id=node_id, heard_s=heard_s, lent_to=lent_to)
-
-
-def aggregation(model: ReadModel, caller: Caller = SERVICE, one: Job | None = None) -> AggregationView:
-    """Return all aggregators, and the jobs with aggregation that the caller may see; or one, and those it is on."""
-    state, table = model.state, model.state.aggregation
-    runs = [run for run in table.runs.values() if one is None or run.job_id == one.id]
-    wanted = table.aggregators.keys() if one is None else {name for run in runs for name in run.aggregators}
-    loads, holders = loads_of(table), table.holders()
-    seen = {job_id for job_id in table.runs if (job := state.jobs.get(job_id)) is not None and caller.sees(job.spec)}
-    parts = Counter(one.aggregator for run in table.runs.values() for one in run.placed)
-    aggregators = []
-    for name, record in sorted(table.aggregators.items()):
-        if name not in wanted:
-            continue
-        held, load = holders.get(name, []), loads.get(name)
-        shown = tuple(job_id for job_id in held if job_id in seen)
-        aggregators.append(
-            AggregatorUseView(
-                id=name,
-                node_id=node_of(name),
-                pool=record.pool,
-                state=_aggregator_state(record),
-                since_s=record.since_s,
-                parts=parts[name],
-                jobs=shown,
-                others=len(held) - len(shown),
-                cycle_s=load.cycle_s if load is not None else 0.0,
-                busy_s=load.busy_s if load is not None else 0.0,
-                utilisation=load.utilisation if load is not None else 0.0,
-            )
-        )
-    rooms = {pool: room_of(table, state.cluster, pool, model.now_s) for pool in table.pools()}
-    return AggregationView(
-        aggregators=tuple(aggregators),
-        jobs=tuple(
-            _aggregated(model, run, loss_of(run, loads), whole=one is not None) for run in runs if run.job_id in seen
-        ),
-        seq=model.seq,
-        most={pool: room.most for pool, room in rooms.items()},
-        free={pool: room.total for pool, room in rooms.items()},
-    )
-
-
-def _aggregator_state(record: AggregatorRecord) -> str:
-    if record.gone:
-        return "gone"
-    return "ending" if record.recycled else "running" if record.started_s else "starting"
-
-
-def _aggregated(model: ReadModel, run: AggregationRun, loss: float, *, whole: bool) -> AggregatedJobView:
-    state = model.state
-    without = "refused" if run.refused else "left" if run.closed else "waits"
-    waits = wait_text(state.aggregation, state.cluster, run, model.now_s)
-    return AggregatedJobView.of(
-        run,
-        state.jobs[run.job_id].spec,
-        id=run.job_id,
-        phase=run.phase if run.open else without,
-        shares=run.stage == "packed",
-        aggregators=run.aggregators,
-        parts=len(run.parts),
-        size_bytes=sum(run.parts),
-        loss=loss,
-        measured_loss=measured_loss_of(run),
-        moving=sum(map(bool, run.sources)),
-        placed=run.placed if whole else (),
-        assigned_s=run.assigned_s if run.open else None,
-        evidence=waits or place_text(run, model.now_s),
-    )
 
 
 def policies(model: ReadModel) -> PoliciesView:

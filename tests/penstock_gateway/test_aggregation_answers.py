@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from aggregation_cases import AssignerScenario, ended, gone, running
 
 from penstock_bus.decider import Fold
-from penstock_gateway import answers, machine, story
+from penstock_gateway import aggregation_answers as answers
+from penstock_gateway import machine, story
 from penstock_gateway.answers import ReadModel
 from penstock_gateway.authority import Caller
 from penstock_gateway.machine import GatewaySettings
+from penstock_log.aggregation_messages import AggregatorReport
 from penstock_log.views import AggregatedJobView, AggregationView
 
 NOW_S = 100.0
@@ -43,6 +47,14 @@ def test_an_aggregator_says_how_much_of_its_cycle_is_used_and_by_whom() -> None:
     assert (one.cycle_s, one.busy_s) == (12.0, 7.0)
     assert round(one.utilisation, 3) == 0.583
     assert (view.most, view.free) == ({"default": 3}, {"default": 1}), "one has not ended yet"
+
+
+def test_an_aggregator_says_what_its_agent_has_reported() -> None:
+    report = AggregatorReport(aggregator="n1/0", busy_s=3.0, received_bytes=5, refused={"COUNTED": 1})
+    model = replace(model_of(two_packed()), aggregators={"n1/0": (99.0, report)})
+    one = answers.aggregation(model).aggregators[0]
+    assert (one.heard_s, one.spent_s, one.received_bytes, one.refused) == (99.0, 3.0, 5, {"COUNTED": 1})
+    assert one.parts == 4
 
 
 def test_a_job_says_where_it_is_why_and_what_that_costs() -> None:

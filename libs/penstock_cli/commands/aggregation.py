@@ -65,11 +65,20 @@ def aggregator_table(
             _seconds(one.busy_s),
             f"{one.utilisation:.0%}" if one.cycle_s else "-",
             f"{value_formats.span(now_s - one.since_s)} ago",
-            *((one.node_id, one.pool) if wide else ()),
+            *((one.node_id, one.pool, *_live(one, now_s)) if wide else ()),
         )
         for one in aggregators
     ]
-    return (*headers, *(("NODE", "POOL") if wide else ())), rows
+    beside = ("NODE", "POOL", "PROCESSOR", "RECEIVED", "SENT", "REFUSED", "HEARD") if wide else ()
+    return (*headers, *beside), rows
+
+
+def _live(one: views.AggregatorUseView, now_s: float) -> tuple[str, ...]:
+    """Return what an aggregator's agent said of it last."""
+    if one.heard_s is None:
+        return ("-",) * 5
+    refused, heard = str(sum(one.refused.values())), f"{value_formats.span(now_s - one.heard_s)} ago"
+    return _seconds(one.spent_s), render.size(one.received_bytes), render.size(one.sent_bytes), refused, heard
 
 
 def aggregated_table(jobs: Iterable[views.AggregatedJobView], now_s: float, *, wide: bool = False) -> render.Table:

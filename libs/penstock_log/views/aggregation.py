@@ -24,6 +24,14 @@ class AggregatorUseView(View, frozen=True, kw_only=True):
     cycle_s, busy_s, utilisation : float
         Length of its cycle, the processor time of all runs in one as measured, and the one in the other: 0 to 1. All
         are 0 while nothing was measured.
+    heard_s : float or None
+        When its agent was last heard; None where it was not, and in answers about the past. What follows is as it said
+        then, since the start of the aggregator.
+    spent_s : float
+        Processor seconds.
+    received_bytes, sent_bytes : int
+    refused : dict of str to int
+        Frames and connections that were refused, by name.
     """
 
     id: str
@@ -37,6 +45,11 @@ class AggregatorUseView(View, frozen=True, kw_only=True):
     cycle_s: float = 0.0
     busy_s: float = 0.0
     utilisation: float = 0.0
+    heard_s: Optional[float] = None
+    spent_s: float = 0.0
+    received_bytes: int = 0
+    sent_bytes: int = 0
+    refused: dict[str, int] = {}
 
 
 class AggregatedJobView(View, frozen=True, kw_only=True):

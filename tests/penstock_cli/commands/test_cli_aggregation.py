@@ -47,6 +47,19 @@ def test_aggregators_are_listed_with_how_busy_they_are() -> None:
     assert rows[1][3:7] == ("-", "-", "-", "-")
 
 
+def test_what_an_agent_says_of_its_aggregators_is_listed_in_wide() -> None:
+    about = {
+        "heard_s": 99.0,
+        "spent_s": 2.5,
+        "received_bytes": 1 << 20,
+        "sent_bytes": 2 << 20,
+        "refused": {"COUNTED": 3},
+    }
+    headers, rows = aggregator_table([aggregator(**about), aggregator("n1/1")], 100.0, wide=True)
+    assert headers[-5:] == ("PROCESSOR", "RECEIVED", "SENT", "REFUSED", "HEARD")
+    assert [row[-5:] for row in rows] == [("2.5s", "1MiB", "2MiB", "3", "1.0s ago"), ("-",) * 5]
+
+
 def test_jobs_are_listed_with_what_sharing_costs_them() -> None:
     one = job(aggregators=("n1/0", "n2/0"), alone_s=0.2, now_s=0.21, loss=0.04, moves=3, moving=1, assigned_s=40.0)
     _, rows = aggregated_table([one, job("j2", phase="waits")], 100.0)
