@@ -351,7 +351,7 @@ class CopyFailed(msgspec.Struct, frozen=True, kw_only=True, tag="copy_failed"):
 # --- telemetry of a node
 
 
-class AggregatorLoad(msgspec.Struct, frozen=True, kw_only=True):
+class AggregatorReport(msgspec.Struct, frozen=True, kw_only=True):
     """
     One aggregator of a node, as its agent has it.
 
@@ -385,7 +385,7 @@ class AggregatorLoads(msgspec.Struct, frozen=True, kw_only=True):
 
     node_id: str
     most: int
-    loads: tuple[AggregatorLoad, ...] = ()
+    loads: tuple[AggregatorReport, ...] = ()
     denied: dict[str, int] = {}
 
 

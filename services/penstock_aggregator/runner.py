@@ -41,8 +41,8 @@ from penstock_log.aggregation_facts import node_of
 from penstock_log.aggregation_messages import (
     COPY_RANK,
     AggregatorAddress,
-    AggregatorLoad,
     AggregatorLoads,
+    AggregatorReport,
     CopyFailed,
     GrantLease,
     OpenLease,
@@ -407,7 +407,7 @@ class AggregationAgent:
 
     def _loads(self) -> AggregatorLoads:
         loads = (
-            AggregatorLoad(
+            AggregatorReport(
                 aggregator=process.name,
                 parts=len(process.view.opened.keys() - process.view.sent.keys()),
                 busy_s=process.pong.busy_s,
