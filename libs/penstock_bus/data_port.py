@@ -77,7 +77,7 @@ class RefusalCounts:
             return dict(self._counts)
 
 
-class Hello(NamedTuple):
+class LeaseHello(NamedTuple):
     """
     How a connection begins.
 
@@ -117,7 +117,7 @@ class DataPort:
     Parameters
     ----------
     service : DataService
-    hello : Hello
+    hello : LeaseHello
     refusals : RefusalCounts
         Told of ``NO_HELLO``, ``HALF_FRAME`` and ``TOO_MANY``; the service tells it of its own.
     name : str
@@ -143,7 +143,7 @@ class DataPort:
     def __init__(
         self,
         service: DataService,
-        hello: Hello,
+        hello: LeaseHello,
         refusals: RefusalCounts,
         *,
         name: str,

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 from penstock.aggregation.aggregator_connection import dial, read_answer
-from penstock.aggregation.frames import PAUSED, Frame, FrameError, Kind, encoded
+from penstock.aggregation.frames import PAUSED, PartFrame, PartFrameError, PartRequest, encoded
 from penstock.leased_connection import send
 from penstock_aggregator.hosted_run import HostedPart, HostedRun
 from penstock_log.aggregation_messages import CopyFailed, SendPart
@@ -46,7 +46,7 @@ class PartCopier:
         try:
             with self._slots:
                 self._send_now(hosted, order)
-        except (OSError, FrameError) as error:
+        except (OSError, PartFrameError) as error:
             self.fail(order, str(error) or type(error).__name__)
         else:
             with hosted.lock:
@@ -67,8 +67,8 @@ class PartCopier:
         with dial(order.to) as connection:
             connection.settimeout(COPY_S)
             length = PAUSED.size + len(vectors) * part.bytes
-            frame = Frame(
-                Kind.COPY,
+            frame = PartFrame(
+                PartRequest.COPY,
                 request=1,
                 part=order.part,
                 generation=order.generation,
@@ -81,4 +81,4 @@ class PartCopier:
             send(connection, encoded(frame), PAUSED.pack(paused_us))
             for vector in vectors:
                 connection.sendall(vector.data.cast("B"))
-            read_answer(connection, Kind.COPY)
+            read_answer(connection, PartRequest.COPY)

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.aggregation.frames import Flag, Status
+from penstock.aggregation.frames import PartFlag, PartStatus
 from penstock.aggregation.rules import mean_of, state_size, update
 from penstock_log.aggregation_messages import OpenPart
 
@@ -47,7 +47,7 @@ class PartAnswer(NamedTuple):
     """What is to be said to whom."""
 
     asker: Asker
-    status: Status
+    status: PartStatus
     step: int = 0
     safe_step: int = 0
     vectors: tuple[Vector, ...] = ()
@@ -147,12 +147,12 @@ class Part:
         """A rank says what it has; all are answered once the last one has come."""
         if self.phase is PartPhase.COLLECTING:  # it did not hear the answer
             if brought.oldest_push > self.completed + 1 or brought.completed > self.completed:
-                return [self._refusal(asker, Status.NOT_KEPT, self._not_kept(rank, brought, self.completed))]
+                return [self._refusal(asker, PartStatus.NOT_KEPT, self._not_kept(rank, brought, self.completed))]
             return [self._answer(asker, self.completed)]
         if self.phase is not PartPhase.JOINING:
             return [self._elsewhere(asker, "there is nothing to join")]
         before = self._joined.get(rank)
-        answers = [] if before is None else [self._refusal(before[1], Status.COUNTED, f"rank {rank} joined again")]
+        answers = [] if before is None else [self._refusal(before[1], PartStatus.COUNTED, f"rank {rank} joined again")]
         self._joined[rank] = (brought, asker)
         if len(self._joined) < self.order.world_size:
             return answers
@@ -167,12 +167,12 @@ class Part:
                 reason = (
                     f"rank {self.holder} holds the part, and brought {len(held.held)} vectors of {self.held_vectors}"
                 )
-                return [self._refusal(asker, Status.NOT_KEPT, reason) for _, asker in joined.values()]
+                return [self._refusal(asker, PartStatus.NOT_KEPT, reason) for _, asker in joined.values()]
             step = held.held_step
         for rank, (brought, _) in joined.items():
             if brought.oldest_push > step + 1 or brought.completed < step:
                 reason = self._not_kept(rank, brought, step)
-                return [self._refusal(asker, Status.NOT_KEPT, reason) for _, asker in joined.values()]
+                return [self._refusal(asker, PartStatus.NOT_KEPT, reason) for _, asker in joined.values()]
         if self.updates:
             self._result, *state = joined[self.holder][0].held
             self._state = tuple(state)
@@ -188,24 +188,27 @@ class Part:
         if self.updates and rank == self.holder and self.phase in {PartPhase.COLLECTING, PartPhase.MOVED}:
             self.safe_step = max(self.safe_step, min(held_step, self.completed))
         status, reason = self._push_status(rank, step)
-        return None if status == Status.OK else self._refusal(asker, status, reason)
+        return None if status == PartStatus.OK else self._refusal(asker, status, reason)
 
-    def _push_status(self, rank: int, step: int) -> tuple[Status, str]:
-        status, reason = Status.OK, ""
+    def _push_status(self, rank: int, step: int) -> tuple[PartStatus, str]:
+        status, reason = PartStatus.OK, ""
         if self.phase is PartPhase.OVER:
-            status, reason = Status.RUN_OVER, self._over
+            status, reason = PartStatus.RUN_OVER, self._over
         elif self.phase is PartPhase.JOINING:
-            status, reason = Status.TOO_EARLY, "not all ranks have joined"
+            status, reason = PartStatus.TOO_EARLY, "not all ranks have joined"
         elif rank in self._pushes:
-            status, reason = Status.COUNTED, f"a push of rank {rank} is here already, of step {self._pushes[rank].step}"
+            status, reason = (
+                PartStatus.COUNTED,
+                f"a push of rank {rank} is here already, of step {self._pushes[rank].step}",
+            )
         elif self.phase is PartPhase.COPYING:
             pass  # whether it is of the next step is known once the copy is whole
         elif step <= self.completed:
-            status, reason = Status.COUNTED, f"step {step} was counted; the last one is step {self.completed}"
+            status, reason = PartStatus.COUNTED, f"step {step} was counted; the last one is step {self.completed}"
         elif self.phase is PartPhase.MOVED:
-            status, reason = Status.MOVED, f"the part is on another aggregator; step {step} is not counted here"
+            status, reason = PartStatus.MOVED, f"the part is on another aggregator; step {step} is not counted here"
         elif step > self.completed + 1:
-            status, reason = Status.TOO_EARLY, f"step {self.completed + 1} comes before step {step}"
+            status, reason = PartStatus.TOO_EARLY, f"step {self.completed + 1} comes before step {step}"
         return status, reason
 
     def push(self, rank: int, step: int, values: Vector, asker: Asker, *, is_own: bool) -> list[PartAnswer]:
@@ -249,25 +252,27 @@ class Part:
     def pull(self, rank: int, step: int, flags: int, asker: Asker) -> list[PartAnswer]:
         """Answer a step's result, now or once it is complete."""
         before = self._pulls.pop(rank, None)
-        answers = [] if before is None else [self._refusal(before.asker, Status.COUNTED, f"rank {rank} asked again")]
+        answers = (
+            [] if before is None else [self._refusal(before.asker, PartStatus.COUNTED, f"rank {rank} asked again")]
+        )
         pull = _Pull(rank, step, flags, asker)
         if self.phase is PartPhase.OVER:
             answers.append(self._elsewhere(asker, ""))
         elif self.phase is PartPhase.JOINING:
-            answers.append(self._refusal(asker, Status.TOO_EARLY, "not all ranks have joined"))
+            answers.append(self._refusal(asker, PartStatus.TOO_EARLY, "not all ranks have joined"))
         elif self.phase is PartPhase.COPYING or (self.phase is PartPhase.COLLECTING and step == self.completed + 1):
             self._pulls[rank] = pull
         elif step == self.completed:
             answers.append(self._result_for(pull))
         elif step < self.completed:
             answers.append(
-                self._refusal(asker, Status.COUNTED, f"step {self.completed} is complete, and has its place")
+                self._refusal(asker, PartStatus.COUNTED, f"step {self.completed} is complete, and has its place")
             )
         elif self.phase is PartPhase.MOVED:
             answers.append(self._elsewhere(asker, f"step {step} is not counted here"))
         else:
             reason = f"step {self.completed + 1} comes before step {step}"
-            answers.append(self._refusal(asker, Status.TOO_EARLY, reason))
+            answers.append(self._refusal(asker, PartStatus.TOO_EARLY, reason))
         return answers
 
     # --- migration
@@ -322,7 +327,7 @@ class Part:
         return [answer for pull in pulls.values() for answer in self.pull(*pull)]
 
     # --- the end
-    def close(self, status: Status, reason: str) -> list[PartAnswer]:
+    def close(self, status: PartStatus, reason: str) -> list[PartAnswer]:
         """Be over, and say so to all who wait."""
         self.phase, self._over = PartPhase.OVER, reason
         waiting = [asker for _, asker in self._joined.values()] + [pull.asker for pull in self._pulls.values()]
@@ -339,29 +344,29 @@ class Part:
         return [self._result_for(pull) for pull in due]
 
     def _result_for(self, pull: _Pull) -> PartAnswer:
-        if pull.flags & Flag.NO_VALUES:
+        if pull.flags & PartFlag.NO_VALUES:
             return self._answer(pull.asker, self.completed)
         if self._result is None:
             reason = f"the result of step {self.completed} is not here: all ranks had it when they joined"
-            return self._refusal(pull.asker, Status.NOT_KEPT, reason)
-        if not pull.flags & Flag.STATE:
+            return self._refusal(pull.asker, PartStatus.NOT_KEPT, reason)
+        if not pull.flags & PartFlag.STATE:
             return self._answer(pull.asker, self.completed, (self._result,))
         if len(self._state) < self.state_vectors:
             return self._elsewhere(pull.asker, "so is its state")
         return self._answer(pull.asker, self.completed, (self._result, *self._state))
 
     def _answer(self, asker: Asker, step: int, vectors: tuple[Vector, ...] = ()) -> PartAnswer:
-        return PartAnswer(asker, Status.OK, step, self.safe_step, vectors)
+        return PartAnswer(asker, PartStatus.OK, step, self.safe_step, vectors)
 
-    def _refusal(self, asker: Asker, status: Status, reason: str) -> PartAnswer:
+    def _refusal(self, asker: Asker, status: PartStatus, reason: str) -> PartAnswer:
         return PartAnswer(asker, status, self.completed, self.safe_step, reason=reason)
 
     def _elsewhere(self, asker: Asker, what: str) -> PartAnswer:
         if self.phase is PartPhase.OVER:
-            return self._refusal(asker, Status.RUN_OVER, self._over)
+            return self._refusal(asker, PartStatus.RUN_OVER, self._over)
         if self.phase is PartPhase.MOVED:
-            return self._refusal(asker, Status.MOVED, f"the part is on another aggregator; {what}")
-        return self._refusal(asker, Status.TOO_EARLY, f"the part waits for its copy; {what}")
+            return self._refusal(asker, PartStatus.MOVED, f"the part is on another aggregator; {what}")
+        return self._refusal(asker, PartStatus.TOO_EARLY, f"the part waits for its copy; {what}")
 
     def _not_kept(self, rank: int, brought: JoinedRank, step: int) -> str:
         return (

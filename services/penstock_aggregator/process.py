@@ -21,13 +21,13 @@ from typing import Final, assert_never
 import msgspec
 import structlog
 
-from penstock.aggregation.frames import MAGIC, Frame, Kind, Status, encoded
+from penstock.aggregation.frames import MAGIC, PartFrame, PartRequest, PartStatus, encoded
 from penstock.leased_connection import LEASE_BYTES, NONCE_BYTES, PROOF_BYTES, proof_of
 from penstock_aggregator.hosted_run import HostedPart, HostedRun, RunKey
 from penstock_aggregator.part_copy import PartCopier
 from penstock_aggregator.parts import PartAnswer, PartPhase
 from penstock_aggregator.rank_connection import RankConnection, deliver
-from penstock_bus.data_port import DataPort, Hello, RefusalCounts, answer_and_end
+from penstock_bus.data_port import DataPort, LeaseHello, RefusalCounts, answer_and_end
 from penstock_log.aggregation_messages import (
     AggregatorPong,
     AggregatorReady,
@@ -43,7 +43,7 @@ from penstock_log.aggregation_messages import (
     ToAggregator,
 )
 
-HELLO: Final = Hello(MAGIC, LEASE_BYTES, NONCE_BYTES, PROOF_BYTES, proof_of)
+HELLO: Final = LeaseHello(MAGIC, LEASE_BYTES, NONCE_BYTES, PROOF_BYTES, proof_of)
 _log = structlog.get_logger("penstock.aggregator")
 _decoder: Final = msgspec.json.Decoder(ToAggregator)
 
@@ -116,7 +116,7 @@ class Aggregator:
             case OpenPart():
                 before = self._run_of(order.job_id, order.epoch).put_part(order)
                 if before is not None:
-                    self._close_part(before, Status.STALE, f"the part is here since generation {order.generation}")
+                    self._close_part(before, PartStatus.STALE, f"the part is here since generation {order.generation}")
             case GrantLease():
                 run = self._run_of(order.job_id, order.epoch)
                 with self._lock:
@@ -127,7 +127,7 @@ class Aggregator:
                 run = self._run_of(order.job_id, order.epoch)
                 dropped = run.remove_part(order.part, order.generation)
                 if dropped is not None:
-                    self._close_part(dropped, Status.UNKNOWN_PART, f"part {order.part} is not here any more")
+                    self._close_part(dropped, PartStatus.UNKNOWN_PART, f"part {order.part} is not here any more")
             case CloseRun():
                 self._close_run(order)
             case RunSlots():
@@ -149,7 +149,7 @@ class Aggregator:
         with self._lock:
             return self._runs.setdefault((job_id, epoch), HostedRun((job_id, epoch)))
 
-    def _close_part(self, hosted: HostedPart, status: Status, reason: str) -> None:
+    def _close_part(self, hosted: HostedPart, status: PartStatus, reason: str) -> None:
         with hosted.lock:
             answers = hosted.part.close(status, reason)
             sending = self._sending.pop(hosted, None)
@@ -166,7 +166,7 @@ class Aggregator:
         run.over = order.reason or "the run is over"
         parts, run.parts = run.parts, {}
         for hosted in parts.values():
-            self._close_part(hosted, Status.RUN_OVER, run.over)
+            self._close_part(hosted, PartStatus.RUN_OVER, run.over)
 
     def _send_part(self, order: SendPart) -> None:
         run = self._run_of(order.job_id, order.epoch)
@@ -210,7 +210,7 @@ class Aggregator:
         """See :class:`~penstock_bus.data_port.DataService`."""
         self.refusals.note(status, reason, peer=who)
         text = reason.encode()
-        answer = encoded(Frame(Kind.HELLO, status=Status[status], length=len(text))) + text
+        answer = encoded(PartFrame(PartRequest.HELLO, status=PartStatus[status], length=len(text))) + text
         answer_and_end(connection, answer, ticking=self._ticking)
 
     def complete_whole(self, run: HostedRun, hosted: HostedPart) -> list[PartAnswer]:

@@ -30,11 +30,11 @@ from penstock.aggregation.frames import (
     MOST_VECTORS,
     PAUSED,
     SHARED_AT,
-    Flag,
-    Frame,
-    FrameError,
-    Kind,
-    Status,
+    PartFlag,
+    PartFrame,
+    PartFrameError,
+    PartRequest,
+    PartStatus,
     decoded,
     encoded,
 )
@@ -46,7 +46,7 @@ from penstock_log.aggregation_messages import COPY_RANK, PART_BYTES
 
 STALL_S: Final = 10.0
 """So long a client may be silent inside a frame."""
-_REQUESTS: Final = frozenset({Kind.JOIN, Kind.PUSH, Kind.PULL})
+_REQUESTS: Final = frozenset({PartRequest.JOIN, PartRequest.PUSH, PartRequest.PULL})
 _DISCARDED: Final = 65_536
 
 
@@ -54,7 +54,7 @@ class Asker(NamedTuple):
     """Who asked: its connection, what it asked, and where in its memory the result goes."""
 
     connection: RankConnection
-    frame: Frame
+    frame: PartFrame
     hosted: HostedPart
     place: Vector | None = None
 
@@ -122,9 +122,9 @@ class RankConnection:
             for name, value in KEPT_ALIVE:
                 if hasattr(socket, name):
                     self._socket.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-        self._outbox.send([encoded(Frame(Kind.HELLO))])
+        self._outbox.send([encoded(PartFrame(PartRequest.HELLO))])
         header = memoryview(bytearray(HEADER_BYTES))
-        frame = Frame(Kind.HELLO)
+        frame = PartFrame(PartRequest.HELLO)
         try:
             while True:
                 descriptors = self._read_header(header)
@@ -136,7 +136,7 @@ class RankConnection:
                 hosted = self._run.parts.get(frame.part)
                 if hosted is not None:
                     hosted.add_cost(time.thread_time() - begun_s)
-        except FrameError as error:
+        except PartFrameError as error:
             self._end_with(frame, error)
         except HalfFrame as half:
             self._owner.refusals.note("HALF_FRAME", str(half), peer=self._who, run=self._run.name)
@@ -148,7 +148,7 @@ class RankConnection:
         asker: Asker = answer.asker
         frame = asker.frame
         begun_s = time.thread_time()
-        if answer.status != Status.OK:
+        if answer.status != PartStatus.OK:
             self._refuse(frame, answer.status, answer.reason, answer)
             return
         vectors = answer.vectors
@@ -156,7 +156,7 @@ class RankConnection:
             np.copyto(asker.place, vectors[0])
             vectors = ()
         reply = frame._replace(
-            status=Status.OK,
+            status=PartStatus.OK,
             step=answer.step,
             safe_step=answer.safe_step,
             flags=0,
@@ -188,27 +188,27 @@ class RankConnection:
             arrive(self._socket, header[count:], stall_s=STALL_S)
         return descriptors
 
-    def _handle(self, frame: Frame, descriptors: list[int]) -> None:
+    def _handle(self, frame: PartFrame, descriptors: list[int]) -> None:
         try:
-            if frame.kind == Kind.SHARE:
+            if frame.kind == PartRequest.SHARE:
                 self._share(frame, descriptors)
                 return
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
-        if frame.kind not in (_REQUESTS if self._rank != COPY_RANK else {Kind.COPY}):
+        if frame.kind not in (_REQUESTS if self._rank != COPY_RANK else {PartRequest.COPY}):
             who = "an aggregator" if self._rank == COPY_RANK else "a rank"
-            raise FrameError(Status.BAD_FRAME, f"a frame of kind {frame.kind} is not answered here, to {who}")
+            raise PartFrameError(PartStatus.BAD_FRAME, f"a frame of kind {frame.kind} is not answered here, to {who}")
         if frame.length > MOST_VECTORS * PART_BYTES + JOINED.size:
             most = MOST_VECTORS * PART_BYTES + JOINED.size
-            raise FrameError(Status.TOO_LONG, f"a frame has {most} bytes at most, and this {frame.length}")
+            raise PartFrameError(PartStatus.TOO_LONG, f"a frame has {most} bytes at most, and this {frame.length}")
         try:
             hosted = self._hosted(frame)
-            if frame.kind == Kind.PUSH:
+            if frame.kind == PartRequest.PUSH:
                 self._push(frame, hosted)
-            elif frame.kind == Kind.PULL:
+            elif frame.kind == PartRequest.PULL:
                 self._pull(frame, hosted)
-            elif frame.kind == Kind.JOIN:
+            elif frame.kind == PartRequest.JOIN:
                 self._join(frame, hosted)
             else:
                 self._copy(frame, hosted)
@@ -216,26 +216,28 @@ class RankConnection:
             self._discard(refused.left_bytes)
             self._refuse(frame, refused.status, str(refused))
 
-    def _hosted(self, frame: Frame) -> HostedPart:
+    def _hosted(self, frame: PartFrame) -> HostedPart:
         """Return the part that a frame is about; raises _Refused where the frame is not about it."""
         if self._run.over:
-            raise _Refused(Status.RUN_OVER, self._run.over, frame.length)
+            raise _Refused(PartStatus.RUN_OVER, self._run.over, frame.length)
         hosted = self._run.parts.get(frame.part)
         if hosted is None:
-            raise _Refused(Status.UNKNOWN_PART, f"part {frame.part} of run {self._run.name} is not here", frame.length)
+            raise _Refused(
+                PartStatus.UNKNOWN_PART, f"part {frame.part} of run {self._run.name} is not here", frame.length
+            )
         if frame.generation != hosted.generation:
             reason = f"part {frame.part} is here since generation {hosted.generation}, not {frame.generation}"
-            raise _Refused(Status.STALE, reason, frame.length)
+            raise _Refused(PartStatus.STALE, reason, frame.length)
         itemsize = hosted.part.dtype.itemsize
         if frame.dtype != itemsize:
             reason = f"the run's elements have {itemsize} bytes, and these {frame.dtype}"
-            raise _Refused(Status.WRONG_TYPE, reason, frame.length)
+            raise _Refused(PartStatus.WRONG_TYPE, reason, frame.length)
         return hosted
 
-    def _push(self, frame: Frame, hosted: HostedPart) -> None:
+    def _push(self, frame: PartFrame, hosted: HostedPart) -> None:
         asker = Asker(self, frame, hosted)
         part = hosted.part
-        if frame.flags & Flag.SHARED:
+        if frame.flags & PartFlag.SHARED:
             values = self._shared_vector(frame, hosted)
             with hosted.lock:
                 answers = self._count(asker, values, is_own=False)
@@ -243,7 +245,7 @@ class RankConnection:
             return
         if frame.length != part.bytes:
             reason = f"part {frame.part} has {part.bytes} bytes, and this push {frame.length}"
-            raise _Refused(Status.WRONG_SHAPE, reason, frame.length)
+            raise _Refused(PartStatus.WRONG_SHAPE, reason, frame.length)
         with hosted.lock:
             refusal = part.push_refusal(self._rank, frame.step, frame.safe_step, asker)
             buffer = part.take_buffer() if refusal is None else None
@@ -275,23 +277,23 @@ class RankConnection:
             answers += self._owner.complete_whole(self._run, asker.hosted)
         return answers
 
-    def _pull(self, frame: Frame, hosted: HostedPart) -> None:
-        place = self._shared_vector(frame, hosted) if frame.flags & Flag.SHARED else None
+    def _pull(self, frame: PartFrame, hosted: HostedPart) -> None:
+        place = self._shared_vector(frame, hosted) if frame.flags & PartFlag.SHARED else None
         if place is None and frame.length:
             raise _Refused(
-                Status.WRONG_SHAPE, f"a pull has no payload, and this one {frame.length} bytes", frame.length
+                PartStatus.WRONG_SHAPE, f"a pull has no payload, and this one {frame.length} bytes", frame.length
             )
         with hosted.lock:
             answers = hosted.part.pull(self._rank, frame.step, frame.flags, Asker(self, frame, hosted, place))
         deliver(answers)
 
-    def _join(self, frame: Frame, hosted: HostedPart) -> None:
+    def _join(self, frame: PartFrame, hosted: HostedPart) -> None:
         part = hosted.part
         holds = part.updates and self._rank == part.holder
         expected = JOINED.size + (part.held_vectors * part.bytes if holds else 0)
         if frame.length != expected:
             reason = f"rank {self._rank} joins part {frame.part} with {expected} bytes, and this has {frame.length}"
-            raise _Refused(Status.WRONG_SHAPE, reason, frame.length)
+            raise _Refused(PartStatus.WRONG_SHAPE, reason, frame.length)
         fields = memoryview(bytearray(JOINED.size))
         arrive(self._socket, fields, stall_s=STALL_S)
         oldest, held_step = JOINED.unpack(fields)
@@ -301,7 +303,7 @@ class RankConnection:
             answers = part.join(self._rank, brought, Asker(self, frame, hosted))
         deliver(answers)
 
-    def _copy(self, frame: Frame, hosted: HostedPart) -> None:
+    def _copy(self, frame: PartFrame, hosted: HostedPart) -> None:
         part = hosted.part
         begun_s = self._ticking()
         counts = {part.held_vectors} if part.updates else {0, 1}  # a mean is there once a step is complete
@@ -310,11 +312,11 @@ class RankConnection:
             reason = (
                 f"a copy of part {frame.part} has {part.held_vectors} x {part.bytes} bytes, and this {frame.length}"
             )
-            raise _Refused(Status.WRONG_SHAPE, reason, frame.length)
+            raise _Refused(PartStatus.WRONG_SHAPE, reason, frame.length)
         with hosted.lock:
             waits = part.awaits_copy
         if not waits:
-            raise _Refused(Status.COUNTED, f"part {frame.part} does not wait for a copy", frame.length)
+            raise _Refused(PartStatus.COUNTED, f"part {frame.part} does not wait for a copy", frame.length)
         fields = memoryview(bytearray(PAUSED.size))
         arrive(self._socket, fields, stall_s=STALL_S)
         (paused_us,) = PAUSED.unpack(fields)
@@ -322,13 +324,13 @@ class RankConnection:
         asker = Asker(self, frame._replace(length=0), hosted)
         with hosted.lock:
             if not part.awaits_copy:
-                raise _Refused(Status.COUNTED, f"part {frame.part} does not wait for a copy any more")
+                raise _Refused(PartStatus.COUNTED, f"part {frame.part} does not wait for a copy any more")
             answers = part.take_copy(frame.step, frame.safe_step, vectors)
             if part.is_whole:
                 answers += self._owner.complete_whole(self._run, hosted)
         pause_s = paused_us / 1e6 + self._ticking() - begun_s
         self._owner.copy_is_whole(self._run, hosted, frame.length, pause_s)
-        deliver([PartAnswer(asker, Status.OK, frame.step, frame.safe_step), *answers])
+        deliver([PartAnswer(asker, PartStatus.OK, frame.step, frame.safe_step), *answers])
 
     def _receive_vectors(self, hosted: HostedPart, count: int) -> tuple[Vector, ...]:
         part = hosted.part
@@ -339,40 +341,40 @@ class RankConnection:
         return tuple(vectors)
 
     # --- shared memory
-    def _share(self, frame: Frame, descriptors: list[int]) -> None:
+    def _share(self, frame: PartFrame, descriptors: list[int]) -> None:
         if self._socket.family != socket.AF_UNIX or frame.length or len(descriptors) != 1:
             reason = f"memory is shared over a Unix socket, by one descriptor; {len(descriptors)} came"
-            raise FrameError(Status.BAD_FRAME, reason)
+            raise PartFrameError(PartStatus.BAD_FRAME, reason)
         size = sealed_bytes(descriptors[0])
         if not size:
-            raise FrameError(Status.BAD_FRAME, "the memory is not sealed against shrinking (F_SEAL_SHRINK)")
+            raise PartFrameError(PartStatus.BAD_FRAME, "the memory is not sealed against shrinking (F_SEAL_SHRINK)")
         try:
             self._shared = np.frombuffer(mmap.mmap(descriptors[0], size), np.uint8)
         except OSError as error:
-            raise FrameError(Status.BAD_FRAME, f"the memory cannot be mapped: {error}") from error
-        self._outbox.send([encoded(frame._replace(status=Status.OK))])
+            raise PartFrameError(PartStatus.BAD_FRAME, f"the memory cannot be mapped: {error}") from error
+        self._outbox.send([encoded(frame._replace(status=PartStatus.OK))])
 
-    def _shared_vector(self, frame: Frame, hosted: HostedPart) -> Vector:
+    def _shared_vector(self, frame: PartFrame, hosted: HostedPart) -> Vector:
         if self._shared is None:
-            raise _Refused(Status.BAD_FRAME, "no memory is shared over this connection", frame.length)
+            raise _Refused(PartStatus.BAD_FRAME, "no memory is shared over this connection", frame.length)
         if frame.length != SHARED_AT.size:
             reason = f"a place in shared memory has {SHARED_AT.size} bytes, and this {frame.length}"
-            raise _Refused(Status.WRONG_SHAPE, reason, frame.length)
+            raise _Refused(PartStatus.WRONG_SHAPE, reason, frame.length)
         fields = memoryview(bytearray(SHARED_AT.size))
         arrive(self._socket, fields, stall_s=STALL_S)
         (at,) = SHARED_AT.unpack(fields)
         part = hosted.part
         if at + part.bytes > len(self._shared) or at % part.dtype.itemsize:
             reason = f"bytes {at} to {at + part.bytes} are not elements within the {len(self._shared)} that are shared"
-            raise _Refused(Status.WRONG_SHAPE, reason)
+            raise _Refused(PartStatus.WRONG_SHAPE, reason)
         vector: Vector = self._shared[at : at + part.bytes].view(part.dtype)
         return vector
 
     # --- what is refused
-    def _refuse(self, frame: Frame, status: Status, reason: str, answer: PartAnswer | None = None) -> None:
+    def _refuse(self, frame: PartFrame, status: PartStatus, reason: str, answer: PartAnswer | None = None) -> None:
         """Answer and count what is refused; the connection goes on."""
         if status in ENDING:
-            raise FrameError(status, reason)
+            raise PartFrameError(status, reason)
         self._owner.refusals.note(status.name, reason, peer=self._who, run=self._run.name, rank=self._rank)
         text = reason.encode()
         reply = frame._replace(
@@ -384,7 +386,7 @@ class RankConnection:
         )
         self._outbox.send([encoded(reply), text])
 
-    def _end_with(self, frame: Frame, error: FrameError) -> None:
+    def _end_with(self, frame: PartFrame, error: PartFrameError) -> None:
         """Answer and count what ends the connection."""
         self._owner.refusals.note(error.status.name, str(error), peer=self._who, run=self._run.name, rank=self._rank)
         text = str(error).encode()
@@ -403,7 +405,7 @@ class RankConnection:
 class _Refused(Exception):
     """A frame is refused, and so many bytes of it have not been received; the next one may be good."""
 
-    def __init__(self, status: Status, reason: str, left_bytes: int = 0) -> None:
+    def __init__(self, status: PartStatus, reason: str, left_bytes: int = 0) -> None:
         super().__init__(reason)
         self.status, self.left_bytes = status, left_bytes
 

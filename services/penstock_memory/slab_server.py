@@ -34,14 +34,14 @@ from penstock.memory.frames import (
     decoded,
     encoded,
 )
-from penstock_bus.data_port import DataPort, HalfFrame, Hello, RefusalCounts, answer_and_end, arrive
+from penstock_bus.data_port import DataPort, HalfFrame, LeaseHello, RefusalCounts, answer_and_end, arrive
 from penstock_memory.slab_pool import Slab, SlabPool
 
 STALL_S: Final = 10.0
 """So long a client may be silent inside a frame, or not take an answer: a lease lasts no longer without its agent."""
 MOST_OF_SLAB: Final = 16
 """Connections about one slab."""
-_HELLO: Final = Hello(MAGIC, LEASE_BYTES, NONCE_BYTES, PROOF_BYTES, proof_of)
+_HELLO: Final = LeaseHello(MAGIC, LEASE_BYTES, NONCE_BYTES, PROOF_BYTES, proof_of)
 
 
 class SlabServer:

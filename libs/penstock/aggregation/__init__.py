@@ -5,7 +5,8 @@ The names are loaded when they are first used, so that who imports one module pa
 
 In reading order:
 
-* ``exchange``: One rank's side: what it pushes, pulls, keeps and pushes again.
+* ``exchange``: One rank's side: it pushes a vector and pulls the result.
+* ``aggregator_talk``: What it says to aggregators: each part's next request, answers, connections.
 * ``aggregator_connection``: One connection of a rank to an aggregator, which never blocks.
 * ``shared_vectors``: A rank's pushes and results, in memory that aggregators of its host share.
 * ``rules``: Sums in the order of ranks, and optimizers, in place.
@@ -18,10 +19,11 @@ from importlib import import_module
 
 TYPE_CHECKING = False  # as in penstock: importing it from typing costs more than all the rest
 if TYPE_CHECKING:
-    from penstock.aggregation.exchange import AggregationError, ExchangeStats, VectorExchange
+    from penstock.aggregation.aggregator_talk import AggregationError
+    from penstock.aggregation.exchange import ExchangeStats, VectorExchange
 
 _HOMES = {
-    "AggregationError": "penstock.aggregation.exchange",
+    "AggregationError": "penstock.aggregation.aggregator_talk",
     "ExchangeStats": "penstock.aggregation.exchange",
     "VectorExchange": "penstock.aggregation.exchange",
 }

@@ -13,7 +13,16 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Callable, Final
 
-from penstock.aggregation.frames import HEADER_BYTES, MAGIC, Frame, FrameError, Kind, Status, decoded, encoded
+from penstock.aggregation.frames import (
+    HEADER_BYTES,
+    MAGIC,
+    PartFrame,
+    PartFrameError,
+    PartRequest,
+    PartStatus,
+    decoded,
+    encoded,
+)
 from penstock.leased_connection import NONCE_BYTES, Buffer, ConnectionEnded, boot_id, proof_of, receive
 from penstock_log.aggregation_messages import AggregatorAddress
 
@@ -44,7 +53,7 @@ def dial(address: AggregatorAddress, *, timeout_s: float = DIAL_S) -> socket.soc
     ------
     OSError
         If it cannot be reached.
-    FrameError
+    PartFrameError
         If it does not accept the proof, or is no aggregator.
     """
     connection = _connect(address, timeout_s)
@@ -55,7 +64,7 @@ def dial(address: AggregatorAddress, *, timeout_s: float = DIAL_S) -> socket.soc
         nonce = memoryview(bytearray(NONCE_BYTES))
         receive(connection, nonce)
         connection.sendall(proof_of(bytes.fromhex(address.token), lease, bytes(nonce)))
-        read_answer(connection, Kind.HELLO)
+        read_answer(connection, PartRequest.HELLO)
         connection.settimeout(None)
     except BaseException:
         connection.close()
@@ -63,13 +72,13 @@ def dial(address: AggregatorAddress, *, timeout_s: float = DIAL_S) -> socket.soc
     return connection
 
 
-def read_answer(connection: socket.socket, kind: Kind) -> Frame:
+def read_answer(connection: socket.socket, kind: PartRequest) -> PartFrame:
     """
     Receive an answer without a payload, blocking.
 
     Raises
     ------
-    FrameError
+    PartFrameError
         If it is none, or says that something was wrong.
     OSError
         If the connection breaks.
@@ -77,18 +86,18 @@ def read_answer(connection: socket.socket, kind: Kind) -> Frame:
     header = memoryview(bytearray(HEADER_BYTES))
     receive(connection, header)
     frame = decoded(header)
-    if frame.status != Status.OK:
+    if frame.status != PartStatus.OK:
         reason = memoryview(bytearray(min(frame.length, _MOST_REASON)))
         receive(connection, reason)
-        raise FrameError(status_of(frame), bytes(reason).decode(errors="replace"))
+        raise PartFrameError(status_of(frame), bytes(reason).decode(errors="replace"))
     if frame.kind != kind or frame.length:
-        raise FrameError(Status.BAD_FRAME, f"an answer of kind {kind.name} is due, and {frame} came")
+        raise PartFrameError(PartStatus.BAD_FRAME, f"an answer of kind {kind.name} is due, and {frame} came")
     return frame
 
 
-def status_of(frame: Frame) -> Status:
+def status_of(frame: PartFrame) -> PartStatus:
     """Return the status of an answer; one that is unknown counts as a bad frame."""
-    return Status(frame.status) if frame.status in Status.__members__.values() else Status.BAD_FRAME
+    return PartStatus(frame.status) if frame.status in PartStatus.__members__.values() else PartStatus.BAD_FRAME
 
 
 def _connect(address: AggregatorAddress, timeout_s: float) -> socket.socket:
@@ -135,8 +144,8 @@ class AggregatorConnection:
         self,
         address: AggregatorAddress,
         connection: socket.socket,
-        place_for: Callable[[Frame], Sequence[memoryview]],
-        answered: Callable[[Frame], None],
+        place_for: Callable[[PartFrame], Sequence[memoryview]],
+        answered: Callable[[PartFrame], None],
     ) -> None:
         self.address, self.socket = address, connection
         self.shares = False
@@ -144,7 +153,7 @@ class AggregatorConnection:
         self._place_for, self._answered = place_for, answered
         self._queue: deque[memoryview] = deque()
         self._header = memoryview(bytearray(HEADER_BYTES))
-        self._frame: Frame | None = None
+        self._frame: PartFrame | None = None
         self._wanted: deque[memoryview] = deque([self._header])
         connection.setblocking(False)
 
@@ -153,14 +162,14 @@ class AggregatorConnection:
         """Whether there is anything that could not be sent yet."""
         return bool(self._queue)
 
-    def share(self, frame: Frame, descriptor: int) -> None:
+    def share(self, frame: PartFrame, descriptor: int) -> None:
         """Give the aggregator this rank's memory; to be called before anything else is sent."""
         header = encoded(frame)
         if socket.send_fds(self.socket, [header], [descriptor]) < len(header):
             raise ConnectionEnded
         self.shares = True
 
-    def send(self, frame: Frame, *payload: Buffer) -> None:
+    def send(self, frame: PartFrame, *payload: Buffer) -> None:
         """Send a frame as far as there is room; :meth:`send_more` sends the rest. Raises OSError as the socket does."""
         waited = self.wants_to_send
         self._queue.append(memoryview(encoded(frame)))
@@ -192,7 +201,7 @@ class AggregatorConnection:
         ------
         ConnectionEnded, OSError
             If the connection has ended.
-        FrameError
+        PartFrameError
             If what comes is no frame.
         """
         while True:

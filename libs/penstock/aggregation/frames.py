@@ -3,7 +3,7 @@ Frames between ranks and aggregators, and from an aggregator to another one.
 
 A connection is about one lease: one rank of one run on one aggregator, or the aggregator that sends it copies. It is
 over TCP, or over a Unix socket where both are on one host, and begins with :data:`MAGIC` and the proof of
-:mod:`penstock.leased_connection`, which the aggregator answers by a frame of kind :attr:`Kind.HELLO`.
+:mod:`penstock.leased_connection`, which the aggregator answers by a frame of kind :attr:`PartRequest.HELLO`.
 
 From then on the client sends requests, several at a time if it likes; each is answered once, not always in their order:
 a pull waits for its step. A frame is a header of 48 bytes and a payload. Numbers of headers are in network order:
@@ -12,9 +12,9 @@ a pull waits for its step. A frame is a header of 48 bytes and a payload. Number
 field       format  meaning
 ==========  ======  ===================================================================================
 mark        u16     0x5041
-kind        u8      :class:`Kind`
-status      u8      :class:`Status`; 0 in requests
-flags       u8      :class:`Flag`
+kind        u8      :class:`PartRequest`
+status      u8      :class:`PartStatus`; 0 in requests
+flags       u8      :class:`PartFlag`
 dtype       u8      bytes of one element, 4 or 8; 0 where the payload is no vector
 (nothing)   u16
 request     u32     the client's number of a request; its answer has the same
@@ -48,14 +48,14 @@ _FIELDS: Final = struct.Struct("!HBBBBHIIQQQI")
 _CHECKSUM: Final = struct.Struct("!I")
 HEADER_BYTES: Final = _FIELDS.size + _CHECKSUM.size
 SHARED_AT: Final = struct.Struct("!Q")
-"""Payload of a frame with :attr:`Flag.SHARED`: where in the shared memory its vector is, in bytes."""
+"""Payload of a frame with :attr:`PartFlag.SHARED`: where in the shared memory its vector is, in bytes."""
 JOINED: Final = struct.Struct("!QQ")
 """Payload of a JOIN: the oldest push that the rank still has, and the step of the state that follows, if any."""
 PAUSED: Final = struct.Struct("!Q")
 """First of the payload of a COPY: for how many microseconds pushes have been refused already."""
 
 
-class Kind(IntEnum):
+class PartRequest(IntEnum):
     """What a frame asks, or answers."""
 
     HELLO = 0
@@ -76,11 +76,11 @@ class Kind(IntEnum):
     """
     Over a Unix socket: memory of the rank, by its descriptor (``SCM_RIGHTS``), that is sealed against shrinking.
 
-    Pushes and pulls with :attr:`Flag.SHARED` have their vectors there from then on.
+    Pushes and pulls with :attr:`PartFlag.SHARED` have their vectors there from then on.
     """
 
 
-class Flag(IntFlag):
+class PartFlag(IntFlag):
     """What more is said about a frame."""
 
     NONE = 0
@@ -92,7 +92,7 @@ class Flag(IntFlag):
     """A pull asks to be told of the step, and has the values already."""
 
 
-class Status(IntEnum):
+class PartStatus(IntEnum):
     """What came of a request."""
 
     OK = 0
@@ -122,11 +122,11 @@ class Status(IntEnum):
     """The ranks together have not what they would have to push again."""
 
 
-ENDING: Final = frozenset({Status.BAD_PROOF, Status.BAD_FRAME, Status.TOO_LONG})
+ENDING: Final = frozenset({PartStatus.BAD_PROOF, PartStatus.BAD_FRAME, PartStatus.TOO_LONG})
 """What ends the connection: where the next frame would begin is unknown, or the client does not speak the protocol."""
 
 
-class Frame(NamedTuple):
+class PartFrame(NamedTuple):
     """The header of a frame; see the module for its fields."""
 
     kind: int
@@ -138,19 +138,19 @@ class Frame(NamedTuple):
     length: int = 0
     flags: int = 0
     dtype: int = 0
-    status: int = Status.OK
+    status: int = PartStatus.OK
 
 
-class FrameError(Exception):
+class PartFrameError(Exception):
     """What came is no frame, or is refused; ``status`` says why."""
 
-    def __init__(self, status: Status, message: str) -> None:
+    def __init__(self, status: PartStatus, message: str) -> None:
         """Keep the status for the answer; the message names what was wrong."""
         super().__init__(message)
         self.status = status
 
 
-def encoded(frame: Frame) -> bytes:
+def encoded(frame: PartFrame) -> bytes:
     """Return the header of a frame; the payload goes after it."""
     fields = _FIELDS.pack(
         _MARK,
@@ -169,26 +169,26 @@ def encoded(frame: Frame) -> bytes:
     return fields + _CHECKSUM.pack(crc32(fields))
 
 
-def decoded(header: Buffer) -> Frame:
+def decoded(header: Buffer) -> PartFrame:
     """
     Return what a header says.
 
     Raises
     ------
-    FrameError
+    PartFrameError
         If it does not begin like a frame, or its checksum is not of its fields.
 
     Examples
     --------
-    >>> frame = Frame(Kind.PUSH, request=1, part=2, generation=3, step=4, length=8, dtype=4)
+    >>> frame = PartFrame(PartRequest.PUSH, request=1, part=2, generation=3, step=4, length=8, dtype=4)
     >>> decoded(encoded(frame)) == frame
     True
     """
     view = memoryview(header)
     mark, kind, status, flags, dtype, _, request, part, generation, step, safe_step, length = _FIELDS.unpack_from(view)
     if mark != _MARK:
-        raise FrameError(Status.BAD_FRAME, f"a frame begins with {_MARK:#x}, and this with {mark:#x}")
+        raise PartFrameError(PartStatus.BAD_FRAME, f"a frame begins with {_MARK:#x}, and this with {mark:#x}")
     (checksum,) = _CHECKSUM.unpack_from(view, _FIELDS.size)
     if checksum != crc32(view[: _FIELDS.size]):
-        raise FrameError(Status.BAD_FRAME, "the header's checksum is not of its fields")
-    return Frame(kind, request, part, generation, step, safe_step, length, flags, dtype, status)
+        raise PartFrameError(PartStatus.BAD_FRAME, "the header's checksum is not of its fields")
+    return PartFrame(kind, request, part, generation, step, safe_step, length, flags, dtype, status)
