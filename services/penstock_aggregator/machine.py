@@ -141,6 +141,10 @@ class AggregatedRun(msgspec.Struct, kw_only=True):
         """Return the aggregators that it has parts on, each once, in the order of the parts."""
         return tuple(dict.fromkeys(part.aggregator for part in self.placed))
 
+    def uses(self, aggregator: str) -> bool:
+        """Return whether it has parts on an aggregator, or parts that come from there."""
+        return any(aggregator in (part.aggregator, part.before) for part in self.placed)
+
     @property
     def rule(self) -> UpdateRule:
         """What aggregators do with the mean of its pushes."""
