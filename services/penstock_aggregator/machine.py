@@ -427,7 +427,7 @@ def _owed_of_run(run: AggregatedRun, view: AggregatorView) -> Iterator[Order | C
         key = (job_id, epoch, placed.part)
         held, sent = view.opened.get(key), view.sent.get(key, 0)
         if placed.aggregator == view.name:
-            if held == placed.generation or placed.part >= len(run.asked.parts):
+            if held == placed.generation or not 0 <= placed.part < len(run.asked.parts):
                 continue
             yield OpenPart(
                 job_id=job_id,
