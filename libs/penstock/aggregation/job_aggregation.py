@@ -24,17 +24,22 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, Optional, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Final, Optional, Protocol, get_args
 
 import numpy as np
 from penstock.aggregation.exchange import VectorExchange
-from penstock.aggregation.rules import LocalRule
 
 from penstock.aggregation.agent_conversation import AgentConversation
 from penstock.aggregation.flat_vector import FlatVector, Values
+from penstock.aggregation.local_update import LocalUpdate
 from penstock.sessions.setup import ProcessSetup, SessionError
 from penstock_log.aggregation_facts import RuleName
 from penstock_log.aggregation_messages import VERSION, AskAggregation, UpdateRule
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Vector = NDArray[Any]
 
 STATE: Final = "aggregation.npz"
 """The file in a checkpoint's folder."""
@@ -68,17 +73,24 @@ def aggregation_of(
 class VectorUpdate(Protocol):
     """What is done with a flat vector in each step, by aggregators or by the process itself."""
 
-    def begin(self, values: np.ndarray[Any, Any], state: Optional[np.ndarray[Any, Any]] = None) -> None:
-        """Begin with these values: in update mode the parameters; ``state`` is an optimizer's, from a checkpoint."""
+    @property
+    def step(self) -> int:
+        """The last step that was pushed, those before a checkpoint included."""
 
-    def push(self, values: np.ndarray[Any, Any]) -> None:
+    def begin(self, values: Vector, state: Optional[Vector] = None, step: int = 0) -> None:
+        """Begin with these parameters and this state of the optimizer, which have had so many steps."""
+
+    def push(self, values: Vector) -> None:
         """Give this process's values of the next step."""
 
-    def pull(self, into: np.ndarray[Any, Any]) -> None:
+    def pull(self, into: Vector) -> None:
         """Wait for the step's result, and write it."""
 
-    def state(self) -> np.ndarray[Any, Any]:
-        """Return the optimizer's state after the last step that was pulled; empty where the rule has none."""
+    def exchange(self, values: Vector) -> None:
+        """Push, and pull in place."""
+
+    def state(self) -> Vector:
+        """Return the optimizer's state after the last step that was pulled."""
 
     def close(self) -> None:
         """Need no aggregation any more."""
@@ -94,9 +106,9 @@ class JobAggregation:
     def __init__(self, setup: ProcessSetup, values: Values, rule: UpdateRule, every: int) -> None:
         self._setup, self._values, self._rule, self._every = setup, values, rule, every
         self._vector = FlatVector(values, setup.aggregation_servers)
-        self._anchor: Optional[np.ndarray[Any, Any]] = None
-        self._state: Optional[np.ndarray[Any, Any]] = None
-        self._since = 0
+        self._anchor: Optional[Vector] = None
+        self._state: Optional[Vector] = None
+        self._steps = self._since = 0
         self._pushed = False
         self._update: Optional[VectorUpdate] = None
         self._agent: Optional[AgentConversation] = None
@@ -252,9 +264,13 @@ class JobAggregation:
         """
         if self._pushed:
             raise SessionError("a checkpoint was due between push() and pull(); pull() before the step ends")
-        state = self._state if self._update is None else self._update.state()
-        about = json.dumps({"since": self._since, "rule": self._rule.name})
-        arrays = {"state": np.zeros(0, self._vector.data.dtype) if state is None else state, "about": np.array(about)}
+        begun = self._update is not None and self._update.step > 0
+        state = self._update.state() if self._update is not None and begun else self._state
+        steps = self._update.step if self._update is not None else self._steps
+        about = {"since": self._since, "rule": self._rule.name, "steps": steps}
+        arrays = {"about": np.array(json.dumps(about))}
+        if state is not None:
+            arrays["state"] = state
         if self._anchor is not None:
             arrays["anchor"] = self._anchor
         np.savez(folder / STATE, allow_pickle=False, **arrays)
@@ -272,14 +288,16 @@ class JobAggregation:
             raise SessionError("load() comes before the first step: on_checkpoint() calls it in time")
         with np.load(folder / STATE) as arrays:
             about = json.loads(str(arrays["about"]))
-            state = arrays["state"]
-            anchor = arrays["anchor"] if "anchor" in arrays.files else None
+            state, anchor = (arrays[name] if name in arrays.files else None for name in ("state", "anchor"))
         if about["rule"] != self._rule.name:
             raise SessionError(f"the checkpoint is of the rule {about['rule']!r}, and this job has {self._rule.name!r}")
-        if state.size % self._vector.data.size or (anchor is not None and anchor.size != self._vector.data.size):
-            raise SessionError(f"the checkpoint is of other parameters: these have {self._vector.data.size} elements")
-        self._since, self._anchor = int(about["since"]), anchor
-        self._state = state if state.size else None
+        for found in (state, anchor):
+            if found is not None and found.shape[-1] != self._vector.data.size:
+                raise SessionError(
+                    f"the checkpoint is of {found.shape[-1]} elements, and these values have {self._vector.data.size}"
+                )
+        self._since, self._steps = int(about["since"]), int(about["steps"])
+        self._state, self._anchor = state, anchor
 
     def close(self) -> None:
         """Need no aggregation any more; the session calls it at its end."""
@@ -290,29 +308,17 @@ class JobAggregation:
 
     # --- within
     def _exchange(self) -> None:
-        update = self._begun()
-        update.push(self._vector.data)
-        update.pull(self._vector.data)
+        self._begun().exchange(self._vector.data)
 
     def _begun(self) -> VectorUpdate:
         if self._update is None:
-            self._update = self._begin()
+            start = self._vector.data if self._rule.name == "mean" else self._start_values()
+            update = LocalUpdate(self._rule) if self._setup.world_size == 1 else self._joined(self._setup)
+            update.begin(start, self._state, self._steps)
+            self._update = update
         return self._update
 
-    def _begin(self) -> VectorUpdate:
-        start = np.zeros(0, self._vector.data.dtype)
-        if self._rule.name != "mean":
-            start = self._start_values()
-        setup = self._setup
-        update: VectorUpdate
-        if setup.world_size == 1:
-            update = LocalRule(self._rule, self._vector.data.size, self._vector.data.dtype)
-        else:
-            update = self._joined(setup)
-        update.begin(start, self._state)
-        return update
-
-    def _start_values(self) -> np.ndarray[Any, Any]:
+    def _start_values(self) -> Vector:
         """Return the parameters that the optimizer begins with; the vector in use is left as it is."""
         if self._every:
             if self._anchor is None:
@@ -326,7 +332,7 @@ class JobAggregation:
         np.copyto(self._vector.data, kept)
         return start
 
-    def _checked_anchor(self) -> np.ndarray[Any, Any]:
+    def _checked_anchor(self) -> Vector:
         if self._anchor is None:
             raise SessionError("the parameters of the last time are not known; step() was not called from the start")
         return self._anchor
