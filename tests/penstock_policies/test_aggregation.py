@@ -205,6 +205,30 @@ def test_jobs_whose_iterations_do_not_go_together_are_not_recycled_onto_one_aggr
     assert len(recycle(there, {"a": 5.0, "b": 10.0})) == 1
 
 
+def test_aggregators_that_are_nearly_full_are_not_emptied():
+    there = {"a": [Task("a", part, 4.0) for part in range(2)]}
+    there |= {name: [Task(name, 0, 6.0)] for name in ("b", "c")}
+    iteration_s = dict.fromkeys("abc", 10.0)
+    assert recycle(there, iteration_s, up_to=0.5) == ()
+    assert recycle(there, iteration_s) == ()
+    assert {move.source for move in recycle(there, iteration_s, up_to=0.8)} == {"a"}
+
+
+def test_a_job_goes_to_several_aggregators_where_a_run_would_take_too_long_on_one():
+    tasks = [Task("J", part, 1.0) for part in range(4)]
+    found = assign(tasks, {"J": 10.0}, {}, new_ids=names(), run_limit_s={"J": 2.0})
+    assert found is not None
+    assert sorted(found.placements.values()) == ["0", "0", "1", "1"]
+    found = assign([Task("J", 0, 3.0)], {"J": 10.0}, {}, new_ids=names(), run_limit_s={"J": 2.0})
+    assert found is not None, "a single task cannot be divided"
+
+
+def test_recycling_keeps_to_the_longest_run_of_a_job_too():
+    there = {"a": [Task("J", 0, 1.0)], "b": [Task("J", 1, 1.0)]}
+    assert recycle(there, {"J": 10.0}, run_limit_s={"J": 1.5}) == ()
+    assert len(recycle(there, {"J": 10.0}, run_limit_s={"J": 2.0})) == 1
+
+
 def test_nothing_moves_where_no_limit_is_broken():
     there = {"a": [Task("a", 0, 1.0)], "b": [Task("b", 0, 1.0)], "idle": []}
     assert rebalance(there, {"a": 9.0, "b": 9.0}, new_ids=names()) == ((), (), ())
