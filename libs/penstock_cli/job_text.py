@@ -101,6 +101,7 @@ def job_lines(detail: views.JobDetail) -> list[str]:
         ("wants", _wants(detail)),
         *(_size_pairs(job, detail.sizing) if detail.sizing is not None else ()),
         ("shares", _shares(job)),
+        ("aggregation", _aggregation(spec)),
         ("runs on", render.devices(job.placed_on)),
         ("ran on", render.devices(job.devices) if not job.placed_on else ""),
         ("submitted", clock(job.submitted_s)),
@@ -142,6 +143,14 @@ def _spilled(spec: JobSpec) -> str:
     parts = ((spec.spill_bytes, "of borrowed memory"), (spec.local_memory_bytes, "of it kept on the host"))
     found = [f"{render.size(size)} {what}" for size, what in parts if size]
     return f"; each with {', '.join(found)}" if found else ""
+
+
+def _aggregation(spec: JobSpec) -> str:
+    """Return what a job says of aggregation; empty where it says nothing."""
+    if (spec.aggregation, spec.servers) == ("shared", 1):
+        return ""
+    servers = "" if spec.aggregation == "none" else f", {render.count(spec.servers, 'aggregator')}"
+    return f"{spec.aggregation}{servers}"
 
 
 def of_host(cpus: float, memory_bytes: int) -> str:

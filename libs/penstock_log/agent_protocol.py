@@ -223,6 +223,10 @@ class AgentEnv:
     HOLD_S: Final = "PENSTOCK_HOLD_S"  # seconds after it at which the process must not go on
     LANES: Final = "PENSTOCK_LANES"  # path of the token broker's socket; only where the job takes turns on its devices
     MEMORY_SOCKET: Final = "PENSTOCK_MEMORY_SOCKET"  # path of the socket of the node's memory agent, where there is one
+    AGGREGATION: Final = "PENSTOCK_AGGREGATION"  # shared, own or none, as the job has it
+    AGGREGATION_SERVERS: Final = "PENSTOCK_AGGREGATION_SERVERS"  # aggregators that it has as its own
+    AGGREGATION_SOCKET: Final = "PENSTOCK_AGGREGATION_SOCKET"  # path of the socket of the node's aggregation agent
+    AGGREGATION_TOKEN: Final = "PENSTOCK_AGGREGATION_TOKEN"  # noqa: S105 - a name; what proves to it of which run one is
     CHECKPOINT_DIR: Final = "PENSTOCK_CHECKPOINT_DIR"
     CHECKPOINT_S: Final = "PENSTOCK_CHECKPOINT_S"
     CHECKPOINT_MEMORY: Final = "PENSTOCK_CHECKPOINT_MEMORY"  # folder in memory; only where the job has that tier

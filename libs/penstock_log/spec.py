@@ -34,6 +34,9 @@ Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 Outcome = Literal["completed", "failed", "preempted", "cancelled", "lost"]
 CheckpointTier = Literal["disk", "memory"]
 """Where a checkpoint is that counts as saved: on a disk, or in the memory of two peers."""
+AggregationMode = Literal["shared", "own", "none"]
+"""Whether a job's aggregators are shared with others, its own, or none."""
+MOST_SERVERS: Final = 64
 BESIDE_LOCAL_BYTES: Final = 2**30
 """Of its host's memory beside ``local_memory_bytes``, for the program: no less than one that asks for nothing has."""
 
@@ -175,6 +178,13 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     checkpoint_tier : {"disk", "memory"}
         Where a checkpoint has to be before it counts as saved. ``memory``: in the memory of two other nodes, and on the
         disk behind; where that is not to be had, on the disk. Short: ``checkpoint = { tier = "memory" }``.
+    aggregation : {"shared", "own", "none"}
+        How aggregators add up what its processes push, where its script asks for that (``session.aggregate()``).
+        ``shared``: on aggregators of its own until it is measured, then on some that it shares with other jobs, as long
+        as that costs it no more than a tenth of its speed. ``own``: on its own. ``none``: the script is refused.
+    servers : int
+        Aggregators that it has as its own; it begins only if so many can be had. In a file both may be said as
+        ``aggregation = { mode = "own", servers = 2 }``.
     duration_s : float
         Exclusive run time, if the user happens to know it; 0 where unknown. Used by the matcher, never required.
     skew : float
@@ -233,6 +243,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     grace_s: Seconds = 10.0
     checkpoint_s: Seconds = 60.0
     checkpoint_tier: CheckpointTier = "disk"
+    aggregation: AggregationMode = "shared"
+    servers: Annotated[int, Meta(ge=1, le=MOST_SERVERS)] = 1
     duration_s: Seconds = 0.0
     skew: Share = 0.0
     env: dict[str, str] = {}
@@ -443,6 +455,7 @@ def job_schema() -> dict[str, Any]:
     _take_ranges(made["properties"])
     _take_amounts(made)
     _take_tier(made["properties"])
+    _take_aggregation(made["properties"])
     return made
 
 
@@ -452,6 +465,7 @@ def sweep_schema() -> dict[str, Any]:
     made["$defs"]["JobSpec"]["required"].remove("name")  # it has the sweep's, where it has none of its own
     _take_amounts(made)
     _take_tier(made["$defs"]["JobSpec"]["properties"])
+    _take_aggregation(made["$defs"]["JobSpec"]["properties"])
     return made
 
 
@@ -481,6 +495,15 @@ def _take_tier(fields: dict[str, Any]) -> None:
         "properties": {"tier": tier},
         "additionalProperties": False,
     }
+
+
+def _take_aggregation(fields: dict[str, Any]) -> None:
+    """Have ``aggregation`` take ``{ mode = "own", servers = 2 }`` too, which is written out as two fields."""
+    mode = fields["aggregation"]
+    about = {name: mode.pop(name) for name in ("description", "default") if name in mode}
+    servers = {name: value for name, value in fields["servers"].items() if name not in {"default", "description"}}
+    table = {"type": "object", "properties": {"mode": dict(mode), "servers": servers}, "additionalProperties": False}
+    fields["aggregation"] = {**about, "anyOf": [mode, table]}
 
 
 def _published(type_: type[msgspec.Struct], name: str, title: str) -> dict[str, Any]:

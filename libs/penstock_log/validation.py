@@ -20,7 +20,16 @@ from typing import Any, Final, TypeVar, get_args
 import msgspec
 from msgspec import inspect
 
-from penstock_log.spec import AMOUNT, MOST_GPUS, CheckpointTier, JobSpec, MemoryNeed, SweepSpec
+from penstock_log.spec import (
+    AMOUNT,
+    MOST_GPUS,
+    MOST_SERVERS,
+    AggregationMode,
+    CheckpointTier,
+    JobSpec,
+    MemoryNeed,
+    SweepSpec,
+)
 
 T = TypeVar("T")
 
@@ -362,14 +371,14 @@ def widened(raw: Any, path: str = "$") -> Any:
     """
     Return the fields of a job with its short forms written out; everything else as it is.
 
-    They are ``gpus = "1..8"``, ``local`` and ``spill`` of ``memory``, in bytes or as text such as ``"2GiB"``, and
-    ``checkpoint = { tier = "memory" }``.
+    They are ``gpus = "1..8"``, ``local`` and ``spill`` of ``memory``, in bytes or as text such as ``"2GiB"``,
+    ``checkpoint = { tier = "memory" }``, and ``aggregation = { mode = "own", servers = 2 }``.
 
     Raises
     ------
     BadInput
-        If ``gpus`` is a text and no such range, an amount of memory is none, or ``checkpoint`` has other fields;
-        ``path`` says where the job stands.
+        If ``gpus`` is a text and no such range, an amount of memory is none, or ``checkpoint`` or ``aggregation`` has
+        other fields; ``path`` says where the job stands.
 
     Examples
     --------
@@ -381,11 +390,49 @@ def widened(raw: Any, path: str = "$") -> Any:
     {'local_memory_bytes': 2147483648, 'spill_bytes': 17179869184}
     >>> widened({"checkpoint": {"tier": "memory"}})
     {'checkpoint_tier': 'memory'}
+    >>> widened({"aggregation": {"mode": "own", "servers": 2}})
+    {'aggregation': 'own', 'servers': 2}
     >>> widened({"gpus": "8..1"})
     Traceback (most recent call last):
     penstock_log.validation.BadInput: $.gpus: got "8..1"; the fewest devices come first: "1..8"
     """
-    return _with_tier(with_amounts(_with_range(raw, path), path), path) if isinstance(raw, dict) else raw
+    if not isinstance(raw, dict):
+        return raw
+    return with_aggregation(_with_tier(with_amounts(_with_range(raw, path), path), path), path)
+
+
+def with_aggregation(raw: dict[str, Any], path: str = "$") -> dict[str, Any]:
+    """
+    Return the fields of a job with a table ``aggregation`` written out, as :func:`widened` does.
+
+    Raises
+    ------
+    BadInput
+        If it has other fields than ``mode`` and ``servers``, or these are not what they can be.
+    """
+    given = raw.get("aggregation")
+    if not isinstance(given, dict):
+        return raw
+    fields = {name: value for name, value in raw.items() if name != "aggregation"}
+    for name in given:
+        if name not in _OF_AGGREGATION:
+            near = nearest(str(name), _OF_AGGREGATION)
+            raise BadInput(f"{_under(f'{path}.aggregation', name)}: unknown field{near}")
+    if "mode" in given:
+        if given["mode"] not in get_args(AggregationMode):
+            raise BadInput(_wrong(f"{path}.aggregation.mode", '"shared", "own" or "none"', given["mode"]))
+        fields["aggregation"] = given["mode"]
+    if "servers" in given:
+        servers = given["servers"]
+        if not isinstance(servers, int) or isinstance(servers, bool) or not 1 <= servers <= MOST_SERVERS:
+            wanted = f"a whole number from 1 to {MOST_SERVERS}"
+            raise BadInput(_wrong(f"{path}.aggregation.servers", wanted, servers))
+        if fields.setdefault("servers", servers) != servers:
+            raise BadInput(f"{path}.servers: {raw['servers']} stands beside aggregation.servers; leave one out")
+    return fields
+
+
+_OF_AGGREGATION: Final = ("mode", "servers")
 
 
 def _with_tier(raw: dict[str, Any], path: str) -> dict[str, Any]:

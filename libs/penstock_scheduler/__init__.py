@@ -18,5 +18,6 @@ In reading order:
 * ``kernel_warmup``: Loads the kernels in a service; the one module here that starts a process.
 * ``pool/``: What a round knows of a pool: its settings, its jobs by what they ask for, its runs and its past rounds.
 * ``sharing/``: Jobs that share devices: with whom, on which, who makes way for whom, and why one waits.
+* ``aggregation/``: Which part of which run is on which aggregator.
 * ``sizing/``: How many devices each elastic job of a pool gets, of which kind, and with which batch size: one decision.
 """

@@ -17,6 +17,17 @@ from penstock_bus import Delivery
 from penstock_gateway import job_sizes
 from penstock_gateway.job_history import device_names, rewound
 from penstock_log import (
+    AggregationAsked,
+    AggregationAssigned,
+    AggregationLeft,
+    AggregationMeasured,
+    AggregationRefused,
+    AggregatorEnded,
+    AggregatorsAllocated,
+    AggregatorsOffered,
+    AggregatorsRecycled,
+    AggregatorStarted,
+    AggregatorUnreachable,
     AnyEvent,
     Job,
     JobCancelled,
@@ -39,6 +50,7 @@ from penstock_log import (
     NodeRemoved,
     NodeResumed,
     NodeTokenIssued,
+    PartMoved,
     PolicySet,
     RoundDecided,
     RunCheckpointed,
@@ -95,7 +107,8 @@ def shared_subjects(job: Job) -> list[str]:
     pool = job.spec.pool
     of_sweep = [subjects.sweep(job.spec.parent)] if subjects.is_token(job.spec.parent) else []  # people name any
     shared = [subjects.rank(pool), subjects.round_(pool), subjects.scale(pool), subjects.policy(pool)]
-    return [*shared, subjects.profile(key), *of_sweep]
+    aggregation = [subjects.aggregation(pool), subjects.AGGREGATOR_FACTS]
+    return [*shared, *aggregation, subjects.profile(key), *of_sweep]
 
 
 def sentence(fact: RunMeasured | LaneChanged, kind: str) -> str:
@@ -108,6 +121,30 @@ def sentence(fact: RunMeasured | LaneChanged, kind: str) -> str:
         f"measured on {fact.node_id} over {fact.iterations} iterations: {gibibytes(need.persistent_bytes)} persistent, "
         f"{gibibytes(need.framework_bytes)} of the framework, {gibibytes(need.ephemeral_bytes)} in an iteration"
     )
+
+
+def _asked(fact: AggregationAsked) -> str:
+    whole, servers = gibibytes(sum(fact.parts)), count(fact.servers, "aggregator")
+    whose = servers if fact.mode == "shared" else f"{servers} of its own"
+    return f"asks for aggregation of {whole} in {count(len(fact.parts), 'part')}: {whose}, {fact.rule}"
+
+
+def _assigned(fact: AggregationAssigned) -> str:
+    names = listed(dict.fromkeys(one.aggregator for one in fact.placed))
+    moved = sum(one.generation == fact.generation and one.how == "copy" for one in fact.placed)
+    moves = f", {count(moved, 'part')} to be moved" if moved else ""
+    return f"aggregated on {names}{moves}{_because(fact.because)}"
+
+
+def _aggregation_measured(fact: AggregationMeasured) -> str:
+    busy_s = sum(fact.costs_s.values())
+    steps = count(fact.steps, "step")
+    return f"aggregation measured on {fact.aggregator} over {steps}: {fact.iteration_s:.3g} s each, busy {busy_s:.2g} s"
+
+
+def _moved(fact: PartMoved) -> str:
+    copied = gibibytes(fact.copied_bytes)
+    return f"part {fact.part} moved from {fact.before} to {fact.aggregator}: {copied} in {fact.pause_s:.3g} s"
 
 
 class Timeline:
@@ -199,7 +236,31 @@ class Timeline:
                 return
             case LogCopied() | JobsArchived() | LogTrimmed() | TrialFinished() | TrialRetried():
                 return
-            case MemoryOffered() | SlabsLent() | SlabsReturned() | SlabsEvicted():
+            case AggregationAsked():
+                yield _asked(fact)
+            case AggregationAssigned():
+                yield _assigned(fact)
+            case AggregationMeasured():
+                yield _aggregation_measured(fact)
+            case PartMoved():
+                yield _moved(fact)
+            case AggregatorUnreachable():
+                yield f"aggregator {fact.aggregator} cannot be reached from {fact.node_id}{_because(fact.reason)}"
+            case AggregationRefused():
+                yield f"aggregation refused{_because(fact.reason)}"
+            case AggregationLeft():
+                yield f"needs no aggregation any more on {fact.node_id}"
+            case (
+                AggregatorsOffered()
+                | AggregatorStarted()
+                | AggregatorEnded()
+                | AggregatorsAllocated()
+                | AggregatorsRecycled()
+                | MemoryOffered()
+                | SlabsLent()
+                | SlabsReturned()
+                | SlabsEvicted()
+            ):
                 return
             case _:
                 assert_never(fact)

@@ -101,6 +101,11 @@ def test_a_job_shows_what_it_asks_of_its_host_and_a_node_what_its_host_has() -> 
     assert {row[9] for row in node_table([node], 0.0, wide=True)[1]} == {"8 cpus, 30GiB by cgroup"}
 
 
+def test_a_job_shows_how_it_aggregates_where_it_says_so() -> None:
+    assert line_of("aggregation", aggregation="own", servers=2) == "own, 2 aggregators"
+    assert line_of("aggregation", aggregation="none") == "none"
+
+
 def test_a_job_shows_what_it_borrows() -> None:
     assert line_of("wants", local_memory_bytes=2 << 30, spill_bytes=16 << 30) == (
         "1 x any kind but a bare CPU; each with 16GiB of borrowed memory, 2GiB of it kept on the host"

@@ -94,6 +94,35 @@ def test_a_bad_amount_is_named_with_its_line_and_what_is_typed_wins_over_the_fil
     assert spec_file.job(source, {"spill_bytes": 5}).spill_bytes == 5
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.toml", 'name = "a"\ncommand = ["x"]\naggregation = { mode = "own", servers = 2 }'),
+        ("b.toml", 'name = "a"\ncommand = ["x"]\naggregation = "own"\nservers = 2'),
+        ("a.yaml", "name: a\ncommand: [x]\naggregation: {mode: own, servers: 2}"),
+        ("a.json", '{"name": "a", "command": ["x"], "aggregation": {"mode": "own"}, "servers": 2}'),
+    ],
+)
+def test_each_format_says_how_a_job_aggregates(tmp_path: Path, name: str, text: str) -> None:
+    spec = spec_file.job(write(tmp_path, name, text))
+    assert (spec.aggregation, spec.servers) == ("own", 2)
+    assert spec_file.job(write(tmp_path, name, text), {"servers": 3}).servers == 3
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ('{ mode = "mine" }', 'aggregation.mode: expected "shared", "own" or "none", got "mine"'),
+        ("{ servers = 0 }", "aggregation.servers: expected a whole number from 1 to 64, got 0"),
+        ("{ server = 2 }", "aggregation.server: unknown field; did you mean `servers`?"),
+        ('"mine"', "aggregation"),
+        ("{ servers = 2 }\nservers = 3", "servers: 3 stands beside aggregation.servers; leave one out"),
+    ],
+)
+def test_what_aggregation_cannot_be_is_said(tmp_path: Path, given: str, problem: str) -> None:
+    assert problem in message(tmp_path, "a.toml", f'name = "a"\ncommand = ["x"]\naggregation = {given}')
+
+
 @pytest.mark.parametrize(("text", "format_"), [(TOML, "toml"), (YAML, "yaml"), (JSON, "json"), ('"a" = 1', "toml")])
 def test_standard_input_is_recognised_by_its_text(text: str, format_: str) -> None:
     assert spec_file.read("-", lambda _: text).format == format_

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from penstock.sessions.setup import read
 from penstock_executor import gang, run_state
 from penstock_executor.launchers import environment
 from penstock_executor.machine import ExecutorState, apply
@@ -63,6 +64,16 @@ def test_a_metric_that_is_no_number_any_more_has_no_value_from_before():
     reported = run_state.ended(run, Job(id="a", spec=spec("a"), submitted_s=0.0), "n1", 3.0, 60.0)
     assert isinstance(reported, RunEnded)
     assert (reported.metrics, reported.diverged) == ({"acc": 0.8}, ("loss",))
+
+
+def test_a_process_finds_how_its_job_aggregates(tmp_path: Path):
+    site = environment.LaunchSite(node_id="n1", devices=(), socket="s", checkpoints=tmp_path, cwd="")
+    placement = Placement(job_id="b", epoch=1, kind="cpu", slots=(Slot(node_id="n1", devices=(0,)),))
+    job = Job(id="b", spec=spec("b", aggregation="own", servers=3), submitted_s=0.0, placement=placement)
+    found = environment.environment_of(job, environment.members(placement, "device")[0], site, {})
+    assert (found["PENSTOCK_AGGREGATION"], found["PENSTOCK_AGGREGATION_SERVERS"]) == ("own", "3")
+    setup = read(found)
+    assert (setup.aggregation, setup.aggregation_servers) == ("own", 3)
 
 
 def test_a_process_finds_what_its_job_says_of_borrowed_memory_for_each_of_its_devices(tmp_path: Path):

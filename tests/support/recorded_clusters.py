@@ -9,6 +9,17 @@ import msgspec
 from penstock_bus import Delivery
 from penstock_log import (
     ARCHIVE,
+    AggregationAsked,
+    AggregationAssigned,
+    AggregationLeft,
+    AggregationMeasured,
+    AggregationRefused,
+    AggregatorEnded,
+    AggregatorsAllocated,
+    AggregatorsOffered,
+    AggregatorsRecycled,
+    AggregatorStarted,
+    AggregatorUnreachable,
     AnyEvent,
     Batch,
     Choice,
@@ -38,6 +49,8 @@ from penstock_log import (
     NodeResumed,
     NodeTokenIssued,
     Outcome,
+    PartMoved,
+    PartPlaced,
     Placement,
     PolicySet,
     PoolLearnt,
@@ -86,7 +99,7 @@ SWEEP = SweepSpec(name="lr", job=MLP, space={"lr": Choice(values=(0.1, 0.01))}, 
 def facts() -> list[AnyEvent]:
     """Return the history in order, one fact a second."""
     history = [*_nodes(), *_policies(), *_profiled(), *_gang(), *_elastic(), *_retried_and_cancelled()]
-    history += [*_sweep(), *_node_lost(), *_memory(), *_users(), *_archived()]
+    history += [*_sweep(), *_node_lost(), *_memory(), *_aggregation(), *_users(), *_archived()]
     return [msgspec.structs.replace(fact, at_s=T0 + i) for i, fact in enumerate(history)]
 
 
@@ -256,6 +269,65 @@ def _memory() -> list[AnyEvent]:
         SlabsLent(at_s=0, slabs=3, **to),
         SlabsReturned(at_s=0, slabs=1, **to),
         SlabsEvicted(at_s=0, slabs=2, reason="pressure", **to),
+    ]
+
+
+def _aggregation() -> list[AnyEvent]:
+    """A run that is measured, packed and moved, loses an aggregator and leaves; and one that asks for too much."""
+    spec = msgspec.structs.replace(MLP, id="a1")
+    run: dict[str, Any] = {"at_s": 0, "job_id": "a1", "epoch": 1}
+    pool: dict[str, Any] = {"at_s": 0, "pool": "default"}
+    own = tuple(PartPlaced(part=part, aggregator=f"n1/{part}", generation=1) for part in (0, 1))
+    moving = PartPlaced(part=1, aggregator="n1/0", generation=2, how="copy", before="n1/1")
+    joined = tuple(PartPlaced(part=part, aggregator="n1/2", generation=3) for part in (0, 1))
+    asks = {"node_id": "n1", "world_size": 2, "parts": (4096, 4096), "pool": "default"}
+    first, second = (
+        AggregationMeasured(
+            node_id="n1", aggregator=f"n1/{n}", generation=1, steps=20, iteration_s=0.2, costs_s={n: 0.01}, **run
+        )
+        for n in (0, 1)
+    )
+    moved: dict[str, Any] = {"before": "n1/1", "part": 1, "generation": 2, "step": 22}
+    return [
+        AggregatorsOffered(at_s=0, node_id="n1", pool="default", most=3, incarnation="a"),
+        JobSubmitted(at_s=0, job_id="a1", spec=spec),
+        _placed("a1"),
+        _started("a1"),
+        AggregationAsked(servers=2, nodes=("n1",), **run, **asks),
+        AggregatorsAllocated(aggregators=("n1/0", "n1/1"), job_id="a1", **pool),
+        AggregationAssigned(job_id="a1", epoch=1, generation=1, phase="profile", placed=own, because="new", **pool),
+        AggregatorStarted(at_s=0, node_id="n1", aggregator="n1/0", incarnation="a"),
+        AggregatorStarted(at_s=0, node_id="n1", aggregator="n1/1", incarnation="a"),
+        first,
+        second,
+        AggregationAssigned(
+            job_id="a1",
+            epoch=1,
+            generation=2,
+            phase="packed",
+            placed=(own[0], moving),
+            iteration_s=0.2,
+            loss=0.05,
+            because="packed on n1/0",
+            **pool,
+        ),
+        PartMoved(node_id="n1", aggregator="n1/0", copied_bytes=4096, pause_s=0.02, **moved, **run),
+        AggregatorsRecycled(aggregators=("n1/1",), **pool),
+        AggregatorEnded(at_s=0, node_id="n1", aggregator="n1/1", why="recycled"),
+        AggregatorUnreachable(node_id="n1", aggregator="n1/0", generation=2, reason="timed out", **run),
+        AggregatorsAllocated(aggregators=("n1/2",), job_id="a1", **pool),
+        AggregationAssigned(
+            job_id="a1", epoch=1, generation=3, phase="recovered", placed=joined, because="cannot be reached", **pool
+        ),
+        AggregationLeft(node_id="n1", **run),
+        _ended("a1", steps=40),
+        _finished("a1", "completed"),
+        JobSubmitted(at_s=0, job_id="a2", spec=msgspec.structs.replace(MLP, id="a2")),
+        _placed("a2"),
+        AggregationAsked(at_s=0, job_id="a2", epoch=1, servers=9, mode="own", **asks),
+        AggregationRefused(job_id="a2", epoch=1, reason="the nodes run 3 at most", **pool),
+        _ended("a2", outcome="failed"),
+        _finished("a2", "failed"),
     ]
 
 

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from recorded_clusters import facts
 
+from penstock_assigner import machine as assigner
 from penstock_autoscaler import machine as autoscaler
 from penstock_bus import Decider
 from penstock_bus.decider import Fold
@@ -23,6 +24,7 @@ from penstock_testing import delivery
 
 DECIDERS: dict[str, Callable[[], Decider[Any]]] = {
     "announcer": announcer,
+    "assigner": assigner.decider,
     "autoscaler": autoscaler.decider,
     "matcher": matcher.decider,
     "ranker": ranker.decider,

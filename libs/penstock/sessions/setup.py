@@ -20,7 +20,7 @@ from typing import Literal, Optional, get_args
 import msgspec
 
 from penstock_log.agent_protocol import AgentEnv
-from penstock_log.spec import Param
+from penstock_log.spec import AggregationMode, Param
 
 
 class SessionError(Exception):
@@ -49,6 +49,11 @@ class ProcessSetup(msgspec.Struct, frozen=True, kw_only=True):
         Bytes of the largest checkpoint that may be there.
     memory_socket : str
         Path of the socket of the node's memory agent; empty where there is none.
+    aggregation, aggregation_servers : {"shared", "own", "none"}, int
+        How the job would have its pushes aggregated, and how many aggregators it would have as its own.
+    aggregation_socket, aggregation_token : str
+        Path of the socket of the node's aggregation agent, and what proves to it that the process is of its run; empty
+        where there is none.
     resume_step : int or None
         The step of the checkpoint to load, as the executor has found it there; 0 for none, None for the newest.
     begin_dir : Path or None
@@ -86,6 +91,10 @@ class ProcessSetup(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_memory: Optional[Path] = None
     checkpoint_most: int = 0
     memory_socket: str = ""
+    aggregation: AggregationMode = "shared"
+    aggregation_servers: int = 1
+    aggregation_socket: str = ""
+    aggregation_token: str = ""
     resume_step: Optional[int] = None
     begin_dir: Optional[Path] = None
     begin_step: Optional[int] = None
@@ -133,6 +142,10 @@ def read(environ: Mapping[str, str]) -> ProcessSetup:
         checkpoint_memory=Path(memory) if memory and not sample else None,
         checkpoint_most=_whole(environ, AgentEnv.CHECKPOINT_MOST),
         memory_socket=environ.get(AgentEnv.MEMORY_SOCKET, ""),
+        aggregation=_aggregation(environ),
+        aggregation_servers=_whole(environ, AgentEnv.AGGREGATION_SERVERS) or 1,
+        aggregation_socket=environ.get(AgentEnv.AGGREGATION_SOCKET, ""),
+        aggregation_token=environ.get(AgentEnv.AGGREGATION_TOKEN, ""),
         resume_step=_whole(environ, AgentEnv.RESUME_STEP) if environ.get(AgentEnv.RESUME_STEP) else None,
         begin_dir=Path(begin) if begin and not sample else None,
         begin_step=_whole(environ, AgentEnv.BEGIN_STEP) if environ.get(AgentEnv.BEGIN_STEP) else None,
@@ -188,6 +201,15 @@ def _rule(environ: Mapping[str, str]) -> Rule:
     except msgspec.ValidationError as error:
         raise _bad(AgentEnv.LR_RULE, text, f"{', '.join(RULES[:-1])} or {RULES[-1]}") from error
     return rule
+
+
+def _aggregation(environ: Mapping[str, str]) -> AggregationMode:
+    text = environ.get(AgentEnv.AGGREGATION) or "shared"
+    try:
+        mode: AggregationMode = msgspec.convert(text, AggregationMode)
+    except msgspec.ValidationError as error:
+        raise _bad(AgentEnv.AGGREGATION, text, "shared, own or none") from error
+    return mode
 
 
 def _params(environ: Mapping[str, str]) -> dict[str, Param]:

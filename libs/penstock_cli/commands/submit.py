@@ -95,6 +95,13 @@ class JobOptions(CommandOptions):
     spill: Annotated[
         str, typer.Option("--spill", help="How large a file in borrowed memory is, for each device, such as 16GiB.")
     ] = ""
+    aggregation: Annotated[
+        Literal["shared", "own", "none"] | None,
+        typer.Option("--aggregation", help="own: aggregators that no other job shares; none: its script gets none."),
+    ] = None
+    servers: Annotated[
+        int | None, typer.Option("--servers", min=1, max=64, help="Aggregators that it has as its own.")
+    ] = None
     pool: Annotated[str, typer.Option("--pool", help="Set of nodes.")] = ""
     retries: Annotated[
         int | None, typer.Option("--retries", min=0, max=100, help="How often a failed run is repeated.")
@@ -154,6 +161,8 @@ class JobOptions(CommandOptions):
             "host_memory_bytes": value_formats.size(self.host_memory) if self.host_memory else None,
             "local_memory_bytes": value_formats.size(self.local_memory) if self.local_memory else None,
             "spill_bytes": value_formats.size(self.spill) if self.spill else None,
+            "aggregation": self.aggregation,
+            "servers": self.servers,
             "params": value_formats.parameters(self.param or []),
             "env": value_formats.environment(self.env or []),
         }

@@ -122,6 +122,8 @@ def environment_of(
         AgentEnv.CHECKPOINT_S: repr(spec.checkpoint_s),
         AgentEnv.PARAMS: msgspec.json.encode(spec.params).decode(),
         AgentEnv.BATCH_SIZE: str(spec.batch_size),
+        AgentEnv.AGGREGATION: spec.aggregation,
+        AgentEnv.AGGREGATION_SERVERS: str(spec.servers),
         AgentEnv.DEVICE_KIND: placement.kind,
         AgentEnv.DEVICES: ",".join(map(str, member.devices)),
         AgentEnv.BACKEND: devices[0].backend if devices else "cpu",

@@ -136,6 +136,7 @@ def test_what_the_executor_sets_can_be_read() -> None:
         (AgentEnv.CHECKPOINT_S, "soon", "PENSTOCK_CHECKPOINT_S is 'soon', expected a number"),
         (AgentEnv.PARAMS, "[1]", r"PENSTOCK_PARAMS is '\[1\]', expected a JSON object"),
         (AgentEnv.PARAMS, "{", "PENSTOCK_PARAMS is '{', expected a JSON object"),
+        (AgentEnv.AGGREGATION, "mine", "PENSTOCK_AGGREGATION is 'mine', expected shared, own or none"),
         (AgentEnv.RANK, "3", "PENSTOCK_RANK is 3, but PENSTOCK_WORLD_SIZE is 1"),
     ],
 )

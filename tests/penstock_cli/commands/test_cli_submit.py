@@ -54,6 +54,13 @@ def test_a_job_says_what_it_borrows_by_flags(penstock: Run, gateway: FakeGateway
     assert (code, "'much' is no amount of memory; expected a number and a unit" in err) == (2, True)
 
 
+def test_a_job_says_how_it_aggregates_by_flags(penstock: Run, gateway: FakeGateway) -> None:
+    assert penstock("submit", "--aggregation", "own", "--servers", "2", "--", "true")[0] == 0
+    spec = only(gateway)
+    assert (spec.aggregation, spec.servers) == ("own", 2)
+    assert penstock("submit", "--servers", "0", "--", "true")[0] == 2
+
+
 def test_flags_win_over_the_file(penstock: Run, gateway: FakeGateway, here: Path) -> None:
     flags = "--name big --gpus 4 --kind fast --kind slow,cpu --memory 8GiB --retries 2 --hold --id mine --pool lab"
     code, out, _ = penstock(
