@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Optional, Protocol, get_args
 
 import numpy as np
-from penstock.aggregation.exchange import VectorExchange
 
 from penstock.aggregation.agent_conversation import AgentConversation
+from penstock.aggregation.exchange import VectorExchange
 from penstock.aggregation.flat_vector import FlatVector, Values
 from penstock.aggregation.local_update import LocalUpdate
 from penstock.sessions.setup import ProcessSetup, SessionError
@@ -110,6 +110,9 @@ class JobAggregation:
         self._state: Optional[Vector] = None
         self._steps = self._since = 0
         self._pushed = False
+        if every and rule.name != "mean":  # the outer optimizer's parameters are those before the first local step
+            self._vector.pack(values)
+            self._anchor = self._vector.data.copy()
         self._update: Optional[VectorUpdate] = None
         self._agent: Optional[AgentConversation] = None
         self._hook_place = 0
@@ -235,15 +238,13 @@ class JobAggregation:
         """
         if not self._every:
             raise SessionError("step() needs to know how often: session.aggregate(parameters, every=8)")
-        if self._rule.name != "mean":
-            self._begun()  # the parameters before the first step are the optimizer's
         self._since += 1
         if self._since < self._every:
             return False
         self._since = 0
         self._vector.pack(self._values)
-        if self._rule.name != "mean":
-            np.subtract(self._checked_anchor(), self._vector.data, out=self._vector.data)
+        if self._anchor is not None:
+            np.subtract(self._anchor, self._vector.data, out=self._vector.data)
         self._exchange()
         if self._anchor is not None:
             np.copyto(self._anchor, self._vector.data)
@@ -320,22 +321,13 @@ class JobAggregation:
 
     def _start_values(self) -> Vector:
         """Return the parameters that the optimizer begins with; the vector in use is left as it is."""
-        if self._every:
-            if self._anchor is None:
-                self._anchor = np.empty_like(self._vector.data)
-                self._vector.pack(self._values)
-                np.copyto(self._anchor, self._vector.data)
+        if self._anchor is not None:
             return self._anchor.copy()
         kept = self._vector.data.copy()
         self._vector.pack(self._values)
         start = self._vector.data.copy()
         np.copyto(self._vector.data, kept)
         return start
-
-    def _checked_anchor(self) -> Vector:
-        if self._anchor is None:
-            raise SessionError("the parameters of the last time are not known; step() was not called from the start")
-        return self._anchor
 
     def _joined(self, setup: ProcessSetup) -> VectorExchange:
         if setup.aggregation == "none":

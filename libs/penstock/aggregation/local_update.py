@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Optional
 
 import numpy as np
-from penstock.aggregation.rules import mean_of, state_size, update
 
+from penstock.aggregation.rules import mean_of, state_size, update
 from penstock_log.aggregation_messages import UpdateRule
 
 if TYPE_CHECKING:

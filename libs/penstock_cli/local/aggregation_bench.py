@@ -132,7 +132,7 @@ async def _measure() -> AggregationCosts:
 @asynccontextmanager
 async def _cluster(folder: Path, bus: dict[str, str]) -> AsyncIterator[BenchCluster]:
     async with AsyncExitStack() as stack:
-        login = Login(user=bus["PENSTOCK_USER"], password=bus["PENSTOCK_PASSWORD"])
+        login = Login(url=bus["PENSTOCK_URL"], user=bus["PENSTOCK_USER"], password=bus["PENSTOCK_PASSWORD"])
         client = await stack.enter_async_context(connect(bus["PENSTOCK_URL"], login=login))
         cluster = BenchCluster(folder, bus, client)
         stack.push_async_callback(cluster.end)

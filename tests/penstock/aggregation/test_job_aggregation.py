@@ -88,7 +88,7 @@ def trained(steps: int, start: np.ndarray[Any, Any] | None, folder: Path, begins
         (lambda s: s.aggregate(weights(), "sgd", lr=-1), "lr is -1.0; expected a number, 0 or more"),
         (
             lambda s: s.aggregate(weights(), "adamw", betas=(1, 0.9)),
-            "beta1 is 1.0; expected a number, 0 or more, below 1",
+            "beta1 is 1.0; expected a number, 0 or more and below 1",
         ),
         (lambda s: [s.aggregate(weights()), s.aggregate(weights())], "called once in a script"),
         (lambda s: s.aggregate(weights()).push(weights()), "needs an optimizer"),
