@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import os
 import signal
@@ -96,3 +97,20 @@ async def test_two_gangs_come_to_share_an_aggregator_and_people_see_it(cluster: 
         assert "aggregat" in why, why
         for job_id in ids:
             await client.cancel(job_id)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed: DDP's hook is not tried")
+@pytest.mark.parametrize(("world", "equal"), [(2, 12), (4, 0)])
+async def test_the_hook_gives_ddp_the_gradients_of_gloo(cluster: Cluster, world: int, equal: int) -> None:
+    script = Path(__file__).parents[1] / "support" / "ddp_hook_job.py"
+    command = (sys.executable, str(script))
+    async with cluster.client() as client:
+        spec = JobSpec(id=f"ddp-{world}", name="ddp", command=command, gpus=world, profile="off")
+        job = await client.wait((await client.submit(spec)).id)
+    said = cluster.run("logs", spec.id).stdout
+    assert job.state == "CD", said
+    lines = [line for line in said.splitlines() if "steps equal" in line]
+    assert len(lines) == world
+    for line in lines:
+        assert int(line.split(": ")[1].split()[0]) >= equal
+        assert float(line.split(" equal, ")[1].split()[0]) < 1e-6
