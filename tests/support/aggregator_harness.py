@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 
 from penstock.aggregation.exchange import VectorExchange
+from penstock.aggregation.rules import state_size, update
 from penstock.leased_connection import boot_id
 from penstock_log.aggregation_messages import (
     COPY_RANK,
@@ -187,7 +188,12 @@ class AggregatedRun:
 
     def exchange(self, rank: int, **settings: Any) -> VectorExchange:
         exchange = VectorExchange(
-            self.layout, self.rule, rank=rank, world_size=self.world_size, on_lost=self.on_lost, **settings
+            self.layout,
+            self.rule,
+            rank=rank,
+            world_size=self.world_size,
+            on_lost=lambda lost: self.on_lost(lost),
+            **settings,
         )
         self.exchanges.append(exchange)
         exchange.placed(self.where(rank))
@@ -203,23 +209,28 @@ class AggregatedRun:
         for rank, exchange in enumerate(self.exchanges):
             exchange.placed(self.where(rank))
 
-    def move(self, parts: Sequence[int], to: str) -> list[PartCopied]:
-        """Move parts to another aggregator, and wait until they are there."""
+    def announce_move(self, parts: Sequence[int], to: str) -> dict[int, str]:
+        """Have parts wait for their copies on another aggregator, and tell the ranks; return where they were."""
         with self.lock:
             self.generation += 1
-            before = {part: self.at[part] for part in parts}
+            before = {part: self.at[part].aggregator for part in parts}
             for part in parts:
                 self.at[part] = PartAt(part=part, aggregator=to, generation=self.generation, how="copy")
                 self.open(self.at[part])
-            address = self.lease(to, COPY_RANK)
             self.announce()
-            for part in parts:
-                self.processes[before[part].aggregator].order(
+            return before
+
+    def move(self, parts: Sequence[int], to: str) -> list[PartCopied]:
+        """Move parts to another aggregator, those that are not there, and wait until they are."""
+        with self.lock:
+            before = self.announce_move([part for part in parts if self.at[part].aggregator != to], to)
+            address = self.lease(to, COPY_RANK)
+            for part, aggregator in before.items():
+                self.processes[aggregator].order(
                     SendPart(job_id=self.job_id, epoch=self.epoch, part=part, generation=self.generation, to=address)
                 )
-            generation = self.generation
-            process = self.processes[to]
-            return [process.wait_for(PartCopied, _copy_of(part, generation)) for part in parts]
+            process, generation = self.processes[to], self.generation
+            return [process.wait_for(PartCopied, _copy_of(part, generation)) for part in before]
 
     def replace(self, aggregator: str) -> str:
         """Open the parts of an aggregator that is gone on a new one, which ranks join."""
@@ -274,13 +285,74 @@ def in_threads(work: Callable[[int], Said], count: int) -> list[Said]:
     return [results[number] for number in range(count)]
 
 
+def plain_results(layout: VectorLayout, rule: UpdateRule, world_size: int, steps: int) -> list[bytes]:
+    """Return each step's result, computed here: sums in the order of ranks, and the rule on the whole vector."""
+    elements = sum(layout.parts)
+    params = values_of(-1, 0, elements, layout.dtype)
+    state = np.zeros((state_size(rule), elements), layout.dtype)
+    results = []
+    for step in range(1, steps + 1):
+        contributions = [values_of(rank, step, elements, layout.dtype) for rank in range(world_size)]
+        if rule.name == "mean":
+            mean = contributions[0]
+            for more in contributions[1:]:
+                mean = mean + more
+            params = mean / mean.dtype.type(world_size)
+        else:
+            update(rule, step, contributions, params, list(state))
+        results.append(params.tobytes())
+    return results
+
+
+class Training:
+    """Ranks that push :func:`values_of` and remember each step's result, each in a thread."""
+
+    def __init__(self, run: AggregatedRun, **settings: Any) -> None:
+        self.run = run
+        self.elements = sum(run.layout.parts)
+        self.exchanges = [run.exchange(rank, **settings) for rank in range(run.world_size)]
+        for exchange in self.exchanges:
+            exchange.begin(values_of(-1, 0, self.elements, run.layout.dtype))
+        self.results: list[list[bytes]] = [[] for _ in self.exchanges]
+        self._progress = threading.Condition()
+
+    def train(self, steps: int, before: Callable[[int, int], object] = lambda rank, step: None) -> list[list[bytes]]:
+        """Train to the end; ``before`` is called with rank and step before each push."""
+
+        def one(rank: int) -> None:
+            for step in range(self.exchanges[rank].step + 1, steps + 1):
+                before(rank, step)
+                values = values_of(rank, step, self.elements, self.run.layout.dtype)
+                self.exchanges[rank].exchange(values)
+                with self._progress:
+                    self.results[rank].append(values.tobytes())
+                    self._progress.notify_all()
+
+        in_threads(one, len(self.exchanges))
+        return self.results
+
+    def wait_for_step(self, step: int) -> None:
+        """Wait until a rank has so many results."""
+        with self._progress:
+            assert self._progress.wait_for(lambda: max(map(len, self.results)) >= step, WAIT_S)
+
+
 def values_of(rank: int, step: int, elements: int, dtype: str = "f4") -> np.ndarray[Any, Any]:
     """Return what a rank pushes in a step: always the same, and nothing that sums up without rounding."""
-    return np.random.default_rng([rank, step]).standard_normal(elements).astype(dtype)
+    return np.random.default_rng([rank + 1, step]).standard_normal(elements).astype(dtype)
 
 
 def _copy_of(part: int, generation: int) -> Callable[[Any], bool]:
     return lambda copied: bool(copied.part == part and copied.generation == generation)
 
 
-__all__ = ["AggregatedRun", "AggregatorProcess", "CopyFailed", "aggregated", "in_threads", "values_of"]
+__all__ = [
+    "AggregatedRun",
+    "AggregatorProcess",
+    "CopyFailed",
+    "Training",
+    "aggregated",
+    "in_threads",
+    "plain_results",
+    "values_of",
+]
