@@ -69,7 +69,8 @@ class AggregatorLoad:
     ----------
     tasks : tuple of Task
     iteration_s : mapping of job to float, seconds
-        Iteration time of each job alone (D). It may name more jobs than have tasks here.
+        Iteration time of each job alone (D). It may name more jobs than have tasks here. It does not change: a load
+        with other times is a new one.
 
     Raises
     ------
@@ -291,7 +292,9 @@ def assign(
     >>> assign([Task("R", "r", 6.0)], iteration_s, there, new_ids=["a3"]).allocated
     ('a3',)
     """
-    packing = _Packing(aggregators, iteration_s, loss_limit, run_limit_s, islice(new_ids, may_allocate), strict=strict)
+    packing = _Packing(
+        aggregators, iteration_s, loss_limit, run_limit_s, new_ids=new_ids, may_allocate=may_allocate, strict=strict
+    )
     packing.expect_new(tasks)
     if packing.place_all(tasks):
         return None
@@ -372,6 +375,7 @@ def rebalance(
 
     Notes
     -----
+    Times that are measured vary, and those near a limit would go to and fro: pass smoothed ones.
     The number of tasks that leave an aggregator is the least. Whole jobs need not leave: each task is placed by itself.
 
     Examples
@@ -380,7 +384,7 @@ def rebalance(
     >>> rebalance(there, {"P": 10.0, "Q": 10.0, "R": 10.0}).moves
     (TaskMove(task=Task(job='R', part='r', cost_s=5.0), source='a1', target='a2'),)
     """
-    packing = _Packing(aggregators, iteration_s, loss_limit, run_limit_s, islice(new_ids, may_allocate))
+    packing = _Packing(aggregators, iteration_s, loss_limit, run_limit_s, new_ids=new_ids, may_allocate=may_allocate)
     before = packing.places
     leaving = [task for name in aggregators for task in packing.relieve(name)]
     unplaced = packing.place_all(leaving)
@@ -433,13 +437,15 @@ class CycleSlots:
     """
     Turns of the jobs on one aggregator: whether a run may begin now, or in the next cycle.
 
-    A run is one iteration of a job: all of its tasks here, once. Each job has as many runs in a cycle as
+    A run is one iteration of a job: all of its tasks here, once. Who sums them one by one, asks with the first, and
+    records the run after the last. Each job has as many runs in a cycle as
     :meth:`AggregatorLoad.runs_of` says, and these may begin at any time. One more run in the same cycle may begin if
     what is left of the cycle allows it: its length, less what all jobs' own runs take, less what such extra runs took.
     Else it waits for the next cycle, in which the job has its own runs again: so nobody starves. A job that is alone
     never waits.
 
-    The clock is an argument; it never goes back. Ask, run, and record the run before the next one is asked for.
+    The clock is an argument, and never goes back. A run is recorded before another one is asked for, or else runs that
+    are under way are not seen.
 
     Parameters
     ----------
@@ -524,18 +530,21 @@ class _Packing:
         iteration_s: Mapping[str, float],
         loss_limit: float,
         run_limit_s: Mapping[str, float] | None,
-        new_ids: Iterable[str] = (),
         *,
+        new_ids: Iterable[str] = (),
+        may_allocate: int | None = None,
         strict: bool = True,
     ) -> None:
         if not 0 < loss_limit <= 1:
             raise ValueError(f"loss_limit is {loss_limit}; expected a share above 0, at most 1")
+        if may_allocate is not None and may_allocate < 0:
+            raise ValueError(f"may_allocate is {may_allocate}; expected 0 or more aggregators, or None")
         self.loads = {name: AggregatorLoad(tuple(tasks), iteration_s) for name, tasks in aggregators.items()}
         self.allocated: list[str] = []
         self._iteration_s = iteration_s
         self._loss_limit = loss_limit
         self._run_limit_s = run_limit_s or {}
-        self._new_ids = (name for name in new_ids if name not in self.loads)
+        self._new_ids = islice((name for name in new_ids if name not in self.loads), may_allocate)
         self._strict = strict
         self._known: set[tuple[str, int | str]] = set()
         for tasks in aggregators.values():

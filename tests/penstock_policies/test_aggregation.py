@@ -152,6 +152,10 @@ def test_names_in_use_are_not_given_to_new_aggregators():
     found = assign([Task("J", 0, 6.0)], {"J": 10.0, "K": 10.0}, {"0": [Task("K", 0, 6.0)]}, new_ids=names())
     assert found is not None
     assert found.allocated == ("1",)
+    found = assign(
+        [Task("J", 0, 6.0)], {"J": 10.0, "K": 10.0}, {"0": [Task("K", 0, 6.0)]}, new_ids=names(), may_allocate=1
+    )
+    assert found is not None, "a name in use counts for none that may be allocated"
 
 
 def test_an_idle_aggregator_is_used_before_a_new_one_is_allocated():
@@ -185,6 +189,11 @@ def test_a_task_that_takes_longer_than_its_jobs_iteration_cannot_be_placed():
 def test_numbers_that_make_no_sense_are_refused(tasks, iteration_s, limit, message):
     with pytest.raises(ValueError, match=message):
         assign(tasks, {"K": 9.0, **iteration_s}, {"a": [Task("K", 1, 1.0)]}, loss_limit=limit)
+
+
+def test_a_negative_number_of_new_aggregators_is_refused():
+    with pytest.raises(ValueError, match="may_allocate is -1; expected 0 or more aggregators, or None"):
+        assign([], {}, {}, may_allocate=-1)
 
 
 def test_an_emptied_aggregator_is_no_target_and_a_task_moves_once():
