@@ -409,6 +409,11 @@ class Client:
         """Return all nodes and their devices."""
         return await self._query("nodes", request_bodies.AllRequest(at=at), views.NodesView)
 
+    async def aggregation(self, job_id: str = "", at: request_bodies.At = None) -> views.AggregationView:
+        """Return all aggregators, and the jobs with aggregation that may be seen; or a job, and those that it is on."""
+        ask = request_bodies.AggregationRequest(id=job_id, at=at)
+        return await self._query("aggregation", ask, views.AggregationView)
+
     async def sweeps(self, at: request_bodies.At = None) -> views.SweepsView:
         """Return all sweeps, without their trials."""
         return await self._query("sweeps", request_bodies.AllRequest(at=at), views.SweepsView)

@@ -2,7 +2,8 @@
 The folder of a service that works on one node: the instance lock, and Unix sockets for the processes of the node.
 
 :func:`alone_in` makes a service the only one of its folder. :func:`path_in` says where a socket of it is, :func:`bind`
-listens there, and :func:`peer` says who has connected, as the kernel knows it.
+listens there, and :func:`peer` says who has connected, as the kernel knows it. :func:`secret_in` is what an aggregation
+agent and the executor of its node share.
 """
 
 from __future__ import annotations
@@ -11,16 +12,20 @@ import errno
 import fcntl
 import hashlib
 import os
+import secrets
 import socket
 import struct
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
 MEMORY_SOCKET: Final = "memory"
 """Name of the socket of a memory agent, which an executor tells its jobs of."""
+AGGREGATOR_SOCKET: Final = "aggregator"
+"""The same of an aggregation agent."""
+SECRET_BYTES: Final = 32
 LONGEST_PATH: Final = 100
 """Bytes of a socket's path in a data folder: some are left of what the kernel takes."""
 KERNELS_LONGEST: Final = 107
@@ -104,3 +109,33 @@ def bind(path: Path, *, for_all: bool = False) -> socket.socket:
     finally:
         os.umask(before)
     return listener
+
+
+def secret_in(folder: Path) -> bytes:
+    """
+    Return the secret of a folder, which its owner alone can read; whoever asks first makes it.
+
+    Raises
+    ------
+    OSError
+        If it cannot be read or made.
+    ValueError
+        If the file holds something else.
+    """
+    path = folder / "secret"
+    if not path.exists():
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle, new = tempfile.mkstemp(dir=folder, prefix="secret-")  # open to its owner alone
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(secrets.token_bytes(SECRET_BYTES))
+                file.flush()
+                os.fsync(file.fileno())
+            with suppress(FileExistsError):
+                os.link(new, path)  # whole from its first moment, and never a second one
+        finally:
+            os.unlink(new)
+    secret = path.read_bytes()
+    if len(secret) != SECRET_BYTES:
+        raise ValueError(f"{path} holds {len(secret)} bytes, expected {SECRET_BYTES}; delete it, and start again")
+    return secret

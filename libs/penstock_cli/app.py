@@ -32,6 +32,7 @@ MODULE_OF: Final = {
         ("commands.cluster", "nodes status rejected node"),
         ("commands.lanes", "lanes"),
         ("commands.memory", "memory"),
+        ("commands.aggregation", "aggregation"),
         ("commands.policies", "policy"),
         ("commands.replay", "replay"),
         ("commands.simulate", "sim"),

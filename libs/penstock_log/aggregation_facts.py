@@ -20,6 +20,7 @@ Phase = Literal["profile", "packed", "own", "recovered", "rebalanced"]
 OpenHow = Literal["join", "copy"]
 """How a part begins on its aggregator: ranks bring what they have, or the aggregator before sends a copy."""
 RuleName = Literal["mean", "sgd", "momentum", "adamw"]
+Dtype = Literal["f4", "f8"]
 Name = Annotated[str, Meta(max_length=300)]
 
 
@@ -102,6 +103,10 @@ class AggregationAsked(Event, frozen=True, kw_only=True, tag="aggregator.asked.v
         Bytes of each part.
     mode : {"shared", "own"}
     rule : {"mean", "sgd", "momentum", "adamw"}
+    rule_values : dict of str to float
+        The rule's numbers by name, as in :class:`~penstock_log.aggregation_messages.UpdateRule`.
+    dtype : {"f4", "f8"}
+        Type of the vector's elements.
     nodes : tuple of str
         Nodes that its ranks are on, as far as the agent knows.
     """
@@ -115,6 +120,8 @@ class AggregationAsked(Event, frozen=True, kw_only=True, tag="aggregator.asked.v
     servers: int = 1
     mode: Literal["shared", "own"] = "shared"
     rule: RuleName = "mean"
+    rule_values: dict[str, float] = {}
+    dtype: Dtype = "f4"
     nodes: tuple[str, ...] = ()
 
 

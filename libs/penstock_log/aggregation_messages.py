@@ -23,7 +23,7 @@ from typing import Annotated, Final, Literal, Union
 import msgspec
 from msgspec import Meta
 
-from penstock_log.aggregation_facts import OpenHow, RuleName
+from penstock_log.aggregation_facts import Dtype, OpenHow, RuleName
 
 VERSION: Final = 1
 COPY_RANK: Final = -1
@@ -38,7 +38,6 @@ Count = Annotated[int, Meta(ge=0, le=2**53)]
 Text = Annotated[str, Meta(max_length=256)]
 Hex16 = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}$")]
 Hex32 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
-Dtype = Literal["f4", "f8"]
 
 
 def run_token(secret: bytes, job_id: str, epoch: int) -> str:
@@ -347,6 +346,47 @@ class CopyFailed(msgspec.Struct, frozen=True, kw_only=True, tag="copy_failed"):
     part: int
     generation: int
     reason: str
+
+
+# --- telemetry of a node
+
+
+class AggregatorReport(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    One aggregator of a node, as its agent has it.
+
+    Attributes
+    ----------
+    parts : int
+        Parts that it holds.
+    busy_s, refused, received_bytes, sent_bytes
+        As in :class:`AggregatorPong`.
+    """
+
+    aggregator: str
+    parts: int = 0
+    busy_s: float = 0.0
+    refused: dict[str, int] = {}
+    received_bytes: int = 0
+    sent_bytes: int = 0
+
+
+class AggregatorLoads(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    All aggregators of a node, each second while there are some, and once more when there are none any more.
+
+    Attributes
+    ----------
+    most : int
+        Aggregators that the node would run at most.
+    denied : dict of str to int
+        Clients that the agent sent away, by the kind of reason.
+    """
+
+    node_id: str
+    most: int
+    loads: tuple[AggregatorReport, ...] = ()
+    denied: dict[str, int] = {}
 
 
 ToAggregator = Union[OpenPart, GrantLease, SendPart, DropPart, CloseRun, RunSlots, PingAggregator]

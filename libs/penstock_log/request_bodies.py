@@ -226,6 +226,13 @@ class JobsRequest(GatewayRequest, frozen=True, kw_only=True):
     at: At = None
 
 
+class AggregationRequest(GatewayRequest, frozen=True, kw_only=True):
+    """The request of ``aggregation``: an id of a job or its unique beginning; empty: all aggregators and jobs."""
+
+    id: str = ""
+    at: At = None
+
+
 class AllRequest(GatewayRequest, frozen=True, kw_only=True):
     """The request of ``nodes``, ``sweeps``, ``policies`` and ``status``."""
 

@@ -14,7 +14,8 @@ import sys
 from types import TracebackType
 from typing import Final, Self
 
-from penstock_bus.servers.server import dies_with_parent, end
+from penstock_bus.child_processes import dies_with_parent
+from penstock_bus.servers.server import end
 from penstock_bus.shell import Shell
 from penstock_policies.matching import KERNELS, warm
 

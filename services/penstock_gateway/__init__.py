@@ -18,6 +18,7 @@ In reading order:
 * ``sight``: What people ask about, where they may see it.
 * ``queries``: Queries, and what runs and services report outside of the log.
 * ``answers``: From the read model to views.
+* ``aggregation_answers``: Answers about aggregators and the jobs on them.
 * ``why``: Why a job waits, and what is ruled out.
 * ``dry_run``: What would happen to a job that is submitted now.
 * ``job_fit``: A job against the present nodes.

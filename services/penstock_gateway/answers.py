@@ -25,6 +25,7 @@ from penstock_gateway.machine import GatewayState
 from penstock_gateway.sweep_table import SweepRecord, TrialRow
 from penstock_gateway.why import WaitExplainer
 from penstock_log import ACTIVE, TERMINAL, Job, Trial, request_bodies, workload
+from penstock_log.aggregation_messages import AggregatorReport
 from penstock_log.memory_messages import SlabOffer
 from penstock_log.records import compose
 from penstock_log.request_bodies import RunProgress
@@ -70,6 +71,8 @@ class ReadModel:
         Node id → time of its last heartbeat.
     memory : mapping of str to (float, SlabOffer)
         Node id → when its memory agent was last heard, and what it offers.
+    aggregators : mapping of str to (float, AggregatorReport)
+        Aggregator → when its agent was last heard, and what that said of it.
     settings : MatcherSettings
         Settings of the matcher.
     """
@@ -80,6 +83,7 @@ class ReadModel:
     reports: Mapping[str, RunProgress] = field(default_factory=dict)
     heartbeats: Mapping[str, float] = field(default_factory=dict)
     memory: Mapping[str, tuple[float, SlabOffer]] = field(default_factory=dict)
+    aggregators: Mapping[str, tuple[float, AggregatorReport]] = field(default_factory=dict)
     settings: MatcherSettings = field(default_factory=MatcherSettings)
 
     def report_of(self, job: Job) -> RunProgress:

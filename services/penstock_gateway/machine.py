@@ -59,9 +59,10 @@ from penstock_log.job_state import ENDINGS, JobState
 from penstock_log.records import compose
 from penstock_log.users import Users
 from penstock_policies.job_lengths import Lengths
+from penstock_scheduler.aggregation.aggregation_table import AggregationTable
 from penstock_scheduler.pool.scheduler_state import SchedulerState, fold
 
-SCHEMA: Final = "gateway.v17"
+SCHEMA: Final = "gateway.v18"
 
 
 class GatewayState(SchedulerState):
@@ -90,6 +91,8 @@ class GatewayState(SchedulerState):
         Pool → GPU-times of its jobs that completed, as the ranker has them.
     archive : ArchiveRecord
         What was copied, forgotten and removed.
+    aggregation : AggregationTable
+        Agents, aggregators, and the runs that have parts on them.
     gone_seq : dict of str to int
         Node that was lost and is still away, or was forgotten → sequence of the round that said so.
     """
@@ -108,6 +111,7 @@ class GatewayState(SchedulerState):
     open_jobs: OpenJobs = msgspec.field(default_factory=OpenJobs)
     lengths: dict[str, Lengths] = msgspec.field(default_factory=dict)
     archive: ArchiveRecord = msgspec.field(default_factory=ArchiveRecord)
+    aggregation: AggregationTable = msgspec.field(default_factory=AggregationTable)
     gone_seq: dict[str, int] = msgspec.field(default_factory=dict)
 
     users: Users = msgspec.field(default_factory=Users)
@@ -120,6 +124,7 @@ class GatewayState(SchedulerState):
 def apply(state: GatewayState, event: Event, seq: int) -> None:
     """Fold one fact in, in place."""
     changed, _ = fold(state, state.jobs, event)
+    state.aggregation.apply(event, state.jobs, changed)
     if isinstance(event, ScaleDecided):
         _note_demands(state, changed, event)
     for job in changed:

@@ -17,17 +17,19 @@ import msgspec
 from penstock_bus import BodyLimit, Delivery, Endpoint, LogReader, RejectionPort, ReplicationPort, TelemetryPort
 from penstock_bus.follower import FoldFollower
 from penstock_bus.health import GONE_AFTER_S, VERSION, Vitals, parse_vitals
-from penstock_gateway import acceptance, answers, dry_run, log_reader, sight, story
+from penstock_gateway import acceptance, aggregation_answers, answers, dry_run, log_reader, sight, story
 from penstock_gateway.answers import ReadModel
 from penstock_gateway.authority import Admit, Caller
 from penstock_gateway.endpoints import ask, endpoint, job_asked
 from penstock_gateway.machine import GatewayState
 from penstock_gateway.user_queues import UserQueues
 from penstock_log import TERMINAL, Job, JobState, RunEnded, request_bodies, spec, subjects
+from penstock_log.aggregation_messages import AggregatorLoads, AggregatorReport
 from penstock_log.memory_messages import SlabOffer
 from penstock_log.request_bodies import RunProgress
 from penstock_log.services import CORE
 from penstock_log.views import (
+    AggregationView,
     DryRunView,
     EventsView,
     JobsView,
@@ -122,6 +124,7 @@ class Queries:
             "why": self._of_one(sight.job, lambda model, job: model.why.explain(job)),
             "story": self._story,
             "nodes": self._nodes,
+            "aggregation": self._aggregation,
             "events": self._events,
             "policies": self._whole(answers.policies),
             "sweeps": self._sweeps,
@@ -151,6 +154,12 @@ class Queries:
     async def _nodes(self, body: bytes, caller: Caller) -> NodesView:
         model = await self._model(ask(body, request_bodies.AllRequest).at)
         return answers.nodes(model, sees_all=caller.sees_all)
+
+    async def _aggregation(self, body: bytes, caller: Caller) -> AggregationView:
+        asked = ask(body, request_bodies.AggregationRequest)
+        model = await self._model(asked.at)
+        one = sight.job(model.state, asked.id, caller) if asked.id else None
+        return aggregation_answers.aggregation(model, caller, one)
 
     async def _sweeps(self, body: bytes, caller: Caller) -> SweepsView:
         return answers.sweeps(await self._model(ask(body, request_bodies.AllRequest).at), caller)
@@ -260,6 +269,7 @@ class Queries:
             reports=self._presence.reports,
             heartbeats=self._presence.nodes,
             memory=self._presence.memory(),
+            aggregators=self._presence.aggregators(),
             settings=self._settings,
         )
 
@@ -283,6 +293,7 @@ class Presence:
         self.nodes: dict[str, float] = {}
         self.reports: dict[str, RunProgress] = {}
         self._memory: dict[str, tuple[float, SlabOffer]] = {}
+        self._aggregators: dict[str, tuple[float, AggregatorLoads]] = {}
         self._replicas: dict[tuple[str, str], tuple[float, Vitals | None]] = {}
         self._now_s = now_s
 
@@ -291,6 +302,7 @@ class Presence:
         return [
             self._hear_nodes(bus),
             self._hear_memory(bus),
+            self._hear_aggregators(bus),
             self._hear_progress(bus),
             *(self._hear_replicas(bus, service) for service in CORE),
         ]
@@ -310,6 +322,12 @@ class Presence:
         self._memory = {who: last for who, last in self._memory.items() if now_s - last[0] < GONE_AFTER_S}
         return dict(self._memory)
 
+    def aggregators(self) -> dict[str, tuple[float, AggregatorReport]]:
+        """Return what was said of aggregators by agents that were heard of late, and when."""
+        now_s = self._now_s()
+        self._aggregators = {who: last for who, last in self._aggregators.items() if now_s - last[0] < GONE_AFTER_S}
+        return {one.aggregator: (heard_s, one) for heard_s, said in self._aggregators.values() for one in said.loads}
+
     def forget(self, delivery: Delivery) -> None:
         """Drop the progress of runs that have ended: from then on the log counts."""
         for fact in delivery.commit.facts:
@@ -327,6 +345,14 @@ class Presence:
             except (ValueError, RecursionError):
                 continue  # of an agent of another version; nobody depends on it
             self._memory[_last_token(subject)] = self._now_s(), offer
+
+    async def _hear_aggregators(self, bus: TelemetryPort) -> None:
+        async for subject, body in bus.subscribe(subjects.AGGREGATOR_LOADS):
+            try:
+                said = msgspec.json.decode(body, type=AggregatorLoads)
+            except (ValueError, RecursionError):
+                continue  # of an agent of another version; nobody depends on it
+            self._aggregators[_last_token(subject)] = self._now_s(), said
 
     async def _hear_replicas(self, bus: TelemetryPort, service: str) -> None:
         async for subject, body in bus.subscribe(subjects.replicas(service)):

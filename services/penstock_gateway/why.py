@@ -23,6 +23,7 @@ from penstock_log.job_state import JobState
 from penstock_log.text import count, duration, listed
 from penstock_log.views import RankView, WhyView
 from penstock_scheduler import start_forecast, wait_causes, what_if
+from penstock_scheduler.aggregation.aggregation_report import place_text, wait_text
 from penstock_scheduler.pool.pool_settings import MatcherSettings, rules_of
 from penstock_scheduler.pool.pool_view import PoolView
 from penstock_scheduler.round import borrowers_of
@@ -142,7 +143,7 @@ class WaitExplainer:
         if job.state in TERMINAL:
             return StateCause("finished", _ending(job))
         if job.state is JobState.RUNNING:
-            return StateCause("running", _running(job, self._now_s) + self._beside(job))
+            return StateCause("running", _running(job, self._now_s) + self._beside(job) + self._aggregated(job))
         return _stopping(job) if job.state in ACTIVE else self._waiting(job)
 
     def _beside(self, job: Job) -> str:
@@ -153,6 +154,15 @@ class WaitExplainer:
         others = job_fit.beside(self._state.jobs, job.id, own)
         what = f"beside {listed(others)}" if others else "beside nobody else"
         return f", {what}, with {job.share:.0%} of the time"
+
+    def _aggregated(self, job: Job) -> str:
+        """Say which aggregators a running job has and why, or what it waits for."""
+        table = self._state.aggregation
+        run = table.runs.get(job.id)
+        if run is None or run.epoch != job.epoch:
+            return ""
+        text = wait_text(table, self._state.cluster, run, self._now_s) or place_text(run, self._now_s)
+        return f"; {text}" if text else ""
 
     def _waiting(self, job: Job) -> StateCause:
         """Return the job's own cause; otherwise the last round's; otherwise what the gateway sees itself."""

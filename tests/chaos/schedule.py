@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
-SERVICES: Final = ("gateway", "profiler", "ranker", "autoscaler", "matcher", "tuner")
+SERVICES: Final = ("gateway", "profiler", "ranker", "autoscaler", "matcher", "tuner", "assigner")
 SERVER: Final = "server-"
 """Begins the name of one server among several, or of one that is alone."""
 LEASE_S: Final = 3.0

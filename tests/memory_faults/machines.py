@@ -23,9 +23,10 @@ from typing import Any, Final
 import msgspec
 
 from memory_faults.plan import HOMES, LEASE_S, MIB, NODES, SLAB_BYTES, MemoryFault
+from penstock_bus.child_processes import dies_with_parent
 from penstock_bus.identity.logins import Login
 from penstock_bus.nats import NatsBus, connect
-from penstock_bus.servers.server import ServerSettings, dies_with_parent, running
+from penstock_bus.servers.server import ServerSettings, running
 from penstock_log import subjects
 from penstock_log.memory_messages import SlabOffer
 from penstock_testing import eventually

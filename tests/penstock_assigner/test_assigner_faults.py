@@ -32,7 +32,7 @@ def test_the_parts_of_a_killed_aggregator_join_on_a_new_one() -> None:
     assert isinstance(allocated, AggregatorsAllocated)
     assert allocated.aggregators == ("n1/1",)
     assert isinstance(assigned, AggregationAssigned)
-    assert (assigned.phase, assigned.because) == ("recovered", "n1/0: it ended: killed")
+    assert (assigned.phase, assigned.because) == ("recovered", "n1/0 ended (killed)")
     assert assigned.placed == tuple(PartPlaced(part=part, aggregator="n1/1", generation=2) for part in (0, 1))
 
 
@@ -170,5 +170,5 @@ def test_a_copy_that_fails_joins_where_it_was_to_go() -> None:
     joined = it.settle()[0]
     assert isinstance(joined, AggregationAssigned)
     assert joined.placed[1] == PartPlaced(part=1, aggregator="n1/0", generation=3)
-    assert joined.because == "n1/1: node n1 cannot reach it: timed out"
+    assert joined.because == "n1/1 cannot be reached from node n1: timed out"
     assert not it.run("j1").avoids

@@ -7,6 +7,7 @@ import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import pytest
 from aggregation_cases import asked, measured, node, offered, placed, submitted
 
 from penstock_assigner.__main__ import run
@@ -16,6 +17,11 @@ from penstock_log import AggregationAssigned, AnyEvent, Commit, JobTable, subjec
 from penstock_scheduler.aggregation.aggregation_table import AggregationTable
 from penstock_scheduler.aggregation.assignment_step import AssignerSettings
 from penstock_testing import eventually, subject_of
+
+
+@pytest.fixture(params=["memory_bus", "nats_bus"])
+def bus(request: pytest.FixtureRequest) -> Bus:
+    return request.getfixturevalue(request.param)
 
 
 @asynccontextmanager
@@ -54,15 +60,16 @@ async def table(bus: Bus) -> AggregationTable:
     return found
 
 
-async def test_of_two_replicas_one_assigns_and_the_other_goes_on_from_there(memory_bus: Bus) -> None:
-    await tell(memory_bus, node("n1"), offered("n1", 2))
-    async with assigner(memory_bus, "r2"):
-        async with assigner(memory_bus, "r1"):
-            await tell(memory_bus, submitted("j1"), placed("j1"), asked("j1"))
-            await eventually(lambda: phases(memory_bus, [("j1", "profile")]))
-        run = (await table(memory_bus)).runs["j1"]
-        await tell(memory_bus, *measured(run, 1.0, 0.1, steps=20))
-        await tell(memory_bus, submitted("j2"), placed("j2"), asked("j2"))
+@pytest.mark.slow
+async def test_of_two_replicas_one_assigns_and_the_other_goes_on_from_there(bus: Bus) -> None:
+    await tell(bus, node("n1"), offered("n1", 2))
+    async with assigner(bus, "r2"):
+        async with assigner(bus, "r1"):
+            await tell(bus, submitted("j1"), placed("j1"), asked("j1"))
+            await eventually(lambda: phases(bus, [("j1", "profile")]))
+        run = (await table(bus)).runs["j1"]
+        await tell(bus, *measured(run, 1.0, 0.1, steps=20))
+        await tell(bus, submitted("j2"), placed("j2"), asked("j2"))
         expected = [("j1", "profile"), ("j1", "packed"), ("j2", "profile")]
-        await eventually(lambda: phases(memory_bus, expected))
-    assert len(await assigned(memory_bus)) == len(expected), "nobody assigns again what is assigned"
+        await eventually(lambda: phases(bus, expected))
+    assert len(await assigned(bus)) == len(expected), "nobody assigns again what is assigned"

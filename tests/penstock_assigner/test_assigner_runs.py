@@ -37,7 +37,7 @@ def test_a_run_gets_aggregators_of_its_own_to_be_measured() -> None:
                 PartPlaced(part=part, aggregator=name, generation=1)
                 for part, name in enumerate(("n1/0", "n1/1", "n1/0"))
             ),
-            because="on 2 aggregators of its own, to be measured",
+            because="it is to be measured on 2 aggregators of its own",
         ),
     ).then()
 
@@ -141,7 +141,7 @@ def test_a_second_run_is_packed_beside_the_first() -> None:
     (packed,) = it.measure("j2", 2.0, 0.2, steps=20).settle()
     assert isinstance(packed, AggregationAssigned)
     assert it.where("j2") == ["n1/0", "n1/0"]
-    assert packed.because == "packed on n1/0 with j1"
+    assert packed.because == "it was measured, and fits beside j1"
     assert packed.loss == 0.0
 
 
@@ -164,7 +164,7 @@ def test_a_run_with_aggregators_of_its_own_for_good_shares_them_with_nobody() ->
     it = assigner().nodes(n1=2).runs("j1", mode="own")
     (_, own) = it.settle()
     assert isinstance(own, AggregationAssigned)
-    assert (own.phase, own.because) == ("own", "on 1 aggregator of its own, as it asks for")
+    assert (own.phase, own.because) == ("own", "it asks for aggregators of its own")
     it.measure("j1", 1.0, 0.01).then()
     it.packed("j2")
     assert it.where("j2") == ["n1/1", "n1/1"]
@@ -187,7 +187,7 @@ def test_a_packed_run_that_lost_more_than_a_tenth_gets_aggregators_of_its_own_ag
     assert isinstance(allocated, AggregatorsAllocated)
     assert isinstance(own, AggregationAssigned)
     assert own.phase == "own"
-    assert own.because == "14 % slower over 100 steps: 1.2 s instead of 1.0 s"
+    assert own.because == "it was 14 % slower over 100 steps: 1.2 s instead of 1.0 s"
     assert all(one.how == "copy" and one.before == "n1/0" for one in own.placed)
     it.copy_all().measure("j2", 1.0, 0.1).then()
 

@@ -119,7 +119,9 @@ def body_of(cell: Cell) -> Any:
 
 
 _OF_TARGETS = ("cancel", "hold", "release", "cancel_sweep", "drain", "resume", "remove", "remove_user")
-_OF_ALL = ("jobs", "sweeps", "nodes", "status", "streams", "policies", "schema", "whoami", "users", "rejected")
+_OF_ALL = (
+    "jobs", "sweeps", "nodes", "aggregation", "status", "streams", "policies", "schema", "whoami", "users", "rejected",
+)  # fmt: skip
 
 
 async def outcome(shared: Gateway, cell: Cell) -> str:

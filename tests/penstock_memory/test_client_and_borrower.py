@@ -14,6 +14,7 @@ import pytest
 import pytest_asyncio
 from memory_agents import LineClient
 
+from penstock_bus.local_clients import BURST, MESSAGE_BYTES, MESSAGES_PER_S
 from penstock_log.memory_messages import (
     BorrowSlab,
     EvictSlabs,
@@ -31,7 +32,7 @@ from penstock_log.memory_messages import (
     UnmapSlabs,
 )
 from penstock_memory.borrower import Borrower
-from penstock_memory.client_listener import BURST, MESSAGE_BYTES, MESSAGES_PER_S, ClientListener
+from penstock_memory.client_listener import ClientListener
 from penstock_memory.machine import MemorySettings
 
 MIB = 1 << 20

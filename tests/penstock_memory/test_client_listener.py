@@ -15,6 +15,7 @@ import pytest
 import pytest_asyncio
 from memory_agents import LineClient
 
+from penstock_bus.local_clients import BURST, LONGEST_LINE, MESSAGES_PER_S, MOST_OF_ONE, MOST_UNSENT_BYTES
 from penstock_log.memory_messages import (
     VERSION,
     AgentWelcome,
@@ -26,16 +27,7 @@ from penstock_log.memory_messages import (
     SlabUse,
     ToClient,
 )
-from penstock_memory.client_listener import (
-    BURST,
-    LONGEST_LINE,
-    MESSAGES_PER_S,
-    MOST_BORROWING,
-    MOST_OF_ONE,
-    MOST_UNSENT_BYTES,
-    ClientListener,
-    LocalClient,
-)
+from penstock_memory.client_listener import MOST_BORROWING, ClientListener, LocalClient
 from penstock_testing import eventually
 
 ME = getpass.getuser()

@@ -91,6 +91,7 @@ class FakeGateway:
         self.specs: dict[str, JobSpec] = {}
         self.nodes = [node_view()]
         self.memory: tuple[views.NodeMemoryView, ...] = ()
+        self.aggregation = views.AggregationView(aggregators=(), jobs=(), seq=7)
         self.sweeps: dict[str, views.SweepView] = {}
         self.events: tuple[views.EventView, ...] = ()
         self.dry: views.DryRunView = views.DryRunView(starts=True, kind="fast", devices=("n1/fast0", "n1/fast1"))
@@ -164,6 +165,7 @@ class FakeGateway:
             "job": (request_bodies.OneRequest, self._job),
             "why": (request_bodies.OneRequest, lambda ask: self._why(self._found(ask.id))),
             "story": (request_bodies.OneRequest, self._story),
+            "aggregation": (request_bodies.AggregationRequest, lambda _: self.aggregation),
             "nodes": (
                 request_bodies.AllRequest,
                 lambda _: views.NodesView(nodes=tuple(self.nodes), seq=7, memory=self.memory),

@@ -26,7 +26,7 @@ FOLDING = [service for service in CORE if find_spec(f"penstock_{service}.machine
 
 def decider_of(service: str) -> Decider[Any]:
     machine = import_module(f"penstock_{service}.machine")
-    arguments = {"gateway": lambda: [machine.GatewaySettings()], "memory": lambda: ["n1"]}
+    arguments = {"gateway": lambda: [machine.GatewaySettings()], "memory": lambda: ["n1"], "aggregator": lambda: ["n1"]}
     found = machine.decider(*arguments.get(service, list)())
     assert isinstance(found, Decider)
     return found

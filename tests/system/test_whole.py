@@ -15,7 +15,7 @@ from penstock_bus.nats import connect
 from penstock_log import JobSpec, subjects
 
 DEVICES = ("--emulate", "fast:2@1.0:4GiB")
-LEADERS = ("ranker", "autoscaler", "matcher", "tuner")
+LEADERS = ("ranker", "autoscaler", "matcher", "tuner", "assigner")
 
 
 @pytest.fixture(scope="module")

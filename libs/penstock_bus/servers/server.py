@@ -2,7 +2,6 @@
 The NATS server as a child process, and the room in its store.
 
 :func:`running` starts a real ``nats-server`` with JetStream on disk and the configuration that Penstock needs.
-:func:`dies_with_parent` keeps a child process from outliving its parent.
 
 Two conditions of the disk need care. A server that met a full disk answers every look, but confirms no message to its
 streams, and goes on like that when there is room again, until it is started anew (:func:`wait_for_disk_space`). A store
@@ -13,7 +12,6 @@ that has reached its limit takes nothing either, not even leases, so nothing cou
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
 import re
 import shutil
@@ -28,6 +26,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from penstock_bus.addresses import is_loopback
+from penstock_bus.child_processes import dies_with_parent
 from penstock_bus.identity import access
 from penstock_bus.identity.certificates import TlsFiles, address_here
 from penstock_bus.identity.keyring import REVOKED, Keyring, read_revoked, write_revoked
@@ -452,10 +451,6 @@ async def wait_for_disk_space(
         await asyncio.sleep(look_s)
 
 
-_PR_SET_PDEATHSIG: Final = 1
-_libc: Final = ctypes.CDLL(None, use_errno=True)
-
-
 class Process(Protocol):
     """What :class:`asyncio.subprocess.Process` and others have that can be signalled and waited for."""
 
@@ -470,18 +465,6 @@ class Process(Protocol):
 
     def send_signal(self, signal: int) -> None:
         """Signal it."""
-
-
-def dies_with_parent(signum: signal.Signals = signal.SIGTERM) -> Callable[[], None]:
-    """Return a ``preexec_fn`` with which the kernel signals the child when its parent is gone, even after kill -9."""
-    parent = os.getpid()
-
-    def before_exec() -> None:
-        _libc.prctl(_PR_SET_PDEATHSIG, signum)
-        if os.getppid() != parent:  # it died in between
-            os._exit(1)
-
-    return before_exec
 
 
 async def end(process: Process, grace_s: float) -> int:

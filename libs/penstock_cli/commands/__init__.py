@@ -10,6 +10,7 @@ In reading order:
 * ``sweeps``: ``tune``, ``sweep``.
 * ``lanes``: ``lanes bench``, ``lanes estimate``.
 * ``memory``: ``memory ls``, ``show``, ``top``, ``serve`` and ``bench``.
+* ``aggregation``: ``aggregation ls`` and ``show``.
 * ``up``: ``up``, ``down``, ``service``, ``purge``.
 * ``simulate``: ``sim``, ``sweep sim``.
 * ``replay``: ``replay``.

@@ -31,7 +31,8 @@ import numpy as np
 
 from penstock.memory.block_store import BlockStore, open_store
 from penstock.memory.nbd_server import NbdServer
-from penstock_bus.servers.server import Server, ServerSettings, dies_with_parent
+from penstock_bus.child_processes import dies_with_parent
+from penstock_bus.servers.server import Server, ServerSettings
 
 _MIB: Final = 1 << 20
 SIZE: Final = 128 * _MIB

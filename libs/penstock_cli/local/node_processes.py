@@ -17,9 +17,10 @@ from typing import IO, Final
 
 import structlog
 
+from penstock_bus.child_processes import dies_with_parent
 from penstock_bus.identity.logins import VARIABLE as CREDENTIALS
 from penstock_bus.logs import Logging, configure
-from penstock_bus.servers.server import Process, dies_with_parent, signal_if_there
+from penstock_bus.servers.server import Process, signal_if_there
 from penstock_bus.settings import SettingsError, load
 from penstock_bus.shell import EX_CONFIG, handle_signals
 from penstock_cli.local.child_process import Child

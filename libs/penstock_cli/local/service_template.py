@@ -32,7 +32,8 @@ from typing import IO, Final, Self
 
 import msgspec
 
-from penstock_bus.servers.server import dies_with_parent, end
+from penstock_bus.child_processes import dies_with_parent
+from penstock_bus.servers.server import end
 
 _MOST_BYTES: Final = 1 << 17
 _GRACE_S: Final = 2.0

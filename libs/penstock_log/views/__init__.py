@@ -8,8 +8,12 @@ In reading order:
 
 * ``jobs``: Jobs: lines, details, sizes, why, story.
 * ``cluster``: Nodes, services, lanes, sweeps.
+* ``aggregation``: Aggregators, and the runs that have parts on them.
 """
 
+from penstock_log.views.aggregation import AggregatedJobView as AggregatedJobView
+from penstock_log.views.aggregation import AggregationView as AggregationView
+from penstock_log.views.aggregation import AggregatorUseView as AggregatorUseView
 from penstock_log.views.cluster import DeviceView as DeviceView
 from penstock_log.views.cluster import GoodputView as GoodputView
 from penstock_log.views.cluster import LanesView as LanesView

@@ -54,7 +54,7 @@ Stage = Literal["profile", "packed", "own"]
 """Whether a run has aggregators of its own to be measured, shares some, or has its own for good."""
 
 
-class AggregationAgent(msgspec.Struct):
+class AgentRecord(msgspec.Struct):
     """
     A node's agent.
 
@@ -76,7 +76,7 @@ class AggregationAgent(msgspec.Struct):
     until_s: float = 0.0
 
 
-class Aggregator(msgspec.Struct):
+class AggregatorRecord(msgspec.Struct):
     """
     An aggregator that was allocated.
 
@@ -216,17 +216,17 @@ class AggregationTable(msgspec.Struct):
 
     Attributes
     ----------
-    agents : dict of str to AggregationAgent
+    agents : dict of str to AgentRecord
         By node.
-    aggregators : dict of str to Aggregator
+    aggregators : dict of str to AggregatorRecord
     runs : dict of str to AggregationRun
         By job, in the order in which they asked.
     moved_s : dict of str to float
         Pool → when parts were last moved there by choice.
     """
 
-    agents: dict[str, AggregationAgent] = msgspec.field(default_factory=dict)
-    aggregators: dict[str, Aggregator] = msgspec.field(default_factory=dict)
+    agents: dict[str, AgentRecord] = msgspec.field(default_factory=dict)
+    aggregators: dict[str, AggregatorRecord] = msgspec.field(default_factory=dict)
     runs: dict[str, AggregationRun] = msgspec.field(default_factory=dict)
     moved_s: dict[str, float] = msgspec.field(default_factory=dict)
 
@@ -297,10 +297,10 @@ class AggregationTable(msgspec.Struct):
         agent = self.agents.get(event.node_id)
         pools = {event.pool} if agent is None else {event.pool, agent.pool}
         if agent is None:
-            agent = self.agents[event.node_id] = AggregationAgent(pool=event.pool, most=0)
+            agent = self.agents[event.node_id] = AgentRecord(pool=event.pool, most=0)
         if agent.incarnation != event.incarnation or not event.most:
             self._lose(
-                event.node_id, "its agent has started again" if event.most else "its agent has ended", ended=True
+                event.node_id, "went when its agent began anew" if event.most else "ended with its agent", ended=True
             )
             agent.failures, agent.until_s = 0, 0.0
         agent.pool, agent.most, agent.incarnation = event.pool, max(0, event.most), event.incarnation
@@ -323,12 +323,12 @@ class AggregationTable(msgspec.Struct):
         if agent is not None and not found.started_s and not found.recycled:
             agent.failures = min(agent.failures + 1, 32)
             agent.until_s = event.at_s + min(MOST_BACKOFF_S, 2.0 ** (agent.failures - 1))
-        found.gone, found.ended = f"it ended: {event.why or 'nobody says why'}", True
+        found.gone, found.ended = f"ended ({event.why or 'nobody says why'})", True
         return {found.pool}
 
     def _allocate(self, event: AggregatorsAllocated) -> set[str]:
         for name in event.aggregators:
-            self.aggregators.setdefault(name, Aggregator(pool=event.pool, since_s=event.at_s))
+            self.aggregators.setdefault(name, AggregatorRecord(pool=event.pool, since_s=event.at_s))
             agent = self.agents.get(node_of(name))
             number = name.rpartition("/")[2]
             if agent is not None and number.isascii() and number.isdigit() and len(number) < 16:
@@ -354,12 +354,16 @@ class AggregationTable(msgspec.Struct):
         return self._lose_nodes(event.lost_nodes, "is lost") | self._forget_nodes(event.forgotten_nodes)
 
     def _lose_nodes(self, node_ids: Iterable[str], how: str) -> set[str]:
-        return {pool for node_id in node_ids for pool in self._lose(node_id, f"node {node_id} {how}", ended=False)}
+        return {
+            pool
+            for node_id in node_ids
+            for pool in self._lose(node_id, f"was on node {node_id}, which {how}", ended=False)
+        }
 
     def _forget_nodes(self, node_ids: Iterable[str]) -> set[str]:
         pools: set[str] = set()
         for node_id in node_ids:
-            pools |= self._lose(node_id, f"node {node_id} was removed", ended=True)
+            pools |= self._lose(node_id, f"was on node {node_id}, which was removed", ended=True)
             if (agent := self.agents.get(node_id)) is not None:
                 agent.most = 0  # its numbers go on, should it come back
                 pools.add(agent.pool)
@@ -428,7 +432,7 @@ def _avoid(_: AggregationTable, run: AggregationRun, event: AggregatorUnreachabl
     """Note that a copy to an aggregator fails; or that a rank cannot reach it, where no part is on its way there."""
     known = [one for one in run.placed if one.generation <= event.generation]
     here = [one for one in known if one.aggregator == event.aggregator]
-    why = f"node {event.node_id} cannot reach it"
+    why = f"cannot be reached from node {event.node_id}"
     why = f"{why}: {event.reason}" if event.reason else why
     if coming := [one for one in here if run.sources[one.part]]:
         run.uncopied |= {str(one.part): why for one in coming}

@@ -140,7 +140,7 @@ class PoolLook:
         names = self._new(run, min(run.servers, len(run.parts)))
         places = deal(dict(enumerate(run.parts)), dict.fromkeys(names, 0))
         own = run.mode == "own"
-        because = f"on {_of_its_own(names)}, " + ("as it asks for" if own else "to be measured")
+        because = "it asks for aggregators of its own" if own else f"it is to be measured on {_of_its_own(names)}"
         return self._assigned(run, places, "own" if own else "profile", because, new=names)
 
     def _never(self, run: AggregationRun) -> str:
@@ -201,9 +201,9 @@ class PoolLook:
         reasons = {}
         for name in (*dead, *sources):
             found = self._table.aggregators.get(name)
-            gone = found.gone if found is not None else "it is not there any more"
+            gone = found.gone if found is not None else "is not there any more"
             reasons[name] = gone or run.avoids.get(name) or sources.get(name)
-        return listed(f"{name}: {why}" for name, why in reasons.items())
+        return listed(f"{name} {why}" for name, why in reasons.items())
 
     def _reaches(self, run: AggregationRun, name: str) -> bool:
         return self._table.serves(name) and name not in run.avoids
@@ -218,7 +218,7 @@ class PoolLook:
         if late and run.steps >= WATCH_STEPS:
             share = 1 - run.alone_s / run.now_s
             times = f"{_short(run.now_s)} instead of {_short(run.alone_s)}"
-            return self._give_back(run, f"{100 * share:.0f} % slower over {run.steps} steps: {times}")
+            return self._give_back(run, f"it was {100 * share:.0f} % slower over {run.steps} steps: {times}")
         return ()
 
     def _pack(self, run: AggregationRun) -> tuple[AnyEvent, ...]:
@@ -227,12 +227,13 @@ class PoolLook:
         alone_s = {**self._alone_s, run.job_id: run.alone_s}
         found = assign(tasks, alone_s, self._shared(of=run), loss_limit=self._settings.loss_limit, new_ids=own)
         if found is None:
-            because = f"no aggregator keeps up with its parts beside others: on {_of_its_own(own)} for good"
+            because = "no aggregator keeps up with its parts beside others"
             return self._assigned(run, {}, "own", because)
         places = _renamed(run, {int(task.part): name for task, name in found.placements.items()}, own)
         names = tuple(dict.fromkeys(places.values()))
         others = sorted({job_id for name in names for job_id in self._holders.get(name, ())} - {run.job_id})
-        because = f"packed on {listed(names)}" + (f" with {listed(others[:8])}" if others else "")
+        beside = f"beside {listed(others[:8])}" if others else f"on {count(len(names), 'aggregator')}"
+        because = f"it was measured, and fits {beside}"
         return self._assigned(run, places, "packed", because)
 
     def _give_back(self, run: AggregationRun, because: str) -> tuple[AnyEvent, ...]:
@@ -303,7 +304,7 @@ class PoolLook:
         for job_id, places in by_job.items():
             run = self._table.runs[job_id]
             sources = listed(dict.fromkeys(run.placed[part].aggregator for part in places))
-            because = f"to empty {sources}" if emptied else f"{sources} had more to do than its cycle is long"
+            because = f"{sources} can be emptied" if emptied else f"{sources} had more to do than its cycle is long"
             mine = tuple(name for name in dict.fromkeys(places.values()) if name in left)
             left -= set(mine)
             commits.append(self._assigned(run, places, "rebalanced", because, new=mine))

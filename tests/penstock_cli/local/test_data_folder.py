@@ -34,6 +34,7 @@ def test_each_service_runs_once_unless_told_otherwise() -> None:
         ("matcher", 1),
         ("matcher", 2),
         ("tuner", 1),
+        ("assigner", 1),
     ]
 
 

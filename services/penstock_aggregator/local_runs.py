@@ -1,0 +1,374 @@
+"""
+Runs with processes on this node: who is admitted, and what each process is told.
+
+A reason for sending a process away begins with one word for its kind, such as ``token``; they are counted by it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
+from typing import Any, Final
+
+import msgspec
+
+from penstock_aggregator.client_listener import LocalRank
+from penstock_aggregator.fact_queue import FactQueue
+from penstock_aggregator.machine import AggregatedRun, AggregatorState, rule_of, values_of
+from penstock_bus.follower import FoldFollower
+from penstock_bus.logger import get_logger
+from penstock_bus.port import BusError, ServiceError
+from penstock_log import AggregationAsked, AggregationLeft, AggregatorUnreachable, Job
+from penstock_log.aggregation_messages import (
+    VERSION,
+    AggregationPending,
+    AggregatorAddress,
+    AskAggregation,
+    LostAggregator,
+    OpenLease,
+    PartAt,
+    PartsAt,
+    run_token,
+)
+
+LEFT_S: Final = 2.0
+"""So long after the first rank has gone its run is said to need no aggregation: others may fetch their last results."""
+REJOIN_S: Final = 30.0
+"""So long after its start an agent waits for the first ranks of runs that an earlier one has asked for."""
+AGAIN_S: Final = 0.5
+"""Between two requests for a lease that was not given."""
+CONFIRM_S: Final = 8.0
+"""An agent that has not answered for so long does not know better than who cannot reach its aggregator."""
+_KINDS: Final = frozenset({"message", "version", "rank", "token", "layout", "over", "refused", "replaced"})
+_log = get_logger("penstock.aggregator")
+RunKey = tuple[str, int]
+
+
+class Changes:
+    """A signal to all who wait for the next change; take :attr:`next` before you look, and wait for it after."""
+
+    def __init__(self) -> None:
+        self.next = asyncio.Event()
+
+    def notify(self) -> None:
+        """Wake all who wait."""
+        self.next.set()
+        self.next = asyncio.Event()
+
+
+class LocalRuns:
+    """
+    The processes of runs on a node, as a :class:`~penstock_aggregator.client_listener.RankHandler`.
+
+    Parameters
+    ----------
+    live : FoldFollower
+    changes : Changes
+        Notified after each change of the fold that matters.
+    secret : bytes
+        By which the node's executor derives the tokens of runs.
+    open_lease : callable
+        Asks an aggregator's agent.
+    spawn : callable
+        Runs a coroutine as long as the agent works.
+
+    Attributes
+    ----------
+    denied : Counter of str
+        How many processes were sent away, by the kind of reason.
+    """
+
+    def __init__(
+        self,
+        node_id: str,
+        pool: str,
+        live: FoldFollower[AggregatorState],
+        changes: Changes,
+        facts: FactQueue,
+        *,
+        secret: bytes,
+        open_lease: Callable[[OpenLease], Awaitable[AggregatorAddress]],
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
+        now_s: Callable[[], float],
+    ) -> None:
+        self._node_id, self._pool, self._live, self._changes, self._facts = node_id, pool, live, changes, facts
+        self._secret, self._open_lease, self._spawn, self._now_s = secret, open_lease, spawn, now_s
+        self._ranks: dict[RunKey, dict[int, LocalRank]] = {}
+        self._following: dict[LocalRank, asyncio.Task[None]] = {}
+        self._lost: set[tuple[str, str, int, int]] = set()
+        self.denied: Counter[str] = Counter()
+
+    # --- who is admitted
+    async def admit(self, rank: LocalRank, asked: AskAggregation) -> str:
+        """Take a process in that has said who it is; return why not, empty where it is welcome."""
+        if why := self._why_not(asked):
+            return why
+        await self._live.caught_up()  # the run's placement is in the log: its process has been started
+        if over := self._live.state.why_over(asked.job_id, asked.epoch):
+            return f"over: {over}"
+        key = (asked.job_id, asked.epoch)
+        others = self._ranks.setdefault(key, {})
+        if (before := others.get(asked.rank)) is not None:
+            self._drop(before)
+            before.dismiss(f"replaced: rank {asked.rank} of run {asked.epoch} has connected anew")
+        for other in others.values():
+            if other.asked is not None and (why := _difference(asked, other.asked)):
+                return f"layout: rank {other.asked.rank} has said other {why}; it is the same on all ranks"
+        others = self._ranks.setdefault(key, {})
+        others[asked.rank] = rank
+        self._following[rank] = asyncio.create_task(self._follow(rank, asked))
+        return ""
+
+    def _why_not(self, asked: AskAggregation) -> str:
+        if asked.version != VERSION:
+            return f"version: this agent speaks version {VERSION}, and the process {asked.version}; update one"
+        if asked.rank >= asked.world_size:
+            return f"rank: there is no rank {asked.rank} of {asked.world_size}; expected one below"
+        if not hmac.compare_digest(asked.token, run_token(self._secret, asked.job_id, asked.epoch)):
+            return (
+                f"token: it is not that of run {asked.epoch} of job {asked.job_id}; expected what the node's executor "
+                "gave to the run's processes"
+            )
+        return ""
+
+    # --- what a process is told
+    async def _follow(self, rank: LocalRank, asked: AskAggregation) -> None:
+        """Tell a process what becomes of its run, until one of both ends."""
+        try:
+            while not rank.gone:
+                changed = self._changes.next
+                if why := self._why_end(asked):
+                    rank.dismiss(why)
+                    return
+                run = self._live.state.run(asked.job_id, asked.epoch)
+                if run is None and asked.rank == 0:
+                    await self._ask(asked)
+                    continue
+                told = rank.generation
+                if run is None or not run.generation:
+                    why = "the run waits for aggregators" if run is not None else "the run's rank 0 has not asked yet"
+                    if why != rank.pending:
+                        rank.pending = why
+                        rank.send(AggregationPending(reason=why))
+                elif run.generation != told and (parts := await self._parts(rank, asked, run.generation)) is not None:
+                    rank.generation = parts.generation
+                    rank.send(parts)
+                    continue
+                await changed.wait()
+        except Exception:  # of one process, which must not end the others
+            _log.exception("aggregation_client_failed", job_id=asked.job_id, rank=asked.rank)
+            rank.dismiss("message: the agent failed; its log says how")
+
+    def _why_end(self, asked: AskAggregation) -> str:
+        state = self._live.state
+        if over := state.why_over(asked.job_id, asked.epoch):
+            return f"over: {over}"
+        if (refused := state.refused.get(asked.job_id)) is not None:
+            return f"refused: {refused}"
+        run = state.run(asked.job_id, asked.epoch)
+        if run is not None and (difference := _difference(asked, _asked_of(run, asked))):
+            return f"layout: rank 0 has said other {difference}; it is the same on all ranks"
+        return ""
+
+    async def _ask(self, asked: AskAggregation) -> None:
+        """Have the log know that a run asks for aggregation."""
+        job = self._live.state.jobs.get(asked.job_id)
+        layout = asked.layout
+        fact = AggregationAsked(
+            at_s=self._now_s(),
+            node_id=self._node_id,
+            job_id=asked.job_id,
+            epoch=asked.epoch,
+            pool=job.spec.pool if job is not None else self._pool,
+            world_size=asked.world_size,
+            parts=tuple(count * layout.itemsize for count in layout.parts),
+            servers=asked.servers,
+            mode=asked.mode,
+            rule=asked.rule.name,
+            rule_values=values_of(asked.rule),
+            dtype=layout.dtype,
+            nodes=_nodes_of(job),
+        )
+        seq = await asyncio.shield(self._facts.put(fact))
+        await self._live.reached(seq)
+
+    async def _parts(self, rank: LocalRank, asked: AskAggregation, generation: int) -> PartsAt | None:
+        """Return where a run's parts are in a generation; None once there is a newer one, or the run is over."""
+        while not rank.gone:
+            run = self._live.state.run(asked.job_id, asked.epoch)
+            if run is None or run.generation != generation:
+                return None
+            parts = tuple(
+                PartAt(part=one.part, aggregator=one.aggregator, generation=one.generation, how=one.how)
+                for one in run.placed
+            )
+            leases = [
+                self._open_lease(
+                    OpenLease(
+                        aggregator=name,
+                        job_id=asked.job_id,
+                        epoch=asked.epoch,
+                        rank=asked.rank,
+                        generation=generation,
+                    )
+                )
+                for name in run.aggregators()
+            ]
+            changed = self._changes.next
+            answers = await asyncio.gather(*leases, return_exceptions=True)
+            addresses = [answer for answer in answers if isinstance(answer, AggregatorAddress)]
+            if len(addresses) == len(leases):
+                return PartsAt(generation=generation, parts=parts, aggregators=tuple(addresses))
+            for answer in answers:
+                if isinstance(answer, BaseException) and not isinstance(answer, BusError):
+                    raise answer
+            problem = next(str(answer) for answer in answers if isinstance(answer, BusError))
+            _log.info("aggregator_lease_not_given", job_id=asked.job_id, rank=asked.rank, error=problem)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(AGAIN_S):
+                    await changed.wait()
+        return None
+
+    # --- aggregators that a process cannot reach
+    def note_lost(self, rank: LocalRank, lost: LostAggregator) -> str:
+        """Take note that a process cannot reach an aggregator; return why to hang up, empty where not."""
+        if rank.asked is None:
+            return "message: it has not asked for aggregation"
+        if lost.generation > rank.generation:
+            return f"message: generation {lost.generation} is not known yet; the last one is {rank.generation}"
+        about = (lost.aggregator, rank.asked.job_id, rank.asked.epoch, lost.generation)
+        run = self._run_at(rank.asked, lost)  # where there is a newer assignment, the process is told of that
+        if about not in self._lost and run is not None and lost.aggregator in run.aggregators():
+            self._lost.add(about)
+            self._spawn(self._confirm(rank.asked, lost))
+        return ""
+
+    async def _confirm(self, asked: AskAggregation, lost: LostAggregator) -> None:
+        """Have the log know of an aggregator that cannot be reached, unless its own agent knows better."""
+        about = (lost.aggregator, asked.job_id, asked.epoch, lost.generation)
+        try:
+            if not await self._is_lost(asked, lost):
+                return
+            fact = AggregatorUnreachable(
+                at_s=self._now_s(),
+                node_id=self._node_id,
+                aggregator=lost.aggregator,
+                job_id=asked.job_id,
+                epoch=asked.epoch,
+                generation=lost.generation,
+                reason=lost.reason,
+            )
+            await self._live.reached(await asyncio.shield(self._facts.put(fact)))
+            while self._run_at(asked, lost) is not None:  # one fact is enough, however many ranks say it
+                await self._changes.next.wait()
+        finally:
+            self._lost.discard(about)
+
+    async def _is_lost(self, asked: AskAggregation, lost: LostAggregator) -> bool:
+        request = OpenLease(
+            aggregator=lost.aggregator,
+            job_id=asked.job_id,
+            epoch=asked.epoch,
+            rank=asked.rank,
+            generation=lost.generation,
+        )
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + CONFIRM_S
+        while self._run_at(asked, lost) is not None and loop.time() < until_s:
+            changed = self._changes.next
+            try:
+                await self._open_lease(request)
+            except ServiceError as error:
+                _log.info("aggregator_known_to_be_gone", aggregator=lost.aggregator, error=str(error))
+            except BusError as error:
+                _log.info("aggregator_agent_silent", aggregator=lost.aggregator, error=str(error))
+            else:
+                break  # it runs and answers its agent
+            with suppress(TimeoutError):
+                async with asyncio.timeout(AGAIN_S):
+                    await changed.wait()
+        return self._run_at(asked, lost) is not None
+
+    def _run_at(self, asked: AskAggregation, lost: LostAggregator) -> AggregatedRun | None:
+        """Return the run where its assignment is still the one that a process speaks of."""
+        run = self._live.state.run(asked.job_id, asked.epoch)
+        return run if run is not None and run.generation == lost.generation else None
+
+    # --- its end
+    def note_gone(self, rank: LocalRank) -> None:
+        """Take note that a process needs no aggregation any more, or is gone; it may be told both."""
+        asked = rank.asked
+        if self._drop(rank) and asked is not None and asked.rank == 0:
+            self._spawn(self._leave((asked.job_id, asked.epoch), LEFT_S))
+
+    def note_denied(self, reason: str) -> None:
+        """Take note of why a process was sent away."""
+        kind = reason.partition(":")[0]
+        self.denied[kind if kind in _KINDS else "message"] += 1
+
+    def leave_unclaimed(self) -> None:
+        """Have runs left whose first rank an earlier agent of this node has served, if it does not come again."""
+        for run in self._live.state.runs.values():
+            if run.asked.node_id == self._node_id:
+                self._spawn(self._leave((run.asked.job_id, run.epoch), REJOIN_S))
+
+    async def _leave(self, key: RunKey, after_s: float) -> None:
+        await asyncio.sleep(after_s)
+        if 0 in self._ranks.get(key, {}) or self._live.state.run(*key) is None:
+            return
+        fact = AggregationLeft(at_s=self._now_s(), node_id=self._node_id, job_id=key[0], epoch=key[1])
+        await asyncio.shield(self._facts.put(fact))
+
+    def _drop(self, rank: LocalRank) -> bool:
+        """Forget a process; return whether it was known."""
+        if (following := self._following.pop(rank, None)) is None or rank.asked is None:
+            return False
+        if following is not asyncio.current_task():
+            following.cancel()
+        key = (rank.asked.job_id, rank.asked.epoch)
+        ranks = self._ranks.get(key, {})
+        if ranks.get(rank.asked.rank) is rank:
+            del ranks[rank.asked.rank]
+        if not ranks:
+            self._ranks.pop(key, None)
+        return True
+
+
+def _difference(asked: AskAggregation, other: AskAggregation) -> str:
+    """Return in what two ranks of a run differ that is the same on all; empty where in nothing."""
+    if asked.world_size != other.world_size:
+        return f"world size: {other.world_size}, and this one {asked.world_size}"
+    if asked.layout.dtype != other.layout.dtype:
+        return f"dtype: {other.layout.dtype}, and this one {asked.layout.dtype}"
+    if asked.layout.parts != other.layout.parts:
+        shapes = [f"{len(one.layout.parts)} parts, {sum(one.layout.parts)} elements" for one in (other, asked)]
+        return f"parts: {shapes[0]}, and this one {shapes[1]}"
+    if asked.rule != other.rule:
+        return f"rule: {other.rule.name}, and this one {asked.rule.name}, or other numbers"
+    if (asked.mode, asked.servers) != (other.mode, other.servers):
+        return f"wishes: {other.servers} {other.mode} servers, and this one {asked.servers} {asked.mode}"
+    return ""
+
+
+def _asked_of(run: AggregatedRun, asked: AskAggregation) -> AskAggregation:
+    """Return what rank 0 has said of a run, for comparison with another rank."""
+    fact = run.asked
+    size = 4 if fact.dtype == "f4" else 8
+    layout = msgspec.structs.replace(asked.layout, dtype=fact.dtype, parts=tuple(count // size for count in fact.parts))
+    return msgspec.structs.replace(
+        asked,
+        world_size=fact.world_size,
+        layout=layout,
+        rule=rule_of(fact),
+        mode=fact.mode,
+        servers=fact.servers,
+    )
+
+
+def _nodes_of(job: Job | None) -> tuple[str, ...]:
+    if job is None or job.placement is None:
+        return ()
+    return tuple(dict.fromkeys(slot.node_id for slot in job.placement.slots))
