@@ -108,7 +108,7 @@ class Part:
         self.holder = order.part % order.world_size
         self.state_vectors = state_size(order.rule)
         self.phase = PartPhase.JOINING if order.how == "join" else PartPhase.COPYING
-        self.completed = self.safe_step = self.not_finite = 0
+        self.completed = self.safe_step = self.not_finite = self._held_step = 0
         self._result: Vector | None = None
         self._state: tuple[Vector, ...] = ()
         self._joined: dict[int, tuple[JoinedRank, Asker]] = {}
@@ -146,7 +146,7 @@ class Part:
     def join(self, rank: int, brought: JoinedRank, asker: Asker) -> list[PartAnswer]:
         """A rank says what it has; all are answered once the last one has come."""
         if self.phase is PartPhase.COLLECTING:  # it did not hear the answer
-            if brought.oldest_push > self.completed + 1 or brought.completed > self.completed:
+            if brought.oldest_push > self.completed + 1:
                 return [self._refusal(asker, PartStatus.NOT_KEPT, self._not_kept(rank, brought, self.completed))]
             return [self._answer(asker, self.completed)]
         if self.phase is not PartPhase.JOINING:
@@ -170,7 +170,7 @@ class Part:
                 return [self._refusal(asker, PartStatus.NOT_KEPT, reason) for _, asker in joined.values()]
             step = held.held_step
         for rank, (brought, _) in joined.items():
-            if brought.oldest_push > step + 1 or brought.completed < step:
+            if brought.oldest_push > step + 1:
                 reason = self._not_kept(rank, brought, step)
                 return [self._refusal(asker, PartStatus.NOT_KEPT, reason) for _, asker in joined.values()]
         if self.updates:
@@ -185,10 +185,15 @@ class Part:
 
         ``held_step``: of which step that rank holds the state, if it is the holder.
         """
-        if self.updates and rank == self.holder and self.phase in {PartPhase.COLLECTING, PartPhase.MOVED}:
-            self.safe_step = max(self.safe_step, min(held_step, self.completed))
+        if self.updates and rank == self.holder:
+            self._held_step = max(self._held_step, held_step)
+            self._note_safe()
         status, reason = self._push_status(rank, step)
         return None if status == PartStatus.OK else self._refusal(asker, status, reason)
+
+    def _note_safe(self) -> None:
+        """Note that a step is safe once the holder has the state after it, which it may say before a copy is here."""
+        self.safe_step = max(self.safe_step, min(self._held_step, self.completed))
 
     def _push_status(self, rank: int, step: int) -> tuple[PartStatus, str]:
         status, reason = PartStatus.OK, ""
@@ -275,10 +280,13 @@ class Part:
             answers.append(self._refusal(asker, PartStatus.TOO_EARLY, reason))
         return answers
 
-    # --- migration
+    # --- moves
     def begin_move(self) -> list[PartAnswer] | None:
         """
-        Move after the step that is in progress, or at once between two steps: :attr:`phase` says whether it has.
+        Move, at once unless a step only waits for :meth:`complete`: :attr:`phase` says whether it has.
+
+        Pushes of a step that is not whole are forgotten, and their ranks push it to the other aggregator: one of them
+        may be there already, and would be waited for in vain.
 
         Returns
         -------
@@ -288,10 +296,11 @@ class Part:
         if self.phase is not PartPhase.COLLECTING:
             return None
         self._moves = True
-        return [] if self._pushes else self._leave()
+        return [] if self.is_whole else self._leave()
 
     def _leave(self) -> list[PartAnswer]:
         self.phase = PartPhase.MOVED
+        self._forget_pushes()
         pulls, self._pulls = self._pulls, {}
         return [self._elsewhere(pull.asker, f"step {pull.step} is not counted here") for pull in pulls.values()]
 
@@ -318,6 +327,7 @@ class Part:
             self._result, *state = vectors
             self._state = tuple(state)
         self.phase, self.completed, self.safe_step = PartPhase.COLLECTING, step, safe_step
+        self._note_safe()
         early = [push for push in self._pushes.values() if push.step != step + 1]
         for push in early:
             del self._pushes[push.rank]
@@ -370,7 +380,7 @@ class Part:
 
     def _not_kept(self, rank: int, brought: JoinedRank, step: int) -> str:
         return (
-            f"rank {rank} has the result of step {brought.completed} and its pushes since step {brought.oldest_push}, "
+            f"rank {rank} has the result of step {brought.completed} and its pushes from step {brought.oldest_push}, "
             f"and the part goes on after step {step}"
         )
 

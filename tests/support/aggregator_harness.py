@@ -192,7 +192,7 @@ class AggregatedRun:
             self.rule,
             rank=rank,
             world_size=self.world_size,
-            on_lost=lambda lost: self.on_lost(lost),
+            on_lost=lambda lost: self.on_lost(lost),  # noqa: PLW0108 - tests put another one there
             **settings,
         )
         self.exchanges.append(exchange)
@@ -316,8 +316,8 @@ class Training:
         self.results: list[list[bytes]] = [[] for _ in self.exchanges]
         self._progress = threading.Condition()
 
-    def train(self, steps: int, before: Callable[[int, int], object] = lambda rank, step: None) -> list[list[bytes]]:
-        """Train to the end; ``before`` is called with rank and step before each push."""
+    def train(self, steps: int, before: Callable[[int, int], object] = max) -> list[list[bytes]]:
+        """Train to the end; ``before`` is called with rank and step before each push, and does nothing by default."""
 
         def one(rank: int) -> None:
             for step in range(self.exchanges[rank].step + 1, steps + 1):

@@ -335,6 +335,8 @@ class AggregatorTalk:
                 self._join(part, at, connection)
             elif part.step < part.target:
                 self._next_step(part, at, connection)
+            elif part.completed < part.step:
+                self._missed_result(part, at, connection)
             elif part.gives_state and not part.pulling:
                 part.pulling = True
                 self._ask(connection, _Asked(part, PartRequest.PULL, at, part.step, PartFlag.STATE))
@@ -379,13 +381,24 @@ class AggregatorTalk:
                 self._ask(connection, _Asked(part, PartRequest.PUSH, at, step), values)
         if part.pulling or (step > part.completed and self.into is None):
             return
-        part.pulling = True
         if part.held is not None and step % self._every == 0 and step > part.held.step:
+            part.pulling = True
             self._ask(connection, _Asked(part, PartRequest.PULL, at, step, PartFlag.STATE))
         elif step <= part.completed:
+            part.pulling = True
             self._ask(connection, _Asked(part, PartRequest.PULL, at, step, PartFlag.NO_VALUES))
-        elif connection.shares:
-            place = SHARED_AT.pack(self._memory.results_at + part.start * itemsize)
+        else:
+            self._pull_values(part, at, step, connection)
+
+    def _missed_result(self, part: RankPart, at: PartAt, connection: AggregatorConnection) -> None:
+        """Pull what the part was joined with, if this rank has not got it before its aggregator was lost."""
+        if self.into is not None and not part.pulling:
+            self._pull_values(part, at, part.step, connection)
+
+    def _pull_values(self, part: RankPart, at: PartAt, step: int, connection: AggregatorConnection) -> None:
+        part.pulling = True
+        if connection.shares:
+            place = SHARED_AT.pack(self._memory.results_at + part.start * self._layout.itemsize)
             self._ask(connection, _Asked(part, PartRequest.PULL, at, step, PartFlag.SHARED), place)
         else:
             self._ask(connection, _Asked(part, PartRequest.PULL, at, step))
