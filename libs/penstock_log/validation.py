@@ -385,7 +385,21 @@ def widened(raw: Any, path: str = "$") -> Any:
     Traceback (most recent call last):
     penstock_log.validation.BadInput: $.gpus: got "8..1"; the fewest devices come first: "1..8"
     """
-    return _with_tier(with_amounts(_with_range(raw, path), path), path) if isinstance(raw, dict) else raw
+    return without_tables(_with_range(raw, path), path) if isinstance(raw, dict) else raw
+
+
+def without_tables(raw: dict[str, Any], path: str = "$") -> dict[str, Any]:
+    """
+    Return the fields of a job with what its tables ``memory`` and ``checkpoint`` are short for written out.
+
+    Fields that win over a file's are laid over these, and then do not stand beside the table that means the same.
+
+    Raises
+    ------
+    BadInput
+        As :func:`widened` does.
+    """
+    return _with_tier(_with_amounts(raw, path), path)
 
 
 def _with_tier(raw: dict[str, Any], path: str) -> dict[str, Any]:
@@ -420,15 +434,7 @@ _AMOUNTS: Final = {"local": "local_memory_bytes", "spill": "spill_bytes"}
 _OF_DEVICE: Final = MemoryNeed.__struct_fields__
 
 
-def with_amounts(raw: dict[str, Any], path: str = "$") -> dict[str, Any]:
-    """
-    Return the fields of a job with ``local`` and ``spill`` of its ``memory`` written out, as :func:`widened` does.
-
-    Raises
-    ------
-    BadInput
-        If one of them is no amount of memory, or stands there twice.
-    """
+def _with_amounts(raw: dict[str, Any], path: str) -> dict[str, Any]:
     memory = raw.get("memory")
     if not isinstance(memory, dict):
         return raw

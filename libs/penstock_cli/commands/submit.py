@@ -95,6 +95,10 @@ class JobOptions(CommandOptions):
     spill: Annotated[
         str, typer.Option("--spill", help="How large a file in borrowed memory is, for each device, such as 16GiB.")
     ] = ""
+    checkpoint_tier: Annotated[
+        Literal["disk", "memory"] | None,
+        typer.Option("--checkpoint-tier", help="memory: checkpoints count once two other nodes have them in memory."),
+    ] = None
     pool: Annotated[str, typer.Option("--pool", help="Set of nodes.")] = ""
     retries: Annotated[
         int | None, typer.Option("--retries", min=0, max=100, help="How often a failed run is repeated.")
@@ -154,6 +158,7 @@ class JobOptions(CommandOptions):
             "host_memory_bytes": value_formats.size(self.host_memory) if self.host_memory else None,
             "local_memory_bytes": value_formats.size(self.local_memory) if self.local_memory else None,
             "spill_bytes": value_formats.size(self.spill) if self.spill else None,
+            "checkpoint_tier": self.checkpoint_tier,
             "params": value_formats.parameters(self.param or []),
             "env": value_formats.environment(self.env or []),
         }
