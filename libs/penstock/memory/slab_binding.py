@@ -321,6 +321,11 @@ class RemoteSlab(_Slab):
         with self._lock:
             self._check_range(offset, len(view))
             try:
+                if 0 < len(view) <= FRAME_BYTES:  # as most are: nothing is sliced, listed or joined for it
+                    request, header = connection.request(Kind.READ, offset, length=len(view))
+                    connection.socket.sendall(header)
+                    connection.answer(Kind.READ, request, view)
+                    return
                 for window in _windows(offset, len(view)):
                     asked = [(connection.request(Kind.READ, at, length=size), at, size) for at, size in window]
                     connection.socket.sendall(b"".join([header for (_, header), _, _ in asked]))
@@ -335,6 +340,11 @@ class RemoteSlab(_Slab):
         with self._lock:
             self._check_range(offset, len(view))
             try:
+                if 0 < len(view) <= FRAME_BYTES:  # as for a read
+                    request, header = connection.request(Kind.WRITE, offset, view)
+                    send(connection.socket, header, view)
+                    connection.answer(Kind.WRITE, request)
+                    return
                 for window in _windows(offset, len(view)):
                     asked = []
                     for at, size in window:
