@@ -12,6 +12,7 @@ import pwd
 import socket
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -54,6 +55,8 @@ WAITING: Final = 128
 FULL_S: Final = 1.0
 _decoder: Final[msgspec.json.Decoder[FromClient]] = msgspec.json.Decoder(FromClient)
 _encoder: Final = msgspec.json.Encoder()
+_names: Final = ThreadPoolExecutor(2, "account-names")
+"""Threads of their own: a directory of accounts that does not answer holds up new clients, and no work on memory."""
 _log = structlog.get_logger("penstock.memory")
 
 
@@ -215,7 +218,7 @@ class LocalClient:
             await self.refuse(f"this agent speaks version {VERSION}, and the client {message.version}; update one")
         else:
             self.hello = message
-            self.user = await asyncio.to_thread(_account, self.uid)
+            self.user = await asyncio.get_running_loop().run_in_executor(_names, _account, self.uid)
             self.send(self._handler.welcome())
             return True
         return False

@@ -15,6 +15,7 @@ import os
 import socket
 import struct
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import cache
@@ -256,7 +257,7 @@ class SlabConnection:
         return FrameError(status, f"{status.name}: {bytes(reason).decode(errors='replace')}")
 
 
-class _Slab:
+class _Slab(ABC):
     """What both kinds of binding share: one user at a time, and one way to be lost."""
 
     kind = ""
@@ -294,11 +295,13 @@ class _Slab:
         self._lock = threading.Lock()
         self._release()
 
+    @abstractmethod
     def _interrupt(self) -> None:
         """Have an operation of another thread end soon."""
 
+    @abstractmethod
     def _release(self) -> None:
-        raise NotImplementedError
+        """Let go of the connection, and of memory that is shared; twice does nothing."""
 
 
 class RemoteSlab(_Slab):
@@ -435,6 +438,9 @@ class SharedSlab(_Slab):
         if state != self._address.generation:
             what = "the donor took it back" if not state else f"generation {state} is there now"
             raise self._lost(FrameError(Status.STALE, what))
+
+    def _interrupt(self) -> None:
+        """Do nothing: a copy waits for nobody."""
 
     def _release(self) -> None:
         self._connection.socket.close()
