@@ -12,7 +12,7 @@ import pwd
 import socket
 from collections import Counter
 from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -55,8 +55,6 @@ WAITING: Final = 128
 FULL_S: Final = 1.0
 _decoder: Final[msgspec.json.Decoder[FromClient]] = msgspec.json.Decoder(FromClient)
 _encoder: Final = msgspec.json.Encoder()
-_names: Final = ThreadPoolExecutor(2, "account-names")
-"""Threads of their own: a directory of accounts that does not answer holds up new clients, and no work on memory."""
 _log = structlog.get_logger("penstock.memory")
 
 
@@ -90,6 +88,8 @@ class ClientListener:
         self._of_user: Counter[int] = Counter()
         self.clients: set[LocalClient] = set()
         self._tasks: set[asyncio.Task[None]] = set()
+        # Threads of their own: a directory of accounts that does not answer holds up new clients, and nothing else.
+        self._names = ThreadPoolExecutor(2, "account-names")
         self._socket = service_folder.bind(path, for_all=True)
         self._socket.listen(WAITING)
 
@@ -112,10 +112,11 @@ class ClientListener:
             for task in list(self._tasks):
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
+            self._names.shutdown(wait=False, cancel_futures=True)
 
     async def _serve(self, connection: socket.socket) -> None:
         pid, uid = service_folder.peer(connection)
-        client = LocalClient(connection, self._handler, pid=pid, uid=uid, ticking=self._ticking)
+        client = LocalClient(connection, self._handler, pid=pid, uid=uid, ticking=self._ticking, names=self._names)
         self._of_user[uid] += 1
         self.clients.add(client)
         try:
@@ -138,6 +139,11 @@ class LocalClient:
     """
     One client.
 
+    Parameters
+    ----------
+    names : Executor
+        Where its account's name is looked up, which may take long.
+
     Attributes
     ----------
     pid, uid : int
@@ -151,9 +157,17 @@ class LocalClient:
     """
 
     def __init__(
-        self, connection: socket.socket, handler: ClientHandler, *, pid: int, uid: int, ticking: Callable[[], float]
+        self,
+        connection: socket.socket,
+        handler: ClientHandler,
+        *,
+        pid: int,
+        uid: int,
+        ticking: Callable[[], float],
+        names: Executor,
     ) -> None:
         connection.setblocking(False)
+        self._names = names
         self.pid, self.uid, self.user = pid, uid, str(uid)
         self.hello: ClientHello | None = None
         self.gone = False
@@ -218,7 +232,7 @@ class LocalClient:
             await self.refuse(f"this agent speaks version {VERSION}, and the client {message.version}; update one")
         else:
             self.hello = message
-            self.user = await asyncio.get_running_loop().run_in_executor(_names, _account, self.uid)
+            self.user = await asyncio.get_running_loop().run_in_executor(self._names, _account, self.uid)
             self.send(self._handler.welcome())
             return True
         return False
