@@ -29,9 +29,9 @@ import msgspec
 import numpy as np
 
 from penstock_bus import Append
+from penstock_bus.child_processes import dies_with_parent
 from penstock_bus.identity.logins import Login
 from penstock_bus.nats import NatsBus, connect
-from penstock_bus.servers.server import dies_with_parent
 from penstock_cli.local.aggregation_worker import WorkerTask
 from penstock_cli.local.memory_bench import BenchError, nats_server
 from penstock_log import (
