@@ -23,7 +23,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 import numpy as np
@@ -32,6 +32,7 @@ from penstock_bus import Append
 from penstock_bus.child_processes import dies_with_parent
 from penstock_bus.identity.logins import Login
 from penstock_bus.nats import NatsBus, connect
+from penstock_bus.service_folder import AGGREGATOR_SOCKET, path_in, secret_in
 from penstock_cli.local.aggregation_worker import WorkerTask
 from penstock_cli.local.memory_bench import BenchError, nats_server
 from penstock_log import (
@@ -42,12 +43,16 @@ from penstock_log import (
     AggregatorsRecycled,
     AggregatorStarted,
     Commit,
+    JobSpec,
+    JobSubmitted,
     PartMoved,
     PartPlaced,
+    RoundDecided,
     subjects,
 )
 from penstock_log.agent_protocol import AgentEnv
 from penstock_log.aggregation_messages import run_token
+from penstock_log.decision_facts import Placement, Slot
 
 NODE: Final = "bench"
 POOL: Final = "default"
@@ -149,7 +154,6 @@ class BenchCluster:
         self._services: dict[str, asyncio.subprocess.Process] = {}
         self._jobs: list[BenchJob] = []
         self._facts: list[Any] = []
-        self._heads: dict[str, int] = {}
         self._changed = asyncio.Event()
         self._following = asyncio.create_task(self._follow())
 
@@ -209,7 +213,7 @@ class BenchCluster:
         return kills, max(0, COUNTED - int(least)), max(0, int(most) - COUNTED)
 
     async def _train(
-        self, mode: str, settled: Callable[[Iterable[str]], bool], *, moves: bool = False
+        self, mode: Literal["shared", "own"], settled: Callable[[Iterable[str]], bool], *, moves: bool = False
     ) -> tuple[int, float, MigrationPause]:
         """Run four jobs until they are settled; return their aggregators, and the median time of an iteration."""
         task = WorkerTask(what="train", elements=TRAINED, device_s=DEVICE_S)
@@ -242,7 +246,9 @@ class BenchCluster:
         other = next((one for one in sorted(self._running()) if one != home), "")
         if not other:
             other = f"{NODE}/{MOST - 1}"
-            await self._append(AggregatorsAllocated(at_s=0, pool=POOL, aggregators=(other,), job_id=job_id))
+            await self._append(
+                subjects.aggregation(POOL), AggregatorsAllocated(at_s=0, pool=POOL, aggregators=(other,), job_id=job_id)
+            )
             await self._until(lambda: other in self._running(), "a second aggregator did not start")
         pauses: list[float] = []
         for move in range(MOVES):
@@ -259,7 +265,7 @@ class BenchCluster:
                 for one in last.placed
             )
             fact = msgspec.structs.replace(last, generation=last.generation + 1, placed=placed, because="to measure it")
-            await self._append(fact)
+            await self._append(subjects.aggregation(POOL), fact)
             await self._until(partial(self._has_moved, fact), "a part did not move")
             pauses += [each.pause_s * 1e3 for each in self._moved(job_id, fact.generation)]
         return MigrationPause(median=median(pauses), p99=float(np.percentile(pauses, 99)), moves=len(pauses))
@@ -269,14 +275,16 @@ class BenchCluster:
         async for delivery in self._client.follow(
             subjects=[subjects.every("aggregator"), subjects.every("aggregation")]
         ):
-            self._heads[delivery.subject] = delivery.seq
             self._facts += delivery.commit.known
             self._changed.set()
 
-    async def _append(self, fact: Any) -> None:
-        subject = subjects.aggregation(POOL)
+    async def _append(self, subject: str, fact: Any) -> None:
         commit = Commit(id=uuid.uuid4().hex, actor="bench", facts=(fact,))
-        await self._client.append(Append(subject=subject, commit=commit, expected=self._heads.get(subject, 0)))
+        await self._client.append(Append(subject=subject, commit=commit, expected=await self._head(subject)))
+
+    async def _head(self, subject: str) -> int:
+        last = await self._client.last(subject)
+        return 0 if last is None else last.seq
 
     def _running(self) -> set[str]:
         running: set[str] = set()
@@ -347,10 +355,17 @@ class BenchCluster:
             last = " / ".join(log.read_text(errors="replace").splitlines()[-3:])
             raise BenchError(f"the {service} ended with {process.returncode}: {last}")
 
-    async def _job(self, job_id: str, task: WorkerTask, mode: str = "shared") -> BenchJob:
-        token = run_token((self._data / "secret").read_bytes(), job_id, 1)
+    async def _job(self, job_id: str, task: WorkerTask, mode: Literal["shared", "own"] = "shared") -> BenchJob:
+        """Submit a job and grant it a node, as a gateway and a matcher would; start its processes."""
+        at_s = await self._client.now_s()
+        spec = JobSpec(name=job_id, command=("true",), gpus=WORLD, aggregation=mode)
+        slot = Slot(node_id=NODE, devices=tuple(range(WORLD)))
+        granted = Placement(job_id=job_id, epoch=1, kind="bench", slots=(slot,))
+        await self._append(subjects.job(job_id), JobSubmitted(at_s=at_s, job_id=job_id, spec=spec))
+        await self._append(subjects.round_(POOL), RoundDecided(at_s=at_s, pool=POOL, placements=(granted,)))
+        token = run_token(secret_in(self._data), job_id, 1)
         job = BenchJob(job_id, self._folder / f"{job_id}.stop", self._changed.set)
-        await job.start(task, mode, self._data / "aggregation.sock", token)
+        await job.start(task, mode, path_in(self._data, AGGREGATOR_SOCKET, for_all=True), token)
         self._jobs.append(job)
         return job
 
