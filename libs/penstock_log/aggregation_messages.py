@@ -377,7 +377,7 @@ class AggregatorReport(msgspec.Struct, frozen=True, kw_only=True):
 
 class AggregatorLoads(msgspec.Struct, frozen=True, kw_only=True):
     """
-    All aggregators of a node, each second while there are some, and once more when there are none any more.
+    All aggregators of a node, each second while there are some, and otherwise when something has changed.
 
     Attributes
     ----------
