@@ -196,7 +196,8 @@ def bench(output: AnswerOut = "text") -> None:
     if not sys.platform.startswith("linux"):
         raise Failure(f"aggregators run on Linux only; this is {sys.platform}")
     try:
-        from penstock_cli.local.aggregation_bench import BenchError, measure
+        from penstock_cli.local.aggregation_bench import measure
+        from penstock_cli.local.memory_bench import BenchError
     except ImportError as error:
         raise Failure(str(error)) from error
     try:
