@@ -17,7 +17,7 @@ from aggregation_cases import (
     unreachable,
 )
 
-from penstock_log import AggregationAssigned, AggregatorsAllocated, AggregatorsRecycled, PartPlaced
+from penstock_log import AggregationAssigned, AggregatorsAllocated, AggregatorsRecycled, NodeRemoved, PartPlaced
 
 
 def assigner(**settings: float) -> AssignerScenario:
@@ -133,6 +133,25 @@ def test_a_node_whose_aggregators_fail_to_start_is_tried_again_later() -> None:
     it.when(gone("n1/1", "failed", at_s=20.0)).at(20.1).then_wakes_at(22.0)
     it.given(running("n1/1")).at(22.0).settle()
     assert it.where("j1") == ["n1/2", "n1/2"]
+
+
+def test_an_aggregator_that_never_starts_is_given_up() -> None:
+    it = assigner().nodes(n1=1, n2=1).at(10.0).runs("j1")
+    it.settle()
+    it.then_wakes_at(40.0).at(40.0)
+    settled = it.settle()
+    assert it.where("j1") == ["n2/0", "n2/0"]
+    assert it.run("j1").because == "n1/0 did not start"
+    assert settled[0] == AggregatorsRecycled(at_s=40.0, pool="default", aggregators=("n1/0",))
+    it.given(running("n2/0")).then_wakes_at(None)
+
+
+def test_a_node_that_was_removed_and_is_back_gives_new_names() -> None:
+    it = assigner().nodes(n2=1).runs("j1")
+    it.settle()
+    it.given(NodeRemoved(at_s=5.0, node_id="n2"), node("n2"), offered("n2", 1, "b"))
+    it.settle()
+    assert it.where("j1") == ["n2/1", "n2/1"]
 
 
 def test_a_newcomer_takes_another_node_meanwhile() -> None:
