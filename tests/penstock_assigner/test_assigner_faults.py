@@ -171,6 +171,17 @@ def test_a_measurement_of_an_earlier_generation_is_not_taken() -> None:
     it.when(msgspec.structs.replace(fact, generation=old)).then()
 
 
+def test_an_aggregator_whose_parts_stay_measures_under_their_generation() -> None:
+    it = assigner().nodes(n1=3).runs("j1", servers=2)
+    it.settle()
+    it.given(running("n1/1"), gone("n1/1"))
+    it.settle()
+    first, second = measured(it.run("j1"), 1.0, 0.1)
+    it.given(msgspec.structs.replace(first, generation=1), second)
+    it.settle()
+    assert it.run("j1").stage == "packed"
+
+
 def test_lost_parts_of_a_packed_run_that_fit_nowhere_get_aggregators_of_their_own() -> None:
     it = assigner().nodes(n1=2).given(submitted("j1"), placed("j1"), asked("j1"))
     it.settle()

@@ -155,7 +155,7 @@ class AggregationRun(msgspec.Struct, kw_only=True):
     costs_s : list of float
         Processor seconds of each part's steps; -1 while unknown.
     samples : dict of str to AggregatorSample
-        Aggregator → what it has measured in this generation.
+        Aggregator → what it has measured last since this generation began.
     refused : str
         Why it is given none.
     closed : bool
@@ -469,8 +469,10 @@ def _avoid(_: AggregationTable, run: AggregationRun, event: AggregatorUnreachabl
 
 
 def _measure(_: AggregationTable, run: AggregationRun, event: AggregationMeasured) -> bool:
+    """Take over what an aggregator has measured since its newest part came: it knows no later generation."""
     run.not_finite += max(0, event.not_finite)
-    if event.generation != run.generation or not _is_believable(event) or event.aggregator not in run.aggregators:
+    newest = max((one.generation for one in run.placed if one.aggregator == event.aggregator), default=0)
+    if not newest <= event.generation <= run.generation or not _is_believable(event) or not newest:
         return False
     for part, cost_s in event.costs_s.items():
         if 0 <= part < len(run.parts) and not abs(cost_s - run.costs_s[part]) <= CHANGE * run.costs_s[part]:
