@@ -18,8 +18,8 @@ RUN /opt/build/bin/pip wheel --disable-pip-version-check --no-deps --no-index --
 
 FROM ${PYTHON_IMAGE}
 RUN useradd --create-home --uid 10001 penstock \
-    && mkdir -p /data /auth /checkpoints /memory /var/lib/penstock \
-    && chown penstock: /data /auth /checkpoints /memory /var/lib/penstock
+    && mkdir -p /data /auth /checkpoints /memory /aggregator /var/lib/penstock \
+    && chown penstock: /data /auth /checkpoints /memory /aggregator /var/lib/penstock
 COPY --from=build /opt/penstock /opt/penstock
 # A folder for each login, so that a volume that is mounted there belongs to the user of the containers.
 RUN /opt/penstock/bin/python -c "from penstock_bus.identity import access; print(*access.LOGINS, *access.users_of_roles())" | xargs -n1 \

@@ -14,6 +14,7 @@ In reading order:
 * ``estimate``: What a torch job needs of a device, estimated before it runs.
 * ``estimate_recurrent``: Scratch and workspace of recurrent layers, in numbers.
 * ``estimate_torch``: The part of it that loads torch.
+* ``leased_connection``: A connection about a lease: its proof, and bytes received and sent whole.
 * ``__main__``: Starts ``penstock_cli`` by its name.
 * ``sessions/``: What is behind ``penstock.session()``: the loop, its boundaries, checkpoints, and the talk with the
   executor.

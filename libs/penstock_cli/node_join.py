@@ -2,7 +2,7 @@
 Commands that add machines, and take their logins away: ``node token``, ``join``, ``start``, ``logins``, ``revoke``.
 
 A token is the server's address, the authority to trust and a login that ends soon, in one word. With it a machine asks
-the issuer for logins of its own, keeps these in its data folder, and runs an executor and a memory agent.
+the issuer for logins of its own, keeps these in its data folder, and runs an executor and its agents.
 :func:`reached` finds out by which of its addresses a server is reached from here.
 """
 
@@ -35,9 +35,9 @@ VARIABLE: Final = "PENSTOCK_NODE_TOKEN"
 _MARK: Final = "penstock-node-"
 _FOLDER: Final = Path("penstock-node")
 _LOGIN: Final = "executor.json"
-_MEMORY_LOGIN: Final = "memory.json"
 _KEY: Final = "joining.key"
-_MEMORY_KEY: Final = "joining-memory.key"
+_AGENTS: Final = {"memory": "memory agent", "aggregator": "aggregation agent"}
+"""The services beside an executor that have logins of their own, in words."""
 _NODE: Final = "node.json"
 _ARGUMENTS_BEGIN: Final = 45  # field 48 of /proc/self/stat, counted after the command's closing parenthesis
 Memory = Annotated[bool, typer.Option("--memory/--no-memory", help="Run a memory agent beside the executor.")]
@@ -88,7 +88,7 @@ def join(
     start: Annotated[bool, typer.Option("--start/--no-start", help="Run the node now, until Ctrl-C.")] = True,
 ) -> None:
     """
-    Make this machine a node of a cluster, and run its executor and its memory agent.
+    Make this machine a node of a cluster, and run its executor and its agents.
 
     The logins stay in the data folder: afterwards it is `penstock node start`.
     """
@@ -110,7 +110,7 @@ def join(
 
 
 def start(data: Data = _FOLDER, memory: Memory = True) -> None:
-    """Run the executor of a machine that has joined, and its memory agent, until Ctrl-C."""
+    """Run the executor of a machine that has joined, and its agents, until Ctrl-C."""
     from penstock_bus.identity import logins
 
     folder = data.absolute()
@@ -263,21 +263,30 @@ def _key(file: Path) -> SigningKey:
         return SigningKey(seed)
 
 
-def _keep(folder: Path, node: NodeFile, own: Login, agents: Login | None) -> None:
+def _agents_key(folder: Path, service: str) -> Path:
+    return folder / f"joining-{service}.key"
+
+
+def _agents_login(folder: Path, service: str) -> Path:
+    return folder / f"{service}.json"
+
+
+def _keep(folder: Path, node: NodeFile, own: Login, agents: dict[str, Login]) -> None:
     from penstock_bus.identity import logins
 
     logins.write_login(folder / _LOGIN, own)
-    if agents is None:
-        (folder / _MEMORY_LOGIN).unlink(missing_ok=True)
-    else:
-        logins.write_login(folder / _MEMORY_LOGIN, agents)
+    for service in _AGENTS:
+        if service in agents:
+            logins.write_login(_agents_login(folder, service), agents[service])
+        else:
+            _agents_login(folder, service).unlink(missing_ok=True)
     logins.write_private(folder / _NODE, msgspec.json.format(msgspec.json.encode(node)) + b"\n")
-    for name in (_KEY, _MEMORY_KEY):
-        (folder / name).unlink(missing_ok=True)
+    for file in (folder / _KEY, *(_agents_key(folder, service) for service in _AGENTS)):
+        file.unlink(missing_ok=True)
 
 
 def _run(folder: Path, node: NodeFile, own: Login) -> NoReturn:
-    """Be the node: the executor alone, or with a memory agent beside it."""
+    """Be the node: the executor, and those of its agents that have logins and are wanted."""
     from penstock_bus.identity.logins import VARIABLE as CREDENTIALS
     from penstock_bus.settings import SettingsError
     from penstock_cli.commands.up import become
@@ -291,38 +300,44 @@ def _run(folder: Path, node: NodeFile, own: Login) -> NoReturn:
         "PENSTOCK_EXECUTOR_NODE_ID": node.node_id,
         **({"PENSTOCK_EXECUTOR_DEVICES": node.devices} if node.devices else {}),
     }
-    if node.memory and not (folder / _MEMORY_LOGIN).exists():
-        tell(
-            "this node runs without a memory agent: it joined before there were any. For one, stop it and join again "
-            f"with a new token of `penstock node token`, and --data {folder}"
-        )
-    elif node.memory:
-        memory_dir, agent = _of_memory_agent(folder, node, own)
+    agents: dict[str, dict[str, str]] = {}
+    for service, words in _AGENTS.items():
+        if service == "memory" and not node.memory:
+            continue
+        if not _agents_login(folder, service).exists():
+            tell(
+                f"this node runs without {'an' if words[0] in 'aeiou' else 'a'} {words}: it joined before there were "
+                f"any. For one, stop it and join again with a new token of `penstock node token`, and --data {folder}"
+            )
+            continue
+        data_dir, agents[service] = _of_agent(folder, service, node, own)
+        env[f"PENSTOCK_EXECUTOR_{service.upper()}_DIR"] = data_dir
+    if agents:
         try:
-            raise SystemExit(asyncio.run(run_node({**env, "PENSTOCK_EXECUTOR_MEMORY_DIR": memory_dir}, agent)))
+            raise SystemExit(asyncio.run(run_node(env, agents)))
         except SettingsError as error:
             raise Failure(str(error)) from error
     become("executor", env)
 
 
-def _of_memory_agent(folder: Path, node: NodeFile, own: Login) -> tuple[str, dict[str, str]]:
-    """Return the memory agent's folder, of which jobs are told, and its environment: settings go before the folder."""
+def _of_agent(folder: Path, service: str, node: NodeFile, own: Login) -> tuple[str, dict[str, str]]:
+    """Return an agent's folder, of which jobs are told, and its environment: settings go before the folder."""
     from penstock_bus.identity.logins import VARIABLE as CREDENTIALS
     from penstock_bus.settings import written as setting
 
-    memory_dir = setting("executor", "memory_dir") or setting("memory", "data_dir") or str(folder / "memory")
-    address = setting("memory", "address") or setting("executor", "address")
-    return memory_dir, {
+    data_dir = setting("executor", f"{service}_dir") or setting(service, "data_dir") or str(folder / service)
+    address = setting(service, "address") or setting("executor", "address")
+    pool = setting("executor", "pool") if service == "aggregator" and not setting(service, "pool") else ""
+    said = {"DATA_DIR": data_dir, "NODE_ID": node.node_id, "ADDRESS": address, "POOL": pool}
+    return data_dir, {
         "PENSTOCK_URL": own.url,
-        CREDENTIALS: str(folder / _MEMORY_LOGIN),
-        "PENSTOCK_MEMORY_DATA_DIR": memory_dir,
-        "PENSTOCK_MEMORY_NODE_ID": node.node_id,
-        **({"PENSTOCK_MEMORY_ADDRESS": address} if address else {}),
+        CREDENTIALS: str(_agents_login(folder, service)),
+        **{f"PENSTOCK_{service.upper()}_{name}": value for name, value in said.items() if value},
     }
 
 
-async def _asked(given: Login, node: NodeFile, folder: Path, server: str) -> tuple[Login, Login | None]:
-    """Return the logins of this machine's executor and of its memory agent; None where that gets none."""
+async def _asked(given: Login, node: NodeFile, folder: Path, server: str) -> tuple[Login, dict[str, Login]]:
+    """Return the logins of this machine's executor and, by service, of those agents that get one."""
     from penstock_bus import Unauthorized
     from penstock_bus.identity.claims import decoded
     from penstock_bus.identity.logins import JoinAnswer, at_host
@@ -336,9 +351,10 @@ async def _asked(given: Login, node: NodeFile, folder: Path, server: str) -> tup
         given = msgspec.structs.replace(given, url=at_host(given.url, server), hosts=())
     subject = f"{subjects.command('join', 'issuer')}.{claims.get('name', '')}"
     machine = f"{socket.gethostname()} uid {os.getuid()}"
-    key, agents_key = _key(folder / _KEY), _key(folder / _MEMORY_KEY) if node.memory else None
-    keys = {"key": key.public, "memory_key": agents_key.public if agents_key else ""}
-    body = msgspec.json.encode(JoinRequest(node_id=node.node_id, machine=machine, **keys))
+    wanted = [service for service in _AGENTS if service != "memory" or node.memory]
+    key, agents = _key(folder / _KEY), {service: _key(_agents_key(folder, service)) for service in wanted}
+    keys = {f"{service}_key": agents_key.public for service, agents_key in agents.items()}
+    body = msgspec.json.encode(JoinRequest(node_id=node.node_id, machine=machine, key=key.public, **keys))
     try:
         found = await reached(given, "node join")
         async with connect(found.url, login=found, name="node join", as_client=True) as bus:
@@ -351,9 +367,12 @@ async def _asked(given: Login, node: NodeFile, folder: Path, server: str) -> tup
         here = "give --server HOST[:PORT] if this machine reaches it otherwise"
         raise Failure(f"{error} {here}", Exit.UNREACHABLE) from error
     own = _login(answer, found.url, "executor", answer.user_jwt, key)
-    if agents_key is None or not answer.memory_jwt:
-        return own, None
-    return own, _login(answer, found.url, "memory", answer.memory_jwt, agents_key)
+    claims_of = {service: getattr(answer, f"{service}_jwt") for service in agents}
+    return own, {
+        service: _login(answer, found.url, service, claim, agents[service])
+        for service, claim in claims_of.items()
+        if claim
+    }
 
 
 def _login(answer: JoinAnswer, url: str, role: str, claim: str, key: SigningKey) -> Login:

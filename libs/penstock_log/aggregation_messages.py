@@ -239,7 +239,11 @@ class GrantLease(msgspec.Struct, frozen=True, kw_only=True, tag="grant"):
 
 
 class SendPart(msgspec.Struct, frozen=True, kw_only=True, tag="send_part"):
-    """After the step that a part is in, send its state to another aggregator, and push there from then on."""
+    """
+    Send a part's state to another aggregator, between two steps; ranks push there from then on.
+
+    ``generation`` is that in which the other one has it. A step that not all ranks have pushed begins anew there.
+    """
 
     job_id: str
     epoch: int

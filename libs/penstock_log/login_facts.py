@@ -43,8 +43,9 @@ class NodeLoginIssued(Event, frozen=True, kw_only=True, tag="login.issued.v1"):
         Public key of the login; the machine made it, and keeps its secret half.
     machine : str
         What the machine calls itself, for people.
-    memory_key : str
-        Public key of its memory agent's login, which counts as long as ``key`` does; empty where it got none.
+    memory_key, aggregator_key : str
+        Public keys of its memory agent's login and its aggregation agent's, which count as long as ``key`` does; empty
+        where it got none.
     """
 
     token: str
@@ -52,6 +53,7 @@ class NodeLoginIssued(Event, frozen=True, kw_only=True, tag="login.issued.v1"):
     key: str
     machine: str = ""
     memory_key: str = ""
+    aggregator_key: str = ""
 
 
 class NodeLoginRevoked(Event, frozen=True, kw_only=True, tag="login.revoked.v1"):
@@ -70,10 +72,10 @@ class NodeLogin(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes
     ----------
-    memory_key : str
-        Public key of its memory agent's login; empty where it has none.
+    memory_key, aggregator_key : str
+        Public keys of the logins of its memory agent and its aggregation agent; empty where it has none.
     revoked_s : float
-        Since when both count no more, seconds since the epoch; 0 while they do.
+        Since when all count no more, seconds since the epoch; 0 while they do.
     """
 
     node_id: str
@@ -81,12 +83,13 @@ class NodeLogin(msgspec.Struct, frozen=True, kw_only=True):
     machine: str
     issued_s: float
     memory_key: str = ""
+    aggregator_key: str = ""
     revoked_s: float = 0.0
 
     @property
     def keys(self) -> list[str]:
-        """Its public keys: the executor's, and the memory agent's if there is one."""
-        return [self.key, *filter(None, [self.memory_key])]
+        """Its public keys: the executor's, and those of its agents."""
+        return [self.key, *filter(None, [self.memory_key, self.aggregator_key])]
 
 
 class NodeToken(msgspec.Struct, kw_only=True):
@@ -133,6 +136,7 @@ class NodeLogins(msgspec.Struct):
                 machine=event.machine,
                 issued_s=event.at_s,
                 memory_key=event.memory_key,
+                aggregator_key=event.aggregator_key,
             )
             self.tokens[event.token].logins.setdefault(event.key, login)
         elif isinstance(event, NodeLoginRevoked) and event.token in self.tokens:

@@ -173,12 +173,15 @@ class JoinRequest(GatewayRequest, frozen=True, kw_only=True):
         What the machine calls itself, for people.
     memory_key : str
         Public key for the login of its memory agent; empty: it wants none.
+    aggregator_key : str
+        The same of its aggregation agent.
     """
 
     node_id: Name
     key: Annotated[str, Meta(pattern=r"^U[A-Z2-7]{55}$")]
     machine: Who = ""
     memory_key: Annotated[str, Meta(pattern=r"^(U[A-Z2-7]{55})?$")] = ""
+    aggregator_key: Annotated[str, Meta(pattern=r"^(U[A-Z2-7]{55})?$")] = ""
 
 
 class RevokeRequest(GatewayRequest, frozen=True, kw_only=True):

@@ -1,5 +1,5 @@
 """
-The aggregation agent: runs its node's aggregators, and speaks for the runs with processes there.
+The aggregation agent of a node, and the processes of its aggregators, which sum up what the ranks of jobs push.
 
 In reading order:
 
@@ -10,4 +10,9 @@ In reading order:
 * ``client_listener``: The socket that these processes talk to.
 * ``supervisor``: The processes of aggregators: start, orders, liveness, end.
 * ``fact_queue``: Facts on their way to the log, in order.
+* ``process``: The process of an aggregator, which follows its agent's orders.
+* ``rank_connection``: One connection: frames of a rank, or of the aggregator that a part comes from.
+* ``parts``: One part: who has joined, who has pushed, what is answered to whom. Pure.
+* ``hosted_run``: The parts of a run, and what is measured of them.
+* ``part_copy``: The state of a part on its way to another aggregator.
 """

@@ -112,6 +112,8 @@ class AggregatedRun(msgspec.Struct, kw_only=True):
 
     Attributes
     ----------
+    is_here : bool
+        Whether it has ranks on this node, or has, or had, parts here: otherwise where its parts are is not kept.
     generation, iteration_s, placed
         Of its last assignment; 0 and empty before the first.
     costs_s : dict of int to float
@@ -119,6 +121,7 @@ class AggregatedRun(msgspec.Struct, kw_only=True):
     """
 
     asked: AggregationAsked
+    is_here: bool = False
     generation: int = 0
     iteration_s: float = 0.0
     placed: tuple[PartPlaced, ...] = ()
@@ -275,7 +278,7 @@ def _apply_to_aggregators(node_id: str, state: AggregatorState, event: Event, se
 def _apply_to_run(node_id: str, state: AggregatorState, event: _OfRun) -> None:
     if isinstance(event, AggregationAsked):
         if not state.why_over(event.job_id, event.epoch) and state.run(event.job_id, event.epoch) is None:
-            state.runs[event.job_id] = AggregatedRun(asked=event)
+            state.runs[event.job_id] = AggregatedRun(asked=event, is_here=node_id in event.nodes)
             state.refused.pop(event.job_id, None)
         return
     run = state.run(event.job_id, event.epoch)
@@ -284,8 +287,8 @@ def _apply_to_run(node_id: str, state: AggregatorState, event: _OfRun) -> None:
     match event:
         case AggregationAssigned():
             run.generation, run.iteration_s = event.generation, event.iteration_s
-            here = node_id in run.asked.nodes or any(node_of(part.aggregator) == node_id for part in event.placed)
-            run.placed = event.placed if here else ()
+            run.is_here = run.is_here or any(node_of(part.aggregator) == node_id for part in event.placed)
+            run.placed = event.placed if run.is_here else ()
         case AggregationRefused():
             state.refused[event.job_id] = event.reason
             _end_run(state, event.job_id, event.reason)

@@ -17,7 +17,7 @@ from penstock_bus.addresses import reachable_address
 from penstock_bus.follower import FoldFollower, background, until_available
 from penstock_bus.health import VERSION, Vitals
 from penstock_bus.port import Endpoint
-from penstock_bus.service_folder import MEMORY_SOCKET, alone_in, path_in
+from penstock_bus.service_folder import AGGREGATOR_SOCKET, MEMORY_SOCKET, alone_in, path_in, secret_in
 from penstock_bus.shell import Shell
 from penstock_cluster import DeviceSurvey, host_limits, survey
 from penstock_cluster.host_backends import parse_bytes
@@ -163,7 +163,9 @@ class Executor:
             devices=devices,
             socket=str(path_in(data, for_all=for_all)),
             lanes=str(path_in(data, "lanes", for_all=for_all)),
-            memory=_memory_socket(settings),
+            memory=_agents_socket(settings.memory_dir, MEMORY_SOCKET),
+            aggregation=_agents_socket(settings.aggregator_dir, AGGREGATOR_SOCKET),
+            aggregation_secret=_aggregation_secret(settings),
             checkpoints=checkpoints_of(settings, data),
             checkpoint_memory=memory_root(settings.checkpoint_memory_dir, data)
             if settings.checkpoint_memory_bytes
@@ -566,10 +568,29 @@ class Executor:
             task.close()
 
 
-def _memory_socket(settings: ExecutorSettings) -> str:
-    """Return where the node's memory agent listens to clients; empty where there is none."""
-    folder = settings.memory_dir
-    return str(path_in(Path(folder).absolute(), MEMORY_SOCKET, for_all=True)) if folder else ""
+def _agents_socket(folder: str, name: str) -> str:
+    """Return where an agent of the node listens to clients, by its folder; empty where there is none."""
+    return str(path_in(Path(folder).absolute(), name, for_all=True)) if folder else ""
+
+
+def _aggregation_secret(settings: ExecutorSettings) -> bytes:
+    """
+    Return the secret that the node's aggregation agent has as well; empty where there is none.
+
+    Raises
+    ------
+    ExecutorError
+        If it cannot be read or made.
+    """
+    if not settings.aggregator_dir:
+        return b""
+    try:
+        return secret_in(Path(settings.aggregator_dir).absolute())
+    except (OSError, ValueError) as error:
+        raise ExecutorError(
+            f"the secret of aggregator_dir {settings.aggregator_dir} cannot be read: {error}; name the data_dir of "
+            "this node's aggregation agent, which runs as the same user, or leave it out"
+        ) from error
 
 
 def checkpoints_of(settings: ExecutorSettings, data: Path) -> Path:

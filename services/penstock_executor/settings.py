@@ -82,6 +82,10 @@ class ExecutorSettings(msgspec.Struct, frozen=True, kw_only=True):
     memory_dir : str
         The ``data_dir`` of this node's memory agent (``penstock_memory``), whose socket jobs are told of in
         ``PENSTOCK_MEMORY_SOCKET``; empty: there is none.
+    aggregator_dir : str
+        The ``data_dir`` of this node's aggregation agent (``penstock_aggregator``), whose socket jobs are told of in
+        ``PENSTOCK_AGGREGATION_SOCKET``, and which knows each run by its ``PENSTOCK_AGGREGATION_TOKEN``; empty: there is
+        none.
     pass_env : tuple of str
         Names or patterns of the executor's own variables that jobs get beside the usual ones (``INHERITED``).
     keep_checkpoints : bool
@@ -146,6 +150,7 @@ class ExecutorSettings(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_memory_dir: str = ""
     checkpoint_memory_bytes: Annotated[int, Meta(ge=0)] = 4 * 2**30
     memory_dir: str = ""
+    aggregator_dir: str = ""
     pass_env: tuple[str, ...] = ()
     keep_checkpoints: bool = True
     on_shutdown: Literal["preempt", "leave"] = "preempt"

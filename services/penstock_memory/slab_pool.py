@@ -21,7 +21,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Final
 
-from penstock.memory.frames import LEASE_BYTES
+from penstock.leased_connection import LEASE_BYTES
 
 PAGE_BYTES: Final = 4096
 TOKEN_BYTES: Final = 32

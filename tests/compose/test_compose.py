@@ -11,8 +11,8 @@ from testcontainers.compose import DockerCompose
 import penstock
 from penstock_log.services import CORE
 
-SERVICES = {"nats", *CORE} - {"memory"}
-"""Containers; a memory agent is in each executor's."""
+SERVICES = {"nats", *CORE} - {"memory", "aggregator"}
+"""Containers; a memory agent and an aggregation agent are in each executor's."""
 BORROWER = """
 import json, time
 from penstock.memory import RemoteFile
@@ -76,7 +76,7 @@ def test_every_service_is_healthy(compose):
 def test_a_container_sees_its_own_login_and_nobody_elses(compose):
     for service in SERVICES - {"nats"}:
         seen = docker(compose, "exec", "-T", service, "sh", "-c", "find /auth -type f").split()
-        own = ["executor", "memory"] if service == "executor" else [service]
+        own = ["aggregator", "executor", "memory"] if service == "executor" else [service]
         assert sorted(seen) == [f"/auth/{name}/{name}.json" for name in own]
 
 

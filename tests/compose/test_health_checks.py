@@ -24,9 +24,9 @@ READY_FILE = COMPOSE["x-environment"]["PENSTOCK_READY_FILE"]
 
 
 def test_each_service_of_the_list_has_its_container_and_its_login() -> None:
-    """An executor's has its memory agent too: both measure what is in it, and have its name as the node's."""
+    """An executor's has its agents too: all measure what is in it, and have its name as the node's."""
     run = [one for one in SERVICES.values() if one["entrypoint"][:2] == ["penstock", "service"]]
-    beside = {"executor", "memory"}
+    beside = set(logins.NODE_ROLES)
     assert {one["entrypoint"][2] for one in run} == set(CORE) - beside
     for one in run:
         name = one["entrypoint"][2]
@@ -35,11 +35,12 @@ def test_each_service_of_the_list_has_its_container_and_its_login() -> None:
     nodes = [one for one in SERVICES.values() if "penstock_cli.local.node_processes" in one["entrypoint"]]
     assert len(nodes) == 2  # with emulated devices, and with GPUs
     for one in nodes:
-        assert one["entrypoint"][3:] == [f"/auth/{name}/{name}.json" for name in sorted(beside)]
+        assert one["entrypoint"][3:] == [f"/auth/{name}/{name}.json" for name in logins.NODE_ROLES]
         assert {f"auth-{name}:/auth/{name}:ro" for name in beside} < set(one["volumes"])
         said = one["environment"]
-        assert said["PENSTOCK_EXECUTOR_MEMORY_DIR"] == said["PENSTOCK_MEMORY_DATA_DIR"]
-        assert said["PENSTOCK_MEMORY_DATA_DIR"] in one["volumes"]  # a folder of the container's own
+        for agent in ("MEMORY", "AGGREGATOR"):
+            assert said[f"PENSTOCK_EXECUTOR_{agent}_DIR"] == said[f"PENSTOCK_{agent}_DATA_DIR"]
+            assert said[f"PENSTOCK_{agent}_DATA_DIR"] in one["volumes"]  # a folder of the container's own
     assert {f"auth-{name}:/auth/{name}" for name in LOGINS} < set(SERVICES["nats"]["volumes"])
     assert {f"auth-{name}" for name in LOGINS} < set(COMPOSE["volumes"])
 

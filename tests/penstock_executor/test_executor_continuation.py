@@ -9,8 +9,20 @@ from penstock_executor import gang, run_state
 from penstock_executor.launchers import environment
 from penstock_executor.machine import ExecutorState, apply
 from penstock_executor.run_state import LocalRun, RunProcess
-from penstock_log import Device, Job, JobCancelled, JobSpec, JobSubmitted, Placement, RunEnded, Slot, SweepFinished
+from penstock_log import (
+    Device,
+    Job,
+    JobCancelled,
+    JobSpec,
+    JobSubmitted,
+    Placement,
+    ProfileSample,
+    RunEnded,
+    Slot,
+    SweepFinished,
+)
 from penstock_log.agent_protocol import AgentEnv, SessionDone, StepProgress
+from penstock_log.aggregation_messages import run_token
 
 
 def spec(job_id: str, **fields: object) -> JobSpec:
@@ -55,6 +67,29 @@ def test_a_process_finds_where_to_begin_and_whether_to_save_at_its_end(tmp_path:
     env = found(begins_from="a", keep_checkpoint=True)
     assert (env[AgentEnv.BEGIN_DIR], env[AgentEnv.SAVE_AT_END]) == (str(tmp_path / "a"), "1")
     assert not {AgentEnv.BEGIN_DIR, AgentEnv.SAVE_AT_END} & found().keys()
+
+
+def test_a_process_finds_its_nodes_aggregation_agent_by_a_token_of_its_run_and_a_sample_finds_none(tmp_path: Path):
+    site = environment.LaunchSite(
+        node_id="n1",
+        devices=(Device(index=0, kind="cpu", memory_bytes=1, backend="cpu"),),
+        socket="s",
+        checkpoints=tmp_path,
+        cwd="",
+        aggregation=str(tmp_path / "a" / "aggregator.sock"),
+        aggregation_secret=b"secret",
+    )
+
+    def found(epoch: int, sample: ProfileSample | None = None) -> dict[str, str]:
+        placement = Placement(job_id="b", epoch=epoch, kind="cpu", slots=(Slot(node_id="n1", devices=(0,)),))
+        job = Job(id="b", spec=spec("b"), submitted_s=0.0, placement=placement, sample=sample)
+        return environment.environment_of(job, environment.members(placement, "device")[0], site, {})
+
+    first = found(1)
+    assert first["PENSTOCK_AGGREGATION_SOCKET"] == site.aggregation
+    assert first["PENSTOCK_AGGREGATION_TOKEN"] == run_token(b"secret", "b", 1) != found(2)["PENSTOCK_AGGREGATION_TOKEN"]
+    sampled = found(1, ProfileSample(sample_id="b", kind="cpu", iterations=5))
+    assert not [name for name in sampled if "AGGREGATION" in name]
 
 
 def test_a_metric_that_is_no_number_any_more_has_no_value_from_before():

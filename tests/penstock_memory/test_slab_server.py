@@ -12,12 +12,15 @@ import pytest
 import structlog
 from memory_agents import LOCAL, MIB, RawSlab, dial
 
+from penstock.leased_connection import ConnectionEnded
 from penstock.memory import frames
-from penstock.memory.frames import HEADER_BYTES, MAGIC, MOST_BYTES, ConnectionEnded, Kind, Status, encoded
+from penstock.memory.frames import HEADER_BYTES, MAGIC, MOST_BYTES, Kind, Status, encoded
+from penstock_bus import data_port
+from penstock_bus.data_port import RefusalCounts
 from penstock_log.memory_messages import SlabAddress
 from penstock_memory import slab_server
 from penstock_memory.slab_pool import Slab, SlabPool
-from penstock_memory.slab_server import RefusalCounts, SlabServer
+from penstock_memory.slab_server import SlabServer
 from penstock_testing import eventually
 
 
@@ -195,7 +198,7 @@ def test_a_client_that_stands_still_inside_a_frame_is_hung_up_on(
 
 @pytest.mark.parametrize("drips", [False, True], ids=["nothing", "a byte now and then"])
 def test_who_proves_nothing_in_time_is_hung_up_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drips: bool) -> None:
-    monkeypatch.setattr(slab_server, "HELLO_S", 0.3)
+    monkeypatch.setattr(data_port, "HELLO_S", 0.3)
     port = Port(tmp_path)
     with dial(port.lend()) as connection:
         if drips:
@@ -218,7 +221,7 @@ def test_who_proves_nothing_in_time_is_hung_up_on(tmp_path: Path, monkeypatch: p
 
 def test_connections_without_a_proof_are_bounded_and_others_are_served_on(port: Port) -> None:
     address = port.lend()
-    idle = [dial(address) for _ in range(slab_server.MOST_UNPROVED_OF_ONE + 8)]
+    idle = [dial(address) for _ in range(data_port.MOST_UNPROVED_OF_ONE + 8)]
     assert port.wait_for("TOO_MANY") >= 1
     assert port.bystander.read(0, 9) == b"untouched"
     local = RawSlab(address, local=True)
@@ -272,7 +275,7 @@ def test_who_has_the_memory_by_descriptor_cannot_take_it_away(port: Port) -> Non
 
 def test_the_log_is_not_filled_by_who_attacks() -> None:
     now = [0.0]
-    refusals = RefusalCounts(lambda: now[0])
+    refusals = RefusalCounts("slab_request", lambda: now[0])
     with structlog.testing.capture_logs() as logged:
         for _ in range(40):
             refusals.note("BAD_PROOF", "no such lease")

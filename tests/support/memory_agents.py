@@ -15,20 +15,8 @@ from typing import Any
 
 import msgspec
 
-from penstock.memory.frames import (
-    HEADER_BYTES,
-    MAGIC,
-    NONCE_BYTES,
-    Frame,
-    Kind,
-    Status,
-    check,
-    decoded,
-    encoded,
-    proof_of,
-    receive,
-    send,
-)
+from penstock.leased_connection import NONCE_BYTES, proof_of, receive, send
+from penstock.memory.frames import HEADER_BYTES, MAGIC, Frame, Kind, Status, check, decoded, encoded
 from penstock_log import subjects
 from penstock_log.memory_messages import (
     VERSION,

@@ -15,9 +15,20 @@ from typing import Literal
 
 import msgspec
 
+from penstock.leased_connection import (
+    LEASE_BYTES,
+    NONCE_BYTES,
+    PROOF_BYTES,
+    Buffer,
+    ConnectionEnded,
+    boot_id,
+    proof_of,
+    receive,
+    send,
+)
 from penstock.memory import frames
 from penstock.memory.frames import Frame, Kind, Status
-from penstock.memory.slab_binding import STATE_BYTES, boot_id
+from penstock.memory.slab_binding import STATE_BYTES
 from penstock_log.memory_messages import (
     AgentWelcome,
     BorrowSlab,
@@ -69,7 +80,7 @@ class DonorStub:
         with self._lock:
             self._number += 1
             number = self._number
-        lease = hashlib.sha256(f"{self.name} {number}".encode()).digest()[: frames.LEASE_BYTES]
+        lease = hashlib.sha256(f"{self.name} {number}".encode()).digest()[:LEASE_BYTES]
         token = hashlib.sha256(lease).digest()
         self.slabs[lease] = _LentSlab(number, number + 100, token, self.slab_bytes, sealed=self.sealed)
         host, port = self._tcp.getsockname()[:2]
@@ -125,7 +136,7 @@ class DonorStub:
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
-        with connection, suppress(OSError, frames.ConnectionEnded, frames.FrameError, _HungUp):
+        with connection, suppress(OSError, ConnectionEnded, frames.FrameError, _HungUp):
             with suppress(OSError):
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             slab = self._prove(connection)
@@ -135,15 +146,15 @@ class DonorStub:
             self._connections.discard(connection)
 
     def _prove(self, connection: socket.socket) -> _LentSlab:
-        hello = memoryview(bytearray(len(frames.MAGIC) + frames.LEASE_BYTES))
-        frames.receive(connection, hello)
+        hello = memoryview(bytearray(len(frames.MAGIC) + LEASE_BYTES))
+        receive(connection, hello)
         lease = bytes(hello[len(frames.MAGIC) :])
-        nonce = os.urandom(frames.NONCE_BYTES)
+        nonce = os.urandom(NONCE_BYTES)
         connection.sendall(nonce)
-        proof = memoryview(bytearray(frames.PROOF_BYTES))
-        frames.receive(connection, proof)
+        proof = memoryview(bytearray(PROOF_BYTES))
+        receive(connection, proof)
         slab = self.slabs.get(lease)
-        if slab is None or bytes(proof) != frames.proof_of(slab.token, lease, nonce):
+        if slab is None or bytes(proof) != proof_of(slab.token, lease, nonce):
             self._refuse(connection, Frame(Kind.HELLO), Status.BAD_PROOF, "there is no such lease")
             raise _HungUp
         connection.sendall(frames.encoded(Frame(Kind.HELLO, length=self.slab_bytes)))
@@ -152,14 +163,14 @@ class DonorStub:
     def _refuse(self, connection: socket.socket, frame: Frame, status: Status, reason: str) -> None:
         text = reason.encode()
         answer = frame._replace(status=status, length=len(text))
-        frames.send(connection, frames.encoded(answer, text), text)
+        send(connection, frames.encoded(answer, text), text)
 
     def _answer(self, connection: socket.socket, slab: _LentSlab) -> None:
         header = memoryview(bytearray(frames.HEADER_BYTES))
-        frames.receive(connection, header)
+        receive(connection, header)
         frame, checksum, begun = frames.decoded(header)
         payload = memoryview(bytearray(frame.length if frame.kind == Kind.WRITE else 0))
-        frames.receive(connection, payload)
+        receive(connection, payload)
         frames.check(payload, checksum, begun)
         fault = self._fault()
         if slab.over or fault == "stale":
@@ -187,7 +198,7 @@ class DonorStub:
         self.faults_done += bool(self.fault)
         return self.fault
 
-    def _say(self, connection: socket.socket, fault: Fault, answer: bytes, body: frames.Buffer) -> None:
+    def _say(self, connection: socket.socket, fault: Fault, answer: bytes, body: Buffer) -> None:
         if fault == "hang":
             self._released.wait(WAIT_LIMIT_S)
             raise _HungUp
@@ -205,7 +216,7 @@ class DonorStub:
             damaged[-1] ^= 0x40
             connection.sendall(damaged)
         else:
-            frames.send(connection, answer, body)
+            send(connection, answer, body)
 
 
 class AgentStub:

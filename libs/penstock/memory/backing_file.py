@@ -22,7 +22,7 @@ from contextlib import suppress
 from functools import cache
 from typing import Final, NamedTuple, Union
 
-from penstock.memory.frames import Buffer
+from penstock.leased_connection import Buffer
 
 EXTENT_BYTES: Final = 64 << 20
 """Space is reserved in pieces of this size."""

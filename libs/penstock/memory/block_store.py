@@ -18,10 +18,10 @@ import weakref
 from operator import index
 from typing import Final, NoReturn, Optional, SupportsIndex, Union
 
+from penstock.leased_connection import Buffer
 from penstock.memory.backing_file import PENDING_BYTES, BackingFile
 from penstock.memory.chunk_cache import BLOCK_BYTES, CHUNK_BYTES, ChunkCache
 from penstock.memory.fork_guard import guard_in_forks, release_guard
-from penstock.memory.frames import Buffer
 from penstock.memory.slab_binding import TIMEOUT_S, SlabLost
 from penstock.memory.slab_ranges import SlabRange, SlabRanges, StoreStats
 from penstock_log.agent_protocol import AgentEnv

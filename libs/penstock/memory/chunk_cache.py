@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Final
 
-from penstock.memory.frames import Buffer
+from penstock.leased_connection import Buffer
 
 BLOCK_BYTES: Final = 4096
 CHUNK_BYTES: Final = 64 << 10

@@ -2,12 +2,8 @@
 Frames of the slab protocol: what a client and a donor's agent say to each other about one borrowed slab.
 
 A connection is about one lease of one slab, over TCP, or over a Unix socket where both are on one host. It begins with
-a proof that the client has the lease's token, which never crosses the wire:
-
-1. client: :data:`MAGIC` and the lease, 16 bytes;
-2. agent: a nonce, 16 bytes;
-3. client: HMAC-SHA256 of the nonce and the lease by the token, 32 bytes;
-4. agent: a frame, :attr:`Status.OK` with the slab's size as ``length``, or what is wrong.
+:data:`MAGIC` and the proof of :mod:`penstock.leased_connection`, which the agent answers by a frame:
+:attr:`Status.OK` with the slab's size as ``length``, or what is wrong.
 
 From then on the client sends requests, several at a time if it likes, and the agent answers them in order. A frame is a
 header of 36 bytes, and a payload where it is a write, the answer to a read, or an answer that is an error (its reason,
@@ -32,12 +28,11 @@ The checksum covers the header too: a write whose offset was torn would else be 
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-import socket
 import struct
 from enum import IntEnum
-from typing import Final, NamedTuple, Union
+from typing import Final, NamedTuple
+
+from penstock.leased_connection import Buffer
 
 try:
     from crc32c import crc32c
@@ -45,12 +40,7 @@ except ImportError as missing:
     message = "memory of other nodes needs the package crc32c: pip install 'penstock-sdk[memory]'"
     raise ImportError(message) from missing
 
-Buffer = Union[bytes, bytearray, memoryview]
-
 MAGIC: Final = b"PENSLAB1"
-LEASE_BYTES: Final = 16
-NONCE_BYTES: Final = 16
-PROOF_BYTES: Final = 32
 MOST_BYTES: Final = 4 << 20
 """The longest payload of one frame; who has more sends several."""
 _MARK: Final = 0x5053
@@ -112,10 +102,6 @@ class FrameError(Exception):
         self.status = status
 
 
-class ConnectionEnded(Exception):
-    """The other side hung up, between two frames or inside one."""
-
-
 def checksum_of(data: Buffer, before: int = 0) -> int:
     """
     Return the CRC-32C (Castagnoli) of some bytes, going on from that of the bytes ``before``.
@@ -168,39 +154,3 @@ def check(payload: Buffer, checksum: int, begun: int) -> None:
     found = checksum_of(payload, begun) if payload else begun
     if found != checksum:
         raise FrameError(Status.BAD_CHECKSUM, f"the checksum is {checksum:#010x}, of what came it is {found:#010x}")
-
-
-def proof_of(token: bytes, lease: bytes, nonce: bytes) -> bytes:
-    """Return what proves that one has the token of a lease, 32 bytes."""
-    return hmac.new(token, nonce + lease, hashlib.sha256).digest()
-
-
-def receive(connection: socket.socket, view: memoryview) -> None:
-    """
-    Fill a buffer from a connection.
-
-    Raises
-    ------
-    ConnectionEnded
-        If the other side hangs up before it is full.
-    OSError
-        If the connection breaks, or its time-out is over (``TimeoutError``).
-    """
-    while view:
-        count = connection.recv_into(view)
-        if not count:
-            raise ConnectionEnded
-        view = view[count:]
-
-
-def send(connection: socket.socket, header: bytes, payload: Buffer = b"") -> None:
-    """Send a header and its payload, without copying them together; raises OSError as the socket does."""
-    if not payload:
-        connection.sendall(header)
-        return
-    sent = connection.sendmsg([header, payload])
-    if sent < len(header):
-        connection.sendall(header[sent:])
-        sent = len(header)
-    if sent < len(header) + len(payload):
-        connection.sendall(memoryview(payload)[sent - len(header) :])

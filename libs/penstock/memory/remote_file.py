@@ -16,9 +16,9 @@ from collections.abc import Iterator, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Optional, Union
 
+from penstock.leased_connection import Buffer
 from penstock.memory.block_store import BlockStore, open_store, refuse_copy
 from penstock.memory.fork_guard import guard_in_forks
-from penstock.memory.frames import Buffer
 from penstock.memory.slab_ranges import StoreStats
 
 if TYPE_CHECKING:

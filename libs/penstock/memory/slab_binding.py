@@ -8,36 +8,28 @@ binding, since the disk has what the slab had.
 
 from __future__ import annotations
 
-import array
-import fcntl
 import mmap
 import os
 import socket
 import struct
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
-from functools import cache
-from pathlib import Path
 from time import perf_counter
 from typing import Final, Protocol
 
-from penstock.memory.frames import (
-    HEADER_BYTES,
-    MAGIC,
+from penstock.leased_connection import (
     NONCE_BYTES,
     Buffer,
     ConnectionEnded,
-    Frame,
-    FrameError,
-    Kind,
-    Status,
-    check,
-    decoded,
-    encoded,
+    boot_id,
+    descriptors_in,
     proof_of,
+    room_for_descriptors,
+    sealed_bytes,
     send,
 )
+from penstock.memory.frames import HEADER_BYTES, MAGIC, Frame, FrameError, Kind, Status, check, decoded, encoded
 from penstock_log.memory_messages import SlabAddress
 
 TIMEOUT_S: Final = 1.0
@@ -49,8 +41,6 @@ PIPELINED: Final = 8
 STATE_BYTES: Final = 4096
 """The page behind a shared slab's data, whose first word is the generation while it counts."""
 _MOST_REASON: Final = 4096
-_SEALS: Final = getattr(fcntl, "F_GET_SEALS", 1034)  # Linux has them; Python only from 3.9 on some platforms
-_SEAL_SHRINK: Final = getattr(fcntl, "F_SEAL_SHRINK", 2)
 
 
 class SlabLost(Exception):
@@ -107,15 +97,6 @@ def bind_slab(address: SlabAddress, *, timeout_s: float = TIMEOUT_S) -> SlabBind
         with suppress(SlabLost, OSError):  # then it is tried over TCP, whose error counts
             return SharedSlab(address, timeout_s=timeout_s)
     return RemoteSlab(address, timeout_s=timeout_s)
-
-
-@cache
-def boot_id() -> str:
-    """Return what names this boot of this machine; empty where the system does not say."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
 
 
 class SlabConnection:
@@ -397,8 +378,8 @@ class SharedSlab(_Slab):
             if len(descriptors) != 1:
                 message = f"one descriptor was to come, and {len(descriptors)} came"
                 raise FrameError(Status.BAD_FRAME, message)
-            size = os.fstat(descriptors[0]).st_size
-            if size < self.slab_bytes + STATE_BYTES or not fcntl.fcntl(descriptors[0], _SEALS) & _SEAL_SHRINK:
+            if sealed_bytes(descriptors[0]) < self.slab_bytes + STATE_BYTES:
+                size = os.fstat(descriptors[0]).st_size
                 message = f"its memory has {size} bytes, or is not sealed against shrinking"
                 raise FrameError(Status.BAD_FRAME, message)
             return mmap.mmap(descriptors[0], self.slab_bytes + STATE_BYTES)
@@ -442,18 +423,9 @@ def _windows(offset: int, length: int) -> Iterator[list[tuple[int, int]]]:
 
 def _receive_with_descriptors(connection: socket.socket) -> tuple[bytes, list[int]]:
     """Return the next bytes of a connection, one header's at most, and the descriptors that came with them."""
-    room = socket.CMSG_SPACE(4 * array.array("i").itemsize)
     try:
-        found, ancillary, _, _ = connection.recvmsg(HEADER_BYTES, room, socket.MSG_CMSG_CLOEXEC)
+        found, ancillary, _, _ = connection.recvmsg(HEADER_BYTES, room_for_descriptors(4), socket.MSG_CMSG_CLOEXEC)
     except BlockingIOError as error:
         message = "no answer in time"
         raise TimeoutError(message) from error
-    return found, list(_descriptors(ancillary))
-
-
-def _descriptors(ancillary: Iterable[tuple[int, int, bytes]]) -> Iterator[int]:
-    for level, kind, data in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            numbers = array.array("i")
-            numbers.frombytes(data[: len(data) - len(data) % numbers.itemsize])
-            yield from numbers
+    return found, list(descriptors_in(ancillary))

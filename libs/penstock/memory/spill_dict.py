@@ -14,10 +14,11 @@ from bisect import bisect_left, insort
 from collections.abc import Hashable, Iterator, MutableMapping
 from typing import Final, Generic, NoReturn, Optional, TypeVar
 
+from penstock.leased_connection import Buffer
 from penstock.memory.block_store import BlockStore, checked_bytes, open_store, refuse_copy, spill_bytes
 from penstock.memory.chunk_cache import BLOCK_BYTES
 from penstock.memory.fork_guard import guard_in_forks
-from penstock.memory.frames import Buffer, checksum_of
+from penstock.memory.frames import checksum_of
 from penstock.memory.slab_ranges import StoreStats
 
 K = TypeVar("K", bound=Hashable)

@@ -120,6 +120,11 @@ _MORE: Final[dict[str, list[str]]] = {
         subjects.MEMORY_OFFERS,
         f"{subjects.state('memory')}.*",  # one for each node
     ],
+    "aggregator": [
+        subjects.AGGREGATORS,
+        subjects.AGGREGATOR_LOADS,
+        f"{subjects.state('aggregator')}.*",  # one for each node
+    ],
     EXTENSION: [
         *subjects.SUBMISSIONS,
         *_OF_JOBS,
@@ -227,6 +232,8 @@ def of_service(service: str, extensions: Sequence[str] = ()) -> Permissions:
     private = [] if service == "executor" else [subjects.CHECKPOINTS, subjects.OUTPUTS]
     if service != "memory":
         private.append(subjects.SLABS)
+    if service != "aggregator":
+        private.append(subjects.AGGREGATORS)
     if service != "gateway":
         private += [subjects.by_anybody(subject) for subject in _relayed()]
     return Permissions(

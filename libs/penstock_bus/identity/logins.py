@@ -36,7 +36,7 @@ DATA: Final = Path("penstock-data")
 SERVICE_LOGINS: Final = Path("nats", "logins")
 """In the data folder: a file for each service."""
 
-NODE_ROLES: Final = ("executor", "memory")
+NODE_ROLES: Final = ("executor", "memory", "aggregator")
 """The services of which a machine that joins gets logins of its own."""
 _OF_SERVICES: Final = frozenset({"admin", "extension", *LOGINS})
 _OWNER_ONLY: Final = 0o600
@@ -113,15 +113,17 @@ class Login(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 class JoinAnswer(Login, frozen=True, kw_only=True, omit_defaults=True):
     """
-    The answer to a new node: the login of its executor, and the claim of its memory agent's.
+    The answer to a new node: the login of its executor, and the claims of its agents' logins.
 
     Attributes
     ----------
-    memory_jwt : str
-        The claim, for the key that the node named; empty where it asked for none, or the issuer gives none.
+    memory_jwt, aggregator_jwt : str
+        The claims of its memory agent and its aggregation agent, for the keys that the node named; empty where it asked
+        for none, or the issuer gives none.
     """
 
     memory_jwt: str = ""
+    aggregator_jwt: str = ""
 
 
 class LoginSearch(msgspec.Struct, frozen=True, kw_only=True):

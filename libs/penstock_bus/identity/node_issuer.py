@@ -145,7 +145,7 @@ class NodeIssuer:
         return Reply(body=msgspec.json.encode(msgspec.structs.replace(login, hosts=self._hosts)))
 
     async def _join(self, request: Request) -> Reply:
-        """Answer a new node, which only one with a token can ask, with the logins of an executor and a memory agent."""
+        """Answer a new node, which only one with a token can ask, with the logins of an executor and its agents."""
         if request.user:
             raise RefusedRequest(FORBIDDEN, f"nodes join with a token, and {request.user} is a person")
         asked, token = decoded(request, JoinRequest, "a node's login"), request.subject.rpartition(".")[2]
@@ -155,24 +155,31 @@ class NodeIssuer:
             if asked.key not in found.logins:
                 _check_token(found)
                 about = {"node_id": asked.node_id, "key": asked.key, "machine": asked.machine}
-                about |= {"memory_key": asked.memory_key} if asked.memory_key else {}
+                about |= {name: key for name, key in _agents_keys(asked).items() if key}
                 fact = NodeLoginIssued(token=token, **about, at_s=self._now_s())
                 try:
                     await self._append(token, seq, fact)
                 except Conflict:
                     continue  # another machine was admitted meanwhile
                 _log.info("node_login_issued", token=token, **about)
-            elif asked.memory_key not in ("", found.logins[asked.key].memory_key):
+            elif any(
+                key not in ("", getattr(found.logins[asked.key], name)) for name, key in _agents_keys(asked).items()
+            ):
                 raise RefusedRequest(FORBIDDEN, "this machine has joined with other keys; join with another token")
             return Reply(body=msgspec.json.encode(self._node_logins(asked)))
 
     def _node_logins(self, asked: JoinRequest) -> JoinAnswer:
         now_s, keyring = self._now_s(), self._keyring
         executor = keyring.node_login(self._url, asked.key, now_s, self._ca)
-        memory_jwt = ""
-        if asked.memory_key:
-            memory_jwt = keyring.node_login(self._url, asked.memory_key, now_s, role="memory").user_jwt
-        return JoinAnswer(**msgspec.structs.asdict(executor), memory_jwt=memory_jwt)
+
+        def claim(role: str, key: str) -> str:
+            return keyring.node_login(self._url, key, now_s, role=role).user_jwt if key else ""
+
+        return JoinAnswer(
+            **msgspec.structs.asdict(executor),
+            memory_jwt=claim("memory", asked.memory_key),
+            aggregator_jwt=claim("aggregator", asked.aggregator_key),
+        )
 
     async def _revoke(self, request: Request) -> Reply:
         """
@@ -248,11 +255,12 @@ class NodeIssuer:
 
     async def _check_keys(self, asked: JoinRequest) -> None:
         """Refuse a key of which a login was revoked, whatever token it comes with now, and one of two roles."""
-        if asked.key == asked.memory_key:
-            raise RefusedRequest(FORBIDDEN, "a node's executor and its memory agent have a key each")
+        keys = [asked.key, *filter(None, _agents_keys(asked).values())]
+        if len(set(keys)) < len(keys):
+            raise RefusedRequest(FORBIDDEN, "a node's executor and its agents have a key each")
         tokens, _ = await self._all()
         logins = [one for found in tokens.values() for one in found.logins.values()]
-        revoked_s = max((one.revoked_s for one in logins if {asked.key, asked.memory_key} & {*one.keys}), default=0.0)
+        revoked_s = max((one.revoked_s for one in logins if set(keys) & {*one.keys}), default=0.0)
         if revoked_s:
             another = "delete the data folder, and join with another token"
             raise RefusedRequest(FORBIDDEN, f"this login was revoked {_at(revoked_s)}; {another}")
@@ -305,6 +313,11 @@ async def end_all_logins(bus: NatsBus, now_s: float, reason: str) -> None:
             ]
             commit = Commit(id=secrets.token_hex(16), actor=ISSUER, facts=facts)  # type: ignore[arg-type]
             await bus.append(Append(subject=subjects.login(token), commit=commit, expected=None))
+
+
+def _agents_keys(asked: JoinRequest) -> dict[str, str]:
+    """Return the keys of a node's agents, by the names of their fields; empty for those that it does not want."""
+    return {"memory_key": asked.memory_key, "aggregator_key": asked.aggregator_key}
 
 
 def _check_token(found: NodeToken) -> None:

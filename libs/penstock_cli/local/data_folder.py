@@ -40,6 +40,7 @@ _OURS: Final = (
     "nats",
     "executor",
     "memory",
+    "aggregator",
     "logs",
     "checkpoints",
     "client.json",
@@ -48,6 +49,8 @@ _OURS: Final = (
     "oidc.json",
 )
 """What the names begin with of all that is in a data folder."""
+_AGENTS: Final = ("memory", "aggregator")
+"""The services of which one runs beside each executor."""
 UNKNOWN: Final = 0
 """In place of the process id of a supervisor that has the folder and has not yet said who it is."""
 _LOOK_S: Final = 0.01
@@ -374,7 +377,8 @@ class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
         for service in self.replicas:
             if service not in CORE:
                 raise UpError(f"there is no service {service!r}; expected one of {', '.join(CORE)}")
-        counts = {"memory": self.replicas.get("executor", 1), **self.replicas}  # an agent beside each executor
+        beside = dict.fromkeys(_AGENTS, self.replicas.get("executor", 1))  # an agent of each kind beside each executor
+        counts = {**beside, **self.replicas}
         return [(name, number) for name in CORE for number in range(FIRST, FIRST + counts.get(name, 1))]
 
 
@@ -388,8 +392,8 @@ def environment(options: UpOptions, service: str, number: int, *, url: str) -> d
         env["PENSTOCK_GATEWAY_OWNER"] = options.owner_name
     if service == "executor":
         env |= _of_executor(options, number)
-    if service == "memory":
-        env |= _of_memory_agent(options, number)
+    if service in _AGENTS:
+        env |= _of_agent(options, service, number)
     if service == "gateway" and not origin("gateway", "archive_dir", environ={**os.environ, **env}):
         env["PENSTOCK_GATEWAY_ARCHIVE_DIR"] = str(options.folder / "archive")
     return env
@@ -404,8 +408,9 @@ def _of_executor(options: UpOptions, number: int) -> dict[str, str]:
     }
     if number != FIRST:
         env["PENSTOCK_EXECUTOR_NODE_ID"] = _further_node(number)
-    if not _set_in("executor", options, "memory_dir"):
-        env["PENSTOCK_EXECUTOR_MEMORY_DIR"] = _memory_dir(options, number)
+    for agent in _AGENTS:
+        if not _set_in("executor", options, f"{agent}_dir"):
+            env[f"PENSTOCK_EXECUTOR_{agent.upper()}_DIR"] = _agent_dir(options, agent, number)
     if not (is_loopback(options.host) or options.host in EVERYWHERE or _set_in("executor", options, "address")):
         env["PENSTOCK_EXECUTOR_ADDRESS"] = options.host  # by which the other nodes reach the server
     if options.devices:
@@ -415,23 +420,27 @@ def _of_executor(options: UpOptions, number: int) -> dict[str, str]:
     return env
 
 
-def _of_memory_agent(options: UpOptions, number: int) -> dict[str, str]:
-    """Make each memory agent that of the executor of its number: with the node's name, and where jobs look for it."""
-    env = {"PENSTOCK_MEMORY_DATA_DIR": _memory_dir(options, number)}
+def _of_agent(options: UpOptions, service: str, number: int) -> dict[str, str]:
+    """Make each agent that of the executor of its number: with the node's name, and where jobs look for it."""
+    prefix = f"PENSTOCK_{service.upper()}"
+    env = {f"{prefix}_DATA_DIR": _agent_dir(options, service, number)}
     node_id = _further_node(number) if number != FIRST else _set_in("executor", options, "node_id")
-    if node_id and not (number == FIRST and _set_in("memory", options, "node_id")):
-        env["PENSTOCK_MEMORY_NODE_ID"] = node_id
-    if is_loopback(options.host) and not _set_in("memory", options, "host"):
-        env["PENSTOCK_MEMORY_HOST"] = options.host
-        env["PENSTOCK_MEMORY_ADDRESS"] = options.host
-    elif not _set_in("memory", options, "address"):
+    if node_id and not (number == FIRST and _set_in(service, options, "node_id")):
+        env[f"{prefix}_NODE_ID"] = node_id
+    if is_loopback(options.host) and not _set_in(service, options, "host"):
+        env[f"{prefix}_HOST"] = options.host
+        env[f"{prefix}_ADDRESS"] = options.host
+    elif not _set_in(service, options, "address"):
         address = _set_in("executor", options, "address") or ("" if options.host in EVERYWHERE else options.host)
-        env |= {"PENSTOCK_MEMORY_ADDRESS": address} if address else {}
+        env |= {f"{prefix}_ADDRESS": address} if address else {}
+    pool = _set_in("executor", options, "pool")
+    if service == "aggregator" and pool and not _set_in(service, options, "pool"):
+        env[f"{prefix}_POOL"] = pool
     return env
 
 
-def _memory_dir(options: UpOptions, number: int) -> str:
-    return str(options.folder / ("memory" if number == FIRST else f"memory-{number}"))
+def _agent_dir(options: UpOptions, service: str, number: int) -> str:
+    return str(options.folder / (service if number == FIRST else f"{service}-{number}"))
 
 
 def _further_node(number: int) -> str:

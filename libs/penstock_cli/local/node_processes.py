@@ -1,9 +1,10 @@
 """
-Processes of a machine that has joined: its executor, and the memory agent beside it.
+Processes of a machine that has joined: its executor, and the agents beside it.
 
-The executor is the node: when it ends, the node ends, with its exit status. The memory agent is kept running for it,
-started again when it dies, and done without where that cannot help. ``penstock node start`` runs them; a container does
-by ``python -m penstock_cli.local.node_processes EXECUTOR.json MEMORY.json``, with the rest in its environment.
+The executor is the node: when it ends, the node ends, with its exit status. The memory agent and the aggregation agent
+are kept running for it, started again when they die, and done without where that cannot help. ``penstock node start``
+runs them; a container does by ``python -m penstock_cli.local.node_processes``, with the files of the three logins as
+arguments, in this order, and the rest in its environment.
 """
 
 from __future__ import annotations
@@ -28,22 +29,24 @@ from penstock_cli.local.data_folder import UpError
 from penstock_log.text import escaped
 
 AGENT_ENDS_S: Final = 10.0
-"""So long the memory agent may take to end in good order."""
+"""So long an agent may take to end in good order."""
 _BY_SIGNAL: Final = 128
 """A shell's exit status of a process that a signal ended is this and the signal's number."""
 _log = structlog.get_logger("penstock.node")
 
 
-async def run_node(executor: Mapping[str, str], memory: Mapping[str, str]) -> int:
+async def run_node(executor: Mapping[str, str], agents: Mapping[str, Mapping[str, str]]) -> int:
     """
-    Run an executor and its memory agent until SIGTERM or SIGINT, or until the executor ends.
+    Run an executor and its agents until SIGTERM or SIGINT, or until the executor ends.
 
-    Both are told to end where this process is gone, even after kill -9.
+    All are told to end where this process is gone, even after kill -9.
 
     Parameters
     ----------
-    executor, memory : mapping of str to str
-        What the environment of each has besides this process's. A ready file is the executor's alone.
+    executor : mapping of str to str
+        What its environment has besides this process's. A ready file is the executor's alone.
+    agents : mapping of str to mapping of str to str
+        Service → the same of each agent.
 
     Returns
     -------
@@ -58,19 +61,26 @@ async def run_node(executor: Mapping[str, str], memory: Mapping[str, str]) -> in
     configure(load(Logging, "log"))
     stopping = asyncio.Event()
     handle_signals(stopping)
-
-    async def start_agent(log: IO[bytes] | None) -> Process:  # noqa: ARG001 - it goes where this process's goes
-        return await _begin("memory", {"PENSTOCK_READY_FILE": "", **memory})
-
-    agent = Child("memory-agent", start_agent, None, lambda child: _log.info("memory_agent_started", pid=child.pid))
-    keeping = asyncio.ensure_future(_keep(agent))
+    children = [_agent(service, environment) for service, environment in agents.items()]
+    keeping = [asyncio.ensure_future(_keep(child)) for child in children]
     try:
         status = await _until_ended(await _begin("executor", executor), stopping)
-        await agent.end(AGENT_ENDS_S)  # after it: what a job saves at its end may go to other nodes' memory
+        # after it: what a job saves at its end may go to other nodes' memory
+        await asyncio.gather(*(child.end(AGENT_ENDS_S) for child in children))
     finally:
-        keeping.cancel()
-        await asyncio.gather(keeping, return_exceptions=True)
+        for task in keeping:
+            task.cancel()
+        await asyncio.gather(*keeping, return_exceptions=True)
     return status if status >= 0 else _BY_SIGNAL - status
+
+
+def _agent(service: str, environment: Mapping[str, str]) -> Child:
+    async def start_agent(log: IO[bytes] | None) -> Process:  # noqa: ARG001 - it goes where this process's goes
+        return await _begin(service, {"PENSTOCK_READY_FILE": "", **environment})
+
+    return Child(
+        f"{service}-agent", start_agent, None, lambda child: _log.info("agent_started", agent=service, pid=child.pid)
+    )
 
 
 async def _until_ended(process: Process, stopping: asyncio.Event) -> int:
@@ -89,7 +99,7 @@ async def _keep(agent: Child) -> None:
     try:
         await agent.keep()
     except UpError as error:
-        _log.error("node_without_memory_agent", error=str(error))
+        _log.error("node_without_agent", agent=agent.name, error=str(error))
 
 
 async def _begin(service: str, environment: Mapping[str, str]) -> Process:
@@ -103,9 +113,10 @@ async def _begin(service: str, environment: Mapping[str, str]) -> Process:
 
 
 def _main() -> int:
-    executor, memory = sys.argv[1:]
+    executor, memory, aggregator = sys.argv[1:]
+    agents = {"memory": {CREDENTIALS: memory}, "aggregator": {CREDENTIALS: aggregator}}
     try:
-        return asyncio.run(run_node({CREDENTIALS: executor}, {CREDENTIALS: memory}))
+        return asyncio.run(run_node({CREDENTIALS: executor}, agents))
     except SettingsError as error:
         sys.stderr.write(f"{escaped(str(error))}\n")
         return EX_CONFIG

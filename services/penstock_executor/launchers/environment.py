@@ -26,6 +26,7 @@ from penstock_executor.run_state import sharing_of
 from penstock_executor.settings import SandboxName
 from penstock_log import Device, Job, JobSpec, Placement, Slot, workload
 from penstock_log.agent_protocol import AgentEnv
+from penstock_log.aggregation_messages import run_token
 
 MPS_FOLDERS: Final = ("/tmp/nvidia-mps", "/tmp/nvidia-log")  # noqa: S108 - where NVIDIA's service listens by default
 ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -48,6 +49,10 @@ class LaunchSite(msgspec.Struct, frozen=True, kw_only=True):
     ----------
     memory : str
         The socket of the node's memory agent; empty where there is none.
+    aggregation : str
+        The same of the node's aggregation agent.
+    aggregation_secret : bytes
+        By which that agent knows the tokens of runs.
     checkpoint_memory : Path or None
         Holds a folder for each job whose checkpoints may be in memory.
     temporary : Path or None
@@ -65,6 +70,8 @@ class LaunchSite(msgspec.Struct, frozen=True, kw_only=True):
     pass_env: tuple[str, ...] = ()
     lanes: str = ""
     memory: str = ""
+    aggregation: str = ""
+    aggregation_secret: bytes = b""
     temporary: Path | None = None
     new_privileges: bool = False
     most_tasks: int = 0
@@ -112,6 +119,7 @@ def environment_of(
         threads = {"OMP_NUM_THREADS": str(max(1, int(spec.cpus * len(devices))))}
     ours = {
         **({AgentEnv.MEMORY_SOCKET: site.memory} if site.memory else {}),
+        **_aggregation(job, placement.epoch, site),
         AgentEnv.JOB_ID: job.id,
         AgentEnv.EPOCH: str(placement.epoch),
         AgentEnv.NODE: site.node_id,
@@ -151,6 +159,14 @@ def environment_of(
     return {**threads, **spec.env, **ours, **borrowed, **rendezvous, **environment(devices)}
 
 
+def _aggregation(job: Job, epoch: int, site: LaunchSite) -> dict[str, str]:
+    """Return by what a process finds the node's aggregation agent, if its job may; a sample is summed with nobody."""
+    if job.sample or not site.aggregation or job.spec.aggregation == "none":
+        return {}
+    token = run_token(site.aggregation_secret, job.id, epoch)
+    return {AgentEnv.AGGREGATION_SOCKET: site.aggregation, AgentEnv.AGGREGATION_TOKEN: token}
+
+
 def _borrowed_memory(spec: JobSpec, devices: int) -> dict[str, str]:
     """Return what a process on so many devices finds of borrowed memory; nothing of what its job does not say."""
     said = {AgentEnv.MEMORY_LOCAL: spec.local_memory_bytes, AgentEnv.MEMORY_SPILL: spec.spill_bytes}
@@ -168,7 +184,9 @@ def confinement_of(
     cgroup: str = "",
 ) -> Confinement:
     """Return what a process gives up before its program begins."""
-    shared = [os.path.dirname(path) for path in (site.socket, site.lanes, site.heard, site.memory) if path]
+    shared = [
+        os.path.dirname(path) for path in (site.socket, site.lanes, site.heard, site.memory, site.aggregation) if path
+    ]
     in_memory = memory_folder_of(job, site)
     above = [] if in_memory is None else [str(in_memory.parent)]
     needed = {os.path.realpath(path) for path in (cwd, str(site.checkpoints), *above, *shared)}

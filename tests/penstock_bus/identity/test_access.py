@@ -1,5 +1,5 @@
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
@@ -166,18 +166,21 @@ async def test_checkpoints_go_from_executor_to_executor_and_to_nobody_else(serve
             await client.request(subjects.checkpoints("n1"), b"")
 
 
-async def test_memory_agents_ask_each_other_for_slabs_and_nobody_else_may_ask_or_answer(server: Server) -> None:
+@pytest.mark.parametrize(("role", "subject"), [("memory", subjects.slab), ("aggregator", subjects.aggregators)])
+async def test_agents_of_a_kind_ask_each_other_and_nobody_else_may_ask_or_answer(
+    server: Server, role: str, subject: Callable[[str], str]
+) -> None:
     async def answer(request: Request) -> Reply:
-        return Reply(body=b"a slab")
+        return Reply(body=b"a lease")
 
-    served = [Endpoint(name="slab", subject=subjects.slab("n1"), handler=answer)]
-    async with as_user(server, "memory") as n1, as_user(server, "memory") as n2, as_user(server, "executor") as other:
-        async with n1.serve("penstock-memory-n1", "1.0.0", served):
-            assert await n2.request(subjects.slab("n1"), b"") == b"a slab"
+    served = [Endpoint(name="lease", subject=subject("n1"), handler=answer)]
+    async with as_user(server, role) as n1, as_user(server, role) as n2, as_user(server, "executor") as other:
+        async with n1.serve(f"penstock-{role}-n1", "1.0.0", served):
+            assert await n2.request(subject("n1"), b"") == b"a lease"
             with pytest.raises(Unauthorized):
-                await other.request(subjects.slab("n1"), b"")
+                await other.request(subject("n1"), b"")
         with pytest.raises(Unauthorized):
-            async with other.serve("penstock-memory-n1", "1.0.0", served):
+            async with other.serve(f"penstock-{role}-n1", "1.0.0", served):
                 pass
 
 

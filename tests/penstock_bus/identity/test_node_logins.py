@@ -64,21 +64,23 @@ def key(number: int) -> SigningKey:
     return SigningKey.derived("user", bytes(32), f"machine {number}")
 
 
-async def joined(token: Login, node_id: str, number: int, *, memory: int = 0) -> Login:
+async def joined(token: Login, node_id: str, number: int, *, agent: int = 0, role: str = "memory") -> Login:
     """
     Join as ``penstock node join`` does; the test's tokens are of 2023, so one that has ended is let in again.
 
-    Returns the login of the executor, or of the memory agent where its key is given.
+    Returns the login of the executor, or of an agent where its key is given.
     """
-    own, agents = key(number), key(memory)
-    asked = JoinRequest(node_id=node_id, key=own.public, machine="vm uid 0", memory_key=agents.public if memory else "")
+    own, agents = key(number), key(agent)
+    wanted = {f"{role}_key": agents.public} if agent else {}
+    asked = JoinRequest(node_id=node_id, key=own.public, machine="vm uid 0", **wanted)
     body = msgspec.json.encode(asked)
     subject = f"{subjects.command('join', 'issuer')}.{claims.decoded(token.user_jwt)['name']}"
     async with bus_as(token) as bus:
         found = msgspec.json.decode(await bus.request(subject, body, timeout_s=10.0), type=JoinAnswer)
-    assert bool(found.memory_jwt) == bool(memory)
-    if memory:
-        return Login(url=found.url, user="memory", user_jwt=found.memory_jwt, user_seed=agents.seed)
+    given = {name: getattr(found, f"{name}_jwt") for name in ("memory", "aggregator")}
+    assert {name for name, claim in given.items() if claim} == ({role} if agent else set())
+    if agent:
+        return Login(url=found.url, user=role, user_jwt=given[role], user_seed=agents.seed)
     return Login(url=found.url, user=found.user, user_jwt=found.user_jwt, user_seed=own.seed)
 
 
@@ -190,8 +192,9 @@ async def test_one_login_is_revoked_at_once_and_after_every_restart(server: Serv
                     await writes(login, "n2")
 
 
-async def test_a_memory_agent_has_a_login_of_its_own_that_is_revoked_with_the_nodes(
-    server: Server, olga: Client
+@pytest.mark.parametrize(("role", "subject"), [("memory", subjects.memory), ("aggregator", subjects.aggregator)])
+async def test_an_agent_has_a_login_of_its_own_that_is_revoked_with_the_nodes(
+    server: Server, olga: Client, role: str, subject: Callable[[str], str]
 ) -> None:
     async with issuer_of(server):
         names = [claims.decoded((await olga.node_token(60.0, uses=2)).user_jwt)["name"] for _ in range(2)]
@@ -199,17 +202,15 @@ async def test_a_memory_agent_has_a_login_of_its_own_that_is_revoked_with_the_no
         good, later = [server.keyring.join_login(server.url, name, NOW_S, 4e9) for name in names]
         executor = await joined(good, "n2", 70)
         with pytest.raises(ServiceError, match="has joined with other keys; join with another token"):
-            await joined(good, "n2", 70, memory=71)  # of a machine that joined without one
-        agent = await joined(good, "n3", 72, memory=73)
-        assert (await joined(good, "n3", 72, memory=73)) == agent
+            await joined(good, "n2", 70, agent=71, role=role)  # of a machine that joined without one
+        agent = await joined(good, "n3", 72, agent=73, role=role)
+        assert (await joined(good, "n3", 72, agent=73, role=role)) == agent
         with pytest.raises(ServiceError, match="used up: n3"):  # two machines, whatever logins they got
-            await joined(good, "n4", 74, memory=75)
+            await joined(good, "n4", 74, agent=75, role=role)
         with pytest.raises(ServiceError, match="have a key each"):
-            await joined(later, "n4", 76, memory=76)
+            await joined(later, "n4", 76, agent=76, role=role)
         async with connect(agent.url, login=agent, timeout_s=5.0) as bus:
-            await bus.append(
-                Append(subject=subjects.memory("n3"), commit=Commit(id="m", actor="x", facts=()), expected=None)
-            )
+            await bus.append(Append(subject=subject("n3"), commit=Commit(id="m", actor="x", facts=()), expected=None))
             with pytest.raises(Unauthorized):
                 await bus.append(
                     Append(subject=subjects.node("n3"), commit=Commit(id="n", actor="x", facts=()), expected=None)
@@ -219,7 +220,7 @@ async def test_a_memory_agent_has_a_login_of_its_own_that_is_revoked_with_the_no
             await eventually(lambda: thief.is_closed)
             assert honest.is_connected
         with pytest.raises(ServiceError, match="this login was revoked at"):
-            await joined(later, "n5", 77, memory=73)
+            await joined(later, "n5", 77, agent=73, role=role)
         assert [one.node_id for one in (await olga.node_logins()).logins] == ["n2", "n3"]
 
 

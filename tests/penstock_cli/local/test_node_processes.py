@@ -17,7 +17,7 @@ from penstock_testing import eventually
 
 NODE = (
     "import asyncio, sys; from penstock_cli.local.node_processes import run_node; "
-    "sys.exit(asyncio.run(run_node({'PENSTOCK_AS': 'node'}, {'PENSTOCK_AS': 'agent'})))"
+    "sys.exit(asyncio.run(run_node({'PENSTOCK_AS': 'node'}, {'memory': {'PENSTOCK_AS': 'agent'}})))"
 )
 WAITS = """
 import os, pathlib, signal, sys

@@ -1,0 +1,486 @@
+"""
+One connection to an aggregator: frames of a rank, or of the aggregator that a part comes from.
+
+Its thread reads requests; values are received straight into the memory that is summed up, or are where the rank shares
+them. Whoever has an answer sends it at once as far as the socket takes it, and a second thread sends the rest, so that
+a rank that does not read holds nobody up. What is refused is answered with its status, counted, and never summed.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import socket
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, Final, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.aggregation.aggregator_connection import KEPT_ALIVE
+from penstock.aggregation.frames import (
+    ENDING,
+    HEADER_BYTES,
+    JOINED,
+    MOST_VECTORS,
+    PAUSED,
+    SHARED_AT,
+    PartFlag,
+    PartFrame,
+    PartFrameError,
+    PartRequest,
+    PartStatus,
+    decoded,
+    encoded,
+)
+from penstock.leased_connection import descriptors_in, room_for_descriptors, sealed_bytes
+from penstock_aggregator.hosted_run import HostedPart, HostedRun
+from penstock_aggregator.parts import JoinedRank, PartAnswer, Vector
+from penstock_bus.data_port import HalfFrame, RefusalCounts, answer_and_end, arrive
+from penstock_log.aggregation_messages import COPY_RANK, PART_BYTES
+
+STALL_S: Final = 10.0
+"""So long a client may be silent inside a frame."""
+_REQUESTS: Final = frozenset({PartRequest.JOIN, PartRequest.PUSH, PartRequest.PULL})
+_DISCARDED: Final = 65_536
+
+
+class Asker(NamedTuple):
+    """Who asked: its connection, what it asked, and where in its memory the result goes."""
+
+    connection: RankConnection
+    frame: PartFrame
+    hosted: HostedPart
+    place: Vector | None = None
+
+
+class ConnectionOwner(Protocol):
+    """The aggregator, as its connections know it."""
+
+    refusals: RefusalCounts
+
+    def complete_whole(self, run: HostedRun, hosted: HostedPart) -> list[PartAnswer]:
+        """Complete a part's step if it may be now; its lock is held. Return the answers that are due."""
+
+    def copy_is_whole(self, run: HostedRun, hosted: HostedPart, copied_bytes: int, pause_s: float) -> None:
+        """Note that the state of a part has come."""
+
+    def count_traffic(self, received: int, sent: int) -> None:
+        """Count bytes of payloads."""
+
+
+def deliver(answers: Sequence[PartAnswer]) -> None:
+    """Send answers to those who asked; no part's lock is held."""
+    for answer in answers:
+        answer.asker.connection.answer(answer)
+
+
+class RankConnection:
+    """
+    A connection whose lease is proved.
+
+    Parameters
+    ----------
+    owner : ConnectionOwner
+    connection : socket
+        It blocks.
+    run : HostedRun
+        That its lease is of.
+    rank : int
+        Of the lease; :data:`COPY_RANK` for an aggregator.
+    who : str
+        Its address, for the log.
+    ticking : callable
+        Seconds that never jump.
+    """
+
+    def __init__(
+        self,
+        owner: ConnectionOwner,
+        connection: socket.socket,
+        run: HostedRun,
+        rank: int,
+        *,
+        who: str,
+        ticking: Callable[[], float],
+    ) -> None:
+        self._owner, self._socket, self._run, self._rank, self._who = owner, connection, run, rank, who
+        self._ticking = ticking
+        self._shared: NDArray[np.uint8] | None = None
+        self._outbox = _Outbox(connection)
+
+    def serve(self) -> None:
+        """Answer requests until the connection ends."""
+        stall = struct.pack("@ll", int(STALL_S), 0)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, stall)
+        if self._socket.family != socket.AF_UNIX:
+            for name, value in KEPT_ALIVE:
+                if hasattr(socket, name):
+                    self._socket.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        self._outbox.send([encoded(PartFrame(PartRequest.HELLO))])
+        header = memoryview(bytearray(HEADER_BYTES))
+        frame = PartFrame(PartRequest.HELLO)
+        try:
+            while True:
+                descriptors = self._read_header(header)
+                if descriptors is None:
+                    return
+                begun_s = time.thread_time()
+                frame = decoded(header)
+                self._handle(frame, descriptors)
+                hosted = self._run.parts.get(frame.part)
+                if hosted is not None:
+                    hosted.add_cost(time.thread_time() - begun_s)
+        except PartFrameError as error:
+            self._end_with(frame, error)
+        except HalfFrame as half:
+            self._owner.refusals.note("HALF_FRAME", str(half), peer=self._who, run=self._run.name)
+        finally:
+            self._outbox.close()
+
+    def answer(self, answer: PartAnswer) -> None:
+        """Send an answer to what was asked over this connection; it may be of any thread."""
+        asker: Asker = answer.asker
+        frame = asker.frame
+        begun_s = time.thread_time()
+        if answer.status != PartStatus.OK:
+            self._refuse(frame, answer.status, answer.reason, answer)
+            return
+        vectors = answer.vectors
+        if asker.place is not None and vectors:
+            np.copyto(asker.place, vectors[0])
+            vectors = ()
+        reply = frame._replace(
+            status=PartStatus.OK,
+            step=answer.step,
+            safe_step=answer.safe_step,
+            flags=0,
+            length=sum(vector.nbytes for vector in vectors),
+        )
+        self._outbox.send([encoded(reply), *(vector.data.cast("B") for vector in vectors)], asker.hosted)
+        self._owner.count_traffic(0, reply.length)
+        asker.hosted.add_cost(time.thread_time() - begun_s)
+
+    # --- requests
+    def _read_header(self, header: memoryview) -> list[int] | None:
+        """Fill a header; return the descriptors that came with it, or None where the connection has ended."""
+        if self._socket.family != socket.AF_UNIX:
+            return [] if arrive(self._socket, header, stall_s=STALL_S, idle=True) else None
+        while True:
+            try:
+                count, ancillary, _, _ = self._socket.recvmsg_into(
+                    [header], room_for_descriptors(4), socket.MSG_CMSG_CLOEXEC
+                )
+                break
+            except BlockingIOError:  # idle: it may take as long as it likes
+                continue
+            except ConnectionResetError:
+                return None
+        descriptors = list(descriptors_in(ancillary))
+        if not count:
+            return None
+        if count < len(header):
+            arrive(self._socket, header[count:], stall_s=STALL_S)
+        return descriptors
+
+    def _handle(self, frame: PartFrame, descriptors: list[int]) -> None:
+        try:
+            if frame.kind == PartRequest.SHARE:
+                self._share(frame, descriptors)
+                return
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        if frame.kind not in (_REQUESTS if self._rank != COPY_RANK else {PartRequest.COPY}):
+            who = "an aggregator" if self._rank == COPY_RANK else "a rank"
+            raise PartFrameError(PartStatus.BAD_FRAME, f"a frame of kind {frame.kind} is not answered here, to {who}")
+        if frame.length > MOST_VECTORS * PART_BYTES + JOINED.size:
+            most = MOST_VECTORS * PART_BYTES + JOINED.size
+            raise PartFrameError(PartStatus.TOO_LONG, f"a frame has {most} bytes at most, and this {frame.length}")
+        try:
+            hosted = self._hosted(frame)
+            if frame.kind == PartRequest.PUSH:
+                self._push(frame, hosted)
+            elif frame.kind == PartRequest.PULL:
+                self._pull(frame, hosted)
+            elif frame.kind == PartRequest.JOIN:
+                self._join(frame, hosted)
+            else:
+                self._copy(frame, hosted)
+        except _Refused as refused:
+            self._discard(refused.left_bytes)
+            self._refuse(frame, refused.status, str(refused))
+
+    def _hosted(self, frame: PartFrame) -> HostedPart:
+        """Return the part that a frame is about; raises _Refused where the frame is not about it."""
+        if self._run.over:
+            raise _Refused(PartStatus.RUN_OVER, self._run.over, frame.length)
+        hosted = self._run.parts.get(frame.part)
+        if hosted is None:
+            raise _Refused(
+                PartStatus.UNKNOWN_PART, f"part {frame.part} of run {self._run.name} is not here", frame.length
+            )
+        if frame.generation != hosted.generation:
+            reason = f"part {frame.part} is here since generation {hosted.generation}, not {frame.generation}"
+            raise _Refused(PartStatus.STALE, reason, frame.length)
+        itemsize = hosted.part.dtype.itemsize
+        if frame.dtype != itemsize:
+            reason = f"the run's elements have {itemsize} bytes, and these {frame.dtype}"
+            raise _Refused(PartStatus.WRONG_TYPE, reason, frame.length)
+        return hosted
+
+    def _push(self, frame: PartFrame, hosted: HostedPart) -> None:
+        asker = Asker(self, frame, hosted)
+        part = hosted.part
+        if frame.flags & PartFlag.SHARED:
+            values = self._shared_vector(frame, hosted)
+            with hosted.lock:
+                answers = self._count(asker, values, is_own=False)
+            deliver(answers)
+            return
+        if frame.length != part.bytes:
+            reason = f"part {frame.part} has {part.bytes} bytes, and this push {frame.length}"
+            raise _Refused(PartStatus.WRONG_SHAPE, reason, frame.length)
+        with hosted.lock:
+            refusal = part.push_refusal(self._rank, frame.step, frame.safe_step, asker)
+            buffer = part.take_buffer() if refusal is None else None
+        if buffer is None or refusal is not None:
+            self._discard(frame.length)
+            deliver([refusal] if refusal is not None else [])
+            return
+        try:
+            arrive(self._socket, buffer.data.cast("B"), stall_s=STALL_S)
+        except (HalfFrame, OSError):
+            with hosted.lock:
+                part.give_back_buffer(buffer)
+            raise
+        self._owner.count_traffic(frame.length, 0)
+        with hosted.lock:
+            answers = self._count(asker, buffer, is_own=True)
+        deliver(answers)
+
+    def _count(self, asker: Asker, values: Vector, *, is_own: bool) -> list[PartAnswer]:
+        """Count a push that is here; the part's lock is held."""
+        frame, part = asker.frame, asker.hosted.part
+        refusal = part.push_refusal(self._rank, frame.step, frame.safe_step, asker)
+        if refusal is not None:
+            if is_own:
+                part.give_back_buffer(values)
+            return [refusal]
+        answers = part.push(self._rank, frame.step, values, asker, is_own=is_own)
+        if part.is_whole:
+            answers += self._owner.complete_whole(self._run, asker.hosted)
+        return answers
+
+    def _pull(self, frame: PartFrame, hosted: HostedPart) -> None:
+        place = self._shared_vector(frame, hosted) if frame.flags & PartFlag.SHARED else None
+        if place is None and frame.length:
+            raise _Refused(
+                PartStatus.WRONG_SHAPE, f"a pull has no payload, and this one {frame.length} bytes", frame.length
+            )
+        with hosted.lock:
+            answers = hosted.part.pull(self._rank, frame.step, frame.flags, Asker(self, frame, hosted, place))
+        deliver(answers)
+
+    def _join(self, frame: PartFrame, hosted: HostedPart) -> None:
+        part = hosted.part
+        holds = part.updates and self._rank == part.holder
+        expected = JOINED.size + (part.held_vectors * part.bytes if holds else 0)
+        if frame.length != expected:
+            reason = f"rank {self._rank} joins part {frame.part} with {expected} bytes, and this has {frame.length}"
+            raise _Refused(PartStatus.WRONG_SHAPE, reason, frame.length)
+        fields = memoryview(bytearray(JOINED.size))
+        arrive(self._socket, fields, stall_s=STALL_S)
+        oldest, held_step = JOINED.unpack(fields)
+        vectors = self._receive_vectors(hosted, part.held_vectors if holds else 0)
+        with hosted.lock:
+            brought = JoinedRank(frame.step, oldest, held_step, vectors)
+            answers = part.join(self._rank, brought, Asker(self, frame, hosted))
+        deliver(answers)
+
+    def _copy(self, frame: PartFrame, hosted: HostedPart) -> None:
+        part = hosted.part
+        begun_s = self._ticking()
+        counts = {part.held_vectors} if part.updates else {0, 1}  # a mean is there once a step is complete
+        count = (frame.length - PAUSED.size) // part.bytes
+        if frame.length != PAUSED.size + count * part.bytes or count not in counts:
+            reason = (
+                f"a copy of part {frame.part} has {part.held_vectors} x {part.bytes} bytes, and this {frame.length}"
+            )
+            raise _Refused(PartStatus.WRONG_SHAPE, reason, frame.length)
+        with hosted.lock:
+            waits = part.awaits_copy
+        if not waits:
+            raise _Refused(PartStatus.COUNTED, f"part {frame.part} does not wait for a copy", frame.length)
+        fields = memoryview(bytearray(PAUSED.size))
+        arrive(self._socket, fields, stall_s=STALL_S)
+        (paused_us,) = PAUSED.unpack(fields)
+        vectors = self._receive_vectors(hosted, count)
+        asker = Asker(self, frame._replace(length=0), hosted)
+        with hosted.lock:
+            if not part.awaits_copy:
+                raise _Refused(PartStatus.COUNTED, f"part {frame.part} does not wait for a copy any more")
+            answers = part.take_copy(frame.step, frame.safe_step, vectors)
+            if part.is_whole:
+                answers += self._owner.complete_whole(self._run, hosted)
+        pause_s = paused_us / 1e6 + self._ticking() - begun_s
+        self._owner.copy_is_whole(self._run, hosted, frame.length, pause_s)
+        deliver([PartAnswer(asker, PartStatus.OK, frame.step, frame.safe_step), *answers])
+
+    def _receive_vectors(self, hosted: HostedPart, count: int) -> tuple[Vector, ...]:
+        part = hosted.part
+        vectors: list[Vector] = [np.empty(part.order.elements, part.dtype) for _ in range(count)]
+        for vector in vectors:
+            arrive(self._socket, vector.data.cast("B"), stall_s=STALL_S)
+        self._owner.count_traffic(count * part.bytes, 0)
+        return tuple(vectors)
+
+    # --- shared memory
+    def _share(self, frame: PartFrame, descriptors: list[int]) -> None:
+        if self._socket.family != socket.AF_UNIX or frame.length or len(descriptors) != 1:
+            reason = f"memory is shared over a Unix socket, by one descriptor; {len(descriptors)} came"
+            raise PartFrameError(PartStatus.BAD_FRAME, reason)
+        size = sealed_bytes(descriptors[0])
+        if not size:
+            raise PartFrameError(PartStatus.BAD_FRAME, "the memory is not sealed against shrinking (F_SEAL_SHRINK)")
+        try:
+            self._shared = np.frombuffer(mmap.mmap(descriptors[0], size), np.uint8)
+        except OSError as error:
+            raise PartFrameError(PartStatus.BAD_FRAME, f"the memory cannot be mapped: {error}") from error
+        self._outbox.send([encoded(frame._replace(status=PartStatus.OK))])
+
+    def _shared_vector(self, frame: PartFrame, hosted: HostedPart) -> Vector:
+        if self._shared is None:
+            raise _Refused(PartStatus.BAD_FRAME, "no memory is shared over this connection", frame.length)
+        if frame.length != SHARED_AT.size:
+            reason = f"a place in shared memory has {SHARED_AT.size} bytes, and this {frame.length}"
+            raise _Refused(PartStatus.WRONG_SHAPE, reason, frame.length)
+        fields = memoryview(bytearray(SHARED_AT.size))
+        arrive(self._socket, fields, stall_s=STALL_S)
+        (at,) = SHARED_AT.unpack(fields)
+        part = hosted.part
+        if at + part.bytes > len(self._shared) or at % part.dtype.itemsize:
+            reason = f"bytes {at} to {at + part.bytes} are not elements within the {len(self._shared)} that are shared"
+            raise _Refused(PartStatus.WRONG_SHAPE, reason)
+        vector: Vector = self._shared[at : at + part.bytes].view(part.dtype)
+        return vector
+
+    # --- what is refused
+    def _refuse(self, frame: PartFrame, status: PartStatus, reason: str, answer: PartAnswer | None = None) -> None:
+        """Answer and count what is refused; the connection goes on."""
+        if status in ENDING:
+            raise PartFrameError(status, reason)
+        self._owner.refusals.note(status.name, reason, peer=self._who, run=self._run.name, rank=self._rank)
+        text = reason.encode()
+        reply = frame._replace(
+            status=status,
+            step=answer.step if answer is not None else frame.step,
+            safe_step=answer.safe_step if answer is not None else 0,
+            flags=0,
+            length=len(text),
+        )
+        self._outbox.send([encoded(reply), text])
+
+    def _end_with(self, frame: PartFrame, error: PartFrameError) -> None:
+        """Answer and count what ends the connection."""
+        self._owner.refusals.note(error.status.name, str(error), peer=self._who, run=self._run.name, rank=self._rank)
+        text = str(error).encode()
+        answer = encoded(frame._replace(status=error.status, flags=0, length=len(text))) + text
+        answer_and_end(self._socket, answer, ticking=self._ticking)
+
+    def _discard(self, length: int) -> None:
+        """Receive what is not wanted."""
+        scratch = memoryview(bytearray(min(length, _DISCARDED)))
+        while length:
+            piece = scratch[: min(length, len(scratch))]
+            arrive(self._socket, piece, stall_s=STALL_S)
+            length -= len(piece)
+
+
+class _Refused(Exception):
+    """A frame is refused, and so many bytes of it have not been received; the next one may be good."""
+
+    def __init__(self, status: PartStatus, reason: str, left_bytes: int = 0) -> None:
+        super().__init__(reason)
+        self.status, self.left_bytes = status, left_bytes
+
+
+class _Outbox:
+    """What is to be sent over a connection: at once as far as it goes, and the rest by a thread."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._lock = threading.Condition()
+        self._queue: deque[tuple[list[Any], HostedPart | None]] = deque()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def send(self, pieces: list[Any], hosted: HostedPart | None = None) -> None:
+        """Send pieces in their order; never waits. The rest of a broken connection goes nowhere."""
+        with self._lock:
+            if self._closed:
+                return
+            if not self._queue:
+                try:
+                    pieces = _without(pieces, self._socket.sendmsg(pieces, [], socket.MSG_DONTWAIT))
+                except BlockingIOError:
+                    pass
+                except OSError:
+                    self._hang_up()
+                    return
+                if not pieces:
+                    return
+            self._queue.append((pieces, hosted))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._send_rest, name="aggregator-send", daemon=True)
+                self._thread.start()
+            self._lock.notify()
+
+    def close(self) -> None:
+        """Send nothing any more, and end the thread."""
+        with self._lock:
+            self._closed = True
+            self._queue.clear()
+            self._lock.notify()
+
+    def _send_rest(self) -> None:
+        while True:
+            with self._lock:
+                while not self._queue and not self._closed:
+                    self._lock.wait()
+                if self._closed:
+                    return
+                pieces, hosted = self._queue[0]
+            begun_s = time.thread_time()
+            try:
+                for piece in pieces:
+                    self._socket.sendall(piece)
+            except OSError:
+                with self._lock:
+                    self._hang_up()
+                return
+            if hosted is not None:
+                hosted.add_cost(time.thread_time() - begun_s)
+            with self._lock:
+                if self._queue:
+                    self._queue.popleft()
+
+    def _hang_up(self) -> None:
+        self._closed = True
+        self._queue.clear()
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+
+def _without(pieces: list[Any], sent: int) -> list[Any]:
+    """Return what is left of pieces of which so many bytes were sent."""
+    for at, piece in enumerate(pieces):
+        if sent < len(piece):
+            return [memoryview(piece)[sent:], *pieces[at + 1 :]]
+        sent -= len(piece)
+    return []
