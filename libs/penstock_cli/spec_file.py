@@ -188,9 +188,7 @@ def _decode(source: SpecSource, wanted: type[T], table: str, overrides: Mapping[
         _only_table(source, raw, table)
         raw, above = raw[table], (table,)
     try:
-        given = overlay(
-            validation.with_aggregation(validation.with_amounts(raw)) if wanted is JobSpec else raw, overrides
-        )
+        given = overlay(validation.without_tables(raw) if wanted is JobSpec else raw, overrides)
         spec = validation.convert(validation.written_out(given, wanted), wanted)
         validation.check(spec)
         return spec

@@ -396,20 +396,27 @@ def widened(raw: Any, path: str = "$") -> Any:
     Traceback (most recent call last):
     penstock_log.validation.BadInput: $.gpus: got "8..1"; the fewest devices come first: "1..8"
     """
-    if not isinstance(raw, dict):
-        return raw
-    return with_aggregation(_with_tier(with_amounts(_with_range(raw, path), path), path), path)
+    return without_tables(_with_range(raw, path), path) if isinstance(raw, dict) else raw
 
 
-def with_aggregation(raw: dict[str, Any], path: str = "$") -> dict[str, Any]:
+def without_tables(raw: dict[str, Any], path: str = "$") -> dict[str, Any]:
     """
-    Return the fields of a job with a table ``aggregation`` written out, as :func:`widened` does.
+    Return the fields of a job with what its tables are short for written out: memory, checkpoint, aggregation.
+
+    Fields that win over a file's are laid over these, and then do not stand beside the table that means the same.
 
     Raises
     ------
     BadInput
-        If it has other fields than ``mode`` and ``servers``, or these are not what they can be.
+        As :func:`widened` does.
     """
+    return _with_aggregation(_with_tier(_with_amounts(raw, path), path), path)
+
+
+_OF_AGGREGATION: Final = ("mode", "servers")
+
+
+def _with_aggregation(raw: dict[str, Any], path: str) -> dict[str, Any]:
     given = raw.get("aggregation")
     if not isinstance(given, dict):
         return raw
@@ -430,9 +437,6 @@ def with_aggregation(raw: dict[str, Any], path: str = "$") -> dict[str, Any]:
         if fields.setdefault("servers", servers) != servers:
             raise BadInput(f"{path}.servers: {raw['servers']} stands beside aggregation.servers; leave one out")
     return fields
-
-
-_OF_AGGREGATION: Final = ("mode", "servers")
 
 
 def _with_tier(raw: dict[str, Any], path: str) -> dict[str, Any]:
@@ -467,15 +471,7 @@ _AMOUNTS: Final = {"local": "local_memory_bytes", "spill": "spill_bytes"}
 _OF_DEVICE: Final = MemoryNeed.__struct_fields__
 
 
-def with_amounts(raw: dict[str, Any], path: str = "$") -> dict[str, Any]:
-    """
-    Return the fields of a job with ``local`` and ``spill`` of its ``memory`` written out, as :func:`widened` does.
-
-    Raises
-    ------
-    BadInput
-        If one of them is no amount of memory, or stands there twice.
-    """
+def _with_amounts(raw: dict[str, Any], path: str) -> dict[str, Any]:
     memory = raw.get("memory")
     if not isinstance(memory, dict):
         return raw

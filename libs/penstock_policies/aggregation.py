@@ -38,6 +38,9 @@ NOISE: Final = 10**9
 LOSS_LIMIT: Final = 0.1
 """Share of its speed that no job may lose by sharing; the paper's."""
 
+RECYCLED_UP_TO: Final = 0.75
+"""Utilisation up to which an aggregator is worth emptying: fuller ones have more to move, and seldom go elsewhere."""
+
 
 class Task(NamedTuple):
     """
@@ -66,7 +69,8 @@ class AggregatorLoad:
     ----------
     tasks : tuple of Task
     iteration_s : mapping of job to float, seconds
-        Iteration time of each job alone (D). It may name more jobs than have tasks here.
+        Iteration time of each job alone (D). It may name more jobs than have tasks here. It does not change: a load
+        with other times is a new one.
 
     Raises
     ------
@@ -143,20 +147,28 @@ class AggregatorLoad:
         """Return whether no job loses as much as the limit, and all runs fit into the cycle."""
         return _under(self.worst_loss, loss_limit) and _fits(self.busy_s, self.cycle_s)
 
-    def utilisation_with(self, task: Task, loss_limit: float = LOSS_LIMIT, *, strict: bool = True) -> float | None:
+    def utilisation_with(
+        self, task: Task, loss_limit: float = LOSS_LIMIT, *, run_limit_s: float = math.inf, strict: bool = True
+    ) -> float | None:
         """
         Return the utilisation once one more task runs here; None where a limit would be broken.
 
-        With ``strict=False`` the new task is charged once in a cycle, as the paper's text says, and the aggregator may
-        come out overloaded.
+        ``run_limit_s`` is the longest that one run of the task's job may take here; a single task may take longer, as
+        it cannot be divided. With ``strict=False`` the new task is charged once in a cycle, as the paper's text says,
+        and the aggregator may come out overloaded.
         """
+        there_s = self.cost_s.get(task.job, 0)
+        if there_s and not _fits(there_s + task.cost_s, run_limit_s):
+            return None
         iteration_s = self.iteration_s[task.job]
         same = iteration_s <= self.cycle_s
         cycle_s = self.cycle_s if same else iteration_s
         busy_s = self.busy_s if same else self._busy_in(cycle_s)
-        worst = max(self.worst_loss if same else self._worst_loss_in(cycle_s), _loss(cycle_s, iteration_s))
         after_s = busy_s + _runs(cycle_s, iteration_s) * task.cost_s
-        if not _under(worst, loss_limit) or not _fits(after_s if strict else busy_s + task.cost_s, cycle_s):
+        if not _fits(after_s if strict else busy_s + task.cost_s, cycle_s):
+            return None  # before the losses are worked out: most are refused here
+        worst = self.worst_loss if same else self._worst_loss_in(cycle_s)
+        if not _under(worst, loss_limit) or not _under(_loss(cycle_s, iteration_s), loss_limit):
             return None
         return after_s / cycle_s
 
@@ -220,6 +232,7 @@ def assign(
     aggregators: Mapping[str, Sequence[Task]],
     *,
     loss_limit: float = LOSS_LIMIT,
+    run_limit_s: Mapping[str, float] | None = None,
     new_ids: Iterable[str] = (),
     may_allocate: int | None = None,
     strict: bool = True,
@@ -240,6 +253,10 @@ def assign(
         The aggregators there are, and what they hold. Of equally full ones, the first takes the task.
     loss_limit : float
         No job may lose this share of its speed, or more; above 0, at most 1.
+    run_limit_s : mapping of job to float, seconds, or None
+        The longest that one run of a job may take on one aggregator. Aggregators work for a job at the same time: with
+        what the costliest of a job's own servers takes for a run, it goes to as many of them as it had, and waits for
+        none longer than before. A job that is not named has no such limit; nor has anybody in the paper.
     new_ids : iterable of str
         Names for new aggregators, in this order; those in use are left out. No more are allocated than it has.
     may_allocate : int or None
@@ -275,7 +292,9 @@ def assign(
     >>> assign([Task("R", "r", 6.0)], iteration_s, there, new_ids=["a3"]).allocated
     ('a3',)
     """
-    packing = _Packing(aggregators, iteration_s, loss_limit, islice(new_ids, may_allocate), strict=strict)
+    packing = _Packing(
+        aggregators, iteration_s, loss_limit, run_limit_s, new_ids=new_ids, may_allocate=may_allocate, strict=strict
+    )
     packing.expect_new(tasks)
     if packing.place_all(tasks):
         return None
@@ -284,7 +303,12 @@ def assign(
 
 
 def recycle(
-    aggregators: Mapping[str, Sequence[Task]], iteration_s: Mapping[str, float], *, loss_limit: float = LOSS_LIMIT
+    aggregators: Mapping[str, Sequence[Task]],
+    iteration_s: Mapping[str, float],
+    *,
+    loss_limit: float = LOSS_LIMIT,
+    run_limit_s: Mapping[str, float] | None = None,
+    up_to: float = RECYCLED_UP_TO,
 ) -> tuple[TaskMove, ...]:
     """
     Return the moves that empty whole aggregators, where all of their tasks fit into the others.
@@ -298,12 +322,19 @@ def recycle(
     aggregators : mapping of name to sequence of Task
     iteration_s : mapping of job to float, seconds
         Iteration time alone (D) of each job.
-    loss_limit : float
+    loss_limit, run_limit_s
+        As in :func:`assign`.
+    up_to : float
+        Utilisation of the fullest aggregator that is tried.
 
     Returns
     -------
     tuple of TaskMove
         After them, each source holds no task.
+
+    Notes
+    -----
+    O(A · E · T) time for A aggregators, E that are freed, and T tasks on those that are tried.
 
     Examples
     --------
@@ -311,9 +342,9 @@ def recycle(
     >>> recycle(there, {"Q": 10.0, "R": 10.0})
     (TaskMove(task=Task(job='R', part='r1', cost_s=3.0), source='a1', target='a2'),)
     """
-    packing = _Packing(aggregators, iteration_s, loss_limit)
+    packing = _Packing(aggregators, iteration_s, loss_limit, run_limit_s)
     before = packing.places
-    while packing.empty_one():
+    while packing.empty_one(up_to):
         pass
     return packing.moves_since(before)
 
@@ -323,6 +354,7 @@ def rebalance(
     iteration_s: Mapping[str, float],
     *,
     loss_limit: float = LOSS_LIMIT,
+    run_limit_s: Mapping[str, float] | None = None,
     new_ids: Iterable[str] = (),
     may_allocate: int | None = None,
 ) -> Rebalancing:
@@ -338,11 +370,12 @@ def rebalance(
         With the costs as measured now.
     iteration_s : mapping of job to float, seconds
         Iteration time alone (D) of each job, as measured now.
-    loss_limit, new_ids, may_allocate
+    loss_limit, run_limit_s, new_ids, may_allocate
         As in :func:`assign`.
 
     Notes
     -----
+    Times that are measured vary, and those near a limit would go to and fro: pass smoothed ones.
     The number of tasks that leave an aggregator is the least. Whole jobs need not leave: each task is placed by itself.
 
     Examples
@@ -351,7 +384,7 @@ def rebalance(
     >>> rebalance(there, {"P": 10.0, "Q": 10.0, "R": 10.0}).moves
     (TaskMove(task=Task(job='R', part='r', cost_s=5.0), source='a1', target='a2'),)
     """
-    packing = _Packing(aggregators, iteration_s, loss_limit, islice(new_ids, may_allocate))
+    packing = _Packing(aggregators, iteration_s, loss_limit, run_limit_s, new_ids=new_ids, may_allocate=may_allocate)
     before = packing.places
     leaving = [task for name in aggregators for task in packing.relieve(name)]
     unplaced = packing.place_all(leaving)
@@ -404,13 +437,15 @@ class CycleSlots:
     """
     Turns of the jobs on one aggregator: whether a run may begin now, or in the next cycle.
 
-    A run is one iteration of a job: all of its tasks here, once. Each job has as many runs in a cycle as
+    A run is one iteration of a job: all of its tasks here, once. Who sums them one by one, asks with the first, and
+    records the run after the last. Each job has as many runs in a cycle as
     :meth:`AggregatorLoad.runs_of` says, and these may begin at any time. One more run in the same cycle may begin if
     what is left of the cycle allows it: its length, less what all jobs' own runs take, less what such extra runs took.
     Else it waits for the next cycle, in which the job has its own runs again: so nobody starves. A job that is alone
     never waits.
 
-    The clock is an argument; it never goes back. Ask, run, and record the run before the next one is asked for.
+    The clock is an argument, and never goes back. A run is recorded before another one is asked for, or else runs that
+    are under way are not seen.
 
     Parameters
     ----------
@@ -494,17 +529,22 @@ class _Packing:
         aggregators: Mapping[str, Sequence[Task]],
         iteration_s: Mapping[str, float],
         loss_limit: float,
-        new_ids: Iterable[str] = (),
+        run_limit_s: Mapping[str, float] | None,
         *,
+        new_ids: Iterable[str] = (),
+        may_allocate: int | None = None,
         strict: bool = True,
     ) -> None:
         if not 0 < loss_limit <= 1:
             raise ValueError(f"loss_limit is {loss_limit}; expected a share above 0, at most 1")
+        if may_allocate is not None and may_allocate < 0:
+            raise ValueError(f"may_allocate is {may_allocate}; expected 0 or more aggregators, or None")
         self.loads = {name: AggregatorLoad(tuple(tasks), iteration_s) for name, tasks in aggregators.items()}
         self.allocated: list[str] = []
         self._iteration_s = iteration_s
         self._loss_limit = loss_limit
-        self._new_ids = (name for name in new_ids if name not in self.loads)
+        self._run_limit_s = run_limit_s or {}
+        self._new_ids = islice((name for name in new_ids if name not in self.loads), may_allocate)
         self._strict = strict
         self._known: set[tuple[str, int | str]] = set()
         for tasks in aggregators.values():
@@ -527,10 +567,11 @@ class _Packing:
         """Place tasks by best fit, and return those that found no place."""
         return [task for task in self._costliest_first(tasks) if not self._place(task)]
 
-    def empty_one(self) -> bool:
+    def empty_one(self, up_to: float) -> bool:
         """Move all tasks of one aggregator to others that have tasks, and return whether there was one to empty."""
         occupied = [name for name, load in self.loads.items() if load.tasks]
-        for source in sorted(occupied, key=lambda name: self.loads[name].utilisation):
+        tried = [name for name in occupied if self.loads[name].utilisation <= up_to]
+        for source in sorted(tried, key=lambda name: self.loads[name].utilisation):
             if self._empty(source, [name for name in occupied if name != source]):
                 return True
         return False
@@ -574,8 +615,9 @@ class _Packing:
     def _best_fit(self, task: Task, names: Iterable[str], loads: Mapping[str, AggregatorLoad]) -> str | None:
         """Return the first of the aggregators that are the fullest with a task; None where it fits nowhere."""
         best, most = None, None
+        run_limit_s = self._run_limit_s.get(task.job, math.inf)
         for name in names:
-            used = loads[name].utilisation_with(task, self._loss_limit, strict=self._strict)
+            used = loads[name].utilisation_with(task, self._loss_limit, run_limit_s=run_limit_s, strict=self._strict)
             if used is not None and (most is None or used > most):
                 best, most = name, used
         return best

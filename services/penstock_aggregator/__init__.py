@@ -1,9 +1,9 @@
 """
-The aggregation agent of a node, and the processes of its aggregators, which sum up what the ranks of jobs push.
+Aggregation on a node: its agent, and the aggregators that it runs, which sum up what the ranks of jobs push.
 
 In reading order:
 
-* ``__main__``: ``python -m penstock_aggregator``.
+* ``__main__``: ``python -m penstock_aggregator``, the agent.
 * ``machine``: Settings, the fold, and which orders an aggregator is still owed. Pure.
 * ``runner``: The agent at work.
 * ``local_runs``: Runs with processes on this node: who is admitted, and what each is told.

@@ -241,7 +241,7 @@ class LocalRuns:
             return f"message: generation {lost.generation} is not known yet; the last one is {rank.generation}"
         about = (lost.aggregator, rank.asked.job_id, rank.asked.epoch, lost.generation)
         run = self._run_at(rank.asked, lost)  # where there is a newer assignment, the process is told of that
-        if about not in self._lost and run is not None and lost.aggregator in run.aggregators():
+        if about not in self._lost and run is not None and run.uses(lost.aggregator):
             self._lost.add(about)
             self._spawn(self._confirm(rank.asked, lost))
         return ""

@@ -141,6 +141,10 @@ class AggregatedRun(msgspec.Struct, kw_only=True):
         """Return the aggregators that it has parts on, each once, in the order of the parts."""
         return tuple(dict.fromkeys(part.aggregator for part in self.placed))
 
+    def uses(self, aggregator: str) -> bool:
+        """Return whether it has parts on an aggregator, or parts that come from there."""
+        return any(aggregator in (part.aggregator, part.before) for part in self.placed)
+
     @property
     def rule(self) -> UpdateRule:
         """What aggregators do with the mean of its pushes."""
@@ -423,7 +427,7 @@ def _owed_of_run(run: AggregatedRun, view: AggregatorView) -> Iterator[Order | C
         key = (job_id, epoch, placed.part)
         held, sent = view.opened.get(key), view.sent.get(key, 0)
         if placed.aggregator == view.name:
-            if held == placed.generation or placed.part >= len(run.asked.parts):
+            if held == placed.generation or not 0 <= placed.part < len(run.asked.parts):
                 continue
             yield OpenPart(
                 job_id=job_id,

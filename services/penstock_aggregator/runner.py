@@ -380,7 +380,7 @@ class AggregationAgent:
             if run is not None and run.generation >= asked.generation:
                 if not COPY_RANK <= asked.rank < run.asked.world_size:
                     raise ServiceError(409, f"rank {asked.rank} is none of {run.asked.world_size}")
-                if asked.aggregator not in run.aggregators():
+                if not run.uses(asked.aggregator):
                     raise ServiceError(409, f"aggregator {asked.aggregator} has no part of job {asked.job_id} any more")
                 if state.incarnation == self.incarnation and asked.aggregator not in state.allocated:
                     raise ServiceError(409, f"aggregator {asked.aggregator} has ended")

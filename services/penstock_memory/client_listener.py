@@ -10,6 +10,7 @@ import asyncio
 import pwd
 import socket
 from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -37,6 +38,8 @@ from penstock_log.memory_messages import (
 MOST_BORROWING: Final = 64
 """Slabs that one client waits for at a time."""
 _decoder: Final[msgspec.json.Decoder[FromClient]] = msgspec.json.Decoder(FromClient)
+_NAMES: Final = ThreadPoolExecutor(2, "account-names")
+"""A directory of accounts that does not answer holds up new clients, and no memory."""
 _log = structlog.get_logger("penstock.memory")
 
 
@@ -75,7 +78,13 @@ class LocalClient(LocalConnection):
     """
 
     def __init__(
-        self, connection: socket.socket, handler: ClientHandler, *, pid: int, uid: int, ticking: Callable[[], float]
+        self,
+        connection: socket.socket,
+        handler: ClientHandler,
+        *,
+        pid: int,
+        uid: int,
+        ticking: Callable[[], float],
     ) -> None:
         super().__init__(connection, pid=pid, uid=uid, ticking=ticking)
         self.user = str(uid)
@@ -97,7 +106,7 @@ class LocalClient(LocalConnection):
         if message.version != VERSION:
             return f"this agent speaks version {VERSION}, and the client {message.version}; update one"
         self.hello = message
-        self.user = await asyncio.to_thread(_account, self.uid)
+        self.user = await asyncio.get_running_loop().run_in_executor(_NAMES, _account, self.uid)
         self.send(self._handler.welcome())
         return ""
 

@@ -186,9 +186,14 @@ def main() -> None:
     print(f"64 KiB borrowed {costs.read_64k_us:.1f} us, cold disk {costs.disk_read_64k_us:.1f} us:", end=" ")
     print(f"{costs.disk_read_64k_us / costs.read_64k_us:.1f} (aim: 3)")
     print(f"1 MiB borrowed {costs.read_1m_us:.1f} us")
-    if costs.nbd_1m_ratio is not None and costs.nbd_1m_write_ratio is not None:
-        print(f"1 MiB over NBD, borrowed: reads {costs.nbd_1m_ratio:.2f} of nbdkit memory (aim: 0.7)", end=", ")
-        print(f"writes, to the disk too, {costs.nbd_1m_write_ratio:.2f}")
+    for what, middle, rounds in (
+        ("reads (aim: 0.7)", costs.nbd_1m_ratio, costs.nbd_1m_range),
+        ("writes, to the disk too,", costs.nbd_1m_write_ratio, costs.nbd_1m_write_range),
+    ):
+        if middle is not None and rounds is not None:
+            print(
+                f"1 MiB over NBD, borrowed: {what} {middle:.2f} of nbdkit memory ({rounds[0]:.2f} to {rounds[1]:.2f})"
+            )
     killed = costs.donor_killed
     print(f"donor killed: {killed.bytes_wrong} of {killed.bytes_checked} bytes wrong; {costs.evicted_slabs} evicted")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import shutil
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -19,6 +20,30 @@ from penstock_log import RunCheckpointed, RunRewound, RunWarned, SlabsEvicted, s
 from penstock_testing import eventually
 
 pytestmark = pytest.mark.slow
+MEMBERS = """
+class Counted:
+    def __init__(self, name):
+        self.name, self.count = name, 0
+    def setup(self):
+        pass
+    def step(self, turn):
+        assert turn.step == self.count
+        self.count += 1
+        if self.count == 200 and self.name == "b":
+            print("far enough", flush=True)
+    def teardown(self):
+        pass
+    def save(self, folder):
+        (folder / "count").write_text(str(self.count))
+    def load(self, folder):
+        self.count = int((folder / "count").read_text())
+        print(self.name, "goes on", "behind 20" if self.count >= 20 else self.count, flush=True)
+
+
+def members(host):
+    for name in "ab":
+        host.train(name, Counted(name))
+"""
 
 
 @pytest_asyncio.fixture
@@ -72,6 +97,41 @@ async def test_a_lost_nodes_job_goes_on_from_a_peers_copy(cluster: Cluster) -> N
     assert begun.copied_from in {"n2", "n3"}
     await cluster.says("j1", f"begins at {begun.resumed_step} with {begun.resumed_step}")
     assert "RunRewound" not in await cluster.facts("j1")
+
+
+async def test_both_nodes_of_a_gang_go_on_from_peers_copies(cluster: Cluster) -> None:
+    for node_id in ("n1", "n2", "n3", "n4"):
+        await cluster.machine(node_id)
+    await cluster.submit("g", *python(TRAINING), gpus=2, checkpoint_tier="memory")
+    await cluster.place_on("g", {"n1": [0], "n2": [0]})
+    steps = await cluster.preempted("g")
+    assert (await cluster.ended("g", node_id="n2")).outcome == "preempted"
+    saved = await cluster.fact(RunCheckpointed, "g")
+    assert (saved.step, saved.tier, saved.node_id) == (steps, "memory", "n1")
+    assert len(set(saved.peers) - {"n1"}) == 2
+    await cluster.place_on("g", {"n3": [0], "n4": [0]}, epoch=2)
+    begun = [await cluster.started("g", 2, node_id) for node_id in ("n3", "n4")]
+    assert [one.resumed_step for one in begun] == [steps, steps]
+    assert {one.copied_from for one in begun} <= set(saved.peers)
+    await cluster.says("g", f"begins at {steps} with {steps}")
+    assert "RunRewound" not in await cluster.facts("g")
+
+
+async def test_the_trials_of_a_packed_host_go_on_elsewhere_from_a_peers_copy(cluster: Cluster) -> None:
+    for node_id in ("n1", "n2", "n3"):
+        await cluster.machine(node_id)
+    (cluster.folder / "members.py").write_text(MEMBERS)
+    packed = (sys.executable, "-m", "penstock_packed", str(cluster.folder / "members.py"))
+    await cluster.run("p", *packed, checkpoint_tier="memory")
+    await cluster.preempted("p")
+    saved = await cluster.fact(RunCheckpointed, "p")
+    assert (saved.tier, sorted(saved.peers)) == ("memory", ["n2", "n3"])
+    await cluster.place("p", epoch=2, node_id="n2")
+    begun = await cluster.started("p", 2, "n2")
+    assert begun.resumed_step == saved.step
+    assert begun.copied_from in {"n2", "n3"}
+    for name in ("a", "b"):
+        await cluster.says("p", f"{name} goes on behind 20")
 
 
 async def test_with_one_other_donor_checkpoints_go_to_the_disk_and_the_log_says_so_once(cluster: Cluster) -> None:

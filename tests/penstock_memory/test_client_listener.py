@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import getpass
 import os
+import pwd
+import threading
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
@@ -128,6 +130,33 @@ async def test_one_account_has_so_many_connections_and_no_more_until_one_ends(ag
     await eventually(lambda: len(agent.listener.clients) == MOST_OF_ONE - 1)
     clients.append(await LineClient.connect(agent.path))
     for client in clients:
+        await client.close()
+
+
+async def test_accounts_whose_names_are_not_found_out_keep_no_work_on_memory_waiting(
+    agent: Listening, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_answer, asked = threading.Event(), threading.Event()
+
+    def slow(uid: int) -> pwd.struct_passwd:
+        asked.set()
+        may_answer.wait(30)
+        return found(uid)
+
+    found = pwd.getpwuid
+    monkeypatch.setattr(pwd, "getpwuid", slow)
+    clients = [await LineClient.dial(agent.path) for _ in range(64)]  # more than there are threads for work on memory
+    try:
+        for client in clients:
+            client.say(HELLO)
+        async with asyncio.timeout(20):
+            assert await asyncio.to_thread(asked.wait, 30)
+            assert await asyncio.to_thread(lambda: "done") == "done"
+        assert not may_answer.is_set()
+    finally:
+        may_answer.set()
+    for client in clients:
+        assert isinstance(await client.hear(), AgentWelcome)
         await client.close()
 
 

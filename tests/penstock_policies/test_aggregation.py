@@ -152,6 +152,10 @@ def test_names_in_use_are_not_given_to_new_aggregators():
     found = assign([Task("J", 0, 6.0)], {"J": 10.0, "K": 10.0}, {"0": [Task("K", 0, 6.0)]}, new_ids=names())
     assert found is not None
     assert found.allocated == ("1",)
+    found = assign(
+        [Task("J", 0, 6.0)], {"J": 10.0, "K": 10.0}, {"0": [Task("K", 0, 6.0)]}, new_ids=names(), may_allocate=1
+    )
+    assert found is not None, "a name in use counts for none that may be allocated"
 
 
 def test_an_idle_aggregator_is_used_before_a_new_one_is_allocated():
@@ -187,6 +191,11 @@ def test_numbers_that_make_no_sense_are_refused(tasks, iteration_s, limit, messa
         assign(tasks, {"K": 9.0, **iteration_s}, {"a": [Task("K", 1, 1.0)]}, loss_limit=limit)
 
 
+def test_a_negative_number_of_new_aggregators_is_refused():
+    with pytest.raises(ValueError, match="may_allocate is -1; expected 0 or more aggregators, or None"):
+        assign([], {}, {}, may_allocate=-1)
+
+
 def test_an_emptied_aggregator_is_no_target_and_a_task_moves_once():
     there = {name: [Task(name, 0, cost)] for name, cost in (("a", 1.0), ("b", 2.0), ("c", 3.0), ("idle", 4.0))}
     there["idle"] = []
@@ -203,6 +212,30 @@ def test_jobs_whose_iterations_do_not_go_together_are_not_recycled_onto_one_aggr
     there = {"a": [Task("a", 0, 1.0)], "b": [Task("b", 0, 1.0)]}
     assert recycle(there, {"a": 9.0, "b": 10.0}) == ()
     assert len(recycle(there, {"a": 5.0, "b": 10.0})) == 1
+
+
+def test_aggregators_that_are_nearly_full_are_not_emptied():
+    there = {"a": [Task("a", part, 4.0) for part in range(2)]}
+    there |= {name: [Task(name, 0, 6.0)] for name in ("b", "c")}
+    iteration_s = dict.fromkeys("abc", 10.0)
+    assert recycle(there, iteration_s, up_to=0.5) == ()
+    assert recycle(there, iteration_s) == ()
+    assert {move.source for move in recycle(there, iteration_s, up_to=0.8)} == {"a"}
+
+
+def test_a_job_goes_to_several_aggregators_where_a_run_would_take_too_long_on_one():
+    tasks = [Task("J", part, 1.0) for part in range(4)]
+    found = assign(tasks, {"J": 10.0}, {}, new_ids=names(), run_limit_s={"J": 2.0})
+    assert found is not None
+    assert sorted(found.placements.values()) == ["0", "0", "1", "1"]
+    found = assign([Task("J", 0, 3.0)], {"J": 10.0}, {}, new_ids=names(), run_limit_s={"J": 2.0})
+    assert found is not None, "a single task cannot be divided"
+
+
+def test_recycling_keeps_to_the_longest_run_of_a_job_too():
+    there = {"a": [Task("J", 0, 1.0)], "b": [Task("J", 1, 1.0)]}
+    assert recycle(there, {"J": 10.0}, run_limit_s={"J": 1.5}) == ()
+    assert len(recycle(there, {"J": 10.0}, run_limit_s={"J": 2.0})) == 1
 
 
 def test_nothing_moves_where_no_limit_is_broken():

@@ -30,6 +30,7 @@ from penstock.aggregation.frames import (
     PartStatus,
 )
 from penstock.aggregation.shared_vectors import SharedVectors
+from penstock.sessions.setup import SessionError
 from penstock_log.aggregation_messages import (
     PART_BYTES,
     AggregatorAddress,
@@ -51,7 +52,7 @@ _ELSEWHERE: Final = frozenset({PartStatus.MOVED, PartStatus.STALE, PartStatus.UN
 _MOST_REASON: Final = 4096
 
 
-class AggregationError(Exception):
+class AggregationError(SessionError):
     """The exchange cannot go on; the message says why, and what to do."""
 
 

@@ -13,6 +13,7 @@ import os
 import socket
 import struct
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import suppress
 from time import perf_counter
@@ -237,7 +238,7 @@ class SlabConnection:
         return FrameError(status, f"{status.name}: {bytes(reason).decode(errors='replace')}")
 
 
-class _Slab:
+class _Slab(ABC):
     """What both kinds of binding share: one user at a time, and one way to be lost."""
 
     kind = ""
@@ -275,11 +276,13 @@ class _Slab:
         self._lock = threading.Lock()
         self._release()
 
+    @abstractmethod
     def _interrupt(self) -> None:
         """Have an operation of another thread end soon."""
 
+    @abstractmethod
     def _release(self) -> None:
-        raise NotImplementedError
+        """Let go of the connection, and of memory that is shared; twice does nothing."""
 
 
 class RemoteSlab(_Slab):
@@ -302,6 +305,11 @@ class RemoteSlab(_Slab):
         with self._lock:
             self._check_range(offset, len(view))
             try:
+                if 0 < len(view) <= FRAME_BYTES:  # as most are: nothing is sliced, listed or joined for it
+                    request, header = connection.request(Kind.READ, offset, length=len(view))
+                    connection.socket.sendall(header)
+                    connection.answer(Kind.READ, request, view)
+                    return
                 for window in _windows(offset, len(view)):
                     asked = [(connection.request(Kind.READ, at, length=size), at, size) for at, size in window]
                     connection.socket.sendall(b"".join([header for (_, header), _, _ in asked]))
@@ -316,6 +324,11 @@ class RemoteSlab(_Slab):
         with self._lock:
             self._check_range(offset, len(view))
             try:
+                if 0 < len(view) <= FRAME_BYTES:  # as for a read
+                    request, header = connection.request(Kind.WRITE, offset, view)
+                    send(connection.socket, header, view)
+                    connection.answer(Kind.WRITE, request)
+                    return
                 for window in _windows(offset, len(view)):
                     asked = []
                     for at, size in window:
@@ -406,6 +419,9 @@ class SharedSlab(_Slab):
         if state != self._address.generation:
             what = "the donor took it back" if not state else f"generation {state} is there now"
             raise self._lost(FrameError(Status.STALE, what))
+
+    def _interrupt(self) -> None:
+        """Do nothing: a copy waits for nobody."""
 
     def _release(self) -> None:
         self._connection.socket.close()

@@ -23,8 +23,11 @@ from penstock_log.spec import Param
 from penstock_log.workload import skew
 
 if TYPE_CHECKING:
+    from penstock.aggregation.flat_vector import Values
+    from penstock.aggregation.job_aggregation import JobAggregation
     from penstock.sessions.sampler import DataSampler
     from penstock.sessions.torch_support import ProcessGroup
+    from penstock_log.aggregation_facts import RuleName
     from penstock_sharing.token.lane_client import LaneClient
 
 T = TypeVar("T")
@@ -91,6 +94,7 @@ class Session:
         self._sizing = RunSize(setup, self._sampling)
         self._boundary = Boundary(setup, self._course, self._sampling, self._sizing)
         self._crowded = False
+        self._aggregation: JobAggregation | None = None
 
     # --- what the job is
     @property
@@ -342,6 +346,60 @@ class Session:
 
         return distributed(self._setup, timeout_s)
 
+    def aggregate(
+        self,
+        values: Values,
+        rule: RuleName = "mean",
+        *,
+        every: int = 0,
+        lr: float = 0.01,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+    ) -> JobAggregation:
+        """
+        Return what adds up values over the job's processes, by aggregators that jobs share; once in a script.
+
+        Parameters
+        ----------
+        values : array, tensor, sequence or mapping of them, or torch.nn.Module
+            The parameters, of numpy or PyTorch; the same shapes on all processes.
+        rule : {"mean", "sgd", "momentum", "adamw"}
+            The mean of what the processes give, or an optimizer on the aggregators that takes it as its gradient.
+        every : int
+            For ``step()``: how many local steps lie between two averages.
+        lr, momentum, weight_decay, betas, eps : float
+            Of the optimizer, as those of ``torch.optim``.
+
+        Raises
+        ------
+        SessionError
+            If numpy is missing, an argument makes no sense, or it was called before.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> weights = np.zeros(3, "f4")
+        >>> with session() as s:
+        ...     local = s.aggregate(weights, every=2)
+        ...     for batch in s.iterations(range(4)):
+        ...         weights += 1
+        ...         if local.step():
+        ...             print(weights.tolist())
+        [2.0, 2.0, 2.0]
+        [4.0, 4.0, 4.0]
+        """
+        if self._aggregation is not None:
+            raise SessionError("aggregate() is called once in a script; give it all values together")
+        try:
+            from penstock.aggregation.job_aggregation import aggregation_of  # noqa: PLC0415 - it needs numpy
+        except ImportError as error:
+            raise SessionError(f"session.aggregate() needs numpy: {error}") from error
+        about = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "betas": betas, "eps": eps}
+        self._aggregation = aggregation_of(self._setup, values, rule, every, about)
+        return self._aggregation
+
     def iterations(self, items: Iterable[T]) -> Iterator[T]:
         """
         Yield the items, one for each step; progress, checkpoints, turns and stops come between two of them.
@@ -461,6 +519,8 @@ class Session:
         _active = None
         if self._course.begun:
             self._sizing.end()
+        if self._aggregation is not None:
+            self._aggregation.close()
         self._boundary.disconnect(error)
 
     def _rest(

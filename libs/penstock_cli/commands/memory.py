@@ -219,18 +219,22 @@ def bench(output: AnswerOut = "text") -> None:
 
 def _bench_rows(costs: MemoryCosts) -> list[tuple[str, str, str]]:
     killed, cold = costs.donor_killed, costs.disk_read_64k_us / costs.read_64k_us
-    ratios = [
-        (f"{what} of 1 MiB over NBD, to nbdkit memory", "-" if ratio is None else f"{ratio:.2f}", aim)
-        for what, ratio, aim in (("reads", costs.nbd_1m_ratio, "0.70"), ("writes", costs.nbd_1m_write_ratio, "-"))
-    ]
+    reads = _ratio(costs.nbd_1m_ratio, costs.nbd_1m_range)
+    writes = _ratio(costs.nbd_1m_write_ratio, costs.nbd_1m_write_range)
     return [
         ("a read of 64 KiB, borrowed", f"{costs.read_64k_us:.1f} us", "-"),
         ("a read of 1 MiB, borrowed", f"{costs.read_1m_us:.1f} us", "-"),
         ("a read of 64 KiB, cold disk", f"{costs.disk_read_64k_us:.1f} us", "-"),
         ("cold disk to borrowed, 64 KiB", f"{cold:.1f}", "3.0"),
-        *ratios,
+        ("reads of 1 MiB over NBD, to nbdkit memory", reads, "0.70"),
+        ("writes of 1 MiB over NBD, to nbdkit memory", writes, "-"),
         ("donor killed: bytes checked", str(killed.bytes_checked), "-"),
         ("donor killed: bytes wrong", str(killed.bytes_wrong), "0"),
         ("slabs lost by that", str(killed.slabs_lost), "-"),
         ("slabs taken back in good order", str(costs.evicted_slabs), "-"),
     ]
+
+
+def _ratio(middle: float | None, rounds: tuple[float, float] | None) -> str:
+    """Return a median with the smallest and the largest of its rounds."""
+    return "-" if middle is None or rounds is None else f"{middle:.2f} ({rounds[0]:.2f} to {rounds[1]:.2f})"

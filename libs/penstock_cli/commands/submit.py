@@ -102,6 +102,10 @@ class JobOptions(CommandOptions):
     servers: Annotated[
         int | None, typer.Option("--servers", min=1, max=64, help="Aggregators that it has as its own.")
     ] = None
+    checkpoint_tier: Annotated[
+        Literal["disk", "memory"] | None,
+        typer.Option("--checkpoint-tier", help="memory: checkpoints count once two other nodes have them in memory."),
+    ] = None
     pool: Annotated[str, typer.Option("--pool", help="Set of nodes.")] = ""
     retries: Annotated[
         int | None, typer.Option("--retries", min=0, max=100, help="How often a failed run is repeated.")
@@ -163,6 +167,7 @@ class JobOptions(CommandOptions):
             "spill_bytes": value_formats.size(self.spill) if self.spill else None,
             "aggregation": self.aggregation,
             "servers": self.servers,
+            "checkpoint_tier": self.checkpoint_tier,
             "params": value_formats.parameters(self.param or []),
             "env": value_formats.environment(self.env or []),
         }

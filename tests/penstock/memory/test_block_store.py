@@ -419,6 +419,11 @@ def test_a_store_whose_garbage_its_own_thread_collects_is_written_all_the_same(m
         gc.collect()
         really(*given)
 
+    def join_others():
+        for thread in set(threading.enumerate()) - before:
+            thread.join(30)
+
+    before = set(threading.enumerate())
     monkeypatch.setattr(backing_file, "_write_all", write_all)
     cycle = [open_store(4096, path=tmp_path / "content", socket="")]
     cycle.append(cycle)
@@ -427,14 +432,10 @@ def test_a_store_whose_garbage_its_own_thread_collects_is_written_all_the_same(m
         cycle[0].write(0, b"forgotten")
         del cycle
         forgotten.set()
-        for thread in threading.enumerate():
-            if thread is not threading.current_thread():
-                thread.join(30)
+        join_others()
     finally:
         gc.enable()
-    for thread in threading.enumerate():  # the one that closes it
-        if thread is not threading.current_thread():
-            thread.join(30)
+    join_others()  # the one that closes it
     assert (tmp_path / "content").read_bytes()[:9] == b"forgotten"
 
 

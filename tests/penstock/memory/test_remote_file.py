@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import copy
 import errno
+import gzip
 import io
 import logging
 import multiprocessing
 import os
 import pickle
+import shutil
+import tarfile
 import tempfile
 import threading
+import zipfile
 from contextlib import suppress
 
 import numpy as np
@@ -40,6 +44,77 @@ def test_it_is_a_file(file):
     buffered.flush()
     assert file.pread(16, 100) == b"through a buffer"
     buffered.detach()
+
+
+def kept_in_tar(file, data):
+    with tarfile.open(fileobj=file, mode="w:gz") as archive:
+        member = tarfile.TarInfo("data")
+        member.size = len(data)
+        archive.addfile(member, io.BytesIO(data))
+    file.seek(0)
+    with tarfile.open(fileobj=file) as archive:
+        return archive.extractfile("data").read()
+
+
+def kept_by_gzip(file, data):
+    with gzip.GzipFile(fileobj=file, mode="wb") as packed:
+        packed.write(data)
+    file.seek(0)
+    with gzip.GzipFile(fileobj=file) as packed:
+        return packed.read(len(data))
+
+
+def kept_by_pickle(file, data):
+    pickle.dump([np.frombuffer(data, "u1"), 7], file, protocol=5)
+    file.seek(0)
+    return pickle.load(file)[0].tobytes()  # noqa: S301 - it was written here
+
+
+def kept_by_numpy(file, data):
+    for array in (np.frombuffer(data, "u1"), np.ones(3)):
+        np.save(file, array)
+    file.seek(0)
+    first, second = np.load(file), np.load(file)
+    assert second.tolist() == [1, 1, 1]
+    return first.tobytes()
+
+
+def kept_by_copying(file, data):
+    shutil.copyfileobj(io.BytesIO(data), file)
+    file.seek(0)
+    return io.BufferedReader(file).read(len(data))
+
+
+def kept_as_lines(file, data):
+    text = io.TextIOWrapper(io.BufferedWriter(file), encoding="utf-8", newline="\n")
+    text.write("Größe\n" + data.hex() + "\n")
+    text.flush()
+    text.detach().detach()
+    file.seek(0)
+    reader = io.BufferedReader(file)
+    title, line = reader.readline(), reader.readline()
+    assert title.decode() == "Größe\n"
+    return bytes.fromhex(line.decode())
+
+
+KEEPERS = (kept_in_tar, kept_by_gzip, kept_by_pickle, kept_by_numpy, kept_by_copying, kept_as_lines)
+
+
+@pytest.mark.parametrize("kept", KEEPERS)
+def test_who_wants_a_file_can_have_it(file, kept):
+    data = os.urandom(300_001)
+    assert kept(file, data) == data
+
+
+def test_a_format_that_is_read_from_its_end_is_given_a_file_that_ends_there(file):
+    np.savez(file, first=np.arange(10), second=np.ones((3, 4)))
+    end = file.tell()
+    with pytest.raises(zipfile.BadZipFile):
+        zipfile.ZipFile(file)
+    with RemoteFile(end, store=file.store) as ending_there, np.load(ending_there) as found:
+        assert found["first"].tolist() == list(range(10))
+        assert found["second"].shape == (3, 4)
+    assert file.pread(2, 0) == b"PK"
 
 
 def test_what_ends_behind_the_file_is_refused_whole(file):

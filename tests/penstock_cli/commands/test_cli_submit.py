@@ -61,6 +61,22 @@ def test_a_job_says_how_it_aggregates_by_flags(penstock: Run, gateway: FakeGatew
     assert penstock("submit", "--servers", "0", "--", "true")[0] == 2
 
 
+def test_a_job_says_by_a_flag_where_its_checkpoints_count(penstock: Run, gateway: FakeGateway) -> None:
+    assert penstock("submit", "--checkpoint-tier", "memory", "--", "true")[0] == 0
+    assert only(gateway).checkpoint_tier == "memory"
+    code, _, err = penstock("submit", "--checkpoint-tier", "tape", "--", "true")
+    assert (code, "'disk'" in err, "'memory'" in err) == (2, True, True)
+
+
+@pytest.mark.parametrize("text", ["checkpoint = { tier = 'memory' }", "checkpoint_tier = 'memory'"])
+def test_the_flag_for_the_checkpoint_tier_wins_over_the_file(
+    penstock: Run, gateway: FakeGateway, here: Path, text: str
+) -> None:
+    (here / "job.toml").write_text(f'name = "mnist"\ncommand = ["python", "train.py"]\n{text}\n')
+    assert penstock("submit", "job.toml", "--checkpoint-tier", "disk")[0] == 0
+    assert only(gateway).checkpoint_tier == "disk"
+
+
 def test_flags_win_over_the_file(penstock: Run, gateway: FakeGateway, here: Path) -> None:
     flags = "--name big --gpus 4 --kind fast --kind slow,cpu --memory 8GiB --retries 2 --hold --id mine --pool lab"
     code, out, _ = penstock(

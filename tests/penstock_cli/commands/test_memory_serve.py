@@ -107,3 +107,6 @@ def test_memory_bench_kills_a_donor_and_finds_every_byte() -> None:
     assert 0 < costs["read_64k_us"] < costs["read_1m_us"]
     assert costs["disk_read_64k_us"] > 0
     assert (costs["nbd_1m_ratio"] is not None) <= has_fio_for_nbd()
+    for name in ("nbd_1m", "nbd_1m_write") if has_fio_for_nbd() else ():
+        least, most = costs[f"{name}_range"]
+        assert 0 < least <= costs[f"{name}_ratio"] <= most
