@@ -42,6 +42,8 @@ AGAIN_S: Final = 0.5
 """Between two requests for a lease that was not given."""
 CONFIRM_S: Final = 8.0
 """An agent that has not answered for so long does not know better than who cannot reach its aggregator."""
+NOT_READY: Final = 504
+"""The answer of an agent about an aggregator that does not hold a run's parts yet, or does not answer."""
 _KINDS: Final = frozenset({"message", "version", "rank", "token", "layout", "over", "refused", "replaced"})
 _log = get_logger("penstock.aggregator")
 RunKey = tuple[str, int]
@@ -237,10 +239,9 @@ class LocalRuns:
         """Take note that a process cannot reach an aggregator; return why to hang up, empty where not."""
         if rank.asked is None:
             return "message: it has not asked for aggregation"
-        if lost.generation > rank.generation:
-            return f"message: generation {lost.generation} is not known yet; the last one is {rank.generation}"
         about = (lost.aggregator, rank.asked.job_id, rank.asked.epoch, lost.generation)
-        run = self._run_at(rank.asked, lost)  # where there is a newer assignment, the process is told of that
+        # where there is a newer assignment, the process is told of that; what it has lost may be of an earlier agent's
+        run = self._run_at(rank.asked, lost)
         if about not in self._lost and run is not None and run.uses(lost.aggregator):
             self._lost.add(about)
             self._spawn(self._confirm(rank.asked, lost))
@@ -282,7 +283,9 @@ class LocalRuns:
             try:
                 await self._open_lease(request)
             except ServiceError as error:
-                _log.info("aggregator_known_to_be_gone", aggregator=lost.aggregator, error=str(error))
+                _log.info("aggregator_lease_not_given", aggregator=lost.aggregator, error=str(error))
+                if error.code != NOT_READY:
+                    return False  # its agent knows better: it has ended, or it is not the run's any more
             except BusError as error:
                 _log.info("aggregator_agent_silent", aggregator=lost.aggregator, error=str(error))
             else:

@@ -17,7 +17,7 @@ import msgspec
 from penstock_aggregator import machine
 from penstock_aggregator.client_listener import RankListener
 from penstock_aggregator.fact_queue import FactQueue
-from penstock_aggregator.local_runs import Changes, LocalRuns
+from penstock_aggregator.local_runs import NOT_READY, Changes, LocalRuns
 from penstock_aggregator.machine import AggregatorSettings, AggregatorState, CopyOwed
 from penstock_aggregator.supervisor import PROGRAM, AggregatorGone, AggregatorPlace, AggregatorProcess, Said
 from penstock_bus.addresses import reachable_address
@@ -355,7 +355,7 @@ class AggregationAgent:
                 await process.settled()  # a rank that comes by it at once is known
         except TimeoutError as error:
             raise ServiceError(
-                504, f"aggregator {asked.aggregator} is not ready for run {asked.epoch} of job {asked.job_id} yet"
+                NOT_READY, f"aggregator {asked.aggregator} is not ready for run {asked.epoch} of job {asked.job_id} yet"
             ) from error
         except AggregatorGone as error:
             raise ServiceError(409, str(error)) from error

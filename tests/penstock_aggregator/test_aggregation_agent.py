@@ -312,6 +312,22 @@ async def test_a_rank_that_loses_an_aggregator_that_has_ended_waits_for_the_next
     assert "AggregatorUnreachable" not in await nodes.all_said()
 
 
+async def test_what_a_rank_has_lost_in_an_assignment_that_is_not_the_present_one_is_nothing_new(nodes: Nodes) -> None:
+    n1 = await nodes.agent()
+    await nodes.job()
+    rank = await Rank.ask(n1)
+    await nodes.said(AggregationAsked)
+    rank.say(LostAggregator(aggregator="n1/0", generation=7))  # as one does whose agent has begun anew
+    await nodes.allocate("n1/0")
+    await nodes.assign(8, on("n1/0"))
+    await rank.parts()
+    for generation, name in ((7, "n1/0"), (12, "n1/0"), (8, "n9/0")):
+        rank.say(LostAggregator(aggregator=name, generation=generation))
+    await nodes.assign(9, on("n1/0", generation=9))
+    await rank.parts()
+    assert "AggregatorUnreachable" not in await nodes.all_said()
+
+
 async def test_facts_wait_in_order_while_the_bus_is_away(nodes: Nodes, memory_bus: MemoryBus) -> None:
     n1 = await nodes.agent()
     await nodes.allocate("n1/0", "n1/1")

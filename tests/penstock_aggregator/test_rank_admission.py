@@ -16,7 +16,6 @@ from penstock_log.aggregation_messages import (
     AggregationPending,
     AggregatorLoads,
     LeaveAggregation,
-    LostAggregator,
     UpdateRule,
     VectorLayout,
     run_token,
@@ -122,12 +121,9 @@ async def test_a_run_leaves_when_its_first_rank_says_so_and_not_when_another_one
     [
         (b"nonsense\n", "message: a line that is no message"),
         (b'{"type":"parts"}\n', "message: a line that is no message"),
-        (LostAggregator(aggregator="n1/0", generation=7), "message: generation 7 is not known yet; the last one is 0"),
     ],
 )
-async def test_a_rank_that_says_what_cannot_be_is_hung_up_on(
-    nodes: Nodes, line: bytes | msgspec.Struct, reason: str
-) -> None:
+async def test_a_rank_that_says_what_cannot_be_is_hung_up_on(nodes: Nodes, line: bytes, reason: str) -> None:
     n1 = await nodes.agent()
     await nodes.job()
     rank = await Rank.ask(n1)

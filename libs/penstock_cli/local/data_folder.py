@@ -49,7 +49,7 @@ _OURS: Final = (
     "oidc.json",
 )
 """What the names begin with of all that is in a data folder."""
-_AGENTS: Final = ("memory", "aggregator")
+AGENTS: Final = ("memory", "aggregator")
 """The services of which one runs beside each executor."""
 UNKNOWN: Final = 0
 """In place of the process id of a supervisor that has the folder and has not yet said who it is."""
@@ -377,7 +377,7 @@ class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
         for service in self.replicas:
             if service not in CORE:
                 raise UpError(f"there is no service {service!r}; expected one of {', '.join(CORE)}")
-        beside = dict.fromkeys(_AGENTS, self.replicas.get("executor", 1))  # an agent of each kind beside each executor
+        beside = dict.fromkeys(AGENTS, self.replicas.get("executor", 1))  # an agent of each kind beside each executor
         counts = {**beside, **self.replicas}
         return [(name, number) for name in CORE for number in range(FIRST, FIRST + counts.get(name, 1))]
 
@@ -392,7 +392,7 @@ def environment(options: UpOptions, service: str, number: int, *, url: str) -> d
         env["PENSTOCK_GATEWAY_OWNER"] = options.owner_name
     if service == "executor":
         env |= _of_executor(options, number)
-    if service in _AGENTS:
+    if service in AGENTS:
         env |= _of_agent(options, service, number)
     if service == "gateway" and not origin("gateway", "archive_dir", environ={**os.environ, **env}):
         env["PENSTOCK_GATEWAY_ARCHIVE_DIR"] = str(options.folder / "archive")
@@ -408,7 +408,7 @@ def _of_executor(options: UpOptions, number: int) -> dict[str, str]:
     }
     if number != FIRST:
         env["PENSTOCK_EXECUTOR_NODE_ID"] = _further_node(number)
-    for agent in _AGENTS:
+    for agent in AGENTS:
         if not _set_in("executor", options, f"{agent}_dir"):
             env[f"PENSTOCK_EXECUTOR_{agent.upper()}_DIR"] = _agent_dir(options, agent, number)
     if not (is_loopback(options.host) or options.host in EVERYWHERE or _set_in("executor", options, "address")):

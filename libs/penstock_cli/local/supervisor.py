@@ -448,13 +448,20 @@ class _Supervisor:
             _log.error("record_not_saved", folder=str(self._options.folder), error=str(error))
 
     async def _end_all(self) -> None:
-        """Stop those that decide, then the executors, which hand their jobs back to the log, then the log."""
+        """
+        Stop those that decide, then the executors, which hand their jobs back to the log, then the log.
+
+        The agents beside the executors end after these: until then jobs save checkpoints and finish their steps.
+        """
         grace_s = self._options.drain_s + KILL_AFTER_S
         if self._children:
             self._say("Stopping: running jobs are checkpointed first")
-        executors = [child for child in self._children if child.name.startswith("executor-")]
-        others = [child for child in self._children if child not in executors]
-        for group in (others, executors):
+        executors, agents = [
+            [child for child in self._children if child.name.rpartition("-")[0] in services]
+            for services in (("executor",), data_folder.AGENTS)
+        ]
+        others = [child for child in self._children if child not in (*executors, *agents)]
+        for group in (others, executors, agents):
             await asyncio.gather(*(child.end(grace_s) for child in group))
         await self._servers.stop()
         self._remove_logins()
