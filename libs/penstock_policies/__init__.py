@@ -13,6 +13,7 @@ In reading order:
 * ``scaling_model``: Throughput at any batch and width, from timings.
 * ``waterfill``: Water-filling of trials.
 * ``slabs``: Slabs of borrowed memory: how many a node offers, whom to ask, which to take back.
+* ``aggregation``: Shared aggregators: which jobs share one, what moves, and whose turn it is.
 * ``kernels``: Compiled kernels and where they are kept.
 * ``kernel_cache``: The part of it that loads numba.
 * ``matching/``: Exact matching of jobs to devices of several kinds: which job gets which kind, and in which order.
