@@ -136,12 +136,6 @@ def _assigned(fact: AggregationAssigned) -> str:
     return f"aggregated on {names}{moves}{_because(fact.because)}"
 
 
-def _aggregation_measured(fact: AggregationMeasured) -> str:
-    busy_s = sum(fact.costs_s.values())
-    steps = count(fact.steps, "step")
-    return f"aggregation measured on {fact.aggregator} over {steps}: {fact.iteration_s:.3g} s each, busy {busy_s:.2g} s"
-
-
 def _moved(fact: PartMoved) -> str:
     copied = gibibytes(fact.copied_bytes)
     return f"part {fact.part} moved from {fact.before} to {fact.aggregator}: {copied} in {fact.pause_s:.3g} s"
@@ -155,6 +149,7 @@ class Timeline:
         self._queue: int | None = None
         self._cause, self._sized = "", ""
         self._nodes: set[str] = set()
+        self._measured: set[tuple[str, int, int, int]] = set()
         self._kind = job.placement.kind if job.placement is not None else ""
 
     def lines(self, delivery: Delivery) -> Iterator[StoryLine]:
@@ -241,7 +236,7 @@ class Timeline:
             case AggregationAssigned():
                 yield _assigned(fact)
             case AggregationMeasured():
-                yield _aggregation_measured(fact)
+                yield from self._of_measurement(fact)
             case PartMoved():
                 yield _moved(fact)
             case AggregatorUnreachable():
@@ -272,6 +267,16 @@ class Timeline:
         after = f" after step {fact.steps}" if fact.steps else ""
         reason = _because(fact.reason) if fact.reason != self._sized else ""
         return f"run {fact.outcome} on {fact.node_id}{code}{after}{reason}"
+
+    def _of_measurement(self, fact: AggregationMeasured) -> Iterator[str]:
+        """Yield the first measurements of each length since parts moved: they go on for as long as the run does."""
+        which = (fact.aggregator, fact.epoch, fact.generation, fact.steps)
+        if which in self._measured:
+            return
+        self._measured.add(which)
+        busy_s, steps = sum(fact.costs_s.values()), count(fact.steps, "step")
+        each = f"{fact.iteration_s:.3g} s each, busy {busy_s:.2g} s"
+        yield f"aggregation measured on {fact.aggregator} over {steps}: {each}"
 
     def _of_rank(self, fact: JobsRanked) -> Iterator[str]:
         for rank in fact.ranks:

@@ -17,7 +17,7 @@ from aggregation_cases import (
     unreachable,
 )
 
-from penstock_log import AggregationAssigned, AggregatorsAllocated, AggregatorsRecycled, PartPlaced
+from penstock_log import AggregationAssigned, AggregatorsAllocated, AggregatorsRecycled, NodeRemoved, PartPlaced
 
 
 def assigner(**settings: float) -> AssignerScenario:
@@ -135,6 +135,25 @@ def test_a_node_whose_aggregators_fail_to_start_is_tried_again_later() -> None:
     assert it.where("j1") == ["n1/2", "n1/2"]
 
 
+def test_an_aggregator_that_never_starts_is_given_up() -> None:
+    it = assigner().nodes(n1=1, n2=1).at(10.0).runs("j1")
+    it.settle()
+    it.then_wakes_at(40.0).at(40.0)
+    settled = it.settle()
+    assert it.where("j1") == ["n2/0", "n2/0"]
+    assert it.run("j1").because == "n1/0 did not start"
+    assert settled[0] == AggregatorsRecycled(at_s=40.0, pool="default", aggregators=("n1/0",))
+    it.given(running("n2/0")).then_wakes_at(None)
+
+
+def test_a_node_that_was_removed_and_is_back_gives_new_names() -> None:
+    it = assigner().nodes(n2=1).runs("j1")
+    it.settle()
+    it.given(NodeRemoved(at_s=5.0, node_id="n2"), node("n2"), offered("n2", 1, "b"))
+    it.settle()
+    assert it.where("j1") == ["n2/1", "n2/1"]
+
+
 def test_a_newcomer_takes_another_node_meanwhile() -> None:
     it = assigner().nodes(n1=1, n2=1).runs("j1")
     it.settle()
@@ -150,6 +169,17 @@ def test_a_measurement_of_an_earlier_generation_is_not_taken() -> None:
     it.settle()
     (fact,) = measured(it.run("j1"), 1.0, 0.1)
     it.when(msgspec.structs.replace(fact, generation=old)).then()
+
+
+def test_an_aggregator_whose_parts_stay_measures_under_their_generation() -> None:
+    it = assigner().nodes(n1=3).runs("j1", servers=2)
+    it.settle()
+    it.given(running("n1/1"), gone("n1/1"))
+    it.settle()
+    first, second = measured(it.run("j1"), 1.0, 0.1)
+    it.given(msgspec.structs.replace(first, generation=1), second)
+    it.settle()
+    assert it.run("j1").stage == "packed"
 
 
 def test_lost_parts_of_a_packed_run_that_fit_nowhere_get_aggregators_of_their_own() -> None:

@@ -143,6 +143,8 @@ class World:
     def settle(self) -> None:
         for fact in self.it.settle():
             self.check_fact(fact)
+            if isinstance(fact, AggregatorsAllocated) and self.jobs % 4:  # every fourth never starts
+                self.it.given(*(running(name) for name in fact.aggregators))
             if isinstance(fact, AggregatorsRecycled):
                 self.it.given(*(gone(name, "recycled", self.now_s) for name in fact.aggregators))
         for fact in self.it.settle():

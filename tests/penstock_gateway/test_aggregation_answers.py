@@ -67,6 +67,13 @@ def test_a_job_says_where_it_is_why_and_what_that_costs() -> None:
     assert round(job_of(shown(it), "j2").measured_loss, 3) == 0.048
 
 
+def test_a_job_whose_parts_have_never_moved_does_not_say_so() -> None:
+    it = AssignerScenario().nodes(n1=3).at(90.0).packed("j1")
+    assert job_of(shown(it), "j1").evidence == (
+        "aggregation is on n1/0 for 10.0 s, because it was measured, and fits on 1 aggregator"
+    )
+
+
 def test_one_job_is_shown_with_its_parts_and_its_aggregators_alone() -> None:
     it = AssignerScenario().nodes(n1=4).runs("j1", mode="own").runs("j2", servers=2)
     it.settle()
@@ -114,16 +121,19 @@ def test_of_jobs_that_are_not_to_be_seen_only_their_number_is_said() -> None:
 
 def test_a_story_tells_how_a_job_was_aggregated() -> None:
     it = AssignerScenario().nodes(n1=2).at(3.0).packed("j1", servers=2)
+    for _ in range(3):
+        it.measure("j1", 1.0, 0.1)
     model = model_of(it)
     timeline = story.Timeline(model.state.jobs["j1"])
     told = [line.text for delivery in it.log for line in timeline.lines(delivery)]
-    assert told[-6:] == [
+    assert told[-7:] == [
         "asks for aggregation of 2 MiB in 2 parts: 2 aggregators, mean",
         "aggregated on n1/0, n1/1: it is to be measured on 2 aggregators of its own",
         "aggregation measured on n1/0 over 20 steps: 1 s each, busy 0.1 s",
         "aggregation measured on n1/1 over 20 steps: 1 s each, busy 0.1 s",
         "aggregated on n1/0, 1 part to be moved: it was measured, and fits on 1 aggregator",
         "part 1 moved from n1/1 to n1/0: 1 MiB in 0.02 s",
+        "aggregation measured on n1/0 over 100 steps: 1 s each, busy 0.2 s",
     ]
 
 

@@ -63,7 +63,8 @@ def place_text(run: AggregationRun, now_s: float) -> str:
     """Return which aggregators a run has, since when, and why; empty where it has none."""
     if not run.open:
         return ""
-    verb = "moved to" if run.generation > 1 else "is on"
+    moved = run.generation > 1 and any(one.generation == run.generation for one in run.placed)
     because = f" because {run.because}" if run.because else ""
     since = duration(max(0.0, now_s - run.assigned_s))
-    return f"aggregation {verb} {listed(run.aggregators)} {since} ago{because}"
+    where = listed(run.aggregators)
+    return f"aggregation {f'moved to {where} {since} ago' if moved else f'is on {where} for {since},'}{because}"

@@ -11,6 +11,7 @@ late word about it cannot be taken for one about another.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, Literal
 
@@ -47,6 +48,8 @@ UNKNOWN: Final = -1.0
 LEAST_S: Final = 1e-7
 MOST_S: Final = 1e7
 """Iteration times between which a measurement is believed."""
+START_S: Final = 30.0
+"""An aggregator that does not run so long after it was allocated is given up: its agent may be gone."""
 MOST_BACKOFF_S: Final = 60.0
 """A node whose aggregators fail to start gets no new one for so long at most."""
 
@@ -74,6 +77,17 @@ class AgentRecord(msgspec.Struct):
     next_number: int = 0
     failures: int = 0
     until_s: float = 0.0
+
+    def note_failure(self, at_s: float) -> None:
+        """Note that an aggregator has not started."""
+        self.failures = min(self.failures + 1, 32)
+        self.until_s = at_s + min(MOST_BACKOFF_S, 2.0 ** (self.failures - 1))
+
+    def skip_number(self, name: str, node_id: str) -> None:
+        """Give no aggregator of this node the number of this one, or a lower one."""
+        number = name.rpartition("/")[2]
+        if node_of(name) == node_id and number.isascii() and number.isdigit() and len(number) < 16:
+            self.next_number = max(self.next_number, int(number) + 1)
 
 
 class AggregatorRecord(msgspec.Struct):
@@ -104,6 +118,15 @@ class AggregatorRecord(msgspec.Struct):
         """Whether it can have parts."""
         return not self.gone and not self.recycled
 
+    @property
+    def due_s(self) -> float:
+        """Until when it has to run; infinite where it does, or need not."""
+        return math.inf if self.started_s or not self.serves else self.since_s + START_S
+
+    def is_overdue(self, now_s: float) -> bool:
+        """Return whether it should run by now and does not."""
+        return now_s >= self.due_s
+
 
 class AggregatorSample(msgspec.Struct, frozen=True):
     """What an aggregator has last measured of a run in its present generation."""
@@ -132,7 +155,7 @@ class AggregationRun(msgspec.Struct, kw_only=True):
     costs_s : list of float
         Processor seconds of each part's steps; -1 while unknown.
     samples : dict of str to AggregatorSample
-        Aggregator → what it has measured in this generation.
+        Aggregator → what it has measured last since this generation began.
     refused : str
         Why it is given none.
     closed : bool
@@ -298,6 +321,8 @@ class AggregationTable(msgspec.Struct):
         pools = {event.pool} if agent is None else {event.pool, agent.pool}
         if agent is None:
             agent = self.agents[event.node_id] = AgentRecord(pool=event.pool, most=0)
+            for name in self.aggregators:  # of a node that was removed
+                agent.skip_number(name, event.node_id)
         if agent.incarnation != event.incarnation or not event.most:
             self._lose(
                 event.node_id, "went when its agent began anew" if event.most else "ended with its agent", ended=True
@@ -321,25 +346,26 @@ class AggregationTable(msgspec.Struct):
             return None
         agent = self.agents.get(node_of(event.aggregator))
         if agent is not None and not found.started_s and not found.recycled:
-            agent.failures = min(agent.failures + 1, 32)
-            agent.until_s = event.at_s + min(MOST_BACKOFF_S, 2.0 ** (agent.failures - 1))
+            agent.note_failure(event.at_s)
         found.gone, found.ended = f"ended ({event.why or 'nobody says why'})", True
         return {found.pool}
 
     def _allocate(self, event: AggregatorsAllocated) -> set[str]:
         for name in event.aggregators:
             self.aggregators.setdefault(name, AggregatorRecord(pool=event.pool, since_s=event.at_s))
-            agent = self.agents.get(node_of(name))
-            number = name.rpartition("/")[2]
-            if agent is not None and number.isascii() and number.isdigit() and len(number) < 16:
-                agent.next_number = max(agent.next_number, int(number) + 1)
+            if (agent := self.agents.get(node_of(name))) is not None:
+                agent.skip_number(name, node_of(name))
         return {event.pool}
 
     def _recycle(self, event: AggregatorsRecycled) -> set[str]:
         for name in event.aggregators:
-            if (found := self.aggregators.get(name)) is not None:
-                found.recycled = True
-                found.ended = found.ended or bool(found.gone)
+            if (found := self.aggregators.get(name)) is None:
+                continue
+            agent = self.agents.get(node_of(name))
+            if agent is not None and found.is_overdue(event.at_s):
+                agent.note_failure(event.at_s)
+            found.recycled = True
+            found.ended = found.ended or bool(found.gone)
         return {event.pool}
 
     def _leave_node(self, event: NodeLeft) -> set[str]:
@@ -364,8 +390,7 @@ class AggregationTable(msgspec.Struct):
         pools: set[str] = set()
         for node_id in node_ids:
             pools |= self._lose(node_id, f"was on node {node_id}, which was removed", ended=True)
-            if (agent := self.agents.get(node_id)) is not None:
-                agent.most = 0  # its numbers go on, should it come back
+            if (agent := self.agents.pop(node_id, None)) is not None:
                 pools.add(agent.pool)
         return pools
 
@@ -386,6 +411,8 @@ class AggregationTable(msgspec.Struct):
             for name in over:
                 if name not in named:
                     del self.aggregators[name]
+            for run in self.runs.values():
+                run.avoids = {name: why for name, why in run.avoids.items() if name in self.aggregators}
 
     # --- runs
 
@@ -442,8 +469,10 @@ def _avoid(_: AggregationTable, run: AggregationRun, event: AggregatorUnreachabl
 
 
 def _measure(_: AggregationTable, run: AggregationRun, event: AggregationMeasured) -> bool:
+    """Take over what an aggregator has measured since its newest part came: it knows no later generation."""
     run.not_finite += max(0, event.not_finite)
-    if event.generation != run.generation or not _is_believable(event) or event.aggregator not in run.aggregators:
+    newest = max((one.generation for one in run.placed if one.aggregator == event.aggregator), default=0)
+    if not newest <= event.generation <= run.generation or not _is_believable(event) or not newest:
         return False
     for part, cost_s in event.costs_s.items():
         if 0 <= part < len(run.parts) and not abs(cost_s - run.costs_s[part]) <= CHANGE * run.costs_s[part]:

@@ -87,7 +87,7 @@ def next_step(
     for facts in look.urgent():
         return AssignmentStep((facts,))
     commits, again_s = look.balance()
-    return AssignmentStep(commits, min(again_s, look.room.again_s if look.short else math.inf))
+    return AssignmentStep(commits, min(again_s, look.due_s, look.room.again_s if look.short else math.inf))
 
 
 class PoolLook:
@@ -98,6 +98,8 @@ class PoolLook:
     ----------
     short : bool
         Whether something could not be done for want of free aggregators.
+    due_s : float
+        When the next aggregator is given up if it does not run by then; infinite where all do.
     """
 
     def __init__(
@@ -109,9 +111,13 @@ class PoolLook:
         self._holders = table.holders()
         self._sources = table.sources()
         self.short = False
+        here = [(name, one) for name, one in table.aggregators.items() if one.pool == pool]
+        self.due_s: float = min((one.due_s for name, one in here if name in self._holders), default=math.inf)
 
     def urgent(self) -> Iterator[tuple[AnyEvent, ...]]:
         """Yield what is not left for later, the most urgent first."""
+        if facts := self._give_up():
+            yield facts
         for run in self._runs:
             if run.open and (facts := self._recover(run)):
                 yield facts
@@ -154,6 +160,15 @@ class PoolLook:
         return ""
 
     # --- recovery
+
+    def _give_up(self) -> tuple[AnyEvent, ...]:
+        """Return that aggregators are to end which have parts and should run by now."""
+        overdue = [
+            name
+            for name, one in self._table.aggregators.items()
+            if one.pool == self._pool and name in self._holders and one.is_overdue(self._now_s)
+        ]
+        return self._recycled(overdue) if overdue else ()
 
     def _recover(self, run: AggregationRun) -> tuple[AnyEvent, ...]:
         """Return another place for the parts of a run whose aggregator is gone, or the one that they come from."""
@@ -202,6 +217,7 @@ class PoolLook:
         for name in (*dead, *sources):
             found = self._table.aggregators.get(name)
             gone = found.gone if found is not None else "is not there any more"
+            gone = gone or ("did not start" if found is not None and found.recycled and not found.started_s else "")
             reasons[name] = gone or run.avoids.get(name) or sources.get(name)
         return listed(f"{name} {why}" for name, why in reasons.items())
 
@@ -273,9 +289,10 @@ class PoolLook:
             and name not in self._holders
             and name not in self._sources
         ]
-        if not idle:
-            return ()
-        return (AggregatorsRecycled(at_s=self._now_s, pool=self._pool, aggregators=tuple(idle[:MOST_NAMES])),)
+        return self._recycled(idle) if idle else ()
+
+    def _recycled(self, names: Sequence[str]) -> tuple[AnyEvent, ...]:
+        return (AggregatorsRecycled(at_s=self._now_s, pool=self._pool, aggregators=tuple(names[:MOST_NAMES])),)
 
     def balance(self) -> tuple[tuple[tuple[AnyEvent, ...], ...], float]:
         """Return moves that keep limits, else such as empty aggregators; and when to look again if it is too early."""
