@@ -45,7 +45,6 @@ from penstock_log.aggregation_messages import (
 )
 from penstock_log.job_state import ENDINGS
 
-MOST_BY_ITSELF: Final = 4
 REMEMBERED: Final = 1000
 """Ended runs whose reason is still known."""
 _GOOD: Final = frozenset({"completed", "preempted"})
@@ -69,10 +68,10 @@ class AggregatorSettings(msgspec.Struct, frozen=True, kw_only=True):
         The node's name, as its executor has it; empty takes the host's name.
     pool : str
         The pool for whose jobs it runs aggregators, as its executor has it.
-    most : int or None
-        The most aggregators that run here at a time, each of which takes a processor; 0: none. Left out: half of the
-        processors that the agent may use, 1 at least and 4 at most. One is enough for jobs that are packed; while a job
-        is measured, or where packing would slow it down, it has aggregators of its own beside those that others share.
+    most : int
+        The most aggregators that run here at a time, each of which is counted as a processor; 0: none. They begin when
+        a job needs them. One is enough for jobs that are packed; while a job is measured, or where packing would slow
+        it down, it has aggregators of its own beside those that others share, and waits where these cannot be had.
     host, port : str, int
         Where aggregators listen: empty is every address. 0 takes free ports; otherwise the first one takes this port,
         and the others those behind it.
@@ -84,26 +83,15 @@ class AggregatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     data_dir: str = "penstock-data/aggregator"
     node_id: str = ""
     pool: Annotated[str, Meta(min_length=1, max_length=64)] = "default"
-    most: Annotated[int, Meta(ge=0, le=64)] | None = None
+    most: Annotated[int, Meta(ge=0, le=64)] = 4
     host: str = ""
     port: Annotated[int, Meta(ge=0, le=65_535)] = 0
     address: str = ""
 
     def __post_init__(self) -> None:
         """Refuse a first port behind which there are too few."""
-        if self.port and self.port + (MOST_BY_ITSELF if self.most is None else self.most) > 65_536:
+        if self.port and self.port + self.most > 65_536:
             raise ValueError(f"port is {self.port}, and there are too few ports behind it for all aggregators")
-
-    def most_of(self, processors: int) -> int:
-        """
-        Return how many aggregators run at most on a node with so many processors.
-
-        Examples
-        --------
-        >>> [AggregatorSettings().most_of(count) for count in (1, 2, 6, 64)], AggregatorSettings(most=7).most_of(2)
-        ([1, 1, 3, 4], 7)
-        """
-        return min(max(processors // 2, 1), MOST_BY_ITSELF) if self.most is None else self.most
 
 
 class AggregatedRun(msgspec.Struct, kw_only=True):

@@ -220,6 +220,8 @@ class Part:
         """
         Count a rank's values of a step; where :attr:`is_whole` holds afterwards, the step can be completed.
 
+        Only a push that is refused is answered: the answer to the pull says the rest.
+
         Parameters
         ----------
         values : (N,) array
@@ -233,7 +235,7 @@ class Part:
                 self.give_back_buffer(values)
             return [refusal]
         self._pushes[rank] = _Push(rank, step, values, is_own)
-        return [self._answer(asker, step)]
+        return []
 
     def complete(self) -> list[PartAnswer]:
         """Sum the next step up in the order of the ranks, and answer who waits for it."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import secrets
 import uuid
 from collections.abc import Coroutine, Sequence
@@ -134,7 +133,7 @@ class AggregationAgent:
     ) -> None:
         self.shell, self.settings, self.live, self.node_id = shell, settings, live, node_id
         self.program, self.data, self.address = program, data, address
-        self.most = settings.most_of(len(os.sched_getaffinity(0)))
+        self.most = settings.most
         self.incarnation = uuid.uuid4().hex
         self.processes: dict[str, AggregatorProcess] = {}
         self._ended: dict[str, int] = {}

@@ -170,15 +170,12 @@ class AggregatorConnection:
         self.shares = True
 
     def send(self, frame: PartFrame, *payload: Buffer) -> None:
-        """Send a frame as far as there is room; :meth:`send_more` sends the rest. Raises OSError as the socket does."""
-        waited = self.wants_to_send
+        """Queue a frame, whose payload nobody changes; :meth:`send_more` sends it."""
         self._queue.append(memoryview(encoded(frame)))
         self._queue.extend(memoryview(piece).cast("B") for piece in payload if len(piece))
-        if not waited:
-            self.send_more()
 
     def send_more(self) -> None:
-        """Send what waits, as far as there is room."""
+        """Send what waits, as far as there is room; raises OSError as the socket does."""
         while self._queue:
             try:
                 sent = self.socket.sendmsg(list(self._queue)[:8])

@@ -78,6 +78,8 @@ class RankPart:
         self.joined = False
         self.joining = self.pushed = self.pulling = False
         """What has been sent about the next step, over the connection that there is."""
+        self.push_request = 0
+        """The request by which the next step was pushed."""
         self.step = 0
         """The last step that is complete there, as this rank knows."""
         self.completed = 0
@@ -341,6 +343,7 @@ class AggregatorTalk:
             elif part.gives_state and not part.pulling:
                 part.pulling = True
                 self._ask(connection, _Asked(part, PartRequest.PULL, at, part.step, PartFlag.STATE))
+            connection.send_more()
         except OSError as error:
             self._lose(connection, error)
         else:
@@ -419,6 +422,8 @@ class AggregatorTalk:
             dtype=self._layout.itemsize,
         )
         self._asked[frame.request] = asked
+        if asked.kind == PartRequest.PUSH:
+            part.push_request = frame.request
         connection.send(frame, *views)
 
     def _next_request(self) -> int:
@@ -504,6 +509,7 @@ class AggregatorTalk:
         elif asked.flags & PartFlag.SHARED and result is not None:
             result[place] = self._memory.results[place]
         part.pushed = False
+        self._asked.pop(part.push_request, None)  # that it was counted is not said
         part.step = step
         part.completed = max(part.completed, step)
 

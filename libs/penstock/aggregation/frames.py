@@ -5,8 +5,8 @@ A connection is about one lease: one rank of one run on one aggregator, or the a
 over TCP, or over a Unix socket where both are on one host, and begins with :data:`MAGIC` and the proof of
 :mod:`penstock.leased_connection`, which the aggregator answers by a frame of kind :attr:`PartRequest.HELLO`.
 
-From then on the client sends requests, several at a time if it likes; each is answered once, not always in their order:
-a pull waits for its step. A frame is a header of 48 bytes and a payload. Numbers of headers are in network order:
+From then on the client sends requests, several at a time if it likes. Each is answered once, but a push that is counted,
+and not always in their order: a pull waits for its step. A frame is a header of 48 bytes and a payload. Numbers of headers are in network order:
 
 ==========  ======  ===================================================================================
 field       format  meaning
@@ -67,7 +67,7 @@ class PartRequest(IntEnum):
     Answered once all ranks have joined: ``step`` is the one after which they push again.
     """
     PUSH = 2
-    """The part's values of a step; answered at once."""
+    """The part's values of a step; answered only if it is refused: the answer to the pull says the rest."""
     PULL = 3
     """Answered with the result of a step, once it is complete."""
     COPY = 4

@@ -519,9 +519,11 @@ class Session:
         _active = None
         if self._course.begun:
             self._sizing.end()
-        if self._aggregation is not None:
-            self._aggregation.close()
-        self._boundary.disconnect(error)
+        try:
+            self._boundary.disconnect(error)
+        finally:  # after the last checkpoint, which has the optimizer's state
+            if self._aggregation is not None:
+                self._aggregation.close()
 
     def _rest(
         self, items: Iterable[T], sampler: DataSampler | None, loop: LoopRecord

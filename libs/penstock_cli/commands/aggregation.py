@@ -1,5 +1,5 @@
 """
-Commands about aggregators: ``aggregation ls`` and ``show``.
+Commands about aggregators: ``aggregation ls``, ``show`` and ``bench``.
 
 They say which aggregators there are and how much of each cycle is used, and which jobs are on them: since when, why,
 and what sharing costs them.
@@ -7,6 +7,7 @@ and what sharing costs them.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +17,7 @@ from penstock_cli import render, value_formats
 from penstock_cli.invocation import AnswerOut, Failure, Out, call
 
 if TYPE_CHECKING:
+    from penstock_cli.local.aggregation_bench import AggregationCosts
     from penstock_log import views
 
 aggregation_app = typer.Typer(help="Aggregators that jobs share.", no_args_is_help=True)
@@ -25,6 +27,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands."""
     aggregation_app.command("ls")(ls)
     aggregation_app.command("show")(show)
+    aggregation_app.command()(bench)
     app.add_typer(aggregation_app, name="aggregation")
 
 
@@ -183,3 +186,38 @@ def _on(one: views.AggregatedJobView, aggregator: views.AggregatorUseView) -> st
     beside = [*others, *((f"{aggregator.others} of others",) if aggregator.others else ())]
     along = f", with {', '.join(beside)}" if beside else ""
     return f"{'part' if len(parts) == 1 else 'parts'} {shown}{used}{along}"
+
+
+# --- bench
+
+
+def bench(output: AnswerOut = "text") -> None:
+    """Measure on this machine, with a server and services of its own, what shared aggregation gives. Half a minute."""
+    if not sys.platform.startswith("linux"):
+        raise Failure(f"aggregators run on Linux only; this is {sys.platform}")
+    try:
+        from penstock_cli.local.aggregation_bench import measure
+        from penstock_cli.local.memory_bench import BenchError
+    except ImportError as error:
+        raise Failure(str(error)) from error
+    try:
+        costs = measure()
+    except BenchError as error:
+        raise Failure(str(error)) from error
+    if not render.as_json(costs, output):
+        render.show_table(("WHAT", "MEASURED", "AIM"), _bench_rows(costs))
+
+
+def _bench_rows(costs: AggregationCosts) -> list[tuple[str, str, str]]:
+    pause = costs.migration_pause_ms
+    return [
+        ("means of two processes are a plain sum's, bit for bit", "yes" if costs.bitwise_equal else "no", "yes"),
+        ("AdamW on an aggregator is a local one, bit for bit", "yes" if costs.update_equal else "no", "yes"),
+        ("aggregators of four jobs, their own", str(costs.servers_own), "-"),
+        ("aggregators of four jobs, shared", str(costs.servers_shared), "-"),
+        ("time of an iteration, shared to own", f"{costs.iteration_ratio:.2f}", "1.09"),
+        (f"pause of a migration, median of {pause.moves}", f"{pause.median:.1f} ms", "-"),
+        ("pause of a migration, 99th percentile", f"{pause.p99:.1f} ms", "-"),
+        (f"steps lost after {costs.kills} kills", str(costs.kill_lost_updates), "0"),
+        ("steps counted twice after them", str(costs.kill_doubled_updates), "0"),
+    ]
