@@ -134,6 +134,7 @@ class AggregatorSample(msgspec.Struct, frozen=True):
     steps: int
     iteration_s: float
     at_s: float
+    held_s: float = 0.0
 
 
 class AggregationRun(msgspec.Struct, kw_only=True):
@@ -152,6 +153,8 @@ class AggregationRun(msgspec.Struct, kw_only=True):
         The aggregator that each part is on its way from; empty where it has come.
     alone_s, now_s : float
         Iteration time with aggregators of its own, and as last measured; 0 while unknown.
+    alone_held_s, held_s : float
+        What of these its aggregators have: from a step's last push to its result.
     costs_s : list of float
         Processor seconds of each part's steps; -1 while unknown.
     samples : dict of str to AggregatorSample
@@ -188,6 +191,8 @@ class AggregationRun(msgspec.Struct, kw_only=True):
     sources: list[str] = msgspec.field(default_factory=list)
     alone_s: float = 0.0
     now_s: float = 0.0
+    alone_held_s: float = 0.0
+    held_s: float = 0.0
     costs_s: list[float] = msgspec.field(default_factory=list)
     samples: dict[str, AggregatorSample] = msgspec.field(default_factory=dict)
     refused: str = ""
@@ -477,11 +482,13 @@ def _measure(_: AggregationTable, run: AggregationRun, event: AggregationMeasure
     for part, cost_s in event.costs_s.items():
         if 0 <= part < len(run.parts) and not abs(cost_s - run.costs_s[part]) <= CHANGE * run.costs_s[part]:
             run.costs_s[part] = cost_s
-    run.samples[event.aggregator] = AggregatorSample(event.steps, event.iteration_s, event.at_s)
+    run.samples[event.aggregator] = AggregatorSample(event.steps, event.iteration_s, event.at_s, event.held_s)
     if run.measured:
-        run.now_s = max(run.samples[name].iteration_s for name in run.aggregators)
+        samples = [run.samples[name] for name in run.aggregators]
+        run.now_s, run.held_s = (max(getattr(one, name) for one in samples) for name in ("iteration_s", "held_s"))
         if run.stage != "packed" or run.now_s < (1 - CHANGE) * run.alone_s:
             run.alone_s = run.now_s
+            run.alone_held_s = run.held_s if run.stage != "packed" else min(run.alone_held_s, run.held_s)
     return True
 
 
