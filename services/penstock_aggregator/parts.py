@@ -8,7 +8,7 @@ JOINING    all ranks, with what they have                the last rank joins: CO
 COPYING    the aggregator before, with the state         the copy is whole: COLLECTING
 COLLECTING all ranks' pushes of the next step            :meth:`Part.complete`, again and again
 MOVED      nobody: results are there, pushes go on       the part is dropped, or opened anew
-OVER       nobody: the run is closed
+OVER       nobody: the part or its run is closed
 ========== ============================================= ====================================================
 
 Every call returns the answers that are due now, of whoever asked: an answer to a pull may come of another rank's push.
@@ -116,7 +116,7 @@ class Part:
         self._pulls: dict[int, _Pull] = {}
         self._free: list[Vector] = []
         self._moves = False
-        self._over = ""
+        self._over = (PartStatus.RUN_OVER, "")
 
     @property
     def is_whole(self) -> bool:
@@ -198,7 +198,7 @@ class Part:
     def _push_status(self, rank: int, step: int) -> tuple[PartStatus, str]:
         status, reason = PartStatus.OK, ""
         if self.phase is PartPhase.OVER:
-            status, reason = PartStatus.RUN_OVER, self._over
+            status, reason = self._over
         elif self.phase is PartPhase.JOINING:
             status, reason = PartStatus.TOO_EARLY, "not all ranks have joined"
         elif rank in self._pushes:
@@ -340,8 +340,8 @@ class Part:
 
     # --- the end
     def close(self, status: PartStatus, reason: str) -> list[PartAnswer]:
-        """Be over, and say so to all who wait."""
-        self.phase, self._over = PartPhase.OVER, reason
+        """Be over, and say so to all who wait and who come."""
+        self.phase, self._over = PartPhase.OVER, (status, reason)
         waiting = [asker for _, asker in self._joined.values()] + [pull.asker for pull in self._pulls.values()]
         self._joined, self._pulls = {}, {}
         self._forget_pushes()
@@ -375,7 +375,7 @@ class Part:
 
     def _elsewhere(self, asker: Asker, what: str) -> PartAnswer:
         if self.phase is PartPhase.OVER:
-            return self._refusal(asker, PartStatus.RUN_OVER, self._over)
+            return self._refusal(asker, *self._over)
         if self.phase is PartPhase.MOVED:
             return self._refusal(asker, PartStatus.MOVED, f"the part is on another aggregator; {what}")
         return self._refusal(asker, PartStatus.TOO_EARLY, f"the part waits for its copy; {what}")

@@ -27,6 +27,7 @@ from penstock_aggregator.hosted_run import HostedPart, HostedRun, RunKey
 from penstock_aggregator.part_copy import PartCopier
 from penstock_aggregator.parts import PartAnswer, PartPhase
 from penstock_aggregator.rank_connection import RankConnection, deliver
+from penstock_aggregator.turns import DeferredSteps, RunTurns
 from penstock_bus.data_port import DataPort, LeaseHello, RefusalCounts, answer_and_end
 from penstock_log.aggregation_messages import (
     AggregatorPong,
@@ -85,6 +86,8 @@ class Aggregator:
         self._words: queue.SimpleQueue[FromAggregator] = queue.SimpleQueue()
         self._copier = PartCopier(self._words.put, ticking)
         self._sending: dict[HostedPart, SendPart] = {}
+        self._turns = RunTurns()
+        self._deferred = DeferredSteps(self._complete_deferred, ticking)
         self._port = DataPort(
             self, HELLO, self.refusals, name="aggregator", host=host, port=port, path=path, ticking=ticking
         )
@@ -131,7 +134,7 @@ class Aggregator:
             case CloseRun():
                 self._close_run(order)
             case RunSlots():
-                pass
+                self._change_turns(order)
             case PingAggregator():
                 self._words.put(
                     AggregatorPong(
@@ -144,6 +147,13 @@ class Aggregator:
                 )
             case _:
                 assert_never(order)
+
+    def _change_turns(self, order: RunSlots) -> None:
+        try:
+            self._turns.change(order)
+        except ValueError as error:
+            _log.warning("aggregator_slots_not_understood", error=str(error))
+        self._deferred.ask_again()
 
     def _run_of(self, job_id: str, epoch: int) -> HostedRun:
         with self._lock:
@@ -215,6 +225,11 @@ class Aggregator:
 
     def complete_whole(self, run: HostedRun, hosted: HostedPart) -> list[PartAnswer]:
         """See :class:`~penstock_aggregator.rank_connection.ConnectionOwner`."""
+        now_s = self._ticking()
+        wait_s = self._turns.wait_s(run.name, hosted.part.completed + 1, now_s)
+        if wait_s > 0:
+            self._deferred.defer(wait_s, run, hosted)
+            return []
         begun_s = time.thread_time()
         answers = hosted.part.complete()
         hosted.add_cost(time.thread_time() - begun_s)
@@ -223,6 +238,11 @@ class Aggregator:
             self._words.put(measured)
         self._send_if_moved(run, hosted)
         return answers
+
+    def _complete_deferred(self, run: HostedRun, hosted: HostedPart) -> None:
+        with hosted.lock:
+            answers = self.complete_whole(run, hosted) if hosted.part.is_whole else []
+        deliver(answers)
 
     def copy_is_whole(self, run: HostedRun, hosted: HostedPart, copied_bytes: int, pause_s: float) -> None:
         """See :class:`~penstock_aggregator.rank_connection.ConnectionOwner`."""

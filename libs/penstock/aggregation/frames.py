@@ -5,8 +5,9 @@ A connection is about one lease: one rank of one run on one aggregator, or the a
 over TCP, or over a Unix socket where both are on one host, and begins with :data:`MAGIC` and the proof of
 :mod:`penstock.leased_connection`, which the aggregator answers by a frame of kind :attr:`PartRequest.HELLO`.
 
-From then on the client sends requests, several at a time if it likes. Each is answered once, but a push that is counted,
-and not always in their order: a pull waits for its step. A frame is a header of 48 bytes and a payload. Numbers of headers are in network order:
+From then on the client sends requests, several at a time if it likes. Each is answered once, but for a push that is
+counted, and not always in their order, since a pull waits for its step. A frame is a header of 48 bytes and a payload.
+Numbers of headers are in network order:
 
 ==========  ======  ===================================================================================
 field       format  meaning
