@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import queue
+import resource
 import signal
 import socket
 import threading
@@ -162,6 +163,7 @@ class Aggregator:
     def _close_part(self, hosted: HostedPart, status: PartStatus, reason: str) -> None:
         with hosted.lock:
             answers = hosted.part.close(status, reason)
+            hosted.close()
             sending = self._sending.pop(hosted, None)
         deliver(answers)
         if sending is not None:
@@ -274,6 +276,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--socket", type=Path, default=None, help="path of the Unix socket")
     chosen = parser.parse_args(arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the agent says when it ends
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each part that is shared has one
     with socket.socket(fileno=chosen.orders) as orders:
         Aggregator(orders, chosen.host, chosen.port, chosen.socket).run()
 
