@@ -243,11 +243,11 @@ class RankConnection:
 
     def _push(self, frame: PartFrame, hosted: HostedPart) -> None:
         asker = Asker(self, frame, hosted)
-        part = hosted.part
+        part, begun_s = hosted.part, self._ticking()
         if frame.flags & PartFlag.SHARED:
             values = self._shared_vector(frame, hosted)
             with hosted.lock:
-                answers = self._count(asker, values, is_own=False)
+                answers = self._count(asker, values, begun_s, is_own=False)
             deliver(answers)
             return
         if frame.length != part.bytes:
@@ -268,11 +268,11 @@ class RankConnection:
             raise
         self._owner.count_traffic(frame.length, 0)
         with hosted.lock:
-            answers = self._count(asker, buffer, is_own=True)
+            answers = self._count(asker, buffer, begun_s, is_own=True)
         deliver(answers)
 
-    def _count(self, asker: Asker, values: Vector, *, is_own: bool) -> list[PartAnswer]:
-        """Count a push that is here; the part's lock is held."""
+    def _count(self, asker: Asker, values: Vector, begun_s: float, *, is_own: bool) -> list[PartAnswer]:
+        """Count a push that is here, and began to come then; the part's lock is held."""
         frame, part = asker.frame, asker.hosted.part
         refusal = part.push_refusal(self._rank, frame.step, frame.safe_step, asker)
         if refusal is not None:
@@ -280,6 +280,7 @@ class RankConnection:
                 part.give_back_buffer(values)
             return [refusal]
         answers = part.push(self._rank, frame.step, values, asker, is_own=is_own)
+        asker.hosted.pushed_s = begun_s
         if part.is_whole:
             answers += self._owner.complete_whole(self._run, asker.hosted)
         return answers

@@ -30,7 +30,6 @@ from penstock_log import (
     PartPlaced,
 )
 from penstock_log.aggregation_facts import Phase
-from penstock_log.aggregation_messages import WATCH_STEPS
 from penstock_log.text import count, duration, listed
 from penstock_policies.aggregation import (
     AggregatorLoad,
@@ -232,9 +231,9 @@ class PoolLook:
     def _judge(self, run: AggregationRun) -> tuple[AnyEvent, ...]:
         """Return what follows from a run's measurements, where something does."""
         if run.stage == "profile":
-            return self._pack(run)
+            return self._pack(run) if run.is_profiled else ()
         late = run.stage == "packed" and lost_more(run.alone_s, run.now_s, self._settings.loss_limit)
-        if late and run.steps >= WATCH_STEPS and self._is_by_sharing(run):
+        if late and run.is_watched and not self._table.has_its_own(run) and self._is_by_sharing(run):
             share = 1 - run.alone_s / run.now_s
             times = f"{_short(run.now_s)} instead of {_short(run.alone_s)}"
             held = f"{_short(run.held_s)} of them at its aggregators instead of {_short(run.alone_held_s)}"
