@@ -29,7 +29,9 @@ from penstock_aggregator.part_copy import PartCopier
 from penstock_aggregator.parts import PartAnswer, PartPhase
 from penstock_aggregator.rank_connection import RankConnection, deliver
 from penstock_aggregator.turns import DeferredSteps, RunTurns
+from penstock_bus import logs
 from penstock_bus.data_port import DataPort, LeaseHello, RefusalCounts, answer_and_end
+from penstock_bus.settings import load
 from penstock_log.aggregation_messages import (
     AggregatorPong,
     AggregatorReady,
@@ -278,6 +280,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the agent says when it ends
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each part that is shared has one
+    logs.configure(load(logs.Logging, "log"))
     with socket.socket(fileno=chosen.orders) as orders:
         Aggregator(orders, chosen.host, chosen.port, chosen.socket).run()
 

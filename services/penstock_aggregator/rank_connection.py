@@ -48,6 +48,8 @@ from penstock_log.aggregation_messages import COPY_RANK, PART_BYTES
 STALL_S: Final = 10.0
 """So long a client may be silent inside a frame."""
 _REQUESTS: Final = frozenset({PartRequest.JOIN, PartRequest.PUSH, PartRequest.PULL})
+_ORDINARY: Final = frozenset({PartStatus.COUNTED, PartStatus.MOVED, PartStatus.STALE})
+"""What good ranks hear after a connection broke, or while parts move."""
 _DISCARDED: Final = 65_536
 
 
@@ -381,7 +383,10 @@ class RankConnection:
         """Answer and count what is refused; the connection goes on."""
         if status in ENDING:
             raise PartFrameError(status, reason)
-        self._owner.refusals.note(status.name, reason, peer=self._who, run=self._run.name, rank=self._rank)
+        if status in _ORDINARY:
+            self._owner.refusals.count(status.name)
+        else:
+            self._owner.refusals.note(status.name, reason, peer=self._who, run=self._run.name, rank=self._rank)
         text = reason.encode()
         reply = frame._replace(
             status=status,

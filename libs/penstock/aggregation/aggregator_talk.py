@@ -30,6 +30,7 @@ from penstock.aggregation.frames import (
     PartStatus,
 )
 from penstock.aggregation.shared_vectors import SharedVectors, map_result
+from penstock.sessions.setup import SessionError
 from penstock_log.aggregation_messages import (
     PART_BYTES,
     AggregatorAddress,
@@ -51,7 +52,7 @@ _ELSEWHERE: Final = frozenset({PartStatus.MOVED, PartStatus.STALE, PartStatus.UN
 _MOST_REASON: Final = 4096
 
 
-class AggregationError(Exception):
+class AggregationError(SessionError):
     """The exchange cannot go on; the message says why, and what to do."""
 
 
@@ -168,6 +169,7 @@ class AggregatorTalk:
         self._waker.setblocking(False)
         self._woken.setblocking(False)
 
+        self._generation = 0
         self._addresses: dict[str, AggregatorAddress] = {}
         self._connections: dict[str, AggregatorConnection] = {}
         self._by_fd: dict[int, AggregatorConnection] = {}
@@ -292,6 +294,9 @@ class AggregatorTalk:
                 f"the agent knows {len(news.parts)} parts, and there are {len(self.parts)}"
             )
             return
+        if news.generation < self._generation:
+            return
+        self._generation = news.generation
         self._addresses = {address.aggregator: address for address in news.aggregators}
         for at in news.parts:
             part = self.parts[at.part]
