@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from aggregator_harness import AggregatedRun, Training, aggregated, plain_results
+from aggregator_harness import AggregatedRun, Training, aggregated, in_threads, plain_results
 
 from penstock_log.aggregation_messages import UpdateRule, VectorLayout
 
@@ -163,3 +163,14 @@ def test_an_aggregator_that_cannot_be_reached_is_reported_once(tmp_path: Path) -
         results = training.train(4)
         assert [(lost.aggregator, lost.generation) for lost in run.lost] == [(name, 1)]
     assert results == [plain_results(LAYOUT, MEAN, 1, 4)]
+
+
+def test_the_state_is_had_from_an_aggregator_that_has_just_been_joined(tmp_path: Path) -> None:
+    with aggregated(tmp_path, LAYOUT, 2, ADAMW) as run:
+        training = Training(run)
+        training.train(7)
+        before = in_threads(lambda rank: training.exchanges[rank].state(), 2)
+        kill_and_replace(run, run.at[0].aggregator)
+        after = in_threads(lambda rank: training.exchanges[rank].state(), 2)
+        assert training.train(12) == [plain_results(LAYOUT, ADAMW, 2, 12)] * 2
+    assert [state.tobytes() for state in after] == [state.tobytes() for state in before]
