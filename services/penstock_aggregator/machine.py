@@ -107,8 +107,8 @@ class AggregatedRun(msgspec.Struct, kw_only=True):
         Whether it has ranks on this node, or has, or had, parts here: otherwise where its parts are is not kept.
     generation, iteration_s, placed
         Of its last assignment; 0 and empty before the first.
-    costs_s : dict of int to float
-        Part → processor seconds of one step, as measured last.
+    costs_s : dict of str to float
+        Part, by its number → processor seconds of one step, as measured last.
     """
 
     asked: AggregationAsked
@@ -116,7 +116,7 @@ class AggregatedRun(msgspec.Struct, kw_only=True):
     generation: int = 0
     iteration_s: float = 0.0
     placed: tuple[PartPlaced, ...] = ()
-    costs_s: dict[int, float] = msgspec.field(default_factory=dict)
+    costs_s: dict[str, float] = msgspec.field(default_factory=dict)
 
     @property
     def epoch(self) -> int:
@@ -288,7 +288,7 @@ def _apply_to_run(node_id: str, state: AggregatorState, event: _OfRun) -> None:
             state.refused[event.job_id] = event.reason
             _end_run(state, event.job_id, event.reason)
         case AggregationMeasured():
-            run.costs_s |= event.costs_s
+            run.costs_s |= {str(part): cost_s for part, cost_s in event.costs_s.items()}
         case AggregationLeft():
             _end_run(state, event.job_id, f"run {event.epoch} of job {event.job_id} needs no aggregation any more")
 
@@ -457,7 +457,7 @@ def slots_of(state: AggregatorState, aggregator: str) -> RunSlots:
     for run in state.runs.values():
         for placed in run.placed:
             if placed.aggregator == aggregator:
-                costs[run.name] += run.costs_s.get(placed.part, 0.0)
+                costs[run.name] += run.costs_s.get(str(placed.part), 0.0)
                 iterations[run.name] = run.iteration_s
     known = [name for name in sorted(iterations) if costs[name] > 0 and iterations[name] > 0]
     if len(known) < 2:

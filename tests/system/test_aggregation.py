@@ -81,7 +81,7 @@ async def test_a_gang_whose_aggregators_are_killed_learns_what_it_learns_without
 
 async def test_two_gangs_come_to_share_an_aggregator_and_people_see_it(cluster: Cluster) -> None:
     async with cluster.client() as client:
-        ids = [(await client.submit(training(f"shared-{number}", steps=3000))).id for number in range(2)]
+        ids = [(await client.submit(training(f"shared-{number}", steps=100_000))).id for number in range(2)]
         for job_id in ids:
             await until(client, job_id, "aggregation.assigned.v1", 1)
 
