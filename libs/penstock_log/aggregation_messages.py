@@ -328,6 +328,7 @@ class RunMeasuredHere(msgspec.Struct, frozen=True, kw_only=True, tag="measured")
     iteration_s: float
     costs_s: dict[int, float]
     not_finite: int = 0
+    held_s: float = 0.0
 
 
 class PartCopied(msgspec.Struct, frozen=True, kw_only=True, tag="copied"):
@@ -377,7 +378,7 @@ class AggregatorReport(msgspec.Struct, frozen=True, kw_only=True):
 
 class AggregatorLoads(msgspec.Struct, frozen=True, kw_only=True):
     """
-    All aggregators of a node, each second while there are some, and once more when there are none any more.
+    All aggregators of a node, each second while there are some, and otherwise when something has changed.
 
     Attributes
     ----------

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections import deque
+from functools import partial
+from itertools import islice
 from typing import Final
 
 from penstock_bus.follower import until_available
 from penstock_bus.logger import get_logger
-from penstock_bus.port import Append, BusError, LogPort
+from penstock_bus.port import Append, BusError, LogPort, TooLarge
 from penstock_log import AnyEvent, Commit, subjects
 
 MOST_IN_ONE: Final = 64
@@ -31,6 +33,8 @@ class FactQueue:
         self._waiting: deque[tuple[AnyEvent, asyncio.Future[int]]] = deque()
         self._has_some = asyncio.Event()
         self._writing = asyncio.Lock()
+        self._item: Append | None = None
+        self._most = MOST_IN_ONE
 
     def put(self, fact: AnyEvent) -> asyncio.Future[int]:
         """Have a fact appended behind all earlier ones; the result is the sequence of its commit."""
@@ -54,19 +58,35 @@ class FactQueue:
         """Append all that waits; with ``giving_up`` set, do not wait for a bus that is away."""
         async with self._writing:
             while self._waiting:
-                taken = [self._waiting[at] for at in range(min(len(self._waiting), MOST_IN_ONE))]
-                facts = tuple(fact for fact, _ in taken)
-                commit = Commit(id=uuid.uuid4().hex, actor=f"aggregator/{self._node_id}", facts=facts)
-                item = Append(subject=subjects.aggregator(self._node_id), commit=commit, expected=None)
-                seq = await self._append(item, giving_up)
-                for _, done in taken:
-                    self._waiting.popleft()
+                item = self._next()
+                try:
+                    seq = await until_available(partial(self._bus.append, item), f"append to {item.subject}", giving_up)
+                except TooLarge as error:
+                    self._part(item, error)
+                    continue
+                self._item, self._most = None, MOST_IN_ONE
+                for _ in item.commit.facts:
+                    done = self._waiting.popleft()[1]
                     if not done.done():
                         done.set_result(seq)
             self._has_some.clear()
 
-    async def _append(self, item: Append, giving_up: asyncio.Event | None) -> int:
-        return await until_available(lambda: self._bus.append(item), f"append to {item.subject}", giving_up)
+    def _next(self) -> Append:
+        """Return the commit to append: the one before, where its answer was not waited for, since it may be stored."""
+        if self._item is None:
+            facts = tuple(fact for fact, _ in islice(self._waiting, self._most))
+            commit = Commit(id=uuid.uuid4().hex, actor=f"aggregator/{self._node_id}", facts=facts)
+            self._item = Append(subject=subjects.aggregator(self._node_id), commit=commit, expected=None)
+        return self._item
+
+    def _part(self, item: Append, error: TooLarge) -> None:
+        """Have fewer facts in one commit; one that is too large by itself is left out, which is said."""
+        self._item, self._most = None, max(1, len(item.commit.facts) // 2)
+        if len(item.commit.facts) == 1:
+            fact, done = self._waiting.popleft()
+            _log.error("aggregator_fact_too_large", fact=type(fact).__name__, error=str(error))
+            if not done.done():
+                done.set_exception(error)
 
 
 def _noted(done: asyncio.Future[int]) -> None:

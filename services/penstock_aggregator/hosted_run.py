@@ -7,11 +7,13 @@ completion, on all parts that are here, to that of the next.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterable
 from statistics import median
 
-from penstock_aggregator.parts import Part
+from penstock.aggregation.shared_vectors import SharedResult
+from penstock_aggregator.parts import Part, Vector
 from penstock_log.aggregation_messages import PROFILE_STEPS, WATCH_STEPS, OpenPart, RunMeasuredHere
 
 RunKey = tuple[str, int]
@@ -20,7 +22,7 @@ RunKey = tuple[str, int]
 
 class HostedPart:
     """
-    A part, its lock, and the processor time that it has cost.
+    A part, its lock, the memory of its result, and the processor time that it has cost.
 
     Attributes
     ----------
@@ -31,9 +33,26 @@ class HostedPart:
     """
 
     def __init__(self, order: OpenPart) -> None:
-        self.part, self.lock = Part(order), threading.Lock()
+        self.part, self.lock = Part(order, self._share_result), threading.Lock()
+        self._sharing = threading.Lock()
+        self._result: SharedResult | None = None
         self.number, self.generation = order.part, order.generation
         self.cost_s, self.moved_s = 0.0, 0.0
+
+    def duplicate_descriptor(self) -> int:
+        """Return a descriptor of its result's memory, which ranks of this host read; -1 where there is none."""
+        with self._sharing:
+            return os.dup(self._result.descriptor) if self._result is not None and self._result.is_shared else -1
+
+    def close(self) -> None:
+        """Share its result no more."""
+        with self._sharing:
+            if self._result is not None:
+                self._result.close()
+
+    def _share_result(self) -> Vector:
+        self._result = SharedResult(self.part.order.elements, self.part.dtype)
+        return self._result.vector
 
     def add_cost(self, cost_s: float) -> None:
         """Note processor seconds that were spent on it."""

@@ -391,13 +391,13 @@ class AggregationAgent:
 
     # --- the frame
     async def _publish_loads(self) -> None:
-        """Publish how busy the aggregators are, as long as there are some, and once more after that."""
-        said = False
+        """Publish how busy the aggregators are, as long as there are some, once more after that, and who is denied."""
+        said, denied = False, 0
         while True:
             await asyncio.sleep(LOADS_S)
-            if not self.processes and not said:
+            if not (self.processes or said or self.runs.denied.total() > denied):
                 continue
-            said = bool(self.processes)
+            said, denied = bool(self.processes), self.runs.denied.total()
             body = msgspec.json.encode(self._loads())
             try:
                 await self.shell.bus.publish(subjects.aggregator_load(self.node_id), body)

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from aggregation_agents import Nodes, Rank, on
 
+from penstock_aggregator import local_runs
 from penstock_aggregator.runner import run
 from penstock_bus.memory import MemoryBus
 from penstock_bus.settings import SettingsError
@@ -126,6 +127,24 @@ async def test_an_agent_that_starts_again_has_none_of_the_aggregators_of_before(
     offers = [fact for each in await nodes.bus.read(subjects.aggregator("n1")) for fact in each.commit.facts]
     lives = {fact.incarnation for fact in offers if isinstance(fact, AggregatorsOffered)}
     assert len(lives) == 2
+
+
+async def test_a_run_whose_first_rank_does_not_come_again_after_an_agents_restart_has_left(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_runs, "REJOIN_S", 0.2)
+    n1 = await nodes.agent()
+    for job_id in ("j1", "j2"):
+        await nodes.job(job_id)
+        await Rank.ask(n1, job_id)
+        await nodes.said(AggregationAsked, lambda fact, job_id=job_id: fact.job_id == job_id)
+    await n1.kill()
+    await n1.start()
+    again = await Rank.ask(n1, "j2")
+    assert (await nodes.said(AggregationLeft)).job_id == "j1"
+    await nodes.allocate("n1/0")
+    await nodes.assign(1, on("n1/0"), job_id="j2")
+    assert (await again.parts()).generation == 1
 
 
 async def test_an_agent_that_ends_in_good_order_offers_nothing_any_more(nodes: Nodes) -> None:

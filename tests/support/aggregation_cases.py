@@ -56,9 +56,11 @@ class AssignerScenario(Scenario[machine.AssignerState]):
         self.given(submitted(job_id), placed(job_id, nodes=nodes), asked(job_id, nodes=nodes, **asks))
         return self
 
-    def measure(self, job_id: str, iteration_s: float, cost_s: float, steps: int = 100) -> AssignerScenario:
+    def measure(
+        self, job_id: str, iteration_s: float, cost_s: float, steps: int = 100, held_s: float = 0.0
+    ) -> AssignerScenario:
         """Have all aggregators of a run measure it; each part costs the same."""
-        for fact in measured(self.run(job_id), iteration_s, cost_s, steps):
+        for fact in measured(self.run(job_id), iteration_s, cost_s, steps, held_s):
             self.given(fact)
         return self
 
@@ -101,7 +103,9 @@ def asked(
     )
 
 
-def measured(run: AggregationRun, iteration_s: float, cost_s: float, steps: int = 100) -> list[AggregationMeasured]:
+def measured(
+    run: AggregationRun, iteration_s: float, cost_s: float, steps: int = 100, held_s: float = 0.0
+) -> list[AggregationMeasured]:
     """What all aggregators of a run measure."""
     return [
         AggregationMeasured(
@@ -114,6 +118,7 @@ def measured(run: AggregationRun, iteration_s: float, cost_s: float, steps: int 
             steps=steps,
             iteration_s=iteration_s,
             costs_s={one.part: cost_s for one in run.placed if one.aggregator == name},
+            held_s=held_s,
         )
         for name in run.aggregators
     ]

@@ -152,7 +152,12 @@ class JobAggregation:
             If an optimizer was asked for.
         """
         self._only("mean", "ddp_hook()", "push() and pull()")
-        return self._hook
+
+        def hook(state: object, bucket: Any) -> Any:
+            return self._hook(state, bucket)
+
+        hook.__annotations__.clear()  # PyTorch refuses annotations that are not its own classes
+        return hook
 
     def _hook(self, _: object, bucket: Any) -> Any:
         torch = sys.modules["torch"]

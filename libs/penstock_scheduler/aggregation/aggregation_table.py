@@ -140,6 +140,7 @@ class AggregatorSample(msgspec.Struct, frozen=True):
     steps: int
     iteration_s: float
     at_s: float
+    held_s: float = 0.0
 
     @property
     def seconds(self) -> float:
@@ -149,7 +150,9 @@ class AggregatorSample(msgspec.Struct, frozen=True):
     def with_more(self, event: AggregationMeasured) -> AggregatorSample:
         """Return the mean of this and the next measurement."""
         steps = self.steps + event.steps
-        return AggregatorSample(steps, (self.seconds + event.steps * event.iteration_s) / steps, event.at_s)
+        iteration_s = (self.seconds + event.steps * event.iteration_s) / steps
+        held_s = (self.steps * self.held_s + event.steps * event.held_s) / steps
+        return AggregatorSample(steps, iteration_s, event.at_s, held_s)
 
 
 class AggregationRun(msgspec.Struct, kw_only=True):
@@ -168,6 +171,8 @@ class AggregationRun(msgspec.Struct, kw_only=True):
         The aggregator that each part is on its way from; empty where it has come.
     alone_s, now_s : float
         Iteration time with aggregators of its own, and as last measured; 0 while unknown.
+    alone_held_s, held_s : float
+        What of these its aggregators have: from a step's last push to its result.
     costs_s : list of float
         Processor seconds of each part's steps; -1 while unknown.
     samples : dict of str to AggregatorSample
@@ -204,6 +209,8 @@ class AggregationRun(msgspec.Struct, kw_only=True):
     sources: list[str] = msgspec.field(default_factory=list)
     alone_s: float = 0.0
     now_s: float = 0.0
+    alone_held_s: float = 0.0
+    held_s: float = 0.0
     costs_s: list[float] = msgspec.field(default_factory=list)
     samples: dict[str, AggregatorSample] = msgspec.field(default_factory=dict)
     refused: str = ""
@@ -513,8 +520,11 @@ def _measure(table: AggregationTable, run: AggregationRun, event: AggregationMea
             run.costs_s[part] = cost_s
     run.samples[event.aggregator] = _sample(run, event)
     if run.measured:
-        run.now_s = max(run.samples[name].iteration_s for name in run.aggregators)
+        samples = [run.samples[name] for name in run.aggregators]
+        run.now_s, run.held_s = (max(getattr(one, name) for one in samples) for name in ("iteration_s", "held_s"))
         if _is_telling(table, run):
+            faster = run.stage == "packed" and run.now_s < run.alone_s
+            run.alone_held_s = min(run.alone_held_s, run.held_s) if faster else run.held_s
             run.alone_s = run.now_s
     return True
 
@@ -524,7 +534,7 @@ def _sample(run: AggregationRun, event: AggregationMeasured) -> AggregatorSample
     before = run.samples.get(event.aggregator)
     began_moving = before is not None and run.stage == "packed" and before.steps < WATCH_STEPS
     if before is None or before.seconds >= WATCH_S or began_moving:
-        return AggregatorSample(event.steps, event.iteration_s, event.at_s)
+        return AggregatorSample(event.steps, event.iteration_s, event.at_s, event.held_s)
     return before.with_more(event)
 
 

@@ -43,6 +43,9 @@ from penstock_policies.aggregation import (
 from penstock_scheduler.aggregation.aggregation_table import AggregationRun, AggregationTable, refusal_of
 from penstock_scheduler.aggregation.aggregator_choice import AggregatorRoom, choose, deal, nodes_of, room_of
 
+HELD_SHARE: Final = 0.5
+"""A run that got slower goes back where this part of what it lost is spent at its aggregators; else something else is
+slower, such as its node, and its own aggregators would not help."""
 MOST_NAMES: Final = 1_000
 """Aggregators in one fact."""
 
@@ -230,11 +233,16 @@ class PoolLook:
         if run.stage == "profile":
             return self._pack(run) if run.is_profiled else ()
         late = run.stage == "packed" and lost_more(run.alone_s, run.now_s, self._settings.loss_limit)
-        if late and run.is_watched and not self._table.has_its_own(run):
+        if late and run.is_watched and not self._table.has_its_own(run) and self._is_by_sharing(run):
             share = 1 - run.alone_s / run.now_s
             times = f"{_short(run.now_s)} instead of {_short(run.alone_s)}"
-            return self._give_back(run, f"it was {100 * share:.0f} % slower over {run.steps} steps: {times}")
+            held = f"{_short(run.held_s)} of them at its aggregators instead of {_short(run.alone_held_s)}"
+            return self._give_back(run, f"it was {100 * share:.0f} % slower over {run.steps} steps: {times}, {held}")
         return ()
+
+    def _is_by_sharing(self, run: AggregationRun) -> bool:
+        """Return whether its aggregators have as much of what it lost as to be the reason."""
+        return run.held_s - run.alone_held_s >= HELD_SHARE * (run.now_s - run.alone_s)
 
     def _pack(self, run: AggregationRun) -> tuple[AnyEvent, ...]:
         own = [name for name in run.aggregators if self._table.serves(name)]
