@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import queue
+import resource
 import signal
 import socket
 import threading
@@ -27,6 +28,7 @@ from penstock_aggregator.hosted_run import HostedPart, HostedRun, RunKey
 from penstock_aggregator.part_copy import PartCopier
 from penstock_aggregator.parts import PartAnswer, PartPhase
 from penstock_aggregator.rank_connection import RankConnection, deliver
+from penstock_aggregator.turns import DeferredSteps, RunTurns
 from penstock_bus.data_port import DataPort, LeaseHello, RefusalCounts, answer_and_end
 from penstock_log.aggregation_messages import (
     AggregatorPong,
@@ -85,6 +87,8 @@ class Aggregator:
         self._words: queue.SimpleQueue[FromAggregator] = queue.SimpleQueue()
         self._copier = PartCopier(self._words.put, ticking)
         self._sending: dict[HostedPart, SendPart] = {}
+        self._turns = RunTurns()
+        self._deferred = DeferredSteps(self._complete_deferred, ticking)
         self._port = DataPort(
             self, HELLO, self.refusals, name="aggregator", host=host, port=port, path=path, ticking=ticking
         )
@@ -131,7 +135,7 @@ class Aggregator:
             case CloseRun():
                 self._close_run(order)
             case RunSlots():
-                pass
+                self._change_turns(order)
             case PingAggregator():
                 self._words.put(
                     AggregatorPong(
@@ -145,6 +149,13 @@ class Aggregator:
             case _:
                 assert_never(order)
 
+    def _change_turns(self, order: RunSlots) -> None:
+        try:
+            self._turns.change(order)
+        except ValueError as error:
+            _log.warning("aggregator_slots_not_understood", error=str(error))
+        self._deferred.ask_again()
+
     def _run_of(self, job_id: str, epoch: int) -> HostedRun:
         with self._lock:
             return self._runs.setdefault((job_id, epoch), HostedRun((job_id, epoch)))
@@ -152,6 +163,7 @@ class Aggregator:
     def _close_part(self, hosted: HostedPart, status: PartStatus, reason: str) -> None:
         with hosted.lock:
             answers = hosted.part.close(status, reason)
+            hosted.close()
             sending = self._sending.pop(hosted, None)
         deliver(answers)
         if sending is not None:
@@ -215,6 +227,11 @@ class Aggregator:
 
     def complete_whole(self, run: HostedRun, hosted: HostedPart) -> list[PartAnswer]:
         """See :class:`~penstock_aggregator.rank_connection.ConnectionOwner`."""
+        now_s = self._ticking()
+        wait_s = self._turns.wait_s(run.name, hosted.part.completed + 1, now_s)
+        if wait_s > 0:
+            self._deferred.defer(wait_s, run, hosted)
+            return []
         begun_s = time.thread_time()
         answers = hosted.part.complete()
         hosted.add_cost(time.thread_time() - begun_s)
@@ -223,6 +240,11 @@ class Aggregator:
             self._words.put(measured)
         self._send_if_moved(run, hosted)
         return answers
+
+    def _complete_deferred(self, run: HostedRun, hosted: HostedPart) -> None:
+        with hosted.lock:
+            answers = self.complete_whole(run, hosted) if hosted.part.is_whole else []
+        deliver(answers)
 
     def copy_is_whole(self, run: HostedRun, hosted: HostedPart, copied_bytes: int, pause_s: float) -> None:
         """See :class:`~penstock_aggregator.rank_connection.ConnectionOwner`."""
@@ -254,6 +276,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--socket", type=Path, default=None, help="path of the Unix socket")
     chosen = parser.parse_args(arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the agent says when it ends
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each part that is shared has one
     with socket.socket(fileno=chosen.orders) as orders:
         Aggregator(orders, chosen.host, chosen.port, chosen.socket).run()
 

@@ -187,10 +187,16 @@ def test_a_packed_run_that_lost_more_than_a_tenth_gets_aggregators_of_its_own_ag
     assert isinstance(allocated, AggregatorsAllocated)
     assert isinstance(own, AggregationAssigned)
     assert own.phase == "own"
-    held = "150 ms of them at its aggregators instead of 0 ms"
-    assert own.because == f"it was 14 % slower over 100 steps: 1.2 s instead of 1.0 s, {held}"
+    times = "1.2 s instead of 1.0 s, 150 ms of them at its aggregators instead of 0 ms"
+    assert own.because == f"it was 14 % slower over 100 steps: {times}"
     assert all(one.how == "copy" and one.before == "n1/0" for one in own.placed)
     it.copy_all().measure("j2", 1.0, 0.1).then()
+
+
+def test_a_run_that_got_slower_by_something_else_stays_where_it_is() -> None:
+    it = assigner().nodes(n1=3).packed("j1").packed("j2")
+    it.given(gone("n1/1", "recycled"))
+    it.measure("j2", 2.0, 0.1, held_s=0.4).then()
 
 
 def test_a_run_that_shares_with_nobody_has_nothing_to_get_back() -> None:
@@ -201,7 +207,7 @@ def test_a_run_that_shares_with_nobody_has_nothing_to_get_back() -> None:
 
 def test_a_run_on_fewer_aggregators_than_it_asked_for_gets_them_back() -> None:
     it = assigner().nodes(n1=3).packed("j1", servers=2)
-    it.measure("j1", 2.0, 0.1, held_s=0.9)
+    it.measure("j1", 2.0, 0.1, held_s=0.6)
     it.settle()
     assert (it.run("j1").stage, len(set(it.where("j1")))) == ("own", 2)
 
@@ -218,21 +224,16 @@ def test_short_iterations_are_measured_for_long_enough_before_something_is_decid
     it.settle()
     assert it.where("j2") == ["n1/0", "n1/0"]
     for _ in range(6):
-        it.measure("j2", 0.007, 0.0001, held_s=0.002).then()
+        it.measure("j2", 0.007, 0.0001, held_s=0.001).then()
     it.given(gone("n1/1", "recycled"))
-    it.measure("j2", 0.007, 0.0001, held_s=0.002)
-    it.measure("j2", 0.007, 0.0001, held_s=0.002)
+    it.measure("j2", 0.007, 0.0001, held_s=0.001)
+    it.measure("j2", 0.007, 0.0001, held_s=0.001)
     (_, own) = it.settle()
     assert isinstance(own, AggregationAssigned)
-    assert own.because == (
-        "it was 29 % slower over 800 steps: 7 ms instead of 5 ms, 2 ms of them at its aggregators instead of 0 ms"
+    assert (
+        own.because
+        == "it was 29 % slower over 800 steps: 7 ms instead of 5 ms, 1 ms of them at its aggregators instead of 0 ms"
     )
-
-
-def test_a_run_that_got_slower_by_something_else_stays_where_it_is() -> None:
-    it = assigner().nodes(n1=3).packed("j1").packed("j2")
-    it.given(gone("n1/1", "recycled"))
-    it.measure("j2", 2.0, 0.1, held_s=0.4).then()
 
 
 def test_a_loss_is_not_believed_after_a_few_steps() -> None:

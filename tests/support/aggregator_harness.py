@@ -98,9 +98,14 @@ class AggregatorProcess:
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
 
-    def close(self) -> None:
+    def hang_up(self) -> int:
+        """Close the agent's end of the orders, and return how the process ends."""
         self._mine.shutdown(socket.SHUT_RDWR)
-        self.process.wait(WAIT_S)
+        return self.process.wait(WAIT_S)
+
+    def close(self) -> None:
+        if self.process.returncode is None:
+            self.hang_up()
         self._mine.close()
 
     def _listen(self) -> None:
@@ -243,6 +248,15 @@ class AggregatedRun:
                     self.open(self.at[at.part])
             self.announce()
             return new
+
+    def join_anew(self, parts: Sequence[int]) -> None:
+        """Have ranks join parts where they are, since what was to be copied there did not come."""
+        with self.lock:
+            self.generation += 1
+            for part in parts:
+                self.at[part] = PartAt(part=part, aggregator=self.at[part].aggregator, generation=self.generation)
+                self.open(self.at[part])
+            self.announce()
 
     def on_lost(self, lost: LostAggregator) -> None:
         self.lost.append(lost)
