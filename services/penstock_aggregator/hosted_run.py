@@ -56,21 +56,6 @@ class HostedPart:
         self._result = SharedResult(self.part.order.elements, self.part.dtype)
         return self._result.vector
 
-    def duplicate_descriptor(self) -> int:
-        """Return a descriptor of its result's memory, which ranks of this host read; -1 where there is none."""
-        with self._sharing:
-            return os.dup(self._result.descriptor) if self._result is not None and self._result.is_shared else -1
-
-    def close(self) -> None:
-        """Share its result no more."""
-        with self._sharing:
-            if self._result is not None:
-                self._result.close()
-
-    def _share_result(self) -> Vector:
-        self._result = SharedResult(self.part.order.elements, self.part.dtype)
-        return self._result.vector
-
     def add_cost(self, cost_s: float) -> None:
         """Note processor seconds that were spent on it."""
         self.cost_s += cost_s  # two threads at once may lose one of both, seldom: it is a measurement
