@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from aggregation_cases import AssignerScenario, ended, gone
 
-from penstock_log import AggregationAssigned, AggregatorsAllocated, AggregatorsRecycled
+from penstock_log import AggregationAssigned, AggregatorsAllocated, AggregatorsRecycled, NodeDrained
 from penstock_scheduler.aggregation.assignment_step import AssignerSettings
 
 
@@ -70,6 +70,26 @@ def test_where_no_aggregator_has_time_for_a_run_any_more_it_gets_its_own() -> No
     it.settle()
     assert it.run("j2").stage == "own"
     assert it.where("j2") == ["n1/2"]
+
+
+def test_parts_leave_a_node_that_is_drained_and_it_can_go() -> None:
+    it = AssignerScenario().nodes(n1=2, n2=2).at(10.0).packed("j1", 1.0, 0.1).runs("j2", mode="own")
+    it.settle()
+    it.start_all().when(NodeDrained(at_s=20.0, node_id="n1")).at(20.0)
+    moved = [fact for fact in it.settle() if isinstance(fact, AggregationAssigned)]
+    assert {(fact.phase, fact.because) for fact in moved} == {("rebalanced", "node n1 is drained")}
+    assert {one.how for fact in moved for one in fact.placed} == {"copy"}
+    assert (it.where("j1"), it.where("j2")) == (["n2/0", "n2/0"], ["n2/1", "n2/1"])
+    (recycled,) = it.copy_all().settle()
+    assert isinstance(recycled, AggregatorsRecycled)
+    assert recycled.aggregators == ("n1/0", "n1/1")
+
+
+def test_parts_stay_on_a_drained_node_while_there_is_no_room_elsewhere() -> None:
+    it = AssignerScenario().nodes(n1=2).at(10.0).packed("j1", 1.0, 0.1)
+    it.when(NodeDrained(at_s=20.0, node_id="n1")).then()
+    it.nodes(n2=1).settle()
+    assert it.where("j1") == ["n2/0", "n2/0"]
 
 
 @pytest.mark.parametrize(
