@@ -45,15 +45,25 @@ class HostedPart:
         self.cost_s, self.moved_s, self.pushed_s = 0.0, 0.0, 0.0
 
     def duplicate_descriptor(self) -> int:
-        """Return a descriptor of its result's memory, which ranks of this host read; -1 where there is none."""
+        """
+        Return a descriptor of its result's memory, which ranks of this host read.
+
+        -1 where there is none, or where the process has no descriptor left: then results go over the socket.
+        """
         with self._sharing:
-            return os.dup(self._result.descriptor) if self._result is not None and self._result.is_shared else -1
+            if self._result is None or not self._result.is_shared:
+                return -1
+            try:
+                return os.dup(self._result.descriptor)
+            except OSError:
+                return -1
 
     def close(self) -> None:
-        """Share its result no more."""
+        """Share its result no more, and let go of the memory, though connections may still know of the part."""
         with self._sharing:
-            if self._result is not None:
-                self._result.close()
+            result, self._result = self._result, None
+            if result is not None:
+                result.close()
 
     def _share_result(self) -> Vector:
         self._result = SharedResult(self.part.order.elements, self.part.dtype)

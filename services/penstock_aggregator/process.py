@@ -34,6 +34,7 @@ from penstock_bus import logs
 from penstock_bus.data_port import DataPort, LeaseHello, RefusalCounts, answer_and_end
 from penstock_bus.settings import load
 from penstock_log.aggregation_messages import (
+    COPY_RANK,
     AggregatorPong,
     AggregatorReady,
     CloseRun,
@@ -49,7 +50,7 @@ from penstock_log.aggregation_messages import (
 )
 
 MOST_OF_RANK: Final = 32
-"""Connections of one rank of a run, or of the aggregators that send copies to it."""
+"""Connections of one rank of a run; the aggregators that send copies bound theirs themselves."""
 HELLO: Final = LeaseHello(MAGIC, LEASE_BYTES, NONCE_BYTES, PROOF_BYTES, proof_of)
 _log = structlog.get_logger("penstock.aggregator")
 _decoder: Final = msgspec.json.Decoder(ToAggregator)
@@ -226,7 +227,7 @@ class Aggregator:
                 return
             _, run, rank = told
             self._connected[run, rank] += 1
-            is_one_too_many = self._connected[run, rank] > MOST_OF_RANK
+            is_one_too_many = rank != COPY_RANK and self._connected[run, rank] > MOST_OF_RANK
         try:
             if is_one_too_many:
                 reason = f"there are {MOST_OF_RANK} connections of rank {rank} of run {run.name} already"

@@ -132,12 +132,16 @@ class RankConnection:
         frame = PartFrame(PartRequest.HELLO)
         try:
             while True:
-                descriptors = self._read_header(header)
-                if descriptors is None:
-                    return
-                begun_s = time.thread_time()
-                frame = decoded(header)
-                self._handle(frame, descriptors)
+                descriptors: list[int] = []
+                try:
+                    if not self._read_header(header, descriptors):
+                        return
+                    begun_s = time.thread_time()
+                    frame = decoded(header)
+                    self._handle(frame, descriptors)
+                finally:
+                    for descriptor in descriptors:
+                        os.close(descriptor)
                 hosted = self._run.parts.get(frame.part)
                 if hosted is not None:
                     hosted.add_cost(time.thread_time() - begun_s)
@@ -176,10 +180,10 @@ class RankConnection:
         self._owner.count_traffic(0, reply.length)
 
     # --- requests
-    def _read_header(self, header: memoryview) -> list[int] | None:
-        """Fill a header; return the descriptors that came with it, or None where the connection has ended."""
+    def _read_header(self, header: memoryview, descriptors: list[int]) -> bool:
+        """Fill a header, and add the descriptors that came with it; return False where the connection has ended."""
         if self._socket.family != socket.AF_UNIX:
-            return [] if arrive(self._socket, header, stall_s=STALL_S, idle=True) else None
+            return arrive(self._socket, header, stall_s=STALL_S, idle=True)
         while True:
             try:
                 count, ancillary, _, _ = self._socket.recvmsg_into(
@@ -189,22 +193,18 @@ class RankConnection:
             except BlockingIOError:  # idle: it may take as long as it likes
                 continue
             except ConnectionResetError:
-                return None
-        descriptors = list(descriptors_in(ancillary))
+                return False
+        descriptors += descriptors_in(ancillary)
         if not count:
-            return None
+            return False
         if count < len(header):
             arrive(self._socket, header[count:], stall_s=STALL_S)
-        return descriptors
+        return True
 
-    def _handle(self, frame: PartFrame, descriptors: list[int]) -> None:
-        try:
-            if frame.kind == PartRequest.SHARE:
-                self._share(frame, descriptors)
-                return
-        finally:
-            for descriptor in descriptors:
-                os.close(descriptor)
+    def _handle(self, frame: PartFrame, descriptors: Sequence[int]) -> None:
+        if frame.kind == PartRequest.SHARE:
+            self._share(frame, descriptors)
+            return
         if frame.kind not in (_REQUESTS if self._rank != COPY_RANK else {PartRequest.COPY}):
             who = "an aggregator" if self._rank == COPY_RANK else "a rank"
             raise PartFrameError(PartStatus.BAD_FRAME, f"a frame of kind {frame.kind} is not answered here, to {who}")
@@ -350,7 +350,7 @@ class RankConnection:
         return tuple(vectors)
 
     # --- shared memory
-    def _share(self, frame: PartFrame, descriptors: list[int]) -> None:
+    def _share(self, frame: PartFrame, descriptors: Sequence[int]) -> None:
         if self._socket.family != socket.AF_UNIX or frame.length or len(descriptors) != 1:
             reason = f"memory is shared over a Unix socket, by one descriptor; {len(descriptors)} came"
             raise PartFrameError(PartStatus.BAD_FRAME, reason)

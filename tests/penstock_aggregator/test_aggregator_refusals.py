@@ -311,6 +311,23 @@ def test_memory_that_could_be_cut_off_is_refused(pair: Pair) -> None:
     pair.step_is_good()
 
 
+@pytest.mark.parametrize("sent", [b"?" * HEADER_BYTES, b"half"], ids=["no frame", "half a frame"])
+def test_a_descriptor_that_comes_with_what_is_refused_is_closed(pair: Pair, sent: bytes) -> None:
+    descriptors = Path(f"/proc/{pair.process.process.pid}/fd")
+    memory = SharedVectors(4, "f4", 1)
+    for _ in range(8):
+        rank = RawRank(pair.run, 0)
+        socket.send_fds(rank.socket, [sent], [memory.descriptor] * 4)
+        rank.socket.shutdown(socket.SHUT_WR)
+        while rank.socket.recv(4096):  # until the aggregator hangs up
+            pass
+        rank.socket.close()
+    held = [os.readlink(one) for one in descriptors.iterdir()]
+    assert [link for link in held if "penstock-vectors" in link] == []
+    memory.close()
+    pair.step_is_good()
+
+
 @pytest.mark.parametrize("at", [1 << 40, 2, 2**64 - 8])
 def test_a_place_outside_of_the_shared_memory_is_refused(pair: Pair, at: int) -> None:
     memory = SharedVectors(4, "f4", 2)
