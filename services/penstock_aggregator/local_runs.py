@@ -35,7 +35,11 @@ from penstock_log.aggregation_messages import (
 )
 
 LEFT_S: Final = 2.0
-"""So long after the first rank has gone its run is said to need no aggregation: others may fetch their last results."""
+LEFT_ELSEWHERE_S: Final = 30.0
+"""
+So long after the first rank has gone its run is said to need no aggregation, at the earliest, where all of its ranks are
+on this node or where others are elsewhere: these fetch their last results. For those of this node it is waited anyway.
+"""
 REJOIN_S: Final = 30.0
 """So long after its start an agent waits for the first ranks of runs that an earlier one has asked for."""
 AGAIN_S: Final = 0.5
@@ -314,7 +318,9 @@ class LocalRuns:
         """Take note that a process needs no aggregation any more, or is gone; it may be told both."""
         asked = rank.asked
         if self._drop(rank) and asked is not None and asked.rank == 0:
-            self._spawn(self._leave((asked.job_id, asked.epoch), LEFT_S))
+            run = self._live.state.run(asked.job_id, asked.epoch)
+            is_here = run is None or set(run.asked.nodes) <= {self._node_id}
+            self._spawn(self._leave((asked.job_id, asked.epoch), LEFT_S if is_here else LEFT_ELSEWHERE_S))
 
     def note_denied(self, reason: str) -> None:
         """Take note of why a process was sent away."""
@@ -333,7 +339,11 @@ class LocalRuns:
         self._leaving.add(key)
         try:
             await asyncio.sleep(after_s)
-            if 0 in self._ranks.get(key, {}) or self._live.state.run(*key) is None:
+            while self._live.state.run(*key) is not None and (ranks := self._ranks.get(key)):
+                if 0 in ranks:
+                    return
+                await asyncio.sleep(LEFT_S)
+            if self._live.state.run(*key) is None:
                 return
             fact = AggregationLeft(at_s=self._now_s(), node_id=self._node_id, job_id=key[0], epoch=key[1])
             await self._live.reached(await asyncio.shield(self._facts.put(fact)))

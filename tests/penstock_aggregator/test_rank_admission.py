@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from aggregation_agents import LAYOUT, Nodes, Rank, on
 
+from penstock_aggregator import local_runs
 from penstock_log import AggregationAsked, AggregationLeft, subjects
 from penstock_log.aggregation_messages import (
     AggregationPending,
@@ -109,6 +110,24 @@ async def test_a_run_leaves_when_its_first_rank_says_so_and_not_when_another_one
     await first.close()
     await eventually(lambda: not n1.running())
     assert await nodes.all_said() == ["AggregationAsked", "AggregationLeft"]
+
+
+async def test_a_run_leaves_once_its_other_ranks_of_the_node_have_gone_too(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_runs, "LEFT_S", 0.05)
+    n1 = await nodes.agent()
+    for job_id in ("j1", "j2"):
+        await nodes.job(job_id)
+    first, second = [await Rank.ask(n1, rank=rank, world_size=2) for rank in range(2)]
+    other = await Rank.ask(n1, "j2")
+    for job_id in ("j1", "j2"):
+        await nodes.said(AggregationAsked, lambda fact, job_id=job_id: fact.job_id == job_id)
+    first.say(LeaveAggregation())
+    other.say(LeaveAggregation())  # behind the first one, and with nobody left
+    assert (await nodes.said(AggregationLeft)).job_id == "j2"
+    await second.close()
+    await nodes.said(AggregationLeft, lambda fact: fact.job_id == "j1")
 
 
 @pytest.mark.parametrize(
