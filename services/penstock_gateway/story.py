@@ -81,6 +81,7 @@ from penstock_log import (
     subjects,
     workload,
 )
+from penstock_log.aggregation_messages import WATCH_STEPS
 from penstock_log.text import count, duration, gibibytes, listed, pairs
 from penstock_log.views import StoryLine
 from penstock_policies import sample_plan
@@ -149,7 +150,7 @@ class Timeline:
         self._queue: int | None = None
         self._cause, self._sized = "", ""
         self._nodes: set[str] = set()
-        self._measured: set[tuple[str, int, int, int]] = set()
+        self._measured: set[tuple[str, int, int, bool]] = set()
         self._kind = job.placement.kind if job.placement is not None else ""
 
     def lines(self, delivery: Delivery) -> Iterator[StoryLine]:
@@ -269,8 +270,8 @@ class Timeline:
         return f"run {fact.outcome} on {fact.node_id}{code}{after}{reason}"
 
     def _of_measurement(self, fact: AggregationMeasured) -> Iterator[str]:
-        """Yield the first measurements of each length since parts moved: they go on for as long as the run does."""
-        which = (fact.aggregator, fact.epoch, fact.generation, fact.steps)
+        """Yield the first short and the first long measurement since parts moved: they go on as long as the run does."""
+        which = (fact.aggregator, fact.epoch, fact.generation, fact.steps >= WATCH_STEPS)
         if which in self._measured:
             return
         self._measured.add(which)

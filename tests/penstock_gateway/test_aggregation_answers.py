@@ -137,6 +137,18 @@ def test_a_story_tells_how_a_job_was_aggregated() -> None:
     ]
 
 
+def test_a_story_tells_a_long_measurement_once_over_however_many_steps_they_are() -> None:
+    it = AssignerScenario().nodes(n1=1).at(3.0).packed("j1")
+    for steps in (120, 5_000, 4_987):
+        it.measure("j1", 1.0, 0.1, steps=steps)
+    timeline = story.Timeline(model_of(it).state.jobs["j1"])
+    told = [line.text for delivery in it.log for line in timeline.lines(delivery)]
+    measured = [
+        line.partition(" over ")[2].partition(":")[0] for line in told if line.startswith("aggregation measured")
+    ]
+    assert measured == ["20 steps", "120 steps"]
+
+
 def test_what_has_ended_is_not_shown_any_more() -> None:
     it = two_packed().given(ended("j1"), ended("j2"))
     it.settle()
