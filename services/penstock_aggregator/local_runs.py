@@ -37,8 +37,8 @@ from penstock_log.aggregation_messages import (
 LEFT_S: Final = 2.0
 LEFT_ELSEWHERE_S: Final = 30.0
 """
-So long after the first rank has gone its run is said to need no aggregation, at the earliest, where all of its ranks are
-on this node or where others are elsewhere: these fetch their last results. For those of this node it is waited anyway.
+So long after the first rank has gone its run is said to need no aggregation, at the earliest: where all of its ranks
+are on this node, and where others are elsewhere, who fetch their last results. Those of this node are waited for.
 """
 REJOIN_S: Final = 30.0
 """So long after its start an agent waits for the first ranks of runs that an earlier one has asked for."""

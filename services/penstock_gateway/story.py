@@ -270,7 +270,7 @@ class Timeline:
         return f"run {fact.outcome} on {fact.node_id}{code}{after}{reason}"
 
     def _of_measurement(self, fact: AggregationMeasured) -> Iterator[str]:
-        """Yield the first short and the first long measurement since parts moved: they go on as long as the run does."""
+        """Yield the first short and the first long measurement since parts moved; they go on as the run does."""
         which = (fact.aggregator, fact.epoch, fact.generation, fact.steps >= WATCH_STEPS)
         if which in self._measured:
             return
