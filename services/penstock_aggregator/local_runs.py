@@ -35,7 +35,7 @@ from penstock_log.aggregation_messages import (
 )
 
 LEFT_S: Final = 2.0
-LEFT_ELSEWHERE_S: Final = 30.0
+LEFT_ELSEWHERE_S: Final = 10.0
 """
 So long after the first rank has gone its run is said to need no aggregation, at the earliest: where all of its ranks
 are on this node, and where others are elsewhere, who fetch their last results. Those of this node are waited for.

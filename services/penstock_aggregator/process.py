@@ -89,7 +89,7 @@ class Aggregator:
         self._lock = threading.Lock()
         self._runs: dict[RunKey, HostedRun] = {}
         self._leases: dict[bytes, tuple[bytes, HostedRun, int]] = {}
-        self._connected: Counter[tuple[HostedRun, int]] = Counter()
+        self._connected: Counter[tuple[RunKey, int]] = Counter()
         self._received_bytes = self._sent_bytes = 0
         self._words: queue.SimpleQueue[FromAggregator] = queue.SimpleQueue()
         self._copier = PartCopier(self._words.put, ticking)
@@ -226,8 +226,8 @@ class Aggregator:
             if told is None:
                 return
             _, run, rank = told
-            self._connected[run, rank] += 1
-            is_one_too_many = rank != COPY_RANK and self._connected[run, rank] > MOST_OF_RANK
+            self._connected[run.key, rank] += 1
+            is_one_too_many = rank != COPY_RANK and self._connected[run.key, rank] > MOST_OF_RANK
         try:
             if is_one_too_many:
                 reason = f"there are {MOST_OF_RANK} connections of rank {rank} of run {run.name} already"
@@ -236,9 +236,9 @@ class Aggregator:
                 RankConnection(self, connection, run, rank, who=who, ticking=self._ticking).serve()
         finally:
             with self._lock:
-                self._connected[run, rank] -= 1
-                if not self._connected[run, rank]:
-                    del self._connected[run, rank]
+                self._connected[run.key, rank] -= 1
+                if not self._connected[run.key, rank]:
+                    del self._connected[run.key, rank]
 
     def refuse_unproved(self, connection: socket.socket, status: str, reason: str, who: str) -> None:
         """See :class:`~penstock_bus.data_port.DataService`."""

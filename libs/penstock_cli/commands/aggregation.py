@@ -197,7 +197,7 @@ def bench(output: AnswerOut = "text") -> None:
         raise Failure(f"aggregators run on Linux only; this is {sys.platform}")
     try:
         from penstock_cli.local.aggregation_bench import measure
-        from penstock_cli.local.memory_bench import BenchError
+        from penstock_cli.local.bench_services import BenchError
     except ImportError as error:
         raise Failure(str(error)) from error
     try:

@@ -206,7 +206,8 @@ def bench(output: AnswerOut = "text") -> None:
     if not sys.platform.startswith("linux"):
         raise Failure(f"memory is lent on Linux only; this is {sys.platform}")
     try:
-        from penstock_cli.local.memory_bench import BenchError, measure
+        from penstock_cli.local.bench_services import BenchError
+        from penstock_cli.local.memory_bench import measure
     except ImportError as error:
         raise Failure(str(error)) from error
     try:

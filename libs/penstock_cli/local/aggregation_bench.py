@@ -34,7 +34,7 @@ from penstock_bus.identity.logins import Login
 from penstock_bus.nats import NatsBus, connect
 from penstock_bus.service_folder import AGGREGATOR_SOCKET, path_in, secret_in
 from penstock_cli.local.aggregation_worker import WorkerTask
-from penstock_cli.local.memory_bench import BenchError, nats_server
+from penstock_cli.local.bench_services import BenchError, last_lines, nats_server, service_environment
 from penstock_log import (
     AggregationAssigned,
     AggregationMeasured,
@@ -331,19 +331,12 @@ class BenchCluster:
     # --- processes
     async def _start(self, service: str, settings: dict[str, str]) -> None:
         ready, log = self._folder / f"{service}.ready", self._folder / f"{service}.log"
-        environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")},
-            **self._bus,
-            **settings,
-            "PENSTOCK_READY_FILE": str(ready),
-            "PENSTOCK_CONFIG": os.devnull,
-        }
         with log.open("ab") as into:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
                 f"penstock_{service}",
-                env=environment,
+                env=service_environment(self._bus, settings, ready),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=into,
                 stderr=into,
@@ -352,8 +345,7 @@ class BenchCluster:
         self._services[service] = process
         await self._until(lambda: ready.exists() or process.returncode is not None, f"no {service} got ready")
         if process.returncode is not None:
-            last = " / ".join(log.read_text(errors="replace").splitlines()[-3:])
-            raise BenchError(f"the {service} ended with {process.returncode}: {last}")
+            raise BenchError(f"the {service} ended with {process.returncode}: {last_lines(log)}")
 
     async def _job(self, job_id: str, task: WorkerTask, mode: Literal["shared", "own"] = "shared") -> BenchJob:
         """Submit a job and grant it a node, as a gateway and a matcher would; start its processes."""
@@ -384,10 +376,7 @@ class BenchCluster:
                         job.check()
                     await _or_soon(self._changed.wait())
         except TimeoutError:
-            logs = "; ".join(
-                f"{name}: " + " / ".join((self._folder / f"{name}.log").read_text(errors="replace").splitlines()[-3:])
-                for name in self._services
-            )
+            logs = "; ".join(f"{name}: {last_lines(self._folder / f'{name}.log')}" for name in self._services)
             raise BenchError(f"{failure} within {_PATIENCE_S:g} s: {logs}") from None
 
 

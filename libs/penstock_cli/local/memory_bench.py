@@ -11,10 +11,8 @@ This is shell code: it starts and kills processes and reads clocks, which is the
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
-import secrets
 import shutil
 import subprocess
 import sys
@@ -32,7 +30,7 @@ import numpy as np
 from penstock.memory.block_store import BlockStore, open_store
 from penstock.memory.nbd_server import NbdServer
 from penstock_bus.child_processes import dies_with_parent
-from penstock_bus.servers.server import Server, ServerSettings
+from penstock_cli.local.bench_services import BenchError, last_lines, nats_server, service_environment
 
 _MIB: Final = 1 << 20
 SIZE: Final = 128 * _MIB
@@ -102,10 +100,6 @@ class MemoryCosts(msgspec.Struct, frozen=True, kw_only=True):
     shared: bool
 
 
-class BenchError(Exception):
-    """The bench cannot be run here; the message says why."""
-
-
 def measure(seed: int = 1) -> MemoryCosts:
     """
     Measure all of it; about a minute.
@@ -159,25 +153,6 @@ def _place() -> str | None:
 # --- processes
 
 
-@contextmanager
-def nats_server(folder: Path) -> Iterator[dict[str, str]]:
-    """Run a NATS server; yield the environment that leads a service there."""
-    folder.mkdir()
-    login = {"user": "bench", "password": secrets.token_hex(16)}
-    accounts = {"BENCH": {"jetstream": "enabled", "users": [login]}}
-    server = Server(ServerSettings(data_dir=folder, sync_interval="2m"), {"accounts": accounts})
-    with asyncio.Runner() as runner:
-        runner.run(server.start())
-        try:
-            yield {
-                "PENSTOCK_URL": server.url,
-                "PENSTOCK_USER": login["user"],
-                "PENSTOCK_PASSWORD": login["password"],
-            }
-        finally:
-            runner.run(server.stop())
-
-
 class BenchAgent:
     """A memory agent as a process, by settings of which ``more`` can be said; it has started when one enters it."""
 
@@ -196,13 +171,8 @@ class BenchAgent:
             "lend": str(lend).lower(),
             **more,
         }
-        self._environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")},
-            **bus,
-            **{f"PENSTOCK_MEMORY_{name.upper()}": value for name, value in settings.items()},
-            "PENSTOCK_READY_FILE": str(self._ready),
-            "PENSTOCK_CONFIG": os.devnull,
-        }
+        variables = {f"PENSTOCK_MEMORY_{name.upper()}": value for name, value in settings.items()}
+        self._environment = service_environment(bus, variables, self._ready)
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -259,7 +229,7 @@ class BenchAgent:
 
     def said(self) -> str:
         """Return the last lines of its log."""
-        return " / ".join(self._log.read_text(errors="replace").splitlines()[-3:])
+        return last_lines(self._log)
 
 
 def _wait_until(condition: Callable[[], bool], failure: str, about: Callable[[], str]) -> None:
