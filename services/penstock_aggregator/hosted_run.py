@@ -11,6 +11,7 @@ import os
 import threading
 from collections.abc import Iterable
 from statistics import median
+from typing import Final
 
 from penstock.aggregation.shared_vectors import SharedResult
 from penstock_aggregator.parts import Part, Vector
@@ -18,6 +19,8 @@ from penstock_log.aggregation_messages import PROFILE_STEPS, WATCH_STEPS, OpenPa
 
 RunKey = tuple[str, int]
 """Job and epoch."""
+LEAST_S: Final = (0.0, 0.0, 5.0, 30.0)
+"""Least seconds of the first, second and third measurement since parts moved, and of later ones; each is a fact."""
 
 
 class HostedPart:
@@ -132,12 +135,13 @@ class HostedRun:
                 self._mark_costs()
             self._ends_s.append(now_s)
             self._held_s.append(max(done.values()))
-            if len(self._ends_s) <= self._window:
+            least_s = LEAST_S[min(self._measurements, len(LEAST_S) - 1)]
+            if len(self._ends_s) <= self._window or now_s - self._ends_s[0] < least_s:
                 return None
             return self._measured()
 
     def _begin_measurement(self) -> None:
-        self._window = PROFILE_STEPS
+        self._window, self._measurements = PROFILE_STEPS, 0
         self._ends_s: list[float] = []
         self._held_s: list[float] = []
         self._done, self._step = {}, -1
@@ -162,6 +166,7 @@ class HostedRun:
             held_s=median(self._held_s[1:]),
         )
         self._window, self._ends_s, self._held_s = WATCH_STEPS, self._ends_s[-1:], self._held_s[-1:]
+        self._measurements += 1
         self._mark_costs()
         return measured
 

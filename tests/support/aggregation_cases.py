@@ -70,10 +70,17 @@ class AssignerScenario(Scenario[machine.AssignerState]):
             self.given(*arrivals(run))
         return self
 
+    def start_all(self) -> AssignerScenario:
+        """Have all aggregators run that are to."""
+        waiting = [name for name, one in self.state.table.aggregators.items() if one.serves and not one.started_s]
+        self.given(*map(running, waiting))
+        return self
+
     def packed(self, job_id: str, iteration_s: float = 1.0, cost_s: float = 0.1, **asks: Any) -> AssignerScenario:
         """Add a job that is measured and packed."""
         self.runs(job_id, **asks)
         self.settle()
+        self.start_all()
         self.measure(job_id, iteration_s, cost_s, steps=20)
         self.settle()
         self.copy_all()
