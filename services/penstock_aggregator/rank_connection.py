@@ -43,11 +43,15 @@ from penstock.leased_connection import descriptors_in, room_for_descriptors, sea
 from penstock_aggregator.hosted_run import HostedPart, HostedRun
 from penstock_aggregator.parts import JoinedRank, PartAnswer, Vector
 from penstock_bus.data_port import HalfFrame, RefusalCounts, answer_and_end, arrive
-from penstock_log.aggregation_messages import COPY_RANK, PART_BYTES
+from penstock_log.aggregation_messages import COPY_RANK, MOST_PARTS, PART_BYTES
 
 STALL_S: Final = 10.0
 """So long a client may be silent inside a frame."""
+MOST_WAITING: Final = 4 * MOST_PARTS
+"""Answers that a client has not taken; one that lets more wait is hung up on."""
 _REQUESTS: Final = frozenset({PartRequest.JOIN, PartRequest.PUSH, PartRequest.PULL})
+_ORDINARY: Final = frozenset({PartStatus.COUNTED, PartStatus.MOVED, PartStatus.STALE})
+"""What good ranks hear after a connection broke, or while parts move."""
 _DISCARDED: Final = 65_536
 
 
@@ -148,7 +152,6 @@ class RankConnection:
         """Send an answer to what was asked over this connection; it may be of any thread."""
         asker: Asker = answer.asker
         frame = asker.frame
-        begun_s = time.thread_time()
         if answer.status != PartStatus.OK:
             self._refuse(frame, answer.status, answer.reason, answer)
             return
@@ -171,7 +174,6 @@ class RankConnection:
         pieces = [encoded(reply), *(vector.data.cast("B") for vector in vectors)]
         self._outbox.send(pieces, asker.hosted, descriptor)
         self._owner.count_traffic(0, reply.length)
-        asker.hosted.add_cost(time.thread_time() - begun_s)
 
     # --- requests
     def _read_header(self, header: memoryview) -> list[int] | None:
@@ -382,7 +384,10 @@ class RankConnection:
         """Answer and count what is refused; the connection goes on."""
         if status in ENDING:
             raise PartFrameError(status, reason)
-        self._owner.refusals.note(status.name, reason, peer=self._who, run=self._run.name, rank=self._rank)
+        if status in _ORDINARY:
+            self._owner.refusals.count(status.name)
+        else:
+            self._owner.refusals.note(status.name, reason, peer=self._who, run=self._run.name, rank=self._rank)
         text = reason.encode()
         reply = frame._replace(
             status=status,
@@ -457,6 +462,10 @@ class _Outbox:
                     return
                 if not words.pieces:
                     return
+            if len(self._queue) >= MOST_WAITING:
+                _close(words)
+                self._hang_up()
+                return
             self._queue.append(words)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._send_rest, name="aggregator-send", daemon=True)

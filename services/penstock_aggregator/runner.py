@@ -142,6 +142,7 @@ class AggregationAgent:
         """Job → epoch and generation of its last assignment, and since when it is known here."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._waiting = 0
+        self._ends = False
         self._boot_id = _boot_id()
         self.changes = Changes()
         self.facts = FactQueue(shell.bus, node_id)
@@ -199,7 +200,9 @@ class AggregationAgent:
 
     def _reconcile(self) -> None:
         state = self.live.state
-        if state.incarnation == self.incarnation:  # before, what is allocated was allocated to an earlier life
+        if (
+            state.incarnation == self.incarnation and not self._ends
+        ):  # before, what is allocated was allocated to an earlier life
             for name, allocation in state.allocated.items():
                 if name not in self.processes and self._ended.get(name) != allocation:
                     self._start(name, allocation)
@@ -253,6 +256,7 @@ class AggregationAgent:
 
     async def _end_all(self) -> None:
         """End all aggregators, as the agent itself ends: the log is told that none is left."""
+        self._ends = True
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

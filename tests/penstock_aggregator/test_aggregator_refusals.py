@@ -30,6 +30,7 @@ from penstock.aggregation.frames import (
 )
 from penstock.aggregation.shared_vectors import SharedVectors
 from penstock.leased_connection import LEASE_BYTES, receive
+from penstock_aggregator.process import MOST_OF_RANK
 from penstock_log.aggregation_messages import COPY_RANK, CloseRun, DropPart, OpenPart, UpdateRule, VectorLayout
 
 LAYOUT = VectorLayout(dtype="f4", parts=(4, 6))
@@ -360,3 +361,12 @@ def test_a_copy_comes_from_an_aggregator_only_and_once(pair: Pair) -> None:
     assert rank.answer().payload == values
     sender.ask(PartRequest.PUSH, values, part=1, generation=3, step=9)
     assert sender.answer().status == PartStatus.BAD_FRAME
+
+
+def test_a_rank_has_only_so_many_connections(pair: Pair) -> None:
+    ranks = [RawRank(pair.run, 0) for _ in range(MOST_OF_RANK - 1)]
+    with pytest.raises(PartFrameError, match="there are 32 connections of rank 0"):
+        RawRank(pair.run, 0)
+    for rank in ranks:
+        rank.socket.close()
+    pair.step_is_good()

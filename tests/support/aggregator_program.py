@@ -2,8 +2,8 @@
 A program in the place of an aggregator: it speaks with its agent, notes its orders, and sums nothing.
 
 Its orders are lines in a file beside its Unix socket. Of a part that it is to hold with a copy it says at once that the
-copy is whole; of one that it is to hold without, that it was measured. When a further rank comes it says so again,
-of the first generation.
+copy is whole; of one that it is to hold without, that it was measured. When a further rank comes it says so again, of
+generation 1.
 """
 
 from __future__ import annotations

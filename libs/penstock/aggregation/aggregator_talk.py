@@ -169,6 +169,7 @@ class AggregatorTalk:
         self._waker.setblocking(False)
         self._woken.setblocking(False)
 
+        self._generation = 0
         self._addresses: dict[str, AggregatorAddress] = {}
         self._connections: dict[str, AggregatorConnection] = {}
         self._by_fd: dict[int, AggregatorConnection] = {}
@@ -293,6 +294,9 @@ class AggregatorTalk:
                 f"the agent knows {len(news.parts)} parts, and there are {len(self.parts)}"
             )
             return
+        if news.generation < self._generation:
+            return
+        self._generation = news.generation
         self._addresses = {address.aggregator: address for address in news.aggregators}
         for at in news.parts:
             part = self.parts[at.part]
