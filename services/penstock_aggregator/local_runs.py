@@ -44,6 +44,12 @@ REJOIN_S: Final = 30.0
 """So long after its start an agent waits for the first ranks of runs that an earlier one has asked for."""
 AGAIN_S: Final = 0.5
 """Between two requests for a lease that was not given."""
+MOST_AT_ONCE: Final = 16
+SLOW_S: Final = 10.0
+"""
+A run that has asked, or lost aggregators, so often is heard that much later: each time costs facts and processes of
+others, and a job may do it on purpose.
+"""
 CONFIRM_S: Final = 8.0
 """An agent that has not answered for so long does not know better than who cannot reach its aggregator."""
 NOT_READY: Final = 504
@@ -107,6 +113,8 @@ class LocalRuns:
         self._asking: dict[RunKey, asyncio.Future[int]] = {}
         self._leaving: set[RunKey] = set()
         self._lost: set[tuple[str, str, int, int]] = set()
+        self._causes: dict[RunKey, set[object]] = {}
+        """Run → what it has made others work for so far: each time that it asked, and generations that it has lost."""
         self.denied: Counter[str] = Counter()
 
     # --- who is admitted
@@ -183,6 +191,7 @@ class LocalRuns:
 
     async def _ask(self, asked: AskAggregation) -> None:
         """Have the log know that a run asks for aggregation."""
+        await self._keep_pace((asked.job_id, asked.epoch), object())
         job = self._live.state.jobs.get(asked.job_id)
         layout = asked.layout
         fact = AggregationAsked(
@@ -209,6 +218,14 @@ class LocalRuns:
             self._asking.pop(key, None)
             raise
         self._asking.pop(key, None)
+
+    async def _keep_pace(self, key: RunKey, cause: object) -> None:
+        """Wait where a run has made others work often."""
+        self._causes = {of: causes for of, causes in self._causes.items() if not self._live.state.why_over(*of)}
+        causes = self._causes.setdefault(key, set())
+        causes.add(cause)
+        if len(causes) > MOST_AT_ONCE:
+            await asyncio.sleep(SLOW_S)
 
     async def _parts(self, rank: LocalRank, asked: AskAggregation, generation: int) -> PartsAt | None:
         """Return where a run's parts are in a generation; None once there is a newer one, or the run is over."""
@@ -264,6 +281,7 @@ class LocalRuns:
         """Have the log know of an aggregator that cannot be reached, unless its own agent knows better."""
         about = (lost.aggregator, asked.job_id, asked.epoch, lost.generation)
         try:
+            await self._keep_pace((asked.job_id, asked.epoch), lost.generation)
             if not await self._is_lost(asked, lost):
                 return
             fact = AggregatorUnreachable(

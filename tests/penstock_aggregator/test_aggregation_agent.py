@@ -337,6 +337,26 @@ async def test_a_rank_that_cannot_reach_a_living_aggregator_has_the_log_know_it_
     assert (await nodes.all_said()).count("AggregatorUnreachable") == 1
 
 
+async def test_a_run_that_loses_its_aggregators_again_and_again_is_heard_later(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_runs, "MOST_AT_ONCE", 2)
+    monkeypatch.setattr(local_runs, "SLOW_S", 3600.0)
+    n1 = await nodes.agent()
+    await nodes.allocate("n1/0")
+    for job_id, times in (("j1", 2), ("j2", 1)):  # to ask is the first cause of each
+        await nodes.job(job_id)
+        rank = await Rank.ask(n1, job_id)
+        await nodes.said(AggregationAsked, lambda fact, job_id=job_id: fact.job_id == job_id)
+        for generation in range(1, times + 1):
+            await nodes.assign(generation, on("n1/0", generation=generation), job_id=job_id)
+            assert (await rank.parts()).generation == generation
+            rank.say(LostAggregator(aggregator="n1/0", generation=generation))
+            if generation == 1:
+                await nodes.said(AggregatorUnreachable, lambda fact, job_id=job_id: fact.job_id == job_id)
+    assert (await nodes.all_said()).count("AggregatorUnreachable") == 2
+
+
 async def test_a_rank_that_loses_an_aggregator_that_has_ended_waits_for_the_next_assignment(nodes: Nodes) -> None:
     n1 = await nodes.agent()
     await nodes.job()
