@@ -473,9 +473,9 @@ class _Outbox:
             self._lock.notify()
 
     def close(self) -> None:
-        """Send nothing any more, and end the thread."""
+        """Send nothing any more, and end the thread, even one that waits for a client which does not read."""
         with self._lock:
-            self._end()
+            self._hang_up()
 
     def _sent(self, words: _Words, flags: int) -> _Words:
         """Send once, and return what is left."""

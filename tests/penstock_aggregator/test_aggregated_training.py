@@ -15,7 +15,6 @@ import pytest_asyncio
 from aggregation_agents import Agent, Nodes, Rank, nodes_on
 
 from penstock.aggregation import VectorExchange
-from penstock_aggregator import local_runs
 from penstock_aggregator.supervisor import PROGRAM
 from penstock_assigner.__main__ import run as run_assigner
 from penstock_bus.memory import MemoryBus
@@ -116,9 +115,8 @@ async def assigned(nodes: Nodes) -> list[AggregationAssigned]:
 
 @pytest.mark.parametrize(("rule", "how"), [(MEAN, signal.SIGKILL), (SGD, signal.SIGKILL), (MEAN, signal.SIGSTOP)])
 async def test_a_gang_on_two_nodes_sums_through_the_loss_of_an_aggregator_bit_for_bit(
-    nodes: Nodes, monkeypatch: pytest.MonkeyPatch, rule: UpdateRule, how: signal.Signals
+    nodes: Nodes, rule: UpdateRule, how: signal.Signals
 ) -> None:
-    monkeypatch.setattr(local_runs, "LEFT_ELSEWHERE_S", 0.1)
     agents = await joined(nodes, n1=2, n2=2)
     await nodes.job("j1", "n1", "n2")
     ranks = [TrainingRank(agent, "j1", rank, 2, rule) for rank, agent in enumerate(agents)]

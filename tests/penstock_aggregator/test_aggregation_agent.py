@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from aggregation_agents import Nodes, Rank, on
 
-from penstock_aggregator import local_runs
+from penstock_aggregator import local_runs, supervisor
 from penstock_aggregator.runner import run
 from penstock_bus.memory import MemoryBus
 from penstock_bus.settings import SettingsError
@@ -87,8 +87,10 @@ async def test_nothing_runs_before_something_is_allocated_and_what_is_recycled_e
 
 @pytest.mark.parametrize(("signum", "why"), [(signal.SIGKILL, "killed"), (signal.SIGSTOP, "hung")])
 async def test_an_aggregator_that_is_killed_or_hangs_has_ended_and_stays_so(
-    nodes: Nodes, signum: signal.Signals, why: str
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch, signum: signal.Signals, why: str
 ) -> None:
+    monkeypatch.setattr(supervisor, "PING_S", 0.2)
+    monkeypatch.setattr(supervisor, "HUNG_S", 1.5)
     n1 = await nodes.agent()
     await nodes.allocate("n1/0")
     n1.signal("n1/0", signum)

@@ -135,12 +135,12 @@ def test_a_run_that_is_alone_or_unknown_never_waits() -> None:
 
 def test_a_step_that_waits_for_its_turn_is_completed_in_the_next_cycle(tmp_path: Path) -> None:
     with aggregated(tmp_path, LAYOUT, 2) as run:
-        slots = RunSlots(iteration_s={"j1/1": 0.2, "j2/1": 0.2}, cost_s={"j1/1": 0.1, "j2/1": 0.1})
+        slots = RunSlots(iteration_s={"j1/1": 0.1, "j2/1": 0.1}, cost_s={"j1/1": 0.05, "j2/1": 0.05})
         run.processes["n1/0"].order(slots)
         results = Training(run).train(22)
         measured = run.processes["n1/0"].wait_for(RunMeasuredHere)
     assert results == [plain_results(LAYOUT, UpdateRule(), 2, 22)] * 2
-    assert measured.iteration_s == pytest.approx(0.2, rel=0.5)
+    assert measured.iteration_s > 0.05, "a step a cycle, however fast the ranks are"
 
 
 # --- the rules against those of torch

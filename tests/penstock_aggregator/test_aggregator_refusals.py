@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from time import monotonic
 from typing import NamedTuple
 
 import msgspec
@@ -255,6 +256,24 @@ def test_a_rank_of_another_run_has_none_of_its_parts(pair: Pair, tmp_path: Path)
     answer = stranger.answer()
     assert (answer.status, answer.reason) == (PartStatus.UNKNOWN_PART, "part 0 of run j2/1 is not here")
     pair.step_is_good()
+
+
+def test_a_rank_that_reads_nothing_leaves_no_thread_behind(pair: Pair) -> None:
+    for first in pair.ranks:
+        first.push()
+        first.pull()
+    assert [first.answer().status for first in pair.ranks] == [PartStatus.OK] * 2
+    tasks = Path(f"/proc/{pair.process.process.pid}/task")
+    before = len(list(tasks.iterdir()))
+    rank = RawRank(pair.run, 0)
+    for _ in range(4000):
+        rank.pull()
+    rank.socket.shutdown(socket.SHUT_WR)
+    deadline_s = monotonic() + 20
+    while len(list(tasks.iterdir())) > before and monotonic() < deadline_s:
+        pair.process.ping()
+    assert len(list(tasks.iterdir())) <= before
+    rank.socket.close()
 
 
 def test_a_dropped_part_and_a_closed_run_say_so_to_who_waits(pair: Pair) -> None:

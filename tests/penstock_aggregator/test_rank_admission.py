@@ -11,7 +11,6 @@ import msgspec
 import pytest
 from aggregation_agents import LAYOUT, Nodes, Rank, on
 
-from penstock_aggregator import local_runs
 from penstock_log import AggregationAsked, AggregationLeft, subjects
 from penstock_log.aggregation_messages import (
     AggregationPending,
@@ -112,10 +111,7 @@ async def test_a_run_leaves_when_its_first_rank_says_so_and_not_when_another_one
     assert await nodes.all_said() == ["AggregationAsked", "AggregationLeft"]
 
 
-async def test_a_run_leaves_once_its_other_ranks_of_the_node_have_gone_too(
-    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(local_runs, "LEFT_S", 0.05)
+async def test_a_run_leaves_once_its_other_ranks_of_the_node_have_gone_too(nodes: Nodes) -> None:
     n1 = await nodes.agent()
     for job_id in ("j1", "j2"):
         await nodes.job(job_id)

@@ -55,7 +55,7 @@ def kill_and_replace(run: AggregatedRun, name: str) -> None:
 def test_aggregators_that_are_killed_at_any_moment_change_no_result(
     tmp_path: Path, rule: UpdateRule, shared: bool
 ) -> None:
-    steps, kills = 80, 6
+    steps, kills = 60, 4
     rng = np.random.default_rng([5, shared])
     moments = sorted(rng.integers(1, steps - 2, kills).tolist())
     with aggregated(tmp_path, LAYOUT, 2, rule, aggregators=2, shared=shared) as run:
@@ -79,7 +79,7 @@ def test_aggregators_that_are_killed_at_any_moment_change_no_result(
 
 def test_no_update_is_lost_or_counted_twice_by_a_kill(tmp_path: Path) -> None:
     """Every step adds one to each parameter: lr is -1, and all gradients are ones."""
-    layout, rule, steps = VectorLayout(dtype="f4", parts=(5, 5)), UpdateRule(name="sgd", lr=-1.0), 60
+    layout, rule, steps = VectorLayout(dtype="f4", parts=(5, 5)), UpdateRule(name="sgd", lr=-1.0), 40
     with aggregated(tmp_path, layout, 2, rule, aggregators=1) as run:
         exchanges = [run.exchange(rank) for rank in range(2)]
         for exchange in exchanges:
@@ -87,7 +87,7 @@ def test_no_update_is_lost_or_counted_twice_by_a_kill(tmp_path: Path) -> None:
         reached = threading.Semaphore(0)
 
         def kill() -> None:
-            for _ in range(5):
+            for _ in range(3):
                 for _ in range(7):
                     reached.acquire()
                 kill_and_replace(run, run.at[0].aggregator)
