@@ -1,11 +1,12 @@
 """
 The state of a part on its way to another aggregator.
 
-Each copy has a thread and a connection of its own; only :data:`AT_A_TIME` of them are under way at a time.
+:data:`AT_A_TIME` threads send one part after the other, each over a connection of its own.
 """
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Callable
 from typing import Final
@@ -13,7 +14,7 @@ from typing import Final
 from penstock.aggregation.aggregator_connection import dial, read_answer
 from penstock.aggregation.frames import PAUSED, PartFrame, PartFrameError, PartRequest, encoded
 from penstock.leased_connection import send
-from penstock_aggregator.hosted_run import HostedPart, HostedRun
+from penstock_aggregator.hosted_run import HostedPart
 from penstock_log.aggregation_messages import CopyFailed, SendPart
 
 AT_A_TIME: Final = 4
@@ -35,22 +36,26 @@ class PartCopier:
 
     def __init__(self, failed: Callable[[CopyFailed], object], ticking: Callable[[], float]) -> None:
         self._failed, self._ticking = failed, ticking
-        self._slots = threading.Semaphore(AT_A_TIME)
+        self._waiting: queue.SimpleQueue[tuple[HostedPart, SendPart]] = queue.SimpleQueue()
+        for _ in range(AT_A_TIME):
+            threading.Thread(target=self._send_parts, name="aggregator-copy", daemon=True).start()
 
-    def send_part(self, run: HostedRun, hosted: HostedPart, order: SendPart) -> None:
-        """Send a part that has moved, in a thread."""
-        threading.Thread(target=self._send, args=(run, hosted, order), name="aggregator-copy", daemon=True).start()
+    def send_part(self, hosted: HostedPart, order: SendPart) -> None:
+        """Have a part that has moved sent, behind those that wait."""
+        self._waiting.put((hosted, order))
 
-    def _send(self, run: HostedRun, hosted: HostedPart, order: SendPart) -> None:
-        del run
-        try:
-            with self._slots:
+    def _send_parts(self) -> None:
+        while True:
+            hosted, order = self._waiting.get()
+            try:
                 self._send_now(hosted, order)
-        except (OSError, PartFrameError) as error:
-            self.fail(order, str(error) or type(error).__name__)
-        else:
-            with hosted.lock:
-                hosted.part.forget_state()
+            except (OSError, PartFrameError) as error:
+                self.fail(order, str(error) or type(error).__name__)
+            else:
+                with hosted.lock:
+                    hosted.part.forget_vectors()
+                    hosted.close()
+            del hosted, order
 
     def fail(self, order: SendPart, reason: str) -> None:
         """Say that a part could not be sent."""

@@ -7,7 +7,7 @@ phase      what it waits for                             what ends it
 JOINING    all ranks, with what they have                the last rank joins: COLLECTING
 COPYING    the aggregator before, with the state         the copy is whole: COLLECTING
 COLLECTING all ranks' pushes of the next step            :meth:`Part.complete`, again and again
-MOVED      nobody: results are there, pushes go on       the part is dropped, or opened anew
+MOVED      nobody: it has its result until it is copied  the part is dropped, or opened anew
 OVER       nobody: the part or its run is closed
 ========== ============================================= ====================================================
 
@@ -313,9 +313,9 @@ class Part:
         """What another aggregator needs to go on: the result or the parameters, and the optimizer's state."""
         return () if self._result is None else (self._result, *self._state)
 
-    def forget_state(self) -> None:
-        """Forget what only the next step needs, since another aggregator has it now."""
-        self._state, self._free = (), []
+    def forget_vectors(self) -> None:
+        """Forget result and state, since another aggregator has both now; who still asks for them is sent there."""
+        self._result, self._state, self._free = None, (), []
 
     def take_copy(self, step: int, safe_step: int, vectors: Sequence[Vector]) -> list[PartAnswer]:
         """
@@ -367,6 +367,8 @@ class Part:
     def _result_for(self, pull: _Pull) -> PartAnswer:
         if pull.flags & PartFlag.NO_VALUES:
             return self._answer(pull.asker, self.completed)
+        if self._result is None and self.phase is PartPhase.MOVED:
+            return self._elsewhere(pull.asker, "so is its result")
         if self._result is None:
             reason = f"the result of step {self.completed} is not here: all ranks had it when they joined"
             return self._refusal(pull.asker, PartStatus.NOT_KEPT, reason)

@@ -210,7 +210,7 @@ class Aggregator:
         if hosted.part.phase is PartPhase.MOVED and (order := self._sending.pop(hosted, None)) is not None:
             hosted.moved_s = self._ticking()
             run.part_left()
-            self._copier.send_part(run, hosted, order)
+            self._copier.send_part(hosted, order)
 
     # --- what connections ask of it
     def token_of(self, lease: bytes) -> bytes | None:
@@ -299,7 +299,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     chosen = parser.parse_args(arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the agent says when it ends
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each part that is shared has one
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each result that is shared has two
     logs.configure(load(logs.Logging, "log"))
     with socket.socket(fileno=chosen.orders) as orders:
         Aggregator(orders, chosen.host, chosen.port, chosen.socket).run()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
-from aggregator_harness import LOCAL, Training, aggregated, in_threads, plain_results
+from aggregator_harness import LOCAL, AggregatedRun, Training, aggregated, in_threads, plain_results
 
 from penstock.aggregation.rules import state_size, update
 from penstock_aggregator.turns import RunTurns
@@ -141,6 +142,28 @@ def test_a_step_that_waits_for_its_turn_is_completed_in_the_next_cycle(tmp_path:
         measured = run.processes["n1/0"].wait_for(RunMeasuredHere)
     assert results == [plain_results(LAYOUT, UpdateRule(), 2, 22)] * 2
     assert measured.iteration_s > 0.05, "a step a cycle, however fast the ranks are"
+
+
+def test_an_aggregator_keeps_no_memory_of_parts_that_were_copied_away(tmp_path: Path) -> None:
+    with aggregated(tmp_path, LAYOUT, 2, aggregators=2, shared=True) as run:
+        training = Training(run)
+        training.train(3)
+        of_ranks, of_a_result = 2, 2
+        assert descriptors_of_memory(run, "n1/0") == of_ranks + of_a_result
+        run.move([0], "n1/1")
+        training.train(6)
+        for _ in range(5_000):  # until it has heard that its copy is whole
+            run.processes["n1/0"].ping()
+            if descriptors_of_memory(run, "n1/0") == of_ranks:
+                break
+        assert descriptors_of_memory(run, "n1/0") == of_ranks
+        assert descriptors_of_memory(run, "n1/1") == of_ranks + 2 * of_a_result
+
+
+def descriptors_of_memory(run: AggregatedRun, name: str) -> int:
+    """Return how many an aggregator has of shared memory: one for each mapping, and one of each result to be given."""
+    links = Path(f"/proc/{run.processes[name].process.pid}/fd").iterdir()
+    return sum("penstock-vectors" in os.readlink(link) for link in links)
 
 
 # --- the rules against those of torch

@@ -135,6 +135,18 @@ def test_a_part_moves_with_a_step_that_is_not_whole_left_behind() -> None:
     assert other.completed == 2
 
 
+@pytest.mark.parametrize("rule", ["mean", "adamw"])
+def test_who_asks_for_a_result_that_was_copied_away_is_sent_after_it(rule: str) -> None:
+    part = opened(rule)
+    all_joined(part)
+    pushed(part, 1)
+    part.begin_move()
+    part.forget_vectors()
+    assert statuses(part.pull(0, 1, 0, "values")) == [("values", PartStatus.MOVED)]
+    assert statuses(part.pull(1, 1, PartFlag.STATE, "state")) == [("state", PartStatus.MOVED)]
+    assert statuses(part.pull(2, 1, PartFlag.NO_VALUES, "has it")) == [("has it", OK)]
+
+
 def test_pushes_that_came_before_the_copy_and_are_counted_in_it_are_forgotten() -> None:
     part = opened("mean", "copy")
     part.push(0, 7, ones(), "a", is_own=True)
