@@ -119,7 +119,7 @@ class HostedRun:
         return found
 
     def part_left(self) -> None:
-        """Begin to measure anew, since a part is on its way to another aggregator."""
+        """Begin to measure anew, without a part that is on its way to another aggregator, as its ``moved_s`` says."""
         with self._lock:
             self._begin_measurement()
 
@@ -133,11 +133,11 @@ class HostedRun:
             What was measured, where enough steps are complete on all parts.
         """
         with self._lock:
-            if self.parts.get(hosted.number) is not hosted or step <= self._step:
+            if self._here.get(hosted.number) is not hosted or step <= self._step:
                 return None
             done = self._done.setdefault(step, {})
             done[hosted.number] = now_s - hosted.pushed_s
-            if len(done) < len(self.parts):
+            if len(done) < len(self._here):
                 return None
             self._done = {later: parts for later, parts in self._done.items() if later > step}
             self._step = step
@@ -151,6 +151,7 @@ class HostedRun:
             return self._measured()
 
     def _begin_measurement(self) -> None:
+        self._here = {number: hosted for number, hosted in self.parts.items() if not hosted.moved_s}
         self._window, self._measurements = PROFILE_STEPS, 0
         self._ends_s: list[float] = []
         self._held_s: list[float] = []
@@ -158,21 +159,21 @@ class HostedRun:
         self._mark_costs()
 
     def _mark_costs(self) -> None:
-        self._costs_s = {number: hosted.cost_s for number, hosted in self.parts.items()}
-        self._not_finite = _not_finite(self.parts.values())
+        self._costs_s = {number: hosted.cost_s for number, hosted in self._here.items()}
+        self._not_finite = _not_finite(self._here.values())
 
     def _measured(self) -> RunMeasuredHere:
         steps = len(self._ends_s) - 1
         measured = RunMeasuredHere(
             job_id=self.key[0],
             epoch=self.key[1],
-            generation=max(hosted.generation for hosted in self.parts.values()),
+            generation=max(hosted.generation for hosted in self._here.values()),
             steps=steps,
             iteration_s=median(later - one for one, later in zip(self._ends_s, self._ends_s[1:], strict=False)),
             costs_s={
-                number: (part.cost_s - self._costs_s.get(number, 0.0)) / steps for number, part in self.parts.items()
+                number: (part.cost_s - self._costs_s.get(number, 0.0)) / steps for number, part in self._here.items()
             },
-            not_finite=_not_finite(self.parts.values()) - self._not_finite,
+            not_finite=_not_finite(self._here.values()) - self._not_finite,
             held_s=median(self._held_s[1:]),
         )
         self._window, self._ends_s, self._held_s = WATCH_STEPS, self._ends_s[-1:], self._held_s[-1:]

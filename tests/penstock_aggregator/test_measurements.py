@@ -38,3 +38,13 @@ def test_a_part_that_comes_begins_anew() -> None:
     run.put_part(opened(generation=2))
     (first,) = measured(run, 21, 0.001)
     assert (first.steps, first.generation) == (20, 2)
+
+
+def test_a_part_that_has_left_is_not_waited_for() -> None:
+    run = HostedRun(("j1", 1))
+    for part in range(2):
+        run.put_part(opened(part))
+    run.parts[1].moved_s = 1.0
+    run.part_left()
+    (first,) = measured(run, 21, 0.001)
+    assert (first.steps, list(first.costs_s)) == (20, [0])
