@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import select
 import socket
 import struct
 import threading
@@ -31,6 +32,8 @@ from penstock_log.aggregation_messages import (
 LOOK_S: Final = (0.05, 2.0)
 """How long an agent that is away is left alone, at first and at most."""
 SEND_TIMEOUT_S: Final = 2
+QUIET_S: Final = 3.0
+"""A wait for aggregators is told to the script's log once it takes so long; each run begins with a short one."""
 
 _log = logging.getLogger("penstock.aggregation")
 _decoder: Final = msgspec.json.Decoder(AggregationToClient)
@@ -111,9 +114,17 @@ class AgentConversation:
 
     def _read(self, connection: socket.socket) -> bool:
         """Pass on what the agent says until it hangs up; return whether it said anything."""
-        heard, rest = False, b""
+        heard, rest, told = False, b"", ""
+        poll = select.poll()
+        poll.register(connection, select.POLLIN)
         with contextlib.suppress(OSError):
-            while chunk := connection.recv(65_536):
+            while True:
+                untold = self.pending if heard and self.pending != told else ""
+                if untold and not poll.poll(QUIET_S * 1000):
+                    _log.warning("aggregation_waits reason=%s", untold)
+                    told = untold
+                if not (chunk := connection.recv(65_536)):
+                    break
                 heard = True
                 *lines, rest = (rest + chunk).split(b"\n")
                 for line in lines:
@@ -130,8 +141,6 @@ class AgentConversation:
             self.pending = ""
             self._on_parts(message)
         elif isinstance(message, AggregationPending):
-            if message.reason != self.pending:
-                _log.warning("aggregation_waits reason=%s", message.reason)
             self.pending = message.reason
         elif isinstance(message, AggregationDenied):
             self._closing.set()

@@ -22,7 +22,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Optional, Protocol, get_args
 
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 STATE: Final = "aggregation.npz"
 """The file in a checkpoint's folder."""
+_joined: Final[set[tuple[str, int, int]]] = set()
+"""Runs that this process has aggregated in, with its id: an aggregator knows one vector of a run."""
 
 
 def aggregation_of(
@@ -104,6 +106,8 @@ class JobAggregation:
     """
 
     def __init__(self, setup: ProcessSetup, values: Values, rule: UpdateRule, every: int) -> None:
+        if isinstance(values, Iterator):  # such as a module's parameters(): they are needed in each step
+            values = list(values)
         self._setup, self._values, self._rule, self._every = setup, values, rule, every
         self._vector = FlatVector(values, setup.aggregation_servers)
         self._anchor: Optional[Vector] = None
@@ -197,6 +201,11 @@ class JobAggregation:
         self._needs_rule("push()")
         if self._pushed:
             raise SessionError("push() was called twice; pull() comes between two of them")
+        if callable(getattr(gradients, "parameters", None)):
+            raise SessionError(
+                "push() takes gradients, and a module stands for its parameters: "
+                "push([parameter.grad for parameter in module.parameters()])"
+            )
         update = self._begun()
         self._vector.pack(gradients)
         update.push(self._vector.data)
@@ -344,6 +353,13 @@ class JobAggregation:
                 f"{setup.world_size} processes need aggregators, and there is no aggregation agent on this node: "
                 "run `penstock service aggregator` beside the executor, and set [executor] aggregator_dir"
             )
+        process = (setup.job_id, setup.epoch, os.getpid())
+        if process in _joined:
+            raise SessionError(
+                "an earlier session of this process has aggregated in this run; open one session, and give aggregate() "
+                "all values together"
+            )
+        _joined.add(process)
         lost: list[AgentConversation] = []
         exchange = VectorExchange(
             self._vector.layout,

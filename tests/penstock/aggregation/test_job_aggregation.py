@@ -47,6 +47,13 @@ def test_local_steps_come_together_once_in_so_many() -> None:
         assert [shared.step() for _ in range(7)] == [False, False, True, False, False, True, False]
 
 
+def test_values_that_come_from_a_generator_are_kept_for_each_step() -> None:
+    values = weights()
+    with penstock.session() as session:
+        shared = session.aggregate((each for each in [values]), every=1)
+        assert [shared.step() for _ in range(2)] == [True, True]
+
+
 def test_an_outer_optimizer_takes_what_was_moved_as_its_gradient() -> None:
     moved = weights()
     with penstock.session() as session:
