@@ -46,7 +46,7 @@ from penstock_log.aggregation_messages import COPY_RANK, PART_BYTES
 
 STALL_S: Final = 10.0
 """So long a client may be silent inside a frame."""
-_REQUESTS: Final = frozenset({PartRequest.JOIN, PartRequest.PUSH, PartRequest.PULL})
+_REQUESTS: Final = frozenset({PartRequest.JOIN, PartRequest.PUSH, PartRequest.PULL, PartRequest.LEAVE})
 _DISCARDED: Final = 65_536
 
 
@@ -210,6 +210,8 @@ class RankConnection:
                 self._pull(frame, hosted)
             elif frame.kind == PartRequest.JOIN:
                 self._join(frame, hosted)
+            elif frame.kind == PartRequest.LEAVE:
+                self._leave(frame, hosted)
             else:
                 self._copy(frame, hosted)
         except _Refused as refused:
@@ -285,6 +287,13 @@ class RankConnection:
             )
         with hosted.lock:
             answers = hosted.part.pull(self._rank, frame.step, frame.flags, Asker(self, frame, hosted, place))
+        deliver(answers)
+
+    def _leave(self, frame: PartFrame, hosted: HostedPart) -> None:
+        if frame.length:
+            raise _Refused(PartStatus.WRONG_SHAPE, "who leaves sends no payload", frame.length)
+        with hosted.lock:
+            answers = hosted.part.leave(self._rank)
         deliver(answers)
 
     def _join(self, frame: PartFrame, hosted: HostedPart) -> None:

@@ -5,8 +5,9 @@ A connection is about one lease: one rank of one run on one aggregator, or the a
 over TCP, or over a Unix socket where both are on one host, and begins with :data:`MAGIC` and the proof of
 :mod:`penstock.leased_connection`, which the aggregator answers by a frame of kind :attr:`PartRequest.HELLO`.
 
-From then on the client sends requests, several at a time if it likes. Each is answered once, but a push that is counted,
-and not always in their order: a pull waits for its step. A frame is a header of 48 bytes and a payload. Numbers of headers are in network order:
+From then on the client sends requests, several at a time if it likes. Each is answered once, but a push that is counted
+and a farewell, and not always in their order: a pull waits for its step. A frame is a header of 48 bytes and a payload.
+Numbers of headers are in network order:
 
 ==========  ======  ===================================================================================
 field       format  meaning
@@ -78,6 +79,8 @@ class PartRequest(IntEnum):
 
     Pushes and pulls with :attr:`PartFlag.SHARED` have their vectors there from then on.
     """
+    LEAVE = 6
+    """The rank has ended well and pushes nothing any more; never answered."""
 
 
 class PartFlag(IntFlag):
@@ -120,6 +123,8 @@ class PartStatus(IntEnum):
     """The run is closed on this aggregator."""
     NOT_KEPT = 12
     """The ranks together have not what they would have to push again."""
+    RANK_LEFT = 13
+    """The step waits for a rank that has ended."""
 
 
 ENDING: Final = frozenset({PartStatus.BAD_PROOF, PartStatus.BAD_FRAME, PartStatus.TOO_LONG})

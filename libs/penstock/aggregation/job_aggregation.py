@@ -94,6 +94,9 @@ class VectorUpdate(Protocol):
     def state(self) -> Vector:
         """Return the optimizer's state after the last step that was pulled."""
 
+    def leave(self) -> None:
+        """Push nothing any more, after a good end."""
+
     def close(self) -> None:
         """Need no aggregation any more."""
 
@@ -314,9 +317,18 @@ class JobAggregation:
         self._since, self._steps = int(about["since"]), int(about["steps"])
         self._state, self._anchor = state, anchor
 
-    def close(self) -> None:
-        """Need no aggregation any more; the session calls it at its end."""
+    def close(self, *, well: bool = True) -> None:
+        """
+        Need no aggregation any more; the session calls it at its end.
+
+        Parameters
+        ----------
+        well : bool
+            Whether the script has ended well: then processes that go on are told, and do not wait for it.
+        """
         if self._update is not None:
+            if well:
+                self._update.leave()
             self._update.close()
         if self._agent is not None:
             self._agent.close()
