@@ -7,7 +7,8 @@
   on the aggregators has updated with their mean.
 * :meth:`JobAggregation.step` averages parameters once in so many steps, as local SGD and DiLoCo do.
 
-A job of one process does the same arithmetic by itself, and needs no aggregator.
+A job of one process does the same arithmetic by itself, and needs no aggregator. So does each process of a profiler's
+sample, which has no aggregators.
 
 References
 ----------
@@ -340,7 +341,8 @@ class JobAggregation:
     def _begun(self) -> VectorUpdate:
         if self._update is None:
             start = self._vector.data if self._rule.name == "mean" else self._start_values()
-            update = LocalUpdate(self._rule) if self._setup.world_size == 1 else self._joined(self._setup)
+            alone = self._setup.world_size == 1 or self._setup.sample_iterations > 0  # a sample's result is thrown away
+            update = LocalUpdate(self._rule) if alone else self._joined(self._setup)
             update.begin(start, self._state, self._steps)
             self._update = update
         return self._update

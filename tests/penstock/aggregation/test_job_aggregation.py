@@ -117,6 +117,14 @@ def test_several_processes_without_an_agent_are_told_what_to_run() -> None:
             shared.mean()
 
 
+def test_each_process_of_a_sample_sums_up_by_itself() -> None:
+    values = weights()
+    with Session(ProcessSetup(job_id="j", world_size=2, rank=1, sample_iterations=5)) as session:
+        shared = session.aggregate(values, every=1)
+        assert shared.step()
+    assert np.array_equal(values, weights())
+
+
 def test_a_job_that_wants_no_aggregation_is_told_so() -> None:
     with Session(ProcessSetup(job_id="j", world_size=2, aggregation="none")) as session:
         shared = session.aggregate(weights())
