@@ -71,6 +71,11 @@ class RefusalCounts:
         if logs:
             _log.warning(f"{self._what}_refused", status=name, reason=reason, **details)
 
+    def count(self, name: str) -> None:
+        """Count a refusal that belongs to good clients' ordinary life, and is not logged."""
+        with self._lock:
+            self._counts[name] += 1
+
     def counts(self) -> dict[str, int]:
         """Return how often each was refused."""
         with self._lock:

@@ -144,6 +144,9 @@ class AggregationMeasured(Event, frozen=True, kw_only=True, tag="aggregator.meas
         Part → processor seconds of one step, receiving and sending included.
     not_finite : int
         Values among these steps' results that were no finite number; they were passed on.
+    held_s : float
+        Median of the seconds from when a step's last push begins to come until its result is there: what the
+        aggregator, and the way to it, have of an iteration.
     """
 
     node_id: str
@@ -155,6 +158,7 @@ class AggregationMeasured(Event, frozen=True, kw_only=True, tag="aggregator.meas
     iteration_s: float
     costs_s: dict[int, float]
     not_finite: int = 0
+    held_s: float = 0.0
 
 
 class PartMoved(Event, frozen=True, kw_only=True, tag="aggregator.moved.v1"):

@@ -331,6 +331,7 @@ class RunMeasuredHere(msgspec.Struct, frozen=True, kw_only=True, tag="measured")
     iteration_s: float
     costs_s: dict[int, float]
     not_finite: int = 0
+    held_s: float = 0.0
 
 
 class PartCopied(msgspec.Struct, frozen=True, kw_only=True, tag="copied"):

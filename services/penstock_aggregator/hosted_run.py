@@ -7,20 +7,25 @@ completion, on all parts that are here, to that of the next.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterable
 from statistics import median
+from typing import Final
 
-from penstock_aggregator.parts import Part
+from penstock.aggregation.shared_vectors import SharedResult
+from penstock_aggregator.parts import Part, Vector
 from penstock_log.aggregation_messages import PROFILE_STEPS, WATCH_STEPS, OpenPart, RunMeasuredHere
 
 RunKey = tuple[str, int]
 """Job and epoch."""
+LEAST_S: Final = (0.0, 0.0, 5.0, 30.0)
+"""Least seconds of the first, second and third measurement since parts moved, and of later ones; each is a fact."""
 
 
 class HostedPart:
     """
-    A part, its lock, and the processor time that it has cost.
+    A part, its lock, the memory of its result, and the processor time that it has cost.
 
     Attributes
     ----------
@@ -28,12 +33,31 @@ class HostedPart:
         Held by whoever calls the part.
     moved_s : float
         When it began to move; 0 while it does not.
+    pushed_s : float
+        When the push that was counted last began to come.
     """
 
     def __init__(self, order: OpenPart) -> None:
-        self.part, self.lock = Part(order), threading.Lock()
+        self.part, self.lock = Part(order, self._share_result), threading.Lock()
+        self._sharing = threading.Lock()
+        self._result: SharedResult | None = None
         self.number, self.generation = order.part, order.generation
-        self.cost_s, self.moved_s = 0.0, 0.0
+        self.cost_s, self.moved_s, self.pushed_s = 0.0, 0.0, 0.0
+
+    def duplicate_descriptor(self) -> int:
+        """Return a descriptor of its result's memory, which ranks of this host read; -1 where there is none."""
+        with self._sharing:
+            return os.dup(self._result.descriptor) if self._result is not None and self._result.is_shared else -1
+
+    def close(self) -> None:
+        """Share its result no more."""
+        with self._sharing:
+            if self._result is not None:
+                self._result.close()
+
+    def _share_result(self) -> Vector:
+        self._result = SharedResult(self.part.order.elements, self.part.dtype)
+        return self._result.vector
 
     def add_cost(self, cost_s: float) -> None:
         """Note processor seconds that were spent on it."""
@@ -58,7 +82,7 @@ class HostedRun:
         self.over = ""
         self._lock = threading.Lock()
         self._step = -1
-        self._done: dict[int, set[int]] = {}
+        self._done: dict[int, dict[int, float]] = {}
         self._begin_measurement()
 
     @property
@@ -101,8 +125,8 @@ class HostedRun:
         with self._lock:
             if self.parts.get(hosted.number) is not hosted or step <= self._step:
                 return None
-            done = self._done.setdefault(step, set())
-            done.add(hosted.number)
+            done = self._done.setdefault(step, {})
+            done[hosted.number] = now_s - hosted.pushed_s
             if len(done) < len(self.parts):
                 return None
             self._done = {later: parts for later, parts in self._done.items() if later > step}
@@ -110,13 +134,16 @@ class HostedRun:
             if not self._ends_s:  # what came before the first completion was no whole step
                 self._mark_costs()
             self._ends_s.append(now_s)
-            if len(self._ends_s) <= self._window:
+            self._held_s.append(max(done.values()))
+            least_s = LEAST_S[min(self._measurements, len(LEAST_S) - 1)]
+            if len(self._ends_s) <= self._window or now_s - self._ends_s[0] < least_s:
                 return None
             return self._measured()
 
     def _begin_measurement(self) -> None:
-        self._window = PROFILE_STEPS
+        self._window, self._measurements = PROFILE_STEPS, 0
         self._ends_s: list[float] = []
+        self._held_s: list[float] = []
         self._done, self._step = {}, -1
         self._mark_costs()
 
@@ -136,8 +163,10 @@ class HostedRun:
                 number: (part.cost_s - self._costs_s.get(number, 0.0)) / steps for number, part in self.parts.items()
             },
             not_finite=_not_finite(self.parts.values()) - self._not_finite,
+            held_s=median(self._held_s[1:]),
         )
-        self._window, self._ends_s = WATCH_STEPS, self._ends_s[-1:]
+        self._window, self._ends_s, self._held_s = WATCH_STEPS, self._ends_s[-1:], self._held_s[-1:]
+        self._measurements += 1
         self._mark_costs()
         return measured
 

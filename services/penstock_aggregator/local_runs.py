@@ -101,6 +101,8 @@ class LocalRuns:
         self._secret, self._open_lease, self._spawn, self._now_s = secret, open_lease, spawn, now_s
         self._ranks: dict[RunKey, dict[int, LocalRank]] = {}
         self._following: dict[LocalRank, asyncio.Task[None]] = {}
+        self._asking: dict[RunKey, asyncio.Future[int]] = {}
+        self._leaving: set[RunKey] = set()
         self._lost: set[tuple[str, str, int, int]] = set()
         self.denied: Counter[str] = Counter()
 
@@ -196,8 +198,15 @@ class LocalRuns:
             values=layout.values,
             nodes=_nodes_of(job),
         )
-        seq = await asyncio.shield(self._facts.put(fact))
-        await self._live.reached(seq)
+        key = (asked.job_id, asked.epoch)
+        if key not in self._asking:  # by a former connection of the same rank
+            self._asking[key] = self._facts.put(fact)
+        try:
+            await self._live.reached(await asyncio.shield(self._asking[key]))
+        except BusError:
+            self._asking.pop(key, None)
+            raise
+        self._asking.pop(key, None)
 
     async def _parts(self, rank: LocalRank, asked: AskAggregation, generation: int) -> PartsAt | None:
         """Return where a run's parts are in a generation; None once there is a newer one, or the run is over."""
@@ -321,11 +330,17 @@ class LocalRuns:
                 self._spawn(self._leave((run.asked.job_id, run.epoch), REJOIN_S))
 
     async def _leave(self, key: RunKey, after_s: float) -> None:
-        await asyncio.sleep(after_s)
-        if 0 in self._ranks.get(key, {}) or self._live.state.run(*key) is None:
+        if key in self._leaving:
             return
-        fact = AggregationLeft(at_s=self._now_s(), node_id=self._node_id, job_id=key[0], epoch=key[1])
-        await asyncio.shield(self._facts.put(fact))
+        self._leaving.add(key)
+        try:
+            await asyncio.sleep(after_s)
+            if 0 in self._ranks.get(key, {}) or self._live.state.run(*key) is None:
+                return
+            fact = AggregationLeft(at_s=self._now_s(), node_id=self._node_id, job_id=key[0], epoch=key[1])
+            await self._live.reached(await asyncio.shield(self._facts.put(fact)))
+        finally:
+            self._leaving.discard(key)
 
     def _drop(self, rank: LocalRank) -> bool:
         """Forget a process; return whether it was known."""

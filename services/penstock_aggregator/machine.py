@@ -91,7 +91,10 @@ class AggregatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         """Refuse a first port behind which there are too few."""
         if self.port and self.port + self.most > 65_536:
-            raise ValueError(f"port is {self.port}, and there are too few ports behind it for all aggregators")
+            raise ValueError(
+                f"port is {self.port}, and there are too few ports behind it for {self.most} aggregators; expected "
+                f"{65_536 - self.most} at most"
+            )
 
 
 class AggregatedRun(msgspec.Struct, kw_only=True):

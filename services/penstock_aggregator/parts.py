@@ -8,7 +8,7 @@ JOINING    all ranks, with what they have                the last rank joins: CO
 COPYING    the aggregator before, with the state         the copy is whole: COLLECTING
 COLLECTING all ranks' pushes of the next step            :meth:`Part.complete`, again and again
 MOVED      nobody: results are there, pushes go on       the part is dropped, or opened anew
-OVER       nobody: the run is closed
+OVER       nobody: the part or its run is closed
 ========== ============================================= ====================================================
 
 Every call returns the answers that are due now, of whoever asked: an answer to a pull may come of another rank's push.
@@ -17,7 +17,7 @@ A step is counted once all ranks' pushes of it are there; a push that was counte
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -88,6 +88,8 @@ class Part:
     Parameters
     ----------
     order : OpenPart
+    allocate : callable
+        Returns the memory for its result or its parameters, (elements,) of its type; called once, when it is needed.
 
     Attributes
     ----------
@@ -100,8 +102,9 @@ class Part:
         Values of results so far that were no finite numbers.
     """
 
-    def __init__(self, order: OpenPart) -> None:
+    def __init__(self, order: OpenPart, allocate: Callable[[], Vector] | None = None) -> None:
         self.order = order
+        self._allocate = allocate or self._ordinary_memory
         self.dtype = np.dtype(order.dtype)
         self.bytes = order.elements * self.dtype.itemsize
         self.updates = order.rule.name != "mean"
@@ -117,7 +120,7 @@ class Part:
         self._left: set[int] = set()
         self._free: list[Vector] = []
         self._moves = False
-        self._over = ""
+        self._over = (PartStatus.RUN_OVER, "")
 
     @property
     def is_whole(self) -> bool:
@@ -175,8 +178,7 @@ class Part:
                 reason = self._not_kept(rank, brought, step)
                 return [self._refusal(asker, PartStatus.NOT_KEPT, reason) for _, asker in joined.values()]
         if self.updates:
-            self._result, *state = joined[self.holder][0].held
-            self._state = tuple(state)
+            self._take_vectors(joined[self.holder][0].held)
         self.phase, self.completed, self.safe_step = PartPhase.COLLECTING, step, step
         return [self._answer(asker, step) for _, asker in joined.values()]
 
@@ -199,7 +201,7 @@ class Part:
     def _push_status(self, rank: int, step: int) -> tuple[PartStatus, str]:
         status, reason = PartStatus.OK, ""
         if self.phase is PartPhase.OVER:
-            status, reason = PartStatus.RUN_OVER, self._over
+            status, reason = self._over
         elif self.phase is PartPhase.JOINING:
             status, reason = PartStatus.TOO_EARLY, "not all ranks have joined"
         elif rank in self._pushes:
@@ -243,7 +245,7 @@ class Part:
         pushes = [self._pushes[rank] for rank in range(self.order.world_size)]
         contributions = [push.values for push in pushes]
         if self._result is None:
-            self._result = np.empty(self.order.elements, self.dtype)
+            self._result = self._allocate()
         if self.updates:
             step = self.completed + 1
             self.not_finite += update(self.order.rule, step, contributions, self._result, self._state)
@@ -343,8 +345,7 @@ class Part:
             As :attr:`copy_vectors` of the aggregator before; the part's from now on.
         """
         if vectors:
-            self._result, *state = vectors
-            self._state = tuple(state)
+            self._take_vectors(vectors)
         self.phase, self.completed, self.safe_step = PartPhase.COLLECTING, step, safe_step
         self._note_safe()
         early = [push for push in self._pushes.values() if push.step != step + 1]
@@ -355,10 +356,18 @@ class Part:
         pulls, self._pulls = self._pulls, {}
         return [answer for pull in pulls.values() for answer in self.pull(*pull)]
 
+    def _take_vectors(self, vectors: Sequence[Vector]) -> None:
+        self._result = self._allocate()
+        self._result[:] = vectors[0]
+        self._state = tuple(vectors[1:])
+
+    def _ordinary_memory(self) -> Vector:
+        return np.empty(self.order.elements, self.dtype)
+
     # --- the end
     def close(self, status: PartStatus, reason: str) -> list[PartAnswer]:
-        """Be over, and say so to all who wait."""
-        self.phase, self._over = PartPhase.OVER, reason
+        """Be over, and say so to all who wait and who come."""
+        self.phase, self._over = PartPhase.OVER, (status, reason)
         waiting = [asker for _, asker in self._joined.values()] + [pull.asker for pull in self._pulls.values()]
         self._joined, self._pulls = {}, {}
         self._forget_pushes()
@@ -392,7 +401,7 @@ class Part:
 
     def _elsewhere(self, asker: Asker, what: str) -> PartAnswer:
         if self.phase is PartPhase.OVER:
-            return self._refusal(asker, PartStatus.RUN_OVER, self._over)
+            return self._refusal(asker, *self._over)
         if self.phase is PartPhase.MOVED:
             return self._refusal(asker, PartStatus.MOVED, f"the part is on another aggregator; {what}")
         return self._refusal(asker, PartStatus.TOO_EARLY, f"the part waits for its copy; {what}")

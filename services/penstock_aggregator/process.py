@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import argparse
 import queue
+import resource
 import signal
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -27,7 +29,10 @@ from penstock_aggregator.hosted_run import HostedPart, HostedRun, RunKey
 from penstock_aggregator.part_copy import PartCopier
 from penstock_aggregator.parts import PartAnswer, PartPhase
 from penstock_aggregator.rank_connection import RankConnection, deliver
+from penstock_aggregator.turns import DeferredSteps, RunTurns
+from penstock_bus import logs
 from penstock_bus.data_port import DataPort, LeaseHello, RefusalCounts, answer_and_end
+from penstock_bus.settings import load
 from penstock_log.aggregation_messages import (
     AggregatorPong,
     AggregatorReady,
@@ -43,6 +48,8 @@ from penstock_log.aggregation_messages import (
     ToAggregator,
 )
 
+MOST_OF_RANK: Final = 32
+"""Connections of one rank of a run, or of the aggregators that send copies to it."""
 HELLO: Final = LeaseHello(MAGIC, LEASE_BYTES, NONCE_BYTES, PROOF_BYTES, proof_of)
 _log = structlog.get_logger("penstock.aggregator")
 _decoder: Final = msgspec.json.Decoder(ToAggregator)
@@ -76,15 +83,18 @@ class Aggregator:
         *,
         ticking: Callable[[], float] = time.monotonic,  # noqa: TID251 - threads have no loop whose clock they could ask
     ) -> None:
-        self._orders, self._ticking = orders, ticking
+        self._orders, self._path, self._ticking = orders, path, ticking
         self.refusals = RefusalCounts("aggregation_request", ticking)
         self._lock = threading.Lock()
         self._runs: dict[RunKey, HostedRun] = {}
         self._leases: dict[bytes, tuple[bytes, HostedRun, int]] = {}
+        self._connected: Counter[tuple[HostedRun, int]] = Counter()
         self._received_bytes = self._sent_bytes = 0
         self._words: queue.SimpleQueue[FromAggregator] = queue.SimpleQueue()
         self._copier = PartCopier(self._words.put, ticking)
         self._sending: dict[HostedPart, SendPart] = {}
+        self._turns = RunTurns()
+        self._deferred = DeferredSteps(self._complete_deferred, ticking)
         self._port = DataPort(
             self, HELLO, self.refusals, name="aggregator", host=host, port=port, path=path, ticking=ticking
         )
@@ -103,6 +113,8 @@ class Aggregator:
                     continue
                 self.follow(order)
         self._port.close()
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
 
     def _tell_agent(self) -> None:
         with suppress(OSError):  # the agent has gone, and its orders end
@@ -131,7 +143,7 @@ class Aggregator:
             case CloseRun():
                 self._close_run(order)
             case RunSlots():
-                pass
+                self._change_turns(order)
             case PingAggregator():
                 self._words.put(
                     AggregatorPong(
@@ -145,6 +157,13 @@ class Aggregator:
             case _:
                 assert_never(order)
 
+    def _change_turns(self, order: RunSlots) -> None:
+        try:
+            self._turns.change(order)
+        except ValueError as error:
+            _log.warning("aggregator_slots_not_understood", error=str(error))
+        self._deferred.ask_again()
+
     def _run_of(self, job_id: str, epoch: int) -> HostedRun:
         with self._lock:
             return self._runs.setdefault((job_id, epoch), HostedRun((job_id, epoch)))
@@ -152,6 +171,7 @@ class Aggregator:
     def _close_part(self, hosted: HostedPart, status: PartStatus, reason: str) -> None:
         with hosted.lock:
             answers = hosted.part.close(status, reason)
+            hosted.close()
             sending = self._sending.pop(hosted, None)
         deliver(answers)
         if sending is not None:
@@ -202,9 +222,22 @@ class Aggregator:
         """See :class:`~penstock_bus.data_port.DataService`."""
         with self._lock:
             told = self._leases.get(lease)
-        if told is not None:
+            if told is None:
+                return
             _, run, rank = told
-            RankConnection(self, connection, run, rank, who=who, ticking=self._ticking).serve()
+            self._connected[run, rank] += 1
+            is_one_too_many = self._connected[run, rank] > MOST_OF_RANK
+        try:
+            if is_one_too_many:
+                reason = f"there are {MOST_OF_RANK} connections of rank {rank} of run {run.name} already"
+                self.refuse_unproved(connection, PartStatus.BAD_FRAME.name, reason, who)
+            else:
+                RankConnection(self, connection, run, rank, who=who, ticking=self._ticking).serve()
+        finally:
+            with self._lock:
+                self._connected[run, rank] -= 1
+                if not self._connected[run, rank]:
+                    del self._connected[run, rank]
 
     def refuse_unproved(self, connection: socket.socket, status: str, reason: str, who: str) -> None:
         """See :class:`~penstock_bus.data_port.DataService`."""
@@ -215,14 +248,24 @@ class Aggregator:
 
     def complete_whole(self, run: HostedRun, hosted: HostedPart) -> list[PartAnswer]:
         """See :class:`~penstock_aggregator.rank_connection.ConnectionOwner`."""
-        begun_s = time.thread_time()
+        now_s = self._ticking()
+        wait_s = self._turns.wait_s(run.name, hosted.part.completed + 1, now_s)
+        if wait_s > 0:
+            self._deferred.defer(wait_s, run, hosted)
+            return []
         answers = hosted.part.complete()
-        hosted.add_cost(time.thread_time() - begun_s)
         measured = run.completed(hosted, hosted.part.completed, self._ticking())
         if measured is not None:
             self._words.put(measured)
         self._send_if_moved(run, hosted)
         return answers
+
+    def _complete_deferred(self, run: HostedRun, hosted: HostedPart) -> None:
+        begun_s = time.thread_time()
+        with hosted.lock:
+            answers = self.complete_whole(run, hosted) if hosted.part.is_whole else []
+        deliver(answers)
+        hosted.add_cost(time.thread_time() - begun_s)
 
     def copy_is_whole(self, run: HostedRun, hosted: HostedPart, copied_bytes: int, pause_s: float) -> None:
         """See :class:`~penstock_aggregator.rank_connection.ConnectionOwner`."""
@@ -254,6 +297,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--socket", type=Path, default=None, help="path of the Unix socket")
     chosen = parser.parse_args(arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the agent says when it ends
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each part that is shared has one
+    logs.configure(load(logs.Logging, "log"))
     with socket.socket(fileno=chosen.orders) as orders:
         Aggregator(orders, chosen.host, chosen.port, chosen.socket).run()
 

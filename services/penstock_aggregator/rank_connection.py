@@ -8,6 +8,7 @@ a rank that does not read holds nobody up. What is refused is answered with its 
 
 from __future__ import annotations
 
+import array
 import mmap
 import os
 import socket
@@ -42,21 +43,24 @@ from penstock.leased_connection import descriptors_in, room_for_descriptors, sea
 from penstock_aggregator.hosted_run import HostedPart, HostedRun
 from penstock_aggregator.parts import JoinedRank, PartAnswer, Vector
 from penstock_bus.data_port import HalfFrame, RefusalCounts, answer_and_end, arrive
-from penstock_log.aggregation_messages import COPY_RANK, PART_BYTES
+from penstock_log.aggregation_messages import COPY_RANK, MOST_PARTS, PART_BYTES
 
 STALL_S: Final = 10.0
 """So long a client may be silent inside a frame."""
+MOST_WAITING: Final = 4 * MOST_PARTS
+"""Answers that a client has not taken; one that lets more wait is hung up on."""
 _REQUESTS: Final = frozenset({PartRequest.JOIN, PartRequest.PUSH, PartRequest.PULL, PartRequest.LEAVE})
+_ORDINARY: Final = frozenset({PartStatus.COUNTED, PartStatus.MOVED, PartStatus.STALE})
+"""What good ranks hear after a connection broke, or while parts move."""
 _DISCARDED: Final = 65_536
 
 
 class Asker(NamedTuple):
-    """Who asked: its connection, what it asked, and where in its memory the result goes."""
+    """Who asked: its connection, and what it asked."""
 
     connection: RankConnection
     frame: PartFrame
     hosted: HostedPart
-    place: Vector | None = None
 
 
 class ConnectionOwner(Protocol):
@@ -112,6 +116,7 @@ class RankConnection:
         self._owner, self._socket, self._run, self._rank, self._who = owner, connection, run, rank, who
         self._ticking = ticking
         self._shared: NDArray[np.uint8] | None = None
+        self._described: set[HostedPart] = set()
         self._outbox = _Outbox(connection)
 
     def serve(self) -> None:
@@ -147,24 +152,28 @@ class RankConnection:
         """Send an answer to what was asked over this connection; it may be of any thread."""
         asker: Asker = answer.asker
         frame = asker.frame
-        begun_s = time.thread_time()
         if answer.status != PartStatus.OK:
             self._refuse(frame, answer.status, answer.reason, answer)
             return
         vectors = answer.vectors
-        if asker.place is not None and vectors:
-            np.copyto(asker.place, vectors[0])
-            vectors = ()
+        flags, descriptor = PartFlag.NONE, -1
+        if vectors and frame.flags & PartFlag.SHARED and self._shared is not None:
+            known = asker.hosted in self._described
+            descriptor = -1 if known else asker.hosted.duplicate_descriptor()
+            if known or descriptor >= 0:
+                self._described.add(asker.hosted)
+                flags = PartFlag.SHARED if known else PartFlag.SHARED | PartFlag.DESCRIPTOR
+                vectors = ()
         reply = frame._replace(
             status=PartStatus.OK,
             step=answer.step,
             safe_step=answer.safe_step,
-            flags=0,
+            flags=flags,
             length=sum(vector.nbytes for vector in vectors),
         )
-        self._outbox.send([encoded(reply), *(vector.data.cast("B") for vector in vectors)], asker.hosted)
+        pieces = [encoded(reply), *(vector.data.cast("B") for vector in vectors)]
+        self._outbox.send(pieces, asker.hosted, descriptor)
         self._owner.count_traffic(0, reply.length)
-        asker.hosted.add_cost(time.thread_time() - begun_s)
 
     # --- requests
     def _read_header(self, header: memoryview) -> list[int] | None:
@@ -238,11 +247,11 @@ class RankConnection:
 
     def _push(self, frame: PartFrame, hosted: HostedPart) -> None:
         asker = Asker(self, frame, hosted)
-        part = hosted.part
+        part, begun_s = hosted.part, self._ticking()
         if frame.flags & PartFlag.SHARED:
             values = self._shared_vector(frame, hosted)
             with hosted.lock:
-                answers = self._count(asker, values, is_own=False)
+                answers = self._count(asker, values, begun_s, is_own=False)
             deliver(answers)
             return
         if frame.length != part.bytes:
@@ -263,11 +272,11 @@ class RankConnection:
             raise
         self._owner.count_traffic(frame.length, 0)
         with hosted.lock:
-            answers = self._count(asker, buffer, is_own=True)
+            answers = self._count(asker, buffer, begun_s, is_own=True)
         deliver(answers)
 
-    def _count(self, asker: Asker, values: Vector, *, is_own: bool) -> list[PartAnswer]:
-        """Count a push that is here; the part's lock is held."""
+    def _count(self, asker: Asker, values: Vector, begun_s: float, *, is_own: bool) -> list[PartAnswer]:
+        """Count a push that is here, and began to come then; the part's lock is held."""
         frame, part = asker.frame, asker.hosted.part
         refusal = part.push_refusal(self._rank, frame.step, frame.safe_step, asker)
         if refusal is not None:
@@ -275,18 +284,18 @@ class RankConnection:
                 part.give_back_buffer(values)
             return [refusal]
         answers = part.push(self._rank, frame.step, values, asker, is_own=is_own)
+        asker.hosted.pushed_s = begun_s
         if part.is_whole:
             answers += self._owner.complete_whole(self._run, asker.hosted)
         return answers
 
     def _pull(self, frame: PartFrame, hosted: HostedPart) -> None:
-        place = self._shared_vector(frame, hosted) if frame.flags & PartFlag.SHARED else None
-        if place is None and frame.length:
+        if frame.length:
             raise _Refused(
                 PartStatus.WRONG_SHAPE, f"a pull has no payload, and this one {frame.length} bytes", frame.length
             )
         with hosted.lock:
-            answers = hosted.part.pull(self._rank, frame.step, frame.flags, Asker(self, frame, hosted, place))
+            answers = hosted.part.pull(self._rank, frame.step, frame.flags, Asker(self, frame, hosted))
         deliver(answers)
 
     def _leave(self, frame: PartFrame, hosted: HostedPart) -> None:
@@ -384,7 +393,10 @@ class RankConnection:
         """Answer and count what is refused; the connection goes on."""
         if status in ENDING:
             raise PartFrameError(status, reason)
-        self._owner.refusals.note(status.name, reason, peer=self._who, run=self._run.name, rank=self._rank)
+        if status in _ORDINARY:
+            self._owner.refusals.count(status.name)
+        else:
+            self._owner.refusals.note(status.name, reason, peer=self._who, run=self._run.name, rank=self._rank)
         text = reason.encode()
         reply = frame._replace(
             status=status,
@@ -419,32 +431,51 @@ class _Refused(Exception):
         self.status, self.left_bytes = status, left_bytes
 
 
+class _Words(NamedTuple):
+    """What is to be sent, what part it is of, and a descriptor that goes along; -1 where none does."""
+
+    pieces: list[Any]
+    hosted: HostedPart | None
+    descriptor: int
+
+
 class _Outbox:
     """What is to be sent over a connection: at once as far as it goes, and the rest by a thread."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
         self._lock = threading.Condition()
-        self._queue: deque[tuple[list[Any], HostedPart | None]] = deque()
+        self._queue: deque[_Words] = deque()
         self._thread: threading.Thread | None = None
         self._closed = False
 
-    def send(self, pieces: list[Any], hosted: HostedPart | None = None) -> None:
-        """Send pieces in their order; never waits. The rest of a broken connection goes nowhere."""
+    def send(self, pieces: list[Any], hosted: HostedPart | None = None, descriptor: int = -1) -> None:
+        """
+        Send pieces in their order; never waits. The rest of a broken connection goes nowhere.
+
+        ``descriptor`` goes along, and is closed.
+        """
+        words = _Words(pieces, hosted, descriptor)
         with self._lock:
             if self._closed:
+                _close(words)
                 return
             if not self._queue:
                 try:
-                    pieces = _without(pieces, self._socket.sendmsg(pieces, [], socket.MSG_DONTWAIT))
+                    words = self._sent(words, socket.MSG_DONTWAIT)
                 except BlockingIOError:
                     pass
                 except OSError:
+                    _close(words)
                     self._hang_up()
                     return
-                if not pieces:
+                if not words.pieces:
                     return
-            self._queue.append((pieces, hosted))
+            if len(self._queue) >= MOST_WAITING:
+                _close(words)
+                self._hang_up()
+                return
+            self._queue.append(words)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._send_rest, name="aggregator-send", daemon=True)
                 self._thread.start()
@@ -453,9 +484,16 @@ class _Outbox:
     def close(self) -> None:
         """Send nothing any more, and end the thread."""
         with self._lock:
-            self._closed = True
-            self._queue.clear()
-            self._lock.notify()
+            self._end()
+
+    def _sent(self, words: _Words, flags: int) -> _Words:
+        """Send once, and return what is left."""
+        ancillary = []
+        if words.descriptor >= 0:
+            ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [words.descriptor]))]
+        sent = self._socket.sendmsg(words.pieces, ancillary, flags)
+        _close(words)
+        return _Words(_without(words.pieces, sent), words.hosted, -1)
 
     def _send_rest(self) -> None:
         while True:
@@ -464,12 +502,15 @@ class _Outbox:
                     self._lock.wait()
                 if self._closed:
                     return
-                pieces, hosted = self._queue[0]
+                words = self._queue[0]
+                self._queue[0] = words._replace(descriptor=-1)
             begun_s = time.thread_time()
+            hosted = words.hosted
             try:
-                for piece in pieces:
-                    self._socket.sendall(piece)
+                while words.pieces:
+                    words = self._sent(words, 0)
             except OSError:
+                _close(words)
                 with self._lock:
                     self._hang_up()
                 return
@@ -480,10 +521,20 @@ class _Outbox:
                     self._queue.popleft()
 
     def _hang_up(self) -> None:
-        self._closed = True
-        self._queue.clear()
+        self._end()
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
+
+    def _end(self) -> None:
+        self._closed = True
+        while self._queue:
+            _close(self._queue.popleft())
+        self._lock.notify()
+
+
+def _close(words: _Words) -> None:
+    if words.descriptor >= 0:
+        os.close(words.descriptor)
 
 
 def _without(pieces: list[Any], sent: int) -> list[Any]:

@@ -138,8 +138,11 @@ class AggregationAgent:
         self.processes: dict[str, AggregatorProcess] = {}
         self._ended: dict[str, int] = {}
         """Aggregator whose process has ended → its allocation: it is not started again for the same one."""
+        self._assigned: dict[str, tuple[int, int, float]] = {}
+        """Job → epoch and generation of its last assignment, and since when it is known here."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._waiting = 0
+        self._ends = False
         self._boot_id = _boot_id()
         self.changes = Changes()
         self.facts = FactQueue(shell.bus, node_id)
@@ -197,7 +200,9 @@ class AggregationAgent:
 
     def _reconcile(self) -> None:
         state = self.live.state
-        if state.incarnation == self.incarnation:  # before, what is allocated was allocated to an earlier life
+        if (
+            state.incarnation == self.incarnation and not self._ends
+        ):  # before, what is allocated was allocated to an earlier life
             for name, allocation in state.allocated.items():
                 if name not in self.processes and self._ended.get(name) != allocation:
                     self._start(name, allocation)
@@ -206,7 +211,16 @@ class AggregationAgent:
                     process.end("recycled")
                 elif process.is_ready:
                     self._give_orders(process)
+        self._note_assignments()
         self.changes.notify()
+
+    def _note_assignments(self) -> None:
+        before, now_s = self._assigned, self.shell.monotonic()
+        self._assigned = {}
+        for job_id, run in self.live.state.runs.items():
+            known = before.get(job_id)
+            present = (run.epoch, run.generation)
+            self._assigned[job_id] = known if known is not None and known[:2] == present else (*present, now_s)
 
     def _start(self, name: str, allocation: int) -> None:
         # by its allocation, too: one that is recycled may be allocated again before the socket of the first is gone
@@ -242,6 +256,7 @@ class AggregationAgent:
 
     async def _end_all(self) -> None:
         """End all aggregators, as the agent itself ends: the log is told that none is left."""
+        self._ends = True
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -269,7 +284,8 @@ class AggregationAgent:
             except BusError as error:
                 problem = str(error)
             else:
-                process.order(SendPart(part=copy.part, to=to, **about))
+                if process.view.sent.get((copy.job_id, copy.epoch, copy.part)) == copy.generation:  # it is still owed
+                    process.order(SendPart(part=copy.part, to=to, **about))
                 return
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOADS_S):
@@ -297,7 +313,8 @@ class AggregationAgent:
         about: dict[str, Any] = {"at_s": self.shell.now_s(), "node_id": self.node_id, "aggregator": process.name}
         match said:
             case RunMeasuredHere():
-                self.facts.put(AggregationMeasured(**about, **msgspec.structs.asdict(said)))
+                measured = {**msgspec.structs.asdict(said), "generation": self._generation_over(process, said)}
+                self.facts.put(AggregationMeasured(**about, **measured))
             case PartCopied():
                 run = self.live.state.run(said.job_id, said.epoch)
                 placed = run.placed[said.part] if run is not None and said.part < len(run.placed) else None
@@ -305,6 +322,25 @@ class AggregationAgent:
                 self.facts.put(PartMoved(**about, before=before, **msgspec.structs.asdict(said)))
             case CopyFailed():
                 self._report_copy(said, said.reason)
+
+    def _generation_over(self, process: AggregatorProcess, said: RunMeasuredHere) -> int:
+        """
+        Return the generation of the assignment under which all measured steps were.
+
+        An aggregator knows the generations of its own parts only. Where these are those of the present assignment, and
+        that is older than the steps, it is the assignment's; otherwise what the aggregator says.
+        """
+        run = self.live.state.run(said.job_id, said.epoch)
+        epoch, generation, since_s = self._assigned.get(said.job_id, (0, 0, 0.0))
+        here = [part.generation for part in run.placed if part.aggregator == process.name] if run is not None else []
+        took_s = said.steps * said.iteration_s
+        if (
+            epoch == said.epoch
+            and max(here, default=0) == said.generation
+            and self.shell.monotonic() >= since_s + took_s
+        ):
+            return generation
+        return said.generation
 
     # --- other agents
     async def _ask(self, request: OpenLease) -> AggregatorAddress:

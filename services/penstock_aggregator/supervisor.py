@@ -122,23 +122,35 @@ class AggregatorProcess:
     async def run(self, on_ready: Callable[[], None]) -> Why:
         """Run it until its process is gone, however that comes about; return how. Cancelled: kill it."""
         ours, theirs = socket.socketpair()
-        try:
-            with theirs:
-                process = await asyncio.create_subprocess_exec(
-                    *self._program,
-                    *arguments_of(self.place),
-                    stdin=theirs.fileno(),
-                    stdout=asyncio.subprocess.PIPE,
-                    stderr=asyncio.subprocess.STDOUT,
-                    env=environment_of(os.environ),
-                    preexec_fn=dies_with_parent(signal.SIGKILL),
-                    start_new_session=True,
-                )
+        with theirs:
             reader, self._writer = await asyncio.open_unix_connection(sock=ours, limit=LONGEST_LINE)
-        except OSError as error:
-            ours.close()
-            self._last_lines.append(str(error))
-            return "failed"
+            try:
+                process = await self._begin(theirs)
+                theirs.close()  # or its end would not be seen here
+                await self._until_ended(process, reader, on_ready)
+            except OSError as error:
+                self._last_lines.append(str(error))
+                return "failed"
+            finally:
+                self._writer.close()
+                self.place.socket.unlink(missing_ok=True)
+        return self._why or ("killed" if (process.returncode or 0) < 0 else "failed")
+
+    async def _begin(self, orders: socket.socket) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
+            *self._program,
+            *arguments_of(self.place),
+            stdin=orders.fileno(),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env=environment_of(os.environ),
+            preexec_fn=dies_with_parent(signal.SIGKILL),
+            start_new_session=True,
+        )
+
+    async def _until_ended(
+        self, process: asyncio.subprocess.Process, reader: asyncio.StreamReader, on_ready: Callable[[], None]
+    ) -> None:
         beside = [
             asyncio.create_task(task)
             for task in (self._keep_lines(process), self._read(reader, on_ready), self._watch(), self._end(process))
@@ -155,9 +167,6 @@ class AggregatorProcess:
             for task in beside:
                 task.cancel()
             await asyncio.gather(*beside, return_exceptions=True)
-            self._writer.close()
-            self.place.socket.unlink(missing_ok=True)
-        return self._why or ("killed" if (process.returncode or 0) < 0 else "failed")
 
     def end(self, why: Why) -> None:
         """Have it end: in good order where it is recycled, at once otherwise."""

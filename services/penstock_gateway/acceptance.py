@@ -53,6 +53,7 @@ from penstock_log.spec import Dimension, Param
 from penstock_log.text import count, gibibytes, listed, pairs
 from penstock_log.validation import BadInput
 from penstock_policies import search
+from penstock_scheduler.aggregation.aggregator_choice import room_of
 from penstock_scheduler.pool import pool_settings
 
 _MOST_CHARACTERS: Final = 128
@@ -100,6 +101,7 @@ def job(state: GatewayState, spec: JobSpec, *, strict: bool, now_s: float, calle
     check(spec)
     spec = validation.settled(spec)
     warnings = job_fit.warnings(state.cluster, spec, job_fit.caps(state, spec))
+    warnings += tuple(_too_many_servers(state, spec, now_s))
     there = state.jobs.get(spec.id)
     if there is not None:
         if there.sample is not None:
@@ -222,6 +224,17 @@ def _same(before: msgspec.Struct, now: msgspec.Struct, what: str) -> None:
     if different := differences(before, now):
         advice = "choose another id, or leave the id out"
         raise RequestRefused(CONFLICT, f"{what} is there already with other content: {', '.join(different)}; {advice}")
+
+
+def _too_many_servers(state: GatewayState, spec: JobSpec, now_s: float) -> Iterator[str]:
+    """Yield what would come of a job that says how many aggregators it has, if there were never so many."""
+    if spec.servers == 1 or spec.aggregation == "none":
+        return
+    most = room_of(state.aggregation, state.cluster, spec.pool, now_s).most
+    if most < spec.servers:
+        asked = f"it asks for {count(spec.servers, 'aggregator')}"
+        there = f"the nodes of pool {spec.pool!r} run {most} at most (--servers)"
+        yield f"its script would be refused aggregation: {asked}, and {there}"
 
 
 def _strictly(strict: bool, warnings: tuple[str, ...]) -> None:

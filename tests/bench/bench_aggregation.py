@@ -12,6 +12,7 @@ import importlib.util
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
@@ -50,10 +51,8 @@ def timed(work: Callable[[], object], steps: int) -> list[float]:
     return times
 
 
-def rank_of_aggregation(pipe: Any, rank: int, where: PartsAt, layout: VectorLayout, steps: int, shared: bool) -> None:
-    exchange = VectorExchange(
-        layout, UpdateRule(), rank=rank, world_size=WORLD, on_lost=print, timeout_s=120, shares_memory=shared
-    )
+def rank_of_aggregation(pipe: Any, rank: int, where: PartsAt, layout: VectorLayout, steps: int) -> None:
+    exchange = VectorExchange(layout, UpdateRule(), rank=rank, world_size=WORLD, on_lost=print, timeout_s=120)
     exchange.placed(where)
     values = np.ones(sum(layout.parts), "f4")
     pipe.send(timed(lambda: exchange.exchange(values), steps))
@@ -61,8 +60,8 @@ def rank_of_aggregation(pipe: Any, rank: int, where: PartsAt, layout: VectorLayo
 
 
 def rank_of_gloo(pipe: Any, rank: int, store: str, elements: int, steps: int) -> None:
-    import torch
-    from torch import distributed
+    import torch  # noqa: PLC0415 - the bench runs without it, too
+    from torch import distributed  # noqa: PLC0415
 
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD)
@@ -76,19 +75,15 @@ def rank_of_gloo(pipe: Any, rank: int, store: str, elements: int, steps: int) ->
     distributed.destroy_process_group()
 
 
-def in_processes(target: Callable[..., None], *arguments: Callable[[int], Any]) -> float:
+def in_processes(target: Callable[..., None], arguments: Callable[[int], tuple[Any, ...]]) -> float:
     """Return the median seconds of one exchange, of the slower rank."""
     context = get_context("spawn")
     pipes = []
     for rank in range(WORLD):
         mine, theirs = context.Pipe()
-        context.Process(target=target, args=(theirs, rank, *[of(rank) for of in arguments]), daemon=True).start()
+        context.Process(target=target, args=(theirs, rank, *arguments(rank)), daemon=True).start()
         pipes.append(mine)
     return max(median(pipe.recv()) for pipe in pipes)
-
-
-def always(value: Any) -> Callable[[int], Any]:
-    return lambda rank: value
 
 
 def aggregation_s(elements: int, steps: int, *, shared: bool) -> float:
@@ -96,14 +91,14 @@ def aggregation_s(elements: int, steps: int, *, shared: bool) -> float:
     with tempfile.TemporaryDirectory() as folder:
         run = AggregatedRun(Path(folder), layout, WORLD, shared=shared)
         try:
-            return in_processes(rank_of_aggregation, run.where, always(layout), always(steps), always(shared))
+            return in_processes(rank_of_aggregation, lambda rank: (run.where(rank), layout, steps))
         finally:
             run.close()
 
 
 def gloo_s(elements: int, steps: int) -> float:
     with tempfile.TemporaryDirectory() as folder:
-        return in_processes(rank_of_gloo, always(f"{folder}/store"), always(elements), always(steps))
+        return in_processes(rank_of_gloo, lambda _: (f"{folder}/store", elements, steps))
 
 
 def sum_s(elements: int, steps: int) -> float:
@@ -112,26 +107,30 @@ def sum_s(elements: int, steps: int) -> float:
     return median(timed(lambda: mean_of(vectors, out), steps))
 
 
+def ways() -> dict[str, Callable[[int, int], float]]:
+    """Return what is measured, by name; each takes elements and steps."""
+    found: dict[str, Callable[[int, int], float]] = {
+        "plain sum": sum_s,
+        "shared memory": partial(aggregation_s, shared=True),
+        "TCP": partial(aggregation_s, shared=False),
+    }
+    if importlib.util.find_spec("torch") is not None:
+        found["gloo"] = gloo_s
+    return found
+
+
 def main() -> None:
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 3
-    has_torch = importlib.util.find_spec("torch") is not None
     for name, (elements, steps) in SIZES.items():
-        ways: dict[str, Callable[[], float]] = {
-            "plain sum": lambda: sum_s(elements, steps),
-            "shared memory": lambda: aggregation_s(elements, steps, shared=True),
-            "TCP": lambda: aggregation_s(elements, steps, shared=False),
-        }
-        if has_torch:
-            ways["gloo"] = lambda: gloo_s(elements, steps)
-        found: dict[str, list[float]] = {way: [] for way in ways}
+        found: dict[str, list[float]] = {way: [] for way in ways()}
         for _ in range(rounds):
-            for way, measure in ways.items():
-                found[way].append(measure())
+            for way, measure in ways().items():
+                found[way].append(measure(elements, steps))
         for way, times in found.items():
-            line = f"{name}  {way:<14} {1000 * median(times):9.2f} ms  {median(times) / median(found['plain sum']):6.1f} x sum"
-            if has_torch and way in {"shared memory", "TCP"}:
-                ratios = [one / other for one, other in zip(times, found["gloo"], strict=True)]
-                line += f"  {median(ratios):5.2f} x gloo"
+            line = f"{name}  {way:<14} {1000 * median(times):9.2f} ms"
+            for other in {"plain sum", "gloo"} & found.keys() - {way}:
+                ratio = median(one / base for one, base in zip(times, found[other], strict=True))
+                line += f"  {ratio:6.2f} x {other}"
             print(line, flush=True)
 
 

@@ -21,7 +21,7 @@ from penstock_testing import free_port
 
 SLOWLY = {"EMULATED_SPEED": "0.02"}  # such that it is not at its end before it is asked to stop
 EXAMPLES = Path(__file__).parents[2] / "examples"
-SCRIPTS = ["digits_mlp.py", "digits_softmax.py"]
+SCRIPTS = ["digits_mlp.py", "digits_softmax.py", "digits_local_sgd.py"]
 
 
 @pytest.fixture

@@ -113,9 +113,9 @@ async def assigned(nodes: Nodes) -> list[AggregationAssigned]:
     return [fact for fact in found if isinstance(fact, AggregationAssigned)]
 
 
-@pytest.mark.parametrize("rule", [MEAN, SGD])
-async def test_a_gang_on_two_nodes_sums_through_the_kill_of_an_aggregator_bit_for_bit(
-    nodes: Nodes, rule: UpdateRule
+@pytest.mark.parametrize(("rule", "how"), [(MEAN, signal.SIGKILL), (SGD, signal.SIGKILL), (MEAN, signal.SIGSTOP)])
+async def test_a_gang_on_two_nodes_sums_through_the_loss_of_an_aggregator_bit_for_bit(
+    nodes: Nodes, rule: UpdateRule, how: signal.Signals
 ) -> None:
     agents = await joined(nodes, n1=2, n2=2)
     await nodes.job("j1", "n1", "n2")
@@ -126,7 +126,7 @@ async def test_a_gang_on_two_nodes_sums_through_the_kill_of_an_aggregator_bit_fo
         rank.steps(5)
     await eventually(lambda: all(len(rank.results) == 5 for rank in ranks))
     first = (await assigned(nodes))[0].placed[0].aggregator
-    {agent.node_id: agent for agent in agents}[first.partition("/")[0]].signal(first, signal.SIGKILL)
+    {agent.node_id: agent for agent in agents}[first.partition("/")[0]].signal(first, how)
     for rank in ranks:
         rank.steps(5)
     await eventually(lambda: all(len(rank.results) == 10 for rank in ranks))
@@ -148,6 +148,27 @@ async def test_a_gang_on_two_nodes_sums_through_the_kill_of_an_aggregator_bit_fo
     for rank in ranks:
         await rank.end()
     assert (await nodes.said(AggregationLeft)).job_id == "j1"
+
+
+async def test_an_aggregator_that_ends_while_the_bus_is_away_is_replaced_when_it_is_back(
+    nodes: Nodes, memory_bus: MemoryBus
+) -> None:
+    (n1,) = await joined(nodes, n1=2)
+    await nodes.job("j1", "n1")
+    rank = TrainingRank(n1, "j1", 0, 1, MEAN)
+    await rank.start()
+    rank.steps(3)
+    await eventually(lambda: len(rank.results) == 3)
+    memory_bus.disconnect()
+    rank.steps(3)
+    await eventually(lambda: len(rank.results) == 6, why="what is summed needs no bus")
+    n1.signal("n1/0", signal.SIGKILL)
+    await eventually(lambda: not n1.running())
+    rank.steps(3)
+    memory_bus.reconnect()
+    await eventually(lambda: len(rank.results) == 9)
+    assert [one.tobytes() for one in rank.results] == [values_of(0, step).tobytes() for step in range(9)]
+    await rank.end()
 
 
 async def test_an_agent_that_is_killed_takes_its_aggregators_along_and_ranks_join_those_of_the_next_one(

@@ -234,6 +234,28 @@ async def test_a_part_that_is_to_be_copied_from_where_it_is_not_is_said_to_be_mi
     assert "n1/0 does not hold the part" in (await nodes.said(AggregatorUnreachable)).reason
 
 
+async def test_what_is_measured_is_of_the_present_assignment_where_all_of_the_steps_were_under_it(nodes: Nodes) -> None:
+    n1 = await nodes.agent()
+    await nodes.job()
+    ranks = [await Rank.ask(n1, world_size=3)]
+    await nodes.said(AggregationAsked)
+    await nodes.allocate("n1/0", "n1/1", "n1/2")
+    await nodes.assign(1, on("n1/0"), on("n1/1", 1))
+    await ranks[0].parts()
+    await nodes.assign(2, on("n1/0"), on("n1/2", 1, generation=2))
+    found = []
+    for rank, steps_s in ((1, 0.0), (2, 1000.0)):
+        ranks.append(await Rank.ask(n1, rank=rank, world_size=3))
+        await ranks[-1].parts()
+        found.append(
+            await nodes.said(
+                AggregationMeasured,
+                lambda fact, steps_s=steps_s: (fact.aggregator, fact.iteration_s) == ("n1/0", steps_s),
+            )
+        )
+    assert [fact.generation for fact in found] == [2, 1]  # the second has lasted longer than the assignment is known
+
+
 async def test_runs_that_share_an_aggregator_are_given_slots_and_one_alone_is_not(nodes: Nodes) -> None:
     n1 = await nodes.agent()
     await nodes.allocate("n1/0")

@@ -80,9 +80,8 @@ def running(**more: Any) -> Folding:
     return Folding(submitted("j1"), placed("j1"), asked(**more))
 
 
-def test_a_node_runs_half_as_many_aggregators_as_it_has_processors_and_four_at_most() -> None:
-    assert [AggregatorSettings().most_of(count) for count in (1, 2, 8, 64)] == [1, 1, 4, 4]
-    assert AggregatorSettings(most=0).most_of(8) == 0
+def test_ports_of_all_aggregators_have_to_be_ports() -> None:
+    assert AggregatorSettings(port=65_532).most == 4
     with pytest.raises(ValueError, match="too few ports behind it"):
         AggregatorSettings(port=65_535)
 

@@ -14,6 +14,8 @@ from executor_cases import World
 from other_users import SYSTEM_PYTHON, as_root, let_through
 
 import penstock
+from penstock_aggregator.machine import AggregatorSettings
+from penstock_aggregator.runner import run as run_aggregation_agent
 from penstock_bus.shell import Shell
 from penstock_log import SlabsLent, subjects
 from penstock_memory.machine import MemorySettings
@@ -151,6 +153,40 @@ async def test_a_users_job_borrows_as_its_account_from_an_agent_of_root(world: W
     await eventually(lent)
     assert [(one.user, one.job_id, one.slabs) for one in await lent()] == [("nobody", "j1", 1)]
     await world.cancel("j1")
+    await world.ended("j1")
+    shell.stopping.set()
+    await agent
+
+
+ASKING = """
+import json, os, socket
+agent = socket.socket(socket.AF_UNIX)
+agent.connect(os.environ["PENSTOCK_AGGREGATION_SOCKET"])
+lines = agent.makefile("rw")
+asked = {"type": "ask", "version": 1, "pid": os.getpid(), "job_id": os.environ["PENSTOCK_JOB_ID"], "rank": 0}
+asked |= {"epoch": int(os.environ["PENSTOCK_EPOCH"]), "token": os.environ["PENSTOCK_AGGREGATION_TOKEN"]}
+asked |= {"world_size": 1, "layout": {"dtype": "f4", "parts": [4]}}
+print(json.dumps(asked), file=lines, flush=True)
+print("told", json.loads(lines.readline())["reason"], "as", os.getuid())
+try:
+    open(os.path.join(os.path.dirname(os.environ["PENSTOCK_AGGREGATION_SOCKET"]), "secret"))
+except PermissionError:
+    print("the secret is closed")
+"""
+
+
+async def test_a_users_job_asks_an_aggregation_agent_of_root_by_the_token_of_its_run(world: World) -> None:
+    let_through(world.folder)
+    aggregator_dir = world.folder / "aggregator"
+    await world.node("n1", **USERS, aggregator_dir=str(aggregator_dir))  # before its agent: it makes the secret
+    shell = Shell(world.bus, "aggregator")
+    settings = AggregatorSettings(node_id="n1", data_dir=str(aggregator_dir), address="127.0.0.1", host="127.0.0.1")
+    agent = asyncio.create_task(run_aggregation_agent(shell, settings))
+    await eventually(lambda: shell.vitals.ready or agent.done())
+    await world.submit("j1", SYSTEM_PYTHON, "-c", ASKING, user="alice", cwd="/", env=ENV)
+    await world.place("j1")
+    await world.says("j1", f"told the run waits for aggregators as {NOBODY.pw_uid}")
+    await world.says("j1", "the secret is closed")
     await world.ended("j1")
     shell.stopping.set()
     await agent

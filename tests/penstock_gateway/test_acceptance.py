@@ -5,10 +5,11 @@ from __future__ import annotations
 import subprocess
 
 import pytest
-from gateway_cases import spec, submitted
+from gateway_cases import joined, spec, submitted
 
 from penstock_gateway import acceptance
 from penstock_gateway.machine import GatewayState, apply
+from penstock_log import AggregatorsOffered
 from penstock_log.validation import BadInput
 
 
@@ -54,3 +55,17 @@ def test_the_longest_strings_that_a_program_can_start_with_are_accepted(state):
         subprocess.run(command, env={"LONG": env["LONG"] + "x"}, check=False)
     with pytest.raises(OSError, match="Argument list too long"):
         subprocess.run((command[0], command[1] + "x"), check=False)
+
+
+def test_who_asks_for_more_aggregators_than_there_are_is_warned(state):
+    apply(state, joined("n1"), 2)
+    apply(state, AggregatorsOffered(at_s=1.0, node_id="n1", pool="default", most=2, incarnation="a"), 3)
+    told = [
+        acceptance.job(state, spec(id=f"b{number}", **fields), strict=False, now_s=1.0).warnings
+        for number, fields in enumerate(({"servers": 2}, {"servers": 3}, {"servers": 3, "aggregation": "none"}, {}))
+    ]
+    assert told[1] == (
+        "its script would be refused aggregation: it asks for 3 aggregators, and the nodes of pool 'default' run 2 at "
+        "most (--servers)",
+    )
+    assert not any((told[0], *told[2:]))

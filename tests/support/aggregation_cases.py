@@ -56,9 +56,11 @@ class AssignerScenario(Scenario[machine.AssignerState]):
         self.given(submitted(job_id), placed(job_id, nodes=nodes), asked(job_id, nodes=nodes, **asks))
         return self
 
-    def measure(self, job_id: str, iteration_s: float, cost_s: float, steps: int = 100) -> AssignerScenario:
+    def measure(
+        self, job_id: str, iteration_s: float, cost_s: float, steps: int = 100, held_s: float = 0.0
+    ) -> AssignerScenario:
         """Have all aggregators of a run measure it; each part costs the same."""
-        for fact in measured(self.run(job_id), iteration_s, cost_s, steps):
+        for fact in measured(self.run(job_id), iteration_s, cost_s, steps, held_s):
             self.given(fact)
         return self
 
@@ -68,10 +70,17 @@ class AssignerScenario(Scenario[machine.AssignerState]):
             self.given(*arrivals(run))
         return self
 
+    def start_all(self) -> AssignerScenario:
+        """Have all aggregators run that are to."""
+        waiting = [name for name, one in self.state.table.aggregators.items() if one.serves and not one.started_s]
+        self.given(*map(running, waiting))
+        return self
+
     def packed(self, job_id: str, iteration_s: float = 1.0, cost_s: float = 0.1, **asks: Any) -> AssignerScenario:
         """Add a job that is measured and packed."""
         self.runs(job_id, **asks)
         self.settle()
+        self.start_all()
         self.measure(job_id, iteration_s, cost_s, steps=20)
         self.settle()
         self.copy_all()
@@ -101,7 +110,9 @@ def asked(
     )
 
 
-def measured(run: AggregationRun, iteration_s: float, cost_s: float, steps: int = 100) -> list[AggregationMeasured]:
+def measured(
+    run: AggregationRun, iteration_s: float, cost_s: float, steps: int = 100, held_s: float = 0.0
+) -> list[AggregationMeasured]:
     """What all aggregators of a run measure."""
     return [
         AggregationMeasured(
@@ -114,6 +125,7 @@ def measured(run: AggregationRun, iteration_s: float, cost_s: float, steps: int 
             steps=steps,
             iteration_s=iteration_s,
             costs_s={one.part: cost_s for one in run.placed if one.aggregator == name},
+            held_s=held_s,
         )
         for name in run.aggregators
     ]

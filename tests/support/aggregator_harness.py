@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -44,6 +44,8 @@ from penstock_log.aggregation_messages import (
 LOCAL = "127.0.0.1"
 WAIT_S = 60.0
 Said = TypeVar("Said")
+HEARD = threading.Condition()
+"""Notified where any aggregator has said something."""
 
 
 class AggregatorProcess:
@@ -58,7 +60,7 @@ class AggregatorProcess:
                 [*command, "--host", LOCAL, "--socket", str(self.path)], pass_fds=[theirs.fileno()]
             )
         self._said: deque[FromAggregator] = deque()
-        self._heard = threading.Condition()
+        self._heard = HEARD
         self._over = False
         self._numbers = itertools.count(1)
         threading.Thread(target=self._listen, daemon=True).start()
@@ -72,17 +74,22 @@ class AggregatorProcess:
         found: list[Said] = []
 
         def is_there() -> bool:
-            for message in self._said:
-                if isinstance(message, kind) and match(message):
-                    self._said.remove(message)
-                    found.append(message)
-                    return True
-            return self._over
+            found.extend(self.take_said(kind, match))
+            return bool(found) or self._over
 
         with self._heard:
             assert self._heard.wait_for(is_there, WAIT_S), f"{self.name} said no {kind.__name__}"
         assert found, f"{self.name} has ended"
         return found[0]
+
+    def take_said(self, kind: type[Said], match: Callable[[Any], bool]) -> list[Said]:
+        """Return the first that it has said of a kind, once; nothing if it has not."""
+        with self._heard:
+            for message in self._said:
+                if isinstance(message, kind) and match(message):
+                    self._said.remove(message)
+                    return [message]
+        return []
 
     def said(self, kind: type[Said]) -> list[Said]:
         with self._heard:
@@ -98,9 +105,14 @@ class AggregatorProcess:
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
 
-    def close(self) -> None:
+    def hang_up(self) -> int:
+        """Close the agent's end of the orders, and return how the process ends."""
         self._mine.shutdown(socket.SHUT_RDWR)
-        self.process.wait(WAIT_S)
+        return self.process.wait(WAIT_S)
+
+    def close(self) -> None:
+        if self.process.returncode is None:
+            self.hang_up()
         self._mine.close()
 
     def _listen(self) -> None:
@@ -224,13 +236,34 @@ class AggregatedRun:
         """Move parts to another aggregator, those that are not there, and wait until they are."""
         with self.lock:
             before = self.announce_move([part for part in parts if self.at[part].aggregator != to], to)
-            address = self.lease(to, COPY_RANK)
-            for part, aggregator in before.items():
-                self.processes[aggregator].order(
-                    SendPart(job_id=self.job_id, epoch=self.epoch, part=part, generation=self.generation, to=address)
-                )
-            process, generation = self.processes[to], self.generation
-            return [process.wait_for(PartCopied, _copy_of(part, generation)) for part in before]
+            self.send_parts(before, to)
+            number = self.generation
+            return [copied for part, source in before.items() for copied in self._moved(part, number, source, to)]
+
+    def _moved(self, part: int, generation: int, source: str, to: str) -> list[PartCopied]:
+        """Return that a part was copied; nothing if it could not be, and has to be joined where it is now."""
+        copied: list[PartCopied] = []
+        failed: list[CopyFailed] = []
+        match = _copy_of(part, generation)
+
+        def is_known() -> bool:
+            copied.extend(self.processes[to].take_said(PartCopied, match))
+            failed.extend(self.processes[source].take_said(CopyFailed, match))
+            return bool(copied or failed)
+
+        with HEARD:
+            assert HEARD.wait_for(is_known, WAIT_S), f"nothing was heard of the copy of part {part}"
+        if failed:
+            self.join_anew([part])
+        return copied
+
+    def send_parts(self, before: Mapping[int, str], to: str) -> None:
+        """Order parts to be sent from where they were."""
+        address = self.lease(to, COPY_RANK)
+        for part, aggregator in before.items():
+            self.processes[aggregator].order(
+                SendPart(job_id=self.job_id, epoch=self.epoch, part=part, generation=self.generation, to=address)
+            )
 
     def replace(self, aggregator: str) -> str:
         """Open the parts of an aggregator that is gone on a new one, which ranks join."""
@@ -243,6 +276,15 @@ class AggregatedRun:
                     self.open(self.at[at.part])
             self.announce()
             return new
+
+    def join_anew(self, parts: Sequence[int]) -> None:
+        """Have ranks join parts where they are, since what was to be copied there did not come."""
+        with self.lock:
+            self.generation += 1
+            for part in parts:
+                self.at[part] = PartAt(part=part, aggregator=self.at[part].aggregator, generation=self.generation)
+                self.open(self.at[part])
+            self.announce()
 
     def on_lost(self, lost: LostAggregator) -> None:
         self.lost.append(lost)

@@ -2,7 +2,8 @@
 A program in the place of an aggregator: it speaks with its agent, notes its orders, and sums nothing.
 
 Its orders are lines in a file beside its Unix socket. Of a part that it is to hold with a copy it says at once that the
-copy is whole; of one that it is to hold without, that it was measured.
+copy is whole; of one that it is to hold without, that it was measured. When a further rank comes it says so again, of
+generation 1.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ import argparse
 import json
 import socket
 import sys
+
+LASTED = {1: 0.0, 2: 1000.0}
+"""Rank → seconds of an iteration of what is measured when it comes."""
 
 
 def main() -> None:
@@ -40,6 +44,8 @@ def main() -> None:
                 say(type="copied", part=order["part"], step=3, copied_bytes=64, pause_s=0.25, **about)
             elif order["type"] == "open_part":
                 say(type="measured", steps=20, iteration_s=0.5, costs_s={str(order["part"]): 0.1}, **about)
+            elif order["type"] == "grant" and order["rank"] > 0:
+                say(type="measured", generation=1, steps=20, iteration_s=LASTED[order["rank"]], costs_s={}, **about)
             elif order["type"] == "send_part" and order["part"] == 1:
                 say(type="copy_failed", part=1, reason="it fails with every second part", **about)
 

@@ -79,9 +79,23 @@ async def test_a_gang_whose_aggregators_are_killed_learns_what_it_learns_without
     assert weights(cluster, job_id) == weights(cluster, f"alone-{rule}")
 
 
+async def test_a_gang_whose_agent_is_killed_goes_on_with_the_next_one_bit_for_bit(cluster: Cluster) -> None:
+    async with cluster.client() as client:
+        alone = await client.wait((await client.submit(training("alone-agent", rule="momentum"))).id)
+        job_id = (await client.submit(training("killed-agent", rule="momentum"))).id
+        await until(client, job_id, "aggregation.assigned.v1", 1)
+        await eventually(lambda: bool(aggregators(cluster)), why="an aggregator runs")
+        for pid in cluster.pids("aggregator"):
+            os.kill(pid, signal.SIGKILL)
+        killed = await client.wait(job_id)
+        assert (killed.state, killed.steps, killed.attempts) == ("CD", STEPS, alone.attempts), killed.reason
+        await until(client, job_id, "aggregation.assigned.v1", 2)
+    assert weights(cluster, job_id) == weights(cluster, "alone-agent")
+
+
 async def test_two_gangs_come_to_share_an_aggregator_and_people_see_it(cluster: Cluster) -> None:
     async with cluster.client() as client:
-        ids = [(await client.submit(training(f"shared-{number}", steps=3000))).id for number in range(2)]
+        ids = [(await client.submit(training(f"shared-{number}", steps=100_000))).id for number in range(2)]
         for job_id in ids:
             await until(client, job_id, "aggregation.assigned.v1", 1)
 

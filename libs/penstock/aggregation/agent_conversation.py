@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import select
 import socket
 import struct
 import threading
@@ -32,8 +31,8 @@ from penstock_log.aggregation_messages import (
 LOOK_S: Final = (0.05, 2.0)
 """How long an agent that is away is left alone, at first and at most."""
 SEND_TIMEOUT_S: Final = 2
-QUIET_S: Final = 3.0
-"""A wait for aggregators is told to the script's log once it takes so long; each run begins with a short one."""
+PATIENCE_S: Final = 5.0
+"""A process that has no aggregators for so long says so, once."""
 
 _log = logging.getLogger("penstock.aggregation")
 _decoder: Final = msgspec.json.Decoder(AggregationToClient)
@@ -62,6 +61,9 @@ class AgentConversation:
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._socket: Optional[socket.socket] = None
+        self._impatience = threading.Timer(PATIENCE_S, self._complain)
+        self._impatience.daemon = True
+        self._impatience.start()
         self._thread = threading.Thread(target=self._listen, name="penstock-aggregation-agent", daemon=True)
         self._thread.start()
 
@@ -73,6 +75,7 @@ class AgentConversation:
     def close(self) -> None:
         """Say that no aggregation is needed any more, and hang up."""
         self._closing.set()
+        self._impatience.cancel()
         with self._lock:
             self._send(LeaveAggregation())
             self._hang_up()
@@ -86,6 +89,9 @@ class AgentConversation:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
+
+    def _complain(self) -> None:
+        _log.warning("aggregation_waits reason=%s; `penstock why` says more", self.pending)
 
     def _listen(self) -> None:
         wait_s = LOOK_S[0]
@@ -114,17 +120,9 @@ class AgentConversation:
 
     def _read(self, connection: socket.socket) -> bool:
         """Pass on what the agent says until it hangs up; return whether it said anything."""
-        heard, rest, told = False, b"", ""
-        poll = select.poll()
-        poll.register(connection, select.POLLIN)
+        heard, rest = False, b""
         with contextlib.suppress(OSError):
-            while True:
-                untold = self.pending if heard and self.pending != told else ""
-                if untold and not poll.poll(QUIET_S * 1000):
-                    _log.warning("aggregation_waits reason=%s", untold)
-                    told = untold
-                if not (chunk := connection.recv(65_536)):
-                    break
+            while chunk := connection.recv(65_536):
                 heard = True
                 *lines, rest = (rest + chunk).split(b"\n")
                 for line in lines:
@@ -139,10 +137,12 @@ class AgentConversation:
             return
         if isinstance(message, PartsAt):
             self.pending = ""
+            self._impatience.cancel()
             self._on_parts(message)
         elif isinstance(message, AggregationPending):
             self.pending = message.reason
         elif isinstance(message, AggregationDenied):
+            self._impatience.cancel()
             self._closing.set()
             self._on_denied(message.reason)
 

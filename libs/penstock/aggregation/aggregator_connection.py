@@ -16,6 +16,7 @@ from typing import Callable, Final
 from penstock.aggregation.frames import (
     HEADER_BYTES,
     MAGIC,
+    PartFlag,
     PartFrame,
     PartFrameError,
     PartRequest,
@@ -23,7 +24,16 @@ from penstock.aggregation.frames import (
     decoded,
     encoded,
 )
-from penstock.leased_connection import NONCE_BYTES, Buffer, ConnectionEnded, boot_id, proof_of, receive
+from penstock.leased_connection import (
+    NONCE_BYTES,
+    Buffer,
+    ConnectionEnded,
+    boot_id,
+    descriptors_in,
+    proof_of,
+    receive,
+    room_for_descriptors,
+)
 from penstock_log.aggregation_messages import AggregatorAddress
 
 DIAL_S: Final = 5.0
@@ -31,6 +41,7 @@ DIAL_S: Final = 5.0
 KEPT_ALIVE: Final = (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 20_000))
 """A peer whose machine is gone, or cut off, is noticed in twenty seconds."""
 _MOST_REASON: Final = 4096
+_MOST_DESCRIPTORS: Final = 16
 
 
 def dial(address: AggregatorAddress, *, timeout_s: float = DIAL_S) -> socket.socket:
@@ -131,7 +142,8 @@ class AggregatorConnection:
     place_for : callable
         Called with the header of each answer; returns where its payload goes, as views of that length together.
     answered : callable
-        Called with the header once its payload is there.
+        Called with the header once its payload is there, and with the descriptor that came with it, which is closed
+        afterwards; -1 where none came.
 
     Attributes
     ----------
@@ -145,13 +157,15 @@ class AggregatorConnection:
         address: AggregatorAddress,
         connection: socket.socket,
         place_for: Callable[[PartFrame], Sequence[memoryview]],
-        answered: Callable[[PartFrame], None],
+        answered: Callable[[PartFrame, int], None],
     ) -> None:
         self.address, self.socket = address, connection
         self.shares = False
         self.sent_bytes = self.received_bytes = 0
         self._place_for, self._answered = place_for, answered
         self._queue: deque[memoryview] = deque()
+        self._over_unix = connection.family == socket.AF_UNIX
+        self._descriptors: deque[int] = deque()
         self._header = memoryview(bytearray(HEADER_BYTES))
         self._frame: PartFrame | None = None
         self._wanted: deque[memoryview] = deque([self._header])
@@ -205,7 +219,7 @@ class AggregatorConnection:
             while self._wanted:
                 view = self._wanted[0]
                 try:
-                    count = self.socket.recv_into(view)
+                    count = self._receive(view)
                 except BlockingIOError:
                     return
                 if not count:
@@ -217,6 +231,14 @@ class AggregatorConnection:
                     self._wanted.popleft()
             self._whole()
 
+    def _receive(self, view: memoryview) -> int:
+        if not self._over_unix:
+            return self.socket.recv_into(view)
+        room = room_for_descriptors(_MOST_DESCRIPTORS)
+        count, ancillary, _, _ = self.socket.recvmsg_into([view], room, socket.MSG_CMSG_CLOEXEC)
+        self._descriptors.extend(descriptors_in(ancillary))
+        return count
+
     def _whole(self) -> None:
         if self._frame is None:
             self._frame = decoded(self._header)
@@ -225,9 +247,20 @@ class AggregatorConnection:
                 return
         frame, self._frame = self._frame, None
         self._wanted.append(self._header)
-        self._answered(frame)
+        if not frame.flags & PartFlag.DESCRIPTOR:
+            self._answered(frame, -1)
+            return
+        if not self._descriptors:
+            raise PartFrameError(PartStatus.BAD_FRAME, "a descriptor was to come with an answer, and none came")
+        descriptor = self._descriptors.popleft()
+        try:
+            self._answered(frame, descriptor)
+        finally:
+            os.close(descriptor)
 
     def close(self) -> None:
         """Hang up."""
         self._queue.clear()
         self.socket.close()
+        while self._descriptors:
+            os.close(self._descriptors.popleft())

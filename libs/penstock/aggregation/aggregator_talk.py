@@ -29,7 +29,7 @@ from penstock.aggregation.frames import (
     PartRequest,
     PartStatus,
 )
-from penstock.aggregation.shared_vectors import SharedVectors
+from penstock.aggregation.shared_vectors import SharedVectors, map_result
 from penstock.sessions.setup import SessionError
 from penstock_log.aggregation_messages import (
     PART_BYTES,
@@ -78,6 +78,8 @@ class RankPart:
         self.joined = False
         self.joining = self.pushed = self.pulling = False
         """What has been sent about the next step, over the connection that there is."""
+        self.mapped: Vector | None = None
+        """Its result in the memory of its aggregator, if that shares it."""
         self.push_request = 0
         """The request by which the next step was pushed."""
         self.step = 0
@@ -167,6 +169,7 @@ class AggregatorTalk:
         self._waker.setblocking(False)
         self._woken.setblocking(False)
 
+        self._generation = 0
         self._addresses: dict[str, AggregatorAddress] = {}
         self._connections: dict[str, AggregatorConnection] = {}
         self._by_fd: dict[int, AggregatorConnection] = {}
@@ -300,6 +303,9 @@ class AggregatorTalk:
                 f"the agent knows {len(news.parts)} parts, and there are {len(self.parts)}"
             )
             return
+        if news.generation < self._generation:
+            return
+        self._generation = news.generation
         self._addresses = {address.aggregator: address for address in news.aggregators}
         for at in news.parts:
             part = self.parts[at.part]
@@ -410,11 +416,8 @@ class AggregatorTalk:
 
     def _pull_values(self, part: RankPart, at: PartAt, step: int, connection: AggregatorConnection) -> None:
         part.pulling = True
-        if connection.shares:
-            place = SHARED_AT.pack(self._memory.results_at + part.start * self._layout.itemsize)
-            self._ask(connection, _Asked(part, PartRequest.PULL, at, step, PartFlag.SHARED), place)
-        else:
-            self._ask(connection, _Asked(part, PartRequest.PULL, at, step))
+        flags = PartFlag.SHARED if connection.shares else PartFlag.NONE
+        self._ask(connection, _Asked(part, PartRequest.PULL, at, step, flags))
 
     def _ask(self, connection: AggregatorConnection, asked: _Asked, *payload: Any) -> None:
         part = asked.part
@@ -470,7 +473,7 @@ class AggregatorTalk:
                 rows = [scratch, *(row[part.start : part.stop] for row in self.state_into)]
                 return [row.data.cast("B") for row in rows]
             return [part.incoming.data.cast("B")] if part.incoming is not None else []
-        if asked.flags or result is None:
+        if asked.flags & PartFlag.NO_VALUES or result is None:
             return []
         return [result[part.start : part.stop].data.cast("B")]
 
@@ -478,7 +481,7 @@ class AggregatorTalk:
         part = asked.part
         return asked.at is part.at and not part.left and asked.step >= part.step
 
-    def _answered(self, frame: PartFrame) -> None:
+    def _answered(self, frame: PartFrame, descriptor: int) -> None:
         asked = self._asked.pop(frame.request, None)
         reason = self._reasons.pop(frame.request, b"")[:_MOST_REASON].decode(errors="replace")
         if frame.kind == PartRequest.SHARE and frame.status != PartStatus.OK:
@@ -491,7 +494,9 @@ class AggregatorTalk:
             if asked.kind == PartRequest.JOIN:
                 part.joined, part.joining, part.step = True, False, frame.step
             elif asked.kind == PartRequest.PULL:
-                self._take_result(asked)
+                if descriptor >= 0:
+                    part.mapped = map_result(descriptor, part.stop - part.start, self._layout.dtype)
+                self._take_result(asked, frame)
             else:
                 return
         elif status == PartStatus.COUNTED and asked.kind == PartRequest.PUSH:
@@ -504,7 +509,7 @@ class AggregatorTalk:
             return
         self.advance(part)
 
-    def _take_result(self, asked: _Asked) -> None:
+    def _take_result(self, asked: _Asked, frame: PartFrame) -> None:
         part, step, result = asked.part, asked.step, self.into
         part.pulling = False
         if _is_callers(asked):
@@ -515,8 +520,11 @@ class AggregatorTalk:
             if step > part.completed and result is not None:
                 result[place] = part.incoming[0]
             part.held, part.incoming = HeldState(step, part.incoming), part.held.vectors
-        elif asked.flags & PartFlag.SHARED and result is not None:
-            result[place] = self._memory.results[place]
+        elif frame.flags & PartFlag.SHARED and result is not None:
+            if part.mapped is None:
+                message = f"part {part.number}'s result is in memory that cannot be read"
+                raise PartFrameError(PartStatus.BAD_FRAME, message)
+            result[place] = part.mapped
         part.pushed = False
         self._asked.pop(part.push_request, None)  # that it was counted is not said
         part.step = step

@@ -17,7 +17,11 @@ import threading
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Callable, Final, NamedTuple
 
-import numpy as np
+try:
+    import numpy as np
+except ImportError as missing:
+    message = "aggregation needs NumPy: pip install 'penstock-sdk[aggregation]'"
+    raise ImportError(message) from missing
 
 from penstock.aggregation.aggregator_talk import AggregationError, AggregatorTalk, HeldState
 from penstock.aggregation.rules import state_size

@@ -5,8 +5,9 @@ A connection is about one lease: one rank of one run on one aggregator, or the a
 over TCP, or over a Unix socket where both are on one host, and begins with :data:`MAGIC` and the proof of
 :mod:`penstock.leased_connection`, which the aggregator answers by a frame of kind :attr:`PartRequest.HELLO`.
 
-From then on the client sends requests, several at a time if it likes. Each is answered once, but a push that is counted
-and a farewell, and not always in their order: a pull waits for its step. A frame is a header of 48 bytes and a payload.
+From then on the client sends requests, several at a time if it likes. Each is answered once, but for a push that is
+counted and a farewell, and not always in their order, since a pull waits for its step. A frame is a header of 48 bytes
+and a payload.
 Numbers of headers are in network order:
 
 ==========  ======  ===================================================================================
@@ -49,7 +50,7 @@ _FIELDS: Final = struct.Struct("!HBBBBHIIQQQI")
 _CHECKSUM: Final = struct.Struct("!I")
 HEADER_BYTES: Final = _FIELDS.size + _CHECKSUM.size
 SHARED_AT: Final = struct.Struct("!Q")
-"""Payload of a frame with :attr:`PartFlag.SHARED`: where in the shared memory its vector is, in bytes."""
+"""Payload of a push with :attr:`PartFlag.SHARED`: where in the rank's memory its vector is, in bytes."""
 JOINED: Final = struct.Struct("!QQ")
 """Payload of a JOIN: the oldest push that the rank still has, and the step of the state that follows, if any."""
 PAUSED: Final = struct.Struct("!Q")
@@ -77,7 +78,7 @@ class PartRequest(IntEnum):
     """
     Over a Unix socket: memory of the rank, by its descriptor (``SCM_RIGHTS``), that is sealed against shrinking.
 
-    Pushes and pulls with :attr:`PartFlag.SHARED` have their vectors there from then on.
+    Pushes with :attr:`PartFlag.SHARED` have their vectors there from then on.
     """
     LEAVE = 6
     """The rank has ended well and pushes nothing any more; never answered."""
@@ -88,11 +89,21 @@ class PartFlag(IntFlag):
 
     NONE = 0
     SHARED = 1
-    """The vector is in shared memory, and the payload says where: :data:`SHARED_AT`."""
+    """
+    Of a push: the vector is in the rank's memory, and the payload says where (:data:`SHARED_AT`). Of a pull: the result
+    may be in the aggregator's memory; its answer says whether it is.
+    """
     STATE = 2
     """A pull asks for the optimizer's state beside the parameters, never by shared memory."""
     NO_VALUES = 4
     """A pull asks to be told of the step, and has the values already."""
+    DESCRIPTOR = 8
+    """
+    The answer comes with the descriptor of the part's result (``SCM_RIGHTS``): the first over this connection.
+
+    The memory is sealed against shrinking and against being written by others. What is in it is the result of a step
+    until the rank pushes the next one.
+    """
 
 
 class PartStatus(IntEnum):

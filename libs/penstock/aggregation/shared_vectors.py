@@ -1,8 +1,9 @@
 """
-A rank's pushes that may be needed again, and the place for its results, in memory that aggregators of its host share.
+Vectors in memory that ranks and aggregators of one host share: pushes that may be needed again, and results.
 
-The memory is sealed against shrinking, since an aggregator that reads memory which was cut off dies of it. Where the
-system has none of that kind, it is ordinary memory, and everything goes over TCP.
+:class:`SharedVectors` is a rank's pushes, which aggregators read; :class:`SharedResult` is a part's result, which ranks
+read. The memory is sealed against shrinking, since who reads memory that was cut off dies of it, and results against
+being written by others. Where the system has no such memory, it is ordinary, and everything goes over sockets.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from penstock.leased_connection import sealed_bytes
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -23,11 +26,13 @@ if TYPE_CHECKING:
 _ALIGNED: Final = 4096
 _ADD_SEALS: Final = getattr(fcntl, "F_ADD_SEALS", 1033)
 _SEAL_SHRINK: Final = getattr(fcntl, "F_SEAL_SHRINK", 2)
+_SEAL_GROW: Final = getattr(fcntl, "F_SEAL_GROW", 4)
+_SEAL_FUTURE_WRITE: Final = 16  # Linux 5.1
 
 
 class SharedVectors:
     """
-    Some vectors of one length: those of pushes, by their steps, and that of results.
+    A rank's pushes, by their steps: vectors of one length.
 
     Parameters
     ----------
@@ -40,19 +45,15 @@ class SharedVectors:
     ----------
     descriptor : int
         Of the memory; -1 where it cannot be shared.
-    results : (elements,) array
-        Where aggregators of this host write.
     """
 
     def __init__(self, elements: int, dtype: str, most_pushes: int) -> None:
         itemsize = np.dtype(dtype).itemsize
         self._stride = -(-elements * itemsize // _ALIGNED) * _ALIGNED
-        size = self._stride * (most_pushes + 1)
-        self.descriptor, buffer = _shared_memory(size)
-        vectors = [np.frombuffer(buffer, dtype, elements, at * self._stride) for at in range(most_pushes + 1)]
-        self.results: Vector = vectors.pop()
-        self.results_at: Final = most_pushes * self._stride
-        self._vectors: list[Vector] = vectors
+        self.descriptor, buffer = _shared_memory(self._stride * most_pushes, _SEAL_SHRINK)
+        self._vectors: list[Vector] = [
+            np.frombuffer(buffer, dtype, elements, at * self._stride) for at in range(most_pushes)
+        ]
         self._free = list(range(most_pushes))
         self._steps: dict[int, int] = {}
 
@@ -92,15 +93,57 @@ class SharedVectors:
             self.descriptor = -1
 
 
-def _shared_memory(size: int) -> tuple[int, Any]:
+class SharedResult:
+    """
+    A part's result in an aggregator's memory.
+
+    Parameters
+    ----------
+    elements, dtype : int, dtype
+
+    Attributes
+    ----------
+    vector : (elements,) array
+    descriptor : int
+        Of the memory, which others can only read; -1 where it cannot be shared.
+    """
+
+    def __init__(self, elements: int, dtype: Any) -> None:
+        size = elements * np.dtype(dtype).itemsize
+        self.descriptor, buffer = _shared_memory(size, _SEAL_SHRINK | _SEAL_GROW | _SEAL_FUTURE_WRITE)
+        self.vector: Vector = np.frombuffer(buffer, dtype, elements)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether others can read it."""
+        return self.descriptor >= 0
+
+    def close(self) -> None:
+        """Close the descriptor; the memory goes with its last user."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+
+def map_result(descriptor: int, elements: int, dtype: str) -> Vector | None:
+    """Return a part's result in an aggregator's memory, to be read; None if that memory is too short, or not sealed."""
+    size = elements * np.dtype(dtype).itemsize
+    if sealed_bytes(descriptor) < size:
+        return None
+    result: Vector = np.frombuffer(mmap.mmap(descriptor, size, prot=mmap.PROT_READ), dtype, elements)
+    return result
+
+
+def _shared_memory(size: int, seals: int) -> tuple[int, Any]:
     try:
         descriptor = os.memfd_create("penstock-vectors", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     except (AttributeError, OSError):  # no Linux, or not allowed
         return -1, bytearray(size)
     try:
         os.ftruncate(descriptor, size)
-        fcntl.fcntl(descriptor, _ADD_SEALS, _SEAL_SHRINK)
-        return descriptor, mmap.mmap(descriptor, size)
+        buffer = mmap.mmap(descriptor, size)
+        fcntl.fcntl(descriptor, _ADD_SEALS, seals)
     except OSError:
         os.close(descriptor)
         return -1, bytearray(size)
+    return descriptor, buffer

@@ -39,11 +39,17 @@ from penstock_log import (
     RoundDecided,
 )
 from penstock_log.aggregation_facts import Phase, RuleName, node_of
-from penstock_log.aggregation_messages import MOST_PARTS, PART_BYTES
+from penstock_log.aggregation_messages import MOST_PARTS, PART_BYTES, WATCH_STEPS
 from penstock_log.spec import AggregationMode
 
-CHANGE: Final = 0.1
+CHANGE: Final = 0.05
 """Times that differ by less than this share of them from those measured before are taken for the same."""
+PROFILE_S: Final = 1.0
+WATCH_S: Final = 5.0
+"""
+Least seconds of the first measurement, and of each later one by which something is decided: what the agents measure is
+over so many steps, which may be over before the machine's other work has come and gone.
+"""
 UNKNOWN: Final = -1.0
 LEAST_S: Final = 1e-7
 MOST_S: Final = 1e7
@@ -129,11 +135,24 @@ class AggregatorRecord(msgspec.Struct):
 
 
 class AggregatorSample(msgspec.Struct, frozen=True):
-    """What an aggregator has last measured of a run in its present generation."""
+    """What an aggregator has last measured of a run in its present generation: the mean of some measurements."""
 
     steps: int
     iteration_s: float
     at_s: float
+    held_s: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """How long it was measured for."""
+        return self.steps * self.iteration_s
+
+    def with_more(self, event: AggregationMeasured) -> AggregatorSample:
+        """Return the mean of this and the next measurement."""
+        steps = self.steps + event.steps
+        iteration_s = (self.seconds + event.steps * event.iteration_s) / steps
+        held_s = (self.steps * self.held_s + event.steps * event.held_s) / steps
+        return AggregatorSample(steps, iteration_s, event.at_s, held_s)
 
 
 class AggregationRun(msgspec.Struct, kw_only=True):
@@ -152,6 +171,8 @@ class AggregationRun(msgspec.Struct, kw_only=True):
         The aggregator that each part is on its way from; empty where it has come.
     alone_s, now_s : float
         Iteration time with aggregators of its own, and as last measured; 0 while unknown.
+    alone_held_s, held_s : float
+        What of these its aggregators have: from a step's last push to its result.
     costs_s : list of float
         Processor seconds of each part's steps; -1 while unknown.
     samples : dict of str to AggregatorSample
@@ -188,6 +209,8 @@ class AggregationRun(msgspec.Struct, kw_only=True):
     sources: list[str] = msgspec.field(default_factory=list)
     alone_s: float = 0.0
     now_s: float = 0.0
+    alone_held_s: float = 0.0
+    held_s: float = 0.0
     costs_s: list[float] = msgspec.field(default_factory=list)
     samples: dict[str, AggregatorSample] = msgspec.field(default_factory=dict)
     refused: str = ""
@@ -231,6 +254,17 @@ class AggregationRun(msgspec.Struct, kw_only=True):
     def steps(self) -> int:
         """Steps that the shortest of its measurements is over."""
         return min((sample.steps for sample in self.samples.values()), default=0)
+
+    @property
+    def is_profiled(self) -> bool:
+        """Whether it was measured for long enough to be packed."""
+        return self.measured and all(sample.seconds >= PROFILE_S for sample in self.samples.values())
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether it was measured for long enough to say what it has lost."""
+        long = all(sample.seconds >= WATCH_S for sample in self.samples.values())
+        return self.measured and self.steps >= WATCH_STEPS and long
 
 
 class AggregationTable(msgspec.Struct):
@@ -301,6 +335,13 @@ class AggregationTable(msgspec.Struct):
             for name in run.aggregators:
                 found.setdefault(name, []).append(run.job_id)
         return found
+
+    def has_its_own(self, run: AggregationRun) -> bool:
+        """Say whether a run is alone on as many aggregators as it asked for."""
+        names = set(run.aggregators)
+        if len(names) < min(run.servers, len(run.parts)):
+            return False
+        return all(other is run or names.isdisjoint(other.aggregators) for other in self.runs.values())
 
     def _apply(self, event: Event, jobs: JobTable) -> set[str] | None:
         """Fold a fact into agents, aggregators and runs; return its pools, None where it changes nothing."""
@@ -468,7 +509,7 @@ def _avoid(_: AggregationTable, run: AggregationRun, event: AggregatorUnreachabl
     return bool(here) or event.aggregator in run.sources
 
 
-def _measure(_: AggregationTable, run: AggregationRun, event: AggregationMeasured) -> bool:
+def _measure(table: AggregationTable, run: AggregationRun, event: AggregationMeasured) -> bool:
     """Take over what an aggregator has measured since its newest part came: it knows no later generation."""
     run.not_finite += max(0, event.not_finite)
     newest = max((one.generation for one in run.placed if one.aggregator == event.aggregator), default=0)
@@ -477,12 +518,33 @@ def _measure(_: AggregationTable, run: AggregationRun, event: AggregationMeasure
     for part, cost_s in event.costs_s.items():
         if 0 <= part < len(run.parts) and not abs(cost_s - run.costs_s[part]) <= CHANGE * run.costs_s[part]:
             run.costs_s[part] = cost_s
-    run.samples[event.aggregator] = AggregatorSample(event.steps, event.iteration_s, event.at_s)
+    run.samples[event.aggregator] = _sample(run, event)
     if run.measured:
-        run.now_s = max(run.samples[name].iteration_s for name in run.aggregators)
-        if run.stage != "packed" or run.now_s < (1 - CHANGE) * run.alone_s:
+        samples = [run.samples[name] for name in run.aggregators]
+        run.now_s, run.held_s = (max(getattr(one, name) for one in samples) for name in ("iteration_s", "held_s"))
+        if _is_telling(table, run):
+            faster = run.stage == "packed" and run.now_s < run.alone_s
+            run.alone_held_s = min(run.alone_held_s, run.held_s) if faster else run.held_s
             run.alone_s = run.now_s
     return True
+
+
+def _sample(run: AggregationRun, event: AggregationMeasured) -> AggregatorSample:
+    """Return a measurement with those before it; a long one begins anew, and so does one that begins with a move."""
+    before = run.samples.get(event.aggregator)
+    began_moving = before is not None and run.stage == "packed" and before.steps < WATCH_STEPS
+    if before is None or before.seconds >= WATCH_S or began_moving:
+        return AggregatorSample(event.steps, event.iteration_s, event.at_s, event.held_s)
+    return before.with_more(event)
+
+
+def _is_telling(table: AggregationTable, run: AggregationRun) -> bool:
+    """Return whether a run's iteration time is now that with aggregators of its own: it has them, or it is faster."""
+    if not run.alone_s or run.stage == "profile":
+        return True
+    if not run.is_watched or abs(run.now_s - run.alone_s) <= CHANGE * run.alone_s:
+        return False
+    return run.stage == "own" or run.now_s < run.alone_s or table.has_its_own(run)
 
 
 def _is_believable(event: AggregationMeasured) -> bool:

@@ -2,9 +2,9 @@
 The next decision about aggregation in a pool.
 
 :func:`next_step` looks for one thing to do, the most urgent first: parts whose aggregator is gone get another; a run
-that was measured is packed, or gets its own aggregators back; a run that waits is admitted or refused; aggregators
-without a part are recycled; and now and then parts move, so that limits are kept and aggregators become empty. After
-its facts have come back, it is asked again.
+that was measured is packed, or gets its own aggregators back; parts leave drained nodes; a run that waits is admitted
+or refused; aggregators without a part are recycled; and now and then parts move, so that limits are kept and
+aggregators become empty. After its facts have come back, it is asked again.
 
 Which part shares which aggregator, :mod:`penstock_policies.aggregation` says. A run that is measured, or that has its
 own aggregators for good, shares them with nobody. A part that is on its way is not moved again before it has come,
@@ -29,8 +29,7 @@ from penstock_log import (
     AnyEvent,
     PartPlaced,
 )
-from penstock_log.aggregation_facts import Phase
-from penstock_log.aggregation_messages import WATCH_STEPS
+from penstock_log.aggregation_facts import Phase, node_of
 from penstock_log.text import count, duration, listed
 from penstock_policies.aggregation import (
     AggregatorLoad,
@@ -44,6 +43,9 @@ from penstock_policies.aggregation import (
 from penstock_scheduler.aggregation.aggregation_table import AggregationRun, AggregationTable, refusal_of
 from penstock_scheduler.aggregation.aggregator_choice import AggregatorRoom, choose, deal, nodes_of, room_of
 
+HELD_SHARE: Final = 0.5
+"""A run that got slower goes back where this part of what it lost is spent at its aggregators; else something else is
+slower, such as its node, and its own aggregators would not help."""
 MOST_NAMES: Final = 1_000
 """Aggregators in one fact."""
 
@@ -105,7 +107,8 @@ class PoolLook:
     def __init__(
         self, table: AggregationTable, cluster: Cluster, pool: str, now_s: float, settings: AssignerSettings
     ) -> None:
-        self._table, self._pool, self._now_s, self._settings = table, pool, now_s, settings
+        self._table, self._cluster, self._pool = table, cluster, pool
+        self._now_s, self._settings = now_s, settings
         self.room: AggregatorRoom = room_of(table, cluster, pool, now_s)
         self._runs = [run for run in table.runs_in(pool) if not run.closed]
         self._holders = table.holders()
@@ -116,20 +119,18 @@ class PoolLook:
 
     def urgent(self) -> Iterator[tuple[AnyEvent, ...]]:
         """Yield what is not left for later, the most urgent first."""
-        if facts := self._give_up():
-            yield facts
-        for run in self._runs:
-            if run.open and (facts := self._recover(run)):
-                yield facts
-        for run in self._runs:
-            if run.open and run.measured and not run.moving and (facts := self._judge(run)):
-                yield facts
+        return filter(None, self._urgent())
+
+    def _urgent(self) -> Iterator[tuple[AnyEvent, ...]]:
+        yield self._give_up()
+        there = [run for run in self._runs if run.open]
+        yield from map(self._recover, there)
+        resting = [run for run in there if not run.moving]
+        yield from (self._judge(run) for run in resting if run.measured)
+        yield from map(self._vacate, resting)
         if not self.short:  # else those that are under way come first
-            for run in self._runs:
-                if run.waits and (facts := self._admit(run)):
-                    yield facts
-        if facts := self._empty():
-            yield facts
+            yield from (self._admit(run) for run in self._runs if run.waits)
+        yield self._empty()
 
     # --- admission
 
@@ -229,13 +230,18 @@ class PoolLook:
     def _judge(self, run: AggregationRun) -> tuple[AnyEvent, ...]:
         """Return what follows from a run's measurements, where something does."""
         if run.stage == "profile":
-            return self._pack(run)
+            return self._pack(run) if run.is_profiled else ()
         late = run.stage == "packed" and lost_more(run.alone_s, run.now_s, self._settings.loss_limit)
-        if late and run.steps >= WATCH_STEPS:
+        if late and run.is_watched and not self._table.has_its_own(run) and self._is_by_sharing(run):
             share = 1 - run.alone_s / run.now_s
             times = f"{_short(run.now_s)} instead of {_short(run.alone_s)}"
-            return self._give_back(run, f"it was {100 * share:.0f} % slower over {run.steps} steps: {times}")
+            held = f"{_short(run.held_s)} of them at its aggregators instead of {_short(run.alone_held_s)}"
+            return self._give_back(run, f"it was {100 * share:.0f} % slower over {run.steps} steps: {times}, {held}")
         return ()
+
+    def _is_by_sharing(self, run: AggregationRun) -> bool:
+        """Return whether its aggregators have as much of what it lost as to be the reason."""
+        return run.held_s - run.alone_held_s >= HELD_SHARE * (run.now_s - run.alone_s)
 
     def _pack(self, run: AggregationRun) -> tuple[AnyEvent, ...]:
         own = [name for name in run.aggregators if self._table.serves(name)]
@@ -276,6 +282,28 @@ class PoolLook:
 
     def _is_alone(self, run: AggregationRun, name: str) -> bool:
         return self._reaches(run, name) and self._holders.get(name) == [run.job_id]
+
+    # --- drained nodes
+
+    def _vacate(self, run: AggregationRun) -> tuple[AnyEvent, ...]:
+        """Return moves of a run's parts from drained nodes, so that these can go; nothing where there is no room."""
+        leaving = [one for one in run.placed if self._is_drained(one.aggregator)]
+        sources = tuple(dict.fromkeys(one.aggregator for one in leaving))
+        new = self._new(run, len(sources)) if sources else ()
+        if run.stage == "packed" and leaving:
+            places = self._packed_places(run, leaving, new)
+        elif leaving and len(new) == len(sources):
+            places = {one.part: new[sources.index(one.aggregator)] for one in leaving}
+        else:
+            return ()
+        if places is None:
+            return ()
+        drained = listed(f"node {node_id} is drained" for node_id in sorted(nodes_of(sources)))
+        return self._assigned(run, places, "rebalanced", drained, new=new)
+
+    def _is_drained(self, name: str) -> bool:
+        node = self._cluster.nodes.get(node_of(name))
+        return node is not None and node.drained and not node.gone
 
     # --- aggregators without a part, and balance
 
@@ -344,7 +372,8 @@ class PoolLook:
             for one in run.placed:
                 if run is of and one.part in without:
                     continue
-                if self._table.serves(one.aggregator) and (of is None or one.aggregator not in of.avoids):
+                name = one.aggregator
+                if self._table.serves(name) and not self._is_drained(name) and (of is None or name not in of.avoids):
                     task = Task(run.job_id, one.part, run.cost_s(one.part))
                     found.setdefault(one.aggregator, []).append(task)
         return dict(sorted(found.items()))

@@ -130,8 +130,6 @@ def environment_of(
         AgentEnv.CHECKPOINT_S: repr(spec.checkpoint_s),
         AgentEnv.PARAMS: msgspec.json.encode(spec.params).decode(),
         AgentEnv.BATCH_SIZE: str(spec.batch_size),
-        AgentEnv.AGGREGATION: spec.aggregation,
-        AgentEnv.AGGREGATION_SERVERS: str(spec.servers),
         AgentEnv.DEVICE_KIND: placement.kind,
         AgentEnv.DEVICES: ",".join(map(str, member.devices)),
         AgentEnv.BACKEND: devices[0].backend if devices else "cpu",
@@ -160,11 +158,14 @@ def environment_of(
 
 
 def _aggregation(job: Job, epoch: int, site: LaunchSite) -> dict[str, str]:
-    """Return by what a process finds the node's aggregation agent, if its job may; a sample is summed with nobody."""
-    if job.sample or not site.aggregation or job.spec.aggregation == "none":
+    """Return how a process aggregates, and its node's agent, if its job may; a sample is summed with nobody."""
+    if job.sample:
         return {}
+    said = {AgentEnv.AGGREGATION: job.spec.aggregation, AgentEnv.AGGREGATION_SERVERS: str(job.spec.servers)}
+    if not site.aggregation or job.spec.aggregation == "none":
+        return said
     token = run_token(site.aggregation_secret, job.id, epoch)
-    return {AgentEnv.AGGREGATION_SOCKET: site.aggregation, AgentEnv.AGGREGATION_TOKEN: token}
+    return {**said, AgentEnv.AGGREGATION_SOCKET: site.aggregation, AgentEnv.AGGREGATION_TOKEN: token}
 
 
 def _borrowed_memory(spec: JobSpec, devices: int) -> dict[str, str]:

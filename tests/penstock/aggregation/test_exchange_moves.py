@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
-from aggregator_harness import AggregatedRun, Training, aggregated, plain_results
+from aggregator_harness import AggregatedRun, Training, aggregated, in_threads, plain_results
 
 from penstock_log.aggregation_messages import UpdateRule, VectorLayout
 
@@ -163,3 +165,58 @@ def test_an_aggregator_that_cannot_be_reached_is_reported_once(tmp_path: Path) -
         results = training.train(4)
         assert [(lost.aggregator, lost.generation) for lost in run.lost] == [(name, 1)]
     assert results == [plain_results(LAYOUT, MEAN, 1, 4)]
+
+
+def test_the_state_is_had_from_an_aggregator_that_has_just_been_joined(tmp_path: Path) -> None:
+    with aggregated(tmp_path, LAYOUT, 2, ADAMW) as run:
+        training = Training(run)
+        training.train(7)
+        before = in_threads(lambda rank: training.exchanges[rank].state(), 2)
+        kill_and_replace(run, run.at[0].aggregator)
+        after = in_threads(lambda rank: training.exchanges[rank].state(), 2)
+        assert training.train(12) == [plain_results(LAYOUT, ADAMW, 2, 12)] * 2
+    assert [state.tobytes() for state in after] == [state.tobytes() for state in before]
+
+
+def disturb(run: AggregatedRun, training: Training, rng: np.random.Generator) -> None:
+    """Move parts, kill an aggregator, cut connections, or kill one of both ends of a move."""
+    alive = [name for name, process in sorted(run.processes.items()) if process.process.returncode is None]
+    name = alive[rng.integers(len(alive))]
+    match rng.integers(4):
+        case 0:
+            run.move([part for part in range(len(run.layout.parts)) if rng.random() < 0.6], name)
+        case 1:
+            kill_and_replace(run, name)
+        case 2:
+            for connection in training.exchanges[rng.integers(run.world_size)]._talk.connections:
+                with suppress(OSError):  # it was closed just now
+                    connection.socket.shutdown(socket.SHUT_RDWR)
+        case _:
+            before = run.announce_move([at.part for at in run.at if at.aggregator != name], name)
+            run.send_parts(before, name)
+            victim = [name, *before.values()][rng.integers(1 + len(before))]
+            run.processes[victim].kill()
+            if victim == name:
+                run.replace(name)
+            else:
+                run.join_anew([part for part, source in before.items() if source == victim])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_results_stay_the_same_through_moves_kills_and_cuts(tmp_path: Path, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    rule, world_size = (MEAN, ADAMW)[seed % 2], 2 + seed // 2
+    with aggregated(tmp_path, LAYOUT, world_size, rule, aggregators=2, shared=bool(rng.integers(2))) as run:
+        training = Training(run, snapshot_every=int(rng.integers(1, 6)))
+        ended = threading.Event()
+
+        def disturb_often() -> None:
+            for step in range(1, 70, 6):
+                training.wait_for_step(step)
+                disturb(run, training, rng)
+            ended.set()
+
+        threading.Thread(target=disturb_often, daemon=True).start()
+        results = training.train(80)
+        assert ended.wait(60)
+    assert results == [plain_results(LAYOUT, rule, world_size, 80)] * world_size
