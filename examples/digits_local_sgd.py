@@ -11,6 +11,8 @@ from __future__ import annotations
 from digits import Momentum, accuracy, crash_once, jittered, lessons, load  # isort: skip  # before numpy
 from pathlib import Path
 
+import numpy as np
+
 import penstock
 from digits_mlp import build
 
@@ -23,10 +25,11 @@ def main() -> None:
         sampler = session.sampler(len(training.y), batch_size=128, seed=int(params.get("seed", 0)))
         model = build(session)
         local = Momentum(model, lr=session.lr(float(params.get("lr", 0.1))), seed=session.rank)
-        outer = {"momentum": {"lr": 0.7, "momentum": 0.9}}.get(str(params.get("rule", "mean")), {})
-        shared = session.aggregate(
-            model.weights, "momentum" if outer else "mean", every=int(params.get("every", 8)), **outer
-        )
+        every = int(params.get("every", 8))
+        if params.get("rule") == "momentum":
+            shared = session.aggregate(model.weights, "momentum", every=every, lr=0.7, momentum=0.9)
+        else:
+            shared = session.aggregate(model.weights, every=every)
 
         def save(folder: Path) -> None:
             local.save(folder)
@@ -40,7 +43,8 @@ def main() -> None:
         loss = 0.0
         for rows in lessons(session, sampler, steps=400):
             loss, gradients = model.gradients(jittered(training.x[rows], local.rng), training.y[rows])
-            local.step({name: gradient / max(1, len(rows)) for name, gradient in gradients.items()})
+            share = np.float32(1 / max(1, len(rows)))
+            local.step({name: gradient * share for name, gradient in gradients.items()})
             if shared.step():
                 session.report(loss=loss / max(1, len(rows)), accuracy=accuracy(model, held_out))
             crash_once(session)

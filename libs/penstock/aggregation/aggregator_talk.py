@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 
 LOOK_S: Final = (0.05, 1.0)
 """How long an aggregator that cannot be reached is left alone, at first and at most."""
+MOST_MAPPED: Final = 256
+"""Parts whose results are read from an aggregator's memory, since each takes a descriptor; others come over sockets."""
 _ELSEWHERE: Final = frozenset({PartStatus.MOVED, PartStatus.STALE, PartStatus.UNKNOWN_PART})
 """The part is not here, or not any more: it is where the agent says next."""
 _MOST_REASON: Final = 4096
@@ -416,7 +418,7 @@ class AggregatorTalk:
 
     def _pull_values(self, part: RankPart, at: PartAt, step: int, connection: AggregatorConnection) -> None:
         part.pulling = True
-        flags = PartFlag.SHARED if connection.shares else PartFlag.NONE
+        flags = PartFlag.SHARED if connection.shares and part.number < MOST_MAPPED else PartFlag.NONE
         self._ask(connection, _Asked(part, PartRequest.PULL, at, step, flags))
 
     def _ask(self, connection: AggregatorConnection, asked: _Asked, *payload: Any) -> None:

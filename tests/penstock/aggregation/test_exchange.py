@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from aggregator_harness import Training, aggregated, in_threads, plain_results, values_of
 
-from penstock.aggregation import AggregationError
+from penstock.aggregation import AggregationError, aggregator_talk
 from penstock_log.aggregation_messages import RunMeasuredHere, UpdateRule, VectorLayout
 
 MEAN = UpdateRule()
@@ -51,6 +51,14 @@ def test_a_vector_of_many_megabytes_goes_over_sockets_whole(tmp_path: Path) -> N
     layout = VectorLayout(dtype="f4", parts=(1 << 20, 1 << 20, 1 << 20, 123))
     with aggregated(tmp_path, layout, 2, aggregators=2) as run:
         assert Training(run).train(3) == [plain_results(layout, MEAN, 2, 3)] * 2
+
+
+def test_results_of_more_parts_than_are_mapped_come_over_the_socket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(aggregator_talk, "MOST_MAPPED", 1)
+    with aggregated(tmp_path, LAYOUT, 2, shared=True) as run:
+        assert Training(run).train(5) == [plain_results(LAYOUT, MEAN, 2, 5)] * 2
 
 
 def test_a_slow_rank_is_waited_for(tmp_path: Path) -> None:
