@@ -297,7 +297,7 @@ class AggregatorTalk:
             news, self._news = self._news, None
             denied = self._denied
         if denied and self._problem is None:
-            self._problem = AggregationError(f"there is no aggregation for this run any more: {denied}")
+            self._problem = AggregationError(f"there is no aggregation for this run: {denied}")
         if news is None:
             return
         if len(news.parts) != len(self.parts):

@@ -52,8 +52,9 @@ def arrays_of(values: Values) -> list[Any]:
         raise SessionError(f"aggregation needs arrays or tensors, and got {type(values).__name__} without any")
     for number, each in enumerate(found):
         if not isinstance(each, np.ndarray) and not _is_tensor(each):
-            what = "None; a parameter without a gradient has zeros" if each is None else type(each).__name__
-            raise SessionError(f"value {number} is {what}; expected a numpy array or a torch tensor")
+            what = "None" if each is None else type(each).__name__
+            hint = "; of a parameter without a gradient, give zeros" if each is None else ""
+            raise SessionError(f"value {number} is {what}; expected a numpy array or a torch tensor{hint}")
     return found
 
 
