@@ -107,6 +107,8 @@ class AggregationAsked(Event, frozen=True, kw_only=True, tag="aggregator.asked.v
         The rule's numbers by name, as in :class:`~penstock_log.aggregation_messages.UpdateRule`.
     dtype : {"f4", "f8"}
         Type of the vector's elements.
+    values : str
+        Digest of the names and shapes of the vector's values; the same on all ranks.
     nodes : tuple of str
         Nodes that its ranks are on, as far as the agent knows.
     """
@@ -122,6 +124,7 @@ class AggregationAsked(Event, frozen=True, kw_only=True, tag="aggregator.asked.v
     rule: RuleName = "mean"
     rule_values: dict[str, float] = {}
     dtype: Dtype = "f4"
+    values: str = ""
     nodes: tuple[str, ...] = ()
 
 

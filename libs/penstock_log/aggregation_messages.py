@@ -82,10 +82,13 @@ class VectorLayout(msgspec.Struct, frozen=True, kw_only=True):
     dtype : {"f4", "f8"}
     parts : tuple of int
         Elements of each part, in order.
+    values : str
+        Digest of the names and shapes of the values that the vector is made of, by which ranks are compared.
     """
 
     dtype: Dtype
     parts: Annotated[tuple[Annotated[int, Meta(ge=1, le=PART_BYTES)], ...], Meta(min_length=1, max_length=MOST_PARTS)]
+    values: Annotated[str, Meta(max_length=64)] = ""
 
     @property
     def itemsize(self) -> int:

@@ -31,6 +31,7 @@ from penstock_log.aggregation_messages import (
     OpenLease,
     PartAt,
     PartsAt,
+    VectorLayout,
     run_token,
 )
 
@@ -132,7 +133,7 @@ class LocalRuns:
             before.dismiss(f"replaced: rank {asked.rank} of run {asked.epoch} has connected anew")
         for other in others.values():
             if other.asked is not None and (why := _difference(asked, other.asked)):
-                return f"layout: rank {other.asked.rank} has said other {why}; it is the same on all ranks"
+                return f"layout: rank {other.asked.rank} has said other {why}; expected the same on all ranks"
         others = self._ranks.setdefault(key, {})
         others[asked.rank] = rank
         self._following[rank] = asyncio.create_task(self._follow(rank, asked))
@@ -186,7 +187,7 @@ class LocalRuns:
             return f"refused: {refused}"
         run = state.run(asked.job_id, asked.epoch)
         if run is not None and (difference := _difference(asked, _asked_of(run, asked))):
-            return f"layout: rank 0 has said other {difference}; it is the same on all ranks"
+            return f"layout: rank 0 has said other {difference}; expected the same on all ranks"
         return ""
 
     async def _ask(self, asked: AskAggregation) -> None:
@@ -207,6 +208,7 @@ class LocalRuns:
             rule=asked.rule.name,
             rule_values=values_of(asked.rule),
             dtype=layout.dtype,
+            values=layout.values,
             nodes=_nodes_of(job),
         )
         key = (asked.job_id, asked.epoch)
@@ -387,23 +389,37 @@ def _difference(asked: AskAggregation, other: AskAggregation) -> str:
     """Return in what two ranks of a run differ that is the same on all; empty where in nothing."""
     if asked.world_size != other.world_size:
         return f"world size: {other.world_size}, and this one {asked.world_size}"
-    if asked.layout.dtype != other.layout.dtype:
-        return f"dtype: {other.layout.dtype}, and this one {asked.layout.dtype}"
-    if asked.layout.parts != other.layout.parts:
-        shapes = [f"{len(one.layout.parts)} parts, {sum(one.layout.parts)} elements" for one in (other, asked)]
-        return f"parts: {shapes[0]}, and this one {shapes[1]}"
+    if asked.layout != other.layout:
+        return _layout_in_words(other.layout, asked.layout)
     if asked.rule != other.rule:
-        return f"rule: {other.rule.name}, and this one {asked.rule.name}, or other numbers"
+        return f"rule: {_rule_in_words(other, asked)}, and this one {_rule_in_words(asked, other)}"
     if (asked.mode, asked.servers) != (other.mode, other.servers):
         return f"wishes: {other.servers} {other.mode} servers, and this one {asked.servers} {asked.mode}"
     return ""
+
+
+def _layout_in_words(other: VectorLayout, asked: VectorLayout) -> str:
+    if asked.dtype != other.dtype:
+        return f"dtype: {other.dtype}, and this one {asked.dtype}"
+    if asked.parts != other.parts:
+        shapes = [f"{len(one.parts)} parts, {sum(one.parts)} elements" for one in (other, asked)]
+        return f"parts: {shapes[0]}, and this one {shapes[1]}"
+    return "names or shapes of values, or has them in another order"
+
+
+def _rule_in_words(asked: AskAggregation, other: AskAggregation) -> str:
+    """Return a rank's rule, and those of its numbers that another rank has not."""
+    mine, theirs = (msgspec.structs.asdict(each.rule) for each in (asked, other))
+    differ = (f"{name} {value}" for name, value in mine.items() if name != "name" and value != theirs[name])
+    return f"{asked.rule.name} {', '.join(differ)}".rstrip()
 
 
 def _asked_of(run: AggregatedRun, asked: AskAggregation) -> AskAggregation:
     """Return what rank 0 has said of a run, for comparison with another rank."""
     fact = run.asked
     size = 4 if fact.dtype == "f4" else 8
-    layout = msgspec.structs.replace(asked.layout, dtype=fact.dtype, parts=tuple(count // size for count in fact.parts))
+    parts = tuple(count // size for count in fact.parts)
+    layout = VectorLayout(dtype=fact.dtype, parts=parts, values=fact.values)
     return msgspec.structs.replace(
         asked,
         world_size=fact.world_size,

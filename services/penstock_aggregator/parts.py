@@ -117,6 +117,7 @@ class Part:
         self._joined: dict[int, tuple[JoinedRank, Asker]] = {}
         self._pushes: dict[int, _Push] = {}
         self._pulls: dict[int, _Pull] = {}
+        self._left: set[int] = set()
         self._free: list[Vector] = []
         self._moves = False
         self._over = (PartStatus.RUN_OVER, "")
@@ -271,6 +272,7 @@ class Part:
             answers.append(self._refusal(asker, PartStatus.TOO_EARLY, "not all ranks have joined"))
         elif self.phase is PartPhase.COPYING or (self.phase is PartPhase.COLLECTING and step == self.completed + 1):
             self._pulls[rank] = pull
+            answers += self._refuse_vain_pulls()
         elif step == self.completed:
             answers.append(self._result_for(pull))
         elif step < self.completed:
@@ -283,6 +285,21 @@ class Part:
             reason = f"step {self.completed + 1} comes before step {step}"
             answers.append(self._refusal(asker, PartStatus.TOO_EARLY, reason))
         return answers
+
+    def leave(self, rank: int) -> list[PartAnswer]:
+        """A rank has ended and pushes nothing any more: whoever waits for its push does so in vain."""
+        self._left.add(rank)
+        return self._refuse_vain_pulls()
+
+    def _refuse_vain_pulls(self) -> list[PartAnswer]:
+        missing = sorted(self._left - self._pushes.keys())
+        if self.phase is not PartPhase.COLLECTING or not missing:
+            return []
+        reason = (
+            f"rank {missing[0]} has ended after step {self.completed}, and the others go on; all make as many steps"
+        )
+        pulls, self._pulls = self._pulls, {}
+        return [self._refusal(pull.asker, PartStatus.RANK_LEFT, reason) for pull in pulls.values()]
 
     # --- moves
     def begin_move(self) -> list[PartAnswer] | None:

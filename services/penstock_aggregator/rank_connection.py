@@ -49,7 +49,7 @@ STALL_S: Final = 10.0
 """So long a client may be silent inside a frame."""
 MOST_WAITING: Final = 4 * MOST_PARTS
 """Answers that a client has not taken; one that lets more wait is hung up on."""
-_REQUESTS: Final = frozenset({PartRequest.JOIN, PartRequest.PUSH, PartRequest.PULL})
+_REQUESTS: Final = frozenset({PartRequest.JOIN, PartRequest.PUSH, PartRequest.PULL, PartRequest.LEAVE})
 _ORDINARY: Final = frozenset({PartStatus.COUNTED, PartStatus.MOVED, PartStatus.STALE})
 """What good ranks hear after a connection broke, or while parts move."""
 _DISCARDED: Final = 65_536
@@ -219,6 +219,8 @@ class RankConnection:
                 self._pull(frame, hosted)
             elif frame.kind == PartRequest.JOIN:
                 self._join(frame, hosted)
+            elif frame.kind == PartRequest.LEAVE:
+                self._leave(frame, hosted)
             else:
                 self._copy(frame, hosted)
         except _Refused as refused:
@@ -294,6 +296,13 @@ class RankConnection:
             )
         with hosted.lock:
             answers = hosted.part.pull(self._rank, frame.step, frame.flags, Asker(self, frame, hosted))
+        deliver(answers)
+
+    def _leave(self, frame: PartFrame, hosted: HostedPart) -> None:
+        if frame.length:
+            raise _Refused(PartStatus.WRONG_SHAPE, "who leaves sends no payload", frame.length)
+        with hosted.lock:
+            answers = hosted.part.leave(self._rank)
         deliver(answers)
 
     def _join(self, frame: PartFrame, hosted: HostedPart) -> None:

@@ -63,7 +63,9 @@ async def test_a_token_of_one_run_is_none_of_the_next_and_none_of_another_job(no
     [
         ({"layout": VectorLayout(dtype="f8", parts=LAYOUT.parts)}, "dtype: f4, and this one f8"),
         ({"layout": VectorLayout(dtype="f4", parts=(16, 9))}, "parts: 2 parts, 24 elements, and this one 2 parts, 25"),
+        ({"layout": msgspec.structs.replace(LAYOUT, values="other")}, "names or shapes of values"),
         ({"rule": UpdateRule(name="sgd")}, "rule: mean, and this one sgd"),
+        ({"rule": UpdateRule(lr=0.5)}, "rule: mean lr 0.01, and this one mean lr 0.5"),
         ({"world_size": 3}, "world size: 2, and this one 3"),
         ({"servers": 4}, "wishes: 1 shared servers, and this one 4 shared"),
     ],

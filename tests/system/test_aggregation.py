@@ -93,6 +93,28 @@ async def test_a_gang_whose_agent_is_killed_goes_on_with_the_next_one_bit_for_bi
     assert weights(cluster, job_id) == weights(cluster, "alone-agent")
 
 
+async def test_a_preempted_gang_goes_on_with_its_optimizer_and_learns_the_same_bit_for_bit(cluster: Cluster) -> None:
+    script = Path(__file__).parents[1] / "support" / "push_pull_job.py"
+    command = (sys.executable, str(script))
+    async with cluster.client() as client:
+        for job_id in ("left-alone", "preempted"):
+            await client.submit(JobSpec(id=job_id, name=job_id, command=command, gpus=2, profile="off"))
+            if job_id == "preempted":
+                await until(client, job_id, "aggregation.assigned.v1")
+                node = (await client.nodes()).nodes[0].id
+                await client.drain(node, preempt=True)
+                await until(client, job_id, "run.ended.v1")
+                await client.resume(node)
+            job = await client.wait(job_id)
+            assert (job.state, job.preemptions) == ("CD", int(job_id == "preempted")), job.reason
+    said = [
+        set(cluster.run("logs", job_id).stdout.replace("[1]", "[0]").splitlines())
+        for job_id in ("left-alone", "preempted")
+    ]
+    assert said[0] == said[1]
+    assert len(said[0]) == 1
+
+
 async def test_two_gangs_come_to_share_an_aggregator_and_people_see_it(cluster: Cluster) -> None:
     async with cluster.client() as client:
         ids = [(await client.submit(training(f"shared-{number}", steps=100_000))).id for number in range(2)]

@@ -205,6 +205,15 @@ class AggregatorTalk:
         with suppress(OSError):  # full: it wakes up anyway
             self._waker.send(b"!")
 
+    def leave(self) -> None:
+        """Tell the aggregators that this rank pushes nothing any more, as far as that goes without waiting."""
+        for part in self.parts:
+            connection = self._connections.get(part.at.aggregator) if part.at is not None else None
+            if part.at is not None and connection is not None and part.joined and not part.left:
+                with suppress(OSError):
+                    self._ask(connection, _Asked(part, PartRequest.LEAVE, part.at, part.step))
+                    connection.send_more()
+
     def end(self) -> None:
         """Have whoever drives it get an error."""
         self._closed = True
@@ -288,7 +297,7 @@ class AggregatorTalk:
             news, self._news = self._news, None
             denied = self._denied
         if denied and self._problem is None:
-            self._problem = AggregationError(f"there is no aggregation for this run any more: {denied}")
+            self._problem = AggregationError(f"there is no aggregation for this run: {denied}")
         if news is None:
             return
         if len(news.parts) != len(self.parts):

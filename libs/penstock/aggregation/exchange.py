@@ -292,6 +292,14 @@ class VectorExchange:
             shared_parts=sum(self._talk.shares(part) for part in self._parts),
         )
 
+    def leave(self) -> None:
+        """Say that this rank has ended well, so that nobody waits for its next push; :meth:`close` comes after it."""
+        if os.getpid() == self._pid and self._using.acquire(blocking=False):  # a thread that waits has not ended well
+            try:
+                self._talk.leave()
+            finally:
+                self._using.release()
+
     def close(self) -> None:
         """Hang up. Who waits in another thread gets an error."""
         self._talk.end()

@@ -1,6 +1,8 @@
 """
 A job's values as one flat vector: numpy arrays, or tensors of PyTorch, in the order in which they were given.
 
+A mapping's are in the order of their names, so that processes that have filled theirs in other orders agree.
+
 Aggregators know one vector of one type, cut into parts. :class:`FlatVector` copies values into it and back, whatever
 their shapes, and whatever device a tensor is on.
 """
@@ -9,6 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from hashlib import sha256
 from typing import Any, Final, Union
 
 import numpy as np
@@ -23,7 +26,7 @@ _WIDENED: Final = frozenset({"float16", "bfloat16", "float32"})
 
 def arrays_of(values: Values) -> list[Any]:
     """
-    Return the arrays or tensors of what was given, in order.
+    Return the arrays or tensors of what was given, in order; those of a mapping in the order of their names.
 
     Raises
     ------
@@ -33,12 +36,12 @@ def arrays_of(values: Values) -> list[Any]:
     Examples
     --------
     >>> [array.shape for array in arrays_of({"w": np.zeros((2, 3)), "b": np.zeros(3)})]
-    [(2, 3), (3,)]
+    [(3,), (2, 3)]
     """
     if isinstance(values, np.ndarray) or _is_tensor(values):
         found = [values]
     elif isinstance(values, Mapping):
-        found = list(values.values())
+        found = [values[name] for name in _names_of(values)]
     elif callable(parameters := getattr(values, "parameters", None)):
         found = list(parameters())
     elif isinstance(values, Iterable):
@@ -49,7 +52,9 @@ def arrays_of(values: Values) -> list[Any]:
         raise SessionError(f"aggregation needs arrays or tensors, and got {type(values).__name__} without any")
     for number, each in enumerate(found):
         if not isinstance(each, np.ndarray) and not _is_tensor(each):
-            raise SessionError(f"value {number} is {type(each).__name__}; expected a numpy array or a torch tensor")
+            what = "None" if each is None else type(each).__name__
+            hint = "; of a parameter without a gradient, give zeros" if each is None else ""
+            raise SessionError(f"value {number} is {what}; expected a numpy array or a torch tensor{hint}")
     return found
 
 
@@ -87,6 +92,7 @@ class FlatVector:
     def __init__(self, values: Values, servers: int = 1) -> None:
         arrays = arrays_of(values)
         self._shapes = [tuple(each.shape) for each in arrays]
+        self._names = _names_of(values) if isinstance(values, Mapping) else []
         dtype = _common_type(arrays)
         sizes = [int(np.prod(shape, dtype=np.int64)) for shape in self._shapes]
         if not sum(sizes):
@@ -97,7 +103,11 @@ class FlatVector:
             self.data[end - size : end].reshape(shape) for end, size, shape in zip(ends, sizes, self._shapes)
         ]
         self._tensors: list[Any] = []
-        self.layout = VectorLayout(dtype="f8" if dtype == np.float64 else "f4", parts=parts_of(self.data, servers))
+        self.layout = VectorLayout(
+            dtype="f8" if dtype == np.float64 else "f4",
+            parts=parts_of(self.data, servers),
+            values=sha256(repr((list(map(str, self._names)), self._shapes)).encode()).hexdigest()[:32],
+        )
 
     def pack(self, values: Values) -> None:
         """Copy values of the same shapes into the vector; raises SessionError where a shape is another."""
@@ -111,6 +121,8 @@ class FlatVector:
         """Copy the vector into values of the same shapes, in place; raises as :meth:`pack` does."""
         for number, array in enumerate(self._checked(values)):
             if isinstance(array, np.ndarray):
+                if not array.flags.writeable:
+                    raise SessionError(f"value {number} is read-only, and results are written into it; give a copy")
                 np.copyto(array, self._views[number], casting="same_kind")
             else:
                 array.detach().copy_(
@@ -119,6 +131,9 @@ class FlatVector:
 
     def _checked(self, values: Values) -> list[Any]:
         arrays = arrays_of(values)
+        if self._names and isinstance(values, Mapping) and (names := _names_of(values)) != self._names:
+            differ = sorted(map(str, set(names) ^ set(self._names)))
+            raise SessionError(f"names are those that were aggregated at first; these differ: {', '.join(differ[:5])}")
         shapes = [tuple(each.shape) for each in arrays]
         if shapes != self._shapes:
             at = next((n for n, pair in enumerate(zip(shapes, self._shapes)) if pair[0] != pair[1]), None)
@@ -155,6 +170,11 @@ def parts_of(vector: np.ndarray[Any, Any], servers: int) -> tuple[int, ...]:
         )
     least, more = divmod(vector.size, count)
     return (least + 1,) * more + (least,) * (count - more)
+
+
+def _names_of(values: Mapping[Any, Any]) -> list[Any]:
+    """Return a mapping's names in the one order that all processes agree on, however each has filled its own."""
+    return sorted(values, key=str)
 
 
 def _common_type(arrays: list[Any]) -> type[np.floating[Any]]:

@@ -6,7 +6,8 @@ over TCP, or over a Unix socket where both are on one host, and begins with :dat
 :mod:`penstock.leased_connection`, which the aggregator answers by a frame of kind :attr:`PartRequest.HELLO`.
 
 From then on the client sends requests, several at a time if it likes. Each is answered once, but for a push that is
-counted, and not always in their order, since a pull waits for its step. A frame is a header of 48 bytes and a payload.
+counted and a farewell, and not always in their order, since a pull waits for its step. A frame is a header of 48 bytes
+and a payload.
 Numbers of headers are in network order:
 
 ==========  ======  ===================================================================================
@@ -79,6 +80,8 @@ class PartRequest(IntEnum):
 
     Pushes with :attr:`PartFlag.SHARED` have their vectors there from then on.
     """
+    LEAVE = 6
+    """The rank has ended well and pushes nothing any more; never answered."""
 
 
 class PartFlag(IntFlag):
@@ -131,6 +134,8 @@ class PartStatus(IntEnum):
     """The run is closed on this aggregator."""
     NOT_KEPT = 12
     """The ranks together have not what they would have to push again."""
+    RANK_LEFT = 13
+    """The step waits for a rank that has ended."""
 
 
 ENDING: Final = frozenset({PartStatus.BAD_PROOF, PartStatus.BAD_FRAME, PartStatus.TOO_LONG})

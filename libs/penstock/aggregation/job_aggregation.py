@@ -7,7 +7,8 @@
   on the aggregators has updated with their mean.
 * :meth:`JobAggregation.step` averages parameters once in so many steps, as local SGD and DiLoCo do.
 
-A job of one process does the same arithmetic by itself, and needs no aggregator.
+A job of one process does the same arithmetic by itself, and needs no aggregator. So does each process of a profiler's
+sample, which has no aggregators.
 
 References
 ----------
@@ -22,7 +23,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Optional, Protocol, get_args
 
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
 
 STATE: Final = "aggregation.npz"
 """The file in a checkpoint's folder."""
+_joined: Final[set[tuple[str, int, int]]] = set()
+"""Runs that this process has aggregated in, with its id: an aggregator knows one vector of a run."""
 
 
 def aggregation_of(
@@ -92,6 +95,9 @@ class VectorUpdate(Protocol):
     def state(self) -> Vector:
         """Return the optimizer's state after the last step that was pulled."""
 
+    def leave(self) -> None:
+        """Push nothing any more, after a good end."""
+
     def close(self) -> None:
         """Need no aggregation any more."""
 
@@ -104,6 +110,8 @@ class JobAggregation:
     """
 
     def __init__(self, setup: ProcessSetup, values: Values, rule: UpdateRule, every: int) -> None:
+        if isinstance(values, Iterator):  # such as a module's parameters(): they are needed in each step
+            values = list(values)
         self._setup, self._values, self._rule, self._every = setup, values, rule, every
         self._vector = FlatVector(values, setup.aggregation_servers)
         self._anchor: Optional[Vector] = None
@@ -197,6 +205,11 @@ class JobAggregation:
         self._needs_rule("push()")
         if self._pushed:
             raise SessionError("push() was called twice; pull() comes between two of them")
+        if callable(getattr(gradients, "parameters", None)):
+            raise SessionError(
+                "push() takes gradients, and a module stands for its parameters: "
+                "push([parameter.grad for parameter in module.parameters()])"
+            )
         update = self._begun()
         self._vector.pack(gradients)
         update.push(self._vector.data)
@@ -305,9 +318,18 @@ class JobAggregation:
         self._since, self._steps = int(about["since"]), int(about["steps"])
         self._state, self._anchor = state, anchor
 
-    def close(self) -> None:
-        """Need no aggregation any more; the session calls it at its end."""
+    def close(self, *, well: bool = True) -> None:
+        """
+        Need no aggregation any more; the session calls it at its end.
+
+        Parameters
+        ----------
+        well : bool
+            Whether the script has ended well: then processes that go on are told, and do not wait for it.
+        """
         if self._update is not None:
+            if well:
+                self._update.leave()
             self._update.close()
         if self._agent is not None:
             self._agent.close()
@@ -319,7 +341,8 @@ class JobAggregation:
     def _begun(self) -> VectorUpdate:
         if self._update is None:
             start = self._vector.data if self._rule.name == "mean" else self._start_values()
-            update = LocalUpdate(self._rule) if self._setup.world_size == 1 else self._joined(self._setup)
+            alone = self._setup.world_size == 1 or self._setup.sample_iterations > 0  # a sample's result is thrown away
+            update = LocalUpdate(self._rule) if alone else self._joined(self._setup)
             update.begin(start, self._state, self._steps)
             self._update = update
         return self._update
@@ -344,6 +367,13 @@ class JobAggregation:
                 f"{setup.world_size} processes need aggregators, and there is no aggregation agent on this node: "
                 "run `penstock service aggregator` beside the executor, and set [executor] aggregator_dir"
             )
+        process = (setup.job_id, setup.epoch, os.getpid())
+        if process in _joined:
+            raise SessionError(
+                "an earlier session of this process has aggregated in this run; open one session, and give aggregate() "
+                "all values together"
+            )
+        _joined.add(process)
         lost: list[AgentConversation] = []
         exchange = VectorExchange(
             self._vector.layout,

@@ -56,5 +56,8 @@ class LocalUpdate:
         """Return the optimizer's state, of shape (vectors of the rule, elements)."""
         return self._state.copy()
 
+    def leave(self) -> None:
+        """Nobody else waits."""
+
     def close(self) -> None:
         """Nothing is held."""

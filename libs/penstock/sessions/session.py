@@ -523,7 +523,7 @@ class Session:
             self._boundary.disconnect(error)
         finally:  # after the last checkpoint, which has the optimizer's state
             if self._aggregation is not None:
-                self._aggregation.close()
+                self._aggregation.close(well=error is None or (isinstance(error, SystemExit) and not error.code))
 
     def _rest(
         self, items: Iterable[T], sampler: DataSampler | None, loop: LoopRecord

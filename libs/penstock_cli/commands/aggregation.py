@@ -97,7 +97,7 @@ def aggregated_table(jobs: Iterable[views.AggregatedJobView], now_s: float, *, w
             ",".join(one.aggregators) or "-",
             _seconds(one.alone_s),
             _seconds(one.now_s),
-            f"{one.loss:.0%}" if one.alone_s else "-",
+            _loss(one),
             f"{one.moves}{f' ({one.moving} on the way)' if one.moving else ''}",
             f"{value_formats.span(now_s - one.assigned_s)} ago" if one.assigned_s is not None else "-",
             *(
@@ -119,6 +119,13 @@ def aggregated_table(jobs: Iterable[views.AggregatedJobView], now_s: float, *, w
         for one in jobs
     ]
     return (*headers, *beside), rows
+
+
+def _loss(one: views.AggregatedJobView) -> str:
+    """Return what a job loses: as measured since it has been where it is, before that as computed."""
+    if not one.alone_s:
+        return "-"
+    return f"{max(0.0, one.measured_loss) if one.now_s else one.loss:.0%}"
 
 
 def _jobs(one: views.AggregatorUseView) -> str:
@@ -144,7 +151,10 @@ def show(
     """Show which aggregators a job is on, why, and what sharing costs it."""
     found = call(ctx, lambda client: client.aggregation(job))
     if not found.jobs:
-        raise Failure(f"the present run of job {job!r} asks for no aggregation; its script calls session.aggregate()")
+        raise Failure(
+            f"job {job!r} does not aggregate at present: no run of it goes on, or its script has not used "
+            "session.aggregate() in this run so far, or it needs no aggregators, being of one process"
+        )
     (one,) = found.jobs
     if render.as_json(found, output):
         return

@@ -85,6 +85,46 @@ def test_a_slow_rank_is_waited_for(tmp_path: Path) -> None:
         assert in_threads(late, 2) == [np.full_like(values, 2).tobytes()] * 2
 
 
+@pytest.mark.parametrize("waits", [False, True], ids=["before", "meanwhile"])
+def test_a_rank_that_goes_on_after_another_has_ended_is_told_so(tmp_path: Path, waits: bool) -> None:
+    with aggregated(tmp_path, LAYOUT, 2) as run:
+        training = Training(run)
+        results = training.train(3)
+        first, second = training.exchanges
+        values = np.ones(sum(LAYOUT.parts), "f4")
+        if not waits:
+            second.leave()
+            second.close()
+        first.push(values)
+        if waits:
+            threading.Thread(target=lambda: [second.leave(), second.close()]).start()
+        with pytest.raises(AggregationError, match="RANK_LEFT: rank 1 has ended after step 3, and the others go on"):
+            first.pull(values)
+    assert results == [plain_results(LAYOUT, MEAN, 2, 3)] * 2
+
+
+def test_a_rank_that_has_ended_leaves_the_last_result_and_the_state_to_the_others(tmp_path: Path) -> None:
+    with aggregated(tmp_path, LAYOUT, 2, RULES[2]) as run:
+        first, second = run.exchange(0), run.exchange(1)
+        values = np.ones(sum(LAYOUT.parts), "f4")
+        for each in (first, second):
+            each.begin(np.zeros_like(values))
+            each.push(values)
+        last, its_last = np.zeros_like(values), np.zeros_like(values)
+
+        def end(rank: int) -> None:
+            if rank == 1:
+                second.pull(its_last)
+                second.leave()
+                second.close()
+            else:
+                first.pull(last)
+
+        in_threads(end, 2)
+        assert last.tobytes() == its_last.tobytes()
+        assert first.state().shape == (2, values.size)
+
+
 def test_a_push_may_be_changed_at_once_and_the_result_pulled_later(tmp_path: Path) -> None:
     with aggregated(tmp_path, LAYOUT, 2) as run:
         exchanges = [run.exchange(rank) for rank in range(2)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ import numpy as np
 import pytest
 
 import penstock
+from penstock.aggregation.local_update import LocalUpdate
 from penstock.sessions.session import Session
 from penstock.sessions.setup import ProcessSetup, SessionError
+from penstock_log.aggregation_messages import UpdateRule
 
 
 def weights() -> np.ndarray[Any, Any]:
@@ -45,6 +48,13 @@ def test_local_steps_come_together_once_in_so_many() -> None:
     with penstock.session() as session:
         shared = session.aggregate(weights(), every=3)
         assert [shared.step() for _ in range(7)] == [False, False, True, False, False, True, False]
+
+
+def test_values_that_come_from_a_generator_are_kept_for_each_step() -> None:
+    values = weights()
+    with penstock.session() as session:
+        shared = session.aggregate((each for each in [values]), every=1)
+        assert [shared.step() for _ in range(2)] == [True, True]
 
 
 def test_an_outer_optimizer_takes_what_was_moved_as_its_gradient() -> None:
@@ -108,6 +118,48 @@ def test_several_processes_without_an_agent_are_told_what_to_run() -> None:
         shared = session.aggregate(weights())
         with pytest.raises(SessionError, match="there is no aggregation agent on this node: run `penstock service"):
             shared.mean()
+
+
+def test_each_process_of_a_sample_sums_up_by_itself() -> None:
+    values = weights()
+    with Session(ProcessSetup(job_id="j", world_size=2, rank=1, sample_iterations=5)) as session:
+        shared = session.aggregate(values, every=1)
+        assert shared.step()
+    assert np.array_equal(values, weights())
+
+
+class Farewells(LocalUpdate):
+    """Notes what is said at the end."""
+
+    def __init__(self) -> None:
+        super().__init__(UpdateRule())
+        self.said: list[str] = []
+
+    def leave(self) -> None:
+        self.said.append("leave")
+
+    def close(self) -> None:
+        self.said.append("close")
+
+
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        (None, ["leave", "close"]),
+        (SystemExit(), ["leave", "close"]),
+        (SystemExit(0), ["leave", "close"]),
+        (SystemExit(75), ["close"]),  # it is preempted, and the others are as well
+        (ValueError("boom"), ["close"]),  # its exit status ends the gang, and is the reason that people see
+    ],
+    ids=["falls_through", "exits", "exits_with_0", "is_preempted", "fails"],
+)
+def test_only_a_process_that_ends_well_says_that_it_has(end: BaseException | None, said: list[str]) -> None:
+    update = Farewells()
+    with suppress(ValueError, SystemExit), Session(ProcessSetup()) as session:
+        session.aggregate(weights())._update = update
+        if end is not None:
+            raise end
+    assert update.said == said
 
 
 def test_a_job_that_wants_no_aggregation_is_told_so() -> None:

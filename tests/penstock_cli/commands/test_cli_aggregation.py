@@ -61,10 +61,12 @@ def test_what_an_agent_says_of_its_aggregators_is_listed_in_wide() -> None:
 
 
 def test_jobs_are_listed_with_what_sharing_costs_them() -> None:
-    one = job(aggregators=("n1/0", "n2/0"), alone_s=0.2, now_s=0.21, loss=0.04, moves=3, moving=1, assigned_s=40.0)
-    _, rows = aggregated_table([one, job("j2", phase="waits")], 100.0)
-    assert rows[0][2:] == ("shared", "packed", "n1/0,n2/0", "200ms", "210ms", "4%", "3 (1 on the way)", "1m00s ago")
+    one = job(aggregators=("n1/0", "n2/0"), alone_s=0.2, loss=0.04, moves=3, moving=1, assigned_s=40.0)
+    measured = msgspec.structs.replace(one, now_s=0.21, measured_loss=0.05)
+    _, rows = aggregated_table([measured, job("j2", phase="waits"), one], 100.0)
+    assert rows[0][2:] == ("shared", "packed", "n1/0,n2/0", "200ms", "210ms", "5%", "3 (1 on the way)", "1m00s ago")
     assert rows[1][4:] == ("-", "-", "-", "-", "0", "-")
+    assert rows[2][6:8] == ("-", "4%")  # as computed, until it is measured
     headers, wide = aggregated_table([one], 100.0, wide=True)
     assert (headers[-1], wide[0][-8]) == ("WHY", "default")
 
@@ -99,4 +101,4 @@ def test_a_job_is_shown_with_its_parts(penstock: Run, gateway: FakeGateway) -> N
 def test_a_job_without_aggregation_says_how_to_have_some(penstock: Run, gateway: FakeGateway) -> None:
     code, _, error = penstock("aggregation", "show", "j1")
     assert code != 0
-    assert "asks for no aggregation; its script calls session.aggregate()" in error
+    assert "its script has not used session.aggregate() in this run so far" in error
