@@ -43,6 +43,7 @@ class RunTurns:
         load = AggregatorLoad(tuple(Task(run, 0, cost_s) for run, cost_s in order.cost_s.items()), order.iteration_s)
         with self._lock:
             self._costs_s = dict(order.cost_s)
+            self._steps = {run: step for run, step in self._steps.items() if run in order.cost_s}
             if not load.tasks:
                 self._slots = None
             elif self._slots is None:
