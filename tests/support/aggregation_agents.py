@@ -19,7 +19,7 @@ from executor_cases import World
 from penstock_aggregator.machine import AggregatorSettings
 from penstock_aggregator.runner import run
 from penstock_bus import Bus
-from penstock_bus.service_folder import secret_in
+from penstock_bus.service_folder import AGGREGATOR_SOCKET, path_in, secret_in
 from penstock_bus.shell import Shell
 from penstock_log import (
     AggregationAssigned,
@@ -62,7 +62,7 @@ class Agent:
     @property
     def socket(self) -> Path:
         """Where ranks come."""
-        return self.data / "aggregator.sock"
+        return path_in(self.data, AGGREGATOR_SOCKET, for_all=True)
 
     async def start(self) -> None:
         """Start it, and wait until it is ready."""
