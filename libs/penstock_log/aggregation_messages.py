@@ -96,6 +96,22 @@ class VectorLayout(msgspec.Struct, frozen=True, kw_only=True):
         return 4 if self.dtype == "f4" else 8
 
 
+STATE_VECTORS: Final = {"mean": 0, "sgd": 0, "momentum": 1, "adamw": 2}
+"""Rule → vectors of its optimizer's state, each as long as the parameters."""
+
+
+def held_bytes(layout: VectorLayout, rule: UpdateRule, world_size: int) -> int:
+    """
+    Return the bytes that aggregators hold of a run: a push of each rank, two results or parameters, and the state.
+
+    Examples
+    --------
+    >>> held_bytes(VectorLayout(dtype="f4", parts=(1000,)), UpdateRule(name="adamw"), world_size=2)
+    24000
+    """
+    return sum(layout.parts) * layout.itemsize * (world_size + 2 + STATE_VECTORS[rule.name])
+
+
 class AggregatorAddress(msgspec.Struct, frozen=True, kw_only=True):
     """
     An aggregator, and a lease by which one rank of one run may use it.

@@ -32,6 +32,7 @@ from penstock_log.aggregation_messages import (
     PartAt,
     PartsAt,
     VectorLayout,
+    held_bytes,
     run_token,
 )
 
@@ -83,6 +84,8 @@ class LocalRuns:
         Notified after each change of the fold that matters.
     secret : bytes
         By which the node's executor derives the tokens of runs.
+    run_bytes : int
+        The most memory that aggregators may hold of one run.
     open_lease : callable
         Asks an aggregator's agent.
     spawn : callable
@@ -103,11 +106,13 @@ class LocalRuns:
         facts: FactQueue,
         *,
         secret: bytes,
+        run_bytes: int,
         open_lease: Callable[[OpenLease], Awaitable[AggregatorAddress]],
         spawn: Callable[[Coroutine[Any, Any, None]], None],
         now_s: Callable[[], float],
     ) -> None:
         self._node_id, self._pool, self._live, self._changes, self._facts = node_id, pool, live, changes, facts
+        self._run_bytes = run_bytes
         self._secret, self._open_lease, self._spawn, self._now_s = secret, open_lease, spawn, now_s
         self._ranks: dict[RunKey, dict[int, LocalRank]] = {}
         self._following: dict[LocalRank, asyncio.Task[None]] = {}
@@ -148,6 +153,11 @@ class LocalRuns:
             return (
                 f"token: it is not that of run {asked.epoch} of job {asked.job_id}; expected what the node's executor "
                 "gave to the run's processes"
+            )
+        if (needed := held_bytes(asked.layout, asked.rule, asked.world_size)) > self._run_bytes:
+            return (
+                f"memory: aggregators would hold {needed:,} bytes of this run, and may hold {self._run_bytes:,}; "
+                "aggregate fewer parameters, or set run_bytes under [aggregator] higher"
             )
         return ""
 

@@ -72,6 +72,10 @@ class AggregatorSettings(msgspec.Struct, frozen=True, kw_only=True):
         The most aggregators that run here at a time, each of which is counted as a processor; 0: none. They begin when
         a job needs them. One is enough for jobs that are packed; while a job is measured, or where packing would slow
         it down, it has aggregators of its own beside those that others share, and waits where these cannot be had.
+    run_bytes : int
+        The most memory that aggregators may hold of one run of this node: its ranks' pushes, parameters and the
+        optimizer's state; 0: a quarter of the node's memory. It is not counted as the job's own, and an aggregator that
+        is killed for want of memory takes other jobs' parts along.
     host, port : str, int
         Where aggregators listen: empty is every address. 0 takes free ports; otherwise the first one takes this port,
         and the others those behind it.
@@ -84,6 +88,7 @@ class AggregatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     node_id: str = ""
     pool: Annotated[str, Meta(min_length=1, max_length=64)] = "default"
     most: Annotated[int, Meta(ge=0, le=64)] = 4
+    run_bytes: Annotated[int, Meta(ge=0)] = 0
     host: str = ""
     port: Annotated[int, Meta(ge=0, le=65_535)] = 0
     address: str = ""

@@ -26,7 +26,7 @@ from penstock_bus.port import BusError, Endpoint, Reply, Request, ServiceError
 from penstock_bus.service_folder import AGGREGATOR_SOCKET, alone_in, path_in, secret_in
 from penstock_bus.settings import SettingsError
 from penstock_bus.shell import Shell
-from penstock_cluster.host_limits import host_name
+from penstock_cluster.host_limits import all_memory, host_name
 from penstock_log import (
     AggregationMeasured,
     AggregatorEnded,
@@ -153,6 +153,7 @@ class AggregationAgent:
             self.changes,
             self.facts,
             secret=secret_in(data),
+            run_bytes=settings.run_bytes or all_memory(Path("/")) // 4,
             open_lease=self._ask,
             spawn=self._spawn,
             now_s=shell.now_s,

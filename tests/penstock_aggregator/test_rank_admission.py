@@ -50,6 +50,16 @@ async def test_a_process_that_is_not_of_a_run_is_sent_away_by_name(
     assert await nodes.all_said() == []
 
 
+async def test_a_run_whose_vectors_would_fill_the_node_is_sent_away(nodes: Nodes) -> None:
+    n1 = await nodes.agent(run_bytes=1000)
+    await nodes.job()
+    large = VectorLayout(dtype="f4", parts=(100,))
+    said = await (await Rank.ask(n1, layout=large)).denied()
+    assert said.startswith(
+        "memory: aggregators would hold 1,200 bytes of this run, and may hold 1,000; aggregate fewer"
+    )
+
+
 async def test_a_token_of_one_run_is_none_of_the_next_and_none_of_another_job(nodes: Nodes) -> None:
     n1 = await nodes.agent()
     await nodes.job("j1")

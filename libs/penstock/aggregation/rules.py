@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Callable, Final
 
 import numpy as np
 
-from penstock_log.aggregation_messages import UpdateRule
+from penstock_log.aggregation_messages import STATE_VECTORS, UpdateRule
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     Vector = NDArray[Any]
 
 CHUNK: Final = 32_768
-_VECTORS: Final = {"mean": 0, "sgd": 0, "momentum": 1, "adamw": 2}
 
 
 def state_size(rule: UpdateRule) -> int:
@@ -40,7 +39,7 @@ def state_size(rule: UpdateRule) -> int:
     >>> [state_size(UpdateRule(name=name)) for name in ("mean", "sgd", "momentum", "adamw")]
     [0, 0, 1, 2]
     """
-    return _VECTORS[rule.name]
+    return STATE_VECTORS[rule.name]
 
 
 def mean_of(contributions: Sequence[Vector], out: Vector) -> int:
