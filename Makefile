@@ -62,7 +62,7 @@ chaos: $(VENV)/.dev $(VENV)/.kernels ## Hit real clusters with faults; ARGS="--s
 
 # Ten short schedules of chaos; each kind of fault is in some of them.
 faults: $(VENV)/.dev $(VENV)/.kernels ## Kill, stop and cut off real servers and services, and look for what is lost
-	@$(PYTEST) -q $(PARALLEL) -m faults tests/penstock_bus tests/system tests/memory_faults $(ARGS)
+	@$(PYTEST) -q $(PARALLEL) -m faults tests/penstock_bus tests/penstock_cli tests/system tests/memory_faults $(ARGS)
 	@$(MAKE) --no-print-directory chaos ARGS="--seed 1 --only 7 12 16 17 21 46 52 64 72 74 --parallel 5"
 
 compose-test: $(VENV)/.dev ## Bring compose.yaml up on a Docker engine and send a job through it

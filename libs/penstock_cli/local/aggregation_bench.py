@@ -220,7 +220,7 @@ class BenchCluster:
         jobs = [await self._job(f"{mode}{number}", task, mode) for number in range(JOBS)]
         ids = [job.job_id for job in jobs]
         await self._until(lambda: settled(ids), f"four jobs were not {settled.__name__.strip('_').replace('_', ' ')}")
-        servers = len(self._running())
+        servers = len({placed.aggregator for job_id in ids for placed in self._assigned(job_id).placed})
         begun = [job.steps_told() for job in jobs]
         await self._until(
             lambda: all(job.steps_told() >= before + MEASURED for job, before in zip(jobs, begun, strict=True)),

@@ -94,7 +94,7 @@ def test_a_device_that_cannot_be_served_is_explained_in_a_line(
     assert (tmp_path / "taken").read_text() == "mine"
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 @pytest.mark.timeout(300)
 def test_memory_bench_kills_a_donor_and_finds_every_byte() -> None:
     command = [*PENSTOCK, "memory", "bench", "-o", "json"]
