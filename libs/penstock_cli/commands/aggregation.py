@@ -185,7 +185,9 @@ def _now(one: views.AggregatedJobView) -> str:
     if not one.now_s:
         return ""
     what = "slower" if one.measured_loss >= 0 else "faster"
-    return f"{_seconds(one.now_s)} an iteration, {abs(one.measured_loss):.1%} {what}"
+    said = f"{_seconds(one.now_s)} an iteration, {abs(one.measured_loss):.1%} {what}"
+    held = f"{_seconds(one.held_s)} of it at its aggregators, {_seconds(one.alone_held_s)} when it was alone"
+    return f"{said}; {held}" if one.held_s else said
 
 
 def _on(one: views.AggregatedJobView, aggregator: views.AggregatorUseView) -> str:

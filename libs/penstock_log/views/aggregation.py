@@ -71,6 +71,8 @@ class AggregatedJobView(View, frozen=True, kw_only=True):
         Those that it is on.
     alone_s, now_s : float
         Iteration time with aggregators of its own, and as measured last; 0 while unknown.
+    alone_held_s, held_s : float
+        What of these its aggregators have, from a step's last push to its result.
     loss, measured_loss : float
         The part of its speed that sharing costs it, as computed for its aggregators and as measured.
     generation, moves, moving : int
@@ -101,6 +103,8 @@ class AggregatedJobView(View, frozen=True, kw_only=True):
     aggregators: tuple[str, ...] = ()
     alone_s: float = 0.0
     now_s: float = 0.0
+    alone_held_s: float = 0.0
+    held_s: float = 0.0
     loss: float = 0.0
     measured_loss: float = 0.0
     generation: int = 0
