@@ -8,6 +8,7 @@ other aggregators come to its data port. It knows nothing of the bus. It ends wh
 from __future__ import annotations
 
 import argparse
+import os
 import queue
 import resource
 import signal
@@ -289,6 +290,22 @@ class Aggregator:
             self._sent_bytes += sent
 
 
+def end_on_errors() -> None:
+    """
+    Have the process end as soon as one of its threads does by an error that nobody expected.
+
+    A part may be updated by half then, and its run would wait for ever; without the process, its ranks join anew.
+    """
+
+    def end(error: threading.ExceptHookArgs) -> None:
+        problem = error.exc_value or error.exc_type()
+        where = error.thread.name if error.thread is not None else ""
+        _log.error("aggregator_failed", thread=where, exc_info=problem)
+        os._exit(os.EX_SOFTWARE)
+
+    threading.excepthook = end
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run an aggregator until its agent hangs up."""
     parser = argparse.ArgumentParser(prog="penstock_aggregator.process", description=__doc__)
@@ -301,6 +318,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each result that is shared has two
     logs.configure(load(logs.Logging, "log"))
+    end_on_errors()
     with socket.socket(fileno=chosen.orders) as orders:
         Aggregator(orders, chosen.host, chosen.port, chosen.socket).run()
 

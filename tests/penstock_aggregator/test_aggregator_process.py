@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -218,3 +220,19 @@ def test_values_are_summed_in_the_order_of_ranks_whoever_comes_first(tmp_path: P
             return float(into[0])
 
         assert in_threads(train, 3) == [0.0] * 3
+
+
+def test_an_aggregator_ends_by_an_error_of_any_of_its_threads() -> None:
+    lines = (
+        "import threading",
+        "from penstock_aggregator.process import end_on_errors",
+        "end_on_errors()",
+        "threading.Thread(target=lambda: 1 / 0, name='odd').start()",
+        "threading.Event().wait()",
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == os.EX_SOFTWARE
+    assert "aggregator_failed" in done.stdout + done.stderr
+    assert "ZeroDivisionError" in done.stdout + done.stderr
