@@ -104,6 +104,7 @@ async def test_both_nodes_of_a_gang_go_on_from_peers_copies(cluster: Cluster) ->
         await cluster.machine(node_id)
     await cluster.submit("g", *python(TRAINING), gpus=2, checkpoint_tier="memory")
     await cluster.place_on("g", {"n1": [0], "n2": [0]})
+    await cluster.says("g", "far enough", times=2)  # both: one that is in no session yet is only terminated
     steps = await cluster.preempted("g")
     assert (await cluster.ended("g", node_id="n2")).outcome == "preempted"
     saved = await cluster.fact(RunCheckpointed, "g")

@@ -165,13 +165,13 @@ class World:
         """Return what a job printed so far."""
         return b"".join([line.data async for line in self.bus.read_output(job_id)])
 
-    async def says(self, job_id: str, text: str) -> None:
-        """Wait until a job has printed something."""
+    async def says(self, job_id: str, text: str, times: int = 1) -> None:
+        """Wait until a job has printed something, so many of its processes for example."""
         seen = b""
         async with asyncio.timeout(PATIENCE_S):
             async for line in self.bus.read_output(job_id, follow=True):
                 seen += line.data
-                if text.encode() in seen:
+                if seen.count(text.encode()) >= times:
                     return
 
     async def progress(self, job_id: str, when: Callable[[dict[str, Any]], bool] = lambda _: True) -> dict[str, Any]:
