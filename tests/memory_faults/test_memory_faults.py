@@ -16,6 +16,7 @@ import pytest
 from memory_faults.history import ClientProcess, run_history
 from memory_faults.machines import READY_SLABS, why_no_network, world
 from memory_faults.plan import LEASE_S, HistoryPlan, MemoryFault, history_plan
+from penstock_testing import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(300)]
 SHORT = (3, 6, 7, 8)
@@ -69,7 +70,11 @@ async def test_slabs_of_a_client_that_is_killed_come_back_at_once_and_by_lease_w
         for number, also_agent in enumerate((False, True)):
             client = ClientProcess(plan, home, made, tmp_path / f"client{number}", "")
             await client.start()
-            assert sum(machine.slabs() for machine in made.machines.values()) > 4 * READY_SLABS
+            await eventually(
+                lambda: sum(machine.slabs() for machine in made.machines.values()) > 4 * READY_SLABS,
+                within_s=60,
+                why="the client has borrowed slabs",
+            )
             if also_agent:
                 await home.end(signal.SIGKILL)
             client.discard()
