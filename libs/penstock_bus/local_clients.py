@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -40,7 +41,7 @@ _encoder: Final = msgspec.json.Encoder()
 _log = get_logger("penstock.clients")
 
 
-class LocalConnection:
+class LocalConnection(ABC):
     """
     One client: the connection, and its lines in both directions.
 
@@ -63,19 +64,19 @@ class LocalConnection:
         self._sending = asyncio.Lock()
         self._tokens, self._at_s = BURST, ticking()
 
+    @abstractmethod
     async def greet(self, line: bytes) -> str:
         """Take the first line; return why to hang up, empty where the client is welcome."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def handle(self, line: bytes) -> str:
         """Handle a further line; return why to hang up, empty where not."""
-        raise NotImplementedError
 
+    @abstractmethod
     def refusal(self, reason: str) -> msgspec.Struct:
         """Return the message that says why the client is hung up on."""
-        raise NotImplementedError
 
-    async def leave(self) -> None:
+    async def leave(self) -> None:  # noqa: B027 - most clients have nothing under way
         """End what is under way for a client that is gone."""
 
     async def serve(self) -> None:

@@ -58,8 +58,8 @@ class History:
                 lives = [
                     threading.Thread(target=self._live, args=(each, store, donor, agent)) for each in self._roles()
                 ]
-                while not store.stats().bound:
-                    store.write(0, bytes(self.size))  # zeros, as there are: until it is hot
+                while not store.stats().sent_bytes:
+                    store.write(0, bytes(self.size))  # zeros, as there are: until slabs take writes
                 for life in lives:
                     life.start()
                 for life in lives:

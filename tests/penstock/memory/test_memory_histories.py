@@ -12,4 +12,4 @@ def test_no_byte_is_lost_stale_or_torn_whatever_donors_and_agents_do(seed, tmp_p
     history = History(seed, tmp_path)
     stats = history.run()
     assert not history.problems
-    assert stats.filled_bytes + stats.sent_bytes + stats.slab_bytes > 0, "slabs were used"
+    assert stats.sent_bytes > 0, "slabs were used"
