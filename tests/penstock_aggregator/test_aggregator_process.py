@@ -43,6 +43,7 @@ def test_a_run_is_measured_after_twenty_steps_and_then_after_each_hundred(tmp_pa
         (100, 1, [0, 1]),
     ]
     assert 0 < sum(first.costs_s.values()) < 20 * first.iteration_s
+    assert 0 < first.held_s <= first.iteration_s  # a step's last push begins to come after the step before
 
 
 def test_a_move_is_measured_and_what_is_measured_begins_anew(tmp_path: Path) -> None:

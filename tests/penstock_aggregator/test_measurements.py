@@ -48,3 +48,16 @@ def test_a_part_that_has_left_is_not_waited_for() -> None:
     run.part_left()
     (first,) = measured(run, 21, 0.001)
     assert (first.steps, list(first.costs_s)) == (20, [0])
+
+
+def test_what_a_step_spends_here_is_from_its_last_push_to_its_result_on_the_slowest_part() -> None:
+    run = HostedRun(("j1", 1))
+    for part in range(2):
+        run.put_part(opened(part))
+    found = []
+    for step in range(21):
+        for part, held_s in ((0, 0.125), (1, 0.25)):
+            run.parts[part].pushed_s = step - held_s
+            found.append(run.completed(run.parts[part], step, float(step)))
+    (first,) = [one for one in found if one is not None]
+    assert (first.steps, first.iteration_s, first.held_s) == (20, 1.0, 0.25)
