@@ -176,3 +176,8 @@ def test_a_checkpoint_of_another_rule_is_refused(tmp_path: Path) -> None:
         other = session.aggregate(weights(), "adamw")
         with pytest.raises(SessionError, match="is of the rule 'sgd', and this job has 'adamw'"):
             other.load(tmp_path)
+
+
+def test_the_hook_has_no_annotations_since_torch_takes_none_but_its_own() -> None:
+    with penstock.session() as session:
+        assert session.aggregate(weights()).ddp_hook().__annotations__ == {}
