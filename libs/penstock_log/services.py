@@ -39,6 +39,7 @@ SERVICES: Final = (
     Service("memory", writes=("memory",)),
     Service("assigner", writes=("aggregation",)),
     Service("aggregator", writes=("aggregator",)),
+    Service("dashboard"),
     Service("shadow", core=False),
 )
 """In the order in which they start."""
@@ -47,7 +48,9 @@ LOGINS: Final = tuple(service.name for service in SERVICES)
 CORE: Final = tuple(service.name for service in SERVICES if service.core)
 ISSUER: Final = "issuer"
 """It runs beside the server and as its admin, and is no service with a login of its own."""
-NO_PERSONS: Final = frozenset({"admin", "client", "extension", "join", "oidc", ISSUER, *LOGINS})
+ANONYMOUS: Final = "anonymous"
+"""Whom a visitor of the dashboard is taken for who has not signed in: a viewer without teams."""
+NO_PERSONS: Final = frozenset({"admin", "client", "extension", "join", "oidc", ANONYMOUS, ISSUER, *LOGINS})
 """Names of logins and of roles of logins, in lower case: nobody who reads one is to think of a person."""
 WRITERS: Final = {kind: service.name for service in SERVICES for kind in service.writes} | {"login": ISSUER}
 """Entity kind → the one service, or the issuer, that may write its facts."""

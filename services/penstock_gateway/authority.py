@@ -18,6 +18,7 @@ import msgspec
 from penstock_gateway.endpoints import RequestRefused
 from penstock_log import JobSpec, SweepSpec
 from penstock_log.facts import Role
+from penstock_log.services import ANONYMOUS
 from penstock_log.users import Users, has_rights_of
 
 FORBIDDEN: Final = 403
@@ -154,6 +155,8 @@ def caller(users: Users, owner: str, name: str) -> Caller:
     """
     if not name:
         return SERVICE
+    if name == ANONYMOUS:
+        return Caller(name=name, role="viewer")
     record = users.by_name.get(name)
     teams = record.teams if record is not None else ()
     if name == owner:

@@ -125,6 +125,9 @@ _MORE: Final[dict[str, list[str]]] = {
         subjects.AGGREGATOR_LOADS,
         f"{subjects.state('aggregator')}.*",  # one for each node
     ],
+    "dashboard": [  # in the name of who looks at it
+        subjects.by_anybody(f"{subjects.ROOT}.{kind}.gateway.*") for kind in ("cmd", "qry")
+    ],
     EXTENSION: [
         *subjects.SUBMISSIONS,
         *_OF_JOBS,

@@ -1,0 +1,17 @@
+"""The web application: which address is answered by what."""
+
+from __future__ import annotations
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+
+
+def application() -> Starlette:
+    """Return the application."""
+    return Starlette(routes=[Route("/healthz", _health)])
+
+
+async def _health(request: Request) -> PlainTextResponse:  # noqa: ARG001 - as Starlette calls it
+    return PlainTextResponse("ok\n")

@@ -1,0 +1,95 @@
+"""The dashboard on a bus: a web server beside the answers to who signs in."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Final
+
+import uvicorn
+from starlette.applications import Starlette
+
+from penstock_bus.settings import SettingsError
+from penstock_bus.shell import Shell
+from penstock_dashboard.application import application
+from penstock_dashboard.settings import DashboardSettings
+from penstock_log.text import escaped
+
+_STOP_S: Final = 2
+
+
+async def run(shell: Shell, settings: DashboardSettings) -> None:
+    """Serve until the shell is stopping."""
+    listener = bound(settings)
+    host, port = listener.getsockname()[:2]
+    url = settings.url or f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"  # noqa: S104 - compared
+    async with serving(application(), listener):
+        shell.vitals.note = f"is at {url}"
+        shell.vitals.ready = True
+        shell.log.info("listening", url=url)
+        await shell.stopping.wait()
+
+
+def bound(settings: DashboardSettings) -> socket.socket:
+    """
+    Return a socket that listens where the settings say, or at a free port of that host where theirs is taken.
+
+    Raises
+    ------
+    SettingsError
+        If the host is no address of this machine, or the port is not for this user.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise _refused(settings, error) from error
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        try:
+            listener.bind(address)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            listener.bind((address[0], 0, *address[2:]))
+    except OSError as error:
+        listener.close()
+        raise _refused(settings, error) from error
+    return listener
+
+
+def _refused(settings: DashboardSettings, error: OSError) -> SettingsError:
+    where = f"{escaped(settings.host)}:{settings.port}"
+    return SettingsError(
+        f"the dashboard cannot listen at {where}: {error.strerror or error}; expected an address of this machine and "
+        "a free port, in [dashboard] host and port"
+    )
+
+
+class _Server(uvicorn.Server):
+    """A web server in a process whose signals are the service's."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave the signals to the shell."""
+        yield
+
+
+@asynccontextmanager
+async def serving(app: Starlette, listener: socket.socket) -> AsyncIterator[None]:
+    """Serve an application on a bound socket while the context is open; streams that are open then are cut off."""
+    config = uvicorn.Config(
+        app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=_STOP_S, server_header=False
+    )
+    server = _Server(config)
+    task = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        await task
