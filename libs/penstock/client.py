@@ -409,6 +409,14 @@ class Client:
         """Return all nodes and their devices."""
         return await self._query("nodes", request_bodies.AllRequest(at=at), views.NodesView)
 
+    async def devices(self, at: request_bodies.At = None) -> views.DevicesView:
+        """Return all devices by node, and the jobs that have them: less than ``nodes`` says, for very many."""
+        return await self._query("devices", request_bodies.AllRequest(at=at), views.DevicesView)
+
+    async def queue(self, **asked: Any) -> views.QueueView:
+        """Return waiting jobs in rank order, as the fields of :class:`penstock_log.request_bodies.QueueRequest` say."""
+        return await self._query("queue", request_bodies.QueueRequest(**asked), views.QueueView)
+
     async def aggregation(self, job_id: str = "", at: request_bodies.At = None) -> views.AggregationView:
         """Return all aggregators, and the jobs with aggregation that may be seen; or a job, and those that it is on."""
         ask = request_bodies.AggregationRequest(id=job_id, at=at)

@@ -229,6 +229,29 @@ class JobsRequest(GatewayRequest, frozen=True, kw_only=True):
     at: At = None
 
 
+class QueueRequest(GatewayRequest, frozen=True, kw_only=True):
+    """
+    Which waiting jobs; all given filters must match.
+
+    Attributes
+    ----------
+    text : str
+        A part of the id, the user or the team, or of name or model where the asker may see them.
+    offset, limit : int
+        The part of them that is wanted, in rank order.
+    """
+
+    user: str = ""
+    team: str = ""
+    pool: str = ""
+    parent: str = ""
+    cause: str = ""
+    text: Who = ""
+    offset: Annotated[int, Meta(ge=0)] = 0
+    limit: Limit = 200
+    at: At = None
+
+
 class AggregationRequest(GatewayRequest, frozen=True, kw_only=True):
     """The request of ``aggregation``: an id of a job or its unique beginning; empty: all aggregators and jobs."""
 
@@ -237,7 +260,7 @@ class AggregationRequest(GatewayRequest, frozen=True, kw_only=True):
 
 
 class AllRequest(GatewayRequest, frozen=True, kw_only=True):
-    """The request of ``nodes``, ``sweeps``, ``policies`` and ``status``."""
+    """The request of ``nodes``, ``devices``, ``sweeps``, ``policies`` and ``status``."""
 
     at: At = None
 

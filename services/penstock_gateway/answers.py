@@ -198,7 +198,7 @@ def nodes(model: ReadModel, *, sees_all: bool = False) -> NodesView:
     for node in sorted(model.state.cluster.nodes.values(), key=lambda node: node.id):
         held = ((each, holders.get((node.id, each.index), ())) for each in node.devices)
         devices = tuple(job_fit.device(node.id, each, jobs, taken) for each, jobs in held)
-        state, heard_s = _node_state(model.state, node), model.heartbeats.get(node.id)
+        state, heard_s = node_state(model.state, node), model.heartbeats.get(node.id)
         found.append(NodeView.of(node, state=state, devices=devices, heard_s=heard_s))
     memory = [_memory(node_id, *heard, sees_all=sees_all) for node_id, heard in sorted(model.memory.items())]
     return NodesView(nodes=tuple(found), seq=model.seq, memory=tuple(memory))
@@ -223,7 +223,7 @@ def status(model: ReadModel, last_seq: int) -> StatusView:
     return StatusView(
         jobs=dict(Counter(str(job.state) for job in state.jobs if job.sample is None)),
         devices=_device_counts(state),
-        nodes=dict(Counter(_node_state(state, node) for node in state.cluster.nodes.values())),
+        nodes=dict(Counter(node_state(state, node) for node in state.cluster.nodes.values())),
         sweeps=dict(Counter(sweep.state for sweep in state.sweeps.values())),
         services=(),
         last_seq=last_seq,
@@ -250,7 +250,8 @@ def _matches(ask: request_bodies.JobsRequest, job: Job) -> bool:
     )
 
 
-def _node_state(state: GatewayState, node: Node) -> str:
+def node_state(state: GatewayState, node: Node) -> str:
+    """Return a node's state in one word; ``draining`` while a drained node still has running jobs."""
     if node.gone:
         return node.gone
     if not node.drained:

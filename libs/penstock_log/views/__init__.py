@@ -8,6 +8,7 @@ In reading order:
 
 * ``jobs``: Jobs: lines, details, sizes, why, story.
 * ``cluster``: Nodes, services, lanes, sweeps.
+* ``devices``: All devices and all waiting jobs, for who looks at them at once.
 * ``aggregation``: Aggregators, and the runs that have parts on them.
 """
 
@@ -40,6 +41,12 @@ from penstock_log.views.cluster import SweepView as SweepView
 from penstock_log.views.cluster import TrialView as TrialView
 from penstock_log.views.cluster import UsersView as UsersView
 from penstock_log.views.cluster import UserView as UserView
+from penstock_log.views.devices import DeviceOccupation as DeviceOccupation
+from penstock_log.views.devices import DevicesView as DevicesView
+from penstock_log.views.devices import HolderView as HolderView
+from penstock_log.views.devices import NodeDevicesView as NodeDevicesView
+from penstock_log.views.devices import QueuedJobView as QueuedJobView
+from penstock_log.views.devices import QueueView as QueueView
 from penstock_log.views.jobs import ActAnswer as ActAnswer
 from penstock_log.views.jobs import DryRunView as DryRunView
 from penstock_log.views.jobs import EventsView as EventsView
