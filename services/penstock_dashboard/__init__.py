@@ -4,6 +4,11 @@ The dashboard: what people look at, over HTTP.
 In reading order:
 
 * ``settings``: Where it listens, and what visitors see who have not signed in.
+* ``gateway_port``: The gateway, asked in a visitor's name.
+* ``sign_in``: Keys for one use, and the sessions that browsers hold.
+* ``live_page``: Pages that stay up to date.
+* ``page``: What a page is, and how it becomes HTML.
+* ``pages``: The pages.
 * ``application``: Which address is answered by what.
 * ``runner``: The dashboard on a bus.
 * ``__main__``: ``python -m penstock_dashboard``.

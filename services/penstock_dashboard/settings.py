@@ -22,6 +22,8 @@ class DashboardSettings(msgspec.Struct, frozen=True, kw_only=True):
         Address under which people reach it, such as ``https://gpus.lab.example``; empty: host and port.
     anonymous : bool
         Whether visitors who have not signed in see what viewers see.
+    secret_file : str
+        Signs sessions, and is made where it is not there; replicas share it. Empty: a restart ends all sessions.
     session_s : float
         How long a browser stays signed in, in seconds.
     refresh_s : float
@@ -32,5 +34,6 @@ class DashboardSettings(msgspec.Struct, frozen=True, kw_only=True):
     port: Annotated[int, Meta(ge=0, le=65535)] = 8484
     url: str = ""
     anonymous: bool = True
+    secret_file: str = ""
     session_s: Annotated[float, Meta(gt=0)] = 7 * 24 * 3600.0
     refresh_s: Annotated[float, Meta(ge=0.1)] = 1.0

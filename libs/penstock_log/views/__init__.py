@@ -32,6 +32,7 @@ from penstock_log.views.cluster import SchemaView as SchemaView
 from penstock_log.views.cluster import SharedDeviceView as SharedDeviceView
 from penstock_log.views.cluster import SharedLaneView as SharedLaneView
 from penstock_log.views.cluster import SharedRunView as SharedRunView
+from penstock_log.views.cluster import SignInView as SignInView
 from penstock_log.views.cluster import StatusView as StatusView
 from penstock_log.views.cluster import StreamPeerView as StreamPeerView
 from penstock_log.views.cluster import StreamsView as StreamsView
