@@ -6,6 +6,7 @@ In reading order:
 * ``__main__``: ``python -m penstock_gateway``.
 * ``machine``: Settings, state, apply, decide.
 * ``job_sizes``: The sizes of an elastic job.
+* ``run_accounts``: The runs of each job, and the device time that each held.
 * ``job_history``: A job's past.
 * ``sweep_table``: The record of each sweep, as the log has it.
 * ``open_jobs``: What each user has open.
