@@ -180,6 +180,32 @@ class Usage(msgspec.Struct, kw_only=True, omit_defaults=True):
         return not (self.requested_gpu_s or self.held_gpu_s or self.jobs or self.runs or self.preemptions)
 
 
+class UsageKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """
+    What usage is grouped by.
+
+    Attributes
+    ----------
+    user, team, pool, model : str
+        As a job's specification has it.
+    kind : str
+        Of devices; empty for what a job waited without getting any.
+    """
+
+    user: str = ""
+    team: str = ""
+    pool: str = ""
+    model: str = ""
+    kind: str = ""
+
+
+class DayUsage(UsageKey, frozen=True, kw_only=True, omit_defaults=True):
+    """What is left of archived jobs: their sums on one UTC day, such as ``2026-01-31``."""
+
+    day: str
+    usage: Usage
+
+
 class RunReport(msgspec.Struct, frozen=True):
     """What a run that goes on has reported so far: seconds in iterations, and how many."""
 

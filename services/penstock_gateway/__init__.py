@@ -20,6 +20,7 @@ In reading order:
 * ``queries``: Queries, and what runs and services report outside of the log.
 * ``answers``: From the read model to views.
 * ``aggregation_answers``: Answers about aggregators and the jobs on them.
+* ``usage_answers``: Accounts of device time, also of archived jobs.
 * ``why``: Why a job waits, and what is ruled out.
 * ``dry_run``: What would happen to a job that is submitted now.
 * ``job_fit``: A job against the present nodes.

@@ -58,6 +58,7 @@ from penstock_log import (
 )
 from penstock_log.job_state import ENDINGS, JobState
 from penstock_log.records import compose
+from penstock_log.usage import DayUsage, UsageKey, total
 from penstock_log.users import Users
 from penstock_policies.job_lengths import Lengths
 from penstock_scheduler.aggregation.aggregation_table import AggregationTable
@@ -98,6 +99,8 @@ class GatewayState(SchedulerState):
         Node that was lost and is still away, or was forgotten → sequence of the round that said so.
     lane_grants : LaneGrants
         Who shares which device.
+    archived_usage : dict of str to list of DayUsage
+        UTC day → what is left of archived jobs in accounts, each group once.
     """
 
     jobs: JobTable = msgspec.field(default_factory=JobTable)
@@ -117,6 +120,7 @@ class GatewayState(SchedulerState):
     aggregation: AggregationTable = msgspec.field(default_factory=AggregationTable)
     gone_seq: dict[str, int] = msgspec.field(default_factory=dict)
     lane_grants: LaneGrants = msgspec.field(default_factory=LaneGrants)
+    archived_usage: dict[str, list[DayUsage]] = msgspec.field(default_factory=dict)
 
     users: Users = msgspec.field(default_factory=Users)
 
@@ -266,6 +270,7 @@ def _announced(state: GatewayState, job_id: str, seq: int) -> None:
 def _archive(state: GatewayState, event: LogCopied | JobsArchived | LogTrimmed, seq: int) -> None:
     if isinstance(event, JobsArchived):
         _forget_archived(state, event)
+        _keep_usage(state.archived_usage, event.usage)
         state.archive.archive(event, seq)
         return
     state.archive.note(event)
@@ -296,6 +301,17 @@ def _forget_archived(state: GatewayState, event: JobsArchived) -> None:
         for of_keys in (state.profiles, state.scaled, state.measured):
             of_keys.pop(key, None)
     state.lengths.update({pool: Lengths.of_fact(learnt) for pool, learnt in event.learnt.items()})
+
+
+def _keep_usage(kept: dict[str, list[DayUsage]], new: Iterable[DayUsage]) -> None:
+    """Add the sums of archived jobs to those of the same day and group."""
+    for row in new:
+        of_day = kept.setdefault(row.day, [])
+        same = next((one for one in of_day if compose(UsageKey, one) == compose(UsageKey, row)), None)
+        if same is None:
+            of_day.append(msgspec.structs.replace(row, usage=total([row.usage])))  # the fact's own is not to be changed
+        else:
+            same.usage.add(row.usage)
 
 
 def _drop_ids(index: dict[str, list[str]], names: Iterable[str], gone: set[str]) -> None:

@@ -106,6 +106,14 @@ class JobAccount(msgspec.Struct, kw_only=True, omit_defaults=True):
         if self.lanes and run.is_granted and not run.is_over:
             run.hold(at_s, grants.part(_open_slots(job, run)))
 
+    def days(self, *, counts: bool) -> Iterator[tuple[str, str, Usage]]:
+        """Yield UTC day, kind and usage of a job that is over; ``counts`` as for :func:`penstock_log.usage.usage`."""
+        for kind, of_kind in self.before.items():
+            yield from ((day, kind, found) for day, found in of_kind.items())
+        for run in self.runs:
+            for day, found in by_day(run, measured=self.measured, counts=counts):
+                yield day, run.kind, found
+
     def leave(self, job_id: str, grants: LaneGrants) -> set[str]:
         """Give up the devices of a job that is to be forgotten; return the jobs whose part that changes."""
         run = self.runs[-1] if self.runs else None
@@ -184,7 +192,7 @@ class JobAccount(msgspec.Struct, kw_only=True, omit_defaults=True):
             if gone:
                 run.hold(at_s, self._part(job, open_slots, grants))
             return beside
-        run.ended_s = max(at_s, run.parts[-1][0])
+        run.ended_s = max(at_s, run.parts[-1][0], run.started_s)  # clocks differ
         run.outcome = job.outcome if job.placement is None else "lost"  # a round has placed it anew meanwhile
         self._keep_steps(job, run)
         return beside
