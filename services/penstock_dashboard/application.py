@@ -82,7 +82,7 @@ class Site:
         self, gateway: GatewayPort, signer: TokenSigner, settings: DashboardSettings, now_s: Callable[[], float]
     ) -> None:
         self.gateway, self.signer, self.settings, self.now_s = gateway, signer, settings, now_s
-        self.channels = LiveChannels(settings.refresh_s)
+        self.channels = LiveChannels(settings.refresh_s, settings.most_pages)
         self._checked: dict[str, tuple[float, bool]] = {}
 
     async def visitor(self, request: Request) -> Visitor:
@@ -242,6 +242,7 @@ async def _live(site: Site, page: Page, request: Request) -> Response:
     _require_sight(site, visit.visitor)
     text = request.query_params.get("version", "")
     version = int(text) if text.isascii() and text.isdigit() else 0
+    site.channels.require_room(_channel(visit))
     events = site.channels.follow(_channel(visit), _rendering(page, visit), version)
     return EventSourceResponse(events, ping=_PING_S, headers={"X-Accel-Buffering": "no"})
 

@@ -139,6 +139,10 @@ async def outcome(shared: Gateway, cell: Cell) -> str:
         answer = await person._ask(kind(request), body_of(cell))
     except ServiceError as error:
         return "no" if error.code == 403 else f"{error.code}: {error}"
+    return _said(request, owner, answer)
+
+
+def _said(request: str, owner: str, answer: dict[str, Any]) -> str:
     if request in {"submit_all", "bulk"}:
         return "no" if [one.get("code", 0) for one in answer["answers"]] == [403] else "yes"
     if request in {"jobs", "sweeps"}:

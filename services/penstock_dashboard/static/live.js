@@ -72,8 +72,17 @@
   const say = (text) => { if (trouble) { trouble.textContent = text; trouble.hidden = !text; } };
   if (body.dataset.live && "EventSource" in window) {
     let version = body.dataset.version;
-    let source;
+    let source = null;
+    let again = 0;
+    const disconnect = (text) => {
+      source?.close();
+      source = null;
+      clearTimeout(again);
+      delete body.dataset.connected;
+      liveness.textContent = text;
+    };
     const connect = () => {
+      disconnect("connecting");
       const address = new URL(body.dataset.live, location.href);
       address.searchParams.set("version", version);
       source = new EventSource(address);
@@ -86,15 +95,17 @@
         body.dataset.version = version;
       };
       source.onerror = () => {
-        source.close();
-        delete body.dataset.connected;
-        liveness.textContent = "not live";
+        disconnect("not live");
         say("The dashboard does not answer; this page is as it was. It tries again.");
-        setTimeout(connect, 2000);
+        again = setTimeout(connect, 2000);
       };
     };
-    connect();
-    addEventListener("pagehide", () => source?.close());
+    // A browser has few connections for one host: a page that nobody sees gives its own back.
+    const look = () => { if (document.hidden) disconnect("not live while it is hidden"); else if (!source) connect(); };
+    document.addEventListener("visibilitychange", look);
+    addEventListener("pageshow", look);
+    addEventListener("pagehide", () => disconnect("not live"));
+    look();
   }
   document.querySelector("form[data-submit]")?.submit();
   age(document);
