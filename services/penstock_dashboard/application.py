@@ -7,10 +7,12 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
+from penstock_dashboard.metrics_page import MetricsPage
 
-def application() -> Starlette:
+
+def application(metrics: MetricsPage) -> Starlette:
     """Return the application."""
-    return Starlette(routes=[Route("/healthz", _health)])
+    return Starlette(routes=[Route("/healthz", _health), metrics.route()])
 
 
 async def _health(request: Request) -> PlainTextResponse:  # noqa: ARG001 - as Starlette calls it

@@ -12,9 +12,11 @@ from typing import Final
 import uvicorn
 from starlette.applications import Starlette
 
+from penstock_bus.follower import background
 from penstock_bus.settings import SettingsError
 from penstock_bus.shell import Shell
 from penstock_dashboard.application import application
+from penstock_dashboard.metrics_page import MetricsPage
 from penstock_dashboard.settings import DashboardSettings
 from penstock_log.text import escaped
 
@@ -26,7 +28,8 @@ async def run(shell: Shell, settings: DashboardSettings) -> None:
     listener = bound(settings)
     host, port = listener.getsockname()[:2]
     url = settings.url or f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"  # noqa: S104 - compared
-    async with serving(application(), listener):
+    metrics = MetricsPage(shell.bus, settings, shell.monotonic)
+    async with serving(application(metrics), listener), background(*metrics.listening()):
         shell.vitals.note = f"is at {url}"
         shell.vitals.ready = True
         shell.log.info("listening", url=url)
@@ -57,6 +60,7 @@ def bound(settings: DashboardSettings) -> socket.socket:
             if error.errno != errno.EADDRINUSE:
                 raise
             listener.bind((address[0], 0, *address[2:]))
+        listener.listen()  # who comes before the server is up waits, and is not refused
     except OSError as error:
         listener.close()
         raise _refused(settings, error) from error
