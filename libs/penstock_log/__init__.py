@@ -9,6 +9,7 @@ In reading order:
 * ``subjects``: All subjects and streams.
 * ``facts``: Facts that are asked for, happen or are measured: job, run, node, request, policy, profile.
 * ``decision_facts``: Facts that deciders write: rank, round, scale, sweep.
+* ``totals``: Totals since the log began, by pool and team.
 * ``archive_facts``: Facts about what of the log was copied to files, forgotten and removed.
 * ``login_facts``: Facts about the logins of nodes, and their fold.
 * ``memory_facts``: Facts about memory that nodes lend each other.

@@ -9,11 +9,12 @@ made again under the same name, and what was removed can be removed again.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Optional
 
 import msgspec
 
 from penstock_log.facts import Event
+from penstock_log.totals import ClusterTotals
 
 ARCHIVE: Final = "log"
 """The one archive of a cluster."""
@@ -85,6 +86,8 @@ class JobsArchived(Event, frozen=True, kw_only=True, tag="archive.jobs_archived.
         Keys of workloads that no job is left of: what was measured of them is forgotten too.
     learnt : dict of str to PoolLearnt
         Pool → what its finished jobs have taught, these among them; it takes the place of what a fold knows.
+    totals : ClusterTotals or None
+        What all archived jobs have added to the totals, these among them; None in facts of earlier versions.
     """
 
     archive: str
@@ -92,6 +95,7 @@ class JobsArchived(Event, frozen=True, kw_only=True, tag="archive.jobs_archived.
     sweep_ids: tuple[str, ...] = ()
     workloads: tuple[str, ...] = ()
     learnt: dict[str, PoolLearnt] = {}
+    totals: Optional[ClusterTotals] = None
 
 
 class LogTrimmed(Event, frozen=True, kw_only=True, tag="archive.log_trimmed.v1"):

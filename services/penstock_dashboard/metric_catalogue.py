@@ -73,7 +73,46 @@ OF_REPLICAS: Final = (
 )
 """What replicas say of themselves."""
 
-CATALOGUE: Final = {kind.name: kind for kind in (*OF_DASHBOARD, *OF_REPLICAS)}
+_TEAM: Final = ("pool", "team")
+
+OF_CLUSTER: Final = (
+    MetricKind("penstock_log_last_seq", "gauge", (), "Sequence of the log's last commit."),
+    MetricKind(
+        "penstock_jobs",
+        "gauge",
+        (*_TEAM, "state"),
+        "Jobs that are not over: pending, held, running, preempting or completing.",
+    ),
+    MetricKind(
+        "penstock_jobs_ended_total", "counter", (*_TEAM, "outcome"), "Jobs that completed, failed or were cancelled."
+    ),
+    MetricKind(
+        "penstock_jobs_waiting", "gauge", ("pool", "cause"), "Jobs that wait, by the cause that the last round gave."
+    ),
+    MetricKind(
+        "penstock_longest_wait_seconds", "gauge", ("pool",), "For how long the job has waited that has waited longest."
+    ),
+    MetricKind(
+        "penstock_job_wait_seconds",
+        "histogram",
+        ("pool",),
+        "From a job's submission to its first start; the profiler's samples are left out.",
+    ),
+    MetricKind(
+        "penstock_job_completion_seconds",
+        "histogram",
+        ("pool",),
+        "From a job's submission to its end, of jobs that completed (JCT).",
+    ),
+    MetricKind("penstock_runs_ended_total", "counter", ("pool", "outcome"), "Runs by how they ended."),
+    MetricKind("penstock_preemptions_total", "counter", ("pool",), "Runs that ended because they were preempted."),
+    MetricKind("penstock_runs_lost_total", "counter", ("pool",), "Runs that ended because a node was lost."),
+    MetricKind("penstock_nodes", "gauge", ("pool", "state"), "Nodes: up, draining, drained, lost or left."),
+    MetricKind("penstock_devices", "gauge", ("pool", "kind", "state"), "Devices: busy, idle, drained, lost or left."),
+)
+"""What the gateway says of the cluster; it is the same whichever gateway is asked, and goes on over restarts."""
+
+CATALOGUE: Final = {kind.name: kind for kind in (*OF_CLUSTER, *OF_DASHBOARD, *OF_REPLICAS)}
 
 
 def gauge(name: str) -> GaugeMetricFamily:

@@ -1,22 +1,24 @@
 """
 ``GET /metrics``: everything about the cluster, for Prometheus.
 
-:class:`MetricsPage` asks all replicas for their metrics and answers in the form that the scraper takes, OpenMetrics or
-Prometheus' text form. A scraper has no session: :class:`~penstock_dashboard.settings.DashboardSettings` says who may
-scrape. Nothing here tells more than a viewer is told of others' jobs: ids, users, teams and states, and no names.
+:class:`MetricsPage` asks all replicas for their metrics, and a gateway for the cluster's figures. It answers in the
+form that the scraper takes, OpenMetrics or Prometheus' text form. A scraper has no session:
+:class:`~penstock_dashboard.settings.DashboardSettings` says who may scrape. Nothing here tells more than a viewer is
+told of others' jobs: ids, users, teams and states, and no names.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hmac
+import math
 from collections.abc import Callable, Coroutine, Iterable
 from http import HTTPStatus
 from ipaddress import ip_address
-from math import isfinite
 from pathlib import Path
 from typing import Final, Protocol
 
+import msgspec
 import structlog
 from prometheus_client import Metric
 from prometheus_client.exposition import choose_encoder
@@ -24,14 +26,19 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from penstock_bus import RequestPort, TelemetryPort
+from penstock_bus import BusError, RequestPort, TelemetryPort
+from penstock_dashboard.cluster_metrics import of_stats
+from penstock_dashboard.metric_catalogue import gauge
 from penstock_dashboard.replica_metrics import HeardReplicas, ReplicaScraper, merged, of_heartbeats
 from penstock_dashboard.settings import DashboardSettings
+from penstock_log import subjects
+from penstock_log.views import StatsView
 
 ADDRESS: Final = "/metrics"
 _TIMEOUT: Final = "x-prometheus-scrape-timeout-seconds"
 _DEADLINE_S: Final = 4.0
 _LEAST_S: Final = 0.1
+_REPEATED_S: Final = 60.0
 _MARGIN: Final = 0.8
 """The part of the scraper's own timeout that replicas have; the rest is for merging and for the way back."""
 
@@ -64,6 +71,7 @@ class MetricsPage:
     ) -> None:
         self._bus, self._settings, self._deadline_s = bus, settings, deadline_s
         self._replicas, self._scraper = HeardReplicas(clock), ReplicaScraper(bus)
+        self._clock, self._last, self._last_s = clock, StatsView(pools=(), seq=0, last_seq=0), -math.inf
 
     def listening(self) -> list[Coroutine[object, object, None]]:
         """Return the coroutines that hear what a scrape tells; they run for ever."""
@@ -80,14 +88,37 @@ class MetricsPage:
             return refused
         deadline_s = _deadline_s(request, self._deadline_s)
         heard = self._replicas.alive()
-        answers = await self._scraper.ask([(one.service, one.replica) for one in heard], deadline_s)
+        asked = [(one.service, one.replica) for one in heard]
+        answers, stats = await asyncio.gather(self._scraper.ask(asked, deadline_s), self._stats(deadline_s))
 
         def written() -> Response:
-            families = [*of_heartbeats(heard, None), *merged(answers)]
+            last_seq = stats.last_seq if stats is not None else None
+            missing = gauge("penstock_scrape_missing_stats")
+            missing.add_metric([], stats is None)
+            figures = of_stats(stats) if stats is not None else []
+            families = [*figures, missing, *of_heartbeats(heard, last_seq), *merged(answers)]
             encode, content_type = choose_encoder(request.headers.get("accept", ""))
             return Response(encode(_Families(families)), media_type=content_type)
 
         return await asyncio.to_thread(written)  # thousands of nodes make a text of megabytes
+
+    async def _stats(self, deadline_s: float) -> StatsView | None:
+        """
+        Return the cluster's figures as a gateway has them; None where none answers in time.
+
+        A gateway that has not folded as much as one that answered a moment ago would have counters fall, which
+        Prometheus takes for a restart: what the other one said is repeated.
+        """
+        try:
+            async with asyncio.timeout(deadline_s):
+                body = await self._bus.request(subjects.query("stats"), b"{}", deadline_s)
+            found = msgspec.json.decode(body, type=StatsView)
+        except (BusError, TimeoutError, ValueError) as error:
+            _log.warning("stats_not_scraped", reason=str(error) or type(error).__name__)
+            return None
+        if found.seq >= self._last.seq or self._clock() - self._last_s > _REPEATED_S:
+            self._last, self._last_s = found, self._clock()
+        return self._last
 
 
 class _Families:
@@ -106,7 +137,7 @@ def _deadline_s(request: Request, most_s: float) -> float:
         theirs_s = float(request.headers.get(_TIMEOUT, ""))
     except ValueError:
         return most_s
-    return min(most_s, max(_LEAST_S, _MARGIN * theirs_s)) if isfinite(theirs_s) else most_s
+    return min(most_s, max(_LEAST_S, _MARGIN * theirs_s)) if math.isfinite(theirs_s) else most_s
 
 
 def refusal(settings: DashboardSettings, request: Request) -> Response | None:

@@ -24,6 +24,7 @@ from penstock_gateway.job_history import JobHistory
 from penstock_gateway.open_jobs import OpenJobs
 from penstock_gateway.retention import ArchiveRecord
 from penstock_gateway.sweep_table import SweepRecord
+from penstock_gateway.totals_fold import TotalsRecord
 from penstock_log import (
     TERMINAL,
     Event,
@@ -62,7 +63,7 @@ from penstock_policies.job_lengths import Lengths
 from penstock_scheduler.aggregation.aggregation_table import AggregationTable
 from penstock_scheduler.pool.scheduler_state import SchedulerState, fold
 
-SCHEMA: Final = "gateway.v18"
+SCHEMA: Final = "gateway.v20"
 
 
 class GatewayState(SchedulerState):
@@ -95,6 +96,8 @@ class GatewayState(SchedulerState):
         Agents, aggregators, and the runs that have parts on them.
     gone_seq : dict of str to int
         Node that was lost and is still away, or was forgotten → sequence of the round that said so.
+    totals : TotalsRecord
+        What has happened since the log began.
     """
 
     jobs: JobTable = msgspec.field(default_factory=JobTable)
@@ -113,6 +116,7 @@ class GatewayState(SchedulerState):
     archive: ArchiveRecord = msgspec.field(default_factory=ArchiveRecord)
     aggregation: AggregationTable = msgspec.field(default_factory=AggregationTable)
     gone_seq: dict[str, int] = msgspec.field(default_factory=dict)
+    totals: TotalsRecord = msgspec.field(default_factory=TotalsRecord)
 
     users: Users = msgspec.field(default_factory=Users)
 
@@ -201,6 +205,7 @@ def _note(state: GatewayState, job: Job, event: Event, seq: int) -> None:
     if job.state is JobState.COMPLETED and past.state is not JobState.COMPLETED and job.sample is None:
         state.lengths.setdefault(job.spec.pool, Lengths()).add(job.id, job.attained_gpu_s(job.finished_s))
     past.note(job, event, seq)
+    state.totals.note(job, past.tally)
     state.open_jobs.note(job)
     _follow_up(state, job, seq)
 
@@ -270,6 +275,7 @@ def _forget_archived(state: GatewayState, event: JobsArchived) -> None:
         if job is not None:
             parents.add(job.spec.parent)
             keys.add(job.profile_key)
+            state.totals.archive_job(job, state.histories[job_id].tally)
         state.jobs.forget(job_id)
         for of_jobs in (state.histories, state.to_announce, state.to_cancel):
             of_jobs.pop(job_id, None)
@@ -282,6 +288,8 @@ def _forget_archived(state: GatewayState, event: JobsArchived) -> None:
     for key in event.workloads:
         for of_keys in (state.profiles, state.scaled, state.measured):
             of_keys.pop(key, None)
+    if event.totals is not None:
+        state.totals.take(event.totals)
     state.lengths.update({pool: Lengths.of_fact(learnt) for pool, learnt in event.learnt.items()})
 
 

@@ -17,7 +17,7 @@ import msgspec
 from penstock_bus import BodyLimit, Delivery, Endpoint, LogReader, RejectionPort, ReplicationPort, TelemetryPort
 from penstock_bus.follower import FoldFollower
 from penstock_bus.health import GONE_AFTER_S, VERSION, Vitals, parse_vitals
-from penstock_gateway import acceptance, aggregation_answers, answers, dry_run, log_reader, sight, story
+from penstock_gateway import acceptance, aggregation_answers, answers, dry_run, log_reader, sight, stats_answer, story
 from penstock_gateway.answers import ReadModel
 from penstock_gateway.authority import Admit, Caller
 from penstock_gateway.endpoints import ask, endpoint, job_asked
@@ -39,6 +39,7 @@ from penstock_log.views import (
     RejectedView,
     ReplicaView,
     SchemaView,
+    StatsView,
     StatusView,
     StoryView,
     StreamsView,
@@ -134,6 +135,7 @@ class Queries:
             "rejected": self._rejected,
             "schema": self._schema,
             "status": self._status,
+            "stats": self._stats,
             "streams": self._streams,
             "users": self._users,
             "whoami": self._whoami,
@@ -208,6 +210,13 @@ class Queries:
             return answers.status(model, model.seq)
         view = answers.status(model, max(await log_reader.last_seq(self._bus, model.seq), model.seq))
         return msgspec.structs.replace(view, services=self._presence.services(), version=VERSION)
+
+    async def _stats(self, body: bytes, caller: Caller) -> StatsView:  # noqa: ARG002 - everybody may see it
+        asked = ask(body, request_bodies.AllRequest)
+        model = await self._model(asked.at)
+        if log_reader.parse(asked.at) is not None:
+            return stats_answer.stats(model, model.seq)
+        return stats_answer.stats(model, max(await log_reader.last_seq(self._bus, model.seq), model.seq))
 
     async def _dryrun(self, body: bytes, caller: Caller) -> DryRunView:
         asked = job_asked(body, self._most_bytes)

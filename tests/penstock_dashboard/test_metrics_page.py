@@ -3,6 +3,8 @@ import contextlib
 
 import msgspec
 import pytest
+from gateway_cases import NOW_S, ended, gateway, joined, placed, started, submitted
+from scrapes import OPEN_METRICS, Scrape, dashboard, get
 
 from penstock_bus import Endpoint, Reply, Request
 from penstock_bus.health import Vitals
@@ -11,8 +13,9 @@ from penstock_bus.shell import Shell
 from penstock_dashboard.replica_metrics import ReplicaAnswers, merged, of_heartbeats
 from penstock_dashboard.settings import DashboardSettings
 from penstock_log import subjects
+from penstock_log.totals import PoolTotals
+from penstock_log.views import PoolStatsView, StatsView
 from penstock_testing import eventually
-from support.scrapes import OPEN_METRICS, Scrape, dashboard, get
 
 
 @contextlib.asynccontextmanager
@@ -214,3 +217,45 @@ async def test_metrics_can_be_open_to_all_or_off(metrics, status):
 def test_a_token_without_a_file_is_refused_at_the_start():
     with pytest.raises(ValueError, match="needs metrics_token_file"):
         DashboardSettings(metrics="token")
+
+
+async def test_the_clusters_figures_come_from_a_gateway_and_keep_their_names():
+    bus = MemoryBus(MemoryServer())
+    facts = [joined("n1", pool='p"<script>'), joined("n2"), submitted("j1", team="a\nb"), submitted("j2"), placed("j2")]
+    done = [started("j2", at_s=NOW_S + 4), ended("j2", at_s=NOW_S + 64)]
+    async with gateway(bus, *facts, *done), dashboard(MemoryBus(bus.server)) as url:
+        found = await get(url, Accept=OPEN_METRICS)
+    assert found.value("penstock_jobs", pool="default", team="a\nb", state="pending") == 1
+    assert found.value("penstock_devices", pool='p"<script>', state="idle") == 2
+    assert found.value("penstock_jobs_ended_total", outcome="completed", team="") == 1
+    assert found.value("penstock_job_wait_seconds_sum", pool="default") == 4
+    assert found.value("penstock_job_wait_seconds_bucket", pool="default", le="5.0") == 1
+    assert found.value("penstock_job_completion_seconds_count", pool="default") == 1
+    assert found.value("penstock_log_last_seq") >= len(facts)
+    assert found.value("penstock_scrape_missing_stats") == 0
+
+
+async def test_without_a_gateway_the_figures_are_missing_and_the_rest_is_there():
+    server = MemoryServer()
+    async with replicas(server, ("matcher", "r1")), dashboard(MemoryBus(server)) as url:
+        found = await scraped(url, heard=1)
+    assert found.value("penstock_scrape_missing_stats") == 1
+    assert found.values("penstock_jobs") == []
+
+
+async def test_a_gateway_that_is_behind_has_no_counter_fall():
+    answers = [stats_of(seq=9, lost=7), stats_of(seq=8, lost=6), stats_of(seq=10, lost=8)]
+
+    async def answer(_: Request) -> Reply:
+        return Reply(body=msgspec.json.encode(answers.pop(0)))
+
+    bus = MemoryBus(MemoryServer())
+    served = Endpoint(name="stats", subject=subjects.query("stats"), handler=answer)
+    async with bus.serve("gateway", "1", [served]), dashboard(MemoryBus(bus.server)) as url:
+        lost = [(await get(url)).value("penstock_runs_lost_total") for _ in range(3)]
+    assert lost == [7, 7, 8]
+
+
+def stats_of(*, seq: int, lost: int) -> StatsView:
+    pool = PoolStatsView(pool="default", totals=PoolTotals(runs={"lost": lost}))
+    return StatsView(pools=(pool,), seq=seq, last_seq=seq)

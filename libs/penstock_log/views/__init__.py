@@ -9,6 +9,7 @@ In reading order:
 * ``jobs``: Jobs: lines, details, sizes, why, story.
 * ``cluster``: Nodes, services, lanes, sweeps.
 * ``aggregation``: Aggregators, and the runs that have parts on them.
+* ``stats``: Figures by pool and team, for metrics.
 """
 
 from penstock_log.views.aggregation import AggregatedJobView as AggregatedJobView
@@ -59,3 +60,6 @@ from penstock_log.views.jobs import StoryView as StoryView
 from penstock_log.views.jobs import SubmitAnswer as SubmitAnswer
 from penstock_log.views.jobs import View as View
 from penstock_log.views.jobs import WhyView as WhyView
+from penstock_log.views.stats import DEVICE_STATES as DEVICE_STATES
+from penstock_log.views.stats import PoolStatsView as PoolStatsView
+from penstock_log.views.stats import StatsView as StatsView
