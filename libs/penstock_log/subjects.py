@@ -388,13 +388,16 @@ def replicas(service: str) -> str:
 REPLICAS: Final = f"{ROOT}.tel.replica.*.*"
 heartbeat: Final = _named("tel.node")
 lanes: Final = _named("tel.lanes")
-"""Telemetry of a node: its heartbeats, and the lanes of its shared devices."""
+devices: Final = _named("tel.device")
+"""Telemetry of a node: its heartbeats, the lanes of its shared devices, and how busy its devices are."""
 progress: Final = _named("tel.progress")
 output_grown: Final = _named("tel.output")
 agreement: Final = _named("tel.agreement")
 """Telemetry of a job: steps and metrics, how far output has come that is not streamed, answers to a stop."""
 heard: Final = _named("tel.matcher.heard")
 """Telemetry of the matcher that leads: that it has heard a node, and takes nothing from it."""
+LANES: Final = f"{ROOT}.tel.lanes.*"
+DEVICES: Final = f"{ROOT}.tel.device.*"
 HEARTBEATS: Final = f"{ROOT}.tel.node.*"
 PROGRESS: Final = f"{ROOT}.tel.progress.*"
 AGREEMENTS: Final = f"{ROOT}.tel.agreement.*"
