@@ -7,6 +7,7 @@ In reading order:
 * ``metrics_page``: What Prometheus scrapes.
 * ``replica_metrics``: The metrics of all replicas, merged.
 * ``cluster_metrics``: The cluster's figures, as metrics.
+* ``device_metrics``: Devices and lanes, as metrics.
 * ``metric_catalogue``: All metrics, with their labels and meanings.
 * ``application``: Which address is answered by what.
 * ``runner``: The dashboard on a bus.

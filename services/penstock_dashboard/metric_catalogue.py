@@ -112,7 +112,57 @@ OF_CLUSTER: Final = (
 )
 """What the gateway says of the cluster; it is the same whichever gateway is asked, and goes on over restarts."""
 
-CATALOGUE: Final = {kind.name: kind for kind in (*OF_CLUSTER, *OF_DASHBOARD, *OF_REPLICAS)}
+_JOB: Final = ("penstock_job", "user", "team")
+_DEVICE: Final = ("node", "device", "kind", "backend", "UUID")
+_GPU: Final = ("gpu", "UUID", "device", "modelName", "Hostname", *_JOB)
+_LANE: Final = ("node", "device", "lane")
+
+OF_DEVICES: Final = (
+    MetricKind(
+        "penstock_device_utilisation_ratio",
+        "gauge",
+        (*_DEVICE, "source", *_JOB),
+        "The part of the time in which a device computed, 0 to 1: by its driver, or estimated from its processes' time.",
+    ),
+    MetricKind("penstock_device_memory_used_bytes", "gauge", (*_DEVICE, *_JOB), "Memory of a device that is used."),
+    MetricKind("penstock_device_memory_total_bytes", "gauge", _DEVICE, "Memory of a device."),
+    MetricKind("penstock_device_unreadable", "gauge", _DEVICE, "1 while a device's driver answers with an error."),
+    MetricKind(
+        "penstock_device_job", "gauge", ("node", "device", *_JOB), "1 for each job that has a device, or a part of it."
+    ),
+    MetricKind("penstock_node_sample_age_seconds", "gauge", ("node",), "How long ago a node has told of its devices."),
+    MetricKind("DCGM_FI_DEV_GPU_UTIL", "gauge", _GPU, "GPU utilisation, in percent."),
+    MetricKind("DCGM_FI_DEV_FB_USED", "gauge", _GPU, "Framebuffer memory used, in MiB."),
+    MetricKind("DCGM_FI_DEV_FB_FREE", "gauge", _GPU, "Framebuffer memory free, in MiB."),
+    MetricKind("DCGM_FI_DEV_GPU_TEMP", "gauge", _GPU, "GPU temperature, in degrees Celsius."),
+    MetricKind("DCGM_FI_DEV_POWER_USAGE", "gauge", _GPU, "Power draw, in watts."),
+    MetricKind("DCGM_FI_DEV_SM_CLOCK", "gauge", _GPU, "SM clock frequency, in MHz."),
+    MetricKind("DCGM_FI_DEV_XID_ERRORS", "gauge", _GPU, "The last XID error since the node's executor began; 0: none."),
+    MetricKind(
+        "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL",
+        "gauge",
+        _GPU,
+        "Double-bit memory errors since the driver was loaded; it only rises, and OpenMetrics would rename a counter.",
+    ),
+)
+"""What nodes say of their devices. The jobs of a device that several share are in ``penstock_device_job`` alone."""
+
+OF_LANES: Final = (
+    MetricKind("penstock_lane_members", "gauge", _LANE, "Runs that share a lane of a device."),
+    MetricKind(
+        "penstock_lane_turn_ratio", "gauge", _LANE, "For which part of the last second somebody had a lane's turn."
+    ),
+    MetricKind("penstock_lane_switches_per_second", "gauge", _LANE, "How often a lane's turn changed hands."),
+    MetricKind(
+        "penstock_shared_device_used_bytes",
+        "gauge",
+        ("node", "device"),
+        "What lanes and their runs' states take of a device.",
+    ),
+)
+"""What nodes say of devices that runs share in turns."""
+
+CATALOGUE: Final = {kind.name: kind for kind in (*OF_CLUSTER, *OF_DEVICES, *OF_LANES, *OF_DASHBOARD, *OF_REPLICAS)}
 
 
 def gauge(name: str) -> GaugeMetricFamily:

@@ -28,6 +28,7 @@ from starlette.routing import Route
 
 from penstock_bus import BusError, RequestPort, TelemetryPort
 from penstock_dashboard.cluster_metrics import of_stats
+from penstock_dashboard.device_metrics import HeardNodes, of_devices, of_lanes
 from penstock_dashboard.metric_catalogue import gauge
 from penstock_dashboard.replica_metrics import HeardReplicas, ReplicaScraper, merged, of_heartbeats
 from penstock_dashboard.settings import DashboardSettings
@@ -71,11 +72,13 @@ class MetricsPage:
     ) -> None:
         self._bus, self._settings, self._deadline_s = bus, settings, deadline_s
         self._replicas, self._scraper = HeardReplicas(clock), ReplicaScraper(bus)
+        self._nodes = HeardNodes(clock)
         self._clock, self._last, self._last_s = clock, StatsView(pools=(), seq=0, last_seq=0), -math.inf
 
     def listening(self) -> list[Coroutine[object, object, None]]:
         """Return the coroutines that hear what a scrape tells; they run for ever."""
-        return [self._replicas.listen(self._bus)]
+        bus, nodes = self._bus, self._nodes
+        return [self._replicas.listen(bus), nodes.listen_to_devices(bus), nodes.listen_to_lanes(bus)]
 
     def route(self) -> Route:
         """Return the route of the page."""
@@ -90,13 +93,15 @@ class MetricsPage:
         heard = self._replicas.alive()
         asked = [(one.service, one.replica) for one in heard]
         answers, stats = await asyncio.gather(self._scraper.ask(asked, deadline_s), self._stats(deadline_s))
+        devices, lanes = self._nodes.devices(), self._nodes.lanes()
 
         def written() -> Response:
             last_seq = stats.last_seq if stats is not None else None
             missing = gauge("penstock_scrape_missing_stats")
             missing.add_metric([], stats is None)
             figures = of_stats(stats) if stats is not None else []
-            families = [*figures, missing, *of_heartbeats(heard, last_seq), *merged(answers)]
+            families = [*figures, missing, *of_devices(devices), *of_lanes(lanes)]
+            families += [*of_heartbeats(heard, last_seq), *merged(answers)]
             encode, content_type = choose_encoder(request.headers.get("accept", ""))
             return Response(encode(_Families(families)), media_type=content_type)
 
