@@ -488,6 +488,10 @@ class Client:
         """Return counts of jobs, devices and nodes, and the replicas that are alive."""
         return await self._query("status", request_bodies.AllRequest(at=at), views.StatusView)
 
+    async def stats(self, at: request_bodies.At = None) -> views.StatsView:
+        """Return figures by pool and team, for metrics."""
+        return await self._query("stats", request_bodies.AllRequest(at=at), views.StatsView)
+
     async def streams(self) -> views.StreamsView:
         """Return on which NATS servers each stream is kept."""
         return await self._query("streams", request_bodies.EmptyRequest(), views.StreamsView)

@@ -15,11 +15,13 @@ import uvicorn
 from starlette.applications import Starlette
 
 from penstock_bus import Endpoint, Reply, Request
+from penstock_bus.follower import background
 from penstock_bus.health import VERSION
 from penstock_bus.settings import SettingsError
 from penstock_bus.shell import Shell
 from penstock_dashboard.application import Site, application
 from penstock_dashboard.gateway_port import GatewayPort
+from penstock_dashboard.metrics_page import MetricsPage
 from penstock_dashboard.settings import DashboardSettings
 from penstock_dashboard.sign_in import KEY_S, TokenSigner, secret_of
 from penstock_log import subjects
@@ -36,9 +38,11 @@ async def run(shell: Shell, settings: DashboardSettings) -> None:
     url = settings.url or f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"  # noqa: S104 - compared
     signer = TokenSigner(secret_of(settings.secret_file), shell.now_s, settings.session_s)
     site = Site(GatewayPort(shell.bus), signer, settings, shell.now_s)
+    metrics = MetricsPage(shell.bus, settings, shell.monotonic)
     served = shell.bus.serve("dashboard", VERSION, [_sign_in(signer, url)], {"replica": shell.replica_id, "url": url})
     try:
-        async with serving(application(site), listener), served:
+        pages = application(site, [metrics.route()])
+        async with serving(pages, listener), served, background(*metrics.listening()):
             shell.vitals.note = f"is at {url}"
             shell.vitals.ready = True
             shell.log.info("listening", url=url)
@@ -82,6 +86,7 @@ def bound(settings: DashboardSettings) -> socket.socket:
             if error.errno != errno.EADDRINUSE:
                 raise
             listener.bind((address[0], 0, *address[2:]))
+        listener.listen()  # who comes before the server is up waits, and is not refused
     except OSError as error:
         listener.close()
         raise _refused(settings, error) from error

@@ -12,6 +12,7 @@ In reading order:
 * ``devices``: All devices and all waiting jobs, for who looks at them at once.
 * ``aggregation``: Aggregators, and the runs that have parts on them.
 * ``accounts``: Device time by user, team, pool, model, kind or job.
+* ``stats``: Figures by pool and team, for metrics.
 """
 
 from penstock_log.views.accounts import UsageRowView as UsageRowView
@@ -77,3 +78,6 @@ from penstock_log.views.jobs import StoryView as StoryView
 from penstock_log.views.jobs import SubmitAnswer as SubmitAnswer
 from penstock_log.views.jobs import View as View
 from penstock_log.views.jobs import WhyView as WhyView
+from penstock_log.views.stats import DEVICE_STATES as DEVICE_STATES
+from penstock_log.views.stats import PoolStatsView as PoolStatsView
+from penstock_log.views.stats import StatsView as StatsView
