@@ -24,6 +24,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from penstock_dashboard.device_metrics import HeardNodes
 from penstock_dashboard.gateway_port import GatewayPort, PageRefused, Visitor
 from penstock_dashboard.live_page import ChannelName, LiveChannels, Regions, Render
 from penstock_dashboard.page import TEMPLATES, Page, PageContent, PageRequest, at_path
@@ -76,12 +77,20 @@ class Site:
     settings : DashboardSettings
     now_s : callable
         Seconds since the epoch.
+    nodes : HeardNodes
+        What nodes tell of their devices.
     """
 
     def __init__(
-        self, gateway: GatewayPort, signer: TokenSigner, settings: DashboardSettings, now_s: Callable[[], float]
+        self,
+        gateway: GatewayPort,
+        signer: TokenSigner,
+        settings: DashboardSettings,
+        now_s: Callable[[], float],
+        nodes: HeardNodes,
     ) -> None:
         self.gateway, self.signer, self.settings, self.now_s = gateway, signer, settings, now_s
+        self.nodes = nodes
         self.channels = LiveChannels(settings.refresh_s, settings.most_pages)
         self._checked: dict[str, tuple[float, bool]] = {}
 
@@ -115,7 +124,12 @@ class Site:
         """Return a visit to the page at a path."""
         query = {name: value for name, value in request.query_params.items() if name != "version"}
         return PageRequest(
-            visitor=visitor, path=path, query=query, params=dict(request.path_params), gateway=self.gateway
+            visitor=visitor,
+            path=path,
+            query=query,
+            params=dict(request.path_params),
+            gateway=self.gateway,
+            nodes=self.nodes,
         )
 
     def show(

@@ -20,6 +20,7 @@ from penstock_bus.health import VERSION
 from penstock_bus.settings import SettingsError
 from penstock_bus.shell import Shell
 from penstock_dashboard.application import Site, application
+from penstock_dashboard.device_metrics import HeardNodes
 from penstock_dashboard.gateway_port import GatewayPort
 from penstock_dashboard.metrics_page import MetricsPage
 from penstock_dashboard.settings import DashboardSettings
@@ -37,8 +38,9 @@ async def run(shell: Shell, settings: DashboardSettings) -> None:
     host, port = listener.getsockname()[:2]
     url = settings.url or f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"  # noqa: S104 - compared
     signer = TokenSigner(secret_of(settings.secret_file), shell.now_s, settings.session_s)
-    site = Site(GatewayPort(shell.bus), signer, settings, shell.now_s)
-    metrics = MetricsPage(shell.bus, settings, shell.monotonic)
+    nodes = HeardNodes(shell.monotonic)
+    site = Site(GatewayPort(shell.bus), signer, settings, shell.now_s, nodes)
+    metrics = MetricsPage(shell.bus, settings, shell.monotonic, nodes=nodes)
     served = shell.bus.serve("dashboard", VERSION, [_sign_in(signer, url)], {"replica": shell.replica_id, "url": url})
     try:
         pages = application(site, [metrics.route()])
