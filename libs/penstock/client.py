@@ -35,6 +35,7 @@ from penstock_log import (
     request_bodies,
     subjects,
     tag_of,
+    tracing,
     validation,
     views,
 )
@@ -170,9 +171,14 @@ class Client:
         ----------
         strict : bool
             Refuse a job that could never start on the present cluster, instead of having it wait.
+
+        The job belongs to the trace in the variable ``TRACEPARENT``, where it is set.
         """
         filled = submission.fill(_given(spec, fields, JobSpec), is_known=bool(self.user))
-        return await self._submit("submit", filled, lambda job: request_bodies.SubmitRequest(spec=job, strict=strict))
+        trace = os.environ.get(tracing.VARIABLE, "")
+        return await self._submit(
+            "submit", filled, lambda job: request_bodies.SubmitRequest(spec=job, strict=strict, traceparent=trace[:128])
+        )
 
     def tune(
         self,

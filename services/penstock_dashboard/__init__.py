@@ -15,6 +15,9 @@ In reading order:
 * ``device_metrics``: Devices and lanes, as metrics.
 * ``metric_catalogue``: All metrics, with their labels and meanings.
 * ``application``: Which address is answered by what.
+* ``job_spans``: The life of each job as spans of one trace.
+* ``span_export``: Their export, by one replica at a time.
+* ``otlp``: The exporter of OpenTelemetry; an extra.
 * ``runner``: The dashboard on a bus.
 * ``__main__``: ``python -m penstock_dashboard``.
 """

@@ -25,6 +25,7 @@ from penstock_dashboard.gateway_port import GatewayPort
 from penstock_dashboard.metrics_page import MetricsPage
 from penstock_dashboard.settings import DashboardSettings
 from penstock_dashboard.sign_in import KEY_S, TokenSigner, secret_of
+from penstock_dashboard.span_export import export_spans, otlp_exporter
 from penstock_log import subjects
 from penstock_log.text import escaped
 from penstock_log.views import SignInView
@@ -44,7 +45,8 @@ async def run(shell: Shell, settings: DashboardSettings) -> None:
     served = shell.bus.serve("dashboard", VERSION, [_sign_in(signer, url)], {"replica": shell.replica_id, "url": url})
     try:
         pages = application(site, [metrics.route()])
-        async with serving(pages, listener), served, background(*metrics.listening()):
+        spans = [export_spans(shell, otlp_exporter(settings.otlp_endpoint))] if settings.otlp_endpoint else []
+        async with serving(pages, listener), served, background(*metrics.listening(), *spans):
             shell.vitals.note = f"is at {url}"
             shell.vitals.ready = True
             shell.log.info("listening", url=url)
