@@ -209,6 +209,11 @@ class UsageKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     model: str = ""
     kind: str = ""
 
+    @property
+    def group(self) -> str:
+        """The same as text; no two groups have the same."""
+        return repr((self.user, self.team, self.pool, self.model, self.kind))
+
 
 class DayUsage(UsageKey, frozen=True, kw_only=True, omit_defaults=True):
     """What is left of archived jobs: their sums on one UTC day, such as ``2026-01-31``."""
