@@ -47,6 +47,10 @@ if TYPE_CHECKING:
 Files = Annotated[
     list[str] | None, Argument(metavar="[FILE] [-- COMMAND...]", help="Job in TOML, YAML or JSON; - for stdin.")
 ]
+ManyFiles = Annotated[
+    list[str] | None,
+    Argument(metavar="[FILE...] [-- COMMAND...]", help="Job in TOML, YAML or JSON; - for stdin. Many are one request."),
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -200,7 +204,7 @@ Check = Annotated[bool, Option("--check/--no-check", help="Refuse if the script 
 def submit(
     ctx: Context,
     job: JobOptions,
-    files: Files = None,
+    files: ManyFiles = None,
     *,
     strict: Strict = False,
     check: Check = True,
@@ -211,18 +215,34 @@ def submit(
     output: AnswerOut = "text",
 ) -> None:
     """
-    Submit a job: a file, or the command behind --.
+    Submit a job: a file, or the command behind --; or many files.
 
-    Flags win over the file. Prints the job's id. With --wait the exit code is the job's own; 1 where it has none, 130
-    where it was cancelled.
+    Flags win over the file. Prints the job's id. Of many files, one that is refused does not keep the others. With
+    --wait the exit code is the job's own; 1 where it has none, 130 where it was cancelled.
     """
     given = job.given(ctx.meta.get(COMMAND, ())) | ({"hold": True} if hold else {})
-    spec = _spec(files or [], given, "submit", check=check)
+    named = files or []
+    specs = [_spec([one] if one else [], dict(given), "submit", check=check) for one in _each_file(named, given)]
+    if dry_run and len(specs) > 1:
+        bad_input(f"--dry-run tells about one job, and there are {len(specs)} files; give one")
     if dry_run:
-        show_dry_run(ctx, spec, output)
-    else:
-        indices = value_formats.array(array) if array else []
-        submit_jobs(ctx, expand(spec, indices), strict=strict, wait=wait, output=output)
+        show_dry_run(ctx, specs[0], output)
+        return
+    indices = value_formats.array(array) if array else []
+    all_of_them = [one for spec in specs for one in expand(spec, indices)]
+    submit_jobs(ctx, all_of_them, strict=strict, wait=wait, output=output)
+
+
+def _each_file(files: list[str], given: dict[str, Any]) -> list[str]:
+    """Return the files to read; one that is empty where the job is given by flags alone."""
+    if len(files) > 1 and all(map(spec_file.is_format, files)):
+        if "id" in given:
+            bad_input(f"--id names one job, and there are {len(files)} files; put the ids into the files")
+        if files.count(spec_file.STDIN) > 1:
+            bad_input("standard input is one file; name the others")
+        return files
+    _require_job_file(files, "submit")
+    return files or [""]
 
 
 @flattened
