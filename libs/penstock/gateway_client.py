@@ -38,7 +38,7 @@ _SHOWN_BY: Final = {
     "policy": "penstock policy show",
 }
 """Commands about other things than jobs: how people see what became of them."""
-V = TypeVar("V", bound=views.View)
+V = TypeVar("V", bound="views.View")
 S = TypeVar("S", JobSpec, SweepSpec)
 
 
