@@ -9,7 +9,7 @@ from prometheus_client.core import HistogramMetricFamily
 
 from penstock_dashboard.metric_catalogue import counter, gauge, histogram
 from penstock_log.totals import BOUNDS_S, Spread
-from penstock_log.views import PoolStatsView, StatsView
+from penstock_log.views import PoolStatsView, StatsView, StreamsView
 
 _ENDED = ("completed", "failed", "cancelled")
 
@@ -19,6 +19,23 @@ def of_stats(stats: StatsView) -> list[Metric]:
     last_seq = gauge("penstock_log_last_seq")
     last_seq.add_metric([], stats.last_seq)
     return [last_seq, *_of_jobs(stats.pools), *_of_past(stats.pools), *_of_nodes(stats.pools)]
+
+
+def of_streams(view: StreamsView) -> list[Metric]:
+    """Return the families of the server's streams."""
+    held, most = gauge("penstock_stream_bytes"), gauge("penstock_stream_max_bytes")
+    messages, copies = gauge("penstock_stream_messages"), gauge("penstock_stream_copies")
+    for stream in view.streams:
+        if stream.error:
+            continue
+        held.add_metric([stream.name], stream.bytes)
+        messages.add_metric([stream.name], stream.messages)
+        if stream.max_bytes:
+            most.add_metric([stream.name], stream.max_bytes)
+        current = sum(copy.current and not copy.offline for copy in stream.copies)
+        copies.add_metric([stream.name, "current"], current)
+        copies.add_metric([stream.name, "behind"], len(stream.copies) - current)
+    return [held, most, messages, copies]
 
 
 def _of_jobs(pools: tuple[PoolStatsView, ...]) -> list[Metric]:

@@ -50,6 +50,12 @@ OF_DASHBOARD: Final = (
         _WHO,
         "How long the oldest fact that matters to the replica has waited for a decision.",
     ),
+    MetricKind("penstock_stream_bytes", "gauge", ("stream",), "What a stream holds, in bytes."),
+    MetricKind("penstock_stream_max_bytes", "gauge", ("stream",), "How much a stream may hold, where that is limited."),
+    MetricKind("penstock_stream_messages", "gauge", ("stream",), "Messages that a stream holds."),
+    MetricKind(
+        "penstock_stream_copies", "gauge", ("stream", "state"), "Copies beside the leader's: current or behind."
+    ),
     MetricKind(
         "penstock_replica_event_lag",
         "gauge",
@@ -63,6 +69,12 @@ OF_REPLICAS: Final = (
     MetricKind("penstock_decide_seconds", "histogram", _WHO, "Time to work out a decision."),
     MetricKind("penstock_append_seconds", "histogram", _WHO, "Time to append a commit."),
     MetricKind("penstock_conflicts_total", "counter", _WHO, "Commits refused for being out of date."),
+    MetricKind("penstock_round_seconds", "histogram", _WHO, "Time to decide rounds, of all pools together."),
+    MetricKind("penstock_rounds_total", "counter", (*_WHO, "pool"), "Rounds decided."),
+    MetricKind("penstock_placements_total", "counter", (*_WHO, "pool"), "Placements decided."),
+    MetricKind("penstock_evictions_total", "counter", (*_WHO, "pool"), "Preemptions decided."),
+    MetricKind("penstock_outbox_facts", "gauge", _WHO, "Facts that wait for the log."),
+    MetricKind("penstock_node_runs", "gauge", _WHO, "Runs whose processes live on the node."),
     MetricKind("penstock_last_seq", "gauge", _WHO, "Sequence of the last commit folded in."),
     MetricKind(
         "penstock_snapshot_too_large",
@@ -122,7 +134,7 @@ OF_DEVICES: Final = (
         "penstock_device_utilisation_ratio",
         "gauge",
         (*_DEVICE, "source", *_JOB),
-        "The part of the time in which a device computed, 0 to 1: by its driver, or estimated from its processes' time.",
+        "The part of the time in which a device computed, 0 to 1: by its driver, or estimated from processes' time.",
     ),
     MetricKind("penstock_device_memory_used_bytes", "gauge", (*_DEVICE, *_JOB), "Memory of a device that is used."),
     MetricKind("penstock_device_memory_total_bytes", "gauge", _DEVICE, "Memory of a device."),
