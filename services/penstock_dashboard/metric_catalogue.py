@@ -119,6 +119,15 @@ OF_CLUSTER: Final = (
     MetricKind("penstock_runs_ended_total", "counter", ("pool", "outcome"), "Runs by how they ended."),
     MetricKind("penstock_preemptions_total", "counter", ("pool",), "Runs that ended because they were preempted."),
     MetricKind("penstock_runs_lost_total", "counter", ("pool",), "Runs that ended because a node was lost."),
+    MetricKind(
+        "penstock_gpu_seconds_total",
+        "counter",
+        (*_TEAM, "use"),
+        "Device time of runs that ended: used in iterations, idle while held, unmeasured, or lost, as it was known then.",
+    ),
+    MetricKind(
+        "penstock_open_gpu_seconds", "gauge", (*_TEAM, "use"), "Device time so far of runs that go on, by use."
+    ),
     MetricKind("penstock_nodes", "gauge", ("pool", "state"), "Nodes: up, draining, drained, lost or left."),
     MetricKind("penstock_devices", "gauge", ("pool", "kind", "state"), "Devices: busy, idle, drained, lost or left."),
 )
