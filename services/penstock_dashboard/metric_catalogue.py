@@ -123,11 +123,9 @@ OF_CLUSTER: Final = (
         "penstock_gpu_seconds_total",
         "counter",
         (*_TEAM, "use"),
-        "Device time of runs that ended: used in iterations, idle while held, unmeasured, or lost, as it was known then.",
+        "Device time of runs that ended: used in iterations, idle while held, unmeasured or lost, as was known then.",
     ),
-    MetricKind(
-        "penstock_open_gpu_seconds", "gauge", (*_TEAM, "use"), "Device time so far of runs that go on, by use."
-    ),
+    MetricKind("penstock_open_gpu_seconds", "gauge", (*_TEAM, "use"), "Device time so far of runs that go on, by use."),
     MetricKind("penstock_nodes", "gauge", ("pool", "state"), "Nodes: up, draining, drained, lost or left."),
     MetricKind("penstock_devices", "gauge", ("pool", "kind", "state"), "Devices: busy, idle, drained, lost or left."),
 )

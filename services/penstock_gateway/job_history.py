@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from penstock_gateway.job_sizes import JobSizes
+from penstock_gateway.run_accounts import JobAccount
 from penstock_gateway.totals_fold import JobTally
 from penstock_log import (
     Event,
@@ -57,6 +58,8 @@ class JobHistory(msgspec.Struct, kw_only=True, omit_defaults=True):
         The last end of one of its runs on a node.
     tally : JobTally
         What it has added to the totals.
+    account : JobAccount
+        Its runs, with the device time that each held.
     """
 
     seq: int
@@ -73,6 +76,7 @@ class JobHistory(msgspec.Struct, kw_only=True, omit_defaults=True):
     freed: dict[str, int] = msgspec.field(default_factory=dict)
     run_end: RunEnded | None = None
     tally: JobTally = msgspec.field(default_factory=JobTally)
+    account: JobAccount = msgspec.field(default_factory=JobAccount)
 
     @classmethod
     def begin(cls, job: Job, event: Event, seq: int) -> JobHistory:

@@ -188,7 +188,9 @@ async def test_every_rule_and_every_query_is_answered_by_a_real_prometheus(clust
             assert [rule["lastError"] for rule in told.values() if rule["health"] != "ok"] == []
             firing = {name for name, rule in told.items() if rule["alerts"]}
             assert {"PenstockXidError", "PenstockDoubleBitErrors"} <= firing
-            assert {"PenstockDown", "PenstockServiceNotReady", "PenstockNoLeader", "PenstockFiguresMissing"}.isdisjoint(firing)
+            assert {"PenstockDown", "PenstockServiceNotReady", "PenstockNoLeader", "PenstockFiguresMissing"}.isdisjoint(
+                firing
+            )
 
 
 async def test_every_metric_of_a_real_cluster_is_in_the_catalogue_with_its_labels(cluster: Cluster) -> None:
