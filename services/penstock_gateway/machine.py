@@ -65,7 +65,7 @@ from penstock_policies.job_lengths import Lengths
 from penstock_scheduler.aggregation.aggregation_table import AggregationTable
 from penstock_scheduler.pool.scheduler_state import SchedulerState, fold
 
-SCHEMA: Final = "gateway.v22"
+SCHEMA: Final = "gateway.v23"
 
 
 class GatewayState(SchedulerState):
