@@ -1,10 +1,13 @@
 """Totals since the log began, and the figures that the query ``stats`` gives."""
 
+from pathlib import Path
+
 import msgspec
 import pytest
 from gateway_cases import NOW_S, ended, gateway, joined, placed, preempted, spec, started, submitted, waits
 from hypothesis import given
 from hypothesis import strategies as st
+from log_state import read_wire
 
 from penstock_gateway import machine
 from penstock_gateway.answers import ReadModel
@@ -25,8 +28,10 @@ from penstock_log import (
     Wait,
     subjects,
 )
-from penstock_log.totals import BOUNDS_S, ClusterTotals, PoolTotals, Spread
+from penstock_log.totals import BOUNDS_S, ClusterTotals, DeviceTime, PoolTotals, Spread
 from penstock_log.views import PoolStatsView, StatsView
+
+RECORDED = Path(__file__).parents[1] / "data" / "logs" / "35a4014.log.gz"
 
 
 def folded(*facts) -> GatewayState:
@@ -224,7 +229,7 @@ def leaves(totals: ClusterTotals) -> dict[str, int]:
 
 def test_over_a_recorded_log_no_counter_ever_falls():
     state, before, seen = GatewayState(), {}, 0
-    for delivery in history(RECORDED):
+    for delivery in read_wire(RECORDED):
         for fact in delivery.commit.facts:
             machine.apply(state, fact, delivery.seq)
         after = leaves(state.totals.whole)
