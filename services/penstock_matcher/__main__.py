@@ -68,12 +68,10 @@ class RoundCounts:
             return
         self._time_s.observe(took_s)
         for fact in rounds:
-            for name, help_, number in (
-                ("penstock_rounds_total", "Rounds decided.", 1),
-                ("penstock_placements_total", "Placements decided.", len(fact.placements)),
-                ("penstock_evictions_total", "Preemptions decided.", len(fact.preemptions)),
-            ):
-                self._metrics.counter(name, help_, pool=fact.pool).inc(number)
+            metrics, pool = self._metrics, fact.pool
+            metrics.counter("penstock_rounds_total", "Rounds decided.", pool=pool).inc()
+            metrics.counter("penstock_placements_total", "Placements decided.", pool=pool).inc(len(fact.placements))
+            metrics.counter("penstock_evictions_total", "Preemptions decided.", pool=pool).inc(len(fact.preemptions))
 
 
 _decoder = msgspec.json.Decoder(NodeHeartbeat)
