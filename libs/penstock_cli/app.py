@@ -27,6 +27,7 @@ MODULE_OF: Final = {
     for module, names in (
         ("commands.submit", "submit run"),
         ("commands.jobs", "ps show why story events cancel hold release logs"),
+        ("commands.top", "top"),
         ("commands.policies", "profile"),
         ("commands.sweeps", "tune sweep"),
         ("commands.cluster", "nodes status rejected node"),
