@@ -52,7 +52,7 @@ def top(
         raise Failure("`penstock top` needs Textual, which is not installed: pip install 'penstock[top]'") from None
     from penstock_cli.top.terminal_style import glyphs_of
 
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+    if not all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):
         bad_input("`penstock top` needs a terminal; for scripts there are `penstock ps` and `penstock nodes` (-o json)")
     if user == "me":
         from penstock.submission import user_name

@@ -68,7 +68,7 @@ class QuestionDialog(ModalScreen[bool]):
     """
 
     DEFAULT_CSS = """
-    QuestionDialog { align: center middle; background: ansi_default 0%; }
+    QuestionDialog { align: center middle; background: transparent; }
     QuestionDialog > Vertical { height: auto; padding: 0 1; background: ansi_default; color: ansi_default; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [

@@ -2,37 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Final
+
+from rich.cells import cell_len
 
 from penstock_cli import job_text, render, size_chart
 from penstock_cli.top.cluster_watch import JobWatch
-from penstock_cli.top.metric_plot import plot_lines
-from penstock_cli.top.terminal_style import STATE_STYLES, Glyphs, Line, Span
+from penstock_cli.top.metric_plot import plot_lines, sparkline
+from penstock_cli.top.terminal_style import STATE_STYLES, Glyphs, Line, Span, text_of
 from penstock_cli.value_formats import span
 from penstock_log import TERMINAL
 
 if TYPE_CHECKING:
     from penstock_log import views
 
-_LEAST_LABELLED = 40
+_LEAST_LABELLED: Final = 40
+_WIDE: Final = 140
+"""From so many columns on, a job has two columns."""
 
 
 def job_page(watch: JobWatch, width: int, now_s: float, glyphs: Glyphs) -> list[Line]:
-    """Return all that is known of a job; what waits says why before everything else."""
+    """Return all that is known of a job; on a wide terminal its fields stand to the left, and the rest beside them."""
     detail = watch.detail
     if detail is None:
         return [[(f"asking for {glyphs.plain(watch.job_id)}", "dim")]]
-    waits = detail.job.state == "PD"
-    why = why_page(detail.why, width, now_s, glyphs)
-    lines = [*_head(detail.job, glyphs), *(why if waits else ())]
-    lines += _titled("Job", job_text.job_lines(detail), width, glyphs)
-    if not waits and detail.job.state not in TERMINAL:
-        lines += why
-    lines += [*_sizes(detail, width, now_s, glyphs), *_metrics(watch, width, glyphs)]
-    if watch.story is not None:
-        lines += story_page(watch.story, width, glyphs)
-    return lines
+    head = list(_head(detail.job, glyphs))
+    if width < _WIDE:
+        fields, rest = _fields(detail, width, glyphs), _rest(watch, detail, width, now_s, glyphs)
+        return [
+            *head,
+            *(rest + fields if detail.job.state == "PD" else _sparklines(watch, width, glyphs) + fields + rest),
+        ]
+    left, right = width // 2 - 2, width - width // 2
+    fields, rest = _fields(detail, left, glyphs), _rest(watch, detail, right, now_s, glyphs)
+    return [*head, *_beside(fields, rest, left + 2)]
+
+
+def _fields(detail: views.JobDetail, width: int, glyphs: Glyphs) -> list[Line]:
+    return _titled("Job", job_text.job_lines(detail), width, glyphs)
+
+
+def _rest(watch: JobWatch, detail: views.JobDetail, width: int, now_s: float, glyphs: Glyphs) -> list[Line]:
+    lines = why_page(detail.why, width, now_s, glyphs) if detail.job.state not in TERMINAL else []
+    lines += [*_metrics(watch, width, glyphs), *_sizes(detail, width, now_s, glyphs)]
+    return lines + (story_page(watch.story, width, glyphs) if watch.story is not None else [])
+
+
+def _beside(left: Sequence[Line], right: Sequence[Line], width: int) -> list[Line]:
+    """Return lines of two columns, of which the left one takes so much."""
+    found: list[Line] = []
+    for one, other in zip_longest(left, right, fillvalue=()):
+        taken = cell_len(text_of(one))
+        found.append([*one, (" " * (width - taken), ""), *other])
+    return found
 
 
 def why_page(why: views.WhyView, width: int, now_s: float, glyphs: Glyphs) -> list[Line]:
@@ -79,6 +103,16 @@ def _sizes(detail: views.JobDetail, width: int, now_s: float, glyphs: Glyphs) ->
     end_s = job.finished_s if job.finished_s is not None else max(now_s, sizing.runs[-1].start_s)
     chart = size_chart.lines(sizing.runs, (begin_s, end_s), min(width, 100), zero_s=job.submitted_s)
     return [[("", "")], [("Sizes", "bold cyan")], *([(glyphs.drawn(line), "")] for line in chart)]
+
+
+def _sparklines(watch: JobWatch, width: int, glyphs: Glyphs) -> list[Line]:
+    """Return the course of each metric in a line."""
+    longest = max(map(len, watch.history.series), default=0)
+    found: list[Line] = []
+    for name, points in watch.history.series.items():
+        head = f"{glyphs.plain(name):<{longest}}  {render.number(points[-1][1]):>10}  "
+        found.append([(head, ""), (sparkline(points, width - len(head), glyphs), "green")])
+    return found
 
 
 def _metrics(watch: JobWatch, width: int, glyphs: Glyphs) -> list[Line]:

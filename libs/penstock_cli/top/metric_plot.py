@@ -61,7 +61,7 @@ def plot_lines(
     >>> print(*plot_lines("loss", [(1, 4.0), (2, 2.0), (3, 1.0)], 24, UNICODE, rows=2), sep="\\n")
     loss: 1 at step 3
          4 █
-         1 █▃▁
+         1 █▅▁
            step 1 to 3
     """
     drawn = [(step, value) for step, value in points if math.isfinite(value)]
@@ -76,6 +76,21 @@ def plot_lines(
     texts = [labels[0], *[""] * (rows - 2), labels[1]]
     lines = [f"{text:>{margin}} {bar}".rstrip() for text, bar in zip(texts, bars, strict=True)]
     return [head, *lines, f"{'':>{margin}} step {drawn[0][0]} to {drawn[-1][0]}"]
+
+
+def sparkline(points: Sequence[tuple[int, float]], width: int, glyphs: Glyphs) -> str:
+    """
+    Return the course of one metric in at most so many characters; what is no number is left out.
+
+    Examples
+    --------
+    >>> from penstock_cli.top.terminal_style import ASCII, UNICODE
+    >>> points = [(1, 0.0), (2, 0.5), (3, float("nan")), (4, 1.0)]
+    >>> sparkline(points, 8, UNICODE), sparkline(points, 8, ASCII)
+    ('▁▄█', '.:#')
+    """
+    values = _thinned([value for _, value in points if math.isfinite(value)], max(width, 1))
+    return bar_rows(values, min(values), max(values), 1, glyphs)[0] if values else ""
 
 
 def bar_rows(values: Sequence[float], least: float, most: float, rows: int, glyphs: Glyphs) -> list[str]:

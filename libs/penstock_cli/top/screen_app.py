@@ -51,10 +51,10 @@ _NOT_NOW: Final = 503
 _SETTLE_S: Final = 0.05
 """Keys that follow one another so fast are answered together."""
 _KEYS: Final = {
-    "devices": "Enter job  arrows device  o colour  d drain  ? help  q quit",
-    "queue": "Enter job  / filter  t states  u mine  s sort  c cancel  w why  l log  ? help  q quit",
-    "job": "w why  e events  l log  c cancel  H hold  R release  y copy id  ? help  q back",
-    "log": "/ search  n N next  f follow  G end  ? help  q back",
+    "devices": "? help  q quit  Enter job  arrows device  o colour  d drain",
+    "queue": "? help  q quit  Enter job  / filter  t states  s sort  c cancel  w why  l log",
+    "job": "? help  q back  w why  e events  l log  c cancel  H hold  R release  y copy id",
+    "log": "? help  q back  / search  n N next  f follow  G end",
 }
 
 
