@@ -393,6 +393,10 @@ class Client:
         )
         return await self._query("jobs", ask, views.JobsView)
 
+    async def jobs_page(self, ask: request_bodies.JobsRequest) -> views.JobsView:
+        """Return one page of the list of jobs, as a request says it: which, from which place on, and in which form."""
+        return await self._query("jobs", ask, views.JobsView)
+
     async def job(self, job_id: str, at: request_bodies.At = None) -> views.JobDetail:
         """Return one job in full."""
         return await self._query("job", request_bodies.OneRequest(id=job_id, at=at), views.JobDetail)

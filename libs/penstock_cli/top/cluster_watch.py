@@ -9,12 +9,11 @@ has changed. What is asked of the past is asked once: it does not change.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from penstock_cli.top.job_columns import NATURAL, JobFilter, JobOrder
+from penstock_cli.top.job_columns import NATURAL, QueueFilter, QueueOrder
 from penstock_cli.top.metric_plot import MetricHistory
 from penstock_log import TERMINAL, JobState, request_bodies
 
@@ -23,7 +22,11 @@ if TYPE_CHECKING:
     from penstock_log import views
 
 PAGE: Final = 1_000
-"""The gateway's bound for one answer."""
+"""Jobs in full that one answer has room for."""
+ROWS: Final = 2_500
+"""The same of rows: some 130 bytes each."""
+MOST_LOADED: Final = 50_000
+"""So many jobs are searched and sorted at most, the newest."""
 LEAST_RELOAD_S: Final = 5.0
 DUTY: Final = 20
 """What takes a second is asked for every twenty seconds, so that one person takes at most 5 % of a gateway."""
@@ -41,7 +44,7 @@ class JobWindow(NamedTuple):
     known : int
         How many jobs the list has.
     total : int
-        How many jobs match; those beyond what is known are older, and a filter has to be narrower to show them.
+        How many there are; those beyond what is known are older, and were not looked at.
     """
 
     first: int
@@ -64,64 +67,86 @@ class JobList:
 
     def __init__(self, client: Client, at: request_bodies.At, clock: Clock) -> None:
         self._client, self._at, self._clock = client, at, clock
-        self._loaded: dict[str, views.JobView] = {}
-        self._loaded_of: tuple[object, ...] = ()
-        self._loaded_total, self._reload_at = 0, 0.0
-        self._sorted: list[views.JobView] = []
+        self._rows: list[views.JobRow] = []
+        self._rows_of: tuple[str, ...] = ()
+        self._left_out, self._reload_at = 0, 0.0
+        self._sorted: list[views.JobRow] = []
         self._sorted_by: tuple[object, ...] = ()
 
-    async def window(self, wanted: JobFilter, order: JobOrder, first: int, count: int) -> JobWindow:
+    async def window(self, wanted: QueueFilter, order: QueueOrder, first: int, count: int) -> JobWindow:
         """Return the jobs from one place on that match a filter, in an order."""
-        if self._at is None and order.title == NATURAL and not (wanted.text or wanted.pool):
+        if order.title == NATURAL and not wanted.text:
             return await self._paged(wanted, first, count)
         return await self._searched(wanted, order, first, count)
 
-    async def _paged(self, wanted: JobFilter, first: int, count: int) -> JobWindow:
+    async def _paged(self, wanted: QueueFilter, first: int, count: int) -> JobWindow:
+        """Ask each section of the natural order for its part of the window, and for how many jobs it has."""
         jobs: list[views.JobView] = []
-        known = total = 0
+        known = 0
         for states in wanted.sections:
-            begin, end = max(0, first - known), min(first + count - known, PAGE)
-            found = await self._ask(states, wanted.user, max(end, 1))
-            jobs += list(reversed(found.jobs))[begin:end] if end > 0 else []
-            known, total = known + min(found.total, PAGE), total + found.total
-        return JobWindow(first, tuple(jobs), known, total)
+            begin, end = max(0, first - known), max(0, first + count - known)
+            found = await self._ask(wanted, states, offset=begin, limit=min(max(end - begin, 1), PAGE))
+            jobs += reversed(found.jobs) if end > begin else ()
+            known += found.total
+        return JobWindow(first, tuple(jobs), known, known)
 
-    async def _searched(self, wanted: JobFilter, order: JobOrder, first: int, count: int) -> JobWindow:
-        is_fresh = await self._load(wanted)
-        found = self._in_order(wanted, order)
-        seen = found[first : first + count]
-        if seen and not is_fresh and self._at is None:
-            fresh = {job.id: job for job in (await self._client.jobs(ids=[job.id for job in seen])).jobs}
-            self._loaded.update(fresh)
-            seen = [fresh.get(job.id, job) for job in seen]
-        left_out = max(0, self._loaded_total - len(self._loaded))
-        return JobWindow(first, tuple(seen), len(found), len(found) + left_out)
-
-    async def _load(self, wanted: JobFilter) -> bool:
-        """Load all jobs that a filter may match, unless they were loaded a moment ago; say whether they were now."""
-        of = (wanted.group, wanted.user)
-        if of == self._loaded_of and (self._at is not None or self._clock() < self._reload_at):
-            return False
-        began_s = self._clock()
-        answers = [await self._ask(states, wanted.user, PAGE) for states in wanted.sections]
-        self._loaded = {job.id: job for answer in answers for job in answer.jobs}
-        self._loaded_total = sum(answer.total for answer in answers)
-        now_s = self._clock()
-        self._loaded_of, self._reload_at = of, now_s + max(LEAST_RELOAD_S, DUTY * (now_s - began_s))
-        self._sorted_by = ()
-        return True
-
-    def _in_order(self, wanted: JobFilter, order: JobOrder) -> list[views.JobView]:
-        """Return the loaded jobs that match; rows keep their places until all are loaded anew."""
+    async def _searched(self, wanted: QueueFilter, order: QueueOrder, first: int, count: int) -> JobWindow:
+        """Search and sort rows that are loaded now and then, and ask for those that are seen in full."""
+        await self._load(wanted)
         by = (self._reload_at, wanted, order)
         if by != self._sorted_by:
-            self._sorted = order.sorted(filter(wanted.matches, self._loaded.values()))
-            self._sorted_by = by
-        return [self._loaded[job.id] for job in self._sorted]
+            self._sorted, self._sorted_by = order.sorted(filter(wanted.matches, self._rows)), by
+        ids = tuple(row.id for row in self._sorted[first : first + count])
+        known = len(self._sorted)
+        if not ids:
+            return JobWindow(first, (), known, known + self._left_out)
+        answer = await self._client.jobs_page(request_bodies.JobsRequest(ids=ids, limit=PAGE, at=self._at))
+        by_id = {job.id: job for job in answer.jobs}
+        jobs = tuple(by_id[job_id] for job_id in ids if job_id in by_id)
+        return JobWindow(first, jobs, known, known + self._left_out)
 
-    def _ask(self, states: Iterable[JobState], user: str, limit: int) -> asyncio.Future[views.JobsView]:
-        asking = self._client.jobs(state=tuple(map(str, states)), user=user, limit=limit, at=self._at)
-        return asyncio.ensure_future(asking)
+    async def _load(self, wanted: QueueFilter) -> None:
+        """Load the rows of all jobs that a filter may match, unless that was done a moment ago."""
+        of = (wanted.group, wanted.user, wanted.pool)
+        if of == self._rows_of and (self._at is not None or self._clock() < self._reload_at):
+            return
+        began_s = self._clock()
+        rows: list[views.JobRow] = []
+        left_out = 0
+        for states in wanted.sections:
+            own, total = await self._load_section(wanted, states, MOST_LOADED - len(rows))
+            rows += own
+            left_out += total - len(own)
+        now_s = self._clock()
+        self._rows, self._rows_of, self._left_out = rows, of, max(0, left_out)
+        self._reload_at = now_s + max(LEAST_RELOAD_S, DUTY * (now_s - began_s))
+
+    async def _load_section(
+        self, wanted: QueueFilter, states: Sequence[JobState], most: int
+    ) -> tuple[list[views.JobRow], int]:
+        """Return the rows of a section, each once: jobs may come or change while its pages are asked for."""
+        by_id: dict[str, views.JobRow] = {}
+        offset = 0
+        while True:
+            page = await self._ask(wanted, states, offset=offset, limit=ROWS, rows=True)
+            by_id.update((row.id, row) for row in page.rows)
+            offset += ROWS
+            if offset >= min(page.total, most):
+                return list(by_id.values()), page.total
+
+    def _ask(
+        self, wanted: QueueFilter, states: Sequence[JobState], *, offset: int, limit: int, rows: bool = False
+    ) -> Awaitable[views.JobsView]:
+        ask = request_bodies.JobsRequest(
+            state=tuple(map(str, states)),
+            user=wanted.user,
+            pool=wanted.pool,
+            offset=offset,
+            limit=limit,
+            rows=rows,
+            at=self._at,
+        )
+        return self._client.jobs_page(ask)
 
 
 class HolderList:
@@ -129,17 +154,20 @@ class HolderList:
 
     def __init__(self, client: Client, at: request_bodies.At) -> None:
         self._client, self._at = client, at
-        self.by_job: dict[str, views.JobView] = {}
+        self.by_job: dict[str, views.JobRow] = {}
+        self._asked: set[str] = set()
 
     async def learn(self, job_ids: Sequence[str]) -> None:
         """Ask for the jobs that were not asked for yet, and drop those that are not named."""
         named = set(job_ids)
         self.by_job = {job_id: job for job_id, job in self.by_job.items() if job_id in named}
-        new = sorted(named - self.by_job.keys())
+        new = sorted(named - self._asked)
         for begin in range(0, len(new), PAGE):
             part = new[begin : begin + PAGE]
-            answer = await self._client.jobs(ids=part, limit=PAGE, at=self._at)
-            self.by_job.update((job.id, job) for job in answer.jobs)
+            ask = request_bodies.JobsRequest(ids=tuple(part), rows=True, limit=PAGE, at=self._at)
+            answer = await self._client.jobs_page(ask)
+            self.by_job.update((row.id, row) for row in answer.rows)
+        self._asked = named
 
 
 @dataclass

@@ -48,12 +48,12 @@ class DeviceMap:
 
     Attributes
     ----------
-    holders : mapping of str to JobView
+    holders : mapping of str to JobRow
         Job id → the job, as far as it is known.
     """
 
     lines: Sequence[DeviceLine]
-    holders: Mapping[str, views.JobView]
+    holders: Mapping[str, views.JobRow]
     colour_by: ColourBy
     width: int
     glyphs: Glyphs
@@ -155,7 +155,7 @@ class DeviceMap:
 
 def device_map(
     nodes: Sequence[views.NodeView],
-    holders: Mapping[str, views.JobView],
+    holders: Mapping[str, views.JobRow],
     colour_by: ColourBy,
     width: int,
     glyphs: Glyphs,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import ClassVar, Final
 
@@ -11,6 +12,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.screen import ModalScreen
 
+from penstock_cli.top.cluster_watch import DUTY
 from penstock_cli.top.line_widgets import LineBlock, TextLines
 from penstock_cli.top.terminal_style import Glyphs, Line
 
@@ -124,6 +126,7 @@ class TextOverlay(ModalScreen[None]):
     def __init__(self, title: str, ask: Callable[[int], Awaitable[Sequence[Line]]]) -> None:
         super().__init__()
         self._title, self._ask = title, ask
+        self._again_at = 0.0
 
     def compose(self) -> ComposeResult:
         """Compose the screen."""
@@ -137,9 +140,15 @@ class TextOverlay(ModalScreen[None]):
         self.query_one("#overlay-text", TextLines).focus()
 
     async def refresh_text(self) -> None:
-        """Ask for the text anew."""
+        """Ask for the text anew, as often as what it costs allows."""
+        ticks = asyncio.get_running_loop().time
+        began_s = ticks()
+        if began_s < self._again_at:
+            return
         text = self.query_one("#overlay-text", TextLines)
         text.show_lines(list(await self._ask(self.app.size.width)))
+        now_s = ticks()
+        self._again_at = now_s + DUTY * (now_s - began_s)
 
 
 async def help_lines(_width: int) -> list[Line]:

@@ -1,8 +1,9 @@
 """
 Columns of the list of jobs, what a filter matches, and orders.
 
-The columns are those of ``penstock ps``. A :class:`JobFilter` says which jobs are shown; a :class:`JobOrder` by which
-column they are sorted. The natural order has what runs first, then what waits, then what has ended, the newest first.
+The columns are those of ``penstock ps``. A :class:`QueueFilter` says which jobs are shown, a :class:`QueueOrder` by
+which column they are sorted. The natural order has what runs first, then what waits, then what has ended, each the
+newest first.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ class JobColumn(NamedTuple):
 
     Attributes
     ----------
+    key : callable or None
+        By what it is sorted; None where it cannot be.
     width : int
         Columns of the terminal that it takes at least.
     most : int
@@ -52,7 +55,7 @@ class JobColumn(NamedTuple):
 
     title: str
     cell: Callable[[views.JobView], str]
-    key: Callable[[views.JobView], Any]
+    key: Callable[[views.JobRow], Any] | None
     width: int
     most: int
     right: bool = False
@@ -70,23 +73,19 @@ COLUMNS: Final = (
     JobColumn("STEPS", lambda job: str(job.steps), lambda job: job.steps, 5, 10, right=True),
     JobColumn("TEAM", lambda job: job.team or "-", lambda job: job.team, 4, 12, is_wide=True),
     JobColumn("POOL", lambda job: job.pool, lambda job: job.pool, 4, 12, is_wide=True),
+    JobColumn("QUEUE", lambda job: render.number(job.queue), None, 5, 5, right=True, is_wide=True),
+    JobColumn("PREEMPTED", lambda job: str(job.preemptions), None, 9, 9, right=True, is_wide=True),
+    JobColumn("METRICS", lambda job: render.mapping(job.metrics) or "-", None, 7, 28, is_wide=True),
     JobColumn(
-        "QUEUE", lambda job: render.number(job.queue), lambda job: job.queue or 0, 5, 5, right=True, is_wide=True
+        "NODES/REASON", job_text.place_or_reason, lambda job: (job.cause, job.reason, job.placed_on), _LEAST_LAST, 400
     ),
-    JobColumn(
-        "PREEMPTED", lambda job: str(job.preemptions), lambda job: job.preemptions, 9, 9, right=True, is_wide=True
-    ),
-    JobColumn(
-        "METRICS", lambda job: render.mapping(job.metrics) or "-", lambda job: str(job.metrics), 7, 28, is_wide=True
-    ),
-    JobColumn("NODES/REASON", job_text.place_or_reason, job_text.place_or_reason, _LEAST_LAST, 400),
 )
-SORTED_BY: Final = (NATURAL, *(column.title for column in COLUMNS))
-_BY_TITLE: Final = {column.title: column for column in COLUMNS}
+_KEYS: Final = {column.title: column.key for column in COLUMNS if column.key is not None}
+SORTED_BY: Final = (NATURAL, *_KEYS)
 
 
 @dataclass(frozen=True)
-class JobFilter:
+class QueueFilter:
     """
     Which jobs are shown; all of it must match.
 
@@ -108,7 +107,7 @@ class JobFilter:
         """The sections of the natural order that may have such jobs."""
         return tuple(section for section in SECTIONS if not GROUPS[self.group] or section[0] in GROUPS[self.group])
 
-    def matches(self, job: views.JobView) -> bool:
+    def matches(self, job: views.JobRow) -> bool:
         """Say whether a job is shown."""
         if (self.user and job.user != self.user) or (self.pool and job.pool != self.pool):
             return False
@@ -132,27 +131,27 @@ class JobFilter:
 
 
 @dataclass(frozen=True)
-class JobOrder:
+class QueueOrder:
     """By which column jobs are sorted; the natural order where that is empty."""
 
     title: str = NATURAL
     falling: bool = False
 
-    def following(self) -> JobOrder:
+    def following(self) -> QueueOrder:
         """Return the order by the next column."""
         at = SORTED_BY.index(self.title)
-        return JobOrder(SORTED_BY[(at + 1) % len(SORTED_BY)])
+        return QueueOrder(SORTED_BY[(at + 1) % len(SORTED_BY)])
 
-    def reversed(self) -> JobOrder:
+    def reversed(self) -> QueueOrder:
         """Return the same order from its other end; the natural one has none."""
         return self if self.title == NATURAL else replace(self, falling=not self.falling)
 
-    def sorted(self, jobs: Iterable[views.JobView]) -> list[views.JobView]:
+    def sorted(self, jobs: Iterable[views.JobRow]) -> list[views.JobRow]:
         """Return jobs in this order; of equal ones the newest first."""
         newest = sorted(jobs, key=lambda job: (job.submitted_s, job.id), reverse=True)
         if self.title == NATURAL:
             return sorted(newest, key=lambda job: next(i for i, some in enumerate(SECTIONS) if job.state in some))
-        return sorted(newest, key=_BY_TITLE[self.title].key, reverse=self.falling)
+        return sorted(newest, key=_KEYS[self.title], reverse=self.falling)
 
 
 class JobTableLayout:
@@ -181,21 +180,23 @@ class JobTableLayout:
             self._widths[name] = max(COLUMNS[name].width, self._widths[name] - over)
         self._widths[-1] = max(0, self.width - sum(self._widths[:-1]) - 2 * len(self.columns))
 
-    def head(self, order: JobOrder) -> list[Span]:
+    def head(self, order: QueueOrder) -> list[Span]:
         """Return the headers, with an arrow at the column by which the jobs are sorted."""
         arrow = self._glyphs.falling if order.falling else self._glyphs.rising
         line: list[Span] = [("  ", "bold")]
         for column, width in zip(self.columns, self._widths, strict=True):
-            title = column.title + (arrow if column.title == order.title else "")
-            line.append((self._glyphs.fitted(title, width, right=column.right) + "  ", "bold"))
+            if column.title == order.title:  # the arrow stands in the gap
+                line.append((self._glyphs.fitted(column.title + arrow, width + 1, right=column.right) + " ", "bold"))
+            else:
+                line.append((self._glyphs.fitted(column.title, width, right=column.right) + "  ", "bold"))
         return line
 
     def title_at(self, x: int) -> str:
-        """Return the title of the column at a place in the line; the natural order's where there is none."""
+        """Return the title of the column at a place in the line; the natural order's where nothing is sorted by it."""
         begin = 2
         for column, width in zip(self.columns, self._widths, strict=True):
             if begin <= x < begin + width + 2:
-                return column.title
+                return column.title if column.title in _KEYS else NATURAL
             begin += width + 2
         return NATURAL
 

@@ -28,26 +28,28 @@ def job_page(watch: JobWatch, width: int, now_s: float, glyphs: Glyphs) -> list[
     detail = watch.detail
     if detail is None:
         return [[(f"asking for {glyphs.plain(watch.job_id)}", "dim")]]
-    head = list(_head(detail.job, glyphs))
+    head, waits = list(_head(detail.job, glyphs)), detail.job.state == "PD"
     if width < _WIDE:
-        fields, rest = _fields(detail, width, glyphs), _rest(watch, detail, width, now_s, glyphs)
-        return [
-            *head,
-            *(rest + fields if detail.job.state == "PD" else _sparklines(watch, width, glyphs) + fields + rest),
-        ]
+        first = _why(detail, width, now_s, glyphs) if waits else _sparklines(watch, width, glyphs)
+        more = _why(detail, width, now_s, glyphs) if not waits else []
+        return [*head, *first, *_fields(detail, width, glyphs), *more, *_course(watch, detail, width, now_s, glyphs)]
     left, right = width // 2 - 2, width - width // 2
-    fields, rest = _fields(detail, left, glyphs), _rest(watch, detail, right, now_s, glyphs)
-    return [*head, *_beside(fields, rest, left + 2)]
+    course = [*_why(detail, right, now_s, glyphs), *_course(watch, detail, right, now_s, glyphs)]
+    return [*head, *_beside(_fields(detail, left, glyphs), course, left + 2)]
 
 
 def _fields(detail: views.JobDetail, width: int, glyphs: Glyphs) -> list[Line]:
     return _titled("Job", job_text.job_lines(detail), width, glyphs)
 
 
-def _rest(watch: JobWatch, detail: views.JobDetail, width: int, now_s: float, glyphs: Glyphs) -> list[Line]:
-    lines = why_page(detail.why, width, now_s, glyphs) if detail.job.state not in TERMINAL else []
-    lines += [*_metrics(watch, width, glyphs), *_sizes(detail, width, now_s, glyphs)]
-    return lines + (story_page(watch.story, width, glyphs) if watch.story is not None else [])
+def _why(detail: views.JobDetail, width: int, now_s: float, glyphs: Glyphs) -> list[Line]:
+    return [] if detail.job.state in TERMINAL else why_page(detail.why, width, now_s, glyphs)
+
+
+def _course(watch: JobWatch, detail: views.JobDetail, width: int, now_s: float, glyphs: Glyphs) -> list[Line]:
+    """Return metrics, sizes and the story."""
+    story = story_page(watch.story, width, glyphs) if watch.story is not None else []
+    return [*_metrics(watch, width, glyphs), *_sizes(detail, width, now_s, glyphs), *story]
 
 
 def _beside(left: Sequence[Line], right: Sequence[Line], width: int) -> list[Line]:

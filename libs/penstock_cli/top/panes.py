@@ -15,7 +15,7 @@ from textual.message import Message
 from penstock_cli import render
 from penstock_cli.top.cluster_watch import JobWatch, JobWindow
 from penstock_cli.top.device_cells import COLOURED_BY, ColourBy, DeviceMap, device_map
-from penstock_cli.top.job_columns import GROUPS, JobFilter, JobOrder, JobTableLayout
+from penstock_cli.top.job_columns import GROUPS, JobTableLayout, QueueFilter, QueueOrder
 from penstock_cli.top.job_page import job_page
 from penstock_cli.top.line_widgets import LineList, TextLines
 from penstock_cli.top.output_lines import OutputLines
@@ -44,9 +44,9 @@ class QueuePane(LineList):
         Binding("space", "mark", "mark", show=False),
     ]
 
-    def __init__(self, glyphs: Glyphs, shown: JobFilter, *, id: str | None = None) -> None:  # noqa: A002 - see above
+    def __init__(self, glyphs: Glyphs, shown: QueueFilter, *, id: str | None = None) -> None:  # noqa: A002 - see above
         super().__init__(id=id)
-        self.glyphs, self.shown, self.order = glyphs, shown, JobOrder()
+        self.glyphs, self.shown, self.order = glyphs, shown, QueueOrder()
         self.me = ""
         """Whose jobs are one's own; empty where the server knows nobody."""
         self.marked: set[str] = set()
@@ -54,7 +54,7 @@ class QueuePane(LineList):
         self._window = JobWindow(0, (), 0, 0)
         self._layout = JobTableLayout(glyphs, 0)
 
-    def show_window(self, window: JobWindow, *, asked: tuple[JobFilter, JobOrder]) -> None:
+    def show_window(self, window: JobWindow, *, asked: tuple[QueueFilter, QueueOrder]) -> None:
         """Draw a part of the list from now on, unless another list is wanted by now."""
         if asked != (self.shown, self.order):
             return
@@ -81,7 +81,7 @@ class QueuePane(LineList):
         parts = [f"{min(self.first + 1, last)} to {last} of {render.count(self.count, 'job')}"]
         parts += [f"only {words}"] if words else []
         parts += [f"{len(self.marked)} marked"] if self.marked else []
-        parts += [f"{left_out:,} older ones are left out; filter by state or user (t, u)"] if left_out else []
+        parts += [f"{left_out:,} older ones were not looked at; show fewer (t, u)"] if left_out else []
         self.head = [[(self.glyphs.plain(", ".join(parts)), "dim")], self._layout.head(self.order)]
         self.refresh()
 
@@ -105,12 +105,12 @@ class QueuePane(LineList):
         job = self._at(number)
         return _NOT_YET if job is None else self._layout.row(job, is_marked=job.id in self.marked)
 
-    def show_only(self, shown: JobFilter) -> None:
+    def show_only(self, shown: QueueFilter) -> None:
         """Show the jobs that match a filter, from the first one."""
         self.shown = shown
         self._begin()
 
-    def sort_by(self, order: JobOrder) -> None:
+    def sort_by(self, order: QueueOrder) -> None:
         """Show the jobs in an order, from the first one."""
         self.order = order
         self._begin()
@@ -124,7 +124,7 @@ class QueuePane(LineList):
     def click_head(self, x: int) -> None:
         """Sort by the column that was clicked on; once more: from its other end."""
         title = self._layout.title_at(x)
-        self.sort_by(self.order.reversed() if title == self.order.title else JobOrder(title))
+        self.sort_by(self.order.reversed() if title == self.order.title else QueueOrder(title))
 
     def action_sort(self) -> None:
         """Sort by the next column."""
@@ -151,7 +151,7 @@ class QueuePane(LineList):
             self.action_move(1)
 
 
-def _with(shown: JobFilter, **changes: str) -> JobFilter:
+def _with(shown: QueueFilter, **changes: str) -> QueueFilter:
     from dataclasses import replace
 
     return replace(shown, **changes)
@@ -172,11 +172,11 @@ class DevicePane(LineList):
         self.colour_by: ColourBy = COLOURED_BY[0]
         self.device = 0
         self._seen_nodes: Sequence[views.NodeView] = ()
-        self._holders: Mapping[str, views.JobView] = {}
+        self._holders: Mapping[str, views.JobRow] = {}
         self._map = DeviceMap((), {}, self.colour_by, 0, glyphs)
         self._now_s = 0.0
 
-    def show_nodes(self, nodes: Sequence[views.NodeView], holders: Mapping[str, views.JobView], now_s: float) -> None:
+    def show_nodes(self, nodes: Sequence[views.NodeView], holders: Mapping[str, views.JobRow], now_s: float) -> None:
         """Draw these nodes from now on."""
         self._seen_nodes, self._holders, self._now_s = nodes, holders, now_s
         self._draw()

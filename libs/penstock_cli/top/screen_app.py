@@ -28,7 +28,7 @@ from penstock_cli.top import job_page
 from penstock_cli.top.cluster_watch import HolderList, JobList, JobWatch
 from penstock_cli.top.device_cells import holder_ids
 from penstock_cli.top.dialogs import QuestionDialog, TextOverlay, help_lines
-from penstock_cli.top.job_columns import JobFilter
+from penstock_cli.top.job_columns import QueueFilter
 from penstock_cli.top.line_widgets import LineBlock, LineList
 from penstock_cli.top.output_lines import OutputLines
 from penstock_cli.top.panes import Answerable, DevicePane, JobPane, LogPane, QueuePane, Said
@@ -150,6 +150,15 @@ class TopApp(App[None]):
         """Why nobody answers; empty while somebody does."""
         self.refreshes = 0
         """How often what is seen was asked and drawn."""
+        shown = QueueFilter(user=options.user, pool=options.pool)
+        self.header, self.tabs, self.bottom = LineBlock(id="header"), PaneTabs(id="tabs"), LineBlock(id="message")
+        self.switcher, self.typed = ContentSwitcher(initial=PANES[1]), Input(id="typed", compact=True)
+        self.devices = DevicePane(self.glyphs, options.pool, id="devices")
+        self.queue = QueuePane(self.glyphs, shown, id="queue")
+        self.job_pane, self.log_pane = JobPane(self.glyphs, id="job"), LogPane(self.glyphs, id="log")
+        self.panes: dict[str, LineList] = dict(
+            zip(PANES, (self.devices, self.queue, self.job_pane, self.log_pane), strict=True)
+        )
         self._seen_nodes: Sequence[views.NodeView] = ()
         self._job_problem = ""
         self._seen_s = 0.0
@@ -161,15 +170,12 @@ class TopApp(App[None]):
     # --- what there is
     def compose(self) -> ComposeResult:
         """Compose the screen."""
-        yield LineBlock(id="header")
-        yield PaneTabs(id="tabs")
-        with ContentSwitcher(initial=PANES[1]):
-            yield DevicePane(self.glyphs, self.options.pool, id="devices")
-            yield QueuePane(self.glyphs, JobFilter(user=self.options.user, pool=self.options.pool), id="queue")
-            yield JobPane(self.glyphs, id="job")
-            yield LogPane(self.glyphs, id="log")
-        yield Input(id="typed", compact=True)
-        yield LineBlock(id="message")
+        yield self.header
+        yield self.tabs
+        with self.switcher:
+            yield from (self.devices, self.queue, self.job_pane, self.log_pane)
+        yield self.typed
+        yield self.bottom
 
     def on_mount(self) -> None:
         """Begin to ask."""
@@ -178,9 +184,6 @@ class TopApp(App[None]):
         self._wake = asyncio.Event()
         self._jobs = JobList(self.client, self.options.at, loop.time)
         self._holders = HolderList(self.client, self.options.at)
-        self.devices, self.queue = self.query_one(DevicePane), self.query_one(QueuePane)
-        self.job_pane, self.log_pane = self.query_one(JobPane), self.query_one(LogPane)
-        self.typed = self.query_one("#typed", Input)
         self.job_pane.show_job(None, 0.0)
         self.log_pane.begin("", None)
         self.action_pane(PANES[1])
@@ -190,7 +193,7 @@ class TopApp(App[None]):
     @property
     def pane(self) -> str:
         """The name of the pane that is on the screen."""
-        return self.query_one(ContentSwitcher).current or PANES[1]
+        return self.switcher.current or PANES[1]
 
     @property
     def is_past(self) -> bool:
@@ -228,8 +231,9 @@ class TopApp(App[None]):
             self.queue.me = self.who.name or self.client.user
         if self.status is None or not self.is_past:
             self.status = await self.client.status(self.options.at)
-        if isinstance(self.screen, TextOverlay):
-            await self.screen.refresh_text()
+        stack = self.screen_stack
+        if stack and isinstance(stack[-1], TextOverlay):
+            await stack[-1].refresh_text()
         elif self.pane == "devices":
             await self._ask_devices()
         elif self.pane == "queue":
@@ -276,8 +280,8 @@ class TopApp(App[None]):
 
     # --- header and message
     def _show_header(self) -> None:
-        self.query_one("#header", LineBlock).show_lines(self._header())
-        self.query_one("#message", LineBlock).show_lines([self._bottom()])
+        self.header.show_lines(self._header())
+        self.bottom.show_lines([self._bottom()])
 
     def _header(self) -> list[Line]:
         """Return two lines: time, jobs and as whom one came; devices and the log, or that nobody answers."""
@@ -346,9 +350,9 @@ class TopApp(App[None]):
     # --- panes
     def action_pane(self, name: str) -> None:
         """Show a pane."""
-        self.query_one(ContentSwitcher).current = name
-        self.query_one("#tabs", PaneTabs).show_pane(name)
-        self.query_one(f"#{name}").focus()
+        self.switcher.current = name
+        self.tabs.show_pane(name)
+        self.panes[name].focus()
         if name == "job":
             self._show_job()
         if name == "log":
@@ -419,7 +423,7 @@ class TopApp(App[None]):
 
     def _close_typed(self) -> None:
         self.typed.display = False
-        self.query_one(f"#{self.pane}").focus()
+        self.panes[self.pane].focus()
 
     # --- a job
     @on(LineList.Chosen)
