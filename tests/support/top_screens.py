@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
 from gateway_cases import NOW_S, Gateway, gateway
 from textual.pilot import Pilot
 
@@ -17,7 +18,7 @@ from penstock_cli.top.terminal_style import UNICODE
 from penstock_gateway.machine import GatewaySettings
 from penstock_log import AnyEvent, JobSpec, JobSubmitted
 
-PATIENCE_S = 6.0
+PATIENCE_S = 60.0
 REFRESH_S = 0.05
 
 
@@ -27,10 +28,22 @@ def job(job_id: str, at_s: float = NOW_S, **fields: Any) -> JobSubmitted:
     return JobSubmitted(at_s=at_s, job_id=job_id, spec=JobSpec(**{**default, **fields, "id": job_id}))
 
 
+class RecordingBus(MemoryBus):
+    """A person's connection that keeps what was asked, by the name of the query or command."""
+
+    def __init__(self, *parts: Any, **more: Any) -> None:
+        super().__init__(*parts, **more)
+        self.asked: list[tuple[str, Any]] = []
+
+    async def request(self, subject: str, body: bytes, timeout_s: float = 5.0) -> bytes:
+        self.asked.append((subject.rpartition(".")[2], msgspec.json.decode(body) if body else {}))
+        return await super().request(subject, body, timeout_s)
+
+
 class TopScreen:
     """A person at a terminal with `penstock top`."""
 
-    def __init__(self, pilot: Pilot[None], app: TopApp, gateway: Gateway, bus: MemoryBus) -> None:
+    def __init__(self, pilot: Pilot[None], app: TopApp, gateway: Gateway, bus: RecordingBus) -> None:
         self.pilot, self.app, self.gateway, self.bus = pilot, app, gateway, bus
 
     @property
@@ -88,7 +101,7 @@ async def top_screen(
     """Run `penstock top` for a person, on a gateway whose log begins with these facts; ann owns it by default."""
     limits = GatewaySettings(append_timeout_s=PATIENCE_S, query_timeout_s=PATIENCE_S, owner=owner or "ann")
     async with MemoryBus() as bus, gateway(bus, *facts, settings=limits) as running:
-        own = MemoryBus(bus.server, user=user, timeout_s=0.2)
+        own = RecordingBus(bus.server, user=user, timeout_s=0.2)
         async with Client(bus=own, timeout_s=options.pop("timeout_s", PATIENCE_S), nobody_s=0.1) as client:
             app = TopApp(client, TopOptions(**{"glyphs": UNICODE, "refresh_s": REFRESH_S, **options}))
             async with app.run_test(size=size) as pilot:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 ColourBy = Literal["user", "team", "state"]
 COLOURED_BY: Final[tuple[ColourBy, ...]] = ("user", "team", "state")
 _CELL: Final = 3
+_BESIDE: Final = 18
+"""Columns of a node's state and of the kind of its devices."""
 _IDLE: Final = ".."
 _DRAINED: Final = "--"
 _LOST: Final = "xx"
@@ -115,12 +117,12 @@ class DeviceMap:
     def _head(self, line: DeviceLine) -> list[Span]:
         fitted = self.glyphs.fitted
         name, state, kind = self.glyphs.plain(line.node.id), line.node.state, self.glyphs.plain(line.kind)
-        wide = self.margin - 8 - 9
+        wide = self.margin - _BESIDE
         if not line.is_first:
             name = state = ""
         return [
             (fitted(name, wide) + " ", "bold" if line.is_first else ""),
-            (fitted(state, 8), NODE_STYLES.get(state, "")),
+            (fitted(state, 9), NODE_STYLES.get(state, "")),
             (fitted(kind, 7) + " ", "dim"),
         ]
 
@@ -185,4 +187,4 @@ def holder_ids(nodes: Sequence[views.NodeView]) -> list[str]:
 
 
 def _margin(width: int) -> int:
-    return 8 + 9 + (14 if width < 100 else 20)
+    return _BESIDE + (14 if width < 100 else 20)

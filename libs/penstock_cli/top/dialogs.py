@@ -126,18 +126,19 @@ class TextOverlay(ModalScreen[None]):
     def __init__(self, title: str, ask: Callable[[int], Awaitable[Sequence[Line]]]) -> None:
         super().__init__()
         self._title, self._ask = title, ask
+        self._text = TextLines(id="overlay-text")
         self._again_at = 0.0
 
     def compose(self) -> ComposeResult:
         """Compose the screen."""
         yield LineBlock(id="overlay-title")
-        yield TextLines(id="overlay-text")
+        yield self._text
 
     async def on_mount(self) -> None:
         """Show the title."""
         hint = " (Esc goes back)"
         self.query_one("#overlay-title", LineBlock).show_lines([[(f"{self._title}{hint}", "reverse bold")]])
-        self.query_one("#overlay-text", TextLines).focus()
+        self._text.focus()
 
     async def refresh_text(self) -> None:
         """Ask for the text anew, as often as what it costs allows."""
@@ -145,8 +146,7 @@ class TextOverlay(ModalScreen[None]):
         began_s = ticks()
         if began_s < self._again_at:
             return
-        text = self.query_one("#overlay-text", TextLines)
-        text.show_lines(list(await self._ask(self.app.size.width)))
+        self._text.show_lines(list(await self._ask(self.app.size.width)))
         now_s = ticks()
         self._again_at = now_s + DUTY * (now_s - began_s)
 

@@ -35,6 +35,8 @@ _WIDE: Final = 120
 """From so many columns on, the wide columns are shown too."""
 _LEAST_LAST: Final = 16
 _MOST_NAME: Final = 32
+_SHORTENED: Final = ("METRICS", "NAME", "POOL", "TEAM", "USER", "STEPS", "GPUS", "ID")
+"""Columns that make room where there is too little, the first one first."""
 
 
 class JobColumn(NamedTuple):
@@ -174,10 +176,12 @@ class JobTableLayout:
         for number, column in enumerate(self.columns[:-1]):
             longest = max((len(column.cell(job)) for job in jobs), default=0)
             self._widths[number] = min(max(self._widths[number], longest), column.most)
-        name = [column.title for column in self.columns].index("NAME")
         over = sum(self._widths[:-1]) + 2 * len(self.columns) + _LEAST_LAST - self.width
-        if over > 0:
-            self._widths[name] = max(COLUMNS[name].width, self._widths[name] - over)
+        titles = [column.title for column in self.columns]
+        for number in (titles.index(title) for title in _SHORTENED if title in titles):
+            cut = min(max(over, 0), self._widths[number] - self.columns[number].width)
+            self._widths[number] -= cut
+            over -= cut
         self._widths[-1] = max(0, self.width - sum(self._widths[:-1]) - 2 * len(self.columns))
 
     def head(self, order: QueueOrder) -> list[Span]:
@@ -207,7 +211,7 @@ class JobTableLayout:
         for column, width in zip(self.columns, self._widths, strict=True):
             text = glyphs.plain(column.cell(job))
             line += [(glyphs.fitted(text, width, right=column.right), _style(column.title, job)), ("  ", "")]
-        return line
+        return line[:-1]
 
 
 def _style(title: str, job: views.JobView) -> str:

@@ -78,7 +78,7 @@ class QueuePane(LineList):
         """Draw what is shown and in which order, and the headers."""
         words, left_out = self.shown.words, self.total - self.count
         last = min(self.first + self.rows, self.count)
-        parts = [f"{min(self.first + 1, last)} to {last} of {render.count(self.count, 'job')}"]
+        parts = [f"{min(self.first + 1, last):,} to {last:,} of {render.count(self.count, 'job')}"]
         parts += [f"only {words}"] if words else []
         parts += [f"{len(self.marked)} marked"] if self.marked else []
         parts += [f"{left_out:,} older ones were not looked at; show fewer (t, u)"] if left_out else []
