@@ -16,12 +16,12 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 import msgspec
-import typer
 
 Pairs = list[tuple[str, str]]
 Table = tuple[Sequence[str], list[tuple[str, ...]]]
 """Headers and rows."""
 _COLOURS: Final = {"R": "green", "PR": "yellow", "CG": "yellow", "F": "red", "CA": "magenta", "CD": "blue"}
+_CODES: Final = {"red": 31, "green": 32, "yellow": 33, "blue": 34, "magenta": 35}
 _GAP: Final = "  "
 _LEAST_NAME: Final = 8
 _WELCOME_LAST: Final = 24
@@ -31,20 +31,40 @@ _NUMBER: Final = re.compile(r"[+-]?\d[\d.]*(e[+-]?\d+)?(x|%|[KMGT]?i?B|[smhd]|[m
 _LABEL: Final = re.compile(r" *[a-z]+: +")
 
 
+def echo(text: str | bytes, *, err: bool = False) -> None:
+    """Write text and a line end, or bytes as they are, at once; a shell may have closed the stream."""
+    stream = sys.stderr if err else sys.stdout
+    if stream is None:
+        return
+    if isinstance(text, bytes):
+        stream.flush()
+        stream.buffer.write(text)
+        stream.buffer.flush()
+    else:
+        stream.write(f"{text}\n")
+        stream.flush()
+
+
+def painted(text: str, colour: str) -> str:
+    """Return text in a colour of a terminal."""
+    return f"\x1b[{_CODES[colour]}m{text}\x1b[0m"
+
+
 def say(line: str = "") -> None:
     """Write one line to standard output, harmless to terminals."""
-    typer.echo(seen(line))
+    echo(seen(line))
 
 
 def say_lines(lines: Iterable[str]) -> None:
     """Write lines to standard output, harmless to terminals."""
-    for line in lines:
-        say(line)
+    text = "\n".join(map(seen, lines))
+    if text:
+        echo(text)
 
 
 def say_painted(line: str) -> None:
     """Write a line with colours of ours, in which the words of others went through :func:`seen` before."""
-    typer.echo(line)
+    echo(line)
 
 
 def seen(text: str) -> str:
@@ -93,7 +113,7 @@ def _show_json(text: str) -> None:
         from penstock_log.text import escaped_json
 
         text = escaped_json(text)
-    typer.echo(text)
+    echo(text)
 
 
 def show_table(
@@ -101,8 +121,7 @@ def show_table(
 ) -> None:
     """Write a table; on a terminal its lines are cut at the edge, or broken there, unless it is ``wide``."""
     width = None if wide else terminal_width()
-    for line in table(headers, rows, width=width, wrap=wrap, colour=colours()):
-        say_painted(line)
+    say_painted("\n".join(table(headers, rows, width=width, wrap=wrap, colour=colours())))
 
 
 def terminal_width() -> int | None:
@@ -299,4 +318,4 @@ def _paint(line: str, headers: Sequence[str], widths: list[int], row: list[str])
         return line
     start = sum(widths[:at]) + len(_GAP) * at
     end = start + len(row[at])
-    return line[:start] + typer.style(line[start:end], fg=_COLOURS[row[at]]) + line[end:]
+    return line[:start] + painted(line[start:end], _COLOURS[row[at]]) + line[end:]

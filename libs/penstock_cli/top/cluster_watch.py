@@ -130,8 +130,8 @@ class JobList:
         while True:
             page = await self._ask(wanted, states, offset=offset, limit=ROWS, rows=True)
             by_id.update((row.id, row) for row in page.rows)
-            offset += ROWS
-            if offset >= min(page.total, most):
+            offset += len(page.rows)
+            if not page.rows or offset >= min(page.total, most):
                 return list(by_id.values()), page.total
 
     def _ask(

@@ -45,7 +45,6 @@ SAID_S: Final = 8.0
 """For so long a message stays at the bottom."""
 _TAIL: Final = 2_000
 """Lines of a log that are read when it is opened; what comes is added."""
-_AT_ONCE: Final = 50
 _NAMED: Final = 6
 _NOT_NOW: Final = 503
 _SETTLE_S: Final = 0.05
@@ -560,17 +559,17 @@ class TopApp(App[None]):
         job = self.queue.current if self.pane == "queue" else None
         if job is not None and job_ids == [job.id]:
             question = [question[0], job_page.name_of(job, self.glyphs), f"of {job.user}: {job_page.summary_of(job)}"]
-        self._after(question, lambda: self._act(job_ids, self.client.cancel))
+        self._after(question, lambda: self._act_on_jobs("cancel", job_ids))
 
     def action_hold(self) -> None:
         """Keep jobs from being started."""
         if self._may_act() and (job_ids := self._acted_on()):
-            self.run_worker(self._act(job_ids, self.client.hold))
+            self.run_worker(self._act_on_jobs("hold", job_ids))
 
     def action_release(self) -> None:
         """Let held jobs be started again."""
         if self._may_act() and (job_ids := self._acted_on()):
-            self.run_worker(self._act(job_ids, self.client.release))
+            self.run_worker(self._act_on_jobs("release", job_ids))
 
     def action_drain(self) -> None:
         """Give a node no new jobs, or a drained one jobs again, after a question."""
@@ -581,10 +580,10 @@ class TopApp(App[None]):
             return None
         name = self.glyphs.plain(node.id)
         if node.state in {"draining", "drained"}:
-            return self._after([f"Give {name} jobs again?"], lambda: self._act([node.id], self.client.resume))
+            return self._after([f"Give {name} jobs again?"], lambda: self._act_on_node(node.id, self.client.resume))
         busy = len({device.job_id for device in node.devices if device.job_id})
         question = [f"Drain {name}?", f"It gets no new jobs; {render.count(busy, 'job')} on it may end there."]
-        return self._after(question, lambda: self._act([node.id], self.client.drain))
+        return self._after(question, lambda: self._act_on_node(node.id, self.client.drain))
 
     def _after(self, question: Sequence[str], act: Callable[[], Awaitable[None]]) -> None:
         """Ask a question, and act if the answer is yes."""
@@ -597,26 +596,30 @@ class TopApp(App[None]):
 
         self.push_screen(QuestionDialog([self.glyphs.plain(line) for line in question], self.glyphs), answered)
 
-    async def _act(self, ids: Sequence[str], command: Callable[[str], Awaitable[views.ActAnswer]]) -> None:
-        """Give a command about each of some ids, and say what became of it."""
-        answers: list[views.ActAnswer] = []
-        errors: list[BusError] = []
-        for begin in range(0, len(ids), _AT_ONCE):
-            part = await asyncio.gather(*map(command, ids[begin : begin + _AT_ONCE]), return_exceptions=True)
-            for answer in part:
-                if isinstance(answer, BusError):
-                    errors.append(answer)
-                elif isinstance(answer, BaseException):
-                    raise answer
-                else:
-                    answers.append(answer)
-        self.queue.marked.difference_update(answer.id for answer in answers)
-        if len(ids) == 1:
-            self.say(str(errors[0]) if errors else answers[0].message, is_error=bool(errors))
+    async def _act_on_jobs(self, verb: request_bodies.Verb, job_ids: Sequence[str]) -> None:
+        """Give a command about jobs in one request, and say what became of them."""
+        try:
+            found = await self.client.act_on_all(verb, job_ids)
+        except BusError as error:
+            self.say(str(error), is_error=True)
+            return
+        refused = [answer for answer in found.answers if answer.code]
+        self.queue.marked.difference_update(answer.id for answer in found.answers if not answer.code)
+        if len(found.answers) == 1:
+            self.say(found.answers[0].error or found.answers[0].message, is_error=bool(refused))
         else:
-            changed = sum(answer.changed for answer in answers)
-            refused = f", {len(errors)} were refused: {errors[0]}" if errors else ""
-            self.say(f"{render.count(changed, 'job')} of {len(ids)} changed{refused}", is_error=bool(errors))
+            more = f"; {len(refused):,} were refused: {refused[0].error}" if refused else ""
+            self.say(
+                f"{verb}: {found.changed:,} of {render.count(len(job_ids), 'job')} changed{more}", is_error=bool(more)
+            )
+        self._wake.set()
+
+    async def _act_on_node(self, node_id: str, command: Callable[[str], Awaitable[views.ActAnswer]]) -> None:
+        """Give a command about a node, and say what became of it."""
+        try:
+            self.say((await command(node_id)).message)
+        except BusError as error:
+            self.say(str(error), is_error=True)
         self._wake.set()
 
     async def on_unmount(self) -> None:
