@@ -52,7 +52,7 @@ def top(
         raise Failure("`penstock top` needs Textual, which is not installed: pip install 'penstock[top]'") from None
     from penstock_cli.top.terminal_style import glyphs_of
 
-    if not all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):
+    if not has_terminal():
         bad_input("`penstock top` needs a terminal; for scripts there are `penstock ps` and `penstock nodes` (-o json)")
     if user == "me":
         from penstock.submission import user_name
@@ -67,6 +67,11 @@ def top(
 
     ctx.obj.setdefault("client", _client)
     call(ctx, show)
+
+
+def has_terminal() -> bool:
+    """Say whether this process can draw on a terminal: Textual reads standard input and draws on standard error."""
+    return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
 
 
 def _client(url: str) -> Client:

@@ -23,32 +23,25 @@ _NO_AT: Final = 11
 
 HELP: Final = """\
 Panes
-  1 2 3 4      devices, queue, job, log; Tab and Shift-Tab go on and back
+  1 2 3 4 Tab  devices, queue, job, log
   Up Down j k  a line; PgUp PgDn a page; g G the first, the last; the mouse too
   Left Right   a device in the devices; elsewhere further to the left or right
-  Enter        the job under the cursor, or on the device
-  Esc q        back; in the first place q ends it
-
+  Enter        open the job; Esc and q go back, and in the first place q ends it
 Queue
   /            only jobs with these words in id, name, user, team, state, pool
-  t            all, open, running, waiting, ended
-  u            mine, or everybody's
+  t u          all, open, running, waiting or ended; mine or everybody's
   s S          sort by the next column; the other way round (or click a header)
   Space        mark; c, H and R act on all that are marked
-  y            copy the id
-
-A job, marked ones, or the one that is open
-  c            cancel (asks first)
-  H R          hold, release
-  w e l        why it is where it is; its events; its log
-  /  n N  f    in the log: search, next, before; follow
-
+A job: the marked ones, the one under the cursor, or the one that is open
+  c H R        cancel (asks first), hold, release
+  w e l y      why it is where it is; its events; its log; copy its id
+Log
+  / n N f      search, next, before; follow
 Devices
   o            colour by user, team, state
   d            drain the node, or resume a drained one (asks first)
-
-  r            ask anew now
-  ?            this help"""
+Everywhere
+  r ?          ask anew now; this help"""
 
 
 class AnswerLine(LineBlock):

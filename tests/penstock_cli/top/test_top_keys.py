@@ -366,9 +366,9 @@ async def test_tab_and_numbers_go_over_the_panes_and_q_goes_back_before_it_ends(
 
 
 async def test_the_help_names_every_key() -> None:
-    async with top_screen(size=(80, 50)) as screen:
+    async with top_screen() as screen:
         await screen.press("question_mark")
-        await screen.sees("1 2 3 4", "drain the node", "cancel (asks first)")
+        await screen.sees("1 2 3 4 Tab", "drain the node", "cancel (asks first)")
         await screen.press("q")
         await screen.sees_no("cancel (asks first)")
         assert screen.app.is_running
