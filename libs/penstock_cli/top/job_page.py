@@ -89,7 +89,7 @@ def _titled(title: str, lines: Iterable[str], width: int, glyphs: Glyphs) -> lis
     found: list[Line] = [[("", "")], [(title, "bold cyan")]]
     for line in render.wrapped(lines, max(width, _LEAST_LABELLED)):
         label, colon, rest = line.partition(":")
-        is_label = bool(colon) and label.strip().isalpha() and label.strip().islower() and rest.startswith(" ")
+        is_label = bool(colon) and rest.startswith(" ") and label.replace(" ", "").isalpha() and label.islower()
         shown = glyphs.plain(line)
         cut = len(glyphs.plain(label)) + 1 if is_label else 0
         found.append([(shown[:cut], "dim"), (shown[cut:], "")])

@@ -30,12 +30,11 @@ def _style(name: str) -> Style:
     return Style.parse(name) if name else Style.null()
 
 
-def strip_of(line: Line, width: int, begin: int = 0, extra: str = "") -> Strip:
-    """Return a line as Textual draws it: from one column on, so many columns, in a style over its own."""
-    strip = Strip([Segment(text, _style(name)) for text, name in line if text])
+def strip_of(line: Line, width: int, begin: int = 0, mark: str = "") -> Strip:
+    """Return a line as Textual draws it: from one column on, so many columns; a mark is the style of the whole line."""
+    strip = Strip([Segment(text, _style(mark or name)) for text, name in line if text])
     strip = strip.crop(begin, begin + width) if begin else strip
-    strip = strip.adjust_cell_length(width)
-    return strip.apply_style(_style(extra)) if extra else strip
+    return strip.adjust_cell_length(width, _style(mark))
 
 
 class LineBlock(Widget):

@@ -98,9 +98,22 @@ def glyphs_of(environment: Mapping[str, str]) -> Glyphs:
     return UNICODE if "utf8" in said.lower().replace("-", "") else ASCII
 
 
+_given: dict[str, str] = {}
+"""Colours of the names that this process has shown."""
+
+
 def colour_of(name: str) -> str:
-    """Return the colour in which a user or a team is always shown; none for nobody."""
-    return _PALETTE[zlib.crc32(name.encode()) % len(_PALETTE)] if name else ""
+    """
+    Return the colour in which a user or a team is shown; none for nobody.
+
+    It follows from the name, so that it is mostly the same tomorrow. Two names that are shown together have two colours,
+    as long as there are some left.
+    """
+    if name and name not in _given:
+        first = zlib.crc32(name.encode()) % len(_PALETTE)
+        by_turns = [*_PALETTE[first:], *_PALETTE[:first]]
+        _given[name] = next((colour for colour in by_turns if colour not in _given.values()), by_turns[0])
+    return _given.get(name, "")
 
 
 def text_of(line: Line) -> str:
