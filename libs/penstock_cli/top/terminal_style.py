@@ -106,7 +106,7 @@ def colour_of(name: str) -> str:
     """
     Return the colour in which a user or a team is shown; none for nobody.
 
-    It follows from the name, so that it is mostly the same tomorrow. Two names that are shown together have two colours,
+    It follows from the name, so it is mostly the same tomorrow. Two names that are shown together have two colours,
     as long as there are some left.
     """
     if name and name not in _given:
