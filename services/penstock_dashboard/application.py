@@ -18,15 +18,16 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from penstock_dashboard import output_stream
 from penstock_dashboard.gateway_port import GatewayPort, PageRefused, Visitor
 from penstock_dashboard.live_page import ChannelName, LiveChannels, Regions, Render
-from penstock_dashboard.page import TEMPLATES, Page, PageContent, PageRequest, at_path
-from penstock_dashboard.pages import device_page, jobs_page, queue_page
+from penstock_dashboard.page import TEMPLATES, JobSources, Page, PageContent, PageRequest, at_path
+from penstock_dashboard.pages import device_page, job_page, jobs_page, log_page, queue_page, sweep_page
 from penstock_dashboard.settings import DashboardSettings
 from penstock_dashboard.sign_in import TokenSigner
 from penstock_log import request_bodies
@@ -36,6 +37,11 @@ PAGES: Final[dict[str, tuple[str, Page]]] = {
     "/": ("Devices", device_page.device_page),
     "/queue": ("Queue", queue_page.queue_page),
     "/jobs": ("Jobs", jobs_page.jobs_page),
+    "/jobs/{id}": ("", job_page.job_page),
+    "/jobs/{id}/log": ("", log_page.log_page),
+    "/jobs/{id}/events": ("", job_page.job_events_page),
+    "/sweeps": ("Sweeps", sweep_page.sweeps_page),
+    "/sweeps/{id}": ("", sweep_page.sweep_page),
 }
 """Address → its name in the list of pages, empty where it is not in it, and the page."""
 COOKIE: Final = "penstock_session"
@@ -45,7 +51,7 @@ _CHECKED_S: Final = 5.0
 """For so long it is believed that a session still counts."""
 _UNKNOWN: Final = 500
 _PING_S: Final = 15
-_VERBS: Final = ("cancel", "hold", "release")
+_VERBS: Final = ("cancel", "hold", "release", "cancel_sweep")
 _FOREIGN: Final = "this form was not sent by a page of yours here; load the page again and repeat it"
 _MESSAGES: Final = {"signed-out": "You are signed out."}
 _TITLES: Final = {401: "Sign in", 403: "Not yours", 404: "Not found", 503: "No answer"}
@@ -68,6 +74,7 @@ class Site:
     Parameters
     ----------
     gateway : GatewayPort
+    jobs : JobSources
     signer : TokenSigner
     settings : DashboardSettings
     now_s : callable
@@ -75,9 +82,15 @@ class Site:
     """
 
     def __init__(
-        self, gateway: GatewayPort, signer: TokenSigner, settings: DashboardSettings, now_s: Callable[[], float]
+        self,
+        gateway: GatewayPort,
+        jobs: JobSources,
+        signer: TokenSigner,
+        settings: DashboardSettings,
+        now_s: Callable[[], float],
     ) -> None:
-        self.gateway, self.signer, self.settings, self.now_s = gateway, signer, settings, now_s
+        self.gateway, self.jobs = gateway, jobs
+        self.signer, self.settings, self.now_s = signer, settings, now_s
         self.channels = LiveChannels(settings.refresh_s)
         self._checked: dict[str, tuple[float, bool]] = {}
 
@@ -111,7 +124,12 @@ class Site:
         """Return a visit to the page at a path."""
         query = {name: value for name, value in request.query_params.items() if name != "version"}
         return PageRequest(
-            visitor=visitor, path=path, query=query, params=dict(request.path_params), gateway=self.gateway
+            visitor=visitor,
+            path=path,
+            query=query,
+            params=dict(request.path_params),
+            gateway=self.gateway,
+            jobs=self.jobs,
         )
 
     def show(
@@ -127,7 +145,7 @@ class Site:
                 "visitor": visit.visitor,
                 "form_token": self.signer.form_token(visit.visitor) if visit.visitor.signed_in else "",
                 "pages": [(path, name) for path, (name, _) in PAGES.items() if name],
-                "here": visit.path,
+                "here": f"/{visit.path.split('/')[1]}",
                 "address": address,
                 "now_address": at_path(visit.path, {**visit.query, "at": ""}),
                 "at": visit.at,
@@ -170,6 +188,8 @@ def application(site: Site, more: Sequence[BaseRoute] = ()) -> Starlette:
         Route("/sign-in", partial(_open_session, site), methods=["POST"]),
         Route("/sign-out", partial(_sign_out, site), methods=["POST"]),
         Route("/act", partial(_act, site), methods=["POST"]),
+        Route("/jobs/{id}/log/live", partial(_follow_output, site)),
+        Route("/jobs/{id}/log/download", partial(_download_output, site)),
         *more,
         *(Route(path, partial(_page, site, page)) for path, (_, page) in PAGES.items()),
         *(Route(f"/live{path}", partial(_live, site, page)) for path, (_, page) in PAGES.items()),
@@ -236,6 +256,21 @@ async def _live(site: Site, page: Page, request: Request) -> Response:
     version = int(text) if text.isascii() and text.isdigit() else 0
     events = site.channels.follow(_channel(visit), _rendering(page, visit), version)
     return EventSourceResponse(events, ping=_PING_S, headers={"X-Accel-Buffering": "no"})
+
+
+async def _follow_output(site: Site, request: Request) -> Response:
+    visit = site.visit(request, await site.visitor(request), request.url.path)
+    _require_sight(site, visit.visitor)
+    events = await output_stream.follow(visit, site.now_s)
+    return EventSourceResponse(events, ping=_PING_S, headers={"X-Accel-Buffering": "no"})
+
+
+async def _download_output(site: Site, request: Request) -> Response:
+    visit = site.visit(request, await site.visitor(request), request.url.path)
+    _require_sight(site, visit.visitor)
+    name, parts = await output_stream.download(visit)
+    headers = {"Content-Disposition": f'attachment; filename="{name}"', "Cache-Control": "no-store"}
+    return StreamingResponse(parts, media_type="text/plain; charset=utf-8", headers=headers)
 
 
 async def _sign_in(site: Site, request: Request) -> Response:

@@ -15,11 +15,16 @@ import uvicorn
 from starlette.applications import Starlette
 
 from penstock_bus import Endpoint, Reply, Request
+from penstock_bus.follower import background
 from penstock_bus.health import VERSION
 from penstock_bus.settings import SettingsError
 from penstock_bus.shell import Shell
 from penstock_dashboard.application import Site, application
 from penstock_dashboard.gateway_port import GatewayPort
+from penstock_dashboard.job_output import JobOutputs
+from penstock_dashboard.job_story import JobStories
+from penstock_dashboard.metric_series import MetricTable
+from penstock_dashboard.page import JobSources
 from penstock_dashboard.settings import DashboardSettings
 from penstock_dashboard.sign_in import KEY_S, TokenSigner, secret_of
 from penstock_log import subjects
@@ -35,10 +40,13 @@ async def run(shell: Shell, settings: DashboardSettings) -> None:
     host, port = listener.getsockname()[:2]
     url = settings.url or f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"  # noqa: S104 - compared
     signer = TokenSigner(secret_of(settings.secret_file), shell.now_s, settings.session_s)
-    site = Site(GatewayPort(shell.bus), signer, settings, shell.now_s)
+    gateway = GatewayPort(shell.bus)
+    series = MetricTable(shell.now_s)
+    jobs = JobSources(series=series, outputs=JobOutputs(shell.bus), stories=JobStories(gateway, shell.monotonic))
+    site = Site(gateway, jobs, signer, settings, shell.now_s)
     served = shell.bus.serve("dashboard", VERSION, [_sign_in(signer, url)], {"replica": shell.replica_id, "url": url})
     try:
-        async with serving(application(site), listener), served:
+        async with background(series.listen(shell.bus)), serving(application(site), listener), served:
             shell.vitals.note = f"is at {url}"
             shell.vitals.ready = True
             shell.log.info("listening", url=url)

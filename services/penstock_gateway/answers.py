@@ -153,6 +153,8 @@ def detail(model: ReadModel, one: Job) -> JobDetail:
         seq=model.seq,
         sizing=past.sizing.view(one, model.report_of(one), model.now_s) if past.sizing is not None else None,
         run_end=past.run_end,
+        last_seq=past.end_seq,
+        now_s=model.now_s,
     )
 
 

@@ -273,6 +273,9 @@ class WhyView(View, frozen=True, kw_only=True):
         The last decision about its size, if there was one.
     freed : dict of str to int
         Running job → devices that it is giving up for this waiting one.
+    prices : dict of str to float
+        Of a waiting job's pool: what one more device of each kind would save, in seconds of completion time, by the
+        last round that worked it out.
     """
 
     id: str
@@ -290,6 +293,7 @@ class WhyView(View, frozen=True, kw_only=True):
     size: str = ""
     resized: Optional[ResizeView] = None
     freed: dict[str, int] = {}
+    prices: dict[str, float] = {}
 
 
 class JobDetail(View, frozen=True, kw_only=True):
@@ -304,6 +308,10 @@ class JobDetail(View, frozen=True, kw_only=True):
         The sizes of an elastic job so far.
     run_end : RunEnded or None
         The last end of one of its runs on a node, as the log has it.
+    last_seq : int
+        Sequence of the last commit that changed it; 0 from an earlier gateway.
+    now_s : float
+        The time of the answer, or the moment that was asked about; 0 from an earlier gateway.
     """
 
     job: JobView
@@ -314,6 +322,8 @@ class JobDetail(View, frozen=True, kw_only=True):
     seq: int
     sizing: Optional[SizingView] = None
     run_end: Optional[RunEnded] = None
+    last_seq: int = 0
+    now_s: float = 0.0
 
 
 class ProfileView(View, frozen=True, kw_only=True):
