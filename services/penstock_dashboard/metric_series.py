@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
@@ -30,8 +30,9 @@ STEPS_PER_S: Final = "steps/s"
 SAMPLES_PER_S: Final = "samples/s"
 _MOST_STEP: Final = 2**53
 """What a browser's numbers hold exactly."""
-_RATE_S: Final = 1.0
-"""Least seconds over which a rate is taken."""
+_RATE_S: Final = 5.0
+"""Seconds over which a rate is taken, where so many were heard: a report says in which second a step ended, not when."""
+_RATE_EACH_S: Final = 1.0
 
 
 class SeriesPoint(NamedTuple):
@@ -103,7 +104,8 @@ class JobSeries:
         self.left_out = 0
         """Metrics beyond the most that are kept, as of the last report."""
         self._epoch = -1
-        self._since: tuple[float, int, int] | None = None
+        self._last: deque[tuple[float, int, int]] = deque()
+        """Times, steps and samples of the last reports, over which rates are taken."""
 
     def __len__(self) -> int:
         return sum(map(len, self.by_name.values()))
@@ -113,25 +115,29 @@ class JobSeries:
         if report.epoch < self._epoch or not 0 <= report.step <= _MOST_STEP:
             return
         if report.epoch > self._epoch:
-            self._epoch, self._since = report.epoch, None
+            self._epoch = report.epoch
+            self._last.clear()
         self.left_out = 0
         for name, value in report.metrics.items():
             self._note(name, SeriesPoint(report.step, at_s, value))
         self._note_rates(report, at_s)
 
     def _note_rates(self, report: RunProgress, at_s: float) -> None:
-        if self._since is None:
-            self._since = at_s, report.step, report.samples
+        last = self._last
+        if last and (at_s - last[-1][0] < _RATE_EACH_S or report.step < last[-1][1]):
+            if report.step < last[-1][1]:  # it goes on from further back
+                last.clear()
             return
-        since_s, step, samples = self._since
-        if at_s - since_s < _RATE_S:
+        last.append((at_s, report.step, report.samples))
+        while at_s - last[0][0] > _RATE_S and at_s - last[1][0] >= _RATE_EACH_S:
+            last.popleft()
+        since_s, step, samples = last[0]
+        if at_s <= since_s:
             return
-        self._since = at_s, report.step, report.samples
-        lasted_s = at_s - since_s
-        if report.step >= step:
-            self._note(STEPS_PER_S, SeriesPoint(report.step, at_s, (report.step - step) / lasted_s))
+        self._note(STEPS_PER_S, SeriesPoint(report.step, at_s, (report.step - step) / (at_s - since_s)))
         if report.samples > samples:
-            self._note(SAMPLES_PER_S, SeriesPoint(report.step, at_s, (report.samples - samples) / lasted_s))
+            rate = (report.samples - samples) / (at_s - since_s)
+            self._note(SAMPLES_PER_S, SeriesPoint(report.step, at_s, rate))
 
     def _note(self, name: str, point: SeriesPoint) -> None:
         name = name[:MOST_NAME]

@@ -161,7 +161,8 @@ def _size(sizing: SizingView) -> str:
 
 def _tries(job: JobView, runs: list[RunInterval]) -> str:
     tries = max(job.attempts, len(runs))
-    return f"{tries}, preempted {count(job.preemptions, 'time')}" if tries else ""
+    preempted = f", preempted {count(job.preemptions, 'time')}" if job.preemptions else ""
+    return f"{tries}{preempted}" if tries else ""
 
 
 def _actions(visit: PageRequest, job: JobView) -> dict[str, str]:
