@@ -1,22 +1,22 @@
 """
-A job's story and its runs, asked of the gateway no more often than they change.
+A job's story and its facts, asked of the gateway no more often than they change.
 
 A story is read from the log, all rounds of the job's pool among it: of a job that waits for long in a busy pool that
 takes a while. :class:`JobStories` keeps the last answers, and asks again once the job has changed, or after a time that
-grows with what the last answer took. :func:`runs_of` and :func:`checkpoints_of` read the facts.
+grows with what the last answer took.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, Final, TypeVar
 
 import msgspec
 
 from penstock_dashboard.gateway_port import GatewayPort, PageRefused, Visitor
-from penstock_log import Event, RunCheckpointed, RunEnded, RunStarted, request_bodies, tag_of
+from penstock_log import Event, RunCheckpointed, request_bodies, tag_of
 from penstock_log.job_state import TERMINAL, JobState
 from penstock_log.views import EventsView, EventView, JobDetail, StoryView
 
@@ -115,75 +115,10 @@ def _signature(detail: JobDetail) -> tuple[Any, ...]:
     return detail.last_seq, job.state, job.epoch, job.queue, detail.why.cause, job.held
 
 
-class RunInterval(msgspec.Struct, kw_only=True):
-    """
-    One run of a job, from its facts.
-
-    Attributes
-    ----------
-    end_s : float or None
-        None where it goes on.
-    devices : tuple of str
-        By node, such as ``n1/0``.
-    outcome : str
-        How it ended; empty where it goes on.
-    steps : int or None
-        Since the job's beginning, at its end.
-    """
-
-    epoch: int
-    start_s: float
-    end_s: float | None = None
-    devices: tuple[str, ...] = ()
-    outcome: str = ""
-    reason: str = ""
-    steps: int | None = None
-
-    def gpu_s(self, now_s: float) -> float:
-        """Return the device-seconds that it has held."""
-        return len(self.devices) * max(0.0, (now_s if self.end_s is None else self.end_s) - self.start_s)
-
-
-def runs_of(facts: Iterable[EventView], detail: JobDetail) -> list[RunInterval]:
-    """
-    Return a job's runs, oldest first.
-
-    A run whose end no node could tell, because it was lost, ends where the job's next run or its present state begins.
-    """
-    runs: dict[int, RunInterval] = {}
-    open_nodes: dict[int, set[str]] = {}
-    for view in facts:
-        if (begun := _fact(view, RunStarted)) is not None:
-            run = runs.setdefault(begun.epoch, RunInterval(epoch=begun.epoch, start_s=begun.at_s))
-            run.devices += tuple(f"{begun.node_id}/{index}" for index in begun.devices)
-            open_nodes.setdefault(begun.epoch, set()).add(begun.node_id)
-        elif (end := _fact(view, RunEnded)) is not None and end.epoch in runs:
-            run = runs[end.epoch]
-            open_nodes[end.epoch].discard(end.node_id)
-            run.outcome, run.reason, run.steps = end.outcome, end.reason or run.reason, end.steps or run.steps
-            run.end_s = end.at_s if not open_nodes[end.epoch] else None
-    found = [runs[epoch] for epoch in sorted(runs)]
-    for run, later in zip(found, [*found[1:], None], strict=True):
-        if run.end_s is None and later is not None:
-            run.end_s, run.outcome = later.start_s, run.outcome or "lost"
-    if found and found[-1].end_s is None and detail.job.state not in _HOLDING:
-        found[-1].end_s = detail.job.finished_s or detail.why.since_s
-        found[-1].outcome = found[-1].outcome or "lost"
-    return found
-
-
-_HOLDING: Final = frozenset({str(JobState.RUNNING), str(JobState.PREEMPTING), str(JobState.COMPLETING)})
-
-
 def checkpoints_of(facts: Iterable[EventView]) -> list[RunCheckpointed]:
     """Return a job's checkpoints, newest first; one that reached a disk after memory is listed for both."""
     found = [fact for view in facts if (fact := _fact(view, RunCheckpointed)) is not None]
     return found[::-1]
-
-
-def gpu_s(runs: Sequence[RunInterval], now_s: float) -> float:
-    """Return the device-seconds that runs have held."""
-    return sum(run.gpu_s(now_s) for run in runs)
 
 
 def _fact(view: EventView, type_: type[E]) -> E | None:

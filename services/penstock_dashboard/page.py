@@ -29,6 +29,7 @@ from penstock_log.text import duration, escaped, escaped_json
 
 R = TypeVar("R", bound=msgspec.Struct)
 COLORS: Final = 12
+_SMALL_GPU_S: Final = 360.0
 STATES: Final = {
     JobState.PENDING: "waiting",
     JobState.RUNNING: "running",
@@ -180,6 +181,18 @@ def size(size_bytes: float) -> str:
     return f"{size_bytes:.0f} B" if unit == "B" else f"{size_bytes:.1f} {unit}"
 
 
+def gpu_hours(gpu_s: float) -> str:
+    """
+    Return device time for people.
+
+    Examples
+    --------
+    >>> gpu_hours(45_000.0), gpu_hours(90.0)
+    ('12.5 GPU-hours', '90 GPU-seconds')
+    """
+    return f"{gpu_s / 3600:.3g} GPU-hours" if gpu_s >= _SMALL_GPU_S else f"{gpu_s:.0f} GPU-seconds"
+
+
 def json_text(value: Any) -> str:
     """Return a value as JSON, with every invisible character as its escape."""
     return escaped_json(msgspec.json.encode(value).decode())
@@ -199,7 +212,7 @@ class Templates:
             finalize=_visible,
         )
         self._environment.filters |= {"since": since, "moment": moment, "span": span, "size": size, "color": color_of}
-        self._environment.filters["json"] = json_text
+        self._environment.filters |= {"json": json_text, "gpu_hours": gpu_hours}
         self._environment.globals |= {
             "release": VERSION,
             "states_text": {str(state): text for state, text in STATES.items()},

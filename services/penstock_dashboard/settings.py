@@ -28,6 +28,8 @@ class DashboardSettings(msgspec.Struct, frozen=True, kw_only=True):
         How long a browser stays signed in, in seconds.
     refresh_s : float
         How often a page that is looked at is brought up to date, in seconds.
+    most_pages : int
+        So many different pages are kept up to date at once.
     """
 
     host: str = "127.0.0.1"
@@ -37,3 +39,4 @@ class DashboardSettings(msgspec.Struct, frozen=True, kw_only=True):
     secret_file: str = ""
     session_s: Annotated[float, Meta(gt=0)] = 7 * 24 * 3600.0
     refresh_s: Annotated[float, Meta(ge=0.1)] = 1.0
+    most_pages: Annotated[int, Meta(ge=1)] = 200

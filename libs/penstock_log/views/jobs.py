@@ -17,6 +17,7 @@ from penstock_log.facts import KindSpeed, RunEnded, Scalability
 from penstock_log.job_state import Size
 from penstock_log.records import compose
 from penstock_log.spec import JobSpec, MemoryNeed
+from penstock_log.usage import Usage
 
 V = TypeVar("V", bound="View")
 
@@ -227,12 +228,48 @@ class JobView(View, frozen=True, kw_only=True):
     host_memory_bytes: int = 0
 
 
+class JobRow(View, frozen=True, kw_only=True, array_like=True):
+    """What a table of jobs shows of one; the fields are those of :class:`JobView`, in JSON an array in this order."""
+
+    id: str
+    name: str
+    user: str
+    state: str
+    gpus: int
+    submitted_s: float
+    wait_s: float
+    run_s: float
+    steps: int = 0
+    cause: str = ""
+    reason: str = ""
+    held: bool = False
+    placed_on: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
+    min_gpus: int = 0
+    max_gpus: int = 0
+    batch_size: int = 0
+    cpus: float = 0.0
+    host_memory_bytes: int = 0
+    team: str = ""
+    pool: str = ""
+
+
 class JobsView(View, frozen=True, kw_only=True):
-    """Jobs by submission, oldest first; ``total`` counts those that matched before ``limit`` left the oldest out."""
+    """
+    Jobs by submission, oldest first.
+
+    Attributes
+    ----------
+    total : int
+        How many matched, before ``limit`` and ``offset`` left some out.
+    rows : tuple of JobRow
+        In place of ``jobs``, where the request asks for them.
+    """
 
     jobs: tuple[JobView, ...]
     total: int
     seq: int
+    rows: tuple[JobRow, ...] = ()
 
 
 class RankView(View, frozen=True, kw_only=True):
@@ -296,6 +333,37 @@ class WhyView(View, frozen=True, kw_only=True):
     prices: dict[str, float] = {}
 
 
+class RunView(View, frozen=True, kw_only=True, omit_defaults=True):
+    """
+    One run of a job, from when the job began to wait for it; of a wait without a grant, the epoch is 0.
+
+    Attributes
+    ----------
+    granted_s, started_s, ended_s : float or None
+        Of the round that placed it, of its first process, and of its end on its last node.
+    devices : tuple of str
+        Such as ``n1/fast0``.
+    outcome : str
+        How it ended; empty where it goes on.
+    begun_step, end_step : int
+        The steps after which it began and ended; the last is 0 where it goes on.
+    usage : Usage
+        The device time that it asked for, held, and spent on what.
+    """
+
+    pending_s: float
+    epoch: int = 0
+    granted_s: Optional[float] = None
+    started_s: Optional[float] = None
+    ended_s: Optional[float] = None
+    kind: str = ""
+    devices: tuple[str, ...] = ()
+    outcome: str = ""
+    begun_step: int = 0
+    end_step: int = 0
+    usage: Usage = msgspec.field(default_factory=Usage)
+
+
 class JobDetail(View, frozen=True, kw_only=True):
     """
     One job in full.
@@ -312,6 +380,12 @@ class JobDetail(View, frozen=True, kw_only=True):
         Sequence of the last commit that changed it; 0 from an earlier gateway.
     now_s : float
         The time of the answer, or the moment that was asked about; 0 from an earlier gateway.
+    runs : tuple of RunView
+        The last of its runs, oldest first, with its present wait.
+    left_out : int
+        How many before them are not kept.
+    usage : Usage or None
+        The device time of all of its runs; None from an earlier gateway.
     """
 
     job: JobView
@@ -324,6 +398,9 @@ class JobDetail(View, frozen=True, kw_only=True):
     run_end: Optional[RunEnded] = None
     last_seq: int = 0
     now_s: float = 0.0
+    runs: tuple[RunView, ...] = ()
+    left_out: int = 0
+    usage: Optional[Usage] = None
 
 
 class ProfileView(View, frozen=True, kw_only=True):

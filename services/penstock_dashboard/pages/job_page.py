@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -9,20 +10,19 @@ from typing import Any, Final
 from penstock_dashboard import charts
 from penstock_dashboard.charts import BarPart, Chart, ChartLine, ChartPoint
 from penstock_dashboard.gateway_port import PageRefused
-from penstock_dashboard.job_story import JobPast, RunInterval, checkpoints_of, gpu_s, runs_of
+from penstock_dashboard.job_story import JobPast, checkpoints_of
 from penstock_dashboard.metric_series import SAMPLES_PER_S, STEPS_PER_S, JobSeries
-from penstock_dashboard.page import STATES, TEMPLATES, PageContent, PageRequest, pieces, size
+from penstock_dashboard.page import STATES, TEMPLATES, PageContent, PageRequest, gpu_hours, pieces, size
 from penstock_dashboard.pages.queue_page import CAUSES
 from penstock_log import request_bodies
 from penstock_log.job_state import ACTIVE, TERMINAL, JobState
 from penstock_log.spec import JobSpec
 from penstock_log.text import count, duration, listed
-from penstock_log.views import EventsView, JobDetail, JobsView, JobView, SizingView
+from penstock_log.views import EventsView, JobDetail, JobsView, JobView, RunView, SizingView
 
 Field = tuple[str, Any]
 _FORBIDDEN: Final = 403
 _MOST_STORY: Final = 500
-_MOST_RUNS: Final = 200
 _MOST_CHECKPOINTS: Final = 20
 _BAR_PARTS: Final = 200
 _OUTCOMES: Final = frozenset({"completed", "failed", "preempted", "cancelled", "lost"})
@@ -47,23 +47,22 @@ async def job_page(visit: PageRequest) -> PageContent:
     past = await visit.jobs.stories.of(visit.visitor, detail, visit.at)
     series = visit.jobs.series.of_job(detail.job.id) if not visit.at else None
     now_s = detail.now_s
-    runs = runs_of(past.facts, detail)
     lines = list(_lines(detail, series))
     job = detail.job
     return PageContent(
         title=f"Job {job.id}{f' · {job.name}' if job.name else ''}",
         template="job.html",
         regions={
-            "head": _fields(_head(detail, runs)),
+            "head": _fields(_head(detail)),
             "actions": _actions(visit, job),
             "why": _fields(_why(detail)),
-            "bar": _bar(detail, runs, now_s),
-            "runs": _run_rows(runs),
+            "bar": _bar(detail),
+            "runs": _run_rows(detail),
             "values": _values(job, series),
             "charts": charts.chart_cards(_charts(lines), job.submitted_s),
             "points": charts.point_rows(lines, job.submitted_s),
             "story": _story(past, visit),
-            "cost": _fields(_cost(detail, runs, now_s)),
+            "cost": _fields(_cost(detail)),
             "checkpoints": _checkpoints(past),
         },
         values={
@@ -128,7 +127,7 @@ def _asks(job: JobView) -> str:
     return f"{devices}{kinds}{per_device}"
 
 
-def _head(detail: JobDetail, runs: list[RunInterval]) -> Iterator[Field]:
+def _head(detail: JobDetail) -> Iterator[Field]:
     job, sizing = detail.job, detail.sizing
     state = _state(job)
     yield "state", ("since", state, detail.why.since_s) if job.state not in TERMINAL else state
@@ -141,7 +140,7 @@ def _head(detail: JobDetail, runs: list[RunInterval]) -> Iterator[Field]:
             yield "sharing", f"by {'turns' if job.sharing == 'lane' else 'a part'}, {job.share:.0%} of the time"
     yield "steps", f"{job.steps:,}" if job.steps else ""
     yield "samples", f"{job.samples:,}" if job.samples else ""
-    yield "runs", _tries(job, runs)
+    yield "runs", _tries(detail)
     yield "sweep", ("sweep", job.parent) if job.parent else ""
     yield "queue", str(job.queue) if job.queue is not None and job.state == JobState.PENDING else ""
     yield "reason", job.reason
@@ -159,10 +158,11 @@ def _size(sizing: SizingView) -> str:
     return devices + batch + bounds + speed + rate
 
 
-def _tries(job: JobView, runs: list[RunInterval]) -> str:
-    tries = max(job.attempts, len(runs))
+def _tries(detail: JobDetail) -> str:
+    job = detail.job
+    runs = sum(run.epoch > 0 for run in detail.runs) + detail.left_out
     preempted = f", preempted {count(job.preemptions, 'time')}" if job.preemptions else ""
-    return f"{tries}{preempted}" if tries else ""
+    return f"{runs}{preempted}" if runs else ""
 
 
 def _actions(visit: PageRequest, job: JobView) -> dict[str, str]:
@@ -205,42 +205,44 @@ def _why(detail: JobDetail) -> Iterator[Field]:
         yield "last resized", ("resized", why.resized)
 
 
-def _bar(detail: JobDetail, runs: list[RunInterval], now_s: float) -> dict[str, str]:
+def _bar(detail: JobDetail) -> dict[str, str]:
     """Return when the job waited and ran, as a bar; it grows by whole parts, so that it does not change each second."""
-    job = detail.job
-    begin_s, end_s = job.submitted_s, job.finished_s or now_s
-    if not runs and job.state in TERMINAL:
+    job, runs = detail.job, detail.runs
+    if not runs:
         return {}
-    part_s = max(1.0, (end_s - begin_s) / _BAR_PARTS)
-    lasted_s = max(1.0, (-(-(end_s - begin_s) // part_s)) * part_s if not job.finished_s else end_s - begin_s)
+    begin_s, end_s = runs[0].pending_s, job.finished_s or detail.now_s
+    lasted_s = max(1.0, end_s - begin_s)
+    if not job.finished_s:
+        part_s = max(1.0, lasted_s / _BAR_PARTS)
+        lasted_s = math.ceil(lasted_s / part_s) * part_s
 
-    def place(at_s: float) -> float:
-        return min(1.0, max(0.0, (at_s - begin_s) / lasted_s))
+    def place(at_s: float | None) -> float:
+        return 1.0 if at_s is None else min(1.0, max(0.0, (at_s - begin_s) / lasted_s))
 
-    parts, last = [], begin_s
+    parts = []
     for run in runs:
-        parts.append(
-            BarPart("waits", "waits", place(last), place(run.start_s), f"waited {duration(run.start_s - last)}")
-        )
-        until_s = begin_s + lasted_s if run.end_s is None else run.end_s
-        kind = run.outcome if run.outcome in _OUTCOMES else "runs"
-        parts.append(BarPart(f"run {run.epoch}", kind, place(run.start_s), place(until_s), _run_words(run)))
-        last = until_s
-    if not job.finished_s and (not runs or runs[-1].end_s is not None):
-        parts.append(BarPart("waits", "waits", place(last), 1.0, "waits"))
-    label = f"{count(len(runs), 'run')} since its submission; the table of runs has them"
+        ended_s = run.ended_s
+        waited = place(run.pending_s), place(run.granted_s if run.granted_s is not None else ended_s)
+        parts.append(BarPart("waits", "waits", *waited, "waits"))
+        if run.granted_s is not None:
+            started_s = run.started_s if run.started_s is not None else ended_s
+            parts.append(BarPart("starts", "starts", place(run.granted_s), place(started_s), "starts"))
+            kind = run.outcome if run.outcome in _OUTCOMES else "runs"
+            parts.append(BarPart(f"run {run.epoch}", kind, place(started_s), place(ended_s), _run_words(run)))
+    left_out = f"; {count(detail.left_out, 'run')} before them are left out" if detail.left_out else ""
+    label = f"{count(sum(run.epoch > 0 for run in runs), 'run')}, as in the table of runs{left_out}"
     return {"bar": charts.bar("bar", parts, label)}
 
 
-def _run_words(run: RunInterval) -> str:
+def _run_words(run: RunView) -> str:
     ended = f", {run.outcome}" if run.outcome else ""
-    lasted = f" for {duration(run.end_s - run.start_s)}" if run.end_s is not None else ""
+    lasted = f" for {duration(run.ended_s - run.granted_s)}" if run.ended_s is not None and run.granted_s else ""
     return f"run {run.epoch} on {count(len(run.devices), 'device')}{lasted}{ended}"
 
 
-def _run_rows(runs: list[RunInterval]) -> dict[str, str]:
-    rows = [(f"run {run.epoch}", {"run": run}) for run in runs[-_MOST_RUNS:][::-1]]
-    none = {"none": TEMPLATES.render("pieces/no_rows.html", key="none", columns=7, text="It has not run yet.")}
+def _run_rows(detail: JobDetail) -> dict[str, str]:
+    rows = [(f"run {run.epoch}", {"run": run}) for run in reversed(detail.runs) if run.epoch]
+    none = {"none": TEMPLATES.render("pieces/no_rows.html", key="none", columns=8, text="It has not run yet.")}
     return pieces("pieces/run_row.html", rows) or none
 
 
@@ -314,17 +316,21 @@ def _story(past: JobPast, visit: PageRequest) -> dict[str, str]:
     return found
 
 
-def _cost(detail: JobDetail, runs: list[RunInterval], now_s: float) -> Iterator[Field]:
-    job = detail.job
-    if runs and runs[0].epoch == 1:
-        held_s, basis = gpu_s(runs, now_s), f"from {count(len(runs), 'run')}"
-    else:
-        held_s, basis = job.run_s * job.gpus, "its run time on the devices that it has now" if job.epoch else ""
-    yield "held", f"{held_s / 3600:.3g} GPU-hours{f' ({basis})' if basis else ''}"
-    if sizing := detail.sizing:
-        yield "in iterations", f"{sum(run.loop_s * run.gpus for run in sizing.runs) / 3600:.3g} GPU-hours"
-    if wasted := sum(run.gpu_s(now_s) for run in runs if run.outcome in ("failed", "lost")):
-        yield "of these, in runs that failed or were lost", f"{wasted / 3600:.3g} GPU-hours"
+def _cost(detail: JobDetail) -> Iterator[Field]:
+    used = detail.usage
+    if used is None:
+        yield "device time", "this gateway does not keep accounts; see its release"
+        return
+    yield "held", gpu_hours(used.held_gpu_s)
+    amounts = [
+        ("used in iterations", used.used_gpu_s),
+        ("idle while held", used.idle_gpu_s),
+        ("not measured", used.unmeasured_gpu_s),
+        ("lost", used.lost_gpu_s),
+        ("waited for", used.waited_gpu_s),
+    ]
+    for name, gpu_s in amounts:
+        yield name, gpu_hours(gpu_s) if gpu_s else ""
 
 
 def _checkpoints(past: JobPast) -> dict[str, str]:

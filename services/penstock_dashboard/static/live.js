@@ -72,8 +72,17 @@
   const say = (text) => { if (trouble) { trouble.textContent = text; trouble.hidden = !text; } };
   if (body.dataset.live && "EventSource" in window) {
     let version = body.dataset.version;
-    let source;
+    let source = null;
+    let again = 0;
+    const disconnect = (text) => {
+      source?.close();
+      source = null;
+      clearTimeout(again);
+      delete body.dataset.connected;
+      liveness.textContent = text;
+    };
     const connect = () => {
+      disconnect("connecting");
       const address = new URL(body.dataset.live, location.href);
       address.searchParams.set("version", version);
       source = new EventSource(address);
@@ -86,15 +95,17 @@
         body.dataset.version = version;
       };
       source.onerror = () => {
-        source.close();
-        delete body.dataset.connected;
-        liveness.textContent = "not live";
+        disconnect("not live");
         say("The dashboard does not answer; this page is as it was. It tries again.");
-        setTimeout(connect, 2000);
+        again = setTimeout(connect, 2000);
       };
     };
-    connect();
-    addEventListener("pagehide", () => source?.close());
+    // A browser has few connections for one host: a page that nobody sees gives its own back.
+    const look = () => { if (document.hidden) disconnect("not live while it is hidden"); else if (!source) connect(); };
+    document.addEventListener("visibilitychange", look);
+    addEventListener("pageshow", look);
+    addEventListener("pagehide", () => disconnect("not live"));
+    look();
   }
   document.querySelector("form[data-submit]")?.submit();
   age(document);
@@ -102,8 +113,10 @@
 
   // Choosing rows, and asking before something ends.
   const count = () => {
+    const all = document.querySelector("input[name=all]:checked");
     const chosen = document.querySelectorAll("input[name=id]:checked").length;
-    for (const one of document.querySelectorAll("[data-chosen]")) one.textContent = chosen === 1 ? "1 chosen job" : `${chosen} chosen jobs`;
+    const text = all ? "all jobs that match" : chosen === 1 ? "1 chosen job" : `${chosen} chosen jobs`;
+    for (const one of document.querySelectorAll("[data-chosen]")) one.textContent = text;
     return chosen;
   };
   document.addEventListener("change", (event) => {
@@ -118,7 +131,7 @@
     const verb = event.submitter?.dataset.ask;
     if (verb === undefined) return;
     const chosen = count();
-    const what = event.submitter.dataset.what ?? (chosen === 1 ? "this job" : `these ${chosen} jobs`);
+    const what = event.submitter.dataset.what ?? (document.querySelector("input[name=all]:checked") ? "all jobs that match" : chosen === 1 ? "this job" : `these ${chosen} jobs`);
     if (!confirm(`${verb} ${what}?`)) event.preventDefault();
   });
   if (document.querySelector("[data-chosen]")) count();

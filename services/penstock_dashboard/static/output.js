@@ -27,24 +27,30 @@
     while (box.childElementCount > MOST) box.firstElementChild.remove();
     if (atEnd) box.scrollTop = box.scrollHeight;
   };
-  let source;
+  let source = null;
+  let again = 0;
+  let over = false;
+  const disconnect = () => { source?.close(); source = null; clearTimeout(again); };
   const connect = () => {
+    disconnect();
     source = new EventSource(box.dataset.output);
     source.onmessage = (event) => {
       const { lines = [], begin = false, end = "" } = JSON.parse(event.data);
       if (begin) { box.replaceChildren(); box.hidden = false; }
       add(lines);
-      if (begin) { box.scrollTop = box.scrollHeight; box.dataset.following = "1"; }
-      if (begin) say(lines.length ? "following" : "following; there is none yet");
-      else if (lines.length) say("following");
-      if (end) { say(end); source.close(); }
+      if (begin) { box.scrollTop = box.scrollHeight; say(lines.length ? "following" : "following; there is none yet"); }
+      if (end) { over = true; disconnect(); say(end); }
     };
     source.onerror = () => {
-      source.close();
+      disconnect();
       say("the output does not come; it is tried again");
-      setTimeout(connect, 5000);
+      again = setTimeout(connect, 5000);
     };
   };
-  connect();
-  addEventListener("pagehide", () => source.close());
+  // As the page itself: what nobody sees is not followed.
+  const look = () => { if (document.hidden) disconnect(); else if (!source && !over) connect(); };
+  document.addEventListener("visibilitychange", look);
+  addEventListener("pageshow", look);
+  addEventListener("pagehide", disconnect);
+  look();
 })();
