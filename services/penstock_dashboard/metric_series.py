@@ -31,7 +31,7 @@ SAMPLES_PER_S: Final = "samples/s"
 _MOST_STEP: Final = 2**53
 """What a browser's numbers hold exactly."""
 _RATE_S: Final = 5.0
-"""Seconds over which a rate is taken, where so many were heard: a report says in which second a step ended, not when."""
+"""Seconds over which a rate is taken, where so many were heard: reports come every half second or so."""
 _RATE_EACH_S: Final = 1.0
 
 
