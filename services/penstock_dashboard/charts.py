@@ -9,7 +9,7 @@ places where the script draws. A bar is SVG without any style of its own, so tha
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Literal, NamedTuple
 
 import msgspec
@@ -179,21 +179,21 @@ def bar(key: str, parts: Sequence[BarPart], label: str, *, marks: Sequence[tuple
     return TEMPLATES.render("pieces/bar.html", key=key, parts=shown, label=label, width=BAR_WIDTH, marks=marks)
 
 
-def shares(parts: Iterable[tuple[str, str, float]], unit: str) -> list[BarPart]:
+def shares(parts: Iterable[tuple[str, str, float]], words_of: Callable[[float], str]) -> list[BarPart]:
     """
     Return the parts of a stacked bar from names, classes and amounts; those of nothing are left out.
 
     Examples
     --------
-    >>> [(part.name, part.begin, part.end, part.words) for part in shares([("a", "", 1.0), ("b", "", 3.0)], "hours")]
-    [('a', 0.0, 0.25, 'a: 1 hours, 25 %'), ('b', 0.25, 1.0, 'b: 3 hours, 75 %')]
+    >>> [(part.name, part.begin, part.end, part.words) for part in shares([("a", "", 1.0), ("b", "", 3.0)], str)]
+    [('a', 0.0, 0.25, 'a: 1.0, 25 %'), ('b', 0.25, 1.0, 'b: 3.0, 75 %')]
     """
     given = [(name, kind, amount) for name, kind, amount in parts if amount > 0]
     total = sum(amount for _, _, amount in given)
     found, begin = [], 0.0
     for name, kind, amount in given:
         end = begin + amount / total
-        words = f"{name}: {figure(amount)} {unit}, {100 * amount / total:.0f} %"
+        words = f"{name}: {words_of(amount)}, {100 * amount / total:.0f} %"
         found.append(BarPart(name, kind, begin, end, words))
         begin = end
     return found

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from penstock.submission import EXPORTED
 from penstock_dashboard import charts
 from penstock_dashboard.charts import BarPart, Chart, ChartLine, ChartPoint
 from penstock_dashboard.gateway_port import PageRefused
@@ -23,13 +24,15 @@ from penstock_log.views import EventsView, JobDetail, JobsView, JobView, RunView
 Field = tuple[str, Any]
 _FORBIDDEN: Final = 403
 _MOST_STORY: Final = 500
-_MOST_CHECKPOINTS: Final = 20
+_MOST_CHECKPOINTS: Final = 10
 _BAR_PARTS: Final = 200
 _OUTCOMES: Final = frozenset({"completed", "failed", "preempted", "cancelled", "lost"})
 _OF_RATES: Final = {STEPS_PER_S: "Steps per second", SAMPLES_PER_S: "Samples per second"}
 _DEVICES: Final = "devices"
 _BATCH: Final = "batch"
 _SIZED: Final = "samples/s of each run"
+_GAP_S: Final = 0.1
+"""After a run its line breaks off: what is written of times has tenths of seconds."""
 _CAUSES: Final = {"running": "it runs", "stopping": "it is being stopped", "finished": "it is over"}
 
 
@@ -68,7 +71,8 @@ async def job_page(visit: PageRequest) -> PageContent:
         values={
             "job": job,
             "environment": list(_environment(detail)),
-            "env": sorted(detail.spec.env.items()),
+            "env": sorted((name, value) for name, value in detail.spec.env.items() if name not in EXPORTED),
+            "exported": sorted((name, value) for name, value in detail.spec.env.items() if name in EXPORTED),
             "params": sorted(detail.spec.params.items()),
             "may_act": visit.visitor.signed_in and not visit.at,
             "since_s": visit.jobs.series.since_s,
@@ -267,15 +271,13 @@ def _lines(detail: JobDetail, series: JobSeries | None) -> Iterator[ChartLine]:
 def _size_lines(sizing: SizingView, now_s: float) -> Iterator[ChartLine]:
     """Yield an elastic job's devices, batch and speed over the time of its runs."""
     devices, batches, speeds = list[ChartPoint](), list[ChartPoint](), list[ChartPoint]()
-    for run in sizing.runs:
+    for run, later in zip(sizing.runs, [*sizing.runs[1:], None], strict=True):
         end_s = now_s if run.end_s is None else run.end_s
-        for points, value in (
-            (devices, float(run.gpus)),
-            (batches, float(run.batch_size)),
-            (speeds, run.samples_per_s),
-        ):
-            points.append(ChartPoint(0, run.start_s, value))
-            points.append(ChartPoint(0, end_s, value if run.end_s is None else None))
+        values = (float(run.gpus), float(run.batch_size), run.samples_per_s)
+        for points, value in zip((devices, batches, speeds), values, strict=True):
+            points += [ChartPoint(0, run.start_s, value), ChartPoint(0, end_s, value)]
+            if later is not None and later.start_s > end_s + 2 * _GAP_S:
+                points.append(ChartPoint(0, end_s + _GAP_S, None))
     if devices:
         yield ChartLine(chart=_DEVICES, name=_DEVICES, points=devices)
         if any(point.value for point in batches):

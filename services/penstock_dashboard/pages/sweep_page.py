@@ -8,10 +8,10 @@ from typing import Any, Final
 from penstock_dashboard import charts
 from penstock_dashboard.charts import Chart, ChartLine, ChartPoint, Mark
 from penstock_dashboard.metric_series import MetricTable
-from penstock_dashboard.page import STATES, TEMPLATES, PageContent, PageRequest, pieces
+from penstock_dashboard.page import STATES, TEMPLATES, PageContent, PageRequest, gpu_hours, pieces
 from penstock_log import request_bodies
 from penstock_log.job_state import TERMINAL, JobState
-from penstock_log.text import count, duration, pairs
+from penstock_log.text import count, duration, listed, pairs
 from penstock_log.views import GoodputView, SweepsView, SweepView, TrialView
 
 Field = tuple[str, Any]
@@ -254,12 +254,12 @@ def _devices(trial: TrialView) -> str:
 
 
 def _time(goodput: GoodputView | None) -> dict[str, str]:
-    parts = charts.shares(_hours(goodput), "GPU-hours")
+    parts = charts.shares(_amounts(goodput), gpu_hours)
     return {"bar": charts.bar("bar", parts, "; ".join(part.words for part in parts))} if parts else {}
 
 
 def _time_list(goodput: GoodputView | None) -> dict[str, str]:
-    parts = charts.shares(_hours(goodput), "GPU-hours")
+    parts = charts.shares(_amounts(goodput), gpu_hours)
     none = {"none": TEMPLATES.render("pieces/time_part.html", key="none", kind="", words="No device was held yet.")}
     return {
         part.name: TEMPLATES.render("pieces/time_part.html", key=part.name, kind=part.kind, words=part.words)
@@ -267,10 +267,10 @@ def _time_list(goodput: GoodputView | None) -> dict[str, str]:
     } or none
 
 
-def _hours(goodput: GoodputView | None) -> Iterator[tuple[str, str, float]]:
+def _amounts(goodput: GoodputView | None) -> Iterator[tuple[str, str, float]]:
     if goodput is not None:
         for field, name, kind in _WHERE:
-            yield name, kind, getattr(goodput, field) / 3600
+            yield name, kind, getattr(goodput, field)
 
 
 def _rungs(sweep: SweepView) -> dict[str, str]:
@@ -297,6 +297,7 @@ def _trials(sweep: SweepView, sort: str, at: str) -> dict[str, str]:
                 "devices": _devices(trial),
                 "params": [_param(trial.params.get(name)) for name in sweep.spec.space],
                 "is_best": trial.job_id == sweep.best_job_id,
+                "note": _note(sweep, trial),
                 "at": at,
             },
         )
@@ -307,6 +308,14 @@ def _trials(sweep: SweepView, sort: str, at: str) -> dict[str, str]:
         "none": TEMPLATES.render("pieces/no_rows.html", key="none", columns=columns, text="No trial was opened yet.")
     }
     return pieces("pieces/trial_row.html", rows) or none
+
+
+def _note(sweep: SweepView, trial: TrialView) -> str:
+    problem = f"{trial.problem.replace('_', ' ')}: {trial.reason}" if trial.reason else trial.problem.replace("_", " ")
+    return listed(
+        filter(None, ["the best" if trial.job_id == sweep.best_job_id else "", "went on" if trial.promoted else "", problem]),
+        nothing="",
+    )
 
 
 def _param(value: Any) -> str:
