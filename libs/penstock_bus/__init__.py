@@ -3,6 +3,7 @@ The bus: its port, its adapters, and the shell that runs a service on it.
 
 In reading order:
 
+* ``errors``: What can go wrong on it.
 * ``port``: What a bus does, a port for each use: log, work, requests, leases, telemetry.
 * ``decider``: A service's pure part, and the fold that it decides on.
 * ``follower``: A fold that follows the bus, with its retries: the loop that services of others call.
@@ -28,49 +29,68 @@ In reading order:
 * ``nats/``: The bus over NATS JetStream: the one place that imports ``nats``.
 """
 
-from penstock_bus.decider import Decider, Decision, Proposal
-from penstock_bus.port import (
-    Append,
-    BodyLimit,
-    Bus,
-    BusError,
-    Conflict,
-    Delivery,
-    Endpoint,
-    Handler,
-    Lease,
-    LeasePort,
-    LogFromFuture,
-    LogLine,
-    LogPort,
-    LogReader,
-    LogTrimPort,
-    LogWentBack,
-    NoResponders,
-    OutputPort,
-    Rejection,
-    RejectionPort,
-    RelayPort,
-    ReplicationPort,
-    Reply,
-    Request,
-    RequestPort,
-    ServiceError,
-    Shadowed,
-    ShadowPort,
-    Snapshot,
-    SnapshotPort,
-    StorageFull,
-    TelemetryPort,
-    Timeout,
-    TooLarge,
-    TrimDenied,
-    Unanswered,
-    Unauthorized,
-    Unavailable,
-    Work,
-    WorkPort,
-)
+from __future__ import annotations
+
+from importlib import import_module
+
+TYPE_CHECKING = False  # type checkers know the name; importing it from typing costs more than all the rest
+if TYPE_CHECKING:
+    from penstock_bus.decider import Decider, Decision, Proposal
+    from penstock_bus.port import (
+        Append,
+        BodyLimit,
+        Bus,
+        BusError,
+        Conflict,
+        Delivery,
+        Endpoint,
+        Handler,
+        Lease,
+        LeasePort,
+        LogFromFuture,
+        LogLine,
+        LogPort,
+        LogReader,
+        LogTrimPort,
+        LogWentBack,
+        NoResponders,
+        OutputPort,
+        Rejection,
+        RejectionPort,
+        RelayPort,
+        ReplicationPort,
+        Reply,
+        Request,
+        RequestPort,
+        ServiceError,
+        Shadowed,
+        ShadowPort,
+        Snapshot,
+        SnapshotPort,
+        StorageFull,
+        TelemetryPort,
+        Timeout,
+        TooLarge,
+        TrimDenied,
+        Unanswered,
+        Unauthorized,
+        Unavailable,
+        Work,
+        WorkPort,
+    )
+else:
+    _HOMES = ("errors", "port", "decider")  # the first that has a name is asked: a client needs the errors alone
+
+    def __getattr__(name: str) -> object:
+        if name in __all__:
+            for home in _HOMES:
+                found = getattr(import_module(f"penstock_bus.{home}"), name, None)
+                if found is not None:
+                    globals()[name] = found
+                    return found
+        message = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(message)
+
 
 __all__ = [
     "Append",

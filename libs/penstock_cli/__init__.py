@@ -3,12 +3,19 @@ The command line: ``penstock``.
 
 In reading order:
 
+* ``quick_start``: Plain commands run without Typer; which module has which command.
+* ``parameters``: Parameters of commands, declared and read without Typer.
+* ``typer_commands``: The same for Typer.
 * ``app``: All commands put together, and the small ones: schema, completion, new service.
 * ``invocation``: What every command shares: connection, common options, errors, exit codes.
 * ``value_formats``: Sizes, times and pairs as people type and read them.
 * ``render``: Tables, pairs and JSON on standard output.
 * ``job_text``: Jobs in words: the list, one in full, why it waits, its story and its sizes.
 * ``size_chart``: An elastic job's devices and pace over time.
+* ``usage_text``: Device time as a table, and as CSV.
+* ``usage_report``: Device time of a week as a page.
+* ``plain_values``: TOML, YAML and JSON text as plain values, within bounds.
+* ``yaml_values``: The YAML of it.
 * ``spec_file``: Job and sweep files, read strictly.
 * ``simulation_arguments``: What was typed of a simulation.
 * ``simulation_plan``: A simulation that can start: arguments, engine, seeds.
@@ -29,9 +36,9 @@ from collections.abc import Sequence
 def main() -> None:
     """Run ``penstock``."""
     try:
-        from penstock_cli.app import app
+        from penstock_cli.quick_start import start
 
-        app(args=hoisted(sys.argv[1:]), prog_name="penstock")
+        start(hoisted(sys.argv[1:]))
     except KeyboardInterrupt:  # before there was a command that could end in good order
         sys.exit(130)
 

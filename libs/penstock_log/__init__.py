@@ -9,6 +9,7 @@ In reading order:
 * ``subjects``: All subjects and streams.
 * ``facts``: Facts that are asked for, happen or are measured: job, run, node, request, policy, profile.
 * ``decision_facts``: Facts that deciders write: rank, round, scale, sweep.
+* ``totals``: Totals since the log began, by pool and team.
 * ``archive_facts``: Facts about what of the log was copied to files, forgotten and removed.
 * ``login_facts``: Facts about the logins of nodes, and their fold.
 * ``memory_facts``: Facts about memory that nodes lend each other.
@@ -21,117 +22,141 @@ In reading order:
 * ``agent_protocol``: What a job's process and its executor say to each other.
 * ``memory_messages``: What clients of borrowed memory, the agent of their node, and agents say to each other.
 * ``aggregation_messages``: What clients of aggregation, agents and aggregators say to each other.
+* ``device_samples``: How busy a node's devices are, and how well.
 * ``request_bodies``: Bodies of requests to the gateway and to nodes.
 * ``records``: Records made of other records, by the names of their fields.
 * ``text``: Sizes and durations in words; text of others made harmless.
 * ``views/``: What the gateway answers: one Struct for each kind of answer, shared by the gateway and its clients.
 """
 
-from penstock_log.aggregation_facts import (
-    AggregationAsked,
-    AggregationAssigned,
-    AggregationLeft,
-    AggregationMeasured,
-    AggregationRefused,
-    AggregatorEnded,
-    AggregatorsAllocated,
-    AggregatorsOffered,
-    AggregatorsRecycled,
-    AggregatorStarted,
-    AggregatorUnreachable,
-    PartMoved,
-    PartPlaced,
-)
-from penstock_log.archive_facts import ARCHIVE, JobsArchived, LogCopied, LogTrimmed, PoolLearnt
-from penstock_log.codec import (
-    LOG_FORMAT,
-    AnyEvent,
-    CodecError,
-    Commit,
-    LoggedFact,
-    MisplacedFact,
-    belongs,
-    decode,
-    decode_at,
-    encode,
-    fields_of,
-    kind_of,
-    read_as,
-    subject_of,
-    tag_of,
-)
-from penstock_log.decision_facts import (
-    Alternative,
-    Cause,
-    Demand,
-    JobRank,
-    JobsRanked,
-    Placement,
-    Preemption,
-    RoundDecided,
-    ScaleDecided,
-    Slot,
-    SweepFinished,
-    Trial,
-    TrialFinished,
-    TrialGroupOpened,
-    TrialRetried,
-    TrialsMeasured,
-    TrialsScaled,
-    Wait,
-)
-from penstock_log.facts import (
-    Event,
-    JobCancelled,
-    JobFinished,
-    JobHeld,
-    JobReleased,
-    JobSubmitted,
-    KindSpeed,
-    LaneChanged,
-    NodeDrained,
-    NodeJoined,
-    NodeLeft,
-    NodeRemoved,
-    NodeResumed,
-    PolicySet,
-    ProfileSample,
-    RunCheckpointed,
-    RunEnded,
-    RunMeasured,
-    RunRewound,
-    RunStarted,
-    RunWarned,
-    SamplesRequested,
-    Scalability,
-    Setting,
-    SweepCancelled,
-    SweepSubmitted,
-    Timing,
-    UnknownFact,
-    UserRemoved,
-    UserSet,
-    WorkloadProfiled,
-    WorkloadScaled,
-)
-from penstock_log.job_state import ACTIVE, TERMINAL, Checkpoint, Job, JobState, Size
-from penstock_log.lifecycle import JobTable, last_checkpoint
-from penstock_log.login_facts import NodeLoginIssued, NodeLoginRevoked, NodeLogins, NodeTokenIssued
-from penstock_log.memory_facts import MemoryOffered, SlabsEvicted, SlabsLent, SlabsReturned
-from penstock_log.spec import (
-    Batch,
-    Budget,
-    Choice,
-    Device,
-    Dimension,
-    Integers,
-    JobSpec,
-    MemoryNeed,
-    Outcome,
-    Param,
-    SweepSpec,
-    Uniform,
-)
+from __future__ import annotations
+
+from importlib import import_module
+
+TYPE_CHECKING = False  # type checkers know the name; importing it from typing costs more than all the rest
+if TYPE_CHECKING:
+    from penstock_log.aggregation_facts import (
+        AggregationAsked,
+        AggregationAssigned,
+        AggregationLeft,
+        AggregationMeasured,
+        AggregationRefused,
+        AggregatorEnded,
+        AggregatorsAllocated,
+        AggregatorsOffered,
+        AggregatorsRecycled,
+        AggregatorStarted,
+        AggregatorUnreachable,
+        PartMoved,
+        PartPlaced,
+    )
+    from penstock_log.archive_facts import ARCHIVE, JobsArchived, LogCopied, LogTrimmed, PoolLearnt
+    from penstock_log.codec import (
+        LOG_FORMAT,
+        AnyEvent,
+        CodecError,
+        Commit,
+        LoggedFact,
+        MisplacedFact,
+        belongs,
+        decode,
+        decode_at,
+        encode,
+        fields_of,
+        kind_of,
+        read_as,
+        subject_of,
+        tag_of,
+    )
+    from penstock_log.decision_facts import (
+        Alternative,
+        Cause,
+        Demand,
+        JobRank,
+        JobsRanked,
+        Placement,
+        Preemption,
+        RoundDecided,
+        ScaleDecided,
+        Slot,
+        SweepFinished,
+        Trial,
+        TrialFinished,
+        TrialGroupOpened,
+        TrialRetried,
+        TrialsMeasured,
+        TrialsScaled,
+        Wait,
+    )
+    from penstock_log.facts import (
+        Event,
+        JobCancelled,
+        JobFinished,
+        JobHeld,
+        JobReleased,
+        JobSubmitted,
+        KindSpeed,
+        LaneChanged,
+        NodeDrained,
+        NodeJoined,
+        NodeLeft,
+        NodeRemoved,
+        NodeResumed,
+        PolicySet,
+        ProfileSample,
+        RunCheckpointed,
+        RunEnded,
+        RunMeasured,
+        RunRewound,
+        RunStarted,
+        RunWarned,
+        SamplesRequested,
+        Scalability,
+        Setting,
+        SweepCancelled,
+        SweepSubmitted,
+        Timing,
+        UnknownFact,
+        UserRemoved,
+        UserSet,
+        WorkloadProfiled,
+        WorkloadScaled,
+    )
+    from penstock_log.job_state import ACTIVE, TERMINAL, Checkpoint, Job, JobState, Size
+    from penstock_log.lifecycle import JobTable, last_checkpoint
+    from penstock_log.login_facts import NodeLoginIssued, NodeLoginRevoked, NodeLogins, NodeTokenIssued
+    from penstock_log.memory_facts import MemoryOffered, SlabsEvicted, SlabsLent, SlabsReturned
+    from penstock_log.spec import (
+        Batch,
+        Budget,
+        Choice,
+        Device,
+        Dimension,
+        Integers,
+        JobSpec,
+        MemoryNeed,
+        Outcome,
+        Param,
+        SweepSpec,
+        Uniform,
+    )
+else:
+    _HOMES = (
+        *("spec", "facts", "decision_facts", "job_state", "archive_facts", "login_facts", "memory_facts"),
+        *("aggregation_facts", "lifecycle", "codec"),
+    )
+    """Where a name may be, in the order in which they are asked: a command line needs the first alone."""
+
+    def __getattr__(name: str) -> object:
+        if name in __all__:
+            for home in _HOMES:
+                found = getattr(import_module(f"penstock_log.{home}"), name, None)
+                if found is not None:
+                    globals()[name] = found
+                    return found
+        message = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(message)
+
 
 __all__ = [
     "ACTIVE",

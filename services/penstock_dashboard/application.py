@@ -25,6 +25,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock_dashboard import output_stream
+from penstock_dashboard.device_metrics import HeardNodes
 from penstock_dashboard.gateway_port import GatewayPort, PageRefused, Visitor
 from penstock_dashboard.live_page import ChannelName, LiveChannels, Regions, Render
 from penstock_dashboard.page import TEMPLATES, JobSources, Page, PageContent, PageRequest, at_path
@@ -79,22 +80,27 @@ class Site:
     Parameters
     ----------
     gateway : GatewayPort
-    jobs : JobSources
     signer : TokenSigner
     settings : DashboardSettings
     now_s : callable
         Seconds since the epoch.
+    nodes : HeardNodes
+        What nodes tell of their devices.
+    jobs : JobSources
+        What pages of jobs read beside the gateway's answers.
     """
 
     def __init__(
         self,
         gateway: GatewayPort,
-        jobs: JobSources,
         signer: TokenSigner,
         settings: DashboardSettings,
         now_s: Callable[[], float],
+        nodes: HeardNodes,
+        *,
+        jobs: JobSources,
     ) -> None:
-        self.gateway, self.jobs = gateway, jobs
+        self.gateway, self.jobs, self.nodes = gateway, jobs, nodes
         self.signer, self.settings, self.now_s = signer, settings, now_s
         self.channels = LiveChannels(settings.refresh_s, settings.most_pages)
         self._checked: dict[str, tuple[float, bool]] = {}
@@ -135,6 +141,7 @@ class Site:
             params=dict(request.path_params),
             gateway=self.gateway,
             jobs=self.jobs,
+            nodes=self.nodes,
         )
 
     def show(

@@ -19,6 +19,7 @@ import msgspec
 from markupsafe import Markup
 
 from penstock_bus.health import VERSION
+from penstock_dashboard.device_metrics import HeardNodes
 from penstock_dashboard.gateway_port import GatewayPort, PageRefused, Visitor
 from penstock_dashboard.job_output import JobOutputs
 from penstock_dashboard.job_story import JobStories
@@ -60,6 +61,7 @@ class PageRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What the address has in place of the names in braces."""
     gateway: GatewayPort
     jobs: JobSources
+    nodes: HeardNodes
 
     @property
     def at(self) -> str:

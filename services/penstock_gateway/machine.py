@@ -25,6 +25,7 @@ from penstock_gateway.open_jobs import OpenJobs
 from penstock_gateway.retention import ArchiveRecord
 from penstock_gateway.run_accounts import LaneGrants
 from penstock_gateway.sweep_table import SweepRecord
+from penstock_gateway.totals_fold import TotalsRecord
 from penstock_log import (
     TERMINAL,
     Event,
@@ -58,7 +59,7 @@ from penstock_log import (
 )
 from penstock_log.job_state import ENDINGS, JobState
 from penstock_log.records import compose
-from penstock_log.usage import DayUsage, UsageKey, total
+from penstock_log.usage import DayUsage, total
 from penstock_log.users import Users
 from penstock_policies.job_lengths import Lengths
 from penstock_scheduler.aggregation.aggregation_table import AggregationTable
@@ -101,8 +102,10 @@ class GatewayState(SchedulerState):
         Node that was lost and is still away, or was forgotten → sequence of the round that said so.
     lane_grants : LaneGrants
         Who shares which device.
-    archived_usage : dict of str to list of DayUsage
-        UTC day → what is left of archived jobs in accounts, each group once.
+    archived_usage : dict of str to dict of str to DayUsage
+        UTC day → group → what is left of archived jobs in accounts.
+    totals : TotalsRecord
+        What has happened since the log began.
     """
 
     jobs: JobTable = msgspec.field(default_factory=JobTable)
@@ -123,7 +126,8 @@ class GatewayState(SchedulerState):
     aggregation: AggregationTable = msgspec.field(default_factory=AggregationTable)
     gone_seq: dict[str, int] = msgspec.field(default_factory=dict)
     lane_grants: LaneGrants = msgspec.field(default_factory=LaneGrants)
-    archived_usage: dict[str, list[DayUsage]] = msgspec.field(default_factory=dict)
+    archived_usage: dict[str, dict[str, DayUsage]] = msgspec.field(default_factory=dict)
+    totals: TotalsRecord = msgspec.field(default_factory=TotalsRecord)
 
     users: Users = msgspec.field(default_factory=Users)
 
@@ -219,6 +223,7 @@ def _note(state: GatewayState, job: Job, event: Event, seq: int) -> None:
         state.lengths.setdefault(job.spec.pool, Lengths()).add(job.id, job.attained_gpu_s(job.finished_s))
     past.note(job, event, seq)
     _divide_devices(state, past.account.note(job, event, state.lane_grants), event.at_s)
+    state.totals.note(job, past.tally)
     state.open_jobs.note(job)
     _follow_up(state, job, seq)
 
@@ -297,6 +302,7 @@ def _forget_archived(state: GatewayState, event: JobsArchived) -> None:
             parents.add(job.spec.parent)
             keys.add(job.profile_key)
             _divide_devices(state, state.histories[job_id].account.leave(job_id, state.lane_grants), event.at_s)
+            state.totals.archive_job(job, state.histories[job_id].tally)
         state.jobs.forget(job_id)
         for of_jobs in (state.histories, state.to_announce, state.to_cancel):
             of_jobs.pop(job_id, None)
@@ -309,18 +315,19 @@ def _forget_archived(state: GatewayState, event: JobsArchived) -> None:
     for key in event.workloads:
         for of_keys in (state.profiles, state.scaled, state.measured):
             of_keys.pop(key, None)
+    if event.totals is not None:
+        state.totals.take(event.totals)
     state.lengths.update({pool: Lengths.of_fact(learnt) for pool, learnt in event.learnt.items()})
 
 
-def _keep_usage(kept: dict[str, list[DayUsage]], new: Iterable[DayUsage]) -> None:
+def _keep_usage(kept: dict[str, dict[str, DayUsage]], new: Iterable[DayUsage]) -> None:
     """Add the sums of archived jobs to those of the same day and group."""
     for row in new:
-        of_day = kept.setdefault(row.day, [])
-        same = next((one for one in of_day if compose(UsageKey, one) == compose(UsageKey, row)), None)
-        if same is None:
-            of_day.append(msgspec.structs.replace(row, usage=total([row.usage])))  # the fact's own is not to be changed
+        of_day, group = kept.setdefault(row.day, {}), row.group
+        if group in of_day:
+            of_day[group].usage.add(row.usage)
         else:
-            same.usage.add(row.usage)
+            of_day[group] = msgspec.structs.replace(row, usage=total([row.usage]))  # the fact's own stays as it is
 
 
 def _drop_ids(index: dict[str, list[str]], names: Iterable[str], gone: set[str]) -> None:

@@ -25,6 +25,7 @@ from penstock_gateway import (
     dry_run,
     log_reader,
     sight,
+    stats_answer,
     story,
     usage_answers,
 )
@@ -51,6 +52,7 @@ from penstock_log.views import (
     RejectedView,
     ReplicaView,
     SchemaView,
+    StatsView,
     StatusView,
     StoryView,
     StreamsView,
@@ -149,6 +151,7 @@ class Queries:
             "rejected": self._rejected,
             "schema": self._schema,
             "status": self._status,
+            "stats": self._stats,
             "streams": self._streams,
             "usage": self._usage,
             "users": self._users,
@@ -233,6 +236,13 @@ class Queries:
             return answers.status(model, model.seq)
         view = answers.status(model, max(await log_reader.last_seq(self._bus, model.seq), model.seq))
         return msgspec.structs.replace(view, services=self._presence.services(), version=VERSION)
+
+    async def _stats(self, body: bytes, caller: Caller) -> StatsView:  # noqa: ARG002 - everybody may see it
+        asked = ask(body, request_bodies.AllRequest)
+        model = await self._model(asked.at)
+        if log_reader.parse(asked.at) is not None:
+            return stats_answer.stats(model, model.seq)
+        return stats_answer.stats(model, max(await log_reader.last_seq(self._bus, model.seq), model.seq))
 
     async def _dryrun(self, body: bytes, caller: Caller) -> DryRunView:
         asked = job_asked(body, self._most_bytes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -34,7 +35,7 @@ def test_a_series_keeps_its_first_and_its_newest_point_and_never_more_than_the_m
     steps = [point.step for point in series]
     assert (steps[0], steps[-1]) == (0, heard - 1)
     assert steps == sorted(set(steps))
-    gaps = {later - step for step, later in zip(steps[:-1], steps[1:-1], strict=False)}
+    gaps = {later - step for step, later in pairwise(steps[:-1])}
     assert len(gaps) <= 1  # evenly, but for the newest
 
 

@@ -13,13 +13,18 @@ from typing import Any, get_args
 import msgspec
 import numpy as np
 import pytest
-from gateway_cases import NOW_S, ended, joined, placed, started, submitted
+from gateway_cases import NOW_S, ended, gateway, joined, placed, refusal, started, submitted
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from log_state import read_wire
+from random_runs import T0, RandomRuns
 from recorded_clusters import log as recorded
 from usage_oracle import COLUMNS, COUNTS, Oracle
 
+from penstock import Client
 from penstock_bus import Delivery
 from penstock_bus.decider import Fold
+from penstock_bus.memory import MemoryBus
 from penstock_gateway import machine, usage_answers
 from penstock_gateway.answers import ReadModel
 from penstock_gateway.authority import SERVICE, Caller
@@ -29,7 +34,7 @@ from penstock_log.request_bodies import RunProgress, UsageBy, UsageRequest
 from penstock_log.usage import Usage
 from penstock_log.views import UsageView
 from penstock_simulator.traces import log_file
-from penstock_testing import Scenario
+from penstock_testing import Scenario, delivery
 
 DATA = Path(__file__).parents[1] / "data"
 LOGS = sorted(path.name for folder in ("logs", "recorded") for path in (DATA / folder).glob("*.log.gz"))
@@ -50,8 +55,8 @@ def log_named(name: str) -> tuple[Delivery, ...]:
 def model_of(name: str) -> ReadModel:
     fold: Fold[GatewayState] = Fold(machine.decider(GatewaySettings()))
     log = [one for one in log_named(name) if one.subject != "penstock.evt.archive.log"]
-    for delivery in log:
-        fold.apply(delivery)
+    for one in log:
+        fold.apply(one)
     return ReadModel(state=fold.state, now_s=log[-1].stored_s, seq=fold.last_seq)
 
 
@@ -127,6 +132,28 @@ def test_columns_groups_and_windows_add_up(name: str) -> None:
             for key, row in by_name(view).items():
                 halves = [both.get(key, {}), by_name(later).get(key, {})]
                 assert {one: sum(half.get(one, 0.0) for half in halves) for one in row} == pytest.approx(row, abs=1e-6)
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_random_runs_have_what_the_raw_facts_say(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    log = [delivery(seq, fact) for seq, fact in enumerate(RandomRuns(rng).facts(150), 1)]
+    fold: Fold[GatewayState] = Fold(machine.decider(GatewaySettings()))
+    for one in log:
+        fold.apply(one)
+    now_s = max(fact.at_s for one in log for fact in one.commit.facts) + 30.0
+    model = ReadModel(state=fold.state, now_s=now_s, seq=fold.last_seq)
+    oracle = Oracle(log, now_s)
+    for since_s, until_s in [(0.0, now_s), *(sorted(rng.uniform(T0 - 100, now_s, 2).tolist()) for _ in range(3))]:
+        expected: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
+        for key, row in oracle.usage(since_s, until_s).items():
+            for column, value in row.items():
+                expected[key[-1]][column] += value
+        found = by_name(answer(model, asked("job", since_s, until_s)))
+        for job_id, row in expected.items():
+            assert found.get(job_id) == pytest.approx(dict(row), abs=1e-3), (job_id, since_s, until_s)
+        assert found.keys() == expected.keys()
 
 
 @pytest.fixture
@@ -231,6 +258,17 @@ def test_a_window_is_named_by_a_span_a_day_or_a_time() -> None:
     assert usage_answers.window(noon, now_s) == (now_s - 43_200, now_s - 7_200)
     assert usage_answers.window(UsageRequest(since="7d"), now_s) == (now_s - 604_800, now_s)
     assert usage_answers.window(UsageRequest(since="1w", until=now_s + 5), now_s) == (now_s - 604_800, now_s)
+
+
+async def test_a_client_asks_a_gateway_also_about_the_past() -> None:
+    facts = [joined(), submitted("j1", user="uma", gpus=2), placed("j1", 0, 1), started("j1")]
+    async with MemoryBus() as bus, gateway(bus, *facts, ended("j1")) as running, Client(bus=running.bus) as client:
+        view = await client.usage("user", since=NOW_S, until=NOW_S + 3)
+        assert [(row.name, row.usage.held_gpu_s, row.usage.waited_gpu_s) for row in view.rows] == [("uma", 4.0, 2.0)]
+        past = await client.usage("user", at=3)
+        assert (past.seq, past.total.usage.runs, past.total.usage.preemptions) == (3, 1, 0)
+        code, said = await refusal(client.usage(since="soon"))
+        assert (code, said.startswith("since='soon' is no time")) == (400, True)
 
 
 def test_an_empty_cluster_has_an_empty_account() -> None:

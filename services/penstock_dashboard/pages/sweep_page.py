@@ -312,10 +312,8 @@ def _trials(sweep: SweepView, sort: str, at: str) -> dict[str, str]:
 
 def _note(sweep: SweepView, trial: TrialView) -> str:
     problem = f"{trial.problem.replace('_', ' ')}: {trial.reason}" if trial.reason else trial.problem.replace("_", " ")
-    return listed(
-        filter(None, ["the best" if trial.job_id == sweep.best_job_id else "", "went on" if trial.promoted else "", problem]),
-        nothing="",
-    )
+    best = "the best" if trial.job_id == sweep.best_job_id else ""
+    return listed(filter(None, [best, "went on" if trial.promoted else "", problem]), nothing="")
 
 
 def _param(value: Any) -> str:
