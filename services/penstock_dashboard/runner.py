@@ -22,7 +22,11 @@ from penstock_bus.shell import Shell
 from penstock_dashboard.application import Site, application
 from penstock_dashboard.device_metrics import HeardNodes
 from penstock_dashboard.gateway_port import GatewayPort
+from penstock_dashboard.job_output import JobOutputs
+from penstock_dashboard.job_story import JobStories
+from penstock_dashboard.metric_series import MetricTable
 from penstock_dashboard.metrics_page import MetricsPage
+from penstock_dashboard.page import JobSources
 from penstock_dashboard.settings import DashboardSettings
 from penstock_dashboard.sign_in import KEY_S, TokenSigner, secret_of
 from penstock_dashboard.span_export import export_spans, otlp_exporter
@@ -39,14 +43,17 @@ async def run(shell: Shell, settings: DashboardSettings) -> None:
     host, port = listener.getsockname()[:2]
     url = settings.url or f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"  # noqa: S104 - compared
     signer = TokenSigner(secret_of(settings.secret_file), shell.now_s, settings.session_s)
-    nodes = HeardNodes(shell.monotonic)
-    site = Site(GatewayPort(shell.bus), signer, settings, shell.now_s, nodes)
+    gateway, nodes = GatewayPort(shell.bus), HeardNodes(shell.monotonic)
+    series = MetricTable(shell.now_s)
+    jobs = JobSources(series=series, outputs=JobOutputs(shell.bus), stories=JobStories(gateway, shell.monotonic))
+    site = Site(gateway, signer, settings, shell.now_s, nodes, jobs=jobs)
     metrics = MetricsPage(shell.bus, settings, shell.monotonic, nodes=nodes)
     served = shell.bus.serve("dashboard", VERSION, [_sign_in(signer, url)], {"replica": shell.replica_id, "url": url})
     try:
         pages = application(site, [metrics.route()])
         spans = [export_spans(shell, otlp_exporter(settings.otlp_endpoint))] if settings.otlp_endpoint else []
-        async with serving(pages, listener), served, background(*metrics.listening(), *spans):
+        listening = [*metrics.listening(), series.listen(shell.bus), *spans]
+        async with serving(pages, listener), served, background(*listening):
             shell.vitals.note = f"is at {url}"
             shell.vitals.ready = True
             shell.log.info("listening", url=url)

@@ -65,7 +65,7 @@ from penstock_policies.job_lengths import Lengths
 from penstock_scheduler.aggregation.aggregation_table import AggregationTable
 from penstock_scheduler.pool.scheduler_state import SchedulerState, fold
 
-SCHEMA: Final = "gateway.v23"
+SCHEMA: Final = "gateway.v24"
 
 
 class GatewayState(SchedulerState):
@@ -86,6 +86,8 @@ class GatewayState(SchedulerState):
         Workload key → its speed as trials of sweeps have shown it.
     waits : dict of str to dict of str to Wait
         Pool → job id → why the job waits, from the pool's last round.
+    prices : dict of str to dict of str to float
+        Pool → kind → what one more device would save, from the last round that worked it out.
     to_announce, to_cancel : dict of str to int
         Job id → sequence of the commit that calls for the announcement or the cancellation.
     open_jobs : OpenJobs
@@ -115,6 +117,7 @@ class GatewayState(SchedulerState):
     scaled: dict[str, WorkloadScaled] = msgspec.field(default_factory=dict)
     measured: dict[str, TrialsMeasured] = msgspec.field(default_factory=dict)
     waits: dict[str, dict[str, Wait]] = msgspec.field(default_factory=dict)
+    prices: dict[str, dict[str, float]] = msgspec.field(default_factory=dict)
     to_announce: dict[str, int] = msgspec.field(default_factory=dict)
     to_cancel: dict[str, int] = msgspec.field(default_factory=dict)
     open_jobs: OpenJobs = msgspec.field(default_factory=OpenJobs)
@@ -186,7 +189,7 @@ def _note_gone(state: GatewayState, event: Event, seq: int) -> None:
 def _learn(state: GatewayState, event: Event) -> None:
     match event:
         case RoundDecided():
-            state.waits[event.pool] = {wait.job_id: wait for wait in event.waits}
+            _learn_round(state, event)
         case JobsRanked():
             for rank in event.ranks:
                 if (past := state.histories.get(rank.job_id)) is not None:
@@ -202,6 +205,12 @@ def _learn(state: GatewayState, event: Event) -> None:
             state.measured[event.key] = event
         case _:
             pass
+
+
+def _learn_round(state: GatewayState, event: RoundDecided) -> None:
+    state.waits[event.pool] = {wait.job_id: wait for wait in event.waits}
+    if event.prices:  # a round that says nothing anew works none out
+        state.prices[event.pool] = event.prices
 
 
 def _note(state: GatewayState, job: Job, event: Event, seq: int) -> None:

@@ -134,6 +134,7 @@ class WaitExplainer:
             alternative=best,
             start_in_s=start_in_s,
             basis=basis,
+            prices=self._state.prices.get(job.spec.pool, {}),
         )
 
     def cause(self, job: Job) -> str:
