@@ -116,7 +116,7 @@ else:
         "devices": "DeviceOccupation DevicesView HolderView NodeDevicesView QueuedJobView QueueView",
         "jobs": (
             "ActAnswer DryRunView EventView EventsView JobDetail JobRow JobView JobsView ProfileView RankView "
-            "RejectedListView RejectedView ResizeView SizedRunView SizingView StoryLine StoryView "
+            "RejectedListView RejectedView ResizeView RunView SizedRunView SizingView StoryLine StoryView "
             "SubmitAnswer View WhyView"
         ),
         "stats": "DEVICE_STATES PoolStatsView StatsView",
