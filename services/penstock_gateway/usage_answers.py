@@ -211,7 +211,7 @@ def _key(job: Job, kind: str) -> UsageKey:
 
 def _report(model: ReadModel, job: Job) -> RunReport | None:
     report = model.report_of(job)
-    return RunReport(report.loop_s, report.loop_steps) if report.loop_steps else None
+    return RunReport(report.loop_s, report.loop_steps, report.waited_s) if report.loop_steps else None
 
 
 def _first_wait_s(job: Job, runs: Sequence[RunAccount], run: RunAccount, *, left_out: int) -> float | None:
