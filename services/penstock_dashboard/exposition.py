@@ -64,7 +64,7 @@ def _lines(family: Metric, *, is_open: bool) -> Iterator[str]:
     for sample in family.samples:
         labels = ",".join(f'{label}="{_escaped(value)}"' for label, value in sorted(sample.labels.items()))
         shown = f"{{{labels}}}" if labels else ""
-        yield f"{sample.name}{shown} {floatToGoString(sample.value)}"  # type: ignore[no-untyped-call] - it has no types
+        yield f"{sample.name}{shown} {floatToGoString(sample.value)}"  # type: ignore[no-untyped-call]  # it has no types
 
 
 def _escaped(text: str, *, quotes: bool = True) -> str:
