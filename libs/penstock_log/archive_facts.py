@@ -87,10 +87,10 @@ class JobsArchived(Event, frozen=True, kw_only=True, tag="archive.jobs_archived.
         Keys of workloads that no job is left of: what was measured of them is forgotten too.
     learnt : dict of str to PoolLearnt
         Pool → what its finished jobs have taught, these among them; it takes the place of what a fold knows.
-    totals : ClusterTotals or None
-        What all archived jobs have added to the totals, these among them; None in facts of earlier versions.
     usage : tuple of DayUsage
         The device time of these jobs, by UTC day, user, team, pool, model and kind: it stays in accounts.
+    totals : ClusterTotals or None
+        What all archived jobs have added to the totals, these among them; None in facts of earlier versions.
     """
 
     archive: str
@@ -98,8 +98,8 @@ class JobsArchived(Event, frozen=True, kw_only=True, tag="archive.jobs_archived.
     sweep_ids: tuple[str, ...] = ()
     workloads: tuple[str, ...] = ()
     learnt: dict[str, PoolLearnt] = {}
-    totals: Optional[ClusterTotals] = None
     usage: tuple[DayUsage, ...] = ()
+    totals: Optional[ClusterTotals] = None
 
 
 class LogTrimmed(Event, frozen=True, kw_only=True, tag="archive.log_trimmed.v1"):

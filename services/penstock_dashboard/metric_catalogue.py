@@ -141,7 +141,7 @@ OF_DEVICES: Final = (
         "penstock_device_utilisation_ratio",
         "gauge",
         (*_DEVICE, "source", *_JOB),
-        "The part of the time in which a device computed, 0 to 1: by its driver, or estimated from processes' time.",
+        "The part of the time in which a device computed, 0 to 1: by its driver, or an estimate.",
     ),
     MetricKind("penstock_device_memory_used_bytes", "gauge", (*_DEVICE, *_JOB), "Memory of a device that is used."),
     MetricKind("penstock_device_memory_total_bytes", "gauge", _DEVICE, "Memory of a device."),

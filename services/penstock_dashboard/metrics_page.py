@@ -61,6 +61,8 @@ class MetricsPage:
         Seconds that never jump.
     deadline_s : float
         How long replicas may take to answer, where the scraper does not say how long it waits itself.
+    nodes : HeardNodes, optional
+        What nodes tell; others may look at it too.
     """
 
     def __init__(
@@ -69,10 +71,11 @@ class MetricsPage:
         settings: DashboardSettings,
         clock: Callable[[], float],
         deadline_s: float = _DEADLINE_S,
+        nodes: HeardNodes | None = None,
     ) -> None:
         self._bus, self._settings, self._deadline_s = bus, settings, deadline_s
         self._replicas, self._scraper = HeardReplicas(clock), ReplicaScraper(bus)
-        self._nodes = HeardNodes(clock)
+        self._nodes = nodes or HeardNodes(clock)
         self._clock, self._last, self._last_s = clock, StatsView(pools=(), seq=0, last_seq=0), -math.inf
 
     def listening(self) -> list[Coroutine[object, object, None]]:

@@ -56,10 +56,10 @@ class JobHistory(msgspec.Struct, kw_only=True, omit_defaults=True):
         Job → devices that it gives up for this job, until this job is placed.
     run_end : RunEnded or None
         The last end of one of its runs on a node.
-    tally : JobTally
-        What it has added to the totals.
     account : JobAccount
         Its runs, with the device time that each held.
+    tally : JobTally
+        What it has added to the totals.
     """
 
     seq: int
@@ -75,8 +75,8 @@ class JobHistory(msgspec.Struct, kw_only=True, omit_defaults=True):
     sizing: JobSizes | None = None
     freed: dict[str, int] = msgspec.field(default_factory=dict)
     run_end: RunEnded | None = None
-    tally: JobTally = msgspec.field(default_factory=JobTally)
     account: JobAccount = msgspec.field(default_factory=JobAccount)
+    tally: JobTally = msgspec.field(default_factory=JobTally)
 
     @classmethod
     def begin(cls, job: Job, event: Event, seq: int) -> JobHistory:

@@ -21,6 +21,7 @@ from penstock_gateway import (
     acceptance,
     aggregation_answers,
     answers,
+    device_answers,
     dry_run,
     log_reader,
     sight,
@@ -40,11 +41,13 @@ from penstock_log.request_bodies import RunProgress
 from penstock_log.services import CORE
 from penstock_log.views import (
     AggregationView,
+    DevicesView,
     DryRunView,
     EventsView,
     JobsView,
     NodesView,
     ProfileView,
+    QueueView,
     RejectedListView,
     RejectedView,
     ReplicaView,
@@ -136,6 +139,8 @@ class Queries:
             "why": self._of_one(sight.job, lambda model, job: model.why.explain(job)),
             "story": self._story,
             "nodes": self._nodes,
+            "devices": self._devices,
+            "queue": self._queue,
             "aggregation": self._aggregation,
             "events": self._events,
             "policies": self._whole(answers.policies),
@@ -169,6 +174,13 @@ class Queries:
         model = await self._model(ask(body, request_bodies.AllRequest).at)
         return answers.nodes(model, sees_all=caller.sees_all)
 
+    async def _devices(self, body: bytes, caller: Caller) -> DevicesView:
+        return device_answers.devices(await self._model(ask(body, request_bodies.AllRequest).at), caller)
+
+    async def _queue(self, body: bytes, caller: Caller) -> QueueView:
+        asked = ask(body, request_bodies.QueueRequest)
+        return device_answers.queue(await self._model(asked.at), asked, caller)
+
     async def _aggregation(self, body: bytes, caller: Caller) -> AggregationView:
         asked = ask(body, request_bodies.AggregationRequest)
         model = await self._model(asked.at)
@@ -189,10 +201,8 @@ class Queries:
     async def _whoami(self, body: bytes, caller: Caller) -> UserView:
         ask(body, request_bodies.EmptyRequest)
         record = self._live.state.users.by_name.get(caller.name)
-        limits = (record.open_jobs, record.commands_per_s) if record is not None else (None, None)
-        return UserView(
-            name=caller.name, role=caller.role, teams=caller.teams, open_jobs=limits[0], commands_per_s=limits[1]
-        )
+        known = UserView.of(record) if record is not None else UserView(name=caller.name, role=caller.role)
+        return msgspec.structs.replace(known, role=caller.role, teams=caller.teams)
 
     async def _story(self, body: bytes, caller: Caller) -> StoryView:
         model, job = await self._found(body, caller, sight.job)

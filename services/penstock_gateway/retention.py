@@ -76,7 +76,7 @@ class ArchiveRecord(msgspec.Struct, kw_only=True):
     def archive(self, event: JobsArchived, seq: int) -> None:
         """Note that jobs were archived."""
         self.jobs += len(event.job_ids)
-        self.untrimmed.append(Untrimmed(seq, msgspec.structs.replace(event, learnt={}, totals=None, usage=())))
+        self.untrimmed.append(Untrimmed(seq, msgspec.structs.replace(event, learnt={}, usage=(), totals=None)))
         del self.untrimmed[:-MOST_UNTRIMMED]
 
 
@@ -116,7 +116,7 @@ def expired(state: GatewayState, before_s: float, now_s: float, most: int = MOST
 
 
 def still_due(state: GatewayState, fact: JobsArchived) -> JobsArchived:
-    """Return a fact of :func:`expired` without what somebody has come to need since, and with its jobs' sums."""
+    """Return a fact of :func:`expired` with the sums of by now, without what somebody has come to need since."""
     origins = {job.spec.begins_from for job in state.jobs if job.state not in TERMINAL}
     used = set(state.keys.values())
     job_ids = tuple(job_id for job_id in fact.job_ids if job_id not in origins)

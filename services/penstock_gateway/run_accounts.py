@@ -14,7 +14,8 @@ from typing import Final
 import msgspec
 
 from penstock_log import TERMINAL, Event, Job, RunEnded, Slot
-from penstock_log.usage import RunAccount, Usage, by_day
+from penstock_log.usage import RunAccount, RunReport, Usage, by_day, total, usage
+from penstock_log.views import RunView
 
 MOST_RUNS: Final = 100
 """Runs of a job that are kept one by one."""
@@ -122,6 +123,31 @@ class JobAccount(msgspec.Struct, kw_only=True, omit_defaults=True):
         """Give up the devices of a job that is to be forgotten; return the jobs whose part that changes."""
         run = self.runs[-1] if self.runs else None
         return grants.move(job_id, (), run.slots) if run is not None and self.lanes and not run.is_over else _NOBODY
+
+    def views(self, now_s: float, report: RunReport | None) -> list[RunView]:
+        """Return the kept runs, oldest first; ``report`` is of the one that goes on."""
+        return [
+            RunView(
+                pending_s=run.pending_s,
+                epoch=run.epoch,
+                granted_s=run.granted_s or None,
+                started_s=run.started_s or None,
+                ended_s=run.ended_s if run.is_over else None,
+                kind=run.kind,
+                devices=tuple(f"{slot.node_id}/{run.kind}{index}" for slot in run.slots for index in slot.devices),
+                outcome=run.outcome,
+                begun_step=run.begun_step,
+                end_step=run.end_step if run.is_over else 0,
+                usage=usage(run, now_s, measured=self.measured, report=None if run.is_over else report),
+            )
+            for run in self.runs
+        ]
+
+    def sums(self, runs: Iterable[RunView]) -> Usage:
+        """Return the usage of all runs: of these, and of those before them of which only sums are kept."""
+        return total(
+            [*(found for days in self.before.values() for found in days.values()), *(run.usage for run in runs)]
+        )
 
     def _wait(self, job: Job, at_s: float) -> None:
         if len(self.runs) >= MOST_RUNS:

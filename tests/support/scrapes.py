@@ -10,10 +10,10 @@ from urllib.error import HTTPError
 from prometheus_client import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
 from prometheus_client.parser import text_string_to_metric_families
+from starlette.applications import Starlette
 
 from penstock_bus import Bus
 from penstock_bus.follower import background
-from penstock_dashboard.application import application
 from penstock_dashboard.metrics_page import MetricsPage
 from penstock_dashboard.runner import bound, serving
 from penstock_dashboard.settings import DashboardSettings
@@ -71,5 +71,5 @@ async def dashboard(
     page = MetricsPage(bus, settings, asyncio.get_running_loop().time, deadline_s)
     listener = bound(settings)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}/metrics"
-    async with serving(application(page), listener), background(*page.listening()):
+    async with serving(Starlette(routes=[page.route()]), listener), background(*page.listening()):
         yield url
