@@ -13,6 +13,7 @@ In reading order:
 * ``replica_metrics``: The metrics of all replicas, merged.
 * ``cluster_metrics``: The cluster's figures, as metrics.
 * ``device_metrics``: Devices and lanes, as metrics.
+* ``exposition``: Metrics as text, in the form that a scraper takes.
 * ``metric_catalogue``: All metrics, with their labels and meanings.
 * ``application``: Which address is answered by what.
 * ``job_spans``: The life of each job as spans of one trace.
