@@ -349,6 +349,7 @@ class TopApp(App[None]):
     # --- panes
     def action_pane(self, name: str) -> None:
         """Show a pane."""
+        self.typed.display = False
         self.switcher.current = name
         self.tabs.show_pane(name)
         self.panes[name].focus()
