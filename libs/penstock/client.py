@@ -237,6 +237,12 @@ class Client(GatewayClient):
         body = await self.bus.request(subjects.command("login", "issuer"), msgspec.json.encode(ask), timeout_s=10.0)
         return msgspec.json.decode(body, type=logins.Login)
 
+    async def sign_in(self) -> views.SignInView:
+        """Return an address of the dashboard that signs one browser in as who asks."""
+        ask = msgspec.json.encode(request_bodies.EmptyRequest())
+        body = await self.bus.request(subjects.command("sign_in", "dashboard"), ask)
+        return msgspec.json.decode(body, type=views.SignInView)
+
     # --- following
     async def wait(self, job_id: str) -> views.JobView:
         """

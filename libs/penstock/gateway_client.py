@@ -8,6 +8,7 @@ that goes on for longer, and :mod:`penstock.blocking` asks one thing after anoth
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, Optional, Protocol, TypeVar, Union
 
@@ -31,6 +32,8 @@ _IN_FULL: Final = 1000
 _ROWS: Final = 5000
 _PATIENCE_S: Final = 10.0
 """Before a request about many jobs is asked again."""
+TRACE_VARIABLE: Final = "TRACEPARENT"
+"""Where programs that start others leave the trace to which they belong."""
 _HEADROOM: Final = 4096
 _SHOWN_BY: Final = {
     "cancel_sweep": "penstock sweep show {}",
@@ -38,7 +41,7 @@ _SHOWN_BY: Final = {
     "policy": "penstock policy show",
 }
 """Commands about other things than jobs: how people see what became of them."""
-V = TypeVar("V", bound=views.View)
+V = TypeVar("V", bound="views.View")
 S = TypeVar("S", JobSpec, SweepSpec)
 
 
@@ -87,9 +90,14 @@ class GatewayClient:
         ----------
         strict : bool
             Refuse a job that could never start on the present cluster, instead of having it wait.
+
+        The job belongs to the trace in the variable ``TRACEPARENT``, where it is set.
         """
         filled = _filler().fill(given_spec(spec, fields, JobSpec), is_known=bool(self.user))
-        return await self._submit("submit", filled, lambda job: request_bodies.SubmitRequest(spec=job, strict=strict))
+        trace = os.environ.get(TRACE_VARIABLE, "")[:128]
+        return await self._submit(
+            "submit", filled, lambda job: request_bodies.SubmitRequest(spec=job, strict=strict, traceparent=trace)
+        )
 
     async def submit_all(
         self, specs: Iterable[Union[JobSpec, Mapping[str, Any]]], *, strict: bool = False
@@ -374,6 +382,14 @@ class GatewayClient:
         """Return all nodes and their devices."""
         return await self._query("nodes", request_bodies.AllRequest(at=at), views.NodesView)
 
+    async def devices(self, at: request_bodies.At = None) -> views.DevicesView:
+        """Return all devices by node, and the jobs that have them: less than ``nodes`` says, for very many."""
+        return await self._query("devices", request_bodies.AllRequest(at=at), views.DevicesView)
+
+    async def queue(self, **asked: Any) -> views.QueueView:
+        """Return waiting jobs in rank order, as the fields of :class:`penstock_log.request_bodies.QueueRequest` say."""
+        return await self._query("queue", request_bodies.QueueRequest(**asked), views.QueueView)
+
     async def aggregation(self, job_id: str = "", at: request_bodies.At = None) -> views.AggregationView:
         """Return all aggregators, and the jobs with aggregation that may be seen; or a job, and those that it is on."""
         ask = request_bodies.AggregationRequest(id=job_id, at=at)
@@ -390,6 +406,35 @@ class GatewayClient:
     async def profile(self, workload: str, at: request_bodies.At = None) -> views.ProfileView:
         """Return what is known of a workload: by its key, or by a job or a sweep of it."""
         return await self._query("profile", request_bodies.OneRequest(id=workload, at=at), views.ProfileView)
+
+    async def usage(
+        self,
+        by: request_bodies.UsageBy = "user",
+        *,
+        since: request_bodies.At = None,
+        until: request_bodies.At = None,
+        order: request_bodies.UsageOrder = "held",
+        limit: int = 1000,
+        at: request_bodies.At = None,
+    ) -> views.UsageView:
+        """
+        Return device time by group within a window, in GPU-seconds: asked for, waited, held, and what came of it.
+
+        Parameters
+        ----------
+        by : {"user", "team", "pool", "model", "kind", "job"}
+            What a row is.
+        since, until : int, float or str, optional
+            Seconds since the epoch, a span before now (``7d``), a UTC day (``2026-01-31``), or an RFC 3339 time.
+        order : str
+            The column by which rows are sorted, the largest first; ``name`` sorts by name.
+        limit : int
+            At most this many rows, up to 1,000; what is beyond is one row more.
+        at : optional
+            Answer as of this moment.
+        """
+        ask = request_bodies.UsageRequest(by=by, since=since, until=until, order=order, limit=limit, at=at)
+        return await self._query("usage", ask, views.UsageView)
 
     async def policies(self, at: request_bodies.At = None) -> views.PoliciesView:
         """Return what is set live for each pool."""
@@ -409,6 +454,10 @@ class GatewayClient:
     async def status(self, at: request_bodies.At = None) -> views.StatusView:
         """Return counts of jobs, devices and nodes, and the replicas that are alive."""
         return await self._query("status", request_bodies.AllRequest(at=at), views.StatusView)
+
+    async def stats(self, at: request_bodies.At = None) -> views.StatsView:
+        """Return figures by pool and team, for metrics."""
+        return await self._query("stats", request_bodies.AllRequest(at=at), views.StatsView)
 
     async def streams(self) -> views.StreamsView:
         """Return on which NATS servers each stream is kept."""

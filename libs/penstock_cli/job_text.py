@@ -65,7 +65,7 @@ def job_table(jobs: Sequence[views.JobView] | Sequence[views.JobRow], *, wide: b
         **(_wide_columns(with_host=any(j.cpus or j.host_memory_bytes for j in jobs)) if wide else {}),
         "NODES/REASON": place_or_reason,
     }
-    return tuple(columns), [tuple(cell(job) for cell in columns.values()) for job in jobs]
+    return tuple(columns), list(zip(*([cell(job) for job in jobs] for cell in columns.values()), strict=True))
 
 
 def _wide_columns(*, with_host: bool) -> dict[str, Callable[[views.JobView], str]]:

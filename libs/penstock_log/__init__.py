@@ -9,6 +9,7 @@ In reading order:
 * ``subjects``: All subjects and streams.
 * ``facts``: Facts that are asked for, happen or are measured: job, run, node, request, policy, profile.
 * ``decision_facts``: Facts that deciders write: rank, round, scale, sweep.
+* ``totals``: Totals since the log began, by pool and team.
 * ``archive_facts``: Facts about what of the log was copied to files, forgotten and removed.
 * ``login_facts``: Facts about the logins of nodes, and their fold.
 * ``memory_facts``: Facts about memory that nodes lend each other.
@@ -16,10 +17,12 @@ In reading order:
 * ``codec``: Facts to bytes and back; old tags; unknown facts.
 * ``job_state``: One job with its state, size and checkpoint.
 * ``lifecycle``: The fold of all jobs, with the shares of those that share devices.
+* ``usage``: The account of a run, and the device time that follows from it.
 * ``workload``: Which jobs are one workload, and how skewed their model is.
 * ``agent_protocol``: What a job's process and its executor say to each other.
 * ``memory_messages``: What clients of borrowed memory, the agent of their node, and agents say to each other.
 * ``aggregation_messages``: What clients of aggregation, agents and aggregators say to each other.
+* ``device_samples``: How busy a node's devices are, and how well.
 * ``request_bodies``: Bodies of requests to the gateway and to nodes.
 * ``records``: Records made of other records, by the names of their fields.
 * ``text``: Sizes and durations in words; text of others made harmless.
@@ -138,21 +141,43 @@ if TYPE_CHECKING:
         Uniform,
     )
 else:
-    _HOMES = (
-        *("spec", "facts", "decision_facts", "job_state", "archive_facts", "login_facts", "memory_facts"),
-        *("aggregation_facts", "lifecycle", "codec"),
-    )
-    """Where a name may be, in the order in which they are asked: a command line needs the first alone."""
+    _NAMES = {
+        "aggregation_facts": (
+            "AggregationAsked AggregationAssigned AggregationLeft AggregationMeasured AggregationRefused "
+            "AggregatorEnded AggregatorStarted AggregatorUnreachable AggregatorsAllocated AggregatorsOffered "
+            "AggregatorsRecycled PartMoved PartPlaced"
+        ),
+        "archive_facts": "ARCHIVE JobsArchived LogCopied LogTrimmed PoolLearnt",
+        "codec": (
+            "AnyEvent CodecError Commit LOG_FORMAT LoggedFact MisplacedFact belongs decode decode_at encode "
+            "fields_of kind_of read_as subject_of tag_of"
+        ),
+        "decision_facts": (
+            "Alternative Cause Demand JobRank JobsRanked Placement Preemption RoundDecided ScaleDecided Slot "
+            "SweepFinished Trial TrialFinished TrialGroupOpened TrialRetried TrialsMeasured TrialsScaled Wait"
+        ),
+        "facts": (
+            "Event JobCancelled JobFinished JobHeld JobReleased JobSubmitted KindSpeed LaneChanged "
+            "NodeDrained NodeJoined NodeLeft NodeRemoved NodeResumed PolicySet ProfileSample RunCheckpointed "
+            "RunEnded RunMeasured RunRewound RunStarted RunWarned SamplesRequested Scalability Setting "
+            "SweepCancelled SweepSubmitted Timing UnknownFact UserRemoved UserSet WorkloadProfiled "
+            "WorkloadScaled"
+        ),
+        "job_state": "ACTIVE Checkpoint Job JobState Size TERMINAL",
+        "lifecycle": "JobTable last_checkpoint",
+        "login_facts": "NodeLoginIssued NodeLoginRevoked NodeLogins NodeTokenIssued",
+        "memory_facts": "MemoryOffered SlabsEvicted SlabsLent SlabsReturned",
+        "spec": "Batch Budget Choice Device Dimension Integers JobSpec MemoryNeed Outcome Param SweepSpec Uniform",
+    }
+    """The names of each module, which is loaded when one of them is used: a command line needs few of them."""
+    _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
     def __getattr__(name: str) -> object:
-        if name in __all__:
-            for home in _HOMES:
-                found = getattr(import_module(f"penstock_log.{home}"), name, None)
-                if found is not None:
-                    globals()[name] = found
-                    return found
-        message = f"module {__name__!r} has no attribute {name!r}"
-        raise AttributeError(message)
+        if name not in _HOMES:
+            message = f"module {__name__!r} has no attribute {name!r}"
+            raise AttributeError(message)
+        found = globals()[name] = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+        return found
 
 
 __all__ = [

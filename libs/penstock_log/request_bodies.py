@@ -46,10 +46,15 @@ class GatewayRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class SubmitRequest(GatewayRequest, frozen=True, kw_only=True):
-    """A job; ``strict`` refuses one that could not start on the present cluster, instead of having it wait."""
+    """
+    A job; ``strict`` refuses one that could not start on the present cluster, instead of having it wait.
+
+    ``traceparent`` is the W3C trace context to which the job belongs; one of another form counts as none.
+    """
 
     spec: JobSpec
     strict: bool = False
+    traceparent: Annotated[str, Meta(max_length=128)] = ""
 
 
 class TuneRequest(GatewayRequest, frozen=True, kw_only=True):
@@ -294,6 +299,24 @@ class JobsRequest(JobFilter, frozen=True, kw_only=True):
     at: At = None
 
 
+class QueueRequest(JobFilter, frozen=True, kw_only=True):
+    """
+    The request of ``queue``: which waiting jobs, and which part of them.
+
+    Attributes
+    ----------
+    cause : str
+        Only those that wait for this cause, as the round says it.
+    offset, limit : int
+        The part that is wanted, in rank order.
+    """
+
+    cause: str = ""
+    offset: Annotated[int, Meta(ge=0)] = 0
+    limit: Limit = 200
+    at: At = None
+
+
 class AggregationRequest(GatewayRequest, frozen=True, kw_only=True):
     """The request of ``aggregation``: an id of a job or its unique beginning; empty: all aggregators and jobs."""
 
@@ -301,8 +324,37 @@ class AggregationRequest(GatewayRequest, frozen=True, kw_only=True):
     at: At = None
 
 
+UsageBy = Literal["user", "team", "pool", "model", "kind", "job"]
+UsageOrder = Literal["held", "requested", "waited", "used", "idle", "unmeasured", "lost", "name"]
+
+
+class UsageRequest(GatewayRequest, frozen=True, kw_only=True):
+    """
+    Device time by group within a window.
+
+    Attributes
+    ----------
+    by : {"user", "team", "pool", "model", "kind", "job"}
+        What a row is.
+    since, until : int, float or str
+        Bounds of the window: seconds since the epoch, a span before now (``7d``), a UTC day (``2026-01-31``), or an
+        RFC 3339 time. It begins with the first fact and ends now, where it is not said.
+    order : str
+        The column by which rows are sorted, the largest first; ``name`` sorts by name.
+    limit : int
+        At most this many rows; what is beyond is one row more.
+    """
+
+    by: UsageBy = "user"
+    since: At = None
+    until: At = None
+    order: UsageOrder = "held"
+    limit: Limit = 1000
+    at: At = None
+
+
 class AllRequest(GatewayRequest, frozen=True, kw_only=True):
-    """The request of ``nodes``, ``sweeps``, ``policies`` and ``status``."""
+    """The request of ``nodes``, ``devices``, ``sweeps``, ``policies`` and ``status``."""
 
     at: At = None
 

@@ -26,6 +26,7 @@ from penstock_executor import agent_listener, job_folders, machine
 from penstock_executor.checkpoint_folder import CheckpointFolder, serving
 from penstock_executor.checkpoint_tier import WriteBehind, memory_root
 from penstock_executor.checkpoint_transfer import CheckpointFinder, CopyLimits, PendingResumes
+from penstock_executor.device_sampler import DeviceSampler, holders
 from penstock_executor.fact_outbox import FactAppender
 from penstock_executor.fence import HeardPage
 from penstock_executor.launchers import LAUNCHERS, environment, sandbox
@@ -118,6 +119,10 @@ class Executor:
         self.giving_up = asyncio.Event()
         """It is to end and has no process to end before: from then on it does not wait for a log that is away."""
         self.appender = FactAppender(shell.bus, live, f"executor/{node_id}", self._spawn, self.giving_up)
+        waiting = shell.metrics.gauge("penstock_outbox_facts", "Facts that wait for the log.")
+        waiting.follow(lambda: self.appender.waiting)
+        alive = shell.metrics.gauge("penstock_node_runs", "Runs whose processes live on the node.")
+        alive.follow(lambda: sum(run.alive for run in self.host.runs.values()))
         self.host = self._process_host(data)
         self.telemetry = RunTelemetry(shell, settings, self.host, lambda: self.incarnation, self.giving_up)
         limits = CopyLimits(largest_bytes=settings.checkpoint_copy_bytes, longest_s=settings.checkpoint_copy_s)
@@ -229,6 +234,7 @@ class Executor:
                     self._follow_answers(),
                     self._look_after_lanes(),
                     self._look_after_host(),
+                    self._sample_devices(),
                     self._until_stopping(),
                     self._save(),
                     self._expire_output(),
@@ -516,6 +522,17 @@ class Executor:
             await asyncio.sleep(HOST_LOOK_S)
             over = await asyncio.to_thread(self.host.limits.over_host, self.host.places())  # a walk through their pages
             self.host.end_over_memory(over)
+
+    async def _sample_devices(self) -> None:
+        sampler = DeviceSampler(self.node_id, self.host.site.devices, self.shell.monotonic)
+        try:
+            while True:
+                held = holders(self.host.runs.values(), self.live.state.jobs.get, self.host.leader)
+                sampled = await asyncio.to_thread(sampler.sample, held, self.shell.now_s())  # a driver may hang
+                await self.telemetry.publish(subjects.devices(self.node_id), sampled)
+                await asyncio.sleep(self.settings.device_sample_s)
+        finally:
+            sampler.close()
 
     async def _until_stopping(self) -> None:
         await self.shell.stopping.wait()

@@ -6,6 +6,8 @@ In reading order:
 * ``__main__``: ``python -m penstock_gateway``.
 * ``machine``: Settings, state, apply, decide.
 * ``job_sizes``: The sizes of an elastic job.
+* ``run_accounts``: The runs of each job, and the device time that each held.
+* ``totals_fold``: What each job adds to the totals, and archived ones have added.
 * ``job_history``: A job's past.
 * ``sweep_table``: The record of each sweep, as the log has it.
 * ``open_jobs``: What each user has open.
@@ -19,7 +21,9 @@ In reading order:
 * ``sight``: What people ask about, where they may see it.
 * ``queries``: Queries, and what runs and services report outside of the log.
 * ``answers``: From the read model to views.
+* ``stats_answer``: Figures by pool and team.
 * ``aggregation_answers``: Answers about aggregators and the jobs on them.
+* ``usage_answers``: Accounts of device time, also of archived jobs.
 * ``why``: Why a job waits, and what is ruled out.
 * ``dry_run``: What would happen to a job that is submitted now.
 * ``job_filter``: The jobs that a request names by what they are.

@@ -29,6 +29,7 @@ from penstock_log.aggregation_messages import AggregatorReport
 from penstock_log.memory_messages import SlabOffer
 from penstock_log.records import compose
 from penstock_log.request_bodies import RunProgress
+from penstock_log.usage import RunReport
 from penstock_log.validation import BadInput
 from penstock_log.views import (
     GoodputView,
@@ -187,7 +188,9 @@ def _outline(view: JobView) -> JobView:
 def detail(model: ReadModel, one: Job) -> JobDetail:
     """Return one job in full."""
     key, past = known_as(one), model.state.histories[one.id]
-    profile = model.state.profiles.get(key)
+    profile, report = model.state.profiles.get(key), model.report_of(one)
+    reported = RunReport(report.loop_s, report.loop_steps) if report.loop_steps else None
+    runs = past.account.views(model.now_s, reported)
     return JobDetail(
         job=job(model, one),
         spec=one.spec,
@@ -195,8 +198,13 @@ def detail(model: ReadModel, one: Job) -> JobDetail:
         workload=key,
         speeds=profile.speeds if profile is not None else (),
         seq=model.seq,
-        sizing=past.sizing.view(one, model.report_of(one), model.now_s) if past.sizing is not None else None,
+        sizing=past.sizing.view(one, report, model.now_s) if past.sizing is not None else None,
         run_end=past.run_end,
+        last_seq=past.end_seq,
+        now_s=model.now_s,
+        runs=tuple(runs),
+        left_out=past.account.left_out,
+        usage=past.account.sums(runs),
     )
 
 
@@ -242,7 +250,7 @@ def nodes(model: ReadModel, *, sees_all: bool = False) -> NodesView:
     for node in sorted(model.state.cluster.nodes.values(), key=lambda node: node.id):
         held = ((each, holders.get((node.id, each.index), ())) for each in node.devices)
         devices = tuple(job_fit.device(node.id, each, jobs, taken) for each, jobs in held)
-        state, heard_s = _node_state(model.state, node), model.heartbeats.get(node.id)
+        state, heard_s = node_state(model.state, node), model.heartbeats.get(node.id)
         found.append(NodeView.of(node, state=state, devices=devices, heard_s=heard_s))
     memory = [_memory(node_id, *heard, sees_all=sees_all) for node_id, heard in sorted(model.memory.items())]
     return NodesView(nodes=tuple(found), seq=model.seq, memory=tuple(memory))
@@ -267,7 +275,7 @@ def status(model: ReadModel, last_seq: int) -> StatusView:
     return StatusView(
         jobs=dict(Counter(str(job.state) for job in state.jobs if job.sample is None)),
         devices=_device_counts(state),
-        nodes=dict(Counter(_node_state(state, node) for node in state.cluster.nodes.values())),
+        nodes=dict(Counter(node_state(state, node) for node in state.cluster.nodes.values())),
         sweeps=dict(Counter(sweep.state for sweep in state.sweeps.values())),
         services=(),
         last_seq=last_seq,
@@ -275,7 +283,8 @@ def status(model: ReadModel, last_seq: int) -> StatusView:
     )
 
 
-def _node_state(state: GatewayState, node: Node) -> str:
+def node_state(state: GatewayState, node: Node) -> str:
+    """Return a node's state in one word; ``draining`` while a drained node still has running jobs."""
     if node.gone:
         return node.gone
     if not node.drained:

@@ -23,7 +23,9 @@ from penstock_gateway import job_sizes, sweep_table
 from penstock_gateway.job_history import JobHistory
 from penstock_gateway.open_jobs import OpenJobs
 from penstock_gateway.retention import ArchiveRecord
+from penstock_gateway.run_accounts import LaneGrants
 from penstock_gateway.sweep_table import SweepRecord
+from penstock_gateway.totals_fold import TotalsRecord
 from penstock_log import (
     TERMINAL,
     Event,
@@ -57,12 +59,13 @@ from penstock_log import (
 )
 from penstock_log.job_state import ENDINGS, JobState
 from penstock_log.records import compose
+from penstock_log.usage import DayUsage, total
 from penstock_log.users import Users
 from penstock_policies.job_lengths import Lengths
 from penstock_scheduler.aggregation.aggregation_table import AggregationTable
 from penstock_scheduler.pool.scheduler_state import SchedulerState, fold
 
-SCHEMA: Final = "gateway.v18"
+SCHEMA: Final = "gateway.v24"
 
 
 class GatewayState(SchedulerState):
@@ -83,6 +86,8 @@ class GatewayState(SchedulerState):
         Workload key → its speed as trials of sweeps have shown it.
     waits : dict of str to dict of str to Wait
         Pool → job id → why the job waits, from the pool's last round.
+    prices : dict of str to dict of str to float
+        Pool → kind → what one more device would save, from the last round that worked it out.
     to_announce, to_cancel : dict of str to int
         Job id → sequence of the commit that calls for the announcement or the cancellation.
     open_jobs : OpenJobs
@@ -95,6 +100,12 @@ class GatewayState(SchedulerState):
         Agents, aggregators, and the runs that have parts on them.
     gone_seq : dict of str to int
         Node that was lost and is still away, or was forgotten → sequence of the round that said so.
+    lane_grants : LaneGrants
+        Who shares which device.
+    archived_usage : dict of str to dict of str to DayUsage
+        UTC day → group → what is left of archived jobs in accounts.
+    totals : TotalsRecord
+        What has happened since the log began.
     """
 
     jobs: JobTable = msgspec.field(default_factory=JobTable)
@@ -106,6 +117,7 @@ class GatewayState(SchedulerState):
     scaled: dict[str, WorkloadScaled] = msgspec.field(default_factory=dict)
     measured: dict[str, TrialsMeasured] = msgspec.field(default_factory=dict)
     waits: dict[str, dict[str, Wait]] = msgspec.field(default_factory=dict)
+    prices: dict[str, dict[str, float]] = msgspec.field(default_factory=dict)
     to_announce: dict[str, int] = msgspec.field(default_factory=dict)
     to_cancel: dict[str, int] = msgspec.field(default_factory=dict)
     open_jobs: OpenJobs = msgspec.field(default_factory=OpenJobs)
@@ -113,6 +125,9 @@ class GatewayState(SchedulerState):
     archive: ArchiveRecord = msgspec.field(default_factory=ArchiveRecord)
     aggregation: AggregationTable = msgspec.field(default_factory=AggregationTable)
     gone_seq: dict[str, int] = msgspec.field(default_factory=dict)
+    lane_grants: LaneGrants = msgspec.field(default_factory=LaneGrants)
+    archived_usage: dict[str, dict[str, DayUsage]] = msgspec.field(default_factory=dict)
+    totals: TotalsRecord = msgspec.field(default_factory=TotalsRecord)
 
     users: Users = msgspec.field(default_factory=Users)
 
@@ -174,7 +189,7 @@ def _note_gone(state: GatewayState, event: Event, seq: int) -> None:
 def _learn(state: GatewayState, event: Event) -> None:
     match event:
         case RoundDecided():
-            state.waits[event.pool] = {wait.job_id: wait for wait in event.waits}
+            _learn_round(state, event)
         case JobsRanked():
             for rank in event.ranks:
                 if (past := state.histories.get(rank.job_id)) is not None:
@@ -192,6 +207,12 @@ def _learn(state: GatewayState, event: Event) -> None:
             pass
 
 
+def _learn_round(state: GatewayState, event: RoundDecided) -> None:
+    state.waits[event.pool] = {wait.job_id: wait for wait in event.waits}
+    if event.prices:  # a round that says nothing anew works none out
+        state.prices[event.pool] = event.prices
+
+
 def _note(state: GatewayState, job: Job, event: Event, seq: int) -> None:
     past = state.histories.get(job.id)
     if past is None:
@@ -201,8 +222,17 @@ def _note(state: GatewayState, job: Job, event: Event, seq: int) -> None:
     if job.state is JobState.COMPLETED and past.state is not JobState.COMPLETED and job.sample is None:
         state.lengths.setdefault(job.spec.pool, Lengths()).add(job.id, job.attained_gpu_s(job.finished_s))
     past.note(job, event, seq)
+    _divide_devices(state, past.account.note(job, event, state.lane_grants), event.at_s)
+    state.totals.note(job, past.tally, past.account.runs, measured=past.account.measured)
     state.open_jobs.note(job)
     _follow_up(state, job, seq)
+
+
+def _divide_devices(state: GatewayState, job_ids: Iterable[str], at_s: float) -> None:
+    """Give jobs their part of the devices that they share, after others have come or left."""
+    for job_id in job_ids:
+        if (past := state.histories.get(job_id)) is not None:
+            past.account.divide(at_s, state.jobs[job_id], state.lane_grants)
 
 
 def _note_open_sweep(state: GatewayState, event: Event) -> None:
@@ -254,6 +284,7 @@ def _announced(state: GatewayState, job_id: str, seq: int) -> None:
 def _archive(state: GatewayState, event: LogCopied | JobsArchived | LogTrimmed, seq: int) -> None:
     if isinstance(event, JobsArchived):
         _forget_archived(state, event)
+        _keep_usage(state.archived_usage, event.usage)
         state.archive.archive(event, seq)
         return
     state.archive.note(event)
@@ -270,6 +301,8 @@ def _forget_archived(state: GatewayState, event: JobsArchived) -> None:
         if job is not None:
             parents.add(job.spec.parent)
             keys.add(job.profile_key)
+            state.totals.archive_job(job, state.histories[job_id].tally)
+            _divide_devices(state, state.histories[job_id].account.leave(job_id, state.lane_grants), event.at_s)
         state.jobs.forget(job_id)
         for of_jobs in (state.histories, state.to_announce, state.to_cancel):
             of_jobs.pop(job_id, None)
@@ -282,7 +315,19 @@ def _forget_archived(state: GatewayState, event: JobsArchived) -> None:
     for key in event.workloads:
         for of_keys in (state.profiles, state.scaled, state.measured):
             of_keys.pop(key, None)
+    if event.totals is not None:
+        state.totals.take(event.totals)
     state.lengths.update({pool: Lengths.of_fact(learnt) for pool, learnt in event.learnt.items()})
+
+
+def _keep_usage(kept: dict[str, dict[str, DayUsage]], new: Iterable[DayUsage]) -> None:
+    """Add the sums of archived jobs to those of the same day and group."""
+    for row in new:
+        of_day, group = kept.setdefault(row.day, {}), row.group
+        if group in of_day:
+            of_day[group].usage.add(row.usage)
+        else:
+            of_day[group] = msgspec.structs.replace(row, usage=total([row.usage]))  # the fact's own stays as it is
 
 
 def _drop_ids(index: dict[str, list[str]], names: Iterable[str], gone: set[str]) -> None:

@@ -171,7 +171,8 @@ class PlainConnection:
         """Say who we are to a server, and listen for answers."""
         left_s = max(end_s - time.monotonic(), _RETRY_S)  # noqa: TID251 - this is I/O
         host = server.hostname or ""
-        self._socket = socket.create_connection((host, server.port or _PORT), left_s)
+        name = host.encode() if host.isascii() else host  # as text it would load the encodings of other alphabets
+        self._socket = socket.create_connection((name, server.port or _PORT), left_s)  # type: ignore[arg-type]
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         hello = self._line(end_s)
         if hello is None or not hello.startswith(b"INFO "):

@@ -9,59 +9,195 @@ In reading order:
 * ``jobs``: Jobs: lines, details, sizes, why, story.
 * ``bulk``: Many jobs at a time: submissions, and commands about all that a filter names.
 * ``cluster``: Nodes, services, lanes, sweeps.
+* ``devices``: All devices and all waiting jobs, for who looks at them at once.
 * ``aggregation``: Aggregators, and the runs that have parts on them.
+* ``accounts``: Device time by user, team, pool, model, kind or job.
+* ``stats``: Figures by pool and team, for metrics.
 """
 
-from penstock_log.views.aggregation import AggregatedJobView as AggregatedJobView
-from penstock_log.views.aggregation import AggregationView as AggregationView
-from penstock_log.views.aggregation import AggregatorUseView as AggregatorUseView
-from penstock_log.views.bulk import BulkAnswer as BulkAnswer
-from penstock_log.views.bulk import BulkView as BulkView
-from penstock_log.views.bulk import SubmittedJob as SubmittedJob
-from penstock_log.views.bulk import SubmittedJobsView as SubmittedJobsView
-from penstock_log.views.cluster import DeviceView as DeviceView
-from penstock_log.views.cluster import GoodputView as GoodputView
-from penstock_log.views.cluster import LanesView as LanesView
-from penstock_log.views.cluster import NodeLoginsView as NodeLoginsView
-from penstock_log.views.cluster import NodeLoginView as NodeLoginView
-from penstock_log.views.cluster import NodeMemoryView as NodeMemoryView
-from penstock_log.views.cluster import NodesView as NodesView
-from penstock_log.views.cluster import NodeTokenView as NodeTokenView
-from penstock_log.views.cluster import NodeView as NodeView
-from penstock_log.views.cluster import PoliciesView as PoliciesView
-from penstock_log.views.cluster import PolicyView as PolicyView
-from penstock_log.views.cluster import ReplicaView as ReplicaView
-from penstock_log.views.cluster import RungView as RungView
-from penstock_log.views.cluster import SchemaView as SchemaView
-from penstock_log.views.cluster import SharedDeviceView as SharedDeviceView
-from penstock_log.views.cluster import SharedLaneView as SharedLaneView
-from penstock_log.views.cluster import SharedRunView as SharedRunView
-from penstock_log.views.cluster import StatusView as StatusView
-from penstock_log.views.cluster import StreamPeerView as StreamPeerView
-from penstock_log.views.cluster import StreamsView as StreamsView
-from penstock_log.views.cluster import StreamView as StreamView
-from penstock_log.views.cluster import SweepsView as SweepsView
-from penstock_log.views.cluster import SweepView as SweepView
-from penstock_log.views.cluster import TrialView as TrialView
-from penstock_log.views.cluster import UsersView as UsersView
-from penstock_log.views.cluster import UserView as UserView
-from penstock_log.views.jobs import ActAnswer as ActAnswer
-from penstock_log.views.jobs import DryRunView as DryRunView
-from penstock_log.views.jobs import EventsView as EventsView
-from penstock_log.views.jobs import EventView as EventView
-from penstock_log.views.jobs import JobDetail as JobDetail
-from penstock_log.views.jobs import JobRow as JobRow
-from penstock_log.views.jobs import JobsView as JobsView
-from penstock_log.views.jobs import JobView as JobView
-from penstock_log.views.jobs import ProfileView as ProfileView
-from penstock_log.views.jobs import RankView as RankView
-from penstock_log.views.jobs import RejectedListView as RejectedListView
-from penstock_log.views.jobs import RejectedView as RejectedView
-from penstock_log.views.jobs import ResizeView as ResizeView
-from penstock_log.views.jobs import SizedRunView as SizedRunView
-from penstock_log.views.jobs import SizingView as SizingView
-from penstock_log.views.jobs import StoryLine as StoryLine
-from penstock_log.views.jobs import StoryView as StoryView
-from penstock_log.views.jobs import SubmitAnswer as SubmitAnswer
-from penstock_log.views.jobs import View as View
-from penstock_log.views.jobs import WhyView as WhyView
+from __future__ import annotations
+
+from importlib import import_module
+
+TYPE_CHECKING = False  # type checkers know the name; importing it from typing costs more than all the rest
+if TYPE_CHECKING:
+    from penstock_log.views.accounts import (
+        UsageRowView,
+        UsageView,
+        WaitsView,
+    )
+    from penstock_log.views.aggregation import (
+        AggregatedJobView,
+        AggregationView,
+        AggregatorUseView,
+    )
+    from penstock_log.views.bulk import (
+        BulkAnswer,
+        BulkView,
+        SubmittedJob,
+        SubmittedJobsView,
+    )
+    from penstock_log.views.cluster import (
+        DeviceView,
+        GoodputView,
+        LanesView,
+        NodeLoginsView,
+        NodeLoginView,
+        NodeMemoryView,
+        NodesView,
+        NodeTokenView,
+        NodeView,
+        PoliciesView,
+        PolicyView,
+        ReplicaView,
+        RungView,
+        SchemaView,
+        SharedDeviceView,
+        SharedLaneView,
+        SharedRunView,
+        SignInView,
+        StatusView,
+        StreamPeerView,
+        StreamsView,
+        StreamView,
+        SweepsView,
+        SweepView,
+        TrialView,
+        UsersView,
+        UserView,
+    )
+    from penstock_log.views.devices import (
+        DeviceOccupation,
+        DevicesView,
+        HolderView,
+        NodeDevicesView,
+        QueuedJobView,
+        QueueView,
+    )
+    from penstock_log.views.jobs import (
+        ActAnswer,
+        DryRunView,
+        EventsView,
+        EventView,
+        JobDetail,
+        JobRow,
+        JobsView,
+        JobView,
+        ProfileView,
+        RankView,
+        RejectedListView,
+        RejectedView,
+        ResizeView,
+        RunView,
+        SizedRunView,
+        SizingView,
+        StoryLine,
+        StoryView,
+        SubmitAnswer,
+        View,
+        WhyView,
+    )
+    from penstock_log.views.stats import (
+        DEVICE_STATES,
+        PoolStatsView,
+        StatsView,
+    )
+else:
+    _NAMES = {
+        "accounts": "UsageRowView UsageView WaitsView",
+        "aggregation": "AggregatedJobView AggregationView AggregatorUseView",
+        "bulk": "BulkAnswer BulkView SubmittedJob SubmittedJobsView",
+        "cluster": (
+            "DeviceView GoodputView LanesView NodeLoginView NodeLoginsView NodeMemoryView NodeTokenView "
+            "NodeView NodesView PoliciesView PolicyView ReplicaView RungView SchemaView SharedDeviceView "
+            "SharedLaneView SharedRunView SignInView StatusView StreamPeerView StreamView StreamsView SweepView "
+            "SweepsView TrialView UserView UsersView"
+        ),
+        "devices": "DeviceOccupation DevicesView HolderView NodeDevicesView QueuedJobView QueueView",
+        "jobs": (
+            "ActAnswer DryRunView EventView EventsView JobDetail JobRow JobView JobsView ProfileView RankView "
+            "RejectedListView RejectedView ResizeView RunView SizedRunView SizingView StoryLine StoryView "
+            "SubmitAnswer View WhyView"
+        ),
+        "stats": "DEVICE_STATES PoolStatsView StatsView",
+    }
+    """The names of each module, which is loaded when one of them is used: a list of jobs needs one of them."""
+    _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
+
+    def __getattr__(name: str) -> object:
+        if name not in _HOMES:
+            message = f"module {__name__!r} has no attribute {name!r}"
+            raise AttributeError(message)
+        found = globals()[name] = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+        return found
+
+
+__all__ = [
+    "DEVICE_STATES",
+    "ActAnswer",
+    "AggregatedJobView",
+    "AggregationView",
+    "AggregatorUseView",
+    "BulkAnswer",
+    "BulkView",
+    "DeviceOccupation",
+    "DeviceView",
+    "DevicesView",
+    "DryRunView",
+    "EventView",
+    "EventsView",
+    "GoodputView",
+    "HolderView",
+    "JobDetail",
+    "JobRow",
+    "JobView",
+    "JobsView",
+    "LanesView",
+    "NodeDevicesView",
+    "NodeLoginView",
+    "NodeLoginsView",
+    "NodeMemoryView",
+    "NodeTokenView",
+    "NodeView",
+    "NodesView",
+    "PoliciesView",
+    "PolicyView",
+    "PoolStatsView",
+    "ProfileView",
+    "QueueView",
+    "QueuedJobView",
+    "RankView",
+    "RejectedListView",
+    "RejectedView",
+    "ReplicaView",
+    "ResizeView",
+    "RunView",
+    "RungView",
+    "SchemaView",
+    "SharedDeviceView",
+    "SharedLaneView",
+    "SharedRunView",
+    "SignInView",
+    "SizedRunView",
+    "SizingView",
+    "StatsView",
+    "StatusView",
+    "StoryLine",
+    "StoryView",
+    "StreamPeerView",
+    "StreamView",
+    "StreamsView",
+    "SubmitAnswer",
+    "SubmittedJob",
+    "SubmittedJobsView",
+    "SweepView",
+    "SweepsView",
+    "TrialView",
+    "UsageRowView",
+    "UsageView",
+    "UserView",
+    "UsersView",
+    "View",
+    "WaitsView",
+    "WhyView",
+]
