@@ -2,8 +2,8 @@
 A job's story and its facts, asked of the gateway no more often than they change.
 
 A story is read from the log, all rounds of the job's pool among it: of a job that waits for long in a busy pool that
-takes a while. :class:`JobStories` keeps the last answers. It asks again once the job has changed, and at times for what others
-say of it; after a slow answer it waits for longer, whatever has changed.
+takes a while. :class:`JobStories` keeps the last answers. It asks again once the job has changed, and at times for what
+others say of it; after a slow answer it waits for longer, whatever has changed.
 """
 
 from __future__ import annotations
