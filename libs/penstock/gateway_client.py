@@ -351,6 +351,10 @@ class GatewayClient:
             found = msgspec.structs.replace(found, jobs=older.jobs + found.jobs, rows=older.rows + found.rows)
         return found
 
+    async def jobs_page(self, ask: request_bodies.JobsRequest) -> views.JobsView:
+        """Return one page of the list of jobs, as a request says it; less where one message has no room for it."""
+        return await self._jobs_page(ask, ask.limit, ask.offset)
+
     async def _jobs_page(self, ask: request_bodies.JobsRequest, limit: int, offset: int) -> views.JobsView:
         """Return a page, or less of it where it is too long for one message."""
         while True:

@@ -79,17 +79,27 @@ if TYPE_CHECKING:
         WorkPort,
     )
 else:
-    _HOMES = ("errors", "port", "decider")  # the first that has a name is asked: a client needs the errors alone
+    _NAMES = {
+        "decider": "Decider Decision Proposal",
+        "port": (
+            "Append BodyLimit Bus Delivery Endpoint Handler Lease LeasePort LogLine LogPort LogReader "
+            "LogTrimPort OutputPort Rejection RejectionPort RelayPort ReplicationPort Reply Request "
+            "RequestPort ShadowPort Shadowed Snapshot SnapshotPort TelemetryPort Work WorkPort"
+        ),
+        "errors": (
+            "BusError Conflict LogFromFuture LogWentBack NoResponders ServiceError StorageFull Timeout "
+            "TooLarge TrimDenied Unanswered Unauthorized Unavailable"
+        ),
+    }
+    """The names of each module, which is loaded when one of them is used: a client needs the errors alone."""
+    _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
     def __getattr__(name: str) -> object:
-        if name in __all__:
-            for home in _HOMES:
-                found = getattr(import_module(f"penstock_bus.{home}"), name, None)
-                if found is not None:
-                    globals()[name] = found
-                    return found
-        message = f"module {__name__!r} has no attribute {name!r}"
-        raise AttributeError(message)
+        if name not in _HOMES:
+            message = f"module {__name__!r} has no attribute {name!r}"
+            raise AttributeError(message)
+        found = globals()[name] = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+        return found
 
 
 __all__ = [

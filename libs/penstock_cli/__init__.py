@@ -22,6 +22,7 @@ In reading order:
 * ``simulation_run``: A simulation or comparison from its plan to what is shown, with its progress.
 * ``replay_run``: A replay from its arguments to what is shown.
 * ``node_join``: Tokens, and machines that join by them.
+* ``top/``: What ``penstock top`` shows: devices, queue, jobs and logs on one terminal.
 * ``commands/``: The commands of ``penstock``, one file for each group; a command is found by its name.
 * ``local/``: What ``penstock up`` is made of: the folder's lock and record, the children, and waiting until all are
   ready.

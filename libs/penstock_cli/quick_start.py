@@ -22,6 +22,7 @@ MODULE_OF: Final = {
         ("commands.jobs", "ps show why story events"),
         ("commands.acts", "cancel hold release"),
         ("commands.jobs", "logs"),
+        ("commands.top", "top"),
         ("commands.policies", "profile"),
         ("commands.sweeps", "tune sweep"),
         ("commands.cluster", "nodes status rejected node"),

@@ -14,6 +14,7 @@ from penstock_log.usage import Usage
 from penstock_log.views import UsageRowView, UsageView
 
 COLUMNS: Final = ("requested", "waited", "held", "used", "idle", "unmeasured", "lost")
+_IN_CSV: Final = (*COLUMNS, "lost_to_preemption")
 COUNTS: Final = ("jobs", "runs", "preemptions")
 _HOUR_S: Final = 3600.0
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
@@ -61,7 +62,7 @@ def usage_table(view: UsageView, *, wide: bool = False) -> Table:
     if view.by == "job":
         headers[1:1] = ["NAME", "USER"]
     if wide:
-        headers += ["RUNS", "PREEMPTED", "MEDIAN WAIT", "P90 WAIT"]
+        headers += ["LOST TO PREEMPTION", "RUNS", "PREEMPTED", "MEDIAN WAIT", "P90 WAIT"]
     rows = [*view.rows, view.total]
     names = [*map(name, view.rows), "total"]
     return headers, [_cells(view, row, called, wide=wide) for row, called in zip(rows, names, strict=True)]
@@ -73,7 +74,13 @@ def _cells(view: UsageView, row: UsageRowView, called: str, *, wide: bool) -> tu
     cells += [hours(gpu_h(usage, column)) for column in COLUMNS]
     cells += [part(usage.used_gpu_s, usage.held_gpu_s), str(usage.jobs)]
     if wide:
-        cells += [str(usage.runs), str(usage.preemptions), span(waits.median_s), span(waits.p90_s)]
+        cells += [
+            hours(gpu_h(usage, "lost_to_preemption")),
+            str(usage.runs),
+            str(usage.preemptions),
+            span(waits.median_s),
+            span(waits.p90_s),
+        ]
     return tuple(cells)
 
 
@@ -108,7 +115,7 @@ def usage_csv(view: UsageView) -> str:
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    times = [f"{column}_gpu_h" for column in COLUMNS]
+    times = [f"{column}_gpu_h" for column in _IN_CSV]
     writer.writerow([view.by, "job_name", "job_user", "others", *times, *COUNTS, "median_wait_s", "p90_wait_s"])
     writer.writerows(_csv_rows(view.rows))
     return text.getvalue()
@@ -116,7 +123,7 @@ def usage_csv(view: UsageView) -> str:
 
 def _csv_rows(rows: Sequence[UsageRowView]) -> Iterable[list[object]]:
     for row in rows:
-        times = [f"{gpu_h(row.usage, column):.6f}" for column in COLUMNS]
+        times = [f"{gpu_h(row.usage, column):.6f}" for column in _IN_CSV]
         counts = [getattr(row.usage, count) for count in COUNTS]
         waits = ["" if wait is None else f"{wait:.3f}" for wait in (row.waits.median_s, row.waits.p90_s)]
         yield [_cell(row.name), _cell(row.title), _cell(row.user), int(row.others), *times, *counts, *waits]

@@ -141,21 +141,43 @@ if TYPE_CHECKING:
         Uniform,
     )
 else:
-    _HOMES = (
-        *("spec", "facts", "decision_facts", "job_state", "archive_facts", "login_facts", "memory_facts"),
-        *("aggregation_facts", "lifecycle", "codec"),
-    )
-    """Where a name may be, in the order in which they are asked: a command line needs the first alone."""
+    _NAMES = {
+        "aggregation_facts": (
+            "AggregationAsked AggregationAssigned AggregationLeft AggregationMeasured AggregationRefused "
+            "AggregatorEnded AggregatorStarted AggregatorUnreachable AggregatorsAllocated AggregatorsOffered "
+            "AggregatorsRecycled PartMoved PartPlaced"
+        ),
+        "archive_facts": "ARCHIVE JobsArchived LogCopied LogTrimmed PoolLearnt",
+        "codec": (
+            "AnyEvent CodecError Commit LOG_FORMAT LoggedFact MisplacedFact belongs decode decode_at encode "
+            "fields_of kind_of read_as subject_of tag_of"
+        ),
+        "decision_facts": (
+            "Alternative Cause Demand JobRank JobsRanked Placement Preemption RoundDecided ScaleDecided Slot "
+            "SweepFinished Trial TrialFinished TrialGroupOpened TrialRetried TrialsMeasured TrialsScaled Wait"
+        ),
+        "facts": (
+            "Event JobCancelled JobFinished JobHeld JobReleased JobSubmitted KindSpeed LaneChanged "
+            "NodeDrained NodeJoined NodeLeft NodeRemoved NodeResumed PolicySet ProfileSample RunCheckpointed "
+            "RunEnded RunMeasured RunRewound RunStarted RunWarned SamplesRequested Scalability Setting "
+            "SweepCancelled SweepSubmitted Timing UnknownFact UserRemoved UserSet WorkloadProfiled "
+            "WorkloadScaled"
+        ),
+        "job_state": "ACTIVE Checkpoint Job JobState Size TERMINAL",
+        "lifecycle": "JobTable last_checkpoint",
+        "login_facts": "NodeLoginIssued NodeLoginRevoked NodeLogins NodeTokenIssued",
+        "memory_facts": "MemoryOffered SlabsEvicted SlabsLent SlabsReturned",
+        "spec": "Batch Budget Choice Device Dimension Integers JobSpec MemoryNeed Outcome Param SweepSpec Uniform",
+    }
+    """The names of each module, which is loaded when one of them is used: a command line needs few of them."""
+    _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
     def __getattr__(name: str) -> object:
-        if name in __all__:
-            for home in _HOMES:
-                found = getattr(import_module(f"penstock_log.{home}"), name, None)
-                if found is not None:
-                    globals()[name] = found
-                    return found
-        message = f"module {__name__!r} has no attribute {name!r}"
-        raise AttributeError(message)
+        if name not in _HOMES:
+            message = f"module {__name__!r} has no attribute {name!r}"
+            raise AttributeError(message)
+        found = globals()[name] = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+        return found
 
 
 __all__ = [

@@ -65,7 +65,7 @@ from penstock_policies.job_lengths import Lengths
 from penstock_scheduler.aggregation.aggregation_table import AggregationTable
 from penstock_scheduler.pool.scheduler_state import SchedulerState, fold
 
-SCHEMA: Final = "gateway.v21"
+SCHEMA: Final = "gateway.v24"
 
 
 class GatewayState(SchedulerState):
@@ -223,7 +223,7 @@ def _note(state: GatewayState, job: Job, event: Event, seq: int) -> None:
         state.lengths.setdefault(job.spec.pool, Lengths()).add(job.id, job.attained_gpu_s(job.finished_s))
     past.note(job, event, seq)
     _divide_devices(state, past.account.note(job, event, state.lane_grants), event.at_s)
-    state.totals.note(job, past.tally)
+    state.totals.note(job, past.tally, past.account.runs, measured=past.account.measured)
     state.open_jobs.note(job)
     _follow_up(state, job, seq)
 
@@ -301,8 +301,8 @@ def _forget_archived(state: GatewayState, event: JobsArchived) -> None:
         if job is not None:
             parents.add(job.spec.parent)
             keys.add(job.profile_key)
-            _divide_devices(state, state.histories[job_id].account.leave(job_id, state.lane_grants), event.at_s)
             state.totals.archive_job(job, state.histories[job_id].tally)
+            _divide_devices(state, state.histories[job_id].account.leave(job_id, state.lane_grants), event.at_s)
         state.jobs.forget(job_id)
         for of_jobs in (state.histories, state.to_announce, state.to_cancel):
             of_jobs.pop(job_id, None)

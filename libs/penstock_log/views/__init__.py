@@ -103,18 +103,33 @@ if TYPE_CHECKING:
         StatsView,
     )
 else:
-    _HOMES = ("jobs", "bulk", "cluster", "devices", "accounts", "aggregation", "stats")
-    """Where a name may be, in the order in which they are asked: a list of jobs needs the first alone."""
+    _NAMES = {
+        "accounts": "UsageRowView UsageView WaitsView",
+        "aggregation": "AggregatedJobView AggregationView AggregatorUseView",
+        "bulk": "BulkAnswer BulkView SubmittedJob SubmittedJobsView",
+        "cluster": (
+            "DeviceView GoodputView LanesView NodeLoginView NodeLoginsView NodeMemoryView NodeTokenView "
+            "NodeView NodesView PoliciesView PolicyView ReplicaView RungView SchemaView SharedDeviceView "
+            "SharedLaneView SharedRunView SignInView StatusView StreamPeerView StreamView StreamsView SweepView "
+            "SweepsView TrialView UserView UsersView"
+        ),
+        "devices": "DeviceOccupation DevicesView HolderView NodeDevicesView QueuedJobView QueueView",
+        "jobs": (
+            "ActAnswer DryRunView EventView EventsView JobDetail JobRow JobView JobsView ProfileView RankView "
+            "RejectedListView RejectedView ResizeView RunView SizedRunView SizingView StoryLine StoryView "
+            "SubmitAnswer View WhyView"
+        ),
+        "stats": "DEVICE_STATES PoolStatsView StatsView",
+    }
+    """The names of each module, which is loaded when one of them is used: a list of jobs needs one of them."""
+    _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
     def __getattr__(name: str) -> object:
-        if name in __all__:
-            for home in _HOMES:
-                found = getattr(import_module(f"penstock_log.views.{home}"), name, None)
-                if found is not None:
-                    globals()[name] = found
-                    return found
-        message = f"module {__name__!r} has no attribute {name!r}"
-        raise AttributeError(message)
+        if name not in _HOMES:
+            message = f"module {__name__!r} has no attribute {name!r}"
+            raise AttributeError(message)
+        found = globals()[name] = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+        return found
 
 
 __all__ = [
