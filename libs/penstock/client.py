@@ -459,6 +459,10 @@ class Client:
         """Return counts of jobs, devices and nodes, and the replicas that are alive."""
         return await self._query("status", request_bodies.AllRequest(at=at), views.StatusView)
 
+    async def moment(self, at: request_bodies.At = None) -> views.MomentView:
+        """Return from when to when the log goes, and which commit is the last of a moment."""
+        return await self._query("moment", request_bodies.AllRequest(at=at), views.MomentView)
+
     async def streams(self) -> views.StreamsView:
         """Return on which NATS servers each stream is kept."""
         return await self._query("streams", request_bodies.EmptyRequest(), views.StreamsView)

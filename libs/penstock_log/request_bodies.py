@@ -260,7 +260,7 @@ class AggregationRequest(GatewayRequest, frozen=True, kw_only=True):
 
 
 class AllRequest(GatewayRequest, frozen=True, kw_only=True):
-    """The request of ``nodes``, ``devices``, ``sweeps``, ``policies`` and ``status``."""
+    """The request of ``nodes``, ``devices``, ``sweeps``, ``policies``, ``moment`` and ``status``."""
 
     at: At = None
 

@@ -6,6 +6,7 @@ In reading order:
 * ``settings``: Where it listens, and what visitors see who have not signed in.
 * ``gateway_port``: The gateway, asked in a visitor's name.
 * ``sign_in``: Keys for one use, and the sessions that browsers hold.
+* ``log_moment``: The moment that a page is about.
 * ``live_page``: Pages that stay up to date.
 * ``page``: What a page is, and how it becomes HTML.
 * ``pages``: The pages.

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import parse_qs
 
+import msgspec
 from sse_starlette.sse import EventSourceResponse
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -25,12 +26,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock_dashboard.gateway_port import GatewayPort, PageRefused, Visitor
 from penstock_dashboard.live_page import ChannelName, LiveChannels, Regions, Render
+from penstock_dashboard.log_moment import MomentBar, settled
 from penstock_dashboard.page import TEMPLATES, Page, PageContent, PageRequest, at_path
 from penstock_dashboard.pages import device_page, jobs_page, queue_page
 from penstock_dashboard.settings import DashboardSettings
 from penstock_dashboard.sign_in import TokenSigner
 from penstock_log import request_bodies
-from penstock_log.views import ActAnswer, UserView
+from penstock_log.views import ActAnswer, MomentView, UserView
 
 PAGES: Final[dict[str, tuple[str, Page]]] = {
     "/": ("Devices", device_page.device_page),
@@ -44,6 +46,7 @@ _MOST_FORM_BYTES: Final = 256 * 1024
 _CHECKED_S: Final = 5.0
 """For so long it is believed that a session still counts."""
 _UNKNOWN: Final = 500
+_NOT_SIGNED_IN: Final = 401
 _PING_S: Final = 15
 _VERBS: Final = ("cancel", "hold", "release")
 _FOREIGN: Final = "this form was not sent by a page of yours here; load the page again and repeat it"
@@ -114,10 +117,38 @@ class Site:
             visitor=visitor, path=path, query=query, params=dict(request.path_params), gateway=self.gateway
         )
 
+    async def moment(self, visit: PageRequest) -> MomentView:
+        """
+        Return where in the log a visit is.
+
+        Raises
+        ------
+        PageRefused
+            400 where the address names no moment, or one that has not come.
+        """
+        return await self.gateway.query(visit.visitor, "moment", request_bodies.AllRequest(at=visit.moment), MomentView)
+
+    async def bar_of_refused(self, visit: PageRequest) -> MomentBar:
+        """Return the bar of a page that is refused: where its moment is none, with the bounds of the log."""
+        for at in dict.fromkeys((visit.at, "")):
+            try:
+                view = await self.moment(msgspec.structs.replace(visit, query={"at": at}))
+            except PageRefused:
+                continue
+            return _bar(visit, view, wrong=at != visit.at)
+        return _bar(visit, None)
+
     def show(
-        self, visit: PageRequest, content: PageContent, *, status: int = 200, version: int = 0, message: str = ""
+        self,
+        visit: PageRequest,
+        content: PageContent,
+        *,
+        status: int = 200,
+        version: int = 0,
+        message: str = "",
+        bar: MomentBar | None = None,
     ) -> HTMLResponse:
-        """Return a page as HTML."""
+        """Return a page as HTML; ``bar`` says at which moment it is, where that can be moved."""
         address = at_path(visit.path, visit.query)
         kept = {"at": visit.at} if visit.at else {}
         html = TEMPLATES.render(
@@ -131,7 +162,8 @@ class Site:
                 "address": address,
                 "now_address": at_path(visit.path, {**visit.query, "at": ""}),
                 "at": visit.at,
-                "moment": content.moment or visit.at,
+                "bar": bar,
+                "moved": lambda at: at_path(visit.path, {**visit.query, "at": at}),
                 "kept": lambda path: at_path(path, kept),
                 "live": at_path(f"/live{visit.path}", visit.query) if content.live and not visit.at else "",
                 "version": version,
@@ -143,7 +175,7 @@ class Site:
         )
         return HTMLResponse(html, status_code=status, headers={"Cache-Control": "no-store"})
 
-    def refused(self, visit: PageRequest, refusal: PageRefused) -> HTMLResponse:
+    async def refused(self, visit: PageRequest, refusal: PageRefused, *, movable: bool = True) -> HTMLResponse:
         """Return the page that says why something was refused."""
         content = PageContent(
             title=_TITLES.get(refusal.status, "Not shown"),
@@ -151,7 +183,15 @@ class Site:
             values={"sentence": str(refusal)},
             live=False,
         )
-        return self.show(visit, content, status=refusal.status)
+        bar = await self.bar_of_refused(visit) if movable else None
+        if bar is not None and bar.wrong:  # or each link would lead to another refusal
+            visit = msgspec.structs.replace(visit, query={**visit.query, "at": ""})
+        return self.show(visit, content, status=refusal.status, bar=bar)
+
+
+def _bar(visit: PageRequest, view: MomentView | None, *, wrong: bool = False) -> MomentBar:
+    kept = {name: value for name, value in visit.query.items() if name not in {"at", "said"} and value != ""}
+    return MomentBar(path=visit.path, kept=kept, at=visit.at, view=view, wrong=wrong)
 
 
 def application(site: Site, more: Sequence[BaseRoute] = ()) -> Starlette:
@@ -204,11 +244,14 @@ async def _health(request: Request) -> PlainTextResponse:  # noqa: ARG001 - as S
 async def _page(site: Site, page: Page, request: Request) -> Response:
     visit = site.visit(request, await site.visitor(request), request.url.path)
     _require_sight(site, visit.visitor)
+    if (at := settled(visit.at, site.now_s())) != visit.at:
+        return RedirectResponse(visit.address(at=at), status_code=303)
+    bar = _bar(visit, await site.moment(visit))
     content = await page(visit)
     version = 0
     if content.live and not visit.at:
         version = site.channels.open(_channel(visit), _rendering(page, visit), content.regions)
-    return site.show(visit, content, version=version, message=_MESSAGES.get(visit.query.get("said", ""), ""))
+    return site.show(visit, content, version=version, message=_MESSAGES.get(visit.query.get("said", ""), ""), bar=bar)
 
 
 def _channel(visit: PageRequest) -> ChannelName:
@@ -225,7 +268,8 @@ def _rendering(page: Page, visit: PageRequest) -> Render:
 def _require_sight(site: Site, visitor: Visitor) -> None:
     if not visitor.signed_in and not site.settings.anonymous:
         raise PageRefused(
-            401, "this dashboard shows nothing to who has not signed in: type `penstock dashboard` in a shell"
+            _NOT_SIGNED_IN,
+            "this dashboard shows nothing to who has not signed in: type `penstock dashboard` in a shell",
         )
 
 
@@ -319,4 +363,5 @@ async def _no_page(site: Site, request: Request, error: Exception) -> Response:
 async def _refusal(site: Site, request: Request, error: Exception) -> Response:
     refusal = error if isinstance(error, PageRefused) else PageRefused(500, str(error))
     visit = site.visit(request, await site.visitor(request), request.url.path)
-    return site.refused(visit, refusal)
+    movable = request.method == "GET" and refusal.status != _NOT_SIGNED_IN and not visit.path.startswith("/live/")
+    return await site.refused(visit, refusal, movable=movable)

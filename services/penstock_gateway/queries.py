@@ -34,6 +34,7 @@ from penstock_log.views import (
     DryRunView,
     EventsView,
     JobsView,
+    MomentView,
     NodesView,
     ProfileView,
     QueueView,
@@ -131,6 +132,7 @@ class Queries:
             "aggregation": self._aggregation,
             "events": self._events,
             "policies": self._whole(answers.policies),
+            "moment": self._moment,
             "sweeps": self._sweeps,
             "sweep": self._of_one(sight.sweep, answers.sweep),
             "profile": self._profile,
@@ -217,6 +219,9 @@ class Queries:
             return answers.status(model, model.seq)
         view = answers.status(model, max(await log_reader.last_seq(self._bus, model.seq), model.seq))
         return msgspec.structs.replace(view, services=self._presence.services(), version=VERSION)
+
+    async def _moment(self, body: bytes, caller: Caller) -> MomentView:  # noqa: ARG002 - everybody may see it
+        return await log_reader.moment_of(self._bus, ask(body, request_bodies.AllRequest).at)
 
     async def _dryrun(self, body: bytes, caller: Caller) -> DryRunView:
         asked = job_asked(body, self._most_bytes)

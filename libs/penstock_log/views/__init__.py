@@ -18,6 +18,7 @@ from penstock_log.views.aggregation import AggregatorUseView as AggregatorUseVie
 from penstock_log.views.cluster import DeviceView as DeviceView
 from penstock_log.views.cluster import GoodputView as GoodputView
 from penstock_log.views.cluster import LanesView as LanesView
+from penstock_log.views.cluster import MomentView as MomentView
 from penstock_log.views.cluster import NodeLoginsView as NodeLoginsView
 from penstock_log.views.cluster import NodeLoginView as NodeLoginView
 from penstock_log.views.cluster import NodeMemoryView as NodeMemoryView

@@ -213,6 +213,31 @@ class StatusView(View, frozen=True, kw_only=True):
     version: str = ""
 
 
+class MomentView(View, frozen=True, kw_only=True):
+    """
+    A moment of the log, and from when to when the log goes.
+
+    Attributes
+    ----------
+    seq : int
+        Of the last commit by the moment; 0 before the log's first.
+    at_s : float
+        The time that was asked for, or when that commit was stored.
+    first_seq, first_s, last_seq, last_s : int, float
+        Of the first and the last commit that the log holds, and when they were stored; 0 for an empty log.
+    now_s : float
+        The time by the server's clock.
+    """
+
+    seq: int
+    at_s: float
+    first_seq: int
+    first_s: float
+    last_seq: int
+    last_s: float
+    now_s: float
+
+
 class PolicyView(View, frozen=True, kw_only=True):
     """
     What is set live for one pool.

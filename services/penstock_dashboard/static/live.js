@@ -3,7 +3,7 @@
 
 (() => {
   const body = document.body;
-  const offset = Number(body.dataset.now) - Date.now() / 1000;
+  let offset = Number(body.dataset.now) - Date.now() / 1000;
   const plain = (seconds) => {
     if (seconds < 60) return `${Math.max(0, Math.floor(seconds))} s`;
     const minutes = Math.floor(seconds / 60);
@@ -11,7 +11,7 @@
     const hours = Math.floor(minutes / 60);
     return hours < 24 ? `${hours} h ${minutes % 60} min` : `${Math.floor(hours / 24)} d ${hours % 24} h`;
   };
-  const frozen = body.dataset.live ? null : Number(body.dataset.now);
+  let frozen = body.dataset.live ? null : Number(body.dataset.now);
   const age = (root) => {
     const now = frozen ?? Date.now() / 1000 + offset;
     for (const one of root.querySelectorAll("time[data-since]")) {
@@ -70,9 +70,17 @@
   const trouble = document.getElementById("trouble");
   const liveness = document.getElementById("liveness");
   const say = (text) => { if (trouble) { trouble.textContent = text; trouble.hidden = !text; } };
-  if (body.dataset.live && "EventSource" in window) {
+  let source;
+  let again;
+  const disconnect = () => {
+    clearTimeout(again);
+    source?.close();
+    source = undefined;
+    delete body.dataset.connected;
+  };
+  const follow = () => {
+    if (!body.dataset.live || !("EventSource" in window)) return;
     let version = body.dataset.version;
-    let source;
     const connect = () => {
       const address = new URL(body.dataset.live, location.href);
       address.searchParams.set("version", version);
@@ -86,16 +94,25 @@
         body.dataset.version = version;
       };
       source.onerror = () => {
-        source.close();
-        delete body.dataset.connected;
+        disconnect();
         liveness.textContent = "not live";
         say("The dashboard does not answer; this page is as it was. It tries again.");
-        setTimeout(connect, 2000);
+        again = setTimeout(connect, 2000);
       };
     };
     connect();
-    addEventListener("pagehide", () => source?.close());
-  }
+  };
+  follow();
+  addEventListener("pagehide", disconnect);
+  // The page is now about another moment: see moment.js.
+  document.addEventListener("penstock:moment", () => {
+    disconnect();
+    offset = Number(body.dataset.now) - Date.now() / 1000;
+    frozen = body.dataset.live ? null : Number(body.dataset.now);
+    say("");
+    age(document);
+    follow();
+  });
   document.querySelector("form[data-submit]")?.submit();
   age(document);
   setInterval(() => age(document), 1000);
