@@ -120,7 +120,8 @@ def body_of(cell: Cell) -> Any:
 
 _OF_TARGETS = ("cancel", "hold", "release", "cancel_sweep", "drain", "resume", "remove", "remove_user")
 _OF_ALL = (
-    "jobs", "sweeps", "nodes", "aggregation", "moment", "status", "streams", "policies", "schema", "whoami", "users", "rejected",
+    "jobs", "sweeps", "nodes", "aggregation", "moment", "status", "streams", "policies", "schema", "whoami", "users",
+    "rejected",
 )  # fmt: skip
 
 
