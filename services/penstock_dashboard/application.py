@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final
-from urllib.parse import parse_qs
+from typing import Any, Final
+from urllib.parse import parse_qs, parse_qsl, quote, unquote
 
 import msgspec
 from sse_starlette.sse import EventSourceResponse
@@ -32,7 +32,9 @@ from penstock_dashboard.pages import device_page, jobs_page, queue_page
 from penstock_dashboard.settings import DashboardSettings
 from penstock_dashboard.sign_in import TokenSigner
 from penstock_log import request_bodies
-from penstock_log.views import ActAnswer, MomentView, UserView
+from penstock_log.job_state import JobState
+from penstock_log.text import count
+from penstock_log.views import BulkView, MomentView, UserView
 
 PAGES: Final[dict[str, tuple[str, Page]]] = {
     "/": ("Devices", device_page.device_page),
@@ -48,9 +50,10 @@ _CHECKED_S: Final = 5.0
 _UNKNOWN: Final = 500
 _NOT_SIGNED_IN: Final = 401
 _PING_S: Final = 15
-_VERBS: Final = ("cancel", "hold", "release")
+SAID: Final = "penstock_said"
+"""A cookie with what became of the last form, for the page that comes next."""
+_SAID_S: Final = 30
 _FOREIGN: Final = "this form was not sent by a page of yours here; load the page again and repeat it"
-_MESSAGES: Final = {"signed-out": "You are signed out."}
 _TITLES: Final = {401: "Sign in", 403: "Not yours", 404: "Not found", 503: "No answer"}
 _HEADERS: Final = [
     (
@@ -251,7 +254,11 @@ async def _page(site: Site, page: Page, request: Request) -> Response:
     version = 0
     if content.live and not visit.at:
         version = site.channels.open(_channel(visit), _rendering(page, visit), content.regions)
-    return site.show(visit, content, version=version, message=_MESSAGES.get(visit.query.get("said", ""), ""), bar=bar)
+    said = unquote(request.cookies.get(SAID, ""))
+    response = site.show(visit, content, version=version, message=said, bar=bar)
+    if said:
+        response.delete_cookie(SAID)
+    return response
 
 
 def _channel(visit: PageRequest) -> ChannelName:
@@ -311,7 +318,8 @@ async def _sign_out(site: Site, request: Request) -> Response:
     visitor = await site.visitor(request)
     if visitor.signed_in and not site.signer.is_own_form(visitor, _field(form, "token")):
         raise PageRefused(403, _FOREIGN)
-    response = RedirectResponse("/?said=signed-out", status_code=303)
+    response = RedirectResponse("/", status_code=303)
+    response.set_cookie(SAID, quote("You are signed out."), max_age=_SAID_S, httponly=True, samesite="strict")
     response.delete_cookie(COOKIE)
     return response
 
@@ -321,16 +329,51 @@ async def _act(site: Site, request: Request) -> Response:
     visitor = await site.visitor(request)
     if not site.signer.is_own_form(visitor, _field(form, "token")):
         raise PageRefused(403, _FOREIGN if visitor.signed_in else "sign in to do that")
-    verb, ids = _field(form, "verb"), form.get("id", [])
-    if verb not in _VERBS:
-        raise PageRefused(400, f"{verb!r} is nothing that can be done to jobs; expected {', '.join(_VERBS)}")
-    if not ids:
+    back = _back(_field(form, "back"))
+    asked, views = _bulk(form, back), list[BulkView]()
+    while not views or views[-1].next:  # one request does as much as one message holds
+        part = msgspec.structs.replace(asked, after=views[-1].next if views else 0)
+        views.append(await site.gateway.command(visitor, "bulk", part, BulkView))
+    response = RedirectResponse(back, status_code=303)
+    response.set_cookie(SAID, quote(_outcome(views)), max_age=_SAID_S, httponly=True, samesite="strict")
+    return response
+
+
+def _bulk(form: dict[str, list[str]], back: str) -> request_bodies.BulkRequest:
+    """Return the command about the jobs that were ticked, or about all that the list's filter matches."""
+    verb, ids, filtered = _field(form, "verb"), tuple(form.get("id", [])), "all" in form
+    if filtered:
+        query = dict(parse_qsl(back.partition("?")[2]))
+        if query.get("cause"):
+            raise PageRefused(400, "jobs cannot be chosen by their cause, which changes; tick those that are meant")
+        fields = request_bodies.JobFilter.__struct_fields__
+        where = {name: value for name, value in query.items() if name in fields and name != "state" and value}
+        asked: dict[str, Any] = {"where": {**where, "state": (str(JobState.PENDING),)}}
+    elif ids:
+        asked = {"ids": ids}
+    else:
         raise PageRefused(400, "no job was chosen; tick those that are meant")
-    said = []
-    for job_id in ids:
-        answer = await site.gateway.command(visitor, verb, request_bodies.ActRequest(id=job_id), ActAnswer)
-        said.append(answer.message)
-    return RedirectResponse(_back(_field(form, "back")), status_code=303)
+    try:
+        return msgspec.convert({"verb": verb, **asked}, type=request_bodies.BulkRequest)
+    except msgspec.ValidationError as error:
+        raise PageRefused(400, f"the form asks for what is not there: {error}") from error
+
+
+def _outcome(views: Sequence[BulkView]) -> str:
+    """
+    Return in a sentence what became of a command about some jobs.
+
+    Examples
+    --------
+    >>> _outcome([BulkView(answers=(), matched=3, changed=3, refused=0)])
+    '3 of 3 jobs changed'
+    """
+    answers = [answer for view in views for answer in view.answers]
+    refused = [answer for answer in answers if answer.error]
+    if len(answers) == 1:
+        return answers[0].error or answers[0].message
+    said = f"{sum(view.changed for view in views)} of {count(views[0].matched, 'job')} changed"
+    return f"{said}; {count(len(refused), 'job')} refused: {refused[0].error}" if refused else said
 
 
 def _back(address: str) -> str:

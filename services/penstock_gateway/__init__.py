@@ -15,12 +15,14 @@ In reading order:
 * ``archived_ids``: Whose the ids of archived jobs were.
 * ``user_queues``: Requests of many users, served in turn.
 * ``commands``: Commands, by request and by inbox.
+* ``bulk``: Many jobs by one request: submissions, and acts on all that a filter names.
 * ``sight``: What people ask about, where they may see it.
 * ``queries``: Queries, and what runs and services report outside of the log.
 * ``answers``: From the read model to views.
 * ``aggregation_answers``: Answers about aggregators and the jobs on them.
 * ``why``: Why a job waits, and what is ruled out.
 * ``dry_run``: What would happen to a job that is submitted now.
+* ``job_filter``: The jobs that a request names by what they are.
 * ``job_fit``: A job against the present nodes.
 * ``story``: One job's life in sentences.
 * ``log_reader``: Past moments and raw facts, read from the log.

@@ -18,7 +18,7 @@ import msgspec
 from msgspec.structs import replace
 
 from penstock_cluster.nodes import Node, taken_devices
-from penstock_gateway import job_fit
+from penstock_gateway import job_filter, job_fit
 from penstock_gateway.authority import SERVICE, Caller
 from penstock_gateway.job_history import device_names
 from penstock_gateway.machine import GatewayState
@@ -29,9 +29,11 @@ from penstock_log.aggregation_messages import AggregatorReport
 from penstock_log.memory_messages import SlabOffer
 from penstock_log.records import compose
 from penstock_log.request_bodies import RunProgress
+from penstock_log.validation import BadInput
 from penstock_log.views import (
     GoodputView,
     JobDetail,
+    JobRow,
     JobsView,
     JobView,
     NodeMemoryView,
@@ -54,6 +56,8 @@ from penstock_scheduler.pool import pool_settings
 from penstock_scheduler.pool.pool_settings import MatcherSettings
 
 _NAMES: Final = 5
+_MOST_IN_FULL: Final = 1000
+"""Jobs in full for which one message has room."""
 
 
 @dataclass(frozen=True)
@@ -124,12 +128,52 @@ def job(model: ReadModel, job: Job) -> JobView:
 
 
 def jobs(model: ReadModel, ask: request_bodies.JobsRequest, caller: Caller = SERVICE) -> JobsView:
-    """Return the jobs that match all filters; of those that may not be seen, only that they are there and for whom."""
-    found = [job for job in _candidates(model.state, ask) if _matches(ask, job)]
-    if ask.name:  # or a name could be guessed letter by letter
-        found = [job for job in found if caller.sees(job.spec)]
-    shown = (job(model, one) if caller.sees(one.spec) else _outline(job(model, one)) for one in found[-ask.limit :])
-    return JobsView(jobs=tuple(shown), total=len(found), seq=model.seq)
+    """
+    Return the jobs that match all filters; of those that may not be seen, only that they are there and for whom.
+
+    Raises
+    ------
+    BadInput
+        If more jobs in full are asked for than one answer has room for.
+    """
+    if ask.limit > _MOST_IN_FULL and not ask.rows:
+        raise BadInput(f"$.limit: expected {_MOST_IN_FULL} at most, got {ask.limit}; ask for pages, or for `rows`")
+    found = job_filter.matching(model.state, ask, caller, ask.ids)
+    chosen = [one for one in found if one.sample is None or ask.samples or ask.ids]
+    page = chosen[: len(chosen) - ask.offset][-ask.limit :] if ask.offset < len(chosen) else []
+    if ask.rows:
+        rows = tuple(_row(model, one, is_seen=caller.sees(one.spec)) for one in page)
+        return JobsView(jobs=(), rows=rows, total=len(chosen), seq=model.seq)
+    shown = (job(model, one) if caller.sees(one.spec) else _outline(job(model, one)) for one in page)
+    return JobsView(jobs=tuple(shown), total=len(chosen), seq=model.seq)
+
+
+def _row(model: ReadModel, one: Job, *, is_seen: bool) -> JobRow:
+    """Return one job as a line of a table; of one that may not be seen, what :func:`_outline` leaves."""
+    spec, past = one.spec, model.state.histories[one.id]
+    return JobRow(
+        id=one.id,
+        name=spec.name if is_seen else "",
+        user=spec.user,
+        state=one.state,
+        gpus=spec.gpus,
+        min_gpus=spec.min_gpus,
+        max_gpus=spec.max_gpus,
+        submitted_s=one.submitted_s,
+        wait_s=round(one.waited_by(model.now_s), 3),
+        run_s=round(one.executed_by(model.now_s), 3),
+        steps=max(one.steps, model.report_of(one).step) if is_seen else 0,
+        cause=model.why.cause(one),
+        reason=one.reason if is_seen else "",
+        held=one.held,
+        placed_on=tuple(device_names(one.placement)) if one.placement is not None else (),
+        devices=tuple(past.devices),
+        batch_size=spec.batch_size if is_seen else 0,
+        cpus=spec.cpus,
+        host_memory_bytes=spec.host_memory_bytes,
+        team=spec.team,
+        pool=spec.pool,
+    )
 
 
 def _outline(view: JobView) -> JobView:
@@ -228,25 +272,6 @@ def status(model: ReadModel, last_seq: int) -> StatusView:
         services=(),
         last_seq=last_seq,
         backlog=last_seq - model.seq,
-    )
-
-
-def _candidates(state: GatewayState, ask: request_bodies.JobsRequest) -> Iterable[Job]:
-    if ask.ids:
-        return [job for job_id in ask.ids if (job := state.jobs.get(job_id)) is not None]
-    if ask.parent:
-        return [state.jobs[job_id] for job_id in state.children.get(ask.parent, ())]
-    return state.jobs
-
-
-def _matches(ask: request_bodies.JobsRequest, job: Job) -> bool:
-    name, spec = ask.name, job.spec
-    return (
-        (job.sample is None or ask.samples or bool(ask.ids))
-        and (not ask.state or job.state in ask.state)
-        and (not ask.user or spec.user == ask.user)
-        and (not name or (spec.name.startswith(name[:-1]) if name.endswith("*") else spec.name == name))
-        and (not ask.parent or spec.parent == ask.parent)
     )
 
 

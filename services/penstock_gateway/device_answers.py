@@ -14,6 +14,7 @@ from penstock_cluster.nodes import Node
 from penstock_gateway import answers, job_fit
 from penstock_gateway.answers import ReadModel
 from penstock_gateway.authority import Caller
+from penstock_gateway.job_filter import matching
 from penstock_gateway.machine import GatewayState
 from penstock_log import Job, request_bodies
 from penstock_log.job_state import JobState
@@ -82,7 +83,8 @@ def _holder(job: Job, gives_to: list[str] | tuple[()], caller: Caller) -> Holder
 
 def queue(model: ReadModel, ask: request_bodies.QueueRequest, caller: Caller) -> QueueView:
     """Return the part of the waiting jobs that was asked for, in rank order, and counts of all that match."""
-    found = [(place, job) for place, job in _ranked(model.state) if _matches(ask, job, caller)]
+    wanted = {job.id for job in matching(model.state, ask, caller)}
+    found = [(place, job) for place, job in _ranked(model.state) if job.id in wanted]
     causes = {job.id: model.why.cause(job) for _, job in found}
     if ask.cause:
         found = [(place, job) for place, job in found if causes[job.id] == ask.cause]
@@ -116,22 +118,6 @@ def _key(state: GatewayState, job: Job) -> tuple[bool, float, float, float, str]
     if rank is None:
         return job.held, math.inf, math.inf, job.submitted_s, job.id
     return job.held, *rank.key
-
-
-def _matches(ask: request_bodies.QueueRequest, job: Job, caller: Caller) -> bool:
-    spec = job.spec
-    if not (
-        (not ask.user or spec.user == ask.user)
-        and (not ask.team or spec.team == ask.team)
-        and (not ask.pool or spec.pool == ask.pool)
-        and (not ask.parent or spec.parent == ask.parent)
-    ):
-        return False
-    if not ask.text:
-        return True
-    text = ask.text.casefold()
-    seen = (spec.name, spec.model) if caller.sees(spec) else ()  # or a name could be guessed letter by letter
-    return any(text in field.casefold() for field in (job.id, spec.user, spec.team, *seen))
 
 
 def _queued(model: ReadModel, place: int, job: Job, caller: Caller) -> QueuedJobView:

@@ -86,7 +86,7 @@ async def test_a_browser_that_comes_back_with_another_version_gets_everything(
 ) -> None:
     await served.told(submitted("j1", user="alice"))
     visitor = await site.visitor("olga")
-    update = await first(visitor.updates("/live/queue?version=7"), lambda update: True)
+    update = await first(visitor.updates("/live/queue?version=7"), lambda update: "regions" in update)
     assert update["whole"]
     assert list(update["regions"]["rows"]["put"]) == ["j1"]
 
@@ -97,9 +97,31 @@ async def test_chosen_jobs_are_cancelled_with_one_form(served: Gateway, site: Ru
     await visitor.get("/queue")
     fields = {"token": visitor.form_token, "verb": "cancel", "id": ["j0", "j2"], "back": "/queue?user=alice"}
     answer = await visitor.post("/act", fields)
-    assert (answer.status, answer.headers["location"].partition("&")[0]) == (303, "/queue?user=alice")
+    assert (answer.status, answer.headers["location"]) == (303, "/queue?user=alice")
+    assert "2 of 2 jobs changed" in (await visitor.get("/queue")).text
     states = {job["id"]: job["state"] for job in (await served.query("jobs"))["jobs"]}
     assert states == {"j0": "CA", "j1": "PD", "j2": "CA"}
+
+
+async def test_all_jobs_that_match_the_filter_are_held_whether_shown_or_not(
+    served: Gateway, site: RunningDashboard
+) -> None:
+    await served.told(*(submitted(f"j{number}", user=["alice", "bob"][number % 2]) for number in range(6)))
+    olga = await site.visitor("olga")
+    await olga.get("/queue?user=bob&limit=1")
+    await olga.post("/act", {"token": olga.form_token, "verb": "hold", "all": "1", "back": "/queue?user=bob&limit=1"})
+    held = {job["id"] for job in (await served.query("jobs"))["jobs"] if job["held"]}
+    assert held == {"j1", "j3", "j5"}
+    assert "3 of 3 jobs changed" in (await olga.get("/queue")).text
+
+
+async def test_a_form_leads_back_to_this_site_alone(served: Gateway, site: RunningDashboard) -> None:
+    await served.told(submitted("j1", user="alice"))
+    alice = await site.visitor("alice")
+    await alice.get("/queue")
+    for back in ("https://elsewhere.example/", "//elsewhere.example", "/\\elsewhere.example", ""):
+        fields = {"token": alice.form_token, "verb": "hold", "id": "j1", "back": back}
+        assert (await alice.post("/act", fields)).headers["location"] == "/"
 
 
 async def test_nobody_acts_on_the_jobs_of_others(served: Gateway, site: RunningDashboard) -> None:
@@ -107,6 +129,7 @@ async def test_nobody_acts_on_the_jobs_of_others(served: Gateway, site: RunningD
     bob = await site.visitor("bob")
     await bob.get("/queue")
     await bob.post("/act", {"token": bob.form_token, "verb": "cancel", "id": "j1"})
+    assert "job j1 is alice&#39;s, and bob is no operator" in (await bob.get("/queue")).text
     assert (await served.query("job", {"id": "j1"}))["job"]["state"] == "PD"
 
 

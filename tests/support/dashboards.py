@@ -210,7 +210,7 @@ async def browser(base: str) -> AsyncIterator[BrowserSession]:
     """Start Chromium while the context is open; skips the test where there is none."""
     if not CHROMIUM.exists():
         pytest.skip(f"needs {CHROMIUM}: apt-get install chromium")
-    from playwright.async_api import async_playwright
+    from playwright.async_api import async_playwright  # noqa: PLC0415 - half a second, for tests with a browser alone
 
     async with async_playwright() as driver:
         chromium = await driver.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])

@@ -7,6 +7,7 @@ happened. Fields are only ever added.
 In reading order:
 
 * ``jobs``: Jobs: lines, details, sizes, why, story.
+* ``bulk``: Many jobs at a time: submissions, and commands about all that a filter names.
 * ``cluster``: Nodes, services, lanes, sweeps.
 * ``devices``: All devices and all waiting jobs, for who looks at them at once.
 * ``aggregation``: Aggregators, and the runs that have parts on them.
@@ -15,6 +16,10 @@ In reading order:
 from penstock_log.views.aggregation import AggregatedJobView as AggregatedJobView
 from penstock_log.views.aggregation import AggregationView as AggregationView
 from penstock_log.views.aggregation import AggregatorUseView as AggregatorUseView
+from penstock_log.views.bulk import BulkAnswer as BulkAnswer
+from penstock_log.views.bulk import BulkView as BulkView
+from penstock_log.views.bulk import SubmittedJob as SubmittedJob
+from penstock_log.views.bulk import SubmittedJobsView as SubmittedJobsView
 from penstock_log.views.cluster import DeviceView as DeviceView
 from penstock_log.views.cluster import GoodputView as GoodputView
 from penstock_log.views.cluster import LanesView as LanesView
@@ -54,6 +59,7 @@ from penstock_log.views.jobs import DryRunView as DryRunView
 from penstock_log.views.jobs import EventsView as EventsView
 from penstock_log.views.jobs import EventView as EventView
 from penstock_log.views.jobs import JobDetail as JobDetail
+from penstock_log.views.jobs import JobRow as JobRow
 from penstock_log.views.jobs import JobsView as JobsView
 from penstock_log.views.jobs import JobView as JobView
 from penstock_log.views.jobs import ProfileView as ProfileView

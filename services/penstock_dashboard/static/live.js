@@ -119,8 +119,10 @@
 
   // Choosing rows, and asking before something ends.
   const count = () => {
+    const all = document.querySelector("input[name=all]:checked");
     const chosen = document.querySelectorAll("input[name=id]:checked").length;
-    for (const one of document.querySelectorAll("[data-chosen]")) one.textContent = chosen === 1 ? "1 chosen job" : `${chosen} chosen jobs`;
+    const text = all ? "all jobs that match" : chosen === 1 ? "1 chosen job" : `${chosen} chosen jobs`;
+    for (const one of document.querySelectorAll("[data-chosen]")) one.textContent = text;
     return chosen;
   };
   document.addEventListener("change", (event) => {
@@ -135,7 +137,7 @@
     const verb = event.submitter?.dataset.ask;
     if (verb === undefined) return;
     const chosen = count();
-    const what = event.submitter.dataset.what ?? (chosen === 1 ? "this job" : `these ${chosen} jobs`);
+    const what = event.submitter.dataset.what ?? (document.querySelector("input[name=all]:checked") ? "all jobs that match" : chosen === 1 ? "this job" : `these ${chosen} jobs`);
     if (!confirm(`${verb} ${what}?`)) event.preventDefault();
   });
   if (document.querySelector("[data-chosen]")) count();
