@@ -9,6 +9,7 @@ In reading order:
 * ``log_moment``: The moment that a page is about.
 * ``live_page``: Pages that stay up to date.
 * ``page``: What a page is, and how it becomes HTML.
+* ``computations``: Replays that visitors ask for, each a process of its own.
 * ``pages``: The pages.
 * ``application``: Which address is answered by what.
 * ``runner``: The dashboard on a bus.

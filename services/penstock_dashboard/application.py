@@ -29,6 +29,7 @@ from penstock_dashboard.live_page import ChannelName, LiveChannels, Regions, Ren
 from penstock_dashboard.log_moment import MomentBar, settled
 from penstock_dashboard.page import TEMPLATES, Page, PageContent, PageRequest, at_path
 from penstock_dashboard.pages import device_page, jobs_page, queue_page
+from penstock_dashboard.pages.what_if_page import WhatIf
 from penstock_dashboard.settings import DashboardSettings
 from penstock_dashboard.sign_in import TokenSigner
 from penstock_log import request_bodies
@@ -78,12 +79,21 @@ class Site:
     settings : DashboardSettings
     now_s : callable
         Seconds since the epoch.
+    what_if : WhatIf
+        The page that starts replays.
     """
 
     def __init__(
-        self, gateway: GatewayPort, signer: TokenSigner, settings: DashboardSettings, now_s: Callable[[], float]
+        self,
+        gateway: GatewayPort,
+        signer: TokenSigner,
+        settings: DashboardSettings,
+        now_s: Callable[[], float],
+        what_if: WhatIf,
     ) -> None:
         self.gateway, self.signer, self.settings, self.now_s = gateway, signer, settings, now_s
+        self.what_if = what_if
+        self.pages: dict[str, tuple[str, Page]] = {**PAGES, "/what-if": ("What if", what_if.page)}
         self.channels = LiveChannels(settings.refresh_s)
         self._checked: dict[str, tuple[float, bool]] = {}
 
@@ -160,7 +170,7 @@ class Site:
                 "title": content.title,
                 "visitor": visit.visitor,
                 "form_token": self.signer.form_token(visit.visitor) if visit.visitor.signed_in else "",
-                "pages": [(path, name) for path, (name, _) in PAGES.items() if name],
+                "pages": [(path, name) for path, (name, _) in self.pages.items() if name],
                 "here": visit.path,
                 "address": address,
                 "now_address": at_path(visit.path, {**visit.query, "at": ""}),
@@ -214,8 +224,10 @@ def application(site: Site, more: Sequence[BaseRoute] = ()) -> Starlette:
         Route("/sign-out", partial(_sign_out, site), methods=["POST"]),
         Route("/act", partial(_act, site), methods=["POST"]),
         *more,
-        *(Route(path, partial(_page, site, page)) for path, (_, page) in PAGES.items()),
-        *(Route(f"/live{path}", partial(_live, site, page)) for path, (_, page) in PAGES.items()),
+        Route("/what-if", partial(_start_replay, site), methods=["POST"]),
+        Route("/what-if/cancel", partial(_cancel_replay, site), methods=["POST"]),
+        *(Route(path, partial(_page, site, page)) for path, (_, page) in site.pages.items()),
+        *(Route(f"/live{path}", partial(_live, site, page)) for path, (_, page) in site.pages.items()),
         Mount("/static", StaticFiles(directory=_STATIC)),
     ]
     return Starlette(
@@ -322,6 +334,30 @@ async def _sign_out(site: Site, request: Request) -> Response:
     response.set_cookie(SAID, quote("You are signed out."), max_age=_SAID_S, httponly=True, samesite="strict")
     response.delete_cookie(COOKIE)
     return response
+
+
+async def _start_replay(site: Site, request: Request) -> Response:
+    form = await _form(request)
+    visitor = await _own_visitor(site, request, form)
+    fields = {name: values[0] for name, values in form.items()}
+    address = await site.what_if.start(site.gateway, visitor, fields)
+    return RedirectResponse(address, status_code=303)
+
+
+async def _cancel_replay(site: Site, request: Request) -> Response:
+    form = await _form(request)
+    visitor = await _own_visitor(site, request, form)
+    wanted = _field(form, "run")
+    site.what_if.computations.cancel(visitor, wanted)
+    return RedirectResponse(at_path("/what-if", {"run": wanted}), status_code=303)
+
+
+async def _own_visitor(site: Site, request: Request, form: dict[str, list[str]]) -> Visitor:
+    """Return who sent a form of this site's."""
+    visitor = await site.visitor(request)
+    if not site.signer.is_own_form(visitor, _field(form, "token")):
+        raise PageRefused(403, _FOREIGN if visitor.signed_in else "sign in to do that")
+    return visitor
 
 
 async def _act(site: Site, request: Request) -> Response:

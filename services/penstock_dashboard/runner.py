@@ -19,7 +19,9 @@ from penstock_bus.health import VERSION
 from penstock_bus.settings import SettingsError
 from penstock_bus.shell import Shell
 from penstock_dashboard.application import Site, application
+from penstock_dashboard.computations import Computations
 from penstock_dashboard.gateway_port import GatewayPort
+from penstock_dashboard.pages.what_if_page import WhatIf, settings_file
 from penstock_dashboard.settings import DashboardSettings
 from penstock_dashboard.sign_in import KEY_S, TokenSigner, secret_of
 from penstock_log import subjects
@@ -35,7 +37,9 @@ async def run(shell: Shell, settings: DashboardSettings) -> None:
     host, port = listener.getsockname()[:2]
     url = settings.url or f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"  # noqa: S104 - compared
     signer = TokenSigner(secret_of(settings.secret_file), shell.now_s, settings.session_s)
-    site = Site(GatewayPort(shell.bus), signer, settings, shell.now_s)
+    computations = Computations(shell.now_s, most=settings.replays, most_s=settings.replay_s)
+    what_if = WhatIf(computations, shell.bus, settings_file())
+    site = Site(GatewayPort(shell.bus), signer, settings, shell.now_s, what_if)
     served = shell.bus.serve("dashboard", VERSION, [_sign_in(signer, url)], {"replica": shell.replica_id, "url": url})
     try:
         async with serving(application(site), listener), served:
@@ -44,6 +48,7 @@ async def run(shell: Shell, settings: DashboardSettings) -> None:
             shell.log.info("listening", url=url)
             await shell.stopping.wait()
             await site.channels.close()
+            await computations.close()
     finally:
         listener.close()
 

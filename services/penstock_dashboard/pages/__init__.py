@@ -6,4 +6,5 @@ In reading order:
 * ``device_page``: All devices, by node and rack: who has which.
 * ``queue_page``: The waiting jobs in rank order, with the cause of each.
 * ``jobs_page``: All jobs, newest first.
+* ``what_if_page``: The log once more, under another policy or with more devices.
 """
