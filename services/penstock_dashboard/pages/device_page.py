@@ -18,6 +18,8 @@ from penstock_log.views import DeviceOccupation, DevicesView, HolderView, NodeDe
 Coloring = Callable[[HolderView], str]
 _OUT: Final = frozenset({"lost", "left", "drained"})
 _MOST_LEGEND: Final = 24
+_MANY: Final = 256
+"""With more devices than this, cells are small and bear no text."""
 
 
 def _state(job: HolderView) -> str:
@@ -44,6 +46,7 @@ async def device_page(visit: PageRequest) -> PageContent:
     pool, node = visit.query.get("pool", ""), visit.query.get("node", "")
     nodes = [one for one in view.nodes if pool in ("", one.pool) and one.id.startswith(node)]
     jobs = {job.id: job for job in view.jobs}
+    devices = sum(len(one.devices) for one in nodes)
     return PageContent(
         title="Devices",
         template="devices.html",
@@ -52,7 +55,7 @@ async def device_page(visit: PageRequest) -> PageContent:
             "legend": _legend(nodes, jobs, COLORINGS[coloring]),
             "nodes": dict(_nodes(nodes, jobs, coloring, visit.at)),
         },
-        values={"color": coloring, "pool": pool, "node": node},
+        values={"color": coloring, "pool": pool, "node": node, "compact": devices > _MANY},
         now_s=view.now_s,
     )
 
