@@ -271,7 +271,6 @@ class WhatIf:
                 "policies": await _policies() if allowed else [],
                 "preemption": [(name, text) for name, (text, _) in PREEMPTION.items()],
                 "kinds": await _kinds(visit) if allowed else [],
-                "at": "",
             },
             live=True,
         )
