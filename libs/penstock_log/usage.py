@@ -128,6 +128,9 @@ class RunAccount(msgspec.Struct, kw_only=True, array_like=True):
 
     def held_gpu_s(self, now_s: float, since_s: float = -math.inf, until_s: float = math.inf) -> float:
         """Return what it held of devices within a window, in GPU-seconds."""
+        if len(self.parts) == 1:  # as of most runs
+            begin_s, devices = self.parts[0]
+            return devices * _within(begin_s, self.end_by(now_s), since_s, until_s)
         ends = [since_s for since_s, _ in self.parts[1:]] + [self.end_by(now_s)]
         spans = zip(self.parts, ends)
         return sum(devices * _within(begin_s, end_s, since_s, until_s) for (begin_s, devices), end_s in spans)
@@ -171,8 +174,16 @@ class Usage(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     def add(self, other: Usage) -> None:
         """Add other sums to these."""
-        for name in Usage.__struct_fields__:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.requested_gpu_s += other.requested_gpu_s
+        self.waited_gpu_s += other.waited_gpu_s
+        self.held_gpu_s += other.held_gpu_s
+        self.used_gpu_s += other.used_gpu_s
+        self.idle_gpu_s += other.idle_gpu_s
+        self.unmeasured_gpu_s += other.unmeasured_gpu_s
+        self.lost_gpu_s += other.lost_gpu_s
+        self.jobs += other.jobs
+        self.runs += other.runs
+        self.preemptions += other.preemptions
 
     @property
     def is_empty(self) -> bool:

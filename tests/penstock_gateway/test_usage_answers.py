@@ -13,13 +13,15 @@ from typing import Any, get_args
 import msgspec
 import numpy as np
 import pytest
-from gateway_cases import NOW_S, ended, joined, placed, started, submitted
+from gateway_cases import NOW_S, ended, gateway, joined, placed, refusal, started, submitted
 from log_state import read_wire
 from recorded_clusters import log as recorded
 from usage_oracle import COLUMNS, COUNTS, Oracle
 
+from penstock import Client
 from penstock_bus import Delivery
 from penstock_bus.decider import Fold
+from penstock_bus.memory import MemoryBus
 from penstock_gateway import machine, usage_answers
 from penstock_gateway.answers import ReadModel
 from penstock_gateway.authority import SERVICE, Caller
@@ -231,6 +233,17 @@ def test_a_window_is_named_by_a_span_a_day_or_a_time() -> None:
     assert usage_answers.window(noon, now_s) == (now_s - 43_200, now_s - 7_200)
     assert usage_answers.window(UsageRequest(since="7d"), now_s) == (now_s - 604_800, now_s)
     assert usage_answers.window(UsageRequest(since="1w", until=now_s + 5), now_s) == (now_s - 604_800, now_s)
+
+
+async def test_a_client_asks_a_gateway_also_about_the_past() -> None:
+    facts = [joined(), submitted("j1", user="uma", gpus=2), placed("j1", 0, 1), started("j1")]
+    async with MemoryBus() as bus, gateway(bus, *facts, ended("j1")) as running, Client(bus=running.bus) as client:
+        view = await client.usage("user", since=NOW_S, until=NOW_S + 3)
+        assert [(row.name, row.usage.held_gpu_s, row.usage.waited_gpu_s) for row in view.rows] == [("uma", 4.0, 2.0)]
+        past = await client.usage("user", at=3)
+        assert (past.seq, past.total.usage.runs, past.total.usage.preemptions) == (3, 1, 0)
+        code, said = await refusal(client.usage(since="soon"))
+        assert (code, said.startswith("since='soon' is no time")) == (400, True)
 
 
 def test_an_empty_cluster_has_an_empty_account() -> None:

@@ -33,8 +33,8 @@ class UsageRowView(View, frozen=True, kw_only=True):
     ----------
     name : str
         Of the user, team, pool, model or kind, or the id of the job; empty where jobs name none.
-    title : str
-        The job's name, where rows are jobs.
+    title, user : str
+        The job's name and user, where rows are jobs.
     others : bool
         Whether the row is the sum of what has no row: of users, models or jobs that the caller may not see, of archived
         jobs where rows are jobs, and of what is beyond the limit.
@@ -44,6 +44,7 @@ class UsageRowView(View, frozen=True, kw_only=True):
 
     name: str = ""
     title: str = ""
+    user: str = ""
     others: bool = False
     usage: Usage
     waits: WaitsView = WaitsView()
