@@ -28,7 +28,7 @@ from penstock_dashboard.gateway_port import GatewayPort, PageRefused, Visitor
 from penstock_dashboard.live_page import ChannelName, LiveChannels, Regions, Render
 from penstock_dashboard.log_moment import MomentBar, settled
 from penstock_dashboard.page import TEMPLATES, Page, PageContent, PageRequest, at_path
-from penstock_dashboard.pages import device_page, jobs_page, queue_page
+from penstock_dashboard.pages import device_page, jobs_page, queue_page, users_page
 from penstock_dashboard.pages.what_if_page import WhatIf
 from penstock_dashboard.settings import DashboardSettings
 from penstock_dashboard.sign_in import TokenSigner
@@ -41,6 +41,7 @@ PAGES: Final[dict[str, tuple[str, Page]]] = {
     "/": ("Devices", device_page.device_page),
     "/queue": ("Queue", queue_page.queue_page),
     "/jobs": ("Jobs", jobs_page.jobs_page),
+    "/users": ("Users and teams", users_page.users_page),
 }
 """Address → its name in the list of pages, empty where it is not in it, and the page."""
 COOKIE: Final = "penstock_session"
@@ -224,6 +225,7 @@ def application(site: Site, more: Sequence[BaseRoute] = ()) -> Starlette:
         Route("/sign-out", partial(_sign_out, site), methods=["POST"]),
         Route("/act", partial(_act, site), methods=["POST"]),
         *more,
+        Route("/users.csv", partial(_usage_file, site)),
         Route("/what-if", partial(_start_replay, site), methods=["POST"]),
         Route("/what-if/cancel", partial(_cancel_replay, site), methods=["POST"]),
         *(Route(path, partial(_page, site, page)) for path, (_, page) in site.pages.items()),
@@ -334,6 +336,15 @@ async def _sign_out(site: Site, request: Request) -> Response:
     response.set_cookie(SAID, quote("You are signed out."), max_age=_SAID_S, httponly=True, samesite="strict")
     response.delete_cookie(COOKIE)
     return response
+
+
+async def _usage_file(site: Site, request: Request) -> Response:
+    visit = site.visit(request, await site.visitor(request), request.url.path)
+    _require_sight(site, visit.visitor)
+    query = {**visit.query, "at": settled(visit.at, site.now_s())}
+    name, text = await users_page.usage_file(msgspec.structs.replace(visit, query=query))
+    headers = {"Content-Disposition": f'attachment; filename="{name}"', "Cache-Control": "no-store"}
+    return Response(text, media_type="text/csv", headers=headers)
 
 
 async def _start_replay(site: Site, request: Request) -> Response:

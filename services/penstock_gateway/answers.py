@@ -257,7 +257,11 @@ def policies(model: ReadModel) -> PoliciesView:
     """Return the settings that operators have set for each pool."""
     live = model.state.policies
     names = sorted(model.state.cluster.pools() | live.keys())
-    found = tuple(PolicyView(pool=name, settings=live.get(name, {})) for name in names)
+    rules = {name: pool_settings.rules_of(model.state, name, model.settings) for name in names}
+    found = tuple(
+        PolicyView(pool=name, settings=live.get(name, {}), quotas=dict(rules[name].quotas), alpha=rules[name].alpha)
+        for name in names
+    )
     return PoliciesView(pools=found, defaults=pool_settings.defaults(), seq=model.seq)
 
 

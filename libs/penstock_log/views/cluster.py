@@ -246,10 +246,16 @@ class PolicyView(View, frozen=True, kw_only=True):
     ----------
     settings : dict of str to Setting
         By name; all others are as the services' own settings say.
+    quotas : dict of str to int
+        Team → devices, as the gateway's settings file has them; empty: there are none.
+    alpha : float
+        Share of the users whose jobs enter a round at first; with 1, fairness between users does not count.
     """
 
     pool: str
     settings: dict[str, Setting]
+    quotas: dict[str, int] = {}
+    alpha: float = 1.0
 
 
 class PoliciesView(View, frozen=True, kw_only=True):
