@@ -440,6 +440,24 @@ class Client:
         """Return what is known of a workload: by its key, or by a job or a sweep of it."""
         return await self._query("profile", request_bodies.OneRequest(id=workload, at=at), views.ProfileView)
 
+    async def timeline(
+        self,
+        *,
+        since: request_bodies.At = None,
+        until: request_bodies.At = None,
+        pool: str = "",
+        node: str = "",
+        offset: int = 0,
+        limit: int = 40,
+        pixels: int = 1000,
+        at: request_bodies.At = None,
+    ) -> views.TimelineView:
+        """Return who held the devices of some nodes when; what is shorter than the window over ``pixels`` is merged."""
+        ask = request_bodies.TimelineRequest(
+            since=since, until=until, pool=pool, node=node, offset=offset, limit=limit, pixels=pixels, at=at
+        )
+        return await self._query("timeline", ask, views.TimelineView)
+
     async def usage(
         self,
         by: request_bodies.UsageBy = "user",

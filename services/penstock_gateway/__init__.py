@@ -7,6 +7,7 @@ In reading order:
 * ``machine``: Settings, state, apply, decide.
 * ``job_sizes``: The sizes of an elastic job.
 * ``run_accounts``: The runs of each job, and the device time that each held.
+* ``node_history``: When each node was up, drained or gone.
 * ``job_history``: A job's past.
 * ``sweep_table``: The record of each sweep, as the log has it.
 * ``open_jobs``: What each user has open.
@@ -22,6 +23,7 @@ In reading order:
 * ``answers``: From the read model to views.
 * ``aggregation_answers``: Answers about aggregators and the jobs on them.
 * ``usage_answers``: Accounts of device time, also of archived jobs.
+* ``timeline_answers``: Who held which device when.
 * ``why``: Why a job waits, and what is ruled out.
 * ``dry_run``: What would happen to a job that is submitted now.
 * ``job_filter``: The jobs that a request names by what they are.

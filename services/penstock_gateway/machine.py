@@ -19,8 +19,10 @@ import msgspec
 from msgspec import Meta
 
 from penstock_bus import Decider, Decision, Proposal
-from penstock_gateway import job_sizes, sweep_table
+from penstock_cluster.nodes import OF_NODES
+from penstock_gateway import job_sizes, node_history, sweep_table
 from penstock_gateway.job_history import JobHistory
+from penstock_gateway.node_history import NodeHistory
 from penstock_gateway.open_jobs import OpenJobs
 from penstock_gateway.retention import ArchiveRecord
 from penstock_gateway.run_accounts import LaneGrants
@@ -64,7 +66,7 @@ from penstock_policies.job_lengths import Lengths
 from penstock_scheduler.aggregation.aggregation_table import AggregationTable
 from penstock_scheduler.pool.scheduler_state import SchedulerState, fold
 
-SCHEMA: Final = "gateway.v19"
+SCHEMA: Final = "gateway.v20"
 
 
 class GatewayState(SchedulerState):
@@ -97,6 +99,8 @@ class GatewayState(SchedulerState):
         Agents, aggregators, and the runs that have parts on them.
     gone_seq : dict of str to int
         Node that was lost and is still away, or was forgotten → sequence of the round that said so.
+    node_histories : dict of str to NodeHistory
+        Node → when it was up, drained or gone, of those that are known.
     lane_grants : LaneGrants
         Who shares which device.
     archived_usage : dict of str to list of DayUsage
@@ -119,6 +123,7 @@ class GatewayState(SchedulerState):
     archive: ArchiveRecord = msgspec.field(default_factory=ArchiveRecord)
     aggregation: AggregationTable = msgspec.field(default_factory=AggregationTable)
     gone_seq: dict[str, int] = msgspec.field(default_factory=dict)
+    node_histories: dict[str, NodeHistory] = msgspec.field(default_factory=dict)
     lane_grants: LaneGrants = msgspec.field(default_factory=LaneGrants)
     archived_usage: dict[str, list[DayUsage]] = msgspec.field(default_factory=dict)
 
@@ -139,6 +144,8 @@ def apply(state: GatewayState, event: Event, seq: int) -> None:
         _note(state, job, event, seq)
         sweep_table.follow(state.sweeps, job, event)
     _note_gone(state, event, seq)
+    if type(event) in OF_NODES:
+        node_history.note(state.node_histories, event)
     sweep_table.apply(state.sweeps, event, seq)
     _note_open_sweep(state, event)
     sweep_table.count_devices(state.sweeps, state.cluster, event)

@@ -26,6 +26,7 @@ from penstock_gateway import (
     log_reader,
     sight,
     story,
+    timeline_answers,
     usage_answers,
 )
 from penstock_gateway.answers import ReadModel
@@ -56,6 +57,7 @@ from penstock_log.views import (
     StoryView,
     StreamsView,
     SweepsView,
+    TimelineView,
     UsageView,
     UsersView,
     UserView,
@@ -152,6 +154,7 @@ class Queries:
             "schema": self._schema,
             "status": self._status,
             "streams": self._streams,
+            "timeline": self._timeline,
             "usage": self._usage,
             "users": self._users,
             "whoami": self._whoami,
@@ -188,6 +191,10 @@ class Queries:
 
     async def _sweeps(self, body: bytes, caller: Caller) -> SweepsView:
         return answers.sweeps(await self._model(ask(body, request_bodies.AllRequest).at), caller)
+
+    async def _timeline(self, body: bytes, caller: Caller) -> TimelineView:
+        asked = ask(body, request_bodies.TimelineRequest)
+        return timeline_answers.timeline(await self._model(asked.at), asked, caller)
 
     async def _usage(self, body: bytes, caller: Caller) -> UsageView:
         asked = ask(body, request_bodies.UsageRequest)

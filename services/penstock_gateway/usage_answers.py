@@ -128,7 +128,7 @@ def usage(model: ReadModel, asked: request_bodies.UsageRequest, caller: Caller =
     )
 
 
-def window(asked: request_bodies.UsageRequest, now_s: float) -> tuple[float, float]:
+def window(asked: request_bodies.UsageRequest | request_bodies.TimelineRequest, now_s: float) -> tuple[float, float]:
     """
     Return the window that a request names, in seconds since the epoch; it ends at the present moment at the latest.
 

@@ -124,7 +124,7 @@ def body_of(cell: Cell) -> Any:
 _OF_TARGETS = ("cancel", "hold", "release", "cancel_sweep", "drain", "resume", "remove", "remove_user")
 _OF_ALL = (
     "jobs", "sweeps", "nodes", "aggregation", "moment", "status", "streams", "policies", "schema", "whoami", "users",
-    "rejected", "usage",
+    "rejected", "usage", "timeline",
 )  # fmt: skip
 
 

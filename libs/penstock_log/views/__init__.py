@@ -10,6 +10,7 @@ In reading order:
 * ``bulk``: Many jobs at a time: submissions, and commands about all that a filter names.
 * ``cluster``: Nodes, services, lanes, sweeps.
 * ``devices``: All devices and all waiting jobs, for who looks at them at once.
+* ``timeline``: Who held which device when.
 * ``aggregation``: Aggregators, and the runs that have parts on them.
 * ``accounts``: Device time by user, team, pool, model, kind or job.
 """
@@ -78,3 +79,8 @@ from penstock_log.views.jobs import StoryView as StoryView
 from penstock_log.views.jobs import SubmitAnswer as SubmitAnswer
 from penstock_log.views.jobs import View as View
 from penstock_log.views.jobs import WhyView as WhyView
+from penstock_log.views.timeline import TimelineDevice as TimelineDevice
+from penstock_log.views.timeline import TimelineJobView as TimelineJobView
+from penstock_log.views.timeline import TimelineNodeView as TimelineNodeView
+from penstock_log.views.timeline import TimelineSpan as TimelineSpan
+from penstock_log.views.timeline import TimelineView as TimelineView
