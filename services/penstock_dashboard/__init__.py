@@ -7,6 +7,7 @@ In reading order:
 * ``gateway_port``: The gateway, asked in a visitor's name.
 * ``sign_in``: Keys for one use, and the sessions that browsers hold.
 * ``log_moment``: The moment that a page is about.
+* ``time_window``: The window of time that a chart shows.
 * ``live_page``: Pages that stay up to date.
 * ``page``: What a page is, and how it becomes HTML.
 * ``computations``: Replays that visitors ask for, each a process of its own.

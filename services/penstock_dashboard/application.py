@@ -28,7 +28,7 @@ from penstock_dashboard.gateway_port import GatewayPort, PageRefused, Visitor
 from penstock_dashboard.live_page import ChannelName, LiveChannels, Regions, Render
 from penstock_dashboard.log_moment import MomentBar, settled
 from penstock_dashboard.page import TEMPLATES, Page, PageContent, PageRequest, at_path
-from penstock_dashboard.pages import device_page, jobs_page, queue_page, users_page
+from penstock_dashboard.pages import device_page, jobs_page, queue_page, timeline_page, users_page
 from penstock_dashboard.pages.what_if_page import WhatIf
 from penstock_dashboard.settings import DashboardSettings
 from penstock_dashboard.sign_in import TokenSigner
@@ -41,6 +41,7 @@ PAGES: Final[dict[str, tuple[str, Page]]] = {
     "/": ("Devices", device_page.device_page),
     "/queue": ("Queue", queue_page.queue_page),
     "/jobs": ("Jobs", jobs_page.jobs_page),
+    "/timeline": ("Timeline", timeline_page.timeline_page),
     "/users": ("Users and teams", users_page.users_page),
 }
 """Address → its name in the list of pages, empty where it is not in it, and the page."""
