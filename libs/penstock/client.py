@@ -35,6 +35,7 @@ from penstock_log import (
     request_bodies,
     subjects,
     tag_of,
+    tracing,
     validation,
     views,
 )
@@ -170,9 +171,14 @@ class Client:
         ----------
         strict : bool
             Refuse a job that could never start on the present cluster, instead of having it wait.
+
+        The job belongs to the trace in the variable ``TRACEPARENT``, where it is set.
         """
         filled = submission.fill(_given(spec, fields, JobSpec), is_known=bool(self.user))
-        return await self._submit("submit", filled, lambda job: request_bodies.SubmitRequest(spec=job, strict=strict))
+        trace = os.environ.get(tracing.VARIABLE, "")
+        return await self._submit(
+            "submit", filled, lambda job: request_bodies.SubmitRequest(spec=job, strict=strict, traceparent=trace[:128])
+        )
 
     def tune(
         self,
@@ -509,6 +515,10 @@ class Client:
     async def moment(self, at: request_bodies.At = None) -> views.MomentView:
         """Return from when to when the log goes, and which commit is the last of a moment."""
         return await self._query("moment", request_bodies.AllRequest(at=at), views.MomentView)
+
+    async def stats(self, at: request_bodies.At = None) -> views.StatsView:
+        """Return figures by pool and team, for metrics."""
+        return await self._query("stats", request_bodies.AllRequest(at=at), views.StatsView)
 
     async def streams(self) -> views.StreamsView:
         """Return on which NATS servers each stream is kept."""

@@ -46,10 +46,15 @@ class GatewayRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class SubmitRequest(GatewayRequest, frozen=True, kw_only=True):
-    """A job; ``strict`` refuses one that could not start on the present cluster, instead of having it wait."""
+    """
+    A job; ``strict`` refuses one that could not start on the present cluster, instead of having it wait.
+
+    ``traceparent`` is the W3C trace context to which the job belongs; one of another form counts as none.
+    """
 
     spec: JobSpec
     strict: bool = False
+    traceparent: Annotated[str, Meta(max_length=128)] = ""
 
 
 class TuneRequest(GatewayRequest, frozen=True, kw_only=True):

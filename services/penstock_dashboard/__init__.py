@@ -12,7 +12,15 @@ In reading order:
 * ``page``: What a page is, and how it becomes HTML.
 * ``computations``: Replays that visitors ask for, each a process of its own.
 * ``pages``: The pages.
+* ``metrics_page``: What Prometheus scrapes.
+* ``replica_metrics``: The metrics of all replicas, merged.
+* ``cluster_metrics``: The cluster's figures, as metrics.
+* ``device_metrics``: Devices and lanes, as metrics.
+* ``metric_catalogue``: All metrics, with their labels and meanings.
 * ``application``: Which address is answered by what.
+* ``job_spans``: The life of each job as spans of one trace.
+* ``span_export``: Their export, by one replica at a time.
+* ``otlp``: The exporter of OpenTelemetry; an extra.
 * ``runner``: The dashboard on a bus.
 * ``__main__``: ``python -m penstock_dashboard``.
 """

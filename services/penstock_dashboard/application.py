@@ -24,6 +24,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from penstock_dashboard.device_metrics import HeardNodes
 from penstock_dashboard.gateway_port import GatewayPort, PageRefused, Visitor
 from penstock_dashboard.live_page import ChannelName, LiveChannels, Regions, Render
 from penstock_dashboard.log_moment import MomentBar, settled
@@ -83,6 +84,8 @@ class Site:
         Seconds since the epoch.
     what_if : WhatIf
         The page that starts replays.
+    nodes : HeardNodes
+        What nodes tell of their devices.
     """
 
     def __init__(
@@ -92,11 +95,12 @@ class Site:
         settings: DashboardSettings,
         now_s: Callable[[], float],
         what_if: WhatIf,
+        nodes: HeardNodes,
     ) -> None:
         self.gateway, self.signer, self.settings, self.now_s = gateway, signer, settings, now_s
-        self.what_if = what_if
+        self.what_if, self.nodes = what_if, nodes
         self.pages: dict[str, tuple[str, Page]] = {**PAGES, "/what-if": ("What if", what_if.page)}
-        self.channels = LiveChannels(settings.refresh_s)
+        self.channels = LiveChannels(settings.refresh_s, settings.most_pages)
         self._checked: dict[str, tuple[float, bool]] = {}
 
     async def visitor(self, request: Request) -> Visitor:
@@ -129,7 +133,12 @@ class Site:
         """Return a visit to the page at a path."""
         query = {name: value for name, value in request.query_params.items() if name != "version"}
         return PageRequest(
-            visitor=visitor, path=path, query=query, params=dict(request.path_params), gateway=self.gateway
+            visitor=visitor,
+            path=path,
+            query=query,
+            params=dict(request.path_params),
+            gateway=self.gateway,
+            nodes=self.nodes,
         )
 
     async def moment(self, visit: PageRequest) -> MomentView:
@@ -300,6 +309,7 @@ async def _live(site: Site, page: Page, request: Request) -> Response:
     _require_sight(site, visit.visitor)
     text = request.query_params.get("version", "")
     version = int(text) if text.isascii() and text.isdigit() else 0
+    site.channels.require_room(_channel(visit))
     events = site.channels.follow(_channel(visit), _rendering(page, visit), version)
     return EventSourceResponse(events, ping=_PING_S, headers={"X-Accel-Buffering": "no"})
 

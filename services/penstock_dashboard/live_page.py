@@ -162,10 +162,12 @@ class LiveChannels:
     ----------
     refresh_s : float
         Time between two refreshes of a page, in seconds.
+    most : int
+        So many pages are kept up to date at once; further ones are refused, but for those that somebody looks at.
     """
 
-    def __init__(self, refresh_s: float) -> None:
-        self._refresh_s = refresh_s
+    def __init__(self, refresh_s: float, most: int = 200) -> None:
+        self._refresh_s, self._most = refresh_s, most
         self._versions = itertools.count(secrets.randbits(31) << 20)
         """Not those of another replica, or of this one before it was started again."""
         self._channels: dict[ChannelName, _Channel] = {}
@@ -173,12 +175,39 @@ class LiveChannels:
         self._ending: set[asyncio.Task[None]] = set()
 
     def open(self, name: ChannelName, render: Render, regions: Regions) -> int:
-        """Note that a page was sent with these regions; return the version that the browser then has."""
+        """Note that a page was sent with these regions; return the version that the browser then has, 0 for none."""
         channel = self._channels.get(name)
         if channel is None:
+            if not self._has_room():
+                return 0
             channel = self._channels[name] = _Channel(render, self._refresh_s, self._versions)
-        self._forget_later(name)
+        if not channel.watching:
+            self._forget_later(name)
         return channel.take(regions)
+
+    def require_room(self, name: ChannelName) -> None:
+        """
+        Check that a page can be kept up to date.
+
+        Raises
+        ------
+        PageRefused
+            503 where too many others are.
+        """
+        if name not in self._channels and not self._has_room():
+            raise PageRefused(
+                503, f"{self._most} pages are kept up to date already; this one is as it was when it came"
+            )
+
+    def _has_room(self) -> bool:
+        """Say whether there is room for one more page, after the oldest that nobody looks at has made way."""
+        if len(self._channels) < self._most:
+            return True
+        unseen = next((name for name, channel in self._channels.items() if not channel.watching), None)
+        if unseen is not None:
+            self._keep(unseen)
+            self._forget(unseen)
+        return unseen is not None
 
     async def follow(self, name: ChannelName, render: Render, version: int) -> AsyncIterator[dict[str, Any]]:
         """Yield events for a browser that shows a page, for ever; it has ``version``, or 0 if it has none of ours."""

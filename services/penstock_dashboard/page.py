@@ -19,6 +19,7 @@ import msgspec
 from markupsafe import Markup
 
 from penstock_bus.health import VERSION
+from penstock_dashboard.device_metrics import HeardNodes
 from penstock_dashboard.gateway_port import GatewayPort, PageRefused, Visitor
 from penstock_dashboard.live_page import Regions
 from penstock_log.job_state import JobState
@@ -47,6 +48,7 @@ class PageRequest(msgspec.Struct, frozen=True, kw_only=True):
     params: dict[str, str]
     """What the address has in place of the names in braces."""
     gateway: GatewayPort
+    nodes: HeardNodes
 
     @property
     def at(self) -> str:

@@ -15,15 +15,19 @@ import uvicorn
 from starlette.applications import Starlette
 
 from penstock_bus import Endpoint, Reply, Request
+from penstock_bus.follower import background
 from penstock_bus.health import VERSION
 from penstock_bus.settings import SettingsError
 from penstock_bus.shell import Shell
 from penstock_dashboard.application import Site, application
 from penstock_dashboard.computations import Computations
+from penstock_dashboard.device_metrics import HeardNodes
 from penstock_dashboard.gateway_port import GatewayPort
+from penstock_dashboard.metrics_page import MetricsPage
 from penstock_dashboard.pages.what_if_page import WhatIf, settings_file
 from penstock_dashboard.settings import DashboardSettings
 from penstock_dashboard.sign_in import KEY_S, TokenSigner, secret_of
+from penstock_dashboard.span_export import export_spans, otlp_exporter
 from penstock_log import subjects
 from penstock_log.text import escaped
 from penstock_log.views import SignInView
@@ -39,10 +43,14 @@ async def run(shell: Shell, settings: DashboardSettings) -> None:
     signer = TokenSigner(secret_of(settings.secret_file), shell.now_s, settings.session_s)
     computations = Computations(shell.now_s, most=settings.replays, most_s=settings.replay_s)
     what_if = WhatIf(computations, shell.bus, settings_file())
-    site = Site(GatewayPort(shell.bus), signer, settings, shell.now_s, what_if)
+    nodes = HeardNodes(shell.monotonic)
+    site = Site(GatewayPort(shell.bus), signer, settings, shell.now_s, what_if, nodes)
+    metrics = MetricsPage(shell.bus, settings, shell.monotonic, nodes=nodes)
     served = shell.bus.serve("dashboard", VERSION, [_sign_in(signer, url)], {"replica": shell.replica_id, "url": url})
     try:
-        async with serving(application(site), listener), served:
+        pages = application(site, [metrics.route()])
+        spans = [export_spans(shell, otlp_exporter(settings.otlp_endpoint))] if settings.otlp_endpoint else []
+        async with serving(pages, listener), served, background(*metrics.listening(), *spans):
             shell.vitals.note = f"is at {url}"
             shell.vitals.ready = True
             shell.log.info("listening", url=url)
@@ -87,6 +95,7 @@ def bound(settings: DashboardSettings) -> socket.socket:
             if error.errno != errno.EADDRINUSE:
                 raise
             listener.bind((address[0], 0, *address[2:]))
+        listener.listen()  # who comes before the server is up waits, and is not refused
     except OSError as error:
         listener.close()
         raise _refused(settings, error) from error

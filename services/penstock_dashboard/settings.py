@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -32,6 +32,15 @@ class DashboardSettings(msgspec.Struct, frozen=True, kw_only=True):
         Replays that run at a time for visitors of the page "What if", one for each visitor at most; 0: none.
     replay_s : float
         Longest time for one of them, in seconds.
+    most_pages : int
+        So many different pages are kept up to date at once.
+    otlp_endpoint : str
+        Collector that takes the spans of all jobs by OTLP over HTTP, such as ``http://127.0.0.1:4318``; empty: none.
+    metrics : {"local", "token", "open", "off"}
+        Who may scrape ``/metrics``, which names users and teams: who asks from this machine (a proxy here must send
+        ``X-Forwarded-For``, or everybody does), who has the token, everybody, or nobody.
+    metrics_token_file : str
+        A file with the token of ``metrics = "token"``. It is read at each scrape, so that it can be replaced.
     """
 
     host: str = "127.0.0.1"
@@ -43,3 +52,12 @@ class DashboardSettings(msgspec.Struct, frozen=True, kw_only=True):
     refresh_s: Annotated[float, Meta(ge=0.1)] = 1.0
     replays: Annotated[int, Meta(ge=0)] = 2
     replay_s: Annotated[float, Meta(gt=0)] = 600.0
+    most_pages: Annotated[int, Meta(ge=1)] = 200
+    otlp_endpoint: str = ""
+    metrics: Literal["local", "token", "open", "off"] = "local"
+    metrics_token_file: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse a token that is asked for and nowhere to be found."""
+        if self.metrics == "token" and not self.metrics_token_file:
+            raise ValueError('metrics = "token" needs metrics_token_file, the path of a file that has the token')

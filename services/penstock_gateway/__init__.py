@@ -8,6 +8,7 @@ In reading order:
 * ``job_sizes``: The sizes of an elastic job.
 * ``run_accounts``: The runs of each job, and the device time that each held.
 * ``node_history``: When each node was up, drained or gone.
+* ``totals_fold``: What each job adds to the totals, and archived ones have added.
 * ``job_history``: A job's past.
 * ``sweep_table``: The record of each sweep, as the log has it.
 * ``open_jobs``: What each user has open.
@@ -21,6 +22,7 @@ In reading order:
 * ``sight``: What people ask about, where they may see it.
 * ``queries``: Queries, and what runs and services report outside of the log.
 * ``answers``: From the read model to views.
+* ``stats_answer``: Figures by pool and team.
 * ``aggregation_answers``: Answers about aggregators and the jobs on them.
 * ``usage_answers``: Accounts of device time, also of archived jobs.
 * ``timeline_answers``: Who held which device when.

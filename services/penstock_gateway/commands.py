@@ -30,7 +30,7 @@ from penstock_gateway.log_reader import catch_up
 from penstock_gateway.machine import GatewaySettings, GatewayState
 from penstock_gateway.open_jobs import most_trials
 from penstock_gateway.user_queues import OpenJobsLimit, RateLimit, RepeatedRequests, UserQueues, asker
-from penstock_log import AnyEvent, Commit, JobSpec, SweepSpec, request_bodies, subjects, validation
+from penstock_log import AnyEvent, Commit, JobSpec, SweepSpec, request_bodies, subjects, tracing, validation
 from penstock_log.validation import BadInput
 from penstock_log.views import ActAnswer, SubmitAnswer, View
 
@@ -165,10 +165,15 @@ class Commands:
             If it could not be stored.
         """
         asked = job_asked(body, self.most_bytes)
-        return await self.submit_spec(asked.spec, caller, strict=asked.strict, new_id=new_id)
+        trace = tracing.parsed(asked.traceparent)
+        return await self.submit_spec(
+            asked.spec, caller, strict=asked.strict, new_id=new_id, trace=trace.text if trace is not None else ""
+        )
 
-    async def submit_spec(self, spec: JobSpec, caller: Caller, *, strict: bool, new_id: str = "") -> SubmitAnswer:
-        """Store a job as :meth:`submit_job` does."""
+    async def submit_spec(
+        self, spec: JobSpec, caller: Caller, *, strict: bool, new_id: str = "", trace: str = ""
+    ) -> SubmitAnswer:
+        """Store a job as :meth:`submit_job` does; ``trace`` as ``Commit.trace`` has it."""
         spec = caller.stamp(spec)
         spec = msgspec.structs.replace(spec, id=spec.id or new_id or self._unused_id())
         await self._check_archived(spec.id, spec.user)
@@ -182,7 +187,7 @@ class Commands:
                 self._limit.check(state.open_jobs, spec.user, 1, self._most_open(spec.user))
             return decided
 
-        return await self._submit(decide, spec.user, 1)
+        return await self._submit(decide, spec.user, 1, trace)
 
     async def submit_sweep(self, body: bytes, caller: Caller = SERVICE, new_id: str = "") -> SubmitAnswer:
         """Store a sweep as :meth:`submit_job` stores a job, unless its trials would be refused."""
@@ -225,8 +230,10 @@ class Commands:
         except (BadInput, RequestRefused) as error:
             raise BadInput(f"$.job: with a point of the space, it would be refused as a trial: {error}") from error
 
-    async def _submit(self, decide: Callable[[], acceptance.Acceptable], user: str, jobs: int) -> SubmitAnswer:
-        decided, seq = await self._commit(decide, lambda decided: self._limit.storing(user, decided.id, jobs))
+    async def _submit(
+        self, decide: Callable[[], acceptance.Acceptable], user: str, jobs: int, trace: str = ""
+    ) -> SubmitAnswer:
+        decided, seq = await self._commit(decide, lambda decided: self._limit.storing(user, decided.id, jobs), trace)
         if seq:
             _log.info("accepted", id=decided.id, seq=seq, subject=decided.subject)
         return SubmitAnswer.of(decided, seq=seq or decided.seq, created=decided.fact is not None)
@@ -258,7 +265,10 @@ class Commands:
         return ActAnswer.of(done, changed=done.fact is not None, seq=seq)
 
     async def _commit(
-        self, decide: Callable[[], D], counting: Callable[[D], AbstractContextManager[None]] = lambda _: nullcontext()
+        self,
+        decide: Callable[[], D],
+        counting: Callable[[D], AbstractContextManager[None]] = lambda _: nullcontext(),
+        trace: str = "",
     ) -> tuple[D, int]:
         """
         Return a decision and the sequence of its fact; 0 if there is nothing to append.
@@ -277,7 +287,7 @@ class Commands:
             stored = self._storing[decided.subject] = asyncio.Event()
             try:
                 with counting(decided):
-                    seq = await self._store(decided.subject, decided.fact)
+                    seq = await self._store(decided.subject, decided.fact, trace)
             finally:
                 del self._storing[decided.subject]
                 stored.set()
@@ -290,9 +300,9 @@ class Commands:
         while (storing := self._storing.get(subject)) is not None:
             await storing.wait()
 
-    async def _store(self, subject: str, fact: AnyEvent) -> int:
+    async def _store(self, subject: str, fact: AnyEvent, trace: str = "") -> int:
         """Append a fact and wait until the read model has it; return 0 if somebody else was first: decide again."""
-        commit = Commit(id=self._new_commit_id(), actor=self._actor, facts=(fact,))
+        commit = Commit(id=self._new_commit_id(), actor=self._actor, facts=(fact,), trace=trace)
         item = Append(subject=subject, commit=commit, expected=self._live.heads.get(subject, 0))
         try:
             async with asyncio.timeout(self._settings.append_timeout_s):

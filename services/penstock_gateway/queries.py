@@ -25,6 +25,7 @@ from penstock_gateway import (
     dry_run,
     log_reader,
     sight,
+    stats_answer,
     story,
     timeline_answers,
     usage_answers,
@@ -53,6 +54,7 @@ from penstock_log.views import (
     RejectedView,
     ReplicaView,
     SchemaView,
+    StatsView,
     StatusView,
     StoryView,
     StreamsView,
@@ -153,6 +155,7 @@ class Queries:
             "rejected": self._rejected,
             "schema": self._schema,
             "status": self._status,
+            "stats": self._stats,
             "streams": self._streams,
             "timeline": self._timeline,
             "usage": self._usage,
@@ -245,6 +248,13 @@ class Queries:
 
     async def _moment(self, body: bytes, caller: Caller) -> MomentView:  # noqa: ARG002 - everybody may see it
         return await log_reader.moment_of(self._bus, ask(body, request_bodies.AllRequest).at)
+
+    async def _stats(self, body: bytes, caller: Caller) -> StatsView:  # noqa: ARG002 - everybody may see it
+        asked = ask(body, request_bodies.AllRequest)
+        model = await self._model(asked.at)
+        if log_reader.parse(asked.at) is not None:
+            return stats_answer.stats(model, model.seq)
+        return stats_answer.stats(model, max(await log_reader.last_seq(self._bus, model.seq), model.seq))
 
     async def _dryrun(self, body: bytes, caller: Caller) -> DryRunView:
         asked = job_asked(body, self._most_bytes)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
 
+import msgspec
 import pytest_asyncio
 from dashboards import RunningDashboard, dashboard, first
 from gateway_cases import Gateway, gateway, joined, placed, started, submitted
 
 from penstock_bus.memory import MemoryBus
-from penstock_log import UserSet
+from penstock_log import UserSet, subjects
+from penstock_log.device_samples import DeviceReading, DeviceSample, DevicesSampled
 
 PEOPLE = (
     UserSet(at_s=0.0, user="alice", role="user", teams=("vision",)),
@@ -38,6 +41,29 @@ async def test_a_device_names_the_job_on_it_and_whose_it_is(served: Gateway, sit
     assert "n1/fast0: j1 of alice, running" in page.text
     assert "n1/fast1: idle" in page.text
     assert page.rows["busy"] == "busy 1"
+
+
+async def test_a_device_shows_how_busy_it_is_and_the_past_does_not(served: Gateway, site: RunningDashboard) -> None:
+    seq = await served.told(submitted("j1", user="alice"), placed("j1"), started("j1"))
+    reading = DeviceReading(utilisation=0.72, memory_used_bytes=3 << 30, memory_total_bytes=16 << 30)
+    device = DeviceSample(index=0, kind="fast", backend="emulated", reading=reading)
+    sampled = DevicesSampled(node_id="n1", host="h", at_s=1.0, devices=(device,))
+    visitor = await site.visitor()
+
+    async def page() -> str:
+        await served.bus.publish(subjects.devices("n1"), msgspec.json.encode(sampled))
+        return (await visitor.get("/?color=use")).text
+
+    await eventually_of(
+        page, lambda text: "n1/fast0: j1 of alice, running; about 70% busy; 3.0 GiB of 16.0 GiB" in text
+    )
+    assert "busy" not in (await visitor.get(f"/?at={seq}")).text.partition("n1/fast0")[2]
+
+
+async def eventually_of(look: Callable[[], Awaitable[str]], holds: Callable[[str], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not holds(await look()):  # noqa: ASYNC110 - the page is what is waited for
+            await asyncio.sleep(0)
 
 
 async def test_a_visitor_who_has_not_signed_in_sees_no_names(served: Gateway, site: RunningDashboard) -> None:

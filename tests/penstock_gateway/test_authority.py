@@ -123,8 +123,8 @@ def body_of(cell: Cell) -> Any:
 
 _OF_TARGETS = ("cancel", "hold", "release", "cancel_sweep", "drain", "resume", "remove", "remove_user")
 _OF_ALL = (
-    "jobs", "sweeps", "nodes", "aggregation", "moment", "status", "streams", "policies", "schema", "whoami", "users",
-    "rejected", "usage", "timeline",
+    "jobs", "queue", "sweeps", "nodes", "devices", "aggregation", "moment", "status", "stats", "streams", "policies",
+    "schema", "whoami", "users", "rejected", "usage", "timeline",
 )  # fmt: skip
 
 
@@ -139,10 +139,15 @@ async def outcome(shared: Gateway, cell: Cell) -> str:
         answer = await person._ask(kind(request), body_of(cell))
     except ServiceError as error:
         return "no" if error.code == 403 else f"{error.code}: {error}"
+    return _said(request, owner, answer)
+
+
+def _said(request: str, owner: str, answer: dict[str, Any]) -> str:
     if request in {"submit_all", "bulk"}:
         return "no" if [one.get("code", 0) for one in answer["answers"]] == [403] else "yes"
-    if request in {"jobs", "sweeps"}:
-        shown = [one for one in answer[request] if one["user" if request == "jobs" else "id"] in {owner, f"s-{owner}"}]
+    if request in {"jobs", "queue", "sweeps"}:
+        found = answer["jobs" if request == "queue" else request]
+        shown = [one for one in found if one["id" if request == "sweeps" else "user"] in {owner, f"s-{owner}"}]
         return "yes" if shown and all(one["name"] for one in shown) else "outline"
     if request == "usage":
         return "yes" if owner in {row.get("name") for row in answer["rows"]} else "outline"

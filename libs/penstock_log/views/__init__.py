@@ -13,6 +13,7 @@ In reading order:
 * ``timeline``: Who held which device when.
 * ``aggregation``: Aggregators, and the runs that have parts on them.
 * ``accounts``: Device time by user, team, pool, model, kind or job.
+* ``stats``: Figures by pool and team, for metrics.
 """
 
 from penstock_log.views.accounts import UsageRowView as UsageRowView
@@ -79,6 +80,9 @@ from penstock_log.views.jobs import StoryView as StoryView
 from penstock_log.views.jobs import SubmitAnswer as SubmitAnswer
 from penstock_log.views.jobs import View as View
 from penstock_log.views.jobs import WhyView as WhyView
+from penstock_log.views.stats import DEVICE_STATES as DEVICE_STATES
+from penstock_log.views.stats import PoolStatsView as PoolStatsView
+from penstock_log.views.stats import StatsView as StatsView
 from penstock_log.views.timeline import TimelineDevice as TimelineDevice
 from penstock_log.views.timeline import TimelineJobView as TimelineJobView
 from penstock_log.views.timeline import TimelineNodeView as TimelineNodeView

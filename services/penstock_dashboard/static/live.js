@@ -70,18 +70,21 @@
   const trouble = document.getElementById("trouble");
   const liveness = document.getElementById("liveness");
   const say = (text) => { if (trouble) { trouble.textContent = text; trouble.hidden = !text; } };
-  let source;
-  let again;
-  const disconnect = () => {
+  let source = null;
+  let again = 0;
+  let look = () => {};
+  const disconnect = (text) => {
     clearTimeout(again);
     source?.close();
-    source = undefined;
+    source = null;
     delete body.dataset.connected;
+    liveness.textContent = text;
   };
   const follow = () => {
     if (!body.dataset.live || !("EventSource" in window)) return;
     let version = body.dataset.version;
     const connect = () => {
+      disconnect("connecting");
       const address = new URL(body.dataset.live, location.href);
       address.searchParams.set("version", version);
       source = new EventSource(address);
@@ -94,19 +97,24 @@
         body.dataset.version = version;
       };
       source.onerror = () => {
-        disconnect();
-        liveness.textContent = "not live";
+        disconnect("not live");
         say("The dashboard does not answer; this page is as it was. It tries again.");
         again = setTimeout(connect, 2000);
       };
     };
-    connect();
+    // A browser has few connections for one host: a page that nobody sees gives its own back.
+    look = () => { if (document.hidden) disconnect("not live while it is hidden"); else if (!source) connect(); };
+    look();
   };
   follow();
-  addEventListener("pagehide", disconnect);
+  document.addEventListener("visibilitychange", () => look());
+  addEventListener("pageshow", () => look());
+  addEventListener("pagehide", () => { if (source) disconnect("not live"); });
   // The page is now about another moment: see moment.js.
   document.addEventListener("penstock:moment", () => {
-    disconnect();
+    const text = liveness.textContent;
+    disconnect(text);
+    look = () => {};
     offset = Number(body.dataset.now) - Date.now() / 1000;
     frozen = body.dataset.live ? null : Number(body.dataset.now);
     say("");
