@@ -94,6 +94,7 @@ class Site:
         signer: TokenSigner,
         settings: DashboardSettings,
         now_s: Callable[[], float],
+        *,
         what_if: WhatIf,
         nodes: HeardNodes,
     ) -> None:

@@ -44,7 +44,7 @@ async def run(shell: Shell, settings: DashboardSettings) -> None:
     computations = Computations(shell.now_s, most=settings.replays, most_s=settings.replay_s)
     what_if = WhatIf(computations, shell.bus, settings_file())
     nodes = HeardNodes(shell.monotonic)
-    site = Site(GatewayPort(shell.bus), signer, settings, shell.now_s, what_if, nodes)
+    site = Site(GatewayPort(shell.bus), signer, settings, shell.now_s, what_if=what_if, nodes=nodes)
     metrics = MetricsPage(shell.bus, settings, shell.monotonic, nodes=nodes)
     served = shell.bus.serve("dashboard", VERSION, [_sign_in(signer, url)], {"replica": shell.replica_id, "url": url})
     try:
