@@ -22,6 +22,7 @@ from penstock_gateway import job_fit
 from penstock_gateway.authority import SERVICE, Caller
 from penstock_gateway.job_history import device_names
 from penstock_gateway.machine import GatewayState
+from penstock_gateway.past_tables import PastJobs
 from penstock_gateway.sweep_table import SweepRecord, TrialRow
 from penstock_gateway.why import WaitExplainer
 from penstock_log import ACTIVE, TERMINAL, Job, Trial, request_bodies, workload
@@ -125,11 +126,9 @@ def job(model: ReadModel, job: Job) -> JobView:
 
 def jobs(model: ReadModel, ask: request_bodies.JobsRequest, caller: Caller = SERVICE) -> JobsView:
     """Return the jobs that match all filters; of those that may not be seen, only that they are there and for whom."""
-    found = [job for job in _candidates(model.state, ask) if _matches(ask, job)]
-    if ask.name:  # or a name could be guessed letter by letter
-        found = [job for job in found if caller.sees(job.spec)]
-    shown = (job(model, one) if caller.sees(one.spec) else _outline(job(model, one)) for one in found[-ask.limit :])
-    return JobsView(jobs=tuple(shown), total=len(found), seq=model.seq)
+    total, found = _found(model.state, ask, caller)
+    shown = (job(model, one) if caller.sees(one.spec) else _outline(job(model, one)) for one in found)
+    return JobsView(jobs=tuple(shown), total=total, seq=model.seq)
 
 
 def _outline(view: JobView) -> JobView:
@@ -164,7 +163,7 @@ def profile(model: ReadModel, key: str, caller: Caller = SERVICE) -> ProfileView
     """
     state = model.state
     found, scaled, trials = state.profiles.get(key), state.scaled.get(key), state.measured.get(key)
-    jobs = [job for job in state.jobs if known_as(job) == key and caller.sees(job.spec)]
+    jobs = [job for job in _of_workload(state, key) if caller.sees(job.spec)]
     names = {job.spec.name for job in jobs}
     if trials is not None and not _sees_sweep(state, trials.sweep_id, caller):
         trials = msgspec.structs.replace(trials, sweep_id="")
@@ -181,6 +180,13 @@ def profile(model: ReadModel, key: str, caller: Caller = SERVICE) -> ProfileView
     )
 
 
+def _of_workload(state: GatewayState, key: str) -> list[Job]:
+    if isinstance(state.jobs, PastJobs):
+        rows = state.jobs.rows([("workload = ?", key)], lambda job: known_as(job) == key)
+        return [state.jobs[row.id] for row in rows]
+    return [job for job in state.jobs if known_as(job) == key]
+
+
 def _sees_sweep(state: GatewayState, sweep_id: str, caller: Caller) -> bool:
     sweep = state.sweeps.get(sweep_id)
     return caller.sees_all if sweep is None else caller.sees(sweep.spec.job)
@@ -193,7 +199,7 @@ def known_as(one: Job) -> str:
 
 def nodes(model: ReadModel, *, sees_all: bool = False) -> NodesView:
     """Return all nodes by id, with who is on their devices; ``sees_all``: and whom they lend memory to."""
-    holders, taken = job_fit.holders(model.state.jobs), job_fit.taken(model.state, model.settings)
+    holders, taken = job_fit.holders(model.state.jobs.not_over()), job_fit.taken(model.state, model.settings)
     found = []
     for node in sorted(model.state.cluster.nodes.values(), key=lambda node: node.id):
         held = ((each, holders.get((node.id, each.index), ())) for each in node.devices)
@@ -221,7 +227,7 @@ def status(model: ReadModel, last_seq: int) -> StatusView:
     """Return the cluster's counts; the caller adds the services that are there."""
     state = model.state
     return StatusView(
-        jobs=dict(Counter(str(job.state) for job in state.jobs if job.sample is None)),
+        jobs=_job_counts(state),
         devices=_device_counts(state),
         nodes=dict(Counter(_node_state(state, node) for node in state.cluster.nodes.values())),
         sweeps=dict(Counter(sweep.state for sweep in state.sweeps.values())),
@@ -229,6 +235,41 @@ def status(model: ReadModel, last_seq: int) -> StatusView:
         last_seq=last_seq,
         backlog=last_seq - model.seq,
     )
+
+
+def _found(state: GatewayState, ask: request_bodies.JobsRequest, caller: Caller) -> tuple[int, list[Job]]:
+    """Return how many jobs match, and the newest of them."""
+
+    def matches(job: Job) -> bool:
+        return _matches(ask, job) and (not ask.name or caller.sees(job.spec))  # or a name could be guessed by letters
+
+    jobs = state.jobs
+    if isinstance(jobs, PastJobs) and not (ask.ids or ask.parent):
+        where = _conditions(ask, caller)
+        rows = jobs.rows(where, matches, newest=ask.limit)
+        return jobs.count(where, matches), [jobs[row.id] for row in rows]
+    found = [job for job in _candidates(state, ask) if matches(job)]
+    return len(found), found[-ask.limit :]
+
+
+def _conditions(ask: request_bodies.JobsRequest, caller: Caller) -> list[tuple[str, Any]]:
+    """Return the filters of a request as conditions on the columns of jobs that are over; see :func:`_matches`."""
+    found: list[tuple[str, Any]] = []
+    if not ask.samples:
+        found.append(("NOT sample", ()))
+    if ask.state:
+        found.append((f"state IN ({','.join('?' * len(ask.state))})", ask.state))
+    if ask.user:
+        found.append(("user = ?", ask.user))
+    if ask.name.endswith("*"):
+        begin = ask.name[:-1].encode()
+        found.append(("substr(CAST(name AS BLOB), 1, ?) = ?", (len(begin), begin)))
+    elif ask.name:
+        found.append(("name = ?", ask.name))
+    if ask.name and not caller.sees_all:
+        teams = ",".join("?" * len(caller.teams))
+        found.append((f"(user = ? OR (team != '' AND team IN ({teams})))", (caller.name, *caller.teams)))
+    return found
 
 
 def _candidates(state: GatewayState, ask: request_bodies.JobsRequest) -> Iterable[Job]:
@@ -255,11 +296,17 @@ def _node_state(state: GatewayState, node: Node) -> str:
         return node.gone
     if not node.drained:
         return "up"
-    return "draining" if any(node.id in job.open_nodes for job in state.jobs) else "drained"
+    return "draining" if any(node.id in job.open_nodes for job in state.jobs.not_over()) else "drained"
+
+
+def _job_counts(state: GatewayState) -> dict[str, int]:
+    if isinstance(state.jobs, PastJobs):
+        return state.jobs.count_by_state()
+    return dict(Counter(str(job.state) for job in state.jobs if job.sample is None))
 
 
 def _device_counts(state: GatewayState) -> dict[str, dict[str, int]]:
-    taken = taken_devices(state.jobs)
+    taken = taken_devices(state.jobs.not_over())
     counts: dict[str, dict[str, int]] = {}
     for node in state.cluster.nodes.values():
         idle = "lost" if node.gone else "drained" if node.drained else "idle"
