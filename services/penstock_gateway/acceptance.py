@@ -484,8 +484,8 @@ def job_named(state: GatewayState, wanted: str, caller: Caller = SERVICE) -> Job
     if wanted in state.sweeps:
         advice = f"`penstock sweep show {wanted}` lists its trials, `penstock sweep cancel {wanted}` ends them"
         raise RequestRefused(NOT_FOUND, f"{wanted} is a sweep; expected a job: {advice}")
-    if isinstance(state.jobs, PastJobs) and wanted and len(begin := state.jobs.ids_from(wanted)) == 1:
-        return state.jobs[begin[0]]
+    if isinstance(state.jobs, PastJobs) and wanted and (job := state.jobs.only_from(wanted)) is not None:
+        return job
     jobs = {job.id: job for job in state.jobs if job.sample is None}
     names = ((job.spec.name, job.id) for job in jobs.values() if caller.sees(job.spec))
     try:

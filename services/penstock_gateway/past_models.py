@@ -61,7 +61,7 @@ class PastModels:
     bus, live
         The log, and the read model that follows it.
     folder : str
-        Where the file is; empty: in a temporary folder, from the first question about the past to the end of :meth:`run`.
+        Where the file is; empty: in a temporary folder, from the first question about the past until :meth:`run` ends.
     ticks : callable
         Seconds of a clock that never jumps.
     patience_s : float

@@ -101,9 +101,9 @@ class PastTable(dict[str, V], Generic[V]):
             if self._find(key) is None:
                 raise SnapshotDamaged(f"{self.file.path}: {self._kind} {key} is missing")
 
-    def loaded(self) -> Iterator[tuple[str, V]]:
-        """Yield what was read or set so far."""
-        return iter(dict.items(self))
+    def loaded(self) -> list[tuple[str, V]]:
+        """Return what was read or set so far."""
+        return [*dict.items(self)]
 
     def move_on(self, seq: int, keep: Callable[[str], bool]) -> None:
         """Go on from the next snapshot, which has all that is here; forget the entries that need not be kept."""
@@ -226,12 +226,13 @@ class PastJobs(JobTable):
     @property
     def table(self) -> PastTable[Job]:
         """The jobs by id."""
-        assert isinstance(self.by_id, PastTable)
+        if not isinstance(self.by_id, PastTable):
+            raise TypeError("the jobs of the past are a PastTable")
         return self.by_id
 
     def not_over(self) -> Iterator[Job]:
         """Yield the jobs that are not over, in order of submission."""
-        return (job for _, job in [*self.table.loaded()] if job.state not in TERMINAL)
+        return (job for _, job in self.table.loaded() if job.state not in TERMINAL)
 
     def count(self, where: Conditions, matches: Callable[[Job], bool]) -> int:
         """
@@ -281,12 +282,19 @@ class PastJobs(JobTable):
         done = [job_id for job_id, job in table.loaded() if job.state is JobState.COMPLETED]
         return [table[job_id] for job_id in sorted(done, key=table.places.__getitem__)]
 
-    def ids_from(self, begin: str) -> list[str]:
-        """Return the ids of jobs, but for samples, that have this beginning."""
+    def only_from(self, begin: str) -> Job | None:
+        """Return the one job, but for samples, whose id has this beginning; None where there is none, or several."""
         table = self.table
-        stored = (job_id for job_id in table.file.keys_from("jobs", begin, table.seq) if job_id in table)
-        new = (job_id for job_id, _ in table.loaded() if job_id.startswith(begin))
-        return [job_id for job_id in dict.fromkeys([*stored, *new]) if table[job_id].sample is None]
+        new = [job_id for job_id, _ in table.loaded() if job_id.startswith(begin)]
+        found: Job | None = None
+        for job_id in (*new, *table.file.keys_from("jobs", begin, table.seq)):
+            job = table.get(job_id)
+            if job is None or job.sample is not None or job is found:
+                continue
+            if found is not None:
+                return None
+            found = job
+        return found
 
 
 def over_job(place: int, job: Job) -> OverJob:

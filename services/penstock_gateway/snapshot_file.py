@@ -244,17 +244,15 @@ class SnapshotFile:
                 if body is not None:
                     yield EntryVersion(kind, key, place, self._unpacked(body))
 
-    def keys_from(self, kind: str, begin: str, seq: int) -> list[str]:
-        """Return the keys of a table as of a snapshot that have this beginning."""
+    def keys_from(self, kind: str, begin: str, seq: int) -> Iterator[str]:
+        """Yield the keys of a table as of a snapshot that have this beginning."""
         query = "SELECT key, body IS NULL, max(seq) FROM entries WHERE kind = ? AND key >= ? AND seq <= ? GROUP BY key"
-        found = []
         with self._reading():
             for key, is_gone, _ in self._db.execute(query, (kind, begin, seq)):
                 if not key.startswith(begin):
-                    break  # they come in order of keys
+                    return  # they come in order of keys
                 if not is_gone:
-                    found.append(key)
-        return found
+                    yield key
 
     def count_over(self, seq: int, where: Sequence[tuple[str, Any]]) -> int:
         """Return how many jobs are over as of a snapshot of which all conditions hold; see :meth:`over`."""
