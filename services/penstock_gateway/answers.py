@@ -247,9 +247,17 @@ def _found(state: GatewayState, ask: request_bodies.JobsRequest, caller: Caller)
     if isinstance(jobs, PastJobs) and not (ask.ids or ask.parent):
         where = _conditions(ask, caller)
         rows = jobs.rows(where, matches, newest=ask.limit)
-        return jobs.count(where, matches), [jobs[row.id] for row in rows]
+        return jobs.count(where, matches, _counted(jobs, ask)), [jobs[row.id] for row in rows]
     found = [job for job in _candidates(state, ask) if matches(job)]
     return len(found), found[-ask.limit :]
+
+
+def _counted(jobs: PastJobs, ask: request_bodies.JobsRequest) -> int | None:
+    """Return how many jobs that are over match, where each snapshot has counted them: by state alone."""
+    if ask.user or ask.name:
+        return None
+    kinds = (jobs.over, jobs.over_samples) if ask.samples else (jobs.over,)
+    return sum(count for counts in kinds for state, count in counts.items() if not ask.state or state in ask.state)
 
 
 def _conditions(ask: request_bodies.JobsRequest, caller: Caller) -> list[tuple[str, Any]]:

@@ -67,7 +67,9 @@ class PastFold:
         self.base_seq = self.fold.last_seq = seq
         tables = {kind: _table(file, kind, seq, places.get(kind, 0)) for kind in _TABLES}
         self._tables = tables
-        state.jobs = PastJobs(by_id=tables["jobs"], sharers=state.jobs.sharers)
+        state.jobs = self._jobs = PastJobs(by_id=tables["jobs"], sharers=state.jobs.sharers)
+        if snapshot is not None:
+            self._jobs.over, self._jobs.over_samples = snapshot.over, snapshot.over_samples
         for kind in _TABLES.keys() - {"jobs"}:
             setattr(state, kind, tables[kind])
         for kind, keys in snapshot.open.items() if snapshot is not None else ():
@@ -131,6 +133,7 @@ class PastFold:
         for (kind, key), found in hashes.items():
             tables[kind].stored[key] = found
         self.base_seq = snapshot.seq
+        self._jobs.over, self._jobs.over_samples = snapshot.over, snapshot.over_samples
         open_jobs, open_sweeps = set(opened["jobs"]), set(opened["sweeps"])
         for kind, table in tables.items():
             table.move_on(snapshot.seq, (open_jobs if kind in _OF_JOBS else open_sweeps).__contains__)

@@ -18,7 +18,7 @@ import shutil
 import tempfile
 from collections import OrderedDict
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Final
 
@@ -66,7 +66,7 @@ class PastModels:
         Seconds of a clock that never jumps.
     patience_s : float
         How long a question waits for the index to be made, in seconds.
-    every : int
+    every : int, optional
         Commits between two snapshots.
     """
 
@@ -78,9 +78,9 @@ class PastModels:
         *,
         ticks: Callable[[], float],
         patience_s: float,
-        every: int = EVERY,
+        every: int | None = None,
     ) -> None:
-        self._bus, self._live, self._ticks, self._every = bus, live, ticks, every
+        self._bus, self._live, self._ticks, self._every = bus, live, ticks, every or EVERY
         self._patience_s = patience_s
         self._folder = Path(folder).expanduser() if folder else None
         self._temporary: Path | None = None
@@ -140,11 +140,11 @@ class PastModels:
         file, self._file = self._file, None
         self._recent.clear()
         self._indexed_seq = 0
-        if self._work is not None:
-            self._work.cancel()
         if file is not None:
             with suppress(SnapshotDamaged):  # which is found again, and said, when it is opened
                 await asyncio.to_thread(make_next, file, _FORM, example, await self._trimmed_seq())
+        if self._work is not None:
+            self._work.cancel()
 
     async def _fold_at(self, file: SnapshotFile, until_seq: int) -> PastFold:
         """Return a fold of the log up to a sequence."""
@@ -166,12 +166,19 @@ class PastModels:
 
     async def _seq_at(self, time_s: float) -> int:
         """Return the sequence of the last commit that was stored by a time."""
-        before = after = None
-        if self._file is not None:
-            before = self._file.nearest_by_time(time_s)
-            after = self._file.after(before.seq if before is not None else 0)
-        first, last = (before.seq if before is not None else 0), (after.seq if after is not None else None)
-        return await log_reader.seq_at(self._bus, time_s, first, last)
+        if self._file is None:
+            return await log_reader.seq_at(self._bus, time_s)
+        before = self._file.nearest_by_time(time_s)
+        known = before.seq if before is not None else 0
+        after = self._file.after(known)
+        if after is None:
+            return await log_reader.seq_at(self._bus, time_s, known)
+        async with aclosing(log_reader.stretch(self._bus, known, after.seq)) as deliveries:
+            async for delivery in deliveries:
+                if delivery.stored_s > time_s:
+                    break
+                known = delivery.seq
+        return known
 
     async def _reach(self, seq: int) -> None:
         """

@@ -50,6 +50,8 @@ class PastTable(dict[str, V], Generic[V]):
     ----------
     places : dict of str to int
         Key → its place in the order of the table, of what was read or set.
+    stored_places : int
+        All places in the file are below it.
     stored : dict of str to int
         Key → hash of the bytes that the file has of it, of what was read.
     over : set of str
@@ -69,7 +71,8 @@ class PastTable(dict[str, V], Generic[V]):
         is_over: Callable[[V], bool],
     ) -> None:
         super().__init__()
-        self.file, self._kind, self.seq, self.next_place = file, kind, seq, next_place
+        self.file, self._kind, self.seq = file, kind, seq
+        self.next_place = self.stored_places = next_place
         self._decoder, self._is_over = decoder, is_over
         self._missing: set[str] = set()
         self.places: dict[str, int] = {}
@@ -107,7 +110,7 @@ class PastTable(dict[str, V], Generic[V]):
 
     def move_on(self, seq: int, keep: Callable[[str], bool]) -> None:
         """Go on from the next snapshot, which has all that is here; forget the entries that need not be kept."""
-        self.seq, self._is_whole = seq, False
+        self.seq, self.stored_places, self._is_whole = seq, self.next_place, False
         self._missing.clear()
         self.over.clear()
         self.removed.clear()
@@ -221,7 +224,15 @@ class PastJobs(JobTable):
 
     Those that are not over have been read. For the others the file has columns, by which jobs are found and counted.
     What was read or folded in since counts by its values here, and not by the file.
+
+    Attributes
+    ----------
+    over, over_samples : dict of str to int
+        State → jobs that are over in the file, and samples that are.
     """
+
+    over: dict[str, int] = {}
+    over_samples: dict[str, int] = {}
 
     @property
     def table(self) -> PastTable[Job]:
@@ -234,7 +245,7 @@ class PastJobs(JobTable):
         """Yield the jobs that are not over, in order of submission."""
         return (job for _, job in self.table.loaded() if job.state not in TERMINAL)
 
-    def count(self, where: Conditions, matches: Callable[[Job], bool]) -> int:
+    def count(self, where: Conditions, matches: Callable[[Job], bool], over: int | None = None) -> int:
         """
         Return how many jobs match.
 
@@ -244,9 +255,11 @@ class PastJobs(JobTable):
             As :meth:`penstock_gateway.snapshot_file.SnapshotFile.over` takes them.
         matches : callable
             Says the same of a job.
+        over : int or None
+            How many match of those that are over in the file; None: they are counted.
         """
         table = self.table
-        found = table.file.count_over(table.seq, where)
+        found = table.file.count_over(table.seq, self._bounded(where)) if over is None else over
         found += sum(matches(job) for job_id, job in table.loaded() if job_id not in table.over)
         return found - sum(matches(one.value) for one in table.removed.values() if one.was_over)
 
@@ -255,7 +268,7 @@ class PastJobs(JobTable):
         table = self.table
         read = table.over | {job_id for job_id, one in table.removed.items() if one.was_over}
         limit = -1 if newest is None else newest + len(read)
-        found = [row for row in table.file.over(table.seq, where, limit=limit) if row.id not in read]
+        found = [row for row in table.file.over(table.seq, self._bounded(where), limit=limit) if row.id not in read]
         found += [over_job(table.places[job.id], job) for _, job in table.loaded() if matches(job)]
         found.sort(key=lambda row: row.place)
         return found if newest is None else found[max(0, len(found) - newest) :]
@@ -263,7 +276,7 @@ class PastJobs(JobTable):
     def count_by_state(self) -> dict[str, int]:
         """Return the number of jobs by state, without samples."""
         table = self.table
-        found = Counter(table.file.count_over_by_state(table.seq))
+        found = Counter(self.over)
         found.update(
             str(job.state) for job_id, job in table.loaded() if job.sample is None and job_id not in table.over
         )
@@ -281,6 +294,10 @@ class PastJobs(JobTable):
         table.read(row.id for row in rows if row.id not in table.removed)
         done = [job_id for job_id, job in table.loaded() if job.state is JobState.COMPLETED]
         return [table[job_id] for job_id in sorted(done, key=table.places.__getitem__)]
+
+    def _bounded(self, where: Conditions) -> Conditions:
+        """Return the conditions, and that the job had been submitted by then: later ones are not even looked at."""
+        return [("place < ?", self.table.stored_places), *where]
 
     def only_from(self, begin: str) -> Job | None:
         """Return the one job, but for samples, whose id has this beginning; None where there is none, or several."""

@@ -39,6 +39,7 @@ CREATE TABLE over (
     place INTEGER, seq INTEGER, change INTEGER, id TEXT, state TEXT, user TEXT, team TEXT, name TEXT, pool TEXT,
     parent TEXT, workload TEXT, sample INTEGER, finished_s REAL, PRIMARY KEY (place, seq)
 ) WITHOUT ROWID;
+CREATE INDEX over_of_users ON over (user, place);
 """
 _COLUMNS: Final = "place, id, state, user, team, name, pool, parent, workload, sample, finished_s"
 
@@ -97,6 +98,8 @@ class IndexSnapshot(msgspec.Struct, kw_only=True):
         Table → keys of the entries that are open, in order.
     places : dict of str to int
         Table → the place of the next new key.
+    over, over_samples : dict of str to int
+        State → jobs that are over, and samples that are.
     entries, sum : int
         Rows that were written up to this snapshot, and the sum of their checksums.
     """
@@ -107,6 +110,8 @@ class IndexSnapshot(msgspec.Struct, kw_only=True):
     parts: dict[str, int]
     open: dict[str, list[str]]
     places: dict[str, int]
+    over: dict[str, int] = {}
+    over_samples: dict[str, int] = {}
     entries: int = 0
     sum: int = 0
 
@@ -260,12 +265,6 @@ class SnapshotFile:
         with self._reading():
             return int(self._db.execute(f"SELECT total(change) FROM over WHERE {text}", values).fetchone()[0])  # noqa: S608 - of constants
 
-    def count_over_by_state(self, seq: int) -> dict[str, int]:
-        """Return the number of jobs that are over as of a snapshot, by state, without samples."""
-        query = "SELECT state, sum(change) FROM over WHERE seq <= ? AND NOT sample GROUP BY state"
-        with self._reading():
-            return {state: count for state, count in self._db.execute(query, (seq,)) if count}
-
     def over(
         self, seq: int, where: Sequence[tuple[str, Any]], *, order: str = "place DESC", limit: int = -1
     ) -> list[OverJob]:
@@ -295,7 +294,7 @@ class SnapshotFile:
         snapshot: IndexSnapshot,
         parts: dict[str, bytes],
         versions: Iterable[EntryVersion],
-        over: Iterable[tuple[int, OverJob]],
+        over: Sequence[tuple[int, OverJob]],
     ) -> bool:
         """
         Write a snapshot; return False if another process has written one meanwhile, and nothing is written.
@@ -305,12 +304,12 @@ class SnapshotFile:
         base_seq : int
             The last snapshot that the writer knows of; 0 where it knows of none.
         snapshot : IndexSnapshot
-            Without its parts and its sum, which are added here.
+            Without its parts and its sums, which are added here.
         parts : dict of str to bytes
             Field of the state → its bytes.
         versions : iterable of EntryVersion
             Entries that have changed since ``base_seq``.
-        over : iterable of (change, OverJob)
+        over : sequence of (change, OverJob)
             Jobs that are over since then (1), and such that were removed (-1).
         """
         with self._reading():
@@ -325,9 +324,9 @@ class SnapshotFile:
                 self._writer.executemany("INSERT INTO entries VALUES (?, ?, ?, ?, ?)", rows)
                 self._writer.executemany(f"INSERT INTO over VALUES ({','.join('?' * 13)})", ended)  # noqa: S608
                 snapshot.parts = {name: self._part_id(raw) for name, raw in parts.items()}
-                before = (last.entries, last.sum) if last is not None else (0, 0)
-                snapshot.entries = before[0] + len(rows) + len(ended)
-                snapshot.sum = before[1] + sum(map(_sum, rows)) + sum(map(_sum, ended))
+                _count_on(last, snapshot, over)
+                snapshot.entries += len(rows) + len(ended)
+                snapshot.sum += sum(map(_sum, rows)) + sum(map(_sum, ended))
                 body = zlib.compress(msgspec.msgpack.encode(snapshot), 1)
                 self._writer.execute("INSERT INTO snapshots VALUES (?, ?)", (snapshot.seq, body))
                 self._writer.execute("COMMIT")
@@ -464,6 +463,16 @@ def _conditions(seq: int, where: Sequence[tuple[str, Any]]) -> tuple[str, list[A
     for _, value in where:
         values += value if isinstance(value, list | tuple) else [value]
     return text, values
+
+
+def _count_on(last: IndexSnapshot | None, snapshot: IndexSnapshot, over: Iterable[tuple[int, OverJob]]) -> None:
+    """Begin a snapshot's sums with those of the one before, and count the jobs that are over since then."""
+    if last is not None:
+        snapshot.entries, snapshot.sum = last.entries, last.sum
+        snapshot.over, snapshot.over_samples = dict(last.over), dict(last.over_samples)
+    for change, one in over:
+        counts = snapshot.over_samples if one.sample else snapshot.over
+        counts[one.state] = counts.get(one.state, 0) + change
 
 
 def _as_struct(row: Sequence[Any]) -> dict[str, Any]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import gzip
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import recorded_clusters
 from gateway_cases import NOW_S, ended, joined, placed, started, submitted
@@ -52,8 +52,8 @@ def logs() -> Iterator[Any]:
     yield pytest.param(recorded_clusters.log(), id="every fact")
     for path in sorted((DATA / "logs").glob("*.log.gz")):
         yield pytest.param(read_wire(path), id=path.name.removesuffix(".log.gz"))
-    for seed in range(8):
-        facts = [joined("n1"), joined("n2"), *RandomHistory(seed).facts(400)]
+    for seed in range(5):
+        facts = [joined("n1"), joined("n2"), *RandomHistory(seed).facts(300)]
         yield pytest.param([delivery(seq, fact) for seq, fact in enumerate(facts, 1)], id=f"random {seed}")
 
 
@@ -118,14 +118,14 @@ def whole(state: GatewayState) -> Any:
     return plain(found)
 
 
-@pytest.mark.parametrize("every", [1, 3, 40])
+@pytest.mark.parametrize("every", [3, 40])
 @pytest.mark.parametrize("log", [*logs()])
 def test_at_any_moment_all_answers_are_those_of_a_fold_from_the_beginning(
     tmp_path: Path, log: list[Delivery], every: int
 ) -> None:
     file = written(tmp_path, log, every)
-    rng = Random(len(log) + every)  # noqa: S311 - no secret
-    moments = {log[-1].seq, *(one.seq for one in rng.sample(log, min(4, len(log))))}
+    rng = np.random.default_rng(len(log) + every)
+    moments = {log[-1].seq, *(log[at].seq for at in rng.integers(len(log), size=3))}
     fold = Fold(DECIDER)
     for one in log:
         fold.apply(one)

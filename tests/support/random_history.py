@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
 
+import numpy as np
 from gateway_cases import NOW_S, joined, spec, sweep_spec
 
 from penstock_log import (
@@ -51,8 +51,25 @@ from penstock_log import (
     workload,
 )
 
+T = TypeVar("T")
 _NODES: Final = ("n1", "n2", "n3")
 _USERS: Final = ("ada", "bob", "eve")
+
+
+class _Dice:
+    """Draws from few things, one at a time."""
+
+    def __init__(self, seed: int) -> None:
+        self._rng = np.random.default_rng(seed)
+
+    def random(self) -> float:
+        return float(self._rng.random())
+
+    def randint(self, low: int, high: int) -> int:
+        return int(self._rng.integers(low, high + 1))
+
+    def choice(self, things: Sequence[T]) -> T:
+        return things[self.randint(0, len(things) - 1)]
 
 
 class RandomHistory:
@@ -67,7 +84,7 @@ class RandomHistory:
     """
 
     def __init__(self, seed: int, *, trims: bool = True) -> None:
-        self._rng, self._count = random.Random(seed), 0  # noqa: S311 - no secret
+        self._rng, self._count = _Dice(seed), 0
         self._jobs: dict[str, int] = {}
         self._sweeps: list[str] = []
         self._trims = trims
@@ -90,14 +107,14 @@ class RandomHistory:
             (2, self._learnt),
             (1, self._archived),
         ]
-        weights, kinds = [weight for weight, _ in draws], [draw for _, draw in draws]
-        return [self._rng.choices(kinds, weights)[0]() for _ in range(number)]
+        kinds = [draw for weight, draw in draws for _ in range(weight)]
+        return [self._rng.choice(kinds)() for _ in range(number)]
 
     def _at_s(self) -> float:
         self._count += 1
         return NOW_S + self._count
 
-    def _new(self, **more: Any) -> str:
+    def _new(self) -> str:
         job_id = f"j{len(self._jobs)}"
         self._jobs[job_id] = 0
         return job_id
@@ -108,7 +125,12 @@ class RandomHistory:
 
     def _run(self) -> dict[str, Any]:
         job_id = self._job()
-        return {"at_s": self._at_s(), "job_id": job_id, "epoch": self._jobs[job_id], "node_id": self._rng.choice(_NODES[:2])}
+        return {
+            "at_s": self._at_s(),
+            "job_id": job_id,
+            "epoch": self._jobs[job_id],
+            "node_id": self._rng.choice(_NODES[:2]),
+        }
 
     def _spec(self, job_id: str, **more: Any) -> Any:
         rng = self._rng
