@@ -27,7 +27,7 @@ from penstock_gateway.past_fold import PastFold
 from penstock_gateway.past_models import PastModels
 from penstock_gateway.snapshot_file import SnapshotFile
 from penstock_log import ARCHIVE, AnyEvent, Commit, JobsArchived, LogTrimmed, subjects
-from penstock_testing import subject_of
+from penstock_testing import eventually, subject_of
 
 DECIDER = machine.decider(GatewaySettings())
 EVERY = 10
@@ -184,7 +184,8 @@ async def test_the_folder_may_be_removed_while_the_gateway_runs(tmp_path: Path) 
         await store(bus, [submitted(f"late{n}", at_s=NOW_S + 900 + n) for n in range(3 * EVERY)])
         await past.model_at(LogMoment(seq=await bus.last_seq()))
         await check(past, bus)
-        assert files(tmp_path / "history")
+        await eventually(lambda: bool(files(tmp_path / "history")))
+        await check(past, bus)
 
 
 async def test_a_file_that_is_spoilt_while_the_gateway_runs_changes_no_answer(
