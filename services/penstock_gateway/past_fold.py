@@ -49,7 +49,7 @@ class PastFold:
 
     Raises
     ------
-    SnapshotDamaged
+    IndexDamaged
         If it cannot be read; so do the tables later, where an entry cannot.
     """
 

@@ -33,7 +33,7 @@ from penstock_gateway.endpoints import UNAVAILABLE, RequestRefused
 from penstock_gateway.log_reader import LogMoment
 from penstock_gateway.machine import SCHEMA, GatewayState
 from penstock_gateway.past_fold import PastFold, example
-from penstock_gateway.snapshot_file import SnapshotDamaged, SnapshotFile, make_next, open_newest
+from penstock_gateway.snapshot_file import IndexDamaged, SnapshotFile, make_next, open_newest
 from penstock_log import ARCHIVE, LogTrimmed, subjects
 
 EVERY: Final = 1_000
@@ -118,7 +118,7 @@ class PastModels:
         ------
         RequestRefused
             400 if the log has not come that far.
-        SnapshotDamaged
+        IndexDamaged
             If the file cannot be read, as each use of the model may. Then call :meth:`drop`, and ask again.
         """
         self._asked.set()
@@ -134,14 +134,14 @@ class PastModels:
         now_s = moment.time_s if moment.time_s is not None else fold.stored_s
         return ReadModel(state=fold.state, now_s=now_s, seq=fold.fold.last_seq)
 
-    async def drop(self, error: SnapshotDamaged) -> None:
+    async def drop(self, error: IndexDamaged) -> None:
         """Drop the file, which cannot be read, and begin a new one."""
         _log.warning("index_snapshots_damaged", error=str(error), advice="they are made again from the log")
         file, self._file = self._file, None
         self._recent.clear()
         self._indexed_seq = 0
         if file is not None:
-            with suppress(SnapshotDamaged):  # which is found again, and said, when it is opened
+            with suppress(IndexDamaged):  # which is found again, and said, when it is opened
                 await asyncio.to_thread(make_next, file, _FORM, example, await self._trimmed_seq())
         if self._work is not None:
             self._work.cancel()
@@ -212,7 +212,7 @@ class PastModels:
             except _LogTrimmedBehind:
                 _log.info("index_snapshots_begun_anew", reason="archived jobs were removed from the log")
                 self._recent.clear()
-            except (SnapshotDamaged, BusError) as error:
+            except (IndexDamaged, BusError) as error:
                 is_new = self._indexed_seq == 0
                 self._give_up(str(error))
                 if is_new:
@@ -268,7 +268,7 @@ class PastModels:
                 self._indexed_seq = 0
                 raise
             if not file.is_there():
-                raise SnapshotDamaged(f"{file.path} was removed")
+                raise IndexDamaged(f"{file.path} was removed")
             if not await asyncio.to_thread(fold.save):  # another gateway was faster
                 fold = await asyncio.to_thread(PastFold, file, self._live.fold.decider, file.nearest(None))
             if fold.base_seq - began_seq > 100 * self._every and self._live.last_seq - fold.base_seq <= self._every:
@@ -297,5 +297,5 @@ def _trims(delivery: Delivery) -> bool:
     return any(isinstance(fact, LogTrimmed) for fact in delivery.commit.facts)
 
 
-def _note_damage(error: SnapshotDamaged) -> None:
+def _note_damage(error: IndexDamaged) -> None:
     _log.warning("index_snapshots_damaged", error=str(error), advice="they are made again from the log")

@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from penstock_gateway.snapshot_file import EntryVersion, OverJob, SnapshotDamaged, SnapshotFile
+from penstock_gateway.snapshot_file import EntryVersion, OverJob, IndexDamaged, SnapshotFile
 from penstock_log import TERMINAL, Job, JobState, JobTable, workload
 
 V = TypeVar("V")
@@ -102,7 +102,7 @@ class PastTable(dict[str, V], Generic[V]):
         """Read some entries at once."""
         for key in keys:
             if self._find(key) is None:
-                raise SnapshotDamaged(f"{self.file.path}: {self._kind} {key} is missing")
+                raise IndexDamaged(f"{self.file.path}: {self._kind} {key} is missing")
 
     def loaded(self) -> list[tuple[str, V]]:
         """Return what was read or set so far."""
@@ -124,7 +124,7 @@ class PastTable(dict[str, V], Generic[V]):
         try:
             value: V = self._decoder.decode(raw)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            raise SnapshotDamaged(f"{self.file.path}: {self._kind} {version.key}: {error}") from error
+            raise IndexDamaged(f"{self.file.path}: {self._kind} {version.key}: {error}") from error
         dict.__setitem__(self, version.key, value)
         self.places[version.key], self.stored[version.key] = version.place, hash(raw)
         if self._is_over(value):

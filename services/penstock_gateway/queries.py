@@ -22,7 +22,7 @@ from penstock_gateway.authority import Admit, Caller
 from penstock_gateway.endpoints import ask, endpoint, job_asked
 from penstock_gateway.machine import GatewayState
 from penstock_gateway.past_models import PastModels
-from penstock_gateway.snapshot_file import SnapshotDamaged
+from penstock_gateway.snapshot_file import IndexDamaged
 from penstock_gateway.user_queues import UserQueues
 from penstock_log import TERMINAL, Job, JobState, RunEnded, request_bodies, spec, subjects
 from penstock_log.aggregation_messages import AggregatorLoads, AggregatorReport
@@ -163,7 +163,7 @@ class Queries:
         async def handle(body: bytes, caller: Caller) -> View:
             try:
                 return await answering(body, caller)
-            except SnapshotDamaged as error:
+            except IndexDamaged as error:
                 await self._past.drop(error)
             return await answering(body, caller)
 

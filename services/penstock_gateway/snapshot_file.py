@@ -7,7 +7,7 @@ are stored once. So a snapshot has only what is open, the entry of a job that is
 can be read as of any snapshot. :class:`OverJob` is what is known of a job that is over without reading its entry: by
 these columns jobs are found and counted.
 
-The file holds nothing that the log does not say. What cannot be read raises :class:`SnapshotDamaged`, and the file is
+The file holds nothing that the log does not say. What cannot be read raises :class:`IndexDamaged`, and the file is
 then dropped and made again. All of it is checked once, when it is opened (:meth:`SnapshotFile.check`); what is read
 later is checked by its own sum. A file's name has the layout of what is in it and a number, and is never used twice.
 """
@@ -44,7 +44,7 @@ CREATE INDEX over_of_users ON over (user, place);
 _COLUMNS: Final = "place, id, state, user, team, name, pool, parent, workload, sample, finished_s"
 
 
-class SnapshotDamaged(Exception):
+class IndexDamaged(Exception):
     """A file of snapshots cannot be read, or not be written: what it holds is to be made again from the log."""
 
 
@@ -129,7 +129,7 @@ class SnapshotFile:
 
     Raises
     ------
-    SnapshotDamaged
+    IndexDamaged
         If it cannot be opened. So do all methods, where something cannot be read or written.
     """
 
@@ -139,7 +139,7 @@ class SnapshotFile:
         self._last: IndexSnapshot | None = None
         with self._reading():
             if not path.exists():
-                raise SnapshotDamaged(f"{path} is not there")
+                raise IndexDamaged(f"{path} is not there")
             self._db = _connect(path)
             self._writer = _connect(path)  # of its own, so that nobody reads what is not committed yet
             self._inode = path.stat().st_ino
@@ -169,7 +169,7 @@ class SnapshotFile:
             db.close()
             made.rename(path)  # nobody sees half of it
         except (OSError, sqlite3.Error) as error:
-            raise SnapshotDamaged(f"{path} cannot be made: {error}") from error
+            raise IndexDamaged(f"{path} cannot be made: {error}") from error
         return cls(path)
 
     def is_there(self) -> bool:
@@ -192,7 +192,7 @@ class SnapshotFile:
         with self._reading():
             found = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
             if found != "ok":
-                raise SnapshotDamaged(f"{self.path}: {found}")
+                raise IndexDamaged(f"{self.path}: {found}")
             if last is None:
                 return
             entries, total = 0, 0
@@ -201,7 +201,7 @@ class SnapshotFile:
             for row in self._db.execute("SELECT * FROM over WHERE seq <= ?", (last.seq,)):
                 entries, total = entries + 1, total + _sum(row)
         if (entries, total) != (last.entries, last.sum):
-            raise SnapshotDamaged(f"{self.path}: {entries} entries are not the {last.entries} that were written")
+            raise IndexDamaged(f"{self.path}: {entries} entries are not the {last.entries} that were written")
 
     def nearest(self, seq: int | None) -> IndexSnapshot | None:
         """Return the last snapshot up to a sequence, or of all; None where there is none."""
@@ -231,7 +231,7 @@ class SnapshotFile:
         with self._reading():
             row = self._db.execute("SELECT body FROM parts WHERE id = ?", (part_id,)).fetchone()
             if row is None:
-                raise SnapshotDamaged(f"{self.path}: part {part_id} is missing")
+                raise IndexDamaged(f"{self.path}: part {part_id} is missing")
             return zlib.decompress(row[0])
 
     def entry(self, kind: str, key: str, seq: int) -> EntryVersion | None:
@@ -368,7 +368,7 @@ class SnapshotFile:
         opener = zlib.decompressobj(zdict=self._example)
         raw = opener.decompress(body)
         if not opener.eof:
-            raise SnapshotDamaged(f"{self.path}: an entry ends too early")
+            raise IndexDamaged(f"{self.path}: an entry ends too early")
         return raw
 
     @contextmanager
@@ -376,7 +376,7 @@ class SnapshotFile:
         try:
             yield
         except (sqlite3.Error, zlib.error, msgspec.MsgspecError, OSError, ValueError, KeyError, TypeError) as error:
-            raise SnapshotDamaged(f"{self.path}: {error}") from error
+            raise IndexDamaged(f"{self.path}: {error}") from error
 
 
 def _connect(path: Path) -> sqlite3.Connection:
@@ -391,7 +391,7 @@ def open_newest(
     schema: str,
     example: Callable[[], bytes],
     trimmed_seq: int,
-    on_damage: Callable[[SnapshotDamaged], None],
+    on_damage: Callable[[IndexDamaged], None],
 ) -> SnapshotFile:
     """
     Return the newest file of a schema that can be read, or a new one; files of others are removed.
@@ -400,7 +400,7 @@ def open_newest(
 
     Raises
     ------
-    SnapshotDamaged
+    IndexDamaged
         If no file can be made.
     """
     begin = _begin(schema)
@@ -412,7 +412,7 @@ def open_newest(
         try:
             found = SnapshotFile(path)
             found.check()
-        except SnapshotDamaged as error:
+        except IndexDamaged as error:
             on_damage(error)
         else:
             return found
