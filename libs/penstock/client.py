@@ -426,6 +426,35 @@ class Client:
         """Return what is known of a workload: by its key, or by a job or a sweep of it."""
         return await self._query("profile", request_bodies.OneRequest(id=workload, at=at), views.ProfileView)
 
+    async def usage(
+        self,
+        by: request_bodies.UsageBy = "user",
+        *,
+        since: request_bodies.At = None,
+        until: request_bodies.At = None,
+        order: request_bodies.UsageOrder = "held",
+        limit: int = 1000,
+        at: request_bodies.At = None,
+    ) -> views.UsageView:
+        """
+        Return device time by group within a window, in GPU-seconds: asked for, waited, held, and what came of it.
+
+        Parameters
+        ----------
+        by : {"user", "team", "pool", "model", "kind", "job"}
+            What a row is.
+        since, until : int, float or str, optional
+            Seconds since the epoch, a span before now (``7d``), a UTC day (``2026-01-31``), or an RFC 3339 time.
+        order : str
+            The column by which rows are sorted, the largest first; ``name`` sorts by name.
+        limit : int
+            At most this many rows, up to 1,000; what is beyond is one row more.
+        at : optional
+            Answer as of this moment.
+        """
+        ask = request_bodies.UsageRequest(by=by, since=since, until=until, order=order, limit=limit, at=at)
+        return await self._query("usage", ask, views.UsageView)
+
     async def policies(self, at: request_bodies.At = None) -> views.PoliciesView:
         """Return what is set live for each pool."""
         return await self._query("policies", request_bodies.AllRequest(at=at), views.PoliciesView)

@@ -9,6 +9,8 @@ In reading order:
 * ``render``: Tables, pairs and JSON on standard output.
 * ``job_text``: Jobs in words: the list, one in full, why it waits, its story and its sizes.
 * ``size_chart``: An elastic job's devices and pace over time.
+* ``usage_text``: Device time as a table, and as CSV.
+* ``usage_report``: Device time of a week as a page.
 * ``spec_file``: Job and sweep files, read strictly.
 * ``simulation_arguments``: What was typed of a simulation.
 * ``simulation_plan``: A simulation that can start: arguments, engine, seeds.

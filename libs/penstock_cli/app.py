@@ -33,6 +33,7 @@ MODULE_OF: Final = {
         ("commands.lanes", "lanes"),
         ("commands.memory", "memory"),
         ("commands.aggregation", "aggregation"),
+        ("commands.accounts", "usage report"),
         ("commands.policies", "policy"),
         ("commands.replay", "replay"),
         ("commands.simulate", "sim"),

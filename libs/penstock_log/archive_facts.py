@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 
 from penstock_log.facts import Event
+from penstock_log.usage import DayUsage
 
 ARCHIVE: Final = "log"
 """The one archive of a cluster."""
@@ -85,6 +86,8 @@ class JobsArchived(Event, frozen=True, kw_only=True, tag="archive.jobs_archived.
         Keys of workloads that no job is left of: what was measured of them is forgotten too.
     learnt : dict of str to PoolLearnt
         Pool → what its finished jobs have taught, these among them; it takes the place of what a fold knows.
+    usage : tuple of DayUsage
+        The device time of these jobs, by UTC day, user, team, pool, model and kind: it stays in accounts.
     """
 
     archive: str
@@ -92,6 +95,7 @@ class JobsArchived(Event, frozen=True, kw_only=True, tag="archive.jobs_archived.
     sweep_ids: tuple[str, ...] = ()
     workloads: tuple[str, ...] = ()
     learnt: dict[str, PoolLearnt] = {}
+    usage: tuple[DayUsage, ...] = ()
 
 
 class LogTrimmed(Event, frozen=True, kw_only=True, tag="archive.log_trimmed.v1"):

@@ -236,6 +236,35 @@ class AggregationRequest(GatewayRequest, frozen=True, kw_only=True):
     at: At = None
 
 
+UsageBy = Literal["user", "team", "pool", "model", "kind", "job"]
+UsageOrder = Literal["held", "requested", "waited", "used", "idle", "unmeasured", "lost", "name"]
+
+
+class UsageRequest(GatewayRequest, frozen=True, kw_only=True):
+    """
+    Device time by group within a window.
+
+    Attributes
+    ----------
+    by : {"user", "team", "pool", "model", "kind", "job"}
+        What a row is.
+    since, until : int, float or str
+        Bounds of the window: seconds since the epoch, a span before now (``7d``), a UTC day (``2026-01-31``), or an
+        RFC 3339 time. It begins with the first fact and ends now, where it is not said.
+    order : str
+        The column by which rows are sorted, the largest first; ``name`` sorts by name.
+    limit : int
+        At most this many rows; what is beyond is one row more.
+    """
+
+    by: UsageBy = "user"
+    since: At = None
+    until: At = None
+    order: UsageOrder = "held"
+    limit: Limit = 1000
+    at: At = None
+
+
 class AllRequest(GatewayRequest, frozen=True, kw_only=True):
     """The request of ``nodes``, ``sweeps``, ``policies`` and ``status``."""
 

@@ -6,6 +6,7 @@ In reading order:
 * ``__main__``: ``python -m penstock_gateway``.
 * ``machine``: Settings, state, apply, decide.
 * ``job_sizes``: The sizes of an elastic job.
+* ``run_accounts``: The runs of each job, and the device time that each held.
 * ``job_history``: A job's past.
 * ``sweep_table``: The record of each sweep, as the log has it.
 * ``open_jobs``: What each user has open.
@@ -19,6 +20,7 @@ In reading order:
 * ``queries``: Queries, and what runs and services report outside of the log.
 * ``answers``: From the read model to views.
 * ``aggregation_answers``: Answers about aggregators and the jobs on them.
+* ``usage_answers``: Accounts of device time, also of archived jobs.
 * ``why``: Why a job waits, and what is ruled out.
 * ``dry_run``: What would happen to a job that is submitted now.
 * ``job_fit``: A job against the present nodes.

@@ -69,7 +69,11 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
 
     def sees(self, spec: JobSpec) -> bool:
         """Whether the command, the parameters and the output of a job are to be seen."""
-        return self.sees_all or spec.user == self.name or (bool(spec.team) and spec.team in self.teams)
+        return self.sees_jobs_of(spec.user, spec.team)
+
+    def sees_jobs_of(self, user: str, team: str) -> bool:
+        """Whether jobs of a user in a team are to be seen."""
+        return self.sees_all or user == self.name or (bool(team) and team in self.teams)
 
     def require(self, request: str) -> None:
         """

@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from penstock_gateway.job_sizes import JobSizes
+from penstock_gateway.run_accounts import JobAccount
 from penstock_log import (
     Event,
     Job,
@@ -54,6 +55,8 @@ class JobHistory(msgspec.Struct, kw_only=True, omit_defaults=True):
         Job → devices that it gives up for this job, until this job is placed.
     run_end : RunEnded or None
         The last end of one of its runs on a node.
+    account : JobAccount
+        Its runs, with the device time that each held.
     """
 
     seq: int
@@ -69,6 +72,7 @@ class JobHistory(msgspec.Struct, kw_only=True, omit_defaults=True):
     sizing: JobSizes | None = None
     freed: dict[str, int] = msgspec.field(default_factory=dict)
     run_end: RunEnded | None = None
+    account: JobAccount = msgspec.field(default_factory=JobAccount)
 
     @classmethod
     def begin(cls, job: Job, event: Event, seq: int) -> JobHistory:

@@ -23,6 +23,7 @@ from penstock_gateway import job_sizes, sweep_table
 from penstock_gateway.job_history import JobHistory
 from penstock_gateway.open_jobs import OpenJobs
 from penstock_gateway.retention import ArchiveRecord
+from penstock_gateway.run_accounts import LaneGrants
 from penstock_gateway.sweep_table import SweepRecord
 from penstock_log import (
     TERMINAL,
@@ -57,12 +58,13 @@ from penstock_log import (
 )
 from penstock_log.job_state import ENDINGS, JobState
 from penstock_log.records import compose
+from penstock_log.usage import DayUsage, UsageKey, total
 from penstock_log.users import Users
 from penstock_policies.job_lengths import Lengths
 from penstock_scheduler.aggregation.aggregation_table import AggregationTable
 from penstock_scheduler.pool.scheduler_state import SchedulerState, fold
 
-SCHEMA: Final = "gateway.v18"
+SCHEMA: Final = "gateway.v19"
 
 
 class GatewayState(SchedulerState):
@@ -95,6 +97,10 @@ class GatewayState(SchedulerState):
         Agents, aggregators, and the runs that have parts on them.
     gone_seq : dict of str to int
         Node that was lost and is still away, or was forgotten → sequence of the round that said so.
+    lane_grants : LaneGrants
+        Who shares which device.
+    archived_usage : dict of str to list of DayUsage
+        UTC day → what is left of archived jobs in accounts, each group once.
     """
 
     jobs: JobTable = msgspec.field(default_factory=JobTable)
@@ -113,6 +119,8 @@ class GatewayState(SchedulerState):
     archive: ArchiveRecord = msgspec.field(default_factory=ArchiveRecord)
     aggregation: AggregationTable = msgspec.field(default_factory=AggregationTable)
     gone_seq: dict[str, int] = msgspec.field(default_factory=dict)
+    lane_grants: LaneGrants = msgspec.field(default_factory=LaneGrants)
+    archived_usage: dict[str, list[DayUsage]] = msgspec.field(default_factory=dict)
 
     users: Users = msgspec.field(default_factory=Users)
 
@@ -201,8 +209,16 @@ def _note(state: GatewayState, job: Job, event: Event, seq: int) -> None:
     if job.state is JobState.COMPLETED and past.state is not JobState.COMPLETED and job.sample is None:
         state.lengths.setdefault(job.spec.pool, Lengths()).add(job.id, job.attained_gpu_s(job.finished_s))
     past.note(job, event, seq)
+    _divide_devices(state, past.account.note(job, event, state.lane_grants), event.at_s)
     state.open_jobs.note(job)
     _follow_up(state, job, seq)
+
+
+def _divide_devices(state: GatewayState, job_ids: Iterable[str], at_s: float) -> None:
+    """Give jobs their part of the devices that they share, after others have come or left."""
+    for job_id in job_ids:
+        if (past := state.histories.get(job_id)) is not None:
+            past.account.divide(at_s, state.jobs[job_id], state.lane_grants)
 
 
 def _note_open_sweep(state: GatewayState, event: Event) -> None:
@@ -254,6 +270,7 @@ def _announced(state: GatewayState, job_id: str, seq: int) -> None:
 def _archive(state: GatewayState, event: LogCopied | JobsArchived | LogTrimmed, seq: int) -> None:
     if isinstance(event, JobsArchived):
         _forget_archived(state, event)
+        _keep_usage(state.archived_usage, event.usage)
         state.archive.archive(event, seq)
         return
     state.archive.note(event)
@@ -270,6 +287,7 @@ def _forget_archived(state: GatewayState, event: JobsArchived) -> None:
         if job is not None:
             parents.add(job.spec.parent)
             keys.add(job.profile_key)
+            _divide_devices(state, state.histories[job_id].account.leave(job_id, state.lane_grants), event.at_s)
         state.jobs.forget(job_id)
         for of_jobs in (state.histories, state.to_announce, state.to_cancel):
             of_jobs.pop(job_id, None)
@@ -283,6 +301,17 @@ def _forget_archived(state: GatewayState, event: JobsArchived) -> None:
         for of_keys in (state.profiles, state.scaled, state.measured):
             of_keys.pop(key, None)
     state.lengths.update({pool: Lengths.of_fact(learnt) for pool, learnt in event.learnt.items()})
+
+
+def _keep_usage(kept: dict[str, list[DayUsage]], new: Iterable[DayUsage]) -> None:
+    """Add the sums of archived jobs to those of the same day and group."""
+    for row in new:
+        of_day = kept.setdefault(row.day, [])
+        same = next((one for one in of_day if compose(UsageKey, one) == compose(UsageKey, row)), None)
+        if same is None:
+            of_day.append(msgspec.structs.replace(row, usage=total([row.usage])))  # the fact's own is not to be changed
+        else:
+            same.usage.add(row.usage)
 
 
 def _drop_ids(index: dict[str, list[str]], names: Iterable[str], gone: set[str]) -> None:

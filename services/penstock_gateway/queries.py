@@ -16,7 +16,7 @@ import msgspec
 from penstock_bus import BodyLimit, Delivery, Endpoint, LogReader, RejectionPort, ReplicationPort, TelemetryPort
 from penstock_bus.follower import FoldFollower
 from penstock_bus.health import GONE_AFTER_S, VERSION, Vitals, parse_vitals
-from penstock_gateway import acceptance, aggregation_answers, answers, dry_run, log_reader, sight, story
+from penstock_gateway import acceptance, aggregation_answers, answers, dry_run, log_reader, sight, story, usage_answers
 from penstock_gateway.answers import ReadModel
 from penstock_gateway.authority import Admit, Caller
 from penstock_gateway.endpoints import ask, endpoint, job_asked
@@ -44,6 +44,7 @@ from penstock_log.views import (
     StoryView,
     StreamsView,
     SweepsView,
+    UsageView,
     UsersView,
     UserView,
     View,
@@ -139,6 +140,7 @@ class Queries:
             "schema": self._schema,
             "status": self._status,
             "streams": self._streams,
+            "usage": self._usage,
             "users": self._users,
             "whoami": self._whoami,
         }
@@ -185,6 +187,10 @@ class Queries:
 
     async def _sweeps(self, body: bytes, caller: Caller) -> SweepsView:
         return answers.sweeps(await self._model(ask(body, request_bodies.AllRequest).at), caller)
+
+    async def _usage(self, body: bytes, caller: Caller) -> UsageView:
+        asked = ask(body, request_bodies.UsageRequest)
+        return usage_answers.usage(await self._model(asked.at), asked, caller)
 
     async def _users(self, body: bytes, caller: Caller) -> UsersView:  # noqa: ARG002 - who may ask was asked before
         model = await self._model(ask(body, request_bodies.AllRequest).at)

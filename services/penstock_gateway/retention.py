@@ -11,18 +11,22 @@ begins with its checkpoint, or it is a trial of a sweep that stays, or a sample 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from penstock_log import ARCHIVE, TERMINAL, Job, JobsArchived, LogCopied, LogTrimmed
+from penstock_log.records import compose
+from penstock_log.usage import DayUsage, Usage, UsageKey
 
 if TYPE_CHECKING:
     from penstock_gateway.machine import GatewayState
 
 MOST_IDS: Final = 5_000
 """Jobs of one fact, which has to fit in a message of the log."""
+MOST_ROWS: Final = 1_000
+"""Groups whose usage one fact has, for the same reason, unless a single job has more."""
 
 
 MOST_UNTRIMMED: Final = 200
@@ -71,7 +75,7 @@ class ArchiveRecord(msgspec.Struct, kw_only=True):
     def archive(self, event: JobsArchived, seq: int) -> None:
         """Note that jobs were archived."""
         self.jobs += len(event.job_ids)
-        self.untrimmed.append(Untrimmed(seq, msgspec.structs.replace(event, learnt={})))
+        self.untrimmed.append(Untrimmed(seq, msgspec.structs.replace(event, learnt={}, usage=())))
         del self.untrimmed[:-MOST_UNTRIMMED]
 
 
@@ -101,7 +105,7 @@ def expired(state: GatewayState, before_s: float, now_s: float, most: int = MOST
     sweeps = tuple(_empty_sweeps(state, old, before_s))
     if not ids and not sweeps:
         return []
-    batches = [tuple(ids[at : at + most]) for at in range(0, len(ids), most)] or [()]
+    batches = list(_batches(state, ids, most)) or [()]
     facts = [JobsArchived(at_s=now_s, archive=ARCHIVE, job_ids=batch) for batch in batches]
     stale = tuple(sorted({key_of(state, job) for job in old.values()} - used))
     facts[-1] = msgspec.structs.replace(facts[-1], sweep_ids=sweeps, workloads=stale)
@@ -111,14 +115,25 @@ def expired(state: GatewayState, before_s: float, now_s: float, most: int = MOST
 
 
 def still_due(state: GatewayState, fact: JobsArchived) -> JobsArchived:
-    """Return a fact of :func:`expired` without what somebody has come to need since."""
+    """Return a fact of :func:`expired` without what somebody has come to need since, and with its jobs' usage."""
     origins = {job.spec.begins_from for job in state.jobs if job.state not in TERMINAL}
     used = set(state.keys.values())
+    job_ids = tuple(job_id for job_id in fact.job_ids if job_id not in origins)
     return msgspec.structs.replace(
         fact,
-        job_ids=tuple(job_id for job_id in fact.job_ids if job_id not in origins),
+        job_ids=job_ids,
         workloads=tuple(key for key in fact.workloads if key not in used),
+        usage=archived_usage(state, job_ids),
     )
+
+
+def archived_usage(state: GatewayState, job_ids: Iterable[str]) -> tuple[DayUsage, ...]:
+    """Return what accounts are to know of jobs that are over: sums by UTC day, user, team, pool, model and kind."""
+    sums: dict[tuple[str, UsageKey], Usage] = {}
+    for job_id in job_ids:
+        for day, key, found in _days(state, job_id):
+            sums.setdefault((day, key), Usage()).add(found)
+    return tuple(compose(DayUsage, key, day=day, usage=found) for (day, key), found in sums.items())
 
 
 def owners(state: GatewayState, fact: JobsArchived) -> Iterator[tuple[str, str]]:
@@ -151,6 +166,28 @@ def forgotten_nodes(state: GatewayState, before_seq: int) -> dict[str, int]:
     """Return the nodes that were forgotten by rounds before a sequence, which their own facts must not outlive."""
     gone = state.gone_seq.items()
     return {node_id: seq for node_id, seq in gone if node_id not in state.cluster.nodes and seq < before_seq}
+
+
+def _batches(state: GatewayState, ids: Sequence[str], most: int) -> Iterator[tuple[str, ...]]:
+    """Yield jobs so many at a time, or fewer where their usage is of many groups."""
+    batch: list[str] = []
+    groups: set[tuple[str, UsageKey]] = set()
+    for job_id in ids:
+        own = {(day, key) for day, key, _ in _days(state, job_id)}
+        if batch and (len(batch) >= most or len(groups | own) > MOST_ROWS):
+            yield tuple(batch)
+            batch, groups = [], set()
+        batch.append(job_id)
+        groups |= own
+    if batch:
+        yield tuple(batch)
+
+
+def _days(state: GatewayState, job_id: str) -> Iterator[tuple[str, UsageKey, Usage]]:
+    job, past = state.jobs.get(job_id), state.histories.get(job_id)
+    if job is not None and past is not None:
+        for day, kind, found in past.account.days(counts=job.sample is None):
+            yield day, compose(UsageKey, job.spec, kind=kind), found
 
 
 def _is_over(state: GatewayState, job: Job, before_s: float) -> bool:

@@ -25,7 +25,8 @@ from penstock_bus.follower import FoldFollower, background
 from penstock_bus.memory import MemoryBus, MemoryServer
 from penstock_bus.shell import Shell
 from penstock_executor.machine import decider as executor
-from penstock_gateway import machine
+from penstock_gateway import machine, usage_answers
+from penstock_gateway.answers import ReadModel
 from penstock_gateway.archiver import Archiver
 from penstock_gateway.machine import GatewaySettings, GatewayState
 from penstock_gateway.retention import key_of, still_due
@@ -45,7 +46,8 @@ from penstock_log import (
     encode,
     subjects,
 )
-from penstock_log.request_bodies import JobsRequest
+from penstock_log.request_bodies import JobsRequest, UsageBy, UsageRequest
+from penstock_log.views import UsageView
 from penstock_matcher.machine import decider as matcher
 from penstock_profiler.machine import decider as profiler
 from penstock_ranker.machine import decider as ranker
@@ -359,6 +361,63 @@ async def test_a_fold_from_nothing_knows_what_a_fold_knows_that_saw_it_all(tmp_p
         assert fresh["ranker"].state == seen["ranker"].state
         for name in ("cluster", "ranks", "keys", "live", "finished_s", "policies", "modes", "speeds"):
             assert getattr(fresh["matcher"].state, name) == getattr(seen["matcher"].state, name), name
+
+
+def accounts(state: GatewayState, by: UsageBy, now_s: float, **window: Any) -> UsageView:
+    asked = UsageRequest(by=by, order="name", **window)
+    return usage_answers.usage(ReadModel(state=state, now_s=now_s, seq=1), asked)
+
+
+def sums(view: UsageView) -> dict[str, Any]:
+    return {row.name: pytest.approx(msgspec.structs.asdict(row.usage)) for row in (*view.rows, view.total)}
+
+
+async def test_accounts_know_archived_jobs_also_in_a_fold_from_nothing(tmp_path: Path) -> None:
+    log = read_wire(REAL)
+    now_s = log[-1].stored_s + 10 * 86_400.0
+    async with cluster(tmp_path) as one:
+        one.replay(log)
+        await one.live.caught_up()
+        groups: tuple[UsageBy, ...] = ("user", "team", "pool", "model", "kind")
+        before = {by: sums(accounts(one.live.state, by, now_s)) for by in groups}
+        await one.archive()
+        assert one.live.state.archive.jobs > 100
+        fresh = await folded("gateway", one.bus)
+        for state in (one.live.state, fresh.state):
+            for by in groups:
+                after = accounts(state, by, now_s)
+                found = {row.name: msgspec.structs.asdict(row.usage) for row in (*after.rows, after.total)}
+                assert found == before[by]
+
+
+async def test_a_window_that_cuts_a_day_of_archived_jobs_counts_it_whole_and_says_so(tmp_path: Path) -> None:
+    day_s = NOW_S // 86_400.0 * 86_400.0
+    async with cluster(tmp_path) as one:
+        one.tell(joined(), *life("a", at_s=day_s + 86_399.0, user="ada"), *life("b", at_s=day_s + 90_000.0, user="bob"))
+        await one.archive(after_s=2 * LONG_S)
+        state, now_s = one.live.state, one.clock.s
+        whole = accounts(state, "user", now_s)
+        assert {row.name: row.usage.held_gpu_s for row in whole.rows} == {"ada": 4.0, "bob": 4.0}
+        assert (whole.total.usage.jobs, whole.whole_days, whole.since_s) == (2, (), day_s)
+        second = accounts(state, "user", now_s, since=day_s + 89_000.0)
+        assert {row.name: row.usage.held_gpu_s for row in second.rows} == {"ada": 4.0, "bob": 4.0}
+        assert second.whole_days == ("2023-11-15",)
+        first = accounts(state, "user", now_s, until=day_s + 86_400.0)
+        assert {row.name: (row.usage.waited_gpu_s, row.usage.jobs) for row in first.rows} == {"ada": (1.0, 1)}
+        assert first.whole_days == ()
+        job = accounts(state, "job", now_s)
+        assert [(row.others, row.usage.held_gpu_s) for row in job.rows] == [(True, 8.0)]
+
+
+async def test_jobs_of_many_groups_go_in_several_facts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock_gateway.retention.MOST_ROWS", 3)
+    async with cluster(tmp_path) as one:
+        for number in range(8):
+            one.tell(*life(f"j{number}", at_s=NOW_S + 10 * number, model=f"m{number}", profile="off"))
+        await one.archive()
+        facts = [fact for each in await one.bus.read(ALL) for fact in each.commit.facts]
+        assert [len(fact.usage) for fact in facts if isinstance(fact, JobsArchived)] == [3, 3, 2]
+        assert accounts(one.live.state, "model", one.clock.s).total.usage.held_gpu_s == 8 * 4.0
 
 
 def apply_all(fold: Fold[Any], log: Iterable[Delivery]) -> None:

@@ -121,6 +121,7 @@ def body_of(cell: Cell) -> Any:
 _OF_TARGETS = ("cancel", "hold", "release", "cancel_sweep", "drain", "resume", "remove", "remove_user")
 _OF_ALL = (
     "jobs", "sweeps", "nodes", "aggregation", "status", "streams", "policies", "schema", "whoami", "users", "rejected",
+    "usage",
 )  # fmt: skip
 
 
@@ -138,6 +139,8 @@ async def outcome(shared: Gateway, cell: Cell) -> str:
     if request in {"jobs", "sweeps"}:
         shown = [one for one in answer[request] if one["user" if request == "jobs" else "id"] in {owner, f"s-{owner}"}]
         return "yes" if shown and all(one["name"] for one in shown) else "outline"
+    if request == "usage":
+        return "yes" if owner in {row.get("name") for row in answer["rows"]} else "outline"
     if request in _COMMANDS - {"submit", "tune"}:
         return "yes" if answer["changed"] else f"nothing was changed: {answer}"
     return "yes"

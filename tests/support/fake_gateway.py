@@ -107,6 +107,7 @@ class FakeGateway:
         self.whys: dict[str, views.WhyView] = {}
         self.policies = views.PoliciesView(pools=(), defaults={}, seq=7)
         self.users = views.UsersView(users=(), seq=7)
+        self.usage: Callable[[request_bodies.UsageRequest], views.UsageView] | None = None
         self.url = ""
         self.timeout_s = 30.0
         self.bus: Bus
@@ -171,6 +172,7 @@ class FakeGateway:
                 lambda _: views.NodesView(nodes=tuple(self.nodes), seq=7, memory=self.memory),
             ),
             "policies": (request_bodies.AllRequest, lambda _: self.policies),
+            "usage": (request_bodies.UsageRequest, lambda ask: self.usage(ask) if self.usage is not None else None),
             "users": (request_bodies.AllRequest, lambda _: self.users),
             "sweeps": (
                 request_bodies.AllRequest,

@@ -88,6 +88,7 @@ from penstock_log import (
     WorkloadScaled,
     workload,
 )
+from penstock_log.usage import DayUsage, Usage
 from penstock_testing import delivery
 
 T0 = 1_700_000_000.0
@@ -343,9 +344,12 @@ def _users() -> list[AnyEvent]:
 
 def _archived() -> list[AnyEvent]:
     learnt = PoolLearnt(finished_s=(2.0,), completed=1, kept=((-0.5, 2.0),))
+    used = DayUsage(day="2023-11-14", user="ada", kind="fast", usage=Usage(held_gpu_s=9.0, idle_gpu_s=9.0, jobs=1))
     return [
         LogCopied(at_s=0, archive=ARCHIVE, file="2026-01-31.jsonl.gz", first_seq=1, last_seq=40, until_s=T0 + 40),
-        JobsArchived(at_s=0, archive=ARCHIVE, job_ids=("g1",), workloads=("gone",), learnt={"default": learnt}),
+        JobsArchived(
+            at_s=0, archive=ARCHIVE, job_ids=("g1",), workloads=("gone",), learnt={"default": learnt}, usage=(used,)
+        ),
         LogTrimmed(at_s=0, archive=ARCHIVE, archived_seq=60, before_seq=9, nodes=("gone",), removed=12),
     ]
 

@@ -11,6 +11,7 @@ In reading order:
 * ``lanes``: ``lanes bench``, ``lanes estimate``.
 * ``memory``: ``memory ls``, ``show``, ``top``, ``serve`` and ``bench``.
 * ``aggregation``: ``aggregation ls`` and ``show``.
+* ``accounts``: ``usage``, ``report``.
 * ``up``: ``up``, ``down``, ``service``, ``purge``.
 * ``simulate``: ``sim``, ``sweep sim``.
 * ``replay``: ``replay``.

@@ -9,8 +9,12 @@ In reading order:
 * ``jobs``: Jobs: lines, details, sizes, why, story.
 * ``cluster``: Nodes, services, lanes, sweeps.
 * ``aggregation``: Aggregators, and the runs that have parts on them.
+* ``accounts``: Device time by user, team, pool, model, kind or job.
 """
 
+from penstock_log.views.accounts import UsageRowView as UsageRowView
+from penstock_log.views.accounts import UsageView as UsageView
+from penstock_log.views.accounts import WaitsView as WaitsView
 from penstock_log.views.aggregation import AggregatedJobView as AggregatedJobView
 from penstock_log.views.aggregation import AggregationView as AggregationView
 from penstock_log.views.aggregation import AggregatorUseView as AggregatorUseView
