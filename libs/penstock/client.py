@@ -35,6 +35,7 @@ from penstock_log import (
     request_bodies,
     subjects,
     tag_of,
+    tracing,
     validation,
     views,
 )
@@ -170,9 +171,14 @@ class Client:
         ----------
         strict : bool
             Refuse a job that could never start on the present cluster, instead of having it wait.
+
+        The job belongs to the trace in the variable ``TRACEPARENT``, where it is set.
         """
         filled = submission.fill(_given(spec, fields, JobSpec), is_known=bool(self.user))
-        return await self._submit("submit", filled, lambda job: request_bodies.SubmitRequest(spec=job, strict=strict))
+        trace = os.environ.get(tracing.VARIABLE, "")
+        return await self._submit(
+            "submit", filled, lambda job: request_bodies.SubmitRequest(spec=job, strict=strict, traceparent=trace[:128])
+        )
 
     def tune(
         self,
@@ -367,6 +373,12 @@ class Client:
         body = await self.bus.request(subjects.command("login", "issuer"), msgspec.json.encode(ask), timeout_s=10.0)
         return msgspec.json.decode(body, type=logins.Login)
 
+    async def sign_in(self) -> views.SignInView:
+        """Return an address of the dashboard that signs one browser in as who asks."""
+        ask = msgspec.json.encode(request_bodies.EmptyRequest())
+        body = await self.bus.request(subjects.command("sign_in", "dashboard"), ask)
+        return msgspec.json.decode(body, type=views.SignInView)
+
     # --- queries
     async def jobs(
         self,
@@ -408,6 +420,14 @@ class Client:
     async def nodes(self, at: request_bodies.At = None) -> views.NodesView:
         """Return all nodes and their devices."""
         return await self._query("nodes", request_bodies.AllRequest(at=at), views.NodesView)
+
+    async def devices(self, at: request_bodies.At = None) -> views.DevicesView:
+        """Return all devices by node, and the jobs that have them: less than ``nodes`` says, for very many."""
+        return await self._query("devices", request_bodies.AllRequest(at=at), views.DevicesView)
+
+    async def queue(self, **asked: Any) -> views.QueueView:
+        """Return waiting jobs in rank order, as the fields of :class:`penstock_log.request_bodies.QueueRequest` say."""
+        return await self._query("queue", request_bodies.QueueRequest(**asked), views.QueueView)
 
     async def aggregation(self, job_id: str = "", at: request_bodies.At = None) -> views.AggregationView:
         """Return all aggregators, and the jobs with aggregation that may be seen; or a job, and those that it is on."""
@@ -473,6 +493,10 @@ class Client:
     async def status(self, at: request_bodies.At = None) -> views.StatusView:
         """Return counts of jobs, devices and nodes, and the replicas that are alive."""
         return await self._query("status", request_bodies.AllRequest(at=at), views.StatusView)
+
+    async def stats(self, at: request_bodies.At = None) -> views.StatsView:
+        """Return figures by pool and team, for metrics."""
+        return await self._query("stats", request_bodies.AllRequest(at=at), views.StatsView)
 
     async def streams(self) -> views.StreamsView:
         """Return on which NATS servers each stream is kept."""

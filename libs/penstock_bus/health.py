@@ -114,7 +114,11 @@ class DecisionLag:
 
 
 def endpoints(report: Callable[[], Vitals], metrics: Metrics) -> list[Endpoint]:
-    """Return ``ready`` (503 until caught up), ``live`` and ``metrics`` of a service."""
+    """
+    Return ``ready`` (503 until caught up), ``live`` and ``metrics`` of a service.
+
+    Replicas share these three; each also has a subject of its own, on which it alone is asked for its metrics.
+    """
 
     async def ready(_: Request) -> Reply:
         vitals = report()
@@ -130,10 +134,14 @@ def endpoints(report: Callable[[], Vitals], metrics: Metrics) -> list[Endpoint]:
         return Reply(body=metrics.render().encode())
 
     handlers = {"ready": ready, "live": live, "metrics": metrics_}
-    service = report().service
+    service, replica = report().service, report().replica
+    own = Endpoint(name="metrics_of_replica", subject=subjects.metrics_of(service, replica), handler=metrics_)
     return [
-        Endpoint(name=name, subject=subjects.query(name, service), handler=handler)
-        for name, handler in handlers.items()
+        *(
+            Endpoint(name=name, subject=subjects.query(name, service), handler=handler)
+            for name, handler in handlers.items()
+        ),
+        own,
     ]
 
 

@@ -38,6 +38,7 @@ MODULE_OF: Final = {
         ("commands.replay", "replay"),
         ("commands.simulate", "sim"),
         ("commands.shadow", "shadow"),
+        ("commands.dashboard", "dashboard"),
         ("commands.trace", "trace"),
         ("commands.users", "login whoami user context"),
         ("commands.up", "up down service purge"),

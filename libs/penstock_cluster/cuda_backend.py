@@ -37,6 +37,7 @@ import msgspec
 import pynvml
 
 from penstock_cluster.device_backend import DeviceBackend, DeviceError
+from penstock_cluster.device_monitor import DeviceMonitor
 from penstock_log import Device
 
 _VENDOR: Final = {"nvidia", "tesla", "geforce", "quadro", "graphics", "device", "gpu"}
@@ -211,6 +212,14 @@ class CudaBackend(DeviceBackend):
     def accounting(cls) -> Self:
         """Return the accounting by the driver: the backend itself."""
         return cls()
+
+    @classmethod
+    def monitor(cls, clock: Callable[[], float]) -> DeviceMonitor:
+        """Return the monitor by the driver."""
+        from penstock_cluster.cuda_monitor import CudaMonitor  # noqa: PLC0415 - it asks the library as this module does
+
+        del clock
+        return CudaMonitor()
 
     def held(self, device: Device, pids: Iterable[int]) -> dict[int, int]:
         """

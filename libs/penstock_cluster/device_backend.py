@@ -7,12 +7,13 @@ Port of device backends: what every one offers, and what some can do and others 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import Final, Literal, NamedTuple, Protocol, Self
 
 import msgspec
 
+from penstock_cluster.device_monitor import DeviceMonitor, HostMonitor
 from penstock_log import Device
 
 
@@ -142,6 +143,11 @@ class DeviceBackend(Protocol):
     @classmethod
     def accounting(cls) -> Accounting:
         """Return who tells what processes hold of such devices, as the log has them."""
+
+    @classmethod
+    def monitor(cls, clock: Callable[[], float]) -> DeviceMonitor:
+        """Return who tells how busy such devices are, by a clock that never jumps; by default the host estimates it."""
+        return HostMonitor(clock)
 
 
 class Accounting(Protocol):

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Self
 
 import msgspec
 
 from penstock_cluster.accounting import HostAccounting
 from penstock_cluster.device_backend import DeviceBackend, DeviceError
+from penstock_cluster.device_monitor import HostMonitor
 from penstock_log import Device
 from penstock_log.agent_protocol import AgentEnv
 
@@ -78,6 +79,11 @@ class CpuBackend(DeviceBackend):
     def accounting(cls) -> HostAccounting:
         """Return the accounting by the kernel."""
         return HostAccounting()
+
+    @classmethod
+    def monitor(cls, clock: Callable[[], float]) -> HostMonitor:
+        """Return an estimate, for which all processors that the executor may use are the device."""
+        return HostMonitor(clock, len(os.sched_getaffinity(0)))
 
 
 def host_memory_bytes() -> int:

@@ -51,6 +51,8 @@ class Node(msgspec.Struct, kw_only=True):
         It takes no new jobs; this survives a restart of the executor and ends with ``NodeResumed``.
     evicting : bool
         Drained, and its running jobs are to be moved as well.
+    drain_reason : str
+        Why, as who drained it said.
     cpus, host_memory_bytes, held_by
         As :class:`penstock_log.NodeJoined` has them.
     gone : {"", "left", "lost"}
@@ -67,6 +69,7 @@ class Node(msgspec.Struct, kw_only=True):
     joined_s: float = 0.0
     drained: bool = False
     evicting: bool = False
+    drain_reason: str = ""
     cpus: float = 0.0
     host_memory_bytes: int = 0
     held_by: Literal["", "cgroup", "rlimit"] = ""
@@ -125,9 +128,9 @@ class Cluster(msgspec.Struct):
             case NodeRemoved():
                 return self._remove(event.node_id)
             case NodeDrained():
-                return self._drain(event.node_id, True, event.preempt)
+                return self._drain(event.node_id, True, event.preempt, event.reason)
             case NodeResumed():
-                return self._drain(event.node_id, False, False)
+                return self._drain(event.node_id, False, False, "")
             case _:
                 return False
 
@@ -176,9 +179,9 @@ class Cluster(msgspec.Struct):
             node.gone, node.gone_s = gone, at_s
         return node is not None
 
-    def _drain(self, node_id: str, drained: bool, evicting: bool) -> bool:
+    def _drain(self, node_id: str, drained: bool, evicting: bool, reason: str) -> bool:
         if (node := self.nodes.get(node_id)) is not None:
-            node.drained, node.evicting = drained, evicting
+            node.drained, node.evicting, node.drain_reason = drained, evicting, reason
         return node is not None
 
 
@@ -205,8 +208,9 @@ def fits(spec: JobSpec, device: Device) -> bool:
 
 
 def _joined(event: NodeJoined, before: Node | None) -> Node:
-    drained, evicting = (before.drained, before.evicting) if before else (False, False)
-    own = {"labels": dict(event.labels), "joined_s": event.at_s, "drained": drained, "evicting": evicting}
+    own = {"labels": dict(event.labels), "joined_s": event.at_s}
+    if before is not None:
+        own |= {"drained": before.drained, "evicting": before.evicting, "drain_reason": before.drain_reason}
     return compose(Node, event, id=event.node_id, **own)
 
 

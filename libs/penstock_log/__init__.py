@@ -9,6 +9,7 @@ In reading order:
 * ``subjects``: All subjects and streams.
 * ``facts``: Facts that are asked for, happen or are measured: job, run, node, request, policy, profile.
 * ``decision_facts``: Facts that deciders write: rank, round, scale, sweep.
+* ``totals``: Totals since the log began, by pool and team.
 * ``archive_facts``: Facts about what of the log was copied to files, forgotten and removed.
 * ``login_facts``: Facts about the logins of nodes, and their fold.
 * ``memory_facts``: Facts about memory that nodes lend each other.
@@ -21,6 +22,7 @@ In reading order:
 * ``agent_protocol``: What a job's process and its executor say to each other.
 * ``memory_messages``: What clients of borrowed memory, the agent of their node, and agents say to each other.
 * ``aggregation_messages``: What clients of aggregation, agents and aggregators say to each other.
+* ``device_samples``: How busy a node's devices are, and how well.
 * ``request_bodies``: Bodies of requests to the gateway and to nodes.
 * ``records``: Records made of other records, by the names of their fields.
 * ``text``: Sizes and durations in words; text of others made harmless.

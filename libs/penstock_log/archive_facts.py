@@ -9,11 +9,12 @@ made again under the same name, and what was removed can be removed again.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Optional
 
 import msgspec
 
 from penstock_log.facts import Event
+from penstock_log.totals import ClusterTotals
 from penstock_log.usage import DayUsage
 
 ARCHIVE: Final = "log"
@@ -88,6 +89,8 @@ class JobsArchived(Event, frozen=True, kw_only=True, tag="archive.jobs_archived.
         Pool → what its finished jobs have taught, these among them; it takes the place of what a fold knows.
     usage : tuple of DayUsage
         The device time of these jobs, by UTC day, user, team, pool, model and kind: it stays in accounts.
+    totals : ClusterTotals or None
+        What all archived jobs have added to the totals, these among them; None in facts of earlier versions.
     """
 
     archive: str
@@ -96,6 +99,7 @@ class JobsArchived(Event, frozen=True, kw_only=True, tag="archive.jobs_archived.
     workloads: tuple[str, ...] = ()
     learnt: dict[str, PoolLearnt] = {}
     usage: tuple[DayUsage, ...] = ()
+    totals: Optional[ClusterTotals] = None
 
 
 class LogTrimmed(Event, frozen=True, kw_only=True, tag="archive.log_trimmed.v1"):

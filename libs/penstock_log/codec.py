@@ -163,7 +163,8 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     cause : int
         Stream sequence of the commit that led to this one; 0 where a person did.
     trace : str
-        W3C trace id; empty where tracing is off.
+        W3C trace id, and behind a ``-`` its parent's span, where the request came with them; see
+        :mod:`penstock_log.tracing`.
     """
 
     id: str

@@ -24,6 +24,9 @@ from penstock_log.spec import JobSpec, Name, SweepSpec
 
 At = Optional[Union[int, float, str]]
 Limit = Annotated[int, Meta(ge=1, le=1000)]
+MOST_ROWS: Final = 10_000
+MOST_AT_ONCE: Final = 1000
+"""Jobs that one request submits or acts on at most; a client splits what is more."""
 PersonName = Annotated[
     str,
     Meta(max_length=63, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.@+-]*$", description="letters, digits and any of _ . @ + -"),
@@ -43,10 +46,15 @@ class GatewayRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class SubmitRequest(GatewayRequest, frozen=True, kw_only=True):
-    """A job; ``strict`` refuses one that could not start on the present cluster, instead of having it wait."""
+    """
+    A job; ``strict`` refuses one that could not start on the present cluster, instead of having it wait.
+
+    ``traceparent`` is the W3C trace context to which the job belongs; one of another form counts as none.
+    """
 
     spec: JobSpec
     strict: bool = False
+    traceparent: Annotated[str, Meta(max_length=128)] = ""
 
 
 class TuneRequest(GatewayRequest, frozen=True, kw_only=True):
@@ -62,6 +70,70 @@ class ActRequest(GatewayRequest, frozen=True, kw_only=True):
     id: str
     by: Who = ""
     reason: Reason = ""
+
+
+class JobFilter(GatewayRequest, frozen=True, kw_only=True):
+    """
+    Which jobs; all given filters must match.
+
+    Attributes
+    ----------
+    state : tuple of str
+        Two-letter states; empty means all.
+    name : str
+        Equal to it, or beginning with it where it ends in ``*``.
+    parent : str
+        Trials of this sweep.
+    text : str
+        A part of the id or the name, in whatever case.
+    """
+
+    state: tuple[str, ...] = ()
+    user: str = ""
+    name: str = ""
+    parent: str = ""
+    team: str = ""
+    pool: str = ""
+    model: str = ""
+    text: str = ""
+
+
+Verb = Literal["cancel", "hold", "release"]
+
+
+class BulkRequest(GatewayRequest, frozen=True, kw_only=True):
+    """
+    Cancel, hold or release many jobs, each as its own command would.
+
+    Attributes
+    ----------
+    ids : tuple of str
+        Ids, or unique beginnings of them.
+    where : JobFilter or None
+        The jobs that match, of those in which the verb would change something; None where ``ids`` says which.
+    after : int
+        With ``where``: only jobs that were submitted behind this stream sequence: ``next`` of the answer before.
+    limit : int
+        With ``where``: look at so many jobs at most.
+    dry_run : bool
+        Change nothing, and answer what would be changed.
+    """
+
+    verb: Verb
+    ids: Annotated[tuple[str, ...], Meta(max_length=MOST_AT_ONCE)] = ()
+    where: Optional[JobFilter] = None
+    after: Annotated[int, Meta(ge=0)] = 0
+    limit: Annotated[int, Meta(ge=1, le=MOST_AT_ONCE)] = MOST_AT_ONCE
+    dry_run: bool = False
+    by: Who = ""
+    reason: Reason = ""
+
+
+class SubmitAllRequest(GatewayRequest, frozen=True, kw_only=True):
+    """Many jobs, each accepted or refused by itself; ``strict`` as for one."""
+
+    specs: Annotated[tuple[JobSpec, ...], Meta(min_length=1, max_length=MOST_AT_ONCE)]
+    strict: bool = False
 
 
 class DrainRequest(GatewayRequest, frozen=True, kw_only=True):
@@ -201,31 +273,47 @@ class OneRequest(GatewayRequest, frozen=True, kw_only=True):
     at: At = None
 
 
-class JobsRequest(GatewayRequest, frozen=True, kw_only=True):
+class JobsRequest(JobFilter, frozen=True, kw_only=True):
     """
-    Which jobs; all given filters must match.
+    The request of ``jobs``: which, how many, and in which form.
 
     Attributes
     ----------
-    state : tuple of str
-        Two-letter states; empty means all.
-    name : str
-        Equal to it, or beginning with it where it ends in ``*``.
     ids : tuple of str
         Whole ids.
     samples : bool
         Show the profiler's samples too.
     limit : int
-        At most this many, the newest.
+        At most this many, the newest; more than 1,000 only as rows.
+    offset : int
+        Leave out so many of the newest: what the pages before have shown.
+    rows : bool
+        Answer with what a table shows, as ``rows`` of the answer in place of ``jobs``.
     """
 
-    state: tuple[str, ...] = ()
-    user: str = ""
-    name: str = ""
-    parent: str = ""
     ids: tuple[str, ...] = ()
     samples: bool = False
-    limit: Limit = 500
+    limit: Annotated[int, Meta(ge=1, le=MOST_ROWS)] = 500
+    offset: Annotated[int, Meta(ge=0)] = 0
+    rows: bool = False
+    at: At = None
+
+
+class QueueRequest(JobFilter, frozen=True, kw_only=True):
+    """
+    The request of ``queue``: which waiting jobs, and which part of them.
+
+    Attributes
+    ----------
+    cause : str
+        Only those that wait for this cause, as the round says it.
+    offset, limit : int
+        The part that is wanted, in rank order.
+    """
+
+    cause: str = ""
+    offset: Annotated[int, Meta(ge=0)] = 0
+    limit: Limit = 200
     at: At = None
 
 
@@ -266,7 +354,7 @@ class UsageRequest(GatewayRequest, frozen=True, kw_only=True):
 
 
 class AllRequest(GatewayRequest, frozen=True, kw_only=True):
-    """The request of ``nodes``, ``sweeps``, ``policies`` and ``status``."""
+    """The request of ``nodes``, ``devices``, ``sweeps``, ``policies`` and ``status``."""
 
     at: At = None
 

@@ -319,6 +319,18 @@ def query(name: str, service: str = "gateway") -> str:
     return f"{ROOT}.qry.{service}.{_token(name)}"
 
 
+def metrics_of(service: str, replica_id: str) -> str:
+    """
+    Return the subject on which one replica of a service is asked for its metrics, and no other.
+
+    Examples
+    --------
+    >>> metrics_of("matcher", "r1")
+    'penstock.qry.matcher.metrics.r1'
+    """
+    return f"{query('metrics', service)}.{_token(replica_id)}"
+
+
 def log(job_id: str, rank_: int) -> str:
     """Return the subject of one process's output."""
     return f"{ROOT}.log.{_token(job_id)}.{rank_}"
@@ -373,15 +385,19 @@ def replicas(service: str) -> str:
     return f"{ROOT}.tel.replica.{_token(service)}.*"
 
 
+REPLICAS: Final = f"{ROOT}.tel.replica.*.*"
 heartbeat: Final = _named("tel.node")
 lanes: Final = _named("tel.lanes")
-"""Telemetry of a node: its heartbeats, and the lanes of its shared devices."""
+devices: Final = _named("tel.device")
+"""Telemetry of a node: its heartbeats, the lanes of its shared devices, and how busy its devices are."""
 progress: Final = _named("tel.progress")
 output_grown: Final = _named("tel.output")
 agreement: Final = _named("tel.agreement")
 """Telemetry of a job: steps and metrics, how far output has come that is not streamed, answers to a stop."""
 heard: Final = _named("tel.matcher.heard")
 """Telemetry of the matcher that leads: that it has heard a node, and takes nothing from it."""
+LANES: Final = f"{ROOT}.tel.lanes.*"
+DEVICES: Final = f"{ROOT}.tel.device.*"
 HEARTBEATS: Final = f"{ROOT}.tel.node.*"
 PROGRESS: Final = f"{ROOT}.tel.progress.*"
 AGREEMENTS: Final = f"{ROOT}.tel.agreement.*"

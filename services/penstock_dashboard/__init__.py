@@ -4,7 +4,20 @@ The dashboard: what people look at, over HTTP.
 In reading order:
 
 * ``settings``: Where it listens, and what visitors see who have not signed in.
+* ``gateway_port``: The gateway, asked in a visitor's name.
+* ``sign_in``: Keys for one use, and the sessions that browsers hold.
+* ``live_page``: Pages that stay up to date.
+* ``page``: What a page is, and how it becomes HTML.
+* ``pages``: The pages.
+* ``metrics_page``: What Prometheus scrapes.
+* ``replica_metrics``: The metrics of all replicas, merged.
+* ``cluster_metrics``: The cluster's figures, as metrics.
+* ``device_metrics``: Devices and lanes, as metrics.
+* ``metric_catalogue``: All metrics, with their labels and meanings.
 * ``application``: Which address is answered by what.
+* ``job_spans``: The life of each job as spans of one trace.
+* ``span_export``: Their export, by one replica at a time.
+* ``otlp``: The exporter of OpenTelemetry; an extra.
 * ``runner``: The dashboard on a bus.
 * ``__main__``: ``python -m penstock_dashboard``.
 """

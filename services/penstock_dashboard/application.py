@@ -1,17 +1,381 @@
-"""The web application: which address is answered by what."""
+"""
+The web application: which address is answered by what.
+
+:func:`application` puts the pages, their live updates, signing in and what people command under their addresses.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import parse_qs, parse_qsl, quote, unquote
+
+import msgspec
+from sse_starlette.sse import EventSourceResponse
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse
-from starlette.routing import Route
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from penstock_dashboard.device_metrics import HeardNodes
+from penstock_dashboard.gateway_port import GatewayPort, PageRefused, Visitor
+from penstock_dashboard.live_page import ChannelName, LiveChannels, Regions, Render
+from penstock_dashboard.page import TEMPLATES, Page, PageContent, PageRequest, at_path
+from penstock_dashboard.pages import device_page, jobs_page, queue_page
+from penstock_dashboard.settings import DashboardSettings
+from penstock_dashboard.sign_in import TokenSigner
+from penstock_log import request_bodies
+from penstock_log.job_state import JobState
+from penstock_log.text import count
+from penstock_log.views import BulkView, UserView
+
+PAGES: Final[dict[str, tuple[str, Page]]] = {
+    "/": ("Devices", device_page.device_page),
+    "/queue": ("Queue", queue_page.queue_page),
+    "/jobs": ("Jobs", jobs_page.jobs_page),
+}
+"""Address → its name in the list of pages, empty where it is not in it, and the page."""
+COOKIE: Final = "penstock_session"
+_STATIC: Final = Path(__file__).with_name("static")
+_MOST_FORM_BYTES: Final = 256 * 1024
+_CHECKED_S: Final = 5.0
+"""For so long it is believed that a session still counts."""
+_UNKNOWN: Final = 500
+_PING_S: Final = 15
+SAID: Final = "penstock_said"
+"""A cookie with what became of the last form, for the page that comes next."""
+_SAID_S: Final = 30
+_FOREIGN: Final = "this form was not sent by a page of yours here; load the page again and repeat it"
+_TITLES: Final = {401: "Sign in", 403: "Not yours", 404: "Not found", 503: "No answer"}
+_HEADERS: Final = [
+    (
+        b"content-security-policy",
+        b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+        b"form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    ),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"same-origin"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+]
 
 
-def application() -> Starlette:
-    """Return the application."""
-    return Starlette(routes=[Route("/healthz", _health)])
+class Site:
+    """
+    What all addresses share.
+
+    Parameters
+    ----------
+    gateway : GatewayPort
+    signer : TokenSigner
+    settings : DashboardSettings
+    now_s : callable
+        Seconds since the epoch.
+    nodes : HeardNodes
+        What nodes tell of their devices.
+    """
+
+    def __init__(
+        self,
+        gateway: GatewayPort,
+        signer: TokenSigner,
+        settings: DashboardSettings,
+        now_s: Callable[[], float],
+        nodes: HeardNodes,
+    ) -> None:
+        self.gateway, self.signer, self.settings, self.now_s = gateway, signer, settings, now_s
+        self.nodes = nodes
+        self.channels = LiveChannels(settings.refresh_s, settings.most_pages)
+        self._checked: dict[str, tuple[float, bool]] = {}
+
+    async def visitor(self, request: Request) -> Visitor:
+        """Return who visits; a session that its person has had revoked since is none."""
+        text = request.cookies.get(COOKIE, "")
+        visitor = self.signer.visitor(text) if text else None
+        if visitor is None or not await self._still_counts(visitor, text):
+            return Visitor()
+        return visitor
+
+    async def _still_counts(self, visitor: Visitor, text: str) -> bool:
+        """Say whether the gateway still knows the person, and has revoked nothing since the session began."""
+        now_s = self.now_s()
+        until_s, counts = self._checked.get(visitor.session, (0.0, False))
+        if until_s > now_s:
+            return counts
+        self._checked = {session: known for session, known in self._checked.items() if known[0] > now_s}
+        try:
+            person = await self.gateway.query(visitor, "whoami", request_bodies.EmptyRequest(), UserView)
+        except PageRefused as refusal:
+            if refusal.status >= _UNKNOWN:
+                return True  # nobody can say; what the page asks is refused all the same
+            counts = False
+        else:
+            counts = person.valid_from_s <= self.signer.began_s(text)
+        self._checked[visitor.session] = (now_s + _CHECKED_S, counts)
+        return counts
+
+    def visit(self, request: Request, visitor: Visitor, path: str) -> PageRequest:
+        """Return a visit to the page at a path."""
+        query = {name: value for name, value in request.query_params.items() if name != "version"}
+        return PageRequest(
+            visitor=visitor,
+            path=path,
+            query=query,
+            params=dict(request.path_params),
+            gateway=self.gateway,
+            nodes=self.nodes,
+        )
+
+    def show(
+        self, visit: PageRequest, content: PageContent, *, status: int = 200, version: int = 0, message: str = ""
+    ) -> HTMLResponse:
+        """Return a page as HTML."""
+        address = at_path(visit.path, visit.query)
+        kept = {"at": visit.at} if visit.at else {}
+        html = TEMPLATES.render(
+            content.template,
+            **{
+                "title": content.title,
+                "visitor": visit.visitor,
+                "form_token": self.signer.form_token(visit.visitor) if visit.visitor.signed_in else "",
+                "pages": [(path, name) for path, (name, _) in PAGES.items() if name],
+                "here": visit.path,
+                "address": address,
+                "now_address": at_path(visit.path, {**visit.query, "at": ""}),
+                "at": visit.at,
+                "moment": content.moment or visit.at,
+                "kept": lambda path: at_path(path, kept),
+                "live": at_path(f"/live{visit.path}", visit.query) if content.live and not visit.at else "",
+                "version": version,
+                "now_s": content.now_s or self.now_s(),
+                "messages": [{"kind": "", "text": message}] if message else [],
+                "regions": content.regions,
+                **content.values,
+            },
+        )
+        return HTMLResponse(html, status_code=status, headers={"Cache-Control": "no-store"})
+
+    def refused(self, visit: PageRequest, refusal: PageRefused) -> HTMLResponse:
+        """Return the page that says why something was refused."""
+        content = PageContent(
+            title=_TITLES.get(refusal.status, "Not shown"),
+            template="error.html",
+            values={"sentence": str(refusal)},
+            live=False,
+        )
+        return self.show(visit, content, status=refusal.status)
+
+
+def application(site: Site, more: Sequence[BaseRoute] = ()) -> Starlette:
+    """
+    Return the application.
+
+    Parameters
+    ----------
+    site : Site
+    more : sequence of BaseRoute
+        Addresses beside the pages.
+    """
+    routes: list[BaseRoute] = [
+        Route("/healthz", _health),
+        Route("/sign-in", partial(_sign_in, site)),
+        Route("/sign-in", partial(_open_session, site), methods=["POST"]),
+        Route("/sign-out", partial(_sign_out, site), methods=["POST"]),
+        Route("/act", partial(_act, site), methods=["POST"]),
+        *more,
+        *(Route(path, partial(_page, site, page)) for path, (_, page) in PAGES.items()),
+        *(Route(f"/live{path}", partial(_live, site, page)) for path, (_, page) in PAGES.items()),
+        Mount("/static", StaticFiles(directory=_STATIC)),
+    ]
+    return Starlette(
+        routes=routes,
+        middleware=[Middleware(_SecurityHeaders), Middleware(GZipMiddleware, minimum_size=1000)],
+        exception_handlers={HTTPException: partial(_no_page, site), PageRefused: partial(_refusal, site)},
+    )
+
+
+class _SecurityHeaders:
+    """Adds to each answer what keeps other sites out."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], *_HEADERS]
+            await send(message)
+
+        await self._app(scope, receive, sending)
 
 
 async def _health(request: Request) -> PlainTextResponse:  # noqa: ARG001 - as Starlette calls it
     return PlainTextResponse("ok\n")
+
+
+async def _page(site: Site, page: Page, request: Request) -> Response:
+    visit = site.visit(request, await site.visitor(request), request.url.path)
+    _require_sight(site, visit.visitor)
+    content = await page(visit)
+    version = 0
+    if content.live and not visit.at:
+        version = site.channels.open(_channel(visit), _rendering(page, visit), content.regions)
+    said = unquote(request.cookies.get(SAID, ""))
+    response = site.show(visit, content, version=version, message=said)
+    if said:
+        response.delete_cookie(SAID)
+    return response
+
+
+def _channel(visit: PageRequest) -> ChannelName:
+    return ChannelName(visit.visitor, at_path(visit.path, visit.query))
+
+
+def _rendering(page: Page, visit: PageRequest) -> Render:
+    async def render() -> Regions:
+        return (await page(visit)).regions
+
+    return render
+
+
+def _require_sight(site: Site, visitor: Visitor) -> None:
+    if not visitor.signed_in and not site.settings.anonymous:
+        raise PageRefused(
+            401, "this dashboard shows nothing to who has not signed in: type `penstock dashboard` in a shell"
+        )
+
+
+async def _live(site: Site, page: Page, request: Request) -> Response:
+    visit = site.visit(request, await site.visitor(request), request.url.path.removeprefix("/live"))
+    _require_sight(site, visit.visitor)
+    text = request.query_params.get("version", "")
+    version = int(text) if text.isascii() and text.isdigit() else 0
+    site.channels.require_room(_channel(visit))
+    events = site.channels.follow(_channel(visit), _rendering(page, visit), version)
+    return EventSourceResponse(events, ping=_PING_S, headers={"X-Accel-Buffering": "no"})
+
+
+async def _sign_in(site: Site, request: Request) -> Response:
+    visit = site.visit(request, await site.visitor(request), "/sign-in")
+    key = visit.query.get("key", "")
+    values = {"key": key, "address": "/"}
+    return site.show(visit, PageContent(title="Sign in", template="sign_in.html", values=values, live=False))
+
+
+async def _open_session(site: Site, request: Request) -> Response:
+    form = await _form(request)
+    session = site.signer.open_session(_field(form, "key"))
+    if session is None:
+        raise PageRefused(403, "this key is too old or was used; type `penstock dashboard` in a shell for a new one")
+    response = RedirectResponse("/", status_code=303)
+    response.set_cookie(
+        COOKIE,
+        session,
+        max_age=int(site.settings.session_s),
+        httponly=True,
+        samesite="strict",
+        secure=site.settings.url.startswith("https:"),
+    )
+    return response
+
+
+async def _sign_out(site: Site, request: Request) -> Response:
+    form = await _form(request)
+    visitor = await site.visitor(request)
+    if visitor.signed_in and not site.signer.is_own_form(visitor, _field(form, "token")):
+        raise PageRefused(403, _FOREIGN)
+    response = RedirectResponse("/", status_code=303)
+    response.set_cookie(SAID, quote("You are signed out."), max_age=_SAID_S, httponly=True, samesite="strict")
+    response.delete_cookie(COOKIE)
+    return response
+
+
+async def _act(site: Site, request: Request) -> Response:
+    form = await _form(request)
+    visitor = await site.visitor(request)
+    if not site.signer.is_own_form(visitor, _field(form, "token")):
+        raise PageRefused(403, _FOREIGN if visitor.signed_in else "sign in to do that")
+    back = _back(_field(form, "back"))
+    asked, views = _bulk(form, back), list[BulkView]()
+    while not views or views[-1].next:  # one request does as much as one message holds
+        part = msgspec.structs.replace(asked, after=views[-1].next if views else 0)
+        views.append(await site.gateway.command(visitor, "bulk", part, BulkView))
+    response = RedirectResponse(back, status_code=303)
+    response.set_cookie(SAID, quote(_outcome(views)), max_age=_SAID_S, httponly=True, samesite="strict")
+    return response
+
+
+def _bulk(form: dict[str, list[str]], back: str) -> request_bodies.BulkRequest:
+    """Return the command about the jobs that were ticked, or about all that the list's filter matches."""
+    verb, ids, filtered = _field(form, "verb"), tuple(form.get("id", [])), "all" in form
+    if filtered:
+        query = dict(parse_qsl(back.partition("?")[2]))
+        if query.get("cause"):
+            raise PageRefused(400, "jobs cannot be chosen by their cause, which changes; tick those that are meant")
+        fields = request_bodies.JobFilter.__struct_fields__
+        where = {name: value for name, value in query.items() if name in fields and name != "state" and value}
+        asked: dict[str, Any] = {"where": {**where, "state": (str(JobState.PENDING),)}}
+    elif ids:
+        asked = {"ids": ids}
+    else:
+        raise PageRefused(400, "no job was chosen; tick those that are meant")
+    try:
+        return msgspec.convert({"verb": verb, **asked}, type=request_bodies.BulkRequest)
+    except msgspec.ValidationError as error:
+        raise PageRefused(400, f"the form asks for what is not there: {error}") from error
+
+
+def _outcome(views: Sequence[BulkView]) -> str:
+    """
+    Return in a sentence what became of a command about some jobs.
+
+    Examples
+    --------
+    >>> _outcome([BulkView(answers=(), matched=3, changed=3, refused=0)])
+    '3 of 3 jobs changed'
+    """
+    answers = [answer for view in views for answer in view.answers]
+    refused = [answer for answer in answers if answer.error]
+    if len(answers) == 1:
+        return answers[0].error or answers[0].message
+    said = f"{sum(view.changed for view in views)} of {count(views[0].matched, 'job')} changed"
+    return f"{said}; {count(len(refused), 'job')} refused: {refused[0].error}" if refused else said
+
+
+def _back(address: str) -> str:
+    """Return an address of this site; its first page for any other."""
+    return address if address.startswith("/") and not address.startswith(("//", "/\\")) else "/"
+
+
+async def _form(request: Request) -> dict[str, list[str]]:
+    """Return the fields of a form that a page of this site has sent; its size is bounded."""
+    if request.headers.get("sec-fetch-site", "same-origin") not in {"same-origin", "none"}:
+        raise PageRefused(403, _FOREIGN)
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > _MOST_FORM_BYTES:
+            raise PageRefused(413, f"a form has {_MOST_FORM_BYTES} bytes at most; choose fewer jobs")
+    return parse_qs(body.decode(errors="replace"), keep_blank_values=True)
+
+
+def _field(form: dict[str, list[str]], name: str) -> str:
+    return form.get(name, [""])[0]
+
+
+async def _no_page(site: Site, request: Request, error: Exception) -> Response:
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    detail = "there is no such page; the list above has all" if status == 404 else str(getattr(error, "detail", error))
+    return await _refusal(site, request, PageRefused(status, detail))
+
+
+async def _refusal(site: Site, request: Request, error: Exception) -> Response:
+    refusal = error if isinstance(error, PageRefused) else PageRefused(500, str(error))
+    visit = site.visit(request, await site.visitor(request), request.url.path)
+    return site.refused(visit, refusal)

@@ -8,15 +8,27 @@ import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Final
+from urllib.parse import urlencode
 
+import msgspec
 import uvicorn
 from starlette.applications import Starlette
 
+from penstock_bus import Endpoint, Reply, Request
+from penstock_bus.follower import background
+from penstock_bus.health import VERSION
 from penstock_bus.settings import SettingsError
 from penstock_bus.shell import Shell
-from penstock_dashboard.application import application
+from penstock_dashboard.application import Site, application
+from penstock_dashboard.device_metrics import HeardNodes
+from penstock_dashboard.gateway_port import GatewayPort
+from penstock_dashboard.metrics_page import MetricsPage
 from penstock_dashboard.settings import DashboardSettings
+from penstock_dashboard.sign_in import KEY_S, TokenSigner, secret_of
+from penstock_dashboard.span_export import export_spans, otlp_exporter
+from penstock_log import subjects
 from penstock_log.text import escaped
+from penstock_log.views import SignInView
 
 _STOP_S: Final = 2
 
@@ -26,11 +38,32 @@ async def run(shell: Shell, settings: DashboardSettings) -> None:
     listener = bound(settings)
     host, port = listener.getsockname()[:2]
     url = settings.url or f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"  # noqa: S104 - compared
-    async with serving(application(), listener):
-        shell.vitals.note = f"is at {url}"
-        shell.vitals.ready = True
-        shell.log.info("listening", url=url)
-        await shell.stopping.wait()
+    signer = TokenSigner(secret_of(settings.secret_file), shell.now_s, settings.session_s)
+    nodes = HeardNodes(shell.monotonic)
+    site = Site(GatewayPort(shell.bus), signer, settings, shell.now_s, nodes)
+    metrics = MetricsPage(shell.bus, settings, shell.monotonic, nodes=nodes)
+    served = shell.bus.serve("dashboard", VERSION, [_sign_in(signer, url)], {"replica": shell.replica_id, "url": url})
+    try:
+        pages = application(site, [metrics.route()])
+        spans = [export_spans(shell, otlp_exporter(settings.otlp_endpoint))] if settings.otlp_endpoint else []
+        async with serving(pages, listener), served, background(*metrics.listening(), *spans):
+            shell.vitals.note = f"is at {url}"
+            shell.vitals.ready = True
+            shell.log.info("listening", url=url)
+            await shell.stopping.wait()
+            await site.channels.close()
+    finally:
+        listener.close()
+
+
+def _sign_in(signer: TokenSigner, url: str) -> Endpoint:
+    """Return the command with which people get an address that signs their browser in, as whom the server knows."""
+
+    async def handle(request: Request) -> Reply:
+        address = f"{url}/sign-in?{urlencode({'key': signer.new_key(request.user)})}"
+        return Reply(body=msgspec.json.encode(SignInView(url=address, dashboard=url, valid_s=KEY_S, user=request.user)))
+
+    return Endpoint(name="sign_in", subject=subjects.command("sign_in", "dashboard"), handler=handle)
 
 
 def bound(settings: DashboardSettings) -> socket.socket:
@@ -57,6 +90,7 @@ def bound(settings: DashboardSettings) -> socket.socket:
             if error.errno != errno.EADDRINUSE:
                 raise
             listener.bind((address[0], 0, *address[2:]))
+        listener.listen()  # who comes before the server is up waits, and is not refused
     except OSError as error:
         listener.close()
         raise _refused(settings, error) from error

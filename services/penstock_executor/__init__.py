@@ -22,6 +22,7 @@ In reading order:
 * ``refusal``: End of the runs where the bus refuses the executor.
 * ``fact_outbox``: Facts on their way to the log.
 * ``telemetry``: Heartbeats, progress, output.
+* ``device_sampler``: How busy the devices are, and who is on them.
 * ``settings``: Settings.
 * ``launchers/``: Launchers: what starts and ends the processes of a run.
 * ``sharing/``: Runs that share their devices with others: who takes turns with whom, and what they hold.

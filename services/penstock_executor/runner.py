@@ -26,6 +26,7 @@ from penstock_executor import agent_listener, job_folders, machine
 from penstock_executor.checkpoint_folder import CheckpointFolder, serving
 from penstock_executor.checkpoint_tier import WriteBehind, memory_root
 from penstock_executor.checkpoint_transfer import CheckpointFinder, CopyLimits, PendingResumes
+from penstock_executor.device_sampler import DeviceSampler, holders
 from penstock_executor.fact_outbox import FactAppender
 from penstock_executor.fence import HeardPage
 from penstock_executor.launchers import LAUNCHERS, environment, sandbox
@@ -229,6 +230,7 @@ class Executor:
                     self._follow_answers(),
                     self._look_after_lanes(),
                     self._look_after_host(),
+                    self._sample_devices(),
                     self._until_stopping(),
                     self._save(),
                     self._expire_output(),
@@ -516,6 +518,17 @@ class Executor:
             await asyncio.sleep(HOST_LOOK_S)
             over = await asyncio.to_thread(self.host.limits.over_host, self.host.places())  # a walk through their pages
             self.host.end_over_memory(over)
+
+    async def _sample_devices(self) -> None:
+        sampler = DeviceSampler(self.node_id, self.host.site.devices, self.shell.monotonic)
+        try:
+            while True:
+                held = holders(self.host.runs.values(), self.live.state.jobs.get, self.host.leader)
+                sampled = await asyncio.to_thread(sampler.sample, held, self.shell.now_s())  # a driver may hang
+                await self.telemetry.publish(subjects.devices(self.node_id), sampled)
+                await asyncio.sleep(self.settings.device_sample_s)
+        finally:
+            sampler.close()
 
     async def _until_stopping(self) -> None:
         await self.shell.stopping.wait()

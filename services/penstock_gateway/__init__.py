@@ -7,6 +7,7 @@ In reading order:
 * ``machine``: Settings, state, apply, decide.
 * ``job_sizes``: The sizes of an elastic job.
 * ``run_accounts``: The runs of each job, and the device time that each held.
+* ``totals_fold``: What each job adds to the totals, and archived ones have added.
 * ``job_history``: A job's past.
 * ``sweep_table``: The record of each sweep, as the log has it.
 * ``open_jobs``: What each user has open.
@@ -16,13 +17,16 @@ In reading order:
 * ``archived_ids``: Whose the ids of archived jobs were.
 * ``user_queues``: Requests of many users, served in turn.
 * ``commands``: Commands, by request and by inbox.
+* ``bulk``: Many jobs by one request: submissions, and acts on all that a filter names.
 * ``sight``: What people ask about, where they may see it.
 * ``queries``: Queries, and what runs and services report outside of the log.
 * ``answers``: From the read model to views.
+* ``stats_answer``: Figures by pool and team.
 * ``aggregation_answers``: Answers about aggregators and the jobs on them.
 * ``usage_answers``: Accounts of device time, also of archived jobs.
 * ``why``: Why a job waits, and what is ruled out.
 * ``dry_run``: What would happen to a job that is submitted now.
+* ``job_filter``: The jobs that a request names by what they are.
 * ``job_fit``: A job against the present nodes.
 * ``story``: One job's life in sentences.
 * ``log_reader``: Past moments and raw facts, read from the log.

@@ -378,6 +378,17 @@ def release(state: GatewayState, ask: request_bodies.ActRequest, now_s: float, c
     return _job_action(job, "may start again", JobReleased(job_id=job.id, by=ask.by, at_s=now_s))
 
 
+JOB_ACTS: Final = {"cancel": cancel, "hold": hold, "release": release}
+"""Verb → the decision on it, of the commands about one job each."""
+
+
+def would_change(verb: request_bodies.Verb, job: Job) -> bool:
+    """Return whether a verb would change something in a job, whoever gives it."""
+    if job.sample is not None or job.state in TERMINAL or job.state is JobState.COMPLETING:
+        return False
+    return verb == "cancel" or job.held is (verb == "release")
+
+
 def drain(
     state: GatewayState,
     ask: request_bodies.DrainRequest,

@@ -18,7 +18,7 @@ import msgspec
 from msgspec.structs import replace
 
 from penstock_cluster.nodes import Node, taken_devices
-from penstock_gateway import job_fit
+from penstock_gateway import job_filter, job_fit
 from penstock_gateway.authority import SERVICE, Caller
 from penstock_gateway.job_history import device_names
 from penstock_gateway.machine import GatewayState
@@ -30,9 +30,11 @@ from penstock_log.aggregation_messages import AggregatorReport
 from penstock_log.memory_messages import SlabOffer
 from penstock_log.records import compose
 from penstock_log.request_bodies import RunProgress
+from penstock_log.validation import BadInput
 from penstock_log.views import (
     GoodputView,
     JobDetail,
+    JobRow,
     JobsView,
     JobView,
     NodeMemoryView,
@@ -55,6 +57,8 @@ from penstock_scheduler.pool import pool_settings
 from penstock_scheduler.pool.pool_settings import MatcherSettings
 
 _NAMES: Final = 5
+_MOST_IN_FULL: Final = 1000
+"""Jobs in full for which one message has room."""
 
 
 @dataclass(frozen=True)
@@ -125,10 +129,50 @@ def job(model: ReadModel, job: Job) -> JobView:
 
 
 def jobs(model: ReadModel, ask: request_bodies.JobsRequest, caller: Caller = SERVICE) -> JobsView:
-    """Return the jobs that match all filters; of those that may not be seen, only that they are there and for whom."""
-    total, found = _found(model.state, ask, caller)
-    shown = (job(model, one) if caller.sees(one.spec) else _outline(job(model, one)) for one in found)
+    """
+    Return the jobs that match all filters; of those that may not be seen, only that they are there and for whom.
+
+    Raises
+    ------
+    BadInput
+        If more jobs in full are asked for than one answer has room for.
+    """
+    if ask.limit > _MOST_IN_FULL and not ask.rows:
+        raise BadInput(f"$.limit: expected {_MOST_IN_FULL} at most, got {ask.limit}; ask for pages, or for `rows`")
+    total, page = job_filter.page(model.state, ask, caller)
+    if ask.rows:
+        rows = tuple(_row(model, one, is_seen=caller.sees(one.spec)) for one in page)
+        return JobsView(jobs=(), rows=rows, total=total, seq=model.seq)
+    shown = (job(model, one) if caller.sees(one.spec) else _outline(job(model, one)) for one in page)
     return JobsView(jobs=tuple(shown), total=total, seq=model.seq)
+
+
+def _row(model: ReadModel, one: Job, *, is_seen: bool) -> JobRow:
+    """Return one job as a line of a table; of one that may not be seen, what :func:`_outline` leaves."""
+    spec, past = one.spec, model.state.histories[one.id]
+    return JobRow(
+        id=one.id,
+        name=spec.name if is_seen else "",
+        user=spec.user,
+        state=one.state,
+        gpus=spec.gpus,
+        min_gpus=spec.min_gpus,
+        max_gpus=spec.max_gpus,
+        submitted_s=one.submitted_s,
+        wait_s=round(one.waited_by(model.now_s), 3),
+        run_s=round(one.executed_by(model.now_s), 3),
+        steps=max(one.steps, model.report_of(one).step) if is_seen else 0,
+        cause=model.why.cause(one),
+        reason=one.reason if is_seen else "",
+        held=one.held,
+        placed_on=tuple(device_names(one.placement)) if one.placement is not None else (),
+        devices=tuple(past.devices),
+        batch_size=spec.batch_size if is_seen else 0,
+        cpus=spec.cpus,
+        host_memory_bytes=spec.host_memory_bytes,
+        team=spec.team,
+        pool=spec.pool,
+    )
 
 
 def _outline(view: JobView) -> JobView:
@@ -204,7 +248,7 @@ def nodes(model: ReadModel, *, sees_all: bool = False) -> NodesView:
     for node in sorted(model.state.cluster.nodes.values(), key=lambda node: node.id):
         held = ((each, holders.get((node.id, each.index), ())) for each in node.devices)
         devices = tuple(job_fit.device(node.id, each, jobs, taken) for each, jobs in held)
-        state, heard_s = _node_state(model.state, node), model.heartbeats.get(node.id)
+        state, heard_s = node_state(model.state, node), model.heartbeats.get(node.id)
         found.append(NodeView.of(node, state=state, devices=devices, heard_s=heard_s))
     memory = [_memory(node_id, *heard, sees_all=sees_all) for node_id, heard in sorted(model.memory.items())]
     return NodesView(nodes=tuple(found), seq=model.seq, memory=tuple(memory))
@@ -229,7 +273,7 @@ def status(model: ReadModel, last_seq: int) -> StatusView:
     return StatusView(
         jobs=_job_counts(state),
         devices=_device_counts(state),
-        nodes=dict(Counter(_node_state(state, node) for node in state.cluster.nodes.values())),
+        nodes=dict(Counter(node_state(state, node) for node in state.cluster.nodes.values())),
         sweeps=dict(Counter(sweep.state for sweep in state.sweeps.values())),
         services=(),
         last_seq=last_seq,
@@ -237,69 +281,8 @@ def status(model: ReadModel, last_seq: int) -> StatusView:
     )
 
 
-def _found(state: GatewayState, ask: request_bodies.JobsRequest, caller: Caller) -> tuple[int, list[Job]]:
-    """Return how many jobs match, and the newest of them."""
-
-    def matches(job: Job) -> bool:
-        return _matches(ask, job) and (not ask.name or caller.sees(job.spec))  # or a name could be guessed by letters
-
-    jobs = state.jobs
-    if isinstance(jobs, PastJobs) and not (ask.ids or ask.parent):
-        where = _conditions(ask, caller)
-        rows = jobs.rows(where, matches, newest=ask.limit)
-        return jobs.count(where, matches, _counted(jobs, ask)), [jobs[row.id] for row in rows]
-    found = [job for job in _candidates(state, ask) if matches(job)]
-    return len(found), found[-ask.limit :]
-
-
-def _counted(jobs: PastJobs, ask: request_bodies.JobsRequest) -> int | None:
-    """Return how many jobs that are over match, where each snapshot has counted them: by state alone."""
-    if ask.user or ask.name:
-        return None
-    kinds = (jobs.over, jobs.over_samples) if ask.samples else (jobs.over,)
-    return sum(count for counts in kinds for state, count in counts.items() if not ask.state or state in ask.state)
-
-
-def _conditions(ask: request_bodies.JobsRequest, caller: Caller) -> list[tuple[str, Any]]:
-    """Return the filters of a request as conditions on the columns of jobs that are over; see :func:`_matches`."""
-    found: list[tuple[str, Any]] = []
-    if not ask.samples:
-        found.append(("NOT sample", ()))
-    if ask.state:
-        found.append((f"state IN ({','.join('?' * len(ask.state))})", ask.state))
-    if ask.user:
-        found.append(("user = ?", ask.user))
-    if ask.name.endswith("*"):
-        begin = ask.name[:-1].encode()
-        found.append(("substr(CAST(name AS BLOB), 1, ?) = ?", (len(begin), begin)))
-    elif ask.name:
-        found.append(("name = ?", ask.name))
-    if ask.name and not caller.sees_all:
-        teams = ",".join("?" * len(caller.teams))
-        found.append((f"(user = ? OR (team != '' AND team IN ({teams})))", (caller.name, *caller.teams)))
-    return found
-
-
-def _candidates(state: GatewayState, ask: request_bodies.JobsRequest) -> Iterable[Job]:
-    if ask.ids:
-        return [job for job_id in ask.ids if (job := state.jobs.get(job_id)) is not None]
-    if ask.parent:
-        return [state.jobs[job_id] for job_id in state.children.get(ask.parent, ())]
-    return state.jobs
-
-
-def _matches(ask: request_bodies.JobsRequest, job: Job) -> bool:
-    name, spec = ask.name, job.spec
-    return (
-        (job.sample is None or ask.samples or bool(ask.ids))
-        and (not ask.state or job.state in ask.state)
-        and (not ask.user or spec.user == ask.user)
-        and (not name or (spec.name.startswith(name[:-1]) if name.endswith("*") else spec.name == name))
-        and (not ask.parent or spec.parent == ask.parent)
-    )
-
-
-def _node_state(state: GatewayState, node: Node) -> str:
+def node_state(state: GatewayState, node: Node) -> str:
+    """Return a node's state in one word; ``draining`` while a drained node still has running jobs."""
     if node.gone:
         return node.gone
     if not node.drained:

@@ -25,10 +25,12 @@ FORBIDDEN: Final = 403
 
 LEAST: Final[dict[str, Role]] = {
     "submit": "user",
+    "submit_all": "user",
     "tune": "user",
     "cancel": "user",
     "hold": "user",
     "release": "user",
+    "bulk": "user",
     "cancel_sweep": "user",
     "drain": "operator",
     "resume": "operator",

@@ -30,7 +30,7 @@ from penstock_gateway.log_reader import catch_up
 from penstock_gateway.machine import GatewaySettings, GatewayState
 from penstock_gateway.open_jobs import most_trials
 from penstock_gateway.user_queues import OpenJobsLimit, RateLimit, RepeatedRequests, UserQueues, asker
-from penstock_log import AnyEvent, Commit, SweepSpec, request_bodies, subjects, validation
+from penstock_log import AnyEvent, Commit, JobSpec, SweepSpec, request_bodies, subjects, tracing, validation
 from penstock_log.validation import BadInput
 from penstock_log.views import ActAnswer, SubmitAnswer, View
 
@@ -88,7 +88,7 @@ class Commands:
         self._archived = ArchivedIds(Path(settings.archive_dir)) if settings.archive_dir else None
         self._storing: dict[str, asyncio.Event] = {}
         rate = RateLimit(settings.commands_per_s, settings.commands_at_once, of=self._rate_of)
-        self._submissions, self._acts = (
+        self.submissions, self.acts = (
             UserQueues(
                 what,
                 slots=settings.concurrent_commands,
@@ -108,19 +108,22 @@ class Commands:
         record = self._live.state.users.by_name.get(user)
         return record.open_jobs if record is not None else None
 
+    @property
+    def state(self) -> GatewayState:
+        """The read model that is decided on."""
+        return self._live.state
+
     def close(self) -> None:
         """Refuse the requests that wait for their turn."""
-        self._submissions.close()
-        self._acts.close()
+        self.submissions.close()
+        self.acts.close()
 
     def endpoints(self) -> list[Endpoint]:
         """Return the commands as endpoints."""
         handlers: dict[str, Answering] = {
             "submit": self._submitting(self.submit_job),
             "tune": self._submitting(self.submit_sweep),
-            "cancel": self._acting(acceptance.cancel, request_bodies.ActRequest),
-            "hold": self._acting(acceptance.hold, request_bodies.ActRequest),
-            "release": self._acting(acceptance.release, request_bodies.ActRequest),
+            **{verb: self._acting(act, request_bodies.ActRequest) for verb, act in acceptance.JOB_ACTS.items()},
             "drain": self._acting(acceptance.drain, request_bodies.DrainRequest),
             "resume": self._acting(acceptance.resume, request_bodies.ActRequest),
             "remove": self._acting(acceptance.remove, request_bodies.ActRequest),
@@ -136,7 +139,7 @@ class Commands:
         ]
 
     def _submitting(self, submit: Callable[[bytes, Caller], Awaitable[SubmitAnswer]]) -> Answering:
-        repeated = RepeatedRequests(self._submissions)
+        repeated = RepeatedRequests(self.submissions)
 
         async def answer(body: bytes, caller: Caller) -> View:
             return await repeated.answer(asker(body, caller.name), body, lambda: submit(body, caller))
@@ -162,7 +165,16 @@ class Commands:
             If it could not be stored.
         """
         asked = job_asked(body, self.most_bytes)
-        spec = caller.stamp(asked.spec)
+        trace = tracing.parsed(asked.traceparent)
+        return await self.submit_spec(
+            asked.spec, caller, strict=asked.strict, new_id=new_id, trace=trace.text if trace is not None else ""
+        )
+
+    async def submit_spec(
+        self, spec: JobSpec, caller: Caller, *, strict: bool, new_id: str = "", trace: str = ""
+    ) -> SubmitAnswer:
+        """Store a job as :meth:`submit_job` does; ``trace`` as ``Commit.trace`` has it."""
+        spec = caller.stamp(spec)
         spec = msgspec.structs.replace(spec, id=spec.id or new_id or self._unused_id())
         await self._check_archived(spec.id, spec.user)
         if spec.begins_from:
@@ -170,12 +182,12 @@ class Commands:
 
         def decide() -> acceptance.Acceptable:
             state = self._live.state
-            decided = acceptance.job(state, spec, strict=asked.strict, now_s=self._now_s(), caller=caller)
+            decided = acceptance.job(state, spec, strict=strict, now_s=self._now_s(), caller=caller)
             if decided.fact is not None and not state.open_jobs.covers(spec):
                 self._limit.check(state.open_jobs, spec.user, 1, self._most_open(spec.user))
             return decided
 
-        return await self._submit(decide, spec.user, 1)
+        return await self._submit(decide, spec.user, 1, trace)
 
     async def submit_sweep(self, body: bytes, caller: Caller = SERVICE, new_id: str = "") -> SubmitAnswer:
         """Store a sweep as :meth:`submit_job` stores a job, unless its trials would be refused."""
@@ -218,8 +230,10 @@ class Commands:
         except (BadInput, RequestRefused) as error:
             raise BadInput(f"$.job: with a point of the space, it would be refused as a trial: {error}") from error
 
-    async def _submit(self, decide: Callable[[], acceptance.Acceptable], user: str, jobs: int) -> SubmitAnswer:
-        decided, seq = await self._commit(decide, lambda decided: self._limit.storing(user, decided.id, jobs))
+    async def _submit(
+        self, decide: Callable[[], acceptance.Acceptable], user: str, jobs: int, trace: str = ""
+    ) -> SubmitAnswer:
+        decided, seq = await self._commit(decide, lambda decided: self._limit.storing(user, decided.id, jobs), trace)
         if seq:
             _log.info("accepted", id=decided.id, seq=seq, subject=decided.subject)
         return SubmitAnswer.of(decided, seq=seq or decided.seq, created=decided.fact is not None)
@@ -228,23 +242,33 @@ class Commands:
         self, act: Callable[[GatewayState, A, float, Caller], acceptance.JobAction], type_: type[A]
     ) -> Answering:
         async def answer(body: bytes, caller: Caller) -> ActAnswer:
-            async with self._acts.slot(asker(body, caller.name), len(body)):
-                return await carry_out(body, caller)
-
-        async def carry_out(body: bytes, caller: Caller) -> ActAnswer:
-            asked = validation.decode(body, type_)
-            if not caller.is_service:
-                asked = msgspec.structs.replace(asked, by=caller.name)
-            await catch_up(self._bus, self._live)
-            done, seq = await self._commit(lambda: act(self._live.state, asked, self._now_s(), caller))
-            if seq:
-                _log.info("acted", message=done.message, seq=seq)
-            return ActAnswer.of(done, changed=done.fact is not None, seq=seq)
+            async with self.acts.slot(asker(body, caller.name), len(body)):
+                asked = validation.decode(body, type_)
+                if not caller.is_service:
+                    asked = msgspec.structs.replace(asked, by=caller.name)
+                await self.catch_up()
+                return await self.act(act, asked, caller)
 
         return answer
 
+    async def catch_up(self) -> None:
+        """Wait until the read model has all that is in the log now: what another gateway accepted is there too."""
+        await catch_up(self._bus, self._live)
+
+    async def act(
+        self, act: Callable[[GatewayState, A, float, Caller], acceptance.JobAction], asked: A, caller: Caller
+    ) -> ActAnswer:
+        """Carry out a command about something that is there, on the present read model."""
+        done, seq = await self._commit(lambda: act(self._live.state, asked, self._now_s(), caller))
+        if seq:
+            _log.info("acted", message=done.message, seq=seq)
+        return ActAnswer.of(done, changed=done.fact is not None, seq=seq)
+
     async def _commit(
-        self, decide: Callable[[], D], counting: Callable[[D], AbstractContextManager[None]] = lambda _: nullcontext()
+        self,
+        decide: Callable[[], D],
+        counting: Callable[[D], AbstractContextManager[None]] = lambda _: nullcontext(),
+        trace: str = "",
     ) -> tuple[D, int]:
         """
         Return a decision and the sequence of its fact; 0 if there is nothing to append.
@@ -263,7 +287,7 @@ class Commands:
             stored = self._storing[decided.subject] = asyncio.Event()
             try:
                 with counting(decided):
-                    seq = await self._store(decided.subject, decided.fact)
+                    seq = await self._store(decided.subject, decided.fact, trace)
             finally:
                 del self._storing[decided.subject]
                 stored.set()
@@ -276,9 +300,9 @@ class Commands:
         while (storing := self._storing.get(subject)) is not None:
             await storing.wait()
 
-    async def _store(self, subject: str, fact: AnyEvent) -> int:
+    async def _store(self, subject: str, fact: AnyEvent, trace: str = "") -> int:
         """Append a fact and wait until the read model has it; return 0 if somebody else was first: decide again."""
-        commit = Commit(id=self._new_commit_id(), actor=self._actor, facts=(fact,))
+        commit = Commit(id=self._new_commit_id(), actor=self._actor, facts=(fact,), trace=trace)
         item = Append(subject=subject, commit=commit, expected=self._live.heads.get(subject, 0))
         try:
             async with asyncio.timeout(self._settings.append_timeout_s):

@@ -53,7 +53,37 @@ def job_asked(body: bytes, most_bytes: int) -> request_bodies.SubmitRequest:
         return validation.convert(
             {**raw, "spec": validation.widened(raw["spec"], "$.spec")}, request_bodies.SubmitRequest
         )
-    return request_bodies.SubmitRequest(spec=validation.convert(validation.widened(raw), JobSpec))
+    return request_bodies.SubmitRequest(spec=job_of(raw))
+
+
+def jobs_asked(body: bytes, most_bytes: int) -> tuple[list[Any], bool]:
+    """
+    Return the specifications of many jobs as they came, each to be read by :func:`job_of`, and whether it is strict.
+
+    Raises
+    ------
+    RequestRefused
+        413 where there are too many.
+    BadInput
+        If the body is no such request; a specification that is wrong is no fault of the others.
+    """
+    raw = validation.parse(body)
+    given = raw.get("specs") if isinstance(raw, dict) else None
+    if not isinstance(given, list):
+        raise validation.BadInput("$.specs: expected an array of jobs, each as `submit` takes one")
+    if not 1 <= len(given) <= request_bodies.MOST_AT_ONCE:
+        most = request_bodies.MOST_AT_ONCE
+        raise RequestRefused(413, f"$.specs has {len(given)} jobs, and 1 to {most} are accepted; send several requests")
+    if len(body) > most_bytes and any(len(msgspec.json.encode(one)) > most_bytes for one in given):
+        raise RequestRefused(413, f"$.specs has a job of more than {most_bytes} bytes; send less of it")
+    placeholder = [{"name": "job", "command": ["x"]}]
+    asked = validation.convert({**raw, "specs": placeholder}, request_bodies.SubmitAllRequest)
+    return given, asked.strict
+
+
+def job_of(raw: Any) -> JobSpec:
+    """Return the job of a specification as it came; BadInput where it is none."""
+    return validation.convert(validation.widened(raw), JobSpec)
 
 
 def sweep_asked(body: bytes, most_bytes: int) -> request_bodies.TuneRequest:

@@ -13,6 +13,7 @@ import msgspec
 
 from penstock_gateway.job_sizes import JobSizes
 from penstock_gateway.run_accounts import JobAccount
+from penstock_gateway.totals_fold import JobTally
 from penstock_log import (
     Event,
     Job,
@@ -57,6 +58,8 @@ class JobHistory(msgspec.Struct, kw_only=True, omit_defaults=True):
         The last end of one of its runs on a node.
     account : JobAccount
         Its runs, with the device time that each held.
+    tally : JobTally
+        What it has added to the totals.
     """
 
     seq: int
@@ -73,6 +76,7 @@ class JobHistory(msgspec.Struct, kw_only=True, omit_defaults=True):
     freed: dict[str, int] = msgspec.field(default_factory=dict)
     run_end: RunEnded | None = None
     account: JobAccount = msgspec.field(default_factory=JobAccount)
+    tally: JobTally = msgspec.field(default_factory=JobTally)
 
     @classmethod
     def begin(cls, job: Job, event: Event, seq: int) -> JobHistory:

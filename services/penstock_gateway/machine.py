@@ -25,6 +25,7 @@ from penstock_gateway.open_jobs import OpenJobs
 from penstock_gateway.retention import ArchiveRecord
 from penstock_gateway.run_accounts import LaneGrants
 from penstock_gateway.sweep_table import SweepRecord
+from penstock_gateway.totals_fold import TotalsRecord
 from penstock_log import (
     TERMINAL,
     Event,
@@ -64,7 +65,7 @@ from penstock_policies.job_lengths import Lengths
 from penstock_scheduler.aggregation.aggregation_table import AggregationTable
 from penstock_scheduler.pool.scheduler_state import SchedulerState, fold
 
-SCHEMA: Final = "gateway.v19"
+SCHEMA: Final = "gateway.v20"
 
 
 class GatewayState(SchedulerState):
@@ -101,6 +102,8 @@ class GatewayState(SchedulerState):
         Who shares which device.
     archived_usage : dict of str to list of DayUsage
         UTC day → what is left of archived jobs in accounts, each group once.
+    totals : TotalsRecord
+        What has happened since the log began.
     """
 
     jobs: JobTable = msgspec.field(default_factory=JobTable)
@@ -121,6 +124,7 @@ class GatewayState(SchedulerState):
     gone_seq: dict[str, int] = msgspec.field(default_factory=dict)
     lane_grants: LaneGrants = msgspec.field(default_factory=LaneGrants)
     archived_usage: dict[str, list[DayUsage]] = msgspec.field(default_factory=dict)
+    totals: TotalsRecord = msgspec.field(default_factory=TotalsRecord)
 
     users: Users = msgspec.field(default_factory=Users)
 
@@ -210,6 +214,7 @@ def _note(state: GatewayState, job: Job, event: Event, seq: int) -> None:
         state.lengths.setdefault(job.spec.pool, Lengths()).add(job.id, job.attained_gpu_s(job.finished_s))
     past.note(job, event, seq)
     _divide_devices(state, past.account.note(job, event, state.lane_grants), event.at_s)
+    state.totals.note(job, past.tally)
     state.open_jobs.note(job)
     _follow_up(state, job, seq)
 
@@ -288,6 +293,7 @@ def _forget_archived(state: GatewayState, event: JobsArchived) -> None:
             parents.add(job.spec.parent)
             keys.add(job.profile_key)
             _divide_devices(state, state.histories[job_id].account.leave(job_id, state.lane_grants), event.at_s)
+            state.totals.archive_job(job, state.histories[job_id].tally)
         state.jobs.forget(job_id)
         for of_jobs in (state.histories, state.to_announce, state.to_cancel):
             of_jobs.pop(job_id, None)
@@ -300,6 +306,8 @@ def _forget_archived(state: GatewayState, event: JobsArchived) -> None:
     for key in event.workloads:
         for of_keys in (state.profiles, state.scaled, state.measured):
             of_keys.pop(key, None)
+    if event.totals is not None:
+        state.totals.take(event.totals)
     state.lengths.update({pool: Lengths.of_fact(learnt) for pool, learnt in event.learnt.items()})
 
 

@@ -87,22 +87,22 @@ class PastTable(dict[str, V], Generic[V]):
         return self._is_whole
 
     def read_whole(self) -> None:
-        """Read all that is in the file, in the order in which it was set."""
+        """Read all that is in the file."""
         if self._is_whole:
             return
         for version in self.file.entries(self._kind, self.seq):
             if not dict.__contains__(self, version.key) and version.key not in self._missing:
                 self._take(version)
-        ordered = sorted(dict.items(self), key=lambda item: self.places[item[0]])
-        dict.clear(self)
-        dict.update(self, ordered)
         self._is_whole = True
 
     def read(self, keys: Iterable[str]) -> None:
-        """Read some entries at once."""
-        for key in keys:
-            if self._find(key) is None:
+        """Read some entries at once, all of which must be there."""
+        wanted = [key for key in keys if not dict.__contains__(self, key)]
+        found = {version.key: version for version in self.file.some(self._kind, wanted, self.seq)}
+        for key in wanted:
+            if key not in found:
                 raise IndexDamaged(f"{self.file.path}: {self._kind} {key} is missing")
+            self._take(found[key])
 
     def loaded(self) -> list[tuple[str, V]]:
         """Return what was read or set so far."""
@@ -193,7 +193,7 @@ class PastTable(dict[str, V], Generic[V]):
 
     def __iter__(self) -> Iterator[str]:
         self.read_whole()
-        return dict.__iter__(self)
+        return iter(sorted(dict.keys(self), key=self.places.__getitem__))
 
     def __len__(self) -> int:
         self.read_whole()
@@ -203,19 +203,16 @@ class PastTable(dict[str, V], Generic[V]):
         return dict.__len__(self) > 0 or len(self) > 0
 
     def keys(self) -> Any:
-        """Return all keys."""
-        self.read_whole()
-        return dict.keys(self)
+        """Return all keys, in the order in which they were set."""
+        return [*self]
 
     def values(self) -> Any:
-        """Return all values."""
-        self.read_whole()
-        return dict.values(self)
+        """Return all values, in the order in which their keys were set."""
+        return [dict.__getitem__(self, key) for key in self]
 
     def items(self) -> Any:
-        """Return all keys and values."""
-        self.read_whole()
-        return dict.items(self)
+        """Return all keys and values, in the order in which the keys were set."""
+        return [(key, dict.__getitem__(self, key)) for key in self]
 
 
 class PastJobs(JobTable):
@@ -325,6 +322,7 @@ def over_job(place: int, job: Job) -> OverJob:
         team=spec.team,
         name=spec.name,
         pool=spec.pool,
+        model=spec.model,
         parent=spec.parent,
         workload=job.profile_key or workload.key(spec),
         sample=job.sample is not None,

@@ -16,7 +16,18 @@ import msgspec
 from penstock_bus import BodyLimit, Delivery, Endpoint, LogReader, RejectionPort, ReplicationPort, TelemetryPort
 from penstock_bus.follower import FoldFollower
 from penstock_bus.health import GONE_AFTER_S, VERSION, Vitals, parse_vitals
-from penstock_gateway import acceptance, aggregation_answers, answers, dry_run, log_reader, sight, story, usage_answers
+from penstock_gateway import (
+    acceptance,
+    aggregation_answers,
+    answers,
+    device_answers,
+    dry_run,
+    log_reader,
+    sight,
+    stats_answer,
+    story,
+    usage_answers,
+)
 from penstock_gateway.answers import ReadModel
 from penstock_gateway.authority import Admit, Caller
 from penstock_gateway.endpoints import ask, endpoint, job_asked
@@ -31,15 +42,18 @@ from penstock_log.request_bodies import RunProgress
 from penstock_log.services import CORE
 from penstock_log.views import (
     AggregationView,
+    DevicesView,
     DryRunView,
     EventsView,
     JobsView,
     NodesView,
     ProfileView,
+    QueueView,
     RejectedListView,
     RejectedView,
     ReplicaView,
     SchemaView,
+    StatsView,
     StatusView,
     StoryView,
     StreamsView,
@@ -129,6 +143,8 @@ class Queries:
             "why": self._of_one(sight.job, lambda model, job: model.why.explain(job)),
             "story": self._story,
             "nodes": self._nodes,
+            "devices": self._devices,
+            "queue": self._queue,
             "aggregation": self._aggregation,
             "events": self._events,
             "policies": self._whole(answers.policies),
@@ -139,6 +155,7 @@ class Queries:
             "rejected": self._rejected,
             "schema": self._schema,
             "status": self._status,
+            "stats": self._stats,
             "streams": self._streams,
             "usage": self._usage,
             "users": self._users,
@@ -179,6 +196,13 @@ class Queries:
         model = await self._model(ask(body, request_bodies.AllRequest).at)
         return answers.nodes(model, sees_all=caller.sees_all)
 
+    async def _devices(self, body: bytes, caller: Caller) -> DevicesView:
+        return device_answers.devices(await self._model(ask(body, request_bodies.AllRequest).at), caller)
+
+    async def _queue(self, body: bytes, caller: Caller) -> QueueView:
+        asked = ask(body, request_bodies.QueueRequest)
+        return device_answers.queue(await self._model(asked.at), asked, caller)
+
     async def _aggregation(self, body: bytes, caller: Caller) -> AggregationView:
         asked = ask(body, request_bodies.AggregationRequest)
         model = await self._model(asked.at)
@@ -199,10 +223,8 @@ class Queries:
     async def _whoami(self, body: bytes, caller: Caller) -> UserView:
         ask(body, request_bodies.EmptyRequest)
         record = self._live.state.users.by_name.get(caller.name)
-        limits = (record.open_jobs, record.commands_per_s) if record is not None else (None, None)
-        return UserView(
-            name=caller.name, role=caller.role, teams=caller.teams, open_jobs=limits[0], commands_per_s=limits[1]
-        )
+        known = UserView.of(record) if record is not None else UserView(name=caller.name, role=caller.role)
+        return msgspec.structs.replace(known, role=caller.role, teams=caller.teams)
 
     async def _story(self, body: bytes, caller: Caller) -> StoryView:
         model, job = await self._found(body, caller, sight.job)
@@ -236,6 +258,13 @@ class Queries:
             return answers.status(model, model.seq)
         view = answers.status(model, max(await log_reader.last_seq(self._bus, model.seq), model.seq))
         return msgspec.structs.replace(view, services=self._presence.services(), version=VERSION)
+
+    async def _stats(self, body: bytes, caller: Caller) -> StatsView:  # noqa: ARG002 - everybody may see it
+        asked = ask(body, request_bodies.AllRequest)
+        model = await self._model(asked.at)
+        if log_reader.parse(asked.at) is not None:
+            return stats_answer.stats(model, model.seq)
+        return stats_answer.stats(model, max(await log_reader.last_seq(self._bus, model.seq), model.seq))
 
     async def _dryrun(self, body: bytes, caller: Caller) -> DryRunView:
         asked = job_asked(body, self._most_bytes)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from penstock_gateway.totals_fold import with_jobs
 from penstock_log import ARCHIVE, TERMINAL, Job, JobsArchived, LogCopied, LogTrimmed
 from penstock_log.records import compose
 from penstock_log.usage import DayUsage, Usage, UsageKey
@@ -75,7 +76,7 @@ class ArchiveRecord(msgspec.Struct, kw_only=True):
     def archive(self, event: JobsArchived, seq: int) -> None:
         """Note that jobs were archived."""
         self.jobs += len(event.job_ids)
-        self.untrimmed.append(Untrimmed(seq, msgspec.structs.replace(event, learnt={}, usage=())))
+        self.untrimmed.append(Untrimmed(seq, msgspec.structs.replace(event, learnt={}, usage=(), totals=None)))
         del self.untrimmed[:-MOST_UNTRIMMED]
 
 
@@ -115,13 +116,14 @@ def expired(state: GatewayState, before_s: float, now_s: float, most: int = MOST
 
 
 def still_due(state: GatewayState, fact: JobsArchived) -> JobsArchived:
-    """Return a fact of :func:`expired` without what somebody has come to need since, and with its jobs' usage."""
+    """Return a fact of :func:`expired` with the sums of by now, without what somebody has come to need since."""
     origins = {job.spec.begins_from for job in state.jobs if job.state not in TERMINAL}
     used = set(state.keys.values())
     job_ids = tuple(job_id for job_id in fact.job_ids if job_id not in origins)
     return msgspec.structs.replace(
         fact,
         job_ids=job_ids,
+        totals=with_jobs(state.totals, [(state.jobs[job_id], state.histories[job_id].tally) for job_id in job_ids]),
         workloads=tuple(key for key in fact.workloads if key not in used),
         usage=archived_usage(state, job_ids),
     )

@@ -18,6 +18,7 @@ from penstock_bus.shell import Shell
 from penstock_gateway import authority, log_reader, machine, sight
 from penstock_gateway.archiver import Archiver
 from penstock_gateway.authority import Admit, Caller
+from penstock_gateway.bulk import BulkCommands
 from penstock_gateway.commands import Commands, take_submissions
 from penstock_gateway.endpoints import RequestRefused
 from penstock_gateway.machine import GatewaySettings, GatewayState
@@ -71,7 +72,8 @@ async def run(shell: Shell, settings: GatewaySettings) -> None:
     async with kernels, background(*presence.listening(shell.bus)), asyncio.TaskGroup() as group:
         group.create_task(replica.run())  # ends by itself, after its last snapshot
         await replica.live.caught_up()
-        endpoints = [*commands.endpoints(), *queries.endpoints()]
+        many = BulkCommands(commands, admit, shell.bus.max_body_bytes)
+        endpoints = [*commands.endpoints(), *many.endpoints(), *queries.endpoints()]
         async with (
             shell.bus.serve("gateway", VERSION, endpoints, {"replica": shell.replica_id}),
             shell.bus.relaying(may_read),

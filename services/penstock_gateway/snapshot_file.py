@@ -26,6 +26,7 @@ from typing import Any, Final
 import msgspec
 
 _LAYOUT: Final = 1
+_AT_ONCE: Final = 500
 _WAIT_S: Final = 10.0
 _SUFFIX: Final = ".past.sqlite"
 _MAKE: Final = """
@@ -37,11 +38,11 @@ CREATE TABLE entries (
 ) WITHOUT ROWID;
 CREATE TABLE over (
     place INTEGER, seq INTEGER, change INTEGER, id TEXT, state TEXT, user TEXT, team TEXT, name TEXT, pool TEXT,
-    parent TEXT, workload TEXT, sample INTEGER, finished_s REAL, PRIMARY KEY (place, seq)
+    model TEXT, parent TEXT, workload TEXT, sample INTEGER, finished_s REAL, PRIMARY KEY (place, seq)
 ) WITHOUT ROWID;
 CREATE INDEX over_of_users ON over (user, place);
 """
-_COLUMNS: Final = "place, id, state, user, team, name, pool, parent, workload, sample, finished_s"
+_COLUMNS: Final = "place, id, state, user, team, name, pool, model, parent, workload, sample, finished_s"
 
 
 class IndexDamaged(Exception):
@@ -76,6 +77,7 @@ class OverJob(msgspec.Struct, frozen=True):
     team: str
     name: str
     pool: str
+    model: str
     parent: str
     workload: str
     sample: bool
@@ -241,6 +243,19 @@ class SnapshotFile:
             row = self._db.execute(query, (kind, key, seq)).fetchone()
             return None if row is None or row[1] is None else EntryVersion(kind, key, row[0], self._unpacked(row[1]))
 
+    def some(self, kind: str, keys: Sequence[str], seq: int) -> Iterator[EntryVersion]:
+        """Yield the entries of some keys as of a snapshot, in no order."""
+        for at in range(0, len(keys), _AT_ONCE):
+            part = keys[at : at + _AT_ONCE]
+            wanted = ",".join("?" * len(part))
+            query = f"""
+                SELECT key, place, body, max(seq) FROM entries WHERE kind = ? AND key IN ({wanted}) AND seq <= ? GROUP BY key
+            """  # noqa: S608 - of question marks
+            with self._reading():
+                for key, place, body, _ in self._db.execute(query, (kind, *part, seq)).fetchall():
+                    if body is not None:
+                        yield EntryVersion(kind, key, place, self._unpacked(body))
+
     def entries(self, kind: str, seq: int) -> Iterator[EntryVersion]:
         """Yield all entries of a table as of a snapshot, in no order; one by one it takes long for many."""
         query = "SELECT key, place, body, max(seq) FROM entries WHERE kind = ? AND seq <= ? GROUP BY key"
@@ -322,7 +337,7 @@ class SnapshotFile:
                 rows = [self._row(one, snapshot.seq) for one in versions]
                 ended = [_over_row(change, one, snapshot.seq) for change, one in over]
                 self._writer.executemany("INSERT INTO entries VALUES (?, ?, ?, ?, ?)", rows)
-                self._writer.executemany(f"INSERT INTO over VALUES ({','.join('?' * 13)})", ended)  # noqa: S608
+                self._writer.executemany(f"INSERT INTO over VALUES ({','.join('?' * 14)})", ended)  # noqa: S608
                 snapshot.parts = {name: self._part_id(raw) for name, raw in parts.items()}
                 _count_on(last, snapshot, over)
                 snapshot.entries += len(rows) + len(ended)

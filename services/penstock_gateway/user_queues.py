@@ -120,9 +120,9 @@ class RateLimit:
             return f"{self._per_s:g} a second for long are the most for one user"
         return f"{own:g} a second for long are what an admin has set for {escaped(user)} (`penstock user set --rate`)"
 
-    def wait_s(self, user: str, now_s: float) -> float:
-        """Count a command and return 0, or return how long to wait before the next one is taken, in seconds."""
-        step_s = 1 / (self._of(user) or self._per_s)
+    def wait_s(self, user: str, now_s: float, commands: int = 1) -> float:
+        """Count some commands and return 0, or return how long to wait before so many are taken, in seconds."""
+        step_s = commands / (self._of(user) or self._per_s)
         until_s = max(self._until_s.get(user, now_s), now_s) + step_s
         if (over_s := until_s - now_s - max(self._ahead_s, step_s)) > 1e-9:
             return over_s
@@ -163,6 +163,8 @@ class UserQueues:
         """
         Hold a slot for one command of a user while the context is open.
 
+        A request for many jobs is :meth:`queued` instead.
+
         Raises
         ------
         RequestRefused
@@ -175,6 +177,30 @@ class UserQueues:
             await self._slots.acquire(user)
         finally:
             self._count(user, -1, -size_bytes)
+        try:
+            yield
+        finally:
+            self._slots.release(user)
+
+    @asynccontextmanager
+    async def queued(self, user: str, size_bytes: int, commands: int) -> AsyncIterator[None]:
+        """
+        Count a request that is as good as many commands as waiting while the context is open; errors as of ``slot``.
+
+        What it does takes a :meth:`turn` for each command, so that others' commands go in between.
+        """
+        self._check(user, size_bytes)
+        self.check_rate(user, commands)
+        self._count(user, 1, size_bytes)
+        try:
+            yield
+        finally:
+            self._count(user, -1, -size_bytes)
+
+    @asynccontextmanager
+    async def turn(self, user: str) -> AsyncIterator[None]:
+        """Hold a slot of a request that is counted as waiting already."""
+        await self._slots.acquire(user)
         try:
             yield
         finally:
@@ -203,9 +229,9 @@ class UserQueues:
                 "answered",
             )
 
-    def check_rate(self, user: str) -> None:
+    def check_rate(self, user: str, commands: int = 1) -> None:
         """Count a request, and refuse it with 429 if its user has sent too many of late."""
-        if self._rate is not None and (wait_s := self._rate.wait_s(user, self._now_s())):
+        if self._rate is not None and (wait_s := self._rate.wait_s(user, self._now_s(), commands)):
             raise RequestRefused(
                 TOO_MANY,
                 f"{escaped(user or NOBODY)} has sent too many commands of late; try again in {max(wait_s, 0.1):.1f} s, "

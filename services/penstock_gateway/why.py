@@ -141,14 +141,14 @@ class WaitExplainer:
 
     def cause(self, job: Job) -> str:
         """Return the cause why a job waits; empty if it does not wait."""
-        return self._waiting(job).cause if job.state is JobState.PENDING else ""
+        return self.waiting(job).cause if job.state is JobState.PENDING else ""
 
     def _present_cause(self, job: Job) -> StateCause:
         if job.state in TERMINAL:
             return StateCause("finished", _ending(job))
         if job.state is JobState.RUNNING:
             return StateCause("running", _running(job, self._now_s) + self._beside(job) + self._aggregated(job))
-        return _stopping(job) if job.state in ACTIVE else self._waiting(job)
+        return _stopping(job) if job.state in ACTIVE else self.waiting(job)
 
     def _beside(self, job: Job) -> str:
         """Say with whom a running job shares its devices."""
@@ -168,8 +168,8 @@ class WaitExplainer:
         text = wait_text(table, self._state.cluster, run, self._now_s) or place_text(run, self._now_s)
         return f"; {text}" if text else ""
 
-    def _waiting(self, job: Job) -> StateCause:
-        """Return the job's own cause; otherwise the last round's; otherwise what the gateway sees itself."""
+    def waiting(self, job: Job) -> StateCause:
+        """Return a waiting job's own cause; otherwise the last round's; otherwise what the gateway sees itself."""
         if (own := _own(job, self._now_s)) is not None:
             return own
         wait = self._state.wait_of(job)

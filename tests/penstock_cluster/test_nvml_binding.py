@@ -52,3 +52,37 @@ def test_what_the_binding_makes_of_a_drivers_answers_is_what_the_node_has(driver
         },
         "held": [{"77": 5 << 30}] * 4,
     }
+
+
+MONITOR = """\
+import msgspec
+from penstock_cluster import survey
+from penstock_cluster.cuda_monitor import CudaMonitor
+
+monitor = CudaMonitor()
+readings = [monitor.read(device, {}) for device in survey("cuda").devices[:3]]
+monitor.close()
+print(msgspec.json.encode(readings).decode())
+"""
+
+
+def test_what_the_binding_makes_of_a_drivers_readings_is_what_the_monitor_tells(driver: Path) -> None:
+    env = {**os.environ, "LD_LIBRARY_PATH": str(driver)}
+    told = subprocess.run([sys.executable, "-c", MONITOR], env=env, capture_output=True, text=True, check=True)
+    first, second, instance = json.loads(told.stdout)
+    assert first == {
+        "source": "driver",
+        "model": "NVIDIA H100 80GB HBM3",
+        "minor": 0,
+        "utilisation": 0.25,
+        "memory_used_bytes": 1 << 30,
+        "memory_free_bytes": 79 << 30,
+        "memory_total_bytes": 80 << 30,
+        "temperature_c": 40.0,
+        "power_w": 123.456,
+        "sm_clock_mhz": 1980.0,
+        "xid": 0,
+    }
+    assert (second["xid"], second["ecc_double_bit"], second["minor"]) == (79, 2, 1)
+    assert "utilisation" not in instance
+    assert (instance["ecc_double_bit"], instance["model"]) == (3, "NVIDIA H100 80GB HBM3")

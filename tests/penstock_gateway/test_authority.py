@@ -90,6 +90,7 @@ def targets(cell: Cell) -> list[AnyEvent]:
         "cancel": [job],
         "hold": [job],
         "release": [job, JobHeld(job_id=name, at_s=NOW_S)],
+        "bulk": [job],
         "cancel_sweep": [SweepSubmitted(sweep_id=name, spec=sweep, at_s=NOW_S)],
         "drain": [joined(name)],
         "resume": [joined(name), NodeDrained(node_id=name, at_s=NOW_S)],
@@ -108,6 +109,8 @@ def body_of(cell: Cell) -> Any:
     request, owner = cell.request, WHOSE[cell.column]
     about: dict[str, Any] = {
         **dict.fromkeys(("submit", "dryrun"), spec(user=owner)),
+        "submit_all": {"specs": [spec(user=owner)]},
+        "bulk": {"verb": "hold", "ids": [f"{request}-{cell.column}"]},
         "tune": sweep_spec(job=spec(user=owner)),
         "sweep": {"id": f"s-{owner}"},
         **{key: {"id": f"{request}-{cell.column}"} for key in _OF_TARGETS},
@@ -120,8 +123,8 @@ def body_of(cell: Cell) -> Any:
 
 _OF_TARGETS = ("cancel", "hold", "release", "cancel_sweep", "drain", "resume", "remove", "remove_user")
 _OF_ALL = (
-    "jobs", "sweeps", "nodes", "aggregation", "status", "streams", "policies", "schema", "whoami", "users", "rejected",
-    "usage",
+    "jobs", "queue", "sweeps", "nodes", "devices", "aggregation", "status", "stats", "streams", "policies", "schema",
+    "whoami", "users", "rejected", "usage",
 )  # fmt: skip
 
 
@@ -136,8 +139,15 @@ async def outcome(shared: Gateway, cell: Cell) -> str:
         answer = await person._ask(kind(request), body_of(cell))
     except ServiceError as error:
         return "no" if error.code == 403 else f"{error.code}: {error}"
-    if request in {"jobs", "sweeps"}:
-        shown = [one for one in answer[request] if one["user" if request == "jobs" else "id"] in {owner, f"s-{owner}"}]
+    return _said(request, owner, answer)
+
+
+def _said(request: str, owner: str, answer: dict[str, Any]) -> str:
+    if request in {"submit_all", "bulk"}:
+        return "no" if [one.get("code", 0) for one in answer["answers"]] == [403] else "yes"
+    if request in {"jobs", "queue", "sweeps"}:
+        found = answer["jobs" if request == "queue" else request]
+        shown = [one for one in found if one["id" if request == "sweeps" else "user"] in {owner, f"s-{owner}"}]
         return "yes" if shown and all(one["name"] for one in shown) else "outline"
     if request == "usage":
         return "yes" if owner in {row.get("name") for row in answer["rows"]} else "outline"
@@ -158,7 +168,20 @@ async def _read(shared: Gateway, who: str, owner: str, request: str) -> str:
 
 
 _COMMANDS = frozenset(
-    {"submit", "tune", "cancel", "hold", "release", "cancel_sweep", "drain", "resume", "remove", "policy"}
+    {
+        "submit",
+        "submit_all",
+        "bulk",
+        "tune",
+        "cancel",
+        "hold",
+        "release",
+        "cancel_sweep",
+        "drain",
+        "resume",
+        "remove",
+        "policy",
+    }
     | {"set_user", "remove_user"}
 )
 

@@ -34,6 +34,8 @@ JOBS: Final = msgspec.to_builtins(request_bodies.JobsRequest(state=("R",), ids=(
 EVENTS: Final = msgspec.to_builtins(request_bodies.EventsRequest(id="j1", after=0, limit=10))
 COMMANDS: Final[dict[str, Any]] = {
     "submit": {"spec": JOB, "strict": False},
+    "submit_all": {"specs": [JOB, {**JOB, "id": "j1"}], "strict": True},
+    "bulk": {"verb": "hold", "ids": [], "where": {"state": ["PD"], "text": "j"}, "limit": 3, "dry_run": True},
     "tune": {"spec": SWEEP},
     "policy": POLICY,
     **dict.fromkeys(("cancel", "hold", "release"), ACT),

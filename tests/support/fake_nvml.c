@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { OK = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7 };
+enum { OK = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, TIMEOUT = 10 };
 struct memory { unsigned long long total, free, used; };
 struct pci { char legacy[16]; unsigned domain, bus, device, id, subsystem; char bus_id[32]; };
 struct process { unsigned pid; unsigned long long used; unsigned gpu_instance, compute_instance; };
@@ -38,6 +38,8 @@ int nvmlDeviceGetUUID(void *handle, char *uuid, unsigned length) {
 
 int nvmlDeviceGetMemoryInfo(void *handle, struct memory *memory) {
     memory->total = (number(handle) > 9 ? 10ULL : 80ULL) << 30;
+    memory->used = (unsigned long long)number(handle) << 30;
+    memory->free = memory->total - memory->used;
     return OK;
 }
 
@@ -85,5 +87,34 @@ int nvmlDeviceGetComputeRunningProcesses_v3(void *handle, unsigned *count, struc
 
 int nvmlDeviceGetMPSComputeRunningProcesses_v3(void *handle, unsigned *count, struct process *processes) {
     *count = 0;
+    return OK;
+}
+
+struct utilisation { unsigned gpu, memory; };
+struct event { void *device; unsigned long long type, data; unsigned gpu_instance, compute_instance; };
+static int told; /* the second GPU has an error 79, told once */
+
+int nvmlDeviceGetMinorNumber(void *handle, unsigned *minor) { *minor = number(handle) - 1; return OK; }
+int nvmlDeviceGetTemperature(void *handle, unsigned sensor, unsigned *celsius) { *celsius = 40 + sensor; return OK; }
+int nvmlDeviceGetPowerUsage(void *handle, unsigned *milliwatts) { *milliwatts = 123456; return OK; }
+int nvmlDeviceGetClockInfo(void *handle, unsigned type, unsigned *mhz) { *mhz = type == 1 ? 1980 : 1; return OK; }
+
+int nvmlDeviceGetUtilizationRates(void *handle, struct utilisation *found) {
+    *found = (struct utilisation){25, 50};
+    return OK;
+}
+
+int nvmlDeviceGetTotalEccErrors(void *handle, unsigned error, unsigned counter, unsigned long long *count) {
+    *count = error == 1 && counter == 0 ? number(handle) : 77;
+    return number(handle) == 1 ? NOT_SUPPORTED : OK;
+}
+
+int nvmlEventSetCreate(void **set) { *set = &told; return OK; }
+int nvmlEventSetFree(void *set) { return OK; }
+int nvmlDeviceRegisterEvents(void *handle, unsigned long long types, void *set) { return types == 8 ? OK : NOT_FOUND; }
+
+int nvmlEventSetWait_v2(void *set, struct event *event, unsigned timeout_ms) {
+    if (told++) return TIMEOUT;
+    *event = (struct event){(void *)2L, 8, 79, 0, 0};
     return OK;
 }

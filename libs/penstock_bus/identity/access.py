@@ -95,7 +95,8 @@ _REPLIES: Final = "_R_.>"
 """Where the server takes answers to people, on their way over the border."""
 
 _OF_JOBS: Final = tuple(
-    subjects.command(name) for name in ("submit", "tune", "cancel", "hold", "release", "cancel_sweep")
+    subjects.command(name)
+    for name in ("submit", "submit_all", "tune", "cancel", "hold", "release", "bulk", "cancel_sweep")
 )
 """What extensions may command, in the name of users: nothing about people, nodes and policies."""
 _MORE: Final[dict[str, list[str]]] = {

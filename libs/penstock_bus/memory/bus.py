@@ -306,10 +306,13 @@ class MemoryRequestClient(MemoryClient, RequestPort, TelemetryPort, RelayPort):
 
     async def request(self, subject: str, body: bytes, timeout_s: float = 5.0) -> bytes:
         await self.ready(len(body))
+        user = self.user
+        if not user:  # a service, which may ask in the name of a person
+            user, subject = names.asked_by(subject)
         instance = self.server.hub.route(subject)
         try:
             async with asyncio.timeout(timeout_s):
-                reply = await instance.answer(subject, Request(body=body, user=self.user, subject=subject))
+                reply = await instance.answer(subject, Request(body=body, user=user, subject=subject))
         except TimeoutError as error:
             raise Timeout(f"no answer on {subject} within {timeout_s} s; ask again or wait longer") from error
         if reply.code:

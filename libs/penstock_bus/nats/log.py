@@ -50,7 +50,7 @@ from penstock_bus.port import (
     Unavailable,
 )
 from penstock_bus.stored_messages import delivery, rejected_as
-from penstock_log import CodecError, MisplacedFact, encode
+from penstock_log import CodecError, MisplacedFact, encode, tracing
 from penstock_log import subjects as names
 from penstock_log.request_bodies import OutputEnd, OutputOffset, header_of, of_header
 
@@ -347,10 +347,13 @@ _AGAIN: Final = NOT_YET | {_NOBODY}
 
 
 def headers_of(item: Append) -> dict[str, str]:
-    """Return what NATS itself reads of a commit."""
-    if item.expected is None:
-        return {MSG_ID: item.commit.id}
-    return {MSG_ID: item.commit.id, EXPECTED: str(item.expected)}
+    """Return what NATS itself reads of a commit, and the trace to which it belongs."""
+    headers = {MSG_ID: item.commit.id}
+    if item.expected is not None:
+        headers[EXPECTED] = str(item.expected)
+    if item.commit.trace and (trace := tracing.parsed(item.commit.trace)) is not None:
+        headers[tracing.HEADER] = trace.header(tracing.span_of(item.commit.id))
+    return headers
 
 
 async def settled(link: Link, item: Append, ack: Ack) -> int:

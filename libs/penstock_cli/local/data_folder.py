@@ -118,7 +118,15 @@ def login(folder: Path, user: str) -> dict[str, str] | None:
     if record is None or not file.exists():
         return None
     env = {"PENSTOCK_URL": record.url, logins.VARIABLE: str(file)}
-    return env | (_of_gateway(folder, record.owner) if user == "gateway" else {})
+    own = {"gateway": lambda: _of_gateway(folder, record.owner), "dashboard": lambda: _of_dashboard(folder)}
+    return env | own.get(user, dict)()
+
+
+def _of_dashboard(folder: Path) -> dict[str, str]:
+    """Return what signs the sessions of all dashboards beside this folder."""
+    if written("dashboard", "secret_file", environ=os.environ):
+        return {}
+    return {"PENSTOCK_DASHBOARD_SECRET_FILE": str(folder.absolute() / logins.SERVICE_LOGINS / "dashboard.secret")}
 
 
 def _of_gateway(folder: Path, owner: str) -> dict[str, str]:
@@ -401,6 +409,8 @@ def environment(options: UpOptions, service: str, number: int, *, url: str) -> d
         env |= _of_agent(options, service, number)
     if service == "gateway":
         env |= _gateway_folders(options.folder, {**os.environ, **env})
+    if service == "dashboard" and not _set_in("dashboard", options, "secret_file"):
+        env |= _of_dashboard(options.folder)
     return env
 
 

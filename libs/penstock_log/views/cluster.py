@@ -491,6 +491,26 @@ class SweepsView(View, frozen=True, kw_only=True):
     seq: int
 
 
+class SignInView(View, frozen=True, kw_only=True):
+    """
+    An address that signs one browser in.
+
+    Attributes
+    ----------
+    url : str
+        Good for one use within ``valid_s`` seconds.
+    dashboard : str
+        The dashboard's own address.
+    user : str
+        As whom, as the server knows the person; empty where it knows nobody by name.
+    """
+
+    url: str
+    dashboard: str
+    valid_s: float
+    user: str = ""
+
+
 class UserView(View, frozen=True, kw_only=True):
     """
     A person who may use the cluster.

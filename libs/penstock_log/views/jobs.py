@@ -227,12 +227,48 @@ class JobView(View, frozen=True, kw_only=True):
     host_memory_bytes: int = 0
 
 
+class JobRow(View, frozen=True, kw_only=True, array_like=True):
+    """What a table of jobs shows of one; the fields are those of :class:`JobView`, in JSON an array in this order."""
+
+    id: str
+    name: str
+    user: str
+    state: str
+    gpus: int
+    submitted_s: float
+    wait_s: float
+    run_s: float
+    steps: int = 0
+    cause: str = ""
+    reason: str = ""
+    held: bool = False
+    placed_on: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
+    min_gpus: int = 0
+    max_gpus: int = 0
+    batch_size: int = 0
+    cpus: float = 0.0
+    host_memory_bytes: int = 0
+    team: str = ""
+    pool: str = ""
+
+
 class JobsView(View, frozen=True, kw_only=True):
-    """Jobs by submission, oldest first; ``total`` counts those that matched before ``limit`` left the oldest out."""
+    """
+    Jobs by submission, oldest first.
+
+    Attributes
+    ----------
+    total : int
+        How many matched, before ``limit`` and ``offset`` left some out.
+    rows : tuple of JobRow
+        In place of ``jobs``, where the request asks for them.
+    """
 
     jobs: tuple[JobView, ...]
     total: int
     seq: int
+    rows: tuple[JobRow, ...] = ()
 
 
 class RankView(View, frozen=True, kw_only=True):

@@ -35,7 +35,16 @@ def test_each_service_runs_once_unless_told_otherwise() -> None:
         ("matcher", 2),
         ("tuner", 1),
         ("assigner", 1),
+        ("dashboard", 1),
     ]
+
+
+def test_all_dashboards_of_a_folder_sign_sessions_alike(tmp_path: Path) -> None:
+    options = UpOptions(data_dir=str(tmp_path))
+    named = [
+        environment(options, "dashboard", number, url="nats://h")["PENSTOCK_DASHBOARD_SECRET_FILE"] for number in (1, 2)
+    ]
+    assert named == [str(tmp_path / "nats" / "logins" / "dashboard.secret")] * 2
 
 
 def test_replicas_of_a_service_that_does_not_exist_are_refused() -> None:

@@ -1,0 +1,64 @@
+"""Figures about the cluster by pool and team, without a name or an id of a job: what metrics are made of."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from penstock_log.totals import DeviceTime, PoolTotals
+from penstock_log.views.jobs import View
+
+DEVICE_STATES: Final = ("busy", "idle", "drained", "lost", "left")
+"""States of a device: a job has it, or else nobody, or its node takes no jobs, or its node is away."""
+
+
+class PoolStatsView(View, frozen=True, kw_only=True):
+    """
+    One pool.
+
+    Attributes
+    ----------
+    jobs : dict of str to dict of str to int
+        Team, empty for jobs of none → state of jobs that are not over (``pending``, ``held``, ``running``,
+        ``preempting``, ``completing``) → jobs.
+    waits : dict of str to int
+        Cause, by the last round → jobs that wait.
+    longest_wait_s : float
+        For how long the one has waited that has waited longest, held jobs left out; 0 where none waits.
+    nodes : dict of str to int
+        State, as :class:`~penstock_log.views.NodeView` has it → nodes.
+    devices : dict of str to dict of str to int
+        Kind → each of :data:`DEVICE_STATES` → devices.
+    totals : PoolTotals
+        Since the log began.
+    open_time : dict of str to DeviceTime
+        Team → device time so far of runs that go on, as they have reported it.
+    """
+
+    pool: str
+    jobs: dict[str, dict[str, int]] = {}
+    waits: dict[str, int] = {}
+    longest_wait_s: float = 0.0
+    nodes: dict[str, int] = {}
+    devices: dict[str, dict[str, int]] = {}
+    totals: PoolTotals = msgspec.field(default_factory=PoolTotals)
+    open_time: dict[str, DeviceTime] = {}
+
+
+class StatsView(View, frozen=True, kw_only=True):
+    """
+    The figures of all pools.
+
+    Attributes
+    ----------
+    seq, last_seq : int
+        How far this gateway has folded the log, and the log's last sequence.
+    archived_jobs : int
+        Jobs that were archived.
+    """
+
+    pools: tuple[PoolStatsView, ...]
+    seq: int
+    last_seq: int
+    archived_jobs: int = 0

@@ -1,0 +1,68 @@
+"""The cluster's figures, as the gateway counts them, as families of metrics."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+from prometheus_client import Metric
+from prometheus_client.core import HistogramMetricFamily
+
+from penstock_dashboard.metric_catalogue import counter, gauge, histogram
+from penstock_log.totals import BOUNDS_S, Spread
+from penstock_log.views import PoolStatsView, StatsView
+
+_ENDED = ("completed", "failed", "cancelled")
+
+
+def of_stats(stats: StatsView) -> list[Metric]:
+    """Return the families of what a gateway has answered."""
+    last_seq = gauge("penstock_log_last_seq")
+    last_seq.add_metric([], stats.last_seq)
+    return [last_seq, *_of_jobs(stats.pools), *_of_past(stats.pools), *_of_nodes(stats.pools)]
+
+
+def _of_jobs(pools: tuple[PoolStatsView, ...]) -> list[Metric]:
+    jobs, waiting = gauge("penstock_jobs"), gauge("penstock_jobs_waiting")
+    longest = gauge("penstock_longest_wait_seconds")
+    for one in pools:
+        longest.add_metric([one.pool], one.longest_wait_s)
+        for team, states in one.jobs.items():
+            for state, count in states.items():
+                jobs.add_metric([one.pool, team, state], count)
+        for cause, count in one.waits.items():
+            waiting.add_metric([one.pool, cause], count)
+    return [jobs, waiting, longest]
+
+
+def _of_past(pools: tuple[PoolStatsView, ...]) -> list[Metric]:
+    ended, runs = counter("penstock_jobs_ended_total"), counter("penstock_runs_ended_total")
+    preempted, lost = counter("penstock_preemptions_total"), counter("penstock_runs_lost_total")
+    waits, completions = histogram("penstock_job_wait_seconds"), histogram("penstock_job_completion_seconds")
+    for one in pools:
+        for team, totals in sorted(one.totals.teams.items()):
+            for outcome in _ENDED:
+                ended.add_metric([one.pool, team, outcome], totals.ended.get(outcome, 0))
+        for outcome, count in sorted(one.totals.runs.items()):
+            runs.add_metric([one.pool, outcome], count)
+        preempted.add_metric([one.pool], one.totals.runs.get("preempted", 0))
+        lost.add_metric([one.pool], one.totals.runs.get("lost", 0))
+        _add_spread(waits, one.pool, one.totals.waits)
+        _add_spread(completions, one.pool, one.totals.completions)
+    return [ended, runs, preempted, lost, waits, completions]
+
+
+def _of_nodes(pools: tuple[PoolStatsView, ...]) -> list[Metric]:
+    nodes, devices = gauge("penstock_nodes"), gauge("penstock_devices")
+    for one in pools:
+        for state, count in one.nodes.items():
+            nodes.add_metric([one.pool, state], count)
+        for kind, states in one.devices.items():
+            for state, count in states.items():
+                devices.add_metric([one.pool, kind, state], count)
+    return [nodes, devices]
+
+
+def _add_spread(to: HistogramMetricFamily, pool: str, spread: Spread) -> None:
+    counts = accumulate(spread.counts or [0] * (len(BOUNDS_S) + 1))
+    bounds = [*(f"{bound:.1f}" for bound in BOUNDS_S), "+Inf"]
+    to.add_metric([pool], list(zip(bounds, counts, strict=True)), spread.total_ms / 1000)

@@ -1,0 +1,9 @@
+"""
+The pages, each a coroutine from a visit to its content.
+
+In reading order:
+
+* ``device_page``: All devices, by node and rack: who has which.
+* ``queue_page``: The waiting jobs in rank order, with the cause of each.
+* ``jobs_page``: All jobs, newest first.
+"""

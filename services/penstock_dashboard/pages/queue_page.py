@@ -1,0 +1,77 @@
+"""The page of the waiting jobs: in rank order, with the one cause of each and what would change it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from penstock_dashboard.page import TEMPLATES, PageContent, PageRequest, pieces
+from penstock_log import request_bodies
+from penstock_log.views import QueueView
+
+_FILTERS: Final = ("user", "team", "pool", "parent", "cause", "text")
+_SHOWN: Final = 12
+CAUSES: Final = {
+    "capacity": "no device is free",
+    "gang": "too few devices at once",
+    "later_place": "waits for a better device",
+    "host_cpus": "too few processors left",
+    "host_memory": "too little memory left",
+    "order": "others come first",
+    "fairness": "its user has had more",
+    "profiling": "is being measured",
+    "backoff": "failed, and tries again",
+    "never_fits": "can never fit",
+    "no_nodes": "its pool has no node",
+    "held": "on hold",
+    "undecided": "no round yet",
+}
+"""Causes in a few words; one that is not here is shown as it is."""
+
+
+async def queue_page(visit: PageRequest) -> PageContent:
+    """Show a part of the queue."""
+    asked = visit.asked(request_bodies.QueueRequest, at=visit.moment)
+    view = await visit.gateway.query(visit.visitor, "queue", asked, QueueView)
+    acts = visit.visitor.signed_in and not visit.at
+    rows = [
+        (job.id, {"job": job, "why": CAUSES.get(job.cause, job.cause), "acts": acts, "at": visit.at})
+        for job in view.jobs
+    ]
+    last = asked.offset + len(view.jobs)
+    pager = {
+        "from": asked.offset + 1 if view.jobs else 0,
+        "to": last,
+        "total": view.total,
+        "before": visit.address(offset=max(0, asked.offset - asked.limit) or "") if asked.offset else "",
+        "after": visit.address(offset=last) if last < view.total else "",
+    }
+    return PageContent(
+        title="Queue",
+        template="queue.html",
+        regions={
+            "counts": _groups(visit, view),
+            "rows": pieces("pieces/queue_row.html", rows)
+            or {"none": TEMPLATES.render("pieces/no_rows.html", key="none", columns=10, text="No job waits.")},
+            "pager": {"pager": TEMPLATES.render("pieces/pager.html", key="pager", **pager)},
+        },
+        values={"asked": asked, "filtered": any(visit.query.get(name) for name in _FILTERS)},
+        now_s=view.now_s,
+    )
+
+
+def _groups(visit: PageRequest, view: QueueView) -> dict[str, str]:
+    groups = {"user": view.by_user, "team": view.by_team, "pool": view.by_pool, "cause": view.by_cause}
+    found = {"total": TEMPLATES.render("pieces/queue_total.html", key="total", total=view.total, gpus=view.gpus)}
+    for name, counts in groups.items():
+        items = [
+            (
+                CAUSES.get(one, one) if name == "cause" else one or "none",
+                number,
+                visit.address(**{name: one, "offset": ""}),
+            )
+            for one, number in list(counts.items())[:_SHOWN]
+        ]
+        if items:
+            left = len(counts) - len(items)
+            found[name] = TEMPLATES.render("pieces/group.html", key=name, name=name, items=items, left=left)
+    return found

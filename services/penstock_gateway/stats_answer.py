@@ -1,0 +1,81 @@
+"""The answer to the query ``stats``: figures by pool and team, for metrics; everybody may know them."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from typing import Final
+
+from msgspec.structs import replace
+
+from penstock_cluster.nodes import Node, taken_devices
+from penstock_gateway.answers import ReadModel
+from penstock_log import Job, JobState
+from penstock_log.totals import PoolTotals
+from penstock_log.views import DEVICE_STATES, PoolStatsView, StatsView
+
+_STATES: Final = {
+    JobState.PENDING: "pending",
+    JobState.RUNNING: "running",
+    JobState.PREEMPTING: "preempting",
+    JobState.COMPLETING: "completing",
+}
+
+
+def stats(model: ReadModel, last_seq: int) -> StatsView:
+    """
+    Return the figures of all pools that have or had a node or a job.
+
+    Notes
+    -----
+    O(jobs that are not over + nodes): those that are over are counted by the fold.
+    """
+    state, totals = model.state, model.state.totals.whole.pools
+    open_jobs = {pool: state.jobs_of(pool, state.jobs) for pool in state.live}
+    taken = taken_devices(job for jobs in open_jobs.values() for job in jobs)
+    nodes: dict[str, list[Node]] = defaultdict(list)
+    for node in state.cluster.nodes.values():
+        nodes[node.pool].append(node)
+    found = []
+    for name in sorted({*state.pools(), *totals}):
+        states, devices = _of_nodes(nodes.get(name, ()), taken)
+        view = PoolStatsView(pool=name, nodes=states, devices=devices, totals=totals.get(name, PoolTotals()))
+        found.append(_with_jobs(model, view, open_jobs.get(name, ())))
+    return StatsView(pools=tuple(found), seq=model.seq, last_seq=last_seq, archived_jobs=state.archive.jobs)
+
+
+def _with_jobs(model: ReadModel, view: PoolStatsView, jobs: Iterable[Job]) -> PoolStatsView:
+    """Return the figures of a pool with its jobs that are not over; the profiler's samples do not count."""
+    by_team: dict[str, Counter[str]] = defaultdict(Counter)
+    waits: Counter[str] = Counter()
+    longest_s, causes = 0.0, model.state.waits.get(view.pool, {})
+    for job in jobs:
+        if job.sample is not None:
+            continue
+        held = job.held and job.state is JobState.PENDING
+        by_team[job.spec.team]["held" if held else _STATES[job.state]] += 1
+        if job.state is JobState.PENDING and not held:
+            longest_s = max(longest_s, model.now_s - job.pending_since_s)
+            if (wait := causes.get(job.id)) is not None:
+                waits[wait.cause] += 1
+    jobs_by_team = {team: dict(counts) for team, counts in sorted(by_team.items())}
+    return replace(view, jobs=jobs_by_team, waits=dict(waits), longest_wait_s=longest_s)
+
+
+def _node_state(node: Node, is_used: bool) -> str:
+    if node.gone or not node.drained:
+        return node.gone or "up"
+    return "draining" if is_used else "drained"
+
+
+def _of_nodes(nodes: Iterable[Node], taken: set[tuple[str, int]]) -> tuple[dict[str, int], dict[str, dict[str, int]]]:
+    """Return a pool's nodes by state, and its devices by kind and state."""
+    used, states = {node_id for node_id, _ in taken}, Counter[str]()
+    devices: dict[str, dict[str, int]] = {}
+    for node in nodes:
+        states[_node_state(node, node.id in used)] += 1
+        free = node.gone or ("drained" if node.drained else "idle")
+        for device in node.devices:
+            of_kind = devices.setdefault(device.kind, dict.fromkeys(DEVICE_STATES, 0))
+            of_kind["busy" if (node.id, device.index) in taken else free] += 1
+    return dict(states), devices

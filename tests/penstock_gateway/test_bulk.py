@@ -1,0 +1,171 @@
+"""Many jobs by one request: submissions, and acts on all that ids or a filter name."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest_asyncio
+from gateway_cases import NOW_S, Gateway, gateway, joined, placed, refusal, spec, submitted
+
+from penstock_bus.memory import MemoryBus
+from penstock_gateway.machine import GatewaySettings
+from penstock_log import JobCancelled, JobHeld, UserSet, subjects
+
+JOB = {"name": "mnist", "command": ["python", "train.py"]}
+PEOPLE = [
+    UserSet(user="uma", role="user", teams=("vision",), at_s=NOW_S),
+    UserSet(user="bob", role="user", at_s=NOW_S),
+    UserSet(user="oskar", role="operator", at_s=NOW_S),
+]
+
+
+@pytest_asyncio.fixture
+async def served() -> AsyncIterator[Gateway]:
+    of_bob = [submitted(f"b{i}", user="bob", name="secret", pool="big") for i in range(2)]
+    of_uma = [submitted(f"u{i}", user="uma", team="vision", name=f"train-{i % 2}", model="m") for i in range(4)]
+    facts = (*PEOPLE, *of_bob, *of_uma, placed("u3"), JobHeld(job_id="u0", at_s=NOW_S))
+    async with MemoryBus() as bus, gateway(bus, joined(), *facts) as running:
+        yield running
+
+
+def as_user(served: Gateway, name: str) -> Gateway:
+    return Gateway(MemoryBus(served.bus.server, user=name), served.shell)  # type: ignore[attr-defined]
+
+
+def told(answer: dict[str, Any]) -> list[tuple[str, object]]:
+    """Return each job with what became of it: its state, or the code with which it was refused."""
+    return [(one["id"], one.get("code") or one["state"]) for one in answer["answers"]]
+
+
+async def test_many_jobs_are_cancelled_each_by_a_fact_of_its_own(served: Gateway) -> None:
+    answer = await served.command("bulk", {"verb": "cancel", "ids": ["u0", "u1", "u3"], "by": "uma", "reason": "late"})
+    assert told(answer) == [("u0", "CA"), ("u1", "CA"), ("u3", "CG")]
+    assert (answer["matched"], answer["changed"], answer["refused"]) == (3, 3, 0)
+    for job_id in ("u0", "u1", "u3"):
+        facts = [fact for stored in await served.bus.read(subjects.job(job_id)) for fact in stored.commit.facts]
+        cancelled = [fact for fact in facts if isinstance(fact, JobCancelled)]
+        assert [(fact.by, fact.reason) for fact in cancelled] == [("uma", "late")]
+
+
+async def test_the_same_request_again_changes_nothing(served: Gateway) -> None:
+    for changed in (2, 0):
+        answer = await served.command("bulk", {"verb": "cancel", "ids": ["u0", "u1"]})
+        assert (answer["changed"], answer["refused"], told(answer)) == (changed, 0, [("u0", "CA"), ("u1", "CA")])
+
+
+async def test_one_job_that_is_refused_keeps_no_other(served: Gateway) -> None:
+    answer = await as_user(served, "uma").command("bulk", {"verb": "hold", "ids": ["u1", "b0", "nope", "u", "u2"]})
+    assert told(answer) == [("u1", "PD"), ("b0", 403), ("nope", 404), ("u", 409), ("u2", "PD")]
+    assert (answer["changed"], answer["refused"]) == (2, 3)
+    assert answer["answers"][1]["error"] == "job b0 is bob's, and uma is no operator; ask its owner"
+
+
+async def test_who_acts_is_who_the_server_says(served: Gateway) -> None:
+    await as_user(served, "oskar").command("bulk", {"verb": "cancel", "ids": ["b0"], "by": "bob"})
+    assert "cancelled by oskar" in str(await served.query("story", {"id": "b0"}))
+
+
+async def test_a_filter_chooses_what_the_verb_would_change(served: Gateway) -> None:
+    for verb, where, expected in (
+        ("hold", {"user": "uma"}, ["u1", "u2", "u3"]),
+        ("release", {}, ["u0"]),
+        ("cancel", {"team": "vision", "state": ["PD"]}, ["u0", "u1", "u2"]),
+        ("cancel", {"pool": "big"}, ["b0", "b1"]),
+        ("cancel", {"name": "train-1"}, ["u1", "u3"]),
+        ("cancel", {"name": "train*", "text": "U2"}, ["u2"]),
+        ("cancel", {"model": "m", "text": "AIN-1"}, ["u1", "u3"]),
+        ("cancel", {"parent": "none"}, []),
+    ):
+        answer = await served.command("bulk", {"verb": verb, "where": where, "dry_run": True})
+        assert [one["id"] for one in answer["answers"]] == expected, where
+        assert (answer["matched"], answer["changed"]) == (len(expected), len(expected))
+    assert (await served.query("jobs", {"state": ["CA", "CG"]}))["total"] == 0
+
+
+async def test_a_filter_is_worked_off_in_pages(served: Gateway) -> None:
+    after, pages = 0, []
+    while True:
+        answer = await served.command("bulk", {"verb": "cancel", "where": {}, "limit": 4, "after": after})
+        pages.append((answer["matched"], [one["id"] for one in answer["answers"]]))
+        if not (after := answer["next"]):
+            break
+    assert pages == [(6, ["b0", "b1", "u0", "u1"]), (2, ["u2", "u3"])]
+
+
+async def test_jobs_of_others_that_a_filter_chooses_are_refused_and_left_behind(served: Gateway) -> None:
+    uma = as_user(served, "uma")
+    first = await uma.command("bulk", {"verb": "cancel", "where": {}, "limit": 2})
+    assert told(first) == [("b0", 403), ("b1", 403)]
+    rest = await uma.command("bulk", {"verb": "cancel", "where": {}, "after": first["next"]})
+    assert (rest["changed"], rest["refused"], rest["next"]) == (4, 0, 0)
+
+
+async def test_a_name_cannot_be_guessed_by_a_filter(served: Gateway) -> None:
+    uma = as_user(served, "uma")
+    for where in ({"name": "sec*"}, {"text": "secret"}, {"model": "m", "user": "bob"}):
+        assert (await uma.command("bulk", {"verb": "cancel", "where": where, "dry_run": True}))["matched"] == 0
+        assert (await uma.query("jobs", where))["total"] == 0
+    assert (await uma.query("jobs", {"text": "b0"}))["total"] == 1
+
+
+async def test_a_request_that_says_nothing_of_which_jobs_is_refused(served: Gateway) -> None:
+    for body in ({"verb": "cancel"}, {"verb": "cancel", "ids": ["u0"], "where": {}}):
+        code, message = await refusal(served.command("bulk", body))
+        assert (code, message.startswith("$: expected either `ids` or `where`")) == (400, True)
+    assert (await refusal(served.command("bulk", {"verb": "stop", "ids": ["u0"]})))[0] == 400
+
+
+async def test_many_jobs_are_submitted_each_by_itself(served: Gateway) -> None:
+    fields: list[dict[str, Any]] = [{"id": "m1"}, {"id": "m2", "gpus": "many"}, {"id": "b0"}, {"id": "m3", "gpus": 64}]
+    specs = [*({**JOB, **one} for one in fields), 7]
+    answer = await as_user(served, "uma").command("submit_all", {"specs": specs})
+    assert [(one.get("id", ""), one.get("created", False), one.get("code", 0)) for one in answer["answers"]] == [
+        ("m1", True, 0), ("m2", False, 400), ("b0", False, 409), ("m3", True, 0), ("", False, 400),
+    ]  # fmt: skip
+    assert "$.gpus: expected a whole number" in answer["answers"][1]["error"]
+    assert "64" in answer["answers"][3]["warnings"][0]
+    job = (await served.query("job", {"id": "m1"}))["job"]
+    assert (job["user"], job["team"], job["state"]) == ("uma", "vision", "PD")
+
+
+async def test_many_submissions_that_come_twice_are_stored_once(served: Gateway) -> None:
+    asked = {"specs": [{**JOB, "id": f"k{i}"} for i in range(50)]}
+    both = await asyncio.gather(served.command("submit_all", asked), served.command("submit_all", asked))
+    created = [sum(one.get("created", False) for one in answer["answers"]) for answer in both]
+    assert sum(created) == 50
+    assert both[0]["answers"][7]["seq"] == both[1]["answers"][7]["seq"]
+    assert (await served.query("jobs", {"name": "mnist"}))["total"] == 50
+
+
+async def test_submissions_beyond_a_users_open_jobs_are_refused_and_those_before_are_not() -> None:
+    settings = GatewaySettings(open_jobs=3)
+    async with MemoryBus() as bus, gateway(bus, joined(), settings=settings) as served:
+        answer = await served.command(
+            "submit_all", {"specs": [{**JOB, "id": f"k{i}", "user": "uma"} for i in range(5)]}
+        )
+        assert [one.get("code", 0) for one in answer["answers"]] == [0, 0, 0, 429, 429]
+
+
+async def test_a_request_without_jobs_or_with_too_many_is_refused(served: Gateway) -> None:
+    assert (await refusal(served.command("submit_all", {"specs": JOB})))[0] == 400
+    assert (await refusal(served.command("submit_all", [JOB])))[0] == 400
+    assert (await refusal(served.command("submit_all", {"specs": []})))[0] == 413
+    assert (await refusal(served.command("submit_all", {"specs": [JOB] * 1001})))[0] == 413
+    assert (await refusal(served.command("submit_all", {"specs": [JOB], "strikt": True})))[0] == 400
+
+
+async def test_the_list_comes_in_pages_of_rows(served: Gateway) -> None:
+    newest = await served.query("jobs", {"rows": True, "limit": 4})
+    oldest = await served.query("jobs", {"rows": True, "limit": 4, "offset": 4})
+    assert [row[0] for row in oldest["rows"] + newest["rows"]] == ["b0", "b1", "u0", "u1", "u2", "u3"]
+    assert (newest["total"], newest["jobs"], (await served.query("jobs", {"offset": 9}))["jobs"]) == (6, [], [])
+    assert (await refusal(served.query("jobs", {"limit": 5000})))[1].startswith("$.limit: expected 1000 at most")
+
+
+async def test_a_row_says_no_more_of_others_jobs_than_the_list(served: Gateway) -> None:
+    spec_fields = {"user": "bob", "batch_size": 32}
+    await served.command("submit", spec(id="s1", **spec_fields))
+    for row in (await as_user(served, "uma").query("jobs", {"rows": True, "user": "bob"}))["rows"]:
+        assert (row[1], row[2], row[10], row[16]) == ("", "bob", "", 0)

@@ -1,0 +1,187 @@
+"""Totals since the log began, and the figures that the query ``stats`` gives."""
+
+import msgspec
+import pytest
+from gateway_cases import NOW_S, ended, gateway, joined, placed, preempted, spec, started, submitted, waits
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock_gateway import machine
+from penstock_gateway.answers import ReadModel
+from penstock_gateway.machine import GatewayState
+from penstock_gateway.retention import still_due
+from penstock_gateway.stats_answer import stats
+from penstock_gateway.totals_fold import TotalsRecord
+from penstock_log import (
+    ARCHIVE,
+    JobCancelled,
+    JobHeld,
+    JobsArchived,
+    NodeDrained,
+    NodeLeft,
+    ProfileSample,
+    RoundDecided,
+    SamplesRequested,
+    Wait,
+    subjects,
+)
+from penstock_log.totals import BOUNDS_S, ClusterTotals, PoolTotals, Spread
+from penstock_log.views import PoolStatsView, StatsView
+
+
+def folded(*facts) -> GatewayState:
+    state = GatewayState()
+    for seq, fact in enumerate(facts, start=1):
+        machine.apply(state, fact, seq)
+    return state
+
+
+def default(state: GatewayState, now_s: float = NOW_S + 10) -> PoolStatsView:
+    found = stats(ReadModel(state=state, now_s=now_s, seq=7), 9)
+    return next(one for one in found.pools if one.pool == "default")
+
+
+def test_waiting_and_completion_are_counted_by_the_jobs_own_times():
+    totals = default(folded(submitted(), placed(), started(at_s=NOW_S + 4), ended(at_s=NOW_S + 64))).totals
+    assert totals.waits.total_ms == 4_000
+    assert totals.completions.total_ms == 64_000
+    assert totals.waits.counts[BOUNDS_S.index(5.0)] == 1
+    assert totals.runs == {"completed": 1}
+    assert totals.teams[""].ended == {"completed": 1}
+
+
+def test_a_job_that_is_started_again_has_waited_once():
+    again = [placed(epoch=2, at_s=NOW_S + 8), started(epoch=2, at_s=NOW_S + 9), ended(epoch=2, at_s=NOW_S + 20)]
+    state = folded(submitted(), placed(), started(), preempted(), ended(outcome="preempted"), *again)
+    totals = default(state).totals
+    assert sum(totals.waits.counts) == sum(totals.completions.counts) == 1
+    assert totals.runs == {"preempted": 1, "completed": 1}
+
+
+def test_a_job_that_is_preempted_fifty_times_counts_fifty_preemptions():
+    facts = [submitted()]
+    for epoch in range(1, 51):
+        facts += [
+            placed(epoch=epoch),
+            started(epoch=epoch),
+            preempted(epoch=epoch),
+            ended(outcome="preempted", epoch=epoch),
+        ]
+    assert default(folded(*facts)).totals.runs == {"preempted": 50}
+
+
+def test_a_run_whose_node_is_lost_counts_as_lost():
+    lost = RoundDecided(at_s=NOW_S + 3, pool="default", lost_nodes=("n1",))
+    assert default(folded(joined(), submitted(), placed(), started(), lost)).totals.runs == {"lost": 1}
+
+
+def test_a_run_that_a_round_loses_and_places_anew_at_once_counts_as_lost():
+    elsewhere = placed(epoch=2, node="n2", at_s=NOW_S + 3)
+    moved = msgspec.structs.replace(elsewhere, lost_nodes=("n1",))
+    state = folded(joined(), joined("n2"), submitted(), placed(), started(), moved)
+    assert default(state).totals.runs == {"lost": 1}
+
+
+def test_a_job_that_never_ran_has_no_waiting_time_and_is_counted_as_cancelled():
+    totals = default(folded(submitted(team="vision"), JobCancelled(at_s=NOW_S + 9, job_id="j1", by="ann"))).totals
+    assert totals.waits == totals.completions == Spread()
+    assert totals.teams["vision"].ended == {"cancelled": 1}
+
+
+def test_samples_of_the_profiler_do_not_count():
+    sample = ProfileSample(sample_id="j1", kind="fast", gpus=1, iterations=10)
+    asked = SamplesRequested(at_s=NOW_S, key="k", spec=spec(), samples=(sample,))
+    found = default(folded(joined(), asked, placed(), started(), ended()))
+    assert found.totals == PoolTotals()
+    assert found.jobs == {}
+
+
+def test_jobs_that_are_not_over_are_counted_by_team_and_state():
+    wait = Wait(job_id="j2", cause="no_devices", evidence="none is free")
+    facts = [
+        *(
+            submitted("j1", team="a"),
+            submitted("j2", team="a", at_s=NOW_S + 1),
+            submitted("j3"),
+            submitted("j4", team="b"),
+        ),
+        *(
+            placed("j1"),
+            started("j1"),
+            JobHeld(at_s=NOW_S, job_id="j3"),
+            waits(wait),
+            JobCancelled(at_s=NOW_S, job_id="j4"),
+        ),
+    ]
+    found = default(folded(joined(), *facts), now_s=NOW_S + 31)
+    assert found.jobs == {"": {"held": 1}, "a": {"running": 1, "pending": 1}}
+    assert (found.waits, found.longest_wait_s) == ({"no_devices": 1}, 30.0)
+
+
+def test_devices_and_nodes_are_counted_by_state():
+    facts = [joined("n1"), joined("n2"), joined("n3", slow=1), joined("n4"), joined("other", pool="lab")]
+    gone = [NodeDrained(at_s=NOW_S, node_id="n2"), NodeLeft(at_s=NOW_S, node_id="n3")]
+    lost = RoundDecided(at_s=NOW_S, pool="default", lost_nodes=("n4",))
+    found = default(folded(*facts, *gone, lost, submitted(), placed()))
+    assert found.nodes == {"up": 1, "drained": 1, "left": 1, "lost": 1}
+    assert found.devices["fast"] == {"busy": 1, "idle": 1, "drained": 2, "left": 2, "lost": 2}
+    assert found.devices["slow"]["left"] == 1
+
+
+def test_an_empty_cluster_has_no_pools():
+    assert stats(ReadModel(state=GatewayState(), now_s=NOW_S, seq=0), 0) == StatsView(pools=(), seq=0, last_seq=0)
+
+
+def life(job_id: str, at_s: float, **fields) -> list:
+    return [
+        submitted(job_id, at_s=at_s, **fields),
+        placed(job_id, at_s=at_s + 1),
+        started(job_id, at_s=at_s + 2),
+        ended(job_id, at_s=at_s + 5),
+    ]
+
+
+def test_archived_jobs_stay_in_the_totals_also_of_a_gateway_that_never_saw_them():
+    lives, later = [*life("j1", NOW_S, team="a"), *life("j2", NOW_S)], life("j3", NOW_S + 50)
+    state = folded(joined(), *lives)
+    before = state.totals.whole
+    fact = still_due(state, JobsArchived(at_s=NOW_S + 40, archive=ARCHIVE, job_ids=("j1", "j2")))
+    machine.apply(state, fact, 100)
+    assert state.totals.whole == before
+    assert state.totals.known == ClusterTotals()
+    fresh = folded(joined(), fact, *later)
+    for seq, one in enumerate(later, start=101):
+        machine.apply(state, one, seq)
+    assert fresh.totals == state.totals
+    assert sum(fresh.totals.whole.pool("default").completions.counts) == 3
+
+
+def test_a_fact_of_an_earlier_version_that_archives_jobs_has_their_totals_kept():
+    state = folded(joined(), *life("j1", NOW_S))
+    before = state.totals.whole
+    machine.apply(state, JobsArchived(at_s=NOW_S + 40, archive=ARCHIVE, job_ids=("j1",)), 100)
+    assert state.totals.whole == before
+
+
+@given(st.lists(st.floats(allow_nan=True, allow_infinity=True), min_size=3, max_size=3))
+def test_no_time_that_a_fact_may_name_is_too_much_for_a_snapshot(times):
+    first, second, third = times
+    state = folded(submitted(at_s=first), placed(at_s=first), started(at_s=second), ended(at_s=third))
+    packed = msgspec.msgpack.encode(state.totals)
+    assert msgspec.msgpack.decode(packed, type=TotalsRecord) == state.totals
+    assert state.totals.whole.pool("default").waits.total_ms >= 0
+
+
+@pytest.mark.slow
+async def test_the_answer_to_stats_says_nothing_of_a_job(memory_bus):
+    facts = [joined(), submitted("secret-id", user="ann", team="a", name="secret-name"), placed("secret-id")]
+    async with gateway(memory_bus, *facts) as served:
+        body = await served.bus.request(subjects.query("stats"), b"{}")
+    assert b"secret" not in body
+    assert b"ann" not in body
+    assert msgspec.json.decode(body, type=StatsView).pools[0].jobs == {"a": {"running": 1}}
+
+
+def test_ten_thousand_jobs_are_counted():
+    state = folded(joined(), *(submitted(f"j{n}", at_s=NOW_S, team=f"t{n % 7}") for n in range(10_000)))
+    assert sum(counts["pending"] for counts in default(state).jobs.values()) == 10_000
