@@ -12,7 +12,7 @@ from typing import Any
 
 from penstock_gateway.authority import Caller
 from penstock_gateway.machine import GatewayState
-from penstock_gateway.past_tables import PastJobs
+from penstock_gateway.past_tables import PastJobs, PastTable
 from penstock_log import Job
 from penstock_log.request_bodies import JobFilter, JobsRequest
 
@@ -45,14 +45,14 @@ def page(state: GatewayState, asked: JobsRequest, caller: Caller) -> tuple[int, 
     """Return how many jobs a request matches, and those of the page that it asks for, in the order of submission."""
     jobs = state.jobs
     if isinstance(jobs, PastJobs) and not (asked.ids or asked.parent):
-        return _past_page(jobs, asked, caller)
+        return _past_page(state, jobs, asked, caller)
     found = matching(state, asked, caller, asked.ids)
     chosen = [one for one in found if one.sample is None or asked.samples or asked.ids]
     shown = chosen[: len(chosen) - asked.offset][-asked.limit :] if asked.offset < len(chosen) else []
     return len(chosen), shown
 
 
-def _past_page(jobs: PastJobs, asked: JobsRequest, caller: Caller) -> tuple[int, list[Job]]:
+def _past_page(state: GatewayState, jobs: PastJobs, asked: JobsRequest, caller: Caller) -> tuple[int, list[Job]]:
     """Return the same of the past: of jobs that are over, only those of the page are read."""
     conditions = tuple(_conditions(asked, caller))
 
@@ -61,7 +61,7 @@ def _past_page(jobs: PastJobs, asked: JobsRequest, caller: Caller) -> tuple[int,
 
     where = _columns(asked, caller) + ([] if asked.samples else [("NOT sample", ())])
     counted = None
-    if not any(getattr(asked, name) for name in JobFilter.__struct_fields__ if name not in {"state", "by"}):
+    if not any(getattr(asked, name) for name in JobFilter.__struct_fields__ if name != "state"):
         kinds = (jobs.over, jobs.over_samples) if asked.samples else (jobs.over,)
         counts = (pair for by_state in kinds for pair in by_state.items())
         counted = sum(count for state, count in counts if not asked.state or state in asked.state)
@@ -71,6 +71,8 @@ def _past_page(jobs: PastJobs, asked: JobsRequest, caller: Caller) -> tuple[int,
     rows = jobs.rows(where, matches, newest=asked.offset + asked.limit)
     rows = rows[: len(rows) - asked.offset]
     jobs.table.read(row.id for row in rows)
+    if isinstance(state.histories, PastTable):
+        state.histories.read(row.id for row in rows)
     return total, [jobs[row.id] for row in rows]
 
 

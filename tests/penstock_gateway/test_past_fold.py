@@ -17,7 +17,15 @@ from random_history import RandomHistory
 
 from penstock_bus import Delivery
 from penstock_bus.decider import Fold
-from penstock_gateway import acceptance, aggregation_answers, answers, machine
+from penstock_gateway import (
+    acceptance,
+    aggregation_answers,
+    answers,
+    device_answers,
+    machine,
+    stats_answer,
+    usage_answers,
+)
 from penstock_gateway.answers import ReadModel
 from penstock_gateway.authority import SERVICE, Caller
 from penstock_gateway.endpoints import RequestRefused
@@ -26,7 +34,7 @@ from penstock_gateway.past_fold import PastFold, example
 from penstock_gateway.past_tables import PastTable
 from penstock_gateway.snapshot_file import SnapshotFile
 from penstock_log import JobsArchived, RunCheckpointed
-from penstock_log.request_bodies import JobsRequest
+from penstock_log.request_bodies import JobsRequest, QueueRequest, UsageRequest
 from penstock_simulator.traces import log_file
 from penstock_testing import delivery
 
@@ -43,7 +51,21 @@ ASKS = (
     JobsRequest(name="x"),
     JobsRequest(samples=True, limit=7),
     JobsRequest(parent="w0"),
+    JobsRequest(limit=2, offset=3),
+    JobsRequest(limit=5, offset=1000),
+    JobsRequest(limit=5, rows=True, state=("CD",), offset=1),
+    JobsRequest(team="vision", limit=3),
+    JobsRequest(pool="other"),
+    JobsRequest(model="mlp"),
+    JobsRequest(model="bert", user="ada"),
+    JobsRequest(text="1"),
+    JobsRequest(text="RAI", limit=4),
     JobsRequest(ids=("j1", "j0", "nobody")),
+)
+USED = (
+    UsageRequest(),
+    UsageRequest(by="job", since=NOW_S + 50, until=NOW_S + 120),
+    UsageRequest(by="team", since="1h"),
 )
 CALLERS = (SERVICE, Caller(name="ada", role="user", teams=("vision",)), Caller(name="anonymous", role="viewer"))
 
@@ -81,6 +103,13 @@ def questions(state: GatewayState) -> Iterator[tuple[str, Any]]:
     for number, asked in enumerate(ASKS):
         for caller in CALLERS:
             yield f"jobs {number} {caller.name}", lambda model, a=asked, c=caller: answers.jobs(model, a, c)
+        yield f"devices {caller.name}", lambda model, c=caller: device_answers.devices(model, c)
+    for caller in CALLERS:
+        for queued in (QueueRequest(), QueueRequest(user="ada", limit=2), QueueRequest(cause="capacity")):
+            yield f"queue {queued}", lambda model, q=queued, c=caller: device_answers.queue(model, q, c)
+        for used in USED:
+            yield f"usage {used}", lambda model, u=used, c=caller: usage_answers.usage(model, u, c)
+    yield "stats", lambda model: stats_answer.stats(model, model.seq)
     yield "nodes", answers.nodes
     yield "status", lambda model: answers.status(model, model.seq)
     yield "policies", answers.policies
@@ -152,8 +181,9 @@ def test_a_recorded_cluster_is_answered_the_same(tmp_path: Path) -> None:
 
 
 def test_every_filter_of_jobs_is_one_that_the_past_knows() -> None:
-    known = {"state", "user", "name", "parent", "ids", "samples", "limit", "at"}
-    assert set(JobsRequest.__struct_fields__) == known, "add it to answers._conditions, ASKS, and this test"
+    known = {"state", "user", "team", "pool", "model", "text", "name", "parent"}
+    of_page = {"ids", "samples", "limit", "offset", "rows", "at"}
+    assert set(JobsRequest.__struct_fields__) == known | of_page, "add it to job_filter._columns, ASKS, and this test"
 
 
 def test_a_job_that_is_over_is_stored_once(tmp_path: Path) -> None:

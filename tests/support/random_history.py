@@ -141,8 +141,18 @@ class RandomHistory:
         pool = rng.choice(("default", "default", "other"))
         retries = rng.randint(0, 1)
         user = rng.choice(_USERS)
+        model = rng.choice(("", "mlp", "bert"))
         return spec(
-            id=job_id, name=name, user=user, team=team, sharing=sharing, pool=pool, retries=retries, **elastic, **more
+            id=job_id,
+            name=name,
+            user=user,
+            team=team,
+            sharing=sharing,
+            pool=pool,
+            retries=retries,
+            model=model,
+            **elastic,
+            **more,
         )
 
     def _submitted(self) -> AnyEvent:
