@@ -102,7 +102,7 @@ class RunAccount(msgspec.Struct, kw_only=True, array_like=True):
     @property
     def lost_part(self) -> float:
         """The part of the run that was for nothing: the steps that were not kept, or all where it did none."""
-        if self.outcome not in _WASTED and self.kept_step >= self.end_step:
+        if not self.is_over or (self.outcome not in _WASTED and self.kept_step >= self.end_step):
             return 0.0
         steps = self.end_step - self.begun_step
         return (self.end_step - self.kept_step) / steps if steps > 0 else 1.0

@@ -32,6 +32,10 @@ In reading order:
 * ``job_fit``: A job against the present nodes.
 * ``story``: One job's life in sentences.
 * ``log_reader``: Past moments and raw facts, read from the log.
+* ``snapshot_file``: The file of index snapshots.
+* ``past_tables``: Tables as of a snapshot, read as they are asked for.
+* ``past_fold``: A fold that begins at a snapshot, and writes the next one.
+* ``past_models``: Read models of the past, from index snapshots.
 * ``endpoints``: Requests decoded, answers encoded, ids found.
 * ``runner``: The gateway on a bus.
 """

@@ -331,7 +331,7 @@ def _keep_usage(kept: dict[str, list[DayUsage]], new: Iterable[DayUsage]) -> Non
 
 def _drop_ids(index: dict[str, list[str]], names: Iterable[str], gone: set[str]) -> None:
     """Drop ids from the lists of these names, and the lists that are then empty."""
-    for name in index.keys() & names:
+    for name in {name for name in names if name in index}:
         index[name] = [job_id for job_id in index[name] if job_id not in gone]
         if not index[name]:
             del index[name]
@@ -439,6 +439,10 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
         ever. `penstock up` takes ``archive`` in its data folder. Replicas on several machines need one that they share.
     keep_days : float
         Days for which jobs that have ended stay in the log, and people are told of them; then they are archived.
+    history_dir : str
+        Folder for the index of the past, from which questions with ``at`` are answered: about 150 bytes a fact, on a
+        disk of the gateway's own; it may be removed at any time. `penstock up` takes ``history`` in its data folder.
+        Empty: a temporary folder, from the first such question to the gateway's end.
     archive_every_s : float
         How long a stretch of the log one file of the archive has, in seconds; the next begins at a multiple of it.
     """
@@ -457,5 +461,6 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     owner: str = ""
     inbox_ahead: Annotated[int, Meta(ge=1, le=100_000)] = 40_000
     archive_dir: str = ""
+    history_dir: str = ""
     keep_days: Annotated[float, Meta(gt=0)] = 90.0
     archive_every_s: Annotated[float, Meta(ge=1)] = 86_400.0

@@ -7,7 +7,6 @@ what is reported outside of the log: heartbeats of nodes and services, and the p
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import replace
 from typing import Final, Protocol, TypeVar
@@ -34,6 +33,8 @@ from penstock_gateway.answers import ReadModel
 from penstock_gateway.authority import Admit, Caller
 from penstock_gateway.endpoints import ask, endpoint, job_asked
 from penstock_gateway.machine import GatewayState
+from penstock_gateway.past_models import PastModels
+from penstock_gateway.snapshot_file import IndexDamaged
 from penstock_gateway.user_queues import UserQueues
 from penstock_log import TERMINAL, Job, JobState, RunEnded, request_bodies, spec, subjects
 from penstock_log.aggregation_messages import AggregatorLoads, AggregatorReport
@@ -104,6 +105,8 @@ class Queries:
         The person who is an admin whatever the log says.
     new_queues : callable
         Returns the queues of all users before one kind of query, of which one is answered at a time.
+    past : PastModels
+        The read models of past moments.
     """
 
     def __init__(
@@ -121,11 +124,12 @@ class Queries:
         admit: Admit,
         owner: str = "",
         new_queues: Callable[[], UserQueues],
+        past: PastModels,
     ) -> None:
         self._bus, self._live, self._presence = bus, live, presence
         self._now_s, self._most_bytes, self._most_s = now_s, most_bytes, most_s
         self._settings, self._may_match, self._sizes = settings or MatcherSettings(), may_match, sizes
-        self._looking_back, self._admit, self._owner = asyncio.Lock(), admit, owner
+        self._past, self._admit, self._owner = past, admit, owner
         self._new_queues = new_queues
         self._queues: list[UserQueues] = []
 
@@ -166,10 +170,28 @@ class Queries:
         self._queues = [self._new_queues() for _ in handlers]
         return [
             endpoint(
-                name, subjects.query(name), self._admit, handler, most_bytes, most_s=self._most_s, in_turn=queues.slot
+                name,
+                subjects.query(name),
+                self._admit,
+                self._again_if_damaged(handler),
+                most_bytes,
+                most_s=self._most_s,
+                in_turn=queues.slot,
             )
             for (name, handler), queues in zip(handlers.items(), self._queues, strict=True)
         ]
+
+    def _again_if_damaged(self, answering: Answering) -> Answering:
+        """Return the same answering, which drops snapshots that cannot be read, and begins again without them."""
+
+        async def handle(body: bytes, caller: Caller) -> View:
+            try:
+                return await answering(body, caller)
+            except IndexDamaged as error:
+                await self._past.drop(error)
+            return await answering(body, caller)
+
+        return handle
 
     async def _jobs(self, body: bytes, caller: Caller) -> JobsView:
         asked = ask(body, request_bodies.JobsRequest)
@@ -305,9 +327,7 @@ class Queries:
     async def _model(self, at: request_bodies.At) -> ReadModel:
         moment = log_reader.parse(at)
         if moment is not None:
-            async with self._looking_back:  # one at a time: each builds a whole read model of its own
-                model = await log_reader.model_at(self._bus, self._live.fold.decider, moment)
-                return replace(model, settings=self._settings)
+            return replace(await self._past.model_at(moment), settings=self._settings)
         await log_reader.catch_up(self._bus, self._live)
         return ReadModel(
             state=self._live.state,

@@ -210,3 +210,9 @@ def test_a_job_that_is_archived_while_it_seems_to_run_leaves_its_device(log: Sce
     log.given(joined(), submitted("j1", sharing="lane"), submitted("j2", sharing="lane"), placed("j1"), placed("j2"))
     log.given(JobsArchived(at_s=NOW_S + 7, archive="log", job_ids=("j2",)))
     assert account(log).runs[-1].parts == [(NOW_S + 1, 0.5), (NOW_S + 7, 1.0)]
+
+
+def test_a_gang_of_which_one_node_has_ended_has_lost_nothing_yet(log: Scenario[GatewayState]) -> None:
+    log.given(joined(), joined("n2"), submitted(gpus=3), both_nodes("j1"), started(), preempted())
+    log.given(ended(outcome="preempted", steps=45, loop_steps=45, loop_s=2.0))
+    assert (account(log).runs[-1].outcome, used(log).lost_gpu_s) == ("", 0.0)

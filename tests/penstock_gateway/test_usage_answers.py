@@ -14,7 +14,10 @@ import msgspec
 import numpy as np
 import pytest
 from gateway_cases import NOW_S, ended, gateway, joined, placed, refusal, started, submitted
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from log_state import read_wire
+from random_runs import T0, RandomRuns
 from recorded_clusters import log as recorded
 from usage_oracle import COLUMNS, COUNTS, Oracle
 
@@ -31,7 +34,7 @@ from penstock_log.request_bodies import RunProgress, UsageBy, UsageRequest
 from penstock_log.usage import Usage
 from penstock_log.views import UsageView
 from penstock_simulator.traces import log_file
-from penstock_testing import Scenario
+from penstock_testing import Scenario, delivery
 
 DATA = Path(__file__).parents[1] / "data"
 LOGS = sorted(path.name for folder in ("logs", "recorded") for path in (DATA / folder).glob("*.log.gz"))
@@ -52,8 +55,8 @@ def log_named(name: str) -> tuple[Delivery, ...]:
 def model_of(name: str) -> ReadModel:
     fold: Fold[GatewayState] = Fold(machine.decider(GatewaySettings()))
     log = [one for one in log_named(name) if one.subject != "penstock.evt.archive.log"]
-    for delivery in log:
-        fold.apply(delivery)
+    for one in log:
+        fold.apply(one)
     return ReadModel(state=fold.state, now_s=log[-1].stored_s, seq=fold.last_seq)
 
 
@@ -129,6 +132,28 @@ def test_columns_groups_and_windows_add_up(name: str) -> None:
             for key, row in by_name(view).items():
                 halves = [both.get(key, {}), by_name(later).get(key, {})]
                 assert {one: sum(half.get(one, 0.0) for half in halves) for one in row} == pytest.approx(row, abs=1e-6)
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_random_runs_have_what_the_raw_facts_say(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    log = [delivery(seq, fact) for seq, fact in enumerate(RandomRuns(rng).facts(150), 1)]
+    fold: Fold[GatewayState] = Fold(machine.decider(GatewaySettings()))
+    for one in log:
+        fold.apply(one)
+    now_s = max(fact.at_s for one in log for fact in one.commit.facts) + 30.0
+    model = ReadModel(state=fold.state, now_s=now_s, seq=fold.last_seq)
+    oracle = Oracle(log, now_s)
+    for since_s, until_s in [(0.0, now_s), *(sorted(rng.uniform(T0 - 100, now_s, 2).tolist()) for _ in range(3))]:
+        expected: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
+        for key, row in oracle.usage(since_s, until_s).items():
+            for column, value in row.items():
+                expected[key[-1]][column] += value
+        found = by_name(answer(model, asked("job", since_s, until_s)))
+        for job_id, row in expected.items():
+            assert found.get(job_id) == pytest.approx(dict(row), abs=1e-3), (job_id, since_s, until_s)
+        assert found.keys() == expected.keys()
 
 
 @pytest.fixture

@@ -104,6 +104,7 @@ class Tally:
     failures: int = 0
     demand: Any = None
     checkpoint: int = 0
+    checkpoint_s: float = 0.0
     is_cancelled: bool = False
     is_over: bool = False
     last_s: float = 0.0
@@ -125,12 +126,12 @@ class Tally:
 class Oracle:
     """All intervals of a log."""
 
-    def __init__(self, log: Iterable[Delivery]) -> None:
+    def __init__(self, log: Iterable[Delivery], now_s: float = 0.0) -> None:
         self.jobs: dict[str, Tally] = {}
         self.grants: list[Grant] = []
         self.now_s = 0.0
         for delivery in log:
-            self.now_s = delivery.stored_s
+            self.now_s = now_s or delivery.stored_s
             for fact in delivery.commit.facts:
                 self._read(fact)
         for job in self.jobs.values():
@@ -221,7 +222,7 @@ class Oracle:
             job.checkpoint = fact.step if fact.generation else 0
             _take(job, fact.step)
         elif isinstance(fact, RunCheckpointed):
-            job.checkpoint = max(job.checkpoint, fact.step)
+            job.checkpoint, job.checkpoint_s = max(job.checkpoint, fact.step), max(job.checkpoint_s, fact.at_s)
         elif isinstance(fact, RunEnded):
             run.ends.append(fact)
             run.outcomes.add(fact.outcome)
@@ -235,6 +236,15 @@ class Oracle:
             return
         run.end_s, job = at_s, run.job
         until = max([run.begun, *(max(end.steps, run.begun + end.loop_steps) for end in run.ends)])
+        if (
+            not run.ends
+            and run.started_s is not None
+            and job.checkpoint > run.begun
+            and job.checkpoint_s > run.started_s
+        ):
+            # its node is lost: it went on as fast as before its last checkpoint
+            saved_s = job.checkpoint_s - run.started_s
+            until = run.begun + round((job.checkpoint - run.begun) * max(saved_s, at_s - run.started_s) / saved_s)
         run.steps = set(range(run.begun + 1, until + 1))
         job.failures += run.outcome == "failed"
         again = run.outcome in {"preempted", "lost"} or (run.outcome == "failed" and job.failures <= job.spec.retries)
@@ -322,14 +332,10 @@ def _take(job: Tally, step: int) -> None:
 
 def _lose_steps(job: Tally) -> None:
     """Take away what the last run did behind the last checkpoint, and nobody has done since."""
-    if not job.runs or job.runs[-1].end_s is None:
-        started = [run for run in job.runs if run.started_s is not None and run.end_s is not None]
-        begun = job.runs[-1].started_s is not None if job.runs else True
-        if begun or not started:
-            return
-        last = started[-1]
-    else:
-        last = job.runs[-1]
+    started = [run for run in job.runs if run.started_s is not None]
+    if not started or started[-1].end_s is None:
+        return
+    last = started[-1]
     saved = last.outcome == "preempted" and any(end.saves for end in last.ends)
     if last.outcome in {"completed", "cancelled"} or saved:
         return
