@@ -36,6 +36,7 @@ _OPEN_NODES: Final = 8
 """With more nodes than these, each is folded to one strip at first."""
 _TABLE_ROWS: Final = 200
 _MOST_LEGEND: Final = 24
+_ROUNDED_S: Final = 0.01
 _THIN: Final = 0.08
 """Least width of a bar, in percent."""
 _TICK: Final = '<line class="grid" x1="{x:.2f}%" x2="{x:.2f}%" y1="0" y2="100%"/>'
@@ -179,7 +180,7 @@ class _Chart:
                     yield node, device, span, self._view.jobs[span.job]
 
     def _goes_on(self, state: str, to_s: float) -> bool:
-        return state in {"running", "starting"} and to_s >= self._view.until_s
+        return state in {"running", "starting"} and to_s >= self._view.until_s - _ROUNDED_S
 
     def _drawing(self, node: TimelineNodeView) -> Markup:
         parts = [self._ticks, *self._down(node)]
@@ -224,7 +225,7 @@ class _Chart:
     def _down(self, node: TimelineNodeView) -> Iterator[str]:
         for from_s, to_s, state in node.down:
             x = self._window.x(from_s)
-            end = self._window.to_s if to_s >= self._view.until_s else to_s
+            end = self._window.to_s if to_s >= self._view.until_s - _ROUNDED_S else to_s
             yield _DOWN.format(x=x, width=max(_THIN, self._window.x(end) - x), state=escape(state))
 
     def _strip(self, node: TimelineNodeView) -> dict[str, Any]:
