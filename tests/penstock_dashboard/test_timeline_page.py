@@ -88,6 +88,8 @@ async def test_bars_are_coloured_by_what_is_chosen(
 ) -> None:
     page = await (await site.visitor()).get(f"/timeline?{window}&color={color}")
     assert names <= page.rows.keys()
+    colors = re.findall(r'class="swatch (c\d+)"', page.text)
+    assert len(set(colors)) == len(colors) == 2
 
 
 async def test_the_table_has_each_run_once_with_all_its_devices(site: RunningDashboard, window: str) -> None:

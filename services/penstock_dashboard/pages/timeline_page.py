@@ -53,6 +53,16 @@ COLORINGS: Final[dict[str, Callable[[TimelineJobView, str], str]]] = {
     "team": lambda job, _: job.team or "no team",
     "state": lambda _, state: state,
 }
+_STATE_COLORS: Final = {
+    "starting": "c4",
+    "running": "c2",
+    "completed": "c0",
+    "preempted": "c1",
+    "cancelled": "c8",
+    "failed": "c6",
+    "lost": "c11",
+}
+"""Each state has a colour of its own; names of people and teams have those that chance gives them."""
 
 
 async def timeline_page(visit: PageRequest) -> PageContent:
@@ -124,6 +134,7 @@ class _Chart:
 
     def __init__(self, window: TimeWindow, view: TimelineView, coloring: str, at: str) -> None:
         self._window, self._view, self._of = window, view, COLORINGS[coloring]
+        self._color = (lambda name: _STATE_COLORS.get(name, "c3")) if coloring == "state" else color_of
         self._query = f"?at={quote(at)}" if at else ""
         self._ticks = "".join(_TICK.format(x=x) for _, x, _ in window.ticks())
         self._open = view.total <= _OPEN_NODES
@@ -134,7 +145,7 @@ class _Chart:
         for _, _, span, job in self._spans():
             held[self._of(job, span.state)] += max(1, round(span.to_s - span.from_s))
         shown = held.most_common(_MOST_LEGEND)
-        items = [(name, duration(seconds), color_of(name)) for name, seconds in shown]
+        items = [(name, duration(seconds), self._color(name)) for name, seconds in shown]
         return {
             name: TEMPLATES.render("pieces/legend.html", key=name, name=name, number=number, color=color)
             for name, number, color in items
@@ -197,7 +208,7 @@ class _Chart:
         goes_on = self._goes_on(span.state, span.to_s)
         x = self._window.x(span.from_s)
         width = max(_THIN, self._window.x(self._window.to_s if goes_on else span.to_s) - x)
-        color = color_of(self._of(job, span.state))
+        color = self._color(self._of(job, span.state))
         label = self._label(node, device, span, job, goes_on=goes_on)
         return _RUN.format(
             address=f"/jobs/{quote(job.id)}{self._query}",

@@ -25,14 +25,23 @@
     const ticks = [...document.querySelectorAll("text[data-tick]")];
     const days = ticks.length > 1 && Number(ticks[1].dataset.tick) - Number(ticks[0].dataset.tick) >= 86400;
     const seconds = ticks.length > 1 && Number(ticks[1].dataset.tick) - Number(ticks[0].dataset.tick) < 60;
-    const form = days ? { month: "short", day: "numeric" } : { hour: "2-digit", minute: "2-digit", ...(seconds ? { second: "2-digit" } : {}) };
+    const form = days ? { month: "short", day: "numeric" } : { hour: "2-digit", minute: "2-digit", hour12: false, ...(seconds ? { second: "2-digit" } : {}) };
     for (const tick of ticks) {
       const text = new Date(Number(tick.dataset.tick) * 1000).toLocaleString(undefined, form);
       if (tick.textContent !== text) tick.textContent = text;
     }
+    // Where there is little room, each time that would be written over the one before it is left out.
+    let end = -Infinity;
+    for (const tick of ticks) {
+      tick.removeAttribute("visibility");
+      const place = tick.getBoundingClientRect();
+      if (place.left < end + 6) tick.setAttribute("visibility", "hidden");
+      else end = place.right;
+    }
     document.querySelector("svg.axis-drawing")?.setAttribute("aria-label", "Time");
   };
   document.addEventListener("penstock:changed", local);
+  addEventListener("resize", local);
   document.addEventListener("penstock:moment", local);
   document.addEventListener("click", (event) => {
     if (event.target.closest("a[href='#as-table']")) document.getElementById("as-table").open = true;
