@@ -12,7 +12,7 @@ PARALLEL := -n $(shell expr $$(nproc) + 2) --dist loadfile --no-loadscope-reorde
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick check format lint types imports docs docs-check bench chaos faults compose-test tree clean lock
+.PHONY: help demo test quick check format lint types imports docs docs-check bench chaos faults compose-test tree clean lock pictures
 .PHONY: audit sbom
 
 help: ## List the targets
@@ -76,6 +76,9 @@ audit: $(VENV)/.supply ## Ask an advisory service about all of locks/, and fail 
 
 sbom: $(VENV)/.supply ## Write sbom.cdx.json: what the image installs, as CycloneDX
 	@tools/sbom $(SUPPLY) sbom.cdx.json
+
+pictures: $(VENV)/.dev $(VENV)/.kernels ## Take docs/pictures/ of the dashboard's pages, in Debian's chromium
+	@$(BIN)/python tools/screenshots.py docs/pictures
 
 tree: $(VENV)/.dev ## Print the modules with their sizes
 	@$(BIN)/python tools/tree.py

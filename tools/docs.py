@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from docgen import asyncapi, events_md, policy_tables, states
+from docgen import asyncapi, events_md, metric_tables, policy_tables, states
 
 from penstock_log import spec
 
@@ -15,6 +15,7 @@ DOCUMENTS: dict[str, Callable[[], str]] = {
     "events.md": events_md.render,
     "asyncapi.json": asyncapi.render,
     "states.md": states.render,
+    "metrics.md": lambda: metric_tables.render(DOCS / "metrics.md"),
     "ranking.md": lambda: policy_tables.ranking(DOCS / "ranking.md"),
     "simulation.md": lambda: policy_tables.simulation(DOCS / "simulation.md"),
     "job.schema.json": lambda: _json(spec.job_schema()),

@@ -6,9 +6,12 @@ for the client only.
 
 In reading order:
 
-* ``client``: The asynchronous client: submit, act, query, follow.
+* ``gateway_client``: What is one request to the gateway: submissions, acts, queries.
+* ``client``: The asynchronous client: the same on a connection of its own, and following, waiting, output.
+* ``blocking``: The same without an event loop, for commands that ask one thing after another.
 * ``submission``: What a client adds to a specification before it is sent.
-* ``request``: One request to the gateway with its retries.
+* ``retries``: When a request is asked again, and when it is given up.
+* ``request``: One request on an event loop.
 * ``output_reader``: A job's output, read whole and once.
 * ``results``: The results of a sweep's trials, as a stream, a study and pictures.
 * ``estimate``: What a torch job needs of a device, estimated before it runs.

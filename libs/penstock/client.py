@@ -11,59 +11,55 @@ import asyncio
 import contextlib
 import os
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from types import TracebackType
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final
 
 import msgspec
 
 from penstock import request, results, submission
+from penstock.gateway_client import GatewayClient, given_spec, is_signed
 from penstock.output_reader import OutputReader
+from penstock.retries import RetriedAnswer, RetryPolicy, new_id
 from penstock_bus.compat import aclosing, timeout
 from penstock_bus.identity import logins
-from penstock_bus.port import Bus, BusError, Delivery, LogLine, ServiceError, Timeout, Unanswered
+from penstock_bus.port import Bus, Delivery, LogLine, Timeout
 from penstock_bus.settings import BusAddress, load
 from penstock_log import (
     TERMINAL,
     Event,
     JobFinished,
-    JobSpec,
-    Setting,
     SweepFinished,
     SweepSpec,
     fields_of,
     request_bodies,
     subjects,
     tag_of,
-    tracing,
-    validation,
     views,
 )
-from penstock_log.facts import Role
 
 CONNECT_S: Final = 2.0
 _TRY_S: Final = 3.0
 _TRIES: Final = 4
 _LOOK_S: Final = 0.1
 _TOLD_S: Final = 30.0
-_IDS: Final = 3
-_CONFLICT: Final = 409
-_SHOWN_BY: Final = {
-    "cancel_sweep": "penstock sweep show {}",
-    **dict.fromkeys(("drain", "resume", "remove"), "penstock nodes"),
-    "policy": "penstock policy show",
-}
-"""Commands about other things than jobs: how people see what became of them."""
-V = TypeVar("V", bound=views.View)
-S = TypeVar("S", JobSpec, SweepSpec)
 
 
-def _is_signed(login: logins.Login) -> bool:
-    """Say whether the server learns the name of a person from a login, and writes it itself."""
-    return bool(login.user_jwt or login.token or login.token_file)
+class _BusAsker:
+    """Asks on a client's event loop, over its bus."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    @property
+    def max_body_bytes(self) -> int:
+        return self._client.bus.max_body_bytes
+
+    async def answered(self, subject: str, body: bytes, policy: RetryPolicy) -> RetriedAnswer:
+        return await request.answered(self._client.bus, subject, body, policy)
 
 
-class Client:
+class Client(GatewayClient):
     """
     A connection to a running Penstock.
 
@@ -111,16 +107,14 @@ class Client:
         timeout_s: float = 30.0,
         again_s: float = 1.0,
         nobody_s: float = 5.0,
-        new_id: Callable[[], str] = request.new_id,
+        new_id: Callable[[], str] = new_id,
     ) -> None:
         self.url = url or load(BusAddress, "").server(os.environ)
         self._given = bus
         self._login = login
         self._bus = bus
-        self.user = ""
-        """Under which name the server knows who asks; empty before it was asked, and where it knows nobody."""
-        self._retries = request.RetryPolicy(timeout_s=timeout_s, again_s=again_s, nobody_s=nobody_s)
-        self._new_id = new_id
+        retries = RetryPolicy(timeout_s=timeout_s, again_s=again_s, nobody_s=nobody_s)
+        super().__init__(_BusAsker(self), retries, new_id)
         self._stack = contextlib.AsyncExitStack()
 
     async def __aenter__(self) -> Client:
@@ -128,7 +122,7 @@ class Client:
             from penstock_bus import nats  # noqa: PLC0415 - a client on a given bus needs no NATS
 
             async def connect(login: logins.Login | None) -> Bus:
-                self.user = (login.user or "?") if login is not None and _is_signed(login) else ""
+                self.user = (login.user or "?") if login is not None and is_signed(login) else ""
                 connection = nats.connect(
                     self.url,
                     login=login,
@@ -156,30 +150,6 @@ class Client:
             raise RuntimeError("the client is not connected; use it inside `async with penstock.Client() as client:`")
         return self._bus
 
-    async def whoami(self) -> views.UserView:
-        """Return as whom the gateway takes who asks; with an empty name where the server knows nobody."""
-        return await self._query("whoami", request_bodies.EmptyRequest(), views.UserView)
-
-    # --- commands
-    async def submit(self, spec: JobSpec | None = None, *, strict: bool = False, **fields: Any) -> views.SubmitAnswer:
-        """
-        Submit a job, given as a :class:`JobSpec` or as its fields.
-
-        Id, user, working directory, script digest and a minimal environment are filled in where they are empty.
-
-        Parameters
-        ----------
-        strict : bool
-            Refuse a job that could never start on the present cluster, instead of having it wait.
-
-        The job belongs to the trace in the variable ``TRACEPARENT``, where it is set.
-        """
-        filled = submission.fill(_given(spec, fields, JobSpec), is_known=bool(self.user))
-        trace = os.environ.get(tracing.VARIABLE, "")
-        return await self._submit(
-            "submit", filled, lambda job: request_bodies.SubmitRequest(spec=job, strict=strict, traceparent=trace[:128])
-        )
-
     def tune(
         self,
         spec: SweepSpec | Mapping[str, Any] | None = None,
@@ -202,114 +172,12 @@ class Client:
                 print(result.params, result.value)
         """
         if spec is None or isinstance(spec, SweepSpec):
-            given = _given(spec, fields, SweepSpec)
+            given = given_spec(spec, fields, SweepSpec)
         else:
-            given = _given(None, submission.sweep_fields(spec, script, fields), SweepSpec)
+            given = given_spec(None, submission.sweep_fields(spec, script, fields), SweepSpec)
         filled = submission.fill_sweep(given, is_known=bool(self.user))
         asking = self._submit("tune", filled, lambda sweep: request_bodies.TuneRequest(spec=sweep, strict=strict))
         return results.SubmittedSweep(asking, self.results)
-
-    async def cancel(self, job_id: str, reason: str = "") -> views.ActAnswer:
-        """End a job; a running one is stopped first. The id may be cut to a unique beginning, here and below."""
-        return await self._act("cancel", job_id, reason)
-
-    async def hold(self, job_id: str) -> views.ActAnswer:
-        """Keep a waiting job from being started."""
-        return await self._act("hold", job_id)
-
-    async def release(self, job_id: str) -> views.ActAnswer:
-        """Let a held job be started again."""
-        return await self._act("release", job_id)
-
-    async def cancel_sweep(self, sweep_id: str) -> views.ActAnswer:
-        """End a sweep and its trials."""
-        return await self._act("cancel_sweep", sweep_id)
-
-    async def drain(self, node_id: str, reason: str = "", *, preempt: bool = False) -> views.ActAnswer:
-        """Give a node no new jobs; with ``preempt`` move its running ones elsewhere."""
-        ask = request_bodies.DrainRequest(id=node_id, by=submission.user_name(), reason=reason, preempt=preempt)
-        return await self._command("drain", ask, views.ActAnswer)
-
-    async def resume(self, node_id: str) -> views.ActAnswer:
-        """Give a drained node jobs again."""
-        return await self._act("resume", node_id)
-
-    async def remove(self, node_id: str, reason: str = "") -> views.ActAnswer:
-        """Remove a node that is gone for good from the list of nodes."""
-        return await self._act("remove", node_id, reason)
-
-    async def set_policy(
-        self,
-        pool: str = "default",
-        settings: Mapping[str, Setting] | None = None,
-        *,
-        unset: Iterable[str] = (),
-        reset: bool = False,
-        reason: str = "",
-    ) -> views.ActAnswer:
-        """
-        Run a pool by other settings from now on.
-
-        Parameters
-        ----------
-        settings : mapping of str to Setting
-            Names and values as in ``[ranker.pools.NAME]`` and ``[matcher.pools.NAME]``; what is not named stays.
-        unset : iterable of str
-            Settings that go back to what the services' own settings say; with ``reset``, all of them.
-        """
-        ask = request_bodies.PolicyRequest(
-            pool=pool,
-            set=dict(settings or {}),
-            unset=tuple(unset),
-            reset=reset,
-            by=submission.user_name(),
-            reason=reason,
-        )
-        return await self._command("policy", ask, views.ActAnswer)
-
-    async def set_user(
-        self,
-        user: str,
-        *,
-        role: Role | None = None,
-        teams: Iterable[str] | None = None,
-        revoke: bool = False,
-        revocation_s: float | None = None,
-        open_jobs: int | None = None,
-        commands_per_s: float | None = None,
-        unset: Iterable[Literal["open_jobs", "commands_per_s"]] = (),
-    ) -> views.ActAnswer:
-        """
-        Let a person use the cluster, or change what they may do; what is left out stays.
-
-        Parameters
-        ----------
-        revoke : bool
-            Logins that were issued until now count no more.
-        revocation_s : float, optional
-            With ``revoke``, the name of the revocation: what :meth:`login` was given.
-        open_jobs, commands_per_s
-            The most jobs that they may have open, and commands that they may go on sending in each second, in place of
-            the gateway's settings.
-        unset : iterable of str
-            Which of the two go back to the gateway's settings.
-        """
-        named = tuple(teams) if teams is not None else None
-        ask = request_bodies.UserRequest(
-            user=user,
-            role=role,
-            teams=named,
-            revoke=revoke,
-            revocation_s=revocation_s,
-            open_jobs=open_jobs,
-            commands_per_s=commands_per_s,
-            unset=tuple(unset),
-        )
-        return await self._command("set_user", ask, views.ActAnswer)
-
-    async def remove_user(self, user: str, reason: str = "") -> views.ActAnswer:
-        """Let a person not use the cluster any more; their jobs go on."""
-        return await self._act("remove_user", user, reason)
 
     async def node_token(self, valid_s: float = 3600.0, uses: int = 1) -> logins.Login:
         """Return the login by which so many new nodes ask for their own, for so many seconds."""
@@ -347,10 +215,6 @@ class Client:
                 return await self.bus.request(subject, body, timeout_s=_TRY_S)
         return await self.bus.request(subject, body, timeout_s=_TRY_S)
 
-    async def users(self) -> views.UsersView:
-        """Return who may use the cluster."""
-        return await self._query("users", request_bodies.AllRequest(), views.UsersView)
-
     async def login(
         self, user: str = "", *, after_seq: int = 0, valid_s: float = 0.0, revocation_s: float | None = None
     ) -> logins.Login:
@@ -378,160 +242,6 @@ class Client:
         ask = msgspec.json.encode(request_bodies.EmptyRequest())
         body = await self.bus.request(subjects.command("sign_in", "dashboard"), ask)
         return msgspec.json.decode(body, type=views.SignInView)
-
-    # --- queries
-    async def jobs(
-        self,
-        *,
-        state: Iterable[str] = (),
-        user: str = "",
-        name: str = "",
-        parent: str = "",
-        ids: Iterable[str] = (),
-        samples: bool = False,
-        limit: int = 500,
-        at: request_bodies.At = None,
-    ) -> views.JobsView:
-        """Return the jobs that match all given filters, the newest ``limit``, oldest first."""
-        ask = request_bodies.JobsRequest(
-            state=tuple(state),
-            user=user,
-            name=name,
-            parent=parent,
-            ids=tuple(ids),
-            samples=samples,
-            limit=limit,
-            at=at,
-        )
-        return await self._query("jobs", ask, views.JobsView)
-
-    async def job(self, job_id: str, at: request_bodies.At = None) -> views.JobDetail:
-        """Return one job in full."""
-        return await self._query("job", request_bodies.OneRequest(id=job_id, at=at), views.JobDetail)
-
-    async def why(self, job_id: str, at: request_bodies.At = None) -> views.WhyView:
-        """Return why a job is where it is."""
-        return await self._query("why", request_bodies.OneRequest(id=job_id, at=at), views.WhyView)
-
-    async def story(self, job_id: str, at: request_bodies.At = None) -> views.StoryView:
-        """Return a job's life, a sentence for each fact."""
-        return await self._query("story", request_bodies.OneRequest(id=job_id, at=at), views.StoryView)
-
-    async def nodes(self, at: request_bodies.At = None) -> views.NodesView:
-        """Return all nodes and their devices."""
-        return await self._query("nodes", request_bodies.AllRequest(at=at), views.NodesView)
-
-    async def devices(self, at: request_bodies.At = None) -> views.DevicesView:
-        """Return all devices by node, and the jobs that have them: less than ``nodes`` says, for very many."""
-        return await self._query("devices", request_bodies.AllRequest(at=at), views.DevicesView)
-
-    async def queue(self, **asked: Any) -> views.QueueView:
-        """Return waiting jobs in rank order, as the fields of :class:`penstock_log.request_bodies.QueueRequest` say."""
-        return await self._query("queue", request_bodies.QueueRequest(**asked), views.QueueView)
-
-    async def aggregation(self, job_id: str = "", at: request_bodies.At = None) -> views.AggregationView:
-        """Return all aggregators, and the jobs with aggregation that may be seen; or a job, and those that it is on."""
-        ask = request_bodies.AggregationRequest(id=job_id, at=at)
-        return await self._query("aggregation", ask, views.AggregationView)
-
-    async def sweeps(self, at: request_bodies.At = None) -> views.SweepsView:
-        """Return all sweeps, without their trials."""
-        return await self._query("sweeps", request_bodies.AllRequest(at=at), views.SweepsView)
-
-    async def sweep(self, sweep_id: str, at: request_bodies.At = None) -> views.SweepView:
-        """Return one sweep with its trials."""
-        return await self._query("sweep", request_bodies.OneRequest(id=sweep_id, at=at), views.SweepView)
-
-    async def profile(self, workload: str, at: request_bodies.At = None) -> views.ProfileView:
-        """Return what is known of a workload: by its key, or by a job or a sweep of it."""
-        return await self._query("profile", request_bodies.OneRequest(id=workload, at=at), views.ProfileView)
-
-    async def timeline(
-        self,
-        *,
-        since: request_bodies.At = None,
-        until: request_bodies.At = None,
-        pool: str = "",
-        node: str = "",
-        offset: int = 0,
-        limit: int = 40,
-        pixels: int = 1000,
-        at: request_bodies.At = None,
-    ) -> views.TimelineView:
-        """Return who held the devices of some nodes when; what is shorter than the window over ``pixels`` is merged."""
-        ask = request_bodies.TimelineRequest(
-            since=since, until=until, pool=pool, node=node, offset=offset, limit=limit, pixels=pixels, at=at
-        )
-        return await self._query("timeline", ask, views.TimelineView)
-
-    async def usage(
-        self,
-        by: request_bodies.UsageBy = "user",
-        *,
-        since: request_bodies.At = None,
-        until: request_bodies.At = None,
-        order: request_bodies.UsageOrder = "held",
-        limit: int = 1000,
-        at: request_bodies.At = None,
-    ) -> views.UsageView:
-        """
-        Return device time by group within a window, in GPU-seconds: asked for, waited, held, and what came of it.
-
-        Parameters
-        ----------
-        by : {"user", "team", "pool", "model", "kind", "job"}
-            What a row is.
-        since, until : int, float or str, optional
-            Seconds since the epoch, a span before now (``7d``), a UTC day (``2026-01-31``), or an RFC 3339 time.
-        order : str
-            The column by which rows are sorted, the largest first; ``name`` sorts by name.
-        limit : int
-            At most this many rows, up to 1,000; what is beyond is one row more.
-        at : optional
-            Answer as of this moment.
-        """
-        ask = request_bodies.UsageRequest(by=by, since=since, until=until, order=order, limit=limit, at=at)
-        return await self._query("usage", ask, views.UsageView)
-
-    async def policies(self, at: request_bodies.At = None) -> views.PoliciesView:
-        """Return what is set live for each pool."""
-        return await self._query("policies", request_bodies.AllRequest(at=at), views.PoliciesView)
-
-    async def events(
-        self, entity_id: str = "", *, after: int | None = None, limit: int = 100, at: request_bodies.At = None
-    ) -> views.EventsView:
-        """Return the raw facts about an entity, or all; ``after`` a stream sequence, or the newest ``limit``."""
-        ask = request_bodies.EventsRequest(id=entity_id, after=after, limit=limit, at=at)
-        return await self._query("events", ask, views.EventsView)
-
-    async def rejected(self) -> views.RejectedListView:
-        """Return what could not be accepted, and why."""
-        return await self._query("rejected", request_bodies.EmptyRequest(), views.RejectedListView)
-
-    async def status(self, at: request_bodies.At = None) -> views.StatusView:
-        """Return counts of jobs, devices and nodes, and the replicas that are alive."""
-        return await self._query("status", request_bodies.AllRequest(at=at), views.StatusView)
-
-    async def moment(self, at: request_bodies.At = None) -> views.MomentView:
-        """Return from when to when the log goes, and which commit is the last of a moment."""
-        return await self._query("moment", request_bodies.AllRequest(at=at), views.MomentView)
-
-    async def stats(self, at: request_bodies.At = None) -> views.StatsView:
-        """Return figures by pool and team, for metrics."""
-        return await self._query("stats", request_bodies.AllRequest(at=at), views.StatsView)
-
-    async def streams(self) -> views.StreamsView:
-        """Return on which NATS servers each stream is kept."""
-        return await self._query("streams", request_bodies.EmptyRequest(), views.StreamsView)
-
-    async def dry_run(self, spec: JobSpec | None = None, *, strict: bool = False, **fields: Any) -> views.DryRunView:
-        """Return where and when a job would start if it were submitted now, or why not."""
-        filled = submission.fill(_given(spec, fields, JobSpec), is_known=bool(self.user))
-        return await self._query("dryrun", request_bodies.SubmitRequest(spec=filled, strict=strict), views.DryRunView)
-
-    async def schema(self) -> views.SchemaView:
-        """Return the JSON Schemas of jobs and sweeps that the gateway holds."""
-        return await self._query("schema", request_bodies.EmptyRequest(), views.SchemaView)
 
     # --- following
     async def wait(self, job_id: str) -> views.JobView:
@@ -639,74 +349,6 @@ class Client:
             if any(isinstance(fact, end) for fact in delivery.commit.facts):
                 return delivery.seq
         raise AssertionError("a followed log does not end")
-
-    # --- asking
-    async def _act(self, name: str, entity_id: str, reason: str = "") -> views.ActAnswer:
-        ask = request_bodies.ActRequest(id=entity_id, by=submission.user_name(), reason=reason)
-        return await self._command(name, ask, views.ActAnswer)
-
-    async def _submit(
-        self, name: str, spec: S, ask: Callable[[S], request_bodies.GatewayRequest]
-    ) -> views.SubmitAnswer:
-        """Submit under the given id, or else under one that is chosen now and kept over all tries."""
-        for _ in range(_IDS):
-            identified = spec if spec.id else msgspec.structs.replace(spec, id=self._new_id())
-            shown = f"penstock {'sweep show' if name == 'tune' else 'show'} {identified.id}"
-            again = f"under the id {identified.id} it is the same one, and not submitted twice"
-            try:
-                body, tries = await self._carried_out(name, ask(identified), shown, again)
-            except ServiceError as error:
-                if spec.id or error.code != _CONFLICT:
-                    raise
-                continue  # somebody else has the id that was chosen
-            answer = _read(subjects.command(name), body, views.SubmitAnswer)
-            if spec.id or answer.created:
-                return answer
-            if tries > 1:  # a try before this one has created it
-                return msgspec.structs.replace(answer, created=True)
-        raise BusError(f"{_IDS} ids that were chosen belong to others already; submit it under an id of your own")
-
-    async def _command(self, name: str, ask: request_bodies.GatewayRequest, answer: type[V]) -> V:
-        entity_id = str(getattr(ask, "id", "") or getattr(ask, "pool", ""))
-        again = f"giving the command about {entity_id} again does no harm"
-        body, _ = await self._carried_out(name, ask, _SHOWN_BY.get(name, "penstock show {}").format(entity_id), again)
-        return _read(subjects.command(name), body, answer)
-
-    async def _carried_out(
-        self, name: str, ask: request_bodies.GatewayRequest, shown: str, again: str
-    ) -> tuple[bytes, int]:
-        subject = subjects.command(name)
-        try:
-            found = await request.answered(self.bus, subject, msgspec.json.encode(ask), self._retries)
-        except BusError as error:
-            if not request.is_open(error):
-                raise
-            advice = f"whether it was carried out is unknown: ask with `{shown}`; {again}"
-            if isinstance(error, ServiceError):
-                raise ServiceError(error.code, f"{error}. {advice[0].upper()}{advice[1:]}") from error
-            raise Unanswered(f"no answer to {name} within {self._retries.timeout_s:g} s, {advice}") from error
-        return found.body, found.tries
-
-    async def _query(self, name: str, ask: request_bodies.GatewayRequest, answer: type[V]) -> V:
-        retries = msgspec.structs.replace(self._retries, again_s=2 * self._retries.again_s, not_now=False)
-        found = await request.answered(self.bus, subjects.query(name), msgspec.json.encode(ask), retries)
-        return _read(subjects.query(name), found.body, answer)
-
-
-def _read(subject: str, body: bytes, answer: type[V]) -> V:
-    try:
-        return msgspec.json.decode(body, type=answer)
-    except msgspec.MsgspecError as error:
-        problem = f"the gateway answered on {subject} what this version cannot read: {error}"
-        raise BusError(f"{problem}; use the version of penstock that the gateway has") from error
-
-
-def _given(spec: S | None, fields: dict[str, Any], wanted: type[S]) -> S:
-    if spec is not None and fields:
-        raise TypeError(f"a specification and the fields {', '.join(fields)} were given; give one or the other")
-    if spec is not None:
-        return spec
-    return validation.convert(validation.written_out(msgspec.to_builtins(fields, enc_hook=str), wanted), wanted)
 
 
 def facts(delivery: Delivery) -> list[views.EventView]:

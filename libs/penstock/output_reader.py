@@ -10,22 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from typing import Any, Final, Protocol
 
 import msgspec
 
 from penstock_bus.compat import aclosing
-from penstock_bus.port import (
-    BusError,
-    LogLine,
-    LogReader,
-    NoResponders,
-    OutputPort,
-    RequestPort,
-    TelemetryPort,
-    Timeout,
-)
+from penstock_bus.port import BusError, Delivery, LogLine, NoResponders, Timeout
 from penstock_log import RunStarted, subjects
 from penstock_log.request_bodies import (
     MOST_BYTES,
@@ -54,8 +45,22 @@ class OutputGap(msgspec.Struct, frozen=True, kw_only=True):
     end: int
 
 
-class OutputSource(OutputPort, TelemetryPort, RequestPort, LogReader, Protocol):
+class OutputSource(Protocol):
     """Where a job's output is: the stream, and the nodes, which the log and the telemetry name."""
+
+    def read_output(
+        self, job_id: str, follow: bool = False, tail: int | None = None, after_seq: int = 0
+    ) -> AsyncGenerator[LogLine, None]:
+        """Yield what the stream holds, as :class:`penstock_bus.port.OutputPort` does."""
+
+    def subscribe(self, subject: str) -> AsyncIterator[tuple[str, bytes]]:
+        """Yield telemetry."""
+
+    async def request(self, subject: str, body: bytes, timeout_s: float = 5.0) -> bytes:
+        """Ask a node."""
+
+    async def read(self, subject: str, after_seq: int = 0, until_seq: int | None = None) -> list[Delivery]:
+        """Return what the log has of a job's runs."""
 
 
 class OutputReader:

@@ -3,6 +3,7 @@ The bus: its port, its adapters, and the shell that runs a service on it.
 
 In reading order:
 
+* ``errors``: What can go wrong on it.
 * ``port``: What a bus does, a port for each use: log, work, requests, leases, telemetry.
 * ``decider``: A service's pure part, and the fold that it decides on.
 * ``follower``: A fold that follows the bus, with its retries: the loop that services of others call.
@@ -28,49 +29,78 @@ In reading order:
 * ``nats/``: The bus over NATS JetStream: the one place that imports ``nats``.
 """
 
-from penstock_bus.decider import Decider, Decision, Proposal
-from penstock_bus.port import (
-    Append,
-    BodyLimit,
-    Bus,
-    BusError,
-    Conflict,
-    Delivery,
-    Endpoint,
-    Handler,
-    Lease,
-    LeasePort,
-    LogFromFuture,
-    LogLine,
-    LogPort,
-    LogReader,
-    LogTrimPort,
-    LogWentBack,
-    NoResponders,
-    OutputPort,
-    Rejection,
-    RejectionPort,
-    RelayPort,
-    ReplicationPort,
-    Reply,
-    Request,
-    RequestPort,
-    ServiceError,
-    Shadowed,
-    ShadowPort,
-    Snapshot,
-    SnapshotPort,
-    StorageFull,
-    TelemetryPort,
-    Timeout,
-    TooLarge,
-    TrimDenied,
-    Unanswered,
-    Unauthorized,
-    Unavailable,
-    Work,
-    WorkPort,
-)
+from __future__ import annotations
+
+from importlib import import_module
+
+TYPE_CHECKING = False  # type checkers know the name; importing it from typing costs more than all the rest
+if TYPE_CHECKING:
+    from penstock_bus.decider import Decider, Decision, Proposal
+    from penstock_bus.port import (
+        Append,
+        BodyLimit,
+        Bus,
+        BusError,
+        Conflict,
+        Delivery,
+        Endpoint,
+        Handler,
+        Lease,
+        LeasePort,
+        LogFromFuture,
+        LogLine,
+        LogPort,
+        LogReader,
+        LogTrimPort,
+        LogWentBack,
+        NoResponders,
+        OutputPort,
+        Rejection,
+        RejectionPort,
+        RelayPort,
+        ReplicationPort,
+        Reply,
+        Request,
+        RequestPort,
+        ServiceError,
+        Shadowed,
+        ShadowPort,
+        Snapshot,
+        SnapshotPort,
+        StorageFull,
+        TelemetryPort,
+        Timeout,
+        TooLarge,
+        TrimDenied,
+        Unanswered,
+        Unauthorized,
+        Unavailable,
+        Work,
+        WorkPort,
+    )
+else:
+    _NAMES = {
+        "decider": "Decider Decision Proposal",
+        "port": (
+            "Append BodyLimit Bus Delivery Endpoint Handler Lease LeasePort LogLine LogPort LogReader "
+            "LogTrimPort OutputPort Rejection RejectionPort RelayPort ReplicationPort Reply Request "
+            "RequestPort ShadowPort Shadowed Snapshot SnapshotPort TelemetryPort Work WorkPort"
+        ),
+        "errors": (
+            "BusError Conflict LogFromFuture LogWentBack NoResponders ServiceError StorageFull Timeout "
+            "TooLarge TrimDenied Unanswered Unauthorized Unavailable"
+        ),
+    }
+    """The names of each module, which is loaded when one of them is used: a client needs the errors alone."""
+    _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
+
+    def __getattr__(name: str) -> object:
+        if name not in _HOMES:
+            message = f"module {__name__!r} has no attribute {name!r}"
+            raise AttributeError(message)
+        found = globals()[name] = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+        return found
+
 
 __all__ = [
     "Append",

@@ -230,11 +230,21 @@ class Gauge:
     """A number that rises and falls."""
 
     def __init__(self) -> None:
-        self.value = 0.0
+        self._value = 0.0
+        self._read: Callable[[], float] | None = None
+
+    @property
+    def value(self) -> float:
+        """The number by now."""
+        return self._value if self._read is None else self._read()
 
     def set(self, value: float) -> None:
         """Replace it."""
-        self.value = value
+        self._value = value
+
+    def follow(self, read: Callable[[], float]) -> None:
+        """Read it from somewhere whenever somebody asks."""
+        self._read = read
 
 
 class Histogram:

@@ -16,7 +16,20 @@ from typing import Final, Optional, Protocol, Union
 
 import msgspec
 
-from penstock_log import Commit
+from penstock_bus.errors import BusError as BusError
+from penstock_bus.errors import Conflict as Conflict
+from penstock_bus.errors import LogFromFuture as LogFromFuture
+from penstock_bus.errors import LogWentBack as LogWentBack
+from penstock_bus.errors import NoResponders as NoResponders
+from penstock_bus.errors import ServiceError as ServiceError
+from penstock_bus.errors import StorageFull as StorageFull
+from penstock_bus.errors import Timeout as Timeout
+from penstock_bus.errors import TooLarge as TooLarge
+from penstock_bus.errors import TrimDenied as TrimDenied
+from penstock_bus.errors import Unanswered as Unanswered
+from penstock_bus.errors import Unauthorized as Unauthorized
+from penstock_bus.errors import Unavailable as Unavailable
+from penstock_log.codec import Commit
 from penstock_log.request_bodies import OutputEnd, OutputOffset
 from penstock_log.views import StreamView
 
@@ -450,89 +463,3 @@ class Bus(
 
     async def close(self) -> None:
         """Flush and disconnect."""
-
-
-class BusError(Exception):
-    """Root of what can go wrong on the bus."""
-
-
-class Conflict(BusError):
-    """The subject has moved on: read it and decide again."""
-
-    def __init__(self, subject: str, expected: int) -> None:
-        """Say which subject, and which sequence the writer had expected."""
-        super().__init__(f"{subject} is no longer at sequence {expected}; read it again and decide anew")
-        self.subject = subject
-        self.expected = expected
-
-
-class TrimDenied(BusError):
-    """The log is one from which nothing can be removed."""
-
-    def __init__(self) -> None:
-        """Say what makes it another one."""
-        super().__init__(
-            "nothing can be removed from this log, which an earlier version has made so; `penstock backup` and "
-            "`penstock restore` into a new folder make it one of today"
-        )
-
-
-class LogFromFuture(BusError):
-    """The log is of a later version, whose facts this one cannot read."""
-
-    def __init__(self, found: str, known: int) -> None:
-        """Say which format it has, and which ones are known here."""
-        super().__init__(
-            f"the log is of format {found}, which a later version of Penstock has written; this one reads formats up "
-            f"to {known}. Start the version that last ran on it, or a later one; nothing was changed"
-        )
-
-
-class LogWentBack(BusError):
-    """The log ends before what was read of it: what was folded is not what it holds; start anew."""
-
-    def __init__(self, read_seq: int, last_seq: int) -> None:
-        """Say how far it was read, and where it ends."""
-        super().__init__(
-            f"the log ends at sequence {last_seq} and was read up to {read_seq}: it was restored from a backup, or its "
-            "disk has lost what was written last; start anew, from what it holds"
-        )
-        self.read_seq, self.last_seq = read_seq, last_seq
-
-
-class Unavailable(BusError):
-    """The server did not answer or cannot be reached; the call may be tried again."""
-
-
-class StorageFull(Unavailable):
-    """The server has no room left; nothing was stored, and nothing stored before is lost."""
-
-
-class Timeout(Unavailable):
-    """No answer came in time."""
-
-
-class Unanswered(Timeout):
-    """A command's answer never came: whether it was carried out is unknown. The message says how to find out."""
-
-
-class NoResponders(Unavailable):
-    """Nobody serves that subject: is the service running?"""
-
-
-class Unauthorized(BusError):
-    """The server refused the credentials, or they may not use that subject."""
-
-
-class TooLarge(BusError):
-    """The body is over the server's limit; send less, or raise ``max_payload``."""
-
-
-class ServiceError(BusError):
-    """A service answered with an error."""
-
-    def __init__(self, code: int, message: str, body: bytes = b"") -> None:
-        """Keep the code for the caller; the message says what to do."""
-        super().__init__(message)
-        self.code = code
-        self.body = body

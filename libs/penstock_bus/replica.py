@@ -297,10 +297,10 @@ class Replica(Generic[S]):
         self._wake.clear()
 
     async def _decide(self) -> None:
-        started = _loop_s()
+        started = self._shell.monotonic()
         self._shell.progress.decided(self.live.last_seq)
         decision = self._decider.decide(self.live.state, self._shell.now_s())
-        self._decide_s.observe(_loop_s() - started)
+        self._decide_s.observe(self._shell.monotonic() - started)
         self._wake_at_s = decision.wake_at_s
         expected = {p.subject: self.live.heads.get(p.subject, 0) for p in decision.proposals}
         seq = 0
@@ -327,10 +327,10 @@ class Replica(Generic[S]):
             cause=proposal.cause,
         )
         item = Append(subject=proposal.subject, commit=commit, expected=expected)
-        started = _loop_s()
+        started = self._shell.monotonic()
         what = f"append to {proposal.subject}"
         seq = await until_available(lambda: self._shell.bus.append(item), what, self._shell.stopping)
-        self._append_s.observe(_loop_s() - started)
+        self._append_s.observe(self._shell.monotonic() - started)
         return seq
 
     def _delivered(self, delivery: Delivery) -> None:
@@ -374,10 +374,6 @@ async def run_decider(
 ) -> None:
     """Run a decider until the shell is stopping: :meth:`Replica.run`, for services that need nothing else."""
     await Replica(shell, decider, name=name, pace=pace, on_delivery=on_delivery).run()
-
-
-def _loop_s() -> float:
-    return asyncio.get_running_loop().time()
 
 
 _log = get_logger("penstock.leadership")

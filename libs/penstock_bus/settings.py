@@ -22,7 +22,6 @@ from penstock_bus.identity.logins import (
     read_login,
     selected_context,
 )
-from penstock_log.agent_protocol import AgentEnv
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -30,8 +29,6 @@ CONFIG_VARIABLE: Final = "PENSTOCK_CONFIG"
 DEFAULT_FILE: Final = "penstock.toml"
 LOCAL: Final = "nats://127.0.0.1:4222"
 _LONGEST_SHOWN: Final = 100
-_OF_JOBS: Final = frozenset(value for name, value in vars(AgentEnv).items() if name.isupper())
-"""Variables that a job finds, such as ``PENSTOCK_MEMORY_SOCKET``: settings of no service."""
 
 
 class SettingsError(ValueError):
@@ -308,15 +305,22 @@ def _from_environment(
     section: str, known: Mapping[str, object], environ: Mapping[str, str]
 ) -> dict[str, tuple[str, str]]:
     if section:
-        prefix = _variable(section, "")
+        prefix, inherited = _variable(section, ""), _of_jobs()
         for variable in environ:
-            if variable in _OF_JOBS:
-                continue  # a service that a job starts inherits them
+            if variable in inherited:
+                continue
             if variable.startswith(prefix) and variable.removeprefix(prefix).lower() not in known:
                 names = ", ".join(prefix + name.upper() for name in sorted(known))
                 raise SettingsError(f"unknown variable {variable}; expected one of {names}")
     variables = {name: _variable(section, name) for name in known}
     return {name: (environ[variable], variable) for name, variable in variables.items() if variable in environ}
+
+
+def _of_jobs() -> frozenset[str]:
+    """Return variables that a job finds, such as ``PENSTOCK_MEMORY_SOCKET``: what it starts inherits them."""
+    from penstock_log.agent_protocol import AgentEnv  # noqa: PLC0415 - a client has no section of its own
+
+    return frozenset(value for name, value in vars(AgentEnv).items() if name.isupper())
 
 
 def _variable(section: str, name: str) -> str:

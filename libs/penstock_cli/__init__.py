@@ -3,6 +3,9 @@ The command line: ``penstock``.
 
 In reading order:
 
+* ``quick_start``: Plain commands run without Typer; which module has which command.
+* ``parameters``: Parameters of commands, declared and read without Typer.
+* ``typer_commands``: The same for Typer.
 * ``app``: All commands put together, and the small ones: schema, completion, new service.
 * ``invocation``: What every command shares: connection, common options, errors, exit codes.
 * ``value_formats``: Sizes, times and pairs as people type and read them.
@@ -11,12 +14,15 @@ In reading order:
 * ``size_chart``: An elastic job's devices and pace over time.
 * ``usage_text``: Device time as a table.
 * ``usage_report``: Device time of a week as a page.
+* ``plain_values``: TOML, YAML and JSON text as plain values, within bounds.
+* ``yaml_values``: The YAML of it.
 * ``spec_file``: Job and sweep files, read strictly.
 * ``simulation_arguments``: What was typed of a simulation.
 * ``simulation_plan``: A simulation that can start: arguments, engine, seeds.
 * ``simulation_run``: A simulation or comparison from its plan to what is shown, with its progress.
 * ``replay_run``: A replay from its arguments to what is shown.
 * ``node_join``: Tokens, and machines that join by them.
+* ``top/``: What ``penstock top`` shows: devices, queue, jobs and logs on one terminal.
 * ``commands/``: The commands of ``penstock``, one file for each group; a command is found by its name.
 * ``local/``: What ``penstock up`` is made of: the folder's lock and record, the children, and waiting until all are
   ready.
@@ -31,9 +37,9 @@ from collections.abc import Sequence
 def main() -> None:
     """Run ``penstock``."""
     try:
-        from penstock_cli.app import app
+        from penstock_cli.quick_start import start
 
-        app(args=hoisted(sys.argv[1:]), prog_name="penstock")
+        start(hoisted(sys.argv[1:]))
     except KeyboardInterrupt:  # before there was a command that could end in good order
         sys.exit(130)
 

@@ -18,37 +18,9 @@ from typing import Annotated, Any, Final, Literal
 import typer
 
 from penstock_cli import render
-from penstock_cli.invocation import CommandGroup, bad_input, tell
-
-LOCAL = "nats://127.0.0.1:4222"
-
-MODULE_OF: Final = {
-    name: module
-    for module, names in (
-        ("commands.submit", "submit run"),
-        ("commands.jobs", "ps show why story events cancel hold release logs"),
-        ("commands.policies", "profile"),
-        ("commands.sweeps", "tune sweep"),
-        ("commands.cluster", "nodes status rejected node"),
-        ("commands.lanes", "lanes"),
-        ("commands.memory", "memory"),
-        ("commands.aggregation", "aggregation"),
-        ("commands.accounts", "usage report"),
-        ("commands.policies", "policy"),
-        ("commands.replay", "replay"),
-        ("commands.simulate", "sim"),
-        ("commands.shadow", "shadow"),
-        ("commands.dashboard", "dashboard"),
-        ("commands.trace", "trace"),
-        ("commands.users", "login whoami user context"),
-        ("commands.up", "up down service purge"),
-        ("commands.backup", "backup restore"),
-        ("commands.cluster", "doctor"),
-        ("app", "schema completion new"),
-    )
-    for name in names.split()
-}
-"""Each command, in the order of the help, and the module of this package that registers it."""
+from penstock_cli.invocation import bad_input, server_url, tell
+from penstock_cli.quick_start import MODULE_OF
+from penstock_cli.typer_commands import CommandGroup, adapt
 
 
 class LazyCommandGroup(CommandGroup):
@@ -76,6 +48,7 @@ def load_commands(module: str) -> dict[str, Any]:
     """Return the commands that a module of this package registers, by name."""
     part = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
     import_module(f"penstock_cli.{module}").register(part)
+    adapt(part)
     return dict(typer.main.get_group(part).commands)
 
 
@@ -115,23 +88,7 @@ def root(
     ] = False,
 ) -> None:
     """Keep every GPU of a shared cluster doing useful work."""
-    ctx.obj = {**(ctx.obj or {}), "url": url or os.environ.get("PENSTOCK_URL") or _configured() or LOCAL}
-
-
-def _has_context() -> bool:
-    """Say whether a context may have been chosen; who has none need not load what reads it."""
-    home = os.environ.get("XDG_CONFIG_HOME") or Path("~/.config").expanduser()
-    return (Path(home) / "penstock" / "context").exists()
-
-
-def _configured() -> str:
-    """Return the address in the settings file, the login or the context; empty where there is none of them."""
-    said = any(os.environ.get(f"PENSTOCK_{name}") for name in ("CONFIG", "CREDENTIALS", "CONTEXT"))
-    if not (said or Path("penstock.toml").exists() or _has_context()):
-        return ""
-    from penstock_bus.settings import BusAddress, load
-
-    return load(BusAddress, "").server(os.environ)
+    ctx.obj = {**(ctx.obj or {}), "url": server_url(url)}
 
 
 new_app = typer.Typer(help="Write a skeleton to start from.", no_args_is_help=True)

@@ -8,46 +8,44 @@ can tell apart. :func:`read` reads the live log from its beginning to where it e
 
 from __future__ import annotations
 
-import asyncio
 import errno
-import inspect
 import os
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, dataclass, fields
 from enum import IntEnum
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NoReturn, TypeVar, get_args, get_type_hints
 
-import typer
-from typer.core import TyperCommand, TyperGroup
-
 from penstock_cli import render
+from penstock_cli.parameters import Argument, Context, Declaration, Option, declared
 from penstock_cli.render import seen
 
 if TYPE_CHECKING:
     from penstock.client import Client
+    from penstock.gateway_client import GatewayClient
     from penstock_bus import Delivery
     from penstock_log import JobSpec, views
 
 
 T = TypeVar("T")
+C = TypeVar("C")
 Output = Literal["table", "wide", "json"]
-Out = Annotated[Output, typer.Option("-o", "--output", help="table, wide (all columns, nothing cut) or json.")]
+Out = Annotated[Output, Option("-o", "--output", help="table, wide (all columns, nothing cut) or json.")]
 AnswerOutput = Literal["text", "json"]
-AnswerOut = Annotated[AnswerOutput, typer.Option("-o", "--output", help="text, or json: the answers, one a line.")]
+AnswerOut = Annotated[AnswerOutput, Option("-o", "--output", help="text, or json: the answers, one a line.")]
 At = Annotated[
     str | None,
-    typer.Option("--at", help="As of a stream sequence, a span ago (10m), or a time (2026-01-31T09:30:00Z)."),
+    Option("--at", help="As of a stream sequence, a span ago (10m), or a time (2026-01-31T09:30:00Z)."),
 ]
 LogFile = Annotated[
     Path | None,
-    typer.Option("--log", help="Ask a log in a file, as `events -f -o json` or `sim --log` write it, not the server."),
+    Option("--log", help="Ask a log in a file, as `events -f -o json` or `sim --log` write it, not the server."),
 ]
-JobId = Annotated[str, typer.Argument(metavar="JOB", help="Job id, or a unique beginning of it.")]
-JobIds = Annotated[list[str], typer.Argument(metavar="JOB...", help="Job ids, or unique beginnings of them.")]
+JobId = Annotated[str, Argument(metavar="JOB", help="Job id, or a unique beginning of it.")]
+JobIds = Annotated[list[str], Argument(metavar="JOB...", help="Job ids, or unique beginnings of them.")]
 
 
 @dataclass(frozen=True)
@@ -59,10 +57,10 @@ class CommandOptions:
     --------
     >>> @dataclass(frozen=True)
     ... class Weather(CommandOptions):
-    ...     place: Annotated[str, typer.Argument()]
-    ...     days: Annotated[int, typer.Option("--days", "-d")] = 1
-    ...     kinds: Annotated[list[str] | None, typer.Option("--kind")] = None
-    ...     wind: Annotated[bool | None, typer.Option("--wind/--no-wind")] = None
+    ...     place: Annotated[str, Argument()]
+    ...     days: Annotated[int, Option("--days", "-d")] = 1
+    ...     kinds: Annotated[list[str] | None, Option("--kind")] = None
+    ...     wind: Annotated[bool | None, Option("--wind/--no-wind")] = None
     >>> list(Weather("here").words()), list(Weather("here", 2, ["rain", "snow"], False).words())
     (['here'], ['here', '--days', '2', '--kind', 'rain', '--kind', 'snow', '--no-wind'])
     """
@@ -72,9 +70,10 @@ class CommandOptions:
         hints = get_type_hints(type(self), include_extras=True)
         for field in fields(self):
             value, info = getattr(self, field.name), get_args(hints[field.name])[-1]
-            names = info.default if isinstance(info.default, str) else f"--{field.name.replace('_', '-')}"
+            first = next(iter(info.names), "") if isinstance(info, Declaration) else info.default  # or Typer's own
+            names = first if isinstance(first, str) and first else f"--{field.name.replace('_', '-')}"
             yes, _, no = names.partition("/")
-            if field.default is MISSING and isinstance(info, typer.models.ArgumentInfo):
+            if field.default is MISSING and type(info).__name__ in {"Argument", "ArgumentInfo"}:  # ours or Typer's
                 yield str(value)
             elif isinstance(value, bool):
                 yield from [yes if value else no] if value is not field.default else []
@@ -85,33 +84,39 @@ class CommandOptions:
 
 
 def flattened(command: Callable[..., None]) -> Callable[..., None]:
-    """Return a command for Typer that has, for each parameter of :class:`CommandOptions`, its fields as parameters."""
-    parameters = inspect.signature(command, eval_str=True).parameters.values()
-    groups: dict[str, type[CommandOptions]] = {
-        one.name: one.annotation
-        for one in parameters
-        if inspect.isclass(one.annotation) and issubclass(one.annotation, CommandOptions)
-    }
+    """Return a command that has, for each parameter of :class:`CommandOptions`, its fields as parameters."""
+    groups: dict[str, type[CommandOptions]] = {}
+    flat: dict[str, tuple[Any, Any]] = {}
+    for name, annotation, default in declared(command):
+        if isinstance(annotation, type) and issubclass(annotation, CommandOptions):
+            groups[name] = annotation
+            hints = get_type_hints(annotation, include_extras=True)
+            flat |= {one.name: (hints[one.name], one.default) for one in fields(annotation)}
+        else:
+            flat[name] = annotation, default
 
     @wraps(command)
-    def run(**given: Any) -> None:
-        made = {name: kind(**{one.name: given.pop(one.name) for one in fields(kind)}) for name, kind in groups.items()}
-        command(**given, **made)
+    def run(*args: Any, **given: Any) -> None:
+        made = {
+            name: kind(**{one.name: given.pop(one.name) for one in fields(kind) if one.name in given})
+            for name, kind in groups.items()
+        }
+        command(*args, **given, **made)
 
-    flat: list[inspect.Parameter] = []
-    for one in parameters:
-        found = inspect.signature(groups[one.name], eval_str=True).parameters.values() if one.name in groups else [one]
-        flat += [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in found]
-    run.__signature__ = inspect.Signature(flat)  # type: ignore[attr-defined] # what Typer reads
+    run.flat_parameters = flat  # type: ignore[attr-defined] # what declared() reads
     return run
 
 
-def call(ctx: typer.Context, use: Callable[[Client], Awaitable[T]]) -> T:
+def call(ctx: Context, use: Callable[[Client], Awaitable[T]]) -> T:
     """
     Connect, run ``use`` with the client, and disconnect; its errors are explained by the root of all commands.
 
     ``ctx.obj["client"]``, a function of the address, may stand in for the client: tests give one on another bus.
     """
+    import asyncio
+    import gc
+
+    gc.enable()  # this may go on for long
     options: dict[str, Any] = ctx.obj
     make = options.get("client") or _client
 
@@ -125,6 +130,21 @@ def call(ctx: typer.Context, use: Callable[[Client], Awaitable[T]]) -> T:
         raise KeyboardInterrupt from None
 
 
+def ask(ctx: Context, use: Callable[[GatewayClient], Coroutine[Any, Any, T]]) -> T:
+    """
+    Run ``use`` with a client that asks one thing after another, as :func:`call` does, and sooner.
+
+    It waits for nothing but the client's answers: there is no event loop, unless the login or the address needs one.
+    """
+    if ctx.obj.get("client") is None:
+        from penstock import blocking
+
+        if (found := blocking.search(ctx.obj["url"])) is not None:
+            with blocking.connected(ctx.obj["url"], found) as client:
+                return blocking.result(use(client))
+    return call(ctx, use)
+
+
 def _client(url: str) -> Client:
     from penstock.client import Client
 
@@ -132,31 +152,43 @@ def _client(url: str) -> Client:
 
 
 def act(
-    ctx: typer.Context,
+    ctx: Context,
     ids: Sequence[str],
-    command: Callable[[Client, str], Awaitable[views.ActAnswer]],
-    output: AnswerOutput,
+    command: Callable[[GatewayClient, str], Awaitable[views.ActAnswer]],
+    output: str,
 ) -> None:
     """Give a command about each id and say what became of it; all are tried, and the first error ends it badly."""
+    _end(ask(ctx, lambda client: _each(client, ids, command, output, ctx.obj["url"])))
 
-    async def each(client: Client) -> Failure | None:
-        first = None
-        for entity_id in ids:
-            try:
-                answer = await command(client, entity_id)
-            except Exception as error:
-                failure = explain(error, ctx.obj["url"])
-                if failure is None or failure.code is Exit.UNREACHABLE:
-                    raise
-                tell(str(failure))
-                first = first or failure
-                continue
-            render.show_answer(answer, answer.message, output)
-        return first
 
-    failed = call(ctx, each)
-    if failed:
-        raise typer.Exit(failed.code)
+def act_patiently(
+    ctx: Context, ids: Sequence[str], command: Callable[[Client, str], Awaitable[views.ActAnswer]], output: str
+) -> None:
+    """Do as :func:`act` does, by a command that waits for more than an answer."""
+    _end(call(ctx, lambda client: _each(client, ids, command, output, ctx.obj["url"])))
+
+
+async def _each(
+    client: C, ids: Sequence[str], command: Callable[[C, str], Awaitable[views.ActAnswer]], output: str, url: str
+) -> Failure | None:
+    first = None
+    for entity_id in ids:
+        try:
+            answer = await command(client, entity_id)
+        except Exception as error:
+            failure = explain(error, url)
+            if failure is None or failure.code is Exit.UNREACHABLE:
+                raise
+            tell(str(failure))
+            first = first or failure
+            continue
+        render.show_answer(answer, answer.message, output)
+    return first
+
+
+def _end(failed: Failure | None) -> None:
+    if failed is not None:
+        raise SystemExit(failed.code)
 
 
 class Exit(IntEnum):
@@ -180,60 +212,25 @@ class Failure(Exception):
         self.code = code
 
 
-class CommandGroup(TyperGroup):
-    """The root of all commands: turns expected errors into one line and an exit code."""
-
-    def make_context(self, *args: Any, **more: Any) -> Any:
-        """Read what was typed before the command's name."""
-        with _harmless_usage():
-            return super().make_context(*args, **more)
-
-    def invoke(self, ctx: Any) -> Any:
-        """Run the command; an expected error becomes one line on standard error and an exit code."""
-        try:
-            with _harmless_usage():
-                return super().invoke(ctx)
-        except KeyboardInterrupt:
-            raise typer.Exit(Exit.INTERRUPTED) from None
-        except BrokenPipeError:
-            _silence()
-            raise typer.Exit(Exit.OK) from None
-        except Exception as error:
-            failure = explain(error, (ctx.find_object(dict) or {}).get("url", ""))
-            if failure is None:
-                raise
-            if isinstance(error, OSError):
-                _silence()
-            tell(str(failure))
-            raise typer.Exit(failure.code) from error
-
-
-@contextmanager
-def _harmless_usage() -> Iterator[None]:
-    """Escape what was mistyped where Click shows it: names of files come from others, by a shell's patterns."""
-    try:
-        yield
-    except Exception as error:
-        if hasattr(error, "format_message"):  # an error of Click, which some versions of Typer bring along
-            error.message = "\n".join(map(seen, error.message.split("\n")))  # type: ignore[attr-defined]
-        raise
-
-
-class PolicyCommand(TyperCommand):
-    """A command that takes queue policies: its help lists them, as they are registered."""
-
-    def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """Write what each queue policy does behind the options."""
-        from penstock_policies.queue_policies import QUEUE_POLICIES
-
-        super().format_epilog(ctx, formatter)
-        with formatter.section("Queue policies"):
-            formatter.write_dl([(name, policy.says) for name, policy in QUEUE_POLICIES.items()])
+def ended_badly(error: BaseException, url: str) -> int | None:
+    """Say in one line what ended a command, and return the exit code; None for a defect: it deserves its traceback."""
+    if isinstance(error, KeyboardInterrupt):
+        return Exit.INTERRUPTED
+    if isinstance(error, BrokenPipeError):
+        _silence()
+        return Exit.OK
+    failure = explain(error, url) if isinstance(error, Exception) else None
+    if failure is None:
+        return None
+    if isinstance(error, OSError):
+        _silence()
+    tell(str(failure))
+    return failure.code
 
 
 def tell(message: str) -> None:
     """Say something on standard error, in one line after the program's name."""
-    typer.echo(seen(f"penstock: {message}"), err=True)
+    render.echo(seen(f"penstock: {message}"), err=True)
 
 
 def explain(error: Exception, url: str) -> Failure | None:
@@ -244,7 +241,7 @@ def explain(error: Exception, url: str) -> Failure | None:
         return Failure(str(error), Exit.USAGE)
     if isinstance(error, OSError) and error.strerror:
         return _explain_system(error)
-    if "penstock_bus.port" in sys.modules:
+    if "penstock_bus.errors" in sys.modules:
         return _explain_bus(error, url)
     return None
 
@@ -282,23 +279,23 @@ def _is_bad_input(error: ValueError) -> bool:
 
 
 def _explain_bus(error: Exception, url: str) -> Failure | None:
-    from penstock_bus import port
+    from penstock_bus import errors
 
     code, message = Exit.UNREACHABLE, str(error)
     match error:
-        case port.ServiceError():
+        case errors.ServiceError():
             code = _EXIT_OF.get(error.code, Exit.FAILED)
-        case port.TooLarge():
+        case errors.TooLarge():
             code = Exit.USAGE
-        case port.NoResponders():
+        case errors.NoResponders():
             message = f"no gateway answers at {url}; start one with `penstock up`, or look with `penstock doctor`"
-        case port.Timeout() if not isinstance(error, port.Unanswered):
+        case errors.Timeout() if not isinstance(error, errors.Unanswered):
             message = f"{error}; is {url} overloaded? See `penstock doctor`, then try again"
-        case port.Unauthorized():
+        case errors.Unauthorized():
             message = f"{error}{_came_as()}"
-        case port.Unavailable():
+        case errors.Unavailable():
             pass
-        case port.BusError():
+        case errors.BusError():
             code = Exit.FAILED
         case _:
             return None
@@ -352,3 +349,27 @@ async def read(client: Client, add: Callable[[Delivery], None]) -> None:
         add(delivery)
         if delivery.seq >= last or not delivery.pending:
             return
+
+
+LOCAL: Final = "nats://127.0.0.1:4222"
+
+
+def server_url(typed: str) -> str:
+    """Return the address of the server: what was typed, or set, or the local one."""
+    return typed or os.environ.get("PENSTOCK_URL") or _configured() or LOCAL
+
+
+def _has_context() -> bool:
+    """Say whether a context may have been chosen; who has none need not load what reads it."""
+    home = os.environ.get("XDG_CONFIG_HOME") or Path("~/.config").expanduser()
+    return (Path(home) / "penstock" / "context").exists()
+
+
+def _configured() -> str:
+    """Return the address in the settings file, the login or the context; empty where there is none of them."""
+    said = any(os.environ.get(f"PENSTOCK_{name}") for name in ("CONFIG", "CREDENTIALS", "CONTEXT"))
+    if not (said or Path("penstock.toml").exists() or _has_context()):
+        return ""
+    from penstock_bus.settings import BusAddress, load
+
+    return load(BusAddress, "").server(os.environ)

@@ -6,14 +6,12 @@ Pure functions from what the gateway answered to lines of text and to headers an
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from penstock.submission import EXPORTED
 from penstock_cli import render
 from penstock_cli.render import Pairs, Table
 from penstock_cli.value_formats import clock, span
@@ -47,10 +45,14 @@ _BECAUSE: Final = {
 }
 
 
-def job_table(jobs: Sequence[views.JobView], *, wide: bool = False) -> Table:
-    """Return the list of jobs; it has batch sizes, and parts of hosts, only where a job has one."""
-    with_batch, with_host = any(j.batch_size for j in jobs), any(j.cpus or j.host_memory_bytes for j in jobs)
-    columns: dict[str, Callable[[views.JobView], str]] = {
+def job_table(jobs: Sequence[views.JobView] | Sequence[views.JobRow], *, wide: bool = False) -> Table:
+    """
+    Return the list of jobs; it has batch sizes, and parts of hosts, only where a job has one.
+
+    ``wide`` is for jobs in full, and not for rows.
+    """
+    with_batch = any(j.batch_size for j in jobs)
+    columns: dict[str, Callable[[Any], str]] = {
         "ID": lambda job: job.id,
         "NAME": lambda job: job.name,
         "USER": lambda job: job.user,
@@ -60,10 +62,10 @@ def job_table(jobs: Sequence[views.JobView], *, wide: bool = False) -> Table:
         "WAIT": lambda job: span(job.wait_s),
         "RUN": lambda job: span(job.run_s),
         "STEPS": lambda job: str(job.steps),
-        **(_wide_columns(with_host=with_host) if wide else {}),
+        **(_wide_columns(with_host=any(j.cpus or j.host_memory_bytes for j in jobs)) if wide else {}),
         "NODES/REASON": place_or_reason,
     }
-    return tuple(columns), [tuple(cell(job) for cell in columns.values()) for job in jobs]
+    return tuple(columns), list(zip(*([cell(job) for job in jobs] for cell in columns.values()), strict=True))
 
 
 def _wide_columns(*, with_host: bool) -> dict[str, Callable[[views.JobView], str]]:
@@ -79,7 +81,7 @@ def _wide_columns(*, with_host: bool) -> dict[str, Callable[[views.JobView], str
     }
 
 
-def place_or_reason(job: views.JobView) -> str:
+def place_or_reason(job: views.JobView | views.JobRow) -> str:
     """Return where an active job runs, in brackets why a waiting one waits, or why an ended one ended."""
     if job.state == "PD":
         return f"({'held' if job.held else _words(job.cause or 'undecided')})"
@@ -90,6 +92,10 @@ def place_or_reason(job: views.JobView) -> str:
 
 def job_lines(detail: views.JobDetail) -> list[str]:
     """Return all that is known of a job, a line each."""
+    import shlex
+
+    from penstock.submission import EXPORTED
+
     job, spec = detail.job, detail.spec
     pairs = [
         ("id", job.id),
@@ -279,7 +285,7 @@ def event_row(event: views.EventView, *, wide: bool = False) -> tuple[str, ...]:
     return str(event.seq), time, event.type, entity, msgspec.json.encode(fact).decode()
 
 
-def width(job: views.JobView) -> str:
+def width(job: views.JobView | views.JobRow) -> str:
     """Return a job's number of devices, with the range that it may have if it is elastic: ``4 (1..8)``."""
     return f"{job.gpus} ({job.min_gpus}..{job.max_gpus})" if job.max_gpus else str(job.gpus)
 

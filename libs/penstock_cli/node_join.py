@@ -22,7 +22,7 @@ import msgspec
 import typer
 
 from penstock_cli import render
-from penstock_cli.invocation import AnswerOut, Exit, Failure, Out, act, bad_input, call, tell
+from penstock_cli.invocation import AnswerOut, Exit, Failure, Out, act_patiently, bad_input, call, tell
 from penstock_cli.value_formats import duration_s, now_s, span
 from penstock_cluster.host_limits import host_name
 
@@ -167,7 +167,7 @@ def revoke(
 
     A token's id in place of a node's name ends the token and all logins that came of it.
     """
-    act(ctx, nodes, lambda client, node: client.revoke_node(node, reason), output)
+    act_patiently(ctx, nodes, lambda client, node: client.revoke_node(node, reason), output)
 
 
 def written(login: Login) -> str:

@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import sys
-import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Final
 
 import msgspec
-import typer
 
 Pairs = list[tuple[str, str]]
 Table = tuple[Sequence[str], list[tuple[str, ...]]]
 """Headers and rows."""
 _COLOURS: Final = {"R": "green", "PR": "yellow", "CG": "yellow", "F": "red", "CA": "magenta", "CD": "blue"}
+_CODES: Final = {"red": 31, "green": 32, "yellow": 33, "blue": 34, "magenta": 35}
 _GAP: Final = "  "
 _LEAST_NAME: Final = 8
 _WELCOME_LAST: Final = 24
@@ -31,20 +29,40 @@ _NUMBER: Final = re.compile(r"[+-]?\d[\d.]*(e[+-]?\d+)?(x|%|[KMGT]?i?B|[smhd]|[m
 _LABEL: Final = re.compile(r" *[a-z]+: +")
 
 
+def echo(text: str | bytes, *, err: bool = False) -> None:
+    """Write text and a line end, or bytes as they are, at once; a shell may have closed the stream."""
+    stream = sys.stderr if err else sys.stdout
+    if stream is None:
+        return
+    if isinstance(text, bytes):
+        stream.flush()
+        stream.buffer.write(text)
+        stream.buffer.flush()
+    else:
+        stream.write(f"{text}\n")
+        stream.flush()
+
+
+def painted(text: str, colour: str) -> str:
+    """Return text in a colour of a terminal."""
+    return f"\x1b[{_CODES[colour]}m{text}\x1b[0m"
+
+
 def say(line: str = "") -> None:
     """Write one line to standard output, harmless to terminals."""
-    typer.echo(seen(line))
+    echo(seen(line))
 
 
 def say_lines(lines: Iterable[str]) -> None:
     """Write lines to standard output, harmless to terminals."""
-    for line in lines:
-        say(line)
+    text = "\n".join(map(seen, lines))
+    if text:
+        echo(text)
 
 
 def say_painted(line: str) -> None:
     """Write a line with colours of ours, in which the words of others went through :func:`seen` before."""
-    typer.echo(line)
+    echo(line)
 
 
 def seen(text: str) -> str:
@@ -93,7 +111,7 @@ def _show_json(text: str) -> None:
         from penstock_log.text import escaped_json
 
         text = escaped_json(text)
-    typer.echo(text)
+    echo(text)
 
 
 def show_table(
@@ -101,13 +119,16 @@ def show_table(
 ) -> None:
     """Write a table; on a terminal its lines are cut at the edge, or broken there, unless it is ``wide``."""
     width = None if wide else terminal_width()
-    for line in table(headers, rows, width=width, wrap=wrap, colour=colours()):
-        say_painted(line)
+    say_painted("\n".join(table(headers, rows, width=width, wrap=wrap, colour=colours())))
 
 
 def terminal_width() -> int | None:
     """Return the columns of the terminal that standard output is; None if it is none."""
-    return shutil.get_terminal_size().columns if _is_terminal() else None
+    if not _is_terminal():
+        return None
+    import shutil
+
+    return shutil.get_terminal_size().columns
 
 
 def wrapped(lines: Iterable[str], width: int | None = None) -> list[str]:
@@ -152,18 +173,31 @@ def table(
     bcd    16
     """
     headers = [seen(header) for header in headers]
-    cells = [[_one_line(cell) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(headers, *cells, strict=True)]
-    right = [_is_numeric([row[i] for row in cells]) for i in range(len(headers))]
+    columns = [[_one_line(cell) for cell in column] for column in zip(*rows, strict=True)] or [[] for _ in headers]
+    widths = [
+        max(len(header), max(map(len, column), default=0)) for header, column in zip(headers, columns, strict=True)
+    ]
+    right = [_is_numeric(column) for column in columns]
     if width is not None and "NAME" in headers:
-        _narrow(headers.index("NAME"), cells, widths, width)
-    lines = []
-    for row in [list(headers), *cells]:
-        padded = [f"{c:>{w}}" if r else f"{c:<{w}}" for c, w, r in zip(row, widths, right, strict=True)]
-        line = _GAP.join(padded).rstrip()
-        first, *more = _hung(line, len(line) - len(row[-1]), width) if wrap and width else [_cut(line, width)]
-        lines += [_paint(first, headers, widths, row) if colour else first, *more]
-    return lines
+        _narrow(headers.index("NAME"), columns, widths, width)
+    padded = [
+        [cell.rjust(most) if is_right else cell.ljust(most) for cell in (header, *column)]
+        for header, column, most, is_right in zip(headers, columns, widths, right, strict=True)
+    ]
+    lines = [_GAP.join(cells).rstrip() for cells in zip(*padded, strict=True)]
+    if width is None and not colour:
+        return lines
+    last, states = [headers[-1], *columns[-1]], _states(headers, columns)
+    shown: list[str] = []
+    for number, line in enumerate(lines):
+        first, *more = _hung(line, len(line) - len(last[number]), width) if wrap and width else [_cut(line, width)]
+        shown += [_paint(first, headers, widths, states[number]) if colour and states else first, *more]
+    return shown
+
+
+def _states(headers: Sequence[str], columns: Sequence[list[str]]) -> list[str]:
+    """Return the cells of the column that is painted, its header first; none where there is no such column."""
+    return ["ST", *columns[headers.index("ST")]] if "ST" in headers else []
 
 
 def labelled(pairs: Iterable[tuple[str, str]]) -> list[str]:
@@ -259,20 +293,22 @@ def _is_terminal() -> bool:
 
 
 def _one_line(cell: str) -> str:
+    if cell.isprintable() and " " not in cell:  # as most are
+        return cell or "-"
     return seen(" ".join(cell.split())) or "-"
 
 
 def _is_numeric(column: list[str]) -> bool:
-    return any(c != "-" for c in column) and all(c == "-" or _NUMBER.fullmatch(c) for c in column)
+    found = set(column) - {"-"}
+    return bool(found) and all(map(_NUMBER.fullmatch, found))
 
 
-def _narrow(at: int, cells: list[list[str]], widths: list[int], width: int) -> None:
+def _narrow(at: int, columns: list[list[str]], widths: list[int], width: int) -> None:
     """Shorten the cells of one column, as far as that lets the last column be seen."""
     needed = sum(widths[:-1]) + min(widths[-1], _WELCOME_LAST) + len(_GAP) * (len(widths) - 1)
     if needed > width:
         widths[at] = max(min(_LEAST_NAME, widths[at]), widths[at] - (needed - width))
-        for row in cells:
-            row[at] = _cut(row[at], widths[at])
+        columns[at] = [_cut(cell, widths[at]) for cell in columns[at]]
 
 
 def _broken(line: str, width: int) -> list[str]:
@@ -284,6 +320,8 @@ def _hung(line: str, indent: int, width: int) -> list[str]:
     """Break a line between words; what follows begins at ``indent``, as far as there is room for it."""
     if len(line) <= width or width - indent < _LEAST_WRAPPED:
         return [line]
+    import textwrap
+
     head, hanging = line[:indent], " " * indent
     parts = textwrap.wrap(line[indent:], width - indent, break_on_hyphens=False)
     return [(hanging if i else head) + part for i, part in enumerate(parts)]
@@ -293,10 +331,10 @@ def _cut(line: str, width: int | None) -> str:
     return line if width is None or len(line) <= width else line[: max(0, width - 1)] + "…"
 
 
-def _paint(line: str, headers: Sequence[str], widths: list[int], row: list[str]) -> str:
-    at = headers.index("ST") if "ST" in headers else None
-    if at is None or row[at] not in _COLOURS:
+def _paint(line: str, headers: Sequence[str], widths: list[int], state: str) -> str:
+    if state not in _COLOURS:
         return line
+    at = headers.index("ST")
     start = sum(widths[:at]) + len(_GAP) * at
-    end = start + len(row[at])
-    return line[:start] + typer.style(line[start:end], fg=_COLOURS[row[at]]) + line[end:]
+    end = start + len(state)
+    return line[:start] + painted(line[start:end], _COLOURS[state]) + line[end:]

@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import IO, Any, Final, TypeVar
 
 import msgspec
-import yaml
 
-from penstock_cli.plain_values import Format, Malformed, compose_yaml, parse_text
+from penstock_cli.plain_values import Format, Malformed, parse_text
 from penstock_log import JobSpec, SweepSpec, validation, workload
 
 Raw = dict[str, Any]
@@ -249,7 +248,11 @@ def locate(source: SpecSource, keys: Sequence[str]) -> int | None:
 
 
 def _line_in_yaml(text: str, keys: list[str]) -> int | None:
-    node, line = compose_yaml(text), None
+    import yaml
+
+    from penstock_cli import yaml_values
+
+    node, line = yaml_values.compose(text), None
     for key in keys:
         pairs = node.value if isinstance(node, yaml.MappingNode) else []
         found = next(((k, v) for k, v in pairs if k.value == key), None)

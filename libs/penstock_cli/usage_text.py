@@ -45,7 +45,7 @@ def usage_table(view: UsageView, *, wide: bool = False) -> Table:
     if view.by == "job":
         headers[1:1] = ["NAME", "USER"]
     if wide:
-        headers += ["RUNS", "PREEMPTED", "MEDIAN WAIT", "P90 WAIT"]
+        headers += ["LOST TO PREEMPTION", "RUNS", "PREEMPTED", "MEDIAN WAIT", "P90 WAIT"]
     rows = [*view.rows, view.total]
     names = [*map(name, view.rows), "total"]
     return headers, [_cells(view, row, called, wide=wide) for row, called in zip(rows, names, strict=True)]
@@ -57,7 +57,13 @@ def _cells(view: UsageView, row: UsageRowView, called: str, *, wide: bool) -> tu
     cells += [hours(gpu_h(usage, column)) for column in COLUMNS]
     cells += [part(usage.used_gpu_s, usage.held_gpu_s), str(usage.jobs)]
     if wide:
-        cells += [str(usage.runs), str(usage.preemptions), span(waits.median_s), span(waits.p90_s)]
+        cells += [
+            hours(gpu_h(usage, "lost_to_preemption")),
+            str(usage.runs),
+            str(usage.preemptions),
+            span(waits.median_s),
+            span(waits.p90_s),
+        ]
     return tuple(cells)
 
 

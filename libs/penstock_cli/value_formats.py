@@ -174,6 +174,37 @@ def words(entries: Iterable[str]) -> tuple[str, ...]:
     return tuple(word.strip() for entry in entries for word in entry.split(",") if word.strip())
 
 
+_STATE_NAMES: Final = {
+    "PD": ("waiting", "pending", "queued"),
+    "R": ("running",),
+    "PR": ("preempting",),
+    "CG": ("stopping", "completing"),
+    "CD": ("completed", "done"),
+    "F": ("failed",),
+    "CA": ("cancelled", "canceled"),
+}
+"""Of each state: how it may be typed, what the error names first."""
+
+
+def job_states(typed: Iterable[str]) -> tuple[str, ...]:
+    """
+    Return the states of jobs that were typed, by letters or names, some with commas between them.
+
+    Examples
+    --------
+    >>> job_states(["pd,running", "F"])
+    ('PD', 'R', 'F')
+    """
+    states: dict[str, None] = {}
+    for word in (word.strip() for entry in typed for word in entry.split(",") if word.strip()):
+        found = next((state for state, names in _STATE_NAMES.items() if word.lower() in {state.lower(), *names}), None)
+        if found is None:
+            names = f"{', '.join(_STATE_NAMES)}, or {', '.join(names[0] for names in _STATE_NAMES.values())}"
+            bad_input(f"--state {word!r} is no state; expected some of {names}")
+        states[found] = None
+    return tuple(states)
+
+
 TIME_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 

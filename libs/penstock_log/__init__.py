@@ -30,111 +30,156 @@ In reading order:
 * ``views/``: What the gateway answers: one Struct for each kind of answer, shared by the gateway and its clients.
 """
 
-from penstock_log.aggregation_facts import (
-    AggregationAsked,
-    AggregationAssigned,
-    AggregationLeft,
-    AggregationMeasured,
-    AggregationRefused,
-    AggregatorEnded,
-    AggregatorsAllocated,
-    AggregatorsOffered,
-    AggregatorsRecycled,
-    AggregatorStarted,
-    AggregatorUnreachable,
-    PartMoved,
-    PartPlaced,
-)
-from penstock_log.archive_facts import ARCHIVE, JobsArchived, LogCopied, LogTrimmed, PoolLearnt
-from penstock_log.codec import (
-    LOG_FORMAT,
-    AnyEvent,
-    CodecError,
-    Commit,
-    LoggedFact,
-    MisplacedFact,
-    belongs,
-    decode,
-    decode_at,
-    encode,
-    fields_of,
-    kind_of,
-    read_as,
-    subject_of,
-    tag_of,
-)
-from penstock_log.decision_facts import (
-    Alternative,
-    Cause,
-    Demand,
-    JobRank,
-    JobsRanked,
-    Placement,
-    Preemption,
-    RoundDecided,
-    ScaleDecided,
-    Slot,
-    SweepFinished,
-    Trial,
-    TrialFinished,
-    TrialGroupOpened,
-    TrialRetried,
-    TrialsMeasured,
-    TrialsScaled,
-    Wait,
-)
-from penstock_log.facts import (
-    Event,
-    JobCancelled,
-    JobFinished,
-    JobHeld,
-    JobReleased,
-    JobSubmitted,
-    KindSpeed,
-    LaneChanged,
-    NodeDrained,
-    NodeJoined,
-    NodeLeft,
-    NodeRemoved,
-    NodeResumed,
-    PolicySet,
-    ProfileSample,
-    RunCheckpointed,
-    RunEnded,
-    RunMeasured,
-    RunRewound,
-    RunStarted,
-    RunWarned,
-    SamplesRequested,
-    Scalability,
-    Setting,
-    SweepCancelled,
-    SweepSubmitted,
-    Timing,
-    UnknownFact,
-    UserRemoved,
-    UserSet,
-    WorkloadProfiled,
-    WorkloadScaled,
-)
-from penstock_log.job_state import ACTIVE, TERMINAL, Checkpoint, Job, JobState, Size
-from penstock_log.lifecycle import JobTable, last_checkpoint
-from penstock_log.login_facts import NodeLoginIssued, NodeLoginRevoked, NodeLogins, NodeTokenIssued
-from penstock_log.memory_facts import MemoryOffered, SlabsEvicted, SlabsLent, SlabsReturned
-from penstock_log.spec import (
-    Batch,
-    Budget,
-    Choice,
-    Device,
-    Dimension,
-    Integers,
-    JobSpec,
-    MemoryNeed,
-    Outcome,
-    Param,
-    SweepSpec,
-    Uniform,
-)
+from __future__ import annotations
+
+from importlib import import_module
+
+TYPE_CHECKING = False  # type checkers know the name; importing it from typing costs more than all the rest
+if TYPE_CHECKING:
+    from penstock_log.aggregation_facts import (
+        AggregationAsked,
+        AggregationAssigned,
+        AggregationLeft,
+        AggregationMeasured,
+        AggregationRefused,
+        AggregatorEnded,
+        AggregatorsAllocated,
+        AggregatorsOffered,
+        AggregatorsRecycled,
+        AggregatorStarted,
+        AggregatorUnreachable,
+        PartMoved,
+        PartPlaced,
+    )
+    from penstock_log.archive_facts import ARCHIVE, JobsArchived, LogCopied, LogTrimmed, PoolLearnt
+    from penstock_log.codec import (
+        LOG_FORMAT,
+        AnyEvent,
+        CodecError,
+        Commit,
+        LoggedFact,
+        MisplacedFact,
+        belongs,
+        decode,
+        decode_at,
+        encode,
+        fields_of,
+        kind_of,
+        read_as,
+        subject_of,
+        tag_of,
+    )
+    from penstock_log.decision_facts import (
+        Alternative,
+        Cause,
+        Demand,
+        JobRank,
+        JobsRanked,
+        Placement,
+        Preemption,
+        RoundDecided,
+        ScaleDecided,
+        Slot,
+        SweepFinished,
+        Trial,
+        TrialFinished,
+        TrialGroupOpened,
+        TrialRetried,
+        TrialsMeasured,
+        TrialsScaled,
+        Wait,
+    )
+    from penstock_log.facts import (
+        Event,
+        JobCancelled,
+        JobFinished,
+        JobHeld,
+        JobReleased,
+        JobSubmitted,
+        KindSpeed,
+        LaneChanged,
+        NodeDrained,
+        NodeJoined,
+        NodeLeft,
+        NodeRemoved,
+        NodeResumed,
+        PolicySet,
+        ProfileSample,
+        RunCheckpointed,
+        RunEnded,
+        RunMeasured,
+        RunRewound,
+        RunStarted,
+        RunWarned,
+        SamplesRequested,
+        Scalability,
+        Setting,
+        SweepCancelled,
+        SweepSubmitted,
+        Timing,
+        UnknownFact,
+        UserRemoved,
+        UserSet,
+        WorkloadProfiled,
+        WorkloadScaled,
+    )
+    from penstock_log.job_state import ACTIVE, TERMINAL, Checkpoint, Job, JobState, Size
+    from penstock_log.lifecycle import JobTable, last_checkpoint
+    from penstock_log.login_facts import NodeLoginIssued, NodeLoginRevoked, NodeLogins, NodeTokenIssued
+    from penstock_log.memory_facts import MemoryOffered, SlabsEvicted, SlabsLent, SlabsReturned
+    from penstock_log.spec import (
+        Batch,
+        Budget,
+        Choice,
+        Device,
+        Dimension,
+        Integers,
+        JobSpec,
+        MemoryNeed,
+        Outcome,
+        Param,
+        SweepSpec,
+        Uniform,
+    )
+else:
+    _NAMES = {
+        "aggregation_facts": (
+            "AggregationAsked AggregationAssigned AggregationLeft AggregationMeasured AggregationRefused "
+            "AggregatorEnded AggregatorStarted AggregatorUnreachable AggregatorsAllocated AggregatorsOffered "
+            "AggregatorsRecycled PartMoved PartPlaced"
+        ),
+        "archive_facts": "ARCHIVE JobsArchived LogCopied LogTrimmed PoolLearnt",
+        "codec": (
+            "AnyEvent CodecError Commit LOG_FORMAT LoggedFact MisplacedFact belongs decode decode_at encode "
+            "fields_of kind_of read_as subject_of tag_of"
+        ),
+        "decision_facts": (
+            "Alternative Cause Demand JobRank JobsRanked Placement Preemption RoundDecided ScaleDecided Slot "
+            "SweepFinished Trial TrialFinished TrialGroupOpened TrialRetried TrialsMeasured TrialsScaled Wait"
+        ),
+        "facts": (
+            "Event JobCancelled JobFinished JobHeld JobReleased JobSubmitted KindSpeed LaneChanged "
+            "NodeDrained NodeJoined NodeLeft NodeRemoved NodeResumed PolicySet ProfileSample RunCheckpointed "
+            "RunEnded RunMeasured RunRewound RunStarted RunWarned SamplesRequested Scalability Setting "
+            "SweepCancelled SweepSubmitted Timing UnknownFact UserRemoved UserSet WorkloadProfiled "
+            "WorkloadScaled"
+        ),
+        "job_state": "ACTIVE Checkpoint Job JobState Size TERMINAL",
+        "lifecycle": "JobTable last_checkpoint",
+        "login_facts": "NodeLoginIssued NodeLoginRevoked NodeLogins NodeTokenIssued",
+        "memory_facts": "MemoryOffered SlabsEvicted SlabsLent SlabsReturned",
+        "spec": "Batch Budget Choice Device Dimension Integers JobSpec MemoryNeed Outcome Param SweepSpec Uniform",
+    }
+    """The names of each module, which is loaded when one of them is used: a command line needs few of them."""
+    _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
+
+    def __getattr__(name: str) -> object:
+        if name not in _HOMES:
+            message = f"module {__name__!r} has no attribute {name!r}"
+            raise AttributeError(message)
+        found = globals()[name] = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+        return found
+
 
 __all__ = [
     "ACTIVE",

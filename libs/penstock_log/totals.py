@@ -8,10 +8,13 @@ that a counter never falls by a rounding. The gateway folds them, and the fact t
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from typing import Final
 
 import msgspec
+
+from penstock_log.usage import Usage
 
 _MINUTE: Final = 60.0
 _HOUR: Final = 3600.0
@@ -21,6 +24,14 @@ BOUNDS_S: Final = (
     *(_DAY, 3 * _DAY, 7 * _DAY, 30 * _DAY),
 )
 """Upper bounds of the classes of a :class:`Spread`. Facts have counts by them: another list would need another fact."""
+
+
+_MOST_S: Final = 1e10
+
+
+def milliseconds(time_s: float) -> int:
+    """Return a time in milliseconds; what no clock can have said is kept within what snapshots can hold."""
+    return 0 if math.isnan(time_s) else round(min(max(time_s, 0.0), _MOST_S) * 1000)
 
 
 class Spread(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -86,6 +97,13 @@ class DeviceTime(msgspec.Struct, kw_only=True, omit_defaults=True):
     idle_ms: int = 0
     unmeasured_ms: int = 0
     lost_ms: int = 0
+
+    @classmethod
+    def of(cls, usage: Usage) -> DeviceTime:
+        """Return the device time of an account; the sum of the columns, and not the account's, is what was held."""
+        names = ("used", "idle", "unmeasured", "lost")
+        found = {f"{name}_ms": milliseconds(getattr(usage, f"{name}_gpu_s")) for name in names}
+        return cls(held_ms=sum(found.values()), **found)
 
     def add(self, other: DeviceTime, sign: int = 1) -> None:
         """Add another's, or take it away again with a sign of -1."""

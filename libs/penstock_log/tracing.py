@@ -14,8 +14,6 @@ from typing import Final, Optional
 import msgspec
 
 HEADER: Final = "traceparent"
-VARIABLE: Final = "TRACEPARENT"
-"""Where programs that start others leave it."""
 _FORM: Final = re.compile(r"(?:[0-9a-f]{2}-)?([0-9a-f]{32})(?:-([0-9a-f]{16}))?(?:-[0-9a-f]{2})?")
 _NO_TRACE: Final = "0" * 32
 _NO_SPAN: Final = "0" * 16

@@ -157,6 +157,8 @@ class Usage(msgspec.Struct, kw_only=True, omit_defaults=True):
     lost_gpu_s : float
         What a later run had to do again, or nobody will: behind the last checkpoint of a run that failed, was preempted
         or was lost.
+    lost_to_preemption_gpu_s : float
+        The part of it that was lost by runs that were preempted.
     jobs, runs, preemptions : int
         Jobs that were submitted, runs that were granted, and runs that were preempted.
     """
@@ -168,6 +170,7 @@ class Usage(msgspec.Struct, kw_only=True, omit_defaults=True):
     idle_gpu_s: float = 0.0
     unmeasured_gpu_s: float = 0.0
     lost_gpu_s: float = 0.0
+    lost_to_preemption_gpu_s: float = 0.0
     jobs: int = 0
     runs: int = 0
     preemptions: int = 0
@@ -181,6 +184,7 @@ class Usage(msgspec.Struct, kw_only=True, omit_defaults=True):
         self.idle_gpu_s += other.idle_gpu_s
         self.unmeasured_gpu_s += other.unmeasured_gpu_s
         self.lost_gpu_s += other.lost_gpu_s
+        self.lost_to_preemption_gpu_s += other.lost_to_preemption_gpu_s
         self.jobs += other.jobs
         self.runs += other.runs
         self.preemptions += other.preemptions
@@ -208,6 +212,11 @@ class UsageKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     pool: str = ""
     model: str = ""
     kind: str = ""
+
+    @property
+    def group(self) -> str:
+        """The same as text; no two groups have the same."""
+        return repr((self.user, self.team, self.pool, self.model, self.kind))
 
 
 class DayUsage(UsageKey, frozen=True, kw_only=True, omit_defaults=True):
@@ -268,6 +277,7 @@ def usage(
         waited_gpu_s=waited_gpu_s,
         held_gpu_s=held_gpu_s,
         lost_gpu_s=lost_gpu_s,
+        lost_to_preemption_gpu_s=lost_gpu_s if run.outcome == "preempted" else 0.0,
         jobs=int(counts and run.is_first and since_s <= run.pending_s < until_s),
         runs=int(run.is_granted and since_s <= run.granted_s < until_s),
         preemptions=int(run.outcome == "preempted" and since_s <= run.ended_s < until_s),

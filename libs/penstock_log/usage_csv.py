@@ -11,6 +11,7 @@ from penstock_log.usage import Usage
 from penstock_log.views import UsageRowView, UsageView
 
 COLUMNS: Final = ("requested", "waited", "held", "used", "idle", "unmeasured", "lost")
+_IN_CSV: Final = (*COLUMNS, "lost_to_preemption")
 COUNTS: Final = ("jobs", "runs", "preemptions")
 _HOUR_S: Final = 3600.0
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
@@ -31,7 +32,7 @@ def usage_csv(view: UsageView) -> str:
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    times = [f"{column}_gpu_h" for column in COLUMNS]
+    times = [f"{column}_gpu_h" for column in _IN_CSV]
     writer.writerow([view.by, "job_name", "job_user", "others", *times, *COUNTS, "median_wait_s", "p90_wait_s"])
     writer.writerows(_csv_rows(view.rows))
     return text.getvalue()
@@ -39,7 +40,7 @@ def usage_csv(view: UsageView) -> str:
 
 def _csv_rows(rows: Sequence[UsageRowView]) -> Iterable[list[object]]:
     for row in rows:
-        times = [f"{gpu_h(row.usage, column):.6f}" for column in COLUMNS]
+        times = [f"{gpu_h(row.usage, column):.6f}" for column in _IN_CSV]
         counts = [getattr(row.usage, count) for count in COUNTS]
         waits = ["" if wait is None else f"{wait:.3f}" for wait in (row.waits.median_s, row.waits.p90_s)]
         yield [_cell(row.name), _cell(row.title), _cell(row.user), int(row.others), *times, *counts, *waits]

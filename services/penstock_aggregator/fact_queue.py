@@ -36,6 +36,10 @@ class FactQueue:
         self._item: Append | None = None
         self._most = MOST_IN_ONE
 
+    def __len__(self) -> int:
+        """Return how many facts wait."""
+        return len(self._waiting)
+
     def put(self, fact: AnyEvent) -> asyncio.Future[int]:
         """Have a fact appended behind all earlier ones; the result is the sequence of its commit."""
         done: asyncio.Future[int] = asyncio.get_running_loop().create_future()

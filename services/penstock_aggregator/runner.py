@@ -146,6 +146,8 @@ class AggregationAgent:
         self._boot_id = _boot_id()
         self.changes = Changes()
         self.facts = FactQueue(shell.bus, node_id)
+        waiting = shell.metrics.gauge("penstock_outbox_facts", "Facts that wait for the log.")
+        waiting.follow(lambda: len(self.facts))
         self.runs = LocalRuns(
             node_id,
             settings.pool,

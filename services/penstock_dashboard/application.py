@@ -19,17 +19,27 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from penstock_dashboard import output_stream
 from penstock_dashboard.device_metrics import HeardNodes
 from penstock_dashboard.gateway_port import GatewayPort, PageRefused, Visitor
 from penstock_dashboard.live_page import ChannelName, LiveChannels, Regions, Render
 from penstock_dashboard.log_moment import MomentBar, settled
-from penstock_dashboard.page import TEMPLATES, Page, PageContent, PageRequest, at_path
-from penstock_dashboard.pages import device_page, jobs_page, queue_page, timeline_page, users_page
+from penstock_dashboard.page import TEMPLATES, JobSources, Page, PageContent, PageRequest, at_path
+from penstock_dashboard.pages import (
+    device_page,
+    job_page,
+    jobs_page,
+    log_page,
+    queue_page,
+    sweep_page,
+    timeline_page,
+    users_page,
+)
 from penstock_dashboard.pages.what_if_page import WhatIf
 from penstock_dashboard.settings import DashboardSettings
 from penstock_dashboard.sign_in import TokenSigner
@@ -42,6 +52,11 @@ PAGES: Final[dict[str, tuple[str, Page]]] = {
     "/": ("Devices", device_page.device_page),
     "/queue": ("Queue", queue_page.queue_page),
     "/jobs": ("Jobs", jobs_page.jobs_page),
+    "/jobs/{id}": ("", job_page.job_page),
+    "/jobs/{id}/log": ("", log_page.log_page),
+    "/jobs/{id}/events": ("", job_page.job_events_page),
+    "/sweeps": ("Sweeps", sweep_page.sweeps_page),
+    "/sweeps/{id}": ("", sweep_page.sweep_page),
     "/timeline": ("Timeline", timeline_page.timeline_page),
     "/users": ("Users and teams", users_page.users_page),
 }
@@ -54,6 +69,7 @@ _CHECKED_S: Final = 5.0
 _UNKNOWN: Final = 500
 _NOT_SIGNED_IN: Final = 401
 _PING_S: Final = 15
+CANCEL_SWEEP: Final = "cancel_sweep"
 SAID: Final = "penstock_said"
 """A cookie with what became of the last form, for the page that comes next."""
 _SAID_S: Final = 30
@@ -86,6 +102,8 @@ class Site:
         The page that starts replays.
     nodes : HeardNodes
         What nodes tell of their devices.
+    jobs : JobSources
+        What pages of jobs read beside the gateway's answers.
     """
 
     def __init__(
@@ -97,9 +115,10 @@ class Site:
         *,
         what_if: WhatIf,
         nodes: HeardNodes,
+        jobs: JobSources,
     ) -> None:
-        self.gateway, self.signer, self.settings, self.now_s = gateway, signer, settings, now_s
-        self.what_if, self.nodes = what_if, nodes
+        self.gateway, self.jobs, self.nodes, self.what_if = gateway, jobs, nodes, what_if
+        self.signer, self.settings, self.now_s = signer, settings, now_s
         self.pages: dict[str, tuple[str, Page]] = {**PAGES, "/what-if": ("What if", what_if.page)}
         self.channels = LiveChannels(settings.refresh_s, settings.most_pages)
         self._checked: dict[str, tuple[float, bool]] = {}
@@ -139,6 +158,7 @@ class Site:
             query=query,
             params=dict(request.path_params),
             gateway=self.gateway,
+            jobs=self.jobs,
             nodes=self.nodes,
         )
 
@@ -183,7 +203,7 @@ class Site:
                 "visitor": visit.visitor,
                 "form_token": self.signer.form_token(visit.visitor) if visit.visitor.signed_in else "",
                 "pages": [(path, name) for path, (name, _) in self.pages.items() if name],
-                "here": visit.path,
+                "here": f"/{visit.path.split('/')[1]}",
                 "address": address,
                 "now_address": at_path(visit.path, {**visit.query, "at": ""}),
                 "at": visit.at,
@@ -235,6 +255,8 @@ def application(site: Site, more: Sequence[BaseRoute] = ()) -> Starlette:
         Route("/sign-in", partial(_open_session, site), methods=["POST"]),
         Route("/sign-out", partial(_sign_out, site), methods=["POST"]),
         Route("/act", partial(_act, site), methods=["POST"]),
+        Route("/jobs/{id}/log/live", partial(_follow_output, site)),
+        Route("/jobs/{id}/log/download", partial(_download_output, site)),
         *more,
         Route("/users.csv", partial(_usage_file, site)),
         Route("/what-if", partial(_start_replay, site), methods=["POST"]),
@@ -315,6 +337,21 @@ async def _live(site: Site, page: Page, request: Request) -> Response:
     return EventSourceResponse(events, ping=_PING_S, headers={"X-Accel-Buffering": "no"})
 
 
+async def _follow_output(site: Site, request: Request) -> Response:
+    visit = site.visit(request, await site.visitor(request), request.url.path)
+    _require_sight(site, visit.visitor)
+    events = await output_stream.follow(visit, site.now_s)
+    return EventSourceResponse(events, ping=_PING_S, headers={"X-Accel-Buffering": "no"})
+
+
+async def _download_output(site: Site, request: Request) -> Response:
+    visit = site.visit(request, await site.visitor(request), request.url.path)
+    _require_sight(site, visit.visitor)
+    name, parts = await output_stream.download(visit)
+    headers = {"Content-Disposition": f'attachment; filename="{name}"', "Cache-Control": "no-store"}
+    return StreamingResponse(parts, media_type="text/plain; charset=utf-8", headers=headers)
+
+
 async def _sign_in(site: Site, request: Request) -> Response:
     visit = site.visit(request, await site.visitor(request), "/sign-in")
     key = visit.query.get("key", "")
@@ -389,12 +426,19 @@ async def _act(site: Site, request: Request) -> Response:
     if not site.signer.is_own_form(visitor, _field(form, "token")):
         raise PageRefused(403, _FOREIGN if visitor.signed_in else "sign in to do that")
     back = _back(_field(form, "back"))
+    if _field(form, "verb") == CANCEL_SWEEP:
+        sweep = request_bodies.ActRequest(id=_field(form, "id"))
+        return _done(back, (await site.gateway.act(visitor, CANCEL_SWEEP, sweep)).message)
     asked, views = _bulk(form, back), list[BulkView]()
     while not views or views[-1].next:  # one request does as much as one message holds
         part = msgspec.structs.replace(asked, after=views[-1].next if views else 0)
         views.append(await site.gateway.command(visitor, "bulk", part, BulkView))
+    return _done(back, _outcome(views))
+
+
+def _done(back: str, said: str) -> Response:
     response = RedirectResponse(back, status_code=303)
-    response.set_cookie(SAID, quote(_outcome(views)), max_age=_SAID_S, httponly=True, samesite="strict")
+    response.set_cookie(SAID, quote(said), max_age=_SAID_S, httponly=True, samesite="strict")
     return response
 
 

@@ -8,8 +8,8 @@ from prometheus_client import Metric
 from prometheus_client.core import HistogramMetricFamily
 
 from penstock_dashboard.metric_catalogue import counter, gauge, histogram
-from penstock_log.totals import BOUNDS_S, Spread
-from penstock_log.views import PoolStatsView, StatsView
+from penstock_log.totals import BOUNDS_S, DeviceTime, Spread
+from penstock_log.views import PoolStatsView, StatsView, StreamsView
 
 _ENDED = ("completed", "failed", "cancelled")
 
@@ -18,7 +18,25 @@ def of_stats(stats: StatsView) -> list[Metric]:
     """Return the families of what a gateway has answered."""
     last_seq = gauge("penstock_log_last_seq")
     last_seq.add_metric([], stats.last_seq)
-    return [last_seq, *_of_jobs(stats.pools), *_of_past(stats.pools), *_of_nodes(stats.pools)]
+    pools = stats.pools
+    return [last_seq, *_of_jobs(pools), *_of_past(pools), *_of_time(pools), *_of_nodes(pools)]
+
+
+def of_streams(view: StreamsView) -> list[Metric]:
+    """Return the families of the server's streams."""
+    held, most = gauge("penstock_stream_bytes"), gauge("penstock_stream_max_bytes")
+    messages, copies = gauge("penstock_stream_messages"), gauge("penstock_stream_copies")
+    for stream in view.streams:
+        if stream.error:
+            continue
+        held.add_metric([stream.name], stream.bytes)
+        messages.add_metric([stream.name], stream.messages)
+        if stream.max_bytes:
+            most.add_metric([stream.name], stream.max_bytes)
+        current = sum(copy.current and not copy.offline for copy in stream.copies)
+        copies.add_metric([stream.name, "current"], current)
+        copies.add_metric([stream.name, "behind"], len(stream.copies) - current)
+    return [held, most, messages, copies]
 
 
 def _of_jobs(pools: tuple[PoolStatsView, ...]) -> list[Metric]:
@@ -49,6 +67,23 @@ def _of_past(pools: tuple[PoolStatsView, ...]) -> list[Metric]:
         _add_spread(waits, one.pool, one.totals.waits)
         _add_spread(completions, one.pool, one.totals.completions)
     return [ended, runs, preempted, lost, waits, completions]
+
+
+def _of_time(pools: tuple[PoolStatsView, ...]) -> list[Metric]:
+    ended, going_on = counter("penstock_gpu_seconds_total"), gauge("penstock_open_gpu_seconds")
+    for one in pools:
+        for team, totals in sorted(one.totals.teams.items()):
+            for use, time_ms in _uses(totals.time):
+                ended.add_metric([one.pool, team, use], time_ms / 1000)
+        for team, time in sorted(one.open_time.items()):
+            for use, time_ms in _uses(time):
+                going_on.add_metric([one.pool, team, use], time_ms / 1000)
+    return [ended, going_on]
+
+
+def _uses(time: DeviceTime) -> tuple[tuple[str, int], ...]:
+    """Return the columns into which all held time falls."""
+    return ("used", time.used_ms), ("idle", time.idle_ms), ("unmeasured", time.unmeasured_ms), ("lost", time.lost_ms)
 
 
 def _of_nodes(pools: tuple[PoolStatsView, ...]) -> list[Metric]:

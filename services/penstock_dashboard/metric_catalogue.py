@@ -50,6 +50,12 @@ OF_DASHBOARD: Final = (
         _WHO,
         "How long the oldest fact that matters to the replica has waited for a decision.",
     ),
+    MetricKind("penstock_stream_bytes", "gauge", ("stream",), "What a stream holds, in bytes."),
+    MetricKind("penstock_stream_max_bytes", "gauge", ("stream",), "How much a stream may hold, where that is limited."),
+    MetricKind("penstock_stream_messages", "gauge", ("stream",), "Messages that a stream holds."),
+    MetricKind(
+        "penstock_stream_copies", "gauge", ("stream", "state"), "Copies beside the leader's: current or behind."
+    ),
     MetricKind(
         "penstock_replica_event_lag",
         "gauge",
@@ -63,6 +69,12 @@ OF_REPLICAS: Final = (
     MetricKind("penstock_decide_seconds", "histogram", _WHO, "Time to work out a decision."),
     MetricKind("penstock_append_seconds", "histogram", _WHO, "Time to append a commit."),
     MetricKind("penstock_conflicts_total", "counter", _WHO, "Commits refused for being out of date."),
+    MetricKind("penstock_round_seconds", "histogram", _WHO, "Time to decide rounds, of all pools together."),
+    MetricKind("penstock_rounds_total", "counter", (*_WHO, "pool"), "Rounds decided."),
+    MetricKind("penstock_placements_total", "counter", (*_WHO, "pool"), "Placements decided."),
+    MetricKind("penstock_evictions_total", "counter", (*_WHO, "pool"), "Preemptions decided."),
+    MetricKind("penstock_outbox_facts", "gauge", _WHO, "Facts that wait for the log."),
+    MetricKind("penstock_node_runs", "gauge", _WHO, "Runs whose processes live on the node."),
     MetricKind("penstock_last_seq", "gauge", _WHO, "Sequence of the last commit folded in."),
     MetricKind(
         "penstock_snapshot_too_large",
@@ -107,6 +119,13 @@ OF_CLUSTER: Final = (
     MetricKind("penstock_runs_ended_total", "counter", ("pool", "outcome"), "Runs by how they ended."),
     MetricKind("penstock_preemptions_total", "counter", ("pool",), "Runs that ended because they were preempted."),
     MetricKind("penstock_runs_lost_total", "counter", ("pool",), "Runs that ended because a node was lost."),
+    MetricKind(
+        "penstock_gpu_seconds_total",
+        "counter",
+        (*_TEAM, "use"),
+        "Device time of runs that ended: used in iterations, idle while held, unmeasured or lost, as was known then.",
+    ),
+    MetricKind("penstock_open_gpu_seconds", "gauge", (*_TEAM, "use"), "Device time so far of runs that go on, by use."),
     MetricKind("penstock_nodes", "gauge", ("pool", "state"), "Nodes: up, draining, drained, lost or left."),
     MetricKind("penstock_devices", "gauge", ("pool", "kind", "state"), "Devices: busy, idle, drained, lost or left."),
 )

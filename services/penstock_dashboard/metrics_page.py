@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from http import HTTPStatus
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 import msgspec
 import structlog
@@ -27,15 +27,16 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from penstock_bus import BusError, RequestPort, TelemetryPort
-from penstock_dashboard.cluster_metrics import of_stats
+from penstock_dashboard.cluster_metrics import of_stats, of_streams
 from penstock_dashboard.device_metrics import HeardNodes, of_devices, of_lanes
 from penstock_dashboard.metric_catalogue import gauge
 from penstock_dashboard.replica_metrics import HeardReplicas, ReplicaScraper, merged, of_heartbeats
 from penstock_dashboard.settings import DashboardSettings
 from penstock_log import subjects
-from penstock_log.views import StatsView
+from penstock_log.views import StatsView, StreamsView, View
 
 ADDRESS: Final = "/metrics"
+V = TypeVar("V", bound=View)
 _TIMEOUT: Final = "x-prometheus-scrape-timeout-seconds"
 _DEADLINE_S: Final = 4.0
 _LEAST_S: Final = 0.1
@@ -95,7 +96,11 @@ class MetricsPage:
         deadline_s = _deadline_s(request, self._deadline_s)
         heard = self._replicas.alive()
         asked = [(one.service, one.replica) for one in heard]
-        answers, stats = await asyncio.gather(self._scraper.ask(asked, deadline_s), self._stats(deadline_s))
+        answers, stats, streams = await asyncio.gather(
+            self._scraper.ask(asked, deadline_s),
+            self._stats(deadline_s),
+            self._ask("streams", StreamsView, deadline_s),
+        )
         devices, lanes = self._nodes.devices(), self._nodes.lanes()
 
         def written() -> Response:
@@ -103,6 +108,7 @@ class MetricsPage:
             missing = gauge("penstock_scrape_missing_stats")
             missing.add_metric([], stats is None)
             figures = of_stats(stats) if stats is not None else []
+            figures += of_streams(streams) if streams is not None else []
             families = [*figures, missing, *of_devices(devices), *of_lanes(lanes)]
             families += [*of_heartbeats(heard, last_seq), *merged(answers)]
             encode, content_type = choose_encoder(request.headers.get("accept", ""))
@@ -117,16 +123,22 @@ class MetricsPage:
         A gateway that has not folded as much as one that answered a moment ago would have counters fall, which
         Prometheus takes for a restart: what the other one said is repeated.
         """
-        try:
-            async with asyncio.timeout(deadline_s):
-                body = await self._bus.request(subjects.query("stats"), b"{}", deadline_s)
-            found = msgspec.json.decode(body, type=StatsView)
-        except (BusError, TimeoutError, ValueError) as error:
-            _log.warning("stats_not_scraped", reason=str(error) or type(error).__name__)
+        found = await self._ask("stats", StatsView, deadline_s)
+        if found is None:
             return None
         if found.seq >= self._last.seq or self._clock() - self._last_s > _REPEATED_S:
             self._last, self._last_s = found, self._clock()
         return self._last
+
+    async def _ask(self, query: str, view: type[V], deadline_s: float) -> V | None:
+        """Return a gateway's answer; None where none comes in time."""
+        try:
+            async with asyncio.timeout(deadline_s):
+                body = await self._bus.request(subjects.query(query), b"{}", deadline_s)
+            return msgspec.json.decode(body, type=view)
+        except (BusError, TimeoutError, ValueError) as error:
+            _log.warning("gateway_not_scraped", query=query, reason=str(error) or type(error).__name__)
+            return None
 
 
 class _Families:

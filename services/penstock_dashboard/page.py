@@ -21,12 +21,16 @@ from markupsafe import Markup
 from penstock_bus.health import VERSION
 from penstock_dashboard.device_metrics import HeardNodes
 from penstock_dashboard.gateway_port import GatewayPort, PageRefused, Visitor
+from penstock_dashboard.job_output import JobOutputs
+from penstock_dashboard.job_story import JobStories
 from penstock_dashboard.live_page import Regions
+from penstock_dashboard.metric_series import MetricTable
 from penstock_log.job_state import JobState
-from penstock_log.text import duration, escaped
+from penstock_log.text import duration, escaped, escaped_json
 
 R = TypeVar("R", bound=msgspec.Struct)
 COLORS: Final = 12
+_SMALL_GPU_S: Final = 360.0
 STATES: Final = {
     JobState.PENDING: "waiting",
     JobState.RUNNING: "running",
@@ -39,6 +43,14 @@ STATES: Final = {
 """What people call the states."""
 
 
+class JobSources(msgspec.Struct, frozen=True, kw_only=True):
+    """What pages of jobs read beside the gateway's answers: what runs report, their output, and kept stories."""
+
+    series: MetricTable
+    outputs: JobOutputs
+    stories: JobStories
+
+
 class PageRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A visit to a page, with the fields of its address."""
 
@@ -48,6 +60,7 @@ class PageRequest(msgspec.Struct, frozen=True, kw_only=True):
     params: dict[str, str]
     """What the address has in place of the names in braces."""
     gateway: GatewayPort
+    jobs: JobSources
     nodes: HeardNodes
 
     @property
@@ -168,6 +181,23 @@ def size(size_bytes: float) -> str:
     return f"{size_bytes:.0f} B" if unit == "B" else f"{size_bytes:.1f} {unit}"
 
 
+def gpu_hours(gpu_s: float) -> str:
+    """
+    Return device time for people.
+
+    Examples
+    --------
+    >>> gpu_hours(45_000.0), gpu_hours(90.0)
+    ('12.5 GPU-hours', '90 GPU-seconds')
+    """
+    return f"{gpu_s / 3600:.3g} GPU-hours" if gpu_s >= _SMALL_GPU_S else f"{gpu_s:.0f} GPU-seconds"
+
+
+def json_text(value: Any) -> str:
+    """Return a value as JSON, with every invisible character as its escape."""
+    return escaped_json(msgspec.json.encode(value).decode())
+
+
 class Templates:
     """The templates of the pages; whatever they are given is escaped, and control characters are made visible."""
 
@@ -182,6 +212,7 @@ class Templates:
             finalize=_visible,
         )
         self._environment.filters |= {"since": since, "moment": moment, "span": span, "size": size, "color": color_of}
+        self._environment.filters |= {"json": json_text, "gpu_hours": gpu_hours}
         self._environment.globals |= {
             "release": VERSION,
             "states_text": {str(state): text for state, text in STATES.items()},

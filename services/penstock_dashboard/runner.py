@@ -23,7 +23,11 @@ from penstock_dashboard.application import Site, application
 from penstock_dashboard.computations import Computations
 from penstock_dashboard.device_metrics import HeardNodes
 from penstock_dashboard.gateway_port import GatewayPort
+from penstock_dashboard.job_output import JobOutputs
+from penstock_dashboard.job_story import JobStories
+from penstock_dashboard.metric_series import MetricTable
 from penstock_dashboard.metrics_page import MetricsPage
+from penstock_dashboard.page import JobSources
 from penstock_dashboard.pages.what_if_page import WhatIf, settings_file
 from penstock_dashboard.settings import DashboardSettings
 from penstock_dashboard.sign_in import KEY_S, TokenSigner, secret_of
@@ -43,14 +47,17 @@ async def run(shell: Shell, settings: DashboardSettings) -> None:
     signer = TokenSigner(secret_of(settings.secret_file), shell.now_s, settings.session_s)
     computations = Computations(shell.now_s, most=settings.replays, most_s=settings.replay_s)
     what_if = WhatIf(computations, shell.bus, settings_file())
-    nodes = HeardNodes(shell.monotonic)
-    site = Site(GatewayPort(shell.bus), signer, settings, shell.now_s, what_if=what_if, nodes=nodes)
+    gateway, nodes = GatewayPort(shell.bus), HeardNodes(shell.monotonic)
+    series = MetricTable(shell.now_s)
+    jobs = JobSources(series=series, outputs=JobOutputs(shell.bus), stories=JobStories(gateway, shell.monotonic))
+    site = Site(gateway, signer, settings, shell.now_s, what_if=what_if, nodes=nodes, jobs=jobs)
     metrics = MetricsPage(shell.bus, settings, shell.monotonic, nodes=nodes)
     served = shell.bus.serve("dashboard", VERSION, [_sign_in(signer, url)], {"replica": shell.replica_id, "url": url})
     try:
         pages = application(site, [metrics.route()])
         spans = [export_spans(shell, otlp_exporter(settings.otlp_endpoint))] if settings.otlp_endpoint else []
-        async with serving(pages, listener), served, background(*metrics.listening(), *spans):
+        listening = [*metrics.listening(), series.listen(shell.bus), *spans]
+        async with serving(pages, listener), served, background(*listening):
             shell.vitals.note = f"is at {url}"
             shell.vitals.ready = True
             shell.log.info("listening", url=url)

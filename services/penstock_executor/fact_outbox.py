@@ -84,6 +84,10 @@ class FactOutbox:
         self._waiting.append(fact)
         self._cause = cause or self._cause
 
+    def __len__(self) -> int:
+        """Return how many facts wait."""
+        return len(self._waiting)
+
     @property
     def has_time(self) -> bool:
         """Whether the last and all waiting facts came so often that they may wait a moment, to spare the log."""
@@ -152,6 +156,11 @@ class FactAppender:
         self._delivered: set[str] = set()
         """Jobs of which nothing waits; their outboxes know how much they have said, until a run ends."""
         self._heads: dict[str, int] = {}
+
+    @property
+    def waiting(self) -> int:
+        """How many facts are on their way."""
+        return sum(len(outbox) for job_id, outbox in self._outboxes.items() if job_id not in self._delivered)
 
     def report(self, fact: AnyEvent) -> None:
         """Send a fact about a run; facts of one job arrive in the order in which they were reported."""

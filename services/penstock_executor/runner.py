@@ -119,6 +119,10 @@ class Executor:
         self.giving_up = asyncio.Event()
         """It is to end and has no process to end before: from then on it does not wait for a log that is away."""
         self.appender = FactAppender(shell.bus, live, f"executor/{node_id}", self._spawn, self.giving_up)
+        waiting = shell.metrics.gauge("penstock_outbox_facts", "Facts that wait for the log.")
+        waiting.follow(lambda: self.appender.waiting)
+        alive = shell.metrics.gauge("penstock_node_runs", "Runs whose processes live on the node.")
+        alive.follow(lambda: sum(run.alive for run in self.host.runs.values()))
         self.host = self._process_host(data)
         self.telemetry = RunTelemetry(shell, settings, self.host, lambda: self.incarnation, self.giving_up)
         limits = CopyLimits(largest_bytes=settings.checkpoint_copy_bytes, longest_s=settings.checkpoint_copy_s)

@@ -30,6 +30,7 @@ from penstock_log.aggregation_messages import AggregatorReport
 from penstock_log.memory_messages import SlabOffer
 from penstock_log.records import compose
 from penstock_log.request_bodies import RunProgress
+from penstock_log.usage import RunReport
 from penstock_log.validation import BadInput
 from penstock_log.views import (
     GoodputView,
@@ -186,7 +187,9 @@ def _outline(view: JobView) -> JobView:
 def detail(model: ReadModel, one: Job) -> JobDetail:
     """Return one job in full."""
     key, past = known_as(one), model.state.histories[one.id]
-    profile = model.state.profiles.get(key)
+    profile, report = model.state.profiles.get(key), model.report_of(one)
+    reported = RunReport(report.loop_s, report.loop_steps) if report.loop_steps else None
+    runs = past.account.views(model.now_s, reported)
     return JobDetail(
         job=job(model, one),
         spec=one.spec,
@@ -194,8 +197,13 @@ def detail(model: ReadModel, one: Job) -> JobDetail:
         workload=key,
         speeds=profile.speeds if profile is not None else (),
         seq=model.seq,
-        sizing=past.sizing.view(one, model.report_of(one), model.now_s) if past.sizing is not None else None,
+        sizing=past.sizing.view(one, report, model.now_s) if past.sizing is not None else None,
         run_end=past.run_end,
+        last_seq=past.end_seq,
+        now_s=model.now_s,
+        runs=tuple(runs),
+        left_out=past.account.left_out,
+        usage=past.account.sums(runs),
     )
 
 

@@ -61,13 +61,13 @@ from penstock_log import (
 )
 from penstock_log.job_state import ENDINGS, JobState
 from penstock_log.records import compose
-from penstock_log.usage import DayUsage, UsageKey, total
+from penstock_log.usage import DayUsage, total
 from penstock_log.users import Users
 from penstock_policies.job_lengths import Lengths
 from penstock_scheduler.aggregation.aggregation_table import AggregationTable
 from penstock_scheduler.pool.scheduler_state import SchedulerState, fold
 
-SCHEMA: Final = "gateway.v21"
+SCHEMA: Final = "gateway.v25"
 
 
 class GatewayState(SchedulerState):
@@ -88,6 +88,8 @@ class GatewayState(SchedulerState):
         Workload key → its speed as trials of sweeps have shown it.
     waits : dict of str to dict of str to Wait
         Pool → job id → why the job waits, from the pool's last round.
+    prices : dict of str to dict of str to float
+        Pool → kind → what one more device would save, from the last round that worked it out.
     to_announce, to_cancel : dict of str to int
         Job id → sequence of the commit that calls for the announcement or the cancellation.
     open_jobs : OpenJobs
@@ -104,8 +106,8 @@ class GatewayState(SchedulerState):
         Node → when it was up, drained or gone, of those that are known.
     lane_grants : LaneGrants
         Who shares which device.
-    archived_usage : dict of str to list of DayUsage
-        UTC day → what is left of archived jobs in accounts, each group once.
+    archived_usage : dict of str to dict of str to DayUsage
+        UTC day → group → what is left of archived jobs in accounts.
     totals : TotalsRecord
         What has happened since the log began.
     """
@@ -119,6 +121,7 @@ class GatewayState(SchedulerState):
     scaled: dict[str, WorkloadScaled] = msgspec.field(default_factory=dict)
     measured: dict[str, TrialsMeasured] = msgspec.field(default_factory=dict)
     waits: dict[str, dict[str, Wait]] = msgspec.field(default_factory=dict)
+    prices: dict[str, dict[str, float]] = msgspec.field(default_factory=dict)
     to_announce: dict[str, int] = msgspec.field(default_factory=dict)
     to_cancel: dict[str, int] = msgspec.field(default_factory=dict)
     open_jobs: OpenJobs = msgspec.field(default_factory=OpenJobs)
@@ -128,7 +131,7 @@ class GatewayState(SchedulerState):
     gone_seq: dict[str, int] = msgspec.field(default_factory=dict)
     node_histories: dict[str, NodeHistory] = msgspec.field(default_factory=dict)
     lane_grants: LaneGrants = msgspec.field(default_factory=LaneGrants)
-    archived_usage: dict[str, list[DayUsage]] = msgspec.field(default_factory=dict)
+    archived_usage: dict[str, dict[str, DayUsage]] = msgspec.field(default_factory=dict)
     totals: TotalsRecord = msgspec.field(default_factory=TotalsRecord)
 
     users: Users = msgspec.field(default_factory=Users)
@@ -193,7 +196,7 @@ def _note_gone(state: GatewayState, event: Event, seq: int) -> None:
 def _learn(state: GatewayState, event: Event) -> None:
     match event:
         case RoundDecided():
-            state.waits[event.pool] = {wait.job_id: wait for wait in event.waits}
+            _learn_round(state, event)
         case JobsRanked():
             for rank in event.ranks:
                 if (past := state.histories.get(rank.job_id)) is not None:
@@ -211,6 +214,12 @@ def _learn(state: GatewayState, event: Event) -> None:
             pass
 
 
+def _learn_round(state: GatewayState, event: RoundDecided) -> None:
+    state.waits[event.pool] = {wait.job_id: wait for wait in event.waits}
+    if event.prices:  # a round that says nothing anew works none out
+        state.prices[event.pool] = event.prices
+
+
 def _note(state: GatewayState, job: Job, event: Event, seq: int) -> None:
     past = state.histories.get(job.id)
     if past is None:
@@ -221,7 +230,7 @@ def _note(state: GatewayState, job: Job, event: Event, seq: int) -> None:
         state.lengths.setdefault(job.spec.pool, Lengths()).add(job.id, job.attained_gpu_s(job.finished_s))
     past.note(job, event, seq)
     _divide_devices(state, past.account.note(job, event, state.lane_grants), event.at_s)
-    state.totals.note(job, past.tally)
+    state.totals.note(job, past.tally, past.account.runs, measured=past.account.measured)
     state.open_jobs.note(job)
     _follow_up(state, job, seq)
 
@@ -299,8 +308,8 @@ def _forget_archived(state: GatewayState, event: JobsArchived) -> None:
         if job is not None:
             parents.add(job.spec.parent)
             keys.add(job.profile_key)
-            _divide_devices(state, state.histories[job_id].account.leave(job_id, state.lane_grants), event.at_s)
             state.totals.archive_job(job, state.histories[job_id].tally)
+            _divide_devices(state, state.histories[job_id].account.leave(job_id, state.lane_grants), event.at_s)
         state.jobs.forget(job_id)
         for of_jobs in (state.histories, state.to_announce, state.to_cancel):
             of_jobs.pop(job_id, None)
@@ -318,15 +327,14 @@ def _forget_archived(state: GatewayState, event: JobsArchived) -> None:
     state.lengths.update({pool: Lengths.of_fact(learnt) for pool, learnt in event.learnt.items()})
 
 
-def _keep_usage(kept: dict[str, list[DayUsage]], new: Iterable[DayUsage]) -> None:
+def _keep_usage(kept: dict[str, dict[str, DayUsage]], new: Iterable[DayUsage]) -> None:
     """Add the sums of archived jobs to those of the same day and group."""
     for row in new:
-        of_day = kept.setdefault(row.day, [])
-        same = next((one for one in of_day if compose(UsageKey, one) == compose(UsageKey, row)), None)
-        if same is None:
-            of_day.append(msgspec.structs.replace(row, usage=total([row.usage])))  # the fact's own is not to be changed
+        of_day, group = kept.setdefault(row.day, {}), row.group
+        if group in of_day:
+            of_day[group].usage.add(row.usage)
         else:
-            same.usage.add(row.usage)
+            of_day[group] = msgspec.structs.replace(row, usage=total([row.usage]))  # the fact's own stays as it is
 
 
 def _drop_ids(index: dict[str, list[str]], names: Iterable[str], gone: set[str]) -> None:

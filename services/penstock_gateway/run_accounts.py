@@ -8,15 +8,18 @@ before. :class:`LaneGrants` says who shares which device, so that a device that 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from collections.abc import Set as AbstractSet
 from typing import Final
 
 import msgspec
 
 from penstock_log import TERMINAL, Event, Job, RunEnded, Slot
-from penstock_log.usage import RunAccount, Usage, by_day
+from penstock_log.usage import RunAccount, RunReport, Usage, by_day, total, usage
+from penstock_log.views import RunView
 
 MOST_RUNS: Final = 100
 """Runs of a job that are kept one by one."""
+_NOBODY: Final[AbstractSet[str]] = frozenset()
 
 
 class LaneGrants(msgspec.Struct):
@@ -32,7 +35,7 @@ class LaneGrants(msgspec.Struct):
     by_device: dict[str, list[str]] = msgspec.field(default_factory=dict)
 
     def move(self, job_id: str, held: Iterable[Slot], left: Iterable[Slot] = ()) -> set[str]:
-        """Note what a job holds from now on, and what it holds no more; return the jobs whose part that changes."""
+        """Note what a job holds from now on, and what it holds no more; return the others whose part that changes."""
         changed: set[str] = set()
         for device in _devices(left):
             there = self.by_device.get(device, [])
@@ -46,6 +49,7 @@ class LaneGrants(msgspec.Struct):
             if job_id not in there:
                 there.append(job_id)
                 changed.update(there)
+        changed.discard(job_id)
         return changed
 
     def part(self, slots: Iterable[Slot]) -> float:
@@ -77,7 +81,7 @@ class JobAccount(msgspec.Struct, kw_only=True, omit_defaults=True):
     before: dict[str, dict[str, Usage]] = msgspec.field(default_factory=dict)
     lanes: bool = False
 
-    def note(self, job: Job, event: Event, grants: LaneGrants) -> set[str]:
+    def note(self, job: Job, event: Event, grants: LaneGrants) -> AbstractSet[str]:
         """
         Note a fact that changed the job.
 
@@ -88,17 +92,18 @@ class JobAccount(msgspec.Struct, kw_only=True, omit_defaults=True):
         """
         if not self.runs:
             self._wait(job, job.submitted_s)
-        self._note_end(event)
-        beside = self._leave_devices(job, event.at_s, grants)
-        last = self.runs[-1]
-        if last.is_over and job.state not in TERMINAL:
-            self._wait(job, last.ended_s)
-        elif not last.is_granted and not last.is_over and job.placement is None:
-            self._note_wait(job, event.at_s)
+        run, beside = self.runs[-1], _NOBODY
+        if run.is_over:
+            pass
+        elif run.is_granted:
+            beside = self._note_run(run, job, event, grants)
+        elif job.placement is None:
+            self._note_wait(run, job, event.at_s)
+        if run.is_over and run is self.runs[-1] and job.state not in TERMINAL:
+            self._wait(job, run.ended_s)
         if job.placement is not None and not self.runs[-1].is_granted:
-            beside |= self._grant(job, event.at_s, grants)
-        self._note_start(job)
-        return beside - {job.id}
+            beside = beside | self._grant(job, event.at_s, grants)
+        return beside
 
     def divide(self, at_s: float, job: Job, grants: LaneGrants) -> None:
         """Note that others have come to the devices of the present run, or have left them."""
@@ -114,10 +119,35 @@ class JobAccount(msgspec.Struct, kw_only=True, omit_defaults=True):
             for day, found in by_day(run, measured=self.measured, counts=counts):
                 yield day, run.kind, found
 
-    def leave(self, job_id: str, grants: LaneGrants) -> set[str]:
+    def leave(self, job_id: str, grants: LaneGrants) -> AbstractSet[str]:
         """Give up the devices of a job that is to be forgotten; return the jobs whose part that changes."""
         run = self.runs[-1] if self.runs else None
-        return grants.move(job_id, (), run.slots) if run is not None and self.lanes and not run.is_over else set()
+        return grants.move(job_id, (), run.slots) if run is not None and self.lanes and not run.is_over else _NOBODY
+
+    def views(self, now_s: float, report: RunReport | None) -> list[RunView]:
+        """Return the kept runs, oldest first; ``report`` is of the one that goes on."""
+        return [
+            RunView(
+                pending_s=run.pending_s,
+                epoch=run.epoch,
+                granted_s=run.granted_s or None,
+                started_s=run.started_s or None,
+                ended_s=run.ended_s if run.is_over else None,
+                kind=run.kind,
+                devices=tuple(f"{slot.node_id}/{run.kind}{index}" for slot in run.slots for index in slot.devices),
+                outcome=run.outcome,
+                begun_step=run.begun_step,
+                end_step=run.end_step if run.is_over else 0,
+                usage=usage(run, now_s, measured=self.measured, report=None if run.is_over else report),
+            )
+            for run in self.runs
+        ]
+
+    def sums(self, runs: Iterable[RunView]) -> Usage:
+        """Return the usage of all runs: of these, and of those before them of which only sums are kept."""
+        return total(
+            [*(found for days in self.before.values() for found in days.values()), *(run.usage for run in runs)]
+        )
 
     def _wait(self, job: Job, at_s: float) -> None:
         if len(self.runs) >= MOST_RUNS:
@@ -130,34 +160,37 @@ class JobAccount(msgspec.Struct, kw_only=True, omit_defaults=True):
             of_kind.setdefault(day, Usage()).add(sums)
         self.left_out += 1
 
-    def _note_wait(self, job: Job, at_s: float) -> None:
+    def _note_wait(self, run: RunAccount, job: Job, at_s: float) -> None:
         """Close the account of a wait that ends without a grant: the job is over, or asks for another size."""
-        run = self.runs[-1]
         if job.state in TERMINAL:
             run.ended_s, run.outcome = max(at_s, run.pending_s), "failed" if job.state.name == "FAILED" else "cancelled"
         elif run.asked != _asked(job):
             run.ended_s, run.outcome = max(at_s, run.pending_s), "resized"
             self._wait(job, run.ended_s)
 
-    def _grant(self, job: Job, at_s: float, grants: LaneGrants) -> set[str]:
+    def _grant(self, job: Job, at_s: float, grants: LaneGrants) -> AbstractSet[str]:
         placement, run = job.placement, self.runs[-1]
         assert placement is not None  # noqa: S101 - it is granted
         run.epoch, run.kind, run.slots = placement.epoch, placement.kind, placement.slots
         run.granted_s, self.lanes = max(at_s, run.pending_s), job.spec.sharing == "lane"
-        beside = grants.move(job.id, run.slots) if self.lanes else set()
+        beside = grants.move(job.id, run.slots) if self.lanes else _NOBODY
         run.hold(run.granted_s, self._part(job, run.slots, grants))
         return beside
 
-    def _note_start(self, job: Job) -> None:
-        run = self.runs[-1]
-        if not run.is_granted or run.is_over or not job.started_s:
-            return
-        if not run.started_s:
-            run.started_s = max(job.started_s, run.granted_s)
-        elif run.begun_step == job.resumed_step:
-            return
-        run.begun_step = run.end_step = run.kept_step = job.resumed_step
-        self._do_again(job.resumed_step)
+    def _note_run(self, run: RunAccount, job: Job, event: Event, grants: LaneGrants) -> AbstractSet[str]:
+        """Note what a fact says of the present run."""
+        if isinstance(event, RunEnded) and event.epoch == run.epoch:
+            self._note_end(run, event)
+        is_whole = job.placement is not None and job.placement.epoch == run.epoch
+        if not is_whole or len(job.open_nodes) < len(run.slots):
+            beside = self._leave_devices(run, job, event.at_s, grants)
+        else:
+            beside = _NOBODY
+        if job.started_s and not run.is_over and (not run.started_s or run.begun_step != job.resumed_step):
+            run.started_s = run.started_s or max(job.started_s, run.granted_s)
+            run.begun_step = run.end_step = run.kept_step = job.resumed_step
+            self._do_again(job.resumed_step)
+        return beside
 
     def _do_again(self, step: int) -> None:
         """Note that the present run goes on after a step: what earlier ones did behind it is done again."""
@@ -168,11 +201,8 @@ class JobAccount(msgspec.Struct, kw_only=True, omit_defaults=True):
         for run in started:
             run.kept_step = min(run.kept_step, max(step, run.begun_step))
 
-    def _note_end(self, event: Event) -> None:
+    def _note_end(self, run: RunAccount, event: RunEnded) -> None:
         """Note what the end of a run on one of its nodes says."""
-        run = self.runs[-1]
-        if not isinstance(event, RunEnded) or event.epoch != run.epoch or run.is_over:
-            return
         run.loop_s = max(run.loop_s or 0.0, event.loop_s)  # of a gang, the node of its first process says so
         run.waited_s = max(run.waited_s, event.waited_s)
         run.loop_steps = max(run.loop_steps, event.loop_steps)
@@ -180,14 +210,11 @@ class JobAccount(msgspec.Struct, kw_only=True, omit_defaults=True):
         run.saves |= event.saves
         self.measured |= run.loop_steps > 0
 
-    def _leave_devices(self, job: Job, at_s: float, grants: LaneGrants) -> set[str]:
+    def _leave_devices(self, run: RunAccount, job: Job, at_s: float, grants: LaneGrants) -> AbstractSet[str]:
         """Note which devices the present run holds no more; it ends with the last of them."""
-        run = self.runs[-1]
-        if not run.is_granted or run.is_over:
-            return set()
         open_slots = _open_slots(job, run)
         gone = [slot for slot in run.slots if slot not in open_slots]
-        beside = grants.move(job.id, (), gone) if self.lanes and gone else set()
+        beside: AbstractSet[str] = grants.move(job.id, (), gone) if self.lanes and gone else _NOBODY
         if open_slots:
             if gone:
                 run.hold(at_s, self._part(job, open_slots, grants))

@@ -11,7 +11,8 @@ from msgspec.structs import replace
 from penstock_cluster.nodes import Node, taken_devices
 from penstock_gateway.answers import ReadModel
 from penstock_log import Job, JobState
-from penstock_log.totals import PoolTotals
+from penstock_log.totals import DeviceTime, PoolTotals
+from penstock_log.usage import RunReport, Usage, usage
 from penstock_log.views import DEVICE_STATES, PoolStatsView, StatsView
 
 _STATES: Final = {
@@ -49,17 +50,28 @@ def _with_jobs(model: ReadModel, view: PoolStatsView, jobs: Iterable[Job]) -> Po
     by_team: dict[str, Counter[str]] = defaultdict(Counter)
     waits: Counter[str] = Counter()
     longest_s, causes = 0.0, model.state.waits.get(view.pool, {})
+    time: dict[str, DeviceTime] = defaultdict(DeviceTime)
     for job in jobs:
         if job.sample is not None:
             continue
         held = job.held and job.state is JobState.PENDING
         by_team[job.spec.team]["held" if held else _STATES[job.state]] += 1
+        if job.placement is not None:
+            time[job.spec.team].add(DeviceTime.of(_open_usage(model, job)))
         if job.state is JobState.PENDING and not held:
             longest_s = max(longest_s, model.now_s - job.pending_since_s)
             if (wait := causes.get(job.id)) is not None:
                 waits[wait.cause] += 1
     jobs_by_team = {team: dict(counts) for team, counts in sorted(by_team.items())}
-    return replace(view, jobs=jobs_by_team, waits=dict(waits), longest_wait_s=longest_s)
+    return replace(view, jobs=jobs_by_team, waits=dict(waits), longest_wait_s=longest_s, open_time=dict(time))
+
+
+def _open_usage(model: ReadModel, job: Job) -> Usage:
+    """Return what the run has held and used so far that a job has devices for."""
+    account, report = model.state.histories[job.id].account, model.report_of(job)
+    told = RunReport(report.loop_s, report.loop_steps) if report.loop_steps else None
+    found = [run for run in account.runs if run.is_granted and not run.is_over]
+    return usage(found[-1], model.now_s, measured=account.measured, report=told) if found else Usage()
 
 
 def _node_state(node: Node, is_used: bool) -> str:

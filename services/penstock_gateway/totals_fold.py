@@ -9,16 +9,14 @@ from which archived jobs were removed.
 
 from __future__ import annotations
 
-import math
-from typing import Final
+from collections.abc import Sequence
 
 import msgspec
 
 from penstock_log import TERMINAL, Job
 from penstock_log.job_state import ENDINGS
-from penstock_log.totals import ClusterTotals, DeviceTime, add_counts
-
-_MOST_S: Final = 1e10
+from penstock_log.totals import ClusterTotals, DeviceTime, add_counts, milliseconds
+from penstock_log.usage import RunAccount, usage
 
 
 class JobTally(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -65,8 +63,17 @@ class TotalsRecord(msgspec.Struct, kw_only=True):
         whole.add_all(self.known)
         return whole
 
-    def note(self, job: Job, tally: JobTally) -> None:
-        """Count what a fact has changed about a job; the profiler's samples do not count."""
+    def note(self, job: Job, tally: JobTally, runs: Sequence[RunAccount], *, measured: bool) -> None:
+        """
+        Count what a fact has changed about a job; the profiler's samples do not count.
+
+        Parameters
+        ----------
+        runs : sequence of RunAccount
+            The job's last runs, with the fact folded in.
+        measured : bool
+            Whether one of them has shown iterations.
+        """
         if job.sample is not None:
             return
         if job.first_started_s and not tally.started:
@@ -79,7 +86,13 @@ class TotalsRecord(msgspec.Struct, kw_only=True):
         if tally.epoch and epoch != tally.epoch:
             outcome = job.outcome if not epoch else "lost"  # a round has said that it is lost, and placed it anew
             add_counts(tally.outcomes, {outcome: 1})
-            add_counts(self.known.pool(job.spec.pool).runs, {outcome: 1})
+            pool = self.known.pool(job.spec.pool)
+            add_counts(pool.runs, {outcome: 1})
+            ended = [run for run in runs if run.epoch == tally.epoch and run.is_over]
+            for run in ended:
+                time = DeviceTime.of(usage(run, run.ended_s, measured=measured))
+                tally.time.add(time)
+                pool.team(job.spec.team).time.add(time)
         tally.epoch = epoch
 
     def archive_job(self, job: Job, tally: JobTally) -> None:
@@ -117,13 +130,8 @@ def _count_end(to: ClusterTotals, job: Job, sign: int) -> None:
     ending, pool = ENDINGS[job.state], to.pool(job.spec.pool)
     add_counts(pool.team(job.spec.team).ended, {ending: sign})
     if ending == "completed":
-        pool.completions.add(_ms(job.finished_s - job.submitted_s), sign)
+        pool.completions.add(milliseconds(job.finished_s - job.submitted_s), sign)
 
 
 def _wait_ms(job: Job) -> int:
-    return _ms(job.first_started_s - job.submitted_s)
-
-
-def _ms(time_s: float) -> int:
-    """Return a time in milliseconds; what no clock can have said is kept within what snapshots can hold."""
-    return 0 if math.isnan(time_s) else round(min(max(time_s, 0.0), _MOST_S) * 1000)
+    return milliseconds(job.first_started_s - job.submitted_s)

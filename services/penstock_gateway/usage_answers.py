@@ -159,7 +159,7 @@ def _add_archived(groups: _Groups, model: ReadModel, since_s: float, until_s: fl
         touched, cut = _touches(day, since_s, until_s, model.now_s)
         if cut:
             yield day
-        for row in rows if touched else ():
+        for row in rows.values() if touched else ():
             groups.of(row).usage.add(row.usage)
 
 

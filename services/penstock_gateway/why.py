@@ -18,7 +18,7 @@ from penstock_gateway import job_fit, job_sizes
 from penstock_gateway.job_history import device_names
 from penstock_gateway.machine import GatewayState
 from penstock_gateway.past_tables import PastJobs
-from penstock_log import ACTIVE, TERMINAL, Job, JobTable, workload
+from penstock_log import ACTIVE, TERMINAL, Job, JobTable, Wait, workload
 from penstock_log.decision_facts import FOR_DEVICES
 from penstock_log.job_state import JobState
 from penstock_log.text import count, duration, listed
@@ -41,6 +41,7 @@ _ENDINGS: Final = {
 _NEVER: Final = {"never_fits", "no_nodes"}
 _NO_PLACE: Final = {*_NEVER, "held"}
 """Causes with which it does not matter who stands before the job."""
+_OF_THAT_MOMENT: Final = frozenset({"held", "backoff"})
 _RULED_OUT_FOR_DEVICES: Final = {"capacity", "gang", "order"}
 
 
@@ -137,11 +138,16 @@ class WaitExplainer:
             alternative=best,
             start_in_s=start_in_s,
             basis=basis,
+            prices=self._state.prices.get(job.spec.pool, {}),
         )
 
     def cause(self, job: Job) -> str:
         """Return the cause why a job waits; empty if it does not wait."""
-        return self.waiting(job).cause if job.state is JobState.PENDING else ""
+        if job.state is not JobState.PENDING:
+            return ""
+        if not job.held and job.not_before_s <= self._now_s and (wait := self._explained(job)) is not None:
+            return wait.cause  # of thousands of jobs, nobody reads the evidence
+        return self.waiting(job).cause
 
     def _present_cause(self, job: Job) -> StateCause:
         if job.state in TERMINAL:
@@ -172,13 +178,17 @@ class WaitExplainer:
         """Return a waiting job's own cause; otherwise the last round's; otherwise what the gateway sees itself."""
         if (own := _own(job, self._now_s)) is not None:
             return own
-        wait = self._state.wait_of(job)
-        if wait is not None and wait.cause not in {"held", "backoff"}:  # which was so then, and is no more
+        if (wait := self._explained(job)) is not None:
             return StateCause(wait.cause, wait.evidence, wait.remedy)
         rules = rules_of(self._state, job.spec.pool, self._settings)
         if (never := job_fit.never(job, self._nodes(job.spec.pool), rules)) is not None:
             return StateCause(*never)
         return _without_a_round(self._state, job)
+
+    def _explained(self, job: Job) -> Wait | None:
+        """Return what the last round said of a job, unless that was so then and is no more."""
+        wait = self._state.wait_of(job)
+        return wait if wait is not None and wait.cause not in _OF_THAT_MOMENT else None
 
     def _rank(self, job: Job, pool: PoolView) -> RankView | None:
         """

@@ -8,6 +8,7 @@ import msgspec
 
 from penstock_bus import BusError, Decision, Delivery
 from penstock_bus.follower import background
+from penstock_bus.health import Metrics
 from penstock_bus.replica import Replica
 from penstock_bus.shell import Shell, main
 from penstock_log import NodeJoined, RoundDecided, subjects
@@ -27,9 +28,13 @@ async def run(shell: Shell, settings: MatcherSettings) -> None:
     liveness, us = Liveness(shell.now_s()), f"{shell.service}/{shell.replica_id}"
     pure = decider(settings, lambda nodes, now_s: liveness.heard(nodes, now_s, replica.term_s))
 
+    rounds = RoundCounts(shell.metrics)
+
     def decide(state: MatcherState, now_s: float) -> Decision:
+        begun_s = shell.monotonic()
         decision = liveness.permitted(pure.decide(state, now_s), now_s)
         liveness.note_decision(decision)
+        rounds.note(decision, shell.monotonic() - begun_s)
         return decision
 
     def on_delivery(delivery: Delivery) -> None:
@@ -46,6 +51,27 @@ async def run(shell: Shell, settings: MatcherSettings) -> None:
     ):
         await kernels.usable()
         await replica.run()
+
+
+class RoundCounts:
+    """What a replica counts of its rounds."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._time_s = metrics.histogram("penstock_round_seconds", "Time to decide rounds, of all pools together.")
+
+    def note(self, decision: Decision, took_s: float) -> None:
+        """Count the rounds of a decision; one that changes nothing is no round."""
+        facts = [fact for proposal in decision.proposals for fact in proposal.facts]
+        rounds = [fact for fact in facts if isinstance(fact, RoundDecided)]
+        if not rounds:
+            return
+        self._time_s.observe(took_s)
+        for fact in rounds:
+            metrics, pool = self._metrics, fact.pool
+            metrics.counter("penstock_rounds_total", "Rounds decided.", pool=pool).inc()
+            metrics.counter("penstock_placements_total", "Placements decided.", pool=pool).inc(len(fact.placements))
+            metrics.counter("penstock_evictions_total", "Preemptions decided.", pool=pool).inc(len(fact.preemptions))
 
 
 _decoder = msgspec.json.Decoder(NodeHeartbeat)

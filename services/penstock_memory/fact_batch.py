@@ -52,6 +52,10 @@ class FactBatch:
         self._offer: MemoryOffered | None = None
         self._told_slabs, self._told_s = -1, -OFFERED_S
 
+    def __len__(self) -> int:
+        """Return how many facts are to be written, each a sum of what happened."""
+        return len(self._lent) + len(self._returned) + len(self._evicted) + (self._offer is not None)
+
     def lent(self, user: SlabUser) -> None:
         """Note that a slab was lent."""
         self._lent[_counted_as(user, user in self._lent, len(self._lent))] += 1

@@ -131,6 +131,8 @@ class MemoryAgent:
         clients = path_in(data, MEMORY_SOCKET, for_all=True)
         self.server = SlabServer(self.pool, settings.host, settings.port, slabs, ticking=ticking)
         self.facts = FactBatch(shell.bus, node_id, shell.now_s, ticking)
+        waiting = shell.metrics.gauge("penstock_outbox_facts", "Facts that wait for the log.")
+        waiting.follow(lambda: len(self.facts))
         place = DonorPlace(node_id=node_id, host=address, port=self.server.port, socket=str(slabs), boot_id=_boot_id())
         self.donor = Donor(
             self.pool,

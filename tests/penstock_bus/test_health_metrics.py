@@ -55,3 +55,10 @@ def test_one_name_cannot_be_two_kinds() -> None:
     metrics.counter("x")
     with pytest.raises(ValueError, match="x is a counter already; give the gauge another name"):
         metrics.gauge("x")
+
+
+def test_a_gauge_that_follows_something_says_what_that_is_by_now():
+    metrics, waiting = Metrics(), ["a"]
+    metrics.gauge("waiting").follow(lambda: len(waiting))
+    waiting.append("b")
+    assert "waiting 2\n" in metrics.render()

@@ -409,6 +409,18 @@ async def test_a_window_that_cuts_a_day_of_archived_jobs_counts_it_whole_and_say
         assert [(row.others, row.usage.held_gpu_s) for row in job.rows] == [(True, 8.0)]
 
 
+async def test_days_of_jobs_that_are_archived_at_different_times_are_added(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as one:
+        one.tell(joined(), *life("a", user="ada"))
+        await one.archive()
+        one.tell(*life("b", at_s=NOW_S + 20, user="ada"), at_s=one.clock.s)
+        await one.archive()
+        for state in (one.live.state, (await folded("gateway", one.bus)).state):
+            (day,) = state.archived_usage.values()
+            (row,) = day.values()
+            assert (row.user, row.usage.jobs, row.usage.held_gpu_s) == ("ada", 2, 8.0)
+
+
 async def test_jobs_of_many_groups_go_in_several_facts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock_gateway.retention.MOST_ROWS", 3)
     async with cluster(tmp_path) as one:
@@ -570,3 +582,4 @@ async def test_what_is_needed_since_it_was_chosen_stays(tmp_path: Path) -> None:
         asked = msgspec.structs.replace(chosen, workloads=("k", used))
         left = still_due(one.live.state, asked)
         assert (left.job_ids, left.workloads) == (("other",), ("k",))
+        assert [(row.usage.jobs, row.usage.held_gpu_s) for row in left.usage] == [(1, 4.0)]

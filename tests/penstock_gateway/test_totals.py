@@ -1,10 +1,13 @@
 """Totals since the log began, and the figures that the query ``stats`` gives."""
 
+from pathlib import Path
+
 import msgspec
 import pytest
 from gateway_cases import NOW_S, ended, gateway, joined, placed, preempted, spec, started, submitted, waits
 from hypothesis import given
 from hypothesis import strategies as st
+from log_state import read_wire
 
 from penstock_gateway import machine
 from penstock_gateway.answers import ReadModel
@@ -25,8 +28,10 @@ from penstock_log import (
     Wait,
     subjects,
 )
-from penstock_log.totals import BOUNDS_S, ClusterTotals, PoolTotals, Spread
+from penstock_log.totals import BOUNDS_S, ClusterTotals, DeviceTime, PoolTotals, Spread
 from penstock_log.views import PoolStatsView, StatsView
+
+RECORDED = Path(__file__).parents[1] / "data" / "logs" / "35a4014.log.gz"
 
 
 def folded(*facts) -> GatewayState:
@@ -185,3 +190,51 @@ async def test_the_answer_to_stats_says_nothing_of_a_job(memory_bus):
 def test_ten_thousand_jobs_are_counted():
     state = folded(joined(), *(submitted(f"j{n}", at_s=NOW_S, team=f"t{n % 7}") for n in range(10_000)))
     assert sum(counts["pending"] for counts in default(state).jobs.values()) == 10_000
+
+
+def test_the_time_of_a_run_is_counted_when_it_ends_and_falls_into_columns():
+    run = [submitted(team="a"), placed(at_s=NOW_S + 10), started(at_s=NOW_S + 20)]
+    state = folded(joined(), *run)
+    going_on = default(state, now_s=NOW_S + 70)
+    assert going_on.totals.teams == {}
+    assert going_on.open_time == {"a": DeviceTime(held_ms=60_000, unmeasured_ms=60_000)}
+    machine.apply(state, ended(at_s=NOW_S + 120, loop_s=50.0, loop_steps=5, steps=5), 9)
+    over = default(state)
+    assert over.totals.teams["a"].time == DeviceTime(held_ms=110_000, used_ms=50_000, idle_ms=60_000)
+    assert over.open_time == {}
+
+
+def test_the_time_of_a_run_whose_node_is_lost_is_lost():
+    lost = RoundDecided(at_s=NOW_S + 31, pool="default", lost_nodes=("n1",))
+    time = default(folded(joined(), submitted(), placed(), started(), lost)).totals.teams[""].time
+    assert time == DeviceTime(held_ms=30_000, lost_ms=30_000)
+
+
+def leaves(totals: ClusterTotals) -> dict[str, int]:
+    found = {}
+
+    def walk(path: str, value: object) -> None:
+        if isinstance(value, dict):
+            for name, below in value.items():
+                walk(f"{path}/{name}", below)
+        elif isinstance(value, list):
+            for place, count in enumerate(value):
+                found[f"{path}/{place}"] = count
+        elif isinstance(value, int):
+            found[path] = value
+
+    walk("", msgspec.to_builtins(totals))
+    return found
+
+
+def test_over_a_recorded_log_no_counter_ever_falls():
+    state, before, seen = GatewayState(), {}, 0
+    for delivery in read_wire(RECORDED):
+        for fact in delivery.commit.facts:
+            machine.apply(state, fact, delivery.seq)
+        after = leaves(state.totals.whole)
+        assert {name: count for name, count in before.items() if after.get(name, 0) < count} == {}
+        seen, before = seen + 1, after
+    assert seen > 200
+    assert before["/pools/default/runs/completed"] > 10
+    assert sum(count for name, count in before.items() if name.endswith("/time/held_ms")) > 0

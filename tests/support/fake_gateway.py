@@ -82,6 +82,8 @@ class FakeGateway:
         Says what an asked-for sweep is like by then.
     asked : list
         What was asked, in order.
+    refused : dict
+        Name of a job → why it is refused where many are submitted.
     before : list of callable
         Awaited with the bus before a client gets it.
     """
@@ -100,6 +102,7 @@ class FakeGateway:
         self.sweep_end: dict[str, Any] = {}
         self.on_sweep: Callable[[views.SweepView], views.SweepView] = lambda sweep: sweep
         self.warnings: tuple[str, ...] = ()
+        self.refused: dict[str, str] = {}
         self.rejected: tuple[views.RejectedView, ...] = ()
         self.asked: list[request_bodies.GatewayRequest] = []
         self.before: list[Callable[[Bus], Awaitable[None]]] = []
@@ -146,6 +149,8 @@ class FakeGateway:
     def _endpoints(self) -> list[Endpoint]:
         commands: dict[str, tuple[type[request_bodies.GatewayRequest], Any]] = {
             "submit": (request_bodies.SubmitRequest, self._submit),
+            "submit_all": (request_bodies.SubmitAllRequest, self._submit_all),
+            "bulk": (request_bodies.BulkRequest, self._bulk),
             "tune": (request_bodies.TuneRequest, self._tune),
             **dict.fromkeys(
                 ("hold", "release", "resume", "remove", "cancel_sweep"), (request_bodies.ActRequest, self._act)
@@ -210,6 +215,35 @@ class FakeGateway:
         self._start(job_id)
         return views.SubmitAnswer(id=job_id, seq=1, created=created, warnings=self.warnings)
 
+    async def _submit_all(self, ask: request_bodies.SubmitAllRequest) -> views.SubmittedJobsView:
+        asked = [request_bodies.SubmitRequest(spec=spec, strict=ask.strict) for spec in ask.specs]
+        return views.SubmittedJobsView(answers=tuple([await self._submit_one(one) for one in asked]))
+
+    async def _submit_one(self, ask: request_bodies.SubmitRequest) -> views.SubmittedJob:
+        if problem := self.refused.get(ask.spec.name):
+            return views.SubmittedJob(id=ask.spec.id, code=400, error=problem)
+        return views.SubmittedJob.of(await self._submit(ask))
+
+    async def _bulk(self, ask: request_bodies.BulkRequest) -> views.BulkView:
+        where, changing = ask.where, [job.id for job in self.jobs.values() if job.state in {"PD", "R", "PR"}]
+        matching = [i for i in changing if where is not None and where.user in {"", self.jobs[i].user}]
+        answers = [await self._bulk_one(ask, job_id) for job_id in (ask.ids or matching)]
+        refused = sum(one.code > 0 for one in answers)
+        return views.BulkView(
+            answers=tuple(answers), matched=len(answers), changed=len(answers) - refused, refused=refused
+        )
+
+    async def _bulk_one(self, ask: request_bodies.BulkRequest, job_id: str) -> views.BulkAnswer:
+        one = request_bodies.ActRequest(id=job_id, by=ask.by, reason=ask.reason)
+        try:
+            self._found(job_id)
+            if ask.dry_run:
+                return views.BulkAnswer(id=job_id, changed=True, state="CA", message=f"{job_id}: done")
+            return views.BulkAnswer.of(await self._cancel(one) if ask.verb == "cancel" else self._act(one))
+        except KeyError:
+            known = "list them with `penstock ps -a`"
+            return views.BulkAnswer(id=job_id, code=404, error=f"there is no job {job_id!r}; {known}")
+
     def _start(self, job_id: str) -> None:
         if self.on_submit:
             self._tasks.add(asyncio.ensure_future(self.on_submit(self, job_id)))
@@ -228,7 +262,10 @@ class FakeGateway:
 
     def _list(self, ask: request_bodies.JobsRequest) -> views.JobsView:
         jobs = tuple(job for job in self.jobs.values() if not ask.state or job.state in ask.state)
-        return views.JobsView(jobs=jobs, total=len(jobs), seq=7)
+        page = jobs[: len(jobs) - ask.offset][-ask.limit :]
+        if ask.rows:
+            return views.JobsView(jobs=(), rows=tuple(map(views.JobRow.of, page)), total=len(jobs), seq=7)
+        return views.JobsView(jobs=page, total=len(jobs), seq=7)
 
     def _job(self, ask: request_bodies.OneRequest) -> views.JobDetail:
         job = self._found(ask.id)

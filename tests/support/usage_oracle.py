@@ -29,7 +29,7 @@ from penstock_log import (
     TrialsScaled,
 )
 
-COLUMNS = ("requested", "waited", "held", "used", "idle", "unmeasured", "lost")
+COLUMNS = ("requested", "waited", "held", "used", "idle", "unmeasured", "lost", "lost_to_preemption")
 COUNTS = ("jobs", "runs", "preemptions")
 Key = tuple[str, str, str, str, str, str]
 
@@ -306,6 +306,7 @@ class Oracle:
         wasted = run.outcome in {"failed", "preempted", "lost"} and not run.steps
         lost = 1.0 if wasted else len(run.lost) / len(run.steps) if run.steps else 0.0
         row["lost"] += lost * sum(held)
+        row["lost_to_preemption"] += lost * sum(held) * (run.outcome == "preempted")
         kept, rate = (1 - lost) * sum(held), run.rate
         if rate is None:
             row["unmeasured"] += kept

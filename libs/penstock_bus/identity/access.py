@@ -127,7 +127,8 @@ _MORE: Final[dict[str, list[str]]] = {
         f"{subjects.state('aggregator')}.*",  # one for each node
     ],
     "dashboard": [  # in the name of who looks at it
-        subjects.by_anybody(f"{subjects.ROOT}.{kind}.gateway.*") for kind in ("cmd", "qry")
+        *(subjects.by_anybody(f"{subjects.ROOT}.{kind}.gateway.*") for kind in ("cmd", "qry")),
+        subjects.by_anybody(subjects.OUTPUTS),
     ],
     EXTENSION: [
         *subjects.SUBMISSIONS,

@@ -10,8 +10,6 @@ and ``nkeys`` libraries.
 from __future__ import annotations
 
 import base64
-import hashlib
-import hmac
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
@@ -62,6 +60,9 @@ class SigningKey:
         secret : bytes
             At least 32 random bytes.
         """
+        import hashlib  # noqa: PLC0415 - a client that only answers a server needs neither
+        import hmac  # noqa: PLC0415
+
         raw = hmac.new(secret, f"{kind}:{purpose}".encode(), hashlib.sha256).digest()
         return cls(nkeys.encode_seed(raw, _PREFIXES[kind]).decode())
 
@@ -370,6 +371,8 @@ def _signed(
         claims["aud"] = audience
     if expires_s:
         claims["exp"] = expires_s
+    import hashlib  # noqa: PLC0415 - a client that only answers a server signs no claims
+
     digest = hashlib.new("sha512_256", msgspec.json.encode(claims)).digest()
     claims["jti"] = base64.b32encode(digest).decode().rstrip("=")
     text = f"{_part(_HEADER)}.{_part(claims)}"

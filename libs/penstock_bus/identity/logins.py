@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from penstock_bus.port import Unauthorized
+from penstock_bus.errors import Unauthorized
 from penstock_log.services import LOGINS
 
 B = TypeVar("B")

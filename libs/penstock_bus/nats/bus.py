@@ -19,7 +19,10 @@ from urllib.parse import urlsplit
 import nats.errors
 
 from penstock_bus.identity.login_tokens import LoginToken, described, is_by_token
-from penstock_bus.identity.logins import Login, why_refused
+from penstock_bus.identity.logins import Login
+from penstock_bus.nats.handshake import absent, servers_of
+from penstock_bus.nats.handshake import refused as refused_login
+from penstock_bus.nats.handshake import shown as shown_address
 from penstock_bus.nats.link import ClientOptions, LateAnswerClient, Link
 from penstock_bus.nats.relay import MayRead, relaying
 from penstock_bus.nats.replication import NatsReplicationClient
@@ -81,11 +84,11 @@ async def connect(
     Unauthorized
         If it refuses the user.
     """
-    servers = [_server(one.strip()) for one in url.split(",") if one.strip()] or [_server(url)]
+    servers = servers_of(url)
     if len(servers) > 1:
         connect_timeout_s = max(connect_timeout_s, _LEAST_S * (len(servers) + 1))  # each in turn, also behind dead ones
     client = LateAnswerClient()
-    link = Link(client, ", ".join(map(_shown, servers)), timeout_s)
+    link = Link(client, ", ".join(map(shown_address, servers)), timeout_s)
     attempts = _Attempts(link, next((urlsplit(one).username or "" for one in servers), ""))
     shown: dict[str, Any] = {}
     renewing: asyncio.Future[None] | None = None
@@ -171,7 +174,6 @@ _PING_ONE_OF_MANY_S: Final = 2
 """Three pings without an answer are the sign to go to another server: one that hangs keeps its connections open."""
 _LEAST_S: Final = 1
 _REPLICAS: Final = 3
-_SCHEMES: Final = ("nats", "tls", "ws", "wss")
 
 
 class _Attempts:
@@ -241,9 +243,9 @@ async def _connected(
             raise (
                 _token_refused(address, attempts.token.current())
                 if refused.done() and attempts.token is not None
-                else _refused(address, login, attempts.named)
+                else refused_login(address, login, attempts.named)
                 if refused.done()
-                else _absent(address, attempts, connect_timeout_s)
+                else absent(address, attempts.last, attempts.count, connect_timeout_s)
             )
         connecting.result()
     except (nats.errors.Error, OSError) as error:
@@ -260,48 +262,8 @@ async def _end(connecting: asyncio.Future[None]) -> None:
         await asyncio.wait({connecting}, timeout=_RETRY_S)
 
 
-def _server(url: str) -> str:
-    """Return the address with its scheme; raise Unavailable if it is none."""
-    whole = url if "://" in url else f"nats://{url}"
-    try:
-        parts = urlsplit(whole)
-        if parts.scheme in _SCHEMES and parts.hostname and parts.port != 0:
-            return whole
-        reason = "no such scheme or no host"
-    except ValueError as error:
-        reason = str(error)
-    raise Unavailable(
-        f"cannot connect to {_shown(whole)}: {reason}; expected nats://HOST:PORT, or several with commas between them"
-    )
-
-
-def _shown(url: str) -> str:
-    """Return the address without credentials."""
-    scheme, _, rest = url.partition("://")
-    return f"{scheme}://{rest.rpartition('@')[2]}"
-
-
-def _absent(address: str, attempts: _Attempts, waited_s: float) -> Unavailable:
-    why = str(attempts.last) or repr(attempts.last) if attempts.last else "no answer"
-    return Unavailable(
-        f"no NATS server at {address}: tried {max(attempts.count, 1)} times in {waited_s:.1f} s, last: {why}. "
-        "Start one with 'penstock up', or set PENSTOCK_URL to the address of yours"
-    )
-
-
 def _token_refused(address: str, token: str) -> Unauthorized:
     return Unauthorized(
         f"the NATS server at {address} refused the token of {described(token)}; are they a user (`penstock user ls`), "
         "and is the server set up for this issuer and audience ([oidc])? Its log says why (token_refused)"
     )
-
-
-def _refused(address: str, login: Login | None, named: str) -> Unauthorized:
-    user = login.user if login is not None else ""
-    if named and not user:
-        return Unauthorized(f"the NATS server at {address} refused user {named!r}; check the password in the address")
-    if login is not None and login.user_jwt:
-        now_s = time.time()  # noqa: TID251 - only to say what may have been the reason
-        return Unauthorized(f"the NATS server at {address} refused user {user!r}{why_refused(login, address, now_s)}")
-    who, do = (f"user {user!r}", "check") if user else ("a client without a user", "set")
-    return Unauthorized(f"the NATS server at {address} refused {who}; {do} PENSTOCK_USER and PENSTOCK_PASSWORD")

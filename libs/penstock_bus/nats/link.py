@@ -22,10 +22,10 @@ from nats.aio.subscription import Subscription
 
 from penstock_bus.compat import timeout
 from penstock_bus.logger import get_logger
+from penstock_bus.nats.handshake import HEADROOM, check_size, denied
 from penstock_bus.port import BusError, NoResponders, StorageFull, Timeout, TooLarge, Unauthorized, Unavailable
 from penstock_bus.stored_messages import DroppedMessages
 
-_HEADROOM: Final = 1024  # for our headers, which the server counts too
 TRY_S: Final = 2.0  # after this long without an acknowledgement the same message is sent again
 PAUSE_S: Final = 0.1
 _CLOSE_S: Final = 2.0
@@ -217,15 +217,11 @@ class Link:
     @property
     def max_body_bytes(self) -> int:
         """The largest body that the server takes beside our headers."""
-        return self.client.max_payload - _HEADROOM
+        return self.client.max_payload - HEADROOM
 
     def check_size(self, what: str, body: bytes) -> None:
         """Raise TooLarge for a body over the server's limit."""
-        if len(body) > self.max_body_bytes:
-            raise TooLarge(
-                f"the body for {what} has {len(body)} bytes and the server takes {self.max_body_bytes}; "
-                "send less, or raise max_payload in the server's configuration"
-            )
+        check_size(what, body, self.max_body_bytes)
 
     async def close(self) -> None:
         """Flush and disconnect."""
@@ -542,11 +538,6 @@ def fault(what: str, error: ApiError) -> BusError:
     if error.code >= _UNAVAILABLE:
         return Unavailable(f"{what}: the server cannot do it now ({error.description}); try again")
     return ServerRefusal(what, error)
-
-
-def denied(subject: str, what: str = "publish to") -> Unauthorized:
-    """Return the exception for a subject that the user may not use."""
-    return Unauthorized(f"the server does not let this user {what} {subject}; log in as a user with that permission")
 
 
 class ClientOptions(msgspec.Struct, frozen=True, kw_only=True):

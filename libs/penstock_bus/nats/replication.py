@@ -44,10 +44,18 @@ class _Cluster(msgspec.Struct, frozen=True):
     replicas: list[_Copy] = []
 
 
+class _Size(msgspec.Struct, frozen=True):
+    """The server's word about what a stream holds."""
+
+    messages: int = 0
+    bytes: int = 0
+
+
 class _Info(msgspec.Struct, frozen=True):
     """The server's answer about a stream, as far as it is looked at."""
 
     config: dict[str, Any]
+    state: _Size = _Size()
     cluster: _Cluster = _Cluster()
 
 
@@ -73,7 +81,13 @@ async def _replication(link: Link, name: str) -> StreamView:
         for one in info.cluster.replicas
     ]
     return StreamView(
-        name=name, replicas=info.config.get("num_replicas", 1), leader=info.cluster.leader, copies=tuple(copies)
+        name=name,
+        replicas=info.config.get("num_replicas", 1),
+        leader=info.cluster.leader,
+        copies=tuple(copies),
+        messages=info.state.messages,
+        bytes=info.state.bytes,
+        max_bytes=max(0, info.config.get("max_bytes", 0)),
     )
 
 

@@ -16,7 +16,8 @@ from nats.micro.request import Request as MicroRequest
 from nats.micro.service import Service, ServiceConfig
 
 from penstock_bus.compat import timeout
-from penstock_bus.nats.link import NatsClient, denied, unsubscribe
+from penstock_bus.nats.handshake import denied
+from penstock_bus.nats.link import NatsClient, unsubscribe
 from penstock_bus.port import Endpoint, Reply, Request, RequestPort, ServiceError, TelemetryPort
 from penstock_log import subjects as names
 

@@ -6,35 +6,37 @@ Commands about nodes and the whole: ``nodes``, ``drain``, ``resume``, ``remove``
 
 from __future__ import annotations
 
-import asyncio
 import os
-import shutil
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Iterable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal, NamedTuple
-from urllib.parse import urlsplit
 
-import typer
-
-from penstock_cli import job_text, node_join, render
-from penstock_cli.invocation import AnswerOut, At, Out, Output, act, call
+from penstock_cli import job_text, render
+from penstock_cli.invocation import AnswerOut, At, Out, Output, act
+from penstock_cli.invocation import ask as ask_once
+from penstock_cli.parameters import Argument, Context, Option, PlainCommand
 from penstock_cli.render import Table
 from penstock_cli.value_formats import clock, moment, now_s, span
-from penstock_cluster.device_backend import CAPABILITIES
 
 if TYPE_CHECKING:
+    import typer
+
     from penstock.client import Client
     from penstock_log import Device, views
 
 
-node_app = typer.Typer(help="Add nodes; take them out of service and back, or off the list.", no_args_is_help=True)
-NodeIds = Annotated[list[str], typer.Argument(metavar="NODE...", help="Node ids, or unique beginnings of them.")]
+NodeIds = Annotated[list[str], Argument(metavar="NODE...", help="Node ids, or unique beginnings of them.")]
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
+    import typer
+
+    from penstock_cli import node_join
+
+    about = "Add nodes; take them out of service and back, or off the list."
+    node_app = typer.Typer(help=about, no_args_is_help=True)
     app.command()(nodes)
     node_app.command()(drain)
     node_app.command()(resume)
@@ -46,9 +48,9 @@ def register(app: typer.Typer) -> None:
     app.command()(doctor)
 
 
-def nodes(ctx: typer.Context, output: Out = "table", at: At = None) -> None:
+def nodes(ctx: Context, output: Out = "table", at: At = None) -> None:
     """List nodes; with -o wide their devices and what runs on them."""
-    found = call(ctx, lambda client: client.nodes(moment(at)))
+    found = ask_once(ctx, lambda client: client.nodes(moment(at)))
     if not render.as_json(found, output):
         table = node_table(found.nodes, now_s(), wide=output == "wide", memory=found.memory)
         render.show_table(*table, wide=output == "wide")
@@ -77,6 +79,8 @@ def _node_row(node: views.NodeView, now_s: float) -> tuple[str, ...]:
 
 
 def _is_emulated(device: Device) -> bool:
+    from penstock_cluster.device_backend import CAPABILITIES
+
     return CAPABILITIES[device.backend].declared_speed
 
 
@@ -109,34 +113,34 @@ def _heard(node: views.NodeView, now_s: float) -> str:
 
 
 def drain(
-    ctx: typer.Context,
+    ctx: Context,
     nodes: NodeIds,
-    preempt: Annotated[bool, typer.Option("--preempt", help="Checkpoint its running jobs and move them.")] = False,
-    reason: Annotated[str, typer.Option("--reason", help="Kept in the log.")] = "",
+    preempt: Annotated[bool, Option("--preempt", help="Checkpoint its running jobs and move them.")] = False,
+    reason: Annotated[str, Option("--reason", help="Kept in the log.")] = "",
     output: AnswerOut = "text",
 ) -> None:
     """Give nodes no new jobs."""
     act(ctx, nodes, lambda client, node: client.drain(node, reason, preempt=preempt), output)
 
 
-def resume(ctx: typer.Context, nodes: NodeIds, output: AnswerOut = "text") -> None:
+def resume(ctx: Context, nodes: NodeIds, output: AnswerOut = "text") -> None:
     """Give drained nodes jobs again."""
     act(ctx, nodes, lambda client, node: client.resume(node), output)
 
 
 def remove(
-    ctx: typer.Context,
+    ctx: Context,
     nodes: NodeIds,
-    reason: Annotated[str, typer.Option("--reason", help="Kept in the log.")] = "",
+    reason: Annotated[str, Option("--reason", help="Kept in the log.")] = "",
     output: AnswerOut = "text",
 ) -> None:
     """List nodes no more that are gone for good."""
     act(ctx, nodes, lambda client, node: client.remove(node, reason), output)
 
 
-def status(ctx: typer.Context, output: Out = "table", at: At = None) -> None:
+def status(ctx: Context, output: Out = "table", at: At = None) -> None:
     """Count jobs, devices, nodes and services."""
-    found = call(ctx, lambda client: client.status(moment(at)))
+    found = ask_once(ctx, lambda client: client.status(moment(at)))
     if render.as_json(found, output):
         return
     replicas = Counter(replica.service for replica in found.services)
@@ -152,9 +156,9 @@ def status(ctx: typer.Context, output: Out = "table", at: At = None) -> None:
     render.say_lines(render.labelled(pairs))
 
 
-def rejected(ctx: typer.Context, output: Out = "table") -> None:
+def rejected(ctx: Context, output: Out = "table") -> None:
     """List what came in and could not be accepted, and why."""
-    found = call(ctx, lambda client: client.rejected())
+    found = ask_once(ctx, lambda client: client.rejected())
     if not render.as_json(found, output):
         rows = [(clock(one.stored_s), one.origin, one.reason, one.body) for one in found.rejected]
         render.show_table(("TIME", "FROM", "REASON", "BODY"), rows, wide=output == "wide")
@@ -170,6 +174,12 @@ def _in_order(counts: dict[str, int]) -> dict[str, int]:
 def _counts(counts: dict[str, int]) -> str:
     return ", ".join(f"{count} {what}" for what, count in counts.items() if count)
 
+
+PLAIN: Final = {
+    "nodes": PlainCommand(nodes),
+    "status": PlainCommand(status),
+    "rejected": PlainCommand(rejected),
+}
 
 Level = Literal["ok", "warn", "fail"]
 
@@ -195,17 +205,19 @@ class Finding(NamedTuple):
 
 
 def doctor(
-    ctx: typer.Context,
-    data: Annotated[Path, typer.Option("--data", help="Data folder of `penstock up`, if it is on this machine.")] = (
+    ctx: Context,
+    data: Annotated[Path, Option("--data", help="Data folder of `penstock up`, if it is on this machine.")] = (
         Path("penstock-data")
     ),
-    output: Annotated[Output, typer.Option("-o", "--output", help="table or json.")] = "table",
+    output: Annotated[Output, Option("-o", "--output", help="table or json.")] = "table",
 ) -> None:
     """
     Check server, log, services, nodes, clocks and disk.
 
     The exit code is 1 if something is broken.
     """
+    import asyncio
+
     findings = asyncio.run(_collect(ctx, data))
     if output == "json":
         render.show_json([finding._asdict() for finding in findings])
@@ -214,7 +226,7 @@ def doctor(
         for finding in findings:
             render.say_painted(line_of(finding, width=width, colour=render.colours()))
     if any(finding.level == "fail" for finding in findings):
-        raise typer.Exit(1)
+        raise SystemExit(1)
 
 
 def line_of(finding: Finding, *, width: int = 0, colour: bool = False) -> str:
@@ -227,12 +239,14 @@ def line_of(finding: Finding, *, width: int = 0, colour: bool = False) -> str:
     'warn  nodes    none has joined; start an executor'
     """
     level = f"{finding.level:<4}"
-    painted = typer.style(level, fg=_COLOURS[finding.level]) if colour else level
+    painted = render.painted(level, _COLOURS[finding.level]) if colour else level
     message = render.seen(f"{finding.detail}{'; ' if finding.remedy else ''}{finding.remedy}")
     return f"{painted}  {finding.what:<{width}}  {message}"
 
 
-async def _collect(ctx: typer.Context, data: Path) -> list[Finding]:
+async def _collect(ctx: Context, data: Path) -> list[Finding]:
+    from functools import partial
+
     from penstock.client import Client
     from penstock_bus.port import BusError
 
@@ -258,6 +272,8 @@ def disk(data: Path) -> Finding:
         return Finding("ok", "data folder", f"{data} is not on this machine, or `penstock up` has not run yet")
     if not os.access(data, os.W_OK | os.X_OK):
         return Finding("fail", "data folder", f"{data} cannot be written to by this user", "check its owner and mode")
+    import shutil
+
     free = shutil.disk_usage(data).free
     detail = f"{render.size(free)} free under {data}"
     if free < TOO_LITTLE_BYTES:
@@ -269,6 +285,8 @@ def disk(data: Path) -> Finding:
 
 async def servers(url: str) -> list[Finding]:
     """Check each server of an address; while another one is there, one that is not is a warning."""
+    import asyncio
+
     found = await asyncio.gather(*(server(one.strip()) for one in url.split(",") if one.strip() or url == one))
     if all(finding.level == "fail" for finding in found):
         return list(found)
@@ -278,6 +296,9 @@ async def servers(url: str) -> list[Finding]:
 
 async def server(url: str) -> Finding:
     """Check what one NATS server says of itself when one connects."""
+    import asyncio
+    from urllib.parse import urlsplit
+
     import msgspec
 
     start = "start one with `penstock up`, or name another with --url or PENSTOCK_URL"

@@ -1,5 +1,5 @@
 """
-Commands about jobs: ``ps``, ``show``, ``why``, ``story``, ``events``, ``logs``, ``cancel``, ``hold``, ``release``.
+Commands that show jobs: ``ps``, ``show``, ``why``, ``story``, ``events``, ``logs``.
 
 ``story`` and ``why`` also answer from a log in a file, without a server. :class:`Printer` and :func:`stream` show the
 output of jobs, for ``penstock logs`` and ``penstock run``.
@@ -7,22 +7,22 @@ output of jobs, for ``penstock logs`` and ``penstock run``.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Final, TypeVar
 
-import typer
-
-from penstock.output_reader import OutputReader
 from penstock_cli import job_text, render, size_chart
-from penstock_cli.invocation import AnswerOut, At, JobId, JobIds, LogFile, Out, act, bad_input, call, tell
-from penstock_cli.value_formats import moment, now_s
+from penstock_cli.invocation import At, JobId, LogFile, Out, ask, bad_input, call, tell
+from penstock_cli.parameters import Argument, Context, Option, PlainCommand
+from penstock_cli.value_formats import job_states, moment, now_s
 from penstock_log.request_bodies import OutputOffset
 
 if TYPE_CHECKING:
+    import typer
+
     from penstock.client import Client
+    from penstock.gateway_client import GatewayClient
     from penstock_bus.port import LogLine
     from penstock_cli.terminal_output import TerminalOutput
     from penstock_log import views
@@ -30,34 +30,36 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
+J = TypeVar("J", "views.JobView", "views.JobRow")
 Archive = Annotated[
-    bool, typer.Option("--archive", help="Of jobs that ended long ago: read the gateway's archive on this machine.")
+    bool, Option("--archive", help="Of jobs that ended long ago: read the gateway's archive on this machine.")
 ]
 ENDED_SHOWN = 20
 """How many of the jobs that have ended `penstock ps` shows without --all."""
-_STOPPABLE: Final = ("PD", "R", "PR")
-_MOST_LISTED: Final = 1000
-_AT_ONCE: Final = 50
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands, in the order of the help."""
-    for command in (ps, show, why, story, events, cancel, hold, release, logs):
-        app.command()(command)
+    for command in PLAIN.values():
+        app.command()(command.function)
 
 
 def ps(
-    ctx: typer.Context,
+    ctx: Context,
     *,
-    everything: Annotated[bool, typer.Option("-a", "--all", help="Ended jobs too, however old.")] = False,
+    everything: Annotated[bool, Option("-a", "--all", help="Ended jobs too, however old.")] = False,
     state: Annotated[
-        list[str] | None, typer.Option("--state", "-s", help="PD R PR CG CD F CA, or running and so on; repeatable.")
+        list[str] | None, Option("--state", "-s", help="PD R PR CG CD F CA, or running and so on; repeatable.")
     ] = None,
-    user: Annotated[str, typer.Option("--user", "-u", help="Of this user; `me` is you.")] = "",
-    name: Annotated[str, typer.Option("--name", "-n", help="With this name, or this beginning: 'train*'.")] = "",
-    sweep: Annotated[str, typer.Option("--sweep", help="Trials of this sweep.")] = "",
-    samples: Annotated[bool, typer.Option("--samples", help="The profiler's samples too.")] = False,
-    limit: Annotated[int, typer.Option("--limit", min=1, max=1000, help="At most so many, the newest.")] = 500,
+    user: Annotated[str, Option("--user", "-u", help="Of this user; `me` is you.")] = "",
+    name: Annotated[str, Option("--name", "-n", help="With this name, or this beginning: 'train*'.")] = "",
+    sweep: Annotated[str, Option("--sweep", help="Trials of this sweep.")] = "",
+    team: Annotated[str, Option("--team", help="Of this team.")] = "",
+    pool: Annotated[str, Option("--pool", help="Of this pool.")] = "",
+    model: Annotated[str, Option("--model", help="Of this workload, as --model of submit names it.")] = "",
+    text: Annotated[str, Option("--text", "-t", help="With this in the id or the name.")] = "",
+    samples: Annotated[bool, Option("--samples", help="The profiler's samples too.")] = False,
+    limit: Annotated[int, Option("--limit", min=1, max=100_000, help="At most so many, the newest.")] = 500,
     output: Out = "table",
     at: At = None,
     archive: Archive = False,
@@ -67,12 +69,23 @@ def ps(
         from penstock.submission import user_name
 
         user = user_name()
-    asked = _states(state or [])
+    asked = job_states(state or [])
 
-    async def ask(client: Client) -> views.JobsView:
+    async def listed(client: GatewayClient) -> views.JobsView:
         async def jobs(states: tuple[str, ...], most: int) -> views.JobsView:
             return await client.jobs(
-                state=states, user=user, name=name, parent=sweep, samples=samples, limit=most, at=moment(at)
+                state=states,
+                user=user,
+                name=name,
+                parent=sweep,
+                team=team,
+                pool=pool,
+                model=model,
+                text=text,
+                samples=samples,
+                limit=most,
+                rows=output == "table",
+                at=moment(at),
             )
 
         if everything or asked or sweep:
@@ -80,58 +93,57 @@ def ps(
         return _merged(await jobs(_ENDED, min(ENDED_SHOWN, limit)), await jobs(_OPEN, limit))
 
     if archive:
-        from penstock_log.request_bodies import JobsRequest
+        from penstock_log.request_bodies import MOST_ROWS, JobsRequest
         from penstock_simulator import archive_query
 
-        request = JobsRequest(state=asked, user=user, name=name, parent=sweep, samples=samples, limit=limit)
+        request = JobsRequest(
+            state=asked,
+            user=user,
+            name=name,
+            parent=sweep,
+            team=team,
+            pool=pool,
+            model=model,
+            text=text,
+            samples=samples,
+            limit=min(limit, MOST_ROWS),
+            rows=output == "table",
+        )
         found = _of_archive(lambda folder: archive_query.jobs(folder, request))
     else:
-        found = call(ctx, ask)
+        found = ask(ctx, listed)
     if not render.as_json(found, output):
-        render.show_table(*job_text.job_table(found.jobs, wide=output == "wide"), wide=output == "wide")
+        render.show_table(*job_text.job_table(found.rows or found.jobs, wide=output == "wide"), wide=output == "wide")
 
 
 _OPEN = ("PD", "R", "PR", "CG")
 _ENDED = ("CD", "F", "CA")
-_NAMES = {
-    "PD": ("waiting", "pending", "queued"),
-    "R": ("running",),
-    "PR": ("preempting",),
-    "CG": ("stopping", "completing"),
-    "CD": ("completed", "done"),
-    "F": ("failed",),
-    "CA": ("cancelled", "canceled"),
-}
-"""Of each state: how it may be typed, what the error names first."""
-
-
-def _states(typed: list[str]) -> tuple[str, ...]:
-    states: dict[str, None] = {}
-    for word in (word.strip() for entry in typed for word in entry.split(",") if word.strip()):
-        found = next((state for state, names in _NAMES.items() if word.lower() in {state.lower(), *names}), None)
-        if found is None:
-            names = f"{', '.join(_NAMES)}, or {', '.join(names[0] for names in _NAMES.values())}"
-            bad_input(f"--state {word!r} is no state; expected some of {names}")
-        states[found] = None
-    return tuple(states)
 
 
 def _merged(ended: views.JobsView, open_: views.JobsView) -> views.JobsView:
     """Return both lists as one, each job once (one may have ended between the two answers)."""
     from penstock_log import views
 
-    by_id = {job.id: job for job in (*open_.jobs, *ended.jobs)}
-    jobs = sorted(by_id.values(), key=lambda job: (job.submitted_s, job.id))
-    return views.JobsView(jobs=tuple(jobs), total=ended.total + open_.total, seq=open_.seq)
+    return views.JobsView(
+        jobs=_by_submission((*open_.jobs, *ended.jobs)),
+        rows=_by_submission((*open_.rows, *ended.rows)),
+        total=ended.total + open_.total,
+        seq=open_.seq,
+    )
 
 
-def show(ctx: typer.Context, job: JobId, output: Out = "table", at: At = None) -> None:
+def _by_submission(jobs: Iterable[J]) -> tuple[J, ...]:
+    by_id = {job.id: job for job in reversed(tuple(jobs))}
+    return tuple(sorted(by_id.values(), key=lambda job: (job.submitted_s, job.id)))
+
+
+def show(ctx: Context, job: JobId, output: Out = "table", at: At = None) -> None:
     """
     Show all that is known of a job.
 
     Of an elastic one, its devices and its throughput over time are drawn.
     """
-    detail = call(ctx, lambda client: client.job(job, moment(at)))
+    detail = ask(ctx, lambda client: client.job(job, moment(at)))
     if render.as_json(detail, output):
         return
     lines, as_of_s = job_text.job_lines(detail), now_s()
@@ -142,7 +154,7 @@ def show(ctx: typer.Context, job: JobId, output: Out = "table", at: At = None) -
     render.say_lines(lines)
 
 
-def why(ctx: typer.Context, job: JobId, output: Out = "table", at: At = None, log: LogFile = None) -> None:
+def why(ctx: Context, job: JobId, output: Out = "table", at: At = None, log: LogFile = None) -> None:
     """
     Say why a job waits, and what would change that.
 
@@ -155,13 +167,13 @@ def why(ctx: typer.Context, job: JobId, output: Out = "table", at: At = None, lo
 
         found, as_of_s = _of_file(log, lambda text, moment_: log_query.explain(text, job, moment_), moment(at))
     else:
-        found = call(ctx, lambda client: client.why(job, moment(at)))
+        found = ask(ctx, lambda client: client.why(job, moment(at)))
     if not render.as_json(found, output):
         render.say_lines(render.wrapped(job_text.why_lines(found, as_of_s)))
 
 
 def story(
-    ctx: typer.Context,
+    ctx: Context,
     job: JobId,
     output: Out = "table",
     *,
@@ -179,41 +191,46 @@ def story(
 
         found = _of_file(log, lambda text, moment_: log_query.tell(text, job, moment_), moment(at))
     else:
-        found = call(ctx, lambda client: client.story(job, moment(at)))
+        found = ask(ctx, lambda client: client.story(job, moment(at)))
     if not render.as_json(found, output):
         wide = output == "wide"
         render.show_table(*job_text.story_table(found, wide=wide), wide=wide, wrap=not wide)
 
 
 def events(
-    ctx: typer.Context,
-    entity: Annotated[str, typer.Argument(metavar="[ID]", help="Job, sweep, node, pool or workload.")] = "",
+    ctx: Context,
+    entity: Annotated[str, Argument(metavar="[ID]", help="Job, sweep, node, pool or workload.")] = "",
     *,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on with new facts until Ctrl-C.")] = False,
-    after: Annotated[int | None, typer.Option("--after", min=0, help="Only behind this stream sequence.")] = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, max=1000, help="At most so many.")] = 100,
+    follow: Annotated[bool, Option("-f", "--follow", help="Go on with new facts until Ctrl-C.")] = False,
+    after: Annotated[int | None, Option("--after", min=0, help="Only behind this stream sequence.")] = None,
+    limit: Annotated[int, Option("--limit", min=1, max=1000, help="At most so many.")] = 100,
     output: Out = "table",
     at: At = None,
 ) -> None:
     """Show the raw facts of the log; the newest, without --after."""
 
-    async def ask(client: Client) -> None:
+    async def once(client: GatewayClient) -> views.EventsView:
         found = await client.events(entity, after=after, limit=limit, at=moment(at))
         if output == "json" and not follow:
             render.show_json(found)
-            return
-        if output == "json":
+        elif output == "json":
             for event in found.events:
                 render.show_json_line(event)
         else:
             wide = output == "wide"
             render.show_table(*job_text.event_table(found.events, wide=wide), wide=wide)
-        if follow:
-            async for event in client.follow_events(_whole_id(found, entity), after=found.seq):
-                cells = job_text.event_row(event, wide=output == "wide")
-                render.show_answer(event, "  ".join(cells), output)
+        return found
 
-    call(ctx, ask)
+    async def on(client: Client) -> None:
+        found = await once(client)
+        async for event in client.follow_events(_whole_id(found, entity), after=found.seq):
+            cells = job_text.event_row(event, wide=output == "wide")
+            render.show_answer(event, "  ".join(cells), output)
+
+    if follow:
+        call(ctx, on)
+    else:
+        ask(ctx, once)
 
 
 def _whole_id(found: views.EventsView, entity: str) -> str:
@@ -221,57 +238,6 @@ def _whole_id(found: views.EventsView, entity: str) -> str:
     from penstock_log import subjects
 
     return next((subjects.entity_of(event.subject)[1] for event in found.events), entity) if entity else ""
-
-
-def cancel(
-    ctx: typer.Context,
-    *,
-    jobs: Annotated[list[str] | None, typer.Argument(metavar="JOB...", help="Job ids, or beginnings of them.")] = None,
-    user: Annotated[
-        str, typer.Option("--user", help="All jobs of this user that wait or run; not their sweeps: `sweep cancel`.")
-    ] = "",
-    reason: Annotated[str, typer.Option("--reason", help="Kept in the log.")] = "",
-    output: AnswerOut = "text",
-) -> None:
-    """End jobs; running ones are stopped first."""
-    if bool(jobs) == bool(user):
-        bad_input("expected the ids of jobs, or --user NAME for all of one user")
-    if jobs:
-        return act(ctx, jobs, lambda client, job: client.cancel(job, reason), output)
-    answers = call(ctx, lambda client: _cancelled(client, user, reason))
-    if output == "json":
-        for answer in answers:
-            render.show_answer(answer, answer.message, output)
-        return None
-    ended = sum(answer.changed for answer in answers)
-    return render.say(f"{render.count(ended, 'job')} of {user} cancelled" if answers else f"{user} has no open job")
-
-
-async def _cancelled(client: Client, user: str, reason: str) -> list[views.ActAnswer]:
-    """Cancel all open jobs of a user, the newest first."""
-    answers: list[views.ActAnswer] = []
-    seen: set[str] = set()
-    while True:
-        found = (await client.jobs(user=user, state=_STOPPABLE, limit=_MOST_LISTED)).jobs
-        if not (new := [job.id for job in found if job.id not in seen]):
-            return answers
-        seen.update(new)
-        for batch in _batches(new):
-            answers += await asyncio.gather(*(client.cancel(job_id, reason) for job_id in batch))
-
-
-def _batches(ids: list[str]) -> Iterator[list[str]]:
-    return (ids[at : at + _AT_ONCE] for at in range(0, len(ids), _AT_ONCE))
-
-
-def hold(ctx: typer.Context, jobs: JobIds, output: AnswerOut = "text") -> None:
-    """Keep waiting jobs from being started."""
-    act(ctx, jobs, lambda client, job: client.hold(job), output)
-
-
-def release(ctx: typer.Context, jobs: JobIds, output: AnswerOut = "text") -> None:
-    """Let held jobs be started again."""
-    act(ctx, jobs, lambda client, job: client.release(job), output)
 
 
 def _of_archive(ask: Callable[[Path], T]) -> T:
@@ -300,13 +266,13 @@ def _of_file(log: Path, ask: Callable[[IO[bytes], Moment], T], at: int | float |
 
 
 def logs(
-    ctx: typer.Context,
+    ctx: Context,
     job: JobId,
     *,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the job has ended.")] = False,
-    rank: Annotated[int | None, typer.Option("--rank", min=0, help="Only this process of a gang.")] = None,
-    tail: Annotated[int | None, typer.Option("--tail", min=0, help="Only the last so many lines.")] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Let a job's output do with this terminal what it likes.")] = False,
+    follow: Annotated[bool, Option("-f", "--follow", help="Go on until the job has ended.")] = False,
+    rank: Annotated[int | None, Option("--rank", min=0, help="Only this process of a gang.")] = None,
+    tail: Annotated[int | None, Option("--tail", min=0, help="Only the last so many lines.")] = None,
+    raw: Annotated[bool, Option("--raw", help="Let a job's output do with this terminal what it likes.")] = False,
 ) -> None:
     """
     Show a job's output; lines of a gang begin with the rank.
@@ -368,6 +334,8 @@ async def stream(
     client: Client, job_id: str, *, follow: bool, rank: int | None = None, tail: int | None = None, raw: bool = True
 ) -> None:
     """Write a job's output to standard output, ``raw`` or as a terminal may have it, with ``follow`` to its end."""
+    from penstock.output_reader import OutputReader
+
     detail = await client.job(job_id)
     reader = OutputReader(client.bus, detail.job.id)
     ranks, guarded = detail.spec.gpus > 1 and rank is None, not raw and render.terminal_width() is not None
@@ -413,4 +381,7 @@ def last_lines(data: bytes, count: int) -> bytes:
 
 def _write(data: bytes) -> None:
     if data:
-        typer.echo(data, nl=False)
+        render.echo(data)
+
+
+PLAIN: Final = {command.__name__: PlainCommand(command) for command in (ps, show, why, story, events, logs)}

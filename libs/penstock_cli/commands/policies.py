@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from penstock_cli import job_text, render
-from penstock_cli.invocation import AnswerOut, At, Out, PolicyCommand, call
+from penstock_cli.invocation import AnswerOut, At, Out, call
+from penstock_cli.typer_commands import PolicyCommand
 from penstock_cli.value_formats import moment
 
 if TYPE_CHECKING:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import typer
 
-from penstock_cli.invocation import PolicyCommand, flattened
+from penstock_cli.invocation import flattened
 from penstock_cli.simulation_arguments import ReplayArguments, ReportOptions
+from penstock_cli.typer_commands import PolicyCommand
 
 
 def register(app: typer.Typer) -> None:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from penstock_cli import render
-from penstock_cli.invocation import Exit, Failure, Out, PolicyCommand, bad_input, call
+from penstock_cli.invocation import Exit, Failure, Out, bad_input, call
+from penstock_cli.typer_commands import PolicyCommand
 from penstock_cli.value_formats import clock, now_s, pairs, span
 
 if TYPE_CHECKING:

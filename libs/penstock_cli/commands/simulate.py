@@ -16,8 +16,9 @@ import msgspec
 import typer
 
 from penstock_cli import render
-from penstock_cli.invocation import Out, PolicyCommand, bad_input, flattened
+from penstock_cli.invocation import Out, bad_input, flattened
 from penstock_cli.simulation_arguments import ReportOptions, SimulationArguments
+from penstock_cli.typer_commands import PolicyCommand, typed
 from penstock_cli.value_formats import span, words
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ class SweepOrTrace(PolicyCommand):
             return super().make_context(info_name, args, parent, **extra)
         words.remove(SWEEP)
         about_sweeps = typer.Typer(add_completion=False, rich_markup_mode=None)
-        about_sweeps.command()(simulate_sweep)
+        about_sweeps.command()(typed(simulate_sweep))
         command = typer.main.get_command(about_sweeps)
         return command.make_context(f"{info_name} {SWEEP}", words, parent, **extra)
 

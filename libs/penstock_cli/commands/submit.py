@@ -7,144 +7,144 @@ they did.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shlex
 import shutil
-import signal
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import msgspec
-import typer
-from typer.core import TyperCommand
 
 from penstock import submission
-from penstock.client import Client
-from penstock_cli import job_text, render, spec_file, value_formats
-from penstock_cli.commands.jobs import stream
-from penstock_cli.invocation import AnswerOut, CommandOptions, Exit, bad_input, call, flattened, require_script, tell
+from penstock_cli import render, spec_file, value_formats
+from penstock_cli.invocation import (
+    AnswerOut,
+    CommandOptions,
+    Exit,
+    ask,
+    bad_input,
+    call,
+    flattened,
+    require_script,
+    tell,
+)
+from penstock_cli.parameters import COMMAND, Argument, Context, Option, PlainCommand
 from penstock_log import JobSpec, JobState, views, workload
 from penstock_log.workload import ARRAY_INDEX
 
-COMMAND = "penstock.command"
+if TYPE_CHECKING:
+    import asyncio
+
+    import typer
+
+    from penstock.client import Client
+    from penstock.gateway_client import GatewayClient
+    from penstock_bus.errors import ServiceError
+
 Files = Annotated[
-    list[str] | None, typer.Argument(metavar="[FILE] [-- COMMAND...]", help="Job in TOML, YAML or JSON; - for stdin.")
+    list[str] | None, Argument(metavar="[FILE] [-- COMMAND...]", help="Job in TOML, YAML or JSON; - for stdin.")
 ]
-
-
-class DashedCommand(TyperCommand):
-    """A command that leaves everything behind ``--`` to the user's program."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Cut the arguments at ``--``."""
-        if "--" in args:
-            at = args.index("--")
-            ctx.meta[COMMAND], args = tuple(args[at + 1 :]), args[:at]
-        return super().parse_args(ctx, args)
+ManyFiles = Annotated[
+    list[str] | None,
+    Argument(metavar="[FILE...] [-- COMMAND...]", help="Job in TOML, YAML or JSON; - for stdin. Many are one request."),
+]
 
 
 def register(app: typer.Typer) -> None:
     """Add both commands."""
-    app.command("submit", cls=DashedCommand)(submit)
-    app.command("run", cls=DashedCommand)(run)
+    from penstock_cli.typer_commands import DashedCommand
+
+    for name, command in PLAIN.items():
+        app.command(name, cls=DashedCommand)(command.function)
 
 
 @dataclass(frozen=True)
 class JobOptions(CommandOptions):
     """What can be typed of a job beside its file."""
 
-    name: Annotated[str, typer.Option("--name", "-n", help="Instead of the script's name.")] = ""
+    name: Annotated[str, Option("--name", "-n", help="Instead of the script's name.")] = ""
     gpus: Annotated[
         str,
-        typer.Option("--gpus", "-g", metavar="N|MIN..MAX", help="Devices, all of one kind and all at once; or 1..8."),
+        Option("--gpus", "-g", metavar="N|MIN..MAX", help="Devices, all of one kind and all at once; or 1..8."),
     ] = ""
     batch: Annotated[
         str,
-        typer.Option(
-            "--batch", metavar="N|MIN..MAX", help="Examples of a step over all devices: 256, or between 64..512."
-        ),
+        Option("--batch", metavar="N|MIN..MAX", help="Examples of a step over all devices: 256, or between 64..512."),
     ] = ""
-    batch_step: Annotated[
-        int | None, typer.Option("--batch-step", min=1, help="Between two batch sizes that are tried.")
-    ] = None
+    batch_step: Annotated[int | None, Option("--batch-step", min=1, help="Between two batch sizes that are tried.")] = (
+        None
+    )
     batch_base: Annotated[
-        int | None, typer.Option("--batch-base", min=1, help="For which the script's learning rate is meant.")
+        int | None, Option("--batch-base", min=1, help="For which the script's learning rate is meant.")
     ] = None
-    per_gpu_max: Annotated[
-        int | None, typer.Option("--per-gpu-max", min=1, help="Most examples that one device holds.")
-    ] = None
+    per_gpu_max: Annotated[int | None, Option("--per-gpu-max", min=1, help="Most examples that one device holds.")] = (
+        None
+    )
     lr_rule: Annotated[
         Literal["keep", "linear", "sqrt", "callback"] | None,
-        typer.Option("--lr-rule", help="What becomes of the learning rate at another batch size."),
+        Option("--lr-rule", help="What becomes of the learning rate at another batch size."),
     ] = None
-    kind: Annotated[list[str] | None, typer.Option("--kind", "-k", help="Accepted device kind; repeatable.")] = None
-    memory: Annotated[str, typer.Option("--memory", help="Least memory of each device, such as 8GiB.")] = ""
+    kind: Annotated[list[str] | None, Option("--kind", "-k", help="Accepted device kind; repeatable.")] = None
+    memory: Annotated[str, Option("--memory", help="Least memory of each device, such as 8GiB.")] = ""
     cpus: Annotated[
-        float | None, typer.Option("--cpus", min=0.0, help="Processors of the host for each device; else its share.")
+        float | None, Option("--cpus", min=0.0, help="Processors of the host for each device; else its share.")
     ] = None
     host_memory: Annotated[
-        str, typer.Option("--host-memory", help="The host's memory for each device, such as 32GiB; else its share.")
+        str, Option("--host-memory", help="The host's memory for each device, such as 32GiB; else its share.")
     ] = ""
     local_memory: Annotated[
-        str, typer.Option("--local-memory", help="What borrowed memory's files keep on the host, for each device.")
+        str, Option("--local-memory", help="What borrowed memory's files keep on the host, for each device.")
     ] = ""
     spill: Annotated[
-        str, typer.Option("--spill", help="How large a file in borrowed memory is, for each device, such as 16GiB.")
+        str, Option("--spill", help="How large a file in borrowed memory is, for each device, such as 16GiB.")
     ] = ""
     aggregation: Annotated[
         Literal["shared", "own", "none"] | None,
-        typer.Option("--aggregation", help="own: aggregators that no other job shares; none: its script gets none."),
+        Option("--aggregation", help="own: aggregators that no other job shares; none: its script gets none."),
     ] = None
-    servers: Annotated[
-        int | None, typer.Option("--servers", min=1, max=64, help="Aggregators that it has as its own.")
-    ] = None
+    servers: Annotated[int | None, Option("--servers", min=1, max=64, help="Aggregators that it has as its own.")] = (
+        None
+    )
     checkpoint_tier: Annotated[
         Literal["disk", "memory"] | None,
-        typer.Option("--checkpoint-tier", help="memory: checkpoints count once two other nodes have them in memory."),
+        Option("--checkpoint-tier", help="memory: checkpoints count once two other nodes have them in memory."),
     ] = None
-    pool: Annotated[str, typer.Option("--pool", help="Set of nodes.")] = ""
-    retries: Annotated[
-        int | None, typer.Option("--retries", min=0, max=100, help="How often a failed run is repeated.")
-    ] = None
-    param: Annotated[
-        list[str] | None, typer.Option("--param", "-p", help="NAME=VALUE hyper-parameter; repeatable.")
-    ] = None
+    pool: Annotated[str, Option("--pool", help="Set of nodes.")] = ""
+    retries: Annotated[int | None, Option("--retries", min=0, max=100, help="How often a failed run is repeated.")] = (
+        None
+    )
+    param: Annotated[list[str] | None, Option("--param", "-p", help="NAME=VALUE hyper-parameter; repeatable.")] = None
     env: Annotated[
-        list[str] | None, typer.Option("--env", "-e", help="NAME=VALUE, or NAME with its value here; repeatable.")
+        list[str] | None, Option("--env", "-e", help="NAME=VALUE, or NAME with its value here; repeatable.")
     ] = None
-    job_id: Annotated[
-        str, typer.Option("--id", help="Wished id: the same job under the same id is submitted once.")
-    ] = ""
-    team: Annotated[str, typer.Option("--team", help="Whom the work is for.")] = ""
-    model: Annotated[str, typer.Option("--model", help="Names the workload, whatever the other arguments are.")] = ""
+    job_id: Annotated[str, Option("--id", help="Wished id: the same job under the same id is submitted once.")] = ""
+    team: Annotated[str, Option("--team", help="Whom the work is for.")] = ""
+    model: Annotated[str, Option("--model", help="Names the workload, whatever the other arguments are.")] = ""
     profile: Annotated[
         Literal["auto", "on", "off"] | None,
-        typer.Option("--profile", help="on or off: sample its workload first, or never; auto: if it has a --model."),
+        Option("--profile", help="on or off: sample its workload first, or never; auto: if it has a --model."),
     ] = None
     sharing: Annotated[
         Literal["exclusive", "lane", "fraction"] | None,
-        typer.Option("--sharing", help="lane: take turns with others on its devices; fraction: have a part of one."),
+        Option("--sharing", help="lane: take turns with others on its devices; fraction: have a part of one."),
     ] = None
     fraction: Annotated[
-        float | None, typer.Option("--fraction", min=0.0, max=1.0, help="Such as 0.5; implies --sharing fraction.")
+        float | None, Option("--fraction", min=0.0, max=1.0, help="Such as 0.5; implies --sharing fraction.")
     ] = None
     lane_memory: Annotated[
         str,
-        typer.Option(
-            "--lane-memory", help="P,F,E: kept, of the framework, and in an iteration; implies --sharing lane."
-        ),
+        Option("--lane-memory", help="P,F,E: kept, of the framework, and in an iteration; implies --sharing lane."),
     ] = ""
     share_with: Annotated[
-        Literal["user", "team", "anyone"] | None, typer.Option("--share-with", help="Whose jobs may be beside it.")
+        Literal["user", "team", "anyone"] | None, Option("--share-with", help="Whose jobs may be beside it.")
     ] = None
     priority: Annotated[
-        int | None, typer.Option("--priority", min=-1000, max=1000, help="For devices whose turns go by priority.")
+        int | None, Option("--priority", min=-1000, max=1000, help="For devices whose turns go by priority.")
     ] = None
-    cwd: Annotated[str, typer.Option("--cwd", "-D", help="Working directory; by default this one.")] = ""
+    cwd: Annotated[str, Option("--cwd", "-D", help="Working directory; by default this one.")] = ""
 
     def given(self, command: Sequence[str]) -> dict[str, Any]:
         """Return what was typed as fields of the specification, with the command behind ``--``."""
@@ -196,45 +196,57 @@ class JobOptions(CommandOptions):
         }
 
 
-Strict = Annotated[bool, typer.Option("--strict", help="Refuse a job that could never start at present.")]
-Check = Annotated[bool, typer.Option("--check/--no-check", help="Refuse if the script is not there.")]
+Strict = Annotated[bool, Option("--strict", help="Refuse a job that could never start at present.")]
+Check = Annotated[bool, Option("--check/--no-check", help="Refuse if the script is not there.")]
 
 
 @flattened
 def submit(
-    ctx: typer.Context,
+    ctx: Context,
     job: JobOptions,
-    files: Files = None,
+    files: ManyFiles = None,
     *,
     strict: Strict = False,
     check: Check = True,
-    hold: Annotated[bool, typer.Option("--hold", help="Accept it, start it on `penstock release`.")] = False,
-    array: Annotated[str, typer.Option("--array", help="One job for each index, such as 0-9.")] = "",
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only say where and when it would start, or why not.")
-    ] = False,
-    wait: Annotated[bool, typer.Option("--wait", help="Until it ends; the exit code is the job's.")] = False,
+    hold: Annotated[bool, Option("--hold", help="Accept it, start it on `penstock release`.")] = False,
+    array: Annotated[str, Option("--array", help="One job for each index, such as 0-9.")] = "",
+    dry_run: Annotated[bool, Option("--dry-run", help="Only say where and when it would start, or why not.")] = False,
+    wait: Annotated[bool, Option("--wait", help="Until it ends; the exit code is the job's.")] = False,
     output: AnswerOut = "text",
 ) -> None:
     """
-    Submit a job: a file, or the command behind --.
+    Submit a job: a file, or the command behind --; or many files.
 
-    Flags win over the file. Prints the job's id. With --wait the exit code is the job's own; 1 where it has none, 130
-    where it was cancelled.
+    Flags win over the file. Prints the job's id. Of many files, one that is refused does not keep the others. With
+    --wait the exit code is the job's own; 1 where it has none, 130 where it was cancelled.
     """
     given = job.given(ctx.meta.get(COMMAND, ())) | ({"hold": True} if hold else {})
-    spec = _spec(files or [], given, "submit", check=check)
+    named = files or []
+    specs = [_spec([one] if one else [], dict(given), "submit", check=check) for one in _each_file(named, given)]
+    if dry_run and len(specs) > 1:
+        bad_input(f"--dry-run tells about one job, and there are {len(specs)} files; give one")
     if dry_run:
-        show_dry_run(ctx, spec, output)
-    else:
-        indices = value_formats.array(array) if array else []
-        submit_jobs(ctx, expand(spec, indices), strict=strict, wait=wait, output=output)
+        show_dry_run(ctx, specs[0], output)
+        return
+    indices = value_formats.array(array) if array else []
+    all_of_them = [one for spec in specs for one in expand(spec, indices)]
+    submit_jobs(ctx, all_of_them, strict=strict, wait=wait, output=output)
+
+
+def _each_file(files: list[str], given: dict[str, Any]) -> list[str]:
+    """Return the files to read; one that is empty where the job is given by flags alone."""
+    if len(files) > 1 and all(map(spec_file.is_format, files)):
+        if "id" in given:
+            bad_input(f"--id names one job, and there are {len(files)} files; put the ids into the files")
+        if files.count(spec_file.STDIN) > 1:
+            bad_input("standard input is one file; name the others")
+        return files
+    _require_job_file(files, "submit")
+    return files or [""]
 
 
 @flattened
-def run(
-    ctx: typer.Context, job: JobOptions, files: Files = None, *, strict: Strict = False, check: Check = True
-) -> None:
+def run(ctx: Context, job: JobOptions, files: Files = None, *, strict: Strict = False, check: Check = True) -> None:
     """
     Submit a job and show its output until it ends.
 
@@ -274,10 +286,6 @@ def _require_job_file(words: list[str], verb: str) -> None:
     bad_input(f"{found}; for a plain command put -- before it: penstock {verb} -- {suggested}")
 
 
-_AT_ONCE: Final = 32
-"""Submissions under way at a time: the gateway answers one request after the other anyway."""
-
-
 def expand(spec: JobSpec, indices: Sequence[int]) -> list[JobSpec]:
     """Return the job, or one for each index with the index in its environment and behind its wished id."""
     if not indices:
@@ -303,44 +311,64 @@ def exit_code(job: views.JobView) -> int:
             return job.exit_code or Exit.FAILED if job.exit_code >= 0 else 128 - job.exit_code
 
 
-def show_dry_run(ctx: typer.Context, spec: JobSpec, output: str) -> None:
+def show_dry_run(ctx: Context, spec: JobSpec, output: str) -> None:
     """Say where the job would start, or why it would wait."""
-    found = call(ctx, lambda client: client.dry_run(spec))
+    from penstock_cli import job_text
+
+    found = ask(ctx, lambda client: client.dry_run(spec))
     if not render.as_json(found, output):
         render.say_lines(render.wrapped(job_text.dry_run_lines(found)))
 
 
-def submit_jobs(ctx: typer.Context, specs: Sequence[JobSpec], *, strict: bool, wait: bool, output: str) -> None:
+def submit_jobs(ctx: Context, specs: Sequence[JobSpec], *, strict: bool, wait: bool, output: str) -> None:
     """Submit all, print their ids, and with ``wait`` exit as they did: with the largest of their codes."""
 
-    async def all_of_them(client: Client) -> list[views.JobView]:
-        answers = []
-        async for answer in _submit_all(client, specs, strict=strict):
+    async def submitted(client: GatewayClient) -> tuple[list[views.SubmitAnswer], ServiceError | None]:
+        if len(specs) == 1:
+            answers, refused = [await client.submit(specs[0], strict=strict)], None
+        else:
+            answers, refused = _sorted(specs, await client.submit_all(specs, strict=strict))
+        for answer in answers:
             _announce(answer, output)
-            answers.append(answer)
-        return await _wait_all(client, answers) if wait else []
+        return answers, refused
 
-    ended = call(ctx, all_of_them)
+    async def waited_for(client: Client) -> list[views.JobView]:
+        answers, refused = await submitted(client)
+        if refused is not None:
+            raise refused
+        return await _wait_all(client, answers)
+
+    if not wait:
+        _, refused = ask(ctx, submitted)
+        if refused is not None:
+            raise refused
+        return
+    ended = call(ctx, waited_for)
     for job in ended:
         _tell_end(job)
     if code := max(map(exit_code, ended), default=0):
-        raise typer.Exit(code)
+        raise SystemExit(code)
 
 
-async def _submit_all(client: Client, specs: Sequence[JobSpec], *, strict: bool) -> AsyncIterator[views.SubmitAnswer]:
-    """Yield the answers in order; the first error is raised once all that were accepted beside it have been told."""
-    for first in range(0, len(specs), _AT_ONCE):
-        some = (client.submit(spec, strict=strict) for spec in specs[first : first + _AT_ONCE])
-        found = await asyncio.gather(*some, return_exceptions=True)
-        for answer in found:
-            if isinstance(answer, views.SubmitAnswer):
-                yield answer
-        for error in found:
-            if isinstance(error, BaseException):
-                raise error
+def _sorted(
+    specs: Sequence[JobSpec], answers: Sequence[views.SubmittedJob]
+) -> tuple[list[views.SubmitAnswer], ServiceError | None]:
+    """Return the answers of the jobs that were accepted, and what all others met as one error: the first one's."""
+    from penstock_bus.errors import ServiceError
+    from penstock_log import views
+
+    accepted = [views.SubmitAnswer.of(answer) for answer in answers if not answer.code]
+    refused = [(spec, answer) for spec, answer in zip(specs, answers, strict=True) if answer.code]
+    if not refused:
+        return accepted, None
+    spec, first = refused[0]
+    more = f" ({render.count(len(refused), 'job')} of {len(specs)} were refused)" if len(specs) > 1 else ""
+    return accepted, ServiceError(first.code, f"{spec.name}: {first.error}{more}")
 
 
 async def _wait_all(client: Client, answers: Sequence[views.SubmitAnswer]) -> list[views.JobView]:
+    import asyncio
+
     try:
         return list(await asyncio.gather(*(client.wait(answer.id) for answer in answers)))
     except asyncio.CancelledError:
@@ -363,8 +391,10 @@ def _tell_end(job: views.JobView) -> None:
     tell(f"{job.id} {words.get(JobState(job.state), job.state)}{reason}")
 
 
-def submit_and_watch(ctx: typer.Context, spec: JobSpec, *, strict: bool) -> None:
+def submit_and_watch(ctx: Context, spec: JobSpec, *, strict: bool) -> None:
     """Submit, show the output, and exit as the job did."""
+
+    from penstock_cli.commands.jobs import stream
 
     async def follow(client: Client) -> views.JobView:
         with _Interrupts(client) as interrupts:
@@ -380,13 +410,15 @@ def submit_and_watch(ctx: typer.Context, spec: JobSpec, *, strict: bool) -> None
     if job.state != JobState.COMPLETED:
         _tell_end(job)
     if code := exit_code(job):
-        raise typer.Exit(code)
+        raise SystemExit(code)
 
 
 class _Interrupts:
     """While open, the first Ctrl-C asks the gateway to cancel the job, and the second one leaves."""
 
     def __init__(self, client: Client) -> None:
+        import asyncio
+
         self._client = client
         self._job_id = ""
         self._count = 0
@@ -394,10 +426,14 @@ class _Interrupts:
         self._loop, self._main = asyncio.get_running_loop(), asyncio.current_task()
 
     def __enter__(self) -> _Interrupts:
+        import signal
+
         self._loop.add_signal_handler(signal.SIGINT, self._interrupt)
         return self
 
     def __exit__(self, *_: object) -> None:
+        import signal
+
         self._loop.remove_signal_handler(signal.SIGINT)
 
     def submitted(self, job_id: str) -> None:
@@ -416,3 +452,9 @@ class _Interrupts:
     def _cancel(self) -> None:
         tell(f"cancelling {self._job_id}; Ctrl-C again leaves at once")
         self._asked = self._loop.create_task(self._client.cancel(self._job_id, "interrupted"))
+
+
+PLAIN: Final = {
+    "submit": PlainCommand(submit, is_dashed=True),
+    "run": PlainCommand(run, is_dashed=True),
+}

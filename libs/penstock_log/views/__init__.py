@@ -16,75 +16,204 @@ In reading order:
 * ``stats``: Figures by pool and team, for metrics.
 """
 
-from penstock_log.views.accounts import UsageRowView as UsageRowView
-from penstock_log.views.accounts import UsageView as UsageView
-from penstock_log.views.accounts import WaitsView as WaitsView
-from penstock_log.views.aggregation import AggregatedJobView as AggregatedJobView
-from penstock_log.views.aggregation import AggregationView as AggregationView
-from penstock_log.views.aggregation import AggregatorUseView as AggregatorUseView
-from penstock_log.views.bulk import BulkAnswer as BulkAnswer
-from penstock_log.views.bulk import BulkView as BulkView
-from penstock_log.views.bulk import SubmittedJob as SubmittedJob
-from penstock_log.views.bulk import SubmittedJobsView as SubmittedJobsView
-from penstock_log.views.cluster import DeviceView as DeviceView
-from penstock_log.views.cluster import GoodputView as GoodputView
-from penstock_log.views.cluster import LanesView as LanesView
-from penstock_log.views.cluster import MomentView as MomentView
-from penstock_log.views.cluster import NodeLoginsView as NodeLoginsView
-from penstock_log.views.cluster import NodeLoginView as NodeLoginView
-from penstock_log.views.cluster import NodeMemoryView as NodeMemoryView
-from penstock_log.views.cluster import NodesView as NodesView
-from penstock_log.views.cluster import NodeTokenView as NodeTokenView
-from penstock_log.views.cluster import NodeView as NodeView
-from penstock_log.views.cluster import PoliciesView as PoliciesView
-from penstock_log.views.cluster import PolicyView as PolicyView
-from penstock_log.views.cluster import ReplicaView as ReplicaView
-from penstock_log.views.cluster import RungView as RungView
-from penstock_log.views.cluster import SchemaView as SchemaView
-from penstock_log.views.cluster import SharedDeviceView as SharedDeviceView
-from penstock_log.views.cluster import SharedLaneView as SharedLaneView
-from penstock_log.views.cluster import SharedRunView as SharedRunView
-from penstock_log.views.cluster import SignInView as SignInView
-from penstock_log.views.cluster import StatusView as StatusView
-from penstock_log.views.cluster import StreamPeerView as StreamPeerView
-from penstock_log.views.cluster import StreamsView as StreamsView
-from penstock_log.views.cluster import StreamView as StreamView
-from penstock_log.views.cluster import SweepsView as SweepsView
-from penstock_log.views.cluster import SweepView as SweepView
-from penstock_log.views.cluster import TrialView as TrialView
-from penstock_log.views.cluster import UsersView as UsersView
-from penstock_log.views.cluster import UserView as UserView
-from penstock_log.views.devices import DeviceOccupation as DeviceOccupation
-from penstock_log.views.devices import DevicesView as DevicesView
-from penstock_log.views.devices import HolderView as HolderView
-from penstock_log.views.devices import NodeDevicesView as NodeDevicesView
-from penstock_log.views.devices import QueuedJobView as QueuedJobView
-from penstock_log.views.devices import QueueView as QueueView
-from penstock_log.views.jobs import ActAnswer as ActAnswer
-from penstock_log.views.jobs import DryRunView as DryRunView
-from penstock_log.views.jobs import EventsView as EventsView
-from penstock_log.views.jobs import EventView as EventView
-from penstock_log.views.jobs import JobDetail as JobDetail
-from penstock_log.views.jobs import JobRow as JobRow
-from penstock_log.views.jobs import JobsView as JobsView
-from penstock_log.views.jobs import JobView as JobView
-from penstock_log.views.jobs import ProfileView as ProfileView
-from penstock_log.views.jobs import RankView as RankView
-from penstock_log.views.jobs import RejectedListView as RejectedListView
-from penstock_log.views.jobs import RejectedView as RejectedView
-from penstock_log.views.jobs import ResizeView as ResizeView
-from penstock_log.views.jobs import SizedRunView as SizedRunView
-from penstock_log.views.jobs import SizingView as SizingView
-from penstock_log.views.jobs import StoryLine as StoryLine
-from penstock_log.views.jobs import StoryView as StoryView
-from penstock_log.views.jobs import SubmitAnswer as SubmitAnswer
-from penstock_log.views.jobs import View as View
-from penstock_log.views.jobs import WhyView as WhyView
-from penstock_log.views.stats import DEVICE_STATES as DEVICE_STATES
-from penstock_log.views.stats import PoolStatsView as PoolStatsView
-from penstock_log.views.stats import StatsView as StatsView
-from penstock_log.views.timeline import TimelineDevice as TimelineDevice
-from penstock_log.views.timeline import TimelineJobView as TimelineJobView
-from penstock_log.views.timeline import TimelineNodeView as TimelineNodeView
-from penstock_log.views.timeline import TimelineSpan as TimelineSpan
-from penstock_log.views.timeline import TimelineView as TimelineView
+from __future__ import annotations
+
+from importlib import import_module
+
+TYPE_CHECKING = False  # type checkers know the name; importing it from typing costs more than all the rest
+if TYPE_CHECKING:
+    from penstock_log.views.accounts import (
+        UsageRowView,
+        UsageView,
+        WaitsView,
+    )
+    from penstock_log.views.aggregation import (
+        AggregatedJobView,
+        AggregationView,
+        AggregatorUseView,
+    )
+    from penstock_log.views.bulk import (
+        BulkAnswer,
+        BulkView,
+        SubmittedJob,
+        SubmittedJobsView,
+    )
+    from penstock_log.views.cluster import (
+        DeviceView,
+        GoodputView,
+        LanesView,
+        MomentView,
+        NodeLoginsView,
+        NodeLoginView,
+        NodeMemoryView,
+        NodesView,
+        NodeTokenView,
+        NodeView,
+        PoliciesView,
+        PolicyView,
+        ReplicaView,
+        RungView,
+        SchemaView,
+        SharedDeviceView,
+        SharedLaneView,
+        SharedRunView,
+        SignInView,
+        StatusView,
+        StreamPeerView,
+        StreamsView,
+        StreamView,
+        SweepsView,
+        SweepView,
+        TrialView,
+        UsersView,
+        UserView,
+    )
+    from penstock_log.views.devices import (
+        DeviceOccupation,
+        DevicesView,
+        HolderView,
+        NodeDevicesView,
+        QueuedJobView,
+        QueueView,
+    )
+    from penstock_log.views.jobs import (
+        ActAnswer,
+        DryRunView,
+        EventsView,
+        EventView,
+        JobDetail,
+        JobRow,
+        JobsView,
+        JobView,
+        ProfileView,
+        RankView,
+        RejectedListView,
+        RejectedView,
+        ResizeView,
+        RunView,
+        SizedRunView,
+        SizingView,
+        StoryLine,
+        StoryView,
+        SubmitAnswer,
+        View,
+        WhyView,
+    )
+    from penstock_log.views.stats import (
+        DEVICE_STATES,
+        PoolStatsView,
+        StatsView,
+    )
+    from penstock_log.views.timeline import (
+        TimelineDevice,
+        TimelineJobView,
+        TimelineNodeView,
+        TimelineSpan,
+        TimelineView,
+    )
+else:
+    _NAMES = {
+        "accounts": "UsageRowView UsageView WaitsView",
+        "aggregation": "AggregatedJobView AggregationView AggregatorUseView",
+        "bulk": "BulkAnswer BulkView SubmittedJob SubmittedJobsView",
+        "cluster": (
+            "DeviceView GoodputView LanesView MomentView NodeLoginView NodeLoginsView NodeMemoryView NodeTokenView "
+            "NodeView NodesView PoliciesView PolicyView ReplicaView RungView SchemaView SharedDeviceView "
+            "SharedLaneView SharedRunView SignInView StatusView StreamPeerView StreamView StreamsView SweepView "
+            "SweepsView TrialView UserView UsersView"
+        ),
+        "devices": "DeviceOccupation DevicesView HolderView NodeDevicesView QueuedJobView QueueView",
+        "jobs": (
+            "ActAnswer DryRunView EventView EventsView JobDetail JobRow JobView JobsView ProfileView RankView "
+            "RejectedListView RejectedView ResizeView RunView SizedRunView SizingView StoryLine StoryView "
+            "SubmitAnswer View WhyView"
+        ),
+        "stats": "DEVICE_STATES PoolStatsView StatsView",
+        "timeline": "TimelineDevice TimelineJobView TimelineNodeView TimelineSpan TimelineView",
+    }
+    """The names of each module, which is loaded when one of them is used: a list of jobs needs one of them."""
+    _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
+
+    def __getattr__(name: str) -> object:
+        if name not in _HOMES:
+            message = f"module {__name__!r} has no attribute {name!r}"
+            raise AttributeError(message)
+        found = globals()[name] = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+        return found
+
+
+__all__ = [
+    "DEVICE_STATES",
+    "ActAnswer",
+    "AggregatedJobView",
+    "AggregationView",
+    "AggregatorUseView",
+    "BulkAnswer",
+    "BulkView",
+    "DeviceOccupation",
+    "DeviceView",
+    "DevicesView",
+    "DryRunView",
+    "EventView",
+    "EventsView",
+    "GoodputView",
+    "HolderView",
+    "JobDetail",
+    "JobRow",
+    "JobView",
+    "JobsView",
+    "LanesView",
+    "MomentView",
+    "NodeDevicesView",
+    "NodeLoginView",
+    "NodeLoginsView",
+    "NodeMemoryView",
+    "NodeTokenView",
+    "NodeView",
+    "NodesView",
+    "PoliciesView",
+    "PolicyView",
+    "PoolStatsView",
+    "ProfileView",
+    "QueueView",
+    "QueuedJobView",
+    "RankView",
+    "RejectedListView",
+    "RejectedView",
+    "ReplicaView",
+    "ResizeView",
+    "RunView",
+    "RungView",
+    "SchemaView",
+    "SharedDeviceView",
+    "SharedLaneView",
+    "SharedRunView",
+    "SignInView",
+    "SizedRunView",
+    "SizingView",
+    "StatsView",
+    "StatusView",
+    "StoryLine",
+    "StoryView",
+    "StreamPeerView",
+    "StreamView",
+    "StreamsView",
+    "SubmitAnswer",
+    "SubmittedJob",
+    "SubmittedJobsView",
+    "SweepView",
+    "SweepsView",
+    "TimelineDevice",
+    "TimelineJobView",
+    "TimelineNodeView",
+    "TimelineSpan",
+    "TimelineView",
+    "TrialView",
+    "UsageRowView",
+    "UsageView",
+    "UserView",
+    "UsersView",
+    "View",
+    "WaitsView",
+    "WhyView",
+]

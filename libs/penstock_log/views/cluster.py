@@ -172,6 +172,10 @@ class StreamView(View, frozen=True, kw_only=True):
         The server that takes what is written; empty while none does.
     error : str
         Why nothing is known of it.
+    messages, bytes : int
+        What it holds.
+    max_bytes : int
+        How much it may hold; 0: as much as the server has room for.
     """
 
     name: str
@@ -179,6 +183,9 @@ class StreamView(View, frozen=True, kw_only=True):
     leader: str = ""
     copies: tuple[StreamPeerView, ...] = ()
     error: str = ""
+    messages: int = 0
+    bytes: int = 0
+    max_bytes: int = 0
 
 
 class StreamsView(View, frozen=True, kw_only=True):

@@ -17,6 +17,7 @@ from penstock_log.facts import KindSpeed, RunEnded, Scalability
 from penstock_log.job_state import Size
 from penstock_log.records import compose
 from penstock_log.spec import JobSpec, MemoryNeed
+from penstock_log.usage import Usage
 
 V = TypeVar("V", bound="View")
 
@@ -309,6 +310,9 @@ class WhyView(View, frozen=True, kw_only=True):
         The last decision about its size, if there was one.
     freed : dict of str to int
         Running job → devices that it is giving up for this waiting one.
+    prices : dict of str to float
+        Of a waiting job's pool: what one more device of each kind would save, in seconds of completion time, by the
+        last round that worked it out.
     """
 
     id: str
@@ -326,6 +330,38 @@ class WhyView(View, frozen=True, kw_only=True):
     size: str = ""
     resized: Optional[ResizeView] = None
     freed: dict[str, int] = {}
+    prices: dict[str, float] = {}
+
+
+class RunView(View, frozen=True, kw_only=True, omit_defaults=True):
+    """
+    One run of a job, from when the job began to wait for it; of a wait without a grant, the epoch is 0.
+
+    Attributes
+    ----------
+    granted_s, started_s, ended_s : float or None
+        Of the round that placed it, of its first process, and of its end on its last node.
+    devices : tuple of str
+        Such as ``n1/fast0``.
+    outcome : str
+        How it ended; empty where it goes on.
+    begun_step, end_step : int
+        The steps after which it began and ended; the last is 0 where it goes on.
+    usage : Usage
+        The device time that it asked for, held, and spent on what.
+    """
+
+    pending_s: float
+    epoch: int = 0
+    granted_s: Optional[float] = None
+    started_s: Optional[float] = None
+    ended_s: Optional[float] = None
+    kind: str = ""
+    devices: tuple[str, ...] = ()
+    outcome: str = ""
+    begun_step: int = 0
+    end_step: int = 0
+    usage: Usage = msgspec.field(default_factory=Usage)
 
 
 class JobDetail(View, frozen=True, kw_only=True):
@@ -340,6 +376,16 @@ class JobDetail(View, frozen=True, kw_only=True):
         The sizes of an elastic job so far.
     run_end : RunEnded or None
         The last end of one of its runs on a node, as the log has it.
+    last_seq : int
+        Sequence of the last commit that changed it; 0 from an earlier gateway.
+    now_s : float
+        The time of the answer, or the moment that was asked about; 0 from an earlier gateway.
+    runs : tuple of RunView
+        The last of its runs, oldest first, with its present wait.
+    left_out : int
+        How many before them are not kept.
+    usage : Usage or None
+        The device time of all of its runs; None from an earlier gateway.
     """
 
     job: JobView
@@ -350,6 +396,11 @@ class JobDetail(View, frozen=True, kw_only=True):
     seq: int
     sizing: Optional[SizingView] = None
     run_end: Optional[RunEnded] = None
+    last_seq: int = 0
+    now_s: float = 0.0
+    runs: tuple[RunView, ...] = ()
+    left_out: int = 0
+    usage: Optional[Usage] = None
 
 
 class ProfileView(View, frozen=True, kw_only=True):

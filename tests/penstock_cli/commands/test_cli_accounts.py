@@ -33,6 +33,7 @@ def used(name: str, gpu_h: float = 1.0, **more: object) -> UsageRowView:
         used_gpu_s=held / 2,
         idle_gpu_s=held / 4,
         lost_gpu_s=held / 4,
+        lost_to_preemption_gpu_s=held / 8,
         jobs=3,
         runs=4,
         preemptions=1,
@@ -70,8 +71,8 @@ def test_days_that_are_counted_whole_are_named(penstock: Run, gateway: FakeGatew
 def test_wide_has_runs_and_waits_and_json_is_the_answer(penstock: Run, gateway: FakeGateway) -> None:
     gateway.usage = answers(used("ada"))
     wide = penstock("usage", "-o", "wide")[1].splitlines()
-    assert wide[0].endswith("JOBS  RUNS  PREEMPTED  MEDIAN WAIT  P90 WAIT")
-    assert wide[1].split()[-4:] == ["4", "1", "1m00s", "1m30s"]
+    assert wide[0].endswith("JOBS  LOST TO PREEMPTION  RUNS  PREEMPTED  MEDIAN WAIT  P90 WAIT")
+    assert wide[1].split()[-5:] == ["0.125", "4", "1", "1m00s", "1m30s"]
     assert json.loads(penstock("usage", "-o", "json")[1])["rows"][0]["usage"]["held_gpu_s"] == 3600.0
 
 
@@ -150,6 +151,7 @@ def test_a_report_loads_nothing_and_shows_hostile_names_as_text(
     assert "url(" not in page.text
     assert page.text.count("<script>alert(1)</script>\\n'\"&\\x1b[2J") == 4 + 2 * 3, "rows, and jobs with name and user"
     assert "1970-01-01\nis counted whole" in page.text
+    assert "Of all that was lost, 50% was lost to\npreemption." in page.text
     assert [ask.by for ask in gateway.asked if isinstance(ask, UsageRequest)] == [
         "team", "user", "pool", "kind", "job", "job", "pool",
     ]  # fmt: skip

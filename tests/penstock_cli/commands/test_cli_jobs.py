@@ -10,7 +10,9 @@ import pytest
 from fake_gateway import FakeGateway, job_view, why_view
 
 from penstock.client import Client
+from penstock.submission import user_name
 from penstock_bus import Reply
+from penstock_cli.commands import acts
 from penstock_cli.job_text import story_table, why_lines
 from penstock_log import Alternative, JobState, request_bodies, views
 
@@ -58,19 +60,20 @@ def test_ps_json_is_the_view_itself(penstock: Run) -> None:
 def test_ps_asks_for_open_jobs_and_the_last_that_ended(penstock: Run, gateway: FakeGateway) -> None:
     penstock("ps", "--user", "ann", "--name", "tr*")
     ended, still_open = gateway.asked
-    assert ended == request_bodies.JobsRequest(state=("CD", "F", "CA"), user="ann", name="tr*", limit=20)
-    assert still_open == request_bodies.JobsRequest(state=("PD", "R", "PR", "CG"), user="ann", name="tr*", limit=500)
+    assert ended == request_bodies.JobsRequest(state=("CD", "F", "CA"), user="ann", name="tr*", rows=True, limit=20)
+    open_states = ("PD", "R", "PR", "CG")
+    assert still_open == request_bodies.JobsRequest(state=open_states, user="ann", name="tr*", rows=True, limit=500)
 
 
 def test_ps_takes_states_in_any_case_and_a_moment(penstock: Run, gateway: FakeGateway) -> None:
     assert penstock("ps", "-s", "r,pd", "--at", "17")[0] == 0
-    assert gateway.asked == [request_bodies.JobsRequest(state=("R", "PD"), at=17)]
+    assert gateway.asked == [request_bodies.JobsRequest(state=("R", "PD"), rows=True, at=17)]
 
 
 @pytest.mark.parametrize("typed", ["RUNNING,PENDING", "running,waiting", "R,pd", "Running, queued", "r,r,PD"])
 def test_states_are_taken_as_words_and_as_letters_in_any_case(penstock: Run, gateway: FakeGateway, typed: str) -> None:
     assert penstock("ps", "-s", typed)[0] == 0
-    assert gateway.asked == [request_bodies.JobsRequest(state=("R", "PD"))]
+    assert gateway.asked == [request_bodies.JobsRequest(state=("R", "PD"), rows=True)]
 
 
 def test_every_state_may_be_typed_by_its_own_name(penstock: Run, gateway: FakeGateway) -> None:
@@ -223,20 +226,66 @@ def test_commands_take_several_jobs_and_say_what_became_of_each(penstock: Run, c
     assert [line.split()[0].rstrip(":") for line in out.splitlines()] == ["a1", "b2"]
 
 
+def bulk_asked(gateway: FakeGateway) -> list[request_bodies.BulkRequest]:
+    return [ask for ask in gateway.asked if isinstance(ask, request_bodies.BulkRequest)]
+
+
+def test_several_jobs_are_one_request(penstock: Run, gateway: FakeGateway) -> None:
+    assert penstock("cancel", "a1", "b2", "--reason", "late")[0] == 0
+    (asked,) = bulk_asked(gateway)
+    assert (asked.verb, asked.ids, asked.where, asked.reason) == ("cancel", ("a1", "b2"), None, "late")
+    assert len(gateway.asked) == 1
+
+
 def test_all_jobs_of_a_user_that_are_not_over_are_cancelled(penstock: Run, gateway: FakeGateway) -> None:
-    over = {job_id for job_id, job in gateway.jobs.items() if job.state not in {"PD", "R", "PR"}}
-    assert penstock("cancel", "--user", "alice", "--reason", "flood")[0] == 0
-    asked = [ask for ask in gateway.asked if isinstance(ask, request_bodies.ActRequest)]
-    assert {ask.id for ask in asked} == set(gateway.jobs) - over
-    assert {ask.reason for ask in asked} == {"flood"}
-    assert [ask.user for ask in gateway.asked if isinstance(ask, request_bodies.JobsRequest)] == ["alice", "alice"]
-    assert penstock("cancel", "--user", "alice") == (0, "alice has no open job\n", "")
+    assert penstock("cancel", "--user", "ann", "--reason", "flood") == (0, "2 jobs cancelled\n", "")
+    (asked,) = bulk_asked(gateway)
+    assert (asked.where, asked.reason) == (request_bodies.JobFilter(user="ann"), "flood")
+    assert penstock("cancel", "--user", "ann") == (0, "no job matches\n", "")
 
 
-@pytest.mark.parametrize("words", [(), ("b2", "--user", "alice")])
-def test_jobs_to_cancel_are_named_or_all_of_a_user(penstock: Run, words: tuple[str, ...]) -> None:
+def test_a_filter_is_about_jobs_of_ones_own_unless_it_says_whose(penstock: Run, gateway: FakeGateway) -> None:
+    me = user_name()
+    for words, expected in (
+        (("--all",), {"user": me}),
+        (("--state", "running", "--name", "tr*"), {"user": me, "state": ("R",), "name": "tr*"}),
+        (("--user", "me", "--sweep", "s1"), {"user": me, "parent": "s1"}),
+        (("--user", "bob", "--pool", "big", "--team", "t"), {"user": "bob", "pool": "big", "team": "t"}),
+        (("--everybody", "-s", "PD"), {"state": ("PD",)}),
+    ):
+        assert penstock("hold", *words)[0] == 0
+        assert bulk_asked(gateway)[-1].where == request_bodies.JobFilter(**expected)
+
+
+def test_a_dry_run_lists_what_would_be_changed_and_changes_nothing(penstock: Run, gateway: FakeGateway) -> None:
+    code, out, _ = penstock("cancel", "--user", "ann", "--dry-run")
+    assert (code, out.splitlines()[0], out.splitlines()[-1]) == (
+        0,
+        "a1 would be cancelled",
+        "2 jobs would be cancelled",
+    )
+    assert [asked.dry_run for asked in bulk_asked(gateway)] == [True]
+    assert penstock("cancel", "a1", "--dry-run") == (0, "a1 would be cancelled\n", "")
+
+
+@pytest.mark.parametrize("typed", ["y", "", "no"])
+def test_a_person_at_a_terminal_is_asked_before_many_jobs_are_cancelled(
+    penstock: Run, gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch, typed: str
+) -> None:
+    monkeypatch.setattr(acts, "_is_person", lambda: True)
+    result = penstock("cancel", "--user", "ann", stdin=f"{typed}\n")
+    assert result[:2] == ((0, "2 jobs cancelled\n") if typed == "y" else (1, ""))
+    assert "cancel 2 jobs of ann? [y/N] " in result[2]
+    assert [asked.dry_run for asked in bulk_asked(gateway)] == [True] + [False] * (typed == "y")
+    assert "[y/N]" not in penstock("cancel", "--user", "ann", "--yes")[2]
+
+
+@pytest.mark.parametrize(
+    "words", [(), ("b2", "--user", "ann"), ("--dry-run",), ("--everybody",), ("--everybody", "--all")]
+)
+def test_jobs_to_cancel_are_named_or_chosen(penstock: Run, gateway: FakeGateway, words: tuple[str, ...]) -> None:
     code, _, said = penstock("cancel", *words)
-    assert (code, "expected the ids of jobs, or --user NAME for all of one user" in said) == (2, True)
+    assert (code, "expected" in said, gateway.asked) == (2, True, [])
 
 
 def test_an_unknown_job_does_not_keep_the_others_from_being_cancelled(penstock: Run, gateway: FakeGateway) -> None:

@@ -1,0 +1,216 @@
+"""Plain command lines: read as Typer reads them, and run with little loaded."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import typer
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plain_server import plain_server
+
+from penstock_cli.commands import acts, cluster, jobs, submit
+from penstock_cli.parameters import Argument, NotPlain, PlainCommand, PlainContext, declared, read_plainly
+from penstock_cli.quick_start import run_quickly
+from penstock_cli.typer_commands import DashedCommand, typed
+from penstock_log import views
+
+PLAIN: dict[str, PlainCommand] = {**acts.PLAIN, **cluster.PLAIN, **jobs.PLAIN, **submit.PLAIN}
+USUAL = """
+ps
+ps -a
+ps --all -o wide
+ps -s R,PD --state CD -u me
+ps --name=tr* --limit 20 --team t --pool p --model m --text x
+ps --at 10m --samples
+show j1
+show j1 -o json
+why j1
+story j1 --at 17
+events
+events j1 --after 3 --limit 5
+logs j1 -f
+logs j1 --tail 5 --rank 0
+cancel j1
+cancel j1 j2 --reason late
+cancel --all --yes
+hold --user ann -s PD
+release j1 -o json
+nodes -o wide
+status
+rejected
+submit job.toml
+submit a.toml b.toml --strict
+submit --gpus 2 -- python train.py --lr 0.1 -- -x
+submit -n x -k fast -k slow --memory 8GiB -- true
+submit --priority 3 --fraction 0.5 --no-check --hold -- true
+submit --lr-rule linear --batch 64..512 -p lr=0.1 -e A=b --retries 2 -
+run --gpus 1..4 -- python -u train.py
+""".strip().splitlines()
+FOR_TYPER = """
+ps --help
+ps -h
+ps --sta R
+ps --limit 0
+ps --limit x
+ps -o yaml
+ps -aowide
+ps x
+ps --all=yes
+show
+show a b
+logs j1 --rank -1
+logs j1 --log-nothing
+cancel --reason
+submit --cpus 1e3 -- x
+""".strip().splitlines()
+
+
+def by_typer(command: PlainCommand, words: list[str]) -> dict[str, Any] | None:
+    """Return what Typer calls a command with; None where it refuses, or shows help."""
+    seen: list[dict[str, Any]] = []
+
+    def record(ctx: Any, **values: Any) -> None:
+        seen.append({**values, "meta": dict(ctx.meta)})
+
+    parts = {name: (annotation, default) for name, annotation, default in declared(command.function)}
+    record.flat_parameters = parts  # type: ignore[attr-defined]
+    app = typer.Typer(rich_markup_mode=None, add_completion=False)
+    app.command(cls=DashedCommand if command.is_dashed else None)(typed(record))
+    try:
+        app(args=words, standalone_mode=False)
+    except Exception as error:
+        if not hasattr(error, "format_message"):
+            raise
+    return seen[0] if seen else None
+
+
+def plainly(command: PlainCommand, words: list[str]) -> dict[str, Any] | None:
+    """Return what a command is called with that is read plainly, with its defaults; None where it is for Typer."""
+    context = PlainContext({})
+    try:
+        found = read_plainly(command, words, context)
+    except NotPlain:
+        return None
+    parts = list(declared(command.function))
+    return {**{name: default for name, _, default in parts if name != "ctx"}, **found, "meta": context.meta}
+
+
+def without_own(read: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return it without what Typer itself leaves in the meta data."""
+    if read is None:
+        return None
+    return {**read, "meta": {key: value for key, value in read["meta"].items() if key == "penstock.command"}}
+
+
+@pytest.mark.parametrize("line", USUAL)
+def test_usual_command_lines_are_read_plainly_and_as_typer_reads_them(line: str) -> None:
+    name, *words = line.split()
+    found = plainly(PLAIN[name], words)
+    assert found is not None
+    assert found == without_own(by_typer(PLAIN[name], words))
+
+
+@pytest.mark.parametrize("line", FOR_TYPER)
+def test_what_is_not_plain_is_for_typer(line: str) -> None:
+    name, *words = line.split()
+    assert plainly(PLAIN[name], words) is None
+    assert run_quickly([name, *words]) is None
+
+
+@st.composite
+def command_lines(draw: st.DrawFn) -> tuple[PlainCommand, list[str]]:
+    """Give a command with some of its options, some of their values, and words that stand loose."""
+    command = PLAIN[draw(st.sampled_from(sorted(PLAIN)))]
+    values = st.sampled_from(
+        ["j1", "1", "0", "2.5", "-3", "R", "wide", "json", "a=b", "", "--", "-", "on", "é", "1_0", " 7"]
+    )
+    names = [name for _, annotation, _ in declared(command.function) for name in names_of(annotation)]
+    words: list[str] = []
+    for _ in range(draw(st.integers(0, 5))):
+        name, value = draw(st.sampled_from([*names, ""])), draw(values)
+        words += draw(st.sampled_from([[name], [name, value], [f"{name}={value}"], [value]]))
+    return command, [word for word in words if word or draw(st.booleans())]
+
+
+def names_of(annotation: Any) -> list[str]:
+    found = getattr(annotation, "__metadata__", ())
+    return [part for one in found if not isinstance(one, Argument) for name in one.names for part in name.split("/")]
+
+
+@pytest.mark.slow
+@settings(max_examples=300, deadline=None)
+@given(command_lines())
+def test_what_is_read_plainly_is_what_typer_reads(asked: tuple[PlainCommand, list[str]]) -> None:
+    command, words = asked
+    found = plainly(command, words)
+    if found is not None:
+        assert found == without_own(by_typer(command, words))
+
+
+# --- what is loaded
+HEAVY = {
+    "asyncio", "click", "cryptography", "logging", "nats", "networkx", "numba", "numpy", "rich", "scipy", "structlog",
+    "subprocess", "typer", "uvloop", "yaml", "penstock_log.codec", "penstock_log.lifecycle", "penstock_bus.port",
+    "penstock_cli.app", "penstock.client",
+}  # fmt: skip
+JOB = views.JobRow(id="j1", name="a", user="u", state="PD", gpus=1, submitted_s=1.0, wait_s=2.0, run_s=0.0)
+ANSWERS: dict[str, msgspec.Struct] = {
+    "jobs": views.JobsView(jobs=(), rows=(JOB,), total=1, seq=7),
+    "submit": views.SubmitAnswer(id="j1", seq=7, created=True),
+    "cancel": views.ActAnswer(id="j1", changed=True, state="CA", message="j1 is cancelled"),
+    "bulk": views.BulkView(answers=(), matched=0, changed=0, refused=0),
+    "status": views.StatusView(
+        jobs={"R": 2}, devices={}, nodes={}, sweeps={}, services=(), last_seq=7, backlog=0, version="0"
+    ),
+    "nodes": views.NodesView(nodes=(), seq=7),
+    "events": views.EventsView(events=(), seq=7),
+    "rejected": views.RejectedListView(rejected=()),
+    "story": views.StoryView(id="j1", name="a", lines=()),
+}
+
+
+def answer(subject: str, _: bytes) -> bytes:
+    return msgspec.json.encode(ANSWERS[subject.rpartition(".")[2]])
+
+
+@pytest.fixture
+def loaded(tmp_path: Path) -> Callable[..., tuple[int, set[str]]]:
+    """Run a command in a process; return its exit code and the modules that it has loaded."""
+
+    def run(*words: str) -> tuple[int, set[str]]:
+        code = (
+            "import sys, json\nfrom penstock_cli.quick_start import run_quickly\n"
+            f"code = run_quickly({list(words)!r})\nprint(json.dumps([code, sorted(sys.modules)]))"
+        )
+        environment = {**os.environ, "PENSTOCK_URL": server.url, "XDG_CONFIG_HOME": str(tmp_path)}
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=environment, cwd=tmp_path, capture_output=True, text=True, check=True
+        )
+        exit_code, modules = json.loads(done.stdout.splitlines()[-1])
+        return exit_code, set(modules)
+
+    with plain_server(answer) as server:
+        yield run  # type: ignore[misc]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("ps", "ps -a", "submit -- true", "cancel j1", "cancel --all", "hold --state PD", "status", "nodes", "events"),
+        *("story j1", "rejected"),
+    ],
+)
+def test_an_everyday_command_loads_nothing_heavy(loaded: Callable[..., tuple[int, set[str]]], line: str) -> None:
+    code, modules = loaded(*line.split())
+    assert (code, sorted(HEAVY & modules)) == (0, [])
+    assert len(modules) < 230
