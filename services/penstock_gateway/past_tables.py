@@ -296,6 +296,16 @@ class PastJobs(JobTable):
         """Return the conditions, and that the job had been submitted by then: later ones are not even looked at."""
         return [("place < ?", self.table.stored_places), *where]
 
+    def since(self, since_s: float, histories: PastTable[Any]) -> list[Job]:
+        """Return the jobs that are not over or ended since a time, by submission; their histories are read with them."""
+        rows = self.rows(
+            [("finished_s >= ?", since_s)], lambda job: job.state not in TERMINAL or job.finished_s >= since_s
+        )
+        ids = [row.id for row in rows]
+        self.table.read(ids)
+        histories.read(ids)
+        return [self.table[job_id] for job_id in ids]
+
     def only_from(self, begin: str) -> Job | None:
         """Return the one job, but for samples, whose id has this beginning; None where there is none, or several."""
         table = self.table
