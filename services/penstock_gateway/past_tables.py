@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from penstock_gateway.snapshot_file import EntryVersion, OverJob, IndexDamaged, SnapshotFile
+from penstock_gateway.snapshot_file import EntryVersion, IndexDamaged, OverJob, SnapshotFile
 from penstock_log import TERMINAL, Job, JobState, JobTable, workload
 
 V = TypeVar("V")
@@ -297,7 +297,7 @@ class PastJobs(JobTable):
         return [("place < ?", self.table.stored_places), *where]
 
     def since(self, since_s: float, histories: PastTable[Any]) -> list[Job]:
-        """Return the jobs that are not over or ended since a time, by submission; their histories are read with them."""
+        """Return the jobs that are not over or ended since a time, by submission; and read their histories."""
         rows = self.rows(
             [("finished_s >= ?", since_s)], lambda job: job.state not in TERMINAL or job.finished_s >= since_s
         )

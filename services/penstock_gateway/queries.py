@@ -7,6 +7,7 @@ what is reported outside of the log: heartbeats of nodes and services, and the p
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import replace
 from typing import Final, Protocol, TypeVar
