@@ -1,8 +1,8 @@
 """
 Job filters: the jobs that a request names by what they are.
 
-:func:`matching` gives them in the order of their submissions, and :func:`page` a part of them. Names, models and sweeps of jobs that the asker may not
-see match nothing: else they could be guessed letter by letter.
+:func:`matching` gives them in the order of their submissions, and :func:`page` a part of them. Names, models and sweeps
+of jobs that the asker may not see match nothing: else they could be guessed letter by letter.
 """
 
 from __future__ import annotations
@@ -86,9 +86,8 @@ def _columns(where: JobFilter, caller: Caller) -> list[tuple[str, Any]]:
         sees, own = "1", ()
     if where.state:
         found.append((f"state IN ({','.join('?' * len(where.state))})", where.state))
-    for field in ("user", "team", "pool", "parent", "model"):
-        if wanted := getattr(where, field):
-            found.append((f"{field} = ?", wanted))
+    equal = ((field, getattr(where, field)) for field in ("user", "team", "pool", "parent", "model"))
+    found += [(f"{field} = ?", wanted) for field, wanted in equal if wanted]
     if where.model or where.name:
         found.append((sees, own))
     if where.name.endswith("*"):

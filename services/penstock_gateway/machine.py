@@ -24,6 +24,7 @@ from penstock_gateway import job_sizes, node_history, sweep_table
 from penstock_gateway.job_history import JobHistory
 from penstock_gateway.node_history import NodeHistory
 from penstock_gateway.open_jobs import OpenJobs
+from penstock_gateway.past_tables import PastJobs, PastTable
 from penstock_gateway.retention import ArchiveRecord
 from penstock_gateway.run_accounts import LaneGrants
 from penstock_gateway.sweep_table import SweepRecord
@@ -135,6 +136,12 @@ class GatewayState(SchedulerState):
     totals: TotalsRecord = msgspec.field(default_factory=TotalsRecord)
 
     users: Users = msgspec.field(default_factory=Users)
+
+    def jobs_since(self, since_s: float) -> list[Job]:
+        """Return the jobs that are not over, and those that ended since a time, in order of submission."""
+        if isinstance(self.jobs, PastJobs) and isinstance(self.histories, PastTable):
+            return self.jobs.since(since_s, self.histories)
+        return [job for job in self.jobs if job.state not in TERMINAL or job.finished_s >= since_s]
 
     def wait_of(self, job: Job) -> Wait | None:
         """Return why a job waits by the last round; None where the round does not say."""

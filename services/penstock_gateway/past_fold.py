@@ -33,6 +33,8 @@ _TABLES: Final[dict[str, Any]] = {
 }
 """Table → type of its values: those that grow with the jobs that are over. Keys are ids of jobs, or of sweeps."""
 _OF_JOBS: Final = ("jobs", "histories")
+_LARGE: Final = 20_000
+"""A table of which so many entries were read is not kept in memory."""
 _SHARERS: Final = "jobs.sharers"
 
 
@@ -83,7 +85,7 @@ class PastFold:
     @property
     def is_large(self) -> bool:
         """Whether so much of it was read that it is not to be kept in memory."""
-        return any(table.is_whole for table in self._tables.values())
+        return any(len(table.loaded()) > _LARGE for table in self._tables.values())
 
     def apply(self, delivery: Delivery) -> None:
         """Fold one commit in."""

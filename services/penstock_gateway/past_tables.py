@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from penstock_gateway.snapshot_file import EntryVersion, OverJob, IndexDamaged, SnapshotFile
+from penstock_gateway.snapshot_file import EntryVersion, IndexDamaged, OverJob, SnapshotFile
 from penstock_log import TERMINAL, Job, JobState, JobTable, workload
 
 V = TypeVar("V")
@@ -295,6 +295,16 @@ class PastJobs(JobTable):
     def _bounded(self, where: Conditions) -> Conditions:
         """Return the conditions, and that the job had been submitted by then: later ones are not even looked at."""
         return [("place < ?", self.table.stored_places), *where]
+
+    def since(self, since_s: float, histories: PastTable[Any]) -> list[Job]:
+        """Return the jobs that are not over or ended since a time, by submission; and read their histories."""
+        rows = self.rows(
+            [("finished_s >= ?", since_s)], lambda job: job.state not in TERMINAL or job.finished_s >= since_s
+        )
+        ids = [row.id for row in rows]
+        self.table.read(ids)
+        histories.read(ids)
+        return [self.table[job_id] for job_id in ids]
 
     def only_from(self, begin: str) -> Job | None:
         """Return the one job, but for samples, whose id has this beginning; None where there is none, or several."""

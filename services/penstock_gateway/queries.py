@@ -7,6 +7,7 @@ what is reported outside of the log: heartbeats of nodes and services, and the p
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import replace
 from typing import Final, Protocol, TypeVar
@@ -223,7 +224,10 @@ class Queries:
 
     async def _usage(self, body: bytes, caller: Caller) -> UsageView:
         asked = ask(body, request_bodies.UsageRequest)
-        return usage_answers.usage(await self._model(asked.at), asked, caller)
+        model = await self._model(asked.at)
+        if log_reader.parse(asked.at) is None:
+            return usage_answers.usage(model, asked, caller)
+        return await asyncio.to_thread(usage_answers.usage, model, asked, caller)  # it may read very many accounts
 
     async def _users(self, body: bytes, caller: Caller) -> UsersView:  # noqa: ARG002 - who may ask was asked before
         model = await self._model(ask(body, request_bodies.AllRequest).at)

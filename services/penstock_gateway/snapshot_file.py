@@ -44,6 +44,8 @@ CREATE INDEX over_of_users ON over (user, place);
 """
 _COLUMNS: Final = "place, id, state, user, team, name, pool, model, parent, workload, sample, finished_s"
 
+_OF_ENTRY: Final = "key, place, body, max(seq) FROM entries"
+
 
 class IndexDamaged(Exception):
     """A file of snapshots cannot be read, or not be written: what it holds is to be made again from the log."""
@@ -248,17 +250,15 @@ class SnapshotFile:
         for at in range(0, len(keys), _AT_ONCE):
             part = keys[at : at + _AT_ONCE]
             wanted = ",".join("?" * len(part))
-            query = f"""
-                SELECT key, place, body, max(seq) FROM entries WHERE kind = ? AND key IN ({wanted}) AND seq <= ? GROUP BY key
-            """  # noqa: S608 - of question marks
+            query = f"SELECT {_OF_ENTRY} WHERE kind = ? AND seq <= ? AND key IN ({wanted}) GROUP BY key"
             with self._reading():
-                for key, place, body, _ in self._db.execute(query, (kind, *part, seq)).fetchall():
+                for key, place, body, _ in self._db.execute(query, (kind, seq, *part)).fetchall():
                     if body is not None:
                         yield EntryVersion(kind, key, place, self._unpacked(body))
 
     def entries(self, kind: str, seq: int) -> Iterator[EntryVersion]:
         """Yield all entries of a table as of a snapshot, in no order; one by one it takes long for many."""
-        query = "SELECT key, place, body, max(seq) FROM entries WHERE kind = ? AND seq <= ? GROUP BY key"
+        query = f"SELECT {_OF_ENTRY} WHERE kind = ? AND seq <= ? GROUP BY key"
         with self._reading():
             for key, place, body, _ in self._db.execute(query, (kind, seq)):
                 if body is not None:
