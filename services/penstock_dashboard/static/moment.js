@@ -25,12 +25,19 @@
     return address;
   };
 
+  // Scripts of one page set it up when it is loaded; those with data-moves cope with a page that moves in time.
+  const movesInPlace = () => !document.querySelector("head script:not([data-moves])");
+  const leave = (address) => {
+    if (document.activeElement === slider()) sessionStorage.setItem("slider", "1");
+    location.assign(address);
+  };
+
   // Puts what another moment's page has in place of what is here; what the visitor holds on to stays.
   const show = (html, address, pushes) => {
     const page = new DOMParser().parseFromString(html, "text/html");
     const old = { bar: document.getElementById("moment"), main: document.getElementById("content") };
     const fresh = { bar: page.getElementById("moment"), main: page.getElementById("content") };
-    if (!old.bar || !old.main || !fresh.main) { location.assign(address); return; }
+    if (!old.bar || !old.main || !fresh.main) { leave(address); return; }
     for (const name of ["live", "version", "now"]) {
       if (page.body.dataset[name] === undefined) delete body.dataset[name];
       else body.dataset[name] = page.body.dataset[name];
@@ -95,14 +102,19 @@
     delete event.target.dataset.moving;
     const address = move(event.target);
     clearTimeout(timer);
-    timer = setTimeout(() => load(address, address.href !== location.href), WAIT_MS);
+    timer = setTimeout(() => (movesInPlace() ? load(address, address.href !== location.href) : leave(address)), WAIT_MS);
   });
   document.addEventListener("click", (event) => {
     const link = event.target.closest("a[data-moment]");
     if (!link || event.ctrlKey || event.metaKey || event.shiftKey || event.button) return;
+    if (!movesInPlace()) return;
     event.preventDefault();
     load(new URL(link.href), true);
   });
-  addEventListener("popstate", () => load(new URL(location.href), false));
+  addEventListener("popstate", () => (movesInPlace() ? load(new URL(location.href), false) : location.reload()));
   dress();
+  if (sessionStorage.getItem("slider")) {
+    sessionStorage.removeItem("slider");
+    slider()?.focus({ preventScroll: true });
+  }
 })();
