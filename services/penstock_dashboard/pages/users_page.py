@@ -100,8 +100,11 @@ def _key(number: int, row: UsageRowView) -> str:
     return f"{number} {row.name}"
 
 
-def _cells(row: UsageRowView) -> list[tuple[str, str]]:
-    return [(column, hours(gpu_h(row.usage, column))) for column in COLUMNS]
+def _cells(row: UsageRowView) -> list[tuple[str, str, str]]:
+    """Return for each column its name, its hours, and what is to be said below them."""
+    preempted = hours(gpu_h(row.usage, "lost_to_preemption"))
+    below = {"lost": f"{preempted} preempted"} if preempted != "0" else {}
+    return [(column, hours(gpu_h(row.usage, column)), below.get(column, "")) for column in COLUMNS]
 
 
 def hours(value: float) -> str:
