@@ -103,7 +103,7 @@ class Lag:
 
 async def asked(bus: Bus, name: str, **body: Any) -> None:
     """Ask the gateway."""
-    await bus.request(subjects.query(name), msgspec.json.encode(body), timeout_s=600.0)
+    await bus.request(subjects.query(name), msgspec.json.encode(body), timeout_s=7200.0)
 
 
 async def table(title: str, count: int, ask: Callable[[], Awaitable[None]]) -> None:
@@ -120,7 +120,7 @@ async def table(title: str, count: int, ask: Callable[[], Awaitable[None]]) -> N
 
 async def measure(bus: Bus, folder: Path, moments: int) -> None:
     """Index the log, and ask."""
-    settings = GatewaySettings(history_dir=str(folder / "history"), query_timeout_s=600.0)
+    settings = GatewaySettings(history_dir=str(folder / "history"), query_timeout_s=7200.0)
     shell, lag = Shell(bus, "gateway", replica_id="bench"), Lag()
     last_seq = await bus.last_seq()
     began = time.perf_counter()
