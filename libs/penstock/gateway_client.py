@@ -1,7 +1,7 @@
 """
 What is one request to the gateway and its answer: submissions, acts and queries, on an event loop or without one.
 
-:class:`GatewayClient` makes the request, has an :class:`Asker` ask it, and reads the answer. It needs no event loop, no
+:class:`GatewayClient` makes the request, has an :class:`RequestAsker` ask it, and reads the answer. It needs no event loop, no
 NATS library and no facts, so that a command line is quick: :class:`penstock.Client` adds the connection and everything
 that goes on for longer, and :mod:`penstock.blocking` asks one thing after another.
 """
@@ -42,7 +42,7 @@ V = TypeVar("V", bound="views.View")
 S = TypeVar("S", JobSpec, SweepSpec)
 
 
-class Asker(Protocol):
+class RequestAsker(Protocol):
     """Asks until there is an answer."""
 
     @property
@@ -67,7 +67,7 @@ class GatewayClient:
         Gives the id of a submission that names none.
     """
 
-    def __init__(self, asker: Asker, retries: RetryPolicy, make_id: Callable[[], str] = new_id) -> None:
+    def __init__(self, asker: RequestAsker, retries: RetryPolicy, make_id: Callable[[], str] = new_id) -> None:
         self._asker, self._retries, self._new_id = asker, retries, make_id
         self.user = ""
         """Under which name the server knows who asks; empty before it was asked, and where it knows nobody."""
