@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from penstock_bus import Append, Endpoint, Handler, Rejection, Reply, Request, Snapshot, Unauthorized
+from penstock_bus.identity import access
 from penstock_bus.identity.access import ADMIN, CLIENT
 from penstock_bus.identity.logins import Login
 from penstock_bus.nats import NatsBus, connect
@@ -266,3 +267,14 @@ async def test_a_command_line_may_ask_executors_for_output_as_a_client_or_beside
         assert await bus.request(subject, b"") == b"output"
         with pytest.raises(Unauthorized):
             await ranker.request(subject, b"")
+
+
+def test_samples_of_devices_name_jobs_and_are_heard_by_those_only_who_read_all():
+    def heard(*, reads_all: bool) -> list[str]:
+        return [one.subject for one in access.imports("A", "ann", reads_all=reads_all) if one.stream]
+
+    kind = ".".join(subjects.devices("n1").split(".")[:3])
+    assert not any(
+        subject == f"{subjects.ROOT}.tel.>" or subject.startswith(kind) for subject in heard(reads_all=False)
+    )
+    assert f"{subjects.ROOT}.tel.>" in heard(reads_all=True)
