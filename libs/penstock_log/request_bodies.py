@@ -545,6 +545,7 @@ class RunProgress(msgspec.Struct, frozen=True, kw_only=True):
     metrics: dict[str, float] = {}
     loop_s: float = 0.0
     loop_steps: int = 0
+    waited_s: float = 0.0
     batch_size: int = 0
     samples: int = 0
     iteration_s: float = 0.0

@@ -35,7 +35,7 @@ from penstock_dashboard.sign_in import TokenSigner
 from penstock_log import request_bodies
 from penstock_log.job_state import JobState
 from penstock_log.text import count
-from penstock_log.views import BulkView, UserView
+from penstock_log.views import BulkView
 
 PAGES: Final[dict[str, tuple[str, Page]]] = {
     "/": ("Devices", device_page.device_page),
@@ -51,9 +51,6 @@ PAGES: Final[dict[str, tuple[str, Page]]] = {
 COOKIE: Final = "penstock_session"
 _STATIC: Final = Path(__file__).with_name("static")
 _MOST_FORM_BYTES: Final = 256 * 1024
-_CHECKED_S: Final = 5.0
-"""For so long it is believed that a session still counts."""
-_UNKNOWN: Final = 500
 _PING_S: Final = 15
 CANCEL_SWEEP: Final = "cancel_sweep"
 SAID: Final = "penstock_said"
@@ -103,33 +100,12 @@ class Site:
         self.gateway, self.jobs, self.nodes = gateway, jobs, nodes
         self.signer, self.settings, self.now_s = signer, settings, now_s
         self.channels = LiveChannels(settings.refresh_s, settings.most_pages)
-        self._checked: dict[str, tuple[float, bool]] = {}
 
     async def visitor(self, request: Request) -> Visitor:
         """Return who visits; a session that its person has had revoked since is none."""
         text = request.cookies.get(COOKIE, "")
         visitor = self.signer.visitor(text) if text else None
-        if visitor is None or not await self._still_counts(visitor, text):
-            return Visitor()
-        return visitor
-
-    async def _still_counts(self, visitor: Visitor, text: str) -> bool:
-        """Say whether the gateway still knows the person, and has revoked nothing since the session began."""
-        now_s = self.now_s()
-        until_s, counts = self._checked.get(visitor.session, (0.0, False))
-        if until_s > now_s:
-            return counts
-        self._checked = {session: known for session, known in self._checked.items() if known[0] > now_s}
-        try:
-            person = await self.gateway.query(visitor, "whoami", request_bodies.EmptyRequest(), UserView)
-        except PageRefused as refusal:
-            if refusal.status >= _UNKNOWN:
-                return True  # nobody can say; what the page asks is refused all the same
-            counts = False
-        else:
-            counts = person.valid_from_s <= self.signer.began_s(text)
-        self._checked[visitor.session] = (now_s + _CHECKED_S, counts)
-        return counts
+        return visitor if visitor is not None and await self.gateway.counts(visitor) else Visitor()
 
     def visit(self, request: Request, visitor: Visitor, path: str) -> PageRequest:
         """Return a visit to the page at a path."""

@@ -193,7 +193,8 @@ def shares(parts: Iterable[tuple[str, str, float]], words_of: Callable[[float], 
     found, begin = [], 0.0
     for name, kind, amount in given:
         end = begin + amount / total
-        words = f"{name}: {words_of(amount)}, {100 * amount / total:.0f} %"
+        share = 100 * amount / total
+        words = f"{name}: {words_of(amount)}, {f'{share:.0f}' if share >= 1 else 'less than 1'} %"
         found.append(BarPart(name, kind, begin, end, words))
         begin = end
     return found

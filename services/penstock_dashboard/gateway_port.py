@@ -7,6 +7,7 @@ so that the gateway answers as it would answer that person (docs/adr/0026).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final, TypeVar
 
 import msgspec
@@ -16,11 +17,14 @@ from penstock_bus.port import BusError, NoResponders, RequestPort
 from penstock_log import subjects
 from penstock_log.request_bodies import GatewayRequest
 from penstock_log.services import ANONYMOUS
-from penstock_log.views import ActAnswer, View
+from penstock_log.views import ActAnswer, UserView, View
 
 V = TypeVar("V", bound=View)
 ANSWER_S: Final = 10.0
 _NOT_REACHED: Final = 503
+_UNKNOWN: Final = 500
+_CHECKED_S: Final = 5.0
+"""For so long it is believed that a session still counts."""
 
 
 class Visitor(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,10 +38,13 @@ class Visitor(msgspec.Struct, frozen=True, kw_only=True):
         the server knows nobody by name, and who reaches it may do everything.
     session : str
         Id of the browser's session; empty for who has not signed in.
+    began_s : float
+        When the session began.
     """
 
     name: str = ANONYMOUS
     session: str = ""
+    began_s: float = 0.0
 
     @property
     def signed_in(self) -> bool:
@@ -67,11 +74,42 @@ class GatewayPort:
     """
     The gateway's queries and commands.
 
-    Every method raises :class:`PageRefused` where the gateway refuses, or where it does not answer (503).
+    Every method raises :class:`PageRefused` where the gateway refuses, where it does not answer (503), or where the
+    visitor's session counts no more (401), also of a page that is open.
+
+    Parameters
+    ----------
+    bus : RequestPort
+    clock : callable
+        Seconds that never jump.
     """
 
-    def __init__(self, bus: RequestPort) -> None:
-        self._bus = bus
+    def __init__(self, bus: RequestPort, clock: Callable[[], float]) -> None:
+        self._bus, self._clock = bus, clock
+        self._checked: dict[str, tuple[float, bool]] = {}
+
+    async def counts(self, visitor: Visitor) -> bool:
+        """Say whether the gateway still knows the person, and has revoked nothing since their session began."""
+        if not visitor.signed_in:
+            return True
+        now_s = self._clock()
+        until_s, counts = self._checked.get(visitor.session, (0.0, False))
+        if until_s > now_s:
+            return counts
+        self._checked = {session: known for session, known in self._checked.items() if known[0] > now_s}
+        subject = visitor.subject(subjects.query("whoami"))
+        try:
+            person = msgspec.json.decode(await self._bus.request(subject, b"{}", timeout_s=ANSWER_S), type=UserView)
+        except ServiceError as error:
+            if error.code >= _UNKNOWN:
+                return True  # nobody can say; what the page asks is refused all the same
+            counts = False
+        except BusError:
+            return True
+        else:
+            counts = person.valid_from_s <= visitor.began_s
+        self._checked[visitor.session] = (now_s + _CHECKED_S, counts)
+        return counts
 
     async def query(self, visitor: Visitor, name: str, asked: GatewayRequest, answer: type[V]) -> V:
         """Return the answer to a query."""
@@ -88,6 +126,8 @@ class GatewayPort:
         return await self.command(visitor, name, asked, ActAnswer)
 
     async def _ask(self, visitor: Visitor, subject: str, asked: GatewayRequest) -> bytes:
+        if not await self.counts(visitor):
+            raise PageRefused(401, "your session has ended; load the page again, and sign in by `penstock dashboard`")
         try:
             return await self._bus.request(visitor.subject(subject), msgspec.json.encode(asked), timeout_s=ANSWER_S)
         except ServiceError as error:

@@ -2,8 +2,8 @@
 A job's story and its facts, asked of the gateway no more often than they change.
 
 A story is read from the log, all rounds of the job's pool among it: of a job that waits for long in a busy pool that
-takes a while. :class:`JobStories` keeps the last answers, and asks again once the job has changed, or after a time that
-grows with what the last answer took.
+takes a while. :class:`JobStories` keeps the last answers. It asks again once the job has changed, and at times for what
+others say of it; after a slow answer it waits for longer, whatever has changed.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ from penstock_log.views import EventsView, EventView, JobDetail, StoryView
 
 E = TypeVar("E", bound=Event)
 _KEPT: Final = 500
-_LEAST_S: Final = 2.0
-_TIMES_SLOWER: Final = 10.0
+_AGAIN_S: Final = 2.0
+_TIMES: Final = 10.0
+_LEAST_TIMES: Final = 3.0
+"""So many times as long as an answer took, nothing is asked again: at most a quarter of the time goes into asking."""
 _MOST_FACTS: Final = 1000
 
 
@@ -48,7 +50,8 @@ class JobPast(msgspec.Struct, frozen=True, kw_only=True):
 
 class _Known(msgspec.Struct, frozen=True):
     of: tuple[Any, ...]
-    until_s: float
+    least_until: float
+    until: float
     past: JobPast
 
 
@@ -78,11 +81,12 @@ class JobStories:
         return found
 
     def _fresh(self, name: tuple[str, str, str], detail: JobDetail) -> JobPast | None:
-        known = self._known.get(name)
-        if known is None or known.of != _signature(detail):
-            return None
-        is_over = JobState(detail.job.state) in TERMINAL and bool(detail.last_seq)
-        return known.past if is_over or self._ticks() < known.until_s else None
+        known, now = self._known.get(name), self._ticks()
+        if known is None or now >= known.least_until:
+            is_same = known is not None and known.of == _signature(detail)
+            is_over = JobState(detail.job.state) in TERMINAL and bool(detail.last_seq)
+            return known.past if known is not None and is_same and (is_over or now < known.until) else None
+        return known.past
 
     async def _ask(self, name: tuple[str, str, str], visitor: Visitor, detail: JobDetail, at: str) -> JobPast:
         begin = self._ticks()
@@ -102,8 +106,9 @@ class JobStories:
             trouble="; ".join(str(answer) for answer in (story, events) if isinstance(answer, PageRefused)),
         )
         now = self._ticks()
-        until_s = now + max(_LEAST_S, _TIMES_SLOWER * (now - begin))
-        self._known[name] = _Known(_signature(detail) if not past.trouble else (), until_s, past)
+        took_s = now - begin
+        of = _signature(detail) if not past.trouble else ()
+        self._known[name] = _Known(of, now + _LEAST_TIMES * took_s, now + max(_AGAIN_S, _TIMES * took_s), past)
         self._known.move_to_end(name)
         while len(self._known) > _KEPT:
             self._known.popitem(last=False)

@@ -192,7 +192,7 @@ def gpu_hours(gpu_s: float) -> str:
     >>> gpu_hours(45_000.0), gpu_hours(90.0)
     ('12.5 GPU-hours', '90 GPU-seconds')
     """
-    return f"{gpu_s / 3600:.3g} GPU-hours" if gpu_s >= _SMALL_GPU_S else f"{gpu_s:.0f} GPU-seconds"
+    return f"{gpu_s / 3600:.3g} GPU-hours" if gpu_s >= _SMALL_GPU_S else f"{gpu_s:.3g} GPU-seconds"
 
 
 def json_text(value: Any) -> str:

@@ -43,7 +43,7 @@ async def run(shell: Shell, settings: DashboardSettings) -> None:
     host, port = listener.getsockname()[:2]
     url = settings.url or f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"  # noqa: S104 - compared
     signer = TokenSigner(secret_of(settings.secret_file), shell.now_s, settings.session_s)
-    gateway, nodes = GatewayPort(shell.bus), HeardNodes(shell.monotonic)
+    gateway, nodes = GatewayPort(shell.bus, shell.monotonic), HeardNodes(shell.monotonic)
     series = MetricTable(shell.now_s)
     jobs = JobSources(series=series, outputs=JobOutputs(shell.bus), stories=JobStories(gateway, shell.monotonic))
     site = Site(gateway, signer, settings, shell.now_s, nodes, jobs=jobs)

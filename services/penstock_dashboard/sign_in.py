@@ -78,12 +78,7 @@ class TokenSigner:
     def visitor(self, session: str) -> Visitor | None:
         """Return whose session a text is; None where it is none, or over."""
         ticket = self._read(session, "session")
-        return Visitor(name=ticket.user, session=ticket.id) if ticket is not None else None
-
-    def began_s(self, session: str) -> float:
-        """Return when a session began; 0 for a text that is none."""
-        ticket = self._read(session, "session")
-        return ticket.made_s if ticket is not None else 0.0
+        return Visitor(name=ticket.user, session=ticket.id, began_s=ticket.made_s) if ticket is not None else None
 
     def form_token(self, visitor: Visitor) -> str:
         """Return what a form of this session carries, so that no other site can send it."""

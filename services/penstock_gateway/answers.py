@@ -189,7 +189,7 @@ def detail(model: ReadModel, one: Job) -> JobDetail:
     """Return one job in full."""
     key, past = known_as(one), model.state.histories[one.id]
     profile, report = model.state.profiles.get(key), model.report_of(one)
-    reported = RunReport(report.loop_s, report.loop_steps) if report.loop_steps else None
+    reported = RunReport(report.loop_s, report.loop_steps, report.waited_s) if report.loop_steps else None
     runs = past.account.views(model.now_s, reported)
     return JobDetail(
         job=job(model, one),

@@ -24,7 +24,6 @@ from penstock_gateway.authority import SERVICE, Caller
 from penstock_gateway.endpoints import BAD, RequestRefused
 from penstock_gateway.machine import GatewayState
 from penstock_log import Job, request_bodies
-from penstock_log.records import compose
 from penstock_log.usage import RunAccount, RunReport, Usage, UsageKey, bounds_of
 from penstock_log.usage import usage as usage_of
 from penstock_log.views import UsageRowView, UsageView, WaitsView
@@ -107,7 +106,7 @@ def usage(model: ReadModel, asked: request_bodies.UsageRequest, caller: Caller =
 
     Notes
     -----
-    O(runs) within the window and O(jobs) beside; 10,000 jobs of a run each take about 0.1 s.
+    O(runs) within the window and O(jobs) beside; 10,000 jobs of a run each take about 0.15 s.
     """
     since_s, until_s = window(asked, model.now_s)
     groups = _Groups(asked.by, caller)
@@ -206,12 +205,13 @@ def _add_job(groups: _Groups, model: ReadModel, job: Job, since_s: float, until_
 
 
 def _key(job: Job, kind: str) -> UsageKey:
-    return compose(UsageKey, job.spec, kind=kind)
+    spec = job.spec
+    return UsageKey(user=spec.user, team=spec.team, pool=spec.pool, model=spec.model, kind=kind)
 
 
 def _report(model: ReadModel, job: Job) -> RunReport | None:
     report = model.report_of(job)
-    return RunReport(report.loop_s, report.loop_steps) if report.loop_steps else None
+    return RunReport(report.loop_s, report.loop_steps, report.waited_s) if report.loop_steps else None
 
 
 def _first_wait_s(job: Job, runs: Sequence[RunAccount], run: RunAccount, *, left_out: int) -> float | None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 
 import msgspec
+import pytest
 import pytest_asyncio
 from dashboards import RunningDashboard, dashboard, first
 from gateway_cases import Gateway, gateway, joined, placed, started, submitted
@@ -255,3 +257,16 @@ async def test_a_page_of_the_past_is_not_live(served: Gateway, site: RunningDash
     assert "j2" not in page.rows
     assert "data-live" not in page.text
     assert "Back to now" in page.text
+
+
+async def test_a_page_that_is_open_shows_no_more_once_its_person_s_logins_are_revoked(
+    served: Gateway, site: RunningDashboard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock_dashboard.gateway_port._CHECKED_S", 0.05)
+    alice = await site.visitor("alice")
+    updates = alice.updates("/live/queue?version=0")
+    async with aclosing(updates):
+        await anext(updates)
+        await served.told(UserSet(at_s=0.0, user="alice", role="user", valid_from_s=4e9))
+        update = await first(updates, lambda update: update.get("error"))
+    assert "your session has ended" in update["error"]

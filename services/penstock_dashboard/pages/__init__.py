@@ -6,4 +6,7 @@ In reading order:
 * ``device_page``: All devices, by node and rack: who has which.
 * ``queue_page``: The waiting jobs in rank order, with the cause of each.
 * ``jobs_page``: All jobs, newest first.
+* ``job_page``: One job, and its facts.
+* ``log_page``: A job's output.
+* ``sweep_page``: All sweeps, and one.
 """

@@ -112,7 +112,7 @@ def _outline(job: JobView) -> Iterator[Field]:
     yield "first started", ("moment", job.started_s) if job.started_s else ""
     yield "finished", ("moment", job.finished_s) if job.finished_s else ""
     yield "waited", duration(job.wait_s) if job.state != JobState.PENDING else ""
-    yield "ran", duration(job.run_s) if job.state not in ACTIVE else ""
+    yield "ran", duration(job.run_s) if job.state not in ACTIVE and job.run_s else ""
 
 
 def _state(job: JobView) -> str:

@@ -36,7 +36,8 @@
     source = new EventSource(box.dataset.output);
     source.onmessage = (event) => {
       const { lines = [], begin = false, end = "" } = JSON.parse(event.data);
-      if (begin) { box.replaceChildren(); box.hidden = false; }
+      if (begin) box.replaceChildren();
+      if (lines.length) box.hidden = false;
       add(lines);
       if (begin) { box.scrollTop = box.scrollHeight; say(lines.length ? "following" : "following; there is none yet"); }
       if (end) { over = true; disconnect(); say(end); }
