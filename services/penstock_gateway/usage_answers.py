@@ -24,7 +24,7 @@ from penstock_gateway.authority import SERVICE, Caller
 from penstock_gateway.endpoints import BAD, RequestRefused
 from penstock_gateway.machine import GatewayState
 from penstock_log import Job, request_bodies
-from penstock_log.usage import RunAccount, RunReport, Usage, UsageKey, bounds_of
+from penstock_log.usage import DAY_S, RunAccount, RunReport, Usage, UsageKey, bounds_of
 from penstock_log.usage import usage as usage_of
 from penstock_log.views import UsageRowView, UsageView, WaitsView
 
@@ -111,14 +111,13 @@ def usage(model: ReadModel, asked: request_bodies.UsageRequest, caller: Caller =
     since_s, until_s = window(asked, model.now_s)
     groups = _Groups(asked.by, caller)
     whole_days = set(_add_archived(groups, model, since_s, until_s))
-    for job in model.state.jobs:
+    for job in model.state.jobs_since(since_s - DAY_S):  # on the day of their end, sums of jobs count as a whole
         whole_days.update(_add_job(groups, model, job, since_s, until_s))
     total = groups.total()
     rows = tuple(groups.rows(asked.order, asked.limit))
-    first_s = min((past.account.runs[0].pending_s for past in model.state.histories.values()), default=until_s)
     return UsageView(
         by=asked.by,
-        since_s=since_s if since_s > -math.inf else min([first_s, *_archived_since(model.state)]),
+        since_s=since_s if since_s > -math.inf else _first_s(model.state, until_s),
         until_s=until_s,
         rows=rows,
         total=total,
@@ -127,7 +126,7 @@ def usage(model: ReadModel, asked: request_bodies.UsageRequest, caller: Caller =
     )
 
 
-def window(asked: request_bodies.UsageRequest, now_s: float) -> tuple[float, float]:
+def window(asked: request_bodies.UsageRequest | request_bodies.TimelineRequest, now_s: float) -> tuple[float, float]:
     """
     Return the window that a request names, in seconds since the epoch; it ends at the present moment at the latest.
 
@@ -167,6 +166,12 @@ def _touches(day: str, since_s: float, until_s: float, now_s: float) -> tuple[bo
     begin_s, end_s = bounds_of(day)
     touched = since_s < end_s and begin_s < until_s
     return touched, touched and (begin_s < since_s or until_s < min(end_s, now_s))
+
+
+def _first_s(state: GatewayState, otherwise: float) -> float:
+    """Return since when there is anything in the accounts."""
+    known = (past.account.runs[0].pending_s for past in state.histories.values())
+    return min([*known, *_archived_since(state)], default=otherwise)
 
 
 def _archived_since(state: GatewayState) -> Iterator[float]:
