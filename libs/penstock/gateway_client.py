@@ -1,9 +1,9 @@
 """
 What is one request to the gateway and its answer: submissions, acts and queries, on an event loop or without one.
 
-:class:`GatewayClient` makes the request, has a :class:`GatewayRequester` ask it, and reads the answer. It needs no event
-loop, no NATS library and no facts, so that a command line is quick: :class:`penstock.Client` adds the connection and
-everything that goes on for longer, and :mod:`penstock.blocking` asks one thing after another.
+:class:`GatewayClient` makes the request, has a :class:`GatewayRequester` ask it, and reads the answer. It needs no
+event loop, no NATS library and no facts, so that a command line is quick: :class:`penstock.Client` adds the connection
+and everything that goes on for longer, and :mod:`penstock.blocking` asks one thing after another.
 """
 
 from __future__ import annotations

@@ -150,7 +150,7 @@ class TopApp(App[None]):
         """How often what is seen was asked and drawn."""
         shown = QueueFilter(user=options.user, pool=options.pool)
         self.header, self.tabs, self.bottom = LineBlock(id="header"), PaneTabs(id="tabs"), LineBlock(id="message")
-        self.switcher, self.typed = ContentSwitcher(initial=PANES[1]), Input(id="typed", compact=True)
+        self.switcher, self.typed = ContentSwitcher(initial=PANES[1]), Input(id="typed")
         self.devices = DevicePane(self.glyphs, options.pool, id="devices")
         self.queue = QueuePane(self.glyphs, shown, id="queue")
         self.job_pane, self.log_pane = JobPane(self.glyphs, id="job"), LogPane(self.glyphs, id="log")

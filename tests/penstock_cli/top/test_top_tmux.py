@@ -16,6 +16,7 @@ from clusters import Cluster
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.timeout(300),  # a whole cluster is started
     pytest.mark.skipif(shutil.which("tmux") is None, reason="NOT TESTED: there is no tmux; install it (apt, brew)"),
 ]
 PATIENCE_S = 60.0
