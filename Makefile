@@ -12,7 +12,7 @@ PARALLEL := -n $(shell expr $$(nproc) + 2) --dist loadfile --no-loadscope-reorde
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick check format lint types imports docs docs-check bench chaos faults compose-test tree clean lock pictures
+.PHONY: help demo test quick check format lint types imports docs docs-check bench chaos faults compose-test browser-test tree clean lock pictures
 .PHONY: audit sbom
 
 help: ## List the targets
@@ -22,10 +22,10 @@ demo: $(VENV)/.examples $(VENV)/.kernels ## Run the main job on an embedded NATS
 	@cd examples && ../$(BIN)/python -m demo $(ARGS)
 
 test: $(VENV)/.dev $(VENV)/.kernels ## Install what the tests need and run them
-	@$(PYTEST) -q $(PARALLEL) -m "not compose and not bench and not faults" $(ARGS)
+	@$(PYTEST) -q $(PARALLEL) -m "not compose and not bench and not faults and not browser" $(ARGS)
 
 quick: $(VENV)/.dev $(VENV)/.kernels ## Run what takes a moment: no servers, no processes, no properties
-	@$(PYTEST) -q $(PARALLEL) -m "not slow and not faults" $(ARGS)
+	@$(PYTEST) -q $(PARALLEL) -m "not slow and not faults and not browser" $(ARGS)
 
 check: $(VENV)/.dev ## Everything CI runs: format, lint, types, import contracts, generated documents, tests
 	@$(BIN)/ruff format --check .
@@ -64,6 +64,9 @@ chaos: $(VENV)/.dev $(VENV)/.kernels ## Hit real clusters with faults; ARGS="--s
 faults: $(VENV)/.dev $(VENV)/.kernels ## Kill, stop and cut off real servers and services, and look for what is lost
 	@$(PYTEST) -q $(PARALLEL) -m faults tests/penstock_bus tests/penstock_cli tests/system tests/memory_faults $(ARGS)
 	@$(MAKE) --no-print-directory chaos ARGS="--seed 1 --only 7 12 16 17 21 46 52 64 72 74 --parallel 5"
+
+browser-test: $(VENV)/.dev $(VENV)/.kernels ## Look at the dashboard's pages in Debian's chromium, on real clusters
+	@$(PYTEST) -q $(PARALLEL) -m browser tests/system $(ARGS)
 
 compose-test: $(VENV)/.dev ## Bring compose.yaml up on a Docker engine and send a job through it
 	@TESTCONTAINERS_RYUK_DISABLED=true $(PYTEST) -q -m compose tests/compose $(ARGS)

@@ -31,9 +31,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     Mark as slow what `make quick` leaves out, and have modules that wait for processes run beside those that compute.
 
-    Slow are tests of real processes, tests on a real server and properties; others are marked so by hand.
+    Slow are tests of real processes, tests on a real server and properties; others are marked so by hand. Modules say
+    by their name that they look at pages in a browser.
     """
     for item in items:
+        if item.path.stem.endswith("_in_a_browser"):
+            item.add_marker(pytest.mark.browser)
         if needs_processes(item) or is_hypothesis_test(getattr(item, "obj", None)):
             item.add_marker(pytest.mark.slow)
     modules = [list(module) for _, module in groupby(items, lambda item: item.path)]

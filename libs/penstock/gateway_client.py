@@ -1,9 +1,9 @@
 """
 What is one request to the gateway and its answer: submissions, acts and queries, on an event loop or without one.
 
-:class:`GatewayClient` makes the request, has an :class:`Asker` ask it, and reads the answer. It needs no event loop, no
-NATS library and no facts, so that a command line is quick: :class:`penstock.Client` adds the connection and everything
-that goes on for longer, and :mod:`penstock.blocking` asks one thing after another.
+:class:`GatewayClient` makes the request, has a :class:`GatewayRequester` ask it, and reads the answer. It needs no event
+loop, no NATS library and no facts, so that a command line is quick: :class:`penstock.Client` adds the connection and
+everything that goes on for longer, and :mod:`penstock.blocking` asks one thing after another.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ V = TypeVar("V", bound="views.View")
 S = TypeVar("S", JobSpec, SweepSpec)
 
 
-class Asker(Protocol):
+class GatewayRequester(Protocol):
     """Asks until there is an answer."""
 
     @property
@@ -70,7 +70,7 @@ class GatewayClient:
         Gives the id of a submission that names none.
     """
 
-    def __init__(self, asker: Asker, retries: RetryPolicy, make_id: Callable[[], str] = new_id) -> None:
+    def __init__(self, asker: GatewayRequester, retries: RetryPolicy, make_id: Callable[[], str] = new_id) -> None:
         self._asker, self._retries, self._new_id = asker, retries, make_id
         self.user = ""
         """Under which name the server knows who asks; empty before it was asked, and where it knows nobody."""
@@ -407,6 +407,24 @@ class GatewayClient:
         """Return what is known of a workload: by its key, or by a job or a sweep of it."""
         return await self._query("profile", request_bodies.OneRequest(id=workload, at=at), views.ProfileView)
 
+    async def timeline(
+        self,
+        *,
+        since: request_bodies.At = None,
+        until: request_bodies.At = None,
+        pool: str = "",
+        node: str = "",
+        offset: int = 0,
+        limit: int = 40,
+        pixels: int = 1000,
+        at: request_bodies.At = None,
+    ) -> views.TimelineView:
+        """Return who held the devices of some nodes when; what is shorter than the window over ``pixels`` is merged."""
+        ask = request_bodies.TimelineRequest(
+            since=since, until=until, pool=pool, node=node, offset=offset, limit=limit, pixels=pixels, at=at
+        )
+        return await self._query("timeline", ask, views.TimelineView)
+
     async def usage(
         self,
         by: request_bodies.UsageBy = "user",
@@ -454,6 +472,10 @@ class GatewayClient:
     async def status(self, at: request_bodies.At = None) -> views.StatusView:
         """Return counts of jobs, devices and nodes, and the replicas that are alive."""
         return await self._query("status", request_bodies.AllRequest(at=at), views.StatusView)
+
+    async def moment(self, at: request_bodies.At = None) -> views.MomentView:
+        """Return from when to when the log goes, and which commit is the last of a moment."""
+        return await self._query("moment", request_bodies.AllRequest(at=at), views.MomentView)
 
     async def stats(self, at: request_bodies.At = None) -> views.StatsView:
         """Return figures by pool and team, for metrics."""

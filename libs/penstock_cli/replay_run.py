@@ -49,7 +49,7 @@ def run_replay(ctx: typer.Context, asked: ReplayArguments, wanted: ReportOptions
     wanted.check()
     planned = plan(ctx, asked)
     found: dict[str, Replay] = {}
-    with ComputationProgress() as progress:
+    with ComputationProgress(for_programs=asked.progress) as progress:
         for policy in asked.policies:
             one = planned.run(policy, progress, wanted)
             if progress.over:

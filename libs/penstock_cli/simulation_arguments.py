@@ -191,6 +191,9 @@ class ReplayArguments(CommandOptions):
         ),
     ] = CONFIGURED
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the intervals; the same seed, the same result.")] = 0
+    progress: Annotated[
+        bool, typer.Option("--progress", help="Say on standard error how far it is, for programs: one JSON a line.")
+    ] = False
 
     @cached_property
     def policies(self) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ on a terminal how far it is, and Ctrl-C leaves the results so far.
 
 from __future__ import annotations
 
+import json
 import math
 import platform
 import signal
@@ -217,9 +218,9 @@ class ComputationProgress:
     (True, False)
     """
 
-    def __init__(self) -> None:
-        """Begin without an interrupt."""
-        self.over = False
+    def __init__(self, *, for_programs: bool = False) -> None:
+        """Begin without an interrupt; ``for_programs``: what is said is JSON, one object a line, terminal or not."""
+        self.over, self._for_programs = False, for_programs
         self._before: Any = None
         self._shown_s = 0.0
 
@@ -243,7 +244,10 @@ class ComputationProgress:
             now_s = _now_s()
             if now_s - self._shown_s >= _EVERY_S:
                 self._shown_s = now_s
-                self._say(progress_line(what, ended, jobs, now_s - began_s))
+                if self._for_programs:
+                    self._tell_program(what, ended, jobs)
+                else:
+                    self._say(progress_line(what, ended, jobs, now_s - began_s))
             return not self.over
 
         return report
@@ -273,8 +277,13 @@ class ComputationProgress:
             raise KeyboardInterrupt
         self.over = True
 
+    def _tell_program(self, what: str, ended: int, jobs: int) -> None:
+        if sys.stderr is not None:
+            sys.stderr.write(f"{json.dumps({'replay': what, 'ended': ended, 'jobs': jobs})}\n")
+            sys.stderr.flush()
+
     def _say(self, line: str) -> None:
-        if sys.stderr is not None and sys.stderr.isatty():
+        if not self._for_programs and sys.stderr is not None and sys.stderr.isatty():
             sys.stderr.write(f"\r\x1b[K{seen(line)}")
             sys.stderr.flush()
 

@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol
 
 from penstock_cli import usage_text
 from penstock_cli.value_formats import span
+from penstock_log import usage_csv
 from penstock_log.request_bodies import UsageBy, UsageOrder
 from penstock_log.text import escaped
 from penstock_log.usage import Usage
@@ -98,7 +99,7 @@ def page(report: UsageReport) -> str:
     environment.globals.update(
         {
             "change": change,
-            "gpu_h": usage_text.gpu_h,
+            "gpu_h": usage_csv.gpu_h,
             "name": usage_text.name,
             "part": usage_text.part,
             "parts": _PARTS,

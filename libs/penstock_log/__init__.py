@@ -18,6 +18,7 @@ In reading order:
 * ``job_state``: One job with its state, size and checkpoint.
 * ``lifecycle``: The fold of all jobs, with the shares of those that share devices.
 * ``usage``: The account of a run, and the device time that follows from it.
+* ``usage_csv``: Device time as CSV, in GPU-hours.
 * ``workload``: Which jobs are one workload, and how skewed their model is.
 * ``agent_protocol``: What a job's process and its executor say to each other.
 * ``memory_messages``: What clients of borrowed memory, the agent of their node, and agents say to each other.

@@ -73,6 +73,10 @@ class JobTable(msgspec.Struct):
         """Return a job, or None where the id is not known."""
         return self.by_id.get(job_id)
 
+    def not_over(self) -> Iterator[Job]:
+        """Yield the jobs that are not over, in order of submission: no other holds a device."""
+        return (job for job in self.by_id.values() if job.state not in TERMINAL)
+
     def forget(self, job_id: str) -> None:
         """Drop a job, with what it shares; facts about it are ignored from here on."""
         job = self.by_id.pop(job_id, None)
@@ -132,7 +136,8 @@ def _submit_sample(jobs: JobTable, event: SamplesRequested, sample: ProfileSampl
 def _apply_round(jobs: JobTable, event: RoundDecided) -> list[Job]:
     touched = []
     for node_id in event.lost_nodes:
-        touched += [job for job in jobs if node_id in job.open_nodes and _leave_node(job, node_id, "lost", event.at_s)]
+        held = [job for job in jobs.not_over() if node_id in job.open_nodes]
+        touched += [job for job in held if _leave_node(job, node_id, "lost", event.at_s)]
         _leave_shared(jobs, touched, node_id, event.at_s)
     for preemption in event.preemptions:
         job = jobs.by_id.get(preemption.job_id)

@@ -353,8 +353,34 @@ class UsageRequest(GatewayRequest, frozen=True, kw_only=True):
     at: At = None
 
 
+class TimelineRequest(GatewayRequest, frozen=True, kw_only=True):
+    """
+    Who held which device when.
+
+    Attributes
+    ----------
+    since, until : int, float or str
+        Bounds of the window, as for ``usage``; it ends now and begins six hours before its end, unless told otherwise.
+    pool, node : str
+        Only nodes of this pool, and those whose ids begin so.
+    offset, limit : int
+        The part of the nodes that is wanted, by pool and id.
+    pixels : int
+        What is shorter than the window divided by this is merged.
+    """
+
+    since: At = None
+    until: At = None
+    pool: str = ""
+    node: str = ""
+    offset: Annotated[int, Meta(ge=0)] = 0
+    limit: Limit = 40
+    pixels: Annotated[int, Meta(ge=10, le=4000)] = 1000
+    at: At = None
+
+
 class AllRequest(GatewayRequest, frozen=True, kw_only=True):
-    """The request of ``nodes``, ``devices``, ``sweeps``, ``policies`` and ``status``."""
+    """The request of ``nodes``, ``devices``, ``sweeps``, ``policies``, ``moment`` and ``status``."""
 
     at: At = None
 
@@ -545,6 +571,7 @@ class RunProgress(msgspec.Struct, frozen=True, kw_only=True):
     metrics: dict[str, float] = {}
     loop_s: float = 0.0
     loop_steps: int = 0
+    waited_s: float = 0.0
     batch_size: int = 0
     samples: int = 0
     iteration_s: float = 0.0

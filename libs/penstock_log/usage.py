@@ -227,10 +227,11 @@ class DayUsage(UsageKey, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class RunReport(msgspec.Struct, frozen=True):
-    """What a run that goes on has reported so far: seconds in iterations, and how many."""
+    """What a run that goes on has reported so far: seconds in iterations, how many, and seconds waited for turns."""
 
     loop_s: float = 0.0
     loop_steps: int = 0
+    waited_s: float = 0.0
 
 
 def usage(
@@ -341,10 +342,10 @@ def _in_loop(run: RunAccount, end_s: float, *, measured: bool, report: RunReport
     if not run.is_over:
         if report is None or not (report.loop_steps or measured):
             return None
-        share = (
-            run.parts[-1][1] / run.gpus if run.parts and run.gpus else 1.0
-        )  # its turns: how long it waits is not said
-        return min(1.0, report.loop_s / (share * ran_s)) if ran_s > 0 and share > 0 else 0.0
+        # how long it waited for turns, an executor of an earlier version does not report: then it has had its share
+        share = run.parts[-1][1] / run.gpus if run.parts and run.gpus and not report.waited_s else 1.0
+        busy_s = report.loop_s + report.waited_s
+        return min(1.0, busy_s / (share * ran_s)) if ran_s > 0 and share > 0 else 0.0
     if run.loop_s is None or not (run.loop_steps or run.loop_s or measured):
         return None
     return min(1.0, (run.loop_s + run.waited_s) / ran_s) if ran_s > 0 else 0.0

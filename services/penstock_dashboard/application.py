@@ -28,14 +28,25 @@ from penstock_dashboard import output_stream
 from penstock_dashboard.device_metrics import HeardNodes
 from penstock_dashboard.gateway_port import GatewayPort, PageRefused, Visitor
 from penstock_dashboard.live_page import ChannelName, LiveChannels, Regions, Render
+from penstock_dashboard.log_moment import MomentBar, settled
 from penstock_dashboard.page import TEMPLATES, JobSources, Page, PageContent, PageRequest, at_path
-from penstock_dashboard.pages import device_page, job_page, jobs_page, log_page, queue_page, sweep_page
+from penstock_dashboard.pages import (
+    device_page,
+    job_page,
+    jobs_page,
+    log_page,
+    queue_page,
+    sweep_page,
+    timeline_page,
+    users_page,
+)
+from penstock_dashboard.pages.what_if_page import WhatIf
 from penstock_dashboard.settings import DashboardSettings
 from penstock_dashboard.sign_in import TokenSigner
 from penstock_log import request_bodies
 from penstock_log.job_state import JobState
 from penstock_log.text import count
-from penstock_log.views import BulkView
+from penstock_log.views import BulkView, MomentView
 
 PAGES: Final[dict[str, tuple[str, Page]]] = {
     "/": ("Devices", device_page.device_page),
@@ -46,11 +57,14 @@ PAGES: Final[dict[str, tuple[str, Page]]] = {
     "/jobs/{id}/events": ("", job_page.job_events_page),
     "/sweeps": ("Sweeps", sweep_page.sweeps_page),
     "/sweeps/{id}": ("", sweep_page.sweep_page),
+    "/timeline": ("Timeline", timeline_page.timeline_page),
+    "/users": ("Users and teams", users_page.users_page),
 }
 """Address → its name in the list of pages, empty where it is not in it, and the page."""
 COOKIE: Final = "penstock_session"
 _STATIC: Final = Path(__file__).with_name("static")
 _MOST_FORM_BYTES: Final = 256 * 1024
+_NOT_SIGNED_IN: Final = 401
 _PING_S: Final = 15
 CANCEL_SWEEP: Final = "cancel_sweep"
 SAID: Final = "penstock_said"
@@ -81,6 +95,8 @@ class Site:
     settings : DashboardSettings
     now_s : callable
         Seconds since the epoch.
+    what_if : WhatIf
+        The page that starts replays.
     nodes : HeardNodes
         What nodes tell of their devices.
     jobs : JobSources
@@ -93,12 +109,14 @@ class Site:
         signer: TokenSigner,
         settings: DashboardSettings,
         now_s: Callable[[], float],
-        nodes: HeardNodes,
         *,
+        what_if: WhatIf,
+        nodes: HeardNodes,
         jobs: JobSources,
     ) -> None:
-        self.gateway, self.jobs, self.nodes = gateway, jobs, nodes
+        self.gateway, self.jobs, self.nodes, self.what_if = gateway, jobs, nodes, what_if
         self.signer, self.settings, self.now_s = signer, settings, now_s
+        self.pages: dict[str, tuple[str, Page]] = {**PAGES, "/what-if": ("What if", what_if.page)}
         self.channels = LiveChannels(settings.refresh_s, settings.most_pages)
 
     async def visitor(self, request: Request) -> Visitor:
@@ -120,10 +138,38 @@ class Site:
             nodes=self.nodes,
         )
 
+    async def moment(self, visit: PageRequest) -> MomentView:
+        """
+        Return where in the log a visit is.
+
+        Raises
+        ------
+        PageRefused
+            400 where the address names no moment, or one that has not come.
+        """
+        return await self.gateway.query(visit.visitor, "moment", request_bodies.AllRequest(at=visit.moment), MomentView)
+
+    async def bar_of_refused(self, visit: PageRequest) -> MomentBar:
+        """Return the bar of a page that is refused: where its moment is none, with the bounds of the log."""
+        for at in dict.fromkeys((visit.at, "")):
+            try:
+                view = await self.moment(msgspec.structs.replace(visit, query={"at": at}))
+            except PageRefused:
+                continue
+            return _bar(visit, view, wrong=at != visit.at)
+        return _bar(visit, None)
+
     def show(
-        self, visit: PageRequest, content: PageContent, *, status: int = 200, version: int = 0, message: str = ""
+        self,
+        visit: PageRequest,
+        content: PageContent,
+        *,
+        status: int = 200,
+        version: int = 0,
+        message: str = "",
+        bar: MomentBar | None = None,
     ) -> HTMLResponse:
-        """Return a page as HTML."""
+        """Return a page as HTML; ``bar`` says at which moment it is, where that can be moved."""
         address = at_path(visit.path, visit.query)
         kept = {"at": visit.at} if visit.at else {}
         html = TEMPLATES.render(
@@ -132,12 +178,13 @@ class Site:
                 "title": content.title,
                 "visitor": visit.visitor,
                 "form_token": self.signer.form_token(visit.visitor) if visit.visitor.signed_in else "",
-                "pages": [(path, name) for path, (name, _) in PAGES.items() if name],
+                "pages": [(path, name) for path, (name, _) in self.pages.items() if name],
                 "here": f"/{visit.path.split('/')[1]}",
                 "address": address,
                 "now_address": at_path(visit.path, {**visit.query, "at": ""}),
                 "at": visit.at,
-                "moment": content.moment or visit.at,
+                "bar": bar,
+                "moved": lambda at: at_path(visit.path, {**visit.query, "at": at}),
                 "kept": lambda path: at_path(path, kept),
                 "live": at_path(f"/live{visit.path}", visit.query) if content.live and not visit.at else "",
                 "version": version,
@@ -149,7 +196,7 @@ class Site:
         )
         return HTMLResponse(html, status_code=status, headers={"Cache-Control": "no-store"})
 
-    def refused(self, visit: PageRequest, refusal: PageRefused) -> HTMLResponse:
+    async def refused(self, visit: PageRequest, refusal: PageRefused, *, movable: bool = True) -> HTMLResponse:
         """Return the page that says why something was refused."""
         content = PageContent(
             title=_TITLES.get(refusal.status, "Not shown"),
@@ -157,7 +204,15 @@ class Site:
             values={"sentence": str(refusal)},
             live=False,
         )
-        return self.show(visit, content, status=refusal.status)
+        bar = await self.bar_of_refused(visit) if movable else None
+        if bar is not None and bar.wrong:  # or each link would lead to another refusal
+            visit = msgspec.structs.replace(visit, query={**visit.query, "at": ""})
+        return self.show(visit, content, status=refusal.status, bar=bar)
+
+
+def _bar(visit: PageRequest, view: MomentView | None, *, wrong: bool = False) -> MomentBar:
+    kept = {name: value for name, value in visit.query.items() if name not in {"at", "said"} and value != ""}
+    return MomentBar(path=visit.path, kept=kept, at=visit.at, view=view, wrong=wrong)
 
 
 def application(site: Site, more: Sequence[BaseRoute] = ()) -> Starlette:
@@ -179,8 +234,11 @@ def application(site: Site, more: Sequence[BaseRoute] = ()) -> Starlette:
         Route("/jobs/{id}/log/live", partial(_follow_output, site)),
         Route("/jobs/{id}/log/download", partial(_download_output, site)),
         *more,
-        *(Route(path, partial(_page, site, page)) for path, (_, page) in PAGES.items()),
-        *(Route(f"/live{path}", partial(_live, site, page)) for path, (_, page) in PAGES.items()),
+        Route("/users.csv", partial(_usage_file, site)),
+        Route("/what-if", partial(_start_replay, site), methods=["POST"]),
+        Route("/what-if/cancel", partial(_cancel_replay, site), methods=["POST"]),
+        *(Route(path, partial(_page, site, page)) for path, (_, page) in site.pages.items()),
+        *(Route(f"/live{path}", partial(_live, site, page)) for path, (_, page) in site.pages.items()),
         Mount("/static", StaticFiles(directory=_STATIC)),
     ]
     return Starlette(
@@ -212,12 +270,15 @@ async def _health(request: Request) -> PlainTextResponse:  # noqa: ARG001 - as S
 async def _page(site: Site, page: Page, request: Request) -> Response:
     visit = site.visit(request, await site.visitor(request), request.url.path)
     _require_sight(site, visit.visitor)
+    if (at := settled(visit.at, site.now_s())) != visit.at:
+        return RedirectResponse(visit.address(at=at), status_code=303)
+    bar = _bar(visit, await site.moment(visit))
     content = await page(visit)
     version = 0
     if content.live and not visit.at:
         version = site.channels.open(_channel(visit), _rendering(page, visit), content.regions)
     said = unquote(request.cookies.get(SAID, ""))
-    response = site.show(visit, content, version=version, message=said)
+    response = site.show(visit, content, version=version, message=said, bar=bar)
     if said:
         response.delete_cookie(SAID)
     return response
@@ -237,7 +298,8 @@ def _rendering(page: Page, visit: PageRequest) -> Render:
 def _require_sight(site: Site, visitor: Visitor) -> None:
     if not visitor.signed_in and not site.settings.anonymous:
         raise PageRefused(
-            401, "this dashboard shows nothing to who has not signed in: type `penstock dashboard` in a shell"
+            _NOT_SIGNED_IN,
+            "this dashboard shows nothing to who has not signed in: type `penstock dashboard` in a shell",
         )
 
 
@@ -299,6 +361,39 @@ async def _sign_out(site: Site, request: Request) -> Response:
     response.set_cookie(SAID, quote("You are signed out."), max_age=_SAID_S, httponly=True, samesite="strict")
     response.delete_cookie(COOKIE)
     return response
+
+
+async def _usage_file(site: Site, request: Request) -> Response:
+    visit = site.visit(request, await site.visitor(request), request.url.path)
+    _require_sight(site, visit.visitor)
+    query = {**visit.query, "at": settled(visit.at, site.now_s())}
+    name, text = await users_page.usage_file(msgspec.structs.replace(visit, query=query))
+    headers = {"Content-Disposition": f'attachment; filename="{name}"', "Cache-Control": "no-store"}
+    return Response(text, media_type="text/csv", headers=headers)
+
+
+async def _start_replay(site: Site, request: Request) -> Response:
+    form = await _form(request)
+    visitor = await _own_visitor(site, request, form)
+    fields = {name: values[0] for name, values in form.items()}
+    address = await site.what_if.start(site.gateway, visitor, fields)
+    return RedirectResponse(address, status_code=303)
+
+
+async def _cancel_replay(site: Site, request: Request) -> Response:
+    form = await _form(request)
+    visitor = await _own_visitor(site, request, form)
+    wanted = _field(form, "run")
+    site.what_if.computations.cancel(visitor, wanted)
+    return RedirectResponse(at_path("/what-if", {"run": wanted}), status_code=303)
+
+
+async def _own_visitor(site: Site, request: Request, form: dict[str, list[str]]) -> Visitor:
+    """Return who sent a form of this site's."""
+    visitor = await site.visitor(request)
+    if not site.signer.is_own_form(visitor, _field(form, "token")):
+        raise PageRefused(403, _FOREIGN if visitor.signed_in else "sign in to do that")
+    return visitor
 
 
 async def _act(site: Site, request: Request) -> Response:
@@ -390,4 +485,5 @@ async def _no_page(site: Site, request: Request, error: Exception) -> Response:
 async def _refusal(site: Site, request: Request, error: Exception) -> Response:
     refusal = error if isinstance(error, PageRefused) else PageRefused(500, str(error))
     visit = site.visit(request, await site.visitor(request), request.url.path)
-    return site.refused(visit, refusal)
+    movable = request.method == "GET" and refusal.status != _NOT_SIGNED_IN and not visit.path.startswith("/live/")
+    return await site.refused(visit, refusal, movable=movable)

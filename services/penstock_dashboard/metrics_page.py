@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import math
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine
 from http import HTTPStatus
 from ipaddress import ip_address
 from pathlib import Path
@@ -20,8 +20,6 @@ from typing import Final, Protocol, TypeVar
 
 import msgspec
 import structlog
-from prometheus_client import Metric
-from prometheus_client.exposition import choose_encoder
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
@@ -29,6 +27,7 @@ from starlette.routing import Route
 from penstock_bus import BusError, RequestPort, TelemetryPort
 from penstock_dashboard.cluster_metrics import of_stats, of_streams
 from penstock_dashboard.device_metrics import HeardNodes, of_devices, of_lanes
+from penstock_dashboard.exposition import exposed
 from penstock_dashboard.metric_catalogue import gauge
 from penstock_dashboard.replica_metrics import HeardReplicas, ReplicaScraper, merged, of_heartbeats
 from penstock_dashboard.settings import DashboardSettings
@@ -111,8 +110,8 @@ class MetricsPage:
             figures += of_streams(streams) if streams is not None else []
             families = [*figures, missing, *of_devices(devices), *of_lanes(lanes)]
             families += [*of_heartbeats(heard, last_seq), *merged(answers)]
-            encode, content_type = choose_encoder(request.headers.get("accept", ""))
-            return Response(encode(_Families(families)), media_type=content_type)
+            text, content_type = exposed(families, request.headers.get("accept", ""))
+            return Response(text, media_type=content_type)
 
         return await asyncio.to_thread(written)  # thousands of nodes make a text of megabytes
 
@@ -139,16 +138,6 @@ class MetricsPage:
         except (BusError, TimeoutError, ValueError) as error:
             _log.warning("gateway_not_scraped", query=query, reason=str(error) or type(error).__name__)
             return None
-
-
-class _Families:
-    """Families in the form in which the encoders of prometheus_client take them."""
-
-    def __init__(self, families: Iterable[Metric]) -> None:
-        self._families = families
-
-    def collect(self) -> Iterable[Metric]:
-        return self._families
 
 
 def _deadline_s(request: Request, most_s: float) -> float:

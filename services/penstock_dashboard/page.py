@@ -113,8 +113,6 @@ class PageContent(msgspec.Struct, frozen=True, kw_only=True):
     values: dict[str, Any] = {}
     now_s: float = 0.0
     live: bool = True
-    moment: str = ""
-    """What moment it is in words, of a page about the past."""
 
 
 Page = Callable[[PageRequest], Awaitable[PageContent]]

@@ -20,6 +20,7 @@ from penstock_bus.health import VERSION
 from penstock_bus.settings import SettingsError
 from penstock_bus.shell import Shell
 from penstock_dashboard.application import Site, application
+from penstock_dashboard.computations import Computations
 from penstock_dashboard.device_metrics import HeardNodes
 from penstock_dashboard.gateway_port import GatewayPort
 from penstock_dashboard.job_output import JobOutputs
@@ -27,6 +28,7 @@ from penstock_dashboard.job_story import JobStories
 from penstock_dashboard.metric_series import MetricTable
 from penstock_dashboard.metrics_page import MetricsPage
 from penstock_dashboard.page import JobSources
+from penstock_dashboard.pages.what_if_page import WhatIf, settings_file
 from penstock_dashboard.settings import DashboardSettings
 from penstock_dashboard.sign_in import KEY_S, TokenSigner, secret_of
 from penstock_dashboard.span_export import export_spans, otlp_exporter
@@ -43,10 +45,12 @@ async def run(shell: Shell, settings: DashboardSettings) -> None:
     host, port = listener.getsockname()[:2]
     url = settings.url or f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"  # noqa: S104 - compared
     signer = TokenSigner(secret_of(settings.secret_file), shell.now_s, settings.session_s)
+    computations = Computations(shell.now_s, most=settings.replays, most_s=settings.replay_s)
+    what_if = WhatIf(computations, shell.bus, settings_file())
     gateway, nodes = GatewayPort(shell.bus, shell.monotonic), HeardNodes(shell.monotonic)
     series = MetricTable(shell.now_s)
     jobs = JobSources(series=series, outputs=JobOutputs(shell.bus), stories=JobStories(gateway, shell.monotonic))
-    site = Site(gateway, signer, settings, shell.now_s, nodes, jobs=jobs)
+    site = Site(gateway, signer, settings, shell.now_s, what_if=what_if, nodes=nodes, jobs=jobs)
     metrics = MetricsPage(shell.bus, settings, shell.monotonic, nodes=nodes)
     served = shell.bus.serve("dashboard", VERSION, [_sign_in(signer, url)], {"replica": shell.replica_id, "url": url})
     try:
@@ -59,6 +63,7 @@ async def run(shell: Shell, settings: DashboardSettings) -> None:
             shell.log.info("listening", url=url)
             await shell.stopping.wait()
             await site.channels.close()
+            await computations.close()
     finally:
         listener.close()
 

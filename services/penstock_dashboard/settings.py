@@ -28,6 +28,10 @@ class DashboardSettings(msgspec.Struct, frozen=True, kw_only=True):
         How long a browser stays signed in, in seconds.
     refresh_s : float
         How often a page that is looked at is brought up to date, in seconds.
+    replays : int
+        Replays that run at a time for visitors of the page "What if", one for each visitor at most; 0: none.
+    replay_s : float
+        Longest time for one of them, in seconds.
     most_pages : int
         So many different pages are kept up to date at once.
     otlp_endpoint : str
@@ -46,6 +50,8 @@ class DashboardSettings(msgspec.Struct, frozen=True, kw_only=True):
     secret_file: str = ""
     session_s: Annotated[float, Meta(gt=0)] = 7 * 24 * 3600.0
     refresh_s: Annotated[float, Meta(ge=0.1)] = 1.0
+    replays: Annotated[int, Meta(ge=0)] = 2
+    replay_s: Annotated[float, Meta(gt=0)] = 600.0
     most_pages: Annotated[int, Meta(ge=1)] = 200
     otlp_endpoint: str = ""
     metrics: Literal["local", "token", "open", "off"] = "local"

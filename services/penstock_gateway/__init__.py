@@ -7,6 +7,7 @@ In reading order:
 * ``machine``: Settings, state, apply, decide.
 * ``job_sizes``: The sizes of an elastic job.
 * ``run_accounts``: The runs of each job, and the device time that each held.
+* ``node_history``: When each node was up, drained or gone.
 * ``totals_fold``: What each job adds to the totals, and archived ones have added.
 * ``job_history``: A job's past.
 * ``sweep_table``: The record of each sweep, as the log has it.
@@ -24,12 +25,17 @@ In reading order:
 * ``stats_answer``: Figures by pool and team.
 * ``aggregation_answers``: Answers about aggregators and the jobs on them.
 * ``usage_answers``: Accounts of device time, also of archived jobs.
+* ``timeline_answers``: Who held which device when.
 * ``why``: Why a job waits, and what is ruled out.
 * ``dry_run``: What would happen to a job that is submitted now.
 * ``job_filter``: The jobs that a request names by what they are.
 * ``job_fit``: A job against the present nodes.
 * ``story``: One job's life in sentences.
 * ``log_reader``: Past moments and raw facts, read from the log.
+* ``snapshot_file``: The file of index snapshots.
+* ``past_tables``: Tables as of a snapshot, read as they are asked for.
+* ``past_fold``: A fold that begins at a snapshot, and writes the next one.
+* ``past_models``: Read models of the past, from index snapshots.
 * ``endpoints``: Requests decoded, answers encoded, ids found.
 * ``runner``: The gateway on a bus.
 """

@@ -21,6 +21,7 @@ from penstock_gateway import endpoints, job_fit
 from penstock_gateway.authority import SERVICE, Caller
 from penstock_gateway.endpoints import BAD, CONFLICT, NOT_FOUND, RequestRefused
 from penstock_gateway.machine import GatewayState
+from penstock_gateway.past_tables import PastJobs
 from penstock_gateway.sweep_table import SweepRecord
 from penstock_log import (
     ACTIVE,
@@ -494,6 +495,8 @@ def job_named(state: GatewayState, wanted: str, caller: Caller = SERVICE) -> Job
     if wanted in state.sweeps:
         advice = f"`penstock sweep show {wanted}` lists its trials, `penstock sweep cancel {wanted}` ends them"
         raise RequestRefused(NOT_FOUND, f"{wanted} is a sweep; expected a job: {advice}")
+    if isinstance(state.jobs, PastJobs) and wanted and (job := state.jobs.only_from(wanted)) is not None:
+        return job
     jobs = {job.id: job for job in state.jobs if job.sample is None}
     names = ((job.spec.name, job.id) for job in jobs.values() if caller.sees(job.spec))
     try:

@@ -22,6 +22,7 @@ from penstock_gateway import job_filter, job_fit
 from penstock_gateway.authority import SERVICE, Caller
 from penstock_gateway.job_history import device_names
 from penstock_gateway.machine import GatewayState
+from penstock_gateway.past_tables import PastJobs
 from penstock_gateway.sweep_table import SweepRecord, TrialRow
 from penstock_gateway.why import WaitExplainer
 from penstock_log import ACTIVE, TERMINAL, Job, Trial, request_bodies, workload
@@ -139,14 +140,12 @@ def jobs(model: ReadModel, ask: request_bodies.JobsRequest, caller: Caller = SER
     """
     if ask.limit > _MOST_IN_FULL and not ask.rows:
         raise BadInput(f"$.limit: expected {_MOST_IN_FULL} at most, got {ask.limit}; ask for pages, or for `rows`")
-    found = job_filter.matching(model.state, ask, caller, ask.ids)
-    chosen = [one for one in found if one.sample is None or ask.samples or ask.ids]
-    page = chosen[: len(chosen) - ask.offset][-ask.limit :] if ask.offset < len(chosen) else []
+    total, page = job_filter.page(model.state, ask, caller)
     if ask.rows:
         rows = tuple(_row(model, one, is_seen=caller.sees(one.spec)) for one in page)
-        return JobsView(jobs=(), rows=rows, total=len(chosen), seq=model.seq)
+        return JobsView(jobs=(), rows=rows, total=total, seq=model.seq)
     shown = (job(model, one) if caller.sees(one.spec) else _outline(job(model, one)) for one in page)
-    return JobsView(jobs=tuple(shown), total=len(chosen), seq=model.seq)
+    return JobsView(jobs=tuple(shown), total=total, seq=model.seq)
 
 
 def _row(model: ReadModel, one: Job, *, is_seen: bool) -> JobRow:
@@ -189,7 +188,7 @@ def detail(model: ReadModel, one: Job) -> JobDetail:
     """Return one job in full."""
     key, past = known_as(one), model.state.histories[one.id]
     profile, report = model.state.profiles.get(key), model.report_of(one)
-    reported = RunReport(report.loop_s, report.loop_steps) if report.loop_steps else None
+    reported = RunReport(report.loop_s, report.loop_steps, report.waited_s) if report.loop_steps else None
     runs = past.account.views(model.now_s, reported)
     return JobDetail(
         job=job(model, one),
@@ -216,7 +215,7 @@ def profile(model: ReadModel, key: str, caller: Caller = SERVICE) -> ProfileView
     """
     state = model.state
     found, scaled, trials = state.profiles.get(key), state.scaled.get(key), state.measured.get(key)
-    jobs = [job for job in state.jobs if known_as(job) == key and caller.sees(job.spec)]
+    jobs = [job for job in _of_workload(state, key) if caller.sees(job.spec)]
     names = {job.spec.name for job in jobs}
     if trials is not None and not _sees_sweep(state, trials.sweep_id, caller):
         trials = msgspec.structs.replace(trials, sweep_id="")
@@ -233,6 +232,13 @@ def profile(model: ReadModel, key: str, caller: Caller = SERVICE) -> ProfileView
     )
 
 
+def _of_workload(state: GatewayState, key: str) -> list[Job]:
+    if isinstance(state.jobs, PastJobs):
+        rows = state.jobs.rows([("workload = ?", key)], lambda job: known_as(job) == key)
+        return [state.jobs[row.id] for row in rows]
+    return [job for job in state.jobs if known_as(job) == key]
+
+
 def _sees_sweep(state: GatewayState, sweep_id: str, caller: Caller) -> bool:
     sweep = state.sweeps.get(sweep_id)
     return caller.sees_all if sweep is None else caller.sees(sweep.spec.job)
@@ -245,7 +251,7 @@ def known_as(one: Job) -> str:
 
 def nodes(model: ReadModel, *, sees_all: bool = False) -> NodesView:
     """Return all nodes by id, with who is on their devices; ``sees_all``: and whom they lend memory to."""
-    holders, taken = job_fit.holders(model.state.jobs), job_fit.taken(model.state, model.settings)
+    holders, taken = job_fit.holders(model.state.jobs.not_over()), job_fit.taken(model.state, model.settings)
     found = []
     for node in sorted(model.state.cluster.nodes.values(), key=lambda node: node.id):
         held = ((each, holders.get((node.id, each.index), ())) for each in node.devices)
@@ -265,7 +271,11 @@ def policies(model: ReadModel) -> PoliciesView:
     """Return the settings that operators have set for each pool."""
     live = model.state.policies
     names = sorted(model.state.cluster.pools() | live.keys())
-    found = tuple(PolicyView(pool=name, settings=live.get(name, {})) for name in names)
+    rules = {name: pool_settings.rules_of(model.state, name, model.settings) for name in names}
+    found = tuple(
+        PolicyView(pool=name, settings=live.get(name, {}), quotas=dict(rules[name].quotas), alpha=rules[name].alpha)
+        for name in names
+    )
     return PoliciesView(pools=found, defaults=pool_settings.defaults(), seq=model.seq)
 
 
@@ -273,7 +283,7 @@ def status(model: ReadModel, last_seq: int) -> StatusView:
     """Return the cluster's counts; the caller adds the services that are there."""
     state = model.state
     return StatusView(
-        jobs=dict(Counter(str(job.state) for job in state.jobs if job.sample is None)),
+        jobs=_job_counts(state),
         devices=_device_counts(state),
         nodes=dict(Counter(node_state(state, node) for node in state.cluster.nodes.values())),
         sweeps=dict(Counter(sweep.state for sweep in state.sweeps.values())),
@@ -289,11 +299,17 @@ def node_state(state: GatewayState, node: Node) -> str:
         return node.gone
     if not node.drained:
         return "up"
-    return "draining" if any(node.id in job.open_nodes for job in state.jobs) else "drained"
+    return "draining" if any(node.id in job.open_nodes for job in state.jobs.not_over()) else "drained"
+
+
+def _job_counts(state: GatewayState) -> dict[str, int]:
+    if isinstance(state.jobs, PastJobs):
+        return state.jobs.count_by_state()
+    return dict(Counter(str(job.state) for job in state.jobs if job.sample is None))
 
 
 def _device_counts(state: GatewayState) -> dict[str, dict[str, int]]:
-    taken = taken_devices(state.jobs)
+    taken = taken_devices(state.jobs.not_over())
     counts: dict[str, dict[str, int]] = {}
     for node in state.cluster.nodes.values():
         idle = "lost" if node.gone else "drained" if node.drained else "idle"

@@ -32,7 +32,7 @@ from penstock_scheduler.pool.pool_settings import rules_of
 def devices(model: ReadModel, caller: Caller) -> DevicesView:
     """Return all devices by node, and the jobs that have them; names only of jobs that the caller may see."""
     state = model.state
-    holders, taken = job_fit.holders(state.jobs), job_fit.taken(state, model.settings)
+    holders, taken = job_fit.holders(state.jobs.not_over()), job_fit.taken(state, model.settings)
     racks = {pool: _rack_label(model, pool) for pool in {node.pool for node in state.cluster.nodes.values()}}
     nodes = []
     for node in sorted(state.cluster.nodes.values(), key=lambda node: (node.pool, node.id)):
@@ -63,9 +63,9 @@ def _node(model: ReadModel, node: Node, rack: str, devices: tuple[DeviceOccupati
 def _gives(state: GatewayState) -> dict[str, list[str]]:
     """Return for each running job the jobs for which it gives up devices."""
     found: dict[str, list[str]] = {}
-    for job_id, past in state.histories.items():
-        for giver in past.freed:
-            found.setdefault(giver, []).append(job_id)
+    for job in state.jobs.not_over():
+        for giver in state.histories[job.id].freed:
+            found.setdefault(giver, []).append(job.id)
     return found
 
 
@@ -83,7 +83,7 @@ def _holder(job: Job, gives_to: list[str] | tuple[()], caller: Caller) -> Holder
 
 def queue(model: ReadModel, ask: request_bodies.QueueRequest, caller: Caller) -> QueueView:
     """Return the part of the waiting jobs that was asked for, in rank order, and counts of all that match."""
-    wanted = {job.id for job in matching(model.state, ask, caller)}
+    wanted = {job.id for job in matching(model.state, ask, caller, among=model.state.jobs.not_over())}
     found = [(place, job) for place, job in _ranked(model.state) if job.id in wanted]
     causes = {job.id: model.why.cause(job) for _, job in found}
     if ask.cause:
@@ -104,7 +104,7 @@ def queue(model: ReadModel, ask: request_bodies.QueueRequest, caller: Caller) ->
 
 def _ranked(state: GatewayState) -> Iterator[tuple[int, Job]]:
     """Yield waiting jobs with their places in their pools; those that are on hold, or not ranked yet, come last."""
-    waiting = [job for job in state.jobs if job.state is JobState.PENDING and job.sample is None]
+    waiting = [job for job in state.jobs.not_over() if job.state is JobState.PENDING and job.sample is None]
     waiting.sort(key=lambda job: _key(state, job))
     places: Counter[str] = Counter()
     for job in waiting:

@@ -1,21 +1,30 @@
 """
 Job filters: the jobs that a request names by what they are.
 
-:func:`matching` gives them in the order of their submissions. Names, models and sweeps of jobs that the asker may not
-see match nothing: else they could be guessed letter by letter.
+:func:`matching` gives them in the order of their submissions, and :func:`page` a part of them. Names, models and sweeps
+of jobs that the asker may not see match nothing: else they could be guessed letter by letter.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from penstock_gateway.authority import Caller
 from penstock_gateway.machine import GatewayState
+from penstock_gateway.past_tables import PastJobs, PastTable
 from penstock_log import Job
-from penstock_log.request_bodies import JobFilter
+from penstock_log.request_bodies import JobFilter, JobsRequest
 
 
-def matching(state: GatewayState, where: JobFilter, caller: Caller, ids: Iterable[str] = ()) -> Iterator[Job]:
+def matching(
+    state: GatewayState,
+    where: JobFilter,
+    caller: Caller,
+    ids: Iterable[str] = (),
+    *,
+    among: Iterable[Job] | None = None,
+) -> Iterator[Job]:
     """
     Yield the jobs that match all filters, by submission, samples of the profiler among them.
 
@@ -23,11 +32,73 @@ def matching(state: GatewayState, where: JobFilter, caller: Caller, ids: Iterabl
     ----------
     ids : iterable of str
         Whole ids of the only jobs to look at; empty: all.
+    among : iterable of Job, optional
+        The only jobs to look at.
     """
     conditions = tuple(_conditions(where, caller))
-    for job in _candidates(state, where, ids):
+    for job in _candidates(state, where, ids) if among is None else among:
         if all(holds(job) for holds in conditions):
             yield job
+
+
+def page(state: GatewayState, asked: JobsRequest, caller: Caller) -> tuple[int, list[Job]]:
+    """Return how many jobs a request matches, and those of the page that it asks for, in the order of submission."""
+    jobs = state.jobs
+    if isinstance(jobs, PastJobs) and not (asked.ids or asked.parent):
+        return _past_page(state, jobs, asked, caller)
+    found = matching(state, asked, caller, asked.ids)
+    chosen = [one for one in found if one.sample is None or asked.samples or asked.ids]
+    shown = chosen[: len(chosen) - asked.offset][-asked.limit :] if asked.offset < len(chosen) else []
+    return len(chosen), shown
+
+
+def _past_page(state: GatewayState, jobs: PastJobs, asked: JobsRequest, caller: Caller) -> tuple[int, list[Job]]:
+    """Return the same of the past: of jobs that are over, only those of the page are read."""
+    conditions = tuple(_conditions(asked, caller))
+
+    def matches(job: Job) -> bool:
+        return (job.sample is None or asked.samples) and all(holds(job) for holds in conditions)
+
+    where = _columns(asked, caller) + ([] if asked.samples else [("NOT sample", ())])
+    counted = None
+    if not any(getattr(asked, name) for name in JobFilter.__struct_fields__ if name != "state"):
+        kinds = (jobs.over, jobs.over_samples) if asked.samples else (jobs.over,)
+        counts = (pair for by_state in kinds for pair in by_state.items())
+        counted = sum(count for state, count in counts if not asked.state or state in asked.state)
+    total = jobs.count(where, matches, counted)
+    if asked.offset >= total:
+        return total, []
+    rows = jobs.rows(where, matches, newest=asked.offset + asked.limit)
+    rows = rows[: len(rows) - asked.offset]
+    jobs.table.read(row.id for row in rows)
+    if isinstance(state.histories, PastTable):
+        state.histories.read(row.id for row in rows)
+    return total, [jobs[row.id] for row in rows]
+
+
+def _columns(where: JobFilter, caller: Caller) -> list[tuple[str, Any]]:
+    """Return the filters as conditions on the columns of jobs that are over; they say what :func:`_conditions` says."""
+    found: list[tuple[str, Any]] = []
+    teams = ",".join("?" * len(caller.teams))
+    sees = f"(user = ? OR (team != '' AND team IN ({teams})))"
+    own: tuple[str, ...] = (caller.name, *caller.teams)
+    if caller.sees_all:
+        sees, own = "1", ()
+    if where.state:
+        found.append((f"state IN ({','.join('?' * len(where.state))})", where.state))
+    equal = ((field, getattr(where, field)) for field in ("user", "team", "pool", "parent", "model"))
+    found += [(f"{field} = ?", wanted) for field, wanted in equal if wanted]
+    if where.model or where.name:
+        found.append((sees, own))
+    if where.name.endswith("*"):
+        begin = where.name[:-1].encode()
+        found.append(("substr(CAST(name AS BLOB), 1, ?) = ?", (len(begin), begin)))
+    elif where.name:
+        found.append(("name = ?", where.name))
+    if where.text:  # ids and names are ASCII
+        text = where.text.casefold()
+        found.append((f"(instr(lower(id), ?) OR (instr(lower(name), ?) AND {sees}))", (text, text, *own)))
+    return found
 
 
 def _candidates(state: GatewayState, where: JobFilter, ids: Iterable[str]) -> Iterable[Job]:

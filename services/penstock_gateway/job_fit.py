@@ -136,7 +136,9 @@ def holders(jobs: Iterable[Job]) -> dict[At, list[Job]]:
 
 def taken(state: GatewayState, settings: MatcherSettings) -> dict[At, str]:
     """Return in words how much is held of each device that other jobs may join."""
-    pools = {job.spec.pool for job in state.jobs if job.placement is not None and job.spec.sharing != "exclusive"}
+    pools = {
+        job.spec.pool for job in state.jobs.not_over() if job.placement is not None and job.spec.sharing != "exclusive"
+    }
     found: dict[At, str] = {}
     for name in sorted(pools):
         rules = rules_of(state, name, settings)

@@ -2,7 +2,9 @@
 Past moments and raw facts, read from the log.
 
 :func:`stretch` reads a part of the log, so that nobody waits long for a question about the distant past.
-:func:`parse` says which :class:`LogMoment` a question is about, and :func:`model_at` folds the read model up to it.
+:func:`parse` says which :class:`LogMoment` a question is about, and :func:`model_at` folds the read model up to it
+from the beginning, where :mod:`penstock_gateway.past_models` has no snapshot of it. :func:`moment_of` says where in the
+log a moment is, and from when to when the log goes.
 :func:`answer` returns raw facts, as the log holds them: of one entity or of all, the newest or those after a sequence.
 """
 
@@ -25,12 +27,14 @@ from penstock_gateway.answers import ReadModel
 from penstock_gateway.endpoints import BAD, RequestRefused
 from penstock_gateway.machine import GatewayState
 from penstock_log import fields_of, request_bodies, services, subjects, tag_of
-from penstock_log.views import EventsView, EventView
+from penstock_log.views import EventsView, EventView, MomentView
 
 EVERYTHING: Final = subjects.STREAM_SUBJECTS[subjects.EVT]
 SLICE: Final = 100
 """Commits between two turns of the event loop: a millisecond or two of work."""
 _FURTHER: Final = 8
+_AHEAD_S: Final = 1.0
+"""By how much the clock of who asks may be ahead of the server's."""
 
 
 async def stretch(
@@ -82,9 +86,18 @@ async def oldest(
     return found
 
 
-async def seq_at(bus: LogReader, time_s: float) -> int:
-    """Return the sequence of the last commit that was stored by a time; 0 if none was."""
-    known, last = 0, await bus.last_seq()
+async def seq_at(bus: LogReader, time_s: float, known: int = 0, until_seq: int | None = None) -> int:
+    """
+    Return the sequence of the last commit that was stored by a time; 0 if none was.
+
+    Parameters
+    ----------
+    known : int
+        Sequence of a commit that was stored by then; 0 where none is known.
+    until_seq : int or None
+        Sequence of a later commit, where one is known.
+    """
+    last = until_seq if until_seq is not None else await bus.last_seq()
     while known < last:
         middle = (known + last + 1) // 2
         there = await _first(bus, middle, last)
@@ -187,24 +200,61 @@ async def end_of(bus: LogReader, moment: LogMoment | None) -> int:
     return moment.seq
 
 
-async def model_at(bus: LogReader, decider: Decider[GatewayState], moment: LogMoment) -> ReadModel:
+async def model_at(
+    bus: LogReader, decider: Decider[GatewayState], until_seq: int, time_s: float | None = None
+) -> ReadModel:
     """
-    Fold the log up to a moment.
+    Fold the log from its beginning up to a sequence; some 40,000 commits a second.
 
-    Known shortcut: it always starts at the beginning of the log, at some 40,000 commits a second; snapshots of fixed
-    ages would make it faster.
-
-    Raises
-    ------
-    RequestRefused
-        400 if the log has not come that far.
+    Parameters
+    ----------
+    time_s : float or None
+        The present time of the model; None for that of its last commit.
     """
-    until_seq = await end_of(bus, moment)
     fold, now_s = Fold(decider), 0.0
     async for delivery in stretch(bus, 0, until_seq):
         fold.apply(delivery)
         now_s = delivery.stored_s
-    return ReadModel(state=fold.state, now_s=moment.time_s if moment.time_s is not None else now_s, seq=fold.last_seq)
+    return ReadModel(state=fold.state, now_s=time_s if time_s is not None else now_s, seq=fold.last_seq)
+
+
+async def moment_of(bus: LogReader, at: request_bodies.At) -> MomentView:
+    """
+    Return from when to when the log goes, and which commit is the last of a moment.
+
+    Raises
+    ------
+    RequestRefused
+        400 if ``at`` names no moment, or one that has not come.
+    """
+    moment, now_s, last_seq = parse(at), await bus.now_s(), await bus.last_seq()
+    if moment is not None and moment.time_s is not None and moment.time_s > now_s + _AHEAD_S:
+        latest = datetime.fromtimestamp(now_s, UTC).isoformat(timespec="seconds")
+        raise RequestRefused(BAD, f"at={at} is yet to come; it is {latest}, and the log is at {last_seq}")
+    seq = await end_of(bus, moment)
+    first, last = await _first(bus, 1, last_seq), await _last(bus, last_seq)
+    there = last if seq == last_seq else await _last(bus, seq)
+    at_s = now_s if moment is None else moment.time_s
+    return MomentView(
+        seq=there.seq if there is not None else 0,
+        at_s=at_s if at_s is not None else there.stored_s if there is not None else first.stored_s if first else 0.0,
+        first_seq=first.seq if first is not None else 0,
+        first_s=first.stored_s if first is not None else 0.0,
+        last_seq=last.seq if last is not None else 0,
+        last_s=last.stored_s if last is not None else 0.0,
+        now_s=now_s,
+    )
+
+
+async def _last(bus: LogReader, until_seq: int) -> Delivery | None:
+    """Return the last commit up to a sequence; None where the log holds none."""
+    reach = 1
+    while until_seq:
+        found = await bus.read(EVERYTHING, max(0, until_seq - reach), until_seq)
+        if found or reach >= until_seq:
+            return found[-1] if found else None
+        reach *= _FURTHER
+    return None
 
 
 def _rfc3339(text: str) -> float:

@@ -19,9 +19,12 @@ import msgspec
 from msgspec import Meta
 
 from penstock_bus import Decider, Decision, Proposal
-from penstock_gateway import job_sizes, sweep_table
+from penstock_cluster.nodes import OF_NODES
+from penstock_gateway import job_sizes, node_history, sweep_table
 from penstock_gateway.job_history import JobHistory
+from penstock_gateway.node_history import NodeHistory
 from penstock_gateway.open_jobs import OpenJobs
+from penstock_gateway.past_tables import PastJobs, PastTable
 from penstock_gateway.retention import ArchiveRecord
 from penstock_gateway.run_accounts import LaneGrants
 from penstock_gateway.sweep_table import SweepRecord
@@ -65,7 +68,7 @@ from penstock_policies.job_lengths import Lengths
 from penstock_scheduler.aggregation.aggregation_table import AggregationTable
 from penstock_scheduler.pool.scheduler_state import SchedulerState, fold
 
-SCHEMA: Final = "gateway.v24"
+SCHEMA: Final = "gateway.v25"
 
 
 class GatewayState(SchedulerState):
@@ -100,6 +103,8 @@ class GatewayState(SchedulerState):
         Agents, aggregators, and the runs that have parts on them.
     gone_seq : dict of str to int
         Node that was lost and is still away, or was forgotten → sequence of the round that said so.
+    node_histories : dict of str to NodeHistory
+        Node → when it was up, drained or gone, of those that are known.
     lane_grants : LaneGrants
         Who shares which device.
     archived_usage : dict of str to dict of str to DayUsage
@@ -125,11 +130,18 @@ class GatewayState(SchedulerState):
     archive: ArchiveRecord = msgspec.field(default_factory=ArchiveRecord)
     aggregation: AggregationTable = msgspec.field(default_factory=AggregationTable)
     gone_seq: dict[str, int] = msgspec.field(default_factory=dict)
+    node_histories: dict[str, NodeHistory] = msgspec.field(default_factory=dict)
     lane_grants: LaneGrants = msgspec.field(default_factory=LaneGrants)
     archived_usage: dict[str, dict[str, DayUsage]] = msgspec.field(default_factory=dict)
     totals: TotalsRecord = msgspec.field(default_factory=TotalsRecord)
 
     users: Users = msgspec.field(default_factory=Users)
+
+    def jobs_since(self, since_s: float) -> list[Job]:
+        """Return the jobs that are not over, and those that ended since a time, in order of submission."""
+        if isinstance(self.jobs, PastJobs) and isinstance(self.histories, PastTable):
+            return self.jobs.since(since_s, self.histories)
+        return [job for job in self.jobs if job.state not in TERMINAL or job.finished_s >= since_s]
 
     def wait_of(self, job: Job) -> Wait | None:
         """Return why a job waits by the last round; None where the round does not say."""
@@ -146,6 +158,8 @@ def apply(state: GatewayState, event: Event, seq: int) -> None:
         _note(state, job, event, seq)
         sweep_table.follow(state.sweeps, job, event)
     _note_gone(state, event, seq)
+    if type(event) in OF_NODES:
+        node_history.note(state.node_histories, event)
     sweep_table.apply(state.sweeps, event, seq)
     _note_open_sweep(state, event)
     sweep_table.count_devices(state.sweeps, state.cluster, event)
@@ -332,7 +346,7 @@ def _keep_usage(kept: dict[str, dict[str, DayUsage]], new: Iterable[DayUsage]) -
 
 def _drop_ids(index: dict[str, list[str]], names: Iterable[str], gone: set[str]) -> None:
     """Drop ids from the lists of these names, and the lists that are then empty."""
-    for name in index.keys() & names:
+    for name in {name for name in names if name in index}:
         index[name] = [job_id for job_id in index[name] if job_id not in gone]
         if not index[name]:
             del index[name]
@@ -440,6 +454,10 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
         ever. `penstock up` takes ``archive`` in its data folder. Replicas on several machines need one that they share.
     keep_days : float
         Days for which jobs that have ended stay in the log, and people are told of them; then they are archived.
+    history_dir : str
+        Folder for the index of the past, from which questions with ``at`` are answered: about 150 bytes a fact, on a
+        disk of the gateway's own; it may be removed at any time. `penstock up` takes ``history`` in its data folder.
+        Empty: a temporary folder, from the first such question to the gateway's end.
     archive_every_s : float
         How long a stretch of the log one file of the archive has, in seconds; the next begins at a multiple of it.
     """
@@ -458,5 +476,6 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     owner: str = ""
     inbox_ahead: Annotated[int, Meta(ge=1, le=100_000)] = 40_000
     archive_dir: str = ""
+    history_dir: str = ""
     keep_days: Annotated[float, Meta(gt=0)] = 90.0
     archive_every_s: Annotated[float, Meta(ge=1)] = 86_400.0

@@ -27,12 +27,15 @@ from penstock_gateway import (
     sight,
     stats_answer,
     story,
+    timeline_answers,
     usage_answers,
 )
 from penstock_gateway.answers import ReadModel
 from penstock_gateway.authority import Admit, Caller
 from penstock_gateway.endpoints import ask, endpoint, job_asked
 from penstock_gateway.machine import GatewayState
+from penstock_gateway.past_models import PastModels
+from penstock_gateway.snapshot_file import IndexDamaged
 from penstock_gateway.user_queues import UserQueues
 from penstock_log import TERMINAL, Job, JobState, RunEnded, request_bodies, spec, subjects
 from penstock_log.aggregation_messages import AggregatorLoads, AggregatorReport
@@ -45,6 +48,7 @@ from penstock_log.views import (
     DryRunView,
     EventsView,
     JobsView,
+    MomentView,
     NodesView,
     ProfileView,
     QueueView,
@@ -57,6 +61,7 @@ from penstock_log.views import (
     StoryView,
     StreamsView,
     SweepsView,
+    TimelineView,
     UsageView,
     UsersView,
     UserView,
@@ -101,6 +106,8 @@ class Queries:
         The person who is an admin whatever the log says.
     new_queues : callable
         Returns the queues of all users before one kind of query, of which one is answered at a time.
+    past : PastModels
+        The read models of past moments.
     """
 
     def __init__(
@@ -118,11 +125,12 @@ class Queries:
         admit: Admit,
         owner: str = "",
         new_queues: Callable[[], UserQueues],
+        past: PastModels,
     ) -> None:
         self._bus, self._live, self._presence = bus, live, presence
         self._now_s, self._most_bytes, self._most_s = now_s, most_bytes, most_s
         self._settings, self._may_match, self._sizes = settings or MatcherSettings(), may_match, sizes
-        self._looking_back, self._admit, self._owner = asyncio.Lock(), admit, owner
+        self._past, self._admit, self._owner = past, admit, owner
         self._new_queues = new_queues
         self._queues: list[UserQueues] = []
 
@@ -144,6 +152,7 @@ class Queries:
             "aggregation": self._aggregation,
             "events": self._events,
             "policies": self._whole(answers.policies),
+            "moment": self._moment,
             "sweeps": self._sweeps,
             "sweep": self._of_one(sight.sweep, answers.sweep),
             "profile": self._profile,
@@ -153,6 +162,7 @@ class Queries:
             "status": self._status,
             "stats": self._stats,
             "streams": self._streams,
+            "timeline": self._timeline,
             "usage": self._usage,
             "users": self._users,
             "whoami": self._whoami,
@@ -161,10 +171,28 @@ class Queries:
         self._queues = [self._new_queues() for _ in handlers]
         return [
             endpoint(
-                name, subjects.query(name), self._admit, handler, most_bytes, most_s=self._most_s, in_turn=queues.slot
+                name,
+                subjects.query(name),
+                self._admit,
+                self._again_if_damaged(handler),
+                most_bytes,
+                most_s=self._most_s,
+                in_turn=queues.slot,
             )
             for (name, handler), queues in zip(handlers.items(), self._queues, strict=True)
         ]
+
+    def _again_if_damaged(self, answering: Answering) -> Answering:
+        """Return the same answering, which drops snapshots that cannot be read, and begins again without them."""
+
+        async def handle(body: bytes, caller: Caller) -> View:
+            try:
+                return await answering(body, caller)
+            except IndexDamaged as error:
+                await self._past.drop(error)
+            return await answering(body, caller)
+
+        return handle
 
     async def _jobs(self, body: bytes, caller: Caller) -> JobsView:
         asked = ask(body, request_bodies.JobsRequest)
@@ -190,9 +218,16 @@ class Queries:
     async def _sweeps(self, body: bytes, caller: Caller) -> SweepsView:
         return answers.sweeps(await self._model(ask(body, request_bodies.AllRequest).at), caller)
 
+    async def _timeline(self, body: bytes, caller: Caller) -> TimelineView:
+        asked = ask(body, request_bodies.TimelineRequest)
+        return timeline_answers.timeline(await self._model(asked.at), asked, caller)
+
     async def _usage(self, body: bytes, caller: Caller) -> UsageView:
         asked = ask(body, request_bodies.UsageRequest)
-        return usage_answers.usage(await self._model(asked.at), asked, caller)
+        model = await self._model(asked.at)
+        if log_reader.parse(asked.at) is None:
+            return usage_answers.usage(model, asked, caller)
+        return await asyncio.to_thread(usage_answers.usage, model, asked, caller)  # it may read very many accounts
 
     async def _users(self, body: bytes, caller: Caller) -> UsersView:  # noqa: ARG002 - who may ask was asked before
         model = await self._model(ask(body, request_bodies.AllRequest).at)
@@ -236,6 +271,9 @@ class Queries:
             return answers.status(model, model.seq)
         view = answers.status(model, max(await log_reader.last_seq(self._bus, model.seq), model.seq))
         return msgspec.structs.replace(view, services=self._presence.services(), version=VERSION)
+
+    async def _moment(self, body: bytes, caller: Caller) -> MomentView:  # noqa: ARG002 - everybody may see it
+        return await log_reader.moment_of(self._bus, ask(body, request_bodies.AllRequest).at)
 
     async def _stats(self, body: bytes, caller: Caller) -> StatsView:  # noqa: ARG002 - everybody may see it
         asked = ask(body, request_bodies.AllRequest)
@@ -293,9 +331,7 @@ class Queries:
     async def _model(self, at: request_bodies.At) -> ReadModel:
         moment = log_reader.parse(at)
         if moment is not None:
-            async with self._looking_back:  # one at a time: each builds a whole read model of its own
-                model = await log_reader.model_at(self._bus, self._live.fold.decider, moment)
-                return replace(model, settings=self._settings)
+            return replace(await self._past.model_at(moment), settings=self._settings)
         await log_reader.catch_up(self._bus, self._live)
         return ReadModel(
             state=self._live.state,

@@ -7,6 +7,7 @@ import base64
 import secrets
 import uuid
 from collections.abc import Awaitable, Callable
+from typing import Final
 
 from penstock_bus import LogReader
 from penstock_bus.follower import FoldFollower, background
@@ -21,12 +22,16 @@ from penstock_gateway.bulk import BulkCommands
 from penstock_gateway.commands import Commands, take_submissions
 from penstock_gateway.endpoints import RequestRefused
 from penstock_gateway.machine import GatewaySettings, GatewayState
+from penstock_gateway.past_models import PastModels
 from penstock_gateway.queries import Presence, Queries
 from penstock_gateway.user_queues import UserQueues
 from penstock_log import subjects
 from penstock_scheduler.kernel_warmup import MatchingKernels
 from penstock_scheduler.pool.pool_settings import MatcherSettings
 from penstock_scheduler.sizing.problem import SizingSettings
+
+_OF_PATIENCE: Final = 0.75
+"""The part of a query's time for which it may wait until the past is indexed: then it can still be refused in words."""
 
 
 async def run(shell: Shell, settings: GatewaySettings) -> None:
@@ -47,8 +52,22 @@ async def run(shell: Shell, settings: GatewaySettings) -> None:
 
     kernels = MatchingKernels(shell)
     commands = commands_of(shell, replica.live, settings, admit)
+    past = PastModels(
+        shell.bus,
+        replica.live,
+        settings.history_dir,
+        ticks=shell.monotonic,
+        patience_s=_OF_PATIENCE * settings.query_timeout_s,
+    )
     queries = queries_of(
-        shell, replica.live, settings, admit, presence, may_match=kernels.usable, most_bytes=commands.most_bytes
+        shell,
+        replica.live,
+        settings,
+        admit,
+        presence,
+        past=past,
+        may_match=kernels.usable,
+        most_bytes=commands.most_bytes,
     )
     async with kernels, background(*presence.listening(shell.bus)), asyncio.TaskGroup() as group:
         group.create_task(replica.run())  # ends by itself, after its last snapshot
@@ -59,6 +78,7 @@ async def run(shell: Shell, settings: GatewaySettings) -> None:
             shell.bus.serve("gateway", VERSION, endpoints, {"replica": shell.replica_id}),
             shell.bus.relaying(may_read),
             background(
+                past.run(),
                 *([Archiver(shell, shell.bus, replica.live, settings).run()] if settings.archive_dir else []),
                 take_submissions(shell.bus, "gateway-jobs", subjects.INBOX_JOBS, commands.accept_job, settings),
                 take_submissions(shell.bus, "gateway-sweeps", subjects.INBOX_SWEEPS, commands.accept_sweep, settings),
@@ -92,6 +112,7 @@ def queries_of(
     admit: Admit,
     presence: Presence,
     *,
+    past: PastModels,
     may_match: Callable[[], Awaitable[None]],
     most_bytes: int,
 ) -> Queries:
@@ -116,6 +137,7 @@ def queries_of(
             rate=None,
             now_s=shell.monotonic,
         ),
+        past=past,
     )
 
 

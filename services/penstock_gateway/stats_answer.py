@@ -69,7 +69,7 @@ def _with_jobs(model: ReadModel, view: PoolStatsView, jobs: Iterable[Job]) -> Po
 def _open_usage(model: ReadModel, job: Job) -> Usage:
     """Return what the run has held and used so far that a job has devices for."""
     account, report = model.state.histories[job.id].account, model.report_of(job)
-    told = RunReport(report.loop_s, report.loop_steps) if report.loop_steps else None
+    told = RunReport(report.loop_s, report.loop_steps, report.waited_s) if report.loop_steps else None
     found = [run for run in account.runs if run.is_granted and not run.is_over]
     return usage(found[-1], model.now_s, measured=account.measured, report=told) if found else Usage()
 

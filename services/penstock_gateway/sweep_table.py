@@ -7,6 +7,7 @@ from typing import Final
 import msgspec
 
 from penstock_cluster.nodes import OF_NODES, Cluster, fits
+from penstock_gateway.past_tables import PastTable
 from penstock_log import (
     Event,
     Job,
@@ -180,12 +181,18 @@ def count_devices(sweeps: dict[str, SweepRecord], cluster: Cluster, event: Event
     if isinstance(event, SweepSubmitted):
         changed = [sweeps[event.sweep_id]]
     elif type(event) in OF_NODES and (not isinstance(event, RoundDecided) or event.lost_nodes):
-        changed = list(sweeps.values())
+        changed = open_sweeps(sweeps)
     else:
         return
     for sweep in changed:
         if sweep.finished is None:
             sweep.count_devices(cluster, event.at_s)
+
+
+def open_sweeps(sweeps: dict[str, SweepRecord]) -> list[SweepRecord]:
+    """Return the sweeps that are not over; in a table of the past, these have been read, and the others have not."""
+    known = sweeps.loaded() if isinstance(sweeps, PastTable) else sweeps.items()
+    return [sweep for _, sweep in known if sweep.finished is None]
 
 
 _AboutOne = SweepCancelled | SweepFinished | TrialGroupOpened | TrialFinished | TrialRetried

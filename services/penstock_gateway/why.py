@@ -17,7 +17,8 @@ import msgspec
 from penstock_gateway import job_fit, job_sizes
 from penstock_gateway.job_history import device_names
 from penstock_gateway.machine import GatewayState
-from penstock_log import ACTIVE, TERMINAL, Job, Wait, workload
+from penstock_gateway.past_tables import PastJobs
+from penstock_log import ACTIVE, TERMINAL, Job, JobTable, Wait, workload
 from penstock_log.decision_facts import FOR_DEVICES
 from penstock_log.job_state import JobState
 from penstock_log.text import count, duration, listed
@@ -125,7 +126,10 @@ class WaitExplainer:
         borrowers = borrowers_of(pool, self._now_s, rules) if rules.quotas else ()
         start_in_s, basis = None, ""
         if best is None and view.cause in FOR_DEVICES:
-            start_in_s, basis = start_forecast.expected_start(pool, job.id, self._state.jobs, self._now_s)
+            jobs: JobTable | list[Job] = self._state.jobs
+            if isinstance(jobs, PastJobs):
+                jobs = jobs.last_completed(job.spec.pool, start_forecast.FINISHED)
+            start_in_s, basis = start_forecast.expected_start(pool, job.id, jobs, self._now_s)
         return msgspec.structs.replace(
             view,
             remedy=best.text if best is not None and view.cause in FOR_DEVICES else view.remedy,
@@ -157,7 +161,7 @@ class WaitExplainer:
         if job.spec.sharing == "exclusive" or job.placement is None:
             return ""
         own = ((slot.node_id, index) for slot in job.placement.slots for index in slot.devices)
-        others = job_fit.beside(self._state.jobs, job.id, own)
+        others = job_fit.beside(self._state.jobs.not_over(), job.id, own)
         what = f"beside {listed(others)}" if others else "beside nobody else"
         return f", {what}, with {job.share:.0%} of the time"
 

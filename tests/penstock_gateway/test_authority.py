@@ -123,8 +123,8 @@ def body_of(cell: Cell) -> Any:
 
 _OF_TARGETS = ("cancel", "hold", "release", "cancel_sweep", "drain", "resume", "remove", "remove_user")
 _OF_ALL = (
-    "jobs", "queue", "sweeps", "nodes", "devices", "aggregation", "status", "stats", "streams", "policies", "schema",
-    "whoami", "users", "rejected", "usage",
+    "jobs", "queue", "sweeps", "nodes", "devices", "aggregation", "moment", "status", "stats", "streams", "policies",
+    "schema", "whoami", "users", "rejected", "usage", "timeline",
 )  # fmt: skip
 
 

@@ -234,6 +234,18 @@ def test_a_run_that_goes_on_is_measured_by_its_report(log: Scenario[GatewayState
     assert (found.unmeasured_gpu_s, found.used_gpu_s, found.idle_gpu_s) == (15.0, 60.0, 20.0)
 
 
+def test_a_run_that_goes_on_and_waits_for_its_turn_is_not_idle(log: Scenario[GatewayState]) -> None:
+    for job_id in ("a", "b"):
+        log.given(submitted(job_id, sharing="lane", at_s=NOW_S + 60), placed(job_id, at_s=NOW_S + 60))
+        log.given(started(job_id, at_s=NOW_S + 60))
+    half = RunProgress(job_id="a", epoch=1, loop_s=10.0, loop_steps=3, waited_s=20.0)
+    found = {row.name: row.usage for row in answer(now(log, reports={"a": half}), asked("job")).rows}
+    assert (found["a"].held_gpu_s, found["a"].used_gpu_s, found["a"].idle_gpu_s) == (20.0, 15.0, 5.0)
+    unsaid = RunProgress(job_id="a", epoch=1, loop_s=15.0, loop_steps=3)  # of an executor that does not say it
+    found = {row.name: row.usage for row in answer(now(log, reports={"a": unsaid}), asked("job")).rows}
+    assert (found["a"].used_gpu_s, found["a"].idle_gpu_s) == (15.0, 5.0)
+
+
 @pytest.mark.parametrize(
     ("window", "message"),
     [

@@ -78,9 +78,10 @@ def usage(
     if render.as_json(found, output):
         return
     from penstock_cli import usage_text
+    from penstock_log.usage_csv import usage_csv
 
     if output == "csv":
-        typer.echo(usage_text.usage_csv(found), nl=False)
+        typer.echo(usage_csv(found), nl=False)
         return
     wide = output == "wide"
     render.show_table(*usage_text.usage_table(found, wide=wide), wide=wide)

@@ -62,7 +62,7 @@ _FOLDER: Final = 0o700
 
 _LARGE: Final = ("jetstream", "logs", "checkpoints", "executor")
 """Folders that are left out, and those whose names begin like this: what jobs wrote, and the streams' own store."""
-_MADE_ANEW: Final = (".log", ".ports", ".conf", ".lock", ".new", ".part", ".pid", "penstock.json")
+_MADE_ANEW: Final = (".log", ".ports", ".conf", ".lock", ".new", ".part", ".pid", "penstock.json", ".past.sqlite")
 _LOGINS: Final = frozenset({"keys.json", "revoked.json", "accounts", "logins"})
 """In the folder of each server: the keys, and what is signed with them."""
 _DATABASE: Final = ".sqlite"

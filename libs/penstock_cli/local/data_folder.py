@@ -13,7 +13,7 @@ import os
 import re
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Final
@@ -46,6 +46,7 @@ _OURS: Final = (
     "client.json",
     "extension",
     "archive",
+    "history",
     "oidc.json",
 )
 """What the names begin with of all that is in a data folder."""
@@ -129,11 +130,15 @@ def _of_dashboard(folder: Path) -> dict[str, str]:
 
 
 def _of_gateway(folder: Path, owner: str) -> dict[str, str]:
-    """Return who owns the cluster and where its archive is, on which all of its gateways have to agree."""
-    env = {"PENSTOCK_GATEWAY_OWNER": owner} if owner else {}
-    if not origin("gateway", "archive_dir"):
-        env["PENSTOCK_GATEWAY_ARCHIVE_DIR"] = str(folder.absolute() / "archive")
-    return env
+    """Return who owns the cluster and where its files are, on which all of its gateways have to agree."""
+    return ({"PENSTOCK_GATEWAY_OWNER": owner} if owner else {}) | _gateway_folders(folder.absolute(), os.environ)
+
+
+def _gateway_folders(folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return where the archive and the index of the past are, unless the settings say it."""
+    found = {"archive_dir": folder / "archive", "history_dir": folder / "history"}
+    unset = {name: path for name, path in found.items() if not origin("gateway", name, environ=environ)}
+    return {f"PENSTOCK_GATEWAY_{name.upper()}": str(path) for name, path in unset.items()}
 
 
 def login_file(folder: Path, user: str) -> Path:
@@ -402,8 +407,8 @@ def environment(options: UpOptions, service: str, number: int, *, url: str) -> d
         env |= _of_executor(options, number)
     if service in AGENTS:
         env |= _of_agent(options, service, number)
-    if service == "gateway" and not origin("gateway", "archive_dir", environ={**os.environ, **env}):
-        env["PENSTOCK_GATEWAY_ARCHIVE_DIR"] = str(options.folder / "archive")
+    if service == "gateway":
+        env |= _gateway_folders(options.folder, {**os.environ, **env})
     if service == "dashboard" and not _set_in("dashboard", options, "secret_file"):
         env |= _of_dashboard(options.folder)
     return env

@@ -149,27 +149,6 @@ class JobList:
         return self._client.jobs_page(ask)
 
 
-class HolderList:
-    """Who the jobs on devices belong to: a job's user never changes, so each is asked for once."""
-
-    def __init__(self, client: Client, at: request_bodies.At) -> None:
-        self._client, self._at = client, at
-        self.by_job: dict[str, views.JobRow] = {}
-        self._asked: set[str] = set()
-
-    async def learn(self, job_ids: Sequence[str]) -> None:
-        """Ask for the jobs that were not asked for yet, and drop those that are not named."""
-        named = set(job_ids)
-        self.by_job = {job_id: job for job_id, job in self.by_job.items() if job_id in named}
-        new = sorted(named - self._asked)
-        for begin in range(0, len(new), PAGE):
-            part = new[begin : begin + PAGE]
-            ask = request_bodies.JobsRequest(ids=tuple(part), rows=True, limit=PAGE, at=self._at)
-            answer = await self._client.jobs_page(ask)
-            self.by_job.update((row.id, row) for row in answer.rows)
-        self._asked = named
-
-
 @dataclass
 class JobWatch:
     """

@@ -37,9 +37,9 @@ _OUT: Final = {"lost": _LOST, "left": _LOST, "draining": _DRAINED, "drained": _D
 class DeviceLine(NamedTuple):
     """One line: devices of one kind of one node, from one number on to before another."""
 
-    node: views.NodeView
+    node: views.NodeDevicesView
     kind: str
-    devices: Sequence[views.DeviceView]
+    devices: Sequence[views.DeviceOccupation]
     is_first: bool
 
 
@@ -50,12 +50,12 @@ class DeviceMap:
 
     Attributes
     ----------
-    holders : mapping of str to JobRow
-        Job id → the job, as far as it is known.
+    holders : mapping of str to HolderView
+        Job id → the job, of all that have devices.
     """
 
     lines: Sequence[DeviceLine]
-    holders: Mapping[str, views.JobRow]
+    holders: Mapping[str, views.HolderView]
     colour_by: ColourBy
     width: int
     glyphs: Glyphs
@@ -81,21 +81,18 @@ class DeviceMap:
         view = line.devices[min(device, len(line.devices) - 1)] if line.devices else None
         if view is None:
             return f"{line.node.id} has no devices"
-        known = view.device
-        parts = [
-            f"{view.name} ({known.kind}, {render.size(known.memory_bytes)}, {known.backend}), pool {line.node.pool}",
-            self._holder(view) or f"idle, {line.node.state}",
-        ]
-        if line.node.heard_s is not None:
-            parts.append(f"heard {span(now_s - line.node.heard_s)} ago")
-        return "; ".join(parts)
+        node = line.node
+        where = f"{node.id}/{view.kind}{view.index} ({view.kind}, {render.size(view.memory_bytes)}), pool {node.pool}"
+        idle = f"idle, {node.state}{f' ({node.reason})' if node.reason else ''}"
+        heard = f"heard {span(now_s - node.heard_s)} ago" if node.heard_s is not None else ""
+        return "; ".join(filter(None, (where, self._holder(view, now_s) or idle, heard)))
 
     def legend(self) -> list[Span]:
         """Return who holds how many devices, the most first."""
         counts: Counter[str] = Counter()
         for line in self.lines:
             for view in line.devices:
-                if view.job_id:
+                if view.job_ids:
                     counts[self._name(view) or "?"] += 1
         found: list[Span] = [(f"by {self.colour_by}: ", "bold")]
         for name, count in counts.most_common(_MOST_NAMED):
@@ -105,14 +102,17 @@ class DeviceMap:
             found.append((f"and {len(counts) - _MOST_NAMED} more", "dim"))
         return found if counts else [("all devices are idle", "dim")]
 
-    def _holder(self, view: views.DeviceView) -> str:
-        if not view.job_id:
+    def _holder(self, view: views.DeviceOccupation, now_s: float) -> str:
+        if not view.job_ids:
             return ""
-        jobs = view.shared_by or (view.job_id,)
-        job = self.holders.get(view.job_id)
-        user = f" of {job.user}" if job is not None and job.user else ""
-        shared = f"shared by {len(jobs)}: " if len(jobs) > 1 else ""
-        return f"{shared}{', '.join(jobs)}{user}" + (f" ({view.taken})" if view.taken else "")
+        first = self.holders.get(view.job_ids[0])
+        parts = [f"shared by {len(view.job_ids)}: " if len(view.job_ids) > 1 else "", ", ".join(view.job_ids)]
+        if first is not None:
+            parts.append(f" of {first.user}" if first.user else "")
+            parts.append(f" for {span(now_s - first.started_s)}" if first.started_s else f" ({first.state})")
+            parts.append(f", grows to {first.grows_to}" if first.grows_to else "")
+            parts.append(f", gives it up for {', '.join(first.gives_to)}" if first.gives_to else "")
+        return "".join(parts) + (f" ({view.taken})" if view.taken else "")
 
     def _head(self, line: DeviceLine) -> list[Span]:
         fitted = self.glyphs.fitted
@@ -133,20 +133,20 @@ class DeviceMap:
             found += [(text, f"{style} reverse bold underline" if number == selected else style), (" ", "")]
         return found
 
-    def _cell(self, node: views.NodeView, view: views.DeviceView) -> Span:
-        if not view.job_id:
+    def _cell(self, node: views.NodeDevicesView, view: views.DeviceOccupation) -> Span:
+        if not view.job_ids:
             text = _OUT.get(node.state, _IDLE)
             return text, "red" if text == _LOST else "yellow" if text == _DRAINED else "dim"
         name = self._name(view)
         if not name:
             return _UNKNOWN, "reverse"
         letters = self.glyphs.plain(name)[:2] if name.isascii() else self.glyphs.fitted(self.glyphs.plain(name), 2)
-        text = f"{letters[:1]}{min(len(view.shared_by), 9)}" if len(view.shared_by) > 1 else f"{letters:<2}"
+        text = f"{letters[:1]}{min(len(view.job_ids), 9)}" if len(view.job_ids) > 1 else f"{letters:<2}"
         style = f"{self._style(name)} reverse"
         return text, style if node.state in {"up", "draining", "drained"} else "red reverse"
 
-    def _name(self, view: views.DeviceView) -> str:
-        job = self.holders.get(view.job_id)
+    def _name(self, view: views.DeviceOccupation) -> str:
+        job = self.holders.get(view.job_ids[0])
         if job is None:
             return ""
         return {"user": job.user, "team": job.team or job.user, "state": job.state}[self.colour_by]
@@ -156,8 +156,8 @@ class DeviceMap:
 
 
 def device_map(
-    nodes: Sequence[views.NodeView],
-    holders: Mapping[str, views.JobRow],
+    nodes: Sequence[views.NodeDevicesView],
+    holders: Mapping[str, views.HolderView],
     colour_by: ColourBy,
     width: int,
     glyphs: Glyphs,
@@ -171,7 +171,7 @@ def device_map(
         if pool and node.pool != pool:
             continue
         is_first = True
-        for kind, group in groupby(node.devices, lambda view: view.device.kind):
+        for kind, group in groupby(node.devices, lambda view: view.kind):
             devices = tuple(group)
             for begin in range(0, len(devices), per_line):
                 lines.append(DeviceLine(node, kind, devices[begin : begin + per_line], is_first))
@@ -179,11 +179,6 @@ def device_map(
         if is_first:
             lines.append(DeviceLine(node, "-", (), is_first=True))
     return DeviceMap(lines, holders, colour_by, width, glyphs)
-
-
-def holder_ids(nodes: Sequence[views.NodeView]) -> list[str]:
-    """Return the jobs that hold devices."""
-    return [view.job_id for node in nodes for view in node.devices if view.job_id]
 
 
 def _margin(width: int) -> int:

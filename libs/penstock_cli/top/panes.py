@@ -171,14 +171,15 @@ class DevicePane(LineList):
         self.glyphs, self.pool = glyphs, pool
         self.colour_by: ColourBy = COLOURED_BY[0]
         self.device = 0
-        self._seen_nodes: Sequence[views.NodeView] = ()
-        self._holders: Mapping[str, views.JobRow] = {}
+        self._seen_nodes: Sequence[views.NodeDevicesView] = ()
+        self._holders: Mapping[str, views.HolderView] = {}
         self._map = DeviceMap((), {}, self.colour_by, 0, glyphs)
         self._now_s = 0.0
 
-    def show_nodes(self, nodes: Sequence[views.NodeView], holders: Mapping[str, views.JobRow], now_s: float) -> None:
-        """Draw these nodes from now on."""
-        self._seen_nodes, self._holders, self._now_s = nodes, holders, now_s
+    def show_devices(self, found: views.DevicesView) -> None:
+        """Draw these devices from now on."""
+        self._seen_nodes, self._now_s = found.nodes, found.now_s
+        self._holders = {job.id: job for job in found.jobs}
         self._draw()
 
     def _draw(self) -> None:
@@ -236,7 +237,7 @@ class DevicePane(LineList):
         self._draw()
 
     @property
-    def node(self) -> views.NodeView | None:
+    def node(self) -> views.NodeDevicesView | None:
         """The node under the cursor."""
         return self._map.lines[self.cursor].node if self.count else None
 
@@ -244,7 +245,8 @@ class DevicePane(LineList):
     def job_id(self) -> str:
         """The job on the device under the cursor; empty where it is idle."""
         devices = self._map.lines[self.cursor].devices if self.count else ()
-        return devices[min(self.device, len(devices) - 1)].job_id if devices else ""
+        jobs = devices[min(self.device, len(devices) - 1)].job_ids if devices else ()
+        return jobs[0] if jobs else ""
 
 
 class JobPane(TextLines):

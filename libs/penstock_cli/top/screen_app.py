@@ -25,8 +25,7 @@ from penstock_bus.compat import aclosing
 from penstock_bus.port import BusError, ServiceError
 from penstock_cli import render
 from penstock_cli.top import job_page
-from penstock_cli.top.cluster_watch import HolderList, JobList, JobWatch
-from penstock_cli.top.device_cells import holder_ids
+from penstock_cli.top.cluster_watch import JobList, JobWatch
 from penstock_cli.top.dialogs import QuestionDialog, TextOverlay, help_lines
 from penstock_cli.top.job_columns import QueueFilter
 from penstock_cli.top.line_widgets import LineBlock, LineList
@@ -158,7 +157,7 @@ class TopApp(App[None]):
         self.panes: dict[str, LineList] = dict(
             zip(PANES, (self.devices, self.queue, self.job_pane, self.log_pane), strict=True)
         )
-        self._seen_nodes: Sequence[views.NodeView] = ()
+        self._seen_devices: views.DevicesView | None = None
         self._job_problem = ""
         self._seen_s = 0.0
         self._log_task: asyncio.Task[None] | None = None
@@ -182,7 +181,6 @@ class TopApp(App[None]):
         self._ticks = loop.time
         self._wake = asyncio.Event()
         self._jobs = JobList(self.client, self.options.at, loop.time)
-        self._holders = HolderList(self.client, self.options.at)
         self.job_pane.show_job(None, 0.0)
         self.log_pane.begin("", None)
         self.action_pane(PANES[1])
@@ -243,10 +241,9 @@ class TopApp(App[None]):
             await self._ask_job()
 
     async def _ask_devices(self) -> None:
-        if not (self._seen_nodes and self.is_past):
-            self._seen_nodes = (await self.client.nodes(self.options.at)).nodes
-        await self._holders.learn(holder_ids(self._seen_nodes))
-        self.devices.show_nodes(self._seen_nodes, self._holders.by_job, now_s())
+        if self._seen_devices is None or not self.is_past:
+            self._seen_devices = await self.client.devices(self.options.at)
+        self.devices.show_devices(self._seen_devices)
 
     async def _ask_job(self) -> None:
         watch = self.job_watch
@@ -349,6 +346,7 @@ class TopApp(App[None]):
     # --- panes
     def action_pane(self, name: str) -> None:
         """Show a pane."""
+        self.typed.display = False
         self.switcher.current = name
         self.tabs.show_pane(name)
         self.panes[name].focus()
@@ -581,7 +579,7 @@ class TopApp(App[None]):
         name = self.glyphs.plain(node.id)
         if node.state in {"draining", "drained"}:
             return self._after([f"Give {name} jobs again?"], lambda: self._act_on_node(node.id, self.client.resume))
-        busy = len({device.job_id for device in node.devices if device.job_id})
+        busy = len({job_id for device in node.devices for job_id in device.job_ids})
         question = [f"Drain {name}?", f"It gets no new jobs; {render.count(busy, 'job')} on it may end there."]
         return self._after(question, lambda: self._act_on_node(node.id, self.client.drain))
 

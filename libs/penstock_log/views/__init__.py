@@ -10,6 +10,7 @@ In reading order:
 * ``bulk``: Many jobs at a time: submissions, and commands about all that a filter names.
 * ``cluster``: Nodes, services, lanes, sweeps.
 * ``devices``: All devices and all waiting jobs, for who looks at them at once.
+* ``timeline``: Who held which device when.
 * ``aggregation``: Aggregators, and the runs that have parts on them.
 * ``accounts``: Device time by user, team, pool, model, kind or job.
 * ``stats``: Figures by pool and team, for metrics.
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
         DeviceView,
         GoodputView,
         LanesView,
+        MomentView,
         NodeLoginsView,
         NodeLoginView,
         NodeMemoryView,
@@ -102,13 +104,20 @@ if TYPE_CHECKING:
         PoolStatsView,
         StatsView,
     )
+    from penstock_log.views.timeline import (
+        TimelineDevice,
+        TimelineJobView,
+        TimelineNodeView,
+        TimelineSpan,
+        TimelineView,
+    )
 else:
     _NAMES = {
         "accounts": "UsageRowView UsageView WaitsView",
         "aggregation": "AggregatedJobView AggregationView AggregatorUseView",
         "bulk": "BulkAnswer BulkView SubmittedJob SubmittedJobsView",
         "cluster": (
-            "DeviceView GoodputView LanesView NodeLoginView NodeLoginsView NodeMemoryView NodeTokenView "
+            "DeviceView GoodputView LanesView MomentView NodeLoginView NodeLoginsView NodeMemoryView NodeTokenView "
             "NodeView NodesView PoliciesView PolicyView ReplicaView RungView SchemaView SharedDeviceView "
             "SharedLaneView SharedRunView SignInView StatusView StreamPeerView StreamView StreamsView SweepView "
             "SweepsView TrialView UserView UsersView"
@@ -120,6 +129,7 @@ else:
             "SubmitAnswer View WhyView"
         ),
         "stats": "DEVICE_STATES PoolStatsView StatsView",
+        "timeline": "TimelineDevice TimelineJobView TimelineNodeView TimelineSpan TimelineView",
     }
     """The names of each module, which is loaded when one of them is used: a list of jobs needs one of them."""
     _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
@@ -153,6 +163,7 @@ __all__ = [
     "JobView",
     "JobsView",
     "LanesView",
+    "MomentView",
     "NodeDevicesView",
     "NodeLoginView",
     "NodeLoginsView",
@@ -192,6 +203,11 @@ __all__ = [
     "SubmittedJobsView",
     "SweepView",
     "SweepsView",
+    "TimelineDevice",
+    "TimelineJobView",
+    "TimelineNodeView",
+    "TimelineSpan",
+    "TimelineView",
     "TrialView",
     "UsageRowView",
     "UsageView",

@@ -220,6 +220,31 @@ class StatusView(View, frozen=True, kw_only=True):
     version: str = ""
 
 
+class MomentView(View, frozen=True, kw_only=True):
+    """
+    A moment of the log, and from when to when the log goes.
+
+    Attributes
+    ----------
+    seq : int
+        Of the last commit by the moment; 0 before the log's first.
+    at_s : float
+        The time that was asked for, or when that commit was stored.
+    first_seq, first_s, last_seq, last_s : int, float
+        Of the first and the last commit that the log holds, and when they were stored; 0 for an empty log.
+    now_s : float
+        The time by the server's clock.
+    """
+
+    seq: int
+    at_s: float
+    first_seq: int
+    first_s: float
+    last_seq: int
+    last_s: float
+    now_s: float
+
+
 class PolicyView(View, frozen=True, kw_only=True):
     """
     What is set live for one pool.
@@ -228,10 +253,16 @@ class PolicyView(View, frozen=True, kw_only=True):
     ----------
     settings : dict of str to Setting
         By name; all others are as the services' own settings say.
+    quotas : dict of str to int
+        Team → devices, as the gateway's settings file has them; empty: there are none.
+    alpha : float
+        Share of the users whose jobs enter a round at first; with 1, fairness between users does not count.
     """
 
     pool: str
     settings: dict[str, Setting]
+    quotas: dict[str, int] = {}
+    alpha: float = 1.0
 
 
 class PoliciesView(View, frozen=True, kw_only=True):

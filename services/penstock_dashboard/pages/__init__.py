@@ -9,4 +9,7 @@ In reading order:
 * ``job_page``: One job, and its facts.
 * ``log_page``: A job's output.
 * ``sweep_page``: All sweeps, and one.
+* ``timeline_page``: Who held which device when.
+* ``users_page``: Device time by user, team, pool, model, kind or job, with quotas and even shares.
+* ``what_if_page``: The log once more, under another policy or with more devices.
 """

@@ -3,7 +3,7 @@
 
 (() => {
   const body = document.body;
-  const offset = Number(body.dataset.now) - Date.now() / 1000;
+  let offset = Number(body.dataset.now) - Date.now() / 1000;
   const plain = (seconds) => {
     if (seconds < 60) return `${Math.max(0, Math.floor(seconds))} s`;
     const minutes = Math.floor(seconds / 60);
@@ -11,7 +11,7 @@
     const hours = Math.floor(minutes / 60);
     return hours < 24 ? `${hours} h ${minutes % 60} min` : `${Math.floor(hours / 24)} d ${hours % 24} h`;
   };
-  const frozen = body.dataset.live ? null : Number(body.dataset.now);
+  let frozen = body.dataset.live ? null : Number(body.dataset.now);
   const age = (root) => {
     const now = frozen ?? Date.now() / 1000 + offset;
     for (const one of root.querySelectorAll("time[data-since]")) {
@@ -70,17 +70,19 @@
   const trouble = document.getElementById("trouble");
   const liveness = document.getElementById("liveness");
   const say = (text) => { if (trouble) { trouble.textContent = text; trouble.hidden = !text; } };
-  if (body.dataset.live && "EventSource" in window) {
+  let source = null;
+  let again = 0;
+  let look = () => {};
+  const disconnect = (text) => {
+    clearTimeout(again);
+    source?.close();
+    source = null;
+    delete body.dataset.connected;
+    liveness.textContent = text;
+  };
+  const follow = () => {
+    if (!body.dataset.live || !("EventSource" in window)) return;
     let version = body.dataset.version;
-    let source = null;
-    let again = 0;
-    const disconnect = (text) => {
-      source?.close();
-      source = null;
-      clearTimeout(again);
-      delete body.dataset.connected;
-      liveness.textContent = text;
-    };
     const connect = () => {
       disconnect("connecting");
       const address = new URL(body.dataset.live, location.href);
@@ -101,12 +103,24 @@
       };
     };
     // A browser has few connections for one host: a page that nobody sees gives its own back.
-    const look = () => { if (document.hidden) disconnect("not live while it is hidden"); else if (!source) connect(); };
-    document.addEventListener("visibilitychange", look);
-    addEventListener("pageshow", look);
-    addEventListener("pagehide", () => disconnect("not live"));
+    look = () => { if (document.hidden) disconnect("not live while it is hidden"); else if (!source) connect(); };
     look();
-  }
+  };
+  follow();
+  document.addEventListener("visibilitychange", () => look());
+  addEventListener("pageshow", () => look());
+  addEventListener("pagehide", () => { if (source) disconnect("not live"); });
+  // The page is now about another moment: see moment.js.
+  document.addEventListener("penstock:moment", () => {
+    const text = liveness.textContent;
+    disconnect(text);
+    look = () => {};
+    offset = Number(body.dataset.now) - Date.now() / 1000;
+    frozen = body.dataset.live ? null : Number(body.dataset.now);
+    say("");
+    age(document);
+    follow();
+  });
   document.querySelector("form[data-submit]")?.submit();
   age(document);
   setInterval(() => age(document), 1000);

@@ -121,7 +121,9 @@ async def test_what_the_archive_takes_out_of_the_log_meanwhile_is_in_the_backup(
 
         async def archived_before_the_log_is_copied(writer: Any, link: Link, name: str) -> dict[str, Any]:
             if name == subjects.EVT:
-                (folder / "archive").mkdir()
+                for kept in ("archive", "history"):
+                    (folder / kept).mkdir()
+                (folder / "history" / "0a-1-b.past.sqlite").write_bytes(b"made again from the log")
                 (folder / "archive" / "2026-01-31.jsonl.gz").write_bytes(b"the job's facts")
                 await bus.trim(subjects.job("j"), 4)
             return await whole(writer, link, name)
@@ -130,6 +132,7 @@ async def test_what_the_archive_takes_out_of_the_log_meanwhile_is_in_the_backup(
         await backup_file.write(file, bus.link, folder, MADE_S)
     await backup_file.restore(file, tmp_path / "restored", empty)
     assert (tmp_path / "restored" / "archive" / "2026-01-31.jsonl.gz").read_bytes() == b"the job's facts"
+    assert not (tmp_path / "restored" / "history").exists()
 
 
 async def test_a_database_is_copied_as_it_was_between_two_writes(tmp_path: Path) -> None:

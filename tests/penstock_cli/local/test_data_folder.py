@@ -74,14 +74,18 @@ def test_a_service_gets_address_credentials_and_the_settings_file() -> None:
     }
 
 
-def test_a_gateway_that_joins_a_data_folder_has_the_owner_and_the_archive_of_the_first(tmp_path: Path) -> None:
+def test_a_gateway_that_joins_a_data_folder_has_the_owner_and_the_folders_of_the_first(tmp_path: Path) -> None:
     record = data_folder.SupervisorRecord(url="nats://h:1", pid=1, started_s=0.0, version="", owner="ada")
     record.save(tmp_path)
     for service in ("gateway", "matcher"):
         data_folder.login_file(tmp_path, service).parent.mkdir(parents=True, exist_ok=True)
         data_folder.login_file(tmp_path, service).touch()
     found = {service: set(data_folder.login(tmp_path, service) or ()) for service in ("gateway", "matcher")}
-    assert found["gateway"] - found["matcher"] == {"PENSTOCK_GATEWAY_OWNER", "PENSTOCK_GATEWAY_ARCHIVE_DIR"}
+    assert found["gateway"] - found["matcher"] == {
+        "PENSTOCK_GATEWAY_OWNER",
+        "PENSTOCK_GATEWAY_ARCHIVE_DIR",
+        "PENSTOCK_GATEWAY_HISTORY_DIR",
+    }
     first = environment(UpOptions(data_dir=str(tmp_path), owner="ada"), "gateway", 1, url="nats://h:1")
     joined = data_folder.login(tmp_path, "gateway") or {}
     assert all(first[name] == joined[name] for name in found["gateway"])

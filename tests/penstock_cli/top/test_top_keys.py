@@ -449,3 +449,23 @@ async def test_a_job_that_is_gone_says_so() -> None:
     async with top_screen(*ONE_OF_EACH) as screen:
         screen.app._open("nowhere", "job")
         await screen.sees("no job 'nowhere'")
+
+
+async def test_going_to_another_pane_ends_the_typing_and_keeps_the_filter() -> None:
+    async with top_screen(*ONE_OF_EACH) as screen:
+        await screen.press("slash")
+        await screen.type("bob")
+        await screen.sees("only with 'bob'")
+        await screen.press("tab", "2")
+        await screen.sees("only with 'bob'")
+        await screen.press("u")
+        await screen.sees("of ann")
+
+
+async def test_letters_that_are_typed_are_no_commands() -> None:
+    async with top_screen(*ONE_OF_EACH) as screen:
+        await screen.press("slash")
+        await screen.type("cq1?")
+        await screen.sees("only with 'cq1?'")
+        assert screen.app.is_running
+        assert screen.app.pane == "queue"

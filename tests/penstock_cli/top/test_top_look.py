@@ -6,9 +6,8 @@ import unicodedata
 from dataclasses import replace
 from typing import Any
 
-import msgspec
 import pytest
-from fake_gateway import job_view, node_view
+from fake_gateway import job_view
 from gateway_cases import joined, placed, started, waits
 from rich.cells import cell_len
 from top_screens import job, top_screen
@@ -31,6 +30,17 @@ FACTS = (
     job("waits", gpus=4),
     waits(Wait(job_id="waits", cause="capacity", evidence="all are held")),
 )
+
+
+def holder(job_id: str = "j1", **fields: Any) -> views.HolderView:
+    default: dict[str, Any] = {"user": "ann", "team": "", "state": "R", "gpus": 1, "sharing": "exclusive"}
+    return views.HolderView(id=job_id, **{**default, **fields})
+
+
+def devices_of(node_id: str = "n1", *jobs: tuple[str, ...], **fields: Any) -> views.NodeDevicesView:
+    """Return a node; each device has the jobs that are named for it."""
+    own = tuple(views.DeviceOccupation(i, "fast", 16 << 30, ids) for i, ids in enumerate(jobs or (("j1",), ())))
+    return views.NodeDevicesView(**{"id": node_id, "pool": "default", "state": "up", "devices": own, **fields})
 
 
 def row_of(view: views.JobView) -> views.JobRow:
@@ -64,8 +74,8 @@ def test_why_events_devices_and_output_are_harmless_too(glyphs: Glyphs) -> None:
         seq=1, stored_s=1.0, subject="penstock.evt.job.j1", actor=HOSTILE, cause=0, type="t", at_s=1.0,
         fact={"reason": HOSTILE},
     )  # fmt: skip
-    holder = row_of(job_view("j1", user=HOSTILE, team=HOSTILE))
-    cells = device_map([node_view(HOSTILE)], {"j1": holder}, "user", 80, glyphs)
+    holders = {HOSTILE: holder(HOSTILE, user=HOSTILE, team=HOSTILE, gives_to=(HOSTILE,))}
+    cells = device_map([devices_of(HOSTILE, (HOSTILE,), (), reason=HOSTILE)], holders, "user", 80, glyphs)
     output = OutputLines(ranks=True)
     output.add_piece(LogLine(seq=1, job_id="j", rank=3, stored_s=0.0, data=HOSTILE.encode(), missing=HOSTILE))
     shown = [text_of(line) for line in (*why_page(why, 80, 9.0, glyphs), *event_page([event], 80, glyphs))]
@@ -126,35 +136,39 @@ async def test_no_color_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_devices_can_be_told_apart_without_colours() -> None:
-    holders = {"j1": row_of(job_view("j1", user="ann", state="R"))}
-    node = node_view("n1", state="draining")
-    cells = device_map([node, replaced(node, id="n2", state="lost")], holders, "user", 80, UNICODE)
+    nodes = [devices_of("n1", state="draining"), devices_of("n2", state="lost")]
+    cells = device_map(nodes, {"j1": holder()}, "user", 80, UNICODE)
     assert text_of(cells.row(0)).split() == ["n1", "draining", "fast", "an", "--"]
     assert text_of(cells.row(1)).split() == ["n2", "lost", "fast", "an", "xx"]
 
 
-def replaced(view: Any, **fields: Any) -> Any:
-    return msgspec.structs.replace(view, **fields)
-
-
-def test_a_shared_device_says_how_many_share_it() -> None:
-    node = node_view("n1")
-    shared = replaced(node.devices[0], shared_by=("j1", "j2", "j3"), taken="3 jobs hold 11 of 16 GiB")
-    cells = device_map([replaced(node, devices=(shared,))], {"j1": row_of(job_view("j1"))}, "user", 80, UNICODE)
+def test_a_shared_device_says_how_many_share_it_and_what_they_hold() -> None:
+    shared = views.DeviceOccupation(0, "fast", 16 << 30, ("j1", "j2", "j3"), "3 jobs hold 11 of 16 GiB")
+    node = devices_of(devices=(shared,), heard_s=5.0)
+    cells = device_map([node], {"j1": holder(started_s=1.0)}, "user", 80, UNICODE)
     assert text_of(cells.row(0)).split()[-1] == "a3"
-    assert "shared by 3: j1, j2, j3 of ann (3 jobs hold 11 of 16 GiB)" in cells.about(0, 0, 1.0)
+    assert cells.about(0, 0, 7.0) == (
+        "n1/fast0 (fast, 16GiB), pool default; "
+        "shared by 3: j1, j2, j3 of ann for 6.0s (3 jobs hold 11 of 16 GiB); heard 2.0s ago"
+    )
+
+
+def test_a_device_says_for_whom_it_is_given_up_and_why_its_node_is_drained() -> None:
+    node = devices_of("n1", ("j1",), (), state="draining", reason="new driver")
+    cells = device_map([node], {"j1": holder(gives_to=("j7",), state="PR")}, "user", 80, UNICODE)
+    assert "j1 of ann (PR), gives it up for j7" in cells.about(0, 0, 1.0)
+    assert "idle, draining (new driver)" in cells.about(0, 1, 1.0)
 
 
 def test_a_node_with_many_devices_takes_several_lines() -> None:
-    node = node_view("n1")
-    cells = device_map([replaced(node, devices=node.devices * 40)], {}, "user", 80, UNICODE)
+    cells = device_map([devices_of("n1", *[()] * 80)], {}, "user", 80, UNICODE)
     assert len(cells.lines) == 5
     assert sum(len(line.devices) for line in cells.lines) == 80
     assert all(len(text_of(cells.row(number))) <= 80 for number in range(5))
 
 
 def test_a_pool_shows_its_nodes_only() -> None:
-    cells = device_map([node_view("n1"), node_view("n2", pool="b")], {}, "user", 80, UNICODE, pool="b")
+    cells = device_map([devices_of("n1"), devices_of("n2", pool="b")], {}, "user", 80, UNICODE, pool="b")
     assert [line.node.id for line in cells.lines] == ["n2"]
 
 
