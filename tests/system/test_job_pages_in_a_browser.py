@@ -164,10 +164,9 @@ async def test_a_sweep_shows_its_curves_and_is_cancelled_from_its_page(
     await tab.page.wait_for_function("document.querySelector('[data-key=state] dd').textContent === 'cancelled'")
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1280, "dark"), (390, "light")])
-async def test_pages_of_jobs_and_sweeps_are_accessible(
-    client: penstock.Client, opened: BrowserSession, training: tuple[str, str], width: int, scheme: str
-) -> None:
+@pytest_asyncio.fixture
+async def paths(client: penstock.Client, training: tuple[str, str]) -> AsyncIterator[dict[str, str]]:
+    """What it is → the path of a page, with a job that runs, one that waits, and a sweep that is over."""
     running = await client.submit(name="running", command=training, profile="off")
     waiting = await client.submit(name="waiting", command=training, gpus=64, profile="off")
     sweep = await client.tune(
@@ -179,22 +178,42 @@ async def test_pages_of_jobs_and_sweeps_are_accessible(
         trials=2,
     )
     await until(client, sweep.id, "sweep.finished.v1")
-    answer = await client.sign_in()
-    async with opened.tab(path_of(answer), width=width, scheme=scheme) as signed:
-        for path in (f"/jobs/{running.id}", f"/jobs/{waiting.id}", "/sweeps", f"/sweeps/{sweep.id}"):
-            await signed.open(path)
-            await look(signed, path)
-        for path in (f"/jobs/{running.id}/log", f"/jobs/{running.id}/events?after=0", f"/jobs/{running.id}?at=999999"):
-            await signed.open(path, live=False)
-            await look(signed, path)
-    async with opened.tab(width=width, scheme=scheme) as anonymous:
-        await anonymous.open(f"/jobs/{running.id}")
-        await look(anonymous, "an outline")
+    seq = (await client.job(running.id)).seq
+    yield {
+        "running": f"/jobs/{running.id}",
+        "output": f"/jobs/{running.id}/log?lines=20",
+        "facts": f"/jobs/{running.id}/events?after=0",
+        "past": f"/jobs/{running.id}?at={seq}",
+        "waiting": f"/jobs/{waiting.id}",
+        "sweeps": "/sweeps",
+        "sweep": f"/sweeps/{sweep.id}",
+    }
     for job in (running, waiting):
         await client.cancel(job.id)
 
 
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1280, "dark"), (390, "light")])
+async def test_pages_of_jobs_and_sweeps_are_accessible(
+    client: penstock.Client, opened: BrowserSession, paths: dict[str, str], width: int, scheme: str
+) -> None:
+    async with opened.tab(path_of(await client.sign_in()), width=width, scheme=scheme) as signed:
+        for what in ("running", "sweep", "output"):
+            await look(signed, paths[what])
+
+
+async def test_their_other_pages_are_accessible(
+    client: penstock.Client, opened: BrowserSession, paths: dict[str, str]
+) -> None:
+    async with opened.tab(path_of(await client.sign_in())) as signed:
+        for what in ("waiting", "sweeps", "facts", "past"):
+            await look(signed, paths[what])
+    async with opened.tab() as anonymous:
+        await look(anonymous, paths["running"])
+
+
 async def look(tab: Tab, path: str) -> None:
+    await tab.open(path, live=False)
+    assert await tab.page.locator("h1").count() == 1
     assert await tab.violations() == [], path
     wide = await tab.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
     assert wide <= 0, f"{path} is wider than the window by {wide} px"
