@@ -133,17 +133,21 @@ def _client(url: str) -> Client:
 
 def act(
     ctx: typer.Context,
-    ids: Sequence[str],
-    command: Callable[[Client, str], Awaitable[views.ActAnswer]],
+    targets: Sequence[T],
+    command: Callable[[Client, T], Awaitable[views.ActAnswer]],
     output: AnswerOutput,
 ) -> None:
-    """Give a command about each id and say what became of it; all are tried, and the first error ends it badly."""
+    """
+    Give a command about each target, such as a job's id, and say what became of it.
+
+    All are tried, and the first error ends it badly.
+    """
 
     async def each(client: Client) -> Failure | None:
         first = None
-        for entity_id in ids:
+        for target in targets:
             try:
-                answer = await command(client, entity_id)
+                answer = await command(client, target)
             except Exception as error:
                 failure = explain(error, ctx.obj["url"])
                 if failure is None or failure.code is Exit.UNREACHABLE:

@@ -37,6 +37,7 @@ import msgspec
 import pynvml
 
 from penstock_cluster.device_backend import DeviceBackend, DeviceError
+from penstock_cluster.device_health import HealthReader
 from penstock_log import Device
 
 _VENDOR: Final = {"nvidia", "tesla", "geforce", "quadro", "graphics", "device", "gpu"}
@@ -211,6 +212,13 @@ class CudaBackend(DeviceBackend):
     def accounting(cls) -> Self:
         """Return the accounting by the driver: the backend itself."""
         return cls()
+
+    @classmethod
+    def health(cls, devices: tuple[Device, ...]) -> HealthReader:
+        """Return the reader of XIDs and ECC errors."""
+        from penstock_cluster.cuda_health import CudaHealth  # noqa: PLC0415 - it asks the library as this module does
+
+        return CudaHealth(devices)
 
     def held(self, device: Device, pids: Iterable[int]) -> dict[int, int]:
         """

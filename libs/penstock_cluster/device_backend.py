@@ -13,6 +13,7 @@ from typing import Final, Literal, NamedTuple, Protocol, Self
 
 import msgspec
 
+from penstock_cluster.device_health import HealthReader
 from penstock_log import Device
 
 
@@ -142,6 +143,12 @@ class DeviceBackend(Protocol):
     @classmethod
     def accounting(cls) -> Accounting:
         """Return who tells what processes hold of such devices, as the log has them."""
+
+    @classmethod
+    def health(cls, devices: tuple[Device, ...]) -> HealthReader | None:
+        """Return who tells how these devices are; None, which is the default, where nobody does."""
+        del devices
+        return None
 
 
 class Accounting(Protocol):

@@ -80,6 +80,10 @@ from penstock_log.decision_facts import (
     Wait,
 )
 from penstock_log.facts import (
+    DeviceDrained,
+    DeviceFailed,
+    DeviceRecovered,
+    DeviceResumed,
     Event,
     JobCancelled,
     JobFinished,
@@ -159,6 +163,10 @@ __all__ = [
     "Commit",
     "Demand",
     "Device",
+    "DeviceDrained",
+    "DeviceFailed",
+    "DeviceRecovered",
+    "DeviceResumed",
     "Dimension",
     "Event",
     "Integers",

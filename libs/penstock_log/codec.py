@@ -45,6 +45,10 @@ from penstock_log.decision_facts import (
     TrialsScaled,
 )
 from penstock_log.facts import (
+    DeviceDrained,
+    DeviceFailed,
+    DeviceRecovered,
+    DeviceResumed,
     Event,
     JobCancelled,
     JobFinished,
@@ -91,6 +95,8 @@ AnyEvent = Union[
     LaneChanged,
     NodeJoined,
     NodeLeft,
+    DeviceFailed,
+    DeviceRecovered,
     SamplesRequested,
     WorkloadProfiled,
     WorkloadScaled,
@@ -102,6 +108,8 @@ AnyEvent = Union[
     NodeDrained,
     NodeRemoved,
     NodeResumed,
+    DeviceDrained,
+    DeviceResumed,
     PolicySet,
     UserSet,
     UserRemoved,

@@ -336,6 +336,37 @@ class NodeLeft(Event, frozen=True, kw_only=True, tag="node.left.v1"):
     reason: str = ""
 
 
+class DeviceFailed(Event, frozen=True, kw_only=True, tag="node.device_failed.v1"):
+    """
+    The executor found a device of its node unfit: it takes no new jobs, and its running ones are moved.
+
+    Attributes
+    ----------
+    index : int
+        The device's number on its node.
+    code : str
+        What was measured: ``xid 79``, or the name of a counter such as ``ecc_uncorrected``.
+    reason : str
+        In one sentence, with the figures.
+    boot : str
+        The boot of the machine in which it failed; empty where that is not known. An error that only an event told of
+        counts until the next boot, or until an operator resumes the device.
+    """
+
+    node_id: str
+    index: int
+    code: str
+    reason: str = ""
+    boot: str = ""
+
+
+class DeviceRecovered(Event, frozen=True, kw_only=True, tag="node.device_recovered.v1"):
+    """The executor finds a device well that it had found unfit; what an operator drained stays drained."""
+
+    node_id: str
+    index: int
+
+
 class SweepSubmitted(Event, frozen=True, kw_only=True, tag="request.sweep_submitted.v1"):
     """The gateway accepted a sweep."""
 
@@ -371,6 +402,24 @@ class NodeResumed(Event, frozen=True, kw_only=True, tag="request.node_resumed.v1
     """The node takes jobs again."""
 
     node_id: str
+    by: str = ""
+
+
+class DeviceDrained(Event, frozen=True, kw_only=True, tag="request.device_drained.v1"):
+    """One device takes no new jobs; with ``preempt`` its running ones are checkpointed and moved."""
+
+    node_id: str
+    index: int
+    by: str = ""
+    reason: str = ""
+    preempt: bool = False
+
+
+class DeviceResumed(Event, frozen=True, kw_only=True, tag="request.device_resumed.v1"):
+    """The device takes jobs again, whether it was drained or had failed."""
+
+    node_id: str
+    index: int
     by: str = ""
 
 

@@ -22,6 +22,8 @@ from penstock_executor.machine import ExecutorState
 from penstock_log import (
     AnyEvent,
     Commit,
+    DeviceFailed,
+    DeviceRecovered,
     LaneChanged,
     NodeJoined,
     NodeLeft,
@@ -173,7 +175,7 @@ class FactAppender:
             self._delivered.remove(job_id)
             del self._outboxes[job_id]
 
-    async def append_node(self, fact: NodeJoined | NodeLeft) -> None:
+    async def append_node(self, fact: NodeJoined | NodeLeft | DeviceFailed | DeviceRecovered) -> None:
         """Append a fact about this node, and wait until the fold has it."""
         subject = subjects.node(fact.node_id)
         await self._append(subject, commit(self._actor, (fact,)))
@@ -249,6 +251,8 @@ _IDENTITY: Final[dict[type[AnyEvent], tuple[str, ...]]] = {
     LaneChanged: ("job_id", "epoch", "at_s"),
     NodeJoined: ("incarnation",),
     NodeLeft: ("at_s",),
+    DeviceFailed: ("index", "at_s"),
+    DeviceRecovered: ("index", "at_s"),
 }
 """What tells facts of one tag apart; the rest of a fact may differ from try to try, as its time does."""
 

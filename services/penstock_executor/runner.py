@@ -19,15 +19,16 @@ from penstock_bus.health import VERSION, Vitals
 from penstock_bus.port import Endpoint
 from penstock_bus.service_folder import AGGREGATOR_SOCKET, MEMORY_SOCKET, alone_in, path_in, secret_in
 from penstock_bus.shell import Shell
-from penstock_cluster import DeviceSurvey, host_limits, survey
+from penstock_cluster import DeviceError, DeviceSurvey, host_limits, survey
 from penstock_cluster.host_backends import parse_bytes
 from penstock_cluster.host_limits import HostCapacity, host_name
-from penstock_executor import agent_listener, job_folders, machine
+from penstock_executor import agent_listener, health_watch, job_folders, machine
 from penstock_executor.checkpoint_folder import CheckpointFolder, serving
 from penstock_executor.checkpoint_tier import WriteBehind, memory_root
 from penstock_executor.checkpoint_transfer import CheckpointFinder, CopyLimits, PendingResumes
 from penstock_executor.fact_outbox import FactAppender
 from penstock_executor.fence import HeardPage
+from penstock_executor.health_watch import HealthWatch
 from penstock_executor.launchers import LAUNCHERS, environment, sandbox
 from penstock_executor.launchers.launcher import LaunchedProcess
 from penstock_executor.memory_limits import MemoryLimits
@@ -40,7 +41,7 @@ from penstock_executor.run_state import Key, LocalRun, NodeObservation
 from penstock_executor.settings import ExecutorSettings
 from penstock_executor.sharing.sharing_supervisor import SharingSupervisor
 from penstock_executor.telemetry import RunTelemetry
-from penstock_log import NodeJoined, NodeLeft, RunEnded, RunStarted, subjects
+from penstock_log import NodeJoined, NodeLeft, RunEnded, RunStarted, subjects, tag_of
 from penstock_log.agent_protocol import MemoryReport
 from penstock_log.request_bodies import NodeHeard
 
@@ -142,6 +143,8 @@ class Executor:
         self.watched: dict[Place, int] = {}
         self.postponed: dict[Key, float] = {}
         self.removed = set(live.state.finished)
+        readers = health_watch.readers(found.devices) if settings.device_health_s else ()
+        self.health, self.looking = HealthWatch(node_id, readers, health_watch.boot_id()), asyncio.Lock()
         self.timer: asyncio.TimerHandle | None = None
         shell.busy = self._busy
         self.ended = list(self.host.adopt())  # before there is a listener: who comes in by it has not ended before
@@ -229,6 +232,7 @@ class Executor:
                     self._follow_answers(),
                     self._look_after_lanes(),
                     self._look_after_host(),
+                    self._watch_devices(),
                     self._until_stopping(),
                     self._save(),
                     self._expire_output(),
@@ -474,8 +478,9 @@ class Executor:
     async def _conclude(self, place: Place) -> None:
         """Publish the rest of a process's output, then report its end."""
         code = self.host.reap(place)
+        unfit = await self._why_unfit(place) if code else ""
         await self.telemetry.finish_output(place)
-        self.host.ended(place, code)
+        self.host.ended(place, code, unfit)
 
     # --- the frame
     @contextmanager
@@ -516,6 +521,43 @@ class Executor:
             await asyncio.sleep(HOST_LOOK_S)
             over = await asyncio.to_thread(self.host.limits.over_host, self.host.places())  # a walk through their pages
             self.host.end_over_memory(over)
+
+    async def _watch_devices(self) -> None:
+        """Tell the log of devices that fail, and of those that are well again."""
+        try:
+            while self.health.watches:
+                await self._look_at_devices()
+                node = self.live.state.cluster.nodes.get(self.node_id)
+                here = node is not None and node.present and node.incarnation == self.incarnation
+                for fact in [*self.health.facts(node, self.shell.now_s())] if node is not None and here else []:
+                    self.shell.log.warning("device_health_changed", index=fact.index, fact=tag_of(fact))
+                    await self.appender.append_node(fact)
+                await asyncio.sleep(self.settings.device_health_s)
+        finally:
+            self.health.close()
+
+    async def _look_at_devices(self) -> None:
+        async with self.looking:
+            try:
+                await asyncio.to_thread(self.health.read)  # a driver may hang
+            except DeviceError as error:
+                self.shell.log.warning("devices_not_looked_at", error=str(error))
+
+    async def _why_unfit(self, place: Place) -> str:
+        """Return why a device of a process that has failed is unfit: then it is not the job that has failed."""
+        if not self.health.watches:
+            return ""
+        await self._look_at_devices()
+        key, rank = place
+        node = self.live.state.cluster.nodes.get(self.node_id)
+        for device in self.host.site.devices:
+            if device.index not in self.host.runs[key].devices_of[rank]:
+                continue
+            outage = node.outage(device.index) if node is not None else None
+            told = outage.failure if outage is not None and outage.failed else ""
+            if reason := self.health.unfit(device.index) or told:
+                return f"device {self.node_id}/{device.kind}{device.index} failed: {reason}"
+        return ""
 
     async def _until_stopping(self) -> None:
         await self.shell.stopping.wait()

@@ -62,7 +62,7 @@ from penstock_policies.job_lengths import Lengths
 from penstock_scheduler.aggregation.aggregation_table import AggregationTable
 from penstock_scheduler.pool.scheduler_state import SchedulerState, fold
 
-SCHEMA: Final = "gateway.v18"
+SCHEMA: Final = "gateway.v19"
 
 
 class GatewayState(SchedulerState):

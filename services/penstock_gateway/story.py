@@ -29,6 +29,10 @@ from penstock_log import (
     AggregatorStarted,
     AggregatorUnreachable,
     AnyEvent,
+    DeviceDrained,
+    DeviceFailed,
+    DeviceRecovered,
+    DeviceResumed,
     Job,
     JobCancelled,
     JobFinished,
@@ -174,7 +178,7 @@ class Timeline:
         after_s = at_s - self._job.submitted_s
         return StoryLine.of(delivery, delivery.commit, text=text, at_s=at_s, after_s=after_s)
 
-    def _sentences(self, fact: AnyEvent) -> Iterator[str]:  # noqa: C901, PLR0912, PLR0915 - a case for each kind of fact
+    def _sentences(self, fact: AnyEvent) -> Iterator[str]:  # noqa: C901, PLR0911, PLR0912, PLR0915 - a case for each kind
         if getattr(fact, "job_id", self._job.id) != self._job.id:
             return
         match fact:
@@ -225,6 +229,8 @@ class Timeline:
             case PolicySet():
                 yield _policy(fact)
             case NodeJoined() | NodeLeft() | NodeDrained() | NodeResumed() | NodeRemoved():
+                return
+            case DeviceFailed() | DeviceRecovered() | DeviceDrained() | DeviceResumed():
                 return
             case SweepSubmitted() | SweepCancelled() | SweepFinished() | TrialsMeasured() | TrialGroupOpened():
                 return

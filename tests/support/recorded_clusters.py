@@ -25,6 +25,10 @@ from penstock_log import (
     Choice,
     Demand,
     Device,
+    DeviceDrained,
+    DeviceFailed,
+    DeviceRecovered,
+    DeviceResumed,
     JobCancelled,
     JobFinished,
     JobHeld,
@@ -116,6 +120,10 @@ def _nodes() -> list[AnyEvent]:
         NodeJoined(at_s=0, node_id="n2", devices=slow, incarnation="b"),
         NodeDrained(at_s=0, node_id="n2", by="ada"),
         NodeResumed(at_s=0, node_id="n2", by="ada"),
+        DeviceFailed(at_s=0, node_id="n1", index=1, code="xid 79", reason="XID 79: the GPU has fallen off the bus"),
+        DeviceDrained(at_s=0, node_id="n1", index=1, by="ada", reason="to be replaced", preempt=True),
+        DeviceRecovered(at_s=0, node_id="n1", index=1),
+        DeviceResumed(at_s=0, node_id="n1", index=1, by="ada"),
     ]
 
 

@@ -10,7 +10,7 @@ import asyncio
 import os
 import shutil
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal, NamedTuple
@@ -30,6 +30,12 @@ if TYPE_CHECKING:
 
 
 node_app = typer.Typer(help="Add nodes; take them out of service and back, or off the list.", no_args_is_help=True)
+DeviceNumbers = Annotated[
+    list[int] | None,
+    typer.Option("--device", min=0, metavar="N", help="Only the device of this number; may be given again."),
+]
+Target = tuple[str, int | None]
+"""A node, and one of its devices; None: all of it."""
 NodeIds = Annotated[list[str], typer.Argument(metavar="NODE...", help="Node ids, or unique beginnings of them.")]
 
 
@@ -70,10 +76,12 @@ def node_table(
 
 def _node_row(node: views.NodeView, now_s: float) -> tuple[str, ...]:
     busy = sum(1 for device in node.devices if device.job_id)
+    out = Counter(device.state for device in node.devices if device.state and not device.job_id)
+    idle = " ".join([str(len(node.devices) - busy - out.total()), *(f"+{out[one]} {one}" for one in sorted(out))])
     real = _kinds(view.device for view in node.devices if not _is_emulated(view.device))
     emulated = _kinds(view.device for view in node.devices if _is_emulated(view.device))
     kinds = " ".join(filter(None, [real, emulated and f"{emulated} (emulated)"]))
-    return (node.id, node.pool, node.state, str(busy), str(len(node.devices) - busy), kinds, _heard(node, now_s))
+    return (node.id, node.pool, node.state, str(busy), idle, kinds, _heard(node, now_s))
 
 
 def _is_emulated(device: Device) -> bool:
@@ -92,9 +100,22 @@ def _device_rows(node: views.NodeView, now_s: float) -> list[tuple[str, ...]]:
     for view in node.devices:
         device = view.device
         speed = f"{device.speed:g}x" if _is_emulated(device) else "-"
-        about = (view.name, device.kind, render.size(device.memory_bytes), device.backend, speed, _holders(view))
+        about = (
+            _device_name(view),
+            device.kind,
+            render.size(device.memory_bytes),
+            device.backend,
+            speed,
+            _holders(view),
+        )
         rows.append((*head, *about, host, heard))
     return rows or [(*head, "-", "-", "-", "-", "-", "-", host, heard)]
+
+
+def _device_name(view: views.DeviceView) -> str:
+    """Return a device's name, and why it takes no jobs where it does not."""
+    reason = f": {view.reason}" if view.reason else ""
+    return f"{view.name} ({view.state}{reason})" if view.state else view.name
 
 
 def _holders(view: views.DeviceView) -> str:
@@ -108,20 +129,35 @@ def _heard(node: views.NodeView, now_s: float) -> str:
     return "-" if node.heard_s is None else f"{span(now_s - node.heard_s)} ago"
 
 
-def drain(
+def drain(  # noqa: PLR0917 - what people may say of it
     ctx: typer.Context,
     nodes: NodeIds,
     preempt: Annotated[bool, typer.Option("--preempt", help="Checkpoint its running jobs and move them.")] = False,
     reason: Annotated[str, typer.Option("--reason", help="Kept in the log.")] = "",
+    device: DeviceNumbers = None,
     output: AnswerOut = "text",
 ) -> None:
-    """Give nodes no new jobs."""
-    act(ctx, nodes, lambda client, node: client.drain(node, reason, preempt=preempt), output)
+    """Give nodes, or some of their devices, no new jobs."""
+
+    def command(client: Client, target: Target) -> Awaitable[views.ActAnswer]:
+        node, number = target
+        return client.drain(node, reason, preempt=preempt, device=number)
+
+    act(ctx, _targets(nodes, device), command, output)
 
 
-def resume(ctx: typer.Context, nodes: NodeIds, output: AnswerOut = "text") -> None:
-    """Give drained nodes jobs again."""
-    act(ctx, nodes, lambda client, node: client.resume(node), output)
+def resume(ctx: typer.Context, nodes: NodeIds, device: DeviceNumbers = None, output: AnswerOut = "text") -> None:
+    """Give drained nodes jobs again, or some of their devices that were drained or have failed."""
+
+    def command(client: Client, target: Target) -> Awaitable[views.ActAnswer]:
+        node, number = target
+        return client.resume(node, device=number)
+
+    act(ctx, _targets(nodes, device), command, output)
+
+
+def _targets(nodes: Iterable[str], devices: Sequence[int] | None) -> list[Target]:
+    return [(node, number) for node in nodes for number in devices or (None,)]
 
 
 def remove(
