@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { OK = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7 };
+enum { OK = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, TIMEOUT = 10 };
 struct memory { unsigned long long total, free, used; };
 struct pci { char legacy[16]; unsigned domain, bus, device, id, subsystem; char bus_id[32]; };
 struct process { unsigned pid; unsigned long long used; unsigned gpu_instance, compute_instance; };
@@ -87,3 +87,29 @@ int nvmlDeviceGetMPSComputeRunningProcesses_v3(void *handle, unsigned *count, st
     *count = 0;
     return OK;
 }
+
+struct event { void *device; unsigned long long type, data; unsigned gpu_instance, compute_instance; };
+static int told; /* the second GPU has an error 79, told once */
+
+int nvmlDeviceGetTotalEccErrors(void *handle, unsigned error, unsigned counter, unsigned long long *count) {
+    *count = error == 1 && counter == 0 ? number(handle) : 77;
+    return number(handle) == 1 ? NOT_SUPPORTED : OK;
+}
+
+int nvmlEventSetCreate(void **set) { *set = &told; return OK; }
+int nvmlEventSetFree(void *set) { return OK; }
+int nvmlDeviceRegisterEvents(void *handle, unsigned long long types, void *set) { return types == 8 ? OK : NOT_FOUND; }
+
+int nvmlEventSetWait_v2(void *set, struct event *event, unsigned timeout_ms) {
+    if (told++) return TIMEOUT;
+    *event = (struct event){(void *)2L, 8, 79, 0, 0};
+    return OK;
+}
+
+int nvmlDeviceGetRemappedRows(void *handle, unsigned *corrected, unsigned *uncorrected, unsigned *pending, unsigned *failed) {
+    *corrected = *uncorrected = *failed = 0;
+    *pending = number(handle) == 3;
+    return number(handle) == 1 ? NOT_SUPPORTED : OK;
+}
+
+int nvmlDeviceGetRetiredPagesPendingStatus(void *handle, unsigned *pending) { return NOT_SUPPORTED; }

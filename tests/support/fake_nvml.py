@@ -22,6 +22,12 @@ class FakeMemory:
 
 
 @dataclass
+class FakeEvent:
+    device: FakeGpu
+    eventData: int  # noqa: N815
+
+
+@dataclass
 class FakeProcess:
     pid: int
     usedGpuMemory: int | None  # noqa: N815
@@ -43,6 +49,10 @@ class FakeGpu:
     links: Sequence[str] = ()
     processes: Sequence[FakeProcess] = ()
     mps_processes: Sequence[FakeProcess] | None = None
+    double_bit: int | None = 0
+    remapped: tuple[int, int, int, int] | None = None
+    retiring: int | None = None
+    lost: bool = False
 
 
 @dataclass
@@ -50,6 +60,9 @@ class FakeNvml:
     gpus: list[FakeGpu] = field(default_factory=list)
     absent: int = 0
     opened: int = 0
+    tells_events: bool = True
+    events: list[FakeEvent] = field(default_factory=list)
+    watched: list[str] = field(default_factory=list)
 
     def nvmlInit(self) -> None:  # noqa: N802
         if self.absent:
@@ -57,6 +70,7 @@ class FakeNvml:
         self.opened += 1
 
     def nvmlShutdown(self) -> None:  # noqa: N802
+        self._ready()
         self.opened -= 1
 
     def _ready(self) -> None:
@@ -75,7 +89,8 @@ class FakeNvml:
         self._ready()
         every = [*self.gpus, *(part for gpu in self.gpus for part in gpu.instances if part)]
         found = next((gpu for gpu in every if gpu.uuid == uuid), None)
-        return _given(found, pynvml.NVML_ERROR_NOT_FOUND)
+        found = _given(found, pynvml.NVML_ERROR_NOT_FOUND)
+        return _given(None if found.lost else found, pynvml.NVML_ERROR_GPU_IS_LOST)
 
     def nvmlDeviceGetName(self, handle: FakeGpu) -> str:  # noqa: N802
         return handle.name
@@ -129,6 +144,35 @@ class FakeNvml:
 
     def nvmlDeviceGetMPSComputeRunningProcesses(self, handle: FakeGpu) -> Sequence[FakeProcess]:  # noqa: N802
         return _given(handle.mps_processes)
+
+    def nvmlDeviceGetTotalEccErrors(self, handle: FakeGpu, errorType: int, counterType: int) -> int:  # noqa: N802, N803
+        volatile = (errorType, counterType) == (pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC)
+        return _given(handle.double_bit) if volatile else 77
+
+    def nvmlDeviceGetRemappedRows(self, device: FakeGpu) -> tuple[int, int, int, int]:  # noqa: N802
+        return _given(device.remapped)
+
+    def nvmlDeviceGetRetiredPagesPendingStatus(self, device: FakeGpu) -> int:  # noqa: N802
+        return _given(device.retiring)
+
+    def nvmlEventSetCreate(self) -> list[FakeEvent]:  # noqa: N802
+        self._ready()
+        return _given(self.events if self.tells_events else None)
+
+    def nvmlEventSetFree(self, eventSet: object) -> None:  # noqa: ARG002, N802, N803
+        self.watched.clear()
+
+    def nvmlDeviceRegisterEvents(self, handle: FakeGpu, eventTypes: int, eventSet: object) -> None:  # noqa: ARG002, N802, N803
+        assert eventTypes == pynvml.nvmlEventTypeXidCriticalError
+        self.watched.append(handle.uuid)
+
+    def nvmlEventSetWait_v2(self, eventSet: object, timeoutms: int) -> FakeEvent:  # noqa: ARG002, N802, N803
+        self._ready()
+        told = [event for event in self.events if event.device.uuid in self.watched]
+        if not told:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_TIMEOUT)
+        self.events.remove(told[0])
+        return told[0]
 
 
 T = TypeVar("T")
