@@ -214,6 +214,20 @@ class CudaBackend(DeviceBackend):
         return cls()
 
     @classmethod
+    def is_used(cls, device: Device, library: NvmlLibrary = pynvml) -> bool:
+        """Say whether a kernel has run within the last second, or the driver does not tell, as it does not of MIG."""
+        try:
+            library.nvmlInit()
+            try:
+                handle = library.nvmlDeviceGetHandleByUUID(device.uuid)
+                rates = answer(lambda: library.nvmlDeviceGetUtilizationRates(handle), None)
+            finally:
+                library.nvmlShutdown()
+        except pynvml.NVMLError as error:
+            raise DeviceError(f"an NVIDIA device cannot be read: {error}; does nvidia-smi list it?") from error
+        return rates is None or rates.gpu > 0
+
+    @classmethod
     def health(cls, devices: tuple[Device, ...]) -> HealthReader:
         """Return the reader of XIDs and ECC errors."""
         from penstock_cluster.cuda_health import CudaHealth  # noqa: PLC0415 - it asks the library as this module does
@@ -370,6 +384,12 @@ class NvmlPci(Protocol):
     busId: str | bytes  # noqa: N815 -- the library's name
 
 
+class NvmlUtilization(Protocol):
+    """``nvmlUtilization_t``, in percent."""
+
+    gpu: int
+
+
 class NvmlProcess(Protocol):
     """``nvmlProcessInfo_t``; memory is None where the driver does not know it."""
 
@@ -388,6 +408,7 @@ class NvmlLibrary(Protocol):
     def nvmlDeviceGetName(self, handle: Handle) -> str | bytes: ...  # noqa: N802, D102
     def nvmlDeviceGetUUID(self, handle: Handle) -> str | bytes: ...  # noqa: N802, D102
     def nvmlDeviceGetMemoryInfo(self, handle: Handle) -> NvmlMemory: ...  # noqa: N802, D102
+    def nvmlDeviceGetUtilizationRates(self, handle: Handle) -> NvmlUtilization: ...  # noqa: N802, D102
     def nvmlDeviceGetComputeMode(self, handle: Handle) -> int: ...  # noqa: N802, D102
     def nvmlDeviceGetMigMode(self, device: Handle) -> Sequence[int]: ...  # noqa: N802, D102
     def nvmlDeviceGetMaxMigDeviceCount(self, device: Handle) -> int: ...  # noqa: N802, D102

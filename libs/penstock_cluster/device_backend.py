@@ -145,6 +145,19 @@ class DeviceBackend(Protocol):
         """Return who tells what processes hold of such devices, as the log has them."""
 
     @classmethod
+    def is_used(cls, device: Device) -> bool:
+        """
+        Say whether a device has worked lately, or may have; False, the default, where only its processes show it.
+
+        Raises
+        ------
+        DeviceError
+            If its driver cannot be asked.
+        """
+        del device
+        return False
+
+    @classmethod
     def health(cls, devices: tuple[Device, ...]) -> HealthReader | None:
         """Return who tells how these devices are; None, which is the default, where nobody does."""
         del devices

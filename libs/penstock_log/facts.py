@@ -195,6 +195,34 @@ class RunRewound(Event, frozen=True, kw_only=True, tag="run.rewound.v1"):
     reason: str = ""
 
 
+class RunIdle(Event, frozen=True, kw_only=True, tag="run.idle.v1"):
+    """
+    A run has done nothing on a node for as long as its pool's rule says; it holds its devices all the same.
+
+    Attributes
+    ----------
+    since_s : float
+        Since when.
+    measure : {"iterations", "processor"}
+        By what: no iteration was done, of a script in a session; or no use of its devices and almost no processor time,
+        of any other command.
+    """
+
+    job_id: str
+    epoch: int
+    node_id: str
+    since_s: float
+    measure: Literal["iterations", "processor"] = "iterations"
+
+
+class RunBusyAgain(Event, frozen=True, kw_only=True, tag="run.busy_again.v1"):
+    """A run that was idle on a node does something again."""
+
+    job_id: str
+    epoch: int
+    node_id: str
+
+
 class RunEnded(Event, frozen=True, kw_only=True, tag="run.ended.v1"):
     """
     All of the job's processes on one node are gone, and its devices there are free.

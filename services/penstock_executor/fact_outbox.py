@@ -27,8 +27,10 @@ from penstock_log import (
     LaneChanged,
     NodeJoined,
     NodeLeft,
+    RunBusyAgain,
     RunCheckpointed,
     RunEnded,
+    RunIdle,
     RunMeasured,
     RunRewound,
     RunStarted,
@@ -41,7 +43,17 @@ from penstock_log import (
 PACE_S: Final = 0.5
 """How long the next commit waits about a run that has said the same a thousand times."""
 
-RunFact = RunStarted | RunCheckpointed | RunRewound | RunEnded | RunWarned | RunMeasured | LaneChanged
+RunFact = (
+    RunStarted
+    | RunCheckpointed
+    | RunRewound
+    | RunEnded
+    | RunWarned
+    | RunIdle
+    | RunBusyAgain
+    | RunMeasured
+    | LaneChanged
+)
 
 MOST_BYTES: Final = 256 * 1024
 """Of one commit: a quarter of what a server takes in one message by default."""
@@ -247,6 +259,8 @@ _IDENTITY: Final[dict[type[AnyEvent], tuple[str, ...]]] = {
     RunCheckpointed: ("job_id", "epoch", "step", "tier"),
     RunRewound: ("job_id", "epoch", "lost_generation", "lost_step", "step"),
     RunWarned: ("job_id", "epoch", "warning"),
+    RunIdle: ("job_id", "epoch", "since_s"),
+    RunBusyAgain: ("job_id", "epoch", "at_s"),
     RunMeasured: ("job_id", "epoch", "at_s"),  # the same may come again, and none is told by a later executor
     LaneChanged: ("job_id", "epoch", "at_s"),
     NodeJoined: ("incarnation",),

@@ -19,7 +19,8 @@ import msgspec
 from msgspec import Meta
 
 from penstock_bus import Decider, Decision, Proposal
-from penstock_gateway import job_sizes, sweep_table
+from penstock_gateway import idle_runs, job_sizes, sweep_table
+from penstock_gateway.idle_runs import IdleRun
 from penstock_gateway.job_history import JobHistory
 from penstock_gateway.open_jobs import OpenJobs
 from penstock_gateway.retention import ArchiveRecord
@@ -38,7 +39,9 @@ from penstock_log import (
     LogTrimmed,
     NodeJoined,
     RoundDecided,
+    RunBusyAgain,
     RunCheckpointed,
+    RunIdle,
     RunRewound,
     RunStarted,
     RunWarned,
@@ -93,6 +96,8 @@ class GatewayState(SchedulerState):
         What was copied, forgotten and removed.
     aggregation : AggregationTable
         Agents, aggregators, and the runs that have parts on them.
+    idle : dict of str to IdleRun
+        Job → its run, where that is idle on any of its nodes.
     gone_seq : dict of str to int
         Node that was lost and is still away, or was forgotten → sequence of the round that said so.
     """
@@ -112,6 +117,7 @@ class GatewayState(SchedulerState):
     lengths: dict[str, Lengths] = msgspec.field(default_factory=dict)
     archive: ArchiveRecord = msgspec.field(default_factory=ArchiveRecord)
     aggregation: AggregationTable = msgspec.field(default_factory=AggregationTable)
+    idle: dict[str, IdleRun] = msgspec.field(default_factory=dict)
     gone_seq: dict[str, int] = msgspec.field(default_factory=dict)
 
     users: Users = msgspec.field(default_factory=Users)
@@ -129,8 +135,11 @@ def apply(state: GatewayState, event: Event, seq: int) -> None:
         _note_demands(state, changed, event)
     for job in changed:
         _note(state, job, event, seq)
+        if (idle := state.idle.get(job.id)) is not None and not idle.is_of(job):
+            del state.idle[job.id]
         sweep_table.follow(state.sweeps, job, event)
     _note_gone(state, event, seq)
+    _note_idle(state, event)
     sweep_table.apply(state.sweeps, event, seq)
     _note_open_sweep(state, event)
     sweep_table.count_devices(state.sweeps, state.cluster, event)
@@ -149,10 +158,11 @@ def apply(state: GatewayState, event: Event, seq: int) -> None:
 
 
 def decide(state: GatewayState, now_s: float) -> Decision:
-    """Announce what has ended, and cancel the trials of cancelled sweeps."""
+    """Announce what has ended, cancel the trials of cancelled sweeps, and stop runs that have been idle too long."""
     announcements = [announcement(state.jobs[job_id], seq) for job_id, seq in state.to_announce.items()]
     cancellations = [_cancellation(state, state.jobs[job_id], seq, now_s) for job_id, seq in state.to_cancel.items()]
-    return Decision(announcements + cancellations)
+    stops, wake_s = idle_runs.stops(state.idle, state.jobs, state.policies, now_s)
+    return Decision([*announcements, *cancellations, *stops], wake_at_s=wake_s)
 
 
 def decider(settings: GatewaySettings) -> Decider[GatewayState]:  # noqa: ARG001 - all services are made alike
@@ -190,6 +200,21 @@ def _learn(state: GatewayState, event: Event) -> None:
             state.measured[event.key] = event
         case _:
             pass
+
+
+def _note_idle(state: GatewayState, event: Event) -> None:
+    """Note that a run is idle, with a warning, or that it is not."""
+    if not isinstance(event, RunIdle | RunBusyAgain):
+        return
+    job = state.jobs.get(event.job_id)
+    if job is None or not job.may_run(event.epoch, event.node_id):
+        return
+    if isinstance(event, RunIdle):
+        idle_runs.note_idle(state.idle, event)
+        if (past := state.histories.get(job.id)) is not None:
+            past.warn(event)
+    else:
+        idle_runs.note_busy(state.idle, event)
 
 
 def _note(state: GatewayState, job: Job, event: Event, seq: int) -> None:

@@ -14,7 +14,7 @@ from typing import Final, assert_never
 import msgspec
 
 from penstock_bus import Delivery
-from penstock_gateway import job_sizes
+from penstock_gateway import idle_runs, job_sizes
 from penstock_gateway.job_history import device_names, rewound
 from penstock_log import (
     AggregationAsked,
@@ -57,8 +57,10 @@ from penstock_log import (
     PartMoved,
     PolicySet,
     RoundDecided,
+    RunBusyAgain,
     RunCheckpointed,
     RunEnded,
+    RunIdle,
     RunMeasured,
     RunRewound,
     RunStarted,
@@ -206,6 +208,10 @@ class Timeline:
                 yield rewound(fact)
             case RunWarned():
                 yield f"warning from {fact.node_id}: {fact.warning}"
+            case RunIdle():
+                yield idle_runs.measured(fact)
+            case RunBusyAgain():
+                yield f"busy again on {fact.node_id}"
             case RunEnded():
                 yield self._of_end(fact)
             case RunMeasured() | LaneChanged():

@@ -22,6 +22,11 @@ class FakeMemory:
 
 
 @dataclass
+class FakeUtilisation:
+    gpu: int
+
+
+@dataclass
 class FakeEvent:
     device: FakeGpu
     eventData: int  # noqa: N815
@@ -49,6 +54,7 @@ class FakeGpu:
     links: Sequence[str] = ()
     processes: Sequence[FakeProcess] = ()
     mps_processes: Sequence[FakeProcess] | None = None
+    percent: int | None = 0
     double_bit: int | None = 0
     remapped: tuple[int, int, int, int] | None = None
     retiring: int | None = None
@@ -144,6 +150,9 @@ class FakeNvml:
 
     def nvmlDeviceGetMPSComputeRunningProcesses(self, handle: FakeGpu) -> Sequence[FakeProcess]:  # noqa: N802
         return _given(handle.mps_processes)
+
+    def nvmlDeviceGetUtilizationRates(self, handle: FakeGpu) -> FakeUtilisation:  # noqa: N802
+        return FakeUtilisation(_given(handle.percent))
 
     def nvmlDeviceGetTotalEccErrors(self, handle: FakeGpu, errorType: int, counterType: int) -> int:  # noqa: N802, N803
         volatile = (errorType, counterType) == (pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC)
