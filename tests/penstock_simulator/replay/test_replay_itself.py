@@ -62,6 +62,8 @@ OF_EACH_KIND = (
     "fraction",
     "trial",
     "drained node",
+    "drained device",
+    "failed device",
     "policy set",
 )
 
@@ -127,7 +129,10 @@ class Load:
             "failed device": self._add_device_failure,
             "policy set": self._add_policy,
         }
-        kinds[self._only or str(self._rng.choice(list(kinds)))](job_id)
+        mixed = [
+            kind for kind in kinds if not kind.endswith("device")
+        ]  # those are tried alone: the seeds stay the same
+        kinds[self._only or str(self._rng.choice(mixed))](job_id)
 
     def _length_s(self, most_s: float = 12.0) -> float:
         return round(float(self._rng.uniform(0.5, most_s)), 2)
