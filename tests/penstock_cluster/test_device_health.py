@@ -7,6 +7,7 @@ import pytest
 from fake_nvml import FakeEvent, FakeGpu, FakeNvml, four_gpus
 
 from penstock_cluster import DeviceError
+from penstock_cluster.cuda_backend import CudaBackend
 from penstock_cluster.cuda_health import CudaHealth
 from penstock_cluster.device_health import APPLICATION, HARDWARE, HealthReading, diagnose, is_event
 from penstock_log import Device
@@ -142,3 +143,10 @@ def test_the_driver_is_let_go_once(health: CudaHealth, nvml: FakeNvml) -> None:
     health.close()
     assert nvml.opened == 0
     assert nvml.watched == []
+
+
+@pytest.mark.parametrize(("percent", "used"), [(0, False), (1, True), (None, True)])
+def test_a_gpu_is_in_use_by_its_utilization_and_where_that_is_not_told(percent: int | None, used: bool) -> None:
+    nvml = FakeNvml([FakeGpu(uuid="GPU-1", percent=percent)])
+    assert CudaBackend.is_used(devices(*nvml.gpus)[0], nvml) is used
+    assert nvml.opened == 0

@@ -129,9 +129,8 @@ class Load:
             "failed device": self._add_device_failure,
             "policy set": self._add_policy,
         }
-        mixed = [
-            kind for kind in kinds if not kind.endswith("device")
-        ]  # those are tried alone: the seeds stay the same
+        # devices are tried alone, so that the seeds make what they made
+        mixed = [kind for kind in kinds if not kind.endswith("device")]
         kinds[self._only or str(self._rng.choice(mixed))](job_id)
 
     def _length_s(self, most_s: float = 12.0) -> float:
