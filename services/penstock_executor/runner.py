@@ -63,6 +63,8 @@ LANES_PUBLISH_S: Final = 0.9
 SNAPSHOT_EVERY: Final = 5_000
 SNAPSHOT_LOOK_S: Final = 10.0
 EXPIRE_LOOK_S: Final = 60.0
+DRIVER_PATIENCE_S: Final = 3.0
+"""How long the end of a run waits for a driver to say whether a device has failed: twice so long at most."""
 IDLE_LOOK_S: Final = 5.0
 """The longest pause between two looks at whether runs do anything."""
 _NOBODY: Final = 65_534
@@ -150,7 +152,8 @@ class Executor:
         self.postponed: dict[Key, float] = {}
         self.removed = set(live.state.finished)
         readers = health_watch.readers(found.devices) if settings.device_health_s else ()
-        self.health, self.looking = HealthWatch(node_id, readers, health_watch.boot_id()), asyncio.Lock()
+        self.health = HealthWatch(node_id, readers, health_watch.boot_id())
+        self.health_look: asyncio.Task[None] | None = None
         self.timer: asyncio.TimerHandle | None = None
         shell.busy = self._busy
         self.ended = list(self.host.adopt())  # before there is a listener: who comes in by it has not ended before
@@ -541,20 +544,30 @@ class Executor:
                     await self.appender.append_node(fact)
                 await asyncio.sleep(self.settings.device_health_s)
         finally:
-            self.health.close()
+            if self.health_look is not None:
+                await asyncio.wait({self.health_look}, timeout=DRIVER_PATIENCE_S)
+            if self.health_look is None or self.health_look.done():
+                self.health.close()
 
-    async def _look_at_devices(self) -> None:
-        async with self.looking:
-            try:
-                await asyncio.to_thread(self.health.read)  # a driver may hang
-            except DeviceError as error:
-                self.shell.log.warning("devices_not_looked_at", error=str(error))
+    async def _look_at_devices(self, patience_s: float | None = None) -> None:
+        """Have the devices' health read, one look at a time; a driver may hang, so only the patient wait for it."""
+        under_way = self.health_look is not None and not self.health_look.done()
+        for _ in range(1 + under_way):  # the one that is under way may not see what has just happened
+            if self.health_look is None or self.health_look.done():
+                self.health_look = asyncio.create_task(self._read_health())
+            await asyncio.wait({self.health_look}, timeout=patience_s)
+
+    async def _read_health(self) -> None:
+        try:
+            await asyncio.to_thread(self.health.read)
+        except DeviceError as error:
+            self.shell.log.warning("devices_not_looked_at", error=str(error))
 
     async def _why_unfit(self, place: Place) -> str:
         """Return why a device of a process that has failed is unfit: then it is not the job that has failed."""
         if not self.health.watches:
             return ""
-        await self._look_at_devices()
+        await self._look_at_devices(DRIVER_PATIENCE_S)
         key, rank = place
         node = self.live.state.cluster.nodes.get(self.node_id)
         for device in self.host.site.devices:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Mapping
 
 import pytest
@@ -11,7 +12,7 @@ from executor_cases import PATIENCE_S, World, python
 from penstock_cluster import DeviceError
 from penstock_cluster.device_health import HealthReading
 from penstock_cluster.nodes import Cluster, Node
-from penstock_executor import health_watch
+from penstock_executor import health_watch, runner
 from penstock_executor.health_watch import HealthWatch
 from penstock_log import (
     AnyEvent,
@@ -126,9 +127,12 @@ class Driver:
     def __init__(self) -> None:
         self.readings: dict[int, HealthReading] = {0: FIT, 1: FIT}
         self.away = False
+        self.hangs = threading.Event()
+        self.hangs.set()
         self.closed = False
 
     def read(self) -> Mapping[int, HealthReading]:
+        self.hangs.wait()
         if self.away:
             raise DeviceError("the driver hangs")
         return self.readings
@@ -180,6 +184,19 @@ async def test_a_run_that_crashes_on_a_device_that_fails_is_lost_and_has_not_fai
     ended = await world.ended("j1")
     assert ended.outcome == "lost"
     assert ended.reason.startswith("device n1/fast0 failed: the driver cannot reach it: GPU is lost; exit code 1")
+
+
+async def test_the_end_of_a_run_is_told_also_while_the_driver_hangs(
+    world: World, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "DRIVER_PATIENCE_S", 0.1)
+    await world.node(devices="fast:2", device_health_s=3600.0)
+    driver.hangs.clear()
+    try:
+        await world.run("j1", *python("import sys; sys.exit(1)"))
+        assert (await world.ended("j1")).outcome == "failed"
+    finally:
+        driver.hangs.set()
 
 
 async def test_a_run_that_crashes_beside_a_device_that_fails_has_failed(world: World, driver: Driver) -> None:
