@@ -209,14 +209,19 @@ class GatewayClient:
         """End a sweep and its trials."""
         return await self._act("cancel_sweep", sweep_id)
 
-    async def drain(self, node_id: str, reason: str = "", *, preempt: bool = False) -> views.ActAnswer:
-        """Give a node no new jobs; with ``preempt`` move its running ones elsewhere."""
-        ask = request_bodies.DrainRequest(id=node_id, by=_filler().user_name(), reason=reason, preempt=preempt)
+    async def drain(
+        self, node_id: str, reason: str = "", *, preempt: bool = False, device: Optional[int] = None
+    ) -> views.ActAnswer:
+        """Give a node, or one of its devices, no new jobs; with ``preempt`` move its running ones elsewhere."""
+        ask = request_bodies.DrainRequest(
+            id=node_id, by=_filler().user_name(), reason=reason, preempt=preempt, device=device
+        )
         return await self._command("drain", ask, views.ActAnswer)
 
-    async def resume(self, node_id: str) -> views.ActAnswer:
-        """Give a drained node jobs again."""
-        return await self._act("resume", node_id)
+    async def resume(self, node_id: str, *, device: Optional[int] = None) -> views.ActAnswer:
+        """Give a drained node jobs again; or one device that was drained, or has failed."""
+        ask = request_bodies.NodeResumeRequest(id=node_id, by=_filler().user_name(), device=device)
+        return await self._command("resume", ask, views.ActAnswer)
 
     async def remove(self, node_id: str, reason: str = "") -> views.ActAnswer:
         """Remove a node that is gone for good from the list of nodes."""

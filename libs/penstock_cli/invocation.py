@@ -153,12 +153,16 @@ def _client(url: str) -> Client:
 
 def act(
     ctx: Context,
-    ids: Sequence[str],
-    command: Callable[[GatewayClient, str], Awaitable[views.ActAnswer]],
+    targets: Sequence[T],
+    command: Callable[[GatewayClient, T], Awaitable[views.ActAnswer]],
     output: str,
 ) -> None:
-    """Give a command about each id and say what became of it; all are tried, and the first error ends it badly."""
-    _end(ask(ctx, lambda client: _each(client, ids, command, output, ctx.obj["url"])))
+    """
+    Give a command about each target, such as a job's id, and say what became of it.
+
+    All are tried, and the first error ends it badly.
+    """
+    _end(ask(ctx, lambda client: _each(client, targets, command, output, ctx.obj["url"])))
 
 
 def act_patiently(
@@ -169,12 +173,12 @@ def act_patiently(
 
 
 async def _each(
-    client: C, ids: Sequence[str], command: Callable[[C, str], Awaitable[views.ActAnswer]], output: str, url: str
+    client: C, targets: Sequence[T], command: Callable[[C, T], Awaitable[views.ActAnswer]], output: str, url: str
 ) -> Failure | None:
     first = None
-    for entity_id in ids:
+    for target in targets:
         try:
-            answer = await command(client, entity_id)
+            answer = await command(client, target)
         except Exception as error:
             failure = explain(error, url)
             if failure is None or failure.code is Exit.UNREACHABLE:

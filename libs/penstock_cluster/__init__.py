@@ -10,6 +10,8 @@ In reading order:
 * ``cuda_backend``: CUDA devices by NVML.
 * ``device_monitor``: The port of monitors, and the estimate from processes.
 * ``cuda_monitor``: What NVIDIA's driver tells of devices while they work.
+* ``device_health``: Which measurements make a device unfit for jobs.
+* ``cuda_health``: XIDs and ECC errors of CUDA devices by NVML.
 * ``accounting``: How much of the host's memory each process holds.
 * ``host_limits``: What a host has for jobs, and how runs are held to it.
 * ``device_guard``: A control group that may open some GPUs and no other.

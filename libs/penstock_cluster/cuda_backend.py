@@ -37,6 +37,7 @@ import msgspec
 import pynvml
 
 from penstock_cluster.device_backend import DeviceBackend, DeviceError
+from penstock_cluster.device_health import HealthReader
 from penstock_cluster.device_monitor import DeviceMonitor
 from penstock_log import Device
 
@@ -221,6 +222,27 @@ class CudaBackend(DeviceBackend):
         del clock
         return CudaMonitor()
 
+    @classmethod
+    def is_used(cls, device: Device, library: NvmlLibrary = pynvml) -> bool:
+        """Say whether a kernel has run within the last second, or the driver does not tell, as it does not of MIG."""
+        try:
+            library.nvmlInit()
+            try:
+                handle = library.nvmlDeviceGetHandleByUUID(device.uuid)
+                rates = answer(lambda: library.nvmlDeviceGetUtilizationRates(handle), None)
+            finally:
+                library.nvmlShutdown()
+        except pynvml.NVMLError as error:
+            raise DeviceError(f"an NVIDIA device cannot be read: {error}; does nvidia-smi list it?") from error
+        return rates is None or rates.gpu > 0
+
+    @classmethod
+    def health(cls, devices: tuple[Device, ...]) -> HealthReader:
+        """Return the reader of XIDs and ECC errors."""
+        from penstock_cluster.cuda_health import CudaHealth  # noqa: PLC0415 - it asks the library as this module does
+
+        return CudaHealth(devices)
+
     def held(self, device: Device, pids: Iterable[int]) -> dict[int, int]:
         """
         Return the bytes that each process holds on a device, as the driver counts them: its context among them.
@@ -371,6 +393,12 @@ class NvmlPci(Protocol):
     busId: str | bytes  # noqa: N815 -- the library's name
 
 
+class NvmlUtilization(Protocol):
+    """``nvmlUtilization_t``, in percent."""
+
+    gpu: int
+
+
 class NvmlProcess(Protocol):
     """``nvmlProcessInfo_t``; memory is None where the driver does not know it."""
 
@@ -389,6 +417,7 @@ class NvmlLibrary(Protocol):
     def nvmlDeviceGetName(self, handle: Handle) -> str | bytes: ...  # noqa: N802, D102
     def nvmlDeviceGetUUID(self, handle: Handle) -> str | bytes: ...  # noqa: N802, D102
     def nvmlDeviceGetMemoryInfo(self, handle: Handle) -> NvmlMemory: ...  # noqa: N802, D102
+    def nvmlDeviceGetUtilizationRates(self, handle: Handle) -> NvmlUtilization: ...  # noqa: N802, D102
     def nvmlDeviceGetComputeMode(self, handle: Handle) -> int: ...  # noqa: N802, D102
     def nvmlDeviceGetMigMode(self, device: Handle) -> Sequence[int]: ...  # noqa: N802, D102
     def nvmlDeviceGetMaxMigDeviceCount(self, device: Handle) -> int: ...  # noqa: N802, D102

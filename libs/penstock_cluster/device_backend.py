@@ -13,6 +13,7 @@ from typing import Final, Literal, NamedTuple, Protocol, Self
 
 import msgspec
 
+from penstock_cluster.device_health import HealthReader
 from penstock_cluster.device_monitor import DeviceMonitor, HostMonitor
 from penstock_log import Device
 
@@ -148,6 +149,25 @@ class DeviceBackend(Protocol):
     def monitor(cls, clock: Callable[[], float]) -> DeviceMonitor:
         """Return who tells how busy such devices are, by a clock that never jumps; by default the host estimates it."""
         return HostMonitor(clock)
+
+    @classmethod
+    def is_used(cls, device: Device) -> bool:
+        """
+        Say whether a device has worked lately, or may have; False, the default, where only its processes show it.
+
+        Raises
+        ------
+        DeviceError
+            If its driver cannot be asked.
+        """
+        del device
+        return False
+
+    @classmethod
+    def health(cls, devices: tuple[Device, ...]) -> HealthReader | None:
+        """Return who tells how these devices are; None, which is the default, where nobody does."""
+        del devices
+        return None
 
 
 class Accounting(Protocol):

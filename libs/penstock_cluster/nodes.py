@@ -26,6 +26,10 @@ import msgspec
 from penstock_cluster.device_backend import CAPABILITIES
 from penstock_log import (
     Device,
+    DeviceDrained,
+    DeviceFailed,
+    DeviceRecovered,
+    DeviceResumed,
     Event,
     Job,
     JobSpec,
@@ -37,6 +41,51 @@ from penstock_log import (
     RoundDecided,
 )
 from penstock_log.records import compose
+
+
+class DeviceOutage(msgspec.Struct, kw_only=True):
+    """
+    Why a device takes no new jobs: it failed, an operator drained it, or both.
+
+    Attributes
+    ----------
+    failed : bool
+        Its node's executor found it unfit, and has not found it well since.
+    code, failure, boot : str
+        As :class:`penstock_log.DeviceFailed` has them.
+    drained : bool
+        An operator drained it; this survives a restart of the executor.
+    moves : bool
+        Drained, and its running jobs are to be moved as well.
+    drain_reason : str
+        Why, as who drained it said.
+    since_s : float
+        Since when it has taken no jobs.
+    """
+
+    failed: bool = False
+    code: str = ""
+    failure: str = ""
+    boot: str = ""
+    drained: bool = False
+    moves: bool = False
+    drain_reason: str = ""
+    since_s: float = 0.0
+
+    @property
+    def state(self) -> Literal["failed", "drained"]:
+        """The state in one word; a failure counts for more."""
+        return "failed" if self.failed else "drained"
+
+    @property
+    def reason(self) -> str:
+        """Why, in the words of who said so."""
+        return "; ".join(filter(None, (self.failure, self.drain_reason)))
+
+    @property
+    def evicting(self) -> bool:
+        """Whether the jobs that run on it are to be moved."""
+        return self.failed or self.moves
 
 
 class Node(msgspec.Struct, kw_only=True):
@@ -53,6 +102,9 @@ class Node(msgspec.Struct, kw_only=True):
         Drained, and its running jobs are to be moved as well.
     drain_reason : str
         Why, as who drained it said.
+    outages : dict of str to DeviceOutage
+        Its devices that take no new jobs, by :func:`device_key`. Those that are not among its devices now are kept
+        for the day when they come back.
     cpus, host_memory_bytes, held_by
         As :class:`penstock_log.NodeJoined` has them.
     gone : {"", "left", "lost"}
@@ -70,6 +122,7 @@ class Node(msgspec.Struct, kw_only=True):
     drained: bool = False
     evicting: bool = False
     drain_reason: str = ""
+    outages: dict[str, DeviceOutage] = msgspec.field(default_factory=dict)
     cpus: float = 0.0
     host_memory_bytes: int = 0
     held_by: Literal["", "cgroup", "rlimit"] = ""
@@ -86,9 +139,58 @@ class Node(msgspec.Struct, kw_only=True):
         """Whether it takes new jobs."""
         return not self.gone and not self.drained
 
+    @property
+    def schedulable(self) -> tuple[Device, ...]:
+        """Its devices but those that failed or were drained; whether the node takes jobs at all is not asked."""
+        if not self.outages:
+            return self.devices
+        return tuple(device for device in self.devices if device_key(device) not in self.outages)
+
+    def device(self, index: int) -> Device | None:
+        """Return the device of a number; None where there is none."""
+        return next((device for device in self.devices if device.index == index), None)
+
+    def outage(self, index: int) -> DeviceOutage | None:
+        """Return why a device takes no jobs; None for one that does."""
+        if not self.outages or (device := self.device(index)) is None:
+            return None
+        return self.outages.get(device_key(device))
+
+    def emptied_devices(self) -> Iterator[tuple[Device, DeviceOutage]]:
+        """Yield the devices whose running jobs are to be moved, and why; the node itself is not asked."""
+        if self.outages:
+            found = ((device, self.outages.get(device_key(device))) for device in self.devices)
+            yield from ((device, outage) for device, outage in found if outage is not None and outage.evicting)
+
+
+def device_key(device: Device) -> str:
+    """
+    Return what a device is known by over restarts of its executor: its UUID; its number where it has none.
+
+    Where a device is missing after a restart, those behind it have other numbers.
+
+    Examples
+    --------
+    >>> fast = Device(index=3, kind="fast", memory_bytes=8, backend="emulated")
+    >>> device_key(fast), device_key(msgspec.structs.replace(fast, uuid="GPU-7"))
+    ('3', 'GPU-7')
+    """
+    return device.uuid or str(device.index)
+
 
 OF_NODES: Final[frozenset[type[Event]]] = frozenset(
-    {NodeJoined, NodeLeft, NodeDrained, NodeRemoved, NodeResumed, RoundDecided}
+    {
+        NodeJoined,
+        NodeLeft,
+        NodeDrained,
+        NodeRemoved,
+        NodeResumed,
+        DeviceFailed,
+        DeviceRecovered,
+        DeviceDrained,
+        DeviceResumed,
+        RoundDecided,
+    }
 )
 """Kinds of facts that may say something of nodes."""
 
@@ -118,11 +220,13 @@ class Cluster(msgspec.Struct):
             return any([*lost, *map(self._remove, event.forgotten_nodes)])
         return type(event) in OF_NODES and self._apply(event)
 
-    def _apply(self, event: Event) -> bool:
+    def _apply(self, event: Event) -> bool:  # noqa: PLR0911 - a case for each kind of fact
         match event:
             case NodeJoined():
                 self.nodes[event.node_id] = _joined(event, self.nodes.get(event.node_id))
                 return True
+            case DeviceFailed() | DeviceRecovered() | DeviceDrained() | DeviceResumed():
+                return self._apply_device(event)
             case NodeLeft():
                 return self._lose(event.node_id, "left", event.at_s)
             case NodeRemoved():
@@ -148,14 +252,14 @@ class Cluster(msgspec.Struct):
 
     def free(self, jobs: Iterable[Job], pool: str | None = None) -> dict[str, list[Device]]:
         """
-        Return the free devices of every usable node, by node id, in the node's order.
+        Return the free devices that take jobs, by usable node's id, in the node's order.
 
         A device is taken while the grant of one of ``jobs`` has its node in ``open_nodes``. Jobs without a grant cost
         a look each, so pass those that may have one.
         """
         taken = taken_devices(jobs)
         return {
-            node.id: [device for device in node.devices if (node.id, device.index) not in taken]
+            node.id: [device for device in node.schedulable if (node.id, device.index) not in taken]
             for node in self.usable(pool)
         }
 
@@ -179,10 +283,37 @@ class Cluster(msgspec.Struct):
             node.gone, node.gone_s = gone, at_s
         return node is not None
 
+    def _apply_device(self, event: DeviceFailed | DeviceRecovered | DeviceDrained | DeviceResumed) -> bool:
+        node = self.nodes.get(event.node_id)
+        device = node.device(event.index) if node is not None else None
+        if node is None or device is None:
+            return False
+        key = device_key(device)
+        before = node.outages.get(key)
+        after = _changed(before or DeviceOutage(since_s=event.at_s), event)
+        outages = {name: outage for name, outage in node.outages.items() if name != key}
+        node.outages = outages if after is None else {**outages, key: after}
+        return after != before
+
     def _drain(self, node_id: str, drained: bool, evicting: bool, reason: str) -> bool:
         if (node := self.nodes.get(node_id)) is not None:
             node.drained, node.evicting, node.drain_reason = drained, evicting, reason
         return node is not None
+
+
+def _changed(
+    outage: DeviceOutage, event: DeviceFailed | DeviceRecovered | DeviceDrained | DeviceResumed
+) -> DeviceOutage | None:
+    """Return a device's outage after a fact about it; None where it takes jobs then."""
+    match event:
+        case DeviceFailed():
+            return msgspec.structs.replace(outage, failed=True, code=event.code, failure=event.reason, boot=event.boot)
+        case DeviceDrained():
+            return msgspec.structs.replace(outage, drained=True, moves=event.preempt, drain_reason=event.reason)
+        case DeviceRecovered() if outage.drained:
+            return msgspec.structs.replace(outage, failed=False, code="", failure="", boot="")
+        case _:
+            return None
 
 
 def taken_devices(jobs: Iterable[Job]) -> set[tuple[str, int]]:
@@ -211,6 +342,7 @@ def _joined(event: NodeJoined, before: Node | None) -> Node:
     own = {"labels": dict(event.labels), "joined_s": event.at_s}
     if before is not None:
         own |= {"drained": before.drained, "evicting": before.evicting, "drain_reason": before.drain_reason}
+        own |= {"outages": before.outages}
     return compose(Node, event, id=event.node_id, **own)
 
 

@@ -90,6 +90,10 @@ if TYPE_CHECKING:
         Wait,
     )
     from penstock_log.facts import (
+        DeviceDrained,
+        DeviceFailed,
+        DeviceRecovered,
+        DeviceResumed,
         Event,
         JobCancelled,
         JobFinished,
@@ -105,8 +109,10 @@ if TYPE_CHECKING:
         NodeResumed,
         PolicySet,
         ProfileSample,
+        RunBusyAgain,
         RunCheckpointed,
         RunEnded,
+        RunIdle,
         RunMeasured,
         RunRewound,
         RunStarted,
@@ -158,6 +164,7 @@ else:
             "SweepFinished Trial TrialFinished TrialGroupOpened TrialRetried TrialsMeasured TrialsScaled Wait"
         ),
         "facts": (
+            "DeviceDrained DeviceFailed DeviceRecovered DeviceResumed RunBusyAgain RunIdle "
             "Event JobCancelled JobFinished JobHeld JobReleased JobSubmitted KindSpeed LaneChanged "
             "NodeDrained NodeJoined NodeLeft NodeRemoved NodeResumed PolicySet ProfileSample RunCheckpointed "
             "RunEnded RunMeasured RunRewound RunStarted RunWarned SamplesRequested Scalability Setting "
@@ -208,6 +215,10 @@ __all__ = [
     "Commit",
     "Demand",
     "Device",
+    "DeviceDrained",
+    "DeviceFailed",
+    "DeviceRecovered",
+    "DeviceResumed",
     "Dimension",
     "Event",
     "Integers",
@@ -250,8 +261,10 @@ __all__ = [
     "Preemption",
     "ProfileSample",
     "RoundDecided",
+    "RunBusyAgain",
     "RunCheckpointed",
     "RunEnded",
+    "RunIdle",
     "RunMeasured",
     "RunRewound",
     "RunStarted",

@@ -195,6 +195,34 @@ class RunRewound(Event, frozen=True, kw_only=True, tag="run.rewound.v1"):
     reason: str = ""
 
 
+class RunIdle(Event, frozen=True, kw_only=True, tag="run.idle.v1"):
+    """
+    A run has done nothing on a node for as long as its pool's rule says; it holds its devices all the same.
+
+    Attributes
+    ----------
+    since_s : float
+        Since when.
+    measure : {"iterations", "processor"}
+        By what: no iteration was done, of a script in a session; or no use of its devices and almost no processor time,
+        of any other command.
+    """
+
+    job_id: str
+    epoch: int
+    node_id: str
+    since_s: float
+    measure: Literal["iterations", "processor"] = "iterations"
+
+
+class RunBusyAgain(Event, frozen=True, kw_only=True, tag="run.busy_again.v1"):
+    """A run that was idle on a node does something again."""
+
+    job_id: str
+    epoch: int
+    node_id: str
+
+
 class RunEnded(Event, frozen=True, kw_only=True, tag="run.ended.v1"):
     """
     All of the job's processes on one node are gone, and its devices there are free.
@@ -336,6 +364,37 @@ class NodeLeft(Event, frozen=True, kw_only=True, tag="node.left.v1"):
     reason: str = ""
 
 
+class DeviceFailed(Event, frozen=True, kw_only=True, tag="node.device_failed.v1"):
+    """
+    The executor found a device of its node unfit: it takes no new jobs, and its running ones are moved.
+
+    Attributes
+    ----------
+    index : int
+        The device's number on its node.
+    code : str
+        What was measured: ``xid 79``, or the name of a counter such as ``ecc_uncorrected``.
+    reason : str
+        In one sentence, with the figures.
+    boot : str
+        The boot of the machine in which it failed; empty where that is not known. An error that only an event told of
+        counts until the next boot, or until an operator resumes the device.
+    """
+
+    node_id: str
+    index: int
+    code: str
+    reason: str = ""
+    boot: str = ""
+
+
+class DeviceRecovered(Event, frozen=True, kw_only=True, tag="node.device_recovered.v1"):
+    """The executor finds a device well that it had found unfit; what an operator drained stays drained."""
+
+    node_id: str
+    index: int
+
+
 class SweepSubmitted(Event, frozen=True, kw_only=True, tag="request.sweep_submitted.v1"):
     """The gateway accepted a sweep."""
 
@@ -371,6 +430,24 @@ class NodeResumed(Event, frozen=True, kw_only=True, tag="request.node_resumed.v1
     """The node takes jobs again."""
 
     node_id: str
+    by: str = ""
+
+
+class DeviceDrained(Event, frozen=True, kw_only=True, tag="request.device_drained.v1"):
+    """One device takes no new jobs; with ``preempt`` its running ones are checkpointed and moved."""
+
+    node_id: str
+    index: int
+    by: str = ""
+    reason: str = ""
+    preempt: bool = False
+
+
+class DeviceResumed(Event, frozen=True, kw_only=True, tag="request.device_resumed.v1"):
+    """The device takes jobs again, whether it was drained or had failed."""
+
+    node_id: str
+    index: int
     by: str = ""
 
 

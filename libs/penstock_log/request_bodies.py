@@ -137,12 +137,36 @@ class SubmitAllRequest(GatewayRequest, frozen=True, kw_only=True):
 
 
 class DrainRequest(GatewayRequest, frozen=True, kw_only=True):
-    """Take a node out of service; with ``preempt`` its running jobs are checkpointed and moved."""
+    """
+    Take a node out of service; with ``preempt`` its running jobs are checkpointed and moved.
+
+    Attributes
+    ----------
+    device : int, optional
+        Only the device of this number.
+    """
 
     id: str
     by: Who = ""
     reason: Reason = ""
     preempt: bool = False
+    device: Optional[Annotated[int, Meta(ge=0)]] = None
+
+
+class NodeResumeRequest(GatewayRequest, frozen=True, kw_only=True):
+    """
+    Give a drained node jobs again.
+
+    Attributes
+    ----------
+    device : int, optional
+        Only the device of this number, whether it was drained or had failed.
+    """
+
+    id: str
+    by: Who = ""
+    reason: Reason = ""
+    device: Optional[Annotated[int, Meta(ge=0)]] = None
 
 
 class PolicyRequest(GatewayRequest, frozen=True, kw_only=True):

@@ -9,6 +9,7 @@ In reading order:
 * ``job_lengths``: How long jobs were, and what follows for those that run.
 * ``workload_stats``: What is known of a workload: speeds, cost of stopping.
 * ``sample_plan``: Which samples a workload needs, and who waits for them.
+* ``idleness``: What a pool does about runs that hold devices and do nothing.
 * ``elastic``: The allocation of devices to elastic jobs.
 * ``scaling_model``: Throughput at any batch and width, from timings.
 * ``waterfill``: Water-filling of trials.

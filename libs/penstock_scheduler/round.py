@@ -406,7 +406,7 @@ def _preemptions(given: _RoundInput, admitted: Admission, evicted: Sequence[Pree
 def _eviction(pool: PoolView, run: PreemptibleRun) -> str:
     emptied, demand = pool.emptied(run.ranked.job), run.ranked.job.demand
     if emptied or demand is None:
-        return f"node {emptied[0]} is drained"
+        return emptied
     return demand.reason or f"it is to go on on {demand.gpus} device{'s' if demand.gpus > 1 else ''}"
 
 

@@ -28,12 +28,13 @@ from penstock_log.spec import BESIDE_LOCAL_BYTES
 from penstock_log.text import gibibytes, rounded_down
 from penstock_policies import sample_plan
 from penstock_scheduler.assignment import DeferredJob
-from penstock_scheduler.placement import FreeDevices
+from penstock_scheduler.placement import FreeDevices, Located
 from penstock_scheduler.pool.pool_view import PoolView
 from penstock_scheduler.round_types import PreemptibleRun, RankedJob, RoundRules
 from penstock_scheduler.sharing.shared_devices import SharingDemand, asking
 from penstock_scheduler.sharing.shared_placement import SharedPlacement
 
+_MOST_NAMED: Final = 3
 _MOST_DEMANDS: Final = 15
 """How many smaller demands on hosts are looked at, and the one that all nodes can meet."""
 
@@ -89,7 +90,7 @@ def without_runs(cluster: Cluster, pool: str) -> RoundAftermath:
     """Return a pool's nodes as if nothing ran on them."""
     nodes = tuple(sorted(cluster.present(pool), key=lambda node: node.id))
     usable = [node for node in nodes if node.usable]
-    whole = FreeDevices({node.id: node.devices for node in usable}, hosts=usable)
+    whole = FreeDevices({node.id: node.schedulable for node in usable}, hosts=usable)
     return RoundAftermath(pool=pool, nodes=nodes, whole=whole, idle=FreeDevices({}))
 
 
@@ -119,7 +120,8 @@ def impossible_cause(
         return WaitCause("no_nodes", f"pool `{aftermath.pool}` has no node", remedy)
     if not any(node.usable for node in aftermath.nodes):
         evidence = f"{_count(len(aftermath.nodes), 'node')} of pool `{aftermath.pool}`, all drained"
-        return WaitCause("no_nodes", evidence, _resume(_lacking(spec, aftermath) or aftermath.nodes[:3]))
+        some = [(node.id, device) for node in aftermath.nodes[:3] for device in node.devices[:1]]
+        return WaitCause("no_nodes", evidence, _resume(_lacking(spec, aftermath) or some, aftermath))
     present = FreeDevices({node.id: node.devices for node in aftermath.nodes}, hosts=aftermath.nodes)
     if _largest(spec, present) >= spec.gpus:
         return _drained(spec, aftermath)
@@ -277,28 +279,57 @@ def _use(kind: str, count: int, aftermath: RoundAftermath) -> str:
 
 
 def _drained(spec: JobSpec, aftermath: RoundAftermath) -> WaitCause:
-    drained = [n for n in aftermath.nodes if n.drained and any(fits(spec, d) for d in n.devices)]
-    names = ", ".join(f"`{node.id}`" for node in drained[:3])
     left = _largest(spec, aftermath.whole)
-    evidence = f"needs {spec.gpus}, {left} left on nodes that take jobs; drained: {names}"
-    return WaitCause("capacity", evidence, _resume(_lacking(spec, aftermath)))
+    what = "on nodes that take jobs" if any(node.drained for node in aftermath.nodes) else "that take jobs"
+    evidence = "; ".join([f"needs {spec.gpus}, {left} left {what}", *_out_of_service(spec, aftermath)])
+    return WaitCause("capacity", evidence, _resume(_lacking(spec, aftermath), aftermath))
 
 
-def _lacking(spec: JobSpec, aftermath: RoundAftermath) -> list[Node]:
-    """Return the fewest drained nodes with which the job fits; none if it does not fit even then."""
-    drained = {node.id: node for node in aftermath.nodes if node.drained}
-    held = FreeDevices({node_id: node.devices for node_id, node in drained.items()})
-    choices: list[list[Node]] = []
+def _out_of_service(spec: JobSpec, aftermath: RoundAftermath) -> Iterator[str]:
+    """Yield in words the drained nodes, and of the others the failed and drained devices, that a job would fit."""
+    drained = [n for n in aftermath.nodes if n.drained and any(fits(spec, d) for d in n.devices)]
+    if drained:
+        yield f"drained: {', '.join(f'`{node.id}`' for node in drained[:_MOST_NAMED])}"
+    found: defaultdict[str, list[str]] = defaultdict(list)
+    for node in (node for node in aftermath.nodes if node.usable and node.outages):
+        for device in (device for device in node.devices if fits(spec, device)):
+            if (outage := node.outage(device.index)) is not None:
+                reason = f" ({outage.reason})" if outage.reason else ""
+                found[outage.state].append(f"{node.id}/{device.kind}{device.index}{reason}")
+    for state, names in sorted(found.items(), reverse=True):
+        more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+        yield f"{'devices ' if state == 'drained' else ''}{state}: {', '.join(names[:_MOST_NAMED])}{more}"
+
+
+def _lacking(spec: JobSpec, aftermath: RoundAftermath) -> list[Located]:
+    """Return devices of the fewest nodes, out of service now, with which the job fits; none if it does not even so."""
+    out = {node.id: _devices_out(node) for node in aftermath.nodes}
+    held = FreeDevices({node_id: devices for node_id, devices in out.items() if devices})
+    choices: list[list[Located]] = []
     for kind, count in held.kinds(spec).items():
         missing = spec.gpus - aftermath.whole.count(spec, kind)
         if count >= missing:
-            chosen = held.choose(spec, kind, missing, together=True)
-            choices.append([drained[node_id] for node_id in sorted({node_id for node_id, _ in chosen})])
-    return min(choices, key=len, default=[])
+            choices.append(held.choose(spec, kind, missing, together=True))
+    return min(choices, key=lambda chosen: len({node_id for node_id, _ in chosen}), default=[])
 
 
-def _resume(nodes: Sequence[Node]) -> str:
-    return f"penstock node resume {' '.join(node.id for node in nodes)}"
+def _devices_out(node: Node) -> list[Device]:
+    return [device for device in node.devices if node.drained or node.outage(device.index) is not None]
+
+
+def _resume(chosen: Sequence[Located], aftermath: RoundAftermath) -> str:
+    """Return the commands that give devices jobs again: those of their nodes, and their own where they are out too."""
+    nodes = {node.id: node for node in aftermath.nodes}
+    names = sorted({node_id for node_id, _ in chosen if nodes[node_id].drained})
+    commands = [f"penstock node resume {' '.join(names)}"] if names else []
+    devices: defaultdict[str, list[int]] = defaultdict(list)
+    for node_id, device in chosen:
+        if nodes[node_id].outage(device.index) is not None:
+            devices[node_id].append(device.index)
+    for node_id, numbers in sorted(devices.items()):
+        flags = " ".join(f"--device {number}" for number in sorted(numbers))
+        commands.append(f"penstock node resume {node_id} {flags}")
+    return " and ".join(commands)
 
 
 def _largest(spec: JobSpec, devices: FreeDevices) -> int:

@@ -239,7 +239,7 @@ def first_samples(cluster: Cluster, spec: JobSpec, history: SampleHistory, now_s
     if sampled is None or (not history.measured and any(job.state is JobState.FAILED for job in history.samples)):
         return []
     before = [job.sample for job in history.samples if job.sample is not None]
-    devices = Counter(d.kind for node in cluster.usable(sampled.pool) for d in node.devices if fits(sampled, d))
+    devices = Counter(d.kind for node in cluster.usable(sampled.pool) for d in node.schedulable if fits(sampled, d))
     sizes: dict[str, list[sample_plan.SamplePoint]] = {}
     for kind, count in devices.items() if own and spec.elastic else ():
         same = [each for each in before if each.kind == kind and each.batch_size]

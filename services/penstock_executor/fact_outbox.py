@@ -22,11 +22,15 @@ from penstock_executor.machine import ExecutorState
 from penstock_log import (
     AnyEvent,
     Commit,
+    DeviceFailed,
+    DeviceRecovered,
     LaneChanged,
     NodeJoined,
     NodeLeft,
+    RunBusyAgain,
     RunCheckpointed,
     RunEnded,
+    RunIdle,
     RunMeasured,
     RunRewound,
     RunStarted,
@@ -39,7 +43,17 @@ from penstock_log import (
 PACE_S: Final = 0.5
 """How long the next commit waits about a run that has said the same a thousand times."""
 
-RunFact = RunStarted | RunCheckpointed | RunRewound | RunEnded | RunWarned | RunMeasured | LaneChanged
+RunFact = (
+    RunStarted
+    | RunCheckpointed
+    | RunRewound
+    | RunEnded
+    | RunWarned
+    | RunIdle
+    | RunBusyAgain
+    | RunMeasured
+    | LaneChanged
+)
 
 MOST_BYTES: Final = 256 * 1024
 """Of one commit: a quarter of what a server takes in one message by default."""
@@ -182,7 +196,7 @@ class FactAppender:
             self._delivered.remove(job_id)
             del self._outboxes[job_id]
 
-    async def append_node(self, fact: NodeJoined | NodeLeft) -> None:
+    async def append_node(self, fact: NodeJoined | NodeLeft | DeviceFailed | DeviceRecovered) -> None:
         """Append a fact about this node, and wait until the fold has it."""
         subject = subjects.node(fact.node_id)
         await self._append(subject, commit(self._actor, (fact,)))
@@ -254,10 +268,14 @@ _IDENTITY: Final[dict[type[AnyEvent], tuple[str, ...]]] = {
     RunCheckpointed: ("job_id", "epoch", "step", "tier"),
     RunRewound: ("job_id", "epoch", "lost_generation", "lost_step", "step"),
     RunWarned: ("job_id", "epoch", "warning"),
+    RunIdle: ("job_id", "epoch", "since_s"),
+    RunBusyAgain: ("job_id", "epoch", "at_s"),
     RunMeasured: ("job_id", "epoch", "at_s"),  # the same may come again, and none is told by a later executor
     LaneChanged: ("job_id", "epoch", "at_s"),
     NodeJoined: ("incarnation",),
     NodeLeft: ("at_s",),
+    DeviceFailed: ("index", "at_s"),
+    DeviceRecovered: ("index", "at_s"),
 }
 """What tells facts of one tag apart; the rest of a fact may differ from try to try, as its time does."""
 

@@ -12,7 +12,20 @@ from penstock_cluster.nodes import Cluster
 from penstock_executor import run_state
 from penstock_executor.checkpoint_transfer import ResumeRequest
 from penstock_executor.run_state import HOLD, Ending, Key, LocalRun, NodeObservation, sharing_of
-from penstock_log import TERMINAL, Event, Job, JobState, JobTable, Outcome, RunEnded, RunStarted
+from penstock_log import (
+    TERMINAL,
+    Event,
+    Job,
+    JobState,
+    JobTable,
+    Outcome,
+    PolicySet,
+    RunBusyAgain,
+    RunEnded,
+    RunIdle,
+    RunStarted,
+    Setting,
+)
 from penstock_log.decision_facts import SweepFinished
 
 REMEMBERED: Final = 1000
@@ -33,6 +46,10 @@ class ExecutorState(msgspec.Struct):
         Job that has a grant somewhere → sequence of the commit that gave it.
     finished : list of str
         The last finished jobs whose checkpoints are no longer needed.
+    policies : dict of str to dict of str to Setting
+        Pool → what is set live.
+    idle : dict of str to dict of str to int
+        Job id → node id → epoch of which the node has said that the run is idle there.
     kept : dict of str to list of str
         Sweep → its finished jobs from whose checkpoints others may go on.
     """
@@ -44,6 +61,8 @@ class ExecutorState(msgspec.Struct):
     granted: dict[str, int] = msgspec.field(default_factory=dict, name="leased")
     finished: list[str] = msgspec.field(default_factory=list)
     kept: dict[str, list[str]] = msgspec.field(default_factory=dict)
+    policies: dict[str, dict[str, Setting]] = msgspec.field(default_factory=dict)
+    idle: dict[str, dict[str, int]] = msgspec.field(default_factory=dict)
 
 
 class RunAction(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,7 +156,7 @@ def decider() -> Decider[ExecutorState]:
     return Decider(
         name="executor",
         state=ExecutorState,
-        schema="executor.v5",
+        schema="executor.v6",
         apply=apply,
         decide=lambda state, now_s: Decision(),  # noqa: ARG005
         leads=False,
@@ -156,7 +175,14 @@ def apply(state: ExecutorState, event: Event, seq: int) -> None:
             state.jobs.forget(job.id)
             state.started.pop(job.id, None)
             state.led.pop(job.id, None)
+            state.idle.pop(job.id, None)
             _finish(state, job)
+    if isinstance(event, PolicySet):
+        state.policies[event.pool] = event.settings
+    elif isinstance(event, RunIdle) and event.job_id in state.jobs.by_id:
+        state.idle.setdefault(event.job_id, {})[event.node_id] = event.epoch
+    elif isinstance(event, RunBusyAgain):
+        state.idle.get(event.job_id, {}).pop(event.node_id, None)
     if isinstance(event, SweepFinished) and (kept := state.kept.pop(event.sweep_id, [])):
         state.finished = [*state.finished, *kept][-max(REMEMBERED, len(kept)) :]
     if isinstance(event, RunStarted) and (started := state.jobs.get(event.job_id)) is not None:

@@ -378,14 +378,23 @@ class ProcessHost:
             self.limits.end(*place)  # the shim, which would have ended all, was killed itself
         return 128 + signal.SIGKILL if code is None and self.runs[place[0]].killed_s else code
 
-    def ended(self, place: Place, code: int | None) -> None:
-        """Note that a process is gone and that all of its output is published."""
+    def ended(self, place: Place, code: int | None, unfit: str = "") -> None:
+        """
+        Note that a process is gone and that all of its output is published.
+
+        Parameters
+        ----------
+        unfit : str
+            Why one of its devices is unfit; empty where none is.
+        """
         key, index = place
         self._processes.pop(place, None)
         rank = self.runs[key].ranks[index]
         rank.exit_code, rank.ended_s = code, self._clock()
         rank.last_line = run_folders.last_line(self.outputs.rank_path(*place) / "stderr")
         self._note_host_memory(self.runs[key], index)
+        if rank.failed and unfit:
+            self.runs[key].unfit = unfit
         _log.info("process_ended", job_id=key[0], epoch=key[1], rank=index, exit_code=code)
         if rank.unflushed:
             left = f"rank {index} left with exit code {code} after all of its steps were done: the end of its output"

@@ -139,6 +139,8 @@ class LocalRun(msgspec.Struct, kw_only=True):
         The most memory that it may hold of a device; 0: no limit.
     why : str
         Why this node ends the run, in one sentence, if neither the log nor ``ending`` has it.
+    unfit : str
+        Why a device is unfit on which one of its processes failed; empty where none is, as far as is known.
     reported : set of str
         Facts already on their way to the log: ``started``, ``ended``, ``rewound``, and warnings that are given once.
     """
@@ -168,6 +170,7 @@ class LocalRun(msgspec.Struct, kw_only=True):
     sharing: Sharing = "exclusive"
     why: str = ""
     cap_bytes: int = 0
+    unfit: str = ""
     reported: set[str] = msgspec.field(default_factory=set)
 
     @property
@@ -314,7 +317,10 @@ def _verdict(run: LocalRun, job: Job, limit_s: float) -> tuple[Outcome, str, Run
     rank = _decisive(run)
     if not any(each.failed for each in run.ranks.values()):
         return "completed", "", rank
-    return (*_outcome(run, job, _ending(run, job), rank, limit_s), rank)
+    ending = _ending(run, job)
+    if run.unfit and run.crashed and ending != "cancelled":
+        return "lost", f"{run.unfit}; {_reason(run, rank)}", rank
+    return (*_outcome(run, job, ending, rank, limit_s), rank)
 
 
 def _outcome(run: LocalRun, job: Job, ending: Ending, rank: RunProcess, limit_s: float) -> tuple[Outcome, str]:

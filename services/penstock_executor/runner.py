@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import uuid
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Final, assert_never
@@ -19,16 +19,20 @@ from penstock_bus.health import VERSION, Vitals
 from penstock_bus.port import Endpoint
 from penstock_bus.service_folder import AGGREGATOR_SOCKET, MEMORY_SOCKET, alone_in, path_in, secret_in
 from penstock_bus.shell import Shell
-from penstock_cluster import DeviceSurvey, host_limits, survey
+from penstock_cluster import DeviceError, DeviceSurvey, host_limits, survey
+from penstock_cluster.accounting import by_session
+from penstock_cluster.device_backend import BACKENDS
 from penstock_cluster.host_backends import parse_bytes
 from penstock_cluster.host_limits import HostCapacity, host_name
-from penstock_executor import agent_listener, job_folders, machine
+from penstock_executor import agent_listener, health_watch, idle_watch, job_folders, machine
 from penstock_executor.checkpoint_folder import CheckpointFolder, serving
 from penstock_executor.checkpoint_tier import WriteBehind, memory_root
 from penstock_executor.checkpoint_transfer import CheckpointFinder, CopyLimits, PendingResumes
 from penstock_executor.device_sampler import DeviceSampler, holders
 from penstock_executor.fact_outbox import FactAppender
 from penstock_executor.fence import HeardPage
+from penstock_executor.health_watch import HealthWatch
+from penstock_executor.idle_watch import IdleWatch, RunActivity
 from penstock_executor.launchers import LAUNCHERS, environment, sandbox
 from penstock_executor.launchers.launcher import LaunchedProcess
 from penstock_executor.memory_limits import MemoryLimits
@@ -41,9 +45,10 @@ from penstock_executor.run_state import Key, LocalRun, NodeObservation
 from penstock_executor.settings import ExecutorSettings
 from penstock_executor.sharing.sharing_supervisor import SharingSupervisor
 from penstock_executor.telemetry import RunTelemetry
-from penstock_log import NodeJoined, NodeLeft, RunEnded, RunStarted, subjects
+from penstock_log import Device, NodeJoined, NodeLeft, RunEnded, RunStarted, subjects, tag_of
 from penstock_log.agent_protocol import MemoryReport
 from penstock_log.request_bodies import NodeHeard
+from penstock_policies.idleness import IdleRules
 
 __all__ = ["Executor", "ExecutorError", "run"]
 
@@ -59,6 +64,10 @@ LANES_PUBLISH_S: Final = 0.9
 SNAPSHOT_EVERY: Final = 5_000
 SNAPSHOT_LOOK_S: Final = 10.0
 EXPIRE_LOOK_S: Final = 60.0
+DRIVER_PATIENCE_S: Final = 3.0
+"""How long the end of a run waits for a driver to say whether a device has failed: twice so long at most."""
+IDLE_LOOK_S: Final = 5.0
+"""The longest pause between two looks at whether runs do anything."""
 _NOBODY: Final = 65_534
 
 
@@ -147,6 +156,9 @@ class Executor:
         self.watched: dict[Place, int] = {}
         self.postponed: dict[Key, float] = {}
         self.removed = set(live.state.finished)
+        readers = health_watch.readers(found.devices) if settings.device_health_s else ()
+        self.health = HealthWatch(node_id, readers, health_watch.boot_id())
+        self.health_look: asyncio.Task[None] | None = None
         self.timer: asyncio.TimerHandle | None = None
         shell.busy = self._busy
         self.ended = list(self.host.adopt())  # before there is a listener: who comes in by it has not ended before
@@ -235,6 +247,8 @@ class Executor:
                     self._look_after_lanes(),
                     self._look_after_host(),
                     self._sample_devices(),
+                    self._watch_devices(),
+                    self._watch_idle_runs(),
                     self._until_stopping(),
                     self._save(),
                     self._expire_output(),
@@ -480,8 +494,9 @@ class Executor:
     async def _conclude(self, place: Place) -> None:
         """Publish the rest of a process's output, then report its end."""
         code = self.host.reap(place)
+        unfit = await self._why_unfit(place) if code else ""
         await self.telemetry.finish_output(place)
-        self.host.ended(place, code)
+        self.host.ended(place, code, unfit)
 
     # --- the frame
     @contextmanager
@@ -533,6 +548,104 @@ class Executor:
                 await asyncio.sleep(self.settings.device_sample_s)
         finally:
             sampler.close()
+
+    async def _watch_devices(self) -> None:
+        """Tell the log of devices that fail, and of those that are well again."""
+        try:
+            while self.health.watches:
+                await self._look_at_devices()
+                node = self.live.state.cluster.nodes.get(self.node_id)
+                here = node is not None and node.present and node.incarnation == self.incarnation
+                for fact in [*self.health.facts(node, self.shell.now_s())] if node is not None and here else []:
+                    self.shell.log.warning("device_health_changed", index=fact.index, fact=tag_of(fact))
+                    await self.appender.append_node(fact)
+                await asyncio.sleep(self.settings.device_health_s)
+        finally:
+            if self.health_look is not None:
+                await asyncio.wait({self.health_look}, timeout=DRIVER_PATIENCE_S)
+            if self.health_look is None or self.health_look.done():
+                self.health.close()
+
+    async def _look_at_devices(self, patience_s: float | None = None) -> None:
+        """Have the devices' health read, one look at a time; a driver may hang, so only the patient wait for it."""
+        under_way = self.health_look is not None and not self.health_look.done()
+        for _ in range(1 + under_way):  # the one that is under way may not see what has just happened
+            if self.health_look is None or self.health_look.done():
+                self.health_look = asyncio.create_task(self._read_health())
+            await asyncio.wait({self.health_look}, timeout=patience_s)
+
+    async def _read_health(self) -> None:
+        try:
+            await asyncio.to_thread(self.health.read)
+        except DeviceError as error:
+            self.shell.log.warning("devices_not_looked_at", error=str(error))
+
+    async def _why_unfit(self, place: Place) -> str:
+        """Return why a device of a process that has failed is unfit: then it is not the job that has failed."""
+        if not self.health.watches:
+            return ""
+        await self._look_at_devices(DRIVER_PATIENCE_S)
+        key, rank = place
+        node = self.live.state.cluster.nodes.get(self.node_id)
+        for device in self.host.site.devices:
+            if device.index not in self.host.runs[key].devices_of[rank]:
+                continue
+            outage = node.outage(device.index) if node is not None else None
+            told = outage.failure if outage is not None and outage.failed else ""
+            if reason := self.health.unfit(device.index) or told:
+                return f"device {self.node_id}/{device.kind}{device.index} failed: {reason}"
+        return ""
+
+    async def _watch_idle_runs(self) -> None:
+        """Tell the log of runs that hold devices and do nothing, where the rule of the pool is that they do not."""
+        watch, looked_s = IdleWatch(self.node_id), 0.0
+        while True:
+            rule = IdleRules.of(self.live.state.policies.get(self.settings.pool, {}))
+            pause_s = min(IDLE_LOOK_S, max(0.2, rule.idle_after_s / 8)) if rule.idle_after_s else IDLE_LOOK_S
+            await asyncio.sleep(pause_s)
+            runs = [run for run in self.host.runs.values() if idle_watch.is_watched(run)] if rule.idle_after_s else []
+            now_s = self.shell.now_s()
+            held = any(0 < run.hold_s < self.page.unheard_s for run in runs)
+            if held or now_s - looked_s > 3 * pause_s:  # the runs were stopped, or this process was
+                watch.forgive()
+            looked_s = now_s
+            if not runs:
+                continue
+            activities = await self._activities(runs)
+            told = {key: self.live.state.idle.get(key[0], {}).get(self.node_id) == key[1] for key in activities}
+            for fact in watch.look(activities, dict.fromkeys(activities, rule), told, self.shell.now_s()):
+                self.appender.report(fact)
+
+    async def _activities(self, runs: Iterable[LocalRun]) -> dict[Key, RunActivity]:
+        """Return what runs have done so far; the processes and devices of those without a session are looked at."""
+        found: dict[Key, RunActivity] = {}
+        opaque: dict[Key, tuple[list[int], tuple[int, ...]]] = {}
+        for run in runs:
+            if (steps := idle_watch.steps_of(run)) is not None:
+                found[run.key] = RunActivity(steps=steps)
+            else:
+                leaders = [self.host.leader((run.key, rank)) for rank, each in run.ranks.items() if each.alive]
+                opaque[run.key] = leaders, run.devices
+        if opaque:
+            found |= await asyncio.to_thread(self._look_at_processes, opaque)
+        return found
+
+    def _look_at_processes(self, opaque: Mapping[Key, tuple[list[int], tuple[int, ...]]]) -> dict[Key, RunActivity]:
+        families = by_session({leader for leaders, _ in opaque.values() for leader in leaders})
+        ticks_per_s = float(os.sysconf("SC_CLK_TCK"))
+        found = {}
+        for key, (leaders, devices) in opaque.items():
+            pids = [pid for leader in leaders for pid in families.get(leader, ())]
+            used = any(self._is_used(device) for device in self.host.site.devices if device.index in devices)
+            found[key] = RunActivity(processor_s=idle_watch.processor_s(pids, ticks_per_s), used=used)
+        return found
+
+    def _is_used(self, device: Device) -> bool:
+        try:
+            return BACKENDS[device.backend].load().is_used(device)
+        except DeviceError as error:
+            self.shell.log.warning("device_use_not_known", index=device.index, error=str(error))
+            return True
 
     async def _until_stopping(self) -> None:
         await self.shell.stopping.wait()

@@ -97,6 +97,8 @@ class ExecutorSettings(msgspec.Struct, frozen=True, kw_only=True):
         Longest time for a profiler's sample, in seconds.
     device_sample_s : float
         Time between two samples of how busy the devices are, in seconds.
+    device_health_s : float
+        Seconds between two looks at whether the devices are fit for jobs; 0: nobody looks.
     output_bytes : int
         The most that is kept of a process's standard output, and of its standard error; of more, the end is kept, with
         a line that says how much was dropped.
@@ -158,6 +160,7 @@ class ExecutorSettings(msgspec.Struct, frozen=True, kw_only=True):
     on_shutdown: Literal["preempt", "leave"] = "preempt"
     sample_limit_s: Annotated[float, Meta(gt=0)] = 60.0
     device_sample_s: Annotated[float, Meta(ge=0.1)] = 5.0
+    device_health_s: Annotated[float, Meta(ge=0)] = 2.0
     output_bytes: Annotated[int, Meta(gt=0)] = 1024 * _MIB
     output_stream_bytes: Annotated[int, Meta(ge=0)] = 64 * _MIB
     output_disk_bytes: Annotated[int, Meta(gt=0)] = 16 * 1024 * _MIB

@@ -28,6 +28,9 @@ from penstock_log import (
     TERMINAL,
     AnyEvent,
     Choice,
+    Device,
+    DeviceDrained,
+    DeviceResumed,
     Integers,
     Job,
     JobCancelled,
@@ -395,8 +398,10 @@ def drain(
     now_s: float,
     caller: Caller = SERVICE,  # noqa: ARG001 - all commands are called alike
 ) -> JobAction:
-    """Give a node no new jobs; with ``preempt`` move its running ones too."""
+    """Give a node, or one of its devices, no new jobs; with ``preempt`` move the running ones too."""
     node = node_named(state, ask.id)
+    if ask.device is not None:
+        return _drain_device(state, node, _device_of(node, ask.device), ask, now_s)
     running = sum(node.id in job.open_nodes for job in state.jobs)
     after = "draining" if running else "drained"
     if node.drained and (node.evicting or not ask.preempt):
@@ -410,12 +415,14 @@ def drain(
 
 def resume(
     state: GatewayState,
-    ask: request_bodies.ActRequest,
+    ask: request_bodies.NodeResumeRequest,
     now_s: float,
     caller: Caller = SERVICE,  # noqa: ARG001 - all commands are called alike
 ) -> JobAction:
-    """Give a drained node jobs again."""
+    """Give a drained node jobs again, or one device that was drained or has failed."""
     node = node_named(state, ask.id)
+    if ask.device is not None:
+        return _resume_device(node, _device_of(node, ask.device), ask, now_s)
     after = node.gone or "up"
     if not node.drained:
         return _node_action(node, "is not drained", after)
@@ -544,6 +551,46 @@ def node_named(state: GatewayState, wanted: str) -> Node:
 def _job_action(job: Job, what: str, fact: AnyEvent | None = None, after: JobState | None = None) -> JobAction:
     message = f"job {job.id} {what}"
     return JobAction(id=job.id, state=after or job.state, message=message, subject=subjects.job(job.id), fact=fact)
+
+
+def _drain_device(
+    state: GatewayState, node: Node, device: Device, ask: request_bodies.DrainRequest, now_s: float
+) -> JobAction:
+    outage = node.outage(device.index)
+    holders = job_fit.holders(state.jobs).get((node.id, device.index), [])
+    after = "draining" if holders else "drained"
+    if outage is not None and outage.drained and (outage.moves or not ask.preempt):
+        return _device_action(node, device, "is drained already", after)
+    fact = DeviceDrained(
+        node_id=node.id, index=device.index, by=ask.by, reason=ask.reason, preempt=ask.preempt, at_s=now_s
+    )
+    one, moved = len(holders) == 1, ask.preempt or (outage is not None and outage.evicting)
+    what = ("is moved" if one else "are moved") if moved else ("ends there" if one else "end there")
+    runs = f"{count(len(holders), 'running job')} {what}" if holders else "none runs there"
+    return _device_action(node, device, f"takes no new jobs; {runs}", after, fact)
+
+
+def _resume_device(node: Node, device: Device, ask: request_bodies.NodeResumeRequest, now_s: float) -> JobAction:
+    after = node.gone or ("drained" if node.drained else "up")
+    if (outage := node.outage(device.index)) is None:
+        return _device_action(node, device, "is not drained, and has not failed", after)
+    fact = DeviceResumed(node_id=node.id, index=device.index, by=ask.by, at_s=now_s)
+    what = "takes jobs again" if not node.drained else "takes jobs again once its node does"
+    if outage.failed:
+        what += f", although it had failed ({outage.failure}); what is measured still drains it again"
+    return _device_action(node, device, what, after, fact)
+
+
+def _device_of(node: Node, index: int) -> Device:
+    if (device := node.device(index)) is None:
+        numbers = f"0 to {len(node.devices) - 1}" if node.devices else "none: it has no device"
+        raise RequestRefused(NOT_FOUND, f"$.device: node {node.id} has no device {index}; expected {numbers}")
+    return device
+
+
+def _device_action(node: Node, device: Device, what: str, after: str, fact: AnyEvent | None = None) -> JobAction:
+    message = f"device {node.id}/{device.kind}{device.index} {what}"
+    return JobAction(id=node.id, state=after, message=message, subject=subjects.request(node.id), fact=fact)
 
 
 def _node_action(node: Node, what: str, after: str, fact: AnyEvent | None = None) -> JobAction:

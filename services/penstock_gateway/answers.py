@@ -255,7 +255,7 @@ def nodes(model: ReadModel, *, sees_all: bool = False) -> NodesView:
     found = []
     for node in sorted(model.state.cluster.nodes.values(), key=lambda node: node.id):
         held = ((each, holders.get((node.id, each.index), ())) for each in node.devices)
-        devices = tuple(job_fit.device(node.id, each, jobs, taken) for each, jobs in held)
+        devices = tuple(job_fit.device(node, each, jobs, taken) for each, jobs in held)
         state, heard_s = node_state(model.state, node), model.heartbeats.get(node.id)
         found.append(NodeView.of(node, state=state, devices=devices, heard_s=heard_s))
     memory = [_memory(node_id, *heard, sees_all=sees_all) for node_id, heard in sorted(model.memory.items())]
@@ -308,14 +308,19 @@ def _job_counts(state: GatewayState) -> dict[str, int]:
     return dict(Counter(str(job.state) for job in state.jobs if job.sample is None))
 
 
+_DEVICE_STATES: Final = ("busy", "idle", "lost", "drained", "failed")
+
+
 def _device_counts(state: GatewayState) -> dict[str, dict[str, int]]:
     taken = taken_devices(state.jobs.not_over())
     counts: dict[str, dict[str, int]] = {}
     for node in state.cluster.nodes.values():
         idle = "lost" if node.gone else "drained" if node.drained else "idle"
         for device in node.devices:
-            of_kind = counts.setdefault(device.kind, {"busy": 0, "idle": 0, "lost": 0, "drained": 0})
-            of_kind["busy" if (node.id, device.index) in taken else idle] += 1
+            of_kind = counts.setdefault(device.kind, dict.fromkeys(_DEVICE_STATES, 0))
+            outage = node.outage(device.index) if not node.gone else None
+            free = outage.state if outage is not None else idle
+            of_kind["busy" if (node.id, device.index) in taken else free] += 1
     return counts
 
 

@@ -125,7 +125,7 @@ class Commands:
             "tune": self._submitting(self.submit_sweep),
             **{verb: self._acting(act, request_bodies.ActRequest) for verb, act in acceptance.JOB_ACTS.items()},
             "drain": self._acting(acceptance.drain, request_bodies.DrainRequest),
-            "resume": self._acting(acceptance.resume, request_bodies.ActRequest),
+            "resume": self._acting(acceptance.resume, request_bodies.NodeResumeRequest),
             "remove": self._acting(acceptance.remove, request_bodies.ActRequest),
             "policy": self._acting(acceptance.set_policy, request_bodies.PolicyRequest),
             "cancel_sweep": self._acting(acceptance.cancel_sweep, request_bodies.ActRequest),

@@ -40,7 +40,10 @@ def devices(model: ReadModel, caller: Caller) -> DevicesView:
         for one in node.devices:
             jobs = holders.get((node.id, one.index), ())
             shared = taken.get((node.id, one.index), "") if any(job.spec.sharing != "exclusive" for job in jobs) else ""
-            found.append(DeviceOccupation(one.index, one.kind, one.memory_bytes, tuple(job.id for job in jobs), shared))
+            outage = node.outage(one.index)
+            out = (outage.state, outage.reason) if outage is not None else ("", "")
+            ids = tuple(job.id for job in jobs)
+            found.append(DeviceOccupation(one.index, one.kind, one.memory_bytes, ids, shared, *out))
         nodes.append(_node(model, node, racks[node.pool], tuple(found)))
     having = {job.id: job for jobs in holders.values() for job in jobs}
     gives = _gives(state)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from penstock_cluster.nodes import Cluster
+from penstock_cluster.nodes import Cluster, Node
 from penstock_gateway.job_sizes import range_text
 from penstock_gateway.machine import GatewayState
 from penstock_log import ACTIVE, Device, Job, JobSpec, Scalability, workload
@@ -155,13 +155,16 @@ def beside(jobs: Iterable[Job], job_id: str, devices: Iterable[At]) -> tuple[str
     return tuple(dict.fromkeys(found))
 
 
-def device(node_id: str, device: Device, held_by: Sequence[Job], taken: Mapping[At, str]) -> DeviceView:
+def device(node: Node, device: Device, held_by: Sequence[Job], taken: Mapping[At, str]) -> DeviceView:
     """Return one device with the jobs that have it."""
+    outage = node.outage(device.index)
     sharing = [job.id for job in held_by if job.spec.sharing != "exclusive"]
     return DeviceView(
-        name=f"{node_id}/{device.kind}{device.index}",
+        name=f"{node.id}/{device.kind}{device.index}",
         device=device,
         job_id=held_by[0].id if held_by else "",
         shared_by=tuple(sharing),
-        taken=taken.get((node_id, device.index), "") if sharing else "",
+        taken=taken.get((node.id, device.index), "") if sharing else "",
+        state=outage.state if outage is not None else "",
+        reason=outage.reason if outage is not None else "",
     )

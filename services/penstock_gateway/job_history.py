@@ -11,6 +11,7 @@ from typing import Final
 
 import msgspec
 
+from penstock_gateway import idle_runs
 from penstock_gateway.job_sizes import JobSizes
 from penstock_gateway.run_accounts import JobAccount
 from penstock_gateway.totals_fold import JobTally
@@ -23,6 +24,7 @@ from penstock_log import (
     Placement,
     RoundDecided,
     RunEnded,
+    RunIdle,
     RunRewound,
     RunWarned,
 )
@@ -106,9 +108,15 @@ class JobHistory(msgspec.Struct, kw_only=True, omit_defaults=True):
         """Return the specification as submitted; an elastic job's own one changes with its size."""
         return self.sizing.asked if self.sizing is not None else job.spec
 
-    def warn(self, event: RunWarned | RunRewound) -> None:
+    def warn(self, event: RunWarned | RunRewound | RunIdle) -> None:
         """Keep a warning."""
-        warning = rewound(event) if isinstance(event, RunRewound) else event.warning
+        match event:
+            case RunRewound():
+                warning = rewound(event)
+            case RunIdle():
+                warning = idle_runs.measured(event)
+            case _:
+                warning = event.warning
         self.warnings = [*self.warnings, warning][-MOST_WARNINGS:]
 
 

@@ -20,7 +20,8 @@ from msgspec import Meta
 
 from penstock_bus import Decider, Decision, Proposal
 from penstock_cluster.nodes import OF_NODES
-from penstock_gateway import job_sizes, node_history, sweep_table
+from penstock_gateway import idle_runs, job_sizes, node_history, sweep_table
+from penstock_gateway.idle_runs import IdleRun
 from penstock_gateway.job_history import JobHistory
 from penstock_gateway.node_history import NodeHistory
 from penstock_gateway.open_jobs import OpenJobs
@@ -43,7 +44,9 @@ from penstock_log import (
     LogTrimmed,
     NodeJoined,
     RoundDecided,
+    RunBusyAgain,
     RunCheckpointed,
+    RunIdle,
     RunRewound,
     RunStarted,
     RunWarned,
@@ -68,7 +71,7 @@ from penstock_policies.job_lengths import Lengths
 from penstock_scheduler.aggregation.aggregation_table import AggregationTable
 from penstock_scheduler.pool.scheduler_state import SchedulerState, fold
 
-SCHEMA: Final = "gateway.v25"
+SCHEMA: Final = "gateway.v26"
 
 
 class GatewayState(SchedulerState):
@@ -101,6 +104,8 @@ class GatewayState(SchedulerState):
         What was copied, forgotten and removed.
     aggregation : AggregationTable
         Agents, aggregators, and the runs that have parts on them.
+    idle : dict of str to IdleRun
+        Job → its run, where that is idle on any of its nodes.
     gone_seq : dict of str to int
         Node that was lost and is still away, or was forgotten → sequence of the round that said so.
     node_histories : dict of str to NodeHistory
@@ -129,6 +134,7 @@ class GatewayState(SchedulerState):
     lengths: dict[str, Lengths] = msgspec.field(default_factory=dict)
     archive: ArchiveRecord = msgspec.field(default_factory=ArchiveRecord)
     aggregation: AggregationTable = msgspec.field(default_factory=AggregationTable)
+    idle: dict[str, IdleRun] = msgspec.field(default_factory=dict)
     gone_seq: dict[str, int] = msgspec.field(default_factory=dict)
     node_histories: dict[str, NodeHistory] = msgspec.field(default_factory=dict)
     lane_grants: LaneGrants = msgspec.field(default_factory=LaneGrants)
@@ -156,10 +162,13 @@ def apply(state: GatewayState, event: Event, seq: int) -> None:
         _note_demands(state, changed, event)
     for job in changed:
         _note(state, job, event, seq)
+        if (idle := state.idle.get(job.id)) is not None and not idle.is_of(job):
+            del state.idle[job.id]
         sweep_table.follow(state.sweeps, job, event)
     _note_gone(state, event, seq)
     if type(event) in OF_NODES:
         node_history.note(state.node_histories, event)
+    _note_idle(state, event)
     sweep_table.apply(state.sweeps, event, seq)
     _note_open_sweep(state, event)
     sweep_table.count_devices(state.sweeps, state.cluster, event)
@@ -178,10 +187,11 @@ def apply(state: GatewayState, event: Event, seq: int) -> None:
 
 
 def decide(state: GatewayState, now_s: float) -> Decision:
-    """Announce what has ended, and cancel the trials of cancelled sweeps."""
+    """Announce what has ended, cancel the trials of cancelled sweeps, and stop runs that have been idle too long."""
     announcements = [announcement(state.jobs[job_id], seq) for job_id, seq in state.to_announce.items()]
     cancellations = [_cancellation(state, state.jobs[job_id], seq, now_s) for job_id, seq in state.to_cancel.items()]
-    return Decision(announcements + cancellations)
+    stops, wake_s = idle_runs.stops(state.idle, state.jobs, state.policies, now_s)
+    return Decision([*announcements, *cancellations, *stops], wake_at_s=wake_s)
 
 
 def decider(settings: GatewaySettings) -> Decider[GatewayState]:  # noqa: ARG001 - all services are made alike
@@ -225,6 +235,21 @@ def _learn_round(state: GatewayState, event: RoundDecided) -> None:
     state.waits[event.pool] = {wait.job_id: wait for wait in event.waits}
     if event.prices:  # a round that says nothing anew works none out
         state.prices[event.pool] = event.prices
+
+
+def _note_idle(state: GatewayState, event: Event) -> None:
+    """Note that a run is idle, with a warning, or that it is not."""
+    if not isinstance(event, RunIdle | RunBusyAgain):
+        return
+    job = state.jobs.get(event.job_id)
+    if job is None or not job.may_run(event.epoch, event.node_id):
+        return
+    if isinstance(event, RunIdle):
+        idle_runs.note_idle(state.idle, event)
+        if (past := state.histories.get(job.id)) is not None:
+            past.warn(event)
+    else:
+        idle_runs.note_busy(state.idle, event)
 
 
 def _note(state: GatewayState, job: Job, event: Event, seq: int) -> None:

@@ -14,7 +14,7 @@ from typing import Final, assert_never
 import msgspec
 
 from penstock_bus import Delivery
-from penstock_gateway import job_sizes
+from penstock_gateway import idle_runs, job_sizes
 from penstock_gateway.job_history import device_names, rewound
 from penstock_log import (
     AggregationAsked,
@@ -29,6 +29,10 @@ from penstock_log import (
     AggregatorStarted,
     AggregatorUnreachable,
     AnyEvent,
+    DeviceDrained,
+    DeviceFailed,
+    DeviceRecovered,
+    DeviceResumed,
     Job,
     JobCancelled,
     JobFinished,
@@ -53,8 +57,10 @@ from penstock_log import (
     PartMoved,
     PolicySet,
     RoundDecided,
+    RunBusyAgain,
     RunCheckpointed,
     RunEnded,
+    RunIdle,
     RunMeasured,
     RunRewound,
     RunStarted,
@@ -174,7 +180,7 @@ class Timeline:
         after_s = at_s - self._job.submitted_s
         return StoryLine.of(delivery, delivery.commit, text=text, at_s=at_s, after_s=after_s)
 
-    def _sentences(self, fact: AnyEvent) -> Iterator[str]:  # noqa: C901, PLR0912, PLR0915 - a case for each kind of fact
+    def _sentences(self, fact: AnyEvent) -> Iterator[str]:  # noqa: C901, PLR0911, PLR0912, PLR0915 - a case for each kind
         if getattr(fact, "job_id", self._job.id) != self._job.id:
             return
         match fact:
@@ -202,6 +208,10 @@ class Timeline:
                 yield rewound(fact)
             case RunWarned():
                 yield f"warning from {fact.node_id}: {fact.warning}"
+            case RunIdle():
+                yield idle_runs.measured(fact)
+            case RunBusyAgain():
+                yield f"busy again on {fact.node_id}"
             case RunEnded():
                 yield self._of_end(fact)
             case RunMeasured() | LaneChanged():
@@ -225,6 +235,8 @@ class Timeline:
             case PolicySet():
                 yield _policy(fact)
             case NodeJoined() | NodeLeft() | NodeDrained() | NodeResumed() | NodeRemoved():
+                return
+            case DeviceFailed() | DeviceRecovered() | DeviceDrained() | DeviceResumed():
                 return
             case SweepSubmitted() | SweepCancelled() | SweepFinished() | TrialsMeasured() | TrialGroupOpened():
                 return

@@ -135,7 +135,7 @@ class SweepRecord(msgspec.Struct, kw_only=True):
         """Note which devices the sweep could use from now on."""
         self.there_gpu_s, self.since_s = self.there_by_gpu_s(at_s), at_s
         nodes, job = cluster.usable(self.spec.job.pool), self.spec.job
-        self.there = sum(fits(job, device) for node in nodes for device in node.devices)
+        self.there = sum(fits(job, device) for node in nodes for device in node.schedulable)
 
     def end_by(self, now_s: float) -> float:
         """Return when the sweep ended; the present time if it goes on."""

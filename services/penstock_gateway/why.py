@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from penstock_gateway import job_fit, job_sizes
+from penstock_gateway import idle_runs, job_fit, job_sizes
 from penstock_gateway.job_history import device_names
 from penstock_gateway.machine import GatewayState
 from penstock_gateway.past_tables import PastJobs
@@ -153,7 +153,9 @@ class WaitExplainer:
         if job.state in TERMINAL:
             return StateCause("finished", _ending(job))
         if job.state is JobState.RUNNING:
-            return StateCause("running", _running(job, self._now_s) + self._beside(job) + self._aggregated(job))
+            idle = idle_runs.why_text(self._state.idle.get(job.id), job, self._state.policies, self._now_s)
+            what = _running(job, self._now_s) + self._beside(job) + self._aggregated(job) + idle
+            return StateCause("running", what)
         return _stopping(job) if job.state in ACTIVE else self.waiting(job)
 
     def _beside(self, job: Job) -> str:

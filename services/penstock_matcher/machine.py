@@ -127,7 +127,8 @@ def _gone(
             lost_s[node.id] = heard[node.id] + settings.node_timeout_s
             if lost_s[node.id] <= now_s:  # seldom, and only then its grants are looked through
                 lost_s[node.id] = heard[node.id] + _patience_s(state, name, node.id, settings)
-        if settings.forget_node_s and node.gone and not node.drained and node.id not in granted:
+        known_otherwise = node.drained or node.outages or node.id in granted
+        if settings.forget_node_s and node.gone and not known_otherwise:
             forgotten_s[node.id] = node.gone_s + settings.forget_node_s
     lost, forgotten = (
         tuple(sorted(node for node, due_s in when.items() if due_s <= now_s)) for when in (lost_s, forgotten_s)

@@ -382,7 +382,7 @@ def of_cluster(cluster: Cluster) -> Offers:
     """Return the devices of the nodes that take jobs, by pool and sort."""
     found: defaultdict[str, dict[tuple[str, int, str], list[Device]]] = defaultdict(dict)
     for node in cluster.usable():
-        for device in node.devices:
+        for device in node.schedulable:
             found[node.pool].setdefault((device.kind, device.memory_bytes, device.backend), []).append(device)
     return {pool: [DeviceOffer(alike[0], len(alike)) for alike in by_sort.values()] for pool, by_sort in found.items()}
 

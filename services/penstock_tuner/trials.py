@@ -58,7 +58,10 @@ class SweepDevices(msgspec.Struct, frozen=True):
 def devices(spec: SweepSpec, cluster: Cluster, grants: GrantedDevices) -> SweepDevices:
     """Return the devices that the sweep could use at present."""
     fitting = [
-        (node.id, device) for node in cluster.usable(spec.job.pool) for device in node.devices if fits(spec.job, device)
+        (node.id, device)
+        for node in cluster.usable(spec.job.pool)
+        for device in node.schedulable
+        if fits(spec.job, device)
     ]
     by_kind = Counter(device.kind for _, device in fitting)
     free = Counter(device.kind for node_id, device in fitting if not grants.sharers(node_id, device.index))

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from penstock_cluster.nodes import Cluster, Node, fits
 from penstock_log import (
     Device,
+    DeviceDrained,
+    DeviceFailed,
+    DeviceRecovered,
+    DeviceResumed,
     Job,
     JobSpec,
     NodeDrained,
@@ -51,7 +56,7 @@ def test_a_device_is_taken_while_the_lease_is_open_on_its_node(cluster):
 
 
 def test_no_field_of_a_node_keeps_its_default_because_the_fact_has_another_name() -> None:
-    own = {"id", "joined_s", "drained", "evicting", "gone", "gone_s"}
+    own = {"id", "joined_s", "drained", "evicting", "drain_reason", "outages", "gone", "gone_s"}
     assert set(Node.__struct_fields__) - set(NodeJoined.__struct_fields__) == own
 
 
@@ -116,3 +121,57 @@ def test_pools_are_apart(cluster):
 )
 def test_what_fits(fields, kind, fitting):
     assert fits(JobSpec(name="a", command=("true",), **fields), device(0, kind)) is fitting
+
+
+def outage_of(cluster, index=0, node_id="n1"):
+    return cluster.nodes[node_id].outage(index)
+
+
+def failed(index=0, **fields):
+    return DeviceFailed(node_id="n1", at_s=2.0, index=index, code="xid 79", reason="XID 79: off the bus", **fields)
+
+
+def test_a_failed_device_is_not_free_and_the_others_of_its_node_are(cluster):
+    assert cluster.apply(failed())
+    assert free(cluster) == {"n1": [1]}
+    assert outage_of(cluster).state == "failed"
+    assert outage_of(cluster).evicting
+    assert cluster.apply(DeviceRecovered(node_id="n1", at_s=3.0, index=0))
+    assert free(cluster) == {"n1": [0, 1]}
+
+
+def test_a_device_that_was_drained_stays_so_when_it_recovers_and_when_its_executor_starts_again(cluster):
+    cluster.apply(DeviceDrained(node_id="n1", at_s=2.0, index=1, reason="a fan is loud"))
+    cluster.apply(failed(1))
+    cluster.apply(DeviceRecovered(node_id="n1", at_s=3.0, index=1))
+    cluster.apply(joined(at_s=4.0))
+    assert (outage_of(cluster, 1).state, outage_of(cluster, 1).reason) == ("drained", "a fan is loud")
+    assert not outage_of(cluster, 1).evicting
+    cluster.apply(DeviceResumed(node_id="n1", at_s=5.0, index=1))
+    assert free(cluster) == {"n1": [0, 1]}
+
+
+def test_an_outage_follows_the_device_where_others_have_its_number_after_a_restart():
+    cluster = Cluster()
+    gpus = [msgspec.structs.replace(device(i, "fast"), uuid=f"GPU-{i}") for i in range(3)]
+    cluster.apply(NodeJoined(at_s=1.0, node_id="n1", devices=tuple(gpus)))
+    cluster.apply(failed(1))
+    renumbered = [gpus[0], msgspec.structs.replace(gpus[2], index=1)]
+    cluster.apply(NodeJoined(at_s=3.0, node_id="n1", devices=tuple(renumbered)))
+    assert free(cluster) == {"n1": [0, 1]}
+    cluster.apply(NodeJoined(at_s=4.0, node_id="n1", devices=tuple(gpus)))
+    assert free(cluster) == {"n1": [0, 2]}
+
+
+def test_facts_about_unknown_devices_change_nothing(cluster):
+    assert not cluster.apply(failed(9))
+    assert not cluster.apply(DeviceResumed(node_id="n1", at_s=2.0, index=0))
+    assert not cluster.apply(DeviceDrained(node_id="n9", at_s=2.0, index=0))
+    assert not cluster.nodes["n1"].outages
+
+
+def test_a_node_that_is_resumed_keeps_its_failed_devices(cluster):
+    cluster.apply(NodeDrained(node_id="n1", at_s=2.0))
+    cluster.apply(failed())
+    cluster.apply(NodeResumed(node_id="n1", at_s=3.0))
+    assert free(cluster) == {"n1": [1]}

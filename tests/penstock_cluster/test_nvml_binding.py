@@ -86,3 +86,25 @@ def test_what_the_binding_makes_of_a_drivers_readings_is_what_the_monitor_tells(
     assert (second["xid"], second["ecc_double_bit"], second["minor"]) == (79, 2, 1)
     assert "utilisation" not in instance
     assert (instance["ecc_double_bit"], instance["model"]) == (3, "NVIDIA H100 80GB HBM3")
+
+
+HEALTH = """\
+import msgspec
+from penstock_cluster import survey
+from penstock_cluster.cuda_health import CudaHealth
+
+health = CudaHealth(survey("cuda").devices)
+readings = [health.read(), health.read()]
+health.close()
+print(msgspec.json.encode([{str(at): one for at, one in found.items()} for found in readings]).decode())
+"""
+
+
+def test_what_the_binding_makes_of_a_drivers_errors_is_what_is_judged(driver: Path) -> None:
+    env = {**os.environ, "LD_LIBRARY_PATH": str(driver)}
+    told = subprocess.run([sys.executable, "-c", HEALTH], env=env, capture_output=True, text=True, check=True)
+    fit = {"xids": [], "uncorrected": 0, "pending": False, "failure": False, "lost": ""}
+    in_mig_mode = {**fit, "uncorrected": 3, "pending": True}
+    first, second = json.loads(told.stdout)
+    assert first == {"0": fit, "1": {**fit, "xids": [79], "uncorrected": 2}, "2": in_mig_mode, "3": in_mig_mode}
+    assert second == {**first, "1": {**fit, "uncorrected": 2}}

@@ -10,10 +10,10 @@ import msgspec
 import pytest
 import pytest_asyncio
 from dashboards import RunningDashboard, dashboard, first
-from gateway_cases import Gateway, gateway, joined, placed, started, submitted
+from gateway_cases import NOW_S, Gateway, gateway, joined, placed, started, submitted
 
 from penstock_bus.memory import MemoryBus
-from penstock_log import UserSet, subjects
+from penstock_log import DeviceDrained, DeviceFailed, UserSet, subjects
 from penstock_log.device_samples import DeviceReading, DeviceSample, DevicesSampled
 
 PEOPLE = (
@@ -66,6 +66,19 @@ async def eventually_of(look: Callable[[], Awaitable[str]], holds: Callable[[str
     async with asyncio.timeout(30):
         while not holds(await look()):  # noqa: ASYNC110 - the page is what is waited for
             await asyncio.sleep(0)
+
+
+async def test_a_device_that_failed_says_why_and_counts_as_failed(served: Gateway, site: RunningDashboard) -> None:
+    reason = "XID 79: <script>alert(1)</script>"
+    await served.told(DeviceFailed(at_s=NOW_S, node_id="n1", index=1, code="xid 79", reason=reason))
+    await served.told(submitted("j1", user="alice"), placed("j1"), started("j1"))
+    await served.told(DeviceDrained(at_s=NOW_S, node_id="n1", index=0, reason="a loud fan"))
+    page = await (await site.visitor()).get("/")
+    assert "n1/fast1: failed: XID 79: &lt;script&gt;" in page.text
+    assert "<script>alert" not in page.text
+    assert "n1/fast0: j1 of alice, running; draining: a loud fan" in page.text
+    assert page.text.count("cell off unfit") == 1
+    assert (page.rows["failed"], page.rows["draining"]) == ("failed 1", "draining 1")
 
 
 async def test_a_visitor_who_has_not_signed_in_sees_no_names(served: Gateway, site: RunningDashboard) -> None:

@@ -36,7 +36,16 @@ from penstock_bus.memory import MemoryBus, MemoryServer
 from penstock_bus.shell import Shell
 from penstock_gateway.machine import GatewaySettings
 from penstock_gateway.runner import run
-from penstock_log import JobFinished, JobSubmitted, NodeLeft, RoundDecided, Trial, TrialGroupOpened, subjects
+from penstock_log import (
+    DeviceFailed,
+    JobFinished,
+    JobSubmitted,
+    NodeLeft,
+    RoundDecided,
+    Trial,
+    TrialGroupOpened,
+    subjects,
+)
 from penstock_testing.fixtures import eventually
 
 JOB = {"name": "mnist", "command": ["python", "train.py"]}
@@ -305,6 +314,42 @@ async def test_a_node_is_drained_and_resumed(served: Gateway) -> None:
     assert (await served.query("nodes"))["nodes"][0]["state"] == "up"
 
 
+async def test_one_device_is_drained_and_resumed_and_its_neighbour_is_not(served: Gateway) -> None:
+    ask = {"id": "n1", "device": 1, "by": "ops", "reason": "a loud fan"}
+    drained = await served.command("drain", ask)
+    assert (drained["changed"], drained["message"]) == (True, "device n1/fast1 takes no new jobs; none runs there")
+    (node,) = (await served.query("nodes"))["nodes"]
+    assert (node["state"], node["devices"][1]["state"], node["devices"][1]["reason"]) == ("up", "drained", "a loud fan")
+    assert node["devices"][0]["state"] == ""
+    assert (await served.query("status"))["devices"]["fast"]["drained"] == 1
+    (view,) = (await served.query("devices"))["nodes"]
+    assert view["devices"][1][5:] == ["drained", "a loud fan"]
+    assert (await served.command("drain", ask))["changed"] is False
+    assert (await served.command("drain", {**ask, "preempt": True}))["changed"] is True
+    assert (await served.command("resume", {"id": "n1", "device": 0}))["changed"] is False
+    assert (await served.command("resume", {"id": "n1", "device": 1}))["changed"] is True
+    assert (await served.query("status"))["devices"]["fast"]["drained"] == 0
+
+
+async def test_a_device_that_a_node_has_not_got_is_not_drained(served: Gateway) -> None:
+    answer = await refusal(served.command("drain", {"id": "n1", "device": 7}))
+    assert answer == (404, "$.device: node n1 has no device 7; expected 0 to 4")
+
+
+async def test_a_failed_device_counts_as_failed_and_an_operator_may_resume_it(served: Gateway) -> None:
+    reason = "XID 79: the GPU has fallen off the bus"
+    await served.told(DeviceFailed(at_s=NOW_S, node_id="n1", index=0, code="xid 79", reason=reason))
+    assert (await served.query("status"))["devices"]["fast"] == {
+        "busy": 0,
+        "idle": 1,
+        "lost": 0,
+        "drained": 0,
+        "failed": 1,
+    }
+    answer = await served.command("resume", {"id": "n1", "device": 0})
+    assert answer["message"].startswith(f"device n1/fast0 takes jobs again, although it had failed ({reason})")
+
+
 @pytest.mark.parametrize(
     ("running", "preempt", "said"),
     [
@@ -539,7 +584,7 @@ async def test_status_counts_jobs_and_devices_and_names_the_services(served: Gat
     await eventually(lambda: _sees(served, "matcher"))
     status = await served.query("status")
     assert status["jobs"] == {"R": 1}
-    assert status["devices"]["fast"] == {"busy": 1, "idle": 1, "lost": 0, "drained": 0}
+    assert status["devices"]["fast"] == {"busy": 1, "idle": 1, "lost": 0, "drained": 0, "failed": 0}
     assert status["nodes"] == {"up": 1}
     assert status["backlog"] == 0
 

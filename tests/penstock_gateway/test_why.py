@@ -10,6 +10,8 @@ from penstock_gateway import machine
 from penstock_gateway.machine import GatewaySettings
 from penstock_gateway.why import UNDECIDED, WaitExplainer
 from penstock_log import (
+    DeviceDrained,
+    DeviceFailed,
     JobCancelled,
     JobHeld,
     KindSpeed,
@@ -67,6 +69,24 @@ def test_a_job_in_a_pool_without_nodes_says_so_before_any_round(log: Scenario[ma
 def test_a_job_whose_nodes_are_all_drained_says_which(log: Scenario[machine.GatewayState]) -> None:
     log.given(joined(), submitted(), NodeDrained(at_s=NOW_S, node_id="n1"))
     assert said(log) == ("no_nodes", "1 node of pool `default`, all drained", "penstock node resume n1")
+
+
+def test_a_job_whose_devices_have_failed_says_which_and_why(log: Scenario[machine.GatewayState]) -> None:
+    failed = DeviceFailed(at_s=NOW_S, node_id="n1", index=1, code="xid 48", reason="XID 48: two bits")
+    log.given(joined(), submitted(gpus=2), failed)
+    evidence = "needs 2, 1 left that take jobs; failed: n1/fast1 (XID 48: two bits)"
+    assert said(log) == ("capacity", evidence, "ask for at most 1 device: it starts now on `fast`")
+    log.given(DeviceDrained(at_s=NOW_S, node_id="n1", index=0, reason="a loud fan"))
+    evidence = (
+        "needs 2, 0 left that take jobs; failed: n1/fast1 (XID 48: two bits); devices drained: n1/fast0 (a loud fan)"
+    )
+    assert said(log) == ("capacity", evidence, "penstock node resume n1 --device 0 --device 1")
+
+
+def test_a_job_on_a_drained_node_with_a_drained_device_is_told_of_both(log: Scenario[machine.GatewayState]) -> None:
+    drained = DeviceDrained(at_s=NOW_S, node_id="n1", index=0)
+    log.given(joined(), submitted(gpus=2), NodeDrained(at_s=NOW_S, node_id="n1"), drained)
+    assert why(log).remedy == "penstock node resume n1 and penstock node resume n1 --device 0"
 
 
 def test_a_job_that_is_too_large_says_what_there_is_before_any_round(log: Scenario[machine.GatewayState]) -> None:

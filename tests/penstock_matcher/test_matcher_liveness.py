@@ -10,7 +10,16 @@ from matcher_facts import ended, job, node, on, rounds, run_all, started, where
 
 from penstock_bus import Decision, Proposal
 from penstock_cluster.nodes import Cluster
-from penstock_log import NodeDrained, NodeJoined, NodeLeft, NodeRemoved, RoundDecided, subjects
+from penstock_log import (
+    DeviceDrained,
+    DeviceFailed,
+    NodeDrained,
+    NodeJoined,
+    NodeLeft,
+    NodeRemoved,
+    RoundDecided,
+    subjects,
+)
 from penstock_log.request_bodies import NodeHeard, NodeHeartbeat
 from penstock_matcher import machine
 from penstock_matcher.liveness import Liveness
@@ -96,6 +105,14 @@ def test_a_drained_node_is_never_forgotten_since_it_would_come_back_undrained():
     one.at(100_000.0).then().then_wakes_at(None)
     one.given(NodeRemoved(node_id="n1", at_s=100_001.0))
     assert one.state.cluster.nodes == {}
+
+
+@pytest.mark.parametrize("fact", [DeviceDrained, DeviceFailed])
+def test_a_node_with_a_device_out_of_service_is_never_forgotten_since_it_would_come_back_fit(fact):
+    one, _ = listening()
+    code = {"code": "xid 79"} if fact is DeviceFailed else {}
+    one.given(node("n1", fast=1), fact(node_id="n1", at_s=1.0, index=0, **code), NodeLeft(node_id="n1", at_s=2.0))
+    one.at(100_000.0).then().then_wakes_at(None)
 
 
 def test_gone_nodes_are_kept_where_nobody_wants_them_forgotten():

@@ -11,6 +11,9 @@ from matcher_facts import Matcher, ended, job, matcher, node, rounds, started
 
 from penstock_log import (
     AnyEvent,
+    DeviceDrained,
+    DeviceFailed,
+    DeviceResumed,
     JobCancelled,
     JobHeld,
     JobRank,
@@ -69,6 +72,10 @@ class Cluster(RuleBasedStateMachine):
         for placement in fact.placements:
             assert (placement.job_id, placement.epoch) not in self.epochs, "two placements of one epoch"
             self.epochs.add((placement.job_id, placement.epoch))
+            for slot in placement.slots:
+                node = self.matcher.state.cluster.nodes[slot.node_id]
+                assert node.usable
+                assert not [index for index in slot.devices if node.outage(index)], "placed on an unfit device"
         for preemption in fact.preemptions:
             self.preempted_s.setdefault(preemption.job_id, []).append(self.now_s)
 
@@ -103,6 +110,16 @@ class Cluster(RuleBasedStateMachine):
     @rule(node_id=st.sampled_from(["n1", "n2"]), preempt=st.booleans())
     def drain(self, node_id: str, preempt: bool) -> None:
         self.tell(NodeDrained(node_id=node_id, at_s=self.now_s, preempt=preempt))
+
+    @rule(node_id=st.sampled_from(["n1", "n2"]), index=st.integers(0, 2), data=st.data())
+    def fail_or_drain_a_device(self, node_id: str, index: int, data: st.DataObject) -> None:
+        failed = DeviceFailed(node_id=node_id, at_s=self.now_s, index=index, code="xid 79", reason="XID 79")
+        drained = DeviceDrained(node_id=node_id, at_s=self.now_s, index=index, preempt=data.draw(st.booleans()))
+        self.tell(data.draw(st.sampled_from([failed, drained])))
+
+    @rule(node_id=st.sampled_from(["n1", "n2"]), index=st.integers(0, 2))
+    def resume_a_device(self, node_id: str, index: int) -> None:
+        self.tell(DeviceResumed(node_id=node_id, at_s=self.now_s, index=index))
 
     @rule(node_id=st.sampled_from(["n1", "n2"]))
     def resume(self, node_id: str) -> None:

@@ -23,9 +23,13 @@ from matcher_facts import (
 )
 
 from penstock_log import (
+    DeviceDrained,
+    DeviceFailed,
+    DeviceResumed,
     JobCancelled,
     JobHeld,
     JobReleased,
+    MemoryNeed,
     NodeDrained,
     NodeLeft,
     NodeResumed,
@@ -443,6 +447,8 @@ def test_nobody_waits_for_speeds_that_would_decide_nothing(cluster, fields):
 
 # --- nodes
 
+_LANE = {"sharing": "lane", "memory": MemoryNeed(persistent_bytes=1 << 20)}
+
 
 def test_a_drained_node_takes_nothing_new_and_its_runs_go_on():
     two = matcher().given(node("n1", fast=1), node("n2", fast=1), job("a"))
@@ -464,6 +470,60 @@ def test_draining_with_preemption_moves_the_runs():
     two.given(ended("a", 4.0, outcome="preempted")).at(4.0)
     (fact,) = rounds(two.settle())
     assert [on(p) for p in fact.placements] == [("a", "fast", 2, (("n2", (0,)),))]
+
+
+def test_the_runs_of_a_failed_device_are_moved_and_its_neighbours_go_on():
+    two = matcher().given(node("n1", fast=2), job("a"), job("b"))
+    run_all(two, 2.0)
+    reason = "XID 79: the GPU has fallen off the bus"
+    failed = DeviceFailed(node_id="n1", at_s=3.0, index=0, code="xid 79", reason=reason)
+    two.given(node("n2", at_s=2.5, fast=1), failed).at(3.0)
+    (fact,) = rounds(two.settle())
+    assert fact.preemptions == (Preemption(job_id="a", epoch=1, reason=f"device n1/fast0 failed: {reason}"),)
+    two.given(ended("a", 4.0, outcome="preempted")).at(4.0)
+    (fact,) = rounds(two.settle())
+    assert [on(p) for p in fact.placements] == [("a", "fast", 2, (("n2", (0,)),))]
+
+
+def test_a_gang_with_one_part_on_a_failed_device_is_moved_as_a_whole():
+    some = matcher().given(node("n1", fast=2), job("a", gpus=2))
+    run_all(some, 2.0)
+    some.given(DeviceFailed(node_id="n1", at_s=3.0, index=1, code="lost"), node("n2", at_s=3.0, fast=2)).at(3.0)
+    (fact,) = rounds(some.settle())
+    assert [p.job_id for p in fact.preemptions] == ["a"]
+    some.given(ended("a", 4.0, outcome="preempted")).at(4.0)
+    (fact,) = rounds(some.settle())
+    assert [on(p) for p in fact.placements] == [("a", "fast", 2, (("n2", (0, 1)),))]
+
+
+def test_all_lanes_of_a_failed_device_are_moved():
+    some = matcher().given(node("n1", fast=1), job("a", **_LANE), job("b", **_LANE))
+    run_all(some, 2.0)
+    some.given(DeviceFailed(node_id="n1", at_s=3.0, index=0, code="lost"), node("n2", at_s=3.0, fast=1)).at(3.0)
+    assert sorted(one.job_id for fact in rounds(some.settle()) for one in fact.preemptions) == ["a", "b"]
+    some.given(ended("a", 4.0, outcome="preempted"), ended("b", 4.0, outcome="preempted")).at(4.0)
+    places = [on(p) for fact in rounds(some.settle()) for p in fact.placements]
+    assert sorted(place[3] for place in places) == [(("n2", (0,)),)] * 2
+
+
+def test_a_run_of_a_drained_device_goes_on_and_nobody_follows_it(pair):
+    pair.given(job("a"), job("b"))
+    run_all(pair, 2.0)
+    pair.given(DeviceDrained(node_id="n1", at_s=3.0, index=0), job("c", at_s=3.5)).at(60.0)
+    assert preemptions(pair.settle()) == []
+    pair.given(ended("a", 61.0)).at(61.0)
+    assert where(pair.settle()) == {}
+    pair.given(DeviceResumed(node_id="n1", at_s=62.0, index=0)).at(62.0)
+    assert where(pair.settle()) == {"c": "fast"}
+
+
+def test_a_pool_rests_again_once_nobody_is_on_its_failed_device(pair):
+    pair.given(job("a", gpus=2))
+    run_all(pair, 2.0)
+    pair.given(DeviceFailed(node_id="n1", at_s=3.0, index=0, code="lost")).at(3.0).settle()
+    assert not pair.state.at_rest("default")
+    pair.given(ended("a", 4.0, outcome="preempted"), JobCancelled(job_id="a", at_s=4.0)).at(4.0).settle()
+    assert pair.state.at_rest("default")
 
 
 def test_a_node_that_left_takes_nothing_until_it_joins_again(pair):

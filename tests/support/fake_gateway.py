@@ -152,11 +152,10 @@ class FakeGateway:
             "submit_all": (request_bodies.SubmitAllRequest, self._submit_all),
             "bulk": (request_bodies.BulkRequest, self._bulk),
             "tune": (request_bodies.TuneRequest, self._tune),
-            **dict.fromkeys(
-                ("hold", "release", "resume", "remove", "cancel_sweep"), (request_bodies.ActRequest, self._act)
-            ),
+            **dict.fromkeys(("hold", "release", "remove", "cancel_sweep"), (request_bodies.ActRequest, self._act)),
             "cancel": (request_bodies.ActRequest, self._cancel),
             "drain": (request_bodies.DrainRequest, self._act),
+            "resume": (request_bodies.NodeResumeRequest, self._act),
             "policy": (
                 request_bodies.PolicyRequest,
                 lambda ask: views.ActAnswer(id=ask.pool, changed=True, state="", message="set"),

@@ -104,6 +104,9 @@ int nvmlDeviceGetUtilizationRates(void *handle, struct utilisation *found) {
     return OK;
 }
 
+struct event { void *device; unsigned long long type, data; unsigned gpu_instance, compute_instance; };
+static int told; /* the second GPU has an error 79, told once */
+
 int nvmlDeviceGetTotalEccErrors(void *handle, unsigned error, unsigned counter, unsigned long long *count) {
     *count = error == 1 && counter == 0 ? number(handle) : 77;
     return number(handle) == 1 ? NOT_SUPPORTED : OK;
@@ -118,3 +121,11 @@ int nvmlEventSetWait_v2(void *set, struct event *event, unsigned timeout_ms) {
     *event = (struct event){(void *)2L, 8, 79, 0, 0};
     return OK;
 }
+
+int nvmlDeviceGetRemappedRows(void *handle, unsigned *corrected, unsigned *uncorrected, unsigned *pending, unsigned *failed) {
+    *corrected = *uncorrected = *failed = 0;
+    *pending = number(handle) == 3;
+    return number(handle) == 1 ? NOT_SUPPORTED : OK;
+}
+
+int nvmlDeviceGetRetiredPagesPendingStatus(void *handle, unsigned *pending) { return NOT_SUPPORTED; }

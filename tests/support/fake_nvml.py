@@ -66,6 +66,8 @@ class FakeGpu:
     milliwatts: int | None = 70_000
     clock_mhz: int | None = 1_980
     double_bit: int | None = 0
+    remapped: tuple[int, int, int, int] | None = None
+    retiring: int | None = None
     lost: bool = False
 
 
@@ -177,6 +179,12 @@ class FakeNvml:
     def nvmlDeviceGetTotalEccErrors(self, handle: FakeGpu, errorType: int, counterType: int) -> int:  # noqa: N802, N803
         volatile = (errorType, counterType) == (pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC)
         return _given(handle.double_bit) if volatile else 77
+
+    def nvmlDeviceGetRemappedRows(self, device: FakeGpu) -> tuple[int, int, int, int]:  # noqa: N802
+        return _given(device.remapped)
+
+    def nvmlDeviceGetRetiredPagesPendingStatus(self, device: FakeGpu) -> int:  # noqa: N802
+        return _given(device.retiring)
 
     def nvmlEventSetCreate(self) -> list[FakeEvent]:  # noqa: N802
         self._ready()

@@ -22,6 +22,7 @@ from penstock_log import (
     AnyEvent,
     Batch,
     Device,
+    DeviceFailed,
     Job,
     JobCancelled,
     JobHeld,
@@ -400,7 +401,7 @@ def _random_acts(rng: Dice, job_id: str) -> Iterator[AnyEvent]:
 
 def _random_fate(rng: Dice, cluster: VirtualCluster, joined: NodeJoined, until_s: float) -> None:
     at_s, node_id = rng.between(BEGIN_S + 1.0, until_s), joined.node_id
-    match rng.one(["none", "drain", "empty", "drain and resume", "fail"], [16, 1, 1, 1, 1]):
+    match rng.one(["none", "drain", "empty", "drain and resume", "device", "fail"], [16, 1, 1, 1, 1, 1]):
         case "drain":
             cluster.at(at_s, NodeDrained(at_s=at_s, node_id=node_id))
         case "empty":
@@ -408,5 +409,7 @@ def _random_fate(rng: Dice, cluster: VirtualCluster, joined: NodeJoined, until_s
         case "drain and resume":
             cluster.at(at_s, NodeDrained(at_s=at_s, node_id=node_id))
             cluster.at(at_s + 5.0, NodeResumed(at_s=at_s, node_id=node_id))
+        case "device":
+            cluster.at(at_s, DeviceFailed(at_s=at_s, node_id=node_id, index=0, code="xid 79", reason="XID 79"))
         case "fail":
             cluster.fail_at(at_s, node_id)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal, NamedTuple
 
@@ -23,9 +24,16 @@ if TYPE_CHECKING:
     import typer
 
     from penstock.client import Client
+    from penstock.gateway_client import GatewayClient
     from penstock_log import Device, views
 
 
+DeviceNumbers = Annotated[
+    list[int] | None,
+    Option("--device", min=0, metavar="N", help="Only the device of this number; may be given again."),
+]
+Target = tuple[str, int | None]
+"""A node, and one of its devices; None: all of it."""
 NodeIds = Annotated[list[str], Argument(metavar="NODE...", help="Node ids, or unique beginnings of them.")]
 
 
@@ -72,10 +80,12 @@ def node_table(
 
 def _node_row(node: views.NodeView, now_s: float) -> tuple[str, ...]:
     busy = sum(1 for device in node.devices if device.job_id)
+    out = Counter(device.state for device in node.devices if device.state and not device.job_id)
+    idle = " ".join([str(len(node.devices) - busy - out.total()), *(f"+{out[one]} {one}" for one in sorted(out))])
     real = _kinds(view.device for view in node.devices if not _is_emulated(view.device))
     emulated = _kinds(view.device for view in node.devices if _is_emulated(view.device))
     kinds = " ".join(filter(None, [real, emulated and f"{emulated} (emulated)"]))
-    return (node.id, node.pool, node.state, str(busy), str(len(node.devices) - busy), kinds, _heard(node, now_s))
+    return (node.id, node.pool, node.state, str(busy), idle, kinds, _heard(node, now_s))
 
 
 def _is_emulated(device: Device) -> bool:
@@ -96,9 +106,22 @@ def _device_rows(node: views.NodeView, now_s: float) -> list[tuple[str, ...]]:
     for view in node.devices:
         device = view.device
         speed = f"{device.speed:g}x" if _is_emulated(device) else "-"
-        about = (view.name, device.kind, render.size(device.memory_bytes), device.backend, speed, _holders(view))
+        about = (
+            _device_name(view),
+            device.kind,
+            render.size(device.memory_bytes),
+            device.backend,
+            speed,
+            _holders(view),
+        )
         rows.append((*head, *about, host, heard))
     return rows or [(*head, "-", "-", "-", "-", "-", "-", host, heard)]
+
+
+def _device_name(view: views.DeviceView) -> str:
+    """Return a device's name, and why it takes no jobs where it does not."""
+    reason = f": {view.reason}" if view.reason else ""
+    return f"{view.name} ({view.state}{reason})" if view.state else view.name
 
 
 def _holders(view: views.DeviceView) -> str:
@@ -112,20 +135,35 @@ def _heard(node: views.NodeView, now_s: float) -> str:
     return "-" if node.heard_s is None else f"{span(now_s - node.heard_s)} ago"
 
 
-def drain(
+def drain(  # noqa: PLR0917 - what people may say of it
     ctx: Context,
     nodes: NodeIds,
     preempt: Annotated[bool, Option("--preempt", help="Checkpoint its running jobs and move them.")] = False,
     reason: Annotated[str, Option("--reason", help="Kept in the log.")] = "",
+    device: DeviceNumbers = None,
     output: AnswerOut = "text",
 ) -> None:
-    """Give nodes no new jobs."""
-    act(ctx, nodes, lambda client, node: client.drain(node, reason, preempt=preempt), output)
+    """Give nodes, or some of their devices, no new jobs."""
+
+    def command(client: GatewayClient, target: Target) -> Awaitable[views.ActAnswer]:
+        node, number = target
+        return client.drain(node, reason, preempt=preempt, device=number)
+
+    act(ctx, _targets(nodes, device), command, output)
 
 
-def resume(ctx: Context, nodes: NodeIds, output: AnswerOut = "text") -> None:
-    """Give drained nodes jobs again."""
-    act(ctx, nodes, lambda client, node: client.resume(node), output)
+def resume(ctx: Context, nodes: NodeIds, device: DeviceNumbers = None, output: AnswerOut = "text") -> None:
+    """Give drained nodes jobs again, or some of their devices that were drained or have failed."""
+
+    def command(client: GatewayClient, target: Target) -> Awaitable[views.ActAnswer]:
+        node, number = target
+        return client.resume(node, device=number)
+
+    act(ctx, _targets(nodes, device), command, output)
+
+
+def _targets(nodes: Iterable[str], devices: Sequence[int] | None) -> list[Target]:
+    return [(node, number) for node in nodes for number in devices or (None,)]
 
 
 def remove(
@@ -245,7 +283,6 @@ def line_of(finding: Finding, *, width: int = 0, colour: bool = False) -> str:
 
 
 async def _collect(ctx: Context, data: Path) -> list[Finding]:
-    from functools import partial
 
     from penstock.client import Client
     from penstock_bus.port import BusError

@@ -27,6 +27,10 @@ class DeviceView(View, frozen=True, kw_only=True):
         All jobs that share it.
     taken : str
         What its jobs hold of it, such as ``3 jobs hold 11.2 of 16 GiB``; empty where no other job may join.
+    state : {"", "failed", "drained"}
+        Why it takes no jobs, whatever its node does; empty where it takes some.
+    reason : str
+        Why it is in that state, as its driver or who drained it said.
     """
 
     name: str
@@ -34,6 +38,8 @@ class DeviceView(View, frozen=True, kw_only=True):
     job_id: str
     shared_by: tuple[str, ...] = ()
     taken: str = ""
+    state: str = ""
+    reason: str = ""
 
 
 class NodeView(View, frozen=True, kw_only=True):
@@ -203,7 +209,7 @@ class StatusView(View, frozen=True, kw_only=True):
     jobs : dict of str to int
         Jobs by state, samples left out.
     devices : dict of str to dict of str to int
-        Kind → ``{"busy", "idle", "lost", "drained"}`` → count.
+        Kind → ``{"busy", "idle", "lost", "drained", "failed"}`` → count.
     last_seq : int
         Of the log.
     backlog : int

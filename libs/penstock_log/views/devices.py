@@ -18,7 +18,8 @@ class DeviceOccupation(msgspec.Struct, frozen=True, array_like=True):
     """
     One device: its number on its node, its kind, its memory in bytes, and the jobs on it.
 
-    ``taken`` says what the jobs hold of a device that others may join; empty otherwise.
+    ``taken`` says what the jobs hold of a device that others may join; empty otherwise. ``state`` is ``failed`` or
+    ``drained`` for a device that takes no jobs whatever its node does, and ``reason`` says why; empty for the others.
     """
 
     index: int
@@ -26,6 +27,8 @@ class DeviceOccupation(msgspec.Struct, frozen=True, array_like=True):
     memory_bytes: int
     job_ids: tuple[str, ...] = ()
     taken: str = ""
+    state: str = ""
+    reason: str = ""
 
 
 class NodeDevicesView(View, frozen=True, kw_only=True):

@@ -110,8 +110,8 @@ class PoolIndex:
     nodes : list of Node
         The nodes whose executors are up, by id.
     whole, free : FreeDevices
-        Devices of nodes that take jobs: all of them, and those that nobody holds. A round that takes some from ``free``
-        gives them back before it is over.
+        Devices that take jobs, of nodes that do: all of them, and those that nobody holds. A round that takes some from
+        ``free`` gives them back before it is over.
     waiting, granted : SortedList
         Jobs that wait, held ones among them, and jobs that have devices, in rank order.
     groups : dict of Demand to DemandGroup
@@ -128,8 +128,6 @@ class PoolIndex:
         The runs as columns, without those of jobs that share devices.
     below, of_several : Counter
         Queue → devices of its runs; queue → devices of those of its runs that hold several.
-    evicting : bool
-        Whether a node is being emptied.
     moving : dict of str to None
         Runs whose jobs are to get another width, decided after they started.
 
@@ -151,12 +149,14 @@ class PoolIndex:
         self._ranks = ranks
         self.nodes: list[Node] = sorted(cluster.present(name), key=lambda node: node.id)
         usable = [node for node in self.nodes if node.usable]
-        self._devices = {node.id: {device.index: device for device in node.devices} for node in usable}
-        self._class_of = {device: device_class(device) for node in usable for device in node.devices}
+        self._devices = {node.id: {device.index: device for device in node.schedulable} for node in usable}
+        self._class_of = {device: device_class(device) for node in usable for device in node.schedulable}
         self.paths = cluster.paths(topology, name)
-        self.whole = FreeDevices({node.id: node.devices for node in usable}, hosts=usable)
-        self.free = FreeDevices({node.id: node.devices for node in usable}, self.paths, usable)
-        self.evicting = any(node.evicting for node in cluster.nodes.values() if node.pool == name)
+        self.whole = FreeDevices({node.id: node.schedulable for node in usable}, hosts=usable)
+        self.free = FreeDevices({node.id: node.schedulable for node in usable}, self.paths, usable)
+        own = [node for node in cluster.nodes.values() if node.pool == name]
+        self._node_evicts = any(node.evicting for node in own)
+        self._emptied = [(node.id, device.index) for node in own for device, _ in node.emptied_devices()]
         self._holders: dict[tuple[str, int], int] = {}
         self.entries: dict[str, IndexEntry] = {}
         self.waiting: SortedList[Key] = SortedList()
@@ -177,6 +177,11 @@ class PoolIndex:
 
     def __len__(self) -> int:
         return len(self.entries)
+
+    @property
+    def evicting(self) -> bool:
+        """Whether a node is being emptied, or a device on which somebody still is."""
+        return self._node_evicts or any(at in self._holders for at in self._emptied)
 
     def note(self, job: Job) -> None:
         """Follow a job that a fact was about, or that has another rank."""

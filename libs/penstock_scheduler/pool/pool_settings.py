@@ -20,6 +20,7 @@ from msgspec import Meta
 
 from penstock_log import Setting
 from penstock_log.validation import problems
+from penstock_policies.idleness import IdleRules
 from penstock_policies.queue_policies import QUEUE_POLICIES, policy_named
 from penstock_policies.ranking import QueueLadder
 from penstock_scheduler.pool.scheduler_state import RulesInForce, SchedulerState
@@ -63,7 +64,10 @@ class OrderingSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _KNOWN: Final[dict[str, type[msgspec.Struct]]] = {
-    name: owner for owner in (OrderingSettings, RoundRules) for name in owner.__struct_fields__ if name != "quotas"
+    name: owner
+    for owner in (OrderingSettings, RoundRules, IdleRules)
+    for name in owner.__struct_fields__
+    if name != "quotas"
 }
 """What can be set live: all but ``quotas``, which are agreed on and stand in the file."""
 
@@ -76,6 +80,7 @@ def names() -> list[str]:
 def defaults() -> dict[str, Setting]:
     """Return the defaults of all settings of a pool, by name."""
     found: dict[str, Setting] = {**msgspec.to_builtins(OrderingSettings()), **msgspec.to_builtins(RoundRules())}
+    found |= msgspec.to_builtins(IdleRules())
     return {name: found[name] for name in names()}
 
 

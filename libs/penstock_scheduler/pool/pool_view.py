@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from penstock_cluster.nodes import Cluster
+from penstock_cluster.nodes import Cluster, Node
 from penstock_log import Device, Job, JobRank, JobState, RoundDecided
 from penstock_log.workload import consolidates
 from penstock_policies import job_lengths
@@ -86,7 +86,7 @@ class PoolView(msgspec.Struct, frozen=True):
         return rules.alpha if rules.alpha < 1.0 and len(self.progress.active) > 1 else 1.0
 
     def evicted(self) -> list[PreemptibleRun]:
-        """Return the runs that are to move: one of their nodes is being emptied, or they are to get another width."""
+        """Return the runs that are to move: they are on what is being emptied, or are to get another width."""
         if not self.index.evicting and not self.index.moving:
             return []
         return [run for run in self.index.runs() if self.is_evicted(run.ranked.job)]
@@ -99,13 +99,25 @@ class PoolView(msgspec.Struct, frozen=True):
         return ranked._replace(position=ranked.position - rank.falls_per_s * max(0.0, now_s - ranked.job.started_s))
 
     def is_evicted(self, job: Job) -> bool:
-        """Say whether a run is to move: one of its nodes is being emptied, or it is to get another width."""
+        """Say whether a run is to move: it is on what is being emptied, or it is to get another width."""
         return can_be_stopped(job) and (job.demand is not None or bool(self.emptied(job)))
 
-    def emptied(self, job: Job) -> list[str]:
-        """Return which of a run's nodes are being emptied."""
-        nodes = self.cluster.nodes
-        return sorted(node_id for node_id in job.open_nodes if node_id in nodes and nodes[node_id].evicting)
+    def emptied(self, job: Job) -> str:
+        """Return why a run is to leave where it is: the first of its nodes or devices that is being emptied."""
+        nodes = [node for node_id in sorted(job.open_nodes) if (node := self.cluster.nodes.get(node_id)) is not None]
+        drained = (f"node {node.id} is drained" for node in nodes if node.evicting)
+        return next(chain(drained, self._emptied_devices(job, nodes)), "")
+
+    @staticmethod
+    def _emptied_devices(job: Job, nodes: Sequence[Node]) -> Iterator[str]:
+        slots = job.placement.slots if job.placement is not None else ()
+        held = {(slot.node_id, index) for slot in slots for index in slot.devices}
+        for node in nodes:
+            for device, outage in node.emptied_devices():
+                if (node.id, device.index) in held:
+                    what = "failed" if outage.failed else "is drained"
+                    reason = f": {outage.reason}" if outage.reason else ""
+                    yield f"device {node.id}/{device.kind}{device.index} {what}{reason}"
 
     def supply(self) -> DeviceSupply:
         """Return the pool's devices; those of runs that are stopping are apart."""

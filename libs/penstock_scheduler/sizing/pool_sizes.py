@@ -123,7 +123,7 @@ class _ProblemBuilder:
         self._state, self._now_s, self._settings = state, now_s, settings
         self._jobs = sorted(jobs, key=lambda job: place_of(job, state.ranks))
         self._there: Places = {
-            (node.id, device.index): device for node in state.cluster.usable(name) for device in node.devices
+            (node.id, device.index): device for node in state.cluster.usable(name) for device in node.schedulable
         }
         gone = {at for job in self._jobs if _ends(job) or job.spec.sharing != "exclusive" for at in self._held(job)}
         self._devices = Counter(device.kind for at, device in self._there.items() if at not in gone)

@@ -67,7 +67,9 @@ def _counts(nodes: list[NodeDevicesView]) -> dict[str, str]:
     states = Counter(_device_state(node, device) for node in nodes for device in node.devices)
     shown = [("nodes", len(nodes)), ("devices", sum(states.values()))]
     shown += [
-        (state, states[state]) for state in ("busy", "idle", "draining", "drained", "lost", "left") if states[state]
+        (state, states[state])
+        for state in ("busy", "idle", "draining", "drained", "failed", "lost", "left")
+        if states[state]
     ]
     return {name: TEMPLATES.render("pieces/count.html", key=name, number=number) for name, number in shown}
 
@@ -75,6 +77,8 @@ def _counts(nodes: list[NodeDevicesView]) -> dict[str, str]:
 def _device_state(node: NodeDevicesView, device: DeviceOccupation) -> str:
     if node.state in _OUT:
         return node.state
+    if device.state:
+        return device.state if device.state == "failed" or not device.job_ids else "draining"
     return "busy" if device.job_ids else "idle" if node.state == "up" else node.state
 
 
@@ -164,11 +168,14 @@ def _cell(
     marks += [f"is given up for {', '.join(job.gives_to)}" for job in jobs if job.gives_to]
     held = "; ".join(f"{job.id} of {person_label(job.user)}, {_state(job)}" for job in jobs)
     label = f"{node.id}/{name}: {held or _device_state(node, device)}"
+    label += f"; {_device_state(node, device)}" if held and device.state else ""
+    label += f": {device.reason}" if device.reason else ""
     label += f"; {device.taken}" if device.taken else ""
     label += f"; about {gauge.use / _STEPS:.0%} busy" if gauge.use >= 0 else ""
     label += f"; {gauge.memory} used" if gauge.memory else ""
     label += f"; {'; '.join(marks)}" if marks else ""
-    classes = ["off"] if node.state != "up" and not jobs else []
+    classes = ["off"] if (node.state != "up" or device.state) and not jobs else []
+    classes += ["unfit"] if device.state else []
     classes += ["stopping"] if jobs and all(job.state in _STOPPING for job in jobs) else []
     classes += ["starting"] if jobs and not any(job.started_s for job in jobs) else []
     return {

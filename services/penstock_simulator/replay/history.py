@@ -24,6 +24,10 @@ from penstock_log import (
     ACTIVE,
     TERMINAL,
     AnyEvent,
+    DeviceDrained,
+    DeviceFailed,
+    DeviceRecovered,
+    DeviceResumed,
     Job,
     JobCancelled,
     JobHeld,
@@ -60,7 +64,18 @@ from penstock_policies.workload_stats import Speeds
 from penstock_simulator.engine.tasks import PreservedWork
 from penstock_simulator.traces import log_file
 
-_OF_PEOPLE: Final = (JobHeld, JobReleased, NodeDrained, NodeResumed, PolicySet)
+_OF_PEOPLE: Final = (
+    JobHeld,
+    JobReleased,
+    NodeDrained,
+    NodeResumed,
+    DeviceDrained,
+    DeviceResumed,
+    DeviceFailed,
+    DeviceRecovered,
+    PolicySet,
+)
+"""What comes from without, and comes again at its time in a replay: of people, and of devices that fail."""
 _OF_RUNS: Final = (RunStarted, RunEnded, RunCheckpointed, RunMeasured, RunRewound)
 _OF_SERVICES: Final = (SamplesRequested, WorkloadProfiled, WorkloadScaled, TrialsScaled)
 _MOST_LAG_S: Final = 0.25

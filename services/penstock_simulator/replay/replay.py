@@ -50,6 +50,10 @@ from penstock_log import (
     TERMINAL,
     AnyEvent,
     Demand,
+    DeviceDrained,
+    DeviceFailed,
+    DeviceRecovered,
+    DeviceResumed,
     Job,
     JobCancelled,
     JobSubmitted,
@@ -303,8 +307,11 @@ def _cancels(history: ClusterHistory, ledger: PastRunLedger, shift_s: float) -> 
             yield subjects.job(task.id), JobCancelled(at_s=at_s + shift_s, job_id=task.id), "gateway/sim"
 
 
+_OF_NODES: Final = (NodeDrained, NodeResumed, DeviceDrained, DeviceResumed, DeviceFailed, DeviceRecovered)
+
+
 def _again(fact: AnyEvent, policy: str, known: Collection[str]) -> bool:
-    if isinstance(fact, NodeDrained | NodeResumed):
+    if isinstance(fact, _OF_NODES):
         return fact.node_id in known
     return policy == CONFIGURED or not isinstance(fact, PolicySet)
 

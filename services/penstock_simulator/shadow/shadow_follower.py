@@ -28,6 +28,10 @@ from penstock_bus import Decider, Delivery
 from penstock_log import (
     TERMINAL,
     AnyEvent,
+    DeviceDrained,
+    DeviceFailed,
+    DeviceRecovered,
+    DeviceResumed,
     Job,
     JobCancelled,
     JobHeld,
@@ -77,6 +81,10 @@ _ALSO_HERE: Final = (
     WorkloadProfiled,
     NodeDrained,
     NodeResumed,
+    DeviceDrained,
+    DeviceResumed,
+    DeviceFailed,
+    DeviceRecovered,
 )
 _ONLY_THERE: Final = (RoundDecided, RunStarted, RunCheckpointed, RunRewound, RunEnded)
 _PRUNE_EVERY: Final = 1_000

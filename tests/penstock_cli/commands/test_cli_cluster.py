@@ -56,6 +56,27 @@ def test_draining_says_who_why_and_whether_to_preempt(penstock: Run, gateway: Fa
     assert penstock("node", "resume", "n1")[0] == 0
 
 
+def test_devices_are_drained_and_resumed_one_by_one(penstock: Run, gateway: FakeGateway) -> None:
+    assert penstock("node", "drain", "n1", "n2", "--device", "3", "--device", "5", "--reason", "a fan")[0] == 0
+    assert [(ask.id, ask.device, ask.reason) for ask in gateway.asked] == [
+        ("n1", 3, "a fan"),
+        ("n1", 5, "a fan"),
+        ("n2", 3, "a fan"),
+        ("n2", 5, "a fan"),
+    ]
+    gateway.asked.clear()
+    assert penstock("node", "resume", "n1", "--device", "3")[0] == 0
+    assert [(ask.id, ask.device) for ask in gateway.asked] == [("n1", 3)]
+
+
+def test_a_device_that_failed_is_no_idle_one_and_says_why(penstock: Run, gateway: FakeGateway) -> None:
+    (node,) = gateway.nodes
+    device = msgspec.structs.replace(node.devices[1], state="failed", reason="XID 79: off the bus")
+    gateway.nodes = [msgspec.structs.replace(node, devices=(node.devices[0], device))]
+    assert penstock("nodes")[1].splitlines()[1].split()[:7] == ["n1", "default", "up", "1", "0", "+1", "failed"]
+    assert "n1/fast1 (failed: XID 79: off the bus)" in " ".join(penstock("nodes", "-o", "wide")[1].split())
+
+
 def test_status_counts_what_there_is(penstock: Run) -> None:
     assert penstock("status")[1].splitlines() == [
         "jobs:          1 PD, 2 R",

@@ -14,6 +14,10 @@ from msgspec.structs import replace
 from penstock_bus.decider import Fold
 from penstock_log import (
     AnyEvent,
+    DeviceDrained,
+    DeviceFailed,
+    DeviceRecovered,
+    DeviceResumed,
     JobCancelled,
     JobHeld,
     JobRank,
@@ -84,6 +88,11 @@ def facts(draw: st.DrawFn) -> AnyEvent:
         NodeLeft(node_id=node_id, at_s=at_s),
         NodeDrained(node_id=node_id, at_s=at_s, preempt=draw(st.booleans())),
         NodeResumed(node_id=node_id, at_s=at_s),
+        DeviceFailed(node_id=node_id, at_s=at_s, index=draw(st.integers(0, 2)), code="xid 79"),
+        DeviceDrained(node_id=node_id, at_s=at_s, index=draw(st.integers(0, 2)), preempt=draw(st.booleans())),
+        draw(st.sampled_from([DeviceRecovered, DeviceResumed]))(
+            node_id=node_id, at_s=at_s, index=draw(st.integers(0, 2))
+        ),
     ]
     return draw(st.sampled_from(choices))
 

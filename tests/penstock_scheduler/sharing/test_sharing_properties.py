@@ -12,6 +12,8 @@ from sharing_facts import gib, lane, measured, part
 
 from penstock_log import (
     AnyEvent,
+    DeviceFailed,
+    DeviceResumed,
     Job,
     JobCancelled,
     JobRank,
@@ -92,6 +94,9 @@ class Shared(RuleBasedStateMachine):
         for fact in rounds(self.matcher.at(self.now_s).settle(rounds=6)):
             for placement in fact.placements:
                 self.check_room(placement.job_id)
+                for slot in placement.slots:
+                    node = self.matcher.state.cluster.nodes[slot.node_id]
+                    assert not [index for index in slot.devices if node.outage(index)], "placed on an unfit device"
                 self.matcher.given(*started(placement, self.now_s))
 
     def check_room(self, job_id: str) -> None:
@@ -147,6 +152,14 @@ class Shared(RuleBasedStateMachine):
     @rule(node_id=st.sampled_from(["n1", "n2"]), preempt=st.booleans())
     def drain(self, node_id: str, preempt: bool) -> None:
         self.tell(NodeDrained(node_id=node_id, at_s=self.now_s, preempt=preempt))
+
+    @rule(node_id=st.sampled_from(["n1", "n2"]), index=st.integers(0, 1))
+    def fail_a_device(self, node_id: str, index: int) -> None:
+        self.tell(DeviceFailed(node_id=node_id, at_s=self.now_s, index=index, code="lost"))
+
+    @rule(node_id=st.sampled_from(["n1", "n2"]), index=st.integers(0, 1))
+    def resume_a_device(self, node_id: str, index: int) -> None:
+        self.tell(DeviceResumed(node_id=node_id, at_s=self.now_s, index=index))
 
     @rule(node_id=st.sampled_from(["n1", "n2"]))
     def resume(self, node_id: str) -> None:

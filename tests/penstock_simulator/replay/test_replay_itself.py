@@ -15,6 +15,10 @@ from hypothesis import strategies as st
 from penstock_log import (
     AnyEvent,
     Demand,
+    DeviceDrained,
+    DeviceFailed,
+    DeviceRecovered,
+    DeviceResumed,
     JobCancelled,
     JobHeld,
     JobReleased,
@@ -58,6 +62,8 @@ OF_EACH_KIND = (
     "fraction",
     "trial",
     "drained node",
+    "drained device",
+    "failed device",
     "policy set",
 )
 
@@ -119,9 +125,13 @@ class Load:
             "fraction": self._add_fraction,
             "trial": self._add_trial,
             "drained node": self._add_drain,
+            "drained device": self._add_device_drain,
+            "failed device": self._add_device_failure,
             "policy set": self._add_policy,
         }
-        kinds[self._only or str(self._rng.choice(list(kinds)))](job_id)
+        # devices are tried alone, so that the seeds make what they made
+        mixed = [kind for kind in kinds if not kind.endswith("device")]
+        kinds[self._only or str(self._rng.choice(mixed))](job_id)
 
     def _length_s(self, most_s: float = 12.0) -> float:
         return round(float(self._rng.uniform(0.5, most_s)), 2)
@@ -199,6 +209,18 @@ class Load:
         preempt = bool(self._rng.random() < 0.5)
         self._say(0.5, subjects.request("n1"), NodeDrained(at_s=0.0, node_id="n1", by="ada", preempt=preempt))
         self._say(float(self._rng.uniform(2, 6)), subjects.request("n1"), NodeResumed(at_s=0.0, node_id="n1", by="ada"))
+
+    def _add_device_drain(self, job_id: str) -> None:
+        self._add_opaque(job_id)
+        subject, preempt = subjects.request("n1"), bool(self._rng.random() < 0.5)
+        self._say(0.5, subject, DeviceDrained(at_s=0.0, node_id="n1", index=0, by="ada", preempt=preempt))
+        self._say(float(self._rng.uniform(2, 6)), subject, DeviceResumed(at_s=0.0, node_id="n1", index=0, by="ada"))
+
+    def _add_device_failure(self, job_id: str) -> None:
+        self._add_opaque(job_id)
+        subject = subjects.node("n1")
+        self._say(0.5, subject, DeviceFailed(at_s=0.0, node_id="n1", index=0, code="lost", reason="it is lost"))
+        self._say(float(self._rng.uniform(2, 6)), subject, DeviceRecovered(at_s=0.0, node_id="n1", index=0))
 
     def _add_policy(self, job_id: str) -> None:
         self._add_steps(job_id)
