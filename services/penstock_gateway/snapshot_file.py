@@ -204,6 +204,14 @@ class SnapshotFile:
                 entries, total = entries + 1, total + _sum(row)
             for row in self._db.execute("SELECT * FROM over WHERE seq <= ?", (last.seq,)):
                 entries, total = entries + 1, total + _sum(row)
+            parts = set()
+            for part_id, body in self._db.execute("SELECT id, body FROM parts"):
+                zlib.decompress(body)  # which has a checksum of its own
+                parts.add(part_id)
+            for seq, body in self._db.execute("SELECT seq, body FROM snapshots"):
+                one = msgspec.msgpack.decode(zlib.decompress(body), type=IndexSnapshot)
+                if one.seq != seq or not parts.issuperset(one.parts.values()):
+                    raise IndexDamaged(f"{self.path}: the snapshot of commit {seq} is not whole")
         if (entries, total) != (last.entries, last.sum):
             raise IndexDamaged(f"{self.path}: {entries} entries are not the {last.entries} that were written")
 
