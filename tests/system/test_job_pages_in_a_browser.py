@@ -140,7 +140,7 @@ async def test_a_line_of_the_story_shows_the_page_as_it_was(
     await until(client, job.id, "job.finished.v1")
     await tab.open(f"/jobs/{job.id}")
     await tab.page.click("[data-region=story] li:last-child a")
-    await tab.page.wait_for_selector("text=This is the past")
+    await tab.page.wait_for_selector("text=Back to now")
     assert (await tab.page.inner_text("[data-key=state] dd")).startswith("waiting")
 
 
