@@ -220,7 +220,10 @@ class Queries:
 
     async def _timeline(self, body: bytes, caller: Caller) -> TimelineView:
         asked = ask(body, request_bodies.TimelineRequest)
-        return timeline_answers.timeline(await self._model(asked.at), asked, caller)
+        model = await self._model(asked.at)
+        if log_reader.parse(asked.at) is None:
+            return timeline_answers.timeline(model, asked, caller)
+        return await asyncio.to_thread(timeline_answers.timeline, model, asked, caller)  # it may read very many runs
 
     async def _usage(self, body: bytes, caller: Caller) -> UsageView:
         asked = ask(body, request_bodies.UsageRequest)

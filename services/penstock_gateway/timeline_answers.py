@@ -105,7 +105,7 @@ def _runs(
 ) -> dict[str, Devices]:
     """Return the runs within the window by node and device."""
     found: dict[str, Devices] = {}
-    for job in model.state.jobs:
+    for job in model.state.jobs_since(since_s):
         if asked.pool not in ("", job.spec.pool):
             continue
         for run in model.state.histories[job.id].account.runs:
