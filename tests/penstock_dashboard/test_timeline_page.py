@@ -24,7 +24,7 @@ async def begin_s(memory_bus: MemoryBus, monkeypatch: pytest.MonkeyPatch) -> flo
     """An hour ago, by the clock of the bus, by which the gateway goes too."""
     now_s = await memory_bus.now_s()
     monkeypatch.setattr(gateway_cases, "NOW_S", now_s - 100.0)
-    return round(now_s) - 3600.0
+    return now_s // 1 - 3600.0
 
 
 @pytest.fixture

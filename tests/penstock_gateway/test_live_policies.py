@@ -17,7 +17,8 @@ async def test_what_is_set_for_a_pool_stands_in_the_log_and_in_the_answer(memory
         assert (answer["changed"], answer["id"]) == (True, "default")
         assert answer["message"] == "pool default: order = 2d-gittins, promote_knob = off set live"
         found = await served.query("policies")
-        assert found["pools"] == [{"pool": "default", "settings": {"order": "2d-gittins", "promote_knob": None}}]
+        settings = {"order": "2d-gittins", "promote_knob": None}
+        assert found["pools"] == [{"pool": "default", "settings": settings, "quotas": {}, "alpha": 0.5}]
         assert found["defaults"]["order"] == "2d-las"
         (fact,) = await facts(served)
         assert (fact.by, fact.settings) == ("ops", {"order": "2d-gittins", "promote_knob": None})

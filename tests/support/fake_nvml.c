@@ -104,9 +104,6 @@ int nvmlDeviceGetUtilizationRates(void *handle, struct utilisation *found) {
     return OK;
 }
 
-struct event { void *device; unsigned long long type, data; unsigned gpu_instance, compute_instance; };
-static int told; /* the second GPU has an error 79, told once */
-
 int nvmlDeviceGetTotalEccErrors(void *handle, unsigned error, unsigned counter, unsigned long long *count) {
     *count = error == 1 && counter == 0 ? number(handle) : 77;
     return number(handle) == 1 ? NOT_SUPPORTED : OK;

@@ -86,8 +86,8 @@ async def test_how_kinds_are_given_out_changes_from_one_job_to_the_next_in_that_
         assert await kind_of(client, "l2", "lab") == "a"
         shown = json.loads(cluster.run("policy", "show", "-o", "json").stdout)
         assert shown["pools"] == [
-            {"pool": "default", "settings": {}},
-            {"pool": "lab", "settings": {"assign": "first-fit"}},
+            {"pool": "default", "settings": {}, "quotas": {}, "alpha": 0.5},
+            {"pool": "lab", "settings": {"assign": "first-fit"}, "quotas": {}, "alpha": 0.5},
         ]
         (first, _) = await facts(client, "lab", "policy.set.v1")
         assert first.fact["reason"] == "spread them"

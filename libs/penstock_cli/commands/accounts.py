@@ -66,9 +66,9 @@ def usage(
     log: LogFile = None,
 ) -> None:
     """
-    List device time: asked for, waited for, held, and what became of it, in GPU-hours.
+    List device time in GPU-hours, and what became of it.
 
-    Held time was used in iterations, idle while held, unmeasured, or lost: done again or thrown away.
+    Time asked for was waited for or held. Held time was used in iterations, idle while held, unmeasured, or lost: done again or thrown away.
     """
     window: dict[str, Any] = {"since": _bound(since, "--since"), "until": _bound(until, "--until")}
     if log is not None:
@@ -96,7 +96,11 @@ def report(
     out: Annotated[Path, typer.Option("--out", help="File for the page; - prints it.")] = Path("report.html"),
     log: LogFile = None,
 ) -> None:
-    """Write a page about device time: totals, teams and users, what was idle or lost, and how long jobs waited."""
+    """
+    Write a page about device time, by teams and users.
+
+    It has totals, what was idle or lost, and how long jobs waited.
+    """
     from penstock_cli import usage_report
 
     window = {"since": _bound(since, "--since"), "until": _bound(until, "--until")}

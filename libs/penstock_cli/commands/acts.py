@@ -156,14 +156,16 @@ def _agreed(verb: Verb, count: int, where: JobFilter | None) -> bool:
 
 def _show(verb: Verb, done: views.BulkView, output: str, *, is_counted: bool, dry_run: bool) -> None:
     """Say what became of each job, or of those that a filter chose how many they were."""
+    from penstock_log import views
+
     for answer in done.answers:
         if answer.code:
             tell(answer.error)
-        if output == "json":
-            render.show_json_line(answer)
+        elif output == "json":
+            render.show_json_line(views.ActAnswer.of(answer))
         elif dry_run and answer.changed:
             render.say(f"{answer.id} would be {_DONE[verb]}")
-        elif not is_counted and not answer.code:
+        elif not is_counted:
             render.say(answer.message)
     if output != "json" and is_counted:
         would = "would be " if dry_run else ""

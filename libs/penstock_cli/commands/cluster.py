@@ -43,7 +43,7 @@ def register(app: typer.Typer) -> None:
 
     from penstock_cli import node_join
 
-    about = "Add nodes; take them out of service and back, or off the list."
+    about = "Add nodes, drain and resume them, or take them off the list."
     node_app = typer.Typer(help=about, no_args_is_help=True)
     app.command()(nodes)
     node_app.command()(drain)

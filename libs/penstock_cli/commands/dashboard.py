@@ -29,7 +29,11 @@ def dashboard(
     ] = None,
     output: AnswerOut = "text",
 ) -> None:
-    """Print an address of the dashboard that signs one browser in as you, once, within a minute."""
+    """
+    Print an address that signs a browser in at the dashboard.
+
+    It does so once, within a minute, as whom your commands are.
+    """
 
     async def use(client: Client) -> views.SignInView:
         from penstock_bus.port import NoResponders

@@ -215,7 +215,7 @@ def submit(
     output: AnswerOut = "text",
 ) -> None:
     """
-    Submit a job: a file, or the command behind --; or many files.
+    Submit a job: a file, several, or the command behind --.
 
     Flags win over the file. Prints the job's id. Of many files, one that is refused does not keep the others. With
     --wait the exit code is the job's own; 1 where it has none, 130 where it was cancelled.

@@ -41,7 +41,7 @@ class BulkAnswer(View, frozen=True, kw_only=True, omit_defaults=True):
     ----------
     id : str
         The whole id; where no job was found, what the request said.
-    changed, state, message
+    changed, state, message, seq
         As of :class:`ActAnswer`, where it was not refused.
     code : int
         0 where it was done, or was so before; else the code with which the command would have been refused.
@@ -55,6 +55,7 @@ class BulkAnswer(View, frozen=True, kw_only=True, omit_defaults=True):
     message: str = ""
     code: int = 0
     error: str = ""
+    seq: int = 0
 
 
 class BulkView(View, frozen=True, kw_only=True):
