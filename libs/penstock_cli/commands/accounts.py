@@ -68,7 +68,8 @@ def usage(
     """
     List device time in GPU-hours, and what became of it.
 
-    Time asked for was waited for or held. Held time was used in iterations, idle while held, unmeasured, or lost: done again or thrown away.
+    Time asked for was waited for or held. Held time was used in iterations, idle while held, unmeasured, or lost: done
+    again or thrown away.
     """
     window: dict[str, Any] = {"since": _bound(since, "--since"), "until": _bound(until, "--until")}
     if log is not None:
