@@ -65,6 +65,7 @@ COOKIE: Final = "penstock_session"
 _STATIC: Final = Path(__file__).with_name("static")
 _MOST_FORM_BYTES: Final = 256 * 1024
 _NOT_SIGNED_IN: Final = 401
+_DIGITS: Final = 20
 _PING_S: Final = 15
 CANCEL_SWEEP: Final = "cancel_sweep"
 SAID: Final = "penstock_said"
@@ -186,7 +187,7 @@ class Site:
                 "bar": bar,
                 "moved": lambda at: at_path(visit.path, {**visit.query, "at": at}),
                 "kept": lambda path: at_path(path, kept),
-                "live": at_path(f"/live{visit.path}", visit.query) if content.live and not visit.at else "",
+                "live": at_path(f"/live{visit.path}", visit.query) if content.live and version and not visit.at else "",
                 "version": version,
                 "now_s": content.now_s or self.now_s(),
                 "messages": [{"kind": "", "text": message}] if message else [],
@@ -290,7 +291,10 @@ def _channel(visit: PageRequest) -> ChannelName:
 
 def _rendering(page: Page, visit: PageRequest) -> Render:
     async def render() -> Regions:
-        return (await page(visit)).regions
+        content = await page(visit)
+        if not content.live:
+            raise PageRefused(404, "this page is not kept up to date; load it again")
+        return content.regions
 
     return render
 
@@ -306,11 +310,12 @@ def _require_sight(site: Site, visitor: Visitor) -> None:
 async def _live(site: Site, page: Page, request: Request) -> Response:
     visit = site.visit(request, await site.visitor(request), request.url.path.removeprefix("/live"))
     _require_sight(site, visit.visitor)
+    if visit.at:
+        raise PageRefused(400, "a moment in the past does not change; load its page")
     text = request.query_params.get("version", "")
-    version = int(text) if text.isascii() and text.isdigit() else 0
-    site.channels.require_room(_channel(visit))
-    events = site.channels.follow(_channel(visit), _rendering(page, visit), version)
-    return EventSourceResponse(events, ping=_PING_S, headers={"X-Accel-Buffering": "no"})
+    version = int(text) if text.isascii() and text.isdigit() and len(text) < _DIGITS else 0
+    watched = await site.channels.watch(_channel(visit), _rendering(page, visit))
+    return EventSourceResponse(watched.events(version), ping=_PING_S, headers={"X-Accel-Buffering": "no"})
 
 
 async def _follow_output(site: Site, request: Request) -> Response:

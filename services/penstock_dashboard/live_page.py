@@ -21,6 +21,7 @@ from penstock_dashboard.gateway_port import PageRefused, Visitor
 
 _KEPT_S: Final = 30.0
 """A page that nobody listens to any more is remembered for so long: a browser connects again."""
+_SHARE: Final = 8
 Regions = Mapping[str, Mapping[str, str]]
 """Region → key → HTML, in the order in which it is shown."""
 Render = Callable[[], Awaitable[Regions]]
@@ -106,6 +107,11 @@ class _Channel:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
+    @property
+    def is_rendered(self) -> bool:
+        """Whether there is something to show."""
+        return bool(self._regions)
+
     def take(self, regions: Regions) -> int:
         """Take what a page was just rendered with as the present state; return its version."""
         if patches := changes(self._regions, regions):
@@ -154,6 +160,28 @@ class _Channel:
                 self._news.notify_all()
 
 
+class WatchedPage:
+    """A page that one browser shows."""
+
+    def __init__(self, channel: _Channel, left: Callable[[], None]) -> None:
+        self._channel, self._left = channel, left
+        self._is_left = False
+
+    async def events(self, version: int) -> AsyncIterator[dict[str, Any]]:
+        """Yield events for a browser that has a version, for ever; 0 if it has none of ours."""
+        try:
+            async for update in self._channel.updates(version):
+                yield {"data": msgspec.json.encode(update).decode()}
+        finally:
+            self.leave()
+
+    def leave(self) -> None:
+        """Note that the browser shows it no more."""
+        if not self._is_left:
+            self._is_left = True
+            self._left()
+
+
 class LiveChannels:
     """
     The pages that are looked at.
@@ -163,7 +191,8 @@ class LiveChannels:
     refresh_s : float
         Time between two refreshes of a page, in seconds.
     most : int
-        So many pages are kept up to date at once; further ones are refused, but for those that somebody looks at.
+        So many pages are kept up to date at once; of one person an eighth of them, of all who have not signed in a
+        half. Beyond that, pages that nobody looks at make way.
     """
 
     def __init__(self, refresh_s: float, most: int = 200) -> None:
@@ -178,52 +207,55 @@ class LiveChannels:
         """Note that a page was sent with these regions; return the version that the browser then has, 0 for none."""
         channel = self._channels.get(name)
         if channel is None:
-            if not self._has_room():
+            if not self._has_room(name):
                 return 0
             channel = self._channels[name] = _Channel(render, self._refresh_s, self._versions)
         if not channel.watching:
             self._forget_later(name)
         return channel.take(regions)
 
-    def require_room(self, name: ChannelName) -> None:
+    async def watch(self, name: ChannelName, render: Render) -> WatchedPage:
         """
-        Check that a page can be kept up to date.
+        Keep a page up to date for a browser that shows it.
 
         Raises
         ------
         PageRefused
-            503 where too many others are.
+            503 where too many others are kept up to date, or what the page itself is refused with.
         """
-        if name not in self._channels and not self._has_room():
-            raise PageRefused(
-                503, f"{self._most} pages are kept up to date already; this one is as it was when it came"
-            )
+        channel = self._channels.get(name)
+        if channel is None:  # this replica has not sent the page, or has forgotten it
+            if not self._has_room(name):
+                raise PageRefused(503, "too many pages are kept up to date already; this one is as it was when it came")
+            channel = self._channels[name] = _Channel(render, self._refresh_s, self._versions)
+        self._keep(name)
+        channel.watching += 1  # from now on it makes way for no other
+        page = WatchedPage(channel, lambda: self._left(name, channel))
+        if not channel.is_rendered:
+            try:
+                channel.take(await render())
+            except BaseException:
+                page.leave()
+                raise
+        return page
 
-    def _has_room(self) -> bool:
+    def _has_room(self, name: ChannelName) -> bool:
         """Say whether there is room for one more page, after the oldest that nobody looks at has made way."""
-        if len(self._channels) < self._most:
+        most = self._most // (_SHARE if name.visitor.signed_in else 2) or 1
+        of_one = [one for one in self._channels if one.visitor.name == name.visitor.name]
+        if len(of_one) < most and len(self._channels) < self._most:
             return True
-        unseen = next((name for name, channel in self._channels.items() if not channel.watching), None)
+        among = of_one if len(of_one) >= most else list(self._channels)
+        unseen = next((one for one in among if not self._channels[one].watching), None)
         if unseen is not None:
             self._keep(unseen)
             self._forget(unseen)
         return unseen is not None
 
-    async def follow(self, name: ChannelName, render: Render, version: int) -> AsyncIterator[dict[str, Any]]:
-        """Yield events for a browser that shows a page, for ever; it has ``version``, or 0 if it has none of ours."""
-        channel = self._channels.get(name)
-        if channel is None:  # this replica has not sent the page, or has forgotten it
-            channel = self._channels[name] = _Channel(render, self._refresh_s, self._versions)
-            channel.take(await render())
-        self._keep(name)
-        channel.watching += 1
-        try:
-            async for update in channel.updates(version):
-                yield {"data": msgspec.json.encode(update).decode()}
-        finally:
-            channel.watching -= 1
-            if not channel.watching:
-                self._forget_later(name)
+    def _left(self, name: ChannelName, channel: _Channel) -> None:
+        channel.watching -= 1
+        if not channel.watching and self._channels.get(name) is channel:
+            self._forget_later(name)
 
     async def close(self) -> None:
         """Stop refreshing."""

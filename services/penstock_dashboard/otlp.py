@@ -35,7 +35,10 @@ class OtlpExporter:
 
     def export(self, spans: Sequence[JobSpan]) -> bool:
         """Send spans; return whether the collector has taken them."""
-        return self._exporter.export([self._readable(span) for span in spans]) is SpanExportResult.SUCCESS
+        try:
+            return self._exporter.export([self._readable(span) for span in spans]) is SpanExportResult.SUCCESS
+        except OSError:  # of earlier releases, where the collector is away
+            return False
 
     def _readable(self, span: JobSpan) -> ReadableSpan:
         return ReadableSpan(

@@ -30,6 +30,8 @@ from penstock_log.text import duration, escaped, escaped_json
 
 R = TypeVar("R", bound=msgspec.Struct)
 COLORS: Final = 12
+_LAST_S: Final = 253_402_300_799.0
+"""The end of the year 9999: of later times nobody has a date."""
 _SMALL_GPU_S: Final = 360.0
 STATES: Final = {
     JobState.PENDING: "waiting",
@@ -126,8 +128,11 @@ def at_path(path: str, query: Mapping[str, str]) -> str:
     --------
     >>> at_path("/queue", {"user": "alice", "team": ""}), at_path("/jobs", {})
     ('/queue?user=alice', '/jobs')
+    >>> at_path("//elsewhere.example/x", {})
+    '/elsewhere.example/x'
     """
     given = {name: value for name, value in query.items() if value != ""}
+    path = f"/{path.lstrip('/')}"  # one with two slashes would be another host
     return f"{path}?{urlencode(given)}" if given else path
 
 
@@ -153,11 +158,11 @@ def moment(at_s: float | None) -> Markup:
 
 
 def _utc(at_s: float) -> str:
-    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return datetime.fromtimestamp(min(max(at_s, 0.0), _LAST_S), UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def _iso(at_s: float) -> str:
-    return datetime.fromtimestamp(at_s, UTC).isoformat()
+    return datetime.fromtimestamp(min(max(at_s, 0.0), _LAST_S), UTC).isoformat()
 
 
 def span(seconds: float | None) -> str:

@@ -66,14 +66,18 @@ class TokenSigner:
         return self._signed("key", user, KEY_S)
 
     def open_session(self, key: str) -> str | None:
-        """Return the text of a new session; None for a key that is forged, too old or used."""
+        """
+        Return the text of a new session; None for a key that is forged, too old or used.
+
+        The session counts from when its key was made: logins that were revoked since open none.
+        """
         ticket = self._read(key, "key")
         now_s = self._now_s()
         self._used = {used: until_s for used, until_s in self._used.items() if until_s > now_s}
         if ticket is None or ticket.id in self._used:
             return None
         self._used[ticket.id] = ticket.until_s
-        return self._signed("session", ticket.user, self._session_s)
+        return self._signed("session", ticket.user, self._session_s, made_s=ticket.made_s)
 
     def visitor(self, session: str) -> Visitor | None:
         """Return whose session a text is; None where it is none, or over."""
@@ -88,9 +92,10 @@ class TokenSigner:
         """Say whether a form comes from a page of this session."""
         return visitor.signed_in and hmac.compare_digest(self.form_token(visitor).encode(), token.encode())
 
-    def _signed(self, use: Literal["key", "session"], user: str, lasts_s: float) -> str:
+    def _signed(self, use: Literal["key", "session"], user: str, lasts_s: float, made_s: float | None = None) -> str:
         now_s = self._now_s()
-        body = msgspec.json.encode(Ticket(use, user, now_s, now_s + lasts_s, secrets.token_urlsafe(12)))
+        began_s = now_s if made_s is None else made_s
+        body = msgspec.json.encode(Ticket(use, user, began_s, now_s + lasts_s, secrets.token_urlsafe(12)))
         return f"{_text(body)}.{_text(self._mac(body))}"
 
     def _read(self, text: str, use: Literal["key", "session"]) -> Ticket | None:

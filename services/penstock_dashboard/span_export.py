@@ -15,6 +15,7 @@ from typing import Final, Protocol
 import msgspec
 
 from penstock_bus import Bus, Delivery, Snapshot
+from penstock_bus.follower import until_available
 from penstock_bus.health import VERSION
 from penstock_bus.replica import LeaderElection
 from penstock_bus.settings import SettingsError
@@ -29,6 +30,8 @@ WAIT_S: Final = 2.0
 """Spans wait so long for others, so that one request has many."""
 AGAIN_S: Final = 5.0
 _LEASE_S: Final = 5.0
+MOST_REFUSED: Final = 60
+"""So often spans are offered again, fewer each time; then the first of them are dropped, which is said."""
 
 
 class SpanExporter(Protocol):
@@ -83,7 +86,7 @@ class _SpanFollower:
         self, shell: Shell, exporter: SpanExporter, leads: Callable[[], bool], batch: int, wait_s: float
     ) -> None:
         self._bus: Bus = shell.bus
-        self._log, self._exporter, self._leads = shell.log, exporter, leads
+        self._log, self._exporter, self._leads, self._stopping = shell.log, exporter, leads, shell.stopping
         self._batch, self._wait_s = batch, wait_s
         self._state, self._seq = SpanState(), 0
         self._spans: list[JobSpan] = []
@@ -113,18 +116,28 @@ class _SpanFollower:
             await deliveries.aclose()
 
     async def _load(self) -> None:
-        snapshot = await self._bus.load_snapshot(NAME)
+        snapshot = await until_available(lambda: self._bus.load_snapshot(NAME), "load spans' state", self._stopping)
         if snapshot is not None and snapshot.schema == SCHEMA:
             self._state = msgspec.json.decode(snapshot.state, type=SpanState)
-            self._seq = min(snapshot.last_seq, await self._bus.last_seq())
+            last_seq = await until_available(self._bus.last_seq, "read the log's end", self._stopping)
+            self._seq = min(snapshot.last_seq, last_seq)
 
     async def _send(self) -> None:
         """Send what is there until it is taken, and note how far the log was sent."""
-        while self._leads():
-            if await asyncio.to_thread(self._exporter.export, tuple(self._spans)):
-                self._spans.clear()
-                state = msgspec.json.encode(self._state)
-                await self._bus.save_snapshot(NAME, Snapshot(schema=SCHEMA, last_seq=self._seq, state=state))
-                return
-            self._log.warning("spans_not_taken", spans=len(self._spans), again_s=AGAIN_S)
+        refused = 0
+        while self._leads() and self._spans:
+            part = tuple(self._spans[: max(1, len(self._spans) >> refused)])
+            if await asyncio.to_thread(self._exporter.export, part):
+                del self._spans[: len(part)]
+                refused = 0
+                continue
+            refused += 1
+            if refused > MOST_REFUSED:  # it takes others, or nothing for minutes: one span must not keep all others
+                self._log.error("spans_dropped", spans=len(part), span=part[0].name, trace=part[0].trace_id)
+                del self._spans[: len(part)]
+                continue
+            self._log.warning("spans_not_taken", spans=len(part), again_s=AGAIN_S)
             await asyncio.sleep(AGAIN_S)
+        snapshot = Snapshot(schema=SCHEMA, last_seq=self._seq, state=msgspec.json.encode(self._state))
+        if not self._spans:
+            await until_available(lambda: self._bus.save_snapshot(NAME, snapshot), "save spans' state", self._stopping)

@@ -15,6 +15,8 @@ import msgspec
 
 from penstock_dashboard.gateway_port import PageRefused
 
+_LAST_S: Final = 253_402_300_799.0
+"""The end of the year 9999."""
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _SPAN: Final = re.compile(r"(\d{1,9}(?:\.\d{1,3})?)([smhdw])")
 _LEAST_S: Final = 10.0
@@ -129,9 +131,9 @@ def _span(width_s: float) -> str:
 def _time(name: str, text: str, before_s: float) -> float:
     text = text.strip()
     if span := _SPAN.fullmatch(text):
-        return before_s - float(span[1]) * _UNITS[span[2]]
+        return max(0.0, before_s - float(span[1]) * _UNITS[span[2]])
     if re.fullmatch(r"\d{1,12}(\.\d{1,3})?", text):
-        return float(text)
+        return min(float(text), _LAST_S)
     try:
         moment = datetime.fromisoformat(text)
     except ValueError as error:

@@ -88,7 +88,7 @@ def _columns(where: JobFilter, caller: Caller) -> list[tuple[str, Any]]:
         found.append((f"state IN ({','.join('?' * len(where.state))})", where.state))
     equal = ((field, getattr(where, field)) for field in ("user", "team", "pool", "parent", "model"))
     found += [(f"{field} = ?", wanted) for field, wanted in equal if wanted]
-    if where.model or where.name:
+    if where.model or where.name or where.parent:
         found.append((sees, own))
     if where.name.endswith("*"):
         begin = where.name[:-1].encode()
@@ -117,7 +117,7 @@ def _conditions(where: JobFilter, caller: Caller) -> Iterator[Callable[[Job], bo
     for field in ("user", "team", "pool", "parent"):
         if wanted := getattr(where, field):
             yield _equal(field, wanted)
-    if where.model or where.name:
+    if where.model or where.name or where.parent:
         yield lambda job: caller.sees(job.spec)
     if where.model:
         yield _equal("model", where.model)

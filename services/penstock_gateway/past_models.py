@@ -110,9 +110,15 @@ class PastModels:
             if self._temporary is not None:
                 await asyncio.to_thread(shutil.rmtree, self._temporary, ignore_errors=True)
 
-    async def model_at(self, moment: LogMoment) -> ReadModel:
+    async def model_at(self, moment: LogMoment, *, own: bool = False) -> ReadModel:
         """
         Return the read model as of a moment.
+
+        Parameters
+        ----------
+        own : bool
+            Whether nobody else has this read model, so that a thread may read it: a past one reads its tables as it
+            is used.
 
         Raises
         ------
@@ -130,7 +136,7 @@ class PastModels:
         async with self._turn:  # one at a time: each has a read model of its own
             if self._file is None:
                 return await log_reader.model_at(self._bus, self._live.fold.decider, until_seq, moment.time_s)
-            fold = await self._fold_at(self._file, until_seq)
+            fold = await self._fold_at(self._file, until_seq, own=own)
         now_s = moment.time_s if moment.time_s is not None else fold.stored_s
         return ReadModel(state=fold.state, now_s=now_s, seq=fold.fold.last_seq)
 
@@ -141,16 +147,16 @@ class PastModels:
         self._recent.clear()
         self._indexed_seq = 0
         if file is not None:
-            with suppress(IndexDamaged):  # which is found again, and said, when it is opened
+            with suppress(IndexDamaged, OSError):  # which is found again, and said, when it is opened
                 await asyncio.to_thread(make_next, file, _FORM, example, await self._trimmed_seq())
         if self._work is not None:
             self._work.cancel()
 
-    async def _fold_at(self, file: SnapshotFile, until_seq: int) -> PastFold:
+    async def _fold_at(self, file: SnapshotFile, until_seq: int, *, own: bool) -> PastFold:
         """Return a fold of the log up to a sequence."""
         for seq in [seq for seq, fold in self._recent.items() if fold.is_large]:
             del self._recent[seq]
-        if (known := self._recent.get(until_seq)) is not None:
+        if not own and (known := self._recent.get(until_seq)) is not None:
             self._recent.move_to_end(until_seq)
             return known
         with collector_paused():
@@ -158,7 +164,7 @@ class PastModels:
             fold = await asyncio.to_thread(PastFold, file, self._live.fold.decider, snapshot)
             async for delivery in log_reader.stretch(self._bus, fold.base_seq, until_seq):
                 fold.apply(delivery)
-        if file is self._file:
+        if file is self._file and not own:
             self._recent[until_seq] = fold
             while len(self._recent) > REMEMBERED:
                 self._recent.popitem(last=False)
@@ -212,7 +218,7 @@ class PastModels:
             except _LogTrimmedBehind:
                 _log.info("index_snapshots_begun_anew", reason="archived jobs were removed from the log")
                 self._recent.clear()
-            except (IndexDamaged, BusError) as error:
+            except (IndexDamaged, BusError, OSError) as error:
                 is_new = self._indexed_seq == 0
                 self._give_up(str(error))
                 if is_new:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Final, Protocol, TypeVar
 
@@ -71,6 +72,7 @@ from penstock_scheduler.pool.pool_settings import MatcherSettings
 from penstock_scheduler.sizing.problem import SizingSettings
 
 T = TypeVar("T")
+V = TypeVar("V", bound=View)
 Answering = Callable[[bytes, Caller], Awaitable[View]]
 _SHOWN_BYTES: Final = 2_000
 _REJECTED: Final = 200
@@ -133,11 +135,13 @@ class Queries:
         self._past, self._admit, self._owner = past, admit, owner
         self._new_queues = new_queues
         self._queues: list[UserQueues] = []
+        self._counting = ThreadPoolExecutor(1, "past")
 
     def close(self) -> None:
         """Refuse the queries that wait for their turn."""
         for queues in self._queues:
             queues.close()
+        self._counting.shutdown(wait=False, cancel_futures=True)
 
     def endpoints(self) -> list[Endpoint]:
         """Return the queries as endpoints."""
@@ -220,17 +224,19 @@ class Queries:
 
     async def _timeline(self, body: bytes, caller: Caller) -> TimelineView:
         asked = ask(body, request_bodies.TimelineRequest)
-        model = await self._model(asked.at)
-        if log_reader.parse(asked.at) is None:
-            return timeline_answers.timeline(model, asked, caller)
-        return await asyncio.to_thread(timeline_answers.timeline, model, asked, caller)  # it may read very many runs
+        model = await self._model(asked.at, own=True)
+        return await self._counted(asked.at, lambda: timeline_answers.timeline(model, asked, caller))
 
     async def _usage(self, body: bytes, caller: Caller) -> UsageView:
         asked = ask(body, request_bodies.UsageRequest)
-        model = await self._model(asked.at)
-        if log_reader.parse(asked.at) is None:
-            return usage_answers.usage(model, asked, caller)
-        return await asyncio.to_thread(usage_answers.usage, model, asked, caller)  # it may read very many accounts
+        model = await self._model(asked.at, own=True)
+        return await self._counted(asked.at, lambda: usage_answers.usage(model, asked, caller))
+
+    async def _counted(self, at: request_bodies.At, answer: Callable[[], V]) -> V:
+        """Return an answer that may read very many runs: of the past in a thread, one at a time."""
+        if log_reader.parse(at) is None:
+            return answer()
+        return await asyncio.get_running_loop().run_in_executor(self._counting, answer)
 
     async def _users(self, body: bytes, caller: Caller) -> UsersView:  # noqa: ARG002 - who may ask was asked before
         model = await self._model(ask(body, request_bodies.AllRequest).at)
@@ -331,10 +337,10 @@ class Queries:
         model = await self._model(asked.at)
         return model, find(model.state, asked.id, caller)
 
-    async def _model(self, at: request_bodies.At) -> ReadModel:
+    async def _model(self, at: request_bodies.At, *, own: bool = False) -> ReadModel:
         moment = log_reader.parse(at)
         if moment is not None:
-            return replace(await self._past.model_at(moment), settings=self._settings)
+            return replace(await self._past.model_at(moment, own=own), settings=self._settings)
         await log_reader.catch_up(self._bus, self._live)
         return ReadModel(
             state=self._live.state,

@@ -89,5 +89,6 @@ def _of_nodes(nodes: Iterable[Node], taken: set[tuple[str, int]]) -> tuple[dict[
         free = node.gone or ("drained" if node.drained else "idle")
         for device in node.devices:
             of_kind = devices.setdefault(device.kind, dict.fromkeys(DEVICE_STATES, 0))
-            of_kind["busy" if (node.id, device.index) in taken else free] += 1
+            outage = node.outage(device.index) if not node.gone else None
+            of_kind["busy" if (node.id, device.index) in taken else outage.state if outage is not None else free] += 1
     return dict(states), devices

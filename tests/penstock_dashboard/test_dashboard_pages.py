@@ -207,6 +207,16 @@ async def test_a_session_ends_when_its_person_s_logins_are_revoked(served: Gatew
     assert "Sign out" not in page.text
 
 
+async def test_a_key_of_before_a_revocation_opens_no_session_that_counts(
+    served: Gateway, site: RunningDashboard
+) -> None:
+    visitor, key = await site.visitor(), (await site.key("alice")).partition("?key=")[2]
+    revoked_s = float(await served.bus.now_s()) + 0.001
+    await served.told(UserSet(at_s=0.0, user="alice", role="user", valid_from_s=revoked_s))
+    assert (await visitor.post("/sign-in", {"key": key})).status == 303
+    assert "Sign out" not in (await visitor.get("/queue")).text
+
+
 async def test_somebody_who_was_removed_sees_what_anybody_sees(served: Gateway, site: RunningDashboard) -> None:
     stranger = await site.visitor("mallory")  # whom the server lets in, and the log does not know
     page = await stranger.get("/queue")
@@ -237,6 +247,25 @@ async def test_an_address_that_asks_for_nonsense_is_told_so(site: RunningDashboa
         answer = await visitor.get(path)
         assert answer.status == status, path
         assert "Traceback" not in answer.text
+
+
+async def test_an_address_with_two_slashes_leads_nowhere_else(site: RunningDashboard) -> None:
+    answer = await (await site.visitor()).get("//elsewhere.example/x")
+    assert answer.status == 404
+    assert 'href="//' not in answer.text
+
+
+async def test_times_beyond_all_dates_are_no_failure(site: RunningDashboard) -> None:
+    visitor = await site.visitor()
+    for path in ("/timeline?since=999999999w", "/users?since=999999999w", "/timeline?since=1&until=999999999999"):
+        assert (await visitor.get(path)).status in {200, 400}, path
+
+
+async def test_what_never_changes_is_not_followed(site: RunningDashboard) -> None:
+    visitor = await site.visitor()
+    assert (await visitor.get("/live/queue?at=1")).status == 400
+    assert (await visitor.get("/live/users?since=all")).status == 404
+    assert (await visitor.get(f"/live/?at=1&version={'9' * 5000}")).status == 400
 
 
 async def test_hostile_words_are_shown_and_do_nothing(served: Gateway, site: RunningDashboard) -> None:

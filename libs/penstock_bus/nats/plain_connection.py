@@ -178,7 +178,9 @@ class PlainConnection:
         if hello is None or not hello.startswith(b"INFO "):
             raise Unavailable("is it a NATS server?" if hello else "no answer")
         self._info = msgspec.json.decode(hello[5:], type=ServerInfo)
-        if self._info.tls_required or server.scheme == "tls":
+        if self._info.tls_required or server.scheme == "tls" or (self._login is not None and self._login.ca):
+            if self._buffer:
+                raise Unavailable("it went on in the clear, where encryption was to begin")
             self._socket = self._tls().wrap_socket(self._socket, server_hostname=host)
         options = msgspec.json.encode(self._options(server))
         self._write(b"CONNECT " + options + b"\r\nSUB " + self._inbox.encode() + b".* 1\r\nPING\r\n")
@@ -244,8 +246,12 @@ class PlainConnection:
             self._info = msgspec.json.decode(rest, type=ServerInfo)
         return None
 
-    def _answer(self, subject: bytes, header: bytes, body: bytes) -> PlainAnswer:
-        token = int(subject.rpartition(b".")[2])
+    def _answer(self, subject: bytes, header: bytes, body: bytes) -> Optional[PlainAnswer]:
+        """Return the answer that a message is; None for one that was not sent to us."""
+        inbox, _, number = subject.rpartition(b".")
+        if inbox.decode(errors="replace") != self._inbox or not number.isdigit():
+            return None
+        token = int(number)
         if not header:
             return PlainAnswer(token, body)
         first, *lines = header.decode(errors="replace").split("\r\n")
@@ -256,8 +262,8 @@ class PlainConnection:
         if _ERROR not in fields and _ERROR_CODE not in fields:
             return PlainAnswer(token, body)
         code = fields.get(_ERROR_CODE, "500")
-        number = int(code) if code.isascii() and code.isdigit() else 500
-        return PlainAnswer(token, error=ServiceError(number, fields.get(_ERROR, ""), body))
+        status = int(code) if code.isascii() and code.isdigit() else 500
+        return PlainAnswer(token, error=ServiceError(status, fields.get(_ERROR, ""), body))
 
     def _error(self, text: str) -> Optional[PlainAnswer]:
         """Return an error of the server's as the answer to the request that it is about."""

@@ -9,8 +9,8 @@ import msgspec
 from penstock_log.totals import DeviceTime, PoolTotals
 from penstock_log.views.jobs import View
 
-DEVICE_STATES: Final = ("busy", "idle", "drained", "lost", "left")
-"""States of a device: a job has it, or else nobody, or its node takes no jobs, or its node is away."""
+DEVICE_STATES: Final = ("busy", "idle", "drained", "failed", "lost", "left")
+"""States of a device: a job has it, or nobody, or it takes no jobs, or it is out of order, or its node is away."""
 
 
 class PoolStatsView(View, frozen=True, kw_only=True):
