@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -109,8 +108,7 @@ async def test_an_executor_that_is_told_to_stop_ends_its_jobs_although_the_serve
             shim = int(noted.read_text().split()[0])
             await server.kill()
             assert await stopped({"executor": processes["executor"]}) == {"executor": 0}
-            with pytest.raises(ProcessLookupError):
-                os.kill(shim, 0)
+            assert not lives(shim)
     finally:
         await server.kill()
 
@@ -127,6 +125,14 @@ async def test_services_that_are_told_to_stop_do_not_wait_for_room_on_the_disk(t
             assert await stopped(processes) == dict.fromkeys(CORE, 0)
     finally:
         await server.kill()
+
+
+def lives(pid: int) -> bool:
+    """Say whether a process lives; one that has ended may wait for init to take note."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] not in "ZX"
+    except OSError:
+        return False
 
 
 def stuck(folder: Path) -> bool:
