@@ -17,6 +17,7 @@ from penstock_gateway.stats_answer import stats
 from penstock_gateway.totals_fold import TotalsRecord
 from penstock_log import (
     ARCHIVE,
+    DeviceFailed,
     JobCancelled,
     JobHeld,
     JobsArchived,
@@ -127,9 +128,10 @@ def test_devices_and_nodes_are_counted_by_state():
     facts = [joined("n1"), joined("n2"), joined("n3", slow=1), joined("n4"), joined("other", pool="lab")]
     gone = [NodeDrained(at_s=NOW_S, node_id="n2"), NodeLeft(at_s=NOW_S, node_id="n3")]
     lost = RoundDecided(at_s=NOW_S, pool="default", lost_nodes=("n4",))
-    found = default(folded(*facts, *gone, lost, submitted(), placed()))
+    broken = DeviceFailed(at_s=NOW_S, node_id="n1", index=1, code="xid 79", reason="it fell off the bus")
+    found = default(folded(*facts, *gone, lost, broken, submitted(), placed()))
     assert found.nodes == {"up": 1, "drained": 1, "left": 1, "lost": 1}
-    assert found.devices["fast"] == {"busy": 1, "idle": 1, "drained": 2, "left": 2, "lost": 2}
+    assert found.devices["fast"] == {"busy": 1, "idle": 0, "drained": 2, "failed": 1, "left": 2, "lost": 2}
     assert found.devices["slow"]["left"] == 1
 
 
