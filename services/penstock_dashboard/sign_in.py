@@ -9,6 +9,7 @@ and sessions, and sessions outlive a restart. The secret is nowhere in NATS, whe
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import hmac
 import os
@@ -129,18 +130,34 @@ def secret_of(file: str) -> bytes:
         return secrets.token_bytes(_SECRET_BYTES)
     path = Path(file)
     try:
-        try:
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        except FileExistsError:
-            return _read_secret(path)
-        with open(descriptor, "wb") as made:
-            made.write(secrets.token_bytes(_SECRET_BYTES))
+        if not path.exists():
+            _make_secret(path)
+        return _read_secret(path)
     except OSError as error:
         raise SettingsError(
             f"[dashboard] secret_file = {file!r}: {error.strerror}; expected a file that this user may read, or a "
             "folder to make it in"
         ) from error
-    return _read_secret(path)
+
+
+def _make_secret(path: Path) -> None:
+    """Make the file, whole also after a power cut; of several dashboards that do at once, the first one's stays."""
+    new = path.with_name(f"{path.name}.{secrets.token_hex(4)}.new")
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with open(descriptor, "wb") as made:
+            made.write(secrets.token_bytes(_SECRET_BYTES))
+            made.flush()
+            os.fsync(made.fileno())
+        with contextlib.suppress(FileExistsError):
+            path.hardlink_to(new)
+    finally:
+        new.unlink()
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def _read_secret(path: Path) -> bytes:
