@@ -86,7 +86,7 @@
 
   const move = (one) => {
     const now = Number(one.max) + (body.dataset.live ? (Date.now() - loadedAt) / 1000 : 0);
-    const isNow = Number(one.value) + Number(one.step) / 2 >= Number(one.max);
+    const isNow = Number(one.value) + Number(one.step) > Number(one.max);  // no step leads nearer to it
     one.setAttribute("aria-valuetext", isNow ? "now" : words(Number(one.value)));
     return addressAt(isNow ? "" : Math.min(Number(one.value), now).toFixed(3));
   };
