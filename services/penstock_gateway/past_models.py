@@ -18,9 +18,10 @@ import shutil
 import tempfile
 from collections import OrderedDict
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar, TypeVarTuple
 
 import structlog
 
@@ -46,6 +47,8 @@ _RESTS: Final = 3.0
 """Nobody waiting, the index is made during one part of the time, and so many parts are left to others."""
 _FORM: Final = f"{SCHEMA} {RULES}"
 _log = structlog.get_logger("penstock.gateway")
+Result = TypeVar("Result")
+Arguments = TypeVarTuple("Arguments")
 
 
 class _LogTrimmedBehind(Exception):
@@ -88,6 +91,8 @@ class PastModels:
         self._turn = asyncio.Lock()
         self._file: SnapshotFile | None = None
         self._work: asyncio.Task[None] | None = None
+        # One thread writes, so that what was cancelled in the midst of a write has ended before the next begins.
+        self._writer = ThreadPoolExecutor(1, "penstock-past")
         self._indexed_seq = self._wanted_seq = 0
         self._problem = ""
         self._recent: OrderedDict[int, PastFold] = OrderedDict()
@@ -107,6 +112,9 @@ class PastModels:
                 self._work.cancel()
                 with suppress(asyncio.CancelledError):
                     await self._work
+            await asyncio.to_thread(self._writer.shutdown)
+            if self._file is not None:
+                await asyncio.to_thread(self._file.close)
             if self._temporary is not None:
                 await asyncio.to_thread(shutil.rmtree, self._temporary, ignore_errors=True)
 
@@ -148,7 +156,7 @@ class PastModels:
         self._indexed_seq = 0
         if file is not None:
             with suppress(IndexDamaged, OSError):  # which is found again, and said, when it is opened
-                await asyncio.to_thread(make_next, file, _FORM, example, await self._trimmed_seq())
+                await self._write(make_next, file, _FORM, example, await self._trimmed_seq())
         if self._work is not None:
             self._work.cancel()
 
@@ -237,11 +245,11 @@ class PastModels:
         if folder is None:
             folder = self._temporary = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="penstock-past-"))
         trimmed_seq = await self._trimmed_seq()
-        file = await asyncio.to_thread(open_newest, folder, _FORM, example, trimmed_seq, _note_damage)
+        file = await self._write(open_newest, folder, _FORM, example, trimmed_seq, _note_damage)
         last = file.nearest(None)
         if last is not None and not await self._is_of_this_log(last.seq, last.commit_id):
             _log.info("index_snapshots_of_another_log_dropped", file=str(file.path))
-            file = await asyncio.to_thread(make_next, file, _FORM, example, trimmed_seq)
+            file = await self._write(make_next, file, _FORM, example, trimmed_seq)
         self._file, self._problem = file, ""
         self._recent.clear()
         return file
@@ -270,17 +278,20 @@ class PastModels:
                 await self._fold_on(fold, file)
             except _LogTrimmedBehind:
                 trimmed_seq = await self._trimmed_seq()
-                self._file = await asyncio.to_thread(make_next, file, _FORM, example, trimmed_seq)
+                self._file = await self._write(make_next, file, _FORM, example, trimmed_seq)
                 self._indexed_seq = 0
                 raise
             if not file.is_there():
                 raise IndexDamaged(f"{file.path} was removed")
-            if not await asyncio.to_thread(fold.save):  # another gateway was faster
+            if not await self._write(fold.save):  # another gateway was faster
                 fold = await asyncio.to_thread(PastFold, file, self._live.fold.decider, file.nearest(None))
             if fold.base_seq - began_seq > 100 * self._every and self._live.last_seq - fold.base_seq <= self._every:
                 took_s, size = self._ticks() - began, file.size_bytes()
                 _log.info("past_indexed", last_seq=fold.base_seq, took_s=round(took_s, 1), bytes=size)
                 began_seq, began = fold.base_seq, self._ticks()
+
+    async def _write(self, call: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._writer, call, *arguments)
 
     async def _fold_on(self, fold: PastFold, file: SnapshotFile) -> None:
         """Fold the commits up to the next snapshot, and rest after each few of them."""

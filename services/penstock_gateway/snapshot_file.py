@@ -30,6 +30,7 @@ _AT_ONCE: Final = 500
 _WAIT_S: Final = 10.0
 _SUFFIX: Final = ".past.sqlite"
 _MAKE: Final = """
+PRAGMA journal_mode = WAL;
 CREATE TABLE meta (name TEXT PRIMARY KEY, value BLOB) WITHOUT ROWID;
 CREATE TABLE snapshots (seq INTEGER PRIMARY KEY, body BLOB NOT NULL);
 CREATE TABLE parts (id INTEGER PRIMARY KEY, digest BLOB NOT NULL UNIQUE, body BLOB NOT NULL);
@@ -176,6 +177,11 @@ class SnapshotFile:
             raise IndexDamaged(f"{path} cannot be made: {error}") from error
         return cls(path)
 
+    def close(self) -> None:
+        """Close the file; what is read later raises :class:`IndexDamaged`."""
+        self._db.close()
+        self._writer.close()
+
     def is_there(self) -> bool:
         """Say whether the file is still under its name."""
         try:
@@ -184,7 +190,7 @@ class SnapshotFile:
             return False
 
     def size_bytes(self) -> int:
-        """Return how large it is."""
+        """Return how large it is, without what SQLite has not moved into it yet."""
         try:
             return self.path.stat().st_size
         except OSError:
@@ -338,7 +344,7 @@ class SnapshotFile:
         with self._reading():
             self._writer.execute("BEGIN IMMEDIATE")
             try:
-                last = self.nearest(None)
+                last = self._newest_written()
                 if (last.seq if last is not None else 0) != base_seq:
                     self._writer.execute("ROLLBACK")
                     return False
@@ -375,10 +381,13 @@ class SnapshotFile:
         self._known[digest] = int(row[0])
         return int(row[0])
 
+    def _newest_written(self) -> IndexSnapshot | None:
+        """Return the last snapshot as the writer sees it: readers may still be at an older state of the file."""
+        return _decoded(self._writer.execute("SELECT body FROM snapshots ORDER BY seq DESC LIMIT 1").fetchone())
+
     def _snapshot(self, query: str, values: tuple[Any, ...]) -> IndexSnapshot | None:
         with self._reading():
-            row = self._db.execute(query, values).fetchone()
-            return None if row is None else msgspec.msgpack.decode(zlib.decompress(row[0]), type=IndexSnapshot)
+            return _decoded(self._db.execute(query, values).fetchone())
 
     def _row(self, one: EntryVersion, seq: int) -> tuple[Any, ...]:
         return one.kind, one.key, seq, one.place, None if one.raw is None else self._packed(one.raw)
@@ -400,6 +409,10 @@ class SnapshotFile:
             yield
         except (sqlite3.Error, zlib.error, msgspec.MsgspecError, OSError, ValueError, KeyError, TypeError) as error:
             raise IndexDamaged(f"{self.path}: {error}") from error
+
+
+def _decoded(row: tuple[bytes] | None) -> IndexSnapshot | None:
+    return None if row is None else msgspec.msgpack.decode(zlib.decompress(row[0]), type=IndexSnapshot)
 
 
 def _connect(path: Path) -> sqlite3.Connection:
@@ -463,8 +476,8 @@ def _replace(folder: Path, begin: str, path: Path | None, example: bytes, trimme
 
 def remove(path: Path) -> None:
     """Remove a file of snapshots, and what SQLite keeps beside it."""
-    for one in (path, path.with_name(f"{path.name}-journal")):
-        one.unlink(missing_ok=True)
+    for suffix in ("", "-journal", "-wal", "-shm"):
+        path.with_name(f"{path.name}{suffix}").unlink(missing_ok=True)
 
 
 def _begin(schema: str) -> str:
