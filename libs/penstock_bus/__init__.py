@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from penstock_bus.decider import Decider, Decision, Proposal
     from penstock_bus.port import (
         Append,
+        BatchRefused,
         BodyLimit,
         Bus,
         BusError,
@@ -87,7 +88,7 @@ else:
             "RequestPort ShadowPort Shadowed Snapshot SnapshotPort TelemetryPort Work WorkPort"
         ),
         "errors": (
-            "BusError Conflict LogFromFuture LogWentBack NoResponders ServiceError StorageFull Timeout "
+            "BatchRefused BusError Conflict LogFromFuture LogWentBack NoResponders ServiceError StorageFull Timeout "
             "TooLarge TrimDenied Unanswered Unauthorized Unavailable"
         ),
     }
@@ -104,6 +105,7 @@ else:
 
 __all__ = [
     "Append",
+    "BatchRefused",
     "BodyLimit",
     "Bus",
     "BusError",

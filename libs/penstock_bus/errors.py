@@ -17,6 +17,10 @@ class Conflict(BusError):
         self.expected = expected
 
 
+class BatchRefused(BusError):
+    """Commits that were to be appended as one were not; append them one by one, which says what is wrong with which."""
+
+
 class TrimDenied(BusError):
     """The log is one from which nothing can be removed."""
 

@@ -16,6 +16,7 @@ from typing import Final, Optional, Protocol, Union
 
 import msgspec
 
+from penstock_bus.errors import BatchRefused as BatchRefused
 from penstock_bus.errors import BusError as BusError
 from penstock_bus.errors import Conflict as Conflict
 from penstock_bus.errors import LogFromFuture as LogFromFuture
@@ -47,6 +48,10 @@ class Append(msgspec.Struct, frozen=True, kw_only=True):
     subject: str
     commit: Commit
     expected: Optional[int]
+
+
+MOST_AT_ONCE: Final = 1000
+"""Commits that a server takes as one, at most."""
 
 
 class Delivery(msgspec.Struct, frozen=True, kw_only=True):
@@ -272,6 +277,29 @@ class LogPort(LogReader, BodyLimit, Protocol):
 
         Returns the sequences in the order of ``items``. On an error, some may have been stored: the same ids may be
         tried again.
+        """
+
+    async def append_all(self, items: Sequence[Append]) -> list[int]:
+        """
+        Append commits as one, and return their sequences, which follow each other: all are stored, or none is.
+
+        A server that loses its power in the middle may keep the first of them. It takes as long as a few appends, and
+        readers get them together. The same ids may be tried again.
+
+        Parameters
+        ----------
+        items : sequence of Append
+            :data:`MOST_AT_ONCE` at most, each of another subject and with an expected sequence.
+
+        Raises
+        ------
+        BatchRefused
+            If another was first on one of the subjects, or the server takes no commits as one. Appended one by one,
+            with the same ids, each says what is wrong with it.
+        TooLarge
+            If one of the commits is over the server's limit.
+        StorageFull, Unavailable
+            As for :meth:`append`.
         """
 
 

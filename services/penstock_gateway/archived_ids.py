@@ -49,21 +49,25 @@ class ArchivedIds:
             table.execute(_MAKE)
             table.executemany("INSERT OR REPLACE INTO owners VALUES (?, ?)", owners)
 
-    def owner(self, wanted: str) -> str | None:
+    def owners(self, wanted: Iterable[str]) -> dict[str, str]:
         """
-        Return whose an archived id was; None for one that is not archived.
+        Return whose archived ids were; those that are not archived are left out.
 
         Raises
         ------
         Unavailable
-            If it cannot be read.
+            If they cannot be read.
         """
         if not self._file.exists():
-            return None
+            return {}
+        found = {}
         with self._open() as table:
             table.execute(_MAKE)
-            found = table.execute("SELECT user FROM owners WHERE id = ?", (wanted,)).fetchone()
-        return str(found[0]) if found is not None else None
+            for one in wanted:
+                row = table.execute("SELECT user FROM owners WHERE id = ?", (one,)).fetchone()
+                if row is not None:
+                    found[one] = str(row[0])
+        return found
 
     @contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:

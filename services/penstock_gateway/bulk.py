@@ -1,16 +1,17 @@
 """
 Many jobs by one request: submissions, and acts on all that ids or a filter name.
 
-Each job is decided on and stored by itself, as its own command would be, with the same rights; one that is refused does
-not keep the others. :class:`BulkCommands` takes a turn for each job, so that the commands of other users go in between.
-A request that comes again finds what the first one did, and changes nothing.
+Each job is decided on by itself, as by its own command, with the same rights, and has a fact of its own; one that is
+refused does not keep the others. :class:`BulkCommands` has the facts appended many at a time, and takes a turn for each
+such part, so that the commands of other users go in between. What cannot be stored so is done one by one. A request
+that comes again finds what the first one did, and changes nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import msgspec
 import structlog
@@ -21,14 +22,20 @@ from penstock_gateway.authority import Admit, Caller
 from penstock_gateway.commands import Commands
 from penstock_gateway.endpoints import BAD, UNAVAILABLE, RequestRefused, endpoint, job_of, jobs_asked, unavailable
 from penstock_gateway.user_queues import UserQueues, asker
-from penstock_log import Job, request_bodies, subjects, validation
+from penstock_log import Job, JobSpec, request_bodies, subjects, validation
 from penstock_log.request_bodies import BulkRequest
 from penstock_log.validation import BadInput
-from penstock_log.views import BulkAnswer, BulkView, SubmittedJob, SubmittedJobsView
+from penstock_log.views import ActAnswer, BulkAnswer, BulkView, SubmitAnswer, SubmittedJob, SubmittedJobsView
 
 T = TypeVar("T")
 A = TypeVar("A")
 _TOO_LARGE: Final = 413
+_PART: Final = 250
+"""Facts that are appended as one: the commands of others wait for so many at most."""
+_FEW: Final = 8
+"""Fewer than these are not worth being appended as one."""
+_AT_A_STRETCH: Final = 25
+"""Specifications that are read before others have their turn."""
 _log = structlog.get_logger("penstock.gateway")
 
 
@@ -68,17 +75,27 @@ class BulkCommands:
         given, strict = jobs_asked(body, self._commands.most_bytes)
         user = caller.name or asker(msgspec.json.encode(given[0]))
 
-        async def submit(raw: Any) -> SubmittedJob:
-            answer = await self._commands.submit_spec(job_of(raw), caller, strict=strict)
-            return SubmittedJob.of(answer)
+        async def submit_together(part: Sequence[JobSpec]) -> list[SubmittedJob | Exception | None]:
+            found = await self._commands.submit_specs(part, caller, strict=strict)
+            return [SubmittedJob.of(one) if isinstance(one, SubmitAnswer) else one for one in found]
 
-        def refused(raw: Any, code: int, error: str) -> SubmittedJob:
-            named = raw.get("id") if isinstance(raw, dict) else None
-            return SubmittedJob(id=named if isinstance(named, str) else "", code=code, error=error)
+        async def submit_alone(spec: JobSpec) -> SubmittedJob:
+            return SubmittedJob.of(await self._commands.submit_spec(spec, caller, strict=strict))
 
+        specs: dict[int, JobSpec] = {}
+        answers: dict[int, SubmittedJob] = {}
         async with self._commands.submissions.queued(user, len(body), len(given)):
-            answers = await _each(self._commands.submissions, user, given, submit, refused)
-        return SubmittedJobsView(answers=tuple(answers))
+            for place, raw in enumerate(given):
+                if place % _AT_A_STRETCH == _AT_A_STRETCH - 1:
+                    await asyncio.sleep(0)
+                try:
+                    specs[place] = self._commands.named(caller.stamp(job_of(raw)))
+                except (BadInput, RequestRefused) as error:
+                    answers[place] = _refused_job(raw, *_reason(error))
+            work = _Work(submit_together, submit_alone, _refused_spec)
+            done = await _each(self._commands.submissions, user, list(specs.values()), work)
+        answers |= zip(specs, done, strict=True)
+        return SubmittedJobsView(answers=tuple(answers[place] for place in range(len(given))))
 
     async def act_on_all(self, body: bytes, caller: Caller) -> BulkView:
         """
@@ -117,11 +134,15 @@ class BulkCommands:
     async def _act_on(self, asked: BulkRequest, chosen: list[str], caller: Caller, size_bytes: int) -> list[BulkAnswer]:
         act, user = acceptance.JOB_ACTS[asked.verb], caller.name or asked.by
 
-        async def carry_out(job_id: str) -> BulkAnswer:
+        async def act_together(part: Sequence[str]) -> list[BulkAnswer | Exception | None]:
+            found = await self._commands.act_all(act, [_about(asked, job_id, caller) for job_id in part], caller)
+            return [BulkAnswer.of(one) if isinstance(one, ActAnswer) else one for one in found]
+
+        async def act_alone(job_id: str) -> BulkAnswer:
             return BulkAnswer.of(await self._commands.act(act, _about(asked, job_id, caller), caller))
 
         async with self._commands.acts.queued(user, size_bytes, max(len(chosen), 1)):
-            answers = await _each(self._commands.acts, user, chosen, carry_out, _refused)
+            answers = await _each(self._commands.acts, user, chosen, _Work(act_together, act_alone, _refused))
         _log.info("acted_on_many", verb=asked.verb, by=user, jobs=len(answers))
         return answers
 
@@ -144,28 +165,76 @@ def _refused(job_id: str, code: int, error: str) -> BulkAnswer:
     return BulkAnswer(id=job_id, code=code, error=error)
 
 
-async def _each(
-    queues: UserQueues,
-    user: str,
-    items: Sequence[T],
-    carry_out: Callable[[T], Awaitable[A]],
-    refused: Callable[[T, int, str], A],
-) -> list[A]:
-    """Carry something out for each item, as many at a time as there are slots; return the answers in order."""
+def _refused_job(raw: Any, code: int, error: str) -> SubmittedJob:
+    named = raw.get("id") if isinstance(raw, dict) else None
+    return SubmittedJob(id=named if isinstance(named, str) else "", code=code, error=error)
 
-    async def in_turn(item: T) -> A:
+
+def _refused_spec(spec: JobSpec, code: int, error: str) -> SubmittedJob:
+    return SubmittedJob(id=spec.id, code=code, error=error)
+
+
+class _Work(NamedTuple, Generic[T, A]):
+    """
+    What is to be done for each of many items.
+
+    Attributes
+    ----------
+    together : callable
+        Does it for many, and returns of each its answer, or its refusal, or None where it is to be done alone.
+    alone : callable
+        Does it for one, or raises the refusal.
+    refused : callable
+        Makes an item's answer of the code and the sentence of its refusal.
+    """
+
+    together: Callable[[Sequence[T]], Awaitable[list[A | Exception | None]]]
+    alone: Callable[[T], Awaitable[A]]
+    refused: Callable[[T, int, str], A]
+
+
+async def _each(queues: UserQueues, user: str, items: Sequence[T], work: _Work[T, A]) -> list[A]:
+    """
+    Do some work for each item, and return the answers in order.
+
+    It is done for many together in one turn; what is left of them then has a turn of its own each.
+    """
+    found: list[A | Exception | None] = []
+    for start in range(0, len(items), _PART):
+        part = items[start : start + _PART]
+        if len(part) < _FEW:
+            found += [None] * len(part)
+            continue
         try:
             async with queues.turn(user):
-                return await carry_out(item)
-        except BadInput as error:
-            return refused(item, BAD, str(error))
-        except RequestRefused as error:
-            return refused(item, error.code, str(error))
-        except TooLarge as error:
-            return refused(item, _TOO_LARGE, str(error))
-        except (Unavailable, Conflict) as error:
-            return refused(item, UNAVAILABLE, unavailable(error))
+                found += await work.together(part)
+        except (Unavailable, RequestRefused) as error:
+            found += [error] * len(part)
+
+    async def in_turn(item: T) -> A | Exception:
+        try:
+            async with queues.turn(user):
+                return await work.alone(item)
+        except (BadInput, RequestRefused, TooLarge, Unavailable, Conflict) as error:
+            return error
 
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(in_turn(item)) for item in items]
-    return [task.result() for task in tasks]
+        left = {place: group.create_task(in_turn(items[place])) for place, one in enumerate(found) if one is None}
+    done = (left[place].result() if one is None else one for place, one in enumerate(found))
+    return [
+        work.refused(item, *_reason(one)) if isinstance(one, Exception) else one
+        for item, one in zip(items, done, strict=True)
+    ]
+
+
+def _reason(error: Exception) -> tuple[int, str]:
+    """Return the code and the sentence with which an item is refused."""
+    match error:
+        case RequestRefused():
+            return error.code, str(error)
+        case TooLarge():
+            return _TOO_LARGE, str(error)
+        case Unavailable() | Conflict():
+            return UNAVAILABLE, unavailable(error)
+        case _:
+            return BAD, str(error)

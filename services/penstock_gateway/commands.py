@@ -11,15 +11,27 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from pathlib import Path
 from typing import Final, TypeVar
 
 import msgspec
 import structlog
 
-from penstock_bus import Append, BusError, Conflict, Endpoint, LogPort, Timeout, TooLarge, Unavailable, Work, WorkPort
+from penstock_bus import (
+    Append,
+    BatchRefused,
+    BusError,
+    Conflict,
+    Endpoint,
+    LogPort,
+    Timeout,
+    TooLarge,
+    Unavailable,
+    Work,
+    WorkPort,
+)
 from penstock_bus.fair_semaphore import FairSemaphore
 from penstock_bus.follower import FoldFollower
 from penstock_gateway import acceptance, people
@@ -36,8 +48,11 @@ from penstock_log.views import ActAnswer, SubmitAnswer, View
 
 A = TypeVar("A", bound=request_bodies.GatewayRequest)
 D = TypeVar("D", acceptance.Acceptable, acceptance.JobAction)
+T = TypeVar("T")
 Answering = Callable[[bytes, Caller], Awaitable[View]]
 _TRIES: Final = 5
+_AT_A_STRETCH: Final = 25
+"""So many decisions are made before others have their turn: a few milliseconds."""
 _ENVELOPE_BYTES: Final = 1024
 _HOLD_S: Final = 5.0
 """Less than the time after which the bus delivers a submission again that nobody holds."""
@@ -174,27 +189,67 @@ class Commands:
         self, spec: JobSpec, caller: Caller, *, strict: bool, new_id: str = "", trace: str = ""
     ) -> SubmitAnswer:
         """Store a job as :meth:`submit_job` does; ``trace`` as ``Commit.trace`` has it."""
-        spec = caller.stamp(spec)
-        spec = msgspec.structs.replace(spec, id=spec.id or new_id or self._unused_id())
-        await self._check_archived(spec.id, spec.user)
+        spec = self.named(caller.stamp(spec), new_id)
+        await self._check_archived([(spec.id, spec.user)])
         if spec.begins_from:
             await self._stored(subjects.job(spec.begins_from))
+        return await self._submit(lambda: self._job(spec, caller, strict=strict), spec.user, 1, trace)
 
-        def decide() -> acceptance.Acceptable:
-            state = self._live.state
-            decided = acceptance.job(state, spec, strict=strict, now_s=self._now_s(), caller=caller)
-            if decided.fact is not None and not state.open_jobs.covers(spec):
-                self._limit.check(state.open_jobs, spec.user, 1, self._most_open(spec.user))
-            return decided
+    def named(self, spec: JobSpec, new_id: str = "") -> JobSpec:
+        """Return a job with its id, the given one, or a fresh one."""
+        return msgspec.structs.replace(spec, id=spec.id or new_id or self._unused_id())
 
-        return await self._submit(decide, spec.user, 1, trace)
+    async def submit_specs(
+        self, specs: Sequence[JobSpec], caller: Caller, *, strict: bool
+    ) -> list[SubmitAnswer | Exception | None]:
+        """
+        Store those of many jobs that can be stored as one, and return what became of each, in order.
+
+        Parameters
+        ----------
+        specs : sequence of JobSpec
+            As many as the log takes as one, with ids, and stamped by the caller.
+
+        Returns
+        -------
+        list
+            An answer; or the exception with which it is refused; or None for a job that :meth:`submit_spec` is still
+            to be called with: others are storing something that it depends on, or the log refused them as one.
+        """
+        try:
+            await self._check_archived([(spec.id, spec.user) for spec in specs])
+        except RequestRefused:  # one by one, which says whose id it is
+            return [None] * len(specs)
+
+        def deciding(spec: JobSpec) -> Callable[[], acceptance.Acceptable | None]:
+            def decide() -> acceptance.Acceptable | None:
+                waits = spec.begins_from and subjects.job(spec.begins_from) in self._storing
+                return None if waits else self._job(spec, caller, strict=strict)
+
+            return decide
+
+        users = {spec.id: spec.user for spec in specs}
+
+        def counting(decided: acceptance.Acceptable) -> AbstractContextManager[None]:
+            return self._limit.storing(users[decided.id], decided.id, 1)
+
+        found = await self._commit_all([deciding(spec) for spec in specs], counting)
+        return [_submitted(*one) if isinstance(one, tuple) else one for one in found]
+
+    def _job(self, spec: JobSpec, caller: Caller, *, strict: bool) -> acceptance.Acceptable:
+        """Decide on a job by the present read model; errors as of :func:`penstock_gateway.acceptance.job`."""
+        state = self._live.state
+        decided = acceptance.job(state, spec, strict=strict, now_s=self._now_s(), caller=caller)
+        if decided.fact is not None and not state.open_jobs.covers(spec):
+            self._limit.check(state.open_jobs, spec.user, 1, self._most_open(spec.user))
+        return decided
 
     async def submit_sweep(self, body: bytes, caller: Caller = SERVICE, new_id: str = "") -> SubmitAnswer:
         """Store a sweep as :meth:`submit_job` stores a job, unless its trials would be refused."""
         asked = sweep_asked(body, self.most_bytes)
         spec = caller.stamp_sweep(asked.spec)
         spec = msgspec.structs.replace(spec, id=spec.id or new_id or self._unused_id())
-        await self._check_archived(spec.id, spec.job.user)
+        await self._check_archived([(spec.id, spec.job.user)])
 
         def decide() -> acceptance.Acceptable:
             decided = acceptance.sweep(self._live.state, spec, strict=asked.strict, now_s=self._now_s(), caller=caller)
@@ -215,13 +270,21 @@ class Commands:
         """Store a sweep of the inbox as :meth:`submit_sweep` does, as its submitter's."""
         return await self.submit_sweep(work.body, await self._admit("tune", work.user), given_id(work))
 
-    async def _check_archived(self, wanted: str, user: str) -> None:
-        """Refuse the id of another user's archived job or sweep: output and checkpoints are still kept under it."""
+    async def _check_archived(self, wanted: Sequence[tuple[str, str]]) -> None:
+        """
+        Refuse an id of another user's archived job or sweep: output and checkpoints are still kept under it.
+
+        Parameters
+        ----------
+        wanted : sequence of (str, str)
+            Ids, each with the user who wants it.
+        """
         if self._archived is None or not self._live.state.archive.jobs:
             return
-        owner = await asyncio.to_thread(self._archived.owner, wanted)
-        if owner is not None and owner != user:
-            raise acceptance.id_taken(wanted)
+        owners = await asyncio.to_thread(self._archived.owners, [one for one, _ in wanted])
+        for one, user in wanted:
+            if owners.get(one, user) != user:
+                raise acceptance.id_taken(one)
 
     def _check_trial(self, spec: SweepSpec) -> None:
         try:
@@ -236,7 +299,7 @@ class Commands:
         decided, seq = await self._commit(decide, lambda decided: self._limit.storing(user, decided.id, jobs), trace)
         if seq:
             _log.info("accepted", id=decided.id, seq=seq, subject=decided.subject)
-        return SubmitAnswer.of(decided, seq=seq or decided.seq, created=decided.fact is not None)
+        return _submitted(decided, seq)
 
     def _acting(
         self, act: Callable[[GatewayState, A, float, Caller], acceptance.JobAction], type_: type[A]
@@ -262,7 +325,86 @@ class Commands:
         done, seq = await self._commit(lambda: act(self._live.state, asked, self._now_s(), caller))
         if seq:
             _log.info("acted", message=done.message, seq=seq)
-        return ActAnswer.of(done, changed=done.fact is not None, seq=seq)
+        return _acted(done, seq)
+
+    async def act_all(
+        self,
+        act: Callable[[GatewayState, A, float, Caller], acceptance.JobAction],
+        asked: Sequence[A],
+        caller: Caller,
+    ) -> list[ActAnswer | Exception | None]:
+        """Carry out commands about different things as one; return what became of each as :meth:`submit_specs` does."""
+
+        def deciding(one: A) -> Callable[[], acceptance.JobAction]:
+            return lambda: act(self._live.state, one, self._now_s(), caller)
+
+        found = await self._commit_all([deciding(one) for one in asked])
+        return [_acted(*one) if isinstance(one, tuple) else one for one in found]
+
+    async def _commit_all(
+        self,
+        decides: Sequence[Callable[[], D | None]],
+        counting: Callable[[D], AbstractContextManager[None]] = lambda _: nullcontext(),
+    ) -> list[tuple[D, int] | Exception | None]:
+        """
+        Return decisions with the sequences of their facts, which are appended as one; 0 where there is no fact.
+
+        A decision that is refused has its exception, and so has one whose fact could not be stored. None stands for
+        one that :meth:`_commit` is to make: something is being stored of the same entity, or the log took no batch.
+        """
+        found: list[D | Exception | None] = []
+        items: dict[int, Append] = {}
+        seqs: dict[int, int] = {}
+        stored = asyncio.Event()
+        with ExitStack() as counted:
+            try:
+                for place, decide in enumerate(decides):
+                    if place % _AT_A_STRETCH == _AT_A_STRETCH - 1:
+                        await asyncio.sleep(0)
+                    decided = self._decision(decide)
+                    found.append(decided)
+                    if decided is None or isinstance(decided, Exception) or decided.fact is None:
+                        continue
+                    items[place] = self._item(decided.subject, decided.fact)
+                    self._storing[decided.subject] = stored
+                    counted.enter_context(counting(decided))
+                seqs = await self._store_all(items)
+            except (Unavailable, BatchRefused, TooLarge) as error:
+                outcome = await self._of_batch(error)
+                found = [outcome if place in items else decided for place, decided in enumerate(found)]
+            finally:
+                for item in items.values():
+                    del self._storing[item.subject]
+                stored.set()
+        return [
+            one if one is None or isinstance(one, Exception) else (one, seqs.get(place, 0))
+            for place, one in enumerate(found)
+        ]
+
+    def _decision(self, decide: Callable[[], D | None]) -> D | Exception | None:
+        """Return a decision, or its refusal; None where something is being stored of the same entity."""
+        try:
+            decided = decide()
+        except (BadInput, RequestRefused) as error:
+            return error
+        return None if decided is None or decided.subject in self._storing else decided
+
+    async def _store_all(self, items: Mapping[int, Append]) -> dict[int, int]:
+        """Append facts as one, wait until the read model has them, and return the sequence of each."""
+        if not items:
+            return {}
+        seqs = await self._in_time(self._bus.append_all(list(items.values())))
+        _log.info("stored_as_one", commits=len(items), first_seq=seqs[0], last_seq=seqs[-1])
+        await self._folded(seqs[-1])
+        return dict(zip(items, seqs, strict=True))
+
+    async def _of_batch(self, error: Exception) -> Exception | None:
+        """Return what has become of each fact of a batch that failed; None where it is to be tried by itself."""
+        if isinstance(error, Unavailable):
+            return error
+        _log.info("batch_refused", reason=str(error))
+        await self._live.caught_up()
+        return None
 
     async def _commit(
         self,
@@ -302,21 +444,33 @@ class Commands:
 
     async def _store(self, subject: str, fact: AnyEvent, trace: str = "") -> int:
         """Append a fact and wait until the read model has it; return 0 if somebody else was first: decide again."""
-        commit = Commit(id=self._new_commit_id(), actor=self._actor, facts=(fact,), trace=trace)
-        item = Append(subject=subject, commit=commit, expected=self._live.heads.get(subject, 0))
         try:
-            async with asyncio.timeout(self._settings.append_timeout_s):
-                seq = await self._bus.append(item)
-        except TimeoutError as error:
-            raise Timeout(await self._why_unconfirmed()) from error
+            seq = await self._in_time(self._bus.append(self._item(subject, fact, trace)))
         except Conflict:
             await self._live.caught_up()
             return 0
+        await self._folded(seq)
+        return seq
+
+    def _item(self, subject: str, fact: AnyEvent, trace: str = "") -> Append:
+        """Return what to append now that a fact is decided on."""
+        commit = Commit(id=self._new_commit_id(), actor=self._actor, facts=(fact,), trace=trace)
+        return Append(subject=subject, commit=commit, expected=self._live.heads.get(subject, 0))
+
+    async def _in_time(self, appending: Awaitable[T]) -> T:
+        """Return what an append returns; raise Timeout if the log takes too long."""
+        try:
+            async with asyncio.timeout(self._settings.append_timeout_s):
+                return await appending
+        except TimeoutError as error:
+            raise Timeout(await self._why_unconfirmed()) from error
+
+    async def _folded(self, seq: int) -> None:
+        """Wait until the read model has what is stored."""
         try:
             await self._live.reached(seq, self._settings.append_timeout_s)
         except Timeout:
             _log.warning("read_model_behind", seq=seq, at=self._live.last_seq)  # it is stored all the same
-        return seq
 
     async def _why_unconfirmed(self) -> str:
         """Return what to say of an unanswered append: a log that answers looks but no appends has a full disk."""
@@ -331,6 +485,14 @@ class Commands:
     def _unused_id(self) -> str:
         taken = self._live.state
         return next(i for i in iter(self._new_id, "") if i not in taken.jobs.by_id and i not in taken.sweeps)
+
+
+def _submitted(decided: acceptance.Acceptable, seq: int) -> SubmitAnswer:
+    return SubmitAnswer.of(decided, seq=seq or decided.seq, created=decided.fact is not None)
+
+
+def _acted(done: acceptance.JobAction, seq: int) -> ActAnswer:
+    return ActAnswer.of(done, changed=done.fact is not None, seq=seq)
 
 
 Accept = Callable[[Work], Awaitable[SubmitAnswer]]

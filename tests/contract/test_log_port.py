@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from bus_harness import Harness, append, ids
 
-from penstock_bus import Bus, Conflict, TooLarge
+from penstock_bus import BatchRefused, Bus, Conflict, TooLarge
 from penstock_log import subjects
 
 
@@ -85,10 +85,58 @@ async def test_a_conflict_among_many_is_told(bus: Bus) -> None:
         await bus.append_many([append(f"j{i}") for i in range(10)])
 
 
+async def test_commits_that_are_appended_as_one_follow_each_other(bus: Bus) -> None:
+    await bus.append(append("j1"))
+    items = [append("j1", 1), *(append(f"k{i}") for i in range(998)), append("j2")]
+    assert await bus.append_all(items) == list(range(2, 1002))
+    stored = await bus.read(subjects.STREAM_SUBJECTS[subjects.EVT], after_seq=1)
+    assert [(one.subject, one.commit) for one in stored] == [(item.subject, item.commit) for item in items]
+    assert await bus.append_all([append("j1", 2)]) == [1002]
+
+
+@pytest.mark.parametrize("expected", [0, 7])
+async def test_of_commits_that_are_appended_as_one_none_is_stored_if_one_is_too_late(bus: Bus, expected: int) -> None:
+    await bus.append(append("j7"))
+    with pytest.raises(BatchRefused, match=r"no longer at|wrong last sequence"):
+        await bus.append_all([append("j6"), append("j7", expected), append("j8")])
+    with pytest.raises(BatchRefused):
+        await bus.append_all([append("j7", expected)])
+    assert await bus.last_seq() == 1
+
+
+@pytest.mark.parametrize("count", [1, 2, 300])
+async def test_commits_may_be_appended_as_one_again_with_the_same_ids(bus: Bus, count: int) -> None:
+    await bus.append(append("first"))
+    items = [append(f"j{i}") for i in range(count)]
+    seqs = await bus.append_all(items)
+    await bus.append(append("j0", seqs[0]))
+    assert await bus.append_all(items) == seqs == list(range(2, count + 2))
+    assert [await bus.append(item) for item in items] == seqs
+    assert await bus.last_seq() == count + 2
+
+
+async def test_commits_of_which_some_are_stored_already_are_not_appended_as_one(bus: Bus) -> None:
+    items = [append(f"j{i}") for i in range(4)]
+    await bus.append_many(items[:2])
+    with pytest.raises(BatchRefused):
+        await bus.append_all(items)
+    assert await bus.append_many(items) == [1, 2, 3, 4]
+
+
+async def test_of_two_writers_who_append_the_same_as_one_the_first_one_wins(harness: Harness) -> None:
+    async with harness.connect() as one, harness.connect() as other:
+        tries = [writer.append_all([append(f"j{i}") for i in range(50)]) for writer in (one, other)]
+        results = await asyncio.gather(*tries, return_exceptions=True)
+        assert sorted(isinstance(result, BatchRefused) for result in results) == [False, True]
+        assert await one.last_seq() == 50
+
+
 async def test_a_commit_over_the_servers_limit_says_the_limit_and_is_not_stored(bus: Bus) -> None:
     item = append("j1", by="x" * bus.max_body_bytes)
     with pytest.raises(TooLarge, match=rf"{bus.max_body_bytes}; send less"):
         await bus.append(item)
     with pytest.raises(TooLarge):
         await bus.append_many([append("j2"), item])
+    with pytest.raises(TooLarge):
+        await bus.append_all([append("j3"), item])
     assert await bus.append(append("j1", by="x" * (bus.max_body_bytes - 200)))

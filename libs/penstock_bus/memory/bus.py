@@ -162,6 +162,11 @@ class MemoryLogClient(MemoryClient, LogPort, LogTrimPort, RejectionPort, OutputP
     async def append_many(self, items: Sequence[Append]) -> list[int]:
         return [await self.append(item) for item in items]
 
+    async def append_all(self, items: Sequence[Append]) -> list[int]:
+        bodies = [encode(item.commit) for item in items]
+        await self.ready(max(map(len, bodies)))
+        return self.server.put_all(items, bodies)
+
     async def follow(self, after_seq: int = 0, subjects: Sequence[str] = ()) -> AsyncGenerator[Delivery, None]:
         async for message, pending in self._messages(names.EVT, after_seq, subjects):
             yield self._deliver(message, pending)

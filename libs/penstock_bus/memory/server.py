@@ -18,6 +18,8 @@ from typing import Final
 import msgspec
 
 from penstock_bus.port import (
+    Append,
+    BatchRefused,
     Conflict,
     Endpoint,
     Handler,
@@ -144,6 +146,29 @@ class MemoryServer:
         self._stored_bytes += len(body)
         self.changed.notify()
         return message
+
+    def put_all(self, items: Sequence[Append], bodies: Sequence[bytes]) -> list[int]:
+        """
+        Store commits as one, and return their sequences; those that are stored already stay as they are.
+
+        Raises
+        ------
+        BatchRefused
+            If one of them has to be refused, or some are stored already and others are not.
+        StorageFull
+        """
+        log = self.streams[subjects.EVT]
+        known = [log.by_id[item.commit.id].seq for item in items if item.commit.id in log.by_id]
+        if len(known) == len(items):
+            return known
+        heads = [(last.seq if (last := log.last(item.subject)) else 0) for item in items]
+        if known or heads != [item.expected for item in items]:
+            raise BatchRefused("one of the subjects is no longer at the sequence that was expected")
+        self._check_capacity(sum(map(len, bodies)))
+        return [
+            self.put(subjects.EVT, item.subject, body, item.commit.id, item.expected).seq
+            for item, body in zip(items, bodies, strict=True)
+        ]
 
     def reject(self, what: str, rejection: Rejection) -> None:
         """Keep what was refused, with the time."""

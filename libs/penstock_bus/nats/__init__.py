@@ -10,6 +10,7 @@ In reading order:
 * ``streams``: The streams, their limits and their use.
 * ``replication``: On which servers the streams are kept.
 * ``log``: Appends, followers, output.
+* ``atomic_batch``: Commits that are appended as one.
 * ``consumer``: One consumer being read.
 * ``direct_get``: Reading without a consumer.
 * ``snapshots_and_leases``: Snapshots and leases.

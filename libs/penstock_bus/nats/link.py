@@ -241,6 +241,10 @@ class Link:
             await self.client.flush()
         await self.client.close()
 
+    def new_token(self) -> str:
+        """Return a word that nobody else uses."""
+        return str(self.client.new_inbox().rpartition(".")[2])
+
     async def flush(self) -> None:
         """Wait until the server has read what was sent; raise ConnectionLost where it has not."""
         try:
@@ -574,7 +578,7 @@ class NatsClient:
 
     def new_id(self) -> str:
         """Return an id for a message that has none of its own."""
-        return self.link.client.new_inbox().rpartition(".")[2]
+        return self.link.new_token()
 
     def in_background(self, work: Coroutine[Any, Any, None]) -> None:
         """Run something that its caller does not wait for; :meth:`close` does."""

@@ -1,8 +1,9 @@
 """
 The log over NATS: appends, followers, rejections and the output of jobs.
 
-:class:`AppendWindow` appends many commits with a window of open acknowledgements. :class:`NatsLogClient` is the part of
-the port that reads and writes streams. :func:`settled` turns an acknowledgement into a sequence.
+:class:`AppendWindow` appends many commits with a window of open acknowledgements, and :func:`append_batch` appends them
+as one. :class:`NatsLogClient` is the part of the port that reads and writes streams. :func:`settled` turns an
+acknowledgement into a sequence.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import msgspec
 from penstock_bus.compat import aclosing, timeout
 from penstock_bus.logger import get_logger
 from penstock_bus.nats import direct_get
+from penstock_bus.nats.atomic_batch import send_batch
 from penstock_bus.nats.consumer import StreamInfo, StreamReader, position
 from penstock_bus.nats.direct_get import tail_stream
 from penstock_bus.nats.link import (
@@ -25,6 +27,7 @@ from penstock_bus.nats.link import (
     TRY_S,
     WRONG_LAST_SEQUENCE,
     Ack,
+    ApiError,
     ConnectionLost,
     Link,
     NatsClient,
@@ -34,6 +37,7 @@ from penstock_bus.nats.link import (
 )
 from penstock_bus.port import (
     Append,
+    BatchRefused,
     BusError,
     Conflict,
     Delivery,
@@ -46,6 +50,8 @@ from penstock_bus.port import (
     Shadowed,
     ShadowPort,
     StoredMessage,
+    Timeout,
+    TooLarge,
     TrimDenied,
     Unavailable,
 )
@@ -175,6 +181,9 @@ class NatsLogClient(NatsClient, LogPort, LogTrimPort, RejectionPort, OutputPort,
 
     async def append_many(self, items: Sequence[Append]) -> list[int]:
         return await AppendWindow(self.link, items).run()
+
+    async def append_all(self, items: Sequence[Append]) -> list[int]:
+        return await append_batch(self.link, items)
 
     async def follow(self, after_seq: int = 0, subjects: Sequence[str] = ()) -> AsyncGenerator[Delivery, None]:
         if self.options.as_client:
@@ -340,6 +349,61 @@ def _rank(subject: str) -> int:
     return int(subject.rpartition(".")[2])
 
 
+async def append_batch(link: Link, items: Sequence[Append]) -> list[int]:
+    """Append commits as :meth:`penstock_bus.port.LogPort.append_all` says."""
+    messages = [(item.subject, encode(item.commit), headers_of(item)) for item in items]
+    for subject, body, _ in messages:
+        link.check_size(subject, body)
+    clock = asyncio.get_running_loop().time
+    end_s = clock() + link.timeout_s
+    while True:
+        await link.online(max(end_s - clock(), 0.0))
+        try:
+            ack = await send_batch(link, link.new_token(), messages)
+        except Unavailable:
+            if clock() >= end_s:
+                raise
+        else:
+            if ack.error is None:
+                return _row(ack.seq, len(items))
+            if ack.error.err_code not in NOT_YET:
+                return await _looked_up(link, items, ack.error)
+            if clock() >= end_s:
+                raise Timeout(f"{len(items)} commits could not be appended yet; try again with the same ids")
+        await asyncio.sleep(PAUSE_S)
+
+
+def _row(last_seq: int, count: int) -> list[int]:
+    return list(range(last_seq - count + 1, last_seq + 1))
+
+
+async def _looked_up(link: Link, items: Sequence[Append], error: ApiError) -> list[int]:
+    """
+    Return the sequences of commits that were refused because an earlier try had stored them all.
+
+    Raises
+    ------
+    BatchRefused, TooLarge, StorageFull, Unavailable
+        As the server has refused them, where it had not.
+    """
+    if error.err_code in WRONG_LAST_SEQUENCE | _REPEATED:
+        first, last = await _seq_of(link, items[0]), await _seq_of(link, items[-1])
+        if first and last == first + len(items) - 1:
+            return _row(last, len(items))
+    refusal = fault(f"append of {len(items)} commits", error)
+    if isinstance(refusal, (Unavailable, TooLarge)):
+        raise refusal
+    raise BatchRefused(f"{refusal}; nothing was stored. Append them one by one") from refusal
+
+
+async def _seq_of(link: Link, item: Append) -> int:
+    """Return the sequence of a commit if it is the first one after the sequence that it expects; otherwise 0."""
+    request = {"seq": (item.expected or 0) + 1, "next_by_subj": item.subject}
+    found = await direct_get.from_leader(link, names.EVT, request)
+    return found.seq if found is not None and found.headers.get(MSG_ID) == item.commit.id else 0
+
+
+_REPEATED: Final = frozenset({10201})  # one of a batch's message ids is stored already
 WINDOW: Final = 1024
 
 _NOBODY: Final = 0  # the code of the refusal that stands for "no stream answered"

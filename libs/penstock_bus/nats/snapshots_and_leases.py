@@ -18,6 +18,7 @@ import msgspec
 from penstock_bus.clock import ticks
 from penstock_bus.logger import get_logger
 from penstock_bus.nats import direct_get
+from penstock_bus.nats.atomic_batch import send_batch
 from penstock_bus.nats.link import (
     WRONG_LAST_SEQUENCE,
     Ack,
@@ -25,7 +26,6 @@ from penstock_bus.nats.link import (
     ConnectionLost,
     Link,
     NatsClient,
-    decode_ack,
     fault,
 )
 from penstock_bus.nats.log import EXPECTED, MSG_ID
@@ -92,16 +92,8 @@ class NatsStateClient(NatsClient, SnapshotPort):
                     raise
 
     async def _try_batch(self, subject: str, chunks: list[bytes]) -> Ack:
-        batch = self.new_id()
-        for i, chunk in enumerate(chunks, 1):
-            headers = {"Nats-Batch-Id": batch, "Nats-Batch-Sequence": str(i)}
-            if i == 1:
-                opened = await self.link.ask(subject, chunk, headers | _ROLLUP)
-                if opened.data and (ack := decode_ack(opened)).error is not None:
-                    return ack
-            elif i < len(chunks):
-                await self.link.publish(subject, chunk, headers)
-        return decode_ack(await self.link.ask(subject, chunks[-1], headers | {"Nats-Batch-Commit": "1"}))
+        messages = [(subject, chunk, {} if i else _ROLLUP) for i, chunk in enumerate(chunks)]
+        return await send_batch(self.link, self.new_id(), messages)
 
 
 _MARKERS: Final = ("KV-Operation", "Nats-Marker-Reason")

@@ -96,7 +96,12 @@ def configs(limits: StreamLimits) -> dict[str, dict[str, Any]]:
     """Return each stream's configuration, as the server's API takes it."""
     compression = compression_of(limits.replicas)
     special: dict[str, dict[str, Any]] = {
-        subjects.EVT: {"compression": compression, "deny_delete": True, "metadata": {_FORMAT: str(LOG_FORMAT)}},
+        subjects.EVT: {
+            "compression": compression,
+            "deny_delete": True,
+            "allow_atomic": True,
+            "metadata": {_FORMAT: str(LOG_FORMAT)},
+        },
         subjects.LOG: {
             "max_bytes": limits.log_bytes,
             "max_age": int(limits.log_age_s * _S),
@@ -205,7 +210,7 @@ def check_format(found: dict[str, Any]) -> None:
 def outdated(found: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
     """Return what an earlier version had made otherwise."""
     changed: dict[str, Any] = {
-        key: True for key in ("deny_delete", "deny_purge") if wanted.get(key) and not found.get(key)
+        key: True for key in ("deny_delete", "deny_purge", "allow_atomic") if wanted.get(key) and not found.get(key)
     }
     if sorted(found["subjects"]) != sorted(wanted["subjects"]):
         changed["subjects"] = wanted["subjects"]
