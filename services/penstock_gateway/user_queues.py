@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Final
@@ -306,17 +307,20 @@ class OpenJobsLimit:
     def __init__(self, most: int) -> None:
         self._most = most
         self._storing: dict[str, dict[str, int]] = {}
+        self._storing_jobs: Counter[str] = Counter()
 
     @contextmanager
     def storing(self, user: str, id_: str, jobs: int) -> Iterator[None]:
         """Count a submission while it is being stored."""
         self._storing.setdefault(user, {})[id_] = jobs
+        self._storing_jobs[user] += jobs
         try:
             yield
         finally:
+            self._storing_jobs[user] -= jobs
             self._storing[user].pop(id_, None)
             if not self._storing[user]:
-                del self._storing[user]
+                del self._storing[user], self._storing_jobs[user]
 
     def check(self, open_jobs: OpenJobs, user: str, more: int, own: int | None = None) -> None:
         """
@@ -328,9 +332,11 @@ class OpenJobsLimit:
             The most that an admin has set for this user.
         """
         storing = self._storing.get(user, {})
-        there = open_jobs.count(user)
-        there += sum(jobs for id_, jobs in storing.items() if not open_jobs.knows(user, id_))
         most = self._most if own is None else own
+        there = open_jobs.count(user)
+        if there + self._storing_jobs.get(user, 0) + more <= most:  # even if none of them was counted twice
+            return
+        there += sum(jobs for id_, jobs in storing.items() if not open_jobs.knows(user, id_))
         if there + more <= most:
             return
         name = escaped(user or NOBODY)

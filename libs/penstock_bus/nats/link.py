@@ -59,6 +59,8 @@ class LateAnswerClient(Client):
     """
     A client that survives the answer to a ping whose asker has given up, the end of its token, and uvloop.
 
+    It reads headers faster, too.
+
     nats-py's own ends the reading of its connection at the first: it goes on writing, and hears nothing until its pings
     have been unanswered for some fifteen seconds. At the second it closes for good. And between the loss of a
     connection and its being noticed, uvloop refuses to write with a RuntimeError, which nats-py lets through: here it
@@ -81,6 +83,16 @@ class LateAnswerClient(Client):
             self._pings_outstanding = 0
             return
         await super()._process_pong()
+
+    @staticmethod
+    def _parse_header_lines(raw: bytes) -> dict[str, str]:
+        """Return a message's headers: nats-py looks at each character of each name, which takes longer than the rest."""
+        headers = {}
+        for line in raw.decode("utf-8", "replace").split("\r\n"):
+            name, colon, value = line.partition(":")
+            if colon and name.isascii() and len(words := name.split()) == 1:  # others are no names
+                headers[words[0]] = value.strip()
+        return headers
 
     async def _send_ping(self, future: asyncio.Future[bool] | None = None) -> None:
         with _closed_is_reset():
