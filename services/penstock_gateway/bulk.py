@@ -21,7 +21,7 @@ from penstock_gateway import acceptance, job_filter
 from penstock_gateway.authority import Admit, Caller
 from penstock_gateway.commands import Commands
 from penstock_gateway.endpoints import BAD, UNAVAILABLE, RequestRefused, endpoint, job_of, jobs_asked, unavailable
-from penstock_gateway.user_queues import UserQueues, asker
+from penstock_gateway.user_queues import RepeatedRequests, UserQueues, asker, names_itself
 from penstock_log import Job, JobSpec, request_bodies, subjects, validation
 from penstock_log.request_bodies import BulkRequest
 from penstock_log.validation import BadInput
@@ -55,13 +55,27 @@ class BulkCommands:
 
     def __init__(self, commands: Commands, admit: Admit, most_bytes: int) -> None:
         self._commands, self._admit, self._most_bytes = commands, admit, most_bytes
+        self._submissions: RepeatedRequests[SubmittedJobsView] = RepeatedRequests(commands.submissions)
+        self._acts: RepeatedRequests[BulkView] = RepeatedRequests(commands.acts)
 
     def endpoints(self) -> list[Endpoint]:
         """Return the commands as endpoints."""
         return [
             endpoint(name, subjects.command(name), self._admit, handler, self._most_bytes, concurrent=True)
-            for name, handler in (("submit_all", self.submit_all), ("bulk", self.act_on_all))
+            for name, handler in (("submit_all", self._submitted), ("bulk", self._acted))
         ]
+
+    async def _submitted(self, body: bytes, caller: Caller) -> SubmittedJobsView:
+        if not names_itself(body):
+            return await self.submit_all(body, caller)
+        found, is_copy = await self._submissions.answer(caller.name, body, lambda: self.submit_all(body, caller))
+        if not is_copy:
+            return found
+        return SubmittedJobsView(answers=tuple(msgspec.structs.replace(one, created=False) for one in found.answers))
+
+    async def _acted(self, body: bytes, caller: Caller) -> BulkView:
+        found, _ = await self._acts.answer(caller.name, body, lambda: self.act_on_all(body, caller))
+        return found
 
     async def submit_all(self, body: bytes, caller: Caller) -> SubmittedJobsView:
         """

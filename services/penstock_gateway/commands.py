@@ -41,7 +41,7 @@ from penstock_gateway.endpoints import RequestRefused, endpoint, job_asked, swee
 from penstock_gateway.log_reader import catch_up
 from penstock_gateway.machine import GatewaySettings, GatewayState
 from penstock_gateway.open_jobs import most_trials
-from penstock_gateway.user_queues import OpenJobsLimit, RateLimit, RepeatedRequests, UserQueues, asker
+from penstock_gateway.user_queues import OpenJobsLimit, RateLimit, RepeatedRequests, UserQueues, asker, names_itself
 from penstock_log import AnyEvent, Commit, JobSpec, SweepSpec, request_bodies, subjects, tracing, validation
 from penstock_log.validation import BadInput
 from penstock_log.views import ActAnswer, SubmitAnswer, View
@@ -154,10 +154,19 @@ class Commands:
         ]
 
     def _submitting(self, submit: Callable[[bytes, Caller], Awaitable[SubmitAnswer]]) -> Answering:
-        repeated = RepeatedRequests(self.submissions)
+        repeated: RepeatedRequests[SubmitAnswer] = RepeatedRequests(self.submissions)
 
         async def answer(body: bytes, caller: Caller) -> View:
-            return await repeated.answer(asker(body, caller.name), body, lambda: submit(body, caller))
+            user = asker(body, caller.name)
+
+            async def in_turn() -> SubmitAnswer:
+                async with self.submissions.slot(user, len(body)):
+                    return await submit(body, caller)
+
+            if not names_itself(body):
+                return await in_turn()
+            found, is_copy = await repeated.answer(user, body, in_turn)
+            return msgspec.structs.replace(found, created=False) if is_copy else found
 
         return answer
 

@@ -14,7 +14,7 @@ import hashlib
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 import msgspec
 
@@ -23,8 +23,9 @@ from penstock_bus.fair_semaphore import FairSemaphore
 from penstock_gateway.endpoints import TOO_MANY, UNAVAILABLE, RequestRefused
 from penstock_gateway.open_jobs import OpenJobs
 from penstock_log.text import count, escaped
-from penstock_log.views import SubmitAnswer
+from penstock_log.views import View
 
+V = TypeVar("V", bound=View)
 NOBODY: Final = "nobody"
 _WAIT: Final = "wait until some are over, cancel some, or ask"
 _REMEDY: Final = (
@@ -49,13 +50,14 @@ class _Sweep(msgspec.Struct, frozen=True):
 
 
 class _Asked(msgspec.Struct, frozen=True):
-    """A job, a sweep or an act, bare or wrapped; all other fields are passed over unread."""
+    """A job, a sweep, an act, or many jobs, bare or wrapped; all other fields are passed over unread."""
 
     id: str = ""
     user: str = ""
     by: str = ""
     job: _Named = _Named()
     spec: _Sweep = _Sweep()
+    specs: tuple[_Sweep, ...] = ()
 
 
 _asked: Final = msgspec.json.Decoder(_Asked)
@@ -247,41 +249,55 @@ class UserQueues:
             self._waiting.pop(user, None)
 
 
-class RepeatedRequests:
+def names_itself(body: bytes) -> bool:
     """
-    Submissions that are under way, so that one that is asked again gets the answer of its first copy.
+    Say whether a submission has an id for all that it submits: then it is the same request as one of the same bytes.
+
+    Examples
+    --------
+    >>> names_itself(b'{"id": "j1"}'), names_itself(b'{"specs": [{"id": "j1"}, {"name": "x"}]}'), names_itself(b"{}")
+    (True, False, False)
+    """
+    asked = _decoded(body)
+    return bool(asked.id or asked.spec.id or (asked.specs and all(one.id for one in asked.specs)))
+
+
+class RepeatedRequests(Generic[V]):
+    """
+    Requests that are under way, so that one that is asked again gets the answer of its first copy.
 
     A client asks again what is not answered within a second. If each copy waited for a slot of its own, a user who
     submits a few thousand jobs at once would fill the own queue with copies, and a copy's refusal would be told of a
-    job that is accepted. Only a submission that names its id is the same if its bytes are. One answer says that it
-    created the job, that of the first copy, which is also the first to be sent.
+    job that is accepted. Only a submission that names its id is the same if its bytes are (:func:`names_itself`).
+
+    Parameters
+    ----------
+    queues : UserQueues
+        For whose rate a copy counts.
     """
 
     def __init__(self, queues: UserQueues) -> None:
         self._queues = queues
-        self._under_way: dict[tuple[str, bytes], asyncio.Future[SubmitAnswer]] = {}
+        self._under_way: dict[tuple[str, bytes], asyncio.Future[V]] = {}
 
-    async def answer(self, user: str, body: bytes, answering: Callable[[], Awaitable[SubmitAnswer]]) -> SubmitAnswer:
+    async def answer(self, user: str, body: bytes, answering: Callable[[], Awaitable[V]]) -> tuple[V, bool]:
         """
-        Answer a submission in its user's turn, or as its first copy is answered.
+        Return the answer to a request, and whether it is the answer to its first copy.
 
         Raises
         ------
         RequestRefused
-            429 where the user has too much waiting or has sent too much of late; 503 where the gateway stops.
+            429 where the user has sent too much of late; and whatever ``answering`` raises.
         Unavailable
             If the first copy was broken off.
         """
         key = user, hashlib.sha256(body).digest()
         if (first := self._under_way.get(key)) is not None:
             self._queues.check_rate(user)
-            return msgspec.structs.replace(await asyncio.shield(first), created=False)
-        asked = _decoded(body)
-        if not (asked.id or asked.spec.id):
-            return await self._in_turn(user, body, answering)
+            return await asyncio.shield(first), True
         first = self._under_way[key] = asyncio.get_running_loop().create_future()
         try:
-            first.set_result(await self._in_turn(user, body, answering))
+            first.set_result(await answering())
         except BaseException as error:
             shown = error if isinstance(error, Exception) else Unavailable("the gateway stopped in the middle of it")
             first.set_exception(shown)
@@ -289,11 +305,7 @@ class RepeatedRequests:
             raise
         finally:
             del self._under_way[key]
-        return first.result()
-
-    async def _in_turn(self, user: str, body: bytes, answering: Callable[[], Awaitable[SubmitAnswer]]) -> SubmitAnswer:
-        async with self._queues.slot(user, len(body)):
-            return await answering()
+        return first.result(), False
 
 
 class OpenJobsLimit:

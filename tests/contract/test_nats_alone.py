@@ -10,19 +10,22 @@ import signal
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import nats.errors
 import pytest
 import uvloop
 from bus_harness import NatsHarness, append, take
+from nats.aio.client import Client
 from nats.aio.msg import Msg
 from structlog.testing import capture_logs
 
-from penstock_bus import Endpoint, Reply, Request, Unauthorized, Unavailable
+from penstock_bus import BatchRefused, Endpoint, Reply, Request, Unauthorized, Unavailable
 from penstock_bus.identity.logins import Login
 from penstock_bus.nats import NatsBus, connect, consumer, direct_get
-from penstock_bus.nats.link import TRY_S, ApiError, NotSettled, fault
+from penstock_bus.nats.link import TRY_S, ApiError, ConnectionLost, LateAnswerClient, NotSettled, fault
+from penstock_bus.nats.log import headers_of
 from penstock_bus.nats.streams import KEY, StreamLimits, configs
 from penstock_bus.port import BusError, StorageFull, TooLarge
 from penstock_bus.servers.server import ServerSettings, running
@@ -278,6 +281,78 @@ async def test_a_reader_of_much_goes_on_where_it_stopped_when_the_connection_bro
     assert found == [b"%03d" % i for i in range(20)]
 
 
+async def test_a_log_of_an_earlier_version_takes_commits_as_one_once_it_is_brought_up_to_date(
+    nats_alone: NatsHarness,
+) -> None:
+    items = [append(f"j{i}") for i in range(10)]
+    async with nats_alone.connect() as bus:
+        config = (await bus.link.api(f"STREAM.INFO.{subjects.EVT}"))["config"]
+        await bus.link.api(f"STREAM.UPDATE.{subjects.EVT}", config | {"allow_atomic": False})
+        with pytest.raises(BatchRefused, match=r"atomic publish is disabled.*one by one"):
+            await bus.append_all(items)
+        assert await bus.last_seq() == 0
+    async with nats_alone.connect() as bus:
+        assert await bus.append_all(items) == list(range(1, 11))
+
+
+@pytest.mark.parametrize("lost", ["opening", "commit"])
+async def test_a_batch_whose_answer_is_lost_is_sent_again_and_stored_once(
+    nats_alone: NatsHarness, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    items = [append(f"j{i}") for i in range(10)]
+    async with nats_alone.connect() as bus:
+        asked, asks = bus.link.ask, 0
+
+        async def loses_answers(*args: Any, **more: Any) -> Msg:
+            nonlocal asks
+            asks += 1
+            answer = await asked(*args, **more)
+            if asks == (1 if lost == "opening" else 2):
+                raise ConnectionLost("the answer was lost")
+            return answer
+
+        monkeypatch.setattr(bus.link, "ask", loses_answers)
+        assert await bus.append_all(items) == list(range(1, 11))
+        assert await bus.last_seq() == 10
+
+
+async def test_of_a_batch_of_which_a_beginning_was_stored_all_are_stored_one_by_one(nats_alone: NatsHarness) -> None:
+    items = [append(f"j{i}") for i in range(10)]
+    async with nats_alone.connect() as bus:
+        await bus.append_many(items[:4])  # as a server leaves it that lost its power in the middle
+        with pytest.raises(BatchRefused):
+            await bus.append_all(items)
+        assert [await bus.append(item) for item in items] == list(range(1, 11))
+
+
+async def test_a_writer_that_dies_before_the_end_of_a_batch_leaves_nothing_behind(nats_alone: NatsHarness) -> None:
+    items = [append(f"j{i}") for i in range(3)]
+    async with nats_alone.connect() as dying:
+        for number, item in enumerate(items[:2], 1):
+            numbers = {"Nats-Batch-Id": "b", "Nats-Batch-Sequence": str(number)}
+            await dying.link.publish(item.subject, encode(item.commit), headers_of(item) | numbers)
+        await dying.link.flush()
+    async with nats_alone.connect() as bus:
+        assert await bus.last_seq() == 0
+        assert await bus.append_all(items) == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"Nats-Msg-Id: 7f\r\nNats-Expected-Last-Subject-Sequence: 0\r\n\r\n",
+        b"a:b\r\nc:\t d \r\n e : f:g\r\n",
+        b"no colon\r\nin side: x\r\n: nameless\r\n\r\n",
+        "naïve: x\r\nword: naïve\r\n".encode(),
+        b"bytes: \xff\xfe\r\n\xff: x\r\nlast: ",
+        b"",
+    ],
+)
+def test_headers_are_read_as_by_the_client_library(raw: bytes) -> None:
+    theirs = {name: value for name, value in Client._parse_header_lines(raw).items() if name}
+    assert LateAnswerClient._parse_header_lines(raw) == theirs
+
+
 @pytest.mark.parametrize("code", [10158, 10163])
 async def test_what_a_cluster_cannot_say_yet_is_asked_again(
     nats_alone: NatsHarness, monkeypatch: pytest.MonkeyPatch, code: int
@@ -291,6 +366,14 @@ async def test_what_a_cluster_cannot_say_yet_is_asked_again(
 
         monkeypatch.setattr(bus.link, "patiently", not_yet)
         assert await bus.append(append("j1")) == 1
+        asked = bus.link.ask
+
+        async def not_yet_as_one(*args: object, **more: object) -> Msg:
+            monkeypatch.setattr(bus.link, "ask", asked)
+            return await not_yet()
+
+        monkeypatch.setattr(bus.link, "ask", not_yet_as_one)
+        assert await bus.append_all([append("j2"), append("j3")]) == [2, 3]
 
 
 async def test_messages_too_large_for_one_request_come_in_several(

@@ -48,6 +48,14 @@ async def test_all_that_is_stored_and_all_that_comes_is_followed_in_order(writer
     assert await client.last_seq() == 3000
 
 
+async def test_commits_that_are_appended_as_one_are_followed_too(writer: Bus, client: Bus) -> None:
+    await writer.append(append("first"))
+    following = client.follow()
+    await take(following, 1)
+    await writer.append_all([append(f"j{i}") for i in range(500)])
+    assert [one.seq for one in await take(following, 500)] == list(range(2, 502))
+
+
 @pytest.mark.parametrize("breaking", ["crash", "cut"])
 async def test_following_goes_on_over_breaks(server: NatsHarness, client: Bus, breaking: str) -> None:
     following = client.follow()

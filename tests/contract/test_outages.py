@@ -35,6 +35,8 @@ async def test_an_append_without_a_server_says_so_and_may_be_tried_again(harness
         with pytest.raises(Unavailable):
             await bus.append_many([item])
         with pytest.raises(Unavailable):
+            await bus.append_all([item, append("j3")])
+        with pytest.raises(Unavailable):
             await bus.last_seq()
         await harness.restart()
 
@@ -46,6 +48,26 @@ async def test_an_append_without_a_server_says_so_and_may_be_tried_again(harness
 
         await eventually(stored)
         assert await patient.last_seq() == 2
+
+
+@pytest.mark.parametrize("breaking", ["crash", "cut"])
+async def test_commits_that_are_appended_as_one_are_stored_once_over_breaks(harness: Harness, breaking: str) -> None:
+    batches = [[append(f"j{number}-{i}") for i in range(100)] for number in range(40)]
+    async with harness.connect() as writer, harness.connect() as watcher:
+        writing = asyncio.create_task(_append_batches(writer, batches))
+        for at_least in (300, 1000, 2000):
+
+            async def written(wanted: int = at_least) -> bool:
+                return writing.done() or await watcher.last_seq() >= wanted
+
+            await eventually(written)
+            await _break(harness, breaking)
+        assert sorted(seq for seqs in await writing for seq in seqs) == list(range(1, 4001))
+        stored = ids(await watcher.read(ALL))
+        assert sorted(stored) == sorted(item.commit.id for batch in batches for item in batch)
+        for batch in batches:
+            first = stored.index(batch[0].commit.id)
+            assert stored[first : first + 100] == [item.commit.id for item in batch]
 
 
 @pytest.mark.parametrize("breaking", ["crash", "cut"])
@@ -74,6 +96,8 @@ async def test_a_full_server_says_so_and_loses_nothing_that_it_acknowledged(make
         assert acknowledged
         with pytest.raises(StorageFull, match=r"room|full"):
             await bus.append_many([append("k", by="x" * 500_000)])
+        with pytest.raises(StorageFull, match=r"room|full"):
+            await bus.append_all([append(f"k{i}", by="x" * 500_000) for i in range(3)])
         assert ids(await bus.read(ALL)) == acknowledged
         await harness.crash()
         await harness.restart()
@@ -87,6 +111,14 @@ async def test_a_closed_bus_says_so(harness: Harness) -> None:
             await bus.append(append("j1"))
         with pytest.raises(Unavailable, match="closed"):
             await bus.request("penstock.qry.gateway.jobs", b"")
+
+
+async def _append_batches(bus: Bus, batches: list[list[Append]]) -> list[list[int]]:
+    """Append batches, four at a time."""
+    found = []
+    for first in range(0, len(batches), 4):
+        found += await asyncio.gather(*(bus.append_all(batch) for batch in batches[first : first + 4]))
+    return found
 
 
 async def _break(harness: Harness, breaking: str) -> None:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from penstock_bus import Append, NoResponders, Unauthorized, Unavailable
@@ -57,6 +58,10 @@ def held(job_id: str, number: int = 0) -> Append:
     fact = JobHeld(job_id=job_id, at_s=float(number))
     commit = Commit(id=f"{job_id}-{number}", actor="gateway/1", facts=(fact,))
     return Append(subject=subjects.job(job_id), commit=commit, expected=None)
+
+
+def new(job_id: str) -> Append:
+    return msgspec.structs.replace(held(job_id), expected=0)
 
 
 async def test_every_stream_bucket_and_queue_is_on_three_servers(three: ServerGroup) -> None:
@@ -143,6 +148,41 @@ async def test_nothing_that_was_confirmed_is_lost_or_stored_twice_when_the_leade
                 break
         assert len(set(bodies)) == len(bodies), "a submission is queued twice"
         assert set(submitted) <= set(bodies)
+
+
+async def test_what_is_appended_as_one_is_stored_once_and_in_a_row_when_the_leader_is_killed(
+    three: ServerGroup,
+) -> None:
+    confirmed: dict[str, int] = {}
+    enough = asyncio.Event()
+
+    async def append_all(writer: str) -> None:
+        async with bus_of(three) as bus:
+            number = 0
+            while not enough.is_set():
+                batch = [new(f"{writer}-{number + i}") for i in range(50)]
+                seqs = await bus.append_all(batch)
+                assert seqs == list(range(seqs[0], seqs[0] + 50))
+                confirmed.update({item.commit.id: seq for item, seq in zip(batch, seqs, strict=True)})
+                number += len(batch)
+
+    async with bus_of(three) as bus, asyncio.TaskGroup() as writers:
+        for writer in ("a", "b", "c"):
+            writers.create_task(append_all(writer))
+        for _ in range(2):
+            before = len(confirmed)
+            await eventually(lambda before=before: len(confirmed) > before + 600)
+            dead = leader_of(three, await leader(bus, subjects.EVT))
+            await dead.kill()
+            before = len(confirmed)
+            await eventually(lambda before=before: len(confirmed) > before + 600)
+            await dead.start()
+            await eventually(lambda: all_current(bus))
+        enough.set()
+    async with bus_of(three) as bus:
+        stored = [(one.commit.id, one.seq) for one in await bus.read(subjects.STREAM_SUBJECTS[subjects.EVT])]
+        assert dict(stored) == confirmed
+        assert len(stored) == len(confirmed), "an id is stored twice"
 
 
 async def test_the_log_of_one_server_becomes_that_of_three(tmp_path: Path) -> None:
