@@ -1,6 +1,6 @@
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
@@ -25,15 +25,32 @@ class FlakyBus(MemoryBus):
     lost_answers = 0
     rival: Append | None = None
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.batches: list[int] = []
+
     async def append(self, item: Append) -> int:
+        await self._append_rival()
+        seq = await super().append(item)
+        self._lose_answer()
+        return seq
+
+    async def append_all(self, items: Sequence[Append]) -> list[int]:
+        await self._append_rival()
+        seqs = await super().append_all(items)
+        self.batches.append(len(items))
+        self._lose_answer()
+        return seqs
+
+    async def _append_rival(self) -> None:
         rival, self.rival = self.rival, None
         if rival is not None:
             await super().append(rival)
-        seq = await super().append(item)
+
+    def _lose_answer(self) -> None:
         if self.lost_answers:
             self.lost_answers -= 1
             raise Unavailable("the answer was lost")
-        return seq
 
 
 async def submit(bus: MemoryBus, job_id: str) -> None:
@@ -108,6 +125,33 @@ async def test_a_decision_that_was_overtaken_is_made_anew() -> None:
             await released(bus, "j1")
             assert await facts(bus, "j1") == ["JobSubmitted", "JobHeld", "JobReleased"]
             assert replica._conflicts.value == 1
+
+
+async def test_a_decision_of_many_proposals_is_appended_as_one_even_if_answers_are_lost() -> None:
+    async with FlakyBus() as bus:
+        for i in range(20):
+            await submit(bus, f"j{i}")
+        bus.lost_answers = 2
+        async with running(bus):
+            await released(bus, "j19")
+            await eventually(lambda: not bus.lost_answers)
+        assert bus.batches[:3] == [20, 20, 20]
+        for i in range(20):
+            assert await facts(bus, f"j{i}") == ["JobSubmitted", "JobReleased"]
+
+
+async def test_of_many_proposals_of_which_one_was_overtaken_each_becomes_true_once() -> None:
+    async with FlakyBus() as bus:
+        for i in range(20):
+            await submit(bus, f"j{i}")
+        rival = Commit(id="rival", actor="test", facts=(JobReleased(job_id="j7", at_s=0.0),))
+        bus.rival = Append(subject=subjects.job("j7"), commit=rival, expected=8)
+        async with running(bus) as replica:
+            await released(bus, "j19")
+            assert replica._conflicts.value == 1
+        for i in range(20):
+            assert await facts(bus, f"j{i}") == ["JobSubmitted", "JobReleased"]
+        assert bus.batches == [12]  # behind the seven that were appended before the conflict was met
 
 
 async def test_the_rest_of_an_overtaken_decision_is_decided_anew_too() -> None:

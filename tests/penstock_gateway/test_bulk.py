@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest_asyncio
 from gateway_cases import NOW_S, Gateway, gateway, joined, placed, refusal, spec, submitted
 
+from penstock_bus import Append, BatchRefused, Unavailable
 from penstock_bus.memory import MemoryBus
 from penstock_gateway.machine import GatewaySettings
 from penstock_log import JobCancelled, JobHeld, UserSet, subjects
@@ -146,6 +147,87 @@ async def test_submissions_beyond_a_users_open_jobs_are_refused_and_those_before
             "submit_all", {"specs": [{**JOB, "id": f"k{i}", "user": "uma"} for i in range(5)]}
         )
         assert [one.get("code", 0) for one in answer["answers"]] == [0, 0, 0, 429, 429]
+
+
+class FaultyLog(MemoryBus):
+    """A log that takes no commits as one; or takes them, and does not say so of some."""
+
+    refuses = False
+    lost: int | None = None
+    """How many are taken before the first whose answer is lost; None: no answer is."""
+
+    async def append_all(self, items: Sequence[Append]) -> list[int]:
+        if self.refuses:
+            raise BatchRefused("no batches here")
+        seqs = await super().append_all(items)
+        if self.lost is not None:
+            self.lost -= 1
+            if self.lost < 0:
+                raise Unavailable("the answer was lost")
+        return seqs
+
+
+async def test_a_log_that_takes_nothing_as_one_gets_each_job_by_itself() -> None:
+    asked = {"specs": [{**JOB, "id": f"k{i}"} for i in range(40)]}
+    async with FaultyLog() as log, gateway(log, joined()) as served:
+        log.refuses = True
+        answer = await served.command("submit_all", asked)
+        assert [(one["id"], one["created"]) for one in answer["answers"]] == [(f"k{i}", True) for i in range(40)]
+        answer = await served.command("bulk", {"verb": "cancel", "where": {}})
+        assert (answer["changed"], answer["refused"]) == (40, 0)
+
+
+async def test_jobs_of_which_it_is_unknown_whether_they_are_stored_are_told_and_may_be_asked_for_again() -> None:
+    asked = {"specs": [{**JOB, "id": f"k{i}"} for i in range(600)]}
+    async with FaultyLog() as log, gateway(log, joined()) as served:
+        log.lost = 1
+        codes = [one.get("code", 0) for one in (await served.command("submit_all", asked))["answers"]]
+        assert codes.index(503) > 0
+        assert set(codes) == {0, 503}
+        log.lost = None
+        again = (await served.command("submit_all", asked))["answers"]
+        assert not any(one.get("code") for one in again)
+        assert (await served.query("jobs", {"limit": 1}))["total"] == 600
+        stored = [fact for one in await log.read("penstock.evt.job.*") for fact in one.commit.facts]
+        assert len(stored) == 600
+        log.lost = 1
+        some = await served.command("bulk", {"verb": "cancel", "where": {}})
+        assert 0 < some["refused"] < 600
+        log.lost = None
+        rest = await served.command("bulk", {"verb": "cancel", "ids": [f"k{i}" for i in range(600)]})
+        assert (rest["refused"], {one["state"] for one in rest["answers"]}) == (0, {"CA"})
+
+
+async def test_jobs_of_one_request_may_depend_on_each_other_and_repeat_an_id(served: Gateway) -> None:
+    one = {"id": "m0", "keep_checkpoint": True}
+    more = [{"id": f"m{i}", "begins_from": "m0"} for i in range(1, 5)]
+    specs = [*({**JOB, **fields} for fields in (one, one, *more)), *({**JOB, "id": f"n{i}"} for i in range(10))]
+    answers = (await as_user(served, "uma").command("submit_all", {"specs": specs}))["answers"]
+    assert [answer.get("code", 0) for answer in answers] == [0] * len(specs)
+    assert [answer["created"] for answer in answers[:2]] == [True, False]
+    assert answers[0]["seq"] == answers[1]["seq"]
+    assert all(answer["created"] for answer in answers[2:])
+
+
+async def test_many_submissions_beyond_a_users_open_jobs_are_refused_and_those_before_are_not() -> None:
+    async with MemoryBus() as bus, gateway(bus, joined(), settings=GatewaySettings(open_jobs=300)) as served:
+        specs = [{**JOB, "id": f"k{i}", "user": ("uma", "bob")[i % 2]} for i in range(700)]
+        answer = await served.command("submit_all", {"specs": specs})
+        assert [one.get("code", 0) for one in answer["answers"]] == [0] * 600 + [429] * 100
+
+
+async def test_a_request_that_comes_again_while_it_is_carried_out_gets_the_same_answer(served: Gateway) -> None:
+    ids = [f"u{i}" for i in range(4)]
+    both = await asyncio.gather(*(served.command("bulk", {"verb": "cancel", "ids": ids}) for _ in range(2)))
+    assert both[0] == both[1]
+    assert both[0]["changed"] == 4
+
+
+async def test_many_submissions_without_ids_are_as_many_jobs_however_alike_they_are(served: Gateway) -> None:
+    asked = {"specs": [JOB] * 20}
+    both = await asyncio.gather(served.command("submit_all", asked), served.command("submit_all", asked))
+    assert len({one["id"] for answer in both for one in answer["answers"]}) == 40
+    assert all(one["created"] for answer in both for one in answer["answers"])
 
 
 async def test_a_request_without_jobs_or_with_too_many_is_refused(served: Gateway) -> None:
