@@ -20,6 +20,7 @@ from penstock_cluster.nodes import Node
 from penstock_gateway import endpoints, job_fit
 from penstock_gateway.authority import SERVICE, Caller
 from penstock_gateway.endpoints import BAD, CONFLICT, NOT_FOUND, RequestRefused
+from penstock_gateway.job_fit import NodeFit
 from penstock_gateway.machine import GatewayState
 from penstock_gateway.past_tables import PastJobs
 from penstock_gateway.sweep_table import SweepRecord
@@ -91,9 +92,22 @@ class Acceptable(msgspec.Struct, frozen=True, kw_only=True):
     warnings: tuple[str, ...] = ()
 
 
-def job(state: GatewayState, spec: JobSpec, *, strict: bool, now_s: float, caller: Caller = SERVICE) -> Acceptable:
+def job(
+    state: GatewayState,
+    spec: JobSpec,
+    *,
+    strict: bool,
+    now_s: float,
+    caller: Caller = SERVICE,
+    fit: NodeFit | None = None,
+) -> Acceptable:
     """
     Accept a job whose id is given.
+
+    Parameters
+    ----------
+    fit : NodeFit, optional
+        Of the state's nodes, where others have looked at them before.
 
     Raises
     ------
@@ -104,7 +118,7 @@ def job(state: GatewayState, spec: JobSpec, *, strict: bool, now_s: float, calle
     """
     check(spec)
     spec = validation.settled(spec)
-    warnings = job_fit.warnings(state.cluster, spec, job_fit.caps(state, spec))
+    warnings = job_fit.warnings(fit or NodeFit(state.cluster), spec, job_fit.caps(state, spec))
     warnings += tuple(_too_many_servers(state, spec, now_s))
     there = state.jobs.get(spec.id)
     if there is not None:
@@ -130,7 +144,7 @@ def sweep(state: GatewayState, spec: SweepSpec, *, strict: bool, now_s: float, c
         search.check(spec)
     except search.BadSpace as error:
         raise BadInput(f"$.{error}" if error.field else str(error)) from error
-    warnings = job_fit.warnings(state.cluster, spec.job)
+    warnings = job_fit.warnings(NodeFit(state.cluster), spec.job)
     there = state.sweeps.get(spec.id)
     if there is not None:
         _check_own_id(caller, there.spec.job, spec.id)

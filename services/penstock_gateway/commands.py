@@ -38,6 +38,7 @@ from penstock_gateway import acceptance, people
 from penstock_gateway.archived_ids import ArchivedIds
 from penstock_gateway.authority import SERVICE, Admit, Caller
 from penstock_gateway.endpoints import RequestRefused, endpoint, job_asked, sweep_asked
+from penstock_gateway.job_fit import NodeFit
 from penstock_gateway.log_reader import catch_up
 from penstock_gateway.machine import GatewaySettings, GatewayState
 from penstock_gateway.open_jobs import most_trials
@@ -102,6 +103,7 @@ class Commands:
         self._limit = OpenJobsLimit(settings.open_jobs)
         self._archived = ArchivedIds(Path(settings.archive_dir)) if settings.archive_dir else None
         self._storing: dict[str, asyncio.Event] = {}
+        self._fit, self._fit_seq = NodeFit(live.state.cluster), -1
         rate = RateLimit(settings.commands_per_s, settings.commands_at_once, of=self._rate_of)
         self.submissions, self.acts = (
             UserQueues(
@@ -248,7 +250,9 @@ class Commands:
     def _job(self, spec: JobSpec, caller: Caller, *, strict: bool) -> acceptance.Acceptable:
         """Decide on a job by the present read model; errors as of :func:`penstock_gateway.acceptance.job`."""
         state = self._live.state
-        decided = acceptance.job(state, spec, strict=strict, now_s=self._now_s(), caller=caller)
+        if self._fit_seq != self._live.last_seq or self._fit.cluster is not state.cluster:
+            self._fit, self._fit_seq = NodeFit(state.cluster), self._live.last_seq
+        decided = acceptance.job(state, spec, strict=strict, now_s=self._now_s(), caller=caller, fit=self._fit)
         if decided.fact is not None and not state.open_jobs.covers(spec):
             self._limit.check(state.open_jobs, spec.user, 1, self._most_open(spec.user))
         return decided

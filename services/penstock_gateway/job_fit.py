@@ -1,14 +1,15 @@
 """
 A job against the present nodes.
 
-:func:`never` says why the nodes can never hold a job, whatever ends, :func:`problem` why an elastic job cannot start at
-its smallest size, and :func:`warnings` says so to whoever submits it. :func:`holders` and :func:`taken` say who has
+:class:`NodeFit` says why the nodes can never hold a job, whatever ends, :func:`problem` why an elastic job cannot start
+at its smallest size, and :func:`warnings` says so to whoever submits it. :func:`holders` and :func:`taken` say who has
 which device, and what the jobs that share one hold of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final
 
 from penstock_cluster.nodes import Cluster, Node
 from penstock_gateway.job_sizes import range_text
@@ -24,22 +25,53 @@ from penstock_scheduler.sharing.shared_devices import At, SharingLimits, sharing
 from penstock_scheduler.sizing.smallest_size import Caps, cap, most_devices, needed
 from penstock_scheduler.wait_causes import RoundAftermath, WaitCause
 
+_NO_RULES: Final = RoundRules()
+
 
 def unknown_kinds(cluster: Cluster, spec: JobSpec) -> tuple[str, ...]:
     """Return a sentence about the kinds that no node ever had, if the job names any."""
+    if not spec.kinds:
+        return ()
     known = sorted({device.kind for node in cluster.nodes.values() for device in node.devices})
     unknown = [kind for kind in spec.kinds if kind not in known]
     return (f"unknown device kind {listed(unknown)}; known kinds: {listed(known)}",) if unknown else ()
 
 
-def never(job: Job, aftermath: RoundAftermath, rules: RoundRules | None = None) -> WaitCause | None:
+class NodeFit:
     """
-    Return why the present nodes cannot take the job, whatever ends; None if it only has to wait for its turn.
+    What the present nodes can hold, for many jobs one after the other.
 
-    ``rules`` are the pool's; without them, those that hold where nobody has set others.
+    It looks at each pool's nodes once, and at each demand once: use it only while the nodes do not change.
+
+    Parameters
+    ----------
+    cluster : Cluster
     """
-    demand = sharing_demand(job, lambda _: None)
-    return wait_causes.impossible_cause(job.spec, aftermath, demand, (rules or RoundRules()).lane_reserve_share)
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self._nodes: dict[str, RoundAftermath] = {}
+        self._never: dict[tuple[object, ...], WaitCause | None] = {}
+
+    def nodes(self, pool: str) -> RoundAftermath:
+        """Return a pool's nodes as if nothing ran on them."""
+        found = self._nodes.get(pool)
+        if found is None:
+            found = self._nodes[pool] = wait_causes.without_runs(self.cluster, pool)
+        return found
+
+    def never(self, job: Job, rules: RoundRules = _NO_RULES) -> WaitCause | None:
+        """
+        Return why the present nodes cannot take the job, whatever ends; None if it only has to wait for its turn.
+
+        ``rules`` are the pool's; without them, those that hold where nobody has set others.
+        """
+        spec, share = job.spec, rules.lane_reserve_share
+        demand = sharing_demand(job, lambda _: None)
+        key = (spec.pool, spec.kinds, spec.memory_bytes, spec.gpus, spec.host_demand, demand, share)
+        if key not in self._never:
+            self._never[key] = wait_causes.impossible_cause(spec, self.nodes(spec.pool), demand, share)
+        return self._never[key]
 
 
 def problem(spec: JobSpec, known: Caps, kinds: Mapping[str, int], pool: str) -> str:
@@ -65,20 +97,19 @@ def problem(spec: JobSpec, known: Caps, kinds: Mapping[str, int], pool: str) -> 
     )
 
 
-def warnings(cluster: Cluster, spec: JobSpec, caps: Caps | None = None) -> tuple[str, ...]:
+def warnings(fit: NodeFit, spec: JobSpec, caps: Caps | None = None) -> tuple[str, ...]:
     """
     Return what would keep a job waiting for ever, in sentences.
 
     ``caps`` says how many samples one device of each kind holds, if an elastic job's workload was measured.
     """
-    found = list(unknown_kinds(cluster, spec))
-    aftermath = wait_causes.without_runs(cluster, spec.pool)
-    reason = never(Job(id="", spec=spec, submitted_s=0.0), aftermath)
+    found = list(unknown_kinds(fit.cluster, spec))
+    reason = fit.never(Job(id="", spec=spec, submitted_s=0.0))
     if reason is not None:
         what = "it can never fit now" if reason.cause == "never_fits" else "it cannot start now"
         remedy = f" ({reason.remedy})" if reason.remedy else ""
         found.append(f"{what}: {reason.evidence}{remedy}")
-    elif too_large := problem(spec, caps or {}, aftermath.whole.kinds(spec), spec.pool):
+    elif too_large := problem(spec, caps or {}, fit.nodes(spec.pool).whole.kinds(spec), spec.pool):
         found.append(too_large)
     return tuple(found)
 

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from penstock_gateway import idle_runs, job_fit, job_sizes
+from penstock_gateway.job_fit import NodeFit
 from penstock_gateway.job_history import device_names
 from penstock_gateway.machine import GatewayState
 from penstock_gateway.past_tables import PastJobs
@@ -23,7 +24,7 @@ from penstock_log.decision_facts import FOR_DEVICES
 from penstock_log.job_state import JobState
 from penstock_log.text import count, duration, listed
 from penstock_log.views import RankView, WhyView
-from penstock_scheduler import start_forecast, wait_causes, what_if
+from penstock_scheduler import start_forecast, what_if
 from penstock_scheduler.aggregation.aggregation_report import place_text, wait_text
 from penstock_scheduler.pool.pool_settings import MatcherSettings, rules_of
 from penstock_scheduler.pool.pool_view import PoolView
@@ -93,7 +94,8 @@ class WaitExplainer:
 
     def __init__(self, state: GatewayState, now_s: float, settings: MatcherSettings | None = None) -> None:
         self._state, self._now_s, self._settings = state, now_s, settings or MatcherSettings()
-        self._nodes = cache(lambda pool: wait_causes.without_runs(state.cluster, pool))
+        self._fit = NodeFit(state.cluster)
+        self._rules = cache(lambda pool: rules_of(state, pool, self._settings))
 
     def explain(self, job: Job) -> WhyView:
         """Return the explanation of a job's present state."""
@@ -113,7 +115,7 @@ class WaitExplainer:
 
     def _of_waiting(self, job: Job, view: WhyView) -> WhyView:
         """Ask the matcher's round what would start the job, and what it does not wait for."""
-        rules = rules_of(self._state, job.spec.pool, self._settings)
+        rules = self._rules(job.spec.pool)
         pool = self._state.pool(job.spec.pool, self._state.jobs, rules.topology)
         decided = self._state.explained.get(job.spec.pool)
         unexplained = view.cause == UNDECIDED and decided is not None and decided.at_s >= job.pending_since_s
@@ -182,8 +184,7 @@ class WaitExplainer:
             return own
         if (wait := self._explained(job)) is not None:
             return StateCause(wait.cause, wait.evidence, wait.remedy)
-        rules = rules_of(self._state, job.spec.pool, self._settings)
-        if (never := job_fit.never(job, self._nodes(job.spec.pool), rules)) is not None:
+        if (never := self._fit.never(job, self._rules(job.spec.pool))) is not None:
             return StateCause(*never)
         return _without_a_round(self._state, job)
 

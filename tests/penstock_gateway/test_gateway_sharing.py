@@ -78,7 +78,7 @@ def test_a_shared_device_is_expected_to_fall_free_when_the_last_is_gone(log: Sce
 
 def test_a_need_larger_than_every_device_is_warned_of(log: Scenario[machine.GatewayState]) -> None:
     large = spec(**{**LANE, "memory": MemoryNeed(900 * MIB, 0, 200 * MIB)})
-    (warning,) = job_fit.warnings(log.state.cluster, large)
+    (warning,) = job_fit.warnings(job_fit.NodeFit(log.state.cluster), large)
     assert warning.startswith("it can never fit now: needs 1.131 GiB of each device")
 
 
