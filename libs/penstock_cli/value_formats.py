@@ -169,6 +169,42 @@ def array(text: str) -> list[int]:
     return indices
 
 
+def dependencies(entries: Iterable[str]) -> tuple[str, ...]:
+    """
+    Return what ``--after`` names: Slurm's words, each with one id or several; an id alone is that of ``afterok``.
+
+    Examples
+    --------
+    >>> dependencies(["afterok:j1:j2,afterany:j3", "j4"])
+    ('afterok:j1', 'afterok:j2', 'afterany:j3', 'afterok:j4')
+    """
+    found: list[str] = []
+    for word in words(entries):
+        kind, *ids = word.split(":") if ":" in word else ("afterok", word)
+        if kind not in AFTER or not all(ids):
+            bad_input(f"--after {word!r}: expected {', '.join(AFTER)}, each with :ID, or an id alone (for afterok)")
+        found += [f"{kind}:{one.lower()}" for one in ids]
+    return tuple(dict.fromkeys(found))
+
+
+def begin_s(text: str, now: float | None = None) -> float:
+    """
+    Return the time that ``--begin`` names, in seconds since the epoch: from now (``2h``, ``now+2h``), or RFC 3339.
+
+    Examples
+    --------
+    >>> begin_s("2h", now=100.0), begin_s("now+90s", now=100.0), begin_s("2026-01-02T03:04:05Z")
+    (7300.0, 190.0, 1767323045.0)
+    """
+    later = re.fullmatch(r"(?:now\s*\+\s*)?(\d+(?:\.\d+)?)([smhd])", text.strip())
+    if later:
+        return (now_s() if now is None else now) + float(later[1]) * TIME_UNITS[later[2]]
+    try:
+        return datetime.fromisoformat(text.strip()).astimezone().timestamp()
+    except ValueError:
+        bad_input(f"--begin {text!r} is no time; expected such as 2h (from now) or 2026-01-31T18:00")
+
+
 def words(entries: Iterable[str]) -> tuple[str, ...]:
     """Return the words of a repeatable option that also takes commas."""
     return tuple(word.strip() for entry in entries for word in entry.split(",") if word.strip())
@@ -205,6 +241,8 @@ def job_states(typed: Iterable[str]) -> tuple[str, ...]:
     return tuple(states)
 
 
+AFTER: Final = ("after", "afterok", "afterany", "afternotok")
+"""What a job may wait for, in Slurm's words; :data:`penstock_log.spec.Dependency` says what they mean."""
 TIME_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 

@@ -100,6 +100,7 @@ if TYPE_CHECKING:
         JobHeld,
         JobReleased,
         JobSubmitted,
+        JobUnblocked,
         KindSpeed,
         LaneChanged,
         NodeDrained,
@@ -165,7 +166,7 @@ else:
         ),
         "facts": (
             "DeviceDrained DeviceFailed DeviceRecovered DeviceResumed RunBusyAgain RunIdle "
-            "Event JobCancelled JobFinished JobHeld JobReleased JobSubmitted KindSpeed LaneChanged "
+            "Event JobCancelled JobFinished JobHeld JobReleased JobSubmitted JobUnblocked KindSpeed LaneChanged "
             "NodeDrained NodeJoined NodeLeft NodeRemoved NodeResumed PolicySet ProfileSample RunCheckpointed "
             "RunEnded RunMeasured RunRewound RunStarted RunWarned SamplesRequested Scalability Setting "
             "SweepCancelled SweepSubmitted Timing UnknownFact UserRemoved UserSet WorkloadProfiled "
@@ -232,6 +233,7 @@ __all__ = [
     "JobState",
     "JobSubmitted",
     "JobTable",
+    "JobUnblocked",
     "JobsArchived",
     "JobsRanked",
     "KindSpeed",

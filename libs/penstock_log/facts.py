@@ -89,6 +89,20 @@ class JobReleased(Event, frozen=True, kw_only=True, tag="job.released.v1"):
     by: str = ""
 
 
+class JobUnblocked(Event, frozen=True, kw_only=True, tag="job.unblocked.v1"):
+    """
+    All that the job waited for, by ``after`` of its specification, has come: it may start.
+
+    Attributes
+    ----------
+    met : tuple of str
+        What it waited for, each as in the specification.
+    """
+
+    job_id: str
+    met: tuple[str, ...] = ()
+
+
 class JobFinished(Event, frozen=True, kw_only=True, tag="job.finished.v1"):
     """
     The job is over: the gateway's announcement, for people and for services that keep no fold of their own.

@@ -28,6 +28,7 @@ from penstock_log.facts import (
     JobHeld,
     JobReleased,
     JobSubmitted,
+    JobUnblocked,
     ProfileSample,
     RunCheckpointed,
     RunEnded,
@@ -108,6 +109,7 @@ def endings(job: Job, at_s: float) -> Iterator[Event]:
 
 def _submit(jobs: JobTable, job_id: str, spec: JobSpec, at_s: float) -> Job:
     job = Job(id=job_id, spec=spec, submitted_s=at_s, pending_since_s=at_s, held=spec.hold)
+    job.blocked, job.not_before_s = bool(spec.after), spec.begin_s
     return jobs.by_id.setdefault(job_id, job)
 
 
@@ -125,6 +127,8 @@ def _submit_sample(jobs: JobTable, event: SamplesRequested, sample: ProfileSampl
         retries=0,
         checkpoint_s=0.0,
         hold=False,
+        begin_s=0.0,
+        after=(),
         parent="",
     )
     job = _submit(jobs, sample.sample_id, spec, event.at_s)
@@ -152,7 +156,7 @@ def _apply_round(jobs: JobTable, event: RoundDecided) -> list[Job]:
 
 
 def _place(job: Job, placement: Placement, at_s: float) -> bool:
-    if job.held or placement.epoch != job.epoch + 1 or not job.move("placed"):
+    if not job.startable or placement.epoch != job.epoch + 1 or not job.move("placed"):
         return False
     job.epoch, job.placement = placement.epoch, placement
     job.need = job.need or placement.need
@@ -370,6 +374,11 @@ def _hold(job: Job, event: JobHeld | JobReleased) -> bool:
     return changed
 
 
+def _unblock(job: Job, event: JobUnblocked) -> bool:  # noqa: ARG001 - all steps are called alike
+    was_blocked, job.blocked = job.blocked, False
+    return was_blocked
+
+
 def _on_submitted(jobs: JobTable, event: JobSubmitted) -> list[Job]:
     return [_submit(jobs, event.job_id, event.spec, event.at_s)]
 
@@ -457,6 +466,7 @@ _FOLDS: Final[dict[type[Event], Callable[[JobTable, Any], list[Job]]]] = {
     JobCancelled: _on_one(_cancel),
     JobHeld: _on_one(_hold),
     JobReleased: _on_one(_hold),
+    JobUnblocked: _on_one(_unblock),
     TrialsScaled: _on_scaled,
     ScaleDecided: _on_sized,
 }

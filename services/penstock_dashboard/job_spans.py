@@ -23,6 +23,7 @@ from penstock_log import (
     JobReleased,
     JobSpec,
     JobSubmitted,
+    JobUnblocked,
     Placement,
     Preemption,
     RoundDecided,
@@ -141,7 +142,9 @@ def apply(state: SpanState, event: Event, commit: Commit, seq: int) -> Iterator[
             yield from _ended(state, event, seq)
         case JobFinished():
             yield from _finished(state, event, seq)
-        case JobCancelled() | JobHeld() | JobReleased() | RunCheckpointed() | RunRewound() | RunWarned():
+        case (
+            JobCancelled() | JobHeld() | JobReleased() | JobUnblocked() | RunCheckpointed() | RunRewound() | RunWarned()
+        ):
             _happened(state, event, seq)
         case _:
             pass
@@ -251,7 +254,8 @@ def _preempted(state: SpanState, preemption: Preemption, at_s: float, seq: int) 
         )
 
 
-Happened = JobCancelled | JobHeld | JobReleased | RunCheckpointed | RunRewound | RunWarned
+_BY_PEOPLE: Final = {JobCancelled: "cancelled", JobHeld: "held", JobReleased: "released"}
+Happened = JobCancelled | JobHeld | JobReleased | JobUnblocked | RunCheckpointed | RunRewound | RunWarned
 
 
 def _happened(state: SpanState, event: Happened, seq: int) -> None:
@@ -269,12 +273,10 @@ def _worded(event: Happened) -> tuple[str, dict[str, Value]]:
             return "rewound", {"step": event.step, "reason": event.reason}
         case RunWarned():
             return "warned", {"warning": event.warning}
-        case JobCancelled():
-            return "cancelled", {"by": event.by}
-        case JobHeld():
-            return "held", {"by": event.by}
-        case JobReleased():
-            return "released", {"by": event.by}
+        case JobCancelled() | JobHeld() | JobReleased():
+            return _BY_PEOPLE[type(event)], {"by": event.by}
+        case JobUnblocked():
+            return "unblocked", {"met": ", ".join(event.met)}
         case _:
             assert_never(event)
 

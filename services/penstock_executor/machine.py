@@ -234,7 +234,7 @@ def is_awaited(state: ExecutorState, node_id: str, sharing: Collection[str]) -> 
     if all(node.id in sharing for node in others):
         return False
     return any(
-        job.checkpoint is not None and job.checkpoint.node_ids == (node_id,) and not (job.started_s or job.held)
+        job.checkpoint is not None and job.checkpoint.node_ids == (node_id,) and job.startable and not job.started_s
         for job in state.jobs
     )
 
