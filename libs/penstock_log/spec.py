@@ -34,8 +34,9 @@ Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 Dependency = Annotated[
     str,
     Meta(
-        pattern=r"^(after|afterok|afterany|afternotok):[a-z0-9][a-z0-9_-]{0,62}$",
-        description="after, afterok, afterany or afternotok, a colon, and the id of a job or a sweep",
+        pattern=r"^(after|afterok|afterany|afternotok):[a-z0-9][a-z0-9_-]*$",
+        max_length=80,
+        description="after:ID, afterok:ID, afterany:ID or afternotok:ID, with the id of a job or a sweep",
     ),
 ]
 """What a job waits for, in Slurm's words: that another has started, completed, ended, or ended without completing."""

@@ -249,9 +249,9 @@ class UnblockerState(msgspec.Struct):
 def unblocker() -> Decider[UnblockerState]:
     """Return a decider that unblocks jobs as the gateway does."""
     return Decider(
-        name="dependencies",
+        name="gateway",  # it writes about the gateway's entities
         state=UnblockerState,
-        schema="dependencies.v1",
+        schema="unblocker.v1",
         apply=_apply,
         decide=_decide,
         leads=False,

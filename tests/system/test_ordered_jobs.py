@@ -1,0 +1,78 @@
+"""Pipelines on a real cluster: jobs that wait for others, for a sweep, and for a time."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from clusters import Cluster
+
+
+def submitted(cluster: Cluster, *words: str) -> str:
+    return cluster.run("submit", "--profile", "off", *words).stdout.strip()
+
+
+async def test_a_pipeline_runs_in_its_order_whatever_the_gateway_goes_through(tmp_path: Path) -> None:
+    """Prepare, then two trainings, then a report; what a failure makes impossible is cancelled, a cleanup runs."""
+    written = tmp_path / "written"
+    cluster = Cluster(tmp_path / "data", "--emulate", "fast:2")
+
+    def step(name: str, *words: str, body: str = "") -> str:
+        script = f"echo {name} >> {written}; {body or 'true'}"
+        return submitted(cluster, "--name", name, *words, "--", "sh", "-c", script)
+
+    cluster.up()
+    try:
+        go = tmp_path / "go"
+        prepared = step("prepared", body=f"until test -e {go}; do sleep 0.05; done")
+        trained = [step(f"trained-{number}", "--after", prepared[:5]) for number in range(2)]
+        reported = step("reported", "-d", f"afterok:{':'.join(trained)}")
+        broken = step("broken", "-d", f"afterany:{reported}", body="exit 3")
+        never = step("never", "--after", broken)
+        cleaned = step("cleaned", "-d", f"afternotok:{broken}")
+        why = json.loads(cluster.run("why", reported, "-o", "json").stdout)
+        assert why["cause"] == "dependency"
+        assert "(dependency)" in cluster.run("ps").stdout
+        cluster.down()  # what waits is in the log
+        cluster.up()
+        go.touch()
+        async with cluster.client() as client:
+            states = {job: (await client.wait(job)).state for job in (prepared, *trained, reported, broken, cleaned)}
+            assert states == {**dict.fromkeys(states, "CD"), broken: "F"}
+            ended = await client.wait(never)
+        assert (ended.state, ended.reason) == (
+            "CA",
+            f"it was to wait until {broken} has completed, and {broken} has failed",
+        )
+        assert cluster.tried("submit", "--after", broken, "--", "true").returncode != 0
+    finally:
+        cluster.down()
+    # the first one may have been begun again, as its node was stopped
+    order = list(dict.fromkeys(written.read_text().split()))
+    assert order[0] == "prepared"
+    assert set(order[1:3]) == {"trained-0", "trained-1"}
+    assert order[3:] == ["reported", "broken", "cleaned"]
+
+
+async def test_a_job_begins_at_its_time_and_another_after_a_sweep(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path / "data", "--emulate", "fast:2")
+    (tmp_path / "sweep.toml").write_text(
+        'name = "s"\nmetric = "loss"\ntrials = 2\n[space.lr]\nkind = "uniform"\nlow = 0.1\nhigh = 1.0\n'
+        '[job]\nname = "t"\nprofile = "off"\ncommand = ["sh", "-c", "sleep 0.2"]\n'
+    )
+    cluster.up()
+    try:
+        sweep = cluster.run("tune", str(tmp_path / "sweep.toml")).stdout.split()[0]
+        behind = submitted(cluster, "-d", f"afterany:{sweep}", "--", "true")
+        later = submitted(cluster, "--begin", "3s", "--", "true")
+        assert json.loads(cluster.run("why", later, "-o", "json").stdout)["cause"] in {"begin", "finished", "running"}
+        async with cluster.client() as client:
+            assert [(await client.wait(job)).state for job in (behind, later)] == ["CD", "CD"]
+            facts = (await client.events(limit=1000)).events
+        started_s = {event.fact["job_id"]: event.at_s for event in facts if event.type == "run.started.v1"}
+        (swept_s,) = [event.at_s for event in facts if event.type == "sweep.finished.v1"]
+        specs = {event.fact["job_id"]: event.fact["spec"] for event in facts if event.type == "job.submitted.v1"}
+        assert started_s[later] >= specs[later]["begin_s"]
+        assert started_s[behind] >= swept_s
+    finally:
+        cluster.down()
