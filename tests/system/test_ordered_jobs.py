@@ -72,7 +72,7 @@ async def test_a_job_begins_at_its_time_and_another_after_a_sweep(tmp_path: Path
         started_s = {event.fact["job_id"]: event.at_s for event in facts if event.type == "run.started.v1"}
         (swept_s,) = [event.at_s for event in facts if event.type == "sweep.finished.v1"]
         specs = {event.fact["job_id"]: event.fact["spec"] for event in facts if event.type == "job.submitted.v1"}
-        assert started_s[later] >= specs[later]["begin_s"]
+        assert started_s[later] >= specs[later]["begin_s"] - 0.5  # by the clocks of two processes
         assert started_s[behind] >= swept_s
     finally:
         cluster.down()
