@@ -187,6 +187,28 @@ def dependencies(entries: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
+def time_limit_s(text: str, option: str = "--time") -> float:
+    """
+    Return a time limit in seconds; Slurm's forms, ``minutes[:seconds]`` or ``[days-]hours:minutes:seconds``, too.
+
+    Examples
+    --------
+    >>> [time_limit_s(text) for text in ("90m", "90", "90:30", "1:30:00", "1-06", "2-00:00:01")]
+    [5400.0, 5400.0, 5430.0, 5400.0, 108000.0, 172801.0]
+    """
+    found = re.fullmatch(r"(?:(\d{1,5})-)?(\d{1,9})(?::(\d\d))?(?::(\d\d))?", text.strip())
+    if found is None:
+        return duration_s(text, option)
+    days, first, second, third = (None if part is None else int(part) for part in found.groups())
+    if days is not None or third is not None:  # hours come first
+        limit_s = (days or 0) * 86400 + (first or 0) * 3600 + (second or 0) * 60 + (third or 0)
+    else:
+        limit_s = (first or 0) * 60 + (second or 0)
+    if not 0 < limit_s <= MOST_S:
+        bad_input(f"{option} {text!r}: expected more than 0 s, and {MOST_S // 86400:,} days at most")
+    return float(limit_s)
+
+
 def begin_s(text: str, now: float | None = None) -> float:
     """
     Return the time that ``--begin`` names, in seconds since the epoch: from now (``2h``, ``now+2h``), or RFC 3339.
@@ -243,6 +265,7 @@ def job_states(typed: Iterable[str]) -> tuple[str, ...]:
 
 AFTER: Final = ("after", "afterok", "afterany", "afternotok")
 """What a job may wait for, in Slurm's words; :data:`penstock_log.spec.Dependency` says what they mean."""
+MOST_S: Final = 1_000_000_000
 TIME_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 

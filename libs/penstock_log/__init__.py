@@ -100,6 +100,8 @@ if TYPE_CHECKING:
         JobHeld,
         JobReleased,
         JobSubmitted,
+        JobTimedOut,
+        JobTimeSet,
         JobUnblocked,
         KindSpeed,
         LaneChanged,
@@ -166,7 +168,8 @@ else:
         ),
         "facts": (
             "DeviceDrained DeviceFailed DeviceRecovered DeviceResumed RunBusyAgain RunIdle "
-            "Event JobCancelled JobFinished JobHeld JobReleased JobSubmitted JobUnblocked KindSpeed LaneChanged "
+            "Event JobCancelled JobFinished JobHeld JobReleased JobSubmitted JobTimeSet JobTimedOut "
+            "JobUnblocked KindSpeed LaneChanged "
             "NodeDrained NodeJoined NodeLeft NodeRemoved NodeResumed PolicySet ProfileSample RunCheckpointed "
             "RunEnded RunMeasured RunRewound RunStarted RunWarned SamplesRequested Scalability Setting "
             "SweepCancelled SweepSubmitted Timing UnknownFact UserRemoved UserSet WorkloadProfiled "
@@ -233,6 +236,8 @@ __all__ = [
     "JobState",
     "JobSubmitted",
     "JobTable",
+    "JobTimeSet",
+    "JobTimedOut",
     "JobUnblocked",
     "JobsArchived",
     "JobsRanked",

@@ -56,9 +56,14 @@ _ENDED: Final = {
 }
 
 TRANSITIONS: Final[dict[JobState, dict[str, JobState]]] = {
-    JobState.PENDING: {"placed": JobState.RUNNING, "cancel": JobState.CANCELLED, "dropped": JobState.FAILED},
+    JobState.PENDING: {
+        "placed": JobState.RUNNING,
+        "cancel": JobState.CANCELLED,
+        "dropped": JobState.FAILED,
+        "timed_out": JobState.FAILED,
+    },
     JobState.RUNNING: {"preempt": JobState.PREEMPTING, "cancel": JobState.COMPLETING, **_ENDED},
-    JobState.PREEMPTING: {"cancel": JobState.COMPLETING, **_ENDED},
+    JobState.PREEMPTING: {"cancel": JobState.COMPLETING, "timed_out": JobState.FAILED, **_ENDED},
     JobState.COMPLETING: dict.fromkeys(_ENDED, JobState.CANCELLED),
     JobState.COMPLETED: {},
     JobState.FAILED: {},
@@ -112,6 +117,10 @@ class Job(msgspec.Struct, kw_only=True, omit_defaults=True):
     ----------
     blocked : bool
         It waits for other jobs or sweeps (``after`` of its specification), which have not come that far.
+    limit_s : float
+        How long it may run, over all of its runs; 0: as long as it likes.
+    timed_out : bool
+        It has run for that long.
     epoch : int
         Of the last placement; 0 before the first.
     placement : Placement or None
@@ -177,6 +186,8 @@ class Job(msgspec.Struct, kw_only=True, omit_defaults=True):
     profile_key: str = ""
     held: bool = False
     blocked: bool = False
+    limit_s: float = 0.0
+    timed_out: bool = False
     epoch: int = 0
     placement: Optional[Placement] = None
     open_nodes: set[str] = msgspec.field(default_factory=set)

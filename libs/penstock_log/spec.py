@@ -220,6 +220,9 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         go on where they ended, if they are longer now.
     keep_checkpoint : bool
         Save a checkpoint at its end too; kept until its sweep is over, or for good where it belongs to none.
+    time_limit_s : float
+        How long it may run, in seconds over all of its runs; waiting does not count. Then it is asked to save a
+        checkpoint and is ended, and has failed; 0: as long as it likes.
     hold : bool
         Accept the job, but do not start it before ``penstock release``.
     begin_s : float
@@ -274,6 +277,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     priority: Annotated[int, Meta(ge=-1000, le=1000)] = 0
     begins_from: EntityId = ""
     keep_checkpoint: bool = False
+    time_limit_s: Seconds = 0.0
     hold: bool = False
     begin_s: Annotated[float, Meta(ge=0, le=1e11)] = 0.0
     after: Annotated[tuple[Dependency, ...], Meta(max_length=MOST_DEPENDENCIES)] = ()

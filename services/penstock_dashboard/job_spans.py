@@ -23,6 +23,8 @@ from penstock_log import (
     JobReleased,
     JobSpec,
     JobSubmitted,
+    JobTimedOut,
+    JobTimeSet,
     JobUnblocked,
     Placement,
     Preemption,
@@ -143,7 +145,15 @@ def apply(state: SpanState, event: Event, commit: Commit, seq: int) -> Iterator[
         case JobFinished():
             yield from _finished(state, event, seq)
         case (
-            JobCancelled() | JobHeld() | JobReleased() | JobUnblocked() | RunCheckpointed() | RunRewound() | RunWarned()
+            JobCancelled()
+            | JobHeld()
+            | JobReleased()
+            | JobUnblocked()
+            | JobTimedOut()
+            | JobTimeSet()
+            | RunCheckpointed()
+            | RunRewound()
+            | RunWarned()
         ):
             _happened(state, event, seq)
         case _:
@@ -255,7 +265,18 @@ def _preempted(state: SpanState, preemption: Preemption, at_s: float, seq: int) 
 
 
 _BY_PEOPLE: Final = {JobCancelled: "cancelled", JobHeld: "held", JobReleased: "released"}
-Happened = JobCancelled | JobHeld | JobReleased | JobUnblocked | RunCheckpointed | RunRewound | RunWarned
+_OF_TIME: Final = {JobTimedOut: "timed out", JobTimeSet: "time set"}
+Happened = (
+    JobCancelled
+    | JobHeld
+    | JobReleased
+    | JobUnblocked
+    | JobTimedOut
+    | JobTimeSet
+    | RunCheckpointed
+    | RunRewound
+    | RunWarned
+)
 
 
 def _happened(state: SpanState, event: Happened, seq: int) -> None:
@@ -275,6 +296,8 @@ def _worded(event: Happened) -> tuple[str, dict[str, Value]]:
             return "warned", {"warning": event.warning}
         case JobCancelled() | JobHeld() | JobReleased():
             return _BY_PEOPLE[type(event)], {"by": event.by}
+        case JobTimedOut() | JobTimeSet():
+            return _OF_TIME[type(event)], {"limit_s": event.limit_s}
         case JobUnblocked():
             return "unblocked", {"met": ", ".join(event.met)}
         case _:

@@ -38,6 +38,7 @@ from penstock_log import (
     JobReleased,
     JobSpec,
     JobSubmitted,
+    JobTimeSet,
     NodeDrained,
     NodeRemoved,
     NodeResumed,
@@ -54,7 +55,7 @@ from penstock_log import (
 from penstock_log.agent_protocol import AgentEnv
 from penstock_log.job_state import JobState
 from penstock_log.spec import Dimension, Param
-from penstock_log.text import count, gibibytes, listed, pairs
+from penstock_log.text import count, duration, gibibytes, listed, pairs
 from penstock_log.validation import BadInput
 from penstock_policies import search
 from penstock_scheduler.aggregation.aggregator_choice import room_of
@@ -438,6 +439,37 @@ def release(state: GatewayState, ask: request_bodies.ActRequest, now_s: float, c
     if not job.held:
         return _job_action(job, "is not held")
     return _job_action(job, "may start again", JobReleased(job_id=job.id, by=ask.by, at_s=now_s))
+
+
+def extend(state: GatewayState, ask: request_bodies.ExtendRequest, now_s: float, caller: Caller = SERVICE) -> JobAction:
+    """
+    Let a job run for another time.
+
+    Raises
+    ------
+    RequestRefused
+        409 where it is over or its time is; 400 where the request names no time, or adds some to a job without a limit.
+    """
+    job = _job(state, ask.id, caller)
+    caller.require_own(job.spec, f"job {job.id}")
+    _not_over(job, "extend")
+    if job.timed_out or job.state is JobState.COMPLETING:
+        why = job.reason if job.timed_out else "it was cancelled"
+        raise RequestRefused(CONFLICT, f"job {job.id} is being stopped: {why}; submit it again with more time")
+    if (ask.limit_s is None) == (not ask.add_s):
+        raise RequestRefused(
+            BAD, "expected either add_s, seconds more than it has, or limit_s, seconds in all (0: any)"
+        )
+    if ask.limit_s is None and not job.limit_s:
+        raise RequestRefused(BAD, f"job {job.id} has no time limit to add to; to give it one, name it as limit_s")
+    limit_s = ask.limit_s if ask.limit_s is not None else job.limit_s + ask.add_s
+    may = f"may run for {duration(limit_s)}" if limit_s else "may run as long as it likes"
+    if limit_s == job.limit_s:
+        return _job_action(job, f"{may} already")
+    ran_s = job.executed_by(now_s)
+    if limit_s and ran_s:
+        may += f", of which {duration(ran_s)} {'is' if ran_s < limit_s else 'and so all is'} over"
+    return _job_action(job, may, JobTimeSet(job_id=job.id, limit_s=limit_s, by=ask.by, at_s=now_s))
 
 
 JOB_ACTS: Final = {"cancel": cancel, "hold": hold, "release": release}

@@ -3,7 +3,8 @@ The gateway's settings, state, apply, decide.
 
 :class:`GatewayState` is the read model: everything that people ask about, folded from all facts. What people command is
 decided in :mod:`penstock_gateway.acceptance`. By itself the gateway announces the end of each job,
-cancels the trials of a cancelled sweep, unblocks jobs that wait for others, and stops runs that are idle for too long.
+cancels the trials of a cancelled sweep, unblocks jobs that wait for others, and ends those whose time is over or that
+are idle for too long.
 
 The announcement is a fact for the outside world: it says that a job has ended, and nothing else that the gateway knows.
 :class:`AnnouncementState` and :func:`announcer` are the same decision without the read model, for a simulation that
@@ -20,7 +21,7 @@ from msgspec import Meta
 
 from penstock_bus import Decider, Decision, Proposal
 from penstock_cluster.nodes import OF_NODES
-from penstock_gateway import dependencies, idle_runs, job_sizes, node_history, sweep_table
+from penstock_gateway import dependencies, idle_runs, job_sizes, node_history, sweep_table, time_limits
 from penstock_gateway.dependencies import Dependents, Progress
 from penstock_gateway.idle_runs import IdleRun
 from penstock_gateway.job_history import JobHistory
@@ -99,6 +100,8 @@ class GatewayState(SchedulerState):
         Job id → sequence of the commit that calls for the announcement or the cancellation.
     dependents : Dependents
         The jobs that wait for others.
+    limits : dict of str to float
+        Job → when its time is over, if it goes on as it does.
     open_jobs : OpenJobs
         What each user has open.
     lengths : dict of str to Lengths
@@ -134,6 +137,7 @@ class GatewayState(SchedulerState):
     to_announce: dict[str, int] = msgspec.field(default_factory=dict)
     to_cancel: dict[str, int] = msgspec.field(default_factory=dict)
     dependents: Dependents = msgspec.field(default_factory=Dependents)
+    limits: dict[str, float] = msgspec.field(default_factory=dict)
     open_jobs: OpenJobs = msgspec.field(default_factory=OpenJobs)
     lengths: dict[str, Lengths] = msgspec.field(default_factory=dict)
     archive: ArchiveRecord = msgspec.field(default_factory=ArchiveRecord)
@@ -202,12 +206,14 @@ def apply(state: GatewayState, event: Event, seq: int) -> None:
 
 
 def decide(state: GatewayState, now_s: float) -> Decision:
-    """Announce ends, cancel trials of cancelled sweeps, unblock jobs, and stop runs that have been idle too long."""
+    """Announce ends, cancel trials of cancelled sweeps, unblock jobs, end those that are idle or out of time."""
     announcements = [announcement(state.jobs[job_id], seq) for job_id, seq in state.to_announce.items()]
     cancellations = [_cancellation(state, state.jobs[job_id], seq, now_s) for job_id, seq in state.to_cancel.items()]
     unblocked = dependencies.proposals(state.dependents, state.jobs.get, now_s)
-    stops, wake_s = idle_runs.stops(state.idle, state.jobs, state.policies, now_s)
-    return Decision([*announcements, *cancellations, *unblocked, *stops], wake_at_s=wake_s)
+    stops, idle_s = idle_runs.stops(state.idle, state.jobs, state.policies, now_s)
+    over, limit_s = time_limits.proposals(state.limits, state.jobs.get, now_s)
+    wake_s = min((at_s for at_s in (idle_s, limit_s) if at_s is not None), default=None)
+    return Decision([*announcements, *cancellations, *unblocked, *stops, *over], wake_at_s=wake_s)
 
 
 def decider(settings: GatewaySettings) -> Decider[GatewayState]:  # noqa: ARG001 - all services are made alike
@@ -293,6 +299,7 @@ def _note(state: GatewayState, job: Job, event: Event, seq: int) -> None:
     _divide_devices(state, past.account.note(job, event, state.lane_grants), event.at_s)
     state.totals.note(job, past.tally, past.account.runs, measured=past.account.measured)
     state.open_jobs.note(job)
+    time_limits.note(state.limits, job)
     _follow_up(state, job, seq)
 
 
@@ -372,7 +379,7 @@ def _forget_archived(state: GatewayState, event: JobsArchived) -> None:
             state.totals.archive_job(job, state.histories[job_id].tally)
             _divide_devices(state, state.histories[job_id].account.leave(job_id, state.lane_grants), event.at_s)
         state.jobs.forget(job_id)
-        for of_jobs in (state.histories, state.to_announce, state.to_cancel, state.dependents.due):
+        for of_jobs in (state.histories, state.to_announce, state.to_cancel, state.dependents.due, state.limits):
             of_jobs.pop(job_id, None)
     _drop_ids(state.children, parents, gone)
     _drop_ids(state.samples, keys, gone)

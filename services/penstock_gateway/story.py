@@ -43,6 +43,8 @@ from penstock_log import (
     JobSpec,
     JobsRanked,
     JobSubmitted,
+    JobTimedOut,
+    JobTimeSet,
     JobUnblocked,
     KindSpeed,
     LaneChanged,
@@ -193,6 +195,10 @@ class Timeline:
                 yield f"cancelled{_by(fact.by)}{_because(fact.reason)}"
             case JobHeld():
                 yield f"held{_by(fact.by)}"
+            case JobTimedOut():
+                yield f"its time limit of {duration(fact.limit_s)} is over: it ran for {duration(fact.executed_s)}"
+            case JobTimeSet():
+                yield f"may run {_how_long(fact.limit_s)}{_by(fact.by)}"
             case JobUnblocked():
                 yield f"may start: {listed(fact.met)} has come"
             case JobReleased():
@@ -353,10 +359,15 @@ def _submitted(fact: JobSubmitted) -> str:
     return f"submitted{_by(spec.user)}{parent}: {size}{kinds}{', on hold' if spec.hold else ''}{_later(spec)}"
 
 
+def _how_long(limit_s: float) -> str:
+    return f"for {duration(limit_s)}" if limit_s else "as long as it likes"
+
+
 def _later(spec: JobSpec) -> str:
     """Say what a job waits for by its own specification."""
     after = f", after {listed(one.partition(':')[2] for one in spec.after)}" if spec.after else ""
-    return f"{after}{f', {begin_text(spec.begin_s)}' if spec.begin_s else ''}"
+    limit = f", for {duration(spec.time_limit_s)} at most" if spec.time_limit_s else ""
+    return f"{limit}{after}{f', {begin_text(spec.begin_s)}' if spec.begin_s else ''}"
 
 
 def _finished(fact: JobFinished) -> str:

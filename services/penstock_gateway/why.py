@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from penstock_gateway import dependencies, idle_runs, job_fit, job_sizes
+from penstock_gateway import dependencies, idle_runs, job_fit, job_sizes, time_limits
 from penstock_gateway.dependencies import begin_text
 from penstock_gateway.job_history import device_names
 from penstock_gateway.machine import GatewayState
@@ -157,7 +157,8 @@ class WaitExplainer:
             return StateCause("finished", _ending(job))
         if job.state is JobState.RUNNING:
             idle = idle_runs.why_text(self._state.idle.get(job.id), job, self._state.policies, self._now_s)
-            what = _running(job, self._now_s) + self._beside(job) + self._aggregated(job) + idle
+            limit = time_limits.why_text(job, self._now_s)
+            what = _running(job, self._now_s) + self._beside(job) + self._aggregated(job) + limit + idle
             return StateCause("running", what)
         return _stopping(job) if job.state in ACTIVE else self.waiting(job)
 
@@ -244,6 +245,8 @@ def _running(job: Job, now_s: float) -> str:
 
 
 def _stopping(job: Job) -> StateCause:
+    if job.timed_out:
+        return StateCause("stopping", f"{job.reason}: it is being stopped, and may save a checkpoint")
     what = "being preempted" if job.state is JobState.PREEMPTING else "being cancelled"
     reason = f" ({job.reason})" if job.reason else ""
     return StateCause("stopping", f"it is {what}{reason}; its processes have not all ended yet")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 from clusters import Cluster
@@ -74,5 +75,41 @@ async def test_a_job_begins_at_its_time_and_another_after_a_sweep(tmp_path: Path
         specs = {event.fact["job_id"]: event.fact["spec"] for event in facts if event.type == "job.submitted.v1"}
         assert started_s[later] >= specs[later]["begin_s"] - 0.5  # by the clocks of two processes
         assert started_s[behind] >= swept_s
+    finally:
+        cluster.down()
+
+
+LOOP = """\
+import time
+import penstock
+
+with penstock.session() as session:
+    session.on_checkpoint(lambda path: (path / "w").write_text("1"), lambda path: (path / "w").read_text())
+    for _ in session.iterations(range(1_000_000)):
+        time.sleep(0.02)
+"""
+
+
+async def test_a_run_whose_time_is_over_saves_a_checkpoint_and_its_job_has_failed(tmp_path: Path) -> None:
+    (tmp_path / "loop.py").write_text(LOOP)
+    cluster = Cluster(tmp_path / "data", "--emulate", "fast:3")
+    cluster.up()
+    try:
+        saves = submitted(cluster, "-t", "4s", "--retries", "2", "--", sys.executable, str(tmp_path / "loop.py"))
+        opaque = submitted(cluster, "--time", "0:04", "--", "sleep", "1000")
+        longer = submitted(cluster, "--time", "4s", "--", "sleep", "6")
+        cluster.run("extend", longer, "1h")
+        async with cluster.client() as client:
+            ends = {job: await client.wait(job) for job in (saves, opaque, longer)}
+            facts = (await client.events(saves, limit=1000)).events
+        assert [(ends[job].state, ends[job].reason) for job in (saves, opaque)] == [
+            ("F", "its time limit of 4.0 s is over")
+        ] * 2
+        assert ends[longer].state == "CD"
+        kinds = [event.type for event in facts]
+        assert kinds.index("run.checkpointed.v1") > kinds.index("job.timed_out.v1")
+        assert kinds.count("run.started.v1") == 1
+        assert "of 1h00m at most" in cluster.run("show", longer).stdout
+        assert cluster.tried("extend", opaque, "1h").returncode != 0
     finally:
         cluster.down()

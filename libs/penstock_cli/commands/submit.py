@@ -144,6 +144,9 @@ class JobOptions(CommandOptions):
     priority: Annotated[
         int | None, Option("--priority", min=-1000, max=1000, help="For devices whose turns go by priority.")
     ] = None
+    time: Annotated[
+        str, Option("--time", "-t", help="How long it may run, over all of its runs: 90m, 12h, or Slurm's 1-06:00:00.")
+    ] = ""
     after: Annotated[
         list[str] | None,
         Option(
@@ -179,6 +182,7 @@ class JobOptions(CommandOptions):
             "servers": self.servers,
             "checkpoint_tier": self.checkpoint_tier,
             "after": value_formats.dependencies(self.after or []),
+            "time_limit_s": value_formats.time_limit_s(self.time) if self.time else None,
             "begin_s": value_formats.begin_s(self.begin) if self.begin else None,
             "params": value_formats.parameters(self.param or []),
             "env": value_formats.environment(self.env or []),
