@@ -109,6 +109,15 @@ async def test_a_run_whose_time_is_over_saves_a_checkpoint_and_its_job_has_faile
         kinds = [event.type for event in facts]
         assert kinds.index("run.checkpointed.v1") > kinds.index("job.timed_out.v1")
         assert kinds.count("run.started.v1") == 1
+        (saved,) = [event.fact["step"] for event in facts if event.type == "run.checkpointed.v1"]
+        (tmp_path / "more.toml").write_text(
+            f'name = "more"\nbegins_from = "{saves}"\ncommand = ["{sys.executable}", "{tmp_path / "loop.py"}"]\n'
+        )
+        more = submitted(cluster, "-t", "3s", str(tmp_path / "more.toml"))
+        async with cluster.client() as client:
+            await client.wait(more)
+            (begun,) = [one for one in (await client.events(more)).events if one.type == "run.started.v1"]
+        assert (begun.fact["begun_from"], begun.fact["resumed_step"]) == (saves, saved)
         assert "of 1h00m at most" in cluster.run("show", longer).stdout
         assert cluster.tried("extend", opaque, "1h").returncode != 0
     finally:
