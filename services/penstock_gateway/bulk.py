@@ -211,19 +211,9 @@ async def _each(queues: UserQueues, user: str, items: Sequence[T], work: _Work[T
     """
     Do some work for each item, and return the answers in order.
 
-    It is done for many together in one turn; what is left of them then has a turn of its own each.
+    It is done for a part of them together in one turn; what is left of the part then has a turn of its own each, before
+    the next part, which may depend on it.
     """
-    found: list[A | Exception | None] = []
-    for start in range(0, len(items), _PART):
-        part = items[start : start + _PART]
-        if len(part) < _FEW:
-            found += [None] * len(part)
-            continue
-        try:
-            async with queues.turn(user):
-                found += await work.together(part)
-        except (Unavailable, RequestRefused) as error:
-            found += [error] * len(part)
 
     async def in_turn(item: T) -> A | Exception:
         try:
@@ -232,13 +222,26 @@ async def _each(queues: UserQueues, user: str, items: Sequence[T], work: _Work[T
         except (BadInput, RequestRefused, TooLarge, Unavailable, Conflict) as error:
             return error
 
-    async with asyncio.TaskGroup() as group:
-        left = {place: group.create_task(in_turn(items[place])) for place, one in enumerate(found) if one is None}
-    done = (left[place].result() if one is None else one for place, one in enumerate(found))
-    return [
-        work.refused(item, *_reason(one)) if isinstance(one, Exception) else one
-        for item, one in zip(items, done, strict=True)
-    ]
+    answers: list[A] = []
+    for start in range(0, len(items), _PART):
+        part = items[start : start + _PART]
+        found = await _together(queues, user, part, work)
+        async with asyncio.TaskGroup() as group:
+            left = {place: group.create_task(in_turn(part[place])) for place, one in enumerate(found) if one is None}
+        for place, one in enumerate(found):
+            done = left[place].result() if one is None else one
+            answers.append(work.refused(part[place], *_reason(done)) if isinstance(done, Exception) else done)
+    return answers
+
+
+async def _together(queues: UserQueues, user: str, part: Sequence[T], work: _Work[T, A]) -> list[A | Exception | None]:
+    if len(part) < _FEW:
+        return [None] * len(part)
+    try:
+        async with queues.turn(user):
+            return await work.together(part)
+    except (Unavailable, RequestRefused) as error:
+        return [error] * len(part)
 
 
 def _reason(error: Exception) -> tuple[int, str]:

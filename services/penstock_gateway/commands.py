@@ -34,7 +34,7 @@ from penstock_bus import (
 )
 from penstock_bus.fair_semaphore import FairSemaphore
 from penstock_bus.follower import FoldFollower
-from penstock_gateway import acceptance, people
+from penstock_gateway import acceptance, dependencies, people
 from penstock_gateway.archived_ids import ArchivedIds
 from penstock_gateway.authority import SERVICE, Admit, Caller
 from penstock_gateway.endpoints import RequestRefused, endpoint, job_asked, sweep_asked
@@ -103,6 +103,8 @@ class Commands:
         self._limit = OpenJobsLimit(settings.open_jobs)
         self._archived = ArchivedIds(Path(settings.archive_dir)) if settings.archive_dir else None
         self._storing: dict[str, asyncio.Event] = {}
+        self._coming: dict[str, asyncio.Event] = {}
+        """Job that is being submitted by itself → set when that is over."""
         self._fit, self._fit_seq = NodeFit(live.state.cluster), -1
         rate = RateLimit(settings.commands_per_s, settings.commands_at_once, of=self._rate_of)
         self.submissions, self.acts = (
@@ -141,6 +143,7 @@ class Commands:
             "submit": self._submitting(self.submit_job),
             "tune": self._submitting(self.submit_sweep),
             **{verb: self._acting(act, request_bodies.ActRequest) for verb, act in acceptance.JOB_ACTS.items()},
+            "extend": self._acting(acceptance.extend, request_bodies.ExtendRequest),
             "drain": self._acting(acceptance.drain, request_bodies.DrainRequest),
             "resume": self._acting(acceptance.resume, request_bodies.NodeResumeRequest),
             "remove": self._acting(acceptance.remove, request_bodies.ActRequest),
@@ -201,10 +204,23 @@ class Commands:
     ) -> SubmitAnswer:
         """Store a job as :meth:`submit_job` does; ``trace`` as ``Commit.trace`` has it."""
         spec = self.named(caller.stamp(spec), new_id)
-        await self._check_archived([(spec.id, spec.user)])
-        if spec.begins_from:
-            await self._stored(subjects.job(spec.begins_from))
-        return await self._submit(lambda: self._job(spec, caller, strict=strict), spec.user, 1, trace)
+        before = [one for one in (self._under_way(need) for need in dependencies.needs(spec)) if one is not None]
+        over = asyncio.Event()
+        is_first = self._coming.setdefault(spec.id, over) is over
+        try:
+            await self._check_archived([(spec.id, spec.user)])
+            for submission in before:  # all of them came before this one, so none waits for it
+                await submission.wait()
+            return await self._submit(lambda: self._job(spec, caller, strict=strict), spec.user, 1, trace)
+        finally:
+            if is_first:
+                del self._coming[spec.id]
+                over.set()
+
+    def _under_way(self, id_: str) -> asyncio.Event | None:
+        """Return the end of what is being done about a job or a sweep, if anything is."""
+        storing = self._storing.get(subjects.job(id_)) or self._storing.get(subjects.request(id_))
+        return self._coming.get(id_) or storing
 
     def named(self, spec: JobSpec, new_id: str = "") -> JobSpec:
         """Return a job with its id, the given one, or a fresh one."""
@@ -232,10 +248,14 @@ class Commands:
         except RequestRefused:  # one by one, which says whose id it is
             return [None] * len(specs)
 
+        left: set[str] = set()
+
         def deciding(spec: JobSpec) -> Callable[[], acceptance.Acceptable | None]:
             def decide() -> acceptance.Acceptable | None:
-                waits = spec.begins_from and subjects.job(spec.begins_from) in self._storing
-                return None if waits else self._job(spec, caller, strict=strict)
+                if any(need in left or self._under_way(need) for need in dependencies.needs(spec)):
+                    left.add(spec.id)
+                    return None
+                return self._job(spec, caller, strict=strict)
 
             return decide
 

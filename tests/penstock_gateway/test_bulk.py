@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+import pytest
 import pytest_asyncio
 from gateway_cases import NOW_S, Gateway, gateway, joined, placed, refusal, spec, submitted
 
@@ -200,13 +201,27 @@ async def test_jobs_of_which_it_is_unknown_whether_they_are_stored_are_told_and_
 
 async def test_jobs_of_one_request_may_depend_on_each_other_and_repeat_an_id(served: Gateway) -> None:
     one = {"id": "m0", "keep_checkpoint": True}
-    more = [{"id": f"m{i}", "begins_from": "m0"} for i in range(1, 5)]
+    more = [{"id": f"m{i}", "begins_from": f"m{i - 1}", "keep_checkpoint": True} for i in range(1, 5)]
     specs = [*({**JOB, **fields} for fields in (one, one, *more)), *({**JOB, "id": f"p{i}"} for i in range(10))]
     answers = (await as_user(served, "uma").command("submit_all", {"specs": specs}))["answers"]
     assert [answer.get("code", 0) for answer in answers] == [0] * len(specs)
     assert [answer.get("created", False) for answer in answers[:2]] == [True, False]
     assert answers[0]["seq"] == answers[1]["seq"]
     assert all(answer["created"] for answer in answers[2:])
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+@pytest.mark.parametrize("others", [0, 400])
+async def test_jobs_of_one_request_may_wait_for_those_before_them(others: int, *, refuses: bool) -> None:
+    chain = [{"id": f"c{i}", "after": [f"afterok:c{i - 1}"] if i else []} for i in range(5)]
+    many = [{"id": f"d{i}", "after": ["afterok:c4", "afterany:c0"]} for i in range(others)]
+    circle = [{"id": "e0", "after": ["afterok:e1"]}, {"id": "e1", "after": ["afterok:e0"]}]
+    specs = [{**JOB, "user": "uma", **fields} for fields in (*chain, *many, *circle)]
+    async with FaultyLog() as log, gateway(log, joined()) as served:
+        log.refuses = refuses
+        answers = (await served.command("submit_all", {"specs": specs}))["answers"]
+        assert [one.get("code", 0) for one in answers] == [0] * (5 + others) + [400, 400]
+        assert (await served.query("jobs", {"limit": 1}))["total"] == 5 + others
 
 
 async def test_many_submissions_beyond_a_users_open_jobs_are_refused_and_those_before_are_not() -> None:
