@@ -30,7 +30,7 @@ _CONFLICT: Final = 409
 _TOO_LARGE: Final = 413
 _IN_FULL: Final = 1000
 _ROWS: Final = 5000
-_PATIENCE_S: Final = 10.0
+_PATIENCE_S: Final = 4.0
 """Before a request about many jobs is asked again."""
 TRACE_VARIABLE: Final = "TRACEPARENT"
 """Where programs that start others leave the trace to which they belong."""
