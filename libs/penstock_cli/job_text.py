@@ -15,17 +15,16 @@ import msgspec
 from penstock_cli import render
 from penstock_cli.render import Pairs, Table
 from penstock_cli.value_formats import clock, span
-from penstock_log.job_state import size_text
 
 if TYPE_CHECKING:
-    from penstock_log import JobSpec, KindSpeed, views
+    from penstock_log import JobSpec, KindSpeed, Size, views
 
 _PASSING: Final = {
     *("capacity", "gang", "host_cpus", "host_memory", "later_place", "order", "fairness", "profiling", "backoff")
 }
 _ONLY_WAIT: Final = "nothing known starts it sooner; it only has to wait"
 _CHECKPOINTED: Final = "checkpointed after step"
-_STATES: Final = {
+STATES: Final = {
     "PD": "waiting",
     "R": "running",
     "PR": "being preempted",
@@ -34,6 +33,7 @@ _STATES: Final = {
     "F": "failed",
     "CA": "cancelled",
 }
+"""Of each state, in the order of a job's life: what it says."""
 _BECAUSE: Final = {
     "arrival": "a job has come",
     "completion": "a job is over",
@@ -100,7 +100,7 @@ def job_lines(detail: views.JobDetail) -> list[str]:
     pairs = [
         ("id", job.id),
         ("name", job.name),
-        ("state", f"{job.state} ({_STATES.get(job.state, job.state)}{', held' if job.held else ''})"),
+        ("state", f"{job.state} ({STATES.get(job.state, job.state)}{', held' if job.held else ''})"),
         ("user", f"{job.user} ({job.team})" if job.team else job.user),
         ("sweep", job.parent),
         ("pool", job.pool),
@@ -293,7 +293,7 @@ def width(job: views.JobView | views.JobRow) -> str:
 def _size_pairs(job: views.JobView, sizing: views.SizingView) -> Pairs:
     """Return what `penstock show` says of a job's size."""
     return [
-        ("size", size_text(sizing.size)),
+        ("size", _size_text(sizing.size)),
         ("of", _range(sizing)),
         ("rate", _lr(sizing)),
         ("examples", str(job.samples or "")),
@@ -301,9 +301,16 @@ def _size_pairs(job: views.JobView, sizing: views.SizingView) -> Pairs:
         ("resized", _how_often(sizing)),
         (
             "unfit",
-            "; ".join(size_text(size) + ("" if size.batch_size else ", whatever the batch") for size in sizing.unfit),
+            "; ".join(_size_text(size) + ("" if size.batch_size else ", whatever the batch") for size in sizing.unfit),
         ),
     ]
+
+
+def _size_text(size: Size) -> str:
+    """Return a size in words; most jobs have one only, and need not load what knows sizes."""
+    from penstock_log.job_state import size_text
+
+    return size_text(size)
 
 
 def _why_size_pairs(why: views.WhyView, now_s: float) -> Pairs:
@@ -345,7 +352,7 @@ def _how_often(sizing: views.SizingView) -> str:
 
 def _resized(resize: views.ResizeView, now_s: float, *, waits: bool) -> str:
     open_ = "" if resize.done_s is not None or waits else "; it does not run so yet"
-    change = resize.reason or f"from {size_text(resize.before)} to {size_text(resize.after)}"
+    change = resize.reason or f"from {_size_text(resize.before)} to {_size_text(resize.after)}"
     return f"{span(now_s - resize.at_s)} ago, {_BECAUSE.get(resize.because, resize.because)}: {change}{open_}"
 
 

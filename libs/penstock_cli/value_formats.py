@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import time
@@ -139,6 +138,8 @@ def parameters(words: Iterable[str]) -> dict[str, str | int | float | bool]:
 
 
 def _value(text: str) -> str | int | float | bool:
+    import json
+
     try:
         value = json.loads(text, parse_constant=str)
     except (ValueError, RecursionError):

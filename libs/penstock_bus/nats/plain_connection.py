@@ -219,13 +219,13 @@ class PlainConnection:
             return {"user": server.username, "pass": server.password}
         if not login.user_jwt:
             return {"user": login.user, "pass": login.password}
-        from penstock_bus.identity.claims import SigningKey  # noqa: PLC0415 - needs PyNaCl, which others need not load
+        from penstock_bus.identity import nonce  # noqa: PLC0415 - needs PyNaCl, which others need not load
 
         try:
-            key = SigningKey(login.user_seed)
+            signature = nonce.answer(login.user_seed, self._info.nonce)
         except ValueError as error:
             raise Unauthorized(f"the login of {login.user!r} is damaged: {error}; get it anew") from error
-        return {"jwt": login.user_jwt, "sig": key.answer(self._info.nonce).decode()}
+        return {"jwt": login.user_jwt, "sig": signature}
 
     # --- the protocol
     def _heard(self, line: bytes) -> Optional[PlainAnswer]:
