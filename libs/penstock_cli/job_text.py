@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -53,10 +54,10 @@ def job_table(jobs: Sequence[views.JobView] | Sequence[views.JobRow], *, wide: b
     """
     with_batch = any(j.batch_size for j in jobs)
     columns: dict[str, Callable[[Any], str]] = {
-        "ID": lambda job: job.id,
-        "NAME": lambda job: job.name,
-        "USER": lambda job: job.user,
-        "ST": lambda job: job.state,
+        "ID": attrgetter("id"),
+        "NAME": attrgetter("name"),
+        "USER": attrgetter("user"),
+        "ST": attrgetter("state"),
         "GPUS": width,
         **({"BATCH": lambda job: str(job.batch_size or "-")} if with_batch else {}),
         "WAIT": lambda job: span(job.wait_s),
@@ -65,7 +66,7 @@ def job_table(jobs: Sequence[views.JobView] | Sequence[views.JobRow], *, wide: b
         **(_wide_columns(with_host=any(j.cpus or j.host_memory_bytes for j in jobs)) if wide else {}),
         "NODES/REASON": place_or_reason,
     }
-    return tuple(columns), list(zip(*([cell(job) for job in jobs] for cell in columns.values()), strict=True))
+    return tuple(columns), list(zip(*([*map(cell, jobs)] for cell in columns.values()), strict=True))
 
 
 def _wide_columns(*, with_host: bool) -> dict[str, Callable[[views.JobView], str]]:

@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal
 
+import msgspec
 import typer
 
 from penstock_cli.invocation import CommandOptions, Out, bad_input
@@ -103,9 +104,9 @@ class SimulationArguments(CommandOptions, frozen=True, dict=True):
 
     def __post_init__(self) -> None:
         """Take policies with commas as several, and a number of seeds as these seeds; each counts once."""
-        object.__setattr__(self, "policies", list(dict.fromkeys(words(self.policies))))
-        object.__setattr__(self, "seed", list(_several(self.seed or (), self.seed_count)))
-        object.__setattr__(self, "seed_count", 1)
+        msgspec.structs.force_setattr(self, "policies", list(dict.fromkeys(words(self.policies))))
+        msgspec.structs.force_setattr(self, "seed", list(_several(self.seed or (), self.seed_count)))
+        msgspec.structs.force_setattr(self, "seed_count", 1)
 
     @cached_property
     def chosen(self) -> dict[str, str]:
