@@ -7,6 +7,7 @@ Pure functions from what the gateway answered to lines of text and to headers an
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
@@ -85,10 +86,15 @@ def _wide_columns(*, with_host: bool) -> dict[str, Callable[[views.JobView], str
 def place_or_reason(job: views.JobView | views.JobRow) -> str:
     """Return where an active job runs, in brackets why a waiting one waits, or why an ended one ended."""
     if job.state == "PD":
-        return f"({'held' if job.held else _words(job.cause or 'undecided')})"
+        return _waits_for(job.cause, held=job.held)
     if job.placed_on:
         return render.devices(job.placed_on)
     return job.reason or render.devices(job.devices)
+
+
+@lru_cache(maxsize=100)  # many wait for the same
+def _waits_for(cause: str, *, held: bool) -> str:
+    return f"({'held' if held else _words(cause or 'undecided')})"
 
 
 def job_lines(detail: views.JobDetail) -> list[str]:

@@ -311,8 +311,10 @@ def _line_format(widths: Sequence[int], right: Sequence[bool]) -> str:
 
 
 def _is_numeric(column: list[str]) -> bool:
-    found = set(column) - {"-"}
-    return bool(found) and all(map(_NUMBER.fullmatch, found))
+    first = next((cell for cell in column if cell != "-"), None)
+    if first is None or _NUMBER.fullmatch(first) is None:  # as in most columns, without a look at the rest
+        return False
+    return all(map(_NUMBER.fullmatch, set(column) - {"-"}))
 
 
 def _narrow(at: int, columns: list[list[str]], widths: list[int], width: int) -> None:
