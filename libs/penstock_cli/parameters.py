@@ -12,9 +12,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, NamedTuple, Protocol, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, Literal, Protocol, Union, get_args, get_origin, get_type_hints
 
-from msgspec import NODEFAULT
+from msgspec import NODEFAULT, Struct
 
 COMMAND: Final = "penstock.command"
 """Under which name the meta data of a context has the words behind ``--``."""
@@ -74,7 +74,7 @@ class PlainContext:
         self.meta: dict[str, Any] = {}
 
 
-class PlainCommand(NamedTuple):
+class PlainCommand(Struct, frozen=True):
     """
     A command that may be read plainly.
 
@@ -92,7 +92,7 @@ class NotPlain(Exception):
     """A command line that is for Typer to read."""
 
 
-class _Parameter(NamedTuple):
+class _Parameter(Struct, frozen=True):
     """A parameter as it is read."""
 
     name: str

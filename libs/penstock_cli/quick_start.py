@@ -130,7 +130,7 @@ def end_process(code: int) -> NoReturn:
     something to do at the exit, has loaded ``threading`` or ``atexit``.
     """
     is_watched = sys.gettrace() is not None or sys.getprofile() is not None
-    if not is_watched and sys.modules.keys().isdisjoint(("threading", "atexit")):
+    if not is_watched and sys.modules.keys().isdisjoint(("threading", "atexit", "cProfile")):
         try:
             for stream in (sys.stdout, sys.stderr):
                 if stream is not None:  # a shell may have closed it: >&-

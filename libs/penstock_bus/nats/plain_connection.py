@@ -16,7 +16,7 @@ import os
 import select
 import socket
 import time
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Optional, Union
+from typing import TYPE_CHECKING, Any, Final, Optional, Union
 from urllib.parse import SplitResult, urlsplit
 
 import msgspec
@@ -60,7 +60,7 @@ def is_plain(url: str) -> bool:
     return all(urlsplit(one).scheme in _SCHEMES for one in handshake.servers_of(url))
 
 
-class _Asked(NamedTuple):
+class _Asked(msgspec.Struct, frozen=True):
     """A request under way: its subject, and until when an answer to it is waited for that has begun."""
 
     subject: str
