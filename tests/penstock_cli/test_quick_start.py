@@ -234,7 +234,8 @@ def test_an_everyday_command_loads_nothing_heavy(loaded: Callable[..., tuple[int
 # --- the end
 def ended(code: str, **streams: Any) -> subprocess.CompletedProcess[str]:
     code = f"import sys\nfrom penstock_cli.quick_start import end_process\n{code}\nend_process(3)"
-    return subprocess.run([sys.executable, "-c", code], text=True, check=False, **streams)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    return subprocess.run([sys.executable, "-c", code], text=True, check=False, env=environment, **streams)
 
 
 def test_a_process_ends_at_once_with_its_code_and_all_that_it_has_written() -> None:
