@@ -14,6 +14,7 @@ from penstock_log import (
     JobCancelled,
     JobSpec,
     JobSubmitted,
+    JobTimedOut,
     Placement,
     Preemption,
     RoundDecided,
@@ -198,7 +199,10 @@ class RandomRuns:
         job_id = self._one(self._specs.keys() - self._open.keys() - self._over)
         if job_id:
             self._over.add(job_id)
-            yield JobCancelled(at_s=self._at_s(), job_id=job_id)
+            if self._rng.random() < 0.3:
+                yield JobTimedOut(at_s=self._at_s(), job_id=job_id, limit_s=1.0, executed_s=1.0)
+            else:
+                yield JobCancelled(at_s=self._at_s(), job_id=job_id)
 
     def _resize(self) -> Iterator[AnyEvent]:
         job_id = self._one(self._specs.keys() - self._open.keys() - self._over)

@@ -19,6 +19,7 @@ from penstock_log import (
     JobCancelled,
     JobSpec,
     JobSubmitted,
+    JobTimedOut,
     RoundDecided,
     RunCheckpointed,
     RunEnded,
@@ -146,9 +147,9 @@ class Oracle:
             self._scale(fact)
         elif isinstance(fact, RoundDecided):
             self._decide(fact)
-        elif isinstance(fact, JobCancelled):
+        elif isinstance(fact, JobCancelled | JobTimedOut):
             job = self.jobs[fact.job_id]
-            job.is_cancelled = True
+            job.is_cancelled = True  # whatever becomes of its run, it does not wait again
             if not job.runs or job.runs[-1].end_s is not None:
                 self._over(job, fact.at_s)
         elif isinstance(fact, RunStarted | RunEnded | RunCheckpointed | RunRewound):

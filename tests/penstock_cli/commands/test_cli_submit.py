@@ -263,9 +263,8 @@ def test_what_a_job_waits_for_and_how_long_it_may_run_is_typed_as_for_slurm(
 
 
 def test_every_field_of_a_job_that_people_choose_has_a_flag(penstock: Run, gateway: FakeGateway) -> None:
-    words = (
-        "--processes node --grace 30s --backoff 5s --checkpoint-every 10m --begins-from j1 --keep-checkpoint".split()
-    )
+    words = ("--processes", "node", "--grace", "30s", "--backoff", "5s", "--checkpoint-every", "10m")
+    words += ("--begins-from", "j1", "--keep-checkpoint")
     assert penstock("submit", *words, "--sharing", "lane", "--sharers", "3", "--", "true")[0] == 0
     spec = only(gateway)
     assert (spec.processes, spec.grace_s, spec.backoff_s, spec.checkpoint_s) == ("node", 30.0, 5.0, 600.0)
