@@ -30,6 +30,7 @@ In reading order:
 * ``why``: Why a job waits, and what is ruled out.
 * ``dry_run``: What would happen to a job that is submitted now.
 * ``job_filter``: The jobs that a request names by what they are.
+* ``sweep_filter``: The sweeps that a request names, now or in the past.
 * ``job_fit``: A job against the present nodes.
 * ``story``: One job's life in sentences.
 * ``log_reader``: Past moments and raw facts, read from the log.
