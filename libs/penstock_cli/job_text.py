@@ -108,6 +108,7 @@ def job_lines(detail: views.JobDetail) -> list[str]:
         *(_size_pairs(job, detail.sizing) if detail.sizing is not None else ()),
         ("shares", _shares(job)),
         ("aggregation", _aggregation(spec)),
+        ("idle", "allowed, whatever its pool's rule" if spec.idle == "allow" else ""),
         ("runs on", render.devices(job.placed_on)),
         ("ran on", render.devices(job.devices) if not job.placed_on else ""),
         ("submitted", clock(job.submitted_s)),

@@ -9,7 +9,7 @@ In reading order:
 * ``run_accounts``: The runs of each job, and the device time that each held.
 * ``node_history``: When each node was up, drained or gone.
 * ``totals_fold``: What each job adds to the totals, and archived ones have added.
-* ``idle_runs``: Runs that hold devices and do nothing, and when they are stopped.
+* ``idle_runs``: What is done about runs that hold devices and do nothing.
 * ``job_history``: A job's past.
 * ``sweep_table``: The record of each sweep, as the log has it.
 * ``open_jobs``: What each user has open.

@@ -21,7 +21,6 @@ from msgspec import Meta
 from penstock_bus import Decider, Decision, Proposal
 from penstock_cluster.nodes import OF_NODES
 from penstock_gateway import idle_runs, job_sizes, node_history, sweep_table
-from penstock_gateway.idle_runs import IdleRun
 from penstock_gateway.job_history import JobHistory
 from penstock_gateway.node_history import NodeHistory
 from penstock_gateway.open_jobs import OpenJobs
@@ -67,11 +66,12 @@ from penstock_log.job_state import ENDINGS, JobState
 from penstock_log.records import compose
 from penstock_log.usage import DayUsage, total
 from penstock_log.users import Users
+from penstock_policies.idleness import IdleRun, note_idleness
 from penstock_policies.job_lengths import Lengths
 from penstock_scheduler.aggregation.aggregation_table import AggregationTable
 from penstock_scheduler.pool.scheduler_state import SchedulerState, fold
 
-SCHEMA: Final = "gateway.v26"
+SCHEMA: Final = "gateway.v27"
 
 
 class GatewayState(SchedulerState):
@@ -241,15 +241,9 @@ def _note_idle(state: GatewayState, event: Event) -> None:
     """Note that a run is idle, with a warning, or that it is not."""
     if not isinstance(event, RunIdle | RunBusyAgain):
         return
-    job = state.jobs.get(event.job_id)
-    if job is None or not job.may_run(event.epoch, event.node_id):
-        return
-    if isinstance(event, RunIdle):
-        idle_runs.note_idle(state.idle, event)
-        if (past := state.histories.get(job.id)) is not None:
-            past.warn(event)
-    else:
-        idle_runs.note_busy(state.idle, event)
+    noted = note_idleness(state.idle, state.jobs.get(event.job_id), event)
+    if noted and isinstance(event, RunIdle) and (past := state.histories.get(event.job_id)) is not None:
+        past.warn(event)
 
 
 def _note(state: GatewayState, job: Job, event: Event, seq: int) -> None:

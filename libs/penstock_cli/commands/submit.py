@@ -144,6 +144,10 @@ class JobOptions(CommandOptions):
     priority: Annotated[
         int | None, Option("--priority", min=-1000, max=1000, help="For devices whose turns go by priority.")
     ] = None
+    idle: Annotated[
+        Literal["rule", "allow"] | None,
+        Option("--idle", help="allow: whatever its pool's rule, leave it its devices while it does nothing."),
+    ] = None
     cwd: Annotated[str, Option("--cwd", "-D", help="Working directory; by default this one.")] = ""
 
     def given(self, command: Sequence[str]) -> dict[str, Any]:
@@ -168,6 +172,7 @@ class JobOptions(CommandOptions):
             "aggregation": self.aggregation,
             "servers": self.servers,
             "checkpoint_tier": self.checkpoint_tier,
+            "idle": self.idle,
             "params": value_formats.parameters(self.param or []),
             "env": value_formats.environment(self.env or []),
         }
