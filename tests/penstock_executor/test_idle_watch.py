@@ -159,14 +159,14 @@ async def test_an_executor_does_not_call_a_command_idle_that_computes_and_a_scri
 async def test_a_script_at_work_on_its_device_without_iterations_is_not_idle(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    used = [True]
-    monkeypatch.setattr(EmulatedBackend, "is_used", lambda _device: bool(used))
+    used = [0]
+    monkeypatch.setattr(EmulatedBackend, "is_used", lambda device: device.index in used)
+    await rule(world, idle_after_s=0.5)
     await world.node()
     await world.run("j1", *speaking("100000", "hang_at=3"))
-    await rule(world, idle_after_s=0.5)
-    await world.submit("j2", *python("import time; time.sleep(3)"))
+    await world.submit("j2", *speaking("100000", "hang_at=3"))
     await world.place("j2", 1)
-    await world.ended("j2")
+    await world.fact(RunIdle, "j2")
     assert "RunIdle" not in await world.facts("j1")
     used.clear()
     idle = await world.fact(RunIdle, "j1")
