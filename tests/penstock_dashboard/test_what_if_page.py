@@ -64,7 +64,7 @@ async def served(memory_bus: MemoryBus) -> AsyncIterator[Gateway]:
 @pytest_asyncio.fixture
 async def site(served: Gateway, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[RunningDashboard]:
     script = f"import sys; sys.stdout.buffer.write({msgspec.json.encode(ANSWER)!r})"
-    monkeypatch.setattr(computations.Computations.__init__, "__kwdefaults__", {"program": ("python3", "-c", script)})
+    monkeypatch.setitem(computations.Computations.__init__.__kwdefaults__, "program", ("python3", "-c", script))
     async with dashboard(served.bus) as running:
         yield running
 
