@@ -47,7 +47,7 @@ async def run(shell: Shell, settings: DashboardSettings) -> None:
     ended = EndedSessions(settings.secret_file, shell.now_s)
     signer = TokenSigner(secret_of(settings.secret_file), shell.now_s, settings.session_s, ended)
     computations = Computations(shell.now_s, most=settings.replays, most_s=settings.replay_s)
-    what_if = WhatIf(computations, shell.bus, settings_file())
+    what_if = WhatIf(computations, shell.bus, shell.monotonic, settings_file())
     gateway, nodes = GatewayPort(shell.bus, shell.monotonic, signer.is_ended), HeardNodes(shell.monotonic)
     series = MetricTable(shell.now_s)
     jobs = JobSources(series=series, outputs=JobOutputs(shell.bus), stories=JobStories(gateway, shell.monotonic))
