@@ -45,7 +45,17 @@ from penstock_executor.run_state import Key, LocalRun, NodeObservation
 from penstock_executor.settings import ExecutorSettings
 from penstock_executor.sharing.sharing_supervisor import SharingSupervisor
 from penstock_executor.telemetry import RunTelemetry
-from penstock_log import Device, NodeJoined, NodeLeft, RunEnded, RunStarted, subjects, tag_of
+from penstock_log import (
+    Device,
+    DeviceFailed,
+    DeviceRecovered,
+    NodeJoined,
+    NodeLeft,
+    RunEnded,
+    RunStarted,
+    subjects,
+    tag_of,
+)
 from penstock_log.agent_protocol import MemoryReport
 from penstock_log.request_bodies import NodeHeard
 from penstock_policies.idleness import IdleRules
@@ -157,7 +167,7 @@ class Executor:
         self.postponed: dict[Key, float] = {}
         self.removed = set(live.state.finished)
         readers = health_watch.readers(found.devices) if settings.device_health_s else ()
-        self.health = HealthWatch(node_id, readers, health_watch.boot_id())
+        self.health = HealthWatch(node_id, readers, health_watch.boot_id(), data / "device-events.json")
         self.health_look: asyncio.Task[None] | None = None
         self.timer: asyncio.TimerHandle | None = None
         shell.busy = self._busy
@@ -559,12 +569,19 @@ class Executor:
                 for fact in [*self.health.facts(node, self.shell.now_s())] if node is not None and here else []:
                     self.shell.log.warning("device_health_changed", index=fact.index, fact=tag_of(fact))
                     await self.appender.append_node(fact)
+                    self._note_told(fact)
                 await asyncio.sleep(self.settings.device_health_s)
         finally:
             if self.health_look is not None:
                 await asyncio.wait({self.health_look}, timeout=DRIVER_PATIENCE_S)
             if self.health_look is None or self.health_look.done():
                 self.health.close()
+
+    def _note_told(self, fact: DeviceFailed | DeviceRecovered) -> None:
+        try:
+            self.health.note_told(fact)
+        except OSError as error:
+            self.shell.log.warning("device_events_not_kept", error=str(error))
 
     async def _look_at_devices(self, patience_s: float | None = None) -> None:
         """Have the devices' health read, one look at a time; a driver may hang, so only the patient wait for it."""
@@ -579,6 +596,9 @@ class Executor:
             await asyncio.to_thread(self.health.read)
         except DeviceError as error:
             self.shell.log.warning("devices_not_looked_at", error=str(error))
+        except OSError as error:
+            advice = "an error that a driver tells of once is lost if this executor ends before the log has it"
+            self.shell.log.warning("device_events_not_kept", error=str(error), advice=advice)
 
     async def _why_unfit(self, place: Place) -> str:
         """Return why a device of a process that has failed is unfit: then it is not the job that has failed."""
