@@ -71,6 +71,9 @@ from penstock_policies.job_lengths import Lengths
 from penstock_scheduler.aggregation.aggregation_table import AggregationTable
 from penstock_scheduler.pool.scheduler_state import SchedulerState, fold
 
+MOST_MODELS: Final = 200
+"""Models of archived jobs that are told apart on one day; all others are summed as :data:`OTHER_MODELS`."""
+OTHER_MODELS: Final = "other"
 SCHEMA: Final = "gateway.v27"
 
 
@@ -354,9 +357,16 @@ def _forget_archived(state: GatewayState, event: JobsArchived) -> None:
 
 
 def _keep_usage(kept: dict[str, dict[str, DayUsage]], new: Iterable[DayUsage]) -> None:
-    """Add the sums of archived jobs to those of the same day and group."""
+    """Add the sums of archived jobs to those of the same day and group; beyond the most models, to those of others."""
+    models: dict[str, set[str]] = {}
     for row in new:
-        of_day, group = kept.setdefault(row.day, {}), row.group
+        of_day = kept.setdefault(row.day, {})
+        if row.day not in models:
+            models[row.day] = {one.model for one in of_day.values()}
+        if row.model not in models[row.day] and len(models[row.day]) >= MOST_MODELS:
+            row = msgspec.structs.replace(row, model=OTHER_MODELS)  # noqa: PLW2901 - as one of many
+        models[row.day].add(row.model)
+        group = row.group
         if group in of_day:
             of_day[group].usage.add(row.usage)
         else:
