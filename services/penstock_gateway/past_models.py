@@ -149,14 +149,15 @@ class PastModels:
         return ReadModel(state=fold.state, now_s=now_s, seq=fold.fold.last_seq)
 
     async def drop(self, error: IndexDamaged) -> None:
-        """Drop the file, which cannot be read, and begin a new one."""
+        """Drop the file that cannot be read, and begin a new one; what another question has dropped is gone already."""
+        if self._file is None or self._file.path != error.path:
+            return
         _log.warning("index_snapshots_damaged", error=str(error), advice="they are made again from the log")
         file, self._file = self._file, None
         self._recent.clear()
         self._indexed_seq = 0
-        if file is not None:
-            with suppress(IndexDamaged, OSError):  # which is found again, and said, when it is opened
-                await self._write(make_next, file, _FORM, example, await self._trimmed_seq())
+        with suppress(IndexDamaged, OSError):  # which is found again, and said, when it is opened
+            await self._write(make_next, file, _FORM, example, await self._trimmed_seq())
         if self._work is not None:
             self._work.cancel()
 
@@ -282,7 +283,7 @@ class PastModels:
                 self._indexed_seq = 0
                 raise
             if not file.is_there():
-                raise IndexDamaged(f"{file.path} was removed")
+                raise IndexDamaged(file.path, "it was removed")
             if not await self._write(fold.save):  # another gateway was faster
                 fold = await asyncio.to_thread(PastFold, file, self._live.fold.decider, file.nearest(None))
             if fold.base_seq - began_seq > 100 * self._every and self._live.last_seq - fold.base_seq <= self._every:

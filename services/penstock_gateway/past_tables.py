@@ -101,7 +101,7 @@ class PastTable(dict[str, V], Generic[V]):
         found = {version.key: version for version in self.file.some(self._kind, wanted, self.seq)}
         for key in wanted:
             if key not in found:
-                raise IndexDamaged(f"{self.file.path}: {self._kind} {key} is missing")
+                raise IndexDamaged(self.file.path, f"{self._kind} {key} is missing")
             self._take(found[key])
 
     def loaded(self) -> list[tuple[str, V]]:
@@ -124,7 +124,7 @@ class PastTable(dict[str, V], Generic[V]):
         try:
             value: V = self._decoder.decode(raw)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            raise IndexDamaged(f"{self.file.path}: {self._kind} {version.key}: {error}") from error
+            raise IndexDamaged(self.file.path, f"{self._kind} {version.key}: {error}") from error
         dict.__setitem__(self, version.key, value)
         self.places[version.key], self.stored[version.key] = version.place, hash(raw)
         if self._is_over(value):

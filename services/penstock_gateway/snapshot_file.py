@@ -53,7 +53,19 @@ _OF_ENTRY: Final = "key, place, body, max(seq) FROM entries"
 
 
 class IndexDamaged(Exception):
-    """A file of snapshots cannot be read, or not be written: what it holds is to be made again from the log."""
+    """
+    A file of snapshots cannot be read, or not be written: what it holds is to be made again from the log.
+
+    Attributes
+    ----------
+    path : Path
+        Of that file, whose name no other file ever has.
+    """
+
+    def __init__(self, path: Path, problem: object) -> None:
+        """Keep the path."""
+        super().__init__(f"{path}: {problem}")
+        self.path = path
 
 
 class EntryVersion(msgspec.Struct, frozen=True):
@@ -161,7 +173,7 @@ class SnapshotFile:
         self._last: IndexSnapshot | None = None
         with self._reading():
             if not path.exists():
-                raise IndexDamaged(f"{path} is not there")
+                raise IndexDamaged(path, "it is not there")
             self._db = _connect(path)
             self._writer = _connect(path)  # of its own, so that nobody reads what is not committed yet
             self._inode = path.stat().st_ino
@@ -191,7 +203,7 @@ class SnapshotFile:
             db.close()
             made.rename(path)  # nobody sees half of it
         except (OSError, sqlite3.Error) as error:
-            raise IndexDamaged(f"{path} cannot be made: {error}") from error
+            raise IndexDamaged(path, f"it cannot be made: {error}") from error
         return cls(path)
 
     def close(self) -> None:
@@ -219,7 +231,7 @@ class SnapshotFile:
         with self._reading():
             found = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
             if found != "ok":
-                raise IndexDamaged(f"{self.path}: {found}")
+                raise IndexDamaged(self.path, found)
             if last is None:
                 return
             entries, total = 0, 0
@@ -235,9 +247,9 @@ class SnapshotFile:
             for seq, body in self._db.execute("SELECT seq, body FROM snapshots"):
                 one = msgspec.msgpack.decode(zlib.decompress(body), type=IndexSnapshot)
                 if one.seq != seq or not parts.issuperset(one.parts.values()):
-                    raise IndexDamaged(f"{self.path}: the snapshot of commit {seq} is not whole")
+                    raise IndexDamaged(self.path, f"the snapshot of commit {seq} is not whole")
         if (entries, total) != (last.entries, last.sum):
-            raise IndexDamaged(f"{self.path}: {entries} entries are not the {last.entries} that were written")
+            raise IndexDamaged(self.path, f"{entries} entries are not the {last.entries} that were written")
 
     def nearest(self, seq: int | None) -> IndexSnapshot | None:
         """Return the last snapshot up to a sequence, or of all; None where there is none."""
@@ -267,7 +279,7 @@ class SnapshotFile:
         with self._reading():
             row = self._db.execute("SELECT body FROM parts WHERE id = ?", (part_id,)).fetchone()
             if row is None:
-                raise IndexDamaged(f"{self.path}: part {part_id} is missing")
+                raise IndexDamaged(self.path, f"part {part_id} is missing")
             return zlib.decompress(row[0])
 
     def entry(self, kind: str, key: str, seq: int) -> EntryVersion | None:
@@ -443,7 +455,7 @@ class SnapshotFile:
         opener = zlib.decompressobj(zdict=self._example)
         raw = opener.decompress(body)
         if not opener.eof:
-            raise IndexDamaged(f"{self.path}: an entry ends too early")
+            raise IndexDamaged(self.path, "an entry ends too early")
         return raw
 
     @contextmanager
@@ -451,7 +463,7 @@ class SnapshotFile:
         try:
             yield
         except (sqlite3.Error, zlib.error, msgspec.MsgspecError, OSError, ValueError, KeyError, TypeError) as error:
-            raise IndexDamaged(f"{self.path}: {error}") from error
+            raise IndexDamaged(self.path, error) from error
 
 
 def _decoded(row: tuple[bytes] | None) -> IndexSnapshot | None:
