@@ -89,7 +89,12 @@ class PastFold:
     @property
     def is_large(self) -> bool:
         """Whether so much of it was read that it is not to be kept in memory."""
-        return any(len(table.loaded()) > _LARGE for table in self._tables.values())
+        return any(dict.__len__(table) > _LARGE for table in self._tables.values())
+
+    @property
+    def loaded(self) -> int:
+        """How many entries of its tables were read so far."""
+        return sum(map(dict.__len__, self._tables.values()))
 
     def apply(self, delivery: Delivery) -> None:
         """Fold one commit in."""

@@ -14,6 +14,7 @@ never known them. Gateways may share a folder: whoever comes second goes on from
 from __future__ import annotations
 
 import asyncio
+import gc
 import shutil
 import tempfile
 from collections import OrderedDict
@@ -41,6 +42,8 @@ EVERY: Final = 1_000
 """Commits between two snapshots."""
 REMEMBERED: Final = 4
 """Moments whose models are kept: a page asks several questions about one."""
+_MANY: Final = 2_000
+"""Entries of a model beyond which the cycle collector is kept from it; when it is dropped, it goes all the same."""
 _AGAIN_S: Final = 60.0
 """Pause before the next try to write where nothing can be written, in seconds."""
 _RESTS: Final = 3.0
@@ -173,6 +176,8 @@ class PastModels:
             fold = await asyncio.to_thread(PastFold, file, self._live.fold.decider, snapshot)
             async for delivery in log_reader.stretch(self._bus, fold.base_seq, until_seq):
                 fold.apply(delivery)
+            if fold.loaded > _MANY:  # or collections would go through all of it, in which there are no cycles
+                gc.freeze()
         if file is self._file and not own:
             self._recent[until_seq] = fold
             while len(self._recent) > REMEMBERED:

@@ -26,7 +26,7 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import astuple
 
-_LAYOUT: Final = 2
+_LAYOUT: Final = 3
 _AT_ONCE: Final = 500
 _WAIT_S: Final = 10.0
 _SUFFIX: Final = ".past.sqlite"
@@ -43,6 +43,7 @@ CREATE TABLE over (
     model TEXT, parent TEXT, workload TEXT, sample INTEGER, finished_s REAL, PRIMARY KEY (place, seq)
 ) WITHOUT ROWID;
 CREATE INDEX over_of_users ON over (user, place);
+CREATE INDEX over_by_end ON over (pool, finished_s DESC, place);
 CREATE TABLE over_sweeps (
     place INTEGER, seq INTEGER, change INTEGER, id TEXT, state TEXT, user TEXT, team TEXT, PRIMARY KEY (place, seq)
 ) WITHOUT ROWID;
@@ -133,6 +134,8 @@ class IndexSnapshot(msgspec.Struct, kw_only=True):
         State → jobs that are over, and samples that are.
     over_sweeps : dict of str to int
         State → sweeps that are over.
+    last_end_s : float
+        The latest end of a job that is over; nothing later is to be looked at for this snapshot.
     entries, sum : int
         Rows that were written up to this snapshot, and the sum of their checksums.
     """
@@ -146,6 +149,7 @@ class IndexSnapshot(msgspec.Struct, kw_only=True):
     over: dict[str, int] = {}
     over_samples: dict[str, int] = {}
     over_sweeps: dict[str, int] = {}
+    last_end_s: float = 0.0
     entries: int = 0
     sum: int = 0
 
@@ -324,27 +328,38 @@ class SnapshotFile:
         with self._reading():
             return int(self._db.execute(f"SELECT total(change) FROM over WHERE {text}", values).fetchone()[0])  # noqa: S608 - of constants
 
-    def over(
-        self, seq: int, where: Sequence[tuple[str, Any]], *, order: str = "place DESC", limit: int = -1
-    ) -> list[OverJob]:
+    def over(self, seq: int, where: Sequence[tuple[str, Any]], *, limit: int = -1) -> list[OverJob]:
         """
-        Return jobs that are over as of a snapshot of which all conditions hold.
+        Return jobs that are over as of a snapshot of which all conditions hold, the newest first.
 
         Parameters
         ----------
         where : sequence of (condition, value)
             As ``("user = ?", "ada")``.
-        order : str
-            Columns in order; the newest first where not given.
         limit : int
             At most so many; negative for all.
         """
         text, values = _conditions(seq, where)
         query = (
-            f"SELECT {_COLUMNS} FROM over WHERE {text} GROUP BY place HAVING sum(change) > 0 ORDER BY {order} LIMIT ?"  # noqa: S608 - of constants
+            f"SELECT {_COLUMNS} FROM over WHERE {text} "  # noqa: S608 - of constants
+            "GROUP BY place HAVING sum(change) > 0 ORDER BY place DESC LIMIT ?"
         )
         with self._reading():
             rows = self._db.execute(query, (*values, limit)).fetchall()
+            return [msgspec.convert(row, OverJob, strict=False) for row in map(_as_struct, rows)]
+
+    def last_over(self, seq: int, pool: str, where: Sequence[tuple[str, Any]], limit: int) -> list[OverJob]:
+        """Return the jobs of a pool that ended last as of a snapshot of which all conditions hold, the last first."""
+        snapshot = self.nearest(seq)
+        text, values = _conditions(seq, [("pool = ?", pool), ("change > 0", ()), *where])
+        query = (
+            f"SELECT {_COLUMNS} FROM over AS one WHERE {text} AND finished_s <= ? AND NOT EXISTS "  # noqa: S608 - of constants
+            "(SELECT 1 FROM over AS gone WHERE gone.place = one.place AND gone.seq <= ? AND gone.change < 0) "
+            "ORDER BY finished_s DESC, place LIMIT ?"
+        )
+        last_end_s = snapshot.last_end_s if snapshot is not None else 0.0
+        with self._reading():
+            rows = self._db.execute(query, (*values, last_end_s, seq, limit)).fetchall()
             return [msgspec.convert(row, OverJob, strict=False) for row in map(_as_struct, rows)]
 
     def count_over_sweeps(self, seq: int, where: Sequence[tuple[str, Any]]) -> int:
@@ -566,10 +581,11 @@ def _count_on(
     if last is not None:
         snapshot.entries, snapshot.sum = last.entries, last.sum
         snapshot.over, snapshot.over_samples = dict(last.over), dict(last.over_samples)
-        snapshot.over_sweeps = dict(last.over_sweeps)
+        snapshot.over_sweeps, snapshot.last_end_s = dict(last.over_sweeps), last.last_end_s
     for change, one in over:
         counts = snapshot.over_samples if one.sample else snapshot.over
         counts[one.state] = counts.get(one.state, 0) + change
+        snapshot.last_end_s = max(snapshot.last_end_s, float(one.finished_s))
     for change, sweep in over_sweeps:
         snapshot.over_sweeps[sweep.state] = snapshot.over_sweeps.get(sweep.state, 0) + change
 

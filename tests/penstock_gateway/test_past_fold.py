@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -32,9 +32,9 @@ from penstock_gateway.authority import SERVICE, Caller
 from penstock_gateway.endpoints import RequestRefused
 from penstock_gateway.machine import GatewaySettings, GatewayState
 from penstock_gateway.past_fold import PastFold, example
-from penstock_gateway.past_tables import PastTable
+from penstock_gateway.past_tables import PastJobs, PastTable
 from penstock_gateway.snapshot_file import SnapshotFile
-from penstock_log import JobsArchived, RunCheckpointed, SweepFinished, SweepSubmitted
+from penstock_log import Job, JobsArchived, JobState, RunCheckpointed, SweepFinished, SweepSubmitted
 from penstock_log.request_bodies import JobsRequest, QueueRequest, SweepsRequest, UsageRequest
 from penstock_simulator.traces import log_file
 from penstock_testing import delivery
@@ -222,6 +222,27 @@ def test_of_very_many_sweeps_only_those_of_the_page_are_read(tmp_path: Path) -> 
     assert answers.status(ReadModel(state, NOW_S, len(log)), 1).sweeps == {"completed": 299, "running": 1}
     assert isinstance(state.sweeps, PastTable)
     assert len(state.sweeps.loaded()) < 60, "what was folded in, and the page"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_jobs_that_completed_last_are_those_of_a_fold_from_the_beginning(tmp_path: Path, seed: int) -> None:
+    facts = [joined("n1"), joined("n2"), *RandomHistory(seed).facts(400)]
+    log = [delivery(seq, fact) for seq, fact in enumerate(facts, 1)]
+    file, fold = written(tmp_path, log, 20), Fold(DECIDER)
+
+    def last(jobs: Iterable[Job], most: int) -> list[str]:
+        done = [job for job in jobs if job.state is JobState.COMPLETED and job.spec.pool == "default"]
+        done = [job for job in done if job.sample is None]
+        return [job.id for job in sorted(done, key=lambda job: job.finished_s, reverse=True)[:most]]
+
+    for one in log:
+        fold.apply(one)
+        if one.seq % 37 == 0:
+            for most in (1, 3, 100):
+                jobs = past(file, log, one).state.jobs
+                assert isinstance(jobs, PastJobs)
+                found = jobs.last_completed("default", most)
+                assert last(found, most) == last(fold.state.jobs, most)
 
 
 def test_a_job_that_is_over_is_stored_once(tmp_path: Path) -> None:
