@@ -33,6 +33,7 @@ from penstock_log import (
     JobState,
     JobSubmitted,
     JobTable,
+    JobUnblocked,
     PolicySet,
     RoundDecided,
     RunBusyAgain,
@@ -227,7 +228,7 @@ def _sort_in(state: AutoscalerState, changed: Iterable[Job], event: Event, seq: 
         _note_work(state, job, seq)
         if job.placement is None:
             state.costs.forget(job.id)
-        if job.held or job.state is JobState.RUNNING:
+        if not job.startable or job.state is JobState.RUNNING:
             state.returning.pop(job.id, None)
         if job.state in TERMINAL:
             _forget(state, job)
@@ -243,7 +244,7 @@ def _sort_in(state: AutoscalerState, changed: Iterable[Job], event: Event, seq: 
 
 def _because(event: Event) -> Because | None:
     match event:
-        case JobSubmitted() | SamplesRequested() | JobReleased():
+        case JobSubmitted() | SamplesRequested() | JobReleased() | JobUnblocked():
             return "arrival"
         case JobHeld() | RunEnded():
             return "completion"

@@ -148,6 +148,19 @@ class JobOptions(CommandOptions):
         Literal["rule", "allow"] | None,
         Option("--idle", help="allow: whatever its pool's rule, leave it its devices while it does nothing."),
     ] = None
+    time: Annotated[
+        str, Option("--time", "-t", help="How long it may run, over all of its runs: 90m, 12h, or Slurm's 1-06:00:00.")
+    ] = ""
+    after: Annotated[
+        list[str] | None,
+        Option(
+            "--after",
+            "-d",
+            metavar="[KIND:]ID",
+            help="Start once job or sweep ID has completed; or after:, afterany:, afternotok:ID. Repeatable.",
+        ),
+    ] = None
+    begin: Annotated[str, Option("--begin", help="Not before: 2h from now, or 2026-01-31T18:00.")] = ""
     cwd: Annotated[str, Option("--cwd", "-D", help="Working directory; by default this one.")] = ""
 
     def given(self, command: Sequence[str]) -> dict[str, Any]:
@@ -173,6 +186,9 @@ class JobOptions(CommandOptions):
             "servers": self.servers,
             "checkpoint_tier": self.checkpoint_tier,
             "idle": self.idle,
+            "after": value_formats.dependencies(self.after or []),
+            "time_limit_s": value_formats.time_limit_s(self.time) if self.time else None,
+            "begin_s": value_formats.begin_s(self.begin) if self.begin else None,
             "params": value_formats.parameters(self.param or []),
             "env": value_formats.environment(self.env or []),
         }
