@@ -367,10 +367,17 @@ class GatewayClient:
 
     async def _jobs_page(self, ask: request_bodies.JobsRequest, limit: int, offset: int) -> views.JobsView:
         """Return a page, or less of it where it is too long for one message."""
+        return await self._page_that_fits(
+            "jobs", lambda most: msgspec.structs.replace(ask, limit=most, offset=offset), limit, views.JobsView
+        )
+
+    async def _page_that_fits(
+        self, name: str, ask: Callable[[int], request_bodies.GatewayRequest], limit: int, answer: type[V]
+    ) -> V:
+        """Return a page of at most so many, or of half as many until the answer fits into a message."""
         while True:
             try:
-                page = msgspec.structs.replace(ask, limit=limit, offset=offset)
-                return await self._query("jobs", page, views.JobsView)
+                return await self._query(name, ask(limit), answer)
             except ServiceError as error:
                 if error.code != _TOO_LARGE or limit == 1:
                     raise
@@ -405,9 +412,42 @@ class GatewayClient:
         ask = request_bodies.AggregationRequest(id=job_id, at=at)
         return await self._query("aggregation", ask, views.AggregationView)
 
-    async def sweeps(self, at: request_bodies.At = None) -> views.SweepsView:
-        """Return all sweeps, without their trials."""
-        return await self._query("sweeps", request_bodies.AllRequest(at=at), views.SweepsView)
+    async def sweeps(
+        self,
+        at: request_bodies.At = None,
+        *,
+        user: str = "",
+        team: str = "",
+        state: Iterable[str] = (),
+        limit: int = 100_000,
+    ) -> views.SweepsView:
+        """
+        Return the sweeps that match all given filters, without their trials.
+
+        Of more than ``limit``, these are the open ones, and then the newest; they are asked for page by page.
+
+        Parameters
+        ----------
+        state : iterable of str
+            ``running``, ``cancelling``, or how they ended.
+        """
+        ask = request_bodies.SweepsRequest(user=user, team=team, state=tuple(state), at=at)
+        found = await self._sweeps_page(ask, min(limit, _IN_FULL), 0)
+        while (there := len(found.sweeps)) < min(limit, found.total):
+            older = await self._sweeps_page(ask, min(limit - there, _IN_FULL), there)
+            if not older.sweeps:
+                break  # some have been archived meanwhile
+            found = msgspec.structs.replace(found, sweeps=older.sweeps + found.sweeps)
+        return found
+
+    async def _sweeps_page(self, ask: request_bodies.SweepsRequest, limit: int, offset: int) -> views.SweepsView:
+        """Return a page, or less of it where it is too long for one message."""
+        return await self._page_that_fits(
+            "sweeps",
+            lambda most: msgspec.structs.replace(ask, limit=most, offset=offset),
+            limit,
+            views.SweepsView,
+        )
 
     async def sweep(self, sweep_id: str, at: request_bodies.At = None) -> views.SweepView:
         """Return one sweep with its trials."""

@@ -115,6 +115,7 @@ def job_lines(detail: views.JobDetail) -> list[str]:
         *(_size_pairs(job, detail.sizing) if detail.sizing is not None else ()),
         ("shares", _shares(job)),
         ("aggregation", _aggregation(spec)),
+        ("idle", "allowed, whatever its pool's rule" if spec.idle == "allow" else ""),
         ("waits for", ", ".join(spec.after)),
         ("begins", f"not before {clock(spec.begin_s)}" if spec.begin_s else ""),
         ("runs on", render.devices(job.placed_on)),

@@ -340,6 +340,28 @@ class JobsRequest(JobFilter, frozen=True, kw_only=True):
     at: At = None
 
 
+class SweepsRequest(GatewayRequest, frozen=True, kw_only=True):
+    """
+    The request of ``sweeps``: which, and how many.
+
+    Attributes
+    ----------
+    state : tuple of str
+        ``running``, ``cancelling``, or how they ended; empty means all.
+    limit : int
+        At most this many: the open ones, and then the newest.
+    offset : int
+        Leave out so many of these: what the pages before have shown.
+    """
+
+    user: str = ""
+    team: str = ""
+    state: tuple[str, ...] = ()
+    limit: Limit = 500
+    offset: Annotated[int, Meta(ge=0)] = 0
+    at: At = None
+
+
 class QueueRequest(JobFilter, frozen=True, kw_only=True):
     """
     The request of ``queue``: which waiting jobs, and which part of them.
@@ -421,7 +443,7 @@ class TimelineRequest(GatewayRequest, frozen=True, kw_only=True):
 
 
 class AllRequest(GatewayRequest, frozen=True, kw_only=True):
-    """The request of ``nodes``, ``devices``, ``sweeps``, ``policies``, ``moment`` and ``status``."""
+    """The request of ``nodes``, ``devices``, ``policies``, ``moment`` and ``status``."""
 
     at: At = None
 

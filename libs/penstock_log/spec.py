@@ -217,6 +217,9 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         For ``lane``: most jobs on one of its devices, itself among them; 0: as many as its pool allows.
     priority : int
         The higher, the sooner its turn, on devices whose turns go by priority.
+    idle : {"rule", "allow"}
+        What is done while it holds devices and does nothing. ``rule``: what its pool's rule says. ``allow``: nothing,
+        as for a notebook that waits for its user.
     begins_from : str
         Id of a job whose last checkpoint it begins from, as long as it has none of its own. Loops that had ended there
         go on where they ended, if they are longer now.
@@ -277,6 +280,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     share_with: Literal["user", "team", "anyone"] = "team"
     sharers: Annotated[int, Meta(ge=0, le=1000)] = 0
     priority: Annotated[int, Meta(ge=-1000, le=1000)] = 0
+    idle: Literal["rule", "allow"] = "rule"
     begins_from: EntityId = ""
     keep_checkpoint: bool = False
     time_limit_s: Seconds = 0.0

@@ -136,9 +136,16 @@ class _Draft(msgspec.Struct, frozen=True):
         return sorted([*self.admitted.gangs, *self.admitted.joined, *self.matched.starts])
 
 
-def decide_pool(pool: PoolView, now_s: float, rules: RoundRules) -> tuple[RoundDecided | None, float]:
+def decide_pool(
+    pool: PoolView, now_s: float, rules: RoundRules, *, only: str = ""
+) -> tuple[RoundDecided | None, float]:
     """
     Return the pool's round, None if nothing is to change, and when to decide again although nothing happens.
+
+    Parameters
+    ----------
+    only : str
+        Say only of this job why it waits, and name no prices; empty: of the first ones, with prices.
 
     Notes
     -----
@@ -151,7 +158,7 @@ def decide_pool(pool: PoolView, now_s: float, rules: RoundRules) -> tuple[RoundD
     given = _input(pool, now_s, rules)
     draft, left_out = _draft(given)
     try:
-        return _decided(given, draft, left_out, evicted)
+        return _decided(given, draft, left_out, evicted, only)
     finally:
         draft.undo()
 
@@ -182,18 +189,18 @@ def _ready(pool: PoolView, ready: list[RankedJob], covered: QuotaCoverage) -> li
 
 
 def _decided(
-    given: _RoundInput, draft: _Draft, left_out: Mapping[str, int], evicted: Sequence[PreemptibleRun]
+    given: _RoundInput, draft: _Draft, left_out: Mapping[str, int], evicted: Sequence[PreemptibleRun], only: str
 ) -> tuple[RoundDecided | None, float]:
     moment, looked_at = given.moment, given.looked_at
     pool, now_s, rules = moment.pool, moment.now_s, moment.rules
     placements, preemptions = _placements(given.pool, draft), _preemptions(given, draft.admitted, evicted)
-    waits = _waits(given, draft, left_out)
+    waits = _waits(given, draft, left_out, only)
     next_s = min(looked_at.wake_s, draft.admitted.wake_s, _later_s(draft, now_s))
     keeps = draft.admitted.reserved
     quiet = not placements and not preemptions and keeps == pool.reservations
     if quiet and (due_s := _due_s(pool, waits, rules)) > now_s:
         return None, min(next_s, due_s)
-    prices = _prices(draft, looked_at.singles(assignment.PRICED) if rules.max_waits else ())
+    prices = _prices(draft, looked_at.singles(assignment.PRICED) if rules.max_waits and not only else ())
     found = RoundDecided(
         at_s=now_s,
         pool=pool.name,
@@ -257,8 +264,8 @@ def _rivals(given: _RoundInput, admitted: Admission) -> Sequence[RankedJob]:
     return first + [ranked for ranked in admitted.singles if ranked.job_id not in known]
 
 
-def _waits(given: _RoundInput, draft: _Draft, left_out: Mapping[str, int]) -> tuple[Wait, ...]:
-    """Return why the first of the jobs that do not start wait."""
+def _waits(given: _RoundInput, draft: _Draft, left_out: Mapping[str, int], only: str) -> tuple[Wait, ...]:
+    """Return why the first of the jobs that do not start wait, or why one of them does."""
     moment, pool, rules = given.moment, given.pool, given.moment.rules
     if not rules.max_waits:
         return ()
@@ -268,7 +275,7 @@ def _waits(given: _RoundInput, draft: _Draft, left_out: Mapping[str, int]) -> tu
     hindered = wait_causes.hindered(left, moment)
     own = {**_kept_back(given, draft, left, left_out), **hindered.reasons}
     after = _aftermath(moment.aftermath, pool.index.runs(), draft)
-    return wait_causes.waits(left, own, draft.matched.later, after, rules.max_waits)
+    return wait_causes.waits(left, own, draft.matched.later, after, rules.max_waits, only=only)
 
 
 def _left(pool: PoolView, started: Collection[str], most: int) -> Iterator[RankedJob]:

@@ -453,6 +453,8 @@ def waits(
     later: Mapping[str, DeferredJob],
     aftermath: RoundAftermath,
     most: int,
+    *,
+    only: str = "",
 ) -> tuple[Wait, ...]:
     """
     Return the causes of the first ``most`` jobs that a round did not start, in rank order, and last those that
@@ -464,15 +466,21 @@ def waits(
         Job that nothing could have started → its cause.
     later : mapping of str to DeferredJob
         Job that waits for a better device → its later place.
+    only : str
+        The one of these jobs of which the cause is wanted; empty: of all.
     """
     found = []
     ahead, first = 0, ""
     for ranked in sorted(left, key=lambda ranked: not ranked.job.startable)[:most]:
         reason = known.get(ranked.job_id)
+        wanted = not only or ranked.job_id == only
         if reason is None:
-            reason = _for_devices(ranked.job, later.get(ranked.job_id), aftermath, ahead, first)
+            if wanted:
+                reason = _for_devices(ranked.job, later.get(ranked.job_id), aftermath, ahead, first)
             first = first or ranked.job_id
             ahead += ranked.job.sample is None  # whom people look for in `penstock ps`
+        if not wanted or reason is None:
+            continue
         found.append(Wait(job_id=ranked.job_id, cause=reason.cause, evidence=reason.evidence, remedy=reason.remedy))
     return tuple(found)
 

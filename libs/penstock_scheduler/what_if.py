@@ -95,7 +95,8 @@ def settled(
 def wait_of(pool: PoolView, job_id: str, now_s: float, rules: RoundRules) -> Wait | None:
     """Return why a job of the pool waits if a round is decided now; None if it starts."""
     unsaid = msgspec.structs.replace(pool, explained={}, explained_s=0.0)
-    found, _ = decide_pool(unsaid, now_s, msgspec.structs.replace(rules, max_waits=_ALL_WAITS, explain_every_s=0.0))
+    rules = msgspec.structs.replace(rules, max_waits=_ALL_WAITS, explain_every_s=0.0)
+    found, _ = decide_pool(unsaid, now_s, rules, only=job_id)
     waits = found.waits if found is not None else ()
     return next((wait for wait in waits if wait.job_id == job_id), None)
 

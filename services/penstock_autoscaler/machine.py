@@ -3,14 +3,15 @@ The autoscaler's settings, state, apply, decide.
 
 The autoscaler folds nodes, jobs in their order, how workloads scale, and what a resize costs. It decides which elastic
 jobs of a pool have another size from now on. It does so when a job or a node comes or goes, the order changes, or
-something is learnt of a workload; and at an interval, since a run that is too young to be resized grows older. Settings
+something is learnt of a workload; and at an interval, since a run that is too young to be resized grows older. Where
+the rule of a pool is that idle runs shrink, such a job has its least number of devices until it works again. Settings
 come from the table ``[autoscaler]`` or from ``PENSTOCK_AUTOSCALER_…``.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import islice
 from typing import Final, Literal, NamedTuple
@@ -33,9 +34,12 @@ from penstock_log import (
     JobSubmitted,
     JobTable,
     JobUnblocked,
+    PolicySet,
     RoundDecided,
+    RunBusyAgain,
     RunCheckpointed,
     RunEnded,
+    RunIdle,
     RunMeasured,
     RunRewound,
     RunStarted,
@@ -49,6 +53,7 @@ from penstock_log import (
     subjects,
 )
 from penstock_policies import elastic
+from penstock_policies.idleness import IdleRules, IdleRun, note_idleness
 from penstock_policies.queue_policies import BY_QUEUE, DispatchMode
 from penstock_policies.workload_stats import PreemptionCosts, Speeds
 from penstock_scheduler.sizing.pool_sizes import ShownBehaviour, SizingKnowledge, SizingProblem, asked, key_of
@@ -60,10 +65,12 @@ def decider(settings: SizingSettings | None = None) -> Decider[AutoscalerState]:
     return Decider(
         name="autoscaler",
         state=AutoscalerState,
-        schema="autoscaler.4",
+        schema="autoscaler.5",
         apply=apply,
         decide=partial(decide, settings=settings or SizingSettings()),
-        reads=OF_NODES | lifecycle.OF_JOBS | {JobsRanked, WorkloadProfiled, WorkloadScaled},
+        reads=OF_NODES
+        | lifecycle.OF_JOBS
+        | {JobsRanked, WorkloadProfiled, WorkloadScaled, PolicySet, RunIdle, RunBusyAgain},
         ignores=frozenset({RunMeasured}),
     )
 
@@ -86,6 +93,7 @@ def apply(state: AutoscalerState, event: Event, seq: int) -> None:
             for name in state.pools:
                 state.note(name, seq, "nodes")
     _learn(state, event, seq)
+    _note_idleness(state, event, seq)
     changed = state.jobs.apply(event)
     if isinstance(event, ScaleDecided):
         _note_void(state, event, changed)
@@ -116,6 +124,70 @@ def _note_key(state: AutoscalerState, key: str, seq: int) -> None:
     for name, pool in state.pools.items():
         if any(key_of(state.jobs[job_id]) == key for job_id in pool.elastic):
             state.note(name, seq, "profile")
+
+
+def _note_idleness(state: AutoscalerState, event: Event, seq: int) -> None:
+    """Note the rules for idle runs, which runs are idle, and which jobs are shrunk for it."""
+    match event:
+        case PolicySet():
+            rules = state.idle_rules[event.pool] = IdleRules.of(event.settings)
+            if not rules.shrinks:
+                for job_id in [one for one in state.shrunk if state.jobs[one].spec.pool == event.pool]:
+                    del state.shrunk[job_id]
+            state.note(event.pool, seq)
+        case RunIdle() | RunBusyAgain():
+            job = state.jobs.get(event.job_id)
+            if job is None or not job.spec.elastic or not note_idleness(state.idle, job, event):
+                return
+            if isinstance(event, RunBusyAgain):
+                state.shrunk.pop(job.id, None)
+            state.note(job.spec.pool, seq)
+        case ScaleDecided():
+            _note_shrunk(state, event)
+        case _:
+            pass
+
+
+def _note_shrunk(state: AutoscalerState, event: ScaleDecided) -> None:
+    """Note the jobs that were idle when their sizes were decided: they keep the least one until they do a step."""
+    due, _ = _due(state, event.pool, event.at_s)
+    for demand in event.demands:
+        if demand.job_id in due:
+            job = state.jobs[demand.job_id]
+            state.shrunk.setdefault(job.id, ShrunkJob(job.epoch, job.steps))
+
+
+def _note_work(state: AutoscalerState, job: Job, seq: int) -> None:
+    """Note whether a job that was idle works again, or has another run."""
+    if (run := state.idle.get(job.id)) is not None and not run.is_of(job):
+        del state.idle[job.id]
+    if (shrunk := state.shrunk.get(job.id)) is None:
+        return
+    if job.epoch > shrunk.epoch and job.steps > shrunk.steps:
+        del state.shrunk[job.id]
+        state.note(job.spec.pool, seq)
+    else:  # the idle run says at its end how far it came, and the next one may begin before that
+        state.shrunk[job.id] = shrunk._replace(steps=job.steps)
+
+
+def _due(state: AutoscalerState, pool: str, now_s: float) -> tuple[dict[str, str], float]:
+    """Return the jobs of a pool that shrink for being idle, each with the reason, and when the next one is due."""
+    rules = state.idle_rules.get(pool)
+    found: dict[str, str] = {}
+    next_s = math.inf
+    if rules is None or not rules.shrinks:
+        return found, next_s
+    for job_id, run in state.idle.items():
+        job = state.jobs[job_id]
+        since_s = run.idle_since_s(job) if job.spec.pool == pool else None
+        due_s = rules.due_s(since_s) if since_s is not None else None
+        if since_s is None or due_s is None or job.spec.gpus <= job.spec.least_gpus:
+            continue
+        if due_s > now_s:
+            next_s = min(next_s, due_s)
+        else:
+            found[job_id] = f"{run.found(now_s - since_s)}; pool {pool} takes devices from such runs"
+    return found, next_s
 
 
 def _learn(state: AutoscalerState, event: Event, seq: int) -> None:
@@ -153,6 +225,7 @@ def _note_void(state: AutoscalerState, event: ScaleDecided, changed: Iterable[Jo
 def _sort_in(state: AutoscalerState, changed: Iterable[Job], event: Event, seq: int) -> None:
     because = _because(event)
     for job in changed:
+        _note_work(state, job, seq)
         if job.placement is None:
             state.costs.forget(job.id)
         if not job.startable or job.state is JobState.RUNNING:
@@ -195,6 +268,8 @@ def _forget(state: AutoscalerState, job: Job) -> None:
     state.ranks.pop(job.id, None)
     state.void.pop(job.id, None)
     state.returning.pop(job.id, None)
+    state.idle.pop(job.id, None)
+    state.shrunk.pop(job.id, None)
     state.shown.forget(job.id)
     state.jobs.forget(job.id)
 
@@ -227,15 +302,23 @@ def _pool(
 ) -> tuple[ScaleDecided | None, float]:
     """Return the changes of sizes in a pool, and when to look again if there are none."""
     pool = state.pools[name]
+    due, next_s = _due(state, name, now_s)
     known = SizingKnowledge(
-        state.cluster, state.ranks, state.scaled, state.speeds, state.costs, state.returning, state.shown
+        state.cluster,
+        state.ranks,
+        state.scaled,
+        state.speeds,
+        state.costs,
+        state.returning,
+        state.shown,
+        idle={**state.shrunk, **due},
     )
     wanted = asked(known, (state.jobs[job_id] for job_id in pool.jobs), name, now_s, settings)
     sizing = wanted.sizing(settings, pool.mode)
     dropped = tuple(job_id for job_id in sizing.dropped if job_id not in wanted.mute and wanted.devices)
-    demands = tuple(islice(_demands(state, wanted, sizing, set(dropped)), MOST_DEMANDS))
+    demands = tuple(islice(_demands(state, wanted, sizing, set(dropped), due), MOST_DEMANDS))
     if not demands and not dropped:
-        return None, min(wanted.again_s, now_s + settings.interval_s)
+        return None, min(wanted.again_s, next_s, now_s + settings.interval_s)
     if because == "interval" and any(not state.jobs[demand.job_id].epoch for demand in demands):
         because = "arrival"  # it has waited long enough for its profile
     fact = ScaleDecided(
@@ -250,7 +333,7 @@ def _pool(
 
 
 def _demands(
-    state: AutoscalerState, wanted: SizingProblem, sizing: SizingDecision, dropped: set[str]
+    state: AutoscalerState, wanted: SizingProblem, sizing: SizingDecision, dropped: set[str], due: Mapping[str, str]
 ) -> Iterator[Demand]:
     for request in wanted.order:
         if not isinstance(request, SizeRequest) or request.job_id in wanted.mute or request.job_id in dropped:
@@ -260,8 +343,16 @@ def _demands(
             continue  # whom a run makes way for altogether is for the matcher to say
         accepted = wanted.kinds[job.id]
         demand = _demand(state, job, request, sized, accepted)
-        if (request.fresh or not _has(job, demand, accepted)) and state.void.get(job.id) != demand:
+        if job.id in due:
+            demand = msgspec.structs.replace(demand, reason=f"{due[job.id]}: {demand.reason}")
+        if (request.fresh or not _has(job, demand, accepted)) and not _is_void(state, demand):
             yield demand
+
+
+def _is_void(state: AutoscalerState, demand: Demand) -> bool:
+    """Say whether the same was demanded before and changed nothing, for whatever reason."""
+    known = state.void.get(demand.job_id)
+    return known is not None and msgspec.structs.replace(known, reason=demand.reason) == demand
 
 
 def _demand(
@@ -342,6 +433,13 @@ class PoolRest(NamedTuple):
     until_s: float
 
 
+class ShrunkJob(NamedTuple):
+    """A job that was idle when its size was decided: the epoch of the idle run, and the steps that it has done."""
+
+    epoch: int
+    steps: int
+
+
 class AutoscalerState(msgspec.Struct, dict=True):
     """
     Nodes, and jobs that are not over.
@@ -362,6 +460,12 @@ class AutoscalerState(msgspec.Struct, dict=True):
         Job → its last demand that changed nothing.
     shown : ShownBehaviour
         The behaviour that runs of elastic jobs have shown.
+    idle_rules : dict of str to IdleRules
+        Pool → its rule for idle runs.
+    idle : dict of str to IdleRun
+        Elastic job → its run, where that is idle on any of its nodes.
+    shrunk : dict of str to ShrunkJob
+        Jobs that were given their least size for being idle, and have not worked since.
     """
 
     cluster: Cluster = msgspec.field(default_factory=Cluster)
@@ -374,6 +478,9 @@ class AutoscalerState(msgspec.Struct, dict=True):
     returning: dict[str, str] = msgspec.field(default_factory=dict)
     void: dict[str, Demand] = msgspec.field(default_factory=dict)
     shown: ShownBehaviour = msgspec.field(default_factory=ShownBehaviour)
+    idle_rules: dict[str, IdleRules] = msgspec.field(default_factory=dict)
+    idle: dict[str, IdleRun] = msgspec.field(default_factory=dict)
+    shrunk: dict[str, ShrunkJob] = msgspec.field(default_factory=dict)
 
     @cached_property
     def rests(self) -> dict[str, PoolRest]:

@@ -6,6 +6,8 @@ The web application: which address is answered by what.
 
 from __future__ import annotations
 
+import asyncio
+import secrets
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Any, Final
 from urllib.parse import parse_qs, parse_qsl, quote, unquote
 
 import msgspec
+import structlog
 from sse_starlette.sse import EventSourceResponse
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -42,7 +45,7 @@ from penstock_dashboard.pages import (
 )
 from penstock_dashboard.pages.what_if_page import WhatIf
 from penstock_dashboard.settings import DashboardSettings
-from penstock_dashboard.sign_in import TokenSigner
+from penstock_dashboard.sign_in import KEY_S, TokenSigner
 from penstock_log import request_bodies
 from penstock_log.job_state import JobState
 from penstock_log.text import count
@@ -62,16 +65,20 @@ PAGES: Final[dict[str, tuple[str, Page]]] = {
 }
 """Address → its name in the list of pages, empty where it is not in it, and the page."""
 COOKIE: Final = "penstock_session"
+BROWSER: Final = "penstock_browser"
+"""A cookie that says to which browser the form of a key was shown."""
 _STATIC: Final = Path(__file__).with_name("static")
 _MOST_FORM_BYTES: Final = 256 * 1024
 _NOT_SIGNED_IN: Final = 401
 _DIGITS: Final = 20
+_log = structlog.get_logger("penstock.dashboard")
 _PING_S: Final = 15
 CANCEL_SWEEP: Final = "cancel_sweep"
 SAID: Final = "penstock_said"
 """A cookie with what became of the last form, for the page that comes next."""
 _SAID_S: Final = 30
 _FOREIGN: Final = "this form was not sent by a page of yours here; load the page again and repeat it"
+_OLD_KEY: Final = "this key is too old or was used; type `penstock dashboard` in a shell for a new one"
 _TITLES: Final = {401: "Sign in", 403: "Not yours", 404: "Not found", 503: "No answer"}
 _HEADERS: Final = [
     (
@@ -336,24 +343,39 @@ async def _download_output(site: Site, request: Request) -> Response:
 async def _sign_in(site: Site, request: Request) -> Response:
     visit = site.visit(request, await site.visitor(request), "/sign-in")
     key = visit.query.get("key", "")
-    values = {"key": key, "address": "/"}
-    return site.show(visit, PageContent(title="Sign in", template="sign_in.html", values=values, live=False))
+    person = site.signer.person_of_key(key) if key else None
+    if key and person is None:
+        raise PageRefused(403, _OLD_KEY)
+    browser = request.cookies.get(BROWSER, "") or secrets.token_urlsafe(12)
+    values = {
+        "key": key,
+        "person": Visitor(name=person or "").shown,
+        "browser_token": site.signer.sign_in_token(browser),
+        "address": "/",
+    }
+    response = site.show(visit, PageContent(title="Sign in", template="sign_in.html", values=values, live=False))
+    if key:
+        _set_cookie(site, response, BROWSER, browser, int(KEY_S))
+    return response
+
+
+def _set_cookie(site: Site, response: Response, name: str, value: str, lasts_s: int) -> None:
+    secure = site.settings.url.startswith("https:")
+    response.set_cookie(name, value, max_age=lasts_s, httponly=True, samesite="strict", secure=secure)
 
 
 async def _open_session(site: Site, request: Request) -> Response:
     form = await _form(request)
+    if not site.signer.is_shown_form(request.cookies.get(BROWSER, ""), _field(form, "browser")):
+        raise PageRefused(
+            403, "this form was not shown to this browser; open the address of `penstock dashboard` in it"
+        )
     session = site.signer.open_session(_field(form, "key"))
     if session is None:
-        raise PageRefused(403, "this key is too old or was used; type `penstock dashboard` in a shell for a new one")
+        raise PageRefused(403, _OLD_KEY)
     response = RedirectResponse("/", status_code=303)
-    response.set_cookie(
-        COOKIE,
-        session,
-        max_age=int(site.settings.session_s),
-        httponly=True,
-        samesite="strict",
-        secure=site.settings.url.startswith("https:"),
-    )
+    _set_cookie(site, response, COOKIE, session, int(site.settings.session_s))
+    response.delete_cookie(BROWSER)
     return response
 
 
@@ -362,8 +384,14 @@ async def _sign_out(site: Site, request: Request) -> Response:
     visitor = await site.visitor(request)
     if visitor.signed_in and not site.signer.is_own_form(visitor, _field(form, "token")):
         raise PageRefused(403, _FOREIGN)
+    said = "You are signed out."
+    try:
+        await asyncio.to_thread(site.signer.end_session, request.cookies.get(COOKIE, ""))
+    except OSError as error:
+        _log.exception("ended_session_not_written")
+        said = f"You are signed out here; other dashboards could not be told: {error.strerror}."
     response = RedirectResponse("/", status_code=303)
-    response.set_cookie(SAID, quote("You are signed out."), max_age=_SAID_S, httponly=True, samesite="strict")
+    response.set_cookie(SAID, quote(said), max_age=_SAID_S, httponly=True, samesite="strict")
     response.delete_cookie(COOKIE)
     return response
 
@@ -467,7 +495,7 @@ def _back(address: str) -> str:
 
 async def _form(request: Request) -> dict[str, list[str]]:
     """Return the fields of a form that a page of this site has sent; its size is bounded."""
-    if request.headers.get("sec-fetch-site", "same-origin") not in {"same-origin", "none"}:
+    if not _is_from_here(request):
         raise PageRefused(403, _FOREIGN)
     body = b""
     async for part in request.stream():
@@ -475,6 +503,14 @@ async def _form(request: Request) -> dict[str, list[str]]:
         if len(body) > _MOST_FORM_BYTES:
             raise PageRefused(413, f"a form has {_MOST_FORM_BYTES} bytes at most; choose fewer jobs")
     return parse_qs(body.decode(errors="replace"), keep_blank_values=True)
+
+
+def _is_from_here(request: Request) -> bool:
+    """Say whether a browser tells that a form is of this site; one without either header is told by its token alone."""
+    site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
+    if site is not None:
+        return site in {"same-origin", "none"}
+    return origin is None or origin.partition("://")[2] == request.headers.get("host")
 
 
 def _field(form: dict[str, list[str]], name: str) -> str:
@@ -490,5 +526,7 @@ async def _no_page(site: Site, request: Request, error: Exception) -> Response:
 async def _refusal(site: Site, request: Request, error: Exception) -> Response:
     refusal = error if isinstance(error, PageRefused) else PageRefused(500, str(error))
     visit = site.visit(request, await site.visitor(request), request.url.path)
+    shown = visit.visitor.signed_in or site.settings.anonymous  # who sees nothing is not told of the log either
     movable = request.method == "GET" and refusal.status != _NOT_SIGNED_IN and not visit.path.startswith("/live/")
+    movable = movable and shown
     return await site.refused(visit, refusal, movable=movable)

@@ -3,7 +3,8 @@ Computations that visitors ask for: ``penstock replay`` and the like, each as a 
 
 A replay reads the whole log and computes for minutes, so it must not run in the process that answers everybody.
 :class:`Computations` starts it as a process of low priority under the dashboard's own login, hears how far it is, and
-keeps what it printed. Few run at a time, each for a bounded time, and its visitor may end it.
+keeps what it printed. Few run at a time, each for a bounded time, and its visitor may end it. Each has a process group
+of its own, which is ended as a whole, and its process is always waited for.
 
 The command line is run as a program and not imported: services stand below it and the simulator, and a process that
 compiles kernels and folds a log gives its memory back when it ends.
@@ -18,6 +19,7 @@ import asyncio
 import contextlib
 import os
 import secrets
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -38,7 +40,8 @@ _ONE_THREAD: Final = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "
 _KEPT: Final = 20
 _LINE_BYTES: Final = 64 * 1024
 _MOST_SAID: Final = 10
-_END_S: Final = 5.0
+END_S: Final = 5.0
+"""Between TERM and KILL of a computation that is to end, in seconds."""
 _log = structlog.get_logger("penstock.dashboard")
 
 
@@ -99,12 +102,22 @@ class Computations:
         Longest time for one, in seconds.
     program : sequence of str
         What is run, before the arguments.
+    end_s : float
+        Time between TERM and KILL of one that is to end, in seconds.
     """
 
     def __init__(
-        self, now_s: Callable[[], float], *, most: int, most_s: float, program: Sequence[str] = PROGRAM
+        self,
+        now_s: Callable[[], float],
+        *,
+        most: int,
+        most_s: float,
+        program: Sequence[str] = PROGRAM,
+        end_s: float = END_S,
     ) -> None:
         self._now_s, self._most, self._most_s, self._program = now_s, most, most_s, tuple(program)
+        self._end_s = end_s
+        self._ends: set[asyncio.Task[None]] = set()
         self._known: dict[str, Computation] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
@@ -159,7 +172,7 @@ class Computations:
     def cancel(self, visitor: Visitor, wanted: str) -> None:
         """End one of a visitor's computations; one that has ended stays as it is."""
         one = self.find(visitor, wanted)
-        if (task := self._tasks.get(one.id)) is not None:
+        if (task := self._tasks.get(one.id)) is not None and not task.cancelling():
             self._end(one, "cancelled", "it was cancelled")
             task.cancel()
 
@@ -169,6 +182,7 @@ class Computations:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*self._ends)
 
     def _forget_oldest(self) -> None:
         ended = [one for one in self._known if one not in self._tasks]
@@ -197,12 +211,16 @@ class Computations:
             stderr=asyncio.subprocess.PIPE,
             limit=_LINE_BYTES,
             env={**os.environ, **_ONE_THREAD, "NO_COLOR": "1"},
+            start_new_session=True,
         )
         try:
             printed, said = await asyncio.gather(_read(process.stdout), _heard(one, process.stderr))
             code = await process.wait()
         finally:
-            await _ended(process)
+            ending = asyncio.create_task(_ended(process, self._end_s))
+            self._ends.add(ending)
+            ending.add_done_callback(self._ends.discard)
+            await asyncio.shield(ending)  # whoever is cancelled once more meanwhile, it goes on
         if code == 0:
             one.printed = printed
             self._end(one, "done")
@@ -240,13 +258,17 @@ async def _heard(one: Computation, errors: asyncio.StreamReader | None) -> list[
     return said
 
 
-async def _ended(process: asyncio.subprocess.Process) -> None:
-    """End a process that still runs."""
+async def _ended(process: asyncio.subprocess.Process, end_s: float) -> None:
+    """End a computation that still runs, with all of its process group, and wait for it."""
     if process.returncode is not None:
         return
-    for end in (process.terminate, process.kill):
-        with contextlib.suppress(ProcessLookupError):
-            end()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), _END_S)
-            return
+    _signal_group(process.pid, signal.SIGTERM)
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(process.wait(), end_s)
+    _signal_group(process.pid, signal.SIGKILL)  # the process itself, or what it left
+    await process.wait()
+
+
+def _signal_group(group: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, number)

@@ -82,16 +82,22 @@ class GatewayPort:
     bus : RequestPort
     clock : callable
         Seconds that never jump.
+    is_ended : callable
+        Says of the id of a session whether it was signed out.
     """
 
-    def __init__(self, bus: RequestPort, clock: Callable[[], float]) -> None:
-        self._bus, self._clock = bus, clock
+    def __init__(
+        self, bus: RequestPort, clock: Callable[[], float], is_ended: Callable[[str], bool] = lambda _: False
+    ) -> None:
+        self._bus, self._clock, self._is_ended = bus, clock, is_ended
         self._checked: dict[str, tuple[float, bool]] = {}
 
     async def counts(self, visitor: Visitor) -> bool:
-        """Say whether the gateway still knows the person, and has revoked nothing since their session began."""
+        """Say whether a session was not signed out, and the gateway still knows the person and has revoked nothing."""
         if not visitor.signed_in:
             return True
+        if self._is_ended(visitor.session):
+            return False
         now_s = self._clock()
         until_s, counts = self._checked.get(visitor.session, (0.0, False))
         if until_s > now_s:

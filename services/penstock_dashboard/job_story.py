@@ -55,6 +55,13 @@ class _Known(msgspec.Struct, frozen=True):
     past: JobPast
 
 
+class _Asking(msgspec.Struct):
+    """How many wait for one answer, for which the gateway is asked once."""
+
+    lock: asyncio.Lock = msgspec.field(default_factory=asyncio.Lock)
+    waiting: int = 0
+
+
 class JobStories:
     """
     The stories of the jobs that were looked at last.
@@ -68,17 +75,20 @@ class JobStories:
     def __init__(self, gateway: GatewayPort, ticks: Callable[[], float]) -> None:
         self._gateway, self._ticks = gateway, ticks
         self._known: OrderedDict[tuple[str, str, str], _Known] = OrderedDict()
-        self._asking: dict[tuple[str, str, str], asyncio.Lock] = {}
+        self._asking: dict[tuple[str, str, str], _Asking] = {}
 
     async def of(self, visitor: Visitor, detail: JobDetail, at: str) -> JobPast:
         """Return the past of a job that a visitor may see, as of a moment, or now where ``at`` is empty."""
         name = visitor.name, detail.job.id, at
-        lock = self._asking.setdefault(name, asyncio.Lock())
-        async with lock:
-            found = self._fresh(name, detail) or await self._ask(name, visitor, detail, at)
-        if self._asking.get(name) is lock and not lock.locked():
-            del self._asking[name]
-        return found
+        asking = self._asking.setdefault(name, _Asking())
+        asking.waiting += 1
+        try:
+            async with asking.lock:
+                return self._fresh(name, detail) or await self._ask(name, visitor, detail, at)
+        finally:  # also where the visitor is gone before the answer is there
+            asking.waiting -= 1
+            if not asking.waiting:
+                del self._asking[name]
 
     def _fresh(self, name: tuple[str, str, str], detail: JobDetail) -> JobPast | None:
         known, now = self._known.get(name), self._ticks()

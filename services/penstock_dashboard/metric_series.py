@@ -12,6 +12,7 @@ import math
 from array import array
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Final, NamedTuple
 
 import msgspec
@@ -26,6 +27,11 @@ MOST_METRICS: Final = 32
 """Of one job; those that it reports first."""
 MOST_NAME: Final = 100
 """Characters of a metric's name that are kept."""
+MOST_SERIES: Final = 50_000
+"""Of all jobs together; with few points each of them takes about a kilobyte."""
+SILENT_S: Final = 60.0
+"""A job of which nothing was heard for so long has ended: runs report twice a second."""
+_LOOKED_AT: Final = 100
 STEPS_PER_S: Final = "steps/s"
 SAMPLES_PER_S: Final = "samples/s"
 _MOST_STEP: Final = 2**53
@@ -103,6 +109,8 @@ class JobSeries:
         self.by_name: dict[str, MetricSeries] = {}
         self.left_out = 0
         """Metrics beyond the most that are kept, as of the last report."""
+        self.heard_s = 0.0
+        """When something was heard of it last."""
         self._epoch = -1
         self._last: deque[tuple[float, int, int]] = deque()
         """Times, steps and samples of the last reports, over which rates are taken."""
@@ -112,6 +120,7 @@ class JobSeries:
 
     def add(self, report: RunProgress, at_s: float) -> None:
         """Add what a run reported at a time; what an earlier run reports late is left out."""
+        self.heard_s = at_s
         if report.epoch < self._epoch or not 0 <= report.step <= _MOST_STEP:
             return
         if report.epoch > self._epoch:
@@ -160,13 +169,22 @@ class MetricTable:
     now_s : callable
         Seconds since the epoch.
     most_points : int
-        Of all jobs together, 24 bytes each; beyond that the jobs go that were neither heard nor looked at for longest.
+        Of all jobs together, 24 bytes each.
+    most_series : int
+        Of all jobs together: with a few points each, they take far more memory than their points.
+
+    Notes
+    -----
+    Beyond either, the jobs go that have ended, and then the others: first those that were neither heard nor looked at
+    for longest. A job counts as ended once nothing was heard of it for :data:`SILENT_S`.
     """
 
-    def __init__(self, now_s: Callable[[], float], most_points: int = 1_000_000) -> None:
-        self._now_s, self._most_points = now_s, most_points
+    def __init__(
+        self, now_s: Callable[[], float], most_points: int = 1_000_000, most_series: int = MOST_SERIES
+    ) -> None:
+        self._now_s, self._most_points, self._most_series = now_s, most_points, most_series
         self._jobs: OrderedDict[str, JobSeries] = OrderedDict()
-        self._points = 0
+        self._points = self._series = 0
         self.since_s = now_s()
         """When it began to listen."""
 
@@ -179,14 +197,31 @@ class MetricTable:
 
     def add(self, job_id: str, report: RunProgress) -> None:
         """Add what a job has reported."""
-        series = self._jobs.setdefault(job_id, JobSeries())
+        series = self._jobs.get(job_id)
+        if series is None:
+            series = self._jobs[job_id] = JobSeries()
+            self._count(series, 1)
         self._jobs.move_to_end(job_id)
-        self._points -= len(series)
+        self._count(series, -1)
         series.add(report, self._now_s())
-        self._points += len(series)
-        while self._points > self._most_points and len(self._jobs) > 1:
-            _, oldest = self._jobs.popitem(last=False)
-            self._points -= len(oldest)
+        self._count(series, 1)
+        while (self._points > self._most_points or self._series > self._most_series) and len(self._jobs) > 1:
+            self._drop_one()
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def _drop_one(self) -> None:
+        """Drop the first of the jobs that were left alone for longest that has ended, or else the very first."""
+        silent_s = self._now_s() - SILENT_S
+        among = islice(self._jobs.items(), min(_LOOKED_AT, len(self._jobs) - 1))
+        first = next(iter(self._jobs))
+        ended = next((job_id for job_id, series in among if series.heard_s < silent_s), first)
+        self._count(self._jobs.pop(ended), -1)
+
+    def _count(self, series: JobSeries, times: int) -> None:
+        self._points += times * len(series)
+        self._series += times * (len(series.by_name) + 1)
 
     async def listen(self, bus: TelemetryPort) -> None:
         """Add what running jobs report, for ever."""

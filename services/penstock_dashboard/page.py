@@ -90,6 +90,14 @@ class PageRequest(msgspec.Struct, frozen=True, kw_only=True):
         except msgspec.ValidationError as error:
             raise PageRefused(400, f"the address asks for what is not there: {error}") from error
 
+    def pager(self, offset: int, limit: int, shown: int, total: int) -> dict[str, str]:
+        """Return the piece that leads to the parts of a list before and after the one that is shown."""
+        last = offset + shown
+        before = self.address(offset=max(0, offset - limit) or "") if offset else ""
+        after = self.address(offset=last) if last < total else ""
+        values = {"from": offset + 1 if shown else 0, "to": last, "total": total, "before": before, "after": after}
+        return {"pager": TEMPLATES.render("pieces/pager.html", key="pager", **values)}
+
     def address(self, **changed: str | int) -> str:
         """Return the address of this page with some fields changed; an empty one is left out."""
         return at_path(self.path, {**self.query, **{name: str(value) for name, value in changed.items()}})

@@ -30,7 +30,7 @@ from penstock_dashboard.metrics_page import MetricsPage
 from penstock_dashboard.page import JobSources
 from penstock_dashboard.pages.what_if_page import WhatIf, settings_file
 from penstock_dashboard.settings import DashboardSettings
-from penstock_dashboard.sign_in import KEY_S, TokenSigner, secret_of
+from penstock_dashboard.sign_in import KEY_S, EndedSessions, TokenSigner, secret_of
 from penstock_dashboard.span_export import export_spans, otlp_exporter
 from penstock_log import subjects
 from penstock_log.text import escaped
@@ -44,10 +44,11 @@ async def run(shell: Shell, settings: DashboardSettings) -> None:
     listener = bound(settings)
     host, port = listener.getsockname()[:2]
     url = settings.url or f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"  # noqa: S104 - compared
-    signer = TokenSigner(secret_of(settings.secret_file), shell.now_s, settings.session_s)
+    ended = EndedSessions(settings.secret_file, shell.now_s)
+    signer = TokenSigner(secret_of(settings.secret_file), shell.now_s, settings.session_s, ended)
     computations = Computations(shell.now_s, most=settings.replays, most_s=settings.replay_s)
-    what_if = WhatIf(computations, shell.bus, settings_file())
-    gateway, nodes = GatewayPort(shell.bus, shell.monotonic), HeardNodes(shell.monotonic)
+    what_if = WhatIf(computations, shell.bus, shell.monotonic, settings_file())
+    gateway, nodes = GatewayPort(shell.bus, shell.monotonic, signer.is_ended), HeardNodes(shell.monotonic)
     series = MetricTable(shell.now_s)
     jobs = JobSources(series=series, outputs=JobOutputs(shell.bus), stories=JobStories(gateway, shell.monotonic))
     site = Site(gateway, signer, settings, shell.now_s, what_if=what_if, nodes=nodes, jobs=jobs)

@@ -2,14 +2,16 @@
 Signing in: keys for one use, and the sessions that browsers hold.
 
 Both are texts that :class:`TokenSigner` signs, so that no replica has to remember them. A key opens a session within
-:data:`KEY_S` seconds, once at each replica. Replicas that share the file of :func:`secret_of` know each other's keys
-and sessions, and sessions outlive a restart. The secret is nowhere in NATS, where extensions read too.
+:data:`KEY_S` seconds, once at each replica, from a form that the same browser was shown. Replicas that share the file
+of :func:`secret_of` know each other's keys and sessions, and sessions outlive a restart. The secret is nowhere in NATS,
+where extensions read too. :class:`EndedSessions` has those that were signed out before their time was over.
 """
 
 from __future__ import annotations
 
 import base64
 import contextlib
+import fcntl
 import hashlib
 import hmac
 import os
@@ -26,6 +28,9 @@ from penstock_dashboard.gateway_port import Visitor
 KEY_S: Final = 60.0
 _SECRET_BYTES: Final = 32
 _FIELD: Final = "csrf"
+_SIGN_IN: Final = "sign-in"
+MOST_ENDED: Final = 100_000
+"""Ended sessions that are remembered; beyond that, those go that would have ended first."""
 
 
 class Ticket(msgspec.Struct, frozen=True, array_like=True):
@@ -49,6 +54,8 @@ class TokenSigner:
         Seconds since the epoch.
     session_s : float
         How long a session lasts, in seconds.
+    ended : EndedSessions, optional
+        The sessions that count no more; by default this process remembers them.
 
     Examples
     --------
@@ -58,8 +65,11 @@ class TokenSigner:
     ('alice', None)
     """
 
-    def __init__(self, secret: bytes, now_s: Callable[[], float], session_s: float) -> None:
+    def __init__(
+        self, secret: bytes, now_s: Callable[[], float], session_s: float, ended: EndedSessions | None = None
+    ) -> None:
         self._secret, self._now_s, self._session_s = secret, now_s, session_s
+        self._ended = ended or EndedSessions("", now_s)
         self._used: dict[str, float] = {}
 
     def new_key(self, user: str) -> str:
@@ -83,7 +93,38 @@ class TokenSigner:
     def visitor(self, session: str) -> Visitor | None:
         """Return whose session a text is; None where it is none, or over."""
         ticket = self._read(session, "session")
+        if ticket is not None and ticket.id in self._ended:
+            return None
         return Visitor(name=ticket.user, session=ticket.id, began_s=ticket.made_s) if ticket is not None else None
+
+    def end_session(self, session: str) -> None:
+        """
+        Have a session count no more, whoever has its text.
+
+        Raises
+        ------
+        OSError
+            If the list of ended sessions cannot be written; here it counts no more all the same.
+        """
+        if (ticket := self._read(session, "session")) is not None:
+            self._ended.add(ticket.id, ticket.until_s)
+
+    def is_ended(self, session_id: str) -> bool:
+        """Say whether a session was ended before its time was over."""
+        return session_id in self._ended
+
+    def person_of_key(self, key: str) -> str | None:
+        """Return as whom a key signs in; None for one that is forged or too old."""
+        ticket = self._read(key, "key")
+        return ticket.user if ticket is not None else None
+
+    def sign_in_token(self, browser: str) -> str:
+        """Return what the form of a key carries, which this server showed to a browser with that cookie."""
+        return hmac.new(self._secret, f"{_SIGN_IN} {browser}".encode(), hashlib.sha256).hexdigest()
+
+    def is_shown_form(self, browser: str, token: str) -> bool:
+        """Say whether the form of a key comes from a page that this browser was shown."""
+        return bool(browser) and hmac.compare_digest(self.sign_in_token(browser).encode(), token.encode())
 
     def form_token(self, visitor: Visitor) -> str:
         """Return what a form of this session carries, so that no other site can send it."""
@@ -111,6 +152,82 @@ class TokenSigner:
 
     def _mac(self, body: bytes) -> bytes:
         return hmac.new(self._secret, body, hashlib.sha256).digest()
+
+
+class EndedSessions:
+    """
+    Sessions that were ended before their time was over, by id, until it is.
+
+    Parameters
+    ----------
+    secret_file : str
+        Beside it is the file of ended sessions, for all replicas that share it; empty: they are in memory, which ends
+        with the secret itself.
+    now_s : callable
+        Seconds since the epoch.
+    """
+
+    def __init__(self, secret_file: str, now_s: Callable[[], float]) -> None:
+        self._path = Path(f"{secret_file}.ended") if secret_file else None
+        self._now_s = now_s
+        self._own: dict[str, float] = {}
+        self._shared: dict[str, float] = {}
+        self._read_as: tuple[int, int, int] | None = None
+
+    def __contains__(self, session_id: str) -> bool:
+        return session_id in self._own or session_id in self._of_file()
+
+    def add(self, session_id: str, until_s: float) -> None:
+        """
+        End a session, which would have counted until a time.
+
+        Raises
+        ------
+        OSError
+            If the file cannot be written: then other replicas, and this one after a restart, do not know of it.
+        """
+        self._own[session_id] = until_s
+        self._own = self._lasting(self._own)
+        if self._path is None:
+            return
+        with open(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600), "r+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # until it is closed
+            known = self._lasting({**_parsed(file.read()), **self._own})
+            file.seek(0)
+            file.write("".join(f"{one} {until_s!r}\n" for one, until_s in known.items()))
+            file.truncate()
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _of_file(self) -> dict[str, float]:
+        """Return what the file has, which is read again once it has changed."""
+        if self._path is None:
+            return {}
+        try:
+            found = self._path.stat()
+            if (as_ := (found.st_ino, found.st_mtime_ns, found.st_size)) != self._read_as:
+                with self._path.open() as file:
+                    fcntl.flock(file, fcntl.LOCK_SH)
+                    self._shared = _parsed(file.read())
+                self._read_as = as_
+        except FileNotFoundError:
+            self._shared, self._read_as = {}, None
+        return self._shared
+
+    def _lasting(self, known: dict[str, float]) -> dict[str, float]:
+        now_s = self._now_s()
+        found = sorted((pair for pair in known.items() if pair[1] > now_s), key=lambda pair: pair[1])
+        return dict(found[-MOST_ENDED:])
+
+
+def _parsed(text: str) -> dict[str, float]:
+    """Return ended sessions with until when they would have counted; a line that was not written whole is left out."""
+    found = {}
+    for line in text.splitlines():
+        session_id, _, until = line.partition(" ")
+        with contextlib.suppress(ValueError):
+            found[session_id] = float(until)
+    return found
 
 
 def _text(data: bytes) -> str:

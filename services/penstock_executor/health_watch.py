@@ -2,7 +2,8 @@
 Watch over the health of a node's devices: which of them fail, and which are well again.
 
 :class:`HealthWatch` keeps what the drivers said last, and compares it with what the log says of the node: so after a
-restart of the executor, or after an operator has resumed a device, it says only what has changed.
+restart of the executor, or after an operator has resumed a device, it says only what has changed. A driver tells of an
+event once: it is kept in a file until the log has it, however long that is away.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from penstock_cluster.device_backend import BACKENDS
 from penstock_cluster.device_health import Diagnosis, HealthReader, HealthReading, diagnose, is_event
@@ -44,12 +47,14 @@ class HealthWatch:
     readers : sequence of HealthReader
     boot : str
         The present boot of the machine.
+    file : Path, optional
+        Keeps the events that the log does not have yet, for this boot.
     """
 
-    def __init__(self, node_id: str, readers: Sequence[HealthReader], boot: str) -> None:
-        self._node_id, self._readers, self._boot = node_id, readers, boot
+    def __init__(self, node_id: str, readers: Sequence[HealthReader], boot: str, file: Path | None = None) -> None:
+        self._node_id, self._readers, self._boot, self._file = node_id, readers, boot, file
         self._found: dict[int, Diagnosis | None] = {}
-        self._events: dict[int, Diagnosis] = {}
+        self._events = _kept(file, boot) if file is not None else {}
 
     @property
     def watches(self) -> bool:
@@ -64,12 +69,15 @@ class HealthWatch:
         ------
         DeviceError
             If one of them cannot be asked at all; what was known of its devices stays.
+        OSError
+            If an event cannot be kept in the file; it is known until this process ends.
         """
         for reader in self._readers:
             self.note(reader.read())
 
     def note(self, readings: Mapping[int, HealthReading]) -> None:
-        """Note readings; of a device without one, what was known stays."""
+        """Note readings; of a device without one, what was known stays. Raises OSError as :meth:`read`."""
+        before = dict(self._events)
         for index, reading in readings.items():
             found = diagnose(reading)
             if found is not None and is_event(found.code):
@@ -78,10 +86,17 @@ class HealthWatch:
                     HealthReading(uncorrected=reading.uncorrected, pending=reading.pending, failure=reading.failure)
                 )
             self._found[index] = found
+        if self._events != before:
+            self._keep()
+
+    def note_told(self, fact: DeviceFailed | DeviceRecovered) -> None:
+        """Note that the log has a fact. Raises OSError as :meth:`read`."""
+        if self._events.pop(fact.index, None) is not None:
+            self._keep()
 
     def facts(self, node: Node, now_s: float) -> Iterator[DeviceFailed | DeviceRecovered]:
         """
-        Yield what the log does not say yet of the devices' health.
+        Yield what the log does not say yet of the devices' health; :meth:`note_told` is to follow each.
 
         An error that only an event told of ends with the next boot; an operator may resume the device before. What is
         measured ends when it is measured no more.
@@ -89,7 +104,9 @@ class HealthWatch:
         for device in node.devices:
             index = device.index
             outage = node.outage(index)
-            found = self._events.pop(index, None) or self._found.get(index)
+            found = self._events.get(index) or self._found.get(index)
+            if outage is not None and outage.failed:
+                self._events.pop(index, None)  # it has failed already, whatever for
             if outage is None or not outage.failed:
                 if found is not None:
                     yield self._failed(index, found, now_s)
@@ -106,6 +123,14 @@ class HealthWatch:
         for reader in self._readers:
             reader.close()
 
+    def _keep(self) -> None:
+        if self._file is None:
+            return
+        new = self._file.with_name(f"{self._file.name}.new")
+        kept = _KeptEvents(boot=self._boot, events={str(index): found for index, found in self._events.items()})
+        new.write_bytes(msgspec.json.encode(kept))
+        new.replace(self._file)
+
     def _failed(self, index: int, found: Diagnosis, now_s: float) -> DeviceFailed:
         return DeviceFailed(
             at_s=now_s, node_id=self._node_id, index=index, code=found.code, reason=found.reason, boot=self._boot
@@ -115,3 +140,19 @@ class HealthWatch:
         """Say whether a failure ends as nothing is measured: that of an event lasts as long as the boot."""
         rebooted = bool(outage.boot and self._boot) and outage.boot != self._boot
         return rebooted or not is_event(outage.code)
+
+
+class _KeptEvents(msgspec.Struct):
+    """The events of one boot that the log does not have yet, by number of the device."""
+
+    boot: str
+    events: dict[str, Diagnosis]
+
+
+def _kept(file: Path, boot: str) -> dict[int, Diagnosis]:
+    """Return the events of this boot that a file keeps; a file that was not written whole keeps none."""
+    try:
+        found = msgspec.json.decode(file.read_bytes(), type=_KeptEvents)
+    except (OSError, ValueError):
+        return {}
+    return {int(index): event for index, event in found.events.items()} if boot and found.boot == boot else {}

@@ -2,8 +2,8 @@
 Watch over runs that hold devices and do nothing.
 
 :class:`IdleWatch` compares what each run has done between two looks. A script in a session is idle while it does no
-iteration; any other command while its devices are not used and its processes take almost no processor time. Jobs that
-take turns on a device are not watched: while they do nothing, others have it.
+iteration, and any other command while its processes take almost no processor time; neither while one of its devices is
+used, as by a long evaluation. Jobs that take turns on a device are not watched: while they do nothing, others have it.
 """
 
 from __future__ import annotations
@@ -107,10 +107,12 @@ class IdleWatch:
 
 
 def _is_busy(seen: _Seen, now: RunActivity, now_s: float) -> bool:
+    if now.used:
+        return True
     if now.steps is not None:
         return now.steps != seen.activity.steps
     spent_s = max(0.0, now.processor_s - seen.activity.processor_s)
-    return now.used or spent_s > BUSY_SHARE * (now_s - seen.looked_s)
+    return spent_s > BUSY_SHARE * (now_s - seen.looked_s)
 
 
 def is_watched(run: LocalRun) -> bool:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import uuid
-from collections.abc import Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Final, assert_never
@@ -45,7 +45,17 @@ from penstock_executor.run_state import Key, LocalRun, NodeObservation
 from penstock_executor.settings import ExecutorSettings
 from penstock_executor.sharing.sharing_supervisor import SharingSupervisor
 from penstock_executor.telemetry import RunTelemetry
-from penstock_log import Device, NodeJoined, NodeLeft, RunEnded, RunStarted, subjects, tag_of
+from penstock_log import (
+    Device,
+    DeviceFailed,
+    DeviceRecovered,
+    NodeJoined,
+    NodeLeft,
+    RunEnded,
+    RunStarted,
+    subjects,
+    tag_of,
+)
 from penstock_log.agent_protocol import MemoryReport
 from penstock_log.request_bodies import NodeHeard
 from penstock_policies.idleness import IdleRules
@@ -157,7 +167,7 @@ class Executor:
         self.postponed: dict[Key, float] = {}
         self.removed = set(live.state.finished)
         readers = health_watch.readers(found.devices) if settings.device_health_s else ()
-        self.health = HealthWatch(node_id, readers, health_watch.boot_id())
+        self.health = HealthWatch(node_id, readers, health_watch.boot_id(), data / "device-events.json")
         self.health_look: asyncio.Task[None] | None = None
         self.timer: asyncio.TimerHandle | None = None
         shell.busy = self._busy
@@ -559,12 +569,19 @@ class Executor:
                 for fact in [*self.health.facts(node, self.shell.now_s())] if node is not None and here else []:
                     self.shell.log.warning("device_health_changed", index=fact.index, fact=tag_of(fact))
                     await self.appender.append_node(fact)
+                    self._note_told(fact)
                 await asyncio.sleep(self.settings.device_health_s)
         finally:
             if self.health_look is not None:
                 await asyncio.wait({self.health_look}, timeout=DRIVER_PATIENCE_S)
             if self.health_look is None or self.health_look.done():
                 self.health.close()
+
+    def _note_told(self, fact: DeviceFailed | DeviceRecovered) -> None:
+        try:
+            self.health.note_told(fact)
+        except OSError as error:
+            self.shell.log.warning("device_events_not_kept", error=str(error))
 
     async def _look_at_devices(self, patience_s: float | None = None) -> None:
         """Have the devices' health read, one look at a time; a driver may hang, so only the patient wait for it."""
@@ -579,6 +596,9 @@ class Executor:
             await asyncio.to_thread(self.health.read)
         except DeviceError as error:
             self.shell.log.warning("devices_not_looked_at", error=str(error))
+        except OSError as error:
+            advice = "an error that a driver tells of once is lost if this executor ends before the log has it"
+            self.shell.log.warning("device_events_not_kept", error=str(error), advice=advice)
 
     async def _why_unfit(self, place: Place) -> str:
         """Return why a device of a process that has failed is unfit: then it is not the job that has failed."""
@@ -603,7 +623,7 @@ class Executor:
             rule = IdleRules.of(self.live.state.policies.get(self.settings.pool, {}))
             pause_s = min(IDLE_LOOK_S, max(0.2, rule.idle_after_s / 8)) if rule.idle_after_s else IDLE_LOOK_S
             await asyncio.sleep(pause_s)
-            runs = [run for run in self.host.runs.values() if idle_watch.is_watched(run)] if rule.idle_after_s else []
+            runs = [run for run in self.host.runs.values() if self._may_be_idle(run)] if rule.idle_after_s else []
             now_s = self.shell.now_s()
             held = any(0 < run.hold_s < self.page.unheard_s for run in runs)
             if held or now_s - looked_s > 3 * pause_s:  # the runs were stopped, or this process was
@@ -616,29 +636,32 @@ class Executor:
             for fact in watch.look(activities, dict.fromkeys(activities, rule), told, self.shell.now_s()):
                 self.appender.report(fact)
 
-    async def _activities(self, runs: Iterable[LocalRun]) -> dict[Key, RunActivity]:
-        """Return what runs have done so far; the processes and devices of those without a session are looked at."""
-        found: dict[Key, RunActivity] = {}
-        opaque: dict[Key, tuple[list[int], tuple[int, ...]]] = {}
-        for run in runs:
-            if (steps := idle_watch.steps_of(run)) is not None:
-                found[run.key] = RunActivity(steps=steps)
-            else:
-                leaders = [self.host.leader((run.key, rank)) for rank, each in run.ranks.items() if each.alive]
-                opaque[run.key] = leaders, run.devices
-        if opaque:
-            found |= await asyncio.to_thread(self._look_at_processes, opaque)
-        return found
+    def _may_be_idle(self, run: LocalRun) -> bool:
+        """Say whether a run is one that its pool's rule for idle runs is about."""
+        job = self.live.state.jobs.get(run.key[0])
+        return idle_watch.is_watched(run) and (job is None or job.spec.idle != "allow")
 
-    def _look_at_processes(self, opaque: Mapping[Key, tuple[list[int], tuple[int, ...]]]) -> dict[Key, RunActivity]:
-        families = by_session({leader for leaders, _ in opaque.values() for leader in leaders})
-        ticks_per_s = float(os.sysconf("SC_CLK_TCK"))
-        found = {}
-        for key, (leaders, devices) in opaque.items():
-            pids = [pid for leader in leaders for pid in families.get(leader, ())]
-            used = any(self._is_used(device) for device in self.host.site.devices if device.index in devices)
-            found[key] = RunActivity(processor_s=idle_watch.processor_s(pids, ticks_per_s), used=used)
-        return found
+    async def _activities(self, runs: Iterable[LocalRun]) -> dict[Key, RunActivity]:
+        """Return what runs have done so far, by their devices, and by their iterations or else by their processes."""
+        steps = {run.key: idle_watch.steps_of(run) for run in runs}
+        devices = {run.key: run.devices for run in runs}
+        leaders = {
+            run.key: [self.host.leader((run.key, rank)) for rank, each in run.ranks.items() if each.alive]
+            for run in runs
+            if steps[run.key] is None
+        }
+        used, spent_s = await asyncio.to_thread(lambda: (self._used(devices), _processor_s(leaders)))
+        return {
+            key: RunActivity(steps=steps[key], processor_s=spent_s.get(key, 0.0), used=key in used) for key in devices
+        }
+
+    def _used(self, devices: Mapping[Key, tuple[int, ...]]) -> set[Key]:
+        """Return the runs of which a device is in use by measurement."""
+        return {
+            key
+            for key, indices in devices.items()
+            if any(self._is_used(device) for device in self.host.site.devices if device.index in indices)
+        }
 
     def _is_used(self, device: Device) -> bool:
         try:
@@ -762,3 +785,17 @@ async def _try_sandbox(rule: IdentityRule) -> None:
 def _capacity(settings: ExecutorSettings) -> HostCapacity:
     memory_bytes = parse_bytes(settings.host_memory) if settings.host_memory else 0
     return host_limits.host_capacity(settings.cpus, memory_bytes)
+
+
+def _processor_s(leaders: Mapping[Key, Sequence[int]]) -> dict[Key, float]:
+    """Return the processor time of runs so far, in seconds, from the leaders of their processes' sessions."""
+    if not leaders:
+        return {}
+    families, ticks_per_s = (
+        by_session({one for ids in leaders.values() for one in ids}),
+        float(os.sysconf("SC_CLK_TCK")),
+    )
+    return {
+        key: idle_watch.processor_s([pid for one in ids for pid in families.get(one, ())], ticks_per_s)
+        for key, ids in leaders.items()
+    }

@@ -9,7 +9,7 @@ In reading order:
 * ``run_accounts``: The runs of each job, and the device time that each held.
 * ``node_history``: When each node was up, drained or gone.
 * ``totals_fold``: What each job adds to the totals, and archived ones have added.
-* ``idle_runs``: Runs that hold devices and do nothing, and when they are stopped.
+* ``idle_runs``: What is done about runs that hold devices and do nothing.
 * ``job_history``: A job's past.
 * ``sweep_table``: The record of each sweep, as the log has it.
 * ``open_jobs``: What each user has open.
@@ -30,6 +30,7 @@ In reading order:
 * ``why``: Why a job waits, and what is ruled out.
 * ``dry_run``: What would happen to a job that is submitted now.
 * ``job_filter``: The jobs that a request names by what they are.
+* ``sweep_filter``: The sweeps that a request names, now or in the past.
 * ``job_fit``: A job against the present nodes.
 * ``story``: One job's life in sentences.
 * ``log_reader``: Past moments and raw facts, read from the log.

@@ -18,7 +18,7 @@ import msgspec
 from msgspec.structs import replace
 
 from penstock_cluster.nodes import Node, taken_devices
-from penstock_gateway import job_filter, job_fit
+from penstock_gateway import job_filter, job_fit, sweep_filter
 from penstock_gateway.authority import SERVICE, Caller
 from penstock_gateway.job_history import device_names
 from penstock_gateway.machine import GatewayState
@@ -288,7 +288,7 @@ def status(model: ReadModel, last_seq: int) -> StatusView:
         jobs=_job_counts(state),
         devices=_device_counts(state),
         nodes=dict(Counter(node_state(state, node) for node in state.cluster.nodes.values())),
-        sweeps=dict(Counter(sweep.state for sweep in state.sweeps.values())),
+        sweeps=sweep_filter.count_by_state(state.sweeps),
         services=(),
         last_seq=last_seq,
         backlog=last_seq - model.seq,
@@ -367,10 +367,10 @@ def _with_runs(model: ReadModel, sweep: SweepRecord, view: SweepView, counted: l
     )
 
 
-def sweeps(model: ReadModel, caller: Caller = SERVICE) -> SweepsView:
-    """Return all sweeps that may be seen, without their trials."""
-    found = [one for one in model.state.sweeps.values() if caller.sees(one.spec.job)]
-    return SweepsView(sweeps=tuple(sweep(model, one, whole=False) for one in found), seq=model.seq)
+def sweeps(model: ReadModel, asked: request_bodies.SweepsRequest, caller: Caller = SERVICE) -> SweepsView:
+    """Return the sweeps that match all filters and may be seen, without their trials."""
+    total, page = sweep_filter.page(model.state.sweeps, asked, caller)
+    return SweepsView(sweeps=tuple(sweep(model, one, whole=False) for one in page), total=total, seq=model.seq)
 
 
 def users(model: ReadModel, owner: str) -> UsersView:

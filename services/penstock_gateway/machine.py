@@ -23,7 +23,6 @@ from penstock_bus import Decider, Decision, Proposal
 from penstock_cluster.nodes import OF_NODES
 from penstock_gateway import dependencies, idle_runs, job_sizes, node_history, sweep_table, time_limits
 from penstock_gateway.dependencies import Dependents, Progress
-from penstock_gateway.idle_runs import IdleRun
 from penstock_gateway.job_history import JobHistory
 from penstock_gateway.node_history import NodeHistory
 from penstock_gateway.open_jobs import OpenJobs
@@ -69,11 +68,15 @@ from penstock_log.job_state import ENDINGS, JobState
 from penstock_log.records import compose
 from penstock_log.usage import DayUsage, total
 from penstock_log.users import Users
+from penstock_policies.idleness import IdleRun, note_idleness
 from penstock_policies.job_lengths import Lengths
 from penstock_scheduler.aggregation.aggregation_table import AggregationTable
 from penstock_scheduler.pool.scheduler_state import SchedulerState, fold
 
-SCHEMA: Final = "gateway.v27"
+MOST_MODELS: Final = 200
+"""Models of archived jobs that are told apart on one day; all others are summed as :data:`OTHER_MODELS`."""
+OTHER_MODELS: Final = "other"
+SCHEMA: Final = "gateway.v28"
 
 
 class GatewayState(SchedulerState):
@@ -276,15 +279,9 @@ def _note_idle(state: GatewayState, event: Event) -> None:
     """Note that a run is idle, with a warning, or that it is not."""
     if not isinstance(event, RunIdle | RunBusyAgain):
         return
-    job = state.jobs.get(event.job_id)
-    if job is None or not job.may_run(event.epoch, event.node_id):
-        return
-    if isinstance(event, RunIdle):
-        idle_runs.note_idle(state.idle, event)
-        if (past := state.histories.get(job.id)) is not None:
-            past.warn(event)
-    else:
-        idle_runs.note_busy(state.idle, event)
+    noted = note_idleness(state.idle, state.jobs.get(event.job_id), event)
+    if noted and isinstance(event, RunIdle) and (past := state.histories.get(event.job_id)) is not None:
+        past.warn(event)
 
 
 def _note(state: GatewayState, job: Job, event: Event, seq: int) -> None:
@@ -396,9 +393,16 @@ def _forget_archived(state: GatewayState, event: JobsArchived) -> None:
 
 
 def _keep_usage(kept: dict[str, dict[str, DayUsage]], new: Iterable[DayUsage]) -> None:
-    """Add the sums of archived jobs to those of the same day and group."""
+    """Add the sums of archived jobs to those of the same day and group; beyond the most models, to those of others."""
+    models: dict[str, set[str]] = {}
     for row in new:
-        of_day, group = kept.setdefault(row.day, {}), row.group
+        of_day = kept.setdefault(row.day, {})
+        if row.day not in models:
+            models[row.day] = {one.model for one in of_day.values()}
+        if row.model not in models[row.day] and len(models[row.day]) >= MOST_MODELS:
+            row = msgspec.structs.replace(row, model=OTHER_MODELS)  # noqa: PLW2901 - as one of many
+        models[row.day].add(row.model)
+        group = row.group
         if group in of_day:
             of_day[group].usage.add(row.usage)
         else:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cache
-from typing import Any, Final, get_type_hints
+from typing import Any, Final, TypeVar, get_type_hints
 
 import msgspec
 
@@ -21,10 +21,13 @@ from penstock_gateway.job_history import JobHistory
 from penstock_gateway.machine import GatewayState
 from penstock_gateway.past_tables import PastJobs, PastTable, over_job
 from penstock_gateway.snapshot_file import EntryVersion, IndexSnapshot, SnapshotFile
+from penstock_gateway.sweep_filter import PastSweeps, over_sweep
 from penstock_gateway.sweep_table import SweepRecord, TrialRow
 from penstock_log import TERMINAL, Job, JobRank, JobSpec, JobState, Placement, RunEnded, Slot, Trial
 from penstock_log.lifecycle import SharingJobs
 
+V = TypeVar("V")
+Columns = TypeVar("Columns")
 _TABLES: Final[dict[str, Any]] = {
     "jobs": Job,
     "histories": JobHistory,
@@ -68,10 +71,11 @@ class PastFold:
                 _set_part(state, name, file.part(part_id))
         self.base_seq = self.fold.last_seq = seq
         tables = {kind: _table(file, kind, seq, places.get(kind, 0)) for kind in _TABLES}
+        tables["sweeps"] = self._sweeps = PastSweeps.of_snapshot(file, seq, places.get("sweeps", 0))
         self._tables = tables
         state.jobs = self._jobs = PastJobs(by_id=tables["jobs"], sharers=state.jobs.sharers)
         if snapshot is not None:
-            self._jobs.over, self._jobs.over_samples = snapshot.over, snapshot.over_samples
+            self._note_over(snapshot)
         for kind in _TABLES.keys() - {"jobs"}:
             setattr(state, kind, tables[kind])
         for kind, keys in snapshot.open.items() if snapshot is not None else ():
@@ -85,7 +89,12 @@ class PastFold:
     @property
     def is_large(self) -> bool:
         """Whether so much of it was read that it is not to be kept in memory."""
-        return any(len(table.loaded()) > _LARGE for table in self._tables.values())
+        return any(dict.__len__(table) > _LARGE for table in self._tables.values())
+
+    @property
+    def loaded(self) -> int:
+        """How many entries of its tables were read so far."""
+        return sum(map(dict.__len__, self._tables.values()))
 
     def apply(self, delivery: Delivery) -> None:
         """Fold one commit in."""
@@ -114,13 +123,10 @@ class PastFold:
                     hashes[kind, key] = found
             gone = (key for key in table.removed if not dict.__contains__(table, key))
             versions += [EntryVersion(kind, key, table.removed[key].place, None) for key in gone]
-        jobs = tables["jobs"]
-        over = [
-            (1, over_job(jobs.places[key], job))
-            for key, job in jobs.loaded()
-            if job.state in TERMINAL and key not in jobs.over
-        ]
-        over += [(-1, over_job(one.place, one.value)) for one in jobs.removed.values() if one.was_over]
+        over, over_sweeps = (
+            list(_ended(tables["jobs"], "jobs", over_job)),
+            list(_ended(self._sweeps, "sweeps", over_sweep)),
+        )
         snapshot = IndexSnapshot(
             seq=self.fold.last_seq,
             commit_id=self.commit_id,
@@ -130,17 +136,21 @@ class PastFold:
             places={kind: table.next_place for kind, table in tables.items()},
         )
         parts = {name: _ENCODER.encode(part) for name, part in _parts(state)}
-        if not self._file.write(self.base_seq, snapshot, parts, versions, over):
+        if not self._file.write(self.base_seq, snapshot, parts, versions, over, over_sweeps=over_sweeps):
             return False
         for (kind, key), found in hashes.items():
             tables[kind].stored[key] = found
         self.base_seq = snapshot.seq
-        self._jobs.over, self._jobs.over_samples = snapshot.over, snapshot.over_samples
+        self._note_over(snapshot)
         open_jobs, open_sweeps = set(opened["jobs"]), set(opened["sweeps"])
         for kind, table in tables.items():
             table.move_on(snapshot.seq, (open_jobs if kind in _OF_JOBS else open_sweeps).__contains__)
         self.fold.heads.clear()  # nothing is appended by it
         return True
+
+    def _note_over(self, snapshot: IndexSnapshot) -> None:
+        self._jobs.over, self._jobs.over_samples = snapshot.over, snapshot.over_samples
+        self._sweeps.over_by_state = snapshot.over_sweeps
 
 
 def example() -> bytes:
@@ -158,6 +168,16 @@ def example() -> bytes:
         Job(id="job", spec=spec, submitted_s=0.0, state=JobState.COMPLETED),
     )
     return b"".join(map(_ENCODER.encode, values))
+
+
+def _ended(table: PastTable[V], kind: str, columns: Callable[[int, V], Columns]) -> Iterator[tuple[int, Columns]]:
+    """Yield what is over since the last snapshot (1), and what was and is removed (-1), by its columns."""
+    for key, one in table.loaded():
+        if _IS_OVER[kind](one) and key not in table.over:
+            yield 1, columns(table.places[key], one)
+    for gone in table.removed.values():
+        if gone.was_over:
+            yield -1, columns(gone.place, gone.value)
 
 
 def _parts(state: GatewayState) -> Iterator[tuple[str, Any]]:

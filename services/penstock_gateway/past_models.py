@@ -14,6 +14,7 @@ never known them. Gateways may share a folder: whoever comes second goes on from
 from __future__ import annotations
 
 import asyncio
+import gc
 import shutil
 import tempfile
 from collections import OrderedDict
@@ -41,6 +42,8 @@ EVERY: Final = 1_000
 """Commits between two snapshots."""
 REMEMBERED: Final = 4
 """Moments whose models are kept: a page asks several questions about one."""
+_MANY: Final = 2_000
+"""Entries of a model beyond which the cycle collector is kept from it; when it is dropped, it goes all the same."""
 _AGAIN_S: Final = 60.0
 """Pause before the next try to write where nothing can be written, in seconds."""
 _RESTS: Final = 3.0
@@ -149,14 +152,15 @@ class PastModels:
         return ReadModel(state=fold.state, now_s=now_s, seq=fold.fold.last_seq)
 
     async def drop(self, error: IndexDamaged) -> None:
-        """Drop the file, which cannot be read, and begin a new one."""
+        """Drop the file that cannot be read, and begin a new one; what another question has dropped is gone already."""
+        if self._file is None or self._file.path != error.path:
+            return
         _log.warning("index_snapshots_damaged", error=str(error), advice="they are made again from the log")
         file, self._file = self._file, None
         self._recent.clear()
         self._indexed_seq = 0
-        if file is not None:
-            with suppress(IndexDamaged, OSError):  # which is found again, and said, when it is opened
-                await self._write(make_next, file, _FORM, example, await self._trimmed_seq())
+        with suppress(IndexDamaged, OSError):  # which is found again, and said, when it is opened
+            await self._write(make_next, file, _FORM, example, await self._trimmed_seq())
         if self._work is not None:
             self._work.cancel()
 
@@ -172,6 +176,8 @@ class PastModels:
             fold = await asyncio.to_thread(PastFold, file, self._live.fold.decider, snapshot)
             async for delivery in log_reader.stretch(self._bus, fold.base_seq, until_seq):
                 fold.apply(delivery)
+            if fold.loaded > _MANY:  # or collections would go through all of it, in which there are no cycles
+                gc.freeze()
         if file is self._file and not own:
             self._recent[until_seq] = fold
             while len(self._recent) > REMEMBERED:
@@ -282,7 +288,7 @@ class PastModels:
                 self._indexed_seq = 0
                 raise
             if not file.is_there():
-                raise IndexDamaged(f"{file.path} was removed")
+                raise IndexDamaged(file.path, "it was removed")
             if not await self._write(fold.save):  # another gateway was faster
                 fold = await asyncio.to_thread(PastFold, file, self._live.fold.decider, file.nearest(None))
             if fold.base_seq - began_seq > 100 * self._every and self._live.last_seq - fold.base_seq <= self._every:

@@ -101,7 +101,7 @@ class PastTable(dict[str, V], Generic[V]):
         found = {version.key: version for version in self.file.some(self._kind, wanted, self.seq)}
         for key in wanted:
             if key not in found:
-                raise IndexDamaged(f"{self.file.path}: {self._kind} {key} is missing")
+                raise IndexDamaged(self.file.path, f"{self._kind} {key} is missing")
             self._take(found[key])
 
     def loaded(self) -> list[tuple[str, V]]:
@@ -124,7 +124,7 @@ class PastTable(dict[str, V], Generic[V]):
         try:
             value: V = self._decoder.decode(raw)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            raise IndexDamaged(f"{self.file.path}: {self._kind} {version.key}: {error}") from error
+            raise IndexDamaged(self.file.path, f"{self._kind} {version.key}: {error}") from error
         dict.__setitem__(self, version.key, value)
         self.places[version.key], self.stored[version.key] = version.place, hash(raw)
         if self._is_over(value):
@@ -285,9 +285,9 @@ class PastJobs(JobTable):
     def last_completed(self, pool: str, most: int) -> list[Job]:
         """Return the jobs of a pool that completed last, at least so many if there are, in order of submission."""
         table = self.table
-        where = [("state = ?", str(JobState.COMPLETED)), ("NOT sample", ()), ("pool = ?", pool)]
+        where = self._bounded([("state = ?", str(JobState.COMPLETED)), ("NOT sample", ())])
         limit = most + len(table.over) + len(table.removed)
-        rows = table.file.over(table.seq, where, order="finished_s DESC, place", limit=limit)
+        rows = table.file.last_over(table.seq, pool, where, limit)
         table.read(row.id for row in rows if row.id not in table.removed)
         done = [job_id for job_id, job in table.loaded() if job.state is JobState.COMPLETED]
         return [table[job_id] for job_id in sorted(done, key=table.places.__getitem__)]

@@ -220,7 +220,8 @@ class Queries:
         return aggregation_answers.aggregation(model, caller, one)
 
     async def _sweeps(self, body: bytes, caller: Caller) -> SweepsView:
-        return answers.sweeps(await self._model(ask(body, request_bodies.AllRequest).at), caller)
+        asked = ask(body, request_bodies.SweepsRequest)
+        return answers.sweeps(await self._model(asked.at), asked, caller)
 
     async def _timeline(self, body: bytes, caller: Caller) -> TimelineView:
         asked = ask(body, request_bodies.TimelineRequest)

@@ -4,8 +4,8 @@ The file of index snapshots: the read model at sequences along the log, by entri
 A :class:`SnapshotFile` is an SQLite database. At each snapshot it takes what has changed since the one before: entries
 of large tables (:class:`EntryVersion`), by key and sequence, and the rest of the state as parts, of which equal ones
 are stored once. So a snapshot has only what is open, the entry of a job that is over is stored once, and all of them
-can be read as of any snapshot. :class:`OverJob` is what is known of a job that is over without reading its entry: by
-these columns jobs are found and counted.
+can be read as of any snapshot. :class:`OverJob` and :class:`OverSweep` are what is known of a job or a sweep that is
+over without reading its entry: by these columns they are found and counted.
 
 The file holds nothing that the log does not say. What cannot be read raises :class:`IndexDamaged`, and the file is
 then dropped and made again. All of it is checked once, when it is opened (:meth:`SnapshotFile.check`); what is read
@@ -24,8 +24,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+from msgspec.structs import astuple
 
-_LAYOUT: Final = 1
+_LAYOUT: Final = 3
 _AT_ONCE: Final = 500
 _WAIT_S: Final = 10.0
 _SUFFIX: Final = ".past.sqlite"
@@ -42,6 +43,10 @@ CREATE TABLE over (
     model TEXT, parent TEXT, workload TEXT, sample INTEGER, finished_s REAL, PRIMARY KEY (place, seq)
 ) WITHOUT ROWID;
 CREATE INDEX over_of_users ON over (user, place);
+CREATE INDEX over_by_end ON over (pool, finished_s DESC, place);
+CREATE TABLE over_sweeps (
+    place INTEGER, seq INTEGER, change INTEGER, id TEXT, state TEXT, user TEXT, team TEXT, PRIMARY KEY (place, seq)
+) WITHOUT ROWID;
 """
 _COLUMNS: Final = "place, id, state, user, team, name, pool, model, parent, workload, sample, finished_s"
 
@@ -49,7 +54,19 @@ _OF_ENTRY: Final = "key, place, body, max(seq) FROM entries"
 
 
 class IndexDamaged(Exception):
-    """A file of snapshots cannot be read, or not be written: what it holds is to be made again from the log."""
+    """
+    A file of snapshots cannot be read, or not be written: what it holds is to be made again from the log.
+
+    Attributes
+    ----------
+    path : Path
+        Of that file, whose name no other file ever has.
+    """
+
+    def __init__(self, path: Path, problem: object) -> None:
+        """Keep the path."""
+        super().__init__(f"{path}: {problem}")
+        self.path = path
 
 
 class EntryVersion(msgspec.Struct, frozen=True):
@@ -87,6 +104,16 @@ class OverJob(msgspec.Struct, frozen=True):
     finished_s: float
 
 
+class OverSweep(msgspec.Struct, frozen=True):
+    """A sweep that is over, by what sweeps are found by; ``place`` orders all sweeps by submission."""
+
+    place: int
+    id: str
+    state: str
+    user: str
+    team: str
+
+
 class IndexSnapshot(msgspec.Struct, kw_only=True):
     """
     What a snapshot has beside the entries.
@@ -105,6 +132,10 @@ class IndexSnapshot(msgspec.Struct, kw_only=True):
         Table → the place of the next new key.
     over, over_samples : dict of str to int
         State → jobs that are over, and samples that are.
+    over_sweeps : dict of str to int
+        State → sweeps that are over.
+    last_end_s : float
+        The latest end of a job that is over; nothing later is to be looked at for this snapshot.
     entries, sum : int
         Rows that were written up to this snapshot, and the sum of their checksums.
     """
@@ -117,6 +148,8 @@ class IndexSnapshot(msgspec.Struct, kw_only=True):
     places: dict[str, int]
     over: dict[str, int] = {}
     over_samples: dict[str, int] = {}
+    over_sweeps: dict[str, int] = {}
+    last_end_s: float = 0.0
     entries: int = 0
     sum: int = 0
 
@@ -144,7 +177,7 @@ class SnapshotFile:
         self._last: IndexSnapshot | None = None
         with self._reading():
             if not path.exists():
-                raise IndexDamaged(f"{path} is not there")
+                raise IndexDamaged(path, "it is not there")
             self._db = _connect(path)
             self._writer = _connect(path)  # of its own, so that nobody reads what is not committed yet
             self._inode = path.stat().st_ino
@@ -174,7 +207,7 @@ class SnapshotFile:
             db.close()
             made.rename(path)  # nobody sees half of it
         except (OSError, sqlite3.Error) as error:
-            raise IndexDamaged(f"{path} cannot be made: {error}") from error
+            raise IndexDamaged(path, f"it cannot be made: {error}") from error
         return cls(path)
 
     def close(self) -> None:
@@ -202,14 +235,15 @@ class SnapshotFile:
         with self._reading():
             found = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
             if found != "ok":
-                raise IndexDamaged(f"{self.path}: {found}")
+                raise IndexDamaged(self.path, found)
             if last is None:
                 return
             entries, total = 0, 0
             for row in self._db.execute("SELECT * FROM entries WHERE seq <= ?", (last.seq,)):
                 entries, total = entries + 1, total + _sum(row)
-            for row in self._db.execute("SELECT * FROM over WHERE seq <= ?", (last.seq,)):
-                entries, total = entries + 1, total + _sum(row)
+            for table in ("over", "over_sweeps"):
+                for row in self._db.execute(f"SELECT * FROM {table} WHERE seq <= ?", (last.seq,)):  # noqa: S608 - of constants
+                    entries, total = entries + 1, total + _sum(row)
             parts = set()
             for part_id, body in self._db.execute("SELECT id, body FROM parts"):
                 zlib.decompress(body)  # which has a checksum of its own
@@ -217,9 +251,9 @@ class SnapshotFile:
             for seq, body in self._db.execute("SELECT seq, body FROM snapshots"):
                 one = msgspec.msgpack.decode(zlib.decompress(body), type=IndexSnapshot)
                 if one.seq != seq or not parts.issuperset(one.parts.values()):
-                    raise IndexDamaged(f"{self.path}: the snapshot of commit {seq} is not whole")
+                    raise IndexDamaged(self.path, f"the snapshot of commit {seq} is not whole")
         if (entries, total) != (last.entries, last.sum):
-            raise IndexDamaged(f"{self.path}: {entries} entries are not the {last.entries} that were written")
+            raise IndexDamaged(self.path, f"{entries} entries are not the {last.entries} that were written")
 
     def nearest(self, seq: int | None) -> IndexSnapshot | None:
         """Return the last snapshot up to a sequence, or of all; None where there is none."""
@@ -249,7 +283,7 @@ class SnapshotFile:
         with self._reading():
             row = self._db.execute("SELECT body FROM parts WHERE id = ?", (part_id,)).fetchone()
             if row is None:
-                raise IndexDamaged(f"{self.path}: part {part_id} is missing")
+                raise IndexDamaged(self.path, f"part {part_id} is missing")
             return zlib.decompress(row[0])
 
     def entry(self, kind: str, key: str, seq: int) -> EntryVersion | None:
@@ -294,28 +328,57 @@ class SnapshotFile:
         with self._reading():
             return int(self._db.execute(f"SELECT total(change) FROM over WHERE {text}", values).fetchone()[0])  # noqa: S608 - of constants
 
-    def over(
-        self, seq: int, where: Sequence[tuple[str, Any]], *, order: str = "place DESC", limit: int = -1
-    ) -> list[OverJob]:
+    def over(self, seq: int, where: Sequence[tuple[str, Any]], *, limit: int = -1) -> list[OverJob]:
         """
-        Return jobs that are over as of a snapshot of which all conditions hold.
+        Return jobs that are over as of a snapshot of which all conditions hold, the newest first.
 
         Parameters
         ----------
         where : sequence of (condition, value)
             As ``("user = ?", "ada")``.
-        order : str
-            Columns in order; the newest first where not given.
         limit : int
             At most so many; negative for all.
         """
         text, values = _conditions(seq, where)
         query = (
-            f"SELECT {_COLUMNS} FROM over WHERE {text} GROUP BY place HAVING sum(change) > 0 ORDER BY {order} LIMIT ?"  # noqa: S608 - of constants
+            f"SELECT {_COLUMNS} FROM over WHERE {text} "  # noqa: S608 - of constants
+            "GROUP BY place HAVING sum(change) > 0 ORDER BY place DESC LIMIT ?"
         )
         with self._reading():
             rows = self._db.execute(query, (*values, limit)).fetchall()
             return [msgspec.convert(row, OverJob, strict=False) for row in map(_as_struct, rows)]
+
+    def last_over(self, seq: int, pool: str, where: Sequence[tuple[str, Any]], limit: int) -> list[OverJob]:
+        """Return the jobs of a pool that ended last as of a snapshot of which all conditions hold, the last first."""
+        snapshot = self.nearest(seq)
+        text, values = _conditions(seq, [("pool = ?", pool), ("change > 0", ()), *where])
+        query = (
+            f"SELECT {_COLUMNS} FROM over AS one WHERE {text} AND finished_s <= ? AND NOT EXISTS "  # noqa: S608 - of constants
+            "(SELECT 1 FROM over AS gone WHERE gone.place = one.place AND gone.seq <= ? AND gone.change < 0) "
+            "ORDER BY finished_s DESC, place LIMIT ?"
+        )
+        last_end_s = snapshot.last_end_s if snapshot is not None else 0.0
+        with self._reading():
+            rows = self._db.execute(query, (*values, last_end_s, seq, limit)).fetchall()
+            return [msgspec.convert(row, OverJob, strict=False) for row in map(_as_struct, rows)]
+
+    def count_over_sweeps(self, seq: int, where: Sequence[tuple[str, Any]]) -> int:
+        """Return how many sweeps are over as of a snapshot of which all conditions hold; see :meth:`over`."""
+        text, values = _conditions(seq, where)
+        query = f"SELECT total(change) FROM over_sweeps WHERE {text}"  # noqa: S608 - of constants
+        with self._reading():
+            return int(self._db.execute(query, values).fetchone()[0])
+
+    def over_sweeps(self, seq: int, where: Sequence[tuple[str, Any]], *, limit: int = -1) -> list[OverSweep]:
+        """Return sweeps that are over as of a snapshot, the newest first; parameters as :meth:`over`."""
+        text, values = _conditions(seq, where)
+        columns = ", ".join(OverSweep.__struct_fields__)
+        query = (
+            f"SELECT {columns} FROM over_sweeps WHERE {text} "  # noqa: S608 - of constants
+            "GROUP BY place HAVING sum(change) > 0 ORDER BY place DESC LIMIT ?"
+        )
+        with self._reading():
+            return [OverSweep(*row) for row in self._db.execute(query, (*values, limit)).fetchall()]
 
     def write(
         self,
@@ -324,6 +387,8 @@ class SnapshotFile:
         parts: dict[str, bytes],
         versions: Iterable[EntryVersion],
         over: Sequence[tuple[int, OverJob]],
+        *,
+        over_sweeps: Sequence[tuple[int, OverSweep]] = (),
     ) -> bool:
         """
         Write a snapshot; return False if another process has written one meanwhile, and nothing is written.
@@ -340,6 +405,8 @@ class SnapshotFile:
             Entries that have changed since ``base_seq``.
         over : sequence of (change, OverJob)
             Jobs that are over since then (1), and such that were removed (-1).
+        over_sweeps : sequence of (change, OverSweep)
+            The same of sweeps.
         """
         with self._reading():
             self._writer.execute("BEGIN IMMEDIATE")
@@ -352,10 +419,13 @@ class SnapshotFile:
                 ended = [_over_row(change, one, snapshot.seq) for change, one in over]
                 self._writer.executemany("INSERT INTO entries VALUES (?, ?, ?, ?, ?)", rows)
                 self._writer.executemany(f"INSERT INTO over VALUES ({','.join('?' * 14)})", ended)  # noqa: S608
+                of_sweeps = [(one.place, snapshot.seq, change, *astuple(one)[1:]) for change, one in over_sweeps]
+                self._writer.executemany("INSERT INTO over_sweeps VALUES (?, ?, ?, ?, ?, ?, ?)", of_sweeps)
                 snapshot.parts = {name: self._part_id(raw) for name, raw in parts.items()}
-                _count_on(last, snapshot, over)
-                snapshot.entries += len(rows) + len(ended)
-                snapshot.sum += sum(map(_sum, rows)) + sum(map(_sum, ended))
+                _count_on(last, snapshot, over, over_sweeps)
+                written = [*rows, *ended, *of_sweeps]
+                snapshot.entries += len(written)
+                snapshot.sum += sum(map(_sum, written))
                 body = zlib.compress(msgspec.msgpack.encode(snapshot), 1)
                 self._writer.execute("INSERT INTO snapshots VALUES (?, ?)", (snapshot.seq, body))
                 self._writer.execute("COMMIT")
@@ -400,7 +470,7 @@ class SnapshotFile:
         opener = zlib.decompressobj(zdict=self._example)
         raw = opener.decompress(body)
         if not opener.eof:
-            raise IndexDamaged(f"{self.path}: an entry ends too early")
+            raise IndexDamaged(self.path, "an entry ends too early")
         return raw
 
     @contextmanager
@@ -408,7 +478,7 @@ class SnapshotFile:
         try:
             yield
         except (sqlite3.Error, zlib.error, msgspec.MsgspecError, OSError, ValueError, KeyError, TypeError) as error:
-            raise IndexDamaged(f"{self.path}: {error}") from error
+            raise IndexDamaged(self.path, error) from error
 
 
 def _decoded(row: tuple[bytes] | None) -> IndexSnapshot | None:
@@ -501,14 +571,23 @@ def _conditions(seq: int, where: Sequence[tuple[str, Any]]) -> tuple[str, list[A
     return text, values
 
 
-def _count_on(last: IndexSnapshot | None, snapshot: IndexSnapshot, over: Iterable[tuple[int, OverJob]]) -> None:
-    """Begin a snapshot's sums with those of the one before, and count the jobs that are over since then."""
+def _count_on(
+    last: IndexSnapshot | None,
+    snapshot: IndexSnapshot,
+    over: Iterable[tuple[int, OverJob]],
+    over_sweeps: Iterable[tuple[int, OverSweep]],
+) -> None:
+    """Begin a snapshot's sums with those of the one before, and count the jobs and sweeps that are over since then."""
     if last is not None:
         snapshot.entries, snapshot.sum = last.entries, last.sum
         snapshot.over, snapshot.over_samples = dict(last.over), dict(last.over_samples)
+        snapshot.over_sweeps, snapshot.last_end_s = dict(last.over_sweeps), last.last_end_s
     for change, one in over:
         counts = snapshot.over_samples if one.sample else snapshot.over
         counts[one.state] = counts.get(one.state, 0) + change
+        snapshot.last_end_s = max(snapshot.last_end_s, float(one.finished_s))
+    for change, sweep in over_sweeps:
+        snapshot.over_sweeps[sweep.state] = snapshot.over_sweeps.get(sweep.state, 0) + change
 
 
 def _as_struct(row: Sequence[Any]) -> dict[str, Any]:
@@ -516,7 +595,7 @@ def _as_struct(row: Sequence[Any]) -> dict[str, Any]:
 
 
 def _over_row(change: int, one: OverJob, seq: int) -> tuple[Any, ...]:
-    place, *rest, sample, finished_s = msgspec.structs.astuple(one)
+    place, *rest, sample, finished_s = astuple(one)
     return place, seq, change, *rest, int(sample), float(finished_s)
 
 

@@ -107,6 +107,48 @@ async def test_a_cancelled_one_leaves_no_process(tmp_path: Path) -> None:
         await eventually(lambda: not Path(f"/proc/{pid}").exists())
 
 
+STUBBORN = """import os, pathlib, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = subprocess.Popen([sys.executable, "-c", "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+    "print('up', flush=True); time.sleep(600)"], stdout=subprocess.PIPE)
+child.stdout.readline()
+new = pathlib.Path(sys.argv[1] + ".new")
+new.write_text(f"{os.getpid()} {child.pid}")
+new.rename(sys.argv[1])
+time.sleep(600)
+"""
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+@pytest.mark.parametrize("stops", [False, True])
+async def test_one_that_ignores_being_ended_is_killed_with_its_children_though_it_is_cancelled_twice(
+    tmp_path: Path, stops: bool
+) -> None:
+    file = tmp_path / "pids"
+    program = (sys.executable, "-c", STUBBORN)
+    computations = Computations(ticks, most=2, most_s=60.0, program=program, end_s=0.2)
+    one = computations.start(ALICE, "replay", "fifo", (str(file),))
+    await eventually(file.exists)
+    process, child = map(int, file.read_text().split())
+    computations.cancel(ALICE, one.id)
+    await asyncio.sleep(0)
+    if stops:  # the dashboard itself is stopped, which cancels it once more
+        await computations.close()
+        assert not Path(f"/proc/{process}").exists(), "it was waited for"
+    else:
+        computations.cancel(ALICE, one.id)
+        await eventually(lambda: not Path(f"/proc/{process}").exists())
+    await eventually(lambda: is_gone(child))
+    assert one.state == "cancelled"
+    await computations.close()
+
+
 async def test_others_neither_see_nor_end_it() -> None:
     async with running(FOR_EVER) as computations:
         one = computations.start(ALICE, "replay", "fifo", ())

@@ -9,10 +9,11 @@ from contextlib import aclosing
 import msgspec
 import pytest
 import pytest_asyncio
-from dashboards import RunningDashboard, dashboard, first
+from dashboards import RunningDashboard, WebVisitor, dashboard, first
 from gateway_cases import NOW_S, Gateway, gateway, joined, placed, started, submitted
 
 from penstock_bus.memory import MemoryBus
+from penstock_dashboard.application import COOKIE
 from penstock_log import DeviceDrained, DeviceFailed, UserSet, subjects
 from penstock_log.device_samples import DeviceReading, DeviceSample, DevicesSampled
 
@@ -190,13 +191,47 @@ async def test_a_form_without_the_session_s_token_does_nothing(served: Gateway, 
 
 async def test_a_key_signs_in_once(site: RunningDashboard) -> None:
     visitor = await site.visitor()
-    key = (await site.key("alice")).partition("?key=")[2]
-    assert (await visitor.post("/sign-in", {"key": key})).status == 303
+    key = await site.key("alice")
+    assert (await visitor.sign_in(key)).status == 303
     other = await site.visitor()
-    again = await other.post("/sign-in", {"key": key})
+    again = await other.sign_in(key)
     assert again.status == 403
     assert "too old or was used" in again.text
-    assert other.cookies == {}
+    assert COOKIE not in other.cookies
+
+
+async def test_the_page_of_a_key_says_as_whom_it_signs_in_and_sends_nothing_by_itself(site: RunningDashboard) -> None:
+    page = await (await site.visitor()).get(await site.key("alice"))
+    assert "Sign in as alice" in page.text
+    assert "data-submit" not in page.text
+    assert ".submit()" not in (await (await site.visitor()).get("/static/live.js")).text
+
+
+async def test_a_key_is_taken_only_from_a_form_that_the_same_browser_was_shown(site: RunningDashboard) -> None:
+    attacker, victim = await site.visitor(), await site.visitor()
+    path = await site.key("mallory")
+    key = path.partition("?key=")[2]
+    shown = (await attacker.get(path)).text.partition('name="browser" value="')[2].partition('"')[0]
+    await victim.get(await site.key("alice"))
+    for token in ("", shown):
+        answer = await victim.post("/sign-in", {"key": key, "browser": token})
+        assert (answer.status, COOKIE in victim.cookies) == (403, False)
+        assert "was not shown to this browser" in answer.text
+    assert (await attacker.post("/sign-in", {"key": key, "browser": shown})).status == 303
+
+
+@pytest.mark.parametrize("header", [{"Sec_Fetch_Site": "cross-site"}, {"Origin": "https://elsewhere.example"}])
+async def test_a_key_that_another_site_sends_opens_no_session(site: RunningDashboard, header: dict[str, str]) -> None:
+    visitor, path = await site.visitor(), await site.key("alice")
+    token = (await visitor.get(path)).text.partition('name="browser" value="')[2].partition('"')[0]
+    fields = {"key": path.partition("?key=")[2], "browser": token}
+    assert (await visitor.post("/sign-in", fields, **header)).status == 403
+    assert (await visitor.post("/sign-in", fields, Origin=site.url)).status == 303
+
+
+async def test_a_key_that_is_none_is_told_before_anything_is_sent(site: RunningDashboard) -> None:
+    answer = await (await site.visitor()).get("/sign-in?key=forged.key")
+    assert (answer.status, "too old or was used" in answer.text) == (403, True)
 
 
 async def test_a_session_ends_when_its_person_s_logins_are_revoked(served: Gateway, site: RunningDashboard) -> None:
@@ -210,10 +245,10 @@ async def test_a_session_ends_when_its_person_s_logins_are_revoked(served: Gatew
 async def test_a_key_of_before_a_revocation_opens_no_session_that_counts(
     served: Gateway, site: RunningDashboard
 ) -> None:
-    visitor, key = await site.visitor(), (await site.key("alice")).partition("?key=")[2]
+    visitor, key = await site.visitor(), await site.key("alice")
     revoked_s = float(await served.bus.now_s()) + 0.001
     await served.told(UserSet(at_s=0.0, user="alice", role="user", valid_from_s=revoked_s))
-    assert (await visitor.post("/sign-in", {"key": key})).status == 303
+    assert (await visitor.sign_in(key)).status == 303
     assert "Sign out" not in (await visitor.get("/queue")).text
 
 
@@ -231,6 +266,22 @@ async def test_signing_out_forgets_the_session(site: RunningDashboard) -> None:
     assert "Sign out" not in (await alice.get("/")).text
 
 
+async def test_a_copy_of_a_session_that_was_signed_out_counts_no_more(
+    site: RunningDashboard,
+) -> None:
+    alice, other = await site.visitor("alice"), await site.visitor("alice")
+    copy = WebVisitor(site.url, dict(alice.cookies))
+    await alice.get("/")
+    assert "Sign out" in (await copy.get("/queue")).text
+    async with aclosing(copy.updates("/live/queue")) as updates:
+        await anext(updates)
+        await alice.post("/sign-out", {"token": alice.form_token})
+        told = await first(updates, lambda update: update.get("error"))
+    assert "your session has ended" in told["error"]
+    assert "Sign out" not in (await copy.get("/queue")).text
+    assert "Sign out" in (await other.get("/queue")).text
+
+
 async def test_a_dashboard_may_be_closed_to_who_has_not_signed_in(served: Gateway) -> None:
     async with dashboard(served.bus, anonymous=False) as site:
         closed = await (await site.visitor()).get("/queue")
@@ -239,6 +290,18 @@ async def test_a_dashboard_may_be_closed_to_who_has_not_signed_in(served: Gatewa
         live = await (await site.visitor()).get("/live/queue")
         assert live.status == 401
         assert (await (await site.visitor("alice")).get("/queue")).status == 200
+
+
+async def test_a_page_that_is_not_there_has_its_bar_for_who_may_see_the_log_and_for_nobody_else(
+    served: Gateway,
+) -> None:
+    await served.told(submitted("j1"))
+    async with dashboard(served.bus, anonymous=False) as site:
+        for path, refused in (("/nothing", 404), ("/jobs/nothing", 401)):
+            answer = await (await site.visitor("alice")).get(path)
+            assert (answer.status, 'id="slider"' in answer.text) == (404, True), path
+            closed = await (await site.visitor()).get(path)
+            assert (closed.status, 'id="moment"' in closed.text) == (refused, False), path
 
 
 async def test_an_address_that_asks_for_nonsense_is_told_so(site: RunningDashboard) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -104,3 +105,25 @@ async def test_a_story_that_cannot_be_read_is_told_and_asked_for_again(
     assert (past.story, past.trouble) == (None, "story took longer than 10 s")
     gateway.refusal = None
     assert (await stories.of(ALICE, detail(), "")).story is not None
+
+
+async def test_nothing_is_left_of_questions_that_were_given_up_or_failed(
+    gateway: SlowGateway, stories: JobStories
+) -> None:
+    go_on = asyncio.Event()
+
+    async def query(*_asked: Any) -> View:
+        await go_on.wait()
+        raise RuntimeError("of a form that nobody expected")
+
+    gateway.query = query  # type: ignore[method-assign, assignment] # one that does not answer yet
+    asking = [asyncio.create_task(stories.of(ALICE, detail(), "")) for _ in range(3)]
+    await asyncio.sleep(0)
+    for task in asking[:2]:
+        task.cancel()
+    await asyncio.wait(asking[:2])
+    assert len(stories._asking) == 1
+    go_on.set()
+    with pytest.raises(RuntimeError):
+        await asking[2]
+    assert not stories._asking

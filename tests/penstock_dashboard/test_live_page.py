@@ -156,6 +156,21 @@ async def test_one_person_takes_no_more_than_a_share_of_the_pages() -> None:
     await channels.close()
 
 
+async def test_many_sessions_of_one_person_take_no_more_than_one() -> None:
+    channels, page = LiveChannels(refresh_s=0.01, most=16), PageOfRows(a="1")
+    own = [ChannelName(Visitor(name="alice", session=f"s{number}"), "/queue") for number in range(10)]
+    watched = 0
+    for name in own:
+        try:
+            await channels.watch(name, page.render)
+            watched += 1
+        except PageRefused:
+            continue
+    assert watched == 2, "an eighth of all"
+    assert channels.open(ChannelName(Visitor(name="bob", session="s"), "/queue"), page.render, {"rows": {}}) > 0
+    await channels.close()
+
+
 async def test_a_page_that_is_rendered_for_the_first_time_makes_no_way_and_a_refused_one_is_not_kept() -> None:
     channels, begun, go_on = LiveChannels(refresh_s=0.01, most=2), asyncio.Event(), asyncio.Event()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from itertools import pairwise
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from penstock_dashboard.metric_series import (
     MOST_METRICS,
     MOST_POINTS,
+    MOST_SERIES,
     SAMPLES_PER_S,
     STEPS_PER_S,
     JobSeries,
@@ -89,6 +91,36 @@ def test_of_very_many_metrics_the_first_are_kept() -> None:
     series = JobSeries()
     series.add(report(1, **{f"m{number}": 1.0 for number in range(MOST_METRICS + 5)}), 0.0)
     assert (len(series.by_name), series.left_out) == (MOST_METRICS, 5)
+
+
+def test_very_many_short_jobs_take_bounded_memory() -> None:
+    now = [0.0]
+    tracemalloc.start()
+    table = MetricTable(lambda: now[0])
+    for number in range(20_000):
+        now[0] += 0.5
+        table.add(f"j{number}", report(1, **{f"metric {n}": float(n) for n in range(8)}))
+    used, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert used < 64 * 2**20
+    assert len(table) <= MOST_SERIES // 9
+    assert table.of_job("j19999") is not None
+    assert table.of_job("j0") is None
+
+
+def test_a_job_that_runs_and_is_rarely_heard_stays_before_those_that_have_ended() -> None:
+    now = [0.0]
+    table = MetricTable(lambda: now[0], most_series=8)
+    table.add("ended", report(1, loss=1.0))
+    now[0] = 100.0
+    table.add("runs", report(1, loss=1.0))
+    assert table.of_job("ended") is not None, "looked at last"
+    for job_id in ("a", "b", "c"):
+        now[0] += 1.0
+        table.add(job_id, report(1, loss=1.0))
+    assert [job_id for job_id in ("ended", "runs", "a", "b", "c") if table.of_job(job_id) is not None] == [
+        "runs", "a", "b", "c",
+    ]  # fmt: skip
 
 
 def test_the_jobs_that_were_neither_heard_nor_looked_at_for_longest_go() -> None:

@@ -12,6 +12,7 @@ from gateway_cases import NOW_S, Gateway, ended, gateway, joined, placed, spec, 
 from penstock_bus.memory import MemoryBus
 from penstock_log import (
     Budget,
+    SweepFinished,
     SweepSubmitted,
     Trial,
     TrialFinished,
@@ -71,6 +72,25 @@ def finished(number: int, value: float | None, **fields: object) -> TrialFinishe
 
 def job(number: int, **fields: object):
     return submitted(f"s1-t{number}", user="alice", parent="s1", **fields)
+
+
+async def test_very_many_sweeps_come_in_parts_and_can_be_filtered(served: Gateway, site: RunningDashboard) -> None:
+    many = [
+        SweepSubmitted(at_s=NOW_S, sweep_id=f"w{n}", spec=sweep_spec(job=spec(user="alice", name=HOSTILE[8:13])))
+        for n in range(130)
+    ]
+    await served.told(*many, SweepFinished(at_s=NOW_S, sweep_id="w129", state="completed"))
+    visitor = await site.visitor("alice")
+    page = await visitor.get("/sweeps")
+    shown = [key for key in page.rows if key.startswith("w")]
+    assert (shown[:2], len(shown)) == (["w128", "w127"], 100)
+    assert "1 to 100 of 130" in page.rows["pager"]
+    rest = await visitor.get("/sweeps?offset=100")
+    assert [key for key in rest.rows if key.startswith("w")][-2:] == ["w0", "w129"]
+    assert "101 to 130 of 130" in rest.rows["pager"]
+    completed = await visitor.get("/sweeps?state=completed")
+    assert [key for key in completed.rows if key.startswith("w")] == ["w129"]
+    assert "No sweep" in (await visitor.get("/sweeps?user=bob")).rows["none"]
 
 
 async def test_sweeps_are_listed_to_whom_they_may_be_shown(served: Gateway, site: RunningDashboard) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -12,8 +13,10 @@ from dashboards import RunningDashboard, WebVisitor, dashboard
 from gateway_cases import Gateway, gateway, joined, submitted
 
 from penstock_bus.memory import MemoryBus
+from penstock_bus.port import Shadowed
 from penstock_dashboard import computations
 from penstock_dashboard.gateway_port import PageRefused
+from penstock_dashboard.pages import what_if_page
 from penstock_dashboard.pages.what_if_page import ReplayQuestion
 from penstock_log import UserSet, subjects
 from penstock_policies.queue_policies import QUEUE_POLICIES
@@ -64,7 +67,7 @@ async def served(memory_bus: MemoryBus) -> AsyncIterator[Gateway]:
 @pytest_asyncio.fixture
 async def site(served: Gateway, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[RunningDashboard]:
     script = f"import sys; sys.stdout.buffer.write({msgspec.json.encode(ANSWER)!r})"
-    monkeypatch.setattr(computations.Computations.__init__, "__kwdefaults__", {"program": ("python3", "-c", script)})
+    monkeypatch.setitem(computations.Computations.__init__.__kwdefaults__, "program", ("python3", "-c", script))
     async with dashboard(served.bus) as running:
         yield running
 
@@ -168,3 +171,25 @@ def test_a_field_of_another_form_is_refused(fields: dict[str, str], said: str) -
     with pytest.raises(PageRefused, match=said) as refused:
         ReplayQuestion.of(fields)
     assert refused.value.status == 400
+
+
+async def test_shadows_are_read_once_for_all_who_look(memory_bus: MemoryBus) -> None:
+    now, reads = [0.0], []
+
+    class Counted:
+        async def read_shadow(self, subject: str) -> AsyncIterator[Shadowed]:
+            reads.append(subject)
+            await asyncio.sleep(0)
+            async for one in memory_bus.read_shadow(subject):
+                yield one
+
+    table = what_if_page.ShadowTable(Counted(), lambda: now[0])
+    plan = what_if_page.ShadowPlanRow(name="las", policy="las", from_s=0.0)
+    status = what_if_page.ShadowRow(plan=plan, seq=1, at_s=0.0)
+    await memory_bus.write_shadow(subjects.shadow("las"), msgspec.json.encode(status))
+    found = await asyncio.gather(*(table.last() for _ in range(20)))
+    assert found == [[status]] * 20
+    assert len(reads) == 1
+    now[0] += what_if_page.SHADOWS_S
+    await table.last()
+    assert len(reads) == 2

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 from executor_cases import PATIENCE_S, World, python
 
+from penstock_bus import Append, Unavailable
 from penstock_cluster import DeviceError
 from penstock_cluster.device_health import HealthReading
 from penstock_cluster.nodes import Cluster, Node
@@ -53,6 +55,9 @@ class NodeLog:
         self.watch.note(dict(enumerate(readings)))
         told = list(self.watch.facts(self.node, 5.0))
         self.say(*told)
+        for fact in told:
+            assert isinstance(fact, (DeviceFailed, DeviceRecovered))
+            self.watch.note_told(fact)
         return told
 
 
@@ -121,6 +126,28 @@ def test_of_a_device_that_could_not_be_read_nothing_changes(log: NodeLog) -> Non
     assert log.read() == []
 
 
+def test_an_event_is_kept_over_restarts_until_the_log_has_it(log: NodeLog, tmp_path: Path) -> None:
+    file = tmp_path / "events.json"
+
+    def started(boot: str = "monday") -> HealthWatch:
+        return HealthWatch("n1", (), boot, file)
+
+    watch = started()
+    watch.note({0: HealthReading(xids=(79,)), 1: FIT})
+    assert [fact.code for fact in watch.facts(log.node, 1.0) if isinstance(fact, DeviceFailed)] == ["xid 79"]
+    watch = started()  # it was stopped while it waited for the log
+    watch.note({0: FIT, 1: FIT})
+    assert watch.unfit(0).startswith("XID 79")
+    assert list(started("tuesday").facts(log.node, 2.0)) == []
+    (fact,) = watch.facts(log.node, 2.0)
+    log.say(fact)
+    watch.note_told(fact)
+    log.say(DeviceResumed(at_s=3.0, node_id="n1", index=0))
+    assert list(watch.facts(log.node, 4.0)) == list(started().facts(log.node, 4.0)) == []
+    file.write_bytes(b'{"boot": "mon')
+    assert list(started().facts(log.node, 5.0)) == []
+
+
 class Driver:
     """Tells what it is told to, as a driver does."""
 
@@ -173,6 +200,31 @@ async def test_an_executor_tells_the_log_of_a_device_that_fails_and_lives_throug
     assert [type(fact) for fact in await device_facts(world, 2)] == [DeviceFailed, DeviceRecovered]
     await node.stop()
     assert driver.closed
+
+
+async def test_an_event_that_comes_while_the_log_is_away_is_told_once_it_is_back_also_after_a_restart(
+    world: World, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = await world.node(devices="fast:2", device_health_s=0.02)
+    tried, append = asyncio.Event(), world.bus.append
+
+    async def away(given: Append) -> int:
+        if any(isinstance(fact, DeviceFailed) for fact in given.commit.facts):
+            tried.set()
+            raise Unavailable("no server is there")
+        return await append(given)
+
+    monkeypatch.setattr(world.bus, "append", away)
+    driver.readings[1] = HealthReading(xids=(79,))
+    async with asyncio.timeout(PATIENCE_S):
+        await tried.wait()
+    driver.readings[1] = FIT  # a driver tells of it once
+    await node.kill()
+    monkeypatch.setattr(world.bus, "append", append)
+    await node.start()
+    (fact,) = await device_facts(world, 1)
+    assert isinstance(fact, DeviceFailed)
+    assert (fact.index, fact.code) == (1, "xid 79")
 
 
 async def test_a_run_that_crashes_on_a_device_that_fails_is_lost_and_has_not_failed(

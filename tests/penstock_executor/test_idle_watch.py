@@ -8,6 +8,7 @@ import time
 import pytest
 from executor_cases import World, python, speaking
 
+from penstock_cluster.host_backends import EmulatedBackend
 from penstock_executor import idle_watch
 from penstock_executor.idle_watch import IdleWatch, RunActivity
 from penstock_log import PolicySet, RunBusyAgain, RunIdle
@@ -51,7 +52,14 @@ def test_a_script_that_does_no_iteration_for_so_long_is_idle_since_the_last_one(
 
 
 def test_processor_time_is_no_iteration(run: Watched) -> None:
-    assert run.after(100.0, steps=5, processor_s=90.0, used=True) == ["RunIdle"]
+    assert run.after(100.0, steps=5, processor_s=90.0) == ["RunIdle"]
+
+
+def test_a_script_that_uses_its_device_is_not_idle_whatever_its_iterations_say(run: Watched) -> None:
+    assert run.after(100.0, steps=5, used=True) == []
+    assert run.after(99.0, steps=5) == []
+    assert run.after(1.0, steps=5) == ["RunIdle"]
+    assert run.after(1.0, steps=5, used=True) == ["RunBusyAgain"]
 
 
 def test_the_next_iteration_is_told_once(run: Watched) -> None:
@@ -145,6 +153,34 @@ async def test_an_executor_does_not_call_a_command_idle_that_computes_and_a_scri
     await world.submit("j3", *python("import time; time.sleep(600)"))
     await world.place("j3", 1)
     await world.fact(RunIdle, "j3")
+    assert "RunIdle" not in await world.facts("j1")
+
+
+async def test_a_script_at_work_on_its_device_without_iterations_is_not_idle(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used = [0]
+    monkeypatch.setattr(EmulatedBackend, "is_used", lambda device: device.index in used)
+    await rule(world, idle_after_s=0.5)
+    await world.node()
+    await world.run("j1", *speaking("100000", "hang_at=3"))
+    await world.submit("j2", *speaking("100000", "hang_at=3"))
+    await world.place("j2", 1)
+    await world.fact(RunIdle, "j2")
+    assert "RunIdle" not in await world.facts("j1")
+    used.clear()
+    idle = await world.fact(RunIdle, "j1")
+    assert idle.measure == "iterations"
+
+
+async def test_a_job_that_is_allowed_to_be_idle_is_not_told_of(world: World) -> None:
+    await rule(world, idle_after_s=0.5)
+    await world.node()
+    await world.submit("j1", *python("import time; time.sleep(600)"), idle="allow")
+    await world.place("j1", 0)
+    await world.submit("j2", *python("import time; time.sleep(600)"))
+    await world.place("j2", 1)
+    await world.fact(RunIdle, "j2")
     assert "RunIdle" not in await world.facts("j1")
 
 

@@ -421,6 +421,20 @@ async def test_days_of_jobs_that_are_archived_at_different_times_are_added(tmp_p
             assert (row.user, row.usage.jobs, row.usage.held_gpu_s) == ("ada", 2, 8.0)
 
 
+async def test_models_beyond_the_most_of_a_day_are_summed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock_gateway.machine.MOST_MODELS", 3)
+    async with cluster(tmp_path) as one:
+        for number in range(8):
+            lived = life(f"j{number}", at_s=NOW_S + 10 * number, model=f"m{number}", profile="off")
+            one.tell(*([joined()] if not number else []), *lived, at_s=one.clock.s)
+            await one.archive()
+        for state in (one.live.state, (await folded("gateway", one.bus)).state):
+            found = {row.name: row.usage.jobs for row in accounts(state, "model", one.clock.s).rows}
+            assert found == {"m0": 1, "m1": 1, "m2": 1, "other": 5}
+            assert accounts(state, "user", one.clock.s).total.usage.held_gpu_s == 8 * 4.0
+            assert sum(map(len, state.archived_usage.values())) == 4
+
+
 async def test_jobs_of_many_groups_go_in_several_facts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock_gateway.retention.MOST_ROWS", 3)
     async with cluster(tmp_path) as one:

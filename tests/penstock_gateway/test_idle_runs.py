@@ -103,6 +103,33 @@ def test_why_says_since_when_and_what_will_become_of_it(log: Scenario[machine.Ga
     assert why(log).endswith("; it has been idle for 2 min 20 s (no iteration was done)")
 
 
+SHRINK: dict[str, Any] = {**STOP, "idle_action": "shrink"}
+
+
+def test_a_pool_that_takes_devices_from_idle_runs_says_which_and_stops_none(
+    log: Scenario[machine.GatewayState],
+) -> None:
+    log.given(submitted("e", gpus=2, min_gpus=1, max_gpus=2, batch_size=64), placed("e", 0, 1), started("e"))
+    log.given(policy(**SHRINK), idle(job_id="e"), idle()).at(NOW_S + 142)
+
+    def said(job_id: str) -> str:
+        return WaitExplainer(log.state, log.now_s).explain(log.state.jobs[job_id]).evidence
+
+    assert said("e").endswith("(no iteration was done) and will shrink from 2 to 1 device in 10.0 s")
+    assert said("j1").endswith("; its pool takes devices from such runs, and leaves it alone: it is not elastic")
+    assert decided(log.at(NOW_S + 9_999)) == []
+    assert said("e").endswith(" and will shrink from 2 to 1 device as soon as it can be resized")
+    assert log.state.histories["j1"].warnings, "for it, the rule does as `warn`"
+
+
+def test_a_job_that_is_allowed_to_be_idle_is_not_warned_and_not_stopped(log: Scenario[machine.GatewayState]) -> None:
+    log.given(submitted("notebook", idle="allow"), placed("notebook", 1), started("notebook"))
+    log.given(policy(**STOP), idle(job_id="notebook")).at(NOW_S + 9_999)
+    assert decided(log) == []
+    assert not log.state.idle
+    assert log.state.histories["notebook"].warnings == []
+
+
 def test_a_rule_that_is_taken_back_holds_no_more(log: Scenario[machine.GatewayState]) -> None:
     log.given(policy(**STOP), idle(), policy())
     assert decided(log.at(NOW_S + 9_999)) == []

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 import recorded_clusters
-from gateway_cases import NOW_S, ended, joined, placed, started, submitted
+from gateway_cases import NOW_S, ended, joined, placed, started, submitted, sweep_spec
 from log_state import read_wire
 from random_history import RandomHistory
 
@@ -31,10 +32,10 @@ from penstock_gateway.authority import SERVICE, Caller
 from penstock_gateway.endpoints import RequestRefused
 from penstock_gateway.machine import GatewaySettings, GatewayState
 from penstock_gateway.past_fold import PastFold, example
-from penstock_gateway.past_tables import PastTable
+from penstock_gateway.past_tables import PastJobs, PastTable
 from penstock_gateway.snapshot_file import SnapshotFile
-from penstock_log import JobsArchived, RunCheckpointed
-from penstock_log.request_bodies import JobsRequest, QueueRequest, UsageRequest
+from penstock_log import Job, JobsArchived, JobState, RunCheckpointed, SweepFinished, SweepSubmitted
+from penstock_log.request_bodies import JobsRequest, QueueRequest, SweepsRequest, UsageRequest
 from penstock_simulator.traces import log_file
 from penstock_testing import delivery
 
@@ -61,6 +62,15 @@ ASKS = (
     JobsRequest(text="1"),
     JobsRequest(text="RAI", limit=4),
     JobsRequest(ids=("j1", "j0", "nobody")),
+)
+SWEPT = (
+    SweepsRequest(),
+    SweepsRequest(limit=1),
+    SweepsRequest(limit=2, offset=1),
+    SweepsRequest(offset=1000),
+    SweepsRequest(state=("completed", "running"), limit=3),
+    SweepsRequest(user="ada"),
+    SweepsRequest(team="vision", limit=1),
 )
 USED = (
     UsageRequest(),
@@ -114,7 +124,7 @@ def questions(state: GatewayState) -> Iterator[tuple[str, Any]]:
     yield "status", lambda model: answers.status(model, model.seq)
     yield "policies", answers.policies
     yield "users", lambda model: answers.users(model, "root")
-    yield "sweeps", answers.sweeps
+    yield from swept_questions()
     yield "aggregation", aggregation_answers.aggregation
     for job_id in state.jobs.by_id:
         yield f"job {job_id}", lambda model, j=job_id: answers.detail(model, model.state.jobs[j])
@@ -124,6 +134,11 @@ def questions(state: GatewayState) -> Iterator[tuple[str, Any]]:
         yield f"profile {key}", lambda model, k=key: answers.profile(model, k, CALLERS[1])
     for wanted in ("j", "j1", "s", "nobody", "train"):
         yield f"named {wanted}", lambda model, w=wanted: named(model, w)
+
+
+def swept_questions() -> Iterator[tuple[str, Any]]:
+    for asked, caller in zip(SWEPT, cycle(CALLERS), strict=False):
+        yield f"sweeps {asked}", lambda model, s=asked, c=caller: answers.sweeps(model, s, c)
 
 
 def account_of(model: ReadModel, asked: UsageRequest, caller: Caller) -> Any:
@@ -191,6 +206,43 @@ def test_every_filter_of_jobs_is_one_that_the_past_knows() -> None:
     known = {"state", "user", "team", "pool", "model", "text", "name", "parent"}
     of_page = {"ids", "samples", "limit", "offset", "rows", "at"}
     assert set(JobsRequest.__struct_fields__) == known | of_page, "add it to job_filter._columns, ASKS, and this test"
+
+
+def test_of_very_many_sweeps_only_those_of_the_page_are_read(tmp_path: Path) -> None:
+    facts: list[Any] = []
+    for number in range(300):
+        facts.append(SweepSubmitted(at_s=NOW_S, sweep_id=f"w{number}", spec=sweep_spec()))
+        if number != 7:
+            facts.append(SweepFinished(at_s=NOW_S, sweep_id=f"w{number}", state="completed"))
+    log = [delivery(seq, fact) for seq, fact in enumerate(facts, 1)]
+    file = written(tmp_path, log, 100)
+    state = past(file, log, log[-1]).state
+    view = answers.sweeps(ReadModel(state, NOW_S, len(log)), SweepsRequest(limit=3, offset=1))
+    assert ([one.id for one in view.sweeps], view.total) == (["w297", "w298", "w299"], 300)
+    assert answers.status(ReadModel(state, NOW_S, len(log)), 1).sweeps == {"completed": 299, "running": 1}
+    assert isinstance(state.sweeps, PastTable)
+    assert len(state.sweeps.loaded()) < 60, "what was folded in, and the page"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_jobs_that_completed_last_are_those_of_a_fold_from_the_beginning(tmp_path: Path, seed: int) -> None:
+    facts = [joined("n1"), joined("n2"), *RandomHistory(seed).facts(400)]
+    log = [delivery(seq, fact) for seq, fact in enumerate(facts, 1)]
+    file, fold = written(tmp_path, log, 20), Fold(DECIDER)
+
+    def last(jobs: Iterable[Job], most: int) -> list[str]:
+        done = [job for job in jobs if job.state is JobState.COMPLETED and job.spec.pool == "default"]
+        done = [job for job in done if job.sample is None]
+        return [job.id for job in sorted(done, key=lambda job: job.finished_s, reverse=True)[:most]]
+
+    for one in log:
+        fold.apply(one)
+        if one.seq % 37 == 0:
+            for most in (1, 3, 100):
+                jobs = past(file, log, one).state.jobs
+                assert isinstance(jobs, PastJobs)
+                found = jobs.last_completed("default", most)
+                assert last(found, most) == last(fold.state.jobs, most)
 
 
 def test_a_job_that_is_over_is_stored_once(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from penstock_gateway.log_reader import LogMoment
 from penstock_gateway.machine import GatewaySettings
 from penstock_gateway.past_fold import PastFold
 from penstock_gateway.past_models import PastModels
-from penstock_gateway.snapshot_file import SnapshotFile
+from penstock_gateway.snapshot_file import IndexDamaged, SnapshotFile
 from penstock_log import ARCHIVE, AnyEvent, Commit, JobsArchived, LogTrimmed, subjects
 from penstock_testing import eventually, subject_of
 
@@ -318,3 +318,18 @@ async def test_a_question_that_waits_too_long_for_the_index_is_told_how_far_it_i
         503,
         "the past is being indexed up to commit 40, and it has come to 0 of 51; ask again in a moment",
     )
+
+
+async def test_of_two_questions_that_meet_one_damage_the_second_leaves_the_new_file(tmp_path: Path) -> None:
+    bus = await log_of(1)
+    async with indexed(bus, tmp_path) as past:
+        (old,) = files(tmp_path)
+        damage = IndexDamaged(old, "an entry ends too early")
+        await past.drop(damage)
+        await past.model_at(LogMoment(seq=await bus.last_seq()))
+        (new,) = files(tmp_path)
+        assert new != old
+        await past.drop(damage)
+        assert files(tmp_path) == [new]
+        await check(past, bus)
+        assert files(tmp_path) == [new]

@@ -26,6 +26,7 @@ from penstock_log import (
     TrialRetried,
     workload,
 )
+from penstock_log.request_bodies import SweepsRequest
 
 BUDGET = Budget(param="steps", least=1, most=3)
 
@@ -246,6 +247,28 @@ def test_a_search_that_is_not_known_here_any_more_is_shown_all_the_same():
     assert shown(swept(search="gone", budget=None), opened(0, FIRST[0])).done == 0
 
 
+def test_a_part_of_the_sweeps_is_of_the_open_ones_and_then_the_newest_that_are_over():
+    facts: list[AnyEvent] = []
+    for number in range(6):
+        job = spec(user="ada" if number % 2 else "bob", team="vision")
+        facts.append(SweepSubmitted(at_s=NOW_S, sweep_id=f"s{number}", spec=sweep_spec(job=job)))
+        if number not in {1, 2}:
+            end = "completed" if number > 3 else "failed"
+            facts.append(SweepFinished(at_s=NOW_S, sweep_id=f"s{number}", state=end))
+
+    def ids(**asked: Any) -> tuple[list[str], int]:
+        view = answers.sweeps(model(*facts), SweepsRequest(**asked))
+        return [one.id for one in view.sweeps], view.total
+
+    assert ids() == (["s0", "s3", "s4", "s5", "s1", "s2"], 6)
+    assert ids(limit=3) == (["s5", "s1", "s2"], 6)
+    assert ids(limit=2, offset=3) == (["s3", "s4"], 6)
+    assert ids(offset=6) == ([], 6)
+    assert ids(user="ada") == (["s3", "s5", "s1"], 3)
+    assert ids(state=("failed", "running"), limit=3) == (["s3", "s1", "s2"], 4)
+    assert ids(team="speech") == ([], 0)
+
+
 def test_a_list_of_sweeps_leaves_their_runs_out():
-    (view,) = answers.sweeps(model(swept(), opened(0, *FIRST))).sweeps
+    (view,) = answers.sweeps(model(swept(), opened(0, *FIRST)), SweepsRequest()).sweeps
     assert (view.trials, view.rungs, view.goodput, view.opened) == ((), (), None, 3)

@@ -23,8 +23,9 @@ from penstock_log import (
     workload,
 )
 from penstock_scheduler.pool.pool_index import PoolIndex
+from penstock_scheduler.round import decide_pool
 from penstock_scheduler.round_types import RoundRules
-from penstock_scheduler.what_if import Alternatives
+from penstock_scheduler.what_if import Alternatives, wait_of
 from penstock_testing import Scenario
 
 KINDS = ("fast", "slow", "cpu")
@@ -84,6 +85,20 @@ def test_every_alternative_that_is_named_starts_the_job(there, asked, known, alp
     for waiting in [found for found in one.state.jobs if found.state is JobState.PENDING]:
         if (best := looking.best(waiting)) is not None:
             assert taken(one, waiting.id, best, 4.0) == best.kind
+
+
+@settings(max_examples=40, deadline=None)
+@given(nodes(), jobs(), profiles(), st.sampled_from([1.0, 0.5]))
+def test_the_cause_of_one_job_is_the_one_that_a_round_gives_among_those_of_all(there, asked, known, alpha):
+    one = matcher(alpha=alpha).given(*there, *known, *asked)
+    run_all(one, 2.0)
+    rules = RoundRules(alpha=alpha, max_waits=10_000, explain_every_s=0.0)
+    pool = one.state.pool("default", one.state.jobs, rules.topology)
+    unsaid = msgspec.structs.replace(pool, explained={}, explained_s=0.0)
+    found, _ = decide_pool(unsaid, 4.0, rules)
+    waits = {wait.job_id: wait for wait in found.waits} if found is not None else {}
+    for job_id in one.state.jobs.by_id:
+        assert wait_of(pool, job_id, 4.0, rules) == waits.get(job_id)
 
 
 def finish(one: Matcher, job_ids: list[str]) -> None:

@@ -92,6 +92,12 @@ class WebVisitor:
         """Send a form; a list is a field that stands several times."""
         return await asyncio.to_thread(self._ask, "POST", path, urlencode(fields, doseq=True), headers)
 
+    async def sign_in(self, path: str) -> HttpAnswer:
+        """Open the address of a key, and send the form that it shows."""
+        shown = await self.get(path)
+        token = shown.text.partition('name="browser" value="')[2].partition('"')[0]
+        return await self.post("/sign-in", {"key": path.partition("?key=")[2], "browser": token})
+
     async def updates(self, path: str) -> AsyncIterator[dict[str, Any]]:
         """Yield the messages of a stream of server-sent events."""
         address = urlsplit(self.url)
@@ -154,8 +160,7 @@ class RunningDashboard:
         """Return a visitor who has signed in as a person; None for one who has not."""
         visitor = WebVisitor(self.url)
         if user is not None:
-            path, _, query = (await self.key(user)).partition("?key=")
-            answer = await visitor.post(path, {"key": query})
+            answer = await visitor.sign_in(await self.key(user))
             assert answer.status == 303, answer.text
         return visitor
 
@@ -194,8 +199,9 @@ class Tab:
             await self.page.wait_for_selector("body[data-connected]")
 
     async def sign_in(self, key: str) -> None:
-        """Sign in with a key's path; the script sends the form."""
+        """Sign in with a key's path."""
         await self.page.goto(self.base + key)
+        await self.page.click("form[action='/sign-in'] button")
         await self.page.wait_for_url(f"{self.base}/")
 
     async def violations(self) -> list[str]:

@@ -179,8 +179,12 @@ class FakeGateway:
             "usage": (request_bodies.UsageRequest, lambda ask: self.usage(ask) if self.usage is not None else None),
             "users": (request_bodies.AllRequest, lambda _: self.users),
             "sweeps": (
-                request_bodies.AllRequest,
-                lambda _: views.SweepsView(sweeps=tuple(self.sweeps.values()), seq=7),
+                request_bodies.SweepsRequest,
+                lambda ask: views.SweepsView(
+                    sweeps=tuple(self.sweeps.values())[::-1][ask.offset : ask.offset + ask.limit][::-1],
+                    total=len(self.sweeps),
+                    seq=7,
+                ),
             ),
             "sweep": (request_bodies.OneRequest, lambda ask: self.on_sweep(self.sweeps[ask.id])),
             "events": (request_bodies.EventsRequest, lambda _: views.EventsView(events=self.events, seq=0)),

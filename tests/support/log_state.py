@@ -162,7 +162,7 @@ def _answers(model: ReadModel) -> dict[str, Any]:
         "job": {job.id: answers.detail(model, job) for job in state.jobs},
         "nodes": answers.nodes(model),
         "policies": answers.policies(model),
-        "sweeps": answers.sweeps(model),
+        "sweeps": answers.sweeps(model, request_bodies.SweepsRequest()),
         "sweep": {key: answers.sweep(model, sweep) for key, sweep in state.sweeps.items()},
         "profile": {key: answers.profile(model, key) for key in sorted({answers.known_as(job) for job in state.jobs})},
         "status": answers.status(model, model.seq),

@@ -2,8 +2,8 @@
 A job that speaks the agent protocol with nothing but the standard library; for tests.
 
 ``speaking_job.py STEPS [stubborn] [deaf] [save_at=N] [fail_save] [crash_at=N] [only_rank=N]
-[mute_rank=N]``: ``stubborn`` answers no
-question, ``deaf`` ignores TERM.
+[mute_rank=N] [hang_at=N]``: ``stubborn`` answers no
+question, ``deaf`` ignores TERM, and after ``hang_at`` steps it does no other.
 """
 
 import json
@@ -86,7 +86,8 @@ class Job:
                 continue
             if self.stop_at is not None and self.step >= self.stop_at:
                 self.leave()
-            self.one_step()
+            if self.step != int(OPTIONS.get("hang_at", -1)):
+                self.one_step()
         self.say("done", loop_steps=self.step - self.first, loop_s=0.5, metrics={"loss": 0.25, "rank": RANK})
 
     def one_step(self) -> None:

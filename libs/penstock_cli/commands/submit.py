@@ -140,6 +140,10 @@ class JobOptions(CommandOptions, frozen=True):
     priority: Annotated[
         int | None, Option("--priority", min=-1000, max=1000, help="For devices whose turns go by priority.")
     ] = None
+    idle: Annotated[
+        Literal["rule", "allow"] | None,
+        Option("--idle", help="allow: whatever its pool's rule, leave it its devices while it does nothing."),
+    ] = None
     time: Annotated[
         str, Option("--time", "-t", help="How long it may run, over all of its runs: 90m, 12h, or Slurm's 1-06:00:00.")
     ] = ""
@@ -195,6 +199,7 @@ class JobOptions(CommandOptions, frozen=True):
             "aggregation": self.aggregation,
             "servers": self.servers,
             "checkpoint_tier": self.checkpoint_tier,
+            "idle": self.idle,
             "processes": self.processes,
             "grace_s": value_formats.duration_s(self.grace, "--grace") if self.grace else None,
             "backoff_s": value_formats.duration_s(self.backoff, "--backoff") if self.backoff else None,

@@ -112,11 +112,31 @@ def _conclude(sweep: views.SweepView | None) -> None:
         raise typer.Exit(Exit.INTERRUPTED if sweep.state == "cancelled" else Exit.FAILED)
 
 
-def ls(ctx: typer.Context, output: Out = "table", at: At = None) -> None:
-    """List sweeps."""
-    found = call(ctx, lambda client: client.sweeps(moment(at)))
-    if not render.as_json(found, output):
-        render.show_table(*sweep_table(found.sweeps), wide=output == "wide")
+def ls(
+    ctx: typer.Context,
+    *,
+    state: Annotated[
+        list[str] | None, typer.Option("--state", "-s", help="running, completed and so on; repeatable.")
+    ] = None,
+    user: Annotated[str, typer.Option("--user", "-u", help="Of this user; `me` is you.")] = "",
+    team: Annotated[str, typer.Option("--team", help="Of this team.")] = "",
+    limit: Annotated[
+        int, typer.Option("--limit", min=1, max=100_000, help="At most so many: the open ones, then the newest.")
+    ] = 50,
+    output: Out = "table",
+    at: At = None,
+) -> None:
+    """List sweeps: the open ones, and the newest."""
+    if user == "me":
+        from penstock.submission import user_name
+
+        user = user_name()
+    found = call(ctx, lambda client: client.sweeps(moment(at), user=user, team=team, state=state or (), limit=limit))
+    if render.as_json(found, output):
+        return
+    render.show_table(*sweep_table(found.sweeps), wide=output == "wide")
+    if found.total > len(found.sweeps):
+        render.say(f"…and {found.total - len(found.sweeps)} more: --limit {found.total}")
 
 
 def show(

@@ -374,10 +374,18 @@ class SweepView(View, frozen=True, kw_only=True):
 
 
 class SweepsView(View, frozen=True, kw_only=True):
-    """All sweeps, by submission; their trials are left out (``sweep`` has them)."""
+    """
+    Sweeps, by submission, and the open ones last; their trials are left out (``sweep`` has them).
+
+    Attributes
+    ----------
+    total : int
+        Sweeps that match, whether they are shown or not.
+    """
 
     sweeps: tuple[SweepView, ...]
     seq: int
+    total: int = 0
 
 
 class SignInView(View, frozen=True, kw_only=True):

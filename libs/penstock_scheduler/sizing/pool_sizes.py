@@ -227,7 +227,7 @@ class _ProblemBuilder:
         return SizeRequest(
             job_id=job.id,
             profiles=profiles(state, job, self._whole(job)),
-            widths=job.spec.widths,
+            widths=job.spec.widths[:1] if job.id in state.idle else job.spec.widths,
             now=now,
             kind=kind,
             asks=Size(job.spec.gpus, used) if used else job.size,
@@ -334,6 +334,8 @@ class SizingKnowledge(msgspec.Struct, frozen=True):
         What stopping and resuming workloads costs.
     returning : mapping of str to str
         Job that has stopped to be resized, until it is placed → the kind for which that was.
+    idle : collection of str
+        Elastic jobs that have their least number of devices for as long as they do nothing.
     """
 
     cluster: Cluster
@@ -343,6 +345,7 @@ class SizingKnowledge(msgspec.Struct, frozen=True):
     costs: PreemptionCosts
     returning: Mapping[str, str]
     shown: ShownBehaviour
+    idle: Collection[str] = ()
 
 
 def key_of(job: Job) -> str:

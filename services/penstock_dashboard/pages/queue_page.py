@@ -39,14 +39,6 @@ async def queue_page(visit: PageRequest) -> PageContent:
         (job.id, {"job": job, "why": CAUSES.get(job.cause, job.cause), "acts": acts, "at": visit.at})
         for job in view.jobs
     ]
-    last = asked.offset + len(view.jobs)
-    pager = {
-        "from": asked.offset + 1 if view.jobs else 0,
-        "to": last,
-        "total": view.total,
-        "before": visit.address(offset=max(0, asked.offset - asked.limit) or "") if asked.offset else "",
-        "after": visit.address(offset=last) if last < view.total else "",
-    }
     return PageContent(
         title="Queue",
         template="queue.html",
@@ -54,7 +46,7 @@ async def queue_page(visit: PageRequest) -> PageContent:
             "counts": _groups(visit, view),
             "rows": pieces("pieces/queue_row.html", rows)
             or {"none": TEMPLATES.render("pieces/no_rows.html", key="none", columns=10, text="No job waits.")},
-            "pager": {"pager": TEMPLATES.render("pieces/pager.html", key="pager", **pager)},
+            "pager": visit.pager(asked.offset, asked.limit, len(view.jobs), view.total),
         },
         values={"asked": asked, "filtered": any(visit.query.get(name) for name in _FILTERS)},
         now_s=view.now_s,

@@ -20,6 +20,8 @@ _MOST_BEST: Final = 35
 """Of the curves, those of the best; the others are of trials that run."""
 _CURVE_POINTS: Final = 48
 _SHOWN: Final = 500
+_LISTED: Final = 100
+_STATES: Final = ("running", "cancelling", "completed", "failed", "cancelled")
 _CURVES: Final = "curves"
 _BY_TRIAL: Final = "by trial"
 _OVER: Final = frozenset(map(str, TERMINAL))
@@ -37,17 +39,21 @@ _WHERE: Final = (
 
 
 async def sweeps_page(visit: PageRequest) -> PageContent:
-    """Show all sweeps that the visitor may see, newest first."""
-    view = await visit.gateway.query(visit.visitor, "sweeps", request_bodies.AllRequest(at=visit.moment), SweepsView)
-    rows = [
-        (sweep.id, {"sweep": sweep, "at": visit.at, **_progress(sweep)}) for sweep in reversed(view.sweeps[-_SHOWN:])
-    ]
+    """Show the sweeps that match and that the visitor may see: the open ones, and then the others, newest first."""
+    state = visit.query.get("state", "")
+    own = {"at": visit.moment, "limit": _LISTED, "state": (state,) if state else ()}
+    asked = visit.asked(request_bodies.SweepsRequest, **own)
+    view = await visit.gateway.query(visit.visitor, "sweeps", asked, SweepsView)
+    rows = [(sweep.id, {"sweep": sweep, "at": visit.at, **_progress(sweep)}) for sweep in reversed(view.sweeps)]
     none = {"none": TEMPLATES.render("pieces/no_rows.html", key="none", columns=9, text="No sweep that you may see.")}
     return PageContent(
         title="Sweeps",
         template="sweeps.html",
-        regions={"rows": pieces("pieces/sweep_row.html", rows) or none},
-        values={"left": max(0, len(view.sweeps) - _SHOWN)},
+        regions={
+            "rows": pieces("pieces/sweep_row.html", rows) or none,
+            "pager": visit.pager(asked.offset, _LISTED, len(rows), view.total),
+        },
+        values={"asked": asked, "state": state, "states": [("", "all"), *((one, one) for one in _STATES)]},
     )
 
 

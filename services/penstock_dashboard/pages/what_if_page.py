@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -40,6 +40,8 @@ _OTHERS: Final = {
 _KIND: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 _SINCE: Final = re.compile(r"[0-9A-Za-z.:+-]{1,40}")
 _SHADOW: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
+SHADOWS_S: Final = 2.0
+"""For so long, in seconds, what shadows say of themselves is not read again."""
 _MOST_DEVICES: Final = 10_000
 _REPLAYED: Final = "as it was"
 
@@ -231,6 +233,43 @@ class ShadowRow(msgspec.Struct, frozen=True, kw_only=True):
     running: int = 0
 
 
+class ShadowTable:
+    """What each shadow said last, read at most once in :data:`SHADOWS_S` for all who look."""
+
+    def __init__(self, shadows: ShadowLog, ticks: Callable[[], float]) -> None:
+        self._shadows, self._ticks = shadows, ticks
+        self._lock = asyncio.Lock()
+        self._last: list[ShadowRow] = []
+        self._until_s = float("-inf")
+
+    async def last(self) -> list[ShadowRow]:
+        """
+        Return what each shadow said last, by name.
+
+        Raises
+        ------
+        BusError
+            If it cannot be read.
+        """
+        async with self._lock:
+            if self._ticks() >= self._until_s:
+                self._last = await self._read()
+                self._until_s = self._ticks() + SHADOWS_S
+            return self._last
+
+    async def _read(self) -> list[ShadowRow]:
+        last: dict[str, bytes] = {}
+        async for one in self._shadows.read_shadow(subjects.SHADOWS):
+            last[one.subject] = one.body
+        rows = []
+        for _, body in sorted(last.items()):
+            try:
+                rows.append(msgspec.json.decode(body, type=ShadowRow))
+            except msgspec.MsgspecError:
+                continue  # of a shadow of another version; `penstock shadow ls` says so
+        return rows
+
+
 class WhatIf:
     """
     The page and what it starts.
@@ -239,12 +278,17 @@ class WhatIf:
     ----------
     computations : Computations
     shadows : ShadowLog
+    ticks : callable
+        Seconds that never jump.
     config : str
         The services' settings file, for what the log does not hold; empty where there is none.
     """
 
-    def __init__(self, computations: Computations, shadows: ShadowLog, config: str = "") -> None:
-        self.computations, self._shadows, self._config = computations, shadows, config
+    def __init__(
+        self, computations: Computations, shadows: ShadowLog, ticks: Callable[[], float], config: str = ""
+    ) -> None:
+        self.computations, self._config = computations, config
+        self._shadows = ShadowTable(shadows, ticks)
 
     async def page(self, visit: PageRequest) -> PageContent:
         """Show the form, what runs and what came of it."""
@@ -300,20 +344,12 @@ class WhatIf:
         return at_path("/what-if", {**fields, "run": one.id})
 
     async def _shadow_rows(self, *, allowed: bool) -> Mapping[str, str]:
-        last: dict[str, bytes] = {}
         try:
-            async for one in self._shadows.read_shadow(subjects.SHADOWS):
-                last[one.subject] = one.body
+            last = await self._shadows.last()
         except BusError as error:
             text = f"what shadows say cannot be read: {error}"
             return {"none": TEMPLATES.render("pieces/no_rows.html", key="none", columns=7, text=text)}
-        rows = []
-        for _, body in sorted(last.items()):
-            try:
-                row = msgspec.json.decode(body, type=ShadowRow)
-            except msgspec.MsgspecError:
-                continue  # of a shadow of another version; `penstock shadow ls` says so
-            rows.append((row.plan.name, {"shadow": row, "allowed": allowed}))
+        rows = [(row.plan.name, {"shadow": row, "allowed": allowed}) for row in last]
         return pieces("pieces/shadow.html", rows) or {
             "none": TEMPLATES.render(
                 "pieces/no_rows.html",

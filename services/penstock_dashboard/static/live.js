@@ -121,7 +121,6 @@
     age(document);
     follow();
   });
-  document.querySelector("form[data-submit]")?.submit();
   age(document);
   setInterval(() => age(document), 1000);
 

@@ -37,22 +37,20 @@
     const page = new DOMParser().parseFromString(html, "text/html");
     const old = { bar: document.getElementById("moment"), main: document.getElementById("content") };
     const fresh = { bar: page.getElementById("moment"), main: page.getElementById("content") };
-    if (!old.bar || !old.main || !fresh.main) { leave(address); return; }
+    if (!old.bar || !old.main || !fresh.bar || !fresh.main) { leave(address); return; }
     for (const name of ["live", "version", "now"]) {
       if (page.body.dataset[name] === undefined) delete body.dataset[name];
       else body.dataset[name] = page.body.dataset[name];
     }
     const held = document.activeElement === slider() ? "slider" : "";
-    if (fresh.bar) {
-      const [here, there] = [slider(), fresh.bar.querySelector("#slider")];
-      // The slider itself stays in the page: whoever drags it goes on dragging.
-      if (here && there) {
-        for (const name of ["min", "max", "step"]) here.setAttribute(name, there.getAttribute(name));
-        if (!here.dataset.moving) here.value = there.value;
-        there.replaceWith(here);
-      }
-      old.bar.replaceWith(fresh.bar);
+    const [here, there] = [slider(), fresh.bar.querySelector("#slider")];
+    // The slider itself stays in the page: whoever drags it goes on dragging.
+    if (here && there) {
+      for (const name of ["min", "max", "step"]) here.setAttribute(name, there.getAttribute(name));
+      if (!here.dataset.moving) here.value = there.value;
+      there.replaceWith(here);
     }
+    old.bar.replaceWith(fresh.bar);
     if (held) slider()?.focus({ preventScroll: true });
     const links = (root) => root.querySelectorAll("header nav a");
     const anew = [...links(page)];

@@ -35,11 +35,12 @@
     disconnect();
     source = new EventSource(box.dataset.output);
     source.onmessage = (event) => {
-      const { lines = [], begin = false, end = "" } = JSON.parse(event.data);
+      const { lines = [], begin = false, end = "", wait = "" } = JSON.parse(event.data);
       if (begin) box.replaceChildren();
       if (lines.length) box.hidden = false;
       add(lines);
       if (begin) { box.scrollTop = box.scrollHeight; say(lines.length ? "following" : "following; there is none yet"); }
+      if (wait) say(wait);
       if (end) { over = true; disconnect(); say(end); }
     };
     source.onerror = () => {

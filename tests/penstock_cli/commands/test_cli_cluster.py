@@ -143,6 +143,20 @@ def test_sweeps_are_listed_shown_and_cancelled(penstock: Run, sweep_file: str) -
     assert penstock("sweep", "cancel", "s1")[:2] == (0, "s1: done\n")
 
 
+def test_of_very_many_sweeps_the_newest_are_listed_and_how_to_see_the_others(
+    penstock: Run, gateway: FakeGateway, sweep_file: str
+) -> None:
+    penstock("tune", sweep_file)
+    one = gateway.sweeps["s1"]
+    gateway.sweeps = {f"s{n}": msgspec.structs.replace(one, id=f"s{n}") for n in range(2_600)}
+    _, *rows, last = penstock("sweep", "ls")[1].splitlines()
+    assert [row.split()[0] for row in rows] == [f"s{n}" for n in range(2_550, 2_600)]
+    assert last == "…and 2550 more: --limit 2600"
+    assert penstock("sweep", "ls", "--limit", "2600")[1].splitlines()[-1].split()[0] == "s2599"
+    limits = [ask.limit for ask in gateway.asked if isinstance(ask, request_bodies.SweepsRequest)]
+    assert limits == [50, 1000, 1000, 600], "what one message has room for"
+
+
 @pytest.mark.parametrize(
     ("end", "code", "told"),
     [

@@ -68,6 +68,13 @@ def test_a_job_says_by_a_flag_where_its_checkpoints_count(penstock: Run, gateway
     assert (code, "'disk'" in err, "'memory'" in err) == (2, True, True)
 
 
+def test_a_job_says_by_a_flag_that_it_may_be_idle_and_shows_it(penstock: Run, gateway: FakeGateway) -> None:
+    assert penstock("submit", "--idle", "allow", "--", "jupyter", "lab")[0] == 0
+    assert only(gateway).idle == "allow"
+    assert "\nidle:" in penstock("show", "j1")[1]
+    assert "allowed, whatever its pool's rule" in penstock("show", "j1")[1]
+
+
 @pytest.mark.parametrize("text", ["checkpoint = { tier = 'memory' }", "checkpoint_tier = 'memory'"])
 def test_the_flag_for_the_checkpoint_tier_wins_over_the_file(
     penstock: Run, gateway: FakeGateway, here: Path, text: str
