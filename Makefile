@@ -65,8 +65,9 @@ faults: $(VENV)/.dev $(VENV)/.kernels ## Kill, stop and cut off real servers and
 	@$(PYTEST) -q $(PARALLEL) -m faults tests/penstock_bus tests/penstock_cli tests/system tests/memory_faults $(ARGS)
 	@$(MAKE) --no-print-directory chaos ARGS="--seed 1 --only 7 12 16 17 21 46 52 64 72 74 --parallel 5"
 
-browser-test: $(VENV)/.dev $(VENV)/.kernels ## Look at the dashboard's pages in Debian's chromium, on real clusters
-	@$(PYTEST) -q $(PARALLEL) -m browser tests/system $(ARGS)
+# A module says by its name that it needs a browser, and gets the marker for that (tests/conftest.py).
+browser-test: $(VENV)/.dev $(VENV)/.kernels ## Look at the dashboard's pages in Debian's chromium
+	@$(PYTEST) -q $(PARALLEL) -m browser $$(find tests -name 'test_*_in_a_browser.py') $(ARGS)
 
 compose-test: $(VENV)/.dev ## Bring compose.yaml up on a Docker engine and send a job through it
 	@TESTCONTAINERS_RYUK_DISABLED=true $(PYTEST) -q -m compose tests/compose $(ARGS)
