@@ -159,6 +159,11 @@ class GatewayClient:
         """Let a held job be started again."""
         return await self._act("release", job_id)
 
+    async def extend(self, job_id: str, add_s: float = 0.0, *, limit_s: Optional[float] = None) -> views.ActAnswer:
+        """Let a job run for so many seconds more; or for ``limit_s`` over all of its runs (0: as long as it likes)."""
+        ask = request_bodies.ExtendRequest(id=job_id, add_s=add_s, limit_s=limit_s, by=_filler().user_name())
+        return await self._command("extend", ask, views.ActAnswer)
+
     async def act_on_all(
         self,
         verb: request_bodies.Verb,

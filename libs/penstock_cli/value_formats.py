@@ -169,6 +169,64 @@ def array(text: str) -> list[int]:
     return indices
 
 
+def dependencies(entries: Iterable[str]) -> tuple[str, ...]:
+    """
+    Return what ``--after`` names: Slurm's words, each with one id or several; an id alone is that of ``afterok``.
+
+    Examples
+    --------
+    >>> dependencies(["afterok:j1:j2,afterany:j3", "j4"])
+    ('afterok:j1', 'afterok:j2', 'afterany:j3', 'afterok:j4')
+    """
+    found: list[str] = []
+    for word in words(entries):
+        kind, *ids = word.split(":") if ":" in word else ("afterok", word)
+        if kind not in AFTER or not all(ids):
+            bad_input(f"--after {word!r}: expected {', '.join(AFTER)}, each with :ID, or an id alone (for afterok)")
+        found += [f"{kind}:{one.lower()}" for one in ids]
+    return tuple(dict.fromkeys(found))
+
+
+def time_limit_s(text: str, option: str = "--time") -> float:
+    """
+    Return a time limit in seconds; Slurm's forms, ``minutes[:seconds]`` or ``[days-]hours:minutes:seconds``, too.
+
+    Examples
+    --------
+    >>> [time_limit_s(text) for text in ("90m", "90", "90:30", "1:30:00", "1-06", "2-00:00:01")]
+    [5400.0, 5400.0, 5430.0, 5400.0, 108000.0, 172801.0]
+    """
+    found = re.fullmatch(r"(?:(\d{1,5})-)?(\d{1,9})(?::(\d\d))?(?::(\d\d))?", text.strip())
+    if found is None:
+        return duration_s(text, option)
+    days, first, second, third = (None if part is None else int(part) for part in found.groups())
+    if days is not None or third is not None:  # hours come first
+        limit_s = (days or 0) * 86400 + (first or 0) * 3600 + (second or 0) * 60 + (third or 0)
+    else:
+        limit_s = (first or 0) * 60 + (second or 0)
+    if not 0 < limit_s <= MOST_S:
+        bad_input(f"{option} {text!r}: expected more than 0 s, and {MOST_S // 86400:,} days at most")
+    return float(limit_s)
+
+
+def begin_s(text: str, now: float | None = None) -> float:
+    """
+    Return the time that ``--begin`` names, in seconds since the epoch: from now (``2h``, ``now+2h``), or RFC 3339.
+
+    Examples
+    --------
+    >>> begin_s("2h", now=100.0), begin_s("now+90s", now=100.0), begin_s("2026-01-02T03:04:05Z")
+    (7300.0, 190.0, 1767323045.0)
+    """
+    later = re.fullmatch(r"(?:now\s*\+\s*)?(\d+(?:\.\d+)?)([smhd])", text.strip())
+    if later:
+        return (now_s() if now is None else now) + float(later[1]) * TIME_UNITS[later[2]]
+    try:
+        return datetime.fromisoformat(text.strip()).astimezone().timestamp()
+    except ValueError:
+        bad_input(f"--begin {text!r} is no time; expected such as 2h (from now) or 2026-01-31T18:00")
+
+
 def words(entries: Iterable[str]) -> tuple[str, ...]:
     """Return the words of a repeatable option that also takes commas."""
     return tuple(word.strip() for entry in entries for word in entry.split(",") if word.strip())
@@ -205,6 +263,9 @@ def job_states(typed: Iterable[str]) -> tuple[str, ...]:
     return tuple(states)
 
 
+AFTER: Final = ("after", "afterok", "afterany", "afternotok")
+"""What a job may wait for, in Slurm's words; :data:`penstock_log.spec.Dependency` says what they mean."""
+MOST_S: Final = 1_000_000_000
 TIME_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 

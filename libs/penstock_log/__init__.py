@@ -100,6 +100,9 @@ if TYPE_CHECKING:
         JobHeld,
         JobReleased,
         JobSubmitted,
+        JobTimedOut,
+        JobTimeSet,
+        JobUnblocked,
         KindSpeed,
         LaneChanged,
         NodeDrained,
@@ -165,7 +168,8 @@ else:
         ),
         "facts": (
             "DeviceDrained DeviceFailed DeviceRecovered DeviceResumed RunBusyAgain RunIdle "
-            "Event JobCancelled JobFinished JobHeld JobReleased JobSubmitted KindSpeed LaneChanged "
+            "Event JobCancelled JobFinished JobHeld JobReleased JobSubmitted JobTimeSet JobTimedOut "
+            "JobUnblocked KindSpeed LaneChanged "
             "NodeDrained NodeJoined NodeLeft NodeRemoved NodeResumed PolicySet ProfileSample RunCheckpointed "
             "RunEnded RunMeasured RunRewound RunStarted RunWarned SamplesRequested Scalability Setting "
             "SweepCancelled SweepSubmitted Timing UnknownFact UserRemoved UserSet WorkloadProfiled "
@@ -232,6 +236,9 @@ __all__ = [
     "JobState",
     "JobSubmitted",
     "JobTable",
+    "JobTimeSet",
+    "JobTimedOut",
+    "JobUnblocked",
     "JobsArchived",
     "JobsRanked",
     "KindSpeed",

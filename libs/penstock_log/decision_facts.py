@@ -91,6 +91,8 @@ Cause = Literal[
     "never_fits",  # no set of present nodes could ever hold it
     "no_nodes",  # the pool has no node that takes jobs
     "held",  # its user or an operator holds it
+    "dependency",  # it waits for other jobs or sweeps, as its specification says
+    "begin",  # its specification says that it is not to begin yet
 ]
 FOR_DEVICES: Final = frozenset({"capacity", "gang", "host_cpus", "host_memory", "later_place", "order", "fairness"})
 """Causes of jobs that wait for devices, and for nothing else."""

@@ -89,6 +89,45 @@ class JobReleased(Event, frozen=True, kw_only=True, tag="job.released.v1"):
     by: str = ""
 
 
+class JobUnblocked(Event, frozen=True, kw_only=True, tag="job.unblocked.v1"):
+    """
+    All that the job waited for, by ``after`` of its specification, has come: it may start.
+
+    Attributes
+    ----------
+    met : tuple of str
+        What it waited for, each as in the specification.
+    """
+
+    job_id: str
+    met: tuple[str, ...] = ()
+
+
+class JobTimedOut(Event, frozen=True, kw_only=True, tag="job.timed_out.v1"):
+    """
+    The job has run for as long as it may; a running one is stopped first, and may save a checkpoint.
+
+    Attributes
+    ----------
+    limit_s : float
+        How long it may run, over all of its runs.
+    executed_s : float
+        How long it had run by then.
+    """
+
+    job_id: str
+    limit_s: float
+    executed_s: float
+
+
+class JobTimeSet(Event, frozen=True, kw_only=True, tag="job.time_set.v1"):
+    """The job may run for another time than it said at its submission: so many seconds over all of its runs; 0: any."""
+
+    job_id: str
+    limit_s: float
+    by: str = ""
+
+
 class JobFinished(Event, frozen=True, kw_only=True, tag="job.finished.v1"):
     """
     The job is over: the gateway's announcement, for people and for services that keep no fold of their own.

@@ -56,9 +56,14 @@ _ENDED: Final = {
 }
 
 TRANSITIONS: Final[dict[JobState, dict[str, JobState]]] = {
-    JobState.PENDING: {"placed": JobState.RUNNING, "cancel": JobState.CANCELLED, "dropped": JobState.FAILED},
+    JobState.PENDING: {
+        "placed": JobState.RUNNING,
+        "cancel": JobState.CANCELLED,
+        "dropped": JobState.FAILED,
+        "timed_out": JobState.FAILED,
+    },
     JobState.RUNNING: {"preempt": JobState.PREEMPTING, "cancel": JobState.COMPLETING, **_ENDED},
-    JobState.PREEMPTING: {"cancel": JobState.COMPLETING, **_ENDED},
+    JobState.PREEMPTING: {"cancel": JobState.COMPLETING, "timed_out": JobState.FAILED, **_ENDED},
     JobState.COMPLETING: dict.fromkeys(_ENDED, JobState.CANCELLED),
     JobState.COMPLETED: {},
     JobState.FAILED: {},
@@ -110,6 +115,12 @@ class Job(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     Attributes
     ----------
+    blocked : bool
+        It waits for other jobs or sweeps (``after`` of its specification), which have not come that far.
+    limit_s : float
+        How long it may run, over all of its runs; 0: as long as it likes.
+    timed_out : bool
+        It has run for that long.
     epoch : int
         Of the last placement; 0 before the first.
     placement : Placement or None
@@ -162,7 +173,7 @@ class Job(msgspec.Struct, kw_only=True, omit_defaults=True):
     begins_anew : bool
         That run had to begin from step 0: the job with whose checkpoint it was to begin does not count either.
     not_before_s : float
-        End of the back-off after a failure.
+        End of the back-off after a failure; before the first run, the time before which it is not to begin.
     diverged : tuple of str
         Metrics whose last value was no finite number.
     """
@@ -174,6 +185,9 @@ class Job(msgspec.Struct, kw_only=True, omit_defaults=True):
     sample: Optional[ProfileSample] = None
     profile_key: str = ""
     held: bool = False
+    blocked: bool = False
+    limit_s: float = 0.0
+    timed_out: bool = False
     epoch: int = 0
     placement: Optional[Placement] = None
     open_nodes: set[str] = msgspec.field(default_factory=set)
@@ -244,6 +258,11 @@ class Job(msgspec.Struct, kw_only=True, omit_defaults=True):
     def may_run(self, epoch: int, node_id: str) -> bool:
         """Say whether the processes of this epoch on this node are still wanted, in whatever state they are."""
         return self.placement is not None and self.placement.epoch == epoch and node_id in self.open_nodes
+
+    @property
+    def startable(self) -> bool:
+        """Whether neither a person nor another job keeps it from being started."""
+        return not (self.held or self.blocked)
 
     @property
     def size(self) -> Size:

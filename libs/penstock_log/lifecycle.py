@@ -28,6 +28,9 @@ from penstock_log.facts import (
     JobHeld,
     JobReleased,
     JobSubmitted,
+    JobTimedOut,
+    JobTimeSet,
+    JobUnblocked,
     ProfileSample,
     RunCheckpointed,
     RunEnded,
@@ -38,6 +41,7 @@ from penstock_log.facts import (
 )
 from penstock_log.job_state import ACTIVE, SEVERITY, TERMINAL, TRANSITIONS, Checkpoint, Job, JobState
 from penstock_log.spec import JobSpec, Outcome
+from penstock_log.text import duration
 
 __all__ = ["ACTIVE", "TERMINAL", "TRANSITIONS", "Checkpoint", "Job", "JobState", "JobTable", "last_checkpoint"]
 
@@ -108,6 +112,7 @@ def endings(job: Job, at_s: float) -> Iterator[Event]:
 
 def _submit(jobs: JobTable, job_id: str, spec: JobSpec, at_s: float) -> Job:
     job = Job(id=job_id, spec=spec, submitted_s=at_s, pending_since_s=at_s, held=spec.hold)
+    job.blocked, job.not_before_s, job.limit_s = bool(spec.after), spec.begin_s, spec.time_limit_s
     return jobs.by_id.setdefault(job_id, job)
 
 
@@ -125,6 +130,9 @@ def _submit_sample(jobs: JobTable, event: SamplesRequested, sample: ProfileSampl
         retries=0,
         checkpoint_s=0.0,
         hold=False,
+        time_limit_s=0.0,
+        begin_s=0.0,
+        after=(),
         parent="",
     )
     job = _submit(jobs, sample.sample_id, spec, event.at_s)
@@ -152,7 +160,7 @@ def _apply_round(jobs: JobTable, event: RoundDecided) -> list[Job]:
 
 
 def _place(job: Job, placement: Placement, at_s: float) -> bool:
-    if job.held or placement.epoch != job.epoch + 1 or not job.move("placed"):
+    if not job.startable or placement.epoch != job.epoch + 1 or not job.move("placed"):
         return False
     job.epoch, job.placement = placement.epoch, placement
     job.need = job.need or placement.need
@@ -331,7 +339,9 @@ def _leave_node(job: Job, node_id: str, outcome: Outcome, at_s: float) -> bool:
 def _conclude(job: Job, at_s: float) -> None:
     what: str = job.outcome
     job_state.prove(job)
-    if what == "failed" and (spared := job_state.spared(job)):
+    if job.timed_out and what != "completed" and job.state is JobState.PREEMPTING:
+        what, job.reason = "timed_out", _time_is_over(job)
+    elif what == "failed" and (spared := job_state.spared(job)):
         what = spared
     elif what == "failed":
         job.failures += 1
@@ -367,6 +377,36 @@ def _hold(job: Job, event: JobHeld | JobReleased) -> bool:
     changed = job.state not in TERMINAL and job.held != held
     if changed:
         job.held = held
+    return changed
+
+
+def _unblock(job: Job, event: JobUnblocked) -> bool:  # noqa: ARG001 - all steps are called alike
+    was_blocked, job.blocked = job.blocked, False
+    return was_blocked
+
+
+def _time_out(job: Job, event: JobTimedOut) -> bool:
+    if job.timed_out or job.state in TERMINAL or job.state is JobState.COMPLETING:
+        return False
+    was_pending, job.timed_out = job.state is JobState.PENDING, True
+    job.reason = _time_is_over(job)
+    if was_pending:
+        job.move("timed_out")
+        job.waited_s += max(0.0, event.at_s - job.pending_since_s)
+        job.finished_s = event.at_s
+    else:
+        job.move("preempt")  # one that is preempted for others already does not go on either
+    return True
+
+
+def _time_is_over(job: Job) -> str:
+    return f"its time limit of {duration(job.limit_s)} is over"
+
+
+def _set_time(job: Job, event: JobTimeSet) -> bool:
+    changed = job.state not in TERMINAL and not job.timed_out and job.limit_s != event.limit_s
+    if changed:
+        job.limit_s = event.limit_s
     return changed
 
 
@@ -457,6 +497,9 @@ _FOLDS: Final[dict[type[Event], Callable[[JobTable, Any], list[Job]]]] = {
     JobCancelled: _on_one(_cancel),
     JobHeld: _on_one(_hold),
     JobReleased: _on_one(_hold),
+    JobUnblocked: _on_one(_unblock),
+    JobTimedOut: _on_one(_time_out),
+    JobTimeSet: _on_one(_set_time),
     TrialsScaled: _on_scaled,
     ScaleDecided: _on_sized,
 }

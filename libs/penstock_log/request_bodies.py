@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Meta
 
 from penstock_log.facts import Role, Setting
-from penstock_log.spec import JobSpec, Name, SweepSpec
+from penstock_log.spec import JobSpec, Name, Seconds, SweepSpec
 
 At = Optional[Union[int, float, str]]
 Limit = Annotated[int, Meta(ge=1, le=1000)]
@@ -134,6 +134,24 @@ class SubmitAllRequest(GatewayRequest, frozen=True, kw_only=True):
 
     specs: Annotated[tuple[JobSpec, ...], Meta(min_length=1, max_length=MOST_AT_ONCE)]
     strict: bool = False
+
+
+class ExtendRequest(GatewayRequest, frozen=True, kw_only=True):
+    """
+    Let a job run for another time.
+
+    Attributes
+    ----------
+    add_s : float
+        So many seconds more than it may so far.
+    limit_s : float, optional
+        In place of that: so many seconds over all of its runs; 0: as long as it likes.
+    """
+
+    id: str
+    add_s: Seconds = 0.0
+    limit_s: Optional[Seconds] = None
+    by: Who = ""
 
 
 class DrainRequest(GatewayRequest, frozen=True, kw_only=True):

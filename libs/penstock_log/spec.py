@@ -31,12 +31,22 @@ Size = Annotated[int, Meta(ge=0, le=2**53)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 """Thirty years; sums and doublings of it stay finite."""
+Dependency = Annotated[
+    str,
+    Meta(
+        pattern=r"^(after|afterok|afterany|afternotok):[a-z0-9][a-z0-9_-]*$",
+        max_length=80,
+        description="after:ID, afterok:ID, afterany:ID or afternotok:ID, with the id of a job or a sweep",
+    ),
+]
+"""What a job waits for, in Slurm's words: that another has started, completed, ended, or ended without completing."""
 Outcome = Literal["completed", "failed", "preempted", "cancelled", "lost"]
 CheckpointTier = Literal["disk", "memory"]
 """Where a checkpoint is that counts as saved: on a disk, or in the memory of two peers."""
 AggregationMode = Literal["shared", "own", "none"]
 """Whether a job's aggregators are shared with others, its own, or none."""
 MOST_SERVERS: Final = 64
+MOST_DEPENDENCIES: Final = 1_000
 BESIDE_LOCAL_BYTES: Final = 2**30
 """Of its host's memory beside ``local_memory_bytes``, for the program: no less than one that asks for nothing has."""
 
@@ -210,8 +220,17 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         go on where they ended, if they are longer now.
     keep_checkpoint : bool
         Save a checkpoint at its end too; kept until its sweep is over, or for good where it belongs to none.
+    time_limit_s : float
+        How long it may run, in seconds over all of its runs; waiting does not count. Then it is asked to save a
+        checkpoint and is ended, and has failed; 0: as long as it likes.
     hold : bool
         Accept the job, but do not start it before ``penstock release``.
+    begin_s : float
+        Do not start it before this time, in seconds since the Unix epoch; 0: at once.
+    after : tuple of Dependency
+        Other jobs or sweeps that it waits for, all of them: ``after:ID`` until that has started, ``afterok:ID`` until
+        it has completed, ``afterany:ID`` until it has ended in whatever way, ``afternotok:ID`` until it has failed or
+        was cancelled. A job for which that can never come is cancelled.
     parent : str
         The sweep this job is a trial of.
     """
@@ -258,7 +277,10 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     priority: Annotated[int, Meta(ge=-1000, le=1000)] = 0
     begins_from: EntityId = ""
     keep_checkpoint: bool = False
+    time_limit_s: Seconds = 0.0
     hold: bool = False
+    begin_s: Annotated[float, Meta(ge=0, le=1e11)] = 0.0
+    after: Annotated[tuple[Dependency, ...], Meta(max_length=MOST_DEPENDENCIES)] = ()
     parent: str = ""
 
     @property

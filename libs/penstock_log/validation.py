@@ -297,7 +297,8 @@ def _within(raw: float, info: inspect.IntType | inspect.FloatType) -> bool:
 def _expected(info: inspect.Type, meant: str) -> str:
     if isinstance(info, inspect.StrType):
         most = f" of at most {info.max_length} characters" if info.max_length is not None else ""
-        return f"1 to 63 {meant.partition(';')[0]}" if meant else f"text{most}"
+        characters = "1 to 63 " if info.pattern is not None and "{0,62}" in info.pattern else ""
+        return f"{characters}{meant.partition(';')[0]}" if meant else f"text{most}"
     if isinstance(info, inspect.IntType):
         return "a whole number" + _range(info)
     if isinstance(info, inspect.FloatType):

@@ -68,12 +68,12 @@ def expected_start(pool: PoolView, job_id: str, jobs: Iterable[Job], now_s: floa
 
 
 def _ahead(pool: PoolView, job_id: str) -> list[Job]:
-    """Return the waiting jobs of a pool that come before a job, without those that are held or never fit."""
+    """Return the waiting jobs of a pool that come before a job, without those that may not start or never fit."""
     own, index = pool.index.entries[job_id].key, pool.index
     before = takewhile(lambda key: key < own, index.waiting)
     jobs = (ranked.job for ranked in index.ranked(before) if ranked.job_id not in index.sharing.demands)
     return [
-        job for job in jobs if not job.held and max(index.whole.kinds(job.spec).values(), default=0) >= job.spec.gpus
+        job for job in jobs if job.startable and max(index.whole.kinds(job.spec).values(), default=0) >= job.spec.gpus
     ]
 
 

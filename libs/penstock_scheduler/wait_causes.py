@@ -455,7 +455,8 @@ def waits(
     most: int,
 ) -> tuple[Wait, ...]:
     """
-    Return the causes of the first ``most`` jobs that a round did not start, in rank order, held ones last.
+    Return the causes of the first ``most`` jobs that a round did not start, in rank order, and last those that
+    are held or blocked.
 
     Parameters
     ----------
@@ -466,7 +467,7 @@ def waits(
     """
     found = []
     ahead, first = 0, ""
-    for ranked in sorted(left, key=lambda ranked: ranked.job.held)[:most]:
+    for ranked in sorted(left, key=lambda ranked: not ranked.job.startable)[:most]:
         reason = known.get(ranked.job_id)
         if reason is None:
             reason = _for_devices(ranked.job, later.get(ranked.job_id), aftermath, ahead, first)
@@ -476,15 +477,21 @@ def waits(
     return tuple(found)
 
 
+def _own_hindrance(job: Job) -> WaitCause | None:
+    """Return why a job may not start whatever the cluster is like, as long as nothing is said about it."""
+    if job.held:
+        return WaitCause("held", "it is held", f"penstock release {job.id}")
+    if job.blocked:
+        return WaitCause("dependency", f"it waits for {', '.join(job.spec.after)}")
+    return None
+
+
 def _hindrance(job: Job, impossible: WaitCause | None, moment: PoolMoment) -> tuple[WaitCause | None, float]:
     now_s = moment.now_s
-    if job.held:
-        impossible = WaitCause("held", "it is held", f"penstock release {job.id}")
-    if impossible is not None:
-        return impossible, math.inf
+    if (never := _own_hindrance(job) or impossible) is not None:
+        return never, math.inf
     if job.not_before_s > now_s:
-        tries = f"failed {job.failures} of {job.spec.retries + 1} times"
-        return WaitCause("backoff", f"{tries}; its next try is in {job.not_before_s - now_s:.1f} s"), job.not_before_s
+        return _too_early(job, now_s), job.not_before_s
     until_s = job.submitted_s + moment.rules.await_profile_s
     if until_s <= now_s:
         return None, math.inf
@@ -497,6 +504,14 @@ def _hindrance(job: Job, impossible: WaitCause | None, moment: PoolMoment) -> tu
         evidence = f"its speeds on {' and '.join(kinds)} are being measured {sampled}; it waits for them {more}"
         return WaitCause("profiling", evidence), until_s
     return None, math.inf
+
+
+def _too_early(job: Job, now_s: float) -> WaitCause:
+    left_s = job.not_before_s - now_s
+    if not job.failures:
+        return WaitCause("begin", f"it is to begin in {left_s:.1f} s, not before")
+    tries = f"failed {job.failures} of {job.spec.retries + 1} times"
+    return WaitCause("backoff", f"{tries}; its next try is in {left_s:.1f} s")
 
 
 def _for_devices(job: Job, later: DeferredJob | None, aftermath: RoundAftermath, ahead: int, first: str) -> WaitCause:

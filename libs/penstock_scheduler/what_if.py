@@ -145,6 +145,7 @@ def submitted(
     The job has the place that the ranker gives to a job that comes now.
     """
     job = Job(id=TRIED, spec=spec, submitted_s=now_s, pending_since_s=now_s, held=spec.hold, profile_key=key)
+    job.blocked, job.not_before_s = bool(spec.after), spec.begin_s
     job.epoch = int(spec.elastic if sized is None else sized)
     position = newcomer(pool.mode.order, spec, now_s)
     rank = JobRank(job_id=TRIED, queue=0, position=position, since_s=None if position == now_s else now_s)
@@ -372,6 +373,8 @@ class Alternatives:
         """Return the change with which the job is fastest among those with which it starts at once."""
         if job.sample is not None or job.state is not JobState.PENDING or job.not_before_s > self._now_s:
             return None
+        if job.blocked:
+            return None  # no change of its own would start it
         if self._left <= 0:
             return None
         if job.held:

@@ -32,6 +32,7 @@ from penstock_log import (
     JobState,
     JobSubmitted,
     JobTable,
+    JobUnblocked,
     RoundDecided,
     RunCheckpointed,
     RunEnded,
@@ -154,7 +155,7 @@ def _sort_in(state: AutoscalerState, changed: Iterable[Job], event: Event, seq: 
     for job in changed:
         if job.placement is None:
             state.costs.forget(job.id)
-        if job.held or job.state is JobState.RUNNING:
+        if not job.startable or job.state is JobState.RUNNING:
             state.returning.pop(job.id, None)
         if job.state in TERMINAL:
             _forget(state, job)
@@ -170,7 +171,7 @@ def _sort_in(state: AutoscalerState, changed: Iterable[Job], event: Event, seq: 
 
 def _because(event: Event) -> Because | None:
     match event:
-        case JobSubmitted() | SamplesRequested() | JobReleased():
+        case JobSubmitted() | SamplesRequested() | JobReleased() | JobUnblocked():
             return "arrival"
         case JobHeld() | RunEnded():
             return "completion"

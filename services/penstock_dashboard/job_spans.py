@@ -23,6 +23,9 @@ from penstock_log import (
     JobReleased,
     JobSpec,
     JobSubmitted,
+    JobTimedOut,
+    JobTimeSet,
+    JobUnblocked,
     Placement,
     Preemption,
     RoundDecided,
@@ -141,7 +144,17 @@ def apply(state: SpanState, event: Event, commit: Commit, seq: int) -> Iterator[
             yield from _ended(state, event, seq)
         case JobFinished():
             yield from _finished(state, event, seq)
-        case JobCancelled() | JobHeld() | JobReleased() | RunCheckpointed() | RunRewound() | RunWarned():
+        case (
+            JobCancelled()
+            | JobHeld()
+            | JobReleased()
+            | JobUnblocked()
+            | JobTimedOut()
+            | JobTimeSet()
+            | RunCheckpointed()
+            | RunRewound()
+            | RunWarned()
+        ):
             _happened(state, event, seq)
         case _:
             pass
@@ -251,7 +264,19 @@ def _preempted(state: SpanState, preemption: Preemption, at_s: float, seq: int) 
         )
 
 
-Happened = JobCancelled | JobHeld | JobReleased | RunCheckpointed | RunRewound | RunWarned
+_BY_PEOPLE: Final = {JobCancelled: "cancelled", JobHeld: "held", JobReleased: "released"}
+_OF_TIME: Final = {JobTimedOut: "timed out", JobTimeSet: "time set"}
+Happened = (
+    JobCancelled
+    | JobHeld
+    | JobReleased
+    | JobUnblocked
+    | JobTimedOut
+    | JobTimeSet
+    | RunCheckpointed
+    | RunRewound
+    | RunWarned
+)
 
 
 def _happened(state: SpanState, event: Happened, seq: int) -> None:
@@ -269,12 +294,12 @@ def _worded(event: Happened) -> tuple[str, dict[str, Value]]:
             return "rewound", {"step": event.step, "reason": event.reason}
         case RunWarned():
             return "warned", {"warning": event.warning}
-        case JobCancelled():
-            return "cancelled", {"by": event.by}
-        case JobHeld():
-            return "held", {"by": event.by}
-        case JobReleased():
-            return "released", {"by": event.by}
+        case JobCancelled() | JobHeld() | JobReleased():
+            return _BY_PEOPLE[type(event)], {"by": event.by}
+        case JobTimedOut() | JobTimeSet():
+            return _OF_TIME[type(event)], {"limit_s": event.limit_s}
+        case JobUnblocked():
+            return "unblocked", {"met": ", ".join(event.met)}
         case _:
             assert_never(event)
 

@@ -7,6 +7,7 @@ the bar above each page: where in the log the page is, a slider from the log's f
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Final
@@ -84,16 +85,25 @@ class MomentBar(msgspec.Struct, frozen=True, kw_only=True):
         return max(self.view.now_s, self.view.last_s) if self.view is not None else 0.0
 
     @property
+    def max_s(self) -> float:
+        """The slider's end: now, or up to a step later, since a browser shows nothing between two steps."""
+        if self.view is None:
+            return 0.0
+        return self.view.first_s + math.ceil((self.end_s - self.view.first_s) / self.step_s) * self.step_s
+
+    @property
     def value_s(self) -> float:
         """Where the slider is."""
         if self.view is None:
             return 0.0
-        return min(max(self.view.at_s, self.view.first_s), self.end_s) if self.at and not self.wrong else self.end_s
+        return min(max(self.view.at_s, self.view.first_s), self.end_s) if self.at and not self.wrong else self.max_s
 
     @property
     def step_s(self) -> float:
-        """How far one key moves the slider."""
-        return max((self.end_s - self.view.first_s) / _STEPS, _LEAST_STEP_S) if self.view is not None else 1.0
+        """How far one key moves the slider, in whole milliseconds."""
+        if self.view is None:
+            return 1.0
+        return math.ceil(1e3 * max((self.end_s - self.view.first_s) / _STEPS, _LEAST_STEP_S)) / 1e3
 
     @property
     def before_log(self) -> bool:

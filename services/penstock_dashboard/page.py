@@ -147,17 +147,18 @@ def color_of(name: str) -> str:
 def since(at_s: float, plus_s: float = 0.0) -> Markup:
     """Return an element that says how long ago a time was, which the page's script keeps up to date."""
     plus = Markup(' data-plus="{:.0f}"').format(plus_s) if plus_s else Markup("")
-    return Markup('<time data-since="{:.1f}"{}>since {}</time>').format(at_s, plus, _utc(at_s))
+    return Markup('<time data-since="{:.1f}"{}>since {}</time>').format(at_s, plus, utc(at_s))
 
 
 def moment(at_s: float | None) -> Markup:
     """Return an element that says when something was; a dash where it was not."""
     if not at_s:
         return Markup("-")
-    return Markup('<time datetime="{}" data-at="{:.3f}">{}</time>').format(_iso(at_s), at_s, _utc(at_s))
+    return Markup('<time datetime="{}" data-at="{:.3f}">{}</time>').format(_iso(at_s), at_s, utc(at_s))
 
 
-def _utc(at_s: float) -> str:
+def utc(at_s: float) -> str:
+    """Return a time as text, in UTC."""
     return datetime.fromtimestamp(min(max(at_s, 0.0), _LAST_S), UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 

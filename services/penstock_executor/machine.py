@@ -193,6 +193,8 @@ def apply(state: ExecutorState, event: Event, seq: int) -> None:
 
 def _finish(state: ExecutorState, job: Job) -> None:
     """Note whether another job may still need the checkpoints of a job that is over."""
+    if job.timed_out and not job.spec.parent:
+        return  # another job may go on from there
     if not job.spec.keep_checkpoint:
         state.finished = [*state.finished[1 - REMEMBERED :], job.id]
     elif job.spec.parent:
@@ -234,7 +236,7 @@ def is_awaited(state: ExecutorState, node_id: str, sharing: Collection[str]) -> 
     if all(node.id in sharing for node in others):
         return False
     return any(
-        job.checkpoint is not None and job.checkpoint.node_ids == (node_id,) and not (job.started_s or job.held)
+        job.checkpoint is not None and job.checkpoint.node_ids == (node_id,) and job.startable and not job.started_s
         for job in state.jobs
     )
 

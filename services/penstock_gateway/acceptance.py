@@ -17,7 +17,7 @@ from typing import Any, Final, assert_never
 import msgspec
 
 from penstock_cluster.nodes import Node
-from penstock_gateway import endpoints, job_fit
+from penstock_gateway import dependencies, endpoints, job_fit
 from penstock_gateway.authority import SERVICE, Caller
 from penstock_gateway.endpoints import BAD, CONFLICT, NOT_FOUND, RequestRefused
 from penstock_gateway.machine import GatewayState
@@ -38,6 +38,7 @@ from penstock_log import (
     JobReleased,
     JobSpec,
     JobSubmitted,
+    JobTimeSet,
     NodeDrained,
     NodeRemoved,
     NodeResumed,
@@ -54,7 +55,7 @@ from penstock_log import (
 from penstock_log.agent_protocol import AgentEnv
 from penstock_log.job_state import JobState
 from penstock_log.spec import Dimension, Param
-from penstock_log.text import count, gibibytes, listed, pairs
+from penstock_log.text import count, duration, gibibytes, listed, pairs
 from penstock_log.validation import BadInput
 from penstock_policies import search
 from penstock_scheduler.aggregation.aggregator_choice import room_of
@@ -103,7 +104,7 @@ def job(state: GatewayState, spec: JobSpec, *, strict: bool, now_s: float, calle
         409 if the id belongs to something else; with ``strict``, 400 if the job could not run on the present nodes.
     """
     check(spec)
-    spec = validation.settled(spec)
+    spec = with_whole_ids(state, validation.settled(spec), caller)
     warnings = job_fit.warnings(state.cluster, spec, job_fit.caps(state, spec))
     warnings += tuple(_too_many_servers(state, spec, now_s))
     there = state.jobs.get(spec.id)
@@ -118,6 +119,7 @@ def job(state: GatewayState, spec: JobSpec, *, strict: bool, now_s: float, calle
     check_parent(spec, caller)
     _strictly(strict, warnings)
     check_beginning(state, spec)
+    check_dependencies(state, spec, caller)
     fact = JobSubmitted(job_id=spec.id, spec=spec, at_s=now_s)
     return Acceptable(id=spec.id, subject=subjects.job(spec.id), fact=fact, warnings=warnings)
 
@@ -131,6 +133,7 @@ def sweep(state: GatewayState, spec: SweepSpec, *, strict: bool, now_s: float, c
     except search.BadSpace as error:
         raise BadInput(f"$.{error}" if error.field else str(error)) from error
     warnings = job_fit.warnings(state.cluster, spec.job)
+    spec = msgspec.structs.replace(spec, job=with_whole_ids(state, spec.job, caller))
     there = state.sweeps.get(spec.id)
     if there is not None:
         _check_own_id(caller, there.spec.job, spec.id)
@@ -138,6 +141,7 @@ def sweep(state: GatewayState, spec: SweepSpec, *, strict: bool, now_s: float, c
         return Acceptable(id=spec.id, seq=there.seq, warnings=warnings)
     _check_free_id(state, spec.id, state.jobs.by_id, caller)
     _strictly(strict, warnings)
+    check_dependencies(state, spec.job, caller, "$.job")
     fact = SweepSubmitted(sweep_id=spec.id, spec=spec, at_s=now_s)
     return Acceptable(id=spec.id, subject=subjects.request(spec.id), fact=fact, warnings=warnings)
 
@@ -257,6 +261,62 @@ def check_beginning(state: GatewayState, spec: JobSpec) -> None:
             f"$.begins_from: job {spec.begins_from} {whose}; expected a job of the same user, of which a "
             "checkpoint is kept (keep_checkpoint = true)"
         )
+
+
+def with_whole_ids(state: GatewayState, spec: JobSpec, caller: Caller) -> JobSpec:
+    """Return a job whose dependencies name whole ids, where they name a unique beginning of one."""
+    if not spec.after:
+        return spec
+    whole = tuple(dict.fromkeys(_with_whole_id(state, one, caller) for one in spec.after))
+    return msgspec.structs.replace(spec, after=whole) if whole != spec.after else spec
+
+
+def _with_whole_id(state: GatewayState, dependency: str, caller: Caller) -> str:
+    kind, _, wanted = dependency.partition(":")
+    if wanted in state.jobs.by_id or wanted in state.sweeps:
+        return dependency
+    seen = [job.id for job in state.jobs if job.id.startswith(wanted) and job.sample is None and caller.sees(job.spec)]
+    seen = [job_id for job_id in seen if not state.jobs[job_id].spec.parent] or seen
+    seen += [one.id for one in state.sweeps.values() if one.id.startswith(wanted) and caller.sees(one.spec.job)]
+    return f"{kind}:{seen[0]}" if len(seen) == 1 else dependency
+
+
+def check_dependencies(state: GatewayState, spec: JobSpec, caller: Caller, path: str = "$") -> None:
+    """
+    Refuse a job that waits for something that is not there, or for what can never come.
+
+    Raises
+    ------
+    BadInput
+        That names the entry, and what is wrong with it.
+    RequestRefused
+        403 where it waits for somebody else's job, of no team of the caller's.
+    """
+    problems = []
+    for number, one in enumerate(spec.after):
+        place, target = f"{path}.after[{number}]", dependencies.target_of(one)
+        if target == spec.id:
+            problems.append(f"{place}: the job would wait for itself; leave it out")
+            continue
+        sweep = state.sweeps.get(target)
+        found = state.jobs.get(target)
+        there = sweep.spec.job if sweep is not None else found.spec if found is not None else None
+        if there is None:
+            problems.append(f"{place}: {_not_there(state, target)}; expected the id of a job or sweep that is there")
+            continue
+        caller.require_sight(there, f"{'sweep' if sweep is not None else 'job'} {target}")
+    if not problems and (never := dependencies.why_never(spec.after, state.progress_of)):
+        problems.append(f"{path}.after: {never}; leave it out")
+    if problems:
+        raise BadInput(*problems)
+
+
+def _not_there(state: GatewayState, wanted: str) -> str:
+    begin = sum(one.startswith(wanted) for one in (*state.jobs.by_id, *state.sweeps))
+    if begin > 1:
+        return f"{begin} ids begin with {wanted!r}, write more of it"
+    archived = " (one that is archived cannot be waited for: it has ended)" if state.archive.jobs else ""
+    return f"no job or sweep {wanted!r}{archived}"
 
 
 def check(spec: JobSpec, path: str = "$") -> None:
@@ -379,6 +439,37 @@ def release(state: GatewayState, ask: request_bodies.ActRequest, now_s: float, c
     if not job.held:
         return _job_action(job, "is not held")
     return _job_action(job, "may start again", JobReleased(job_id=job.id, by=ask.by, at_s=now_s))
+
+
+def extend(state: GatewayState, ask: request_bodies.ExtendRequest, now_s: float, caller: Caller = SERVICE) -> JobAction:
+    """
+    Let a job run for another time.
+
+    Raises
+    ------
+    RequestRefused
+        409 where it is over or its time is; 400 where the request names no time, or adds some to a job without a limit.
+    """
+    job = _job(state, ask.id, caller)
+    caller.require_own(job.spec, f"job {job.id}")
+    _not_over(job, "extend")
+    if job.timed_out or job.state is JobState.COMPLETING:
+        why = job.reason if job.timed_out else "it was cancelled"
+        raise RequestRefused(CONFLICT, f"job {job.id} is being stopped: {why}; submit it again with more time")
+    if (ask.limit_s is None) == (not ask.add_s):
+        raise RequestRefused(
+            BAD, "expected either add_s, seconds more than it has, or limit_s, seconds in all (0: any)"
+        )
+    if ask.limit_s is None and not job.limit_s:
+        raise RequestRefused(BAD, f"job {job.id} has no time limit to add to; to give it one, name it as limit_s")
+    limit_s = ask.limit_s if ask.limit_s is not None else job.limit_s + ask.add_s
+    may = f"may run for {duration(limit_s)}" if limit_s else "may run as long as it likes"
+    if limit_s == job.limit_s:
+        return _job_action(job, f"{may} already")
+    ran_s = job.executed_by(now_s)
+    if limit_s and ran_s:
+        may += f", of which {duration(ran_s)} {'is' if ran_s < limit_s else 'and so all is'} over"
+    return _job_action(job, may, JobTimeSet(job_id=job.id, limit_s=limit_s, by=ask.by, at_s=now_s))
 
 
 JOB_ACTS: Final = {"cancel": cancel, "hold": hold, "release": release}

@@ -204,6 +204,7 @@ def detail(model: ReadModel, one: Job) -> JobDetail:
         runs=tuple(runs),
         left_out=past.account.left_out,
         usage=past.account.sums(runs),
+        time_limit_s=one.limit_s,
     )
 
 

@@ -30,6 +30,7 @@ LEAST: Final[dict[str, Role]] = {
     "cancel": "user",
     "hold": "user",
     "release": "user",
+    "extend": "user",
     "bulk": "user",
     "cancel_sweep": "user",
     "drain": "operator",

@@ -124,6 +124,7 @@ class Commands:
             "submit": self._submitting(self.submit_job),
             "tune": self._submitting(self.submit_sweep),
             **{verb: self._acting(act, request_bodies.ActRequest) for verb, act in acceptance.JOB_ACTS.items()},
+            "extend": self._acting(acceptance.extend, request_bodies.ExtendRequest),
             "drain": self._acting(acceptance.drain, request_bodies.DrainRequest),
             "resume": self._acting(acceptance.resume, request_bodies.NodeResumeRequest),
             "remove": self._acting(acceptance.remove, request_bodies.ActRequest),

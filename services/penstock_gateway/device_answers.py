@@ -119,8 +119,8 @@ def _key(state: GatewayState, job: Job) -> tuple[bool, float, float, float, str]
     past = state.histories.get(job.id)
     rank = past.rank if past is not None else None
     if rank is None:
-        return job.held, math.inf, math.inf, job.submitted_s, job.id
-    return job.held, *rank.key
+        return not job.startable, math.inf, math.inf, job.submitted_s, job.id
+    return not job.startable, *rank.key
 
 
 def _queued(model: ReadModel, place: int, job: Job, caller: Caller) -> QueuedJobView:

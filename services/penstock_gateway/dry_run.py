@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from penstock_gateway import job_fit
+from penstock_gateway.dependencies import has_come, target_of
 from penstock_gateway.job_history import device_names
 from penstock_gateway.machine import GatewayState
 from penstock_log import JobSpec, Placement, Wait, validation, workload
@@ -47,7 +48,9 @@ def dry_run(
     The dry run tries what follows from the job at once: rounds until one starts it or one changes nothing, between
     them its samples, and the first size of an elastic job. Each change gets a round or two more, in case the job waits.
     """
-    spec, warnings = validation.settled(spec), job_fit.unknown_kinds(state.cluster, spec)
+    left = tuple(one for one in spec.after if not has_come(one, state.progress_of(target_of(one))))
+    spec = validation.settled(msgspec.structs.replace(spec, after=left))
+    warnings = job_fit.unknown_kinds(state.cluster, spec)
     rules = rules_of(state, spec.pool, settings or MatcherSettings())
     caps, kinds = job_fit.caps(state, spec), wait_causes.without_runs(state.cluster, spec.pool).whole.kinds(spec)
     if too_large := job_fit.problem(spec, caps, kinds, spec.pool):

@@ -2,8 +2,9 @@
 The gateway's settings, state, apply, decide.
 
 :class:`GatewayState` is the read model: everything that people ask about, folded from all facts. What people command is
-decided in :mod:`penstock_gateway.acceptance`. By itself the gateway does two things: it announces the end of each job,
-and it cancels the trials of a cancelled sweep.
+decided in :mod:`penstock_gateway.acceptance`. By itself the gateway announces the end of each job,
+cancels the trials of a cancelled sweep, unblocks jobs that wait for others, and ends those whose time is over or that
+are idle for too long.
 
 The announcement is a fact for the outside world: it says that a job has ended, and nothing else that the gateway knows.
 :class:`AnnouncementState` and :func:`announcer` are the same decision without the read model, for a simulation that
@@ -20,7 +21,8 @@ from msgspec import Meta
 
 from penstock_bus import Decider, Decision, Proposal
 from penstock_cluster.nodes import OF_NODES
-from penstock_gateway import idle_runs, job_sizes, node_history, sweep_table
+from penstock_gateway import dependencies, idle_runs, job_sizes, node_history, sweep_table, time_limits
+from penstock_gateway.dependencies import Dependents, Progress
 from penstock_gateway.idle_runs import IdleRun
 from penstock_gateway.job_history import JobHistory
 from penstock_gateway.node_history import NodeHistory
@@ -71,7 +73,7 @@ from penstock_policies.job_lengths import Lengths
 from penstock_scheduler.aggregation.aggregation_table import AggregationTable
 from penstock_scheduler.pool.scheduler_state import SchedulerState, fold
 
-SCHEMA: Final = "gateway.v26"
+SCHEMA: Final = "gateway.v27"
 
 
 class GatewayState(SchedulerState):
@@ -96,6 +98,10 @@ class GatewayState(SchedulerState):
         Pool → kind → what one more device would save, from the last round that worked it out.
     to_announce, to_cancel : dict of str to int
         Job id → sequence of the commit that calls for the announcement or the cancellation.
+    dependents : Dependents
+        The jobs that wait for others.
+    limits : dict of str to float
+        Job → when its time is over, if it goes on as it does.
     open_jobs : OpenJobs
         What each user has open.
     lengths : dict of str to Lengths
@@ -130,6 +136,8 @@ class GatewayState(SchedulerState):
     prices: dict[str, dict[str, float]] = msgspec.field(default_factory=dict)
     to_announce: dict[str, int] = msgspec.field(default_factory=dict)
     to_cancel: dict[str, int] = msgspec.field(default_factory=dict)
+    dependents: Dependents = msgspec.field(default_factory=Dependents)
+    limits: dict[str, float] = msgspec.field(default_factory=dict)
     open_jobs: OpenJobs = msgspec.field(default_factory=OpenJobs)
     lengths: dict[str, Lengths] = msgspec.field(default_factory=dict)
     archive: ArchiveRecord = msgspec.field(default_factory=ArchiveRecord)
@@ -148,6 +156,16 @@ class GatewayState(SchedulerState):
         if isinstance(self.jobs, PastJobs) and isinstance(self.histories, PastTable):
             return self.jobs.since(since_s, self.histories)
         return [job for job in self.jobs if job.state not in TERMINAL or job.finished_s >= since_s]
+
+    def progress_of(self, entity_id: str) -> Progress | None:
+        """Return how far a job or a sweep has come; None where there is no such thing."""
+        if (job := self.jobs.get(entity_id)) is not None:
+            return dependencies.progress_of_job(job)
+        if (sweep := self.sweeps.get(entity_id)) is None:
+            return None
+        ended = sweep.finished.state if sweep.finished is not None else ""
+        trials = (self.jobs.get(job_id) for job_id in self.children.get(entity_id, ()))
+        return Progress(any(trial is not None and trial.first_started_s > 0 for trial in trials), ended)
 
     def wait_of(self, job: Job) -> Wait | None:
         """Return why a job waits by the last round; None where the round does not say."""
@@ -170,6 +188,7 @@ def apply(state: GatewayState, event: Event, seq: int) -> None:
         node_history.note(state.node_histories, event)
     _note_idle(state, event)
     sweep_table.apply(state.sweeps, event, seq)
+    _note_dependents(state, changed, event, seq)
     _note_open_sweep(state, event)
     sweep_table.count_devices(state.sweeps, state.cluster, event)
     match event:
@@ -187,16 +206,32 @@ def apply(state: GatewayState, event: Event, seq: int) -> None:
 
 
 def decide(state: GatewayState, now_s: float) -> Decision:
-    """Announce what has ended, cancel the trials of cancelled sweeps, and stop runs that have been idle too long."""
+    """Announce ends, cancel trials of cancelled sweeps, unblock jobs, end those that are idle or out of time."""
     announcements = [announcement(state.jobs[job_id], seq) for job_id, seq in state.to_announce.items()]
     cancellations = [_cancellation(state, state.jobs[job_id], seq, now_s) for job_id, seq in state.to_cancel.items()]
-    stops, wake_s = idle_runs.stops(state.idle, state.jobs, state.policies, now_s)
-    return Decision([*announcements, *cancellations, *stops], wake_at_s=wake_s)
+    unblocked = dependencies.proposals(state.dependents, state.jobs.get, now_s)
+    stops, idle_s = idle_runs.stops(state.idle, state.jobs, state.policies, now_s)
+    over, limit_s = time_limits.proposals(state.limits, state.jobs.get, now_s)
+    wake_s = min((at_s for at_s in (idle_s, limit_s) if at_s is not None), default=None)
+    return Decision([*announcements, *cancellations, *unblocked, *stops, *over], wake_at_s=wake_s)
 
 
 def decider(settings: GatewaySettings) -> Decider[GatewayState]:  # noqa: ARG001 - all services are made alike
     """Return the gateway's decider; every replica may decide, and the log refuses all but the first."""
     return Decider(name="gateway", state=GatewayState, schema=SCHEMA, apply=apply, decide=decide, leads=False)
+
+
+def _note_dependents(state: GatewayState, changed: Iterable[Job], event: Event, seq: int) -> None:
+    """Note jobs that wait for others, and look again at those that wait for these."""
+    if isinstance(event, RunCheckpointed):
+        return
+    for job in changed:
+        if job.spec.after:
+            state.dependents.note(job, state.progress_of, seq)
+    if state.dependents.of:
+        moved = [event.sweep_id] if isinstance(event, SweepFinished) else []
+        for target in (*moved, *(one for job in changed for one in (job.id, job.spec.parent))):
+            state.dependents.follow(target, state.jobs.get, state.progress_of, seq)
 
 
 def _note_gone(state: GatewayState, event: Event, seq: int) -> None:
@@ -264,6 +299,7 @@ def _note(state: GatewayState, job: Job, event: Event, seq: int) -> None:
     _divide_devices(state, past.account.note(job, event, state.lane_grants), event.at_s)
     state.totals.note(job, past.tally, past.account.runs, measured=past.account.measured)
     state.open_jobs.note(job)
+    time_limits.note(state.limits, job)
     _follow_up(state, job, seq)
 
 
@@ -343,7 +379,7 @@ def _forget_archived(state: GatewayState, event: JobsArchived) -> None:
             state.totals.archive_job(job, state.histories[job_id].tally)
             _divide_devices(state, state.histories[job_id].account.leave(job_id, state.lane_grants), event.at_s)
         state.jobs.forget(job_id)
-        for of_jobs in (state.histories, state.to_announce, state.to_cancel):
+        for of_jobs in (state.histories, state.to_announce, state.to_cancel, state.dependents.due, state.limits):
             of_jobs.pop(job_id, None)
     _drop_ids(state.children, parents, gone)
     _drop_ids(state.samples, keys, gone)

@@ -298,8 +298,11 @@ class Queries:
         acceptance.check_parent(asked.spec, caller)
         await self._may_match()
         await log_reader.catch_up(self._bus, self._live)
-        acceptance.check_beginning(self._live.state, asked.spec)
-        return dry_run.dry_run(self._live.state, asked.spec, self._now_s(), self._settings, self._sizes)
+        state = self._live.state
+        spec = acceptance.with_whole_ids(state, asked.spec, caller)
+        acceptance.check_beginning(state, spec)
+        acceptance.check_dependencies(state, spec, caller)
+        return dry_run.dry_run(state, spec, self._now_s(), self._settings, self._sizes)
 
     async def _rejected(self, body: bytes, caller: Caller) -> RejectedListView:  # noqa: ARG002 - asked before
         ask(body, request_bodies.EmptyRequest)

@@ -15,6 +15,7 @@ import msgspec
 
 from penstock_bus import Delivery
 from penstock_gateway import idle_runs, job_sizes
+from penstock_gateway.dependencies import begin_text
 from penstock_gateway.job_history import device_names, rewound
 from penstock_log import (
     AggregationAsked,
@@ -39,8 +40,12 @@ from penstock_log import (
     JobHeld,
     JobReleased,
     JobsArchived,
+    JobSpec,
     JobsRanked,
     JobSubmitted,
+    JobTimedOut,
+    JobTimeSet,
+    JobUnblocked,
     KindSpeed,
     LaneChanged,
     LogCopied,
@@ -190,6 +195,12 @@ class Timeline:
                 yield f"cancelled{_by(fact.by)}{_because(fact.reason)}"
             case JobHeld():
                 yield f"held{_by(fact.by)}"
+            case JobTimedOut():
+                yield f"its time limit of {duration(fact.limit_s)} is over: it ran for {duration(fact.executed_s)}"
+            case JobTimeSet():
+                yield f"may run {_how_long(fact.limit_s)}{_by(fact.by)}"
+            case JobUnblocked():
+                yield f"may start: {listed(fact.met)} has come"
             case JobReleased():
                 yield f"released{_by(fact.by)}"
             case JobFinished():
@@ -345,7 +356,18 @@ def _submitted(fact: JobSubmitted) -> str:
     kinds = f" of {' or '.join(spec.kinds)}" if spec.kinds else ""
     parent = f" for sweep {spec.parent}" if spec.parent else ""
     size = job_sizes.range_text(spec) or count(spec.gpus, "device")
-    return f"submitted{_by(spec.user)}{parent}: {size}{kinds}{', on hold' if spec.hold else ''}"
+    return f"submitted{_by(spec.user)}{parent}: {size}{kinds}{', on hold' if spec.hold else ''}{_later(spec)}"
+
+
+def _how_long(limit_s: float) -> str:
+    return f"for {duration(limit_s)}" if limit_s else "as long as it likes"
+
+
+def _later(spec: JobSpec) -> str:
+    """Say what a job waits for by its own specification."""
+    after = f", after {listed(one.partition(':')[2] for one in spec.after)}" if spec.after else ""
+    limit = f", for {duration(spec.time_limit_s)} at most" if spec.time_limit_s else ""
+    return f"{limit}{after}{f', {begin_text(spec.begin_s)}' if spec.begin_s else ''}"
 
 
 def _finished(fact: JobFinished) -> str:

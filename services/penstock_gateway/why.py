@@ -14,7 +14,8 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from penstock_gateway import idle_runs, job_fit, job_sizes
+from penstock_gateway import dependencies, idle_runs, job_fit, job_sizes, time_limits
+from penstock_gateway.dependencies import begin_text
 from penstock_gateway.job_history import device_names
 from penstock_gateway.machine import GatewayState
 from penstock_gateway.past_tables import PastJobs
@@ -39,9 +40,9 @@ _ENDINGS: Final = {
 }
 
 _NEVER: Final = {"never_fits", "no_nodes"}
-_NO_PLACE: Final = {*_NEVER, "held"}
+_NO_PLACE: Final = {*_NEVER, "held", "dependency", "begin"}
 """Causes with which it does not matter who stands before the job."""
-_OF_THAT_MOMENT: Final = frozenset({"held", "backoff"})
+_OF_THAT_MOMENT: Final = frozenset({"held", "dependency", "begin", "backoff"})
 _RULED_OUT_FOR_DEVICES: Final = {"capacity", "gang", "order"}
 
 
@@ -68,6 +69,8 @@ def ruled_out_causes(
     """
     if cause != "held":
         yield "it is not held"
+    if cause != "dependency" and job.spec.after:
+        yield f"not what it was to wait for: {listed(job.spec.after)} has come"
     if rank is not None and not rank.ahead and cause in _RULED_OUT_FOR_DEVICES:
         yield "not its priority: no waiting job stands before it"
     yield from _what_it_asks_for(job, cause, pool)
@@ -145,7 +148,7 @@ class WaitExplainer:
         """Return the cause why a job waits; empty if it does not wait."""
         if job.state is not JobState.PENDING:
             return ""
-        if not job.held and job.not_before_s <= self._now_s and (wait := self._explained(job)) is not None:
+        if job.startable and job.not_before_s <= self._now_s and (wait := self._explained(job)) is not None:
             return wait.cause  # of thousands of jobs, nobody reads the evidence
         return self.waiting(job).cause
 
@@ -154,7 +157,8 @@ class WaitExplainer:
             return StateCause("finished", _ending(job))
         if job.state is JobState.RUNNING:
             idle = idle_runs.why_text(self._state.idle.get(job.id), job, self._state.policies, self._now_s)
-            what = _running(job, self._now_s) + self._beside(job) + self._aggregated(job) + idle
+            limit = time_limits.why_text(job, self._now_s)
+            what = _running(job, self._now_s) + self._beside(job) + self._aggregated(job) + limit + idle
             return StateCause("running", what)
         return _stopping(job) if job.state in ACTIVE else self.waiting(job)
 
@@ -178,7 +182,7 @@ class WaitExplainer:
 
     def waiting(self, job: Job) -> StateCause:
         """Return a waiting job's own cause; otherwise the last round's; otherwise what the gateway sees itself."""
-        if (own := _own(job, self._now_s)) is not None:
+        if (own := _own(self._state, job, self._now_s)) is not None:
             return own
         if (wait := self._explained(job)) is not None:
             return StateCause(wait.cause, wait.evidence, wait.remedy)
@@ -203,14 +207,18 @@ class WaitExplainer:
             return None
         key = pool.index.entries[job.id].key
         before = pool.index.ranked(takewhile(lambda other: other < key, pool.index.waiting))
-        jobs = (ranked.job for ranked in before if not ranked.sample and not ranked.job.held)
+        jobs = (ranked.job for ranked in before if not ranked.sample and ranked.job.startable)
         return RankView(queue=own.queue, ahead=sum(self.cause(other) not in _NEVER for other in jobs))
 
 
-def _own(job: Job, now_s: float) -> StateCause | None:
+def _own(state: GatewayState, job: Job, now_s: float) -> StateCause | None:
     """Return a cause that lies in the job itself, whatever the cluster is like."""
     if job.held:
         return StateCause("held", "it is on hold", f"penstock release {job.id}")
+    if job.blocked:
+        return StateCause("dependency", dependencies.why_text(job.spec.after, state.progress_of))
+    if job.not_before_s > now_s and not job.failures:
+        return StateCause("begin", f"{begin_text(job.not_before_s)}, in {duration(job.not_before_s - now_s)}")
     if job.not_before_s > now_s:
         failed = f"{job.failures} of at most {count(job.spec.retries + 1, 'run')} failed"
         last = f" ({job.reason})" if job.reason else ""
@@ -237,6 +245,8 @@ def _running(job: Job, now_s: float) -> str:
 
 
 def _stopping(job: Job) -> StateCause:
+    if job.timed_out:
+        return StateCause("stopping", f"{job.reason}: it is being stopped, and may save a checkpoint")
     what = "being preempted" if job.state is JobState.PREEMPTING else "being cancelled"
     reason = f" ({job.reason})" if job.reason else ""
     return StateCause("stopping", f"it is {what}{reason}; its processes have not all ended yet")

@@ -281,7 +281,7 @@ def _settled(sweep: SweepState, jobs: JobTable) -> bool:
 
 def _rests(job: Job) -> bool:
     if job.state is JobState.PENDING:
-        return not job.held
+        return job.startable
     return job.state is JobState.RUNNING and not job.stopping and job.demand is None and job.started_s > 0
 
 

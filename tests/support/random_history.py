@@ -20,6 +20,9 @@ from penstock_log import (
     JobsArchived,
     JobsRanked,
     JobSubmitted,
+    JobTimedOut,
+    JobTimeSet,
+    JobUnblocked,
     LogTrimmed,
     MemoryNeed,
     NodeDrained,
@@ -158,7 +161,10 @@ class RandomHistory:
     def _submitted(self) -> AnyEvent:
         job_id = self._new()
         parent = self._rng.choice(self._sweeps) if self._sweeps and self._rng.random() < 0.4 else ""
-        found = self._spec(job_id, parent=parent, hold=self._rng.random() < 0.1)
+        kinds, others = ("after", "afterok", "afterany", "afternotok"), [*self._jobs, *self._sweeps]
+        number = self._rng.choice((1, 2)) if others and self._rng.random() < 0.2 else 0
+        after = {f"{self._rng.choice(kinds)}:{self._rng.choice(others)}" for _ in range(number)}
+        found = self._spec(job_id, parent=parent, hold=self._rng.random() < 0.1, after=tuple(sorted(after)))
         return JobSubmitted(at_s=self._at_s(), job_id=job_id, spec=found)
 
     def _placed(self) -> AnyEvent:
@@ -212,8 +218,17 @@ class RandomHistory:
         dropped = (self._job(),) if self._rng.random() < 0.2 else ()
         return ScaleDecided(at_s=run["at_s"], pool="default", demands=(demand,), dropped=dropped, because="arrival")
 
+    def _said_by_the_gateway(self, at_s: float, job_id: str, kind: int) -> AnyEvent:
+        if kind == 5:
+            return JobUnblocked(at_s=at_s, job_id=job_id)
+        if kind == 6:
+            return JobTimeSet(at_s=at_s, job_id=job_id, limit_s=self._rng.choice((0.0, 20.0, 1e6)), by="ada")
+        return JobTimedOut(at_s=at_s, job_id=job_id, limit_s=30.0, executed_s=30.0)
+
     def _said_by_people(self) -> AnyEvent:
-        at_s, job_id, kind = self._at_s(), self._job(), self._rng.randint(0, 4)
+        at_s, job_id, kind = self._at_s(), self._job(), self._rng.randint(0, 7)
+        if kind > 4:
+            return self._said_by_the_gateway(at_s, job_id, kind)
         if kind == 0:
             return JobHeld(at_s=at_s, job_id=job_id, by="ada")
         if kind == 1:

@@ -96,7 +96,7 @@ _REPLIES: Final = "_R_.>"
 
 _OF_JOBS: Final = tuple(
     subjects.command(name)
-    for name in ("submit", "submit_all", "tune", "cancel", "hold", "release", "bulk", "cancel_sweep")
+    for name in ("submit", "submit_all", "tune", "cancel", "hold", "release", "extend", "bulk", "cancel_sweep")
 )
 """What extensions may command, in the name of users: nothing about people, nodes and policies."""
 _MORE: Final[dict[str, list[str]]] = {

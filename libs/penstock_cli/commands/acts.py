@@ -1,5 +1,5 @@
 """
-Commands that act on jobs: ``cancel``, ``hold``, ``release``, on those that are named or on all that match.
+Commands that act on jobs: ``cancel``, ``hold``, ``release``, on those that are named or on all that match; ``extend``.
 
 Many jobs are one request. What a filter chooses is counted first, and a person at a terminal is asked.
 """
@@ -11,9 +11,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Final
 
 from penstock_cli import render
-from penstock_cli.invocation import AnswerOut, CommandOptions, Exit, act, ask, bad_input, explain, flattened, tell
+from penstock_cli.invocation import (
+    AnswerOut,
+    CommandOptions,
+    Exit,
+    JobId,
+    act,
+    ask,
+    bad_input,
+    explain,
+    flattened,
+    tell,
+)
 from penstock_cli.parameters import Argument, Context, Option, PlainCommand
-from penstock_cli.value_formats import job_states
+from penstock_cli.value_formats import job_states, time_limit_s
 
 if TYPE_CHECKING:
     import typer
@@ -73,6 +84,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands, in the order of the help."""
     for command in PLAIN.values():
         app.command()(command.function)
+    app.command()(extend)
 
 
 @flattened
@@ -98,6 +110,24 @@ def hold(ctx: Context, chosen: JobSelection, jobs: Jobs = None, output: AnswerOu
 def release(ctx: Context, chosen: JobSelection, jobs: Jobs = None, output: AnswerOut = "text") -> None:
     """Let held jobs be started again."""
     _act(ctx, "release", jobs or [], chosen, output)
+
+
+def extend(
+    ctx: Context,
+    job: JobId,
+    more: Annotated[
+        str, Argument(metavar="[TIME]", help="So much more than it may run so far, such as 30m or 2h.")
+    ] = "",
+    *,
+    to: Annotated[str, Option("--to", help="In place of that: so long in all, such as 12h; `none`: no limit.")] = "",
+    output: AnswerOut = "text",
+) -> None:
+    """Let a job run for longer than its --time."""
+    if bool(more) == bool(to):
+        bad_input("expected either how much more (penstock extend JOB 2h) or how much in all (--to 12h, --to none)")
+    limit_s = (0.0 if to == "none" else time_limit_s(to, "--to")) if to else None
+    add_s = time_limit_s(more, "TIME") if more else 0.0
+    act(ctx, [job], lambda client, one: client.extend(one, add_s, limit_s=limit_s), output)
 
 
 PLAIN: Final = {command.__name__: PlainCommand(command) for command in (cancel, hold, release)}

@@ -144,6 +144,19 @@ class JobOptions(CommandOptions):
     priority: Annotated[
         int | None, Option("--priority", min=-1000, max=1000, help="For devices whose turns go by priority.")
     ] = None
+    time: Annotated[
+        str, Option("--time", "-t", help="How long it may run, over all of its runs: 90m, 12h, or Slurm's 1-06:00:00.")
+    ] = ""
+    after: Annotated[
+        list[str] | None,
+        Option(
+            "--after",
+            "-d",
+            metavar="[KIND:]ID",
+            help="Start once job or sweep ID has completed; or after:, afterany:, afternotok:ID. Repeatable.",
+        ),
+    ] = None
+    begin: Annotated[str, Option("--begin", help="Not before: 2h from now, or 2026-01-31T18:00.")] = ""
     cwd: Annotated[str, Option("--cwd", "-D", help="Working directory; by default this one.")] = ""
 
     def given(self, command: Sequence[str]) -> dict[str, Any]:
@@ -168,6 +181,9 @@ class JobOptions(CommandOptions):
             "aggregation": self.aggregation,
             "servers": self.servers,
             "checkpoint_tier": self.checkpoint_tier,
+            "after": value_formats.dependencies(self.after or []),
+            "time_limit_s": value_formats.time_limit_s(self.time) if self.time else None,
+            "begin_s": value_formats.begin_s(self.begin) if self.begin else None,
             "params": value_formats.parameters(self.param or []),
             "env": value_formats.environment(self.env or []),
         }

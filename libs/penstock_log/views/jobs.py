@@ -386,6 +386,8 @@ class JobDetail(View, frozen=True, kw_only=True):
         How many before them are not kept.
     usage : Usage or None
         The device time of all of its runs; None from an earlier gateway.
+    time_limit_s : float
+        How long it may run, as was set last; 0: as long as it likes.
     """
 
     job: JobView
@@ -401,6 +403,7 @@ class JobDetail(View, frozen=True, kw_only=True):
     runs: tuple[RunView, ...] = ()
     left_out: int = 0
     usage: Optional[Usage] = None
+    time_limit_s: float = 0.0
 
 
 class ProfileView(View, frozen=True, kw_only=True):

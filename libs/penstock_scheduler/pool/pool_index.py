@@ -266,7 +266,7 @@ class PoolIndex:
         demand = (spec.kinds, spec.memory_bytes, spec.gpus, sample, spec.host_demand)
         if job.placement is not None:
             return self._granted(job, job.placement, ranked, key, demand)
-        if job.held:
+        if not job.startable:
             return IndexEntry("held", key, ranked, demand)
         fresh = job.submitted_s if not sample and (is_sampled(spec) or spec.elastic) and not job.epoch else None
         return IndexEntry("waiting", key, ranked, demand, job.pending_since_s, fresh, delayed=job.not_before_s > 0)

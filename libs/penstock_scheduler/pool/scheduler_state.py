@@ -203,7 +203,7 @@ def fold(known: SchedulerState, jobs: JobTable, event: Event) -> tuple[list[Job]
     if changed:
         _sort_in(known, changed, kind, event.at_s)
         if resized:
-            known.promised.update(job.id for job in changed if job.state is JobState.PENDING and not job.held)
+            known.promised.update(job.id for job in changed if job.state is JobState.PENDING and job.startable)
     if jobs.sharers:
         for job in lifecycle.beside(jobs, event):
             known.history.note(job, event.at_s, known.cluster, known.speeds.of, known.keys[job.id])
@@ -305,7 +305,7 @@ def _is_resized(job: Job | None) -> bool:
 
 def _sort_in(known: SchedulerState, jobs: Iterable[Job], kind: str, at_s: float) -> None:
     for job in jobs:
-        if job.state is not JobState.PENDING or job.held:
+        if job.state is not JobState.PENDING or not job.startable:
             known.promised.discard(job.id)
         if job.state not in TERMINAL:
             if job.id not in known.keys:

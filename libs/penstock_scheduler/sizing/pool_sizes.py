@@ -144,8 +144,8 @@ class _ProblemBuilder:
         )
 
     def _of(self, job: Job) -> Iterator[SizeRequest | FixedSizeJob]:
-        held = job.placement is None and job.held
-        if _ends(job) or held or (job.sample is not None and not self._is_sampled_now(job)):
+        kept = job.placement is None and not job.startable
+        if _ends(job) or kept or (job.sample is not None and not self._is_sampled_now(job)):
             return
         if job.spec.sharing != "exclusive":
             if job.placement is None and (gpus := self._opened(job)):

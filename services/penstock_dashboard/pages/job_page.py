@@ -13,11 +13,10 @@ from penstock_dashboard.charts import BarPart, Chart, ChartLine, ChartPoint
 from penstock_dashboard.gateway_port import PageRefused
 from penstock_dashboard.job_story import JobPast, checkpoints_of
 from penstock_dashboard.metric_series import SAMPLES_PER_S, STEPS_PER_S, JobSeries
-from penstock_dashboard.page import STATES, TEMPLATES, PageContent, PageRequest, gpu_hours, pieces, size
+from penstock_dashboard.page import STATES, TEMPLATES, PageContent, PageRequest, gpu_hours, pieces, size, utc
 from penstock_dashboard.pages.queue_page import CAUSES
 from penstock_log import request_bodies
 from penstock_log.job_state import ACTIVE, TERMINAL, JobState
-from penstock_log.spec import JobSpec
 from penstock_log.text import count, duration, listed
 from penstock_log.views import EventsView, JobDetail, JobsView, JobView, RunView, SizingView
 
@@ -361,10 +360,15 @@ def _environment(detail: JobDetail) -> Iterator[Field]:
         ),
     )
     yield "begins from", spec.begins_from
-    yield "limits", listed(_limits(spec), nothing="")
+    yield "waits for", listed(spec.after, nothing="")
+    yield "begins", f"not before {utc(spec.begin_s)}" if spec.begin_s else ""
+    yield "limits", listed(_limits(detail), nothing="")
 
 
-def _limits(spec: JobSpec) -> Iterator[str]:
+def _limits(detail: JobDetail) -> Iterator[str]:
+    spec = detail.spec
+    if detail.time_limit_s:
+        yield f"{duration(detail.time_limit_s)} of run time"
     sizes: Mapping[str, int] = {
         "of each device's memory at least": spec.memory_bytes,
         "of the host's memory for each device": spec.host_memory_bytes,

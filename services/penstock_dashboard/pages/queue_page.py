@@ -20,6 +20,8 @@ CAUSES: Final = {
     "fairness": "its user has had more",
     "profiling": "is being measured",
     "backoff": "failed, and tries again",
+    "dependency": "waits for other jobs",
+    "begin": "is not to begin yet",
     "never_fits": "can never fit",
     "no_nodes": "its pool has no node",
     "held": "on hold",

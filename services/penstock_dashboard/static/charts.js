@@ -45,6 +45,9 @@
     return [xs.reverse(), ys.reverse()];
   };
 
+  // Between two steps there is none.
+  const WHOLE = Array.from({ length: 48 }, (_, at) => [1, 2, 5][at % 3] * 10 ** Math.floor(at / 3));
+
   const strokeOf = (mark, index, many) => {
     if (!many) return { stroke: color(`--l${index % 6}`), width: 1.8 };
     if (mark === "best") return { stroke: color("--l1"), width: 3 };
@@ -79,7 +82,7 @@
       focus: { alpha: many ? 0.35 : 1 },
       scales: { x: { time: false } },
       axes: [
-        { ...axes, size: 30, values: (_, ticks) => ticks.map((tick) => (bySteps ? short(tick) : span(tick))) },
+        { ...axes, size: 30, incrs: bySteps ? WHOLE : undefined, values: (_, ticks) => ticks.map((tick) => (bySteps ? short(tick) : span(tick))) },
         { ...axes, size: 62, values: (_, ticks) => ticks.map(short) },
       ],
       series: [

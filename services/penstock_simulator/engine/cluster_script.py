@@ -92,6 +92,8 @@ class Script:
         Virtual time less the trace's time.
     executors : callable or None
         Makes the executors, where they are not the plain ones.
+    unblocks : bool
+        Whether some jobs wait for others.
     """
 
     trace: Trace
@@ -104,6 +106,7 @@ class Script:
     facts: Sequence[tuple[str, AnyEvent, str]] = ()
     outages: Sequence[Outage] = field(default_factory=tuple)
     executors: Callable[..., Any] | None = None
+    unblocks: bool = False
 
     @property
     def sizes(self) -> Mapping[str, int]:

@@ -24,6 +24,7 @@ import numpy as np
 
 from penstock_autoscaler.machine import decider as autoscaler
 from penstock_bus import Decider
+from penstock_gateway.dependencies import unblocker
 from penstock_gateway.machine import GatewaySettings, announcer
 from penstock_gateway.machine import decider as gateway
 from penstock_log import JobsRanked, JobSubmitted, RoundDecided, SamplesRequested, SweepCancelled
@@ -194,6 +195,7 @@ class _Simulation:
     ) -> None:
         self._options, self._chosen = options, chosen
         self._cancels_sweeps = any(isinstance(fact, SweepCancelled) for _, fact, _ in script.facts)
+        self._unblocks = script.unblocks
         self._silence = options.failures is not None or bool(script.outages)
         shapes: Mapping[str, JobShape] = {}
         if options.elastic is not None:
@@ -235,6 +237,8 @@ class _Simulation:
             found.append(autoscaler(options.elastic.settings))
         elif options.autoscaler is not None:
             found.append(autoscaler(options.autoscaler))
+        if self._unblocks and (options.log is None or not self._cancels_sweeps):
+            found.append(unblocker())
         if options.log is None:
             return found
         return [*found, gateway(GatewaySettings()) if self._cancels_sweeps else announcer()]

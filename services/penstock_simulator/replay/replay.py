@@ -46,6 +46,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock_bus import Delivery
+from penstock_gateway.dependencies import target_of
 from penstock_log import (
     TERMINAL,
     AnyEvent,
@@ -56,6 +57,7 @@ from penstock_log import (
     DeviceResumed,
     Job,
     JobCancelled,
+    JobSpec,
     JobSubmitted,
     JobTable,
     NodeDrained,
@@ -245,7 +247,7 @@ def _script(ledger: PastRunLedger, jobs: list[Job], policy: str, nodes: list[Nod
 
     def submitted(row: int) -> JobSubmitted:
         job, task = jobs[row], ledger.tasks[row]
-        spec = ledger.spec(job)
+        spec = _later(ledger.spec(job), history, shift_s)
         spec = msgspec.structs.replace(spec, duration_s=ledger.length_s(task, kinds)) if declares else spec
         return JobSubmitted(at_s=job.submitted_s + shift_s, job_id=job.id, spec=spec)
 
@@ -271,7 +273,21 @@ def _script(ledger: PastRunLedger, jobs: list[Job], policy: str, nodes: list[Nod
             if not departure[3] and departure[1] in known
         ],
         executors=partial(PastExecutors, ledger=ledger),
+        unblocks=any(spec.after for spec in history.specs.values()),
     )
+
+
+def _later(spec: JobSpec, history: ClusterHistory, shift_s: float) -> JobSpec:
+    """Return a job's specification with what it waits for as the replay has it: its clock, and trials for sweeps."""
+    if not spec.after and not spec.begin_s:
+        return spec
+    after: list[str] = []
+    for one in spec.after:
+        target = target_of(one)
+        trials = [job_id for job_id, other in history.specs.items() if other.parent == target]
+        after += [one] if target in history.specs else [f"afterany:{job_id}" for job_id in trials]
+    begin_s = max(0.0, spec.begin_s + shift_s) if spec.begin_s else 0.0
+    return msgspec.structs.replace(spec, after=tuple(after), begin_s=begin_s)
 
 
 def _outage(
@@ -288,15 +304,11 @@ def _outage(
 
 def _others(history: ClusterHistory, ledger: PastRunLedger, shift_s: float) -> list[tuple[str, AnyEvent, str]]:
     """Return the submissions of jobs that never ran: they wait in the replay as well."""
-    return [
-        (
-            subjects.job(task.id),
-            JobSubmitted(at_s=history.jobs[task.id].submitted_s + shift_s, job_id=task.id, spec=history.specs[task.id]),
-            "gateway/sim",
-        )
-        for task in ledger.others
-        if task.id in history.specs
-    ]
+    found: list[tuple[str, AnyEvent, str]] = []
+    for job_id in (task.id for task in ledger.others if task.id in history.specs):
+        spec, at_s = _later(history.specs[job_id], history, shift_s), history.jobs[job_id].submitted_s + shift_s
+        found.append((subjects.job(job_id), JobSubmitted(at_s=at_s, job_id=job_id, spec=spec), "gateway/sim"))
+    return found
 
 
 def _cancels(history: ClusterHistory, ledger: PastRunLedger, shift_s: float) -> Iterator[tuple[str, AnyEvent, str]]:

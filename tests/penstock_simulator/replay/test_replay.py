@@ -17,6 +17,7 @@ from penstock_log import (
     JobCancelled,
     JobSpec,
     JobSubmitted,
+    JobUnblocked,
     NodeJoined,
     Placement,
     Preemption,
@@ -208,6 +209,43 @@ def test_what_a_preempted_run_lost_is_no_work_and_is_lost_again_where_it_is_pree
     assert by_length.replayed.preemptions.tolist() == [1, 0]
     again_s = 0.0 if steps else 10.0
     assert by_length.replayed.executed_s.tolist() == pytest.approx([work_s + again_s, 5.0])
+
+
+def ordered_log() -> list[bytes]:
+    """Return a log of one device: j2 waits for j1, which was late; j3 is not to begin before 160 s; each runs 10 s."""
+    gpu = Device(index=0, kind="fast", memory_bytes=8, backend="emulated")
+    slots = (Slot(node_id="n1", devices=(0,)),)
+
+    def submitted(job_id: str, at_s: float = 100.0, **order: Any) -> JobSubmitted:
+        return JobSubmitted(job_id=job_id, spec=JobSpec(name="a", command=("x",), profile="off", **order), at_s=at_s)
+
+    def runs(job_id: str, at_s: float) -> list[AnyEvent]:
+        lease = Placement(job_id=job_id, epoch=1, kind="fast", slots=slots)
+        about = {"job_id": job_id, "epoch": 1, "node_id": "n1"}
+        return [
+            RoundDecided(pool="default", at_s=at_s, placements=(lease,)),
+            RunStarted(devices=(0,), at_s=at_s, **about),
+            RunEnded(outcome="completed", at_s=at_s + 10.0, **about),
+        ]
+
+    facts: list[AnyEvent] = [
+        NodeJoined(node_id="n1", devices=(gpu,), at_s=100.0),
+        submitted("j1"),
+        submitted("j2", 100.001, after=("afterok:j1",)),
+        submitted("j3", 100.002, begin_s=160.0),
+        *runs("j1", 120.0),  # after a pause of the matcher
+        JobUnblocked(job_id="j2", met=("afterok:j1",), at_s=130.0),
+        *runs("j2", 130.0),
+        *runs("j3", 160.0),
+    ]
+    return [log_file.encode(delivery(seq, fact)) for seq, fact in enumerate(facts, start=1)]
+
+
+def test_a_job_waits_for_others_and_for_its_time_in_a_replay_too(tmp_path: Path) -> None:
+    for log in (None, tmp_path / "log"):
+        found = replay(read_log(ordered_log()), "fifo", profile=False, **({"log": log} if log else {}))
+        ends = dict(zip(found.replayed.trace.job_ids, found.replayed.end_s.tolist(), strict=True))
+        assert ends == {"j1": pytest.approx(110.0), "j2": pytest.approx(120.0), "j3": pytest.approx(170.0)}
 
 
 def test_a_first_run_that_goes_on_is_not_taken_to_count_no_iterations() -> None:

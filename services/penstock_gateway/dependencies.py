@@ -1,0 +1,281 @@
+"""
+Jobs that wait for other jobs or sweeps: when they may start, and when they never can.
+
+A specification says in ``after`` what its job waits for, in Slurm's words (:data:`penstock_log.Dependency`). The fold
+of all jobs knows such a job as blocked. :class:`Dependents` has what is to be looked at again when something moves on,
+and :func:`proposals` decides: a job for which all has come is unblocked, one for which something can never come is
+cancelled. The gateway does so by its read model, :func:`unblocker` by a state of its own, for simulations.
+What is not known any more has come: it was there when the job was accepted, and what could not come was refused.
+
+A job can only wait for what was submitted before it, so nothing waits in a circle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from datetime import UTC, datetime
+from typing import Final, NamedTuple
+
+import msgspec
+
+from penstock_bus import Decider, Decision, Proposal
+from penstock_log import (
+    TERMINAL,
+    Event,
+    Job,
+    JobCancelled,
+    JobTable,
+    JobUnblocked,
+    RunCheckpointed,
+    SweepFinished,
+    SweepSubmitted,
+    lifecycle,
+    subjects,
+)
+from penstock_log.job_state import ENDINGS, JobState
+from penstock_log.text import listed
+
+_WANTED: Final = {
+    "after": "has started",
+    "afterok": "has completed",
+    "afterany": "has ended",
+    "afternotok": "has failed or was cancelled",
+}
+
+
+class Progress(NamedTuple):
+    """
+    How far a job or a sweep has come.
+
+    Attributes
+    ----------
+    ended : str
+        ``completed``, ``failed`` or ``cancelled``; empty while it goes on.
+    """
+
+    started: bool
+    ended: str = ""
+
+
+ProgressOf = Callable[[str], Progress | None]
+"""Gives the progress of a job or a sweep; None of what is not known."""
+
+
+def progress_of_job(job: Job) -> Progress:
+    """Return how far a job has come."""
+    return Progress(job.first_started_s > 0, ENDINGS[job.state] if job.state in TERMINAL else "")
+
+
+def target_of(dependency: str) -> str:
+    """
+    Return the job or sweep that is waited for.
+
+    Examples
+    --------
+    >>> target_of("afterok:j1")
+    'j1'
+    """
+    return dependency.partition(":")[2]
+
+
+def has_come(dependency: str, progress: Progress | None) -> bool | None:
+    """
+    Say whether what is waited for has come; None if it still may.
+
+    Examples
+    --------
+    >>> has_come("afterok:j1", Progress(started=True)), has_come("afterok:j1", Progress(started=True, ended="failed"))
+    (None, False)
+    """
+    if progress is None:
+        return True
+    kind = dependency.partition(":")[0]
+    if kind == "after" and (progress.started or progress.ended):
+        return True
+    if kind == "after" or not progress.ended:
+        return None
+    return kind == "afterany" or (progress.ended == "completed") is (kind == "afterok")
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """
+    What is to become of a blocked job.
+
+    Attributes
+    ----------
+    seq : int
+        Sequence of the commit by which that is so.
+    never : str
+        Why it can never start; empty: it may.
+    """
+
+    seq: int
+    never: str = ""
+
+
+class Dependents(msgspec.Struct):
+    """
+    The blocked jobs, by what they wait for.
+
+    Attributes
+    ----------
+    of : dict of str to list of str
+        Job or sweep → the blocked jobs that wait for it.
+    due : dict of str to Verdict
+        Blocked job → what is to become of it.
+    """
+
+    of: dict[str, list[str]] = msgspec.field(default_factory=dict)
+    due: dict[str, Verdict] = msgspec.field(default_factory=dict)
+
+    def note(self, job: Job, progress_of: ProgressOf, seq: int) -> None:
+        """Note that a job has come, or waits no more."""
+        waits = job.blocked and job.state is JobState.PENDING
+        targets = dict.fromkeys(map(target_of, job.spec.after))
+        known = any(job.id in self.of.get(target, ()) for target in targets)
+        if waits and not known:
+            for target in targets:
+                self.of.setdefault(target, []).append(job.id)
+            self._look(job, progress_of, seq)
+        elif known and not waits:
+            self._drop(job.id, targets)
+
+    def follow(self, target: str, jobs: Callable[[str], Job | None], progress_of: ProgressOf, seq: int) -> None:
+        """Look again at the jobs that wait for something which has moved on."""
+        for job_id in self.of.get(target, ()):
+            if (job := jobs(job_id)) is not None:
+                self._look(job, progress_of, seq)
+
+    def _look(self, job: Job, progress_of: ProgressOf, seq: int) -> None:
+        if job.id in self.due:
+            return
+        never = why_never(job.spec.after, progress_of)
+        if never or all(has_come(one, progress_of(target_of(one))) for one in job.spec.after):
+            self.due[job.id] = Verdict(seq, never)
+
+    def _drop(self, job_id: str, targets: Iterable[str]) -> None:
+        self.due.pop(job_id, None)
+        for target in targets:
+            left = [one for one in self.of.get(target, ()) if one != job_id]
+            if left:
+                self.of[target] = left
+            else:
+                self.of.pop(target, None)
+
+
+def proposals(dependents: Dependents, jobs: Callable[[str], Job | None], now_s: float) -> Iterator[Proposal]:
+    """Yield what becomes of the blocked jobs for which all has come, or can never come."""
+    for job_id, verdict in dependents.due.items():
+        if (job := jobs(job_id)) is None:
+            continue
+        fact: JobCancelled | JobUnblocked = JobUnblocked(at_s=now_s, job_id=job_id, met=job.spec.after)
+        if verdict.never:
+            fact = JobCancelled(at_s=now_s, job_id=job_id, reason=verdict.never)
+        yield Proposal(subject=subjects.job(job_id), facts=(fact,), cause=verdict.seq)
+
+
+def why_never(after: Iterable[str], progress_of: ProgressOf) -> str:
+    """Return in words why a job can never start; empty if it may."""
+    for one in after:
+        progress = progress_of(target_of(one))
+        if progress is not None and has_come(one, progress) is False:
+            target, wanted = target_of(one), _WANTED[one.partition(":")[0]]
+            return f"it was to wait until {target} {wanted}, and {target} {_ended(progress.ended)}"
+    return ""
+
+
+def why_text(after: Iterable[str], progress_of: ProgressOf) -> str:
+    """
+    Return in words what a job still waits for.
+
+    Examples
+    --------
+    >>> why_text(["afterok:j1"], lambda job_id: Progress(started=True))
+    'it waits until j1 has completed (it has started)'
+    """
+    left = [one for one in after if not has_come(one, progress_of(target_of(one)))]
+    return f"it waits until {listed([_one_text(one, progress_of) for one in left], nothing='the next decision')}"
+
+
+def _one_text(dependency: str, progress_of: ProgressOf) -> str:
+    target, wanted = target_of(dependency), _WANTED[dependency.partition(":")[0]]
+    progress = progress_of(target)
+    if progress is None:
+        return f"{target} {wanted}"
+    now = _ended(progress.ended) if progress.ended else "has started" if progress.started else "has not started"
+    return f"{target} {wanted} (it {now})"
+
+
+def _ended(how: str) -> str:
+    return "was cancelled" if how == "cancelled" else f"has {how}"
+
+
+def begin_text(begin_s: float) -> str:
+    """
+    Return in words before which time a job is not to begin.
+
+    Examples
+    --------
+    >>> begin_text(1790000000.0)
+    'not before 2026-09-21 14:13:20 UTC'
+    """
+    return f"not before {datetime.fromtimestamp(begin_s, UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+class UnblockerState(msgspec.Struct):
+    """
+    What is to be known to unblock jobs.
+
+    Attributes
+    ----------
+    jobs : JobTable
+        The jobs that are not over.
+    sweeps : dict of str to str
+        Sweep → how it ended; empty while it goes on.
+    """
+
+    jobs: JobTable = msgspec.field(default_factory=JobTable)
+    sweeps: dict[str, str] = msgspec.field(default_factory=dict)
+    dependents: Dependents = msgspec.field(default_factory=Dependents)
+
+    def progress_of(self, entity_id: str) -> Progress | None:
+        """Return how far a job or a sweep has come; None of what is not there."""
+        if (job := self.jobs.get(entity_id)) is not None:
+            return progress_of_job(job)
+        ended = self.sweeps.get(entity_id)
+        return Progress(started=True, ended=ended) if ended is not None else None
+
+
+def unblocker() -> Decider[UnblockerState]:
+    """Return a decider that unblocks jobs as the gateway does."""
+    return Decider(
+        name="gateway",  # it writes about the gateway's entities
+        state=UnblockerState,
+        schema="unblocker.v1",
+        apply=_apply,
+        decide=_decide,
+        leads=False,
+        reads=lifecycle.OF_JOBS | {SweepSubmitted, SweepFinished},
+        ignores=frozenset({RunCheckpointed}),
+    )
+
+
+def _apply(state: UnblockerState, event: Event, seq: int) -> None:
+    moved: list[str] = []
+    if isinstance(event, SweepSubmitted | SweepFinished):
+        state.sweeps[event.sweep_id] = event.state if isinstance(event, SweepFinished) else ""
+        moved.append(event.sweep_id)
+    changed = state.jobs.apply(event)
+    for job in changed:
+        if job.spec.after:
+            state.dependents.note(job, state.progress_of, seq)
+        moved.append(job.id)
+    for target in moved if state.dependents.of else ():
+        state.dependents.follow(target, state.jobs.get, state.progress_of, seq)
+    for job in changed:
+        if job.state in TERMINAL:
+            state.jobs.forget(job.id)
+
+
+def _decide(state: UnblockerState, now_s: float) -> Decision:
+    return Decision(list(proposals(state.dependents, state.jobs.get, now_s)))

@@ -1,0 +1,174 @@
+"""Jobs that wait for others: what unblocks them, what can never come, and what is refused."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import pytest
+from gateway_cases import NOW_S, Gateway, ended, gateway, joined, placed, refusal, spec, started, submitted, sweep_spec
+
+from penstock_bus import Delivery
+from penstock_bus.decider import Fold
+from penstock_bus.memory import MemoryBus
+from penstock_gateway import dependencies
+from penstock_gateway.dependencies import Progress, has_come
+from penstock_log import (
+    AnyEvent,
+    Commit,
+    JobCancelled,
+    JobsArchived,
+    JobSubmitted,
+    JobUnblocked,
+    SweepFinished,
+    SweepSubmitted,
+)
+
+WENT_ON = {"completed": Progress(True, "completed"), "failed": Progress(True, "failed"), "started": Progress(True)}
+COMES = {
+    "after": {"waiting": None, "started": True, "completed": True, "failed": True, "cancelled": True},
+    "afterok": {"waiting": None, "started": None, "completed": True, "failed": False, "cancelled": False},
+    "afterany": {"waiting": None, "started": None, "completed": True, "failed": True, "cancelled": True},
+    "afternotok": {"waiting": None, "started": None, "completed": False, "failed": True, "cancelled": True},
+}
+"""Slurm's table."""
+
+
+@pytest.mark.parametrize(("kind", "how"), list(product(COMES, COMES["after"])))
+def test_what_comes_is_as_in_slurm(kind: str, how: str) -> None:
+    there = WENT_ON.get(how, Progress(False, "cancelled" if how == "cancelled" else ""))
+    assert has_come(f"{kind}:j1", there) is COMES[kind][how]
+
+
+async def facts_about(gateway: Gateway, job_id: str, *kinds: type[AnyEvent]) -> list[Any]:
+    found = await gateway.bus.read("penstock.evt.>")
+    facts = [fact for one in found for fact in one.commit.facts]
+    return [fact for fact in facts if isinstance(fact, kinds) and getattr(fact, "job_id", "") == job_id]
+
+
+async def decided(gateway: Gateway, job_id: str) -> JobUnblocked | JobCancelled:
+    """Return what the gateway says of a blocked job."""
+    async for delivery in gateway.bus.follow():
+        for fact in delivery.commit.facts:
+            if isinstance(fact, JobUnblocked | JobCancelled) and fact.job_id == job_id:
+                return fact
+    raise AssertionError("the log has ended")
+
+
+async def test_a_job_goes_on_once_all_that_it_waits_for_has_come() -> None:
+    waiting = submitted("j3", after=("afterok:j1", "afterany:j2"))
+    async with gateway(MemoryBus(), joined(), submitted("j1"), submitted("j2"), waiting) as served:
+        assert (await served.query("why", {"id": "j3"}))["cause"] == "dependency"
+        await served.told(placed("j1"), started("j1"), ended("j1"))
+        why = await served.query("why", {"id": "j3"})
+        assert why["evidence"] == "it waits until j2 has ended (it has not started)"
+        await served.told(placed("j2"), started("j2"), ended("j2", "failed"))
+        assert await decided(served, "j3") == JobUnblocked(
+            at_s=pytest.approx(NOW_S + 100, abs=10), job_id="j3", met=("afterok:j1", "afterany:j2")
+        )
+        assert (await served.query("why", {"id": "j3"}))["cause"] != "dependency"
+
+
+async def test_a_job_that_can_never_start_is_cancelled_and_so_are_those_behind_it() -> None:
+    facts = [submitted("j1"), submitted("j2", after=("afterok:j1",)), submitted("j3", after=("afterok:j2",))]
+    async with gateway(MemoryBus(), joined(), *facts) as served:
+        await served.told(placed("j1"), started("j1"), ended("j1", "failed"))
+        second, third = await decided(served, "j2"), await decided(served, "j3")
+        assert isinstance(second, JobCancelled)
+        assert second.reason == "it was to wait until j1 has completed, and j1 has failed"
+        assert isinstance(third, JobCancelled)
+        assert third.reason == "it was to wait until j2 has completed, and j2 was cancelled"
+
+
+async def test_a_job_waits_for_a_sweep() -> None:
+    swept = SweepSubmitted(at_s=NOW_S, sweep_id="s1", spec=sweep_spec(id="s1"))
+    waiting = submitted("j1", after=("afterok:s1",))
+    async with gateway(MemoryBus(), joined(), swept, waiting) as served:
+        assert (await served.query("why", {"id": "j1"}))["cause"] == "dependency"
+        await served.told(SweepFinished(at_s=NOW_S + 9, sweep_id="s1", state="completed"))
+        assert isinstance(await decided(served, "j1"), JobUnblocked)
+
+
+async def test_a_blocked_job_is_not_placed_and_a_hold_counts_beside() -> None:
+    waiting = submitted("j2", after=("afterok:j1",))
+    async with gateway(MemoryBus(), joined(), submitted("j1"), waiting, placed("j2", 1)) as served:
+        assert (await served.query("job", {"id": "j2"}))["job"]["state"] == "PD"
+        await served.command("hold", {"id": "j2"})
+        await served.told(placed("j1"), started("j1"), ended("j1"))
+        await decided(served, "j2")
+        assert (await served.query("why", {"id": "j2"}))["cause"] == "held"
+
+
+async def test_what_had_come_before_the_submission_counts() -> None:
+    facts = [submitted("j1"), placed("j1"), started("j1"), ended("j1")]
+    async with gateway(MemoryBus(), joined(), *facts) as served:
+        await served.command("submit", {"spec": spec(id="j2", after=("afterok:j1",))})
+        assert isinstance(await decided(served, "j2"), JobUnblocked)
+
+
+async def test_the_unique_beginning_of_an_id_is_taken_for_the_whole_one() -> None:
+    async with gateway(MemoryBus(), joined(), submitted("abc1"), submitted("xyz1")) as served:
+        asked = {"spec": spec(id="j2", after=("afterok:ab", "afterany:abc1", "afterok:ab"))}
+        for _ in range(2):  # the same job, submitted again, is the same
+            await served.command("submit", asked)
+        (fact,) = await facts_about(served, "j2", JobSubmitted)
+        assert fact.spec.after == ("afterok:abc1", "afterany:abc1")
+
+
+@pytest.mark.parametrize(
+    ("after", "says"),
+    [
+        (("afterok:j2",), "$.after[0]: the job would wait for itself; leave it out"),
+        (("after:j1", "after:j9"), "$.after[1]: no job or sweep 'j9'; expected the id of a job or sweep that is there"),
+        (("afterok:k",), "$.after[0]: 2 ids begin with 'k', write more of it"),
+        (("afterok:j0",), "$.after: it was to wait until j0 has completed, and j0 has failed; leave it out"),
+        (
+            ("soon:j1",),
+            "after[0]: expected after:ID, afterok:ID, afterany:ID or afternotok:ID, with the id of a job or a sweep",
+        ),
+    ],
+)
+async def test_what_makes_no_sense_is_refused_with_its_place(after: tuple[str, ...], says: str) -> None:
+    over = [submitted("j0"), placed("j0"), started("j0"), ended("j0", "failed")]
+    async with gateway(MemoryBus(), joined(), *over, submitted("j1"), submitted("k1"), submitted("k2")) as served:
+        asked = {"spec": spec(id="j2", after=after)}
+        for request in (served.command("submit", asked), served.query("dryrun", asked)):
+            code, text = await refusal(request)
+            assert (code, says in text) == (400, True), text
+
+
+async def test_a_dry_run_knows_what_has_come() -> None:
+    over = [submitted("j0"), placed("j0"), started("j0"), ended("j0")]
+    async with gateway(MemoryBus(), joined(), *over, submitted("j1")) as served:
+        assert (await served.query("dryrun", {"spec": spec(after=("afterok:j0",))}))["starts"]
+        found = await served.query("dryrun", {"spec": spec(after=("afterok:j0", "afterok:j1"))})
+        assert (found["starts"], found["cause"], found["evidence"]) == (False, "dependency", "it waits for afterok:j1")
+        later = await served.query("dryrun", {"spec": spec(begin_s=NOW_S + 3_600)})
+        assert (later["starts"], later["cause"]) == (False, "begin")
+
+
+async def test_a_job_says_before_when_it_is_not_to_begin() -> None:
+    async with gateway(MemoryBus(), joined(), submitted("j1", begin_s=NOW_S + 3_600)) as served:
+        why = await served.query("why", {"id": "j1"})
+        assert why["cause"] == "begin"
+        assert why["evidence"].startswith("not before 2023-11-14 23:13:20 UTC, in 58 min")
+
+
+def test_a_simulation_unblocks_as_the_gateway_does() -> None:
+    facts = [
+        submitted("j1"),
+        submitted("j2", after=("afterok:j1",)),
+        submitted("j3", after=("afternotok:j1",)),
+        submitted("j4", after=("afterok:long-gone",)),
+        placed("j1"),
+        started("j1"),
+        ended("j1"),
+        JobsArchived(at_s=NOW_S + 9, archive="main", job_ids=("j1",)),
+    ]
+    fold = Fold(dependencies.unblocker())
+    for seq, fact in enumerate(facts, 1):
+        commit = Commit(id=str(seq), actor="test", facts=(fact,))
+        fold.apply(Delivery(subject=f"penstock.evt.job.{seq}", seq=seq, stored_s=fact.at_s, pending=0, commit=commit))
+    proposals = fold.decider.decide(fold.state, NOW_S + 10).proposals
+    made = {fact.job_id: type(fact) for one in proposals for fact in one.facts if hasattr(fact, "job_id")}
+    assert made == {"j2": JobUnblocked, "j3": JobCancelled, "j4": JobUnblocked}
