@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test quick check format lint types imports docs docs-check bench chaos faults compose-test browser-test tree clean lock pictures
-.PHONY: audit sbom
+.PHONY: audit sbom prepared
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  \033[1m%-14s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,10 +30,15 @@ quick: $(VENV)/.dev $(VENV)/.kernels ## Run what takes a moment: no servers, no 
 check: $(VENV)/.dev ## Everything CI runs: format, lint, types, import contracts, generated documents, tests
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
-	@$(BIN)/mypy $(PACKAGES) tools examples
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target types prepared
 	@$(BIN)/lint-imports --no-logo
 	@$(MAKE) --no-print-directory docs-check
 	@$(MAKE) --no-print-directory test
+
+# Beside the type checker, which keeps one core busy: the kernels, and the bytecode of all tests, which otherwise each of
+# several test processes would compile for itself.
+prepared: $(VENV)/.dev $(VENV)/.kernels
+	@$(PYTEST) --collect-only -qq > $(VENV)/collected || { cat $(VENV)/collected; exit 1; }
 
 format: $(VENV)/.dev ## Format the code and apply safe fixes
 	@$(BIN)/ruff format .
