@@ -46,7 +46,7 @@ from penstock_log.aggregation_messages import (
 from penstock_testing import eventually
 
 PROGRAM = (sys.executable, "-S", str(Path(__file__).with_name("aggregator_program.py")))
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 F = TypeVar("F", bound=AnyEvent)
 LAYOUT = VectorLayout(dtype="f4", parts=(16, 8))
 
