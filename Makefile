@@ -6,7 +6,8 @@ PACKAGES := libs services
 PYTEST := $(BIN)/python -m pytest
 # Four more than there are cores: tests wait for servers as often as they compute. Clusters belong to modules, which
 # therefore stay together; tests/conftest.py says in which order.
-PARALLEL := -n $(shell expr $$(nproc) + 4) --dist loadfile --no-loadscope-reorder
+WORKERS ?= $(shell expr $$(nproc) + 4)
+PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # Clusters start eight processes each: without bytecode every one of them would compile all it imports.
 unexport PYTHONDONTWRITEBYTECODE
