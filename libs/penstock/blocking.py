@@ -104,9 +104,9 @@ class _BlockingAsker:
         try:
             while True:
                 if retries.is_due(clock()):
-                    retries.begin_try(clock())
+                    left_s = retries.begin_try(clock())
                     try:
-                        under_way.add(self._connection.send(subject, body))
+                        under_way.add(self._connection.send(subject, body, left_s))
                     except BusError as error:
                         under_way.clear()
                         retries.refuse(error, clock(), under_way=False)

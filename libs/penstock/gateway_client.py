@@ -17,13 +17,13 @@ import msgspec
 from penstock.retries import RetriedAnswer, RetryPolicy, is_open, new_id
 from penstock_bus.errors import BusError, ServiceError, Unanswered
 from penstock_log import request_bodies, subjects, views
-from penstock_log.facts import Role, Setting
 from penstock_log.spec import JobSpec, SweepSpec
 
 if TYPE_CHECKING:
     from types import ModuleType
 
     from penstock_bus.identity import logins
+    from penstock_log.spec import Role, Setting
 
 _IDS: Final = 3
 _CONFLICT: Final = 409

@@ -13,11 +13,13 @@ import os
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import MISSING, dataclass, fields
 from enum import IntEnum
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NoReturn, TypeVar, get_args, get_type_hints
+
+import msgspec
+from msgspec import NODEFAULT
 
 from penstock_cli import render
 from penstock_cli.parameters import Argument, Context, Declaration, Option, declared
@@ -48,15 +50,13 @@ JobId = Annotated[str, Argument(metavar="JOB", help="Job id, or a unique beginni
 JobIds = Annotated[list[str], Argument(metavar="JOB...", help="Job ids, or unique beginnings of them.")]
 
 
-@dataclass(frozen=True)
-class CommandOptions:
+class CommandOptions(msgspec.Struct, frozen=True):
     """
     Options of a command, as :func:`flattened` gives them to it; each field is annotated as Typer has it.
 
     Examples
     --------
-    >>> @dataclass(frozen=True)
-    ... class Weather(CommandOptions):
+    >>> class Weather(CommandOptions, frozen=True):
     ...     place: Annotated[str, Argument()]
     ...     days: Annotated[int, Option("--days", "-d")] = 1
     ...     kinds: Annotated[list[str] | None, Option("--kind")] = None
@@ -68,19 +68,26 @@ class CommandOptions:
     def words(self) -> Iterator[str]:
         """Yield the arguments that ask for this again; whatever has its default was not typed."""
         hints = get_type_hints(type(self), include_extras=True)
-        for field in fields(self):
-            value, info = getattr(self, field.name), get_args(hints[field.name])[-1]
+        for name, default in self.defaults().items():
+            value, info = getattr(self, name), get_args(hints[name])[-1]
             first = next(iter(info.names), "") if isinstance(info, Declaration) else info.default  # or Typer's own
-            names = first if isinstance(first, str) and first else f"--{field.name.replace('_', '-')}"
+            names = first if isinstance(first, str) and first else f"--{name.replace('_', '-')}"
             yes, _, no = names.partition("/")
-            if field.default is MISSING and type(info).__name__ in {"Argument", "ArgumentInfo"}:  # ours or Typer's
+            if default is NODEFAULT and type(info).__name__ in {"Argument", "ArgumentInfo"}:  # ours or Typer's
                 yield str(value)
             elif isinstance(value, bool):
-                yield from [yes if value else no] if value is not field.default else []
+                yield from [yes if value else no] if value is not default else []
             elif isinstance(value, list | tuple):
                 yield from (word for item in value for word in (yes, str(item)))
-            elif value != field.default:
+            elif value != default:
                 yield from (yes, f"{value:g}" if isinstance(value, float) else str(value))
+
+    @classmethod
+    def defaults(cls) -> dict[str, Any]:
+        """Return each field with its default, in their order; ``NODEFAULT`` where it must be given."""
+        given = cls.__struct_defaults__
+        required = len(cls.__struct_fields__) - len(given)
+        return dict(zip(cls.__struct_fields__, (*[NODEFAULT] * required, *given), strict=True))
 
 
 def flattened(command: Callable[..., None]) -> Callable[..., None]:
@@ -91,14 +98,14 @@ def flattened(command: Callable[..., None]) -> Callable[..., None]:
         if isinstance(annotation, type) and issubclass(annotation, CommandOptions):
             groups[name] = annotation
             hints = get_type_hints(annotation, include_extras=True)
-            flat |= {one.name: (hints[one.name], one.default) for one in fields(annotation)}
+            flat |= {one: (hints[one], default) for one, default in annotation.defaults().items()}
         else:
             flat[name] = annotation, default
 
     @wraps(command)
     def run(*args: Any, **given: Any) -> None:
         made = {
-            name: kind(**{one.name: given.pop(one.name) for one in fields(kind) if one.name in given})
+            name: kind(**{one: given.pop(one) for one in kind.__struct_fields__ if one in given})
             for name, kind in groups.items()
         }
         command(*args, **given, **made)

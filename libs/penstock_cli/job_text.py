@@ -7,7 +7,9 @@ Pure functions from what the gateway answered to lines of text and to headers an
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -15,17 +17,16 @@ import msgspec
 from penstock_cli import render
 from penstock_cli.render import Pairs, Table
 from penstock_cli.value_formats import clock, span
-from penstock_log.job_state import size_text
 
 if TYPE_CHECKING:
-    from penstock_log import JobSpec, KindSpeed, views
+    from penstock_log import JobSpec, KindSpeed, Size, views
 
 _PASSING: Final = {
     *("capacity", "gang", "host_cpus", "host_memory", "later_place", "order", "fairness", "profiling", "backoff")
 }
 _ONLY_WAIT: Final = "nothing known starts it sooner; it only has to wait"
 _CHECKPOINTED: Final = "checkpointed after step"
-_STATES: Final = {
+STATES: Final = {
     "PD": "waiting",
     "R": "running",
     "PR": "being preempted",
@@ -34,6 +35,7 @@ _STATES: Final = {
     "F": "failed",
     "CA": "cancelled",
 }
+"""Of each state, in the order of a job's life: what it says."""
 _BECAUSE: Final = {
     "arrival": "a job has come",
     "completion": "a job is over",
@@ -53,10 +55,10 @@ def job_table(jobs: Sequence[views.JobView] | Sequence[views.JobRow], *, wide: b
     """
     with_batch = any(j.batch_size for j in jobs)
     columns: dict[str, Callable[[Any], str]] = {
-        "ID": lambda job: job.id,
-        "NAME": lambda job: job.name,
-        "USER": lambda job: job.user,
-        "ST": lambda job: job.state,
+        "ID": attrgetter("id"),
+        "NAME": attrgetter("name"),
+        "USER": attrgetter("user"),
+        "ST": attrgetter("state"),
         "GPUS": width,
         **({"BATCH": lambda job: str(job.batch_size or "-")} if with_batch else {}),
         "WAIT": lambda job: span(job.wait_s),
@@ -65,7 +67,7 @@ def job_table(jobs: Sequence[views.JobView] | Sequence[views.JobRow], *, wide: b
         **(_wide_columns(with_host=any(j.cpus or j.host_memory_bytes for j in jobs)) if wide else {}),
         "NODES/REASON": place_or_reason,
     }
-    return tuple(columns), list(zip(*([cell(job) for job in jobs] for cell in columns.values()), strict=True))
+    return tuple(columns), list(zip(*([*map(cell, jobs)] for cell in columns.values()), strict=True))
 
 
 def _wide_columns(*, with_host: bool) -> dict[str, Callable[[views.JobView], str]]:
@@ -84,10 +86,15 @@ def _wide_columns(*, with_host: bool) -> dict[str, Callable[[views.JobView], str
 def place_or_reason(job: views.JobView | views.JobRow) -> str:
     """Return where an active job runs, in brackets why a waiting one waits, or why an ended one ended."""
     if job.state == "PD":
-        return f"({'held' if job.held else _words(job.cause or 'undecided')})"
+        return _waits_for(job.cause, held=job.held)
     if job.placed_on:
         return render.devices(job.placed_on)
     return job.reason or render.devices(job.devices)
+
+
+@lru_cache(maxsize=100)  # many wait for the same
+def _waits_for(cause: str, *, held: bool) -> str:
+    return f"({'held' if held else _words(cause or 'undecided')})"
 
 
 def job_lines(detail: views.JobDetail) -> list[str]:
@@ -100,7 +107,7 @@ def job_lines(detail: views.JobDetail) -> list[str]:
     pairs = [
         ("id", job.id),
         ("name", job.name),
-        ("state", f"{job.state} ({_STATES.get(job.state, job.state)}{', held' if job.held else ''})"),
+        ("state", f"{job.state} ({STATES.get(job.state, job.state)}{', held' if job.held else ''})"),
         ("user", f"{job.user} ({job.team})" if job.team else job.user),
         ("sweep", job.parent),
         ("pool", job.pool),
@@ -295,7 +302,7 @@ def width(job: views.JobView | views.JobRow) -> str:
 def _size_pairs(job: views.JobView, sizing: views.SizingView) -> Pairs:
     """Return what `penstock show` says of a job's size."""
     return [
-        ("size", size_text(sizing.size)),
+        ("size", _size_text(sizing.size)),
         ("of", _range(sizing)),
         ("rate", _lr(sizing)),
         ("examples", str(job.samples or "")),
@@ -303,9 +310,16 @@ def _size_pairs(job: views.JobView, sizing: views.SizingView) -> Pairs:
         ("resized", _how_often(sizing)),
         (
             "unfit",
-            "; ".join(size_text(size) + ("" if size.batch_size else ", whatever the batch") for size in sizing.unfit),
+            "; ".join(_size_text(size) + ("" if size.batch_size else ", whatever the batch") for size in sizing.unfit),
         ),
     ]
+
+
+def _size_text(size: Size) -> str:
+    """Return a size in words; most jobs have one only, and need not load what knows sizes."""
+    from penstock_log.job_state import size_text
+
+    return size_text(size)
 
 
 def _why_size_pairs(why: views.WhyView, now_s: float) -> Pairs:
@@ -347,7 +361,7 @@ def _how_often(sizing: views.SizingView) -> str:
 
 def _resized(resize: views.ResizeView, now_s: float, *, waits: bool) -> str:
     open_ = "" if resize.done_s is not None or waits else "; it does not run so yet"
-    change = resize.reason or f"from {size_text(resize.before)} to {size_text(resize.after)}"
+    change = resize.reason or f"from {_size_text(resize.before)} to {_size_text(resize.after)}"
     return f"{span(now_s - resize.at_s)} ago, {_BECAUSE.get(resize.because, resize.because)}: {change}{open_}"
 
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import MISSING
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, NamedTuple, Protocol, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, Literal, Protocol, Union, get_args, get_origin, get_type_hints
+
+from msgspec import NODEFAULT, Struct
 
 COMMAND: Final = "penstock.command"
 """Under which name the meta data of a context has the words behind ``--``."""
@@ -73,7 +74,7 @@ class PlainContext:
         self.meta: dict[str, Any] = {}
 
 
-class PlainCommand(NamedTuple):
+class PlainCommand(Struct, frozen=True):
     """
     A command that may be read plainly.
 
@@ -91,7 +92,7 @@ class NotPlain(Exception):
     """A command line that is for Typer to read."""
 
 
-class _Parameter(NamedTuple):
+class _Parameter(Struct, frozen=True):
     """A parameter as it is read."""
 
     name: str
@@ -210,11 +211,11 @@ def _parameters(function: Callable[..., Any]) -> Iterator[_Parameter]:
             raise NotPlain(name)
         kind = _without_none(kind)
         is_many = get_origin(kind) is list
-        yield _Parameter(name, get_args(kind)[0] if is_many else kind, found[0], is_many, default is MISSING)
+        yield _Parameter(name, get_args(kind)[0] if is_many else kind, found[0], is_many, default is NODEFAULT)
 
 
 def declared(function: Callable[..., Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Yield each parameter of a function with its annotation and its default; ``MISSING`` where it must be given."""
+    """Yield each parameter of a function with its annotation and its default; ``NODEFAULT`` where it must be given."""
     flat: Mapping[str, tuple[Any, Any]] | None = getattr(function, "flat_parameters", None)
     if flat is not None:
         yield from ((name, *about) for name, about in flat.items())
@@ -226,7 +227,7 @@ def declared(function: Callable[..., Any]) -> Iterator[tuple[str, Any, Any]]:
         **dict(zip(names[code.co_argcount - len(values) :], values, strict=False)),
         **(function.__kwdefaults__ or {}),
     }
-    yield from ((name, hints[name], defaults.get(name, MISSING)) for name in names)
+    yield from ((name, hints[name], defaults.get(name, NODEFAULT)) for name in names)
 
 
 def _without_none(kind: Any) -> Any:

@@ -7,7 +7,6 @@ more values than fit, and a name that stands twice in one table, of which JSON a
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from typing import Final, Literal
@@ -71,6 +70,8 @@ def _toml(text: str) -> object:
 
 
 def _json(text: str) -> object:
+    import json
+
     try:
         return json.loads(text, parse_constant=_no_constant, parse_int=_integer, object_pairs_hook=_object)
     except json.JSONDecodeError as error:

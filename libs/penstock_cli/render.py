@@ -173,18 +173,15 @@ def table(
     bcd    16
     """
     headers = [seen(header) for header in headers]
-    columns = [[_one_line(cell) for cell in column] for column in zip(*rows, strict=True)] or [[] for _ in headers]
+    columns = [_one_line_each(column) for column in zip(*rows, strict=True)] or [[] for _ in headers]
     widths = [
         max(len(header), max(map(len, column), default=0)) for header, column in zip(headers, columns, strict=True)
     ]
     right = [_is_numeric(column) for column in columns]
     if width is not None and "NAME" in headers:
         _narrow(headers.index("NAME"), columns, widths, width)
-    padded = [
-        [cell.rjust(most) if is_right else cell.ljust(most) for cell in (header, *column)]
-        for header, column, most, is_right in zip(headers, columns, widths, right, strict=True)
-    ]
-    lines = [_GAP.join(cells).rstrip() for cells in zip(*padded, strict=True)]
+    line = _line_format(widths, right)
+    lines = [line % cells for cells in (tuple(headers), *zip(*columns, strict=True))]
     if width is None and not colour:
         return lines
     last, states = [headers[-1], *columns[-1]], _states(headers, columns)
@@ -292,15 +289,32 @@ def _is_terminal() -> bool:
     return sys.stdout is not None and sys.stdout.isatty()  # None where a shell closed it: >&-
 
 
+def _one_line_each(column: Sequence[str]) -> list[str]:
+    """Return cells as one line each; a look at all of them together tells quickly where nothing is to be done."""
+    together = "".join(column)
+    if together.isprintable() and " " not in together and "" not in column:
+        return list(column)
+    found = {cell: _one_line(cell) for cell in set(column)}
+    return [found[cell] for cell in column]
+
+
 def _one_line(cell: str) -> str:
     if cell.isprintable() and " " not in cell:  # as most are
         return cell or "-"
     return seen(" ".join(cell.split())) or "-"
 
 
+def _line_format(widths: Sequence[int], right: Sequence[bool]) -> str:
+    """Return what fills a row's cells in; the last column is not filled up with spaces at its right."""
+    *first, last = [f"%{'' if is_right else '-'}{width}s" for width, is_right in zip(widths, right, strict=True)]
+    return _GAP.join([*first, last if right[-1] else "%s"])
+
+
 def _is_numeric(column: list[str]) -> bool:
-    found = set(column) - {"-"}
-    return bool(found) and all(map(_NUMBER.fullmatch, found))
+    first = next((cell for cell in column if cell != "-"), None)
+    if first is None or _NUMBER.fullmatch(first) is None:  # as in most columns, without a look at the rest
+        return False
+    return all(map(_NUMBER.fullmatch, set(column) - {"-"}))
 
 
 def _narrow(at: int, columns: list[list[str]], widths: list[int], width: int) -> None:

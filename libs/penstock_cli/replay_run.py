@@ -178,7 +178,7 @@ class ReplayPlan:
 
     def as_recorded(self) -> ReplayPlan:
         """Return the plan without what the cluster did not have."""
-        return replace(self, asked=replace(self.asked, settings=None, left_out=None), added=None)
+        return replace(self, asked=msgspec.structs.replace(self.asked, settings=None, left_out=None), added=None)
 
     def run(self, policy: str, progress: ComputationProgress, wanted: ReportOptions) -> Replay:
         """Run the log again under one policy."""

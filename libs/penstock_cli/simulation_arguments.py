@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal
 
+import msgspec
 import typer
 
 from penstock_cli.invocation import CommandOptions, Out, bad_input
@@ -21,8 +21,7 @@ Settings = Annotated[
 ]
 
 
-@dataclass(frozen=True)
-class SimulationArguments(CommandOptions):
+class SimulationArguments(CommandOptions, frozen=True, dict=True):
     """
     What was typed of ``penstock sim``.
 
@@ -105,9 +104,9 @@ class SimulationArguments(CommandOptions):
 
     def __post_init__(self) -> None:
         """Take policies with commas as several, and a number of seeds as these seeds; each counts once."""
-        object.__setattr__(self, "policies", list(dict.fromkeys(words(self.policies))))
-        object.__setattr__(self, "seed", list(_several(self.seed or (), self.seed_count)))
-        object.__setattr__(self, "seed_count", 1)
+        msgspec.structs.force_setattr(self, "policies", list(dict.fromkeys(words(self.policies))))
+        msgspec.structs.force_setattr(self, "seed", list(_several(self.seed or (), self.seed_count)))
+        msgspec.structs.force_setattr(self, "seed_count", 1)
 
     @cached_property
     def chosen(self) -> dict[str, str]:
@@ -122,7 +121,7 @@ class SimulationArguments(CommandOptions):
     def described(self) -> dict[str, str]:
         """Return what was set otherwise than by default, in words."""
         shown = ("placement", "compat", "overhead_s", "mtbf_s", "length_error", "borrow", "window_s")
-        default = {one.name: one.default for one in fields(self)}
+        default = self.defaults()
         found = {name: str(getattr(self, name)) for name in shown if getattr(self, name) != default[name]}
         if self.seeds:
             found["seeds" if len(self.seeds) > 1 else "seed"] = ", ".join(map(str, self.seeds))
@@ -148,8 +147,7 @@ def _several(named: Sequence[int], count: int) -> Sequence[int]:
     return range(first, first + count)
 
 
-@dataclass(frozen=True)
-class ReplayArguments(CommandOptions):
+class ReplayArguments(CommandOptions, frozen=True, dict=True):
     """What was typed of ``penstock replay``; as recorded is what the services' own settings say."""
 
     from_: Annotated[
@@ -224,8 +222,7 @@ class ReplayArguments(CommandOptions):
         return f"its own nodes{f' {self.cluster}' if self.cluster else ''}{less}"
 
 
-@dataclass(frozen=True)
-class ReportOptions(CommandOptions):
+class ReportOptions(CommandOptions, frozen=True):
     """What becomes of the results: on which output, in which folder, with which chart."""
 
     out: Annotated[

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import stat
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -74,6 +73,8 @@ def read(path: str, stdin: Callable[[int], str]) -> SpecSource:
     if suffix not in SUFFIXES:
         if not Path(path).exists():
             raise SpecError(f"there is no file {path}; check the path; expected one in {', '.join(SUFFIXES)}")
+        import shlex
+
         command = shlex.join(workload.run_by((path,), is_executable=os.access(path, os.X_OK)) or (path,))
         raise SpecError(
             f"{path} has the suffix {suffix or 'nothing'!r}; expected {', '.join(SUFFIXES)}; "
@@ -131,6 +132,8 @@ def parse(source: SpecSource) -> Raw:
     SpecError
         If the text is not well formed, with the line, or is not a table of fields.
     """
+    if source is EMPTY:  # which takes no parser
+        return {}
     try:
         raw = parse_text(source.text, source.format)
     except Malformed as error:

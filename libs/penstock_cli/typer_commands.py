@@ -10,11 +10,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import MISSING
 from functools import wraps
 from typing import Annotated, Any, get_args, get_origin
 
 import typer
+from msgspec import NODEFAULT
 from typer.core import TyperCommand, TyperGroup
 
 from penstock_cli.invocation import ended_badly
@@ -103,7 +103,7 @@ def typed(function: Callable[..., Any]) -> Callable[..., Any]:
                 name,
                 inspect.Parameter.KEYWORD_ONLY,
                 annotation=annotations[name],
-                default=inspect.Parameter.empty if default is MISSING else default,
+                default=inspect.Parameter.empty if default is NODEFAULT else default,
             )
             for name, _, default in plain
         ]

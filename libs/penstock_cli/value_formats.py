@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import time
 from collections.abc import Iterable, Mapping
 from datetime import datetime
+from functools import lru_cache
 from typing import Final
 
 from penstock_cli.invocation import bad_input
@@ -139,6 +139,8 @@ def parameters(words: Iterable[str]) -> dict[str, str | int | float | bool]:
 
 
 def _value(text: str) -> str | int | float | bool:
+    import json
+
     try:
         value = json.loads(text, parse_constant=str)
     except (ValueError, RecursionError):
@@ -283,11 +285,15 @@ def span(seconds: float | None) -> str:
     >>> [span(s) for s in (None, 0.04, 9.96, 59.9, 61, 7265, 90061)]
     ['-', '0.0s', '10.0s', '59.9s', '1m01s', '2h01m', '1d01h']
     """
-    if seconds is None:
-        return "-"
+    if not seconds:  # as of all jobs that have not run
+        return "-" if seconds is None else "0.0s"
     if seconds < 59.95:
         return f"{max(0.0, seconds):.1f}s"
-    whole = int(seconds + 0.5)
+    return _whole_span(int(seconds + 0.5))
+
+
+@lru_cache(maxsize=10_000)  # a list of jobs has many alike
+def _whole_span(whole: int) -> str:
     for size, unit, part, small in ((86400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s")):
         if whole >= size:
             return f"{whole // size}{unit}{whole % size // part:02d}{small}"

@@ -122,7 +122,6 @@ if TYPE_CHECKING:
         RunWarned,
         SamplesRequested,
         Scalability,
-        Setting,
         SweepCancelled,
         SweepSubmitted,
         Timing,
@@ -147,6 +146,7 @@ if TYPE_CHECKING:
         MemoryNeed,
         Outcome,
         Param,
+        Setting,
         SweepSpec,
         Uniform,
     )
@@ -171,7 +171,7 @@ else:
             "Event JobCancelled JobFinished JobHeld JobReleased JobSubmitted JobTimeSet JobTimedOut "
             "JobUnblocked KindSpeed LaneChanged "
             "NodeDrained NodeJoined NodeLeft NodeRemoved NodeResumed PolicySet ProfileSample RunCheckpointed "
-            "RunEnded RunMeasured RunRewound RunStarted RunWarned SamplesRequested Scalability Setting "
+            "RunEnded RunMeasured RunRewound RunStarted RunWarned SamplesRequested Scalability "
             "SweepCancelled SweepSubmitted Timing UnknownFact UserRemoved UserSet WorkloadProfiled "
             "WorkloadScaled"
         ),
@@ -179,7 +179,9 @@ else:
         "lifecycle": "JobTable last_checkpoint",
         "login_facts": "NodeLoginIssued NodeLoginRevoked NodeLogins NodeTokenIssued",
         "memory_facts": "MemoryOffered SlabsEvicted SlabsLent SlabsReturned",
-        "spec": "Batch Budget Choice Device Dimension Integers JobSpec MemoryNeed Outcome Param SweepSpec Uniform",
+        "spec": (
+            "Batch Budget Choice Device Dimension Integers JobSpec MemoryNeed Outcome Param Setting SweepSpec Uniform"
+        ),
     }
     """The names of each module, which is loaded when one of them is used: a command line needs few of them."""
     _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}

@@ -12,12 +12,12 @@ Every fact is an :class:`Event`: it has a tag of its own, an entity, and the tim
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal, Optional, Union
+from typing import Annotated, Any, Final, Literal, Optional
 
 import msgspec
 from msgspec import Meta
 
-from penstock_log.spec import CheckpointTier, Device, JobSpec, MemoryNeed, Outcome, SweepSpec
+from penstock_log.spec import CheckpointTier, Device, JobSpec, MemoryNeed, Outcome, Role, Setting, SweepSpec
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type"):
@@ -490,10 +490,6 @@ class DeviceResumed(Event, frozen=True, kw_only=True, tag="request.device_resume
     by: str = ""
 
 
-Setting = Optional[Union[str, bool, int, float, list[Union[str, float]]]]
-"""A value as TOML has it; None where a setting is to be off."""
-
-
 class PolicySet(Event, frozen=True, kw_only=True, tag="policy.set.v1"):
     """
     From here on a pool is run by these settings; the services' own settings say what these leave out.
@@ -508,10 +504,6 @@ class PolicySet(Event, frozen=True, kw_only=True, tag="policy.set.v1"):
     settings: dict[str, Setting]
     by: str = ""
     reason: str = ""
-
-
-Role = Literal["viewer", "user", "operator", "admin"]
-"""Roles of people, each with the rights of those before it: docs/access.md has the table."""
 
 
 class UserSet(Event, frozen=True, kw_only=True, tag="user.set.v1"):

@@ -19,8 +19,7 @@ from typing import Annotated, Final, Literal, Optional, Union
 import msgspec
 from msgspec import Meta
 
-from penstock_log.facts import Role, Setting
-from penstock_log.spec import JobSpec, Name, Seconds, SweepSpec
+from penstock_log.spec import JobSpec, Name, Role, Seconds, Setting, SweepSpec
 
 At = Optional[Union[int, float, str]]
 Limit = Annotated[int, Meta(ge=1, le=1000)]

@@ -8,10 +8,12 @@ login in ``compose.yaml`` (a test compares both), and its name in the lists of i
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final
+
+import msgspec
 
 
-class Service(NamedTuple):
+class Service(msgspec.Struct, frozen=True):
     """
     A service and what it may do; ``penstock_NAME`` is its package, and its user has its name.
 

@@ -7,8 +7,6 @@ Schemas from these Structs and their docstrings.
 
 from __future__ import annotations
 
-import inspect
-import re
 from typing import Annotated, Any, Final, Literal, Optional, Union
 
 import msgspec
@@ -23,6 +21,10 @@ EntityId = Annotated[
     ),
 ]
 Param = Union[str, int, float, bool]
+Setting = Optional[Union[str, bool, int, float, list[Union[str, float]]]]
+"""A value as TOML has it; None where a setting is to be off."""
+Role = Literal["viewer", "user", "operator", "admin"]
+"""Roles of people, each with the rights of those before it: docs/access.md has the table."""
 MOST_GPUS: Final = 65_536
 MOST_SAMPLES: Final = 2**31
 Gpus = Annotated[int, Meta(ge=1, le=MOST_GPUS)]
@@ -468,7 +470,7 @@ BASE: Final = "https://penstock.example/schemas"
 AMOUNT: Final = r"^\s*(\d+(?:\.\d+)?)\s*([KMGTkmgt]?)([Ii]?[Bb])?\s*$"
 RANGE: Final = r"^\s*[1-9]\d{0,4}\s*\.\.\s*[1-9]\d{0,4}\s*$"
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
-_ATTRIBUTE: Final = re.compile(r"^(\w[\w, ]*?)(?: : .*)?\n((?:    .*\n?)+)", re.MULTILINE)
+_ATTRIBUTE: Final = r"(?m)^(\w[\w, ]*?)(?: : .*)?\n((?:    .*\n?)+)"
 
 
 def job_schema() -> dict[str, Any]:
@@ -539,6 +541,8 @@ def _published(type_: type[msgspec.Struct], name: str, title: str) -> dict[str, 
 
 
 def _document(schema: dict[str, Any], type_: type) -> None:
+    import inspect  # noqa: PLC0415 - who submits a job describes none, and it takes long to load
+
     doc = inspect.cleandoc(type_.__doc__ or "")
     schema["description"] = _joined(doc.partition("\n\nAttributes\n")[0])
     schema["additionalProperties"] = False
@@ -549,9 +553,13 @@ def _document(schema: dict[str, Any], type_: type) -> None:
 
 
 def _attributes(doc: str) -> dict[str, str]:
+    import re  # noqa: PLC0415
+
     _, _, section = doc.partition("\n\nAttributes\n----------\n")
     return {
-        name.strip(): _joined(text) for names, text in _ATTRIBUTE.findall(f"{section}\n") for name in names.split(",")
+        name.strip(): _joined(text)
+        for names, text in re.findall(_ATTRIBUTE, f"{section}\n")
+        for name in names.split(",")
     }
 
 

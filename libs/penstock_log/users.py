@@ -11,7 +11,8 @@ from typing import Final, Optional, get_args
 
 import msgspec
 
-from penstock_log.facts import Event, Role, UserRemoved, UserSet
+from penstock_log.facts import Event, UserRemoved, UserSet
+from penstock_log.spec import Role
 
 ROLES: Final[tuple[Role, ...]] = get_args(Role)
 """From the least to the most rights."""

@@ -8,8 +8,6 @@ seen against a msgspec type; :func:`widened` reads the short forms in which peop
 
 from __future__ import annotations
 
-import difflib
-import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -79,6 +77,8 @@ def parse(body: bytes) -> Any:
     """Return a JSON body as plain dicts, lists, strings and numbers; raise :class:`BadInput` where it is not JSON."""
     if not body.strip():
         raise BadInput("the body is empty; expected a JSON object")
+    import json  # noqa: PLC0415 - a client that submits a job parses no text
+
     try:
         raw = msgspec.json.decode(body)
         json.loads(body, object_pairs_hook=_told_once, parse_int=str, parse_float=str)
@@ -160,6 +160,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
     >>> nearest("gpu", ["name", "gpus"])
     '; did you mean `gpus`?'
     """
+    import difflib  # noqa: PLC0415 - what is right needs none
+
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f"; did you mean `{close[0]}`?" if close else ""
 
@@ -346,15 +348,21 @@ def _shown(raw: Any) -> str:
     if isinstance(raw, int) and raw.bit_length() > _MOST_BITS:
         return f"a whole number of {raw.bit_length()} bits"
     try:
-        text = json.dumps(raw)
+        text = _as_json(raw)
     except (TypeError, ValueError):
         text = f"{type(raw).__name__} {raw}"
     return text if len(text) <= 80 else f"{text[:60]}… ({len(text)} characters)"
 
 
+def _as_json(raw: object) -> str:
+    import json  # noqa: PLC0415
+
+    return json.dumps(raw)
+
+
 def _under(path: str, key: object) -> str:
     text = _shortened(str(key))
-    return f"{path}.{text}" if re.fullmatch(r"[\w-]+", text) else f"{path}[{json.dumps(text)}]"
+    return f"{path}.{text}" if re.fullmatch(r"[\w-]+", text) else f"{path}[{_as_json(text)}]"
 
 
 def _shortened(text: str) -> str:
@@ -557,12 +565,12 @@ def bounds(text: str, what: str) -> tuple[int, int]:
     """
     found = _RANGE.fullmatch(text)
     if found is None:
-        raise BadInput(f"{what}: {_WANTED}, got {json.dumps(text)}")
+        raise BadInput(f"{what}: {_WANTED}, got {_as_json(text)}")
     least, most = map(int, found.groups())
     if least > most > 0:
-        raise BadInput(f'{what}: got {json.dumps(text)}; the fewest devices come first: "{most}..{least}"')
+        raise BadInput(f'{what}: got {_as_json(text)}; the fewest devices come first: "{most}..{least}"')
     if least < 1 or most > MOST_GPUS:
-        raise BadInput(f"{what}: got {json.dumps(text)}; expected from 1 to {MOST_GPUS} devices")
+        raise BadInput(f"{what}: got {_as_json(text)}; expected from 1 to {MOST_GPUS} devices")
     return least, most
 
 

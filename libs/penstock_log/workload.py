@@ -16,7 +16,6 @@ Gu et al., Tiresias: A GPU Cluster Manager for Distributed Deep Learning, NSDI 2
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Final
@@ -64,8 +63,7 @@ def work(spec: JobSpec) -> str:
     (True, False)
     """
     env = {name: value for name, value in spec.env.items() if name != ARRAY_INDEX}
-    described = msgspec.json.encode((spec.command, spec.params, env), order="deterministic")
-    return hashlib.sha256(described).hexdigest()[:16]
+    return _hashed(msgspec.json.encode((spec.command, spec.params, env), order="deterministic"))
 
 
 def is_opaque(command: Sequence[str], read: Callable[[str], bytes]) -> bool:
@@ -121,7 +119,13 @@ def _mentions_penstock(head: bytes) -> bool:
 
 @lru_cache(maxsize=4096)  # most jobs are of a workload that was there before
 def _digest(parts: tuple[str, int, str, tuple[str, ...]]) -> str:
-    return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()[:16]
+    return _hashed(msgspec.json.encode(parts))
+
+
+def _hashed(described: bytes) -> str:
+    import hashlib  # noqa: PLC0415 - it loads OpenSSL, and a client that submits a job makes no key
+
+    return hashlib.sha256(described).hexdigest()[:16]
 
 
 LOWEST: Final = 0.14

@@ -17,8 +17,8 @@ import msgspec
 
 from penstock_gateway.endpoints import RequestRefused
 from penstock_log import JobSpec, SweepSpec
-from penstock_log.facts import Role
 from penstock_log.services import ANONYMOUS
+from penstock_log.spec import Role
 from penstock_log.users import Users, has_rights_of
 
 FORBIDDEN: Final = 403

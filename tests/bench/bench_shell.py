@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import shutil
 import statistics
 import subprocess
@@ -45,6 +46,14 @@ def took_s(command: Command, environment: dict[str, str]) -> float:
     return after - before
 
 
+def processor_s(command: Command, environment: dict[str, str]) -> float:
+    """Return the seconds of processor time of a whole process, on which other processes tell less."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    took_s(command, environment)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+
+
 def medians_s(commands: Sequence[Command], runs: int, environment: dict[str, str]) -> list[float]:
     """Return the median of each command; they are run in turn, once before that is counted."""
     for command in commands:
@@ -64,6 +73,12 @@ def show(what: str, ours_s: float, theirs_s: float | None, whose: str) -> None:
     """Print a line: both times, and the ratio."""
     theirs = "" if theirs_s is None else f"; {whose} {theirs_s * 1e3:.0f} ms; ratio {ours_s / theirs_s:.2f}"
     print(f"{what}: {ours_s * 1e3:.0f} ms{theirs}", flush=True)
+
+
+def show_processor(command: Command, runs: int, environment: dict[str, str]) -> None:
+    """Print the median of a command's own processor time."""
+    found_s = statistics.median(processor_s(command, environment) for _ in range(runs))
+    print(f"    of its own processor time: {found_s * 1e3:.0f} ms", flush=True)
 
 
 async def pend(cluster: Cluster, count: int) -> float:
@@ -123,10 +138,12 @@ def everyday(cluster: Cluster, runs: int, environment: dict[str, str], *, slurm:
         commands = [[*PENSTOCK, *ours.split()], *([theirs] if slurm else [])]
         found = medians_s(commands, runs, environment)
         show(f"{what} (`penstock {ours}`)", found[0], found[1] if slurm else None, theirs[0])
+        show_processor(commands[0], runs, environment)
     job_id = asyncio.run(one_job(cluster))
     for words in ("status", "events", f"why {job_id}", f"show {job_id}", f"hold {job_id}", f"cancel {job_id}"):
-        found = medians_s([[*PENSTOCK, *words.split()]], runs, environment)
-        show(f"`penstock {words.split()[0]}`", found[0], None, "")
+        command = [*PENSTOCK, *words.split()]
+        show(f"`penstock {words.split()[0]}`", medians_s([command], runs, environment)[0], None, "")
+        show_processor(command, runs, environment)
 
 
 async def one_job(cluster: Cluster) -> str:
@@ -158,8 +175,10 @@ def long_list(cluster: Cluster, runs: int, environment: dict[str, str]) -> None:
     asyncio.run(clear(cluster))
     for _ in range(MANY // JOBS):
         asyncio.run(pend(cluster, JOBS))
-    found = medians_s([[*PENSTOCK, "ps", "-s", "PD", "--limit", str(MANY)]], runs, environment)
+    command = [*PENSTOCK, "ps", "-s", "PD", "--limit", str(MANY)]
+    found = medians_s([command], runs, environment)
     show(f"the list of {MANY:,} pending jobs (`penstock ps --limit {MANY}`)", found[0], None, "")
+    show_processor(command, runs, environment)
 
 
 def main() -> None:
@@ -175,6 +194,7 @@ def main() -> None:
         cluster = Cluster(folder / "data", "--emulate", "fast:1@1.0:4GiB", "--config", str(settings))
         cluster.up()
         environment = {**os.environ, "NO_COLOR": "1", "PENSTOCK_URL": cluster.url}
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)  # who installs Penstock has its byte code
         try:
             starts(runs, environment)
             everyday(cluster, runs, environment, slurm=slurm)

@@ -17,6 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_server import plain_server
 
+from penstock_bus.identity.claims import SigningKey
+from penstock_bus.identity.logins import Login, keep_login
 from penstock_cli.commands import acts, cluster, jobs, submit
 from penstock_cli.parameters import Argument, NotPlain, PlainCommand, PlainContext, declared, read_plainly
 from penstock_cli.quick_start import run_quickly
@@ -158,10 +160,13 @@ def test_what_is_read_plainly_is_what_typer_reads(asked: tuple[PlainCommand, lis
 
 # --- what is loaded
 HEAVY = {
-    "asyncio", "click", "cryptography", "logging", "nats", "networkx", "numba", "numpy", "rich", "scipy", "structlog",
-    "subprocess", "typer", "uvloop", "yaml", "penstock_log.codec", "penstock_log.lifecycle", "penstock_bus.port",
-    "penstock_cli.app", "penstock.client",
+    "asyncio", "click", "cryptography", "dataclasses", "difflib", "hashlib", "inspect", "json", "logging",
+    "nacl.bindings", "nats", "networkx", "nkeys", "numba", "numpy", "rich", "scipy", "shutil", "ssl", "structlog",
+    "subprocess", "threading", "typer", "typing_extensions", "uvloop", "yaml", "penstock_bus.port",
+    "penstock_cli.app", "penstock.client", "penstock_log.codec", "penstock_log.facts", "penstock_log.lifecycle",
 }  # fmt: skip
+MOST_MODULES = 145
+"""Two thirds of them are what Python starts with, and what msgspec and a socket take."""
 JOB = views.JobRow(id="j1", name="a", user="u", state="PD", gpus=1, submitted_s=1.0, wait_s=2.0, run_s=0.0)
 ANSWERS: dict[str, msgspec.Struct] = {
     "jobs": views.JobsView(jobs=(), rows=(JOB,), total=1, seq=7),
@@ -188,18 +193,28 @@ def loaded(tmp_path: Path) -> Callable[..., tuple[int, set[str]]]:
 
     def run(*words: str) -> tuple[int, set[str]]:
         code = (
-            "import sys, json\nfrom penstock_cli.quick_start import run_quickly\n"
-            f"code = run_quickly({list(words)!r})\nprint(json.dumps([code, sorted(sys.modules)]))"
+            "import sys\nfrom penstock_cli.quick_start import run_quickly\n"
+            f"code = run_quickly({list(words)!r})\nloaded = sorted(sys.modules)\n"
+            "import json\nprint(json.dumps([code, loaded]))"
         )
         environment = {**os.environ, "PENSTOCK_URL": server.url, "XDG_CONFIG_HOME": str(tmp_path)}
         done = subprocess.run(
-            [sys.executable, "-c", code], env=environment, cwd=tmp_path, capture_output=True, text=True, check=True
+            [sys.executable, "-S", "-c", f"import sys; sys.path = {sys.path!r}; {code}"],
+            env=environment,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=True,
         )
         exit_code, modules = json.loads(done.stdout.splitlines()[-1])
         return exit_code, set(modules)
 
     with plain_server(answer) as server:
+        key = SigningKey.derived("user", bytes(32), "ann")
+        login = Login(url=server.url, user="ann", user_jwt="claim", user_seed=key.seed)
+        keep_login("client", login, {"XDG_CONFIG_HOME": str(tmp_path)})
         yield run  # type: ignore[misc]
+        assert server.logins[-1]["sig"] == key.answer("n").decode()
 
 
 @pytest.mark.slow
@@ -213,4 +228,44 @@ def loaded(tmp_path: Path) -> Callable[..., tuple[int, set[str]]]:
 def test_an_everyday_command_loads_nothing_heavy(loaded: Callable[..., tuple[int, set[str]]], line: str) -> None:
     code, modules = loaded(*line.split())
     assert (code, sorted(HEAVY & modules)) == (0, [])
-    assert len(modules) < 230
+    assert len(modules) < MOST_MODULES
+
+
+# --- the end
+def ended(code: str, **streams: Any) -> subprocess.CompletedProcess[str]:
+    code = f"import sys\nfrom penstock_cli.quick_start import end_process\n{code}\nend_process(3)"
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    return subprocess.run([sys.executable, "-c", code], text=True, check=False, env=environment, **streams)
+
+
+def test_a_process_ends_at_once_with_its_code_and_all_that_it_has_written() -> None:
+    code = "print('out', end='')\nprint('err', end='', file=sys.stderr)\nsys.modules['x'] = type('X', (), "
+    left = "{'__del__': lambda self: print('taken apart')})()"
+    done = ended(f"{code}{left}", capture_output=True)
+    assert (done.returncode, done.stdout, done.stderr) == (3, "out", "err")
+
+
+def test_what_is_to_be_done_at_the_exit_is_done() -> None:
+    done = ended("import atexit\natexit.register(print, 'done')", capture_output=True)
+    assert (done.returncode, done.stdout) == (3, "done\n")
+    work = "import threading\nthreading.Timer(0.2, print, ['worked']).start()"
+    assert ended(work, capture_output=True).stdout == "worked\n"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no device that is always full")
+def test_a_stream_that_takes_nothing_is_not_passed_over() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = ended("print('lost')", stdout=full, stderr=subprocess.PIPE)
+    assert done.returncode not in {0, 3}
+    assert "No space left on device" in done.stderr
+
+
+def test_a_stream_that_a_shell_has_closed_is_no_error() -> None:
+    assert ended("sys.stdout = None", capture_output=True).returncode == 3
+
+
+def test_what_loads_msgspec_leaves_typing_extensions_to_others() -> None:
+    code = "from penstock_cli import quick_start as q; q._load_msgspec(); import sys\n"
+    check = "print('typing_extensions' in sys.modules); import typing_extensions; print(typing_extensions.__name__)"
+    done = subprocess.run([sys.executable, "-c", code + check], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "typing_extensions"]

@@ -7,6 +7,7 @@ In reading order:
 * ``login_tokens``: The token of a login, read where it is kept and renewed before it ends.
 * ``identity_provider``: How clients get and renew tokens: discovery, the device grant.
 * ``claims``: Keys and signed claims as NATS has them.
+* ``nonce``: The answer to a server's nonce, for who signs nothing else.
 * ``access``: Which subjects each service, extension and person may use.
 * ``keyring``: The one secret of a server's owner, and all that is signed with it.
 * ``issuer``: Accounts and logins for people, while the server runs.

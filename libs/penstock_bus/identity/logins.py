@@ -512,7 +512,9 @@ def _in_folder(folder: Path, url: str) -> tuple[list[Login], list[str]]:
     """
     dated: list[tuple[float, Path]] = []
     with suppress(OSError):
-        dated = [(path.stat().st_mtime, path) for path in folder.glob("*.json")]
+        for path in folder.glob("*.json"):
+            with suppress(FileNotFoundError):  # a cluster that ends takes its own away, and not the others
+                dated.append((path.stat().st_mtime, path))
     found: list[Login] = []
     spoilt: list[str] = []
     for _, path in sorted(dated, reverse=True):

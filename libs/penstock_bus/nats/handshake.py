@@ -52,6 +52,21 @@ def absent(address: str, last: Optional[Exception], count: int, waited_s: float)
     )
 
 
+def is_refusal(said: str) -> bool:
+    """
+    Say whether a server's error at the login is about who comes, and not about what it has room or time for.
+
+    Examples
+    --------
+    >>> is_refusal("Authorization Violation"), is_refusal("User Authentication Expired")
+    (True, True)
+    >>> is_refusal("maximum connections exceeded"), is_refusal("Authentication Timeout")
+    (False, False)
+    """
+    lowered = said.lower()
+    return "authorization violation" in lowered or ("authentication" in lowered and "timeout" not in lowered)
+
+
 def refused(address: str, login: Optional[Login], named: str) -> Unauthorized:
     """Return the exception for a login that a server does not take; ``named`` is the user in the address."""
     user = login.user if login is not None else ""

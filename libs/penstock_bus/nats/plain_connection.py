@@ -60,6 +60,17 @@ def is_plain(url: str) -> bool:
     return all(urlsplit(one).scheme in _SCHEMES for one in handshake.servers_of(url))
 
 
+class _Asked(msgspec.Struct, frozen=True):
+    """A request under way: its subject, and until when an answer to it is waited for that has begun."""
+
+    subject: str
+    end_s: Optional[float]
+
+
+class _LoginFailed(Unavailable):
+    """The server ended the login by an error, and refused nobody."""
+
+
 class PlainConnection:
     """
     A connection of one thread; one that was lost is made again by the next request.
@@ -90,7 +101,7 @@ class PlainConnection:
         self._connect_timeout_s = max(connect_timeout_s, _LEAST_S * len(self._servers))
         prefix = subjects.inbox(subjects.person(login.user)) if login is not None and login.user_jwt else "_INBOX"
         self._inbox = f"{prefix}.{os.urandom(11).hex()}"
-        self._asked: dict[int, str] = {}
+        self._asked: dict[int, _Asked] = {}
         self._last_token = 0
         self._info = ServerInfo()
         self._socket: Optional[socket.socket] = None
@@ -102,21 +113,28 @@ class PlainConnection:
         """The largest body that the server takes beside our headers."""
         return self._info.max_payload - handshake.HEADROOM
 
-    def send(self, subject: str, body: bytes) -> int:
+    def send(self, subject: str, body: bytes, patience_s: Optional[float] = None) -> int:
         """
         Send a request, and return its token, which its answer has too.
+
+        Parameters
+        ----------
+        patience_s : float, optional
+            How long the request may take over all: a server that stops in the midst of it, or of its answer, is left
+            then. None: for ever.
 
         Raises
         ------
         TooLarge, Unavailable, Unauthorized
         """
+        end_s = None if patience_s is None else time.monotonic() + patience_s  # noqa: TID251 - this is I/O
         if self._socket is None:
             self._connect()
         handshake.check_size(subject, body, self.max_body_bytes)
         self._last_token += 1
         reply = f"{self._inbox}.{self._last_token}"
-        self._write(f"PUB {subject} {reply} {len(body)}\r\n".encode() + body + b"\r\n")
-        self._asked[self._last_token] = subject
+        self._write(f"PUB {subject} {reply} {len(body)}\r\n".encode() + body + b"\r\n", end_s)
+        self._asked[self._last_token] = _Asked(subject, end_s)
         return self._last_token
 
     def receive(self, timeout_s: Optional[float]) -> Optional[PlainAnswer]:
@@ -126,7 +144,8 @@ class PlainConnection:
         Raises
         ------
         Unavailable
-            If the connection was lost: no request before it is answered any more.
+            If the connection was lost, or the server stopped in the midst of an answer: no request before it is
+            answered any more.
         """
         end_s = None if timeout_s is None else time.monotonic() + timeout_s  # noqa: TID251 - this is I/O
         while True:
@@ -159,6 +178,8 @@ class PlainConnection:
             for server in self._servers:
                 now_s = time.monotonic()  # noqa: TID251 - this is I/O
                 if count and now_s >= end_s:
+                    if isinstance(last, _LoginFailed):
+                        raise last
                     raise handshake.absent(self._address, last, count, self._connect_timeout_s)
                 try:
                     return self._greet(urlsplit(server), min(now_s + each_s, max(end_s, now_s + _RETRY_S)))
@@ -169,10 +190,9 @@ class PlainConnection:
 
     def _greet(self, server: SplitResult, end_s: float) -> None:
         """Say who we are to a server, and listen for answers."""
-        left_s = max(end_s - time.monotonic(), _RETRY_S)  # noqa: TID251 - this is I/O
         host = server.hostname or ""
         name = host.encode() if host.isascii() else host  # as text it would load the encodings of other alphabets
-        self._socket = socket.create_connection((name, server.port or _PORT), left_s)  # type: ignore[arg-type]
+        self._socket = socket.create_connection((name, server.port or _PORT), _left_s(end_s))  # type: ignore[arg-type]
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         hello = self._line(end_s)
         if hello is None or not hello.startswith(b"INFO "):
@@ -181,15 +201,19 @@ class PlainConnection:
         if self._info.tls_required or server.scheme == "tls" or (self._login is not None and self._login.ca):
             if self._buffer:
                 raise Unavailable("it went on in the clear, where encryption was to begin")
+            self._socket.settimeout(_left_s(end_s))
             self._socket = self._tls().wrap_socket(self._socket, server_hostname=host)
         options = msgspec.json.encode(self._options(server))
-        self._write(b"CONNECT " + options + b"\r\nSUB " + self._inbox.encode() + b".* 1\r\nPING\r\n")
+        self._write(b"CONNECT " + options + b"\r\nSUB " + self._inbox.encode() + b".* 1\r\nPING\r\n", end_s)
         while (line := self._line(end_s)) != b"PONG":
             if line is None:
                 raise Unavailable("no answer to the login")
             if line.startswith(b"-ERR"):
                 self.close()
-                raise handshake.refused(self._address, self._login, server.username or "")
+                said = line[4:].decode(errors="replace").strip(" '")
+                if handshake.is_refusal(said):
+                    raise handshake.refused(self._address, self._login, server.username or "")
+                raise _LoginFailed(f"the NATS server at {self._address} ended the login: {said}; try again later")
 
     def _tls(self) -> ssl.SSLContext:
         import ssl  # noqa: PLC0415 - most clusters of one machine do without
@@ -219,13 +243,13 @@ class PlainConnection:
             return {"user": server.username, "pass": server.password}
         if not login.user_jwt:
             return {"user": login.user, "pass": login.password}
-        from penstock_bus.identity.claims import SigningKey  # noqa: PLC0415 - needs PyNaCl, which others need not load
+        from penstock_bus.identity import nonce  # noqa: PLC0415 - needs PyNaCl, which others need not load
 
         try:
-            key = SigningKey(login.user_seed)
+            signature = nonce.answer(login.user_seed, self._info.nonce)
         except ValueError as error:
             raise Unauthorized(f"the login of {login.user!r} is damaged: {error}; get it anew") from error
-        return {"jwt": login.user_jwt, "sig": key.answer(self._info.nonce).decode()}
+        return {"jwt": login.user_jwt, "sig": signature}
 
     # --- the protocol
     def _heard(self, line: bytes) -> Optional[PlainAnswer]:
@@ -239,7 +263,7 @@ class PlainConnection:
             payload = self._payload(int(size))
             return self._answer(subject, payload[: int(header_size)], payload[int(header_size) :])
         if verb == b"PING":
-            self._write(b"PONG\r\n")
+            self._write(b"PONG\r\n", self._patience_ends_s())
         elif verb == b"-ERR":
             return self._error(rest.decode(errors="replace").strip("' "))
         elif verb == b"INFO":
@@ -256,8 +280,9 @@ class PlainConnection:
             return PlainAnswer(token, body)
         first, *lines = header.decode(errors="replace").split("\r\n")
         if first.partition(" ")[2].startswith("503"):
-            asked = self._asked.get(token, "that")
-            return PlainAnswer(token, error=NoResponders(f"nobody serves {asked}; is it running?"))
+            asked = self._asked.get(token)
+            what = asked.subject if asked is not None else "that"
+            return PlainAnswer(token, error=NoResponders(f"nobody serves {what}; is it running?"))
         fields = {name: text.strip() for name, _, text in (one.partition(":") for one in lines)}
         if _ERROR not in fields and _ERROR_CODE not in fields:
             return PlainAnswer(token, body)
@@ -271,8 +296,8 @@ class PlainConnection:
         if "permissions violation for publish to" not in lowered:
             raise self._lost(text)
         wanted = lowered.rpartition(' to "')[2].partition('"')[0]
-        about = next((token for token, subject in self._asked.items() if subject.lower() == wanted), None)
-        return PlainAnswer(about, error=handshake.denied(self._asked[about])) if about is not None else None
+        about = next((token for token, asked in self._asked.items() if asked.subject.lower() == wanted), None)
+        return PlainAnswer(about, error=handshake.denied(self._asked[about].subject)) if about is not None else None
 
     # --- bytes
     def _line(self, end_s: Optional[float]) -> Optional[bytes]:
@@ -285,9 +310,10 @@ class PlainConnection:
         return line
 
     def _payload(self, size: int) -> bytes:
-        """Return so many bytes and drop the line end behind them; what was begun is waited for."""
+        """Return so many bytes and drop the line end behind them; what was begun is waited for, with patience."""
         while len(self._buffer) < size + 2:
-            self._read(None)
+            if not self._read(self._patience_ends_s()):
+                raise self._lost("the server stopped in the midst of an answer")
         found = bytes(self._buffer[:size])
         del self._buffer[: size + 2]
         return found
@@ -301,8 +327,10 @@ class PlainConnection:
             pending = getattr(self._socket, "pending", None)  # what TLS has read already, select does not see
             if not (pending is not None and pending()) and not select.select([self._socket], [], [], wait_s)[0]:
                 return False
-            self._socket.settimeout(None)
+            self._socket.settimeout(_left_s(end_s))
             data = self._socket.recv(_READ_BYTES)
+        except socket.timeout:  # under TLS: a part of a record has come, and it goes on there
+            return False
         except OSError as error:
             raise self._lost(error) from error
         if not data:
@@ -310,15 +338,27 @@ class PlainConnection:
         self._buffer += data
         return True
 
-    def _write(self, data: bytes) -> None:
+    def _write(self, data: bytes, end_s: Optional[float]) -> None:
         try:
             assert self._socket is not None  # noqa: S101 - :meth:`send` has connected
-            self._socket.settimeout(None)
+            self._socket.settimeout(_left_s(end_s))
             self._socket.sendall(data)
+        except socket.timeout as error:
+            raise self._lost("the server takes nothing more") from error
         except OSError as error:
             raise self._lost(error) from error
+
+    def _patience_ends_s(self) -> Optional[float]:
+        """Return when the last of the requests under way is given up; None where one never is, or none is under way."""
+        ends_s = [asked.end_s for asked in self._asked.values() if asked.end_s is not None]
+        return max(ends_s) if ends_s and len(ends_s) == len(self._asked) else None
 
     def _lost(self, why: Union[str, OSError]) -> Unavailable:
         self.close()
         advice = "look what became of it, and try again"
         return Unavailable(f"the connection to {self._address} was lost before it answered: {why}; {advice}")
+
+
+def _left_s(end_s: Optional[float]) -> Optional[float]:
+    """Return the time that is left, for a socket: a little at least, since none at all would mean not to wait."""
+    return None if end_s is None else max(end_s - time.monotonic(), _RETRY_S)  # noqa: TID251 - this is I/O

@@ -7,7 +7,6 @@ Many jobs are one request. What a filter chooses is counted first, and a person 
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Final
 
 from penstock_cli import render
@@ -38,8 +37,7 @@ _DONE: Final[dict[Verb, str]] = {"cancel": "cancelled", "hold": "held", "release
 _OTHERS: Final = "or --user, --state, --name, --sweep, --pool, --team or --all for all that match"
 
 
-@dataclass(frozen=True)
-class JobSelection(CommandOptions):
+class JobSelection(CommandOptions, frozen=True):
     """Which jobs, where no ids were typed: those that match all of these options."""
 
     user: Annotated[str, Option("--user", "-u", help="All jobs of this user; `me` is you.")] = ""

@@ -204,9 +204,7 @@ def rejected(ctx: Context, output: Out = "table") -> None:
 
 def _in_order(counts: dict[str, int]) -> dict[str, int]:
     """Return the counts of jobs in the order of a job's life."""
-    from penstock_log import JobState
-
-    return {state: counts[state] for state in JobState if state in counts}
+    return {state: counts[state] for state in job_text.STATES if state in counts}
 
 
 def _counts(counts: dict[str, int]) -> str:

@@ -8,11 +8,8 @@ they did.
 from __future__ import annotations
 
 import os
-import shlex
-import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
@@ -32,7 +29,7 @@ from penstock_cli.invocation import (
     tell,
 )
 from penstock_cli.parameters import COMMAND, Argument, Context, Option, PlainCommand
-from penstock_log import JobSpec, JobState, views, workload
+from penstock_log import JobSpec, views, workload
 from penstock_log.workload import ARRAY_INDEX
 
 if TYPE_CHECKING:
@@ -61,8 +58,7 @@ def register(app: typer.Typer) -> None:
         app.command(name, cls=DashedCommand)(command.function)
 
 
-@dataclass(frozen=True)
-class JobOptions(CommandOptions):
+class JobOptions(CommandOptions, frozen=True):
     """What can be typed of a job beside its file."""
 
     name: Annotated[str, Option("--name", "-n", help="Instead of the script's name.")] = ""
@@ -289,6 +285,9 @@ def _require_job_file(words: list[str], verb: str) -> None:
     """End with a message where what was typed is rather a command; it says how that is submitted."""
     if not words or (len(words) == 1 and spec_file.is_format(words[0])):
         return
+    import shlex
+    import shutil
+
     first = Path(words[0])
     is_program = shutil.which(words[0]) is not None
     as_file = workload.run_by(words, is_executable=first.is_file() and os.access(first, os.X_OK))
@@ -316,6 +315,8 @@ def expand(spec: JobSpec, indices: Sequence[int]) -> list[JobSpec]:
 
 def exit_code(job: views.JobView) -> int:
     """Return the exit code that stands for how a job ended; 128 + n for one ended by signal n, as shells do."""
+    from penstock_log import JobState
+
     match JobState(job.state):
         case JobState.COMPLETED:
             return Exit.OK
@@ -402,6 +403,8 @@ def _announce(answer: views.SubmitAnswer, output: str) -> None:
 
 
 def _tell_end(job: views.JobView) -> None:
+    from penstock_log import JobState
+
     words = {JobState.COMPLETED: "completed", JobState.FAILED: "failed", JobState.CANCELLED: "was cancelled"}
     reason = f": {job.reason}" if job.reason and job.state != JobState.COMPLETED else ""
     tell(f"{job.id} {words.get(JobState(job.state), job.state)}{reason}")
@@ -409,8 +412,8 @@ def _tell_end(job: views.JobView) -> None:
 
 def submit_and_watch(ctx: Context, spec: JobSpec, *, strict: bool) -> None:
     """Submit, show the output, and exit as the job did."""
-
     from penstock_cli.commands.jobs import stream
+    from penstock_log import JobState
 
     async def follow(client: Client) -> views.JobView:
         with _Interrupts(client) as interrupts:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from penstock.client import Client
     from penstock_bus.identity.logins import Login, Provider, Tokens
     from penstock_log import views
-    from penstock_log.facts import Role
+    from penstock_log.spec import Role
 
 N = TypeVar("N", int, float)
 user_app = typer.Typer(help="Who may use the cluster; for admins.", no_args_is_help=True)

@@ -6,9 +6,11 @@ happened. Fields are only ever added.
 
 In reading order:
 
-* ``jobs``: Jobs: lines, details, sizes, why, story.
+* ``answers``: The root of all answers; answers to commands, lists of jobs, stories and facts.
+* ``jobs``: Jobs: details, sizes, why.
 * ``bulk``: Many jobs at a time: submissions, and commands about all that a filter names.
-* ``cluster``: Nodes, services, lanes, sweeps.
+* ``nodes``: Nodes, services, and the whole at one glance.
+* ``cluster``: Streams, policies, lanes, sweeps, people.
 * ``devices``: All devices and all waiting jobs, for who looks at them at once.
 * ``timeline``: Who held which device when.
 * ``aggregation``: Aggregators, and the runs that have parts on them.
@@ -32,6 +34,20 @@ if TYPE_CHECKING:
         AggregationView,
         AggregatorUseView,
     )
+    from penstock_log.views.answers import (
+        ActAnswer,
+        EventsView,
+        EventView,
+        JobRow,
+        JobsView,
+        JobView,
+        RejectedListView,
+        RejectedView,
+        StoryLine,
+        StoryView,
+        SubmitAnswer,
+        View,
+    )
     from penstock_log.views.bulk import (
         BulkAnswer,
         BulkView,
@@ -39,26 +55,20 @@ if TYPE_CHECKING:
         SubmittedJobsView,
     )
     from penstock_log.views.cluster import (
-        DeviceView,
         GoodputView,
         LanesView,
         MomentView,
         NodeLoginsView,
         NodeLoginView,
-        NodeMemoryView,
-        NodesView,
         NodeTokenView,
-        NodeView,
         PoliciesView,
         PolicyView,
-        ReplicaView,
         RungView,
         SchemaView,
         SharedDeviceView,
         SharedLaneView,
         SharedRunView,
         SignInView,
-        StatusView,
         StreamPeerView,
         StreamsView,
         StreamView,
@@ -77,27 +87,23 @@ if TYPE_CHECKING:
         QueueView,
     )
     from penstock_log.views.jobs import (
-        ActAnswer,
         DryRunView,
-        EventsView,
-        EventView,
         JobDetail,
-        JobRow,
-        JobsView,
-        JobView,
         ProfileView,
         RankView,
-        RejectedListView,
-        RejectedView,
         ResizeView,
         RunView,
         SizedRunView,
         SizingView,
-        StoryLine,
-        StoryView,
-        SubmitAnswer,
-        View,
         WhyView,
+    )
+    from penstock_log.views.nodes import (
+        DeviceView,
+        NodeMemoryView,
+        NodesView,
+        NodeView,
+        ReplicaView,
+        StatusView,
     )
     from penstock_log.views.stats import (
         DEVICE_STATES,
@@ -115,19 +121,19 @@ else:
     _NAMES = {
         "accounts": "UsageRowView UsageView WaitsView",
         "aggregation": "AggregatedJobView AggregationView AggregatorUseView",
+        "answers": (
+            "ActAnswer EventsView EventView JobRow JobsView JobView RejectedListView RejectedView StoryLine "
+            "StoryView SubmitAnswer View"
+        ),
         "bulk": "BulkAnswer BulkView SubmittedJob SubmittedJobsView",
         "cluster": (
-            "DeviceView GoodputView LanesView MomentView NodeLoginView NodeLoginsView NodeMemoryView NodeTokenView "
-            "NodeView NodesView PoliciesView PolicyView ReplicaView RungView SchemaView SharedDeviceView "
-            "SharedLaneView SharedRunView SignInView StatusView StreamPeerView StreamView StreamsView SweepView "
-            "SweepsView TrialView UserView UsersView"
+            "GoodputView LanesView MomentView NodeLoginsView NodeLoginView NodeTokenView PoliciesView PolicyView "
+            "RungView SchemaView SharedDeviceView SharedLaneView SharedRunView SignInView StreamPeerView "
+            "StreamsView StreamView SweepsView SweepView TrialView UsersView UserView"
         ),
         "devices": "DeviceOccupation DevicesView HolderView NodeDevicesView QueuedJobView QueueView",
-        "jobs": (
-            "ActAnswer DryRunView EventView EventsView JobDetail JobRow JobView JobsView ProfileView RankView "
-            "RejectedListView RejectedView ResizeView RunView SizedRunView SizingView StoryLine StoryView "
-            "SubmitAnswer View WhyView"
-        ),
+        "jobs": "DryRunView JobDetail ProfileView RankView ResizeView RunView SizedRunView SizingView WhyView",
+        "nodes": "DeviceView NodeMemoryView NodesView NodeView ReplicaView StatusView",
         "stats": "DEVICE_STATES PoolStatsView StatsView",
         "timeline": "TimelineDevice TimelineJobView TimelineNodeView TimelineSpan TimelineView",
     }

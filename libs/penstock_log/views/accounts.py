@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Optional
 
 from penstock_log.usage import Usage
-from penstock_log.views.jobs import View
+from penstock_log.views.answers import View
 
 
 class WaitsView(View, frozen=True, kw_only=True):

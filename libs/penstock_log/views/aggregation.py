@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Optional
 
 from penstock_log.aggregation_facts import PartPlaced
-from penstock_log.views.jobs import View
+from penstock_log.views.answers import View
 
 
 class AggregatorUseView(View, frozen=True, kw_only=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock_log.views.jobs import View
+from penstock_log.views.answers import View
 
 
 class SubmittedJob(View, frozen=True, kw_only=True, omit_defaults=True):

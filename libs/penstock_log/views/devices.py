@@ -11,7 +11,7 @@ from typing import Optional
 
 import msgspec
 
-from penstock_log.views.jobs import View
+from penstock_log.views.answers import View
 
 
 class DeviceOccupation(msgspec.Struct, frozen=True, array_like=True):

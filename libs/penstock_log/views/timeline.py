@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from penstock_log.views.jobs import View
+from penstock_log.views.answers import View
 
 
 class TimelineSpan(msgspec.Struct, frozen=True, array_like=True):

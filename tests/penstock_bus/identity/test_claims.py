@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
-from penstock_bus.identity import claims
+from penstock_bus.identity import claims, nonce
 from penstock_bus.identity.claims import Permissions, SigningKey
 from penstock_bus.identity.keyring import Keyring
 
@@ -29,6 +30,25 @@ def test_a_key_is_of_its_purpose_and_tells_nothing_of_others() -> None:
 def test_what_is_no_seed_is_refused_without_showing_it(seed: str) -> None:
     with pytest.raises(ValueError, match="this is no seed of a NATS key"):
         SigningKey(seed)
+
+
+@pytest.mark.parametrize("seed", ["", "SU", "S" * 58, "\n", "é" * 58, "SU" + "1" * 56])
+def test_what_is_no_seed_answers_no_nonce(seed: str) -> None:
+    with pytest.raises(ValueError, match="this is no seed of a NATS key"):
+        nonce.answer(seed, "n")
+
+
+@pytest.mark.parametrize("text", ["", "n", "Xa1" * 40, "é"])
+def test_a_nonce_is_answered_as_by_the_whole_key(text: str) -> None:
+    for number in range(20):
+        key = SigningKey.derived("user", SECRET, str(number))
+        assert nonce.answer(key.seed, text) == key.answer(text).decode()
+
+
+def test_a_nonce_is_answered_where_pynacl_is_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    key = SigningKey.derived("user", SECRET, "u")
+    monkeypatch.setitem(sys.modules, "nacl._sodium", None)
+    assert nonce.answer(key.seed, "n") == key.answer("n").decode()
 
 
 def test_claims_come_back_as_they_were_made() -> None:

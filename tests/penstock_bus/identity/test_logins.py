@@ -51,6 +51,14 @@ def test_servers_on_one_machine_are_told_apart_by_their_ports(tmp_path: Path, en
     assert found(second.url, environ, tmp_path) == (second,)
 
 
+def test_a_login_that_is_taken_away_meanwhile_hides_no_other(tmp_path: Path, environ: dict[str, str]) -> None:
+    path = logins.keep_login("client", login(), environ)
+    assert path is not None
+    path.with_name("a.json").symlink_to(tmp_path / "gone")  # as it is between the two looks at the folder
+    path.with_name("z.json").symlink_to(tmp_path / "gone")
+    assert found(HERE, environ, tmp_path) == (login(),)
+
+
 def test_the_configuration_folder_may_be_elsewhere(tmp_path: Path, environ: dict[str, str]) -> None:
     elsewhere = environ | {"XDG_CONFIG_HOME": str(tmp_path / "xdg")}
     path = logins.keep_login("client", login(), elsewhere)
