@@ -55,6 +55,8 @@ submit --gpus 2 -- python train.py --lr 0.1 -- -x
 submit -n x -k fast -k slow --memory 8GiB -- true
 submit --priority 3 --fraction 0.5 --no-check --hold -- true
 submit --lr-rule linear --batch 64..512 -p lr=0.1 -e A=b --retries 2 -
+submit --after j1 -d afterany:j2,after:j3 --begin 2h -t 1-00:00:00 -- true
+submit --grace 30s --checkpoint-every 10m --begins-from j1 --keep-checkpoint --processes node --sharers 3 -- true
 run --gpus 1..4 -- python -u train.py
 """.strip().splitlines()
 FOR_TYPER = """

@@ -162,6 +162,7 @@ def test_every_kind_of_entity_has_facts() -> None:
 @settings(max_examples=60)
 @given(st.from_type(AnyEvent), st.sampled_from(sorted(WRITERS)), NAME)
 def test_a_fact_is_heard_on_its_own_subject_and_on_no_other(fact: AnyEvent, kind: str, entity_id: str) -> None:
+    assume("<factory>" not in repr(fact))  # a default that hypothesis takes for a value, which none is
     body = encode(Commit(id="c1", actor="anybody", facts=(fact,)))
     assume(not re.search(rb"[0-9]{19}", body))  # numbers that no place helps
     own, other = subject_of(fact), subjects.entity(kind, entity_id)

@@ -153,6 +153,24 @@ class JobOptions(CommandOptions, frozen=True):
         ),
     ] = None
     begin: Annotated[str, Option("--begin", help="Not before: 2h from now, or 2026-01-31T18:00.")] = ""
+    processes: Annotated[
+        Literal["device", "node"] | None,
+        Option("--processes", help="device: one for each device; node: one for all of a node's."),
+    ] = None
+    grace: Annotated[str, Option("--grace", help="Between asking a run to stop and TERM, and then KILL: 30s.")] = ""
+    backoff: Annotated[str, Option("--backoff", help="Before the first retry; doubles with each further one.")] = ""
+    checkpoint_every: Annotated[
+        str, Option("--checkpoint-every", help="Least time between two checkpoints, such as 10m; 0: only to make way.")
+    ] = ""
+    begins_from: Annotated[
+        str, Option("--begins-from", metavar="ID", help="Begin with the last checkpoint of this job.")
+    ] = ""
+    keep_checkpoint: Annotated[
+        bool, Option("--keep-checkpoint", help="Save a checkpoint at its end too, and keep it.")
+    ] = False
+    sharers: Annotated[int | None, Option("--sharers", min=0, max=1000, help="Most jobs on its device, of a lane.")] = (
+        None
+    )
     cwd: Annotated[str, Option("--cwd", "-D", help="Working directory; by default this one.")] = ""
 
     def given(self, command: Sequence[str]) -> dict[str, Any]:
@@ -177,6 +195,13 @@ class JobOptions(CommandOptions, frozen=True):
             "aggregation": self.aggregation,
             "servers": self.servers,
             "checkpoint_tier": self.checkpoint_tier,
+            "processes": self.processes,
+            "grace_s": value_formats.duration_s(self.grace, "--grace") if self.grace else None,
+            "backoff_s": value_formats.duration_s(self.backoff, "--backoff") if self.backoff else None,
+            "checkpoint_s": self._checkpoint_s(),
+            "begins_from": self.begins_from,
+            "keep_checkpoint": self.keep_checkpoint or None,
+            "sharers": self.sharers,
             "after": value_formats.dependencies(self.after or []),
             "time_limit_s": value_formats.time_limit_s(self.time) if self.time else None,
             "begin_s": value_formats.begin_s(self.begin) if self.begin else None,
@@ -184,6 +209,11 @@ class JobOptions(CommandOptions, frozen=True):
             "env": value_formats.environment(self.env or []),
         }
         return {field: value for field, value in found.items() if value not in (None, "", (), {})} | self._sizes()
+
+    def _checkpoint_s(self) -> float | None:
+        if self.checkpoint_every in {"", "0"}:
+            return 0.0 if self.checkpoint_every else None
+        return value_formats.duration_s(self.checkpoint_every, "--checkpoint-every")
 
     def _sizes(self) -> dict[str, Any]:
         """Return how many devices the job has and with which batch, or between which both may be chosen."""

@@ -241,3 +241,34 @@ def test_zero_devices_are_refused_by_the_flag_itself(penstock: Run) -> None:
 
 def test_a_script_that_only_the_nodes_have_may_be_submitted(penstock: Run) -> None:
     assert penstock("submit", "--no-check", "--", "python", "nope.py")[0] == 0
+
+
+def test_what_a_job_waits_for_and_how_long_it_may_run_is_typed_as_for_slurm(
+    penstock: Run, gateway: FakeGateway
+) -> None:
+    words = ("-d", "afterok:j1:J2,afterany:j3", "--after", "j4", "-t", "1-06:30:00", "--begin", "2030-01-31T18:00Z")
+    assert penstock("submit", *words, "--", "true")[0] == 0
+    spec = only(gateway)
+    assert spec.after == ("afterok:j1", "afterok:j2", "afterany:j3", "afterok:j4")
+    assert (spec.time_limit_s, spec.begin_s) == (109_800.0, 1_896_112_800.0)
+    for words, says in (
+        (("-d", "before:j1"), "expected after, afterok, afterany, afternotok, each with :ID"),
+        (("--after", "afterok:"), "expected after, afterok, afterany, afternotok, each with :ID"),
+        (("--time", "soon"), "--time 'soon' is no duration"),
+        (("--time", "0"), "expected more than 0 s"),
+        (("--begin", "tomorrow"), "--begin 'tomorrow' is no time"),
+    ):
+        code, _, err = penstock("submit", *words, "--", "true")
+        assert (code, says in err) == (2, True), err
+
+
+def test_every_field_of_a_job_that_people_choose_has_a_flag(penstock: Run, gateway: FakeGateway) -> None:
+    words = (
+        "--processes node --grace 30s --backoff 5s --checkpoint-every 10m --begins-from j1 --keep-checkpoint".split()
+    )
+    assert penstock("submit", *words, "--sharing", "lane", "--sharers", "3", "--", "true")[0] == 0
+    spec = only(gateway)
+    assert (spec.processes, spec.grace_s, spec.backoff_s, spec.checkpoint_s) == ("node", 30.0, 5.0, 600.0)
+    assert (spec.begins_from, spec.keep_checkpoint, spec.sharers) == ("j1", True, 3)
+    assert penstock("submit", "--id", "none", "--checkpoint-every", "0", "--", "true")[0] == 0
+    assert gateway.specs["none"].checkpoint_s == 0.0
