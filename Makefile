@@ -4,16 +4,17 @@ BIN := $(VENV)/bin
 SUPPLY := $(VENV)/supply/bin
 PACKAGES := libs services
 PYTEST := $(BIN)/python -m pytest
-# Two more than there are cores: tests wait for servers as often as they compute. Clusters belong to modules, which
+# Four more than there are cores: tests wait for servers as often as they compute. Clusters belong to modules, which
 # therefore stay together; tests/conftest.py says in which order.
-PARALLEL := -n $(shell expr $$(nproc) + 2) --dist loadfile --no-loadscope-reorder
+WORKERS ?= $(shell expr $$(nproc) + 4)
+PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # Clusters start eight processes each: without bytecode every one of them would compile all it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test quick check format lint types imports docs docs-check bench chaos faults compose-test browser-test tree clean lock pictures
-.PHONY: audit sbom
+.PHONY: audit sbom prepared
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  \033[1m%-14s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,10 +31,15 @@ quick: $(VENV)/.dev $(VENV)/.kernels ## Run what takes a moment: no servers, no 
 check: $(VENV)/.dev ## Everything CI runs: format, lint, types, import contracts, generated documents, tests
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
-	@$(BIN)/mypy $(PACKAGES) tools examples
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target types prepared
 	@$(BIN)/lint-imports --no-logo
 	@$(MAKE) --no-print-directory docs-check
 	@$(MAKE) --no-print-directory test
+
+# Beside the type checker, which keeps one core busy: the kernels, and the bytecode of all tests, which otherwise each of
+# several test processes would compile for itself.
+prepared: $(VENV)/.dev $(VENV)/.kernels
+	@$(PYTEST) --collect-only -qq > $(VENV)/collected || { cat $(VENV)/collected; exit 1; }
 
 format: $(VENV)/.dev ## Format the code and apply safe fixes
 	@$(BIN)/ruff format .
@@ -65,8 +71,9 @@ faults: $(VENV)/.dev $(VENV)/.kernels ## Kill, stop and cut off real servers and
 	@$(PYTEST) -q $(PARALLEL) -m faults tests/penstock_bus tests/penstock_cli tests/system tests/memory_faults $(ARGS)
 	@$(MAKE) --no-print-directory chaos ARGS="--seed 1 --only 7 12 16 17 21 46 52 64 72 74 --parallel 5"
 
-browser-test: $(VENV)/.dev $(VENV)/.kernels ## Look at the dashboard's pages in Debian's chromium, on real clusters
-	@$(PYTEST) -q $(PARALLEL) -m browser tests/system $(ARGS)
+# A module says by its name that it needs a browser, and gets the marker for that (tests/conftest.py).
+browser-test: $(VENV)/.dev $(VENV)/.kernels ## Look at the dashboard's pages in Debian's chromium
+	@$(PYTEST) -q $(PARALLEL) -m browser $$(find tests -name 'test_*_in_a_browser.py') $(ARGS)
 
 compose-test: $(VENV)/.dev ## Bring compose.yaml up on a Docker engine and send a job through it
 	@TESTCONTAINERS_RYUK_DISABLED=true $(PYTEST) -q -m compose tests/compose $(ARGS)

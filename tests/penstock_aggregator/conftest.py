@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -20,6 +19,6 @@ def _runs_leave_soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest_asyncio.fixture
-async def nodes(memory_bus: MemoryBus, tmp_path: Path) -> AsyncIterator[Nodes]:
-    async with nodes_on(memory_bus, tmp_path) as found:
+async def nodes(memory_bus: MemoryBus) -> AsyncIterator[Nodes]:
+    async with nodes_on(memory_bus) as found:
         yield found

@@ -7,7 +7,6 @@ import signal
 import threading
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -57,7 +56,9 @@ class TrainingRank:
         about = {"world_size": self.world_size, "layout": LAYOUT, "rule": self.rule}
         self.connection = await Rank.ask(self.agent, self.job_id, self.rank, **about)
         self.listening = asyncio.create_task(self._listen())
-        self.training = asyncio.create_task(asyncio.to_thread(self._train))
+        self.ended = asyncio.Event()
+        # Not one of the loop's own, for which the loop of a test that has failed would wait.
+        threading.Thread(target=self._train, daemon=True).start()
 
     async def _listen(self) -> None:
         with suppress(AssertionError):
@@ -66,12 +67,15 @@ class TrainingRank:
                 self.exchange.placed(self.told[-1])
 
     def _train(self) -> None:
-        self.exchange.begin(np.zeros(1500, "f4"))
-        while self.go_on.acquire() and self.rank >= 0:
-            step = len(self.results)
-            pushed = values_of(self.rank, step)
-            self.exchange.exchange(pushed)
-            self.results.append(pushed)
+        try:
+            self.exchange.begin(np.zeros(1500, "f4"))
+            while self.go_on.acquire() and self.rank >= 0:
+                step = len(self.results)
+                pushed = values_of(self.rank, step)
+                self.exchange.exchange(pushed)
+                self.results.append(pushed)
+        finally:
+            self.loop.call_soon_threadsafe(self.ended.set)
 
     def steps(self, count: int) -> None:
         """Let it do so many steps more."""
@@ -80,7 +84,7 @@ class TrainingRank:
     async def end(self) -> None:
         self.rank = -1
         self.go_on.release()
-        await asyncio.wait([self.training])
+        await self.ended.wait()
         self.exchange.close()
         self.listening.cancel()
         await self.connection.close()
@@ -91,10 +95,10 @@ def values_of(rank: int, step: int) -> np.ndarray:
 
 
 @pytest_asyncio.fixture
-async def nodes(memory_bus: MemoryBus, tmp_path: Path) -> AsyncIterator[Nodes]:
+async def nodes(memory_bus: MemoryBus) -> AsyncIterator[Nodes]:
     shell = Shell(memory_bus, "assigner")
     assigner = asyncio.create_task(run_assigner(shell, AssignerSettings()))
-    async with nodes_on(memory_bus, tmp_path, PROGRAM) as found:
+    async with nodes_on(memory_bus, PROGRAM) as found:
         yield found
     shell.stopping.set()
     await assigner

@@ -36,7 +36,7 @@ def server(*talks: Talk) -> Iterator[str]:
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
         yield f"nats://127.0.0.1:{listener.getsockname()[1]}"
-        listener.close()
+        listener.shutdown(socket.SHUT_RDWR)  # wakes who waits to accept, as closing it does not
         thread.join(10)
 
 

@@ -309,18 +309,19 @@ async def test_the_output_of_a_job_that_has_ended_comes_whole(served: Gateway, s
 async def test_only_so_many_outputs_are_read_for_one_visitor(served: Gateway, site: RunningDashboard) -> None:
     await served.told(submitted("j1", user="alice"), placed("j1"), started("j1"))
     await wrote(served, b"one\n")
-    visitor = await site.visitor("alice")
-    streams = [visitor.updates("/jobs/j1/log/live") for _ in range(8)]
-    for stream in streams:
-        assert (await anext(stream))["begin"]
-    refused = await visitor.get("/jobs/j1/log/live")
-    assert refused.status == 429
-    assert "close a page that shows one" in refused.text
-    for stream in streams:
-        await stream.aclose()  # type: ignore[attr-defined]
-    while (again := await visitor.get("/jobs/j1/log")).status == 429:
-        assert "close a page that shows one" in again.text  # until the dashboard has seen that they are gone
-    assert again.status == 200
+    async with node_keeps(served, b"one\n"):
+        visitor = await site.visitor("alice")
+        streams = [visitor.updates("/jobs/j1/log/live") for _ in range(8)]
+        for stream in streams:
+            assert (await anext(stream))["begin"]
+        refused = await visitor.get("/jobs/j1/log/live")
+        assert refused.status == 429
+        assert "close a page that shows one" in refused.text
+        for stream in streams:
+            await stream.aclose()  # type: ignore[attr-defined]
+        while (again := await visitor.get("/jobs/j1/log")).status == 429:
+            assert "close a page that shows one" in again.text  # until the dashboard has seen that they are gone
+        assert again.status == 200
 
 
 async def test_a_job_is_held_released_and_cancelled_from_its_page(served: Gateway, site: RunningDashboard) -> None:

@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from functools import partial
 
 import gateway_cases
 import pytest
 import pytest_asyncio
 from dashboards import RunningDashboard, browser, dashboard
 from gateway_cases import Gateway, ended, gateway, joined, placed, started, submitted
+from msgspec.structs import replace
 
-from penstock_bus.memory import MemoryBus
+from penstock_bus.memory import MemoryBus, MemoryServer
+from penstock_bus.shell import Shell
 from penstock_log import NodeDrained, UserSet
 
 PATHS = ("/timeline", "/users", "/what-if", "/queue?at=3", "/timeline?at=8", "/users?at=8", "/?at=noon")
 
 
 @pytest_asyncio.fixture
-async def served(memory_bus: MemoryBus, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Gateway]:
-    now_s = await memory_bus.now_s()
+async def served(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Gateway]:
+    """A gateway whose log has each fact stored at the fact's own time, within the last seven minutes."""
+    server = MemoryServer()
+    clock = server.now
+    now_s = clock()
     monkeypatch.setattr(gateway_cases, "NOW_S", now_s - 100.0)
     facts = (
-        joined("n1", fast=4),
-        joined("n2", slow=2, fast=0),
-        UserSet(at_s=0.0, user="ann", role="user", teams=("vision",)),
+        replace(joined("n1", fast=4), at_s=now_s - 420),
+        replace(joined("n2", slow=2, fast=0), at_s=now_s - 420),
+        UserSet(at_s=now_s - 410, user="ann", role="user", teams=("vision",)),
         submitted("j1", user="ann", team="vision", name="first", at_s=now_s - 400),
         placed("j1", 0, 1, at_s=now_s - 390),
         started("j1", at_s=now_s - 380),
@@ -33,8 +39,14 @@ async def served(memory_bus: MemoryBus, monkeypatch: pytest.MonkeyPatch) -> Asyn
         placed("j2", 0, at_s=now_s - 110),
         started("j2", at_s=now_s - 100),
     )
-    async with gateway(memory_bus, *facts) as running:
-        yield running
+    async with MemoryBus(server) as bus:
+        log = Gateway(bus, Shell(bus, "test"))
+        for fact in facts:
+            server.now = partial(float, fact.at_s)
+            await log.told(fact)
+        server.now = clock
+        async with gateway(bus) as running:
+            yield running
 
 
 @pytest_asyncio.fixture

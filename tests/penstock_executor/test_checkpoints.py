@@ -471,7 +471,7 @@ async def test_nobody_waits_for_a_pipe_in_a_files_place(tmp_path: Path, name: st
     path.unlink()
     os.mkfifo(path)
     folder = CheckpointFolder(tmp_path, "n1")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         assert await asyncio.to_thread(folder.held, "j") == []
         with pytest.raises(CheckpointUnavailable, match="no regular file"):
             await asyncio.to_thread(folder.read, PieceRequest(job_id="j", step=7, name="weights"), 100)
@@ -480,7 +480,7 @@ async def test_nobody_waits_for_a_pipe_in_a_files_place(tmp_path: Path, name: st
 async def test_two_checkpoints_of_one_job_are_copied_one_after_the_other(memory_bus: MemoryBus, tmp_path: Path) -> None:
     both = [write_checkpoint(tmp_path / "n1", "j", step, {"weights": bytes(32 << 20)}) for step in (7, 8)]
     copying = finder(memory_bus, tmp_path / "n2")
-    async with serving(memory_bus, [CheckpointFolder(tmp_path / "n1", "n1")], "n1"), asyncio.timeout(10):
+    async with serving(memory_bus, [CheckpointFolder(tmp_path / "n1", "n1")], "n1"):
         first = asyncio.ensure_future(copying.find(ResumeRequest(job_id="j", own=both[0])))
         await eventually(lambda: bool(list((tmp_path / "n2").glob(".copying/n2/j/*/weights"))))
         second = await copying.find(ResumeRequest(job_id="j", own=both[1]))

@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -45,7 +46,7 @@ from penstock_log.aggregation_messages import (
 from penstock_testing import eventually
 
 PROGRAM = (sys.executable, "-S", str(Path(__file__).with_name("aggregator_program.py")))
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 F = TypeVar("F", bound=AnyEvent)
 LAYOUT = VectorLayout(dtype="f4", parts=(16, 8))
 
@@ -231,11 +232,16 @@ def on(aggregator: str, part: int = 0, generation: int = 1, **more: Any) -> Part
 
 
 @asynccontextmanager
-async def nodes_on(bus: Bus, folder: Path, program: Sequence[str] = PROGRAM) -> AsyncIterator[Nodes]:
-    """Nodes whose agents and aggregators are gone afterwards."""
-    nodes = Nodes(bus, folder, program)
-    try:
-        yield nodes
-    finally:
-        for agent in nodes.agents.values():
-            await agent.kill()
+async def nodes_on(bus: Bus, program: Sequence[str] = PROGRAM) -> AsyncIterator[Nodes]:
+    """
+    Nodes whose agents and aggregators are gone afterwards.
+
+    Aggregators are known by the paths of their sockets, so those have to have room in the agents' own folders.
+    """
+    with tempfile.TemporaryDirectory(prefix="nodes-") as folder:
+        nodes = Nodes(bus, Path(folder), program)
+        try:
+            yield nodes
+        finally:
+            for agent in nodes.agents.values():
+                await agent.kill()

@@ -6,8 +6,6 @@ import itertools
 import secrets
 import signal
 import socket
-import subprocess
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +15,7 @@ from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
+from forked_programs import ProgramTemplate
 
 from penstock.aggregation.exchange import VectorExchange
 from penstock.aggregation.rules import state_size, update
@@ -46,19 +45,17 @@ WAIT_S = 60.0
 Said = TypeVar("Said")
 HEARD = threading.Condition()
 """Notified where any aggregator has said something."""
+TEMPLATE = ProgramTemplate("penstock_aggregator.process")
 
 
 class AggregatorProcess:
-    """``python -m penstock_aggregator.process``, and the agent's end of its orders."""
+    """A process of ``penstock_aggregator.process``, and the agent's end of its orders."""
 
     def __init__(self, name: str, folder: Path) -> None:
         self.name, self.path = name, folder / f"{name.replace('/', '-')}-{secrets.token_hex(4)}.sock"
         self._mine, theirs = socket.socketpair()
         with theirs:
-            command = [sys.executable, "-m", "penstock_aggregator.process", "--orders", str(theirs.fileno())]
-            self.process = subprocess.Popen(
-                [*command, "--host", LOCAL, "--socket", str(self.path)], pass_fds=[theirs.fileno()]
-            )
+            self.process = TEMPLATE.start(theirs.fileno(), "--orders={}", f"--host={LOCAL}", f"--socket={self.path}")
         self._said: deque[FromAggregator] = deque()
         self._heard = HEARD
         self._over = False

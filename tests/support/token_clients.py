@@ -26,7 +26,7 @@ from penstock_sharing.token import (
     TurnRequested,
 )
 
-PATIENCE_S = 30
+PATIENCE_S = 60
 
 
 def who(name: str) -> LaneClientId:

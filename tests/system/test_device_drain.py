@@ -12,7 +12,7 @@ from clusters import Cluster, facts, until
 from penstock_log import JobSpec
 
 SCRIPT = Path(__file__).parents[1] / "support" / "turning_job.py"
-STEPS = 600
+STEPS = 300
 
 
 @pytest.fixture

@@ -84,7 +84,7 @@ async def test_a_node_ends_as_its_executor_does(tmp_path: Path, executor: Servic
     with node(tmp_path) as process:
         await eventually(lambda: bool(executor.pids and agent.pids))
         executor.end(REFUSED)
-        assert process.wait(20) == REFUSED
+        assert process.wait(60) == REFUSED
         assert not runs(agent.pids[0])
     assert (executor.folder / "started").read_text().split()[1] == "node"
     assert (agent.folder / "started").read_text().split()[1] == "agent"
@@ -94,20 +94,20 @@ async def test_a_node_whose_executor_was_killed_says_by_what(tmp_path: Path, exe
     with node(tmp_path) as process:
         await eventually(lambda: bool(executor.pids and agent.pids))
         os.kill(executor.pids[0], signal.SIGKILL)
-        assert process.wait(20) == 128 + signal.SIGKILL
+        assert process.wait(60) == 128 + signal.SIGKILL
 
 
 async def test_a_node_ends_its_executor_first(tmp_path: Path, executor: Service, agent: Service) -> None:
     with node(tmp_path) as process:
         await eventually(lambda: bool(executor.pids and agent.pids))
         process.terminate()
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
     assert (tmp_path / "ended").read_text().split() == ["node", "agent"]
 
 
 async def test_a_memory_agent_that_died_is_started_again(tmp_path: Path, executor: Service, agent: Service) -> None:
     with node(tmp_path) as process:
-        await eventually(lambda: bool(agent.pids))
+        await eventually(lambda: bool(executor.pids and agent.pids))
         os.kill(agent.pids[0], signal.SIGKILL)
         await eventually(lambda: len(agent.pids) == 2)
         assert process.poll() is None
@@ -122,7 +122,7 @@ async def test_a_node_goes_on_without_a_memory_agent_that_cannot_run(
         agent.end(EX_CONFIG)
         await eventually(lambda: not runs(agent.pids[0]))
         process.terminate()
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
     assert (tmp_path / "ended").read_text().split() == ["node"]
     assert len(agent.pids) == 1
 
