@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
@@ -21,6 +22,7 @@ from penstock_cli.invocation import (
     AnswerOut,
     CommandOptions,
     Exit,
+    Failure,
     ask,
     bad_input,
     call,
@@ -268,16 +270,49 @@ def submit(
     --wait the exit code is the job's own; 1 where it has none, 130 where it was cancelled.
     """
     given = job.given(ctx.meta.get(COMMAND, ())) | ({"hold": True} if hold else {})
-    named = files or []
-    specs = [_spec([one] if one else [], dict(given), "submit", check=check) for one in _each_file(named, given)]
-    if dry_run and len(specs) > 1:
-        bad_input(f"--dry-run tells about one job, and there are {len(specs)} files; give one")
+    named = _each_file(files or [], given)
+    if dry_run and len(named) > 1:
+        bad_input(f"--dry-run tells about one job, and there are {len(named)} files; give one")
+    indices = value_formats.array(array) if array else []
+    specs, unusable = _specs(named, given, check=check)
     if dry_run:
         show_dry_run(ctx, specs[0], output)
         return
-    indices = value_formats.array(array) if array else []
     all_of_them = [one for spec in specs for one in expand(spec, indices)]
-    submit_jobs(ctx, all_of_them, strict=strict, wait=wait, output=output)
+    submit_jobs(ctx, all_of_them, strict=strict, wait=wait, output=output, unusable=unusable)
+
+
+def _specs(files: list[str], given: dict[str, Any], *, check: bool) -> tuple[list[JobSpec], Failure | None]:
+    """
+    Return the jobs of the files that can be used, and what is wrong with the others, of which each was told.
+
+    Raises
+    ------
+    Failure, SpecError
+        Where there is one file, and it cannot be used, or where no file can.
+    """
+    if len(files) == 1:
+        return [_spec([files[0]] if files[0] else [], dict(given), "submit", check=check)], None
+    specs, problems = [], []
+    for file in files:
+        try:
+            specs.append(_spec([file], dict(given), "submit", check=check))
+        except spec_file.SpecError as error:
+            problems.append(str(error))
+        except Failure as error:
+            problems.append(f"{file}: {error}")
+    if not problems:
+        return specs, None
+    _tell_once_each(problems)
+    if not specs:
+        bad_input(f"none of {len(files)} files can be used; nothing was submitted")
+    return specs, Failure(f"{len(problems)} of {len(files)} files cannot be used, as said above", Exit.USAGE)
+
+
+def _tell_once_each(texts: Iterable[str]) -> None:
+    """Say each of some texts once, and for how many more jobs it holds."""
+    for text, times in Counter(texts).items():
+        tell(f"{text} (and for {times - 1:,} more)" if times > 1 else text)
 
 
 def _each_file(files: list[str], given: dict[str, Any]) -> list[str]:
@@ -372,32 +407,43 @@ def show_dry_run(ctx: Context, spec: JobSpec, output: str) -> None:
         render.say_lines(render.wrapped(job_text.dry_run_lines(found)))
 
 
-def submit_jobs(ctx: Context, specs: Sequence[JobSpec], *, strict: bool, wait: bool, output: str) -> None:
-    """Submit all, print their ids, and with ``wait`` exit as they did: with the largest of their codes."""
+def submit_jobs(
+    ctx: Context,
+    specs: Sequence[JobSpec],
+    *,
+    strict: bool,
+    wait: bool,
+    output: str,
+    unusable: Failure | None = None,
+) -> None:
+    """
+    Submit all, print their ids, and with ``wait`` exit as they did: with the largest of their codes.
+
+    Where a job was refused, or files were ``unusable``, that is said at the end, and the exit code stands for it.
+    """
 
     async def submitted(client: GatewayClient) -> tuple[list[views.SubmitAnswer], ServiceError | None]:
         if len(specs) == 1:
             answers, refused = [await client.submit(specs[0], strict=strict)], None
         else:
             answers, refused = _sorted(specs, await client.submit_all(specs, strict=strict))
+        _tell_once_each(warning for answer in answers for warning in answer.warnings)
         for answer in answers:
             _announce(answer, output)
         return answers, refused
 
-    async def waited_for(client: Client) -> list[views.JobView]:
+    async def waited_for(client: Client) -> tuple[list[views.JobView], ServiceError | None]:
         answers, refused = await submitted(client)
-        if refused is not None:
-            raise refused
-        return await _wait_all(client, answers)
+        return await _wait_all(client, answers), refused
 
     if not wait:
         _, refused = ask(ctx, submitted)
-        if refused is not None:
-            raise refused
+        _raise_first(unusable, refused)
         return
-    ended = call(ctx, waited_for)
+    ended, refused = call(ctx, waited_for)
     for job in ended:
         _tell_end(job)
+    _raise_first(unusable, refused)
     if code := max(map(exit_code, ended), default=0):
         raise SystemExit(code)
 
@@ -418,6 +464,16 @@ def _sorted(
     return accepted, ServiceError(first.code, f"{spec.name}: {first.error}{more}")
 
 
+def _raise_first(unusable: Failure | None, refused: ServiceError | None) -> None:
+    """Raise what keeps a submission from having gone well: files that cannot be used come before refused jobs."""
+    if unusable is not None:
+        if refused is not None:
+            tell(str(refused))
+        raise unusable
+    if refused is not None:
+        raise refused
+
+
 async def _wait_all(client: Client, answers: Sequence[views.SubmitAnswer]) -> list[views.JobView]:
     import asyncio
 
@@ -430,8 +486,6 @@ async def _wait_all(client: Client, answers: Sequence[views.SubmitAnswer]) -> li
 
 
 def _announce(answer: views.SubmitAnswer, output: str) -> None:
-    for warning in answer.warnings:
-        tell(warning)
     if not answer.created:
         tell(f"{answer.id} was submitted before, with equal content; it is the same job")
     render.show_answer(answer, answer.id, output)

@@ -133,6 +133,57 @@ def test_warnings_and_repeated_ids_are_said_beside_the_id(penstock: Run, gateway
     ]
 
 
+@pytest.mark.parametrize("wait", [(), ("--wait",)])
+def test_of_many_files_those_that_cannot_be_used_do_not_keep_the_others(
+    penstock: Run, gateway: FakeGateway, here: Path, wait: tuple[str, ...]
+) -> None:
+    gateway.on_submit = ends("CD", 0)
+    (here / "broken.toml").write_text("name = \n")
+    (here / "field.toml").write_text('name = "b"\ncommand = ["true"]\ngpu = 2\n')
+    (here / "script.toml").write_text('name = "c"\ncommand = ["python", "nope.py"]\n')
+    (here / "z.toml").write_text('name = "z"\ncommand = ["true"]\n')
+    code, out, err = penstock("submit", *wait, "job.toml", "broken.toml", "field.toml", "script.toml", "z.toml")
+    assert (code, out) == (2, "j1\nj2\n")
+    assert sorted(spec.name for spec in gateway.specs.values()) == ["mnist", "z"]
+    lines = [line for line in err.splitlines() if "completed" not in line]
+    assert lines[0].startswith("penstock: broken.toml:1 is not valid TOML")
+    assert lines[1].startswith("penstock: field.toml:3")
+    assert lines[2].startswith("penstock: script.toml: there is no script")
+    assert lines[3:] == ["penstock: 3 of 5 files cannot be used, as said above"]
+    assert err.count("completed") == 2 * len(wait)
+
+
+def test_a_refused_job_beside_a_file_that_cannot_be_used_is_told_too(
+    penstock: Run, gateway: FakeGateway, here: Path
+) -> None:
+    (here / "broken.toml").write_text("name = \n")
+    (here / "no.toml").write_text('name = "no"\ncommand = ["true"]\n')
+    gateway.refused = {"no": "you have 10,000 open jobs"}
+    code, out, err = penstock("submit", "broken.toml", "job.toml", "no.toml", "-o", "json")
+    assert (code, json.loads(out)["id"]) == (2, "j1")
+    assert "penstock: no: you have 10,000 open jobs" in err
+
+
+def test_where_no_file_can_be_used_nothing_is_asked(penstock: Run, gateway: FakeGateway, here: Path) -> None:
+    (here / "broken.toml").write_text("name = \n")
+    code, out, err = penstock("submit", "broken.toml", "none.toml")
+    assert (code, out, gateway.asked) == (2, "", [])
+    assert err.endswith("penstock: none of 2 files can be used; nothing was submitted\n")
+
+
+def test_what_is_wrong_with_a_flag_is_told_once_for_all_files(penstock: Run, here: Path) -> None:
+    (here / "other.toml").write_text('name = "b"\ncommand = ["true"]\n')
+    code, _, err = penstock("submit", "--name", "no way", "job.toml", "other.toml")
+    assert (code, err.count("name (given on the command line)"), "(and for 1 more)" in err) == (2, 1, True)
+
+
+def test_a_warning_about_many_jobs_is_said_once(penstock: Run, gateway: FakeGateway) -> None:
+    gateway.warnings = ("there is no device of kind h100 now",)
+    code, out, err = penstock("submit", "--array", "0-999", "--", "true")
+    assert (code, out.count("\n")) == (0, 1000)
+    assert err == "penstock: there is no device of kind h100 now (and for 999 more)\n"
+
+
 def test_a_conflicting_id_is_exit_code_5(penstock: Run, gateway: FakeGateway) -> None:
     gateway.refusal = Reply(code=409, error="job a is there with other content; choose another id")
     assert penstock("submit", "--id", "a", "--", "true") == (
