@@ -305,12 +305,26 @@ def _explain_bus(error: Exception, url: str) -> Failure | None:
         case errors.Unauthorized():
             message = f"{error}{_came_as()}"
         case errors.Unavailable():
-            pass
+            message += _cluster_here() if url == LOCAL else ""
         case errors.BusError():
             code = Exit.FAILED
         case _:
             return None
     return Failure(message, code)
+
+
+def _cluster_here() -> str:
+    """Return how to reach the cluster of the data folder in this directory, if it runs, and elsewhere than asked."""
+    from penstock_cli.local import data_folder
+
+    folder = Path("penstock-data")
+    try:
+        record = data_folder.read(folder) if data_folder.holder(folder) is not None else None
+    except OSError:  # the folder is another user's
+        return ""
+    if record is None or record.url == LOCAL:
+        return ""
+    return f". The cluster of ./{folder} runs at another address: set PENSTOCK_URL={record.url}"
 
 
 def _came_as() -> str:
@@ -367,7 +381,12 @@ LOCAL: Final = "nats://127.0.0.1:4222"
 
 def server_url(typed: str) -> str:
     """Return the address of the server: what was typed, or set, or the local one."""
-    return typed or os.environ.get("PENSTOCK_URL") or _configured() or LOCAL
+    return named_url(typed) or LOCAL
+
+
+def named_url(typed: str) -> str:
+    """Return the address of the server that was typed or set; empty where there is none."""
+    return typed or os.environ.get("PENSTOCK_URL") or _configured()
 
 
 def _has_context() -> bool:
