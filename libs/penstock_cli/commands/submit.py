@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
@@ -511,14 +512,57 @@ def submit_and_watch(ctx: Context, spec: JobSpec, *, strict: bool) -> None:
                 tell(warning)
             tell(f"{answer.id} submitted")
             interrupts.submitted(answer.id)
-            await stream(client, answer.id, follow=True)
-            return await client.wait(answer.id)
+            async with _explained_waiting(client, answer.id):
+                await stream(client, answer.id, follow=True)
+                return await client.wait(answer.id)
 
     job = call(ctx, follow)
     if job.state != JobState.COMPLETED:
         _tell_end(job)
     if code := exit_code(job):
         raise SystemExit(code)
+
+
+FIRST_LOOK_S = 3.0
+"""So long a job of ``penstock run`` may wait before it is said why."""
+NEXT_LOOK_S = 30.0
+"""Between two looks at why it waits, once that has been said."""
+
+
+@asynccontextmanager
+async def _explained_waiting(client: Client, job_id: str) -> AsyncIterator[None]:
+    """While open, say on standard error why the job waits, if it does."""
+    import asyncio
+
+    telling = asyncio.create_task(_tell_why_it_waits(client, job_id))
+    try:
+        yield
+    finally:
+        telling.cancel()
+        with suppress(asyncio.CancelledError):
+            await telling
+
+
+async def _tell_why_it_waits(client: Client, job_id: str) -> None:
+    """Say why a job waits after some seconds, and whenever a later look shows another cause; until cancelled."""
+    import asyncio
+
+    from penstock_bus.errors import BusError
+    from penstock_log import JobState
+
+    told, wait_s = "", FIRST_LOOK_S
+    while True:
+        await asyncio.sleep(wait_s)
+        try:
+            why = await client.why(job_id)
+        except BusError:
+            continue  # the command waits for the same server, and says what is the matter with it
+        is_waiting = why.state == JobState.PENDING
+        if is_waiting and why.cause not in {told, "undecided"}:
+            more = f"`penstock why {job_id}` says more"
+            tell(f"{job_id} waits ({why.cause.replace('_', ' ')}): {why.evidence}; {more}")
+        told = "" if not is_waiting else told if why.cause == "undecided" else why.cause
+        wait_s = FIRST_LOOK_S if is_waiting and not told else NEXT_LOOK_S
 
 
 class _Interrupts:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import msgspec
 import pytest
-from fake_gateway import FakeGateway
+from fake_gateway import FakeGateway, why_view
 
 from penstock_bus import Reply
+from penstock_bus.logger import get_logger
+from penstock_cli.commands import submit as submitting
 from penstock_log import JobSpec, request_bodies, views
 
 Run = Callable[..., tuple[int, str, str]]
@@ -223,6 +227,53 @@ def test_run_shows_the_output_and_exits_as_the_job_did(penstock: Run, gateway: F
     code, out, err = penstock("run", "--", "true")
     assert (code, out) == (7, "step 1\n")
     assert err == "penstock: j1 submitted\npenstock: j1 failed: exit code 7\n"
+
+
+def test_run_says_why_the_job_waits_and_again_when_the_cause_changes(
+    penstock: Run, gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: asyncio.Queue[str] = asyncio.Queue()
+    heard: list[str] = []
+
+    async def wait(gateway: FakeGateway, job_id: str) -> None:
+        why = why_view(gateway.jobs[job_id])
+        try:
+            async with asyncio.timeout(10):
+                heard.append(await said.get())
+                heard.append(await said.get())
+                gateway.whys[job_id] = msgspec.structs.replace(why, cause="never_fits", evidence="8 wanted, 4 there")
+                heard.append(await said.get())
+        finally:
+            await gateway.finish(job_id)
+
+    monkeypatch.setattr(submitting, "FIRST_LOOK_S", 0.001)
+    monkeypatch.setattr(submitting, "NEXT_LOOK_S", 0.001)
+    monkeypatch.setattr(submitting, "tell", said.put_nowait)
+    gateway.on_submit = wait
+    assert penstock("run", "--", "true")[0] == 0
+    assert heard == [
+        "j1 submitted",
+        "j1 waits (capacity): all 2 fast devices run jobs that rank higher; `penstock why j1` says more",
+        "j1 waits (never fits): 8 wanted, 4 there; `penstock why j1` says more",
+    ]
+
+
+def test_a_lost_server_is_told_in_a_sentence_and_once(penstock: Run, gateway: FakeGateway) -> None:
+    async def lose(gateway: FakeGateway, job_id: str) -> None:
+        log = get_logger("penstock.bus")
+        log.info("server_found_again", address="nats://a:1")  # with the next token, and nothing was lost
+        log.warning("bus_error", error="nats: unexpected EOF")
+        log.warning("server_lost", address="nats://a:1")
+        log.info("server_found_again", address="nats://a:1")
+        await gateway.finish(job_id)
+
+    gateway.on_submit = lose
+    assert penstock("submit", "--wait", "--", "true") == (
+        0,
+        "j1\n",
+        "penstock: lost the server at nats://a:1; trying again\npenstock: connected to nats://a:1 again\n"
+        "penstock: j1 completed\n",
+    )
 
 
 def test_an_interrupted_run_cancels_the_job_and_waits_for_its_end(penstock: Run, gateway: FakeGateway) -> None:
