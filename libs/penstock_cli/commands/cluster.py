@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal, NamedTuple
 
 from penstock_cli import job_text, render
-from penstock_cli.invocation import AnswerOut, At, Out, Output, act
+from penstock_cli.invocation import AnswerOut, At, Out, Output, act, bad_input
 from penstock_cli.invocation import ask as ask_once
 from penstock_cli.parameters import Argument, Context, Option, PlainCommand
 from penstock_cli.render import Table
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from penstock_log import Device, views
 
 
-DeviceNumbers = Annotated[
-    list[int] | None,
-    Option("--device", min=0, metavar="N", help="Only the device of this number; may be given again."),
+DeviceNames = Annotated[
+    list[str] | None,
+    Option("--device", metavar="N|NAME", help="Only this device: its number, or its name; may be given again."),
 ]
-Target = tuple[str, int | None]
-"""A node, and one of its devices; None: all of it."""
+Target = tuple[str, str]
+"""A node, and one of its devices by number or name; empty: all of it."""
 NodeIds = Annotated[list[str], Argument(metavar="NODE...", help="Node ids, or unique beginnings of them.")]
 
 
@@ -140,30 +140,50 @@ def drain(  # noqa: PLR0917 - what people may say of it
     nodes: NodeIds,
     preempt: Annotated[bool, Option("--preempt", help="Checkpoint its running jobs and move them.")] = False,
     reason: Annotated[str, Option("--reason", help="Kept in the log.")] = "",
-    device: DeviceNumbers = None,
+    device: DeviceNames = None,
     output: AnswerOut = "text",
 ) -> None:
     """Give nodes, or some of their devices, no new jobs."""
 
-    def command(client: GatewayClient, target: Target) -> Awaitable[views.ActAnswer]:
-        node, number = target
-        return client.drain(node, reason, preempt=preempt, device=number)
+    async def command(client: GatewayClient, target: Target) -> views.ActAnswer:
+        number = await _device_number(client, *target)
+        return await client.drain(target[0], reason, preempt=preempt, device=number)
 
     act(ctx, _targets(nodes, device), command, output)
 
 
-def resume(ctx: Context, nodes: NodeIds, device: DeviceNumbers = None, output: AnswerOut = "text") -> None:
+def resume(ctx: Context, nodes: NodeIds, device: DeviceNames = None, output: AnswerOut = "text") -> None:
     """Give drained nodes jobs again, or some of their devices that were drained or have failed."""
 
-    def command(client: GatewayClient, target: Target) -> Awaitable[views.ActAnswer]:
-        node, number = target
-        return client.resume(node, device=number)
+    async def command(client: GatewayClient, target: Target) -> views.ActAnswer:
+        return await client.resume(target[0], device=await _device_number(client, *target))
 
     act(ctx, _targets(nodes, device), command, output)
 
 
-def _targets(nodes: Iterable[str], devices: Sequence[int] | None) -> list[Target]:
-    return [(node, number) for node in nodes for number in devices or (None,)]
+def _targets(nodes: Sequence[str], devices: Sequence[str] | None) -> list[Target]:
+    """Return each node with each device; a device that is named with its node goes with that one alone."""
+    targets = []
+    for device in devices or ("",):
+        owner = device.rpartition("/")[0]
+        of_device = [node for node in nodes if (node == owner if owner in nodes else owner.startswith(node))]
+        if owner and not of_device:
+            bad_input(f"--device {device} is none of {', '.join(nodes)}; name its node too")
+        targets += [(node, device) for node in (of_device if owner else nodes)]
+    return targets
+
+
+async def _device_number(client: GatewayClient, node: str, device: str) -> int | None:
+    """Return the number of a node's device by its number or its name, with the node's or without; None for no device."""
+    if not device or device.isdecimal():
+        return int(device) if device else None
+    nodes = [one for one in (await client.nodes()).nodes if one.id.startswith(node)]
+    devices = [view for one in [one for one in nodes if one.id == node] or nodes for view in one.devices]
+    for view in devices:
+        if device in {view.name, view.name.rpartition("/")[2]}:
+            return view.device.index
+    there = ", ".join(view.name for view in devices) or "none"
+    bad_input(f"node {node} has no device {device}; expected a number, or one of: {there}")
 
 
 def remove(
