@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal, NamedTuple
 
 from penstock_cli import job_text, render
-from penstock_cli.invocation import AnswerOut, At, Out, Output, act, bad_input
+from penstock_cli.invocation import AnswerOut, At, Exit, Failure, Out, Output, act, bad_input
 from penstock_cli.invocation import ask as ask_once
 from penstock_cli.parameters import Argument, Context, Option, PlainCommand
 from penstock_cli.render import Table
@@ -163,18 +163,21 @@ def resume(ctx: Context, nodes: NodeIds, device: DeviceNames = None, output: Ans
 
 def _targets(nodes: Sequence[str], devices: Sequence[str] | None) -> list[Target]:
     """Return each node with each device; a device that is named with its node goes with that one alone."""
-    targets = []
-    for device in devices or ("",):
-        owner = device.rpartition("/")[0]
-        of_device = [node for node in nodes if (node == owner if owner in nodes else owner.startswith(node))]
-        if owner and not of_device:
+    pairs = [(node, device) for node in nodes for device in devices or ("",) if _goes_with(device, node, nodes)]
+    for device in devices or ():
+        if device not in {of_node for _, of_node in pairs}:
             bad_input(f"--device {device} is none of {', '.join(nodes)}; name its node too")
-        targets += [(node, device) for node in (of_device if owner else nodes)]
-    return targets
+    return pairs
+
+
+def _goes_with(device: str, node: str, nodes: Sequence[str]) -> bool:
+    """Say whether a device may be one of the node: it is named without a node, or with this one or its beginning."""
+    owner, slash, _ = device.rpartition("/")
+    return not slash or (node == owner if owner in nodes else owner.startswith(node))
 
 
 async def _device_number(client: GatewayClient, node: str, device: str) -> int | None:
-    """Return the number of a node's device by its number or its name, with the node's or without; None for no device."""
+    """Return the number of a node's device that is named by it, or as the lists name it; None for no device."""
     if not device or device.isdecimal():
         return int(device) if device else None
     nodes = [one for one in (await client.nodes()).nodes if one.id.startswith(node)]
@@ -183,7 +186,7 @@ async def _device_number(client: GatewayClient, node: str, device: str) -> int |
         if device in {view.name, view.name.rpartition("/")[2]}:
             return view.device.index
     there = ", ".join(view.name for view in devices) or "none"
-    bad_input(f"node {node} has no device {device}; expected a number, or one of: {there}")
+    raise Failure(f"node {node} has no device {device}; expected a number, or one of: {there}", Exit.USAGE)
 
 
 def remove(

@@ -148,7 +148,12 @@ class JobOptions(CommandOptions, frozen=True):
         Option("--idle", help="allow: whatever its pool's rule, leave it its devices while it does nothing."),
     ] = None
     time: Annotated[
-        str, Option("--time", "-t", help="How long it may run, over all of its runs: 90m, 12h, or Slurm's 1-06:00:00.")
+        str,
+        Option(
+            "--time",
+            "-t",
+            help="How long it may run, in all: 90m, 12h, or Slurm's 90 (minutes), 1-06:00:00, UNLIMITED.",
+        ),
     ] = ""
     after: Annotated[
         list[str] | None,
@@ -159,7 +164,9 @@ class JobOptions(CommandOptions, frozen=True):
             help="Start once job or sweep ID has completed; or after:, afterany:, afternotok:ID. Repeatable.",
         ),
     ] = None
-    begin: Annotated[str, Option("--begin", help="Not before: 2h from now, or 2026-01-31T18:00.")] = ""
+    begin: Annotated[
+        str, Option("--begin", help="Not before: 2h (from now), 18:00, tomorrow, or 2026-01-31T18:00.")
+    ] = ""
     processes: Annotated[
         Literal["device", "node"] | None,
         Option("--processes", help="device: one for each device; node: one for all of a node's."),

@@ -75,7 +75,7 @@ def test_a_device_is_named_as_all_lists_name_it(penstock: Run, gateway: FakeGate
         assert penstock("node", "drain", *words)[0] == 0
     assert penstock("node", "resume", "n1", "n11", "--device", "n11/fast1", "--device", "0")[0] == 0
     asked = [(ask.id, ask.device) for ask in gateway.asked if hasattr(ask, "device")]
-    assert asked == [("n1", 1), ("n1", 1), ("vm", 0), ("n11", 1), ("n1", 0), ("n11", 0)]
+    assert asked == [("n1", 1), ("n1", 1), ("vm", 0), ("n1", 0), ("n11", 1), ("n11", 0)]
 
 
 def test_a_device_that_is_not_there_is_told_with_those_that_are(penstock: Run, gateway: FakeGateway) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 from collections.abc import Awaitable, Callable
+from datetime import datetime
 from pathlib import Path
 
 import msgspec
@@ -15,6 +16,7 @@ from fake_gateway import FakeGateway, why_view
 
 from penstock_bus import Reply
 from penstock_bus.logger import get_logger
+from penstock_cli import value_formats
 from penstock_cli.commands import submit as submitting
 from penstock_log import JobSpec, request_bodies, views
 
@@ -364,11 +366,47 @@ def test_what_a_job_waits_for_and_how_long_it_may_run_is_typed_as_for_slurm(
         (("-d", "before:j1"), "expected after, afterok, afterany, afternotok, each with :ID"),
         (("--after", "afterok:"), "expected after, afterok, afterany, afternotok, each with :ID"),
         (("--time", "soon"), "--time 'soon' is no duration"),
-        (("--time", "0"), "expected more than 0 s"),
-        (("--begin", "tomorrow"), "--begin 'tomorrow' is no time"),
+        (("--time", "9" * 9), "expected 11,574 days at most; 0 or UNLIMITED is no limit"),
+        (("--begin", "25:00"), "--begin '25:00' is no time; expected such as 2h or now+5minutes (from now), 18:00"),
+        (("--begin", "5"), "--begin '5' is no time"),
     ):
         code, _, err = penstock("submit", *words, "--", "true")
         assert (code, says in err) == (2, True), err
+
+
+@pytest.mark.parametrize("typed", ["UNLIMITED", "0", "infinite"])
+def test_no_time_limit_is_typed_as_for_slurm_and_wins_over_the_file(
+    penstock: Run, gateway: FakeGateway, here: Path, typed: str
+) -> None:
+    (here / "limited.toml").write_text('name = "a"\ncommand = ["true"]\ntime_limit_s = 60\n')
+    assert penstock("submit", "--time", typed, "limited.toml")[0] == 0
+    assert only(gateway).time_limit_s == 0.0
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("18:00", "2026-03-10 18:00:00"),
+        ("9:30:05", "2026-03-11 09:30:05"),
+        ("12:00", "2026-03-11 12:00:00"),
+        ("tomorrow", "2026-03-11 00:00:00"),
+        ("now", "2026-03-10 12:00:00"),
+        ("now+5minutes", "2026-03-10 12:05:00"),
+        ("now + 1hour", "2026-03-10 13:00:00"),
+        ("2 Days", "2026-03-12 12:00:00"),
+        ("now+1week", "2026-03-17 12:00:00"),
+        ("now+90", "2026-03-10 12:01:30"),
+        ("2026-03-10T18:00", "2026-03-10 18:00:00"),
+    ],
+)
+def test_a_job_begins_at_a_time_that_people_type(typed: str, expected: str) -> None:
+    noon = datetime.fromisoformat("2026-03-10 12:00").timestamp()
+    assert value_formats.begin_s(typed, noon) == datetime.fromisoformat(expected).timestamp()
+
+
+def test_extending_by_no_time_is_refused_and_to_no_limit_is_not(penstock: Run, gateway: FakeGateway) -> None:
+    code, _, err = penstock("extend", "j1", "UNLIMITED")
+    assert (code, "'UNLIMITED' is no time to add; expected such as 30m" in err, gateway.asked) == (2, True, [])
 
 
 def test_every_field_of_a_job_that_people_choose_has_a_flag(penstock: Run, gateway: FakeGateway) -> None:
