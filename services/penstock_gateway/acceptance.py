@@ -541,7 +541,7 @@ def resume(
         return _resume_device(node, _device_of(node, ask.device), ask, now_s)
     after = node.gone or "up"
     if not node.drained:
-        return _node_action(node, "is not drained", after)
+        return _node_action(node, f"is not drained{_drained_devices(node)}", after)
     return _node_action(node, "takes jobs again", after, NodeResumed(node_id=node.id, by=ask.by, at_s=now_s))
 
 
@@ -695,6 +695,20 @@ def _resume_device(node: Node, device: Device, ask: request_bodies.NodeResumeReq
     if outage.failed:
         what += f", although it had failed ({outage.failure}); what is measured still drains it again"
     return _device_action(node, device, what, after, fact)
+
+
+def _drained_devices(node: Node) -> str:
+    """Return which devices of a node are drained, and how they are resumed; empty where none is."""
+    drained = [
+        f"{device.kind}{device.index}"
+        for device in node.devices
+        if (outage := node.outage(device.index)) is not None and outage.drained
+    ]
+    if not drained:
+        return ""
+    what = f"device {drained[0]} is" if len(drained) == 1 else f"devices {', '.join(drained)} are"
+    flags = " ".join(f"--device {name}" for name in drained)
+    return f", but its {what}: `penstock node resume {node.id} {flags}`"
 
 
 def _device_of(node: Node, index: int) -> Device:

@@ -17,6 +17,7 @@ from penstock_log import (
     AnyEvent,
     Commit,
     JobCancelled,
+    JobFinished,
     JobsArchived,
     JobSubmitted,
     JobTable,
@@ -61,6 +62,13 @@ async def decided(gateway: Gateway, job_id: str) -> JobUnblocked | JobCancelled:
     raise AssertionError("the log has ended")
 
 
+async def announced(gateway: Gateway, job_id: str) -> None:
+    """Wait until the gateway has announced a job's end."""
+    async for delivery in gateway.bus.follow():
+        if any(isinstance(fact, JobFinished) and fact.job_id == job_id for fact in delivery.commit.facts):
+            return
+
+
 async def test_a_job_goes_on_once_all_that_it_waits_for_has_come() -> None:
     waiting = submitted("j3", after=("afterok:j1", "afterany:j2"))
     async with gateway(MemoryBus(), joined(), submitted("j1"), submitted("j2"), waiting) as served:
@@ -84,6 +92,9 @@ async def test_a_job_that_can_never_start_is_cancelled_and_so_are_those_behind_i
         assert second.reason == "it was to wait until j1 has completed, and j1 has failed"
         assert isinstance(third, JobCancelled)
         assert third.reason == "it was to wait until j2 has completed, and j2 was cancelled"
+        await announced(served, "j2")
+        told = [line["text"] for line in (await served.query("story", {"id": "j2"}))["lines"]]
+        assert told[-2:] == [f"cancelled: {second.reason}", "cancelled (ran 0.0 s in 0 runs)"]
 
 
 async def test_a_job_waits_for_a_sweep() -> None:
