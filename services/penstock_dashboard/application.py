@@ -52,7 +52,7 @@ from penstock_dashboard.pages import (
 )
 from penstock_dashboard.pages.what_if_page import WhatIf
 from penstock_dashboard.settings import DashboardSettings
-from penstock_dashboard.sign_in import KEY_S, TokenSigner
+from penstock_dashboard.sign_in import TokenSigner
 from penstock_log import request_bodies
 from penstock_log.job_state import JobState
 from penstock_log.text import count
@@ -87,6 +87,8 @@ _SAID_S: Final = 30
 _NOT_STORED: Final = {"Cache-Control": "no-store"}
 _FOREIGN: Final = "this form was not sent by a page of yours here; load the page again and repeat it"
 _OLD_KEY: Final = "this key is too old or was used; type `penstock dashboard` in a shell for a new one"
+_SHOWN_S: Final = 3600
+"""For how long a browser is known that was shown a key: longer than the key counts, to be told what is wrong."""
 _TITLES: Final = {401: "Sign in", 403: "Not yours", 404: "Not found", 503: "No answer"}
 _HEADERS: Final = [
     (
@@ -364,7 +366,7 @@ async def _sign_in(site: Site, request: Request) -> Response:
     }
     response = site.show(visit, PageContent(title="Sign in", template="sign_in.html", values=values, live=False))
     if key:
-        _set_cookie(site, response, BROWSER, browser, int(KEY_S))
+        _set_cookie(site, response, BROWSER, browser, _SHOWN_S)
     return response
 
 

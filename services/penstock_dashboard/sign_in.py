@@ -21,9 +21,12 @@ from pathlib import Path
 from typing import Final, Literal
 
 import msgspec
+import structlog
 
 from penstock_bus.settings import SettingsError
 from penstock_dashboard.gateway_port import Visitor
+
+_log = structlog.get_logger("penstock.dashboard")
 
 KEY_S: Final = 60.0
 _SECRET_BYTES: Final = 32
@@ -173,6 +176,7 @@ class EndedSessions:
         self._own: dict[str, float] = {}
         self._shared: dict[str, float] = {}
         self._read_as: tuple[int, int, int] | None = None
+        self._unread = ""
 
     def __contains__(self, session_id: str) -> bool:
         return session_id in self._own or session_id in self._of_file()
@@ -212,6 +216,11 @@ class EndedSessions:
                 self._read_as = as_
         except FileNotFoundError:
             self._shared, self._read_as = {}, None
+        except (OSError, ValueError) as error:  # what was read before still counts
+            if str(error) != self._unread:
+                self._unread = str(error)
+                advice = "sessions that other replicas end still count here; mend it, or remove it"
+                _log.warning("ended_sessions_not_read", file=str(self._path), error=self._unread, advice=advice)
         return self._shared
 
     def _lasting(self, known: dict[str, float]) -> dict[str, float]:

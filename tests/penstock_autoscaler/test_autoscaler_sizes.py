@@ -198,6 +198,12 @@ def test_nobody_shrinks_for_a_job_that_can_have_what_a_cancelled_one_is_about_to
     assert widths(it.when(ended(it, "b", 201.0, "cancelled")).at(201.0).settle()) == {"a": 6}
 
 
+@pytest.mark.parametrize("sharing", ["exclusive", "lane"])
+def test_a_job_that_is_not_to_begin_yet_takes_no_device_from_an_elastic_one(sharing: str) -> None:
+    it = seasoned().given(job("b", fixed(sharing=sharing, begin_s=1e6), 100.0)).at(500.0)
+    assert demands(it.settle()) == {}
+
+
 def test_nobody_shrinks_for_a_job_before_its_next_try_is_due() -> None:
     it = seasoned(4, elastic(1, 3)).given(job("b", fixed(retries=1, backoff_s=50.0), 50.0))
     it.given(*placed(it, "b", 51.0, 3))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from penstock_bus.settings import SettingsError
 from penstock_dashboard.sign_in import EndedSessions, TokenSigner, secret_of
@@ -87,3 +89,15 @@ def test_a_session_ends_when_its_time_is_over() -> None:
     assert session is not None
     now[0] += 61.0
     assert signer.visitor(session) is None
+
+
+@pytest.mark.parametrize("spoil", [lambda path: path.mkdir(), lambda path: path.write_bytes(b"\xff\xfe 9\n")])
+def test_a_list_of_ended_sessions_that_cannot_be_read_is_told_once_and_keeps_nobody_out(
+    tmp_path: Path, spoil: Callable[[Path], object]
+) -> None:
+    spoil(tmp_path / "secret.ended")
+    signer = TokenSigner(b"s" * 32, lambda: 0.0, 60.0, EndedSessions(str(tmp_path / "secret"), lambda: 0.0))
+    session = signer.open_session(signer.new_key("alice")) or ""
+    with capture_logs() as logs:
+        assert [signer.visitor(session) is not None for _ in range(3)] == [True] * 3
+    assert [line["event"] for line in logs] == ["ended_sessions_not_read"]
