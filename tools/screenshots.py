@@ -52,7 +52,8 @@ def training(folder: Path, number: int, steps: int, gpus: int = 1) -> JobSpec:
 async def work(client: penstock.Client, folder: Path) -> dict[str, str]:
     """Have the cluster work; return the ids of a job that has ended, one that runs, one that waits, and of a sweep."""
     ended = await client.submit(training(folder, 0, 400))
-    await client.wait(ended.id)
+    if (done := await client.wait(ended.id)).state != "CD":
+        raise SystemExit(f"the first job ended as {done.state}: {done.reason}")
     space: dict[str, Dimension] = {"lr": Uniform(low=0.01, high=0.3, log=True)}
     job = msgspec.structs.replace(training(folder, 1, 300), name="trial")
     sweep = await client.tune(SweepSpec(name="rates", job=job, space=space, metric="accuracy", mode="max", trials=6))
@@ -80,6 +81,7 @@ async def shoot(cluster: Cluster, jobs_folder: Path, folder: Path) -> None:
             chromium = await driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
             page = await chromium.new_page(viewport={"width": 1280, "height": 800})
             await page.goto(key.url)
+            await page.click("form[action='/sign-in'] button")
             await page.wait_for_url(f"{key.dashboard}/")
             for name, address in pages.items():
                 answer = await page.goto(key.dashboard + address)
@@ -103,7 +105,8 @@ def main(folder: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="ps-") as data:
         jobs_folder = Path(data) / "digits"
         jobs_folder.mkdir()
-        shutil.copy(EXAMPLE, jobs_folder)
+        for script in EXAMPLE.parent.glob("*.py"):
+            shutil.copy(script, jobs_folder)
         cluster = Cluster(Path(data) / "data", "--emulate", DEVICES)
         cluster.up()
         try:

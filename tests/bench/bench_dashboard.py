@@ -192,6 +192,7 @@ async def look(
     context = await chromium.new_context(viewport={"width": 1600, "height": 1000})
     page = await context.new_page()
     await page.goto(key.url)
+    await page.click("form[action='/sign-in'] button")
     await page.wait_for_url(f"{base}/")
     for path in PAGES:
         drawn, live, sizes = [], [], []

@@ -125,7 +125,7 @@ def test_what_the_last_round_said_counts(log: Scenario[machine.GatewayState]) ->
     )
 
 
-@pytest.mark.parametrize("cause", ["held", "backoff"])
+@pytest.mark.parametrize("cause", ["held", "backoff", "begin", "dependency"])
 def test_a_hindrance_of_the_last_round_that_is_over_is_not_repeated(
     log: Scenario[machine.GatewayState], cause: Any
 ) -> None:

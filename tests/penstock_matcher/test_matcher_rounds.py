@@ -424,6 +424,24 @@ def test_a_failed_job_backs_off_and_the_matcher_sleeps_until_then(pair):
     assert where(pair.at(9.0).settle()) == {"a": "fast"}
 
 
+@pytest.mark.parametrize("hindrance", [{"begin_s": 100.0}, {"hold": True}, {"after": ("afterok:other",)}])
+def test_a_job_that_may_not_start_yet_keeps_no_device_from_those_behind_it(pair, hindrance):
+    """It is the first of its demand, and what hinders it does not hold for the others."""
+    pair.given(job("a", **hindrance), job("b")).at(2.0)
+    assert where(pair.settle()) == {"b": "fast"}
+    pair.given(ended("b", 3.0), NodeDrained(node_id="n1", at_s=4.0)).at(4.0).settle()
+    pair.given(job("c"), NodeResumed(node_id="n1", at_s=5.0)).at(5.0)  # the index is made anew
+    assert "c" in where(pair.settle())
+
+
+def test_a_job_begins_at_its_time_and_the_matcher_sleeps_until_then(pair):
+    pair.given(job("a", begin_s=9.0)).at(2.0)
+    (fact,) = rounds(pair.settle())
+    assert [(w.cause, w.evidence) for w in fact.waits] == [("begin", "it is to begin in 7.0 s, not before")]
+    pair.then_wakes_at(9.0)
+    assert where(pair.at(9.0).settle()) == {"a": "fast"}
+
+
 def test_an_unseen_workload_waits_for_its_speeds_where_it_could_run_on_several_kinds(cluster):
     unseen = spec(model="new", profile="auto")
     cluster.given(job("a", model="new", profile="auto")).at(2.0)
