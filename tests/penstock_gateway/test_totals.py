@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from log_state import read_wire
 
+from penstock_bus.memory import MemoryBus
 from penstock_gateway import machine
 from penstock_gateway.answers import ReadModel
 from penstock_gateway.machine import GatewayState
@@ -148,6 +149,19 @@ def test_a_job_that_came_to_begin_or_was_unblocked_waits_from_then_on():
     assert default(folded(joined(), *behind), now_s=NOW_S + 90).longest_wait_s == 20.0
     found = default(folded(joined(), begins, placed("a", at_s=NOW_S + 61), started("a", at_s=NOW_S + 64)))
     assert found.totals.waits.total_ms == 4_000
+
+
+async def test_answers_say_that_a_job_has_not_waited_before_it_could_begin():
+    behind = [submitted("b", after=("after:a",)), JobUnblocked(at_s=NOW_S + 70, job_id="b", met=("after:a",))]
+    facts = [joined(), submitted("a", begin_s=NOW_S + 1e6), *behind]
+    async with gateway(MemoryBus(), *facts) as served:
+        found = {job["id"]: job for job in (await served.query("jobs", {}))["jobs"]}
+        assert (found["a"]["wait_s"], found["a"].get("eligible_s")) == (0.0, None)
+        assert (found["b"]["wait_s"], found["b"]["eligible_s"]) == (pytest.approx(30.0, abs=5.0), NOW_S + 70)
+        sums = (await served.query("usage", {"by": "job"}))["total"]["usage"]
+        assert sums["requested_gpu_s"] == sums["waited_gpu_s"] == pytest.approx(30.0, abs=5.0)
+        run = (await served.query("job", {"id": "b"}))["runs"][0]
+        assert run["pending_s"] == NOW_S + 70
 
 
 def test_a_run_that_is_stopped_for_its_time_limit_is_not_counted_as_preempted():
