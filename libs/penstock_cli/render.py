@@ -122,6 +122,30 @@ def show_table(
     say_painted("\n".join(table(headers, rows, width=width, wrap=wrap, colour=colours())))
 
 
+def without_columns(
+    headers: Sequence[str], rows: Sequence[Sequence[str]], less: Sequence[str], width: int | None
+) -> Table:
+    """
+    Return a table without as many of its less important columns as do not fit, the first of ``less`` first.
+
+    The first column of a table always stays.
+
+    Examples
+    --------
+    >>> without_columns(("TEAM", "IDLE", "HELD"), [("a", "1", "2")], ["IDLE"], width=12)
+    (['TEAM', 'HELD'], [('a', '2')])
+    """
+    kept, dropped = list(headers), list(less)
+    columns = dict(zip(headers, zip(*rows, strict=True) if rows else [()] * len(headers), strict=True))
+    widths = {name: max(len(name), *map(len, _one_line_each(column)), 0) for name, column in columns.items()}
+    if "NAME" in widths:
+        widths["NAME"] = min(widths["NAME"], _LEAST_NAME)
+    while width is not None and dropped and sum(widths[name] + len(_GAP) for name in kept) - len(_GAP) > width:
+        if (name := dropped.pop(0)) in kept[1:]:
+            kept.remove(name)
+    return kept, list(zip(*(columns[name] for name in kept), strict=True))
+
+
 def terminal_width() -> int | None:
     """Return the columns of the terminal that standard output is; None if it is none."""
     if not _is_terminal():

@@ -50,7 +50,9 @@ def run_replay(ctx: typer.Context, asked: ReplayArguments, wanted: ReportOptions
     planned = plan(ctx, asked)
     found: dict[str, Replay] = {}
     with ComputationProgress(for_programs=asked.progress) as progress:
-        for policy in asked.policies:
+        compares = not (planned.is_as_recorded and planned.asked.recorded in asked.policies)
+        for left, policy in zip(reversed(range(len(asked.policies))), asked.policies, strict=True):
+            progress.further = left + compares
             one = planned.run(policy, progress, wanted)
             if progress.over:
                 break
@@ -70,6 +72,7 @@ def _as_recorded(planned: ReplayPlan, found: Mapping[str, Replay], progress: Com
         return found[recorded]
     if progress.over:
         return None
+    progress.further = 0
     one = planned.as_recorded().run(recorded, progress, ReportOptions())
     return None if progress.over else one
 

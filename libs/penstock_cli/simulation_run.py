@@ -221,6 +221,8 @@ class ComputationProgress:
     def __init__(self, *, for_programs: bool = False) -> None:
         """Begin without an interrupt; ``for_programs``: what is said is JSON, one object a line, terminal or not."""
         self.over, self._for_programs = False, for_programs
+        self.further = 0
+        """How many computations are to follow the present one."""
         self._before: Any = None
         self._shown_s = 0.0
 
@@ -279,7 +281,8 @@ class ComputationProgress:
 
     def _tell_program(self, what: str, ended: int, jobs: int) -> None:
         if sys.stderr is not None:
-            sys.stderr.write(f"{json.dumps({'replay': what, 'ended': ended, 'jobs': jobs})}\n")
+            said = {"replay": what, "ended": ended, "jobs": jobs, "further": self.further}
+            sys.stderr.write(f"{json.dumps(said)}\n")
             sys.stderr.flush()
 
     def _say(self, line: str) -> None:

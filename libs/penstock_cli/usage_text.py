@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Final
 
 from penstock_cli.render import Table
 from penstock_cli.value_formats import span
 from penstock_log.usage_csv import COLUMNS, gpu_h
 from penstock_log.views import UsageRowView, UsageView
+
+LESS_IMPORTANT: Final = ("UNMEASURED", "WAITED", "REQUESTED", "IDLE", "JOBS", "LOST", "USER")
+"""Columns that a narrow terminal goes without, the first ones first: held and used are what one looks for."""
 
 
 def hours(value: float) -> str:

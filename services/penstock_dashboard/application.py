@@ -22,7 +22,14 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
+from starlette.responses import (
+    HTMLResponse,
+    JSONResponse,
+    PlainTextResponse,
+    RedirectResponse,
+    Response,
+    StreamingResponse,
+)
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -77,6 +84,7 @@ CANCEL_SWEEP: Final = "cancel_sweep"
 SAID: Final = "penstock_said"
 """A cookie with what became of the last form, for the page that comes next."""
 _SAID_S: Final = 30
+_NOT_STORED: Final = {"Cache-Control": "no-store"}
 _FOREIGN: Final = "this form was not sent by a page of yours here; load the page again and repeat it"
 _OLD_KEY: Final = "this key is too old or was used; type `penstock dashboard` in a shell for a new one"
 _TITLES: Final = {401: "Sign in", 403: "Not yours", 404: "Not found", 503: "No answer"}
@@ -239,6 +247,7 @@ def application(site: Site, more: Sequence[BaseRoute] = ()) -> Starlette:
         Route("/sign-in", partial(_open_session, site), methods=["POST"]),
         Route("/sign-out", partial(_sign_out, site), methods=["POST"]),
         Route("/act", partial(_act, site), methods=["POST"]),
+        Route("/act/preview", partial(_preview, site), methods=["POST"]),
         Route("/jobs/{id}/log/live", partial(_follow_output, site)),
         Route("/jobs/{id}/log/download", partial(_download_output, site)),
         *more,
@@ -438,11 +447,28 @@ async def _act(site: Site, request: Request) -> Response:
     if _field(form, "verb") == CANCEL_SWEEP:
         sweep = request_bodies.ActRequest(id=_field(form, "id"))
         return _done(back, (await site.gateway.act(visitor, CANCEL_SWEEP, sweep)).message)
-    asked, views = _bulk(form, back), list[BulkView]()
+    asked = _bulk(form, back)
+    return _done(back, _outcome(asked, await _command_all(site, visitor, asked)))
+
+
+async def _preview(site: Site, request: Request) -> Response:
+    """Answer what a form would do to all jobs that match, as a question; or in a sentence why that is not asked."""
+    form = await _form(request)
+    visitor = await _own_visitor(site, request, form)
+    try:
+        asked = msgspec.structs.replace(_bulk(form, _back(_field(form, "back"))), dry_run=True)
+        views = await _command_all(site, visitor, asked)
+    except PageRefused as refused:
+        return JSONResponse({"said": str(refused)}, headers=_NOT_STORED)
+    return JSONResponse(_question(asked, views), headers=_NOT_STORED)
+
+
+async def _command_all(site: Site, visitor: Visitor, asked: request_bodies.BulkRequest) -> list[BulkView]:
+    views: list[BulkView] = []
     while not views or views[-1].next:  # one request does as much as one message holds
         part = msgspec.structs.replace(asked, after=views[-1].next if views else 0)
         views.append(await site.gateway.command(visitor, "bulk", part, BulkView))
-    return _done(back, _outcome(views))
+    return views
 
 
 def _done(back: str, said: str) -> Response:
@@ -471,20 +497,57 @@ def _bulk(form: dict[str, list[str]], back: str) -> request_bodies.BulkRequest:
         raise PageRefused(400, f"the form asks for what is not there: {error}") from error
 
 
-def _outcome(views: Sequence[BulkView]) -> str:
+def _question(asked: request_bodies.BulkRequest, views: Sequence[BulkView]) -> dict[str, str]:
+    """
+    Return what a person is asked before a command about all jobs that match; or what to say where it does nothing.
+
+    Examples
+    --------
+    >>> ann = request_bodies.BulkRequest(verb="cancel", where=request_bodies.JobFilter(user="ann", text="train"))
+    >>> _question(ann, [BulkView(answers=(), matched=87, changed=87, refused=0)])
+    {'question': 'Cancel 87 waiting jobs (user ann, with “train”)?'}
+    >>> _question(ann, [BulkView(answers=(), matched=0, changed=0, refused=0)])
+    {'said': 'There is no waiting job to cancel (user ann, with “train”).'}
+    """
+    changed, refused = (sum(getattr(view, name) for view in views) for name in ("changed", "refused"))
+    which = _filter_text(asked)
+    if not changed and not refused:
+        return {"said": f"There is no waiting job to {asked.verb} ({which})."}
+    jobs = f"{count(changed, 'waiting job')} ({which})"
+    if not refused:
+        return {"question": f"{asked.verb.capitalize()} {jobs}?"}
+    first = next(answer.error for view in views for answer in view.answers if answer.error)
+    more = f"{count(refused, 'job')} that {'matches' if refused == 1 else 'match'} would be refused: {first}"
+    return (
+        {"question": f"{asked.verb.capitalize()} {jobs}? {more}"} if changed else {"said": f"Nothing changes: {more}"}
+    )
+
+
+def _filter_text(asked: request_bodies.BulkRequest) -> str:
+    """Return in words which jobs a filter chooses; empty where jobs are named."""
+    if asked.where is None:
+        return ""
+    given = {name: value for name, value in msgspec.structs.asdict(asked.where).items() if value and name != "state"}
+    words = [f"with “{value}”" if name == "text" else f"{name} {value}" for name, value in given.items()]
+    return ", ".join(words) or "all there are"
+
+
+def _outcome(asked: request_bodies.BulkRequest, views: Sequence[BulkView]) -> str:
     """
     Return in a sentence what became of a command about some jobs.
 
     Examples
     --------
-    >>> _outcome([BulkView(answers=(), matched=3, changed=3, refused=0)])
-    '3 of 3 jobs changed'
+    >>> bob = request_bodies.BulkRequest(verb="hold", where=request_bodies.JobFilter(user="bob"))
+    >>> _outcome(bob, [BulkView(answers=(), matched=3, changed=3, refused=0)])
+    'hold: 3 of 3 jobs changed (user bob)'
     """
     answers = [answer for view in views for answer in view.answers]
     refused = [answer for answer in answers if answer.error]
     if len(answers) == 1:
         return answers[0].error or answers[0].message
-    said = f"{sum(view.changed for view in views)} of {count(views[0].matched, 'job')} changed"
+    which = f" ({_filter_text(asked)})" if asked.where is not None else ""
+    said = f"{asked.verb}: {sum(view.changed for view in views)} of {count(views[0].matched, 'job')} changed{which}"
     return f"{said}; {count(len(refused), 'job')} refused: {refused[0].error}" if refused else said
 
 

@@ -46,11 +46,16 @@ _log = structlog.get_logger("penstock.dashboard")
 
 
 class ComputationStep(msgspec.Struct, frozen=True):
-    """How far a computation is, as it says itself: of which replay so many jobs have ended."""
+    """
+    How far a computation is, as it says itself: of which replay so many jobs have ended.
+
+    ``further`` is how many replays are to follow this one.
+    """
 
     replay: str
     ended: int
     jobs: int
+    further: int = 0
 
 
 class Computation(msgspec.Struct, kw_only=True):
@@ -69,6 +74,8 @@ class Computation(msgspec.Struct, kw_only=True):
     state : {"running", "done", "failed", "cancelled", "late"}
     steps : list of ComputationStep
         The newest one of each replay, in the order in which they began.
+    left_s : float or None
+        Seconds until it ends at the pace of its present replay; None where that is not known yet.
     printed : bytes
         What it printed: the answer, as JSON.
     error : str
@@ -84,6 +91,7 @@ class Computation(msgspec.Struct, kw_only=True):
     ended_s: float = 0.0
     state: str = "running"
     steps: list[ComputationStep] = []
+    left_s: float | None = None
     printed: bytes = b""
     error: str = ""
 
@@ -214,7 +222,7 @@ class Computations:
             start_new_session=True,
         )
         try:
-            printed, said = await asyncio.gather(_read(process.stdout), _heard(one, process.stderr))
+            printed, said = await asyncio.gather(_read(process.stdout), _heard(one, process.stderr, self._now_s))
             code = await process.wait()
         finally:
             ending = asyncio.create_task(_ended(process, self._end_s))
@@ -237,9 +245,10 @@ async def _read(output: asyncio.StreamReader | None) -> bytes:
     return await output.read() if output is not None else b""
 
 
-async def _heard(one: Computation, errors: asyncio.StreamReader | None) -> list[str]:
+async def _heard(one: Computation, errors: asyncio.StreamReader | None, now_s: Callable[[], float]) -> list[str]:
     """Note how far a computation says it is; return what else it said."""
     said: list[str] = []
+    ended, begun_s = 0, 0.0  # of the present replay when it was first heard of
     while errors is not None:
         try:
             line = await errors.readline()
@@ -254,8 +263,28 @@ async def _heard(one: Computation, errors: asyncio.StreamReader | None) -> list[
             continue
         if one.steps and one.steps[-1].replay == step.replay and one.steps[-1].ended <= step.ended:
             one.steps.pop()
+        else:
+            ended, begun_s = step.ended, now_s()
         one.steps.append(step)
+        one.left_s = left_s(step, step.ended - ended, now_s() - begun_s)
     return said
+
+
+def left_s(step: ComputationStep, ended: int, elapsed_s: float) -> float | None:
+    """
+    Return how long a computation still takes if all its jobs take as long as those that ended; None where none has.
+
+    Examples
+    --------
+    >>> left_s(ComputationStep("fifo", 17, 354), ended=17, elapsed_s=20.0)
+    396.47058823529414
+    >>> left_s(ComputationStep("fifo", 50, 100, further=1), ended=50, elapsed_s=20.0)
+    60.0
+    >>> left_s(ComputationStep("fifo", 0, 354), ended=0, elapsed_s=20.0)
+    """
+    if ended <= 0:
+        return None
+    return (max(0, step.jobs - step.ended) + step.further * step.jobs) * elapsed_s / ended
 
 
 async def _ended(process: asyncio.subprocess.Process, end_s: float) -> None:

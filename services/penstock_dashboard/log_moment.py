@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Final
 
 import msgspec
@@ -19,6 +20,8 @@ from penstock_log.views import MomentView
 
 _UNITS: Final = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _AGO: Final = re.compile(r"-?\s*(\d{1,9}(?:\.\d{1,3})?)\s*(s|min|m|h|d|w)(?:\s+ago)?")
+_NUMBER: Final = re.compile(r"\d+(\.\d+)?(e\d{1,2})?")
+"""As the gateway reads them."""
 _STEPS: Final = 1000
 _LEAST_STEP_S: Final = 0.1
 
@@ -37,17 +40,32 @@ def settled(text: str, now_s: float) -> str:
     Raises
     ------
     PageRefused
-        400 where it lies before the year 1970.
+        400 where it lies before the year 1970, or is of no form that the gateway or this function reads.
     """
     text = text.strip()
     if text.lower() in {"", "now"}:
         return ""
     if (ago := _AGO.fullmatch(text.lower())) is None:
-        return re.sub(r"\s*\bUTC$", "+00:00", text)
+        found = re.sub(r"\s*\bUTC$", "+00:00", text)
+        if _NUMBER.fullmatch(found) or _is_time(found):
+            return found
+        raise PageRefused(  # the gateway's own words would leave out spans, which it does not read
+            400,
+            f"at={text!r} is no moment; expected a span ago (2h), a sequence (120), seconds (1.7e9) or "
+            "2026-01-31T12:00:00Z",
+        )
     at_s = now_s - float(ago[1]) * _UNITS[ago[2]]
     if at_s < 0:
         raise PageRefused(400, f"at={text}: so long ago nothing was counted yet; expected a shorter span, such as 2h")
     return f"{at_s:.3f}"
+
+
+def _is_time(text: str) -> bool:
+    try:
+        datetime.fromisoformat(text)
+    except ValueError:
+        return False
+    return True
 
 
 class MomentBar(msgspec.Struct, frozen=True, kw_only=True):

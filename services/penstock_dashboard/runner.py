@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import re
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import Final
 from urllib.parse import urlencode
 
 import msgspec
+import structlog
 import uvicorn
 from starlette.applications import Starlette
 
@@ -37,6 +40,9 @@ from penstock_log.text import escaped
 from penstock_log.views import SignInView
 
 _STOP_S: Final = 2
+_PORT: Final = re.compile(r"[1-9][0-9]{0,4}")
+_MOST_PORT: Final = 65535
+_log = structlog.get_logger("penstock.dashboard")
 
 
 async def run(shell: Shell, settings: DashboardSettings) -> None:
@@ -81,7 +87,7 @@ def _sign_in(signer: TokenSigner, url: str) -> Endpoint:
 
 def bound(settings: DashboardSettings) -> socket.socket:
     """
-    Return a socket that listens where the settings say, or at a free port of that host where theirs is taken.
+    Return a socket that listens at the port it had last, else where the settings say, else at a free port of that host.
 
     Raises
     ------
@@ -96,18 +102,44 @@ def bound(settings: DashboardSettings) -> socket.socket:
     except OSError as error:
         raise _refused(settings, error) from error
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    last = _last_port(settings.port_file)
+    ports = [*([last] if last else []), settings.port, 0]
     try:
-        try:
-            listener.bind(address)
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE:
-                raise
-            listener.bind((address[0], 0, *address[2:]))
+        for port in ports:
+            try:
+                listener.bind((address[0], port, *address[2:]))
+                break
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE or port == 0:
+                    raise
         listener.listen()  # who comes before the server is up waits, and is not refused
     except OSError as error:
         listener.close()
         raise _refused(settings, error) from error
+    _keep_port(settings.port_file, last, listener.getsockname()[1])
     return listener
+
+
+def _last_port(file: str) -> int:
+    """Return the port of a file; 0 where there is none."""
+    try:
+        text = Path(file).read_text().strip() if file else ""
+    except (OSError, UnicodeDecodeError) as error:
+        if not isinstance(error, FileNotFoundError):
+            _log.warning("port_file_not_read", file=file, error=str(error))
+        return 0
+    return int(text) if _PORT.fullmatch(text) and int(text) <= _MOST_PORT else 0
+
+
+def _keep_port(file: str, last: int, port: int) -> None:
+    if not file or port == last:
+        return
+    new = Path(f"{file}.new")
+    try:
+        new.write_text(f"{port}\n")
+        new.replace(file)
+    except OSError as error:  # the dashboard is there all the same; the next one may be elsewhere
+        _log.warning("port_file_not_written", file=file, error=str(error))
 
 
 def _refused(settings: DashboardSettings, error: OSError) -> SettingsError:

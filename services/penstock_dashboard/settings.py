@@ -18,6 +18,8 @@ class DashboardSettings(msgspec.Struct, frozen=True, kw_only=True):
         Address to listen at. Other than loopback: put a proxy with TLS before it, or sign-in keys travel in the clear.
     port : int
         If another process has it, a free one is taken and told by ``penstock dashboard``; 0 always takes a free one.
+    port_file : str
+        Keeps the port that was taken last, which is tried before ``port``, so that addresses stay; empty: none is kept.
     url : str
         Address under which people reach it, such as ``https://gpus.lab.example``; empty: host and port.
     anonymous : bool
@@ -45,6 +47,7 @@ class DashboardSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     host: str = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535)] = 8484
+    port_file: str = ""
     url: str = ""
     anonymous: bool = True
     secret_file: str = ""

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from penstock_cluster.nodes import Node
-from penstock_gateway import answers, job_fit
+from penstock_gateway import answers, job_fit, why
 from penstock_gateway.answers import ReadModel
 from penstock_gateway.authority import Caller
 from penstock_gateway.job_filter import matching
@@ -87,7 +87,7 @@ def _holder(job: Job, gives_to: list[str] | tuple[()], caller: Caller) -> Holder
 def queue(model: ReadModel, ask: request_bodies.QueueRequest, caller: Caller) -> QueueView:
     """Return the part of the waiting jobs that was asked for, in rank order, and counts of all that match."""
     wanted = {job.id for job in matching(model.state, ask, caller, among=model.state.jobs.not_over())}
-    found = [(place, job) for place, job in _ranked(model.state) if job.id in wanted]
+    found = [(place, job) for place, job in _ranked(model.state, model.now_s) if job.id in wanted]
     causes = {job.id: model.why.cause(job) for _, job in found}
     if ask.cause:
         found = [(place, job) for place, job in found if causes[job.id] == ask.cause]
@@ -105,22 +105,23 @@ def queue(model: ReadModel, ask: request_bodies.QueueRequest, caller: Caller) ->
     )
 
 
-def _ranked(state: GatewayState) -> Iterator[tuple[int, Job]]:
-    """Yield waiting jobs with their places in their pools; those that are on hold, or not ranked yet, come last."""
+def _ranked(state: GatewayState, now_s: float) -> Iterator[tuple[int, Job]]:
+    """Yield waiting jobs with their places in their pools: unranked ones, then those that may not start, come last."""
     waiting = [job for job in state.jobs.not_over() if job.state is JobState.PENDING and job.sample is None]
-    waiting.sort(key=lambda job: _key(state, job))
+    waiting.sort(key=lambda job: _key(state, job, now_s))
     places: Counter[str] = Counter()
     for job in waiting:
         places[job.spec.pool] += 1
         yield places[job.spec.pool], job
 
 
-def _key(state: GatewayState, job: Job) -> tuple[bool, float, float, float, str]:
+def _key(state: GatewayState, job: Job, now_s: float) -> tuple[bool, float, float, float, str]:
+    last = not why.may_start(job, now_s)
     past = state.histories.get(job.id)
     rank = past.rank if past is not None else None
     if rank is None:
-        return not job.startable, math.inf, math.inf, job.submitted_s, job.id
-    return not job.startable, *rank.key
+        return last, math.inf, math.inf, job.submitted_s, job.id
+    return last, *rank.key
 
 
 def _queued(model: ReadModel, place: int, job: Job, caller: Caller) -> QueuedJobView:

@@ -81,6 +81,11 @@ def ruled_out_causes(
     yield from _what_is_known(job, cause, pool)
 
 
+def may_start(job: Job, now_s: float) -> bool:
+    """Say whether neither a person, nor another job, nor the time it is to begin at keeps a job from being started."""
+    return job.startable and (job.not_before_s <= now_s or job.failures > 0)
+
+
 class WaitExplainer:
     """
     The explanations of why jobs wait at one moment.
@@ -199,7 +204,7 @@ class WaitExplainer:
 
     def _rank(self, job: Job, pool: PoolView) -> RankView | None:
         """
-        Return how many waiting jobs come before this one, without those that the present nodes could never start.
+        Return how many waiting jobs come before this one, without those that may not start or that no node could start.
 
         The order is the pool's own: a job that the ranker has not seen yet has its place there, too.
         """
@@ -208,7 +213,7 @@ class WaitExplainer:
             return None
         key = pool.index.entries[job.id].key
         before = pool.index.ranked(takewhile(lambda other: other < key, pool.index.waiting))
-        jobs = (ranked.job for ranked in before if not ranked.sample and ranked.job.startable)
+        jobs = (ranked.job for ranked in before if not ranked.sample and may_start(ranked.job, self._now_s))
         return RankView(queue=own.queue, ahead=sum(self.cause(other) not in _NEVER for other in jobs))
 
 

@@ -53,6 +53,19 @@ for line in ('{"replay": "fifo", "ended": 1, "jobs": 9}', "a warning", '{"replay
     assert one.steps == [ComputationStep("fifo", 9, 9), ComputationStep("configured", 0, 9)]
 
 
+async def test_it_estimates_the_rest_by_the_pace_of_the_present_replay() -> None:
+    script = """import sys
+for ended in (3, 5):
+    print('{"replay": "fifo", "ended": %d, "jobs": 9, "further": 1}' % ended, file=sys.stderr)
+"""
+    times = iter([0.0, 100.0, 100.0, 110.0, 110.0])  # asked for; each step is heard of; it has ended
+    computations = Computations(lambda: next(times), most=2, most_s=60.0, program=(sys.executable, "-c", script))
+    one = await ended(computations.start(ALICE, "replay", "fifo", ()))
+    await computations.close()
+    assert one.steps == [ComputationStep("fifo", 5, 9, further=1)]
+    assert one.left_s == pytest.approx((4 + 9) * 10.0 / 2)
+
+
 async def test_it_says_why_it_failed() -> None:
     async with running("import sys; sys.exit('penstock: no job of the log ever ran')") as computations:
         one = await ended(computations.start(ALICE, "replay", "fifo", ()))

@@ -157,6 +157,41 @@ async def test_all_jobs_that_match_the_filter_are_held_whether_shown_or_not(
     assert "3 of 3 jobs changed" in (await olga.get("/queue")).text
 
 
+async def test_before_all_that_match_are_cancelled_it_is_asked_how_many_and_which(
+    served: Gateway, site: RunningDashboard
+) -> None:
+    await served.told(*(submitted(f"j{number}", user=["alice", "bob"][number % 2]) for number in range(600)))
+    await served.told(submitted("runs", user="bob"), placed("runs"), started("runs"))
+    olga = await site.visitor("olga")
+    await olga.get("/queue")
+
+    async def asked(back: str, visitor: WebVisitor = olga) -> dict[str, str]:
+        form = {"token": visitor.form_token, "verb": "cancel", "all": "1", "back": back}
+        found: dict[str, str] = msgspec.json.decode((await visitor.post("/act/preview", form)).text)
+        return found
+
+    assert await asked("/queue?user=bob&limit=1") == {"question": "Cancel 300 waiting jobs (user bob)?"}
+    assert await asked("/queue") == {"question": "Cancel 600 waiting jobs (all there are)?"}
+    assert await asked("/queue?text=<b>") == {"said": "There is no waiting job to cancel (with “<b>”)."}
+    assert "by their cause" in (await asked("/queue?cause=held"))["said"]
+    states = {job["state"] for job in (await served.query("jobs"))["jobs"] if job["id"] != "runs"}
+    assert states == {"PD"}
+    await olga.post("/act", {"token": olga.form_token, "verb": "cancel", "all": "1", "back": "/queue?user=bob"})
+    assert "cancel: 300 of 300 jobs changed (user bob)" in (await olga.get("/queue")).text
+
+
+async def test_the_question_about_all_says_which_would_be_refused(served: Gateway, site: RunningDashboard) -> None:
+    await served.told(*(submitted(f"j{number}", user=["alice", "bob"][number % 2]) for number in range(3)))
+    bob, anybody = await site.visitor("bob"), await site.visitor()
+    await bob.get("/queue")
+    form = {"token": bob.form_token, "verb": "cancel", "all": "1", "back": "/queue"}
+    question = msgspec.json.decode((await bob.post("/act/preview", form)).text)["question"]
+    assert question.startswith(
+        "Cancel 1 waiting job (all there are)? 2 jobs that match would be refused: job j0 is alice"
+    )
+    assert (await anybody.post("/act/preview", form)).status == 403
+
+
 async def test_a_form_leads_back_to_this_site_alone(served: Gateway, site: RunningDashboard) -> None:
     await served.told(submitted("j1", user="alice"))
     alice = await site.visitor("alice")

@@ -106,6 +106,14 @@ async def test_what_is_no_moment_is_told_and_links_lead_back(site: RunningDashbo
     assert '<a href="/queue?user=alice" data-moment>Back to now</a>' in page.text
 
 
+@pytest.mark.parametrize("path", ["/queue", "/users.csv"])
+async def test_the_refusal_of_a_moment_names_each_form_that_its_field_takes(path: str, site: RunningDashboard) -> None:
+    page = await (await site.visitor()).get(f"{path}?at=nonsense")
+    assert page.status == 400
+    forms = "expected a span ago (2h), a sequence (120), seconds (1.7e9) or 2026-01-31T12:00:00Z"
+    assert f"at=&#39;nonsense&#39; is no moment; {forms}" in page.text
+
+
 async def test_a_page_that_is_not_there_can_be_looked_at_in_the_past_as_well(site: RunningDashboard) -> None:
     page = await (await site.visitor()).get("/nothing?at=1")
     assert page.status == 404

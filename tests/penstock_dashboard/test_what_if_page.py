@@ -16,6 +16,7 @@ from penstock_bus.memory import MemoryBus
 from penstock_bus.port import Shadowed
 from penstock_dashboard import computations
 from penstock_dashboard.gateway_port import PageRefused
+from penstock_dashboard.page import pieces
 from penstock_dashboard.pages import what_if_page
 from penstock_dashboard.pages.what_if_page import ReplayQuestion
 from penstock_log import UserSet, subjects
@@ -171,6 +172,16 @@ def test_a_field_of_another_form_is_refused(fields: dict[str, str], said: str) -
     with pytest.raises(PageRefused, match=said) as refused:
         ReplayQuestion.of(fields)
     assert refused.value.status == 400
+
+
+def test_a_replay_that_runs_says_how_long_it_may_take_yet() -> None:
+    one = computations.Computation(id="c1", by="alice", kind="replay", title="fifo", words=(), begun_s=0.0)
+    one.steps.append(computations.ComputationStep("fifo", 17, 354))
+    assert "more" not in pieces("pieces/computation.html", [(one.id, what_if_page._row(one, ""))])["c1"]
+    one.left_s = 396.5
+    shown = pieces("pieces/computation.html", [(one.id, what_if_page._row(one, ""))])["c1"]
+    assert "17 of 354 jobs" in shown
+    assert ", about 7 min more</span>" in shown
 
 
 async def test_shadows_are_read_once_for_all_who_look(memory_bus: MemoryBus) -> None:

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import msgspec
 import pytest_asyncio
-from gateway_cases import Gateway, ended, gateway, joined, placed, ranked, started, submitted, waits
+from gateway_cases import NOW_S, Gateway, ended, gateway, joined, placed, ranked, started, submitted, waits
 
 from penstock_bus.memory import MemoryBus
 from penstock_log import (
@@ -114,6 +114,19 @@ async def test_the_queue_is_in_rank_order_with_held_jobs_last(served: Gateway) -
         (3, "j3", None),
         (4, "j2", 0),
     ]
+
+
+async def test_jobs_that_may_not_start_come_last_in_the_queue_whatever_their_rank(served: Gateway) -> None:
+    later_s = NOW_S + 1e9
+    await served.told(
+        submitted("later", begin_s=later_s),
+        submitted("blocked", after=("afterok:later",)),
+        submitted("begins", begin_s=NOW_S - 5.0),
+        submitted("free"),
+    )
+    await served.told(*(ranked(job_id, position=n) for n, job_id in enumerate(["later", "blocked", "begins", "free"])))
+    found = await queue(served)
+    assert [(job.place, job.id) for job in found.jobs] == [(1, "begins"), (2, "free"), (3, "later"), (4, "blocked")]
 
 
 async def test_places_count_by_pool_and_parts_go_on_where_the_last_ended(served: Gateway) -> None:

@@ -167,6 +167,16 @@ def test_jobs_that_the_ranker_has_not_seen_stand_where_rounds_have_them(log: Sce
     assert "not its priority: no waiting job stands before it" not in view.not_causes
 
 
+def test_jobs_that_may_not_start_stand_before_nobody(log: Scenario[machine.GatewayState]) -> None:
+    log.given(
+        joined(), submitted("later", begin_s=NOW_S + 1e9), submitted("blocked", after=("after:later",)), submitted()
+    )
+    log.given(ranked("later", 0, 1.0), ranked("blocked", 0, 2.0), ranked("j1", 1, 5.0))
+    view = why(log)
+    assert view.rank is not None
+    assert view.rank.ahead == 0
+
+
 def test_what_can_never_start_stands_before_nobody(log: Scenario[machine.GatewayState]) -> None:
     log.given(joined(), submitted(), submitted("too-big", gpus=99), ranked("too-big", 0, 1.0), ranked("j1", 1, 5.0))
     view = why(log)

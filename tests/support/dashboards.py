@@ -182,15 +182,20 @@ async def dashboard(bus: Bus, **settings: Any) -> AsyncIterator[RunningDashboard
 
 
 class Tab:
-    """A page in a real browser."""
+    """A page in a real browser; ``asked`` are its questions, each of which was answered as ``agrees`` says."""
 
-    def __init__(self, page: Any, base: str) -> None:
-        self.page, self.base = page, base
+    def __init__(self, page: Any, base: str, *, agrees: bool = True) -> None:
+        self.page, self.base, self.agrees = page, base, agrees
         self.errors: list[str] = []
+        self.asked: list[str] = []
         page.set_default_timeout(PATIENCE_MS)
         page.on("console", lambda message: message.type == "error" and self.errors.append(message.text))
         page.on("pageerror", lambda error: self.errors.append(str(error)))
-        page.on("dialog", lambda dialog: asyncio.ensure_future(dialog.accept()))
+        page.on("dialog", self._answer)
+
+    async def _answer(self, dialog: Any) -> None:
+        self.asked.append(dialog.message)
+        await (dialog.accept() if self.agrees else dialog.dismiss())
 
     async def open(self, path: str, *, live: bool = True) -> None:
         """Load a page, and wait until it is live."""
@@ -233,12 +238,14 @@ class BrowserSession:
         self._chromium, self._base = chromium, base
 
     @asynccontextmanager
-    async def tab(self, key: str = "", *, width: int = 1280, scheme: str = "light", **more: Any) -> AsyncIterator[Tab]:
+    async def tab(
+        self, key: str = "", *, width: int = 1280, scheme: str = "light", agrees: bool = True, **more: Any
+    ) -> AsyncIterator[Tab]:
         """Open a tab of its own session, signed in with a key; at its end, no error may have been shown."""
         context = await self._chromium.new_context(
             viewport={"width": width, "height": 900}, color_scheme=scheme, bypass_csp=True, **more
         )
-        tab = Tab(await context.new_page(), self._base)
+        tab = Tab(await context.new_page(), self._base, agrees=agrees)
         if key:
             await tab.sign_in(key)
         yield tab

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 from gateway_cases import NOW_S, Gateway, gateway
+from textual.events import Key
 from textual.pilot import Pilot
 
 from penstock.client import Client
@@ -61,6 +62,11 @@ class TopScreen:
 
     async def type(self, text: str) -> None:
         await self.pilot.press(*("space" if letter == " " else letter for letter in text))
+
+    def type_at_once(self, *keys: str) -> None:
+        """Press keys as a terminal gives on what came in one go: the next ones do not wait for what one does."""
+        for key in keys:
+            self.app.post_message(Key(key, key if len(key) == 1 else None))
 
     async def sees(self, *wanted: str) -> None:
         """Wait until all of some texts are on the screen."""

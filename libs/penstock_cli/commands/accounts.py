@@ -85,8 +85,13 @@ def usage(
         typer.echo(usage_csv(found), nl=False)
         return
     wide = output == "wide"
-    render.show_table(*usage_text.usage_table(found, wide=wide), wide=wide)
+    headers, rows = usage_text.usage_table(found, wide=wide)
+    width = None if wide else render.terminal_width()
+    shown, cells = render.without_columns(headers, rows, usage_text.LESS_IMPORTANT, width)
+    render.show_table(shown, cells, wide=wide)
     render.say_lines(usage_text.window_lines(found))
+    if left_out := [name for name in headers if name not in shown]:
+        render.say(f"left out for want of room: {', '.join(left_out)}; `-o wide` has all")
 
 
 def report(

@@ -411,6 +411,9 @@ def environment(options: UpOptions, service: str, number: int, *, url: str) -> d
         env |= _gateway_folders(options.folder, {**os.environ, **env})
     if service == "dashboard" and not _set_in("dashboard", options, "secret_file"):
         env |= _of_dashboard(options.folder)
+    if service == "dashboard" and not (_set_in("dashboard", options, "port") or _set_in(service, options, "port_file")):
+        own = "penstock-dashboard.port" if number == FIRST else f"penstock-dashboard-{number}.port"
+        env["PENSTOCK_DASHBOARD_PORT_FILE"] = str(options.folder.absolute() / own)
     return env
 
 

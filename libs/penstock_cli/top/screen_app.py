@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 from textual import events, on
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
+from textual.widget import Widget
 from textual.widgets import ContentSwitcher, Input
 
 from penstock.output_reader import OutputReader
@@ -164,6 +165,20 @@ class TopApp(App[None]):
         self._said: Line = ()
         self._said_number = 0
         self._came_from = PANES[1]
+
+    async def on_event(self, event: events.Event) -> None:
+        """
+        Do what a key is bound to before the next key is looked at.
+
+        Textual itself has a key travel from widget to widget first, while the next ones follow it to where the focus
+        was: what is typed at once after ``/`` would be taken for commands.
+        """
+        if isinstance(event, events.Key) and not event.is_forwarded and self.focused is not self.typed:
+            self.app_focus = True  # a key tells that the terminal has the focus, as it does where Textual takes it
+            bound = self.active_bindings.get(event.key)
+            if bound is not None and bound.enabled and await self.run_action(bound.binding.action, bound.node):
+                return
+        await super().on_event(event)
 
     # --- what there is
     def compose(self) -> ComposeResult:
@@ -349,7 +364,7 @@ class TopApp(App[None]):
         self.typed.display = False
         self.switcher.current = name
         self.tabs.show_pane(name)
-        self.panes[name].focus()
+        self._focus_now(self.panes[name])
         if name == "job":
             self._show_job()
         if name == "log":
@@ -394,7 +409,7 @@ class TopApp(App[None]):
         self.typed.value = self.queue.shown.text if self.pane == "queue" else self.log_pane.wanted
         self.typed.placeholder = "filter" if self.pane == "queue" else "search"
         self.typed.display = True
-        self.typed.focus()
+        self._focus_now(self.typed)
 
     @on(Input.Changed, "#typed")
     def filter_while_typed(self, event: Input.Changed) -> None:
@@ -420,7 +435,11 @@ class TopApp(App[None]):
 
     def _close_typed(self) -> None:
         self.typed.display = False
-        self.panes[self.pane].focus()
+        self._focus_now(self.panes[self.pane])
+
+    def _focus_now(self, widget: Widget) -> None:
+        """Have a widget get the next key; ``widget.focus()`` would do so after the keys that have come already."""
+        widget.screen.set_focus(widget)
 
     # --- a job
     @on(LineList.Chosen)

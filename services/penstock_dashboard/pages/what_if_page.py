@@ -8,6 +8,7 @@ happened. Below are the shadows that follow the cluster live, which can be score
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -377,7 +378,30 @@ def settings_file() -> str:
 def _row(one: Computation, shown: str) -> dict[str, Any]:
     step = one.steps[-1] if one.steps else None
     part = min(1.0, step.ended / step.jobs) if step is not None and step.jobs else 0.0
-    return {"one": one, "step": step, "part": part, "is_shown": one.id == shown, "replays": len(one.steps)}
+    rest = about(one.left_s) if one.left_s is not None else ""
+    return {
+        "one": one,
+        "step": step,
+        "part": part,
+        "rest": rest,
+        "is_shown": one.id == shown,
+        "replays": len(one.steps),
+    }
+
+
+def about(seconds: float) -> str:
+    """
+    Return a time that is only estimated, in as few figures as it is worth.
+
+    Examples
+    --------
+    >>> about(3.2), about(44.0), about(396.5), about(7_400.0)
+    ('about 5 s', 'about 45 s', 'about 7 min', 'about 2 h 3 min')
+    """
+    if seconds < 60:
+        return f"about {max(1, math.ceil(seconds / 5)) * 5} s"
+    minutes = round(seconds / 60)
+    return f"about {minutes} min" if minutes < 60 else f"about {minutes // 60} h {minutes % 60} min"
 
 
 async def _result(visit: PageRequest, one: Computation) -> Mapping[str, str]:

@@ -140,11 +140,36 @@
     count();
   });
   document.addEventListener("penstock:changed", count);
+  // How many jobs a filter matches, only the gateway knows: it is asked before the person is.
+  let agreed = null;
+  const askAboutAll = async (form, submitter) => {
+    const fields = new URLSearchParams(new FormData(form));
+    fields.set(submitter.name, submitter.value);
+    submitter.disabled = true;
+    let answer;
+    try {
+      const response = await fetch("/act/preview", { method: "POST", body: fields });
+      answer = response.ok ? await response.json() : { said: "Nothing was changed: the dashboard did not say how many jobs match. Load the page again." };
+    } catch {
+      answer = { said: "Nothing was changed: the dashboard does not answer." };
+    }
+    submitter.disabled = false;
+    say(answer.said ?? "");
+    if (!answer.question || !confirm(answer.question)) return;
+    agreed = form;
+    form.requestSubmit(submitter);
+  };
   document.addEventListener("submit", (event) => {
     const verb = event.submitter?.dataset.ask;
     if (verb === undefined) return;
     const chosen = count();
-    const what = event.submitter.dataset.what ?? (document.querySelector("input[name=all]:checked") ? "all jobs that match" : chosen === 1 ? "this job" : `these ${chosen} jobs`);
+    if (document.querySelector("input[name=all]:checked") && !event.submitter.dataset.what) {
+      if (event.target === agreed) { agreed = null; return; }
+      event.preventDefault();
+      askAboutAll(event.target, event.submitter);
+      return;
+    }
+    const what = event.submitter.dataset.what ?? (chosen === 1 ? "this job" : `these ${chosen} jobs`);
     if (!confirm(`${verb} ${what}?`)) event.preventDefault();
   });
   if (document.querySelector("[data-chosen]")) count();

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from fake_gateway import FakeGateway
 
+from penstock_cli import render
 from penstock_log.request_bodies import UsageRequest
 from penstock_log.usage import Usage
 from penstock_log.views import UsageRowView, UsageView, WaitsView
@@ -61,6 +62,27 @@ def test_device_time_is_listed_in_gpu_hours(penstock: Run, gateway: FakeGateway)
     assert [line[0] for line in lines[2:5]] == ["(none)", "(others)", "total"]
     assert text.splitlines()[5:] == ["GPU-hours from 1970-01-01 00:00 to 1970-01-08 00:00 UTC"]
     assert gateway.asked == [UsageRequest(by="team", since="30d", order="lost", limit=5)]
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        ("team", 60, ["TEAM", "HELD", "USED", "IDLE", "LOST", "USED%", "JOBS"]),
+        ("user", 60, ["USER", "HELD", "USED", "IDLE", "LOST", "USED%", "JOBS"]),
+        ("job", 60, ["JOB", "NAME", "USER", "HELD", "USED", "USED%"]),
+        ("user", 42, ["USER", "HELD", "USED", "USED%"]),
+    ],
+)
+def test_a_narrow_terminal_goes_without_the_less_important_columns_and_says_so(
+    penstock: Run, gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch, seen: tuple[str, int, list[str]]
+) -> None:
+    by, columns, headers = seen
+    monkeypatch.setattr(render, "terminal_width", lambda: columns)
+    gateway.usage = answers(used("ann-of-the-vision-team", 2.0, title="a-long-name-of-a-job", user="ann"))
+    text = penstock("usage", "--by", by)[1]
+    shown = text.splitlines()[0].split()
+    assert "left out for want of room: REQUESTED, WAITED, " in text
+    assert (shown, "left out" in penstock("usage", "--by", by, "-o", "wide")[1]) == (headers, False)
 
 
 def test_days_that_are_counted_whole_are_named(penstock: Run, gateway: FakeGateway) -> None:

@@ -47,6 +47,18 @@ def test_all_dashboards_of_a_folder_sign_sessions_alike(tmp_path: Path) -> None:
     assert named == [str(tmp_path / "nats" / "logins" / "dashboard.secret")] * 2
 
 
+def test_each_dashboard_of_a_folder_keeps_its_port_there_unless_the_settings_have_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = UpOptions(data_dir=str(tmp_path))
+    kept = [
+        environment(options, "dashboard", number, url="nats://h")["PENSTOCK_DASHBOARD_PORT_FILE"] for number in (1, 2)
+    ]
+    assert kept == [str(tmp_path / "penstock-dashboard.port"), str(tmp_path / "penstock-dashboard-2.port")]
+    monkeypatch.setenv("PENSTOCK_DASHBOARD_PORT", "9000")
+    assert "PENSTOCK_DASHBOARD_PORT_FILE" not in environment(options, "dashboard", 1, url="nats://h")
+
+
 def test_replicas_of_a_service_that_does_not_exist_are_refused() -> None:
     with pytest.raises(UpError, match="there is no service 'macher'; expected one of gateway, profiler"):
         UpOptions(replicas={"macher": 2}).processes()

@@ -69,6 +69,36 @@ async def test_words_filter_while_they_are_typed() -> None:
         await screen.sees("runs", "waits")
 
 
+@pytest.mark.parametrize("typed", ["s9", "c9", "q9", "25", "s/c"])
+async def test_what_is_typed_at_once_after_the_slash_is_the_filter_and_no_command(typed: str) -> None:
+    async with top_screen(*ONE_OF_EACH) as screen:
+        await screen.sees("over")
+        order = screen.app.queue.order
+        screen.type_at_once("slash", *typed)
+        await screen.sees(f"only with '{typed}'", "0 to 0 of 0 jobs")
+        assert screen.app.typed.value == typed
+        assert (screen.app.queue.order, screen.app.pane, len(screen.app.screen_stack)) == (order, "queue", 1)
+
+
+async def test_keys_before_the_slash_are_done_first() -> None:
+    async with top_screen(*ONE_OF_EACH) as screen:
+        await screen.sees("over")
+        order = screen.app.queue.order
+        screen.type_at_once("1", "2", "s", "slash", *"bob")
+        await screen.sees("only with 'bob'", "1 to 1 of 1 job")
+        assert screen.app.queue.order != order
+
+
+async def test_what_is_typed_at_once_after_escape_are_commands_again() -> None:
+    async with top_screen(*ONE_OF_EACH) as screen:
+        await screen.press("slash")
+        await screen.type("zz")
+        await screen.press("escape")
+        screen.type_at_once("1")
+        await screen.refreshed()
+        assert screen.app.pane == "devices"
+
+
 async def test_a_filter_may_name_a_state_and_a_user_in_any_order() -> None:
     async with top_screen(*ONE_OF_EACH) as screen:
         await screen.press("slash")
