@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from penstock_log.spec import Role, Setting
 
 _IDS: Final = 3
+_BAD: Final = 400
 _CONFLICT: Final = 409
 _TOO_LARGE: Final = 413
 _IN_FULL: Final = 1000
@@ -160,8 +161,19 @@ class GatewayClient:
         return await self._act("release", job_id)
 
     async def extend(self, job_id: str, add_s: float = 0.0, *, limit_s: Optional[float] = None) -> views.ActAnswer:
-        """Let a job run for so many seconds more; or for ``limit_s`` over all of its runs (0: as long as it likes)."""
-        ask = request_bodies.ExtendRequest(id=job_id, add_s=add_s, limit_s=limit_s, by=_filler().user_name())
+        """
+        Let a job run for so many seconds more than it may so far; or for ``limit_s`` over all of its runs.
+
+        Parameters
+        ----------
+        limit_s : float, optional
+            In place of ``add_s``; 0: as long as it likes.
+        """
+        if limit_s is None:
+            limit_s = (await self.job(job_id)).time_limit_s + add_s
+            if limit_s == add_s:
+                raise ServiceError(_BAD, f"job {job_id} has no time limit to add to; to give it one, name it in full")
+        ask = request_bodies.ExtendRequest(id=job_id, limit_s=limit_s, by=_filler().user_name())
         return await self._command("extend", ask, views.ActAnswer)
 
     async def act_on_all(

@@ -3,13 +3,31 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, Final, cast
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Callable, Final, cast
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from structlog.stdlib import BoundLogger
 
 UNCONFIGURED_LEVEL: Final = "warning"
 """The least that is written where nobody has configured structlog: in the command line and in programs of users."""
+
+
+Listener = Callable[[str, "dict[str, Any]"], bool]
+"""Is given an event and its fields before they are written; true: it has said to people what they should know of it."""
+_listeners: list[Listener] = []
+
+
+@contextmanager
+def heard_by(listener: Listener) -> Iterator[None]:
+    """Give all events of these loggers to a listener first: that of the command line, which speaks in sentences."""
+    _listeners.append(listener)
+    try:
+        yield
+    finally:
+        _listeners.remove(listener)
 
 
 class _Lazy:
@@ -17,6 +35,16 @@ class _Lazy:
         self._name = name
 
     def __getattr__(self, method: str) -> Any:
+        return self._heard(method) if _listeners else self._written(method)
+
+    def _heard(self, method: str) -> Callable[..., None]:
+        def log(event: str, **fields: Any) -> None:
+            if not any(listener(event, fields) for listener in _listeners):
+                self._written(method)(event, **fields)
+
+        return log
+
+    def _written(self, method: str) -> Any:
         import structlog  # noqa: PLC0415 - that is the point
 
         if structlog.is_configured():

@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import suppress
 from enum import IntEnum
 from functools import wraps
@@ -131,8 +131,11 @@ def call(ctx: Context, use: Callable[[Client], Awaitable[T]]) -> T:
         async with make(options["url"]) as client:
             return await use(client)
 
+    from penstock_bus.logger import heard_by
+
     try:
-        return asyncio.run(connected())
+        with heard_by(ConnectionNotes().tell_of):
+            return asyncio.run(connected())
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
 
@@ -150,6 +153,32 @@ def ask(ctx: Context, use: Callable[[GatewayClient], Coroutine[Any, Any, T]]) ->
             with blocking.connected(ctx.obj["url"], found) as client:
                 return blocking.result(use(client))
     return call(ctx, use)
+
+
+class ConnectionNotes:
+    """What people are told, in sentences, of a connection that is lost and comes back while a command waits."""
+
+    def __init__(self) -> None:
+        self._is_lost = False
+
+    def tell_of(self, event: str, fields: Mapping[str, Any]) -> bool:
+        """Say what an event of the bus means; false where it is none of the connection."""
+        match event:
+            case "server_lost":
+                self._is_lost = True
+                tell(f"lost the server at {fields['address']}; trying again")
+            case "server_found_again":
+                if self._is_lost:  # or a login was renewed
+                    tell(f"connected to {fields['address']} again")
+                self._is_lost = False
+            case "bus_error":
+                return str(fields["error"]).startswith(_ENDS_OF_CONNECTIONS)  # and server_lost follows
+            case _:
+                return False
+        return True
+
+
+_ENDS_OF_CONNECTIONS: Final = ("nats: unexpected EOF", "nats: stale connection", "[Errno ")
 
 
 def _client(url: str) -> Client:
@@ -305,12 +334,26 @@ def _explain_bus(error: Exception, url: str) -> Failure | None:
         case errors.Unauthorized():
             message = f"{error}{_came_as()}"
         case errors.Unavailable():
-            pass
+            message += _cluster_here() if url == LOCAL else ""
         case errors.BusError():
             code = Exit.FAILED
         case _:
             return None
     return Failure(message, code)
+
+
+def _cluster_here() -> str:
+    """Return how to reach the cluster of the data folder in this directory, if it runs, and elsewhere than asked."""
+    from penstock_cli.local import data_folder
+
+    folder = Path("penstock-data")
+    try:
+        record = data_folder.read(folder) if data_folder.holder(folder) is not None else None
+    except OSError:  # the folder is another user's
+        return ""
+    if record is None or record.url == LOCAL:
+        return ""
+    return f". The cluster of ./{folder} runs at another address: set PENSTOCK_URL={record.url}"
 
 
 def _came_as() -> str:
@@ -367,7 +410,12 @@ LOCAL: Final = "nats://127.0.0.1:4222"
 
 def server_url(typed: str) -> str:
     """Return the address of the server: what was typed, or set, or the local one."""
-    return typed or os.environ.get("PENSTOCK_URL") or _configured() or LOCAL
+    return named_url(typed) or LOCAL
+
+
+def named_url(typed: str) -> str:
+    """Return the address of the server that was typed or set; empty where there is none."""
+    return typed or os.environ.get("PENSTOCK_URL") or _configured()
 
 
 def _has_context() -> bool:

@@ -6,7 +6,7 @@ import os
 import re
 import time
 from collections.abc import Iterable, Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Final
 
@@ -193,11 +193,15 @@ def time_limit_s(text: str, option: str = "--time") -> float:
     """
     Return a time limit in seconds; Slurm's forms, ``minutes[:seconds]`` or ``[days-]hours:minutes:seconds``, too.
 
+    0 s is no limit: it is typed ``0``, ``UNLIMITED``, ``INFINITE`` or ``none``.
+
     Examples
     --------
-    >>> [time_limit_s(text) for text in ("90m", "90", "90:30", "1:30:00", "1-06", "2-00:00:01")]
-    [5400.0, 5400.0, 5430.0, 5400.0, 108000.0, 172801.0]
+    >>> [time_limit_s(text) for text in ("90m", "90", "90:30", "1:30:00", "1-06", "2-00:00:01", "UNLIMITED", "0")]
+    [5400.0, 5400.0, 5430.0, 5400.0, 108000.0, 172801.0, 0.0, 0.0]
     """
+    if text.strip().lower() in {"unlimited", "infinite", "none"}:
+        return 0.0
     found = re.fullmatch(r"(?:(\d{1,5})-)?(\d{1,9})(?::(\d\d))?(?::(\d\d))?", text.strip())
     if found is None:
         return duration_s(text, option)
@@ -206,27 +210,43 @@ def time_limit_s(text: str, option: str = "--time") -> float:
         limit_s = (days or 0) * 86400 + (first or 0) * 3600 + (second or 0) * 60 + (third or 0)
     else:
         limit_s = (first or 0) * 60 + (second or 0)
-    if not 0 < limit_s <= MOST_S:
-        bad_input(f"{option} {text!r}: expected more than 0 s, and {MOST_S // 86400:,} days at most")
+    if limit_s > MOST_S:
+        bad_input(f"{option} {text!r}: expected {MOST_S // 86400:,} days at most; 0 or UNLIMITED is no limit")
     return float(limit_s)
 
 
 def begin_s(text: str, now: float | None = None) -> float:
     """
-    Return the time that ``--begin`` names, in seconds since the epoch: from now (``2h``, ``now+2h``), or RFC 3339.
+    Return the time that ``--begin`` names, in seconds since the epoch.
+
+    It is typed as a span from now (``2h``, ``now+5minutes``, or ``now+90``, seconds as in Slurm), a time of day
+    (``18:00``: today's, or tomorrow's where that is over), ``now``, ``tomorrow`` (its beginning), or RFC 3339.
 
     Examples
     --------
-    >>> begin_s("2h", now=100.0), begin_s("now+90s", now=100.0), begin_s("2026-01-02T03:04:05Z")
-    (7300.0, 190.0, 1767323045.0)
+    >>> begin_s("2h", now=100.0), begin_s("now+5minutes", now=100.0), begin_s("2026-01-02T03:04:05Z")
+    (7300.0, 400.0, 1767323045.0)
     """
-    later = re.fullmatch(r"(?:now\s*\+\s*)?(\d+(?:\.\d+)?)([smhd])", text.strip())
-    if later:
-        return (now_s() if now is None else now) + float(later[1]) * TIME_UNITS[later[2]]
+    typed, at_s = text.strip().lower(), now_s() if now is None else now
+    if typed == "now":
+        return at_s
+    later = re.fullmatch(r"(now\s*\+\s*)?(\d{1,9}(?:\.\d+)?)\s*([smhdw]|(?:second|minute|hour|day|week)s?)?", typed)
+    if later and (later[1] or later[3]):
+        return at_s + float(later[2]) * _BEGIN_UNITS[(later[3] or "s")[0]]
+    local = datetime.fromtimestamp(at_s).astimezone()
+    today = local.replace(hour=0, minute=0, second=0, microsecond=0, tzinfo=None)  # its days may have 23 hours
+    if typed == "tomorrow":
+        return (today + timedelta(days=1)).timestamp()
+    if of_day := re.fullmatch(r"([01]?\d|2[0-3]):([0-5]\d)(?::([0-5]\d))?", typed):
+        then = today.replace(hour=int(of_day[1]), minute=int(of_day[2]), second=int(of_day[3] or 0))
+        return (then if then.timestamp() > at_s else then + timedelta(days=1)).timestamp()
     try:
         return datetime.fromisoformat(text.strip()).astimezone().timestamp()
     except ValueError:
-        bad_input(f"--begin {text!r} is no time; expected such as 2h (from now) or 2026-01-31T18:00")
+        bad_input(
+            f"--begin {text!r} is no time; expected such as 2h or now+5minutes (from now), 18:00, tomorrow, or "
+            "2026-01-31T18:00"
+        )
 
 
 def words(entries: Iterable[str]) -> tuple[str, ...]:
@@ -269,6 +289,7 @@ AFTER: Final = ("after", "afterok", "afterany", "afternotok")
 """What a job may wait for, in Slurm's words; :data:`penstock_log.spec.Dependency` says what they mean."""
 MOST_S: Final = 1_000_000_000
 TIME_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_BEGIN_UNITS: Final = {**TIME_UNITS, "w": 7 * 86400}
 
 
 def now_s() -> float:

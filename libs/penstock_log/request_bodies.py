@@ -141,15 +141,13 @@ class ExtendRequest(GatewayRequest, frozen=True, kw_only=True):
 
     Attributes
     ----------
-    add_s : float
-        So many seconds more than it may so far.
-    limit_s : float, optional
-        In place of that: so many seconds over all of its runs; 0: as long as it likes.
+    limit_s : float
+        So many seconds over all of its runs; 0: as long as it likes. It says what is to be, and not what is to be
+        added, so that one which comes twice does no harm.
     """
 
     id: str
-    add_s: Seconds = 0.0
-    limit_s: Optional[Seconds] = None
+    limit_s: Seconds
     by: Who = ""
 
 

@@ -69,6 +69,8 @@ _READ: Final = frozenset({"digest", "opaque"})
 _LONGEST_NAME: Final = 63
 MOST_STRING_BYTES: Final = 128 * 1024
 """The longest argument or variable of a program under Linux, its final zero included (``MAX_ARG_STRLEN``)."""
+_MOST_SHORT: Final = 16
+"""Dependencies among which ids may be short: each that is looks at all jobs."""
 _LONGEST_FLOAT: Final = -2.2250738585072014e-308
 
 
@@ -118,7 +120,8 @@ def job(
         409 if the id belongs to something else; with ``strict``, 400 if the job could not run on the present nodes.
     """
     check(spec)
-    spec = with_whole_ids(state, validation.settled(spec), caller)
+    asked = validation.settled(spec)
+    spec = with_whole_ids(state, asked, caller)
     warnings = job_fit.warnings(fit or NodeFit(state.cluster), spec, job_fit.caps(state, spec))
     warnings += tuple(_too_many_servers(state, spec, now_s))
     there = state.jobs.get(spec.id)
@@ -127,7 +130,8 @@ def job(
             raise RequestRefused(CONFLICT, f"the id {spec.id} belongs to a sample of the profiler; choose another id")
         past = state.histories[spec.id]
         _check_own_id(caller, there.spec, spec.id)
-        _same(past.asked(there), spec, f"job {spec.id}")
+        before = past.asked(there)
+        _same(before, _as_before(before, asked), f"job {spec.id}")
         return Acceptable(id=spec.id, seq=past.seq, warnings=warnings)
     _check_free_id(state, spec.id, state.sweeps, caller)
     check_parent(spec, caller)
@@ -147,10 +151,11 @@ def sweep(state: GatewayState, spec: SweepSpec, *, strict: bool, now_s: float, c
     except search.BadSpace as error:
         raise BadInput(f"$.{error}" if error.field else str(error)) from error
     warnings = job_fit.warnings(NodeFit(state.cluster), spec.job)
-    spec = msgspec.structs.replace(spec, job=with_whole_ids(state, spec.job, caller))
+    asked, spec = spec, msgspec.structs.replace(spec, job=with_whole_ids(state, spec.job, caller))
     there = state.sweeps.get(spec.id)
     if there is not None:
         _check_own_id(caller, there.spec.job, spec.id)
+        spec = msgspec.structs.replace(asked, job=_as_before(there.spec.job, asked.job))
         _same(there.spec, spec, f"sweep {spec.id}")
         return Acceptable(id=spec.id, seq=there.seq, warnings=warnings)
     _check_free_id(state, spec.id, state.jobs.by_id, caller)
@@ -277,9 +282,15 @@ def check_beginning(state: GatewayState, spec: JobSpec) -> None:
         )
 
 
+def _as_before(before: JobSpec, asked: JobSpec) -> JobSpec:
+    """Return a job that is submitted again, with the whole ids that its dependencies were taken for at first."""
+    after = dict.fromkeys(next((one for one in before.after if one.startswith(short)), short) for short in asked.after)
+    return msgspec.structs.replace(asked, after=tuple(after)) if asked.after else asked
+
+
 def with_whole_ids(state: GatewayState, spec: JobSpec, caller: Caller) -> JobSpec:
-    """Return a job whose dependencies name whole ids, where they name a unique beginning of one."""
-    if not spec.after:
+    """Return a job whose dependencies name whole ids, where a few of them name a unique beginning of one."""
+    if not spec.after or len(spec.after) > _MOST_SHORT:
         return spec
     whole = tuple(dict.fromkeys(_with_whole_id(state, one, caller) for one in spec.after))
     return msgspec.structs.replace(spec, after=whole) if whole != spec.after else spec
@@ -316,7 +327,9 @@ def check_dependencies(state: GatewayState, spec: JobSpec, caller: Caller, path:
         found = state.jobs.get(target)
         there = sweep.spec.job if sweep is not None else found.spec if found is not None else None
         if there is None:
-            problems.append(f"{place}: {_not_there(state, target)}; expected the id of a job or sweep that is there")
+            problems.append(
+                f"{place}: {_not_there(state, target, caller)}; expected the id of a job or sweep that is there"
+            )
             continue
         caller.require_sight(there, f"{'sweep' if sweep is not None else 'job'} {target}")
     if not problems and (never := dependencies.why_never(spec.after, state.progress_of)):
@@ -325,10 +338,11 @@ def check_dependencies(state: GatewayState, spec: JobSpec, caller: Caller, path:
         raise BadInput(*problems)
 
 
-def _not_there(state: GatewayState, wanted: str) -> str:
-    begin = sum(one.startswith(wanted) for one in (*state.jobs.by_id, *state.sweeps))
-    if begin > 1:
-        return f"{begin} ids begin with {wanted!r}, write more of it"
+def _not_there(state: GatewayState, wanted: str, caller: Caller) -> str:
+    seen = [job.id for job in state.jobs if job.sample is None and job.id.startswith(wanted) and caller.sees(job.spec)]
+    seen += [one.id for one in state.sweeps.values() if one.id.startswith(wanted) and caller.sees(one.spec.job)]
+    if len(seen) > 1:
+        return f"{len(seen)} ids begin with {wanted!r}, write more of it"
     archived = " (one that is archived cannot be waited for: it has ended)" if state.archive.jobs else ""
     return f"no job or sweep {wanted!r}{archived}"
 
@@ -452,7 +466,9 @@ def release(state: GatewayState, ask: request_bodies.ActRequest, now_s: float, c
     _not_over(job, "release")
     if not job.held:
         return _job_action(job, "is not held")
-    return _job_action(job, "may start again", JobReleased(job_id=job.id, by=ask.by, at_s=now_s))
+    still = f" once it waits for nothing else: {dependencies.why_text(job.spec.after, state.progress_of)}"
+    may = f"may start again{still if job.blocked else ''}"
+    return _job_action(job, may, JobReleased(job_id=job.id, by=ask.by, at_s=now_s))
 
 
 def extend(state: GatewayState, ask: request_bodies.ExtendRequest, now_s: float, caller: Caller = SERVICE) -> JobAction:
@@ -462,7 +478,7 @@ def extend(state: GatewayState, ask: request_bodies.ExtendRequest, now_s: float,
     Raises
     ------
     RequestRefused
-        409 where it is over or its time is; 400 where the request names no time, or adds some to a job without a limit.
+        409 where it is over, or its time is.
     """
     job = _job(state, ask.id, caller)
     caller.require_own(job.spec, f"job {job.id}")
@@ -470,20 +486,15 @@ def extend(state: GatewayState, ask: request_bodies.ExtendRequest, now_s: float,
     if job.timed_out or job.state is JobState.COMPLETING:
         why = job.reason if job.timed_out else "it was cancelled"
         raise RequestRefused(CONFLICT, f"job {job.id} is being stopped: {why}; submit it again with more time")
-    if (ask.limit_s is None) == (not ask.add_s):
-        raise RequestRefused(
-            BAD, "expected either add_s, seconds more than it has, or limit_s, seconds in all (0: any)"
-        )
-    if ask.limit_s is None and not job.limit_s:
-        raise RequestRefused(BAD, f"job {job.id} has no time limit to add to; to give it one, name it as limit_s")
-    limit_s = ask.limit_s if ask.limit_s is not None else job.limit_s + ask.add_s
-    may = f"may run for {duration(limit_s)}" if limit_s else "may run as long as it likes"
-    if limit_s == job.limit_s:
+    may = f"may run for {duration(ask.limit_s)}" if ask.limit_s else "may run as long as it likes"
+    if ask.limit_s == job.limit_s:
         return _job_action(job, f"{may} already")
     ran_s = job.executed_by(now_s)
-    if limit_s and ran_s:
-        may += f", of which {duration(ran_s)} {'is' if ran_s < limit_s else 'and so all is'} over"
-    return _job_action(job, may, JobTimeSet(job_id=job.id, limit_s=limit_s, by=ask.by, at_s=now_s))
+    if ask.limit_s and ran_s >= ask.limit_s:
+        may += f"; it has run for {duration(ran_s)}, so its time is over and it is being stopped"
+    elif ask.limit_s and ran_s:
+        may += f", of which {duration(ran_s)} is over"
+    return _job_action(job, may, JobTimeSet(job_id=job.id, limit_s=ask.limit_s, by=ask.by, at_s=now_s))
 
 
 JOB_ACTS: Final = {"cancel": cancel, "hold": hold, "release": release}
@@ -530,7 +541,7 @@ def resume(
         return _resume_device(node, _device_of(node, ask.device), ask, now_s)
     after = node.gone or "up"
     if not node.drained:
-        return _node_action(node, "is not drained", after)
+        return _node_action(node, f"is not drained{_drained_devices(node)}", after)
     return _node_action(node, "takes jobs again", after, NodeResumed(node_id=node.id, by=ask.by, at_s=now_s))
 
 
@@ -684,6 +695,20 @@ def _resume_device(node: Node, device: Device, ask: request_bodies.NodeResumeReq
     if outage.failed:
         what += f", although it had failed ({outage.failure}); what is measured still drains it again"
     return _device_action(node, device, what, after, fact)
+
+
+def _drained_devices(node: Node) -> str:
+    """Return which devices of a node are drained, and how they are resumed; empty where none is."""
+    drained = [
+        f"{device.kind}{device.index}"
+        for device in node.devices
+        if (outage := node.outage(device.index)) is not None and outage.drained
+    ]
+    if not drained:
+        return ""
+    what = f"device {drained[0]} is" if len(drained) == 1 else f"devices {', '.join(drained)} are"
+    flags = " ".join(f"--device {name}" for name in drained)
+    return f", but its {what}: `penstock node resume {node.id} {flags}`"
 
 
 def _device_of(node: Node, index: int) -> Device:

@@ -28,6 +28,7 @@ from penstock_log import (
     JobTable,
     JobUnblocked,
     RunCheckpointed,
+    RunStarted,
     SweepFinished,
     SweepSubmitted,
     lifecycle,
@@ -44,7 +45,7 @@ _WANTED: Final = {
 }
 
 
-class Progress(NamedTuple):
+class DependencyProgress(NamedTuple):
     """
     How far a job or a sweep has come.
 
@@ -58,13 +59,13 @@ class Progress(NamedTuple):
     ended: str = ""
 
 
-ProgressOf = Callable[[str], Progress | None]
+ProgressOf = Callable[[str], DependencyProgress | None]
 """Gives the progress of a job or a sweep; None of what is not known."""
 
 
-def progress_of_job(job: Job) -> Progress:
+def progress_of_job(job: Job) -> DependencyProgress:
     """Return how far a job has come."""
-    return Progress(job.first_started_s > 0, ENDINGS[job.state] if job.state in TERMINAL else "")
+    return DependencyProgress(job.first_started_s > 0, ENDINGS[job.state] if job.state in TERMINAL else "")
 
 
 def target_of(dependency: str) -> str:
@@ -91,14 +92,19 @@ def needs(spec: JobSpec) -> list[str]:
     return [*map(target_of, spec.after), *([spec.begins_from] if spec.begins_from else [])]
 
 
-def has_come(dependency: str, progress: Progress | None) -> bool | None:
+def moves(job: Job, event: Event) -> bool:
+    """Say whether a fact that has changed a job may be what others wait for: it has started, or is over."""
+    return isinstance(event, RunStarted) or job.state in TERMINAL
+
+
+def has_come(dependency: str, progress: DependencyProgress | None) -> bool | None:
     """
     Say whether what is waited for has come; None if it still may.
 
     Examples
     --------
-    >>> has_come("afterok:j1", Progress(started=True)), has_come("afterok:j1", Progress(started=True, ended="failed"))
-    (None, False)
+    >>> [has_come("afterok:j1", DependencyProgress(True, ended)) for ended in ("", "completed", "failed")]
+    [None, True, False]
     """
     if progress is None:
         return True
@@ -132,47 +138,54 @@ class Dependents(msgspec.Struct):
 
     Attributes
     ----------
-    of : dict of str to list of str
+    of : dict of str to dict of str to None
         Job or sweep → the blocked jobs that wait for it.
+    left : dict of str to dict of str to None
+        Blocked job → what of its ``after`` has not come.
     due : dict of str to Verdict
         Blocked job → what is to become of it.
     """
 
-    of: dict[str, list[str]] = msgspec.field(default_factory=dict)
+    of: dict[str, dict[str, None]] = msgspec.field(default_factory=dict)
+    left: dict[str, dict[str, None]] = msgspec.field(default_factory=dict)
     due: dict[str, Verdict] = msgspec.field(default_factory=dict)
 
     def note(self, job: Job, progress_of: ProgressOf, seq: int) -> None:
         """Note that a job has come, or waits no more."""
         waits = job.blocked and job.state is JobState.PENDING
-        targets = dict.fromkeys(map(target_of, job.spec.after))
-        known = any(job.id in self.of.get(target, ()) for target in targets)
-        if waits and not known:
-            for target in targets:
-                self.of.setdefault(target, []).append(job.id)
-            self._look(job, progress_of, seq)
-        elif known and not waits:
-            self._drop(job.id, targets)
+        if waits and job.id not in self.left:
+            self.left[job.id] = dict.fromkeys(job.spec.after)
+            for target in map(target_of, job.spec.after):
+                self.of.setdefault(target, {})[job.id] = None
+            for one in job.spec.after:
+                self._look(job.id, one, progress_of, seq)
+        elif not waits and job.id in self.left:
+            self._drop(job)
 
-    def follow(self, target: str, jobs: Callable[[str], Job | None], progress_of: ProgressOf, seq: int) -> None:
-        """Look again at the jobs that wait for something which has moved on."""
+    def follow(self, target: str, progress_of: ProgressOf, seq: int) -> None:
+        """Look again at the jobs that wait for something which has started or ended."""
         for job_id in self.of.get(target, ()):
-            if (job := jobs(job_id)) is not None:
-                self._look(job, progress_of, seq)
+            for kind in _WANTED:
+                if (one := f"{kind}:{target}") in self.left[job_id]:
+                    self._look(job_id, one, progress_of, seq)
 
-    def _look(self, job: Job, progress_of: ProgressOf, seq: int) -> None:
-        if job.id in self.due:
+    def _look(self, job_id: str, one: str, progress_of: ProgressOf, seq: int) -> None:
+        """Look at one thing that a job waits for; what was decided of the job stays."""
+        if job_id in self.due:
             return
-        never = why_never(job.spec.after, progress_of)
-        if never or all(has_come(one, progress_of(target_of(one))) for one in job.spec.after):
-            self.due[job.id] = Verdict(seq, never)
+        comes = has_come(one, progress_of(target_of(one)))
+        if comes:
+            del self.left[job_id][one]
+        if comes is False or not self.left[job_id]:
+            self.due[job_id] = Verdict(seq, why_never([one], progress_of) if comes is False else "")
 
-    def _drop(self, job_id: str, targets: Iterable[str]) -> None:
-        self.due.pop(job_id, None)
-        for target in targets:
-            left = [one for one in self.of.get(target, ()) if one != job_id]
-            if left:
-                self.of[target] = left
-            else:
+    def _drop(self, job: Job) -> None:
+        self.due.pop(job.id, None)
+        del self.left[job.id]
+        for target in map(target_of, job.spec.after):
+            waiting = self.of.get(target, {})
+            waiting.pop(job.id, None)
+            if not waiting:
                 self.of.pop(target, None)
 
 
@@ -203,7 +216,7 @@ def why_text(after: Iterable[str], progress_of: ProgressOf) -> str:
 
     Examples
     --------
-    >>> why_text(["afterok:j1"], lambda job_id: Progress(started=True))
+    >>> why_text(["afterok:j1"], lambda job_id: DependencyProgress(started=True))
     'it waits until j1 has completed (it has started)'
     """
     left = [one for one in after if not has_come(one, progress_of(target_of(one)))]
@@ -243,20 +256,27 @@ class UnblockerState(msgspec.Struct):
     ----------
     jobs : JobTable
         The jobs that are not over.
-    sweeps : dict of str to str
-        Sweep → how it ended; empty while it goes on.
+    ended : dict of str to str
+        Job or sweep that is over → how it ended.
+    begun : dict of str to None
+        Sweeps of which a trial has started, and those of which none has: in ``sweeps``.
+    sweeps : dict of str to None
+        Sweeps that were submitted.
     """
 
     jobs: JobTable = msgspec.field(default_factory=JobTable)
-    sweeps: dict[str, str] = msgspec.field(default_factory=dict)
+    ended: dict[str, str] = msgspec.field(default_factory=dict)
+    begun: dict[str, None] = msgspec.field(default_factory=dict)
+    sweeps: dict[str, None] = msgspec.field(default_factory=dict)
     dependents: Dependents = msgspec.field(default_factory=Dependents)
 
-    def progress_of(self, entity_id: str) -> Progress | None:
+    def progress_of(self, entity_id: str) -> DependencyProgress | None:
         """Return how far a job or a sweep has come; None of what is not there."""
         if (job := self.jobs.get(entity_id)) is not None:
             return progress_of_job(job)
-        ended = self.sweeps.get(entity_id)
-        return Progress(started=True, ended=ended) if ended is not None else None
+        if entity_id not in self.ended and entity_id not in self.sweeps:
+            return None
+        return DependencyProgress(entity_id in self.begun, self.ended.get(entity_id, ""))
 
 
 def unblocker() -> Decider[UnblockerState]:
@@ -275,19 +295,23 @@ def unblocker() -> Decider[UnblockerState]:
 
 def _apply(state: UnblockerState, event: Event, seq: int) -> None:
     moved: list[str] = []
-    if isinstance(event, SweepSubmitted | SweepFinished):
-        state.sweeps[event.sweep_id] = event.state if isinstance(event, SweepFinished) else ""
+    if isinstance(event, SweepSubmitted):
+        state.sweeps[event.sweep_id] = None
+    elif isinstance(event, SweepFinished):
+        state.ended[event.sweep_id] = event.state
         moved.append(event.sweep_id)
-    changed = state.jobs.apply(event)
-    for job in changed:
+    for job in state.jobs.apply(event):
+        if isinstance(event, RunStarted) and job.spec.parent:
+            state.begun[job.spec.parent] = None
         if job.spec.after:
             state.dependents.note(job, state.progress_of, seq)
-        moved.append(job.id)
-    for target in moved if state.dependents.of else ():
-        state.dependents.follow(target, state.jobs.get, state.progress_of, seq)
-    for job in changed:
+        if moves(job, event):
+            moved += [job.id, job.spec.parent]
         if job.state in TERMINAL:
+            state.ended[job.id] = ENDINGS[job.state]
             state.jobs.forget(job.id)
+    for target in moved if state.dependents.of else ():
+        state.dependents.follow(target, state.progress_of, seq)
 
 
 def _decide(state: UnblockerState, now_s: float) -> Decision:

@@ -22,7 +22,7 @@ from msgspec import Meta
 from penstock_bus import Decider, Decision, Proposal
 from penstock_cluster.nodes import OF_NODES
 from penstock_gateway import dependencies, idle_runs, job_sizes, node_history, sweep_table, time_limits
-from penstock_gateway.dependencies import Dependents, Progress
+from penstock_gateway.dependencies import DependencyProgress, Dependents
 from penstock_gateway.job_history import JobHistory
 from penstock_gateway.node_history import NodeHistory
 from penstock_gateway.open_jobs import OpenJobs
@@ -160,15 +160,14 @@ class GatewayState(SchedulerState):
             return self.jobs.since(since_s, self.histories)
         return [job for job in self.jobs if job.state not in TERMINAL or job.finished_s >= since_s]
 
-    def progress_of(self, entity_id: str) -> Progress | None:
+    def progress_of(self, entity_id: str) -> DependencyProgress | None:
         """Return how far a job or a sweep has come; None where there is no such thing."""
         if (job := self.jobs.get(entity_id)) is not None:
             return dependencies.progress_of_job(job)
         if (sweep := self.sweeps.get(entity_id)) is None:
             return None
         ended = sweep.finished.state if sweep.finished is not None else ""
-        trials = (self.jobs.get(job_id) for job_id in self.children.get(entity_id, ()))
-        return Progress(any(trial is not None and trial.first_started_s > 0 for trial in trials), ended)
+        return DependencyProgress(sweep.begun, ended)
 
     def wait_of(self, job: Job) -> Wait | None:
         """Return why a job waits by the last round; None where the round does not say."""
@@ -225,16 +224,15 @@ def decider(settings: GatewaySettings) -> Decider[GatewayState]:  # noqa: ARG001
 
 
 def _note_dependents(state: GatewayState, changed: Iterable[Job], event: Event, seq: int) -> None:
-    """Note jobs that wait for others, and look again at those that wait for these."""
-    if isinstance(event, RunCheckpointed):
-        return
+    """Note jobs that wait for others, and look again at those that wait for what has started or ended."""
+    moved = [event.sweep_id] if isinstance(event, SweepFinished) else []
     for job in changed:
         if job.spec.after:
             state.dependents.note(job, state.progress_of, seq)
-    if state.dependents.of:
-        moved = [event.sweep_id] if isinstance(event, SweepFinished) else []
-        for target in (*moved, *(one for job in changed for one in (job.id, job.spec.parent))):
-            state.dependents.follow(target, state.jobs.get, state.progress_of, seq)
+        if dependencies.moves(job, event):
+            moved += [job.id, job.spec.parent]
+    for target in moved if state.dependents.of else ():
+        state.dependents.follow(target, state.progress_of, seq)
 
 
 def _note_gone(state: GatewayState, event: Event, seq: int) -> None:

@@ -159,7 +159,7 @@ class Timeline:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._queue: int | None = None
-        self._cause, self._sized = "", ""
+        self._cause, self._sized, self._cancelled_because = "", "", ""
         self._timed_out = False
         self._nodes: set[str] = set()
         self._measured: set[tuple[str, int, int, bool]] = set()
@@ -193,6 +193,7 @@ class Timeline:
             case JobSubmitted():
                 yield _submitted(fact)
             case JobCancelled():
+                self._cancelled_because = fact.reason
                 yield f"cancelled{_by(fact.by)}{_because(fact.reason)}"
             case JobHeld():
                 yield f"held{_by(fact.by)}"
@@ -206,7 +207,7 @@ class Timeline:
             case JobReleased():
                 yield f"released{_by(fact.by)}"
             case JobFinished():
-                yield _finished(fact)
+                yield _finished(fact, self._cancelled_because)
             case RunStarted():
                 yield f"started on {fact.node_id}{_resumed(fact)}"
             case RunCheckpointed() if fact.generation and fact.generation != fact.epoch:
@@ -373,9 +374,11 @@ def _later(spec: JobSpec) -> str:
     return f"{limit}{after}{f', {begin_text(spec.begin_s)}' if spec.begin_s else ''}"
 
 
-def _finished(fact: JobFinished) -> str:
+def _finished(fact: JobFinished, said: str) -> str:
+    """Return how a job ended; the reason is left out where the cancellation has ``said`` it."""
+    because = _because(fact.reason) if fact.state != "cancelled" or fact.reason != said else ""
     steps = f", {count(fact.steps, 'step')}" if fact.steps else ""
-    return f"{fact.state}{_because(fact.reason)} (ran {duration(fact.run_s)} in {count(fact.attempts, 'run')}{steps})"
+    return f"{fact.state}{because} (ran {duration(fact.run_s)} in {count(fact.attempts, 'run')}{steps})"
 
 
 def _resumed(fact: RunStarted) -> str:

@@ -13,6 +13,7 @@ from penstock_log import (
     Job,
     RoundDecided,
     RunEnded,
+    RunStarted,
     SweepCancelled,
     SweepFinished,
     SweepSpec,
@@ -114,6 +115,8 @@ class SweepRecord(msgspec.Struct, kw_only=True):
         Sequence of the commit that submitted the sweep.
     trials : dict of str to TrialRow
         Job id → row, in the order in which the tuner opened them; a later group may reopen one with other devices.
+    begun : bool
+        Whether a run of a trial has started.
     there : int
         Devices that the sweep could use, since ``since_s``.
     there_gpu_s : float
@@ -127,6 +130,7 @@ class SweepRecord(msgspec.Struct, kw_only=True):
     cancelled: SweepCancelled | None = None
     finished: SweepFinished | None = None
     trials: dict[str, TrialRow] = msgspec.field(default_factory=dict)
+    begun: bool = False
     there: int = 0
     since_s: float = 0.0
     there_gpu_s: float = 0.0
@@ -171,8 +175,10 @@ def apply(sweeps: dict[str, SweepRecord], event: Event, seq: int) -> None:
 
 def follow(sweeps: dict[str, SweepRecord], job: Job, event: Event) -> None:
     """Note what a fact changed about the job of a trial."""
-    row = sweeps[job.spec.parent].trials.get(job.id) if job.spec.parent in sweeps else None
-    if row is not None:
+    if not job.spec.parent or (sweep := sweeps.get(job.spec.parent)) is None:
+        return
+    sweep.begun = sweep.begun or isinstance(event, RunStarted)
+    if (row := sweep.trials.get(job.id)) is not None:
         row.note(job, event)
 
 

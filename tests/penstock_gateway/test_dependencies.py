@@ -12,19 +12,26 @@ from penstock_bus import Delivery
 from penstock_bus.decider import Fold
 from penstock_bus.memory import MemoryBus
 from penstock_gateway import dependencies
-from penstock_gateway.dependencies import Progress, has_come
+from penstock_gateway.dependencies import DependencyProgress, Dependents, has_come
 from penstock_log import (
     AnyEvent,
     Commit,
     JobCancelled,
+    JobFinished,
     JobsArchived,
     JobSubmitted,
+    JobTable,
     JobUnblocked,
     SweepFinished,
     SweepSubmitted,
+    UserSet,
 )
 
-WENT_ON = {"completed": Progress(True, "completed"), "failed": Progress(True, "failed"), "started": Progress(True)}
+WENT_ON = {
+    "completed": DependencyProgress(True, "completed"),
+    "failed": DependencyProgress(True, "failed"),
+    "started": DependencyProgress(True),
+}
 COMES = {
     "after": {"waiting": None, "started": True, "completed": True, "failed": True, "cancelled": True},
     "afterok": {"waiting": None, "started": None, "completed": True, "failed": False, "cancelled": False},
@@ -36,7 +43,7 @@ COMES = {
 
 @pytest.mark.parametrize(("kind", "how"), list(product(COMES, COMES["after"])))
 def test_what_comes_is_as_in_slurm(kind: str, how: str) -> None:
-    there = WENT_ON.get(how, Progress(False, "cancelled" if how == "cancelled" else ""))
+    there = WENT_ON.get(how, DependencyProgress(False, "cancelled" if how == "cancelled" else ""))
     assert has_come(f"{kind}:j1", there) is COMES[kind][how]
 
 
@@ -53,6 +60,13 @@ async def decided(gateway: Gateway, job_id: str) -> JobUnblocked | JobCancelled:
             if isinstance(fact, JobUnblocked | JobCancelled) and fact.job_id == job_id:
                 return fact
     raise AssertionError("the log has ended")
+
+
+async def announced(gateway: Gateway, job_id: str) -> None:
+    """Wait until the gateway has announced a job's end."""
+    async for delivery in gateway.bus.follow():
+        if any(isinstance(fact, JobFinished) and fact.job_id == job_id for fact in delivery.commit.facts):
+            return
 
 
 async def test_a_job_goes_on_once_all_that_it_waits_for_has_come() -> None:
@@ -78,6 +92,9 @@ async def test_a_job_that_can_never_start_is_cancelled_and_so_are_those_behind_i
         assert second.reason == "it was to wait until j1 has completed, and j1 has failed"
         assert isinstance(third, JobCancelled)
         assert third.reason == "it was to wait until j2 has completed, and j2 was cancelled"
+        await announced(served, "j2")
+        told = [line["text"] for line in (await served.query("story", {"id": "j2"}))["lines"]]
+        assert told[-2:] == [f"cancelled: {second.reason}", "cancelled (ran 0.0 s in 0 runs)"]
 
 
 async def test_a_job_waits_for_a_sweep() -> None:
@@ -109,8 +126,9 @@ async def test_what_had_come_before_the_submission_counts() -> None:
 async def test_the_unique_beginning_of_an_id_is_taken_for_the_whole_one() -> None:
     async with gateway(MemoryBus(), joined(), submitted("abc1"), submitted("xyz1")) as served:
         asked = {"spec": spec(id="j2", after=("afterok:ab", "afterany:abc1", "afterok:ab"))}
-        for _ in range(2):  # the same job, submitted again, is the same
-            await served.command("submit", asked)
+        await served.command("submit", asked)
+        await served.told(submitted("ab9"))  # with which the beginning is unique no more
+        assert not (await served.command("submit", asked))["created"]  # the same job, submitted again, is the same
         (fact,) = await facts_about(served, "j2", JobSubmitted)
         assert fact.spec.after == ("afterok:abc1", "afterany:abc1")
 
@@ -172,3 +190,68 @@ def test_a_simulation_unblocks_as_the_gateway_does() -> None:
     proposals = fold.decider.decide(fold.state, NOW_S + 10).proposals
     made = {fact.job_id: type(fact) for one in proposals for fact in one.facts if hasattr(fact, "job_id")}
     assert made == {"j2": JobUnblocked, "j3": JobCancelled, "j4": JobUnblocked}
+
+
+async def test_of_what_others_may_not_see_nobody_learns_that_ids_begin_so() -> None:
+    facts = [
+        UserSet(at_s=NOW_S, user="eve", role="user", teams=("red",), by="root"),
+        submitted("sec1", user="ada", team="blue"),
+        submitted("sec2", user="ada", team="blue"),
+    ]
+    async with gateway(MemoryBus(), joined(), *facts) as served:
+        eve = Gateway(MemoryBus(served.bus.server, user="eve"), served.shell)  # type: ignore[attr-defined]
+        code, text = await refusal(eve.command("submit", {"spec": spec(id="e1", after=("afterok:sec",))}))
+        assert (code, "no job or sweep 'sec'" in text) == (400, True), text
+        code, text = await refusal(eve.command("submit", {"spec": spec(id="e1", after=("afterok:sec1",))}))
+        assert code == 403
+
+
+async def test_a_held_job_that_is_released_says_what_it_still_waits_for() -> None:
+    waiting = submitted("j2", after=("afterok:j1",), hold=True)
+    async with gateway(MemoryBus(), joined(), submitted("j1"), waiting) as served:
+        said = (await served.command("release", {"id": "j2"}))["message"]
+        assert said.endswith("once it waits for nothing else: it waits until j1 has completed (it has not started)")
+
+
+def test_each_fact_looks_only_at_the_jobs_that_wait_for_what_has_moved() -> None:
+    asked: list[str] = []
+
+    def progress_of(entity_id: str) -> DependencyProgress:
+        asked.append(entity_id)
+        return DependencyProgress(started=True)
+
+    waiting, jobs = Dependents(), JobTable()
+    for number in range(300):
+        after = tuple(f"afterok:t{target}" for target in range(20))
+        (job,) = jobs.apply(submitted(f"w{number}", after=after))
+        waiting.note(job, progress_of, 1)
+    asked.clear()
+    waiting.follow("t3", progress_of, 2)
+    waiting.follow("nobody", progress_of, 3)
+    assert asked == ["t3"] * 300
+
+
+async def test_that_a_sweep_has_started_is_known_once_its_trials_are_archived() -> None:
+    trial = submitted("t1", parent="s1")
+    swept = SweepSubmitted(at_s=NOW_S, sweep_id="s1", spec=sweep_spec(id="s1"))
+    ran = (trial, placed("t1"), started("t1"), ended("t1"))
+    archived = JobsArchived(at_s=NOW_S + 9, archive="main", job_ids=("t1",))
+    async with gateway(MemoryBus(), joined(), swept, *ran, archived, submitted("j1", after=("after:s1",))) as served:
+        assert isinstance(await decided(served, "j1"), JobUnblocked)
+
+
+def test_a_simulation_remembers_how_what_is_over_has_ended() -> None:
+    facts = [
+        submitted("j1"),
+        placed("j1"),
+        started("j1"),
+        ended("j1", "failed"),
+        submitted("j2", after=("afterok:j1",)),
+    ]
+    swept = [SweepSubmitted(at_s=NOW_S, sweep_id="s1", spec=sweep_spec(id="s1")), submitted("j3", after=("after:s1",))]
+    fold = Fold(dependencies.unblocker())
+    for seq, fact in enumerate([*facts, *swept], 1):
+        commit = Commit(id=str(seq), actor="test", facts=(fact,))
+        fold.apply(Delivery(subject=f"penstock.evt.job.{seq}", seq=seq, stored_s=fact.at_s, pending=0, commit=commit))
+    (made,) = fold.decider.decide(fold.state, NOW_S + 10).proposals
+    assert isinstance(made.facts[0], JobCancelled)

@@ -326,6 +326,8 @@ async def test_one_device_is_drained_and_resumed_and_its_neighbour_is_not(served
     assert view["devices"][1][5:] == ["drained", "a loud fan"]
     assert (await served.command("drain", ask))["changed"] is False
     assert (await served.command("drain", {**ask, "preempt": True}))["changed"] is True
+    told = (await served.command("resume", {"id": "n1"}))["message"]
+    assert told == "node n1 is not drained, but its device fast1 is: `penstock node resume n1 --device fast1`"
     assert (await served.command("resume", {"id": "n1", "device": 0}))["changed"] is False
     assert (await served.command("resume", {"id": "n1", "device": 1}))["changed"] is True
     assert (await served.query("status"))["devices"]["fast"]["drained"] == 0

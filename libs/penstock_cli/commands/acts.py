@@ -123,8 +123,10 @@ def extend(
     """Let a job run for longer than its --time."""
     if bool(more) == bool(to):
         bad_input("expected either how much more (penstock extend JOB 2h) or how much in all (--to 12h, --to none)")
-    limit_s = (0.0 if to == "none" else time_limit_s(to, "--to")) if to else None
+    limit_s = time_limit_s(to, "--to") if to else None
     add_s = time_limit_s(more, "TIME") if more else 0.0
+    if more and not add_s:
+        bad_input(f"TIME {more!r} is no time to add; expected such as 30m or 2h, or --to none for no limit")
     act(ctx, [job], lambda client, one: client.extend(one, add_s, limit_s=limit_s), output)
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal, NamedTuple
 
 from penstock_cli import job_text, render
-from penstock_cli.invocation import AnswerOut, At, Out, Output, act
+from penstock_cli.invocation import AnswerOut, At, Exit, Failure, Out, Output, act, bad_input
 from penstock_cli.invocation import ask as ask_once
 from penstock_cli.parameters import Argument, Context, Option, PlainCommand
 from penstock_cli.render import Table
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from penstock_log import Device, views
 
 
-DeviceNumbers = Annotated[
-    list[int] | None,
-    Option("--device", min=0, metavar="N", help="Only the device of this number; may be given again."),
+DeviceNames = Annotated[
+    list[str] | None,
+    Option("--device", metavar="N|NAME", help="Only this device: its number, or its name; may be given again."),
 ]
-Target = tuple[str, int | None]
-"""A node, and one of its devices; None: all of it."""
+Target = tuple[str, str]
+"""A node, and one of its devices by number or name; empty: all of it."""
 NodeIds = Annotated[list[str], Argument(metavar="NODE...", help="Node ids, or unique beginnings of them.")]
 
 
@@ -140,30 +140,53 @@ def drain(  # noqa: PLR0917 - what people may say of it
     nodes: NodeIds,
     preempt: Annotated[bool, Option("--preempt", help="Checkpoint its running jobs and move them.")] = False,
     reason: Annotated[str, Option("--reason", help="Kept in the log.")] = "",
-    device: DeviceNumbers = None,
+    device: DeviceNames = None,
     output: AnswerOut = "text",
 ) -> None:
     """Give nodes, or some of their devices, no new jobs."""
 
-    def command(client: GatewayClient, target: Target) -> Awaitable[views.ActAnswer]:
-        node, number = target
-        return client.drain(node, reason, preempt=preempt, device=number)
+    async def command(client: GatewayClient, target: Target) -> views.ActAnswer:
+        number = await _device_number(client, *target)
+        return await client.drain(target[0], reason, preempt=preempt, device=number)
 
     act(ctx, _targets(nodes, device), command, output)
 
 
-def resume(ctx: Context, nodes: NodeIds, device: DeviceNumbers = None, output: AnswerOut = "text") -> None:
+def resume(ctx: Context, nodes: NodeIds, device: DeviceNames = None, output: AnswerOut = "text") -> None:
     """Give drained nodes jobs again, or some of their devices that were drained or have failed."""
 
-    def command(client: GatewayClient, target: Target) -> Awaitable[views.ActAnswer]:
-        node, number = target
-        return client.resume(node, device=number)
+    async def command(client: GatewayClient, target: Target) -> views.ActAnswer:
+        return await client.resume(target[0], device=await _device_number(client, *target))
 
     act(ctx, _targets(nodes, device), command, output)
 
 
-def _targets(nodes: Iterable[str], devices: Sequence[int] | None) -> list[Target]:
-    return [(node, number) for node in nodes for number in devices or (None,)]
+def _targets(nodes: Sequence[str], devices: Sequence[str] | None) -> list[Target]:
+    """Return each node with each device; a device that is named with its node goes with that one alone."""
+    pairs = [(node, device) for node in nodes for device in devices or ("",) if _goes_with(device, node, nodes)]
+    for device in devices or ():
+        if device not in {of_node for _, of_node in pairs}:
+            bad_input(f"--device {device} is none of {', '.join(nodes)}; name its node too")
+    return pairs
+
+
+def _goes_with(device: str, node: str, nodes: Sequence[str]) -> bool:
+    """Say whether a device may be one of the node: it is named without a node, or with this one or its beginning."""
+    owner, slash, _ = device.rpartition("/")
+    return not slash or (node == owner if owner in nodes else owner.startswith(node))
+
+
+async def _device_number(client: GatewayClient, node: str, device: str) -> int | None:
+    """Return the number of a node's device that is named by it, or as the lists name it; None for no device."""
+    if not device or device.isdecimal():
+        return int(device) if device else None
+    nodes = [one for one in (await client.nodes()).nodes if one.id.startswith(node)]
+    devices = [view for one in [one for one in nodes if one.id == node] or nodes for view in one.devices]
+    for view in devices:
+        if device in {view.name, view.name.rpartition("/")[2]}:
+            return view.device.index
+    there = ", ".join(view.name for view in devices) or "none"
+    raise Failure(f"node {node} has no device {device}; expected a number, or one of: {there}", Exit.USAGE)
 
 
 def remove(

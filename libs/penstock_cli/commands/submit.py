@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
@@ -21,6 +23,7 @@ from penstock_cli.invocation import (
     AnswerOut,
     CommandOptions,
     Exit,
+    Failure,
     ask,
     bad_input,
     call,
@@ -145,7 +148,12 @@ class JobOptions(CommandOptions, frozen=True):
         Option("--idle", help="allow: whatever its pool's rule, leave it its devices while it does nothing."),
     ] = None
     time: Annotated[
-        str, Option("--time", "-t", help="How long it may run, over all of its runs: 90m, 12h, or Slurm's 1-06:00:00.")
+        str,
+        Option(
+            "--time",
+            "-t",
+            help="How long it may run, in all: 90m, 12h, or Slurm's 90 (minutes), 1-06:00:00, UNLIMITED.",
+        ),
     ] = ""
     after: Annotated[
         list[str] | None,
@@ -156,7 +164,9 @@ class JobOptions(CommandOptions, frozen=True):
             help="Start once job or sweep ID has completed; or after:, afterany:, afternotok:ID. Repeatable.",
         ),
     ] = None
-    begin: Annotated[str, Option("--begin", help="Not before: 2h from now, or 2026-01-31T18:00.")] = ""
+    begin: Annotated[
+        str, Option("--begin", help="Not before: 2h (from now), 18:00, tomorrow, or 2026-01-31T18:00.")
+    ] = ""
     processes: Annotated[
         Literal["device", "node"] | None,
         Option("--processes", help="device: one for each device; node: one for all of a node's."),
@@ -268,16 +278,49 @@ def submit(
     --wait the exit code is the job's own; 1 where it has none, 130 where it was cancelled.
     """
     given = job.given(ctx.meta.get(COMMAND, ())) | ({"hold": True} if hold else {})
-    named = files or []
-    specs = [_spec([one] if one else [], dict(given), "submit", check=check) for one in _each_file(named, given)]
-    if dry_run and len(specs) > 1:
-        bad_input(f"--dry-run tells about one job, and there are {len(specs)} files; give one")
+    named = _each_file(files or [], given)
+    if dry_run and len(named) > 1:
+        bad_input(f"--dry-run tells about one job, and there are {len(named)} files; give one")
+    indices = value_formats.array(array) if array else []
+    specs, unusable = _specs(named, given, check=check)
     if dry_run:
         show_dry_run(ctx, specs[0], output)
         return
-    indices = value_formats.array(array) if array else []
     all_of_them = [one for spec in specs for one in expand(spec, indices)]
-    submit_jobs(ctx, all_of_them, strict=strict, wait=wait, output=output)
+    submit_jobs(ctx, all_of_them, strict=strict, wait=wait, output=output, unusable=unusable)
+
+
+def _specs(files: list[str], given: dict[str, Any], *, check: bool) -> tuple[list[JobSpec], Failure | None]:
+    """
+    Return the jobs of the files that can be used, and what is wrong with the others, of which each was told.
+
+    Raises
+    ------
+    Failure, SpecError
+        Where there is one file, and it cannot be used, or where no file can.
+    """
+    if len(files) == 1:
+        return [_spec([files[0]] if files[0] else [], dict(given), "submit", check=check)], None
+    specs, problems = [], []
+    for file in files:
+        try:
+            specs.append(_spec([file], dict(given), "submit", check=check))
+        except spec_file.SpecError as error:
+            problems.append(str(error))
+        except Failure as error:
+            problems.append(f"{file}: {error}")
+    if not problems:
+        return specs, None
+    _tell_once_each(problems)
+    if not specs:
+        bad_input(f"none of {len(files)} files can be used; nothing was submitted")
+    return specs, Failure(f"{len(problems)} of {len(files)} files cannot be used, as said above", Exit.USAGE)
+
+
+def _tell_once_each(texts: Iterable[str]) -> None:
+    """Say each of some texts once, and for how many more jobs it holds."""
+    for text, times in Counter(texts).items():
+        tell(f"{text} (and for {times - 1:,} more)" if times > 1 else text)
 
 
 def _each_file(files: list[str], given: dict[str, Any]) -> list[str]:
@@ -372,32 +415,43 @@ def show_dry_run(ctx: Context, spec: JobSpec, output: str) -> None:
         render.say_lines(render.wrapped(job_text.dry_run_lines(found)))
 
 
-def submit_jobs(ctx: Context, specs: Sequence[JobSpec], *, strict: bool, wait: bool, output: str) -> None:
-    """Submit all, print their ids, and with ``wait`` exit as they did: with the largest of their codes."""
+def submit_jobs(
+    ctx: Context,
+    specs: Sequence[JobSpec],
+    *,
+    strict: bool,
+    wait: bool,
+    output: str,
+    unusable: Failure | None = None,
+) -> None:
+    """
+    Submit all, print their ids, and with ``wait`` exit as they did: with the largest of their codes.
+
+    Where a job was refused, or files were ``unusable``, that is said at the end, and the exit code stands for it.
+    """
 
     async def submitted(client: GatewayClient) -> tuple[list[views.SubmitAnswer], ServiceError | None]:
         if len(specs) == 1:
             answers, refused = [await client.submit(specs[0], strict=strict)], None
         else:
             answers, refused = _sorted(specs, await client.submit_all(specs, strict=strict))
+        _tell_once_each(warning for answer in answers for warning in answer.warnings)
         for answer in answers:
             _announce(answer, output)
         return answers, refused
 
-    async def waited_for(client: Client) -> list[views.JobView]:
+    async def waited_for(client: Client) -> tuple[list[views.JobView], ServiceError | None]:
         answers, refused = await submitted(client)
-        if refused is not None:
-            raise refused
-        return await _wait_all(client, answers)
+        return await _wait_all(client, answers), refused
 
     if not wait:
         _, refused = ask(ctx, submitted)
-        if refused is not None:
-            raise refused
+        _raise_first(unusable, refused)
         return
-    ended = call(ctx, waited_for)
+    ended, refused = call(ctx, waited_for)
     for job in ended:
         _tell_end(job)
+    _raise_first(unusable, refused)
     if code := max(map(exit_code, ended), default=0):
         raise SystemExit(code)
 
@@ -418,6 +472,16 @@ def _sorted(
     return accepted, ServiceError(first.code, f"{spec.name}: {first.error}{more}")
 
 
+def _raise_first(unusable: Failure | None, refused: ServiceError | None) -> None:
+    """Raise what keeps a submission from having gone well: files that cannot be used come before refused jobs."""
+    if unusable is not None:
+        if refused is not None:
+            tell(str(refused))
+        raise unusable
+    if refused is not None:
+        raise refused
+
+
 async def _wait_all(client: Client, answers: Sequence[views.SubmitAnswer]) -> list[views.JobView]:
     import asyncio
 
@@ -430,8 +494,6 @@ async def _wait_all(client: Client, answers: Sequence[views.SubmitAnswer]) -> li
 
 
 def _announce(answer: views.SubmitAnswer, output: str) -> None:
-    for warning in answer.warnings:
-        tell(warning)
     if not answer.created:
         tell(f"{answer.id} was submitted before, with equal content; it is the same job")
     render.show_answer(answer, answer.id, output)
@@ -457,14 +519,57 @@ def submit_and_watch(ctx: Context, spec: JobSpec, *, strict: bool) -> None:
                 tell(warning)
             tell(f"{answer.id} submitted")
             interrupts.submitted(answer.id)
-            await stream(client, answer.id, follow=True)
-            return await client.wait(answer.id)
+            async with _explained_waiting(client, answer.id):
+                await stream(client, answer.id, follow=True)
+                return await client.wait(answer.id)
 
     job = call(ctx, follow)
     if job.state != JobState.COMPLETED:
         _tell_end(job)
     if code := exit_code(job):
         raise SystemExit(code)
+
+
+FIRST_LOOK_S = 3.0
+"""So long a job of ``penstock run`` may wait before it is said why."""
+NEXT_LOOK_S = 30.0
+"""Between two looks at why it waits, once that has been said."""
+
+
+@asynccontextmanager
+async def _explained_waiting(client: Client, job_id: str) -> AsyncIterator[None]:
+    """While open, say on standard error why the job waits, if it does."""
+    import asyncio
+
+    telling = asyncio.create_task(_tell_why_it_waits(client, job_id))
+    try:
+        yield
+    finally:
+        telling.cancel()
+        with suppress(asyncio.CancelledError):
+            await telling
+
+
+async def _tell_why_it_waits(client: Client, job_id: str) -> None:
+    """Say why a job waits after some seconds, and whenever a later look shows another cause; until cancelled."""
+    import asyncio
+
+    from penstock_bus.errors import BusError
+    from penstock_log import JobState
+
+    told, wait_s = "", FIRST_LOOK_S
+    while True:
+        await asyncio.sleep(wait_s)
+        try:
+            why = await client.why(job_id)
+        except BusError:
+            continue  # the command waits for the same server, and says what is the matter with it
+        is_waiting = why.state == JobState.PENDING
+        if is_waiting and why.cause not in {told, "undecided"}:
+            more = f"`penstock why {job_id}` says more"
+            tell(f"{job_id} waits ({why.cause.replace('_', ' ')}): {why.evidence}; {more}")
+        told = "" if not is_waiting else told if why.cause == "undecided" else why.cause
+        wait_s = FIRST_LOOK_S if is_waiting and not told else NEXT_LOOK_S
 
 
 class _Interrupts:

@@ -129,18 +129,40 @@ def up(
         _supervised(supervisor.up(options, lambda text: render.say_lines(text.splitlines())))
 
 
-def down(data: Data = "penstock-data") -> None:
+def down(
+    ctx: typer.Context,
+    data: Annotated[
+        str, typer.Option("--data", help="Data folder of the cluster to stop.", show_default="penstock-data")
+    ] = "",
+) -> None:
     """
     Stop what `penstock up` runs on a data folder.
 
-    The jobs go on at the next start.
+    The jobs go on at the next start. Where --url, PENSTOCK_URL or a context names another cluster than that of
+    ./penstock-data, nothing is stopped unless --data says which.
     """
     from penstock_cli.local import supervisor
 
+    if not data:
+        _refuse_another(DATA, ctx.obj["named_url"])
+        data = str(DATA)
     if not _supervised(supervisor.down(data)):
         tell(f"nothing runs on {Path(data).absolute()}")
         raise typer.Exit(Exit.NOT_FOUND)
     render.say(f"stopped; `penstock up{_data_flag(data)}` goes on where it was")
+
+
+def _refuse_another(folder: Path, named: str) -> None:
+    """End with a message where a cluster runs on the folder, and another one is named."""
+    from penstock_bus.identity import logins
+    from penstock_cli.local import data_folder
+
+    record = data_folder.read(folder) if data_folder.holder(folder) is not None else None
+    if named and record is not None and not logins.is_same(named, record.url):
+        bad_input(
+            f"the cluster of ./{folder} is at {record.url}, and you named {named}; to stop that of this folder give "
+            f"--data {folder}, to stop the other one give --data with its own folder"
+        )
 
 
 def service(

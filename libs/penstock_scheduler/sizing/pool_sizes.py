@@ -147,11 +147,11 @@ class _ProblemBuilder:
         kept = job.placement is None and not job.startable
         if _ends(job) or kept or (job.sample is not None and not self._is_sampled_now(job)):
             return
-        if job.spec.sharing != "exclusive":
+        if job.placement is None and job.not_before_s > self._now_s:
+            self._look_again(job.not_before_s)
+        elif job.spec.sharing != "exclusive":
             if job.placement is None and (gpus := self._opened(job)):
                 yield self._waiting(job, gpus)
-        elif job.placement is None and job.not_before_s > self._now_s:
-            self._look_again(job.not_before_s)
         elif not sizable(job) or (job.epoch and self._is_partial(job)):
             yield from self._fixed(job)
         elif job.placement is None and (kind := self._state.returning.get(job.id, "")) in self._accepted(job):

@@ -284,8 +284,10 @@ def _later(spec: JobSpec, history: ClusterHistory, shift_s: float) -> JobSpec:
     after: list[str] = []
     for one in spec.after:
         target = target_of(one)
-        trials = [job_id for job_id, other in history.specs.items() if other.parent == target]
-        after += [one] if target in history.specs else [f"afterany:{job_id}" for job_id in trials]
+        if target in history.specs:
+            after.append(one)
+        else:
+            after += [f"afterany:{job_id}" for job_id, other in history.specs.items() if other.parent == target]
     begin_s = max(0.0, spec.begin_s + shift_s) if spec.begin_s else 0.0
     return msgspec.structs.replace(spec, after=tuple(after), begin_s=begin_s)
 

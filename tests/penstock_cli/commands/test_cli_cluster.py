@@ -69,6 +69,26 @@ def test_devices_are_drained_and_resumed_one_by_one(penstock: Run, gateway: Fake
     assert [(ask.id, ask.device) for ask in gateway.asked] == [("n1", 3)]
 
 
+def test_a_device_is_named_as_all_lists_name_it(penstock: Run, gateway: FakeGateway) -> None:
+    gateway.nodes = [node_view("n1"), node_view("n11"), node_view("vm2")]
+    for words in (("n1", "--device", "fast1"), ("n1", "--device", "n1/fast1"), ("vm", "--device", "vm2/fast0")):
+        assert penstock("node", "drain", *words)[0] == 0
+    assert penstock("node", "resume", "n1", "n11", "--device", "n11/fast1", "--device", "0")[0] == 0
+    asked = [(ask.id, ask.device) for ask in gateway.asked if hasattr(ask, "device")]
+    assert asked == [("n1", 1), ("n1", 1), ("vm", 0), ("n1", 0), ("n11", 1), ("n11", 0)]
+
+
+def test_a_device_that_is_not_there_is_told_with_those_that_are(penstock: Run, gateway: FakeGateway) -> None:
+    code, _, err = penstock("node", "drain", "n1", "--device", "slow1")
+    assert (code, err) == (
+        2,
+        "penstock: node n1 has no device slow1; expected a number, or one of: n1/fast0, n1/fast1\n",
+    )
+    code, _, err = penstock("node", "drain", "n1", "--device", "n2/fast1")
+    assert (code, err) == (2, "penstock: --device n2/fast1 is none of n1; name its node too\n")
+    assert not any(hasattr(ask, "device") for ask in gateway.asked)
+
+
 def test_a_device_that_failed_is_no_idle_one_and_says_why(penstock: Run, gateway: FakeGateway) -> None:
     (node,) = gateway.nodes
     device = msgspec.structs.replace(node.devices[1], state="failed", reason="XID 79: off the bus")

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
 from collections.abc import Awaitable, Callable
+from datetime import datetime
 from pathlib import Path
 
+import msgspec
 import pytest
-from fake_gateway import FakeGateway
+from fake_gateway import FakeGateway, why_view
 
 from penstock_bus import Reply
+from penstock_bus.logger import get_logger
+from penstock_cli import value_formats
+from penstock_cli.commands import submit as submitting
 from penstock_log import JobSpec, request_bodies, views
 
 Run = Callable[..., tuple[int, str, str]]
@@ -133,6 +139,57 @@ def test_warnings_and_repeated_ids_are_said_beside_the_id(penstock: Run, gateway
     ]
 
 
+@pytest.mark.parametrize("wait", [(), ("--wait",)])
+def test_of_many_files_those_that_cannot_be_used_do_not_keep_the_others(
+    penstock: Run, gateway: FakeGateway, here: Path, wait: tuple[str, ...]
+) -> None:
+    gateway.on_submit = ends("CD", 0)
+    (here / "broken.toml").write_text("name = \n")
+    (here / "field.toml").write_text('name = "b"\ncommand = ["true"]\ngpu = 2\n')
+    (here / "script.toml").write_text('name = "c"\ncommand = ["python", "nope.py"]\n')
+    (here / "z.toml").write_text('name = "z"\ncommand = ["true"]\n')
+    code, out, err = penstock("submit", *wait, "job.toml", "broken.toml", "field.toml", "script.toml", "z.toml")
+    assert (code, out) == (2, "j1\nj2\n")
+    assert sorted(spec.name for spec in gateway.specs.values()) == ["mnist", "z"]
+    lines = [line for line in err.splitlines() if "completed" not in line]
+    assert lines[0].startswith("penstock: broken.toml:1 is not valid TOML")
+    assert lines[1].startswith("penstock: field.toml:3")
+    assert lines[2].startswith("penstock: script.toml: there is no script")
+    assert lines[3:] == ["penstock: 3 of 5 files cannot be used, as said above"]
+    assert err.count("completed") == 2 * len(wait)
+
+
+def test_a_refused_job_beside_a_file_that_cannot_be_used_is_told_too(
+    penstock: Run, gateway: FakeGateway, here: Path
+) -> None:
+    (here / "broken.toml").write_text("name = \n")
+    (here / "no.toml").write_text('name = "no"\ncommand = ["true"]\n')
+    gateway.refused = {"no": "you have 10,000 open jobs"}
+    code, out, err = penstock("submit", "broken.toml", "job.toml", "no.toml", "-o", "json")
+    assert (code, json.loads(out)["id"]) == (2, "j1")
+    assert "penstock: no: you have 10,000 open jobs" in err
+
+
+def test_where_no_file_can_be_used_nothing_is_asked(penstock: Run, gateway: FakeGateway, here: Path) -> None:
+    (here / "broken.toml").write_text("name = \n")
+    code, out, err = penstock("submit", "broken.toml", "none.toml")
+    assert (code, out, gateway.asked) == (2, "", [])
+    assert err.endswith("penstock: none of 2 files can be used; nothing was submitted\n")
+
+
+def test_what_is_wrong_with_a_flag_is_told_once_for_all_files(penstock: Run, here: Path) -> None:
+    (here / "other.toml").write_text('name = "b"\ncommand = ["true"]\n')
+    code, _, err = penstock("submit", "--name", "no way", "job.toml", "other.toml")
+    assert (code, err.count("name (given on the command line)"), "(and for 1 more)" in err) == (2, 1, True)
+
+
+def test_a_warning_about_many_jobs_is_said_once(penstock: Run, gateway: FakeGateway) -> None:
+    gateway.warnings = ("there is no device of kind h100 now",)
+    code, out, err = penstock("submit", "--array", "0-999", "--", "true")
+    assert (code, out.count("\n")) == (0, 1000)
+    assert err == "penstock: there is no device of kind h100 now (and for 999 more)\n"
+
+
 def test_a_conflicting_id_is_exit_code_5(penstock: Run, gateway: FakeGateway) -> None:
     gateway.refusal = Reply(code=409, error="job a is there with other content; choose another id")
     assert penstock("submit", "--id", "a", "--", "true") == (
@@ -172,6 +229,53 @@ def test_run_shows_the_output_and_exits_as_the_job_did(penstock: Run, gateway: F
     code, out, err = penstock("run", "--", "true")
     assert (code, out) == (7, "step 1\n")
     assert err == "penstock: j1 submitted\npenstock: j1 failed: exit code 7\n"
+
+
+def test_run_says_why_the_job_waits_and_again_when_the_cause_changes(
+    penstock: Run, gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: asyncio.Queue[str] = asyncio.Queue()
+    heard: list[str] = []
+
+    async def wait(gateway: FakeGateway, job_id: str) -> None:
+        why = why_view(gateway.jobs[job_id])
+        try:
+            async with asyncio.timeout(10):
+                heard.append(await said.get())
+                heard.append(await said.get())
+                gateway.whys[job_id] = msgspec.structs.replace(why, cause="never_fits", evidence="8 wanted, 4 there")
+                heard.append(await said.get())
+        finally:
+            await gateway.finish(job_id)
+
+    monkeypatch.setattr(submitting, "FIRST_LOOK_S", 0.001)
+    monkeypatch.setattr(submitting, "NEXT_LOOK_S", 0.001)
+    monkeypatch.setattr(submitting, "tell", said.put_nowait)
+    gateway.on_submit = wait
+    assert penstock("run", "--", "true")[0] == 0
+    assert heard == [
+        "j1 submitted",
+        "j1 waits (capacity): all 2 fast devices run jobs that rank higher; `penstock why j1` says more",
+        "j1 waits (never fits): 8 wanted, 4 there; `penstock why j1` says more",
+    ]
+
+
+def test_a_lost_server_is_told_in_a_sentence_and_once(penstock: Run, gateway: FakeGateway) -> None:
+    async def lose(gateway: FakeGateway, job_id: str) -> None:
+        log = get_logger("penstock.bus")
+        log.info("server_found_again", address="nats://a:1")  # with the next token, and nothing was lost
+        log.warning("bus_error", error="nats: unexpected EOF")
+        log.warning("server_lost", address="nats://a:1")
+        log.info("server_found_again", address="nats://a:1")
+        await gateway.finish(job_id)
+
+    gateway.on_submit = lose
+    assert penstock("submit", "--wait", "--", "true") == (
+        0,
+        "j1\n",
+        "penstock: lost the server at nats://a:1; trying again\npenstock: connected to nats://a:1 again\n"
+        "penstock: j1 completed\n",
+    )
 
 
 def test_an_interrupted_run_cancels_the_job_and_waits_for_its_end(penstock: Run, gateway: FakeGateway) -> None:
@@ -262,11 +366,47 @@ def test_what_a_job_waits_for_and_how_long_it_may_run_is_typed_as_for_slurm(
         (("-d", "before:j1"), "expected after, afterok, afterany, afternotok, each with :ID"),
         (("--after", "afterok:"), "expected after, afterok, afterany, afternotok, each with :ID"),
         (("--time", "soon"), "--time 'soon' is no duration"),
-        (("--time", "0"), "expected more than 0 s"),
-        (("--begin", "tomorrow"), "--begin 'tomorrow' is no time"),
+        (("--time", "9" * 9), "expected 11,574 days at most; 0 or UNLIMITED is no limit"),
+        (("--begin", "25:00"), "--begin '25:00' is no time; expected such as 2h or now+5minutes (from now), 18:00"),
+        (("--begin", "5"), "--begin '5' is no time"),
     ):
         code, _, err = penstock("submit", *words, "--", "true")
         assert (code, says in err) == (2, True), err
+
+
+@pytest.mark.parametrize("typed", ["UNLIMITED", "0", "infinite"])
+def test_no_time_limit_is_typed_as_for_slurm_and_wins_over_the_file(
+    penstock: Run, gateway: FakeGateway, here: Path, typed: str
+) -> None:
+    (here / "limited.toml").write_text('name = "a"\ncommand = ["true"]\ntime_limit_s = 60\n')
+    assert penstock("submit", "--time", typed, "limited.toml")[0] == 0
+    assert only(gateway).time_limit_s == 0.0
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("18:00", "2026-03-10 18:00:00"),
+        ("9:30:05", "2026-03-11 09:30:05"),
+        ("12:00", "2026-03-11 12:00:00"),
+        ("tomorrow", "2026-03-11 00:00:00"),
+        ("now", "2026-03-10 12:00:00"),
+        ("now+5minutes", "2026-03-10 12:05:00"),
+        ("now + 1hour", "2026-03-10 13:00:00"),
+        ("2 Days", "2026-03-12 12:00:00"),
+        ("now+1week", "2026-03-17 12:00:00"),
+        ("now+90", "2026-03-10 12:01:30"),
+        ("2026-03-10T18:00", "2026-03-10 18:00:00"),
+    ],
+)
+def test_a_job_begins_at_a_time_that_people_type(typed: str, expected: str) -> None:
+    noon = datetime.fromisoformat("2026-03-10 12:00").timestamp()
+    assert value_formats.begin_s(typed, noon) == datetime.fromisoformat(expected).timestamp()
+
+
+def test_extending_by_no_time_is_refused_and_to_no_limit_is_not(penstock: Run, gateway: FakeGateway) -> None:
+    code, _, err = penstock("extend", "j1", "UNLIMITED")
+    assert (code, "'UNLIMITED' is no time to add; expected such as 30m" in err, gateway.asked) == (2, True, [])
 
 
 def test_every_field_of_a_job_that_people_choose_has_a_flag(penstock: Run, gateway: FakeGateway) -> None:
