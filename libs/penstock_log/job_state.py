@@ -13,6 +13,7 @@ and a gang must get on between its losses.
 
 from __future__ import annotations
 
+import math
 from enum import Enum
 from typing import Final, Literal, Optional
 
@@ -117,6 +118,8 @@ class Job(msgspec.Struct, kw_only=True, omit_defaults=True):
     ----------
     blocked : bool
         It waits for other jobs or sweeps (``after`` of its specification), which have not come that far.
+    unblocked_s : float
+        When these had come; 0 before, and where it waits for none.
     limit_s : float
         How long it may run, over all of its runs; 0: as long as it likes.
     timed_out : bool
@@ -132,7 +135,8 @@ class Job(msgspec.Struct, kw_only=True, omit_defaults=True):
     started_s : float
         Start of the present run; 0 while none has started.
     pending_since_s, waited_s, executed_s : float
-        Since when it waits, how long it waited before that, and how long it ran in ended runs.
+        Since when it is pending, how long it was before that, and how long it ran in ended runs. The time before it
+        could begin is in them: jobs are ranked by their submission. What counts as waiting is :meth:`queued_by`.
     share, share_since_s : float
         The assumed part of its devices' time that the present run has, and since when; 1 where it shares none.
     forgone_s : float
@@ -186,6 +190,7 @@ class Job(msgspec.Struct, kw_only=True, omit_defaults=True):
     profile_key: str = ""
     held: bool = False
     blocked: bool = False
+    unblocked_s: float = 0.0
     limit_s: float = 0.0
     timed_out: bool = False
     epoch: int = 0
@@ -252,8 +257,22 @@ class Job(msgspec.Struct, kw_only=True, omit_defaults=True):
         return self.carried_gpu_s + self.spec.gpus * self.served_by(now_s)
 
     def waited_by(self, now_s: float) -> float:
-        """Return the seconds spent waiting up to ``now_s``."""
+        """Return the seconds spent pending up to ``now_s``, whether or not it could begin."""
         return self.waited_s + (max(0.0, now_s - self.pending_since_s) if self.state is JobState.PENDING else 0.0)
+
+    @property
+    def eligible_s(self) -> float:
+        """When it could begin for the first time, by its submission, its ``begin`` and what it waits for, if ever."""
+        return math.inf if self.blocked else max(self.submitted_s, self.spec.begin_s, self.unblocked_s)
+
+    def queued_by(self, now_s: float) -> float:
+        """Return the seconds spent waiting up to ``now_s``, from when it could begin."""
+        return max(0.0, self.waited_by(now_s) - (self.eligible_s - self.submitted_s))
+
+    @property
+    def run_outcome(self) -> str:
+        """How the last run ended; ``timed_out`` where it was stopped for the time limit, as one is for others."""
+        return "timed_out" if self.timed_out and self.outcome == "preempted" else self.outcome
 
     def may_run(self, epoch: int, node_id: str) -> bool:
         """Say whether the processes of this epoch on this node are still wanted, in whatever state they are."""

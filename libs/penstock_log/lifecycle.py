@@ -380,9 +380,11 @@ def _hold(job: Job, event: JobHeld | JobReleased) -> bool:
     return changed
 
 
-def _unblock(job: Job, event: JobUnblocked) -> bool:  # noqa: ARG001 - all steps are called alike
-    was_blocked, job.blocked = job.blocked, False
-    return was_blocked
+def _unblock(job: Job, event: JobUnblocked) -> bool:
+    if not job.blocked:
+        return False
+    job.blocked, job.unblocked_s = False, event.at_s
+    return True
 
 
 def _time_out(job: Job, event: JobTimedOut) -> bool:

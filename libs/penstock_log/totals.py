@@ -134,11 +134,11 @@ class PoolTotals(msgspec.Struct, kw_only=True, omit_defaults=True):
     Attributes
     ----------
     waits : Spread
-        From the submission of each job to its first start.
+        From when each job could begin to its first start.
     completions : Spread
         From the submission of each job to its end, of those that completed.
     runs : dict of str to int
-        Outcome → runs that ended so.
+        Outcome → runs that ended so; ``timed_out`` where a run was stopped for its job's time limit.
     teams : dict of str to TeamTotals
     """
 

@@ -24,7 +24,7 @@ from penstock_log.decision_facts import Slot
 DAY_S: Final = 86_400.0
 MOST_PARTS: Final = 50
 """Changes of a run's part of its devices that are kept; of more, the oldest are taken together."""
-_WASTED: Final = frozenset({"failed", "lost", "preempted"})
+_WASTED: Final = frozenset({"failed", "lost", "preempted", "timed_out"})
 """How a run ends of which a later one has to do again what was not saved."""
 
 
@@ -38,7 +38,7 @@ class RunAccount(msgspec.Struct, kw_only=True, array_like=True):
     Attributes
     ----------
     pending_s : float
-        Since when the job waited for it.
+        Since when the job was pending for it.
     asked : float
         Devices that the job asks for; a part of one with ``sharing = "fraction"``.
     epoch : int
@@ -52,7 +52,8 @@ class RunAccount(msgspec.Struct, kw_only=True, array_like=True):
     parts : list of (float, float)
         Since when it held how many devices. Of a device on which ``k`` lanes are granted, each holds ``1 / k``.
     outcome : str
-        How it ended; empty before. What ended before it was granted is ``resized``, ``cancelled`` or ``failed``.
+        How it ended; empty before. What ended before it was granted is ``resized``, ``cancelled`` or ``failed``. One
+        that was stopped for its job's time limit is ``timed_out``.
     loop_s, waited_s : float or None, float
         Seconds in iterations, and between them for turns; None where no end of it has said so.
     loop_steps : int
@@ -63,6 +64,9 @@ class RunAccount(msgspec.Struct, kw_only=True, array_like=True):
         The steps after which it began and ended, and up to which no later run had to do its work again.
     is_first : bool
         Whether it is the first account of its job.
+    eligible_s : float
+        When its job could begin for the first time; infinite while that depends on others. Time before does not count
+        as waiting.
     """
 
     pending_s: float
@@ -83,6 +87,7 @@ class RunAccount(msgspec.Struct, kw_only=True, array_like=True):
     end_step: int = 0
     kept_step: int = 0
     is_first: bool = False
+    eligible_s: float = 0.0
 
     @property
     def is_granted(self) -> bool:
@@ -122,6 +127,11 @@ class RunAccount(msgspec.Struct, kw_only=True, array_like=True):
             mean = (first * (second_s - first_s) + second * (third_s - second_s)) / (third_s - first_s)
             self.parts[:2] = [(first_s, mean)]
 
+    def waits_from(self, now_s: float) -> float:
+        """Return since when the job waited for it; its grant, its end or the present time where it did not."""
+        until_s = self.granted_s if self.is_granted else self.end_by(now_s)
+        return max(self.pending_s, min(self.eligible_s, until_s))
+
     def end_by(self, now_s: float) -> float:
         """Return when it ended; the present time while it goes on."""
         return max(self.ended_s if self.is_over else now_s, self.parts[-1][0] if self.parts else self.pending_s)
@@ -155,8 +165,8 @@ class Usage(msgspec.Struct, kw_only=True, omit_defaults=True):
     unmeasured_gpu_s : float
         Of commands that tell of no iterations, and of runs whose end has not told of them (yet).
     lost_gpu_s : float
-        What a later run had to do again, or nobody will: behind the last checkpoint of a run that failed, was preempted
-        or was lost.
+        What a later run had to do again, or nobody will: behind the last checkpoint of a run that failed, was
+        preempted, was stopped for its job's time limit, or was lost.
     lost_to_preemption_gpu_s : float
         The part of it that was lost by runs that were preempted.
     jobs, runs, preemptions : int
@@ -267,7 +277,7 @@ def usage(
     """
     end_s = run.end_by(now_s)
     granted_s = run.granted_s if run.is_granted else end_s
-    waited_gpu_s = run.asked * _within(run.pending_s, granted_s, since_s, until_s)
+    waited_gpu_s = run.asked * _within(run.waits_from(now_s), granted_s, since_s, until_s)
     placed_s = _within(granted_s, end_s, since_s, until_s)
     held_gpu_s = run.held_gpu_s(now_s, since_s, until_s)
     lost_gpu_s = run.lost_part * held_gpu_s

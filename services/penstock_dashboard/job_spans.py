@@ -93,6 +93,7 @@ class _OpenJob(msgspec.Struct, kw_only=True):
     span: _Open | None
     nodes: set[str] = set()
     events: list[SpanEvent] = []
+    timed_out: bool = False
 
 
 class SpanState(msgspec.Struct, kw_only=True):
@@ -209,7 +210,7 @@ def _ended(state: SpanState, event: RunEnded, seq: int) -> Iterator[JobSpan]:
     if job.nodes:
         return
     about: dict[str, Value] = {
-        "penstock.outcome": event.outcome,
+        "penstock.outcome": "timed_out" if job.timed_out and event.outcome == "preempted" else event.outcome,
         "penstock.steps": event.steps,
         "penstock.end_seq": seq,
     }
@@ -282,6 +283,7 @@ Happened = (
 def _happened(state: SpanState, event: Happened, seq: int) -> None:
     if (job := state.jobs.get(event.job_id)) is None:
         return
+    job.timed_out |= isinstance(event, JobTimedOut)
     name, more = _worded(event)
     _note(job, SpanEvent(name=name, at_s=event.at_s, attributes={"penstock.seq": seq, **more}))
 

@@ -99,16 +99,22 @@ OF_CLUSTER: Final = (
         "penstock_jobs_ended_total", "counter", (*_TEAM, "outcome"), "Jobs that completed, failed or were cancelled."
     ),
     MetricKind(
-        "penstock_jobs_waiting", "gauge", ("pool", "cause"), "Jobs that wait, by the cause that the last round gave."
+        "penstock_jobs_waiting",
+        "gauge",
+        ("pool", "cause"),
+        "Pending jobs, each once, by why they wait: `undecided` where no round has spoken; held ones too.",
     ),
     MetricKind(
-        "penstock_longest_wait_seconds", "gauge", ("pool",), "For how long the job has waited that has waited longest."
+        "penstock_longest_wait_seconds",
+        "gauge",
+        ("pool",),
+        "How long the job waits now that waits longest; without held, blocked and not yet begun ones.",
     ),
     MetricKind(
         "penstock_job_wait_seconds",
         "histogram",
         ("pool",),
-        "From a job's submission to its first start; the profiler's samples are left out.",
+        "From when a job could begin to its first start; the profiler's samples are left out.",
     ),
     MetricKind(
         "penstock_job_completion_seconds",
@@ -116,7 +122,12 @@ OF_CLUSTER: Final = (
         ("pool",),
         "From a job's submission to its end, of jobs that completed (JCT).",
     ),
-    MetricKind("penstock_runs_ended_total", "counter", ("pool", "outcome"), "Runs by how they ended."),
+    MetricKind(
+        "penstock_runs_ended_total",
+        "counter",
+        ("pool", "outcome"),
+        "Runs by how they ended; `timed_out`: they were stopped for their job's time limit.",
+    ),
     MetricKind("penstock_preemptions_total", "counter", ("pool",), "Runs that ended because they were preempted."),
     MetricKind("penstock_runs_lost_total", "counter", ("pool",), "Runs that ended because a node was lost."),
     MetricKind(

@@ -156,7 +156,7 @@ def decider() -> Decider[ExecutorState]:
     return Decider(
         name="executor",
         state=ExecutorState,
-        schema="executor.v6",
+        schema="executor.v7",
         apply=apply,
         decide=lambda state, now_s: Decision(),  # noqa: ARG005
         leads=False,

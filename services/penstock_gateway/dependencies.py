@@ -284,7 +284,7 @@ def unblocker() -> Decider[UnblockerState]:
     return Decider(
         name="gateway",  # it writes about the gateway's entities
         state=UnblockerState,
-        schema="unblocker.v1",
+        schema="unblocker.v2",
         apply=_apply,
         decide=_decide,
         leads=False,

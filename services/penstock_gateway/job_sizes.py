@@ -151,7 +151,7 @@ class JobSizes(msgspec.Struct, kw_only=True, omit_defaults=True):
         if self.runs and self.runs[-1].end_s is None and job.placement is None:
             asked = bool(self.resizes) and self.resizes[-1].done_s is None
             self.runs[-1].end_s = at_s
-            self.runs[-1].outcome = "resized" if asked and job.outcome == "preempted" else job.outcome
+            self.runs[-1].outcome = "resized" if asked and job.run_outcome == "preempted" else job.run_outcome
 
 
 def givers(demands: Iterable[Demand]) -> dict[str, dict[str, int]]:

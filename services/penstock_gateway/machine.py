@@ -76,7 +76,7 @@ from penstock_scheduler.pool.scheduler_state import SchedulerState, fold
 MOST_MODELS: Final = 200
 """Models of archived jobs that are told apart on one day; all others are summed as :data:`OTHER_MODELS`."""
 OTHER_MODELS: Final = "other"
-SCHEMA: Final = "gateway.v28"
+SCHEMA: Final = "gateway.v29"
 
 
 class GatewayState(SchedulerState):
@@ -463,7 +463,7 @@ def announcer() -> Decider[AnnouncementState]:
     return Decider(
         name="gateway",
         state=AnnouncementState,
-        schema="announcer.v2",
+        schema="announcer.v3",
         apply=apply_announcement,
         decide=announce,
         leads=False,

@@ -128,7 +128,7 @@ class JobAccount(msgspec.Struct, kw_only=True, omit_defaults=True):
         """Return the kept runs, oldest first; ``report`` is of the one that goes on."""
         return [
             RunView(
-                pending_s=run.pending_s,
+                pending_s=run.waits_from(now_s),
                 epoch=run.epoch,
                 granted_s=run.granted_s or None,
                 started_s=run.started_s or None,
@@ -152,7 +152,10 @@ class JobAccount(msgspec.Struct, kw_only=True, omit_defaults=True):
     def _wait(self, job: Job, at_s: float) -> None:
         if len(self.runs) >= MOST_RUNS:
             self._leave_out(self.runs.pop(0), counts=job.sample is None)
-        self.runs.append(RunAccount(pending_s=at_s, asked=_asked(job), is_first=not self.runs and not self.left_out))
+        is_first = not self.runs and not self.left_out
+        self.runs.append(
+            RunAccount(pending_s=at_s, asked=_asked(job), is_first=is_first, eligible_s=job.eligible_s),
+        )
 
     def _leave_out(self, run: RunAccount, *, counts: bool) -> None:
         of_kind = self.before.setdefault(run.kind, {})
@@ -161,7 +164,8 @@ class JobAccount(msgspec.Struct, kw_only=True, omit_defaults=True):
         self.left_out += 1
 
     def _note_wait(self, run: RunAccount, job: Job, at_s: float) -> None:
-        """Close the account of a wait that ends without a grant: the job is over, or asks for another size."""
+        """Note when the job can begin; close an account without a grant if it is over, or asks for another size."""
+        run.eligible_s = job.eligible_s
         if job.state in TERMINAL:
             run.ended_s, run.outcome = max(at_s, run.pending_s), "failed" if job.state.name == "FAILED" else "cancelled"
         elif run.asked != _asked(job):
@@ -220,7 +224,7 @@ class JobAccount(msgspec.Struct, kw_only=True, omit_defaults=True):
                 run.hold(at_s, self._part(job, open_slots, grants))
             return beside
         run.ended_s = max(at_s, run.parts[-1][0], run.started_s)  # clocks differ
-        run.outcome = job.outcome if job.placement is None else "lost"  # a round has placed it anew meanwhile
+        run.outcome = job.run_outcome if job.placement is None else "lost"  # a round has placed it anew meanwhile
         self._keep_steps(job, run)
         return beside
 
@@ -231,7 +235,7 @@ class JobAccount(msgspec.Struct, kw_only=True, omit_defaults=True):
             ran_s = max(until_saved_s, run.ended_s - run.started_s)
             run.end_step = run.begun_step + round((saved_step - run.begun_step) * ran_s / until_saved_s)
         run.end_step = max(run.end_step, run.begun_step)
-        stopped = run.outcome == "preempted" and run.saves
+        stopped = run.outcome in {"preempted", "timed_out"} and run.saves
         kept = run.outcome in {"completed", "cancelled"} or stopped
         run.kept_step = run.end_step if kept else min(run.end_step, saved_step)
 

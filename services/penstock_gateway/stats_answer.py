@@ -49,7 +49,7 @@ def _with_jobs(model: ReadModel, view: PoolStatsView, jobs: Iterable[Job]) -> Po
     """Return the figures of a pool with its jobs that are not over; the profiler's samples do not count."""
     by_team: dict[str, Counter[str]] = defaultdict(Counter)
     waits: Counter[str] = Counter()
-    longest_s, causes = 0.0, model.state.waits.get(view.pool, {})
+    longest_s = 0.0
     time: dict[str, DeviceTime] = defaultdict(DeviceTime)
     for job in jobs:
         if job.sample is not None:
@@ -58,10 +58,10 @@ def _with_jobs(model: ReadModel, view: PoolStatsView, jobs: Iterable[Job]) -> Po
         by_team[job.spec.team]["held" if held else _STATES[job.state]] += 1
         if job.placement is not None:
             time[job.spec.team].add(DeviceTime.of(_open_usage(model, job)))
+        if job.state is JobState.PENDING:
+            waits[model.why.cause(job)] += 1
         if job.state is JobState.PENDING and not held:
-            longest_s = max(longest_s, model.now_s - job.pending_since_s)
-            if (wait := causes.get(job.id)) is not None:
-                waits[wait.cause] += 1
+            longest_s = max(longest_s, model.now_s - max(job.pending_since_s, job.eligible_s))
     jobs_by_team = {team: dict(counts) for team, counts in sorted(by_team.items())}
     return replace(view, jobs=jobs_by_team, waits=dict(waits), longest_wait_s=longest_s, open_time=dict(time))
 

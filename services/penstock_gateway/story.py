@@ -160,6 +160,7 @@ class Timeline:
         self._job = job
         self._queue: int | None = None
         self._cause, self._sized, self._cancelled_because = "", "", ""
+        self._timed_out = False
         self._nodes: set[str] = set()
         self._measured: set[tuple[str, int, int, bool]] = set()
         self._kind = job.placement.kind if job.placement is not None else ""
@@ -197,6 +198,7 @@ class Timeline:
             case JobHeld():
                 yield f"held{_by(fact.by)}"
             case JobTimedOut():
+                self._timed_out = True
                 yield f"its time limit of {duration(fact.limit_s)} is over: it ran for {duration(fact.executed_s)}"
             case JobTimeSet():
                 yield f"may run {_how_long(fact.limit_s)}{_by(fact.by)}"
@@ -291,7 +293,8 @@ class Timeline:
         code = f" with exit code {fact.exit_code}" if fact.exit_code and not known else ""
         after = f" after step {fact.steps}" if fact.steps else ""
         reason = _because(fact.reason) if fact.reason != self._sized else ""
-        return f"run {fact.outcome} on {fact.node_id}{code}{after}{reason}"
+        outcome = "stopped" if self._timed_out and fact.outcome == "preempted" else fact.outcome
+        return f"run {outcome} on {fact.node_id}{code}{after}{reason}"
 
     def _of_measurement(self, fact: AggregationMeasured) -> Iterator[str]:
         """Yield the first short and the first long measurement since parts moved; they go on as the run does."""

@@ -84,7 +84,7 @@ class TotalsRecord(msgspec.Struct, kw_only=True):
             _count_end(self.known, job, 1)
         epoch = job.placement.epoch if job.placement is not None else 0
         if tally.epoch and epoch != tally.epoch:
-            outcome = job.outcome if not epoch else "lost"  # a round has said that it is lost, and placed it anew
+            outcome = job.run_outcome if not epoch else "lost"  # a round has said that it is lost, and placed it anew
             add_counts(tally.outcomes, {outcome: 1})
             pool = self.known.pool(job.spec.pool)
             add_counts(pool.runs, {outcome: 1})
@@ -134,4 +134,4 @@ def _count_end(to: ClusterTotals, job: Job, sign: int) -> None:
 
 
 def _wait_ms(job: Job) -> int:
-    return milliseconds(job.first_started_s - job.submitted_s)
+    return milliseconds(job.first_started_s - job.eligible_s)

@@ -224,7 +224,7 @@ def _first_wait_s(job: Job, runs: Sequence[RunAccount], run: RunAccount, *, left
     if left_out or job.sample is not None or not run.is_granted:
         return None
     first = next(one for one in runs if one.is_granted)
-    return max(0.0, run.granted_s - job.submitted_s) if first is run else None
+    return max(0.0, run.granted_s - job.eligible_s) if first is run else None
 
 
 def _waits(sorted_s: Sequence[float]) -> WaitsView:

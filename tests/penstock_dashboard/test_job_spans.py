@@ -20,6 +20,7 @@ from penstock_log import (
     AnyEvent,
     Commit,
     JobFinished,
+    JobTimedOut,
     Placement,
     RoundDecided,
     RunCheckpointed,
@@ -71,6 +72,13 @@ def test_a_preempted_job_waits_again_and_its_runs_are_told_apart() -> None:
     assert len({span.span_id for span in found}) == 7
     assert [event.name for event in found[2].events] == ["preempted", "checkpointed"]
     assert found[2].events[0].attributes["reason"] == "for j9"
+    assert found[2].attributes["penstock.outcome"] == "preempted"
+
+
+def test_the_run_of_a_job_whose_time_is_over_is_no_preempted_one() -> None:
+    over = JobTimedOut(at_s=1_700_000_004.0, job_id="j1", limit_s=2.0, executed_s=2.0)
+    found = spans(submitted(), placed(), started(), over, ended(outcome="preempted"), finished("failed"))
+    assert found[2].attributes["penstock.outcome"] == "timed_out"
 
 
 def test_a_gang_runs_until_its_last_node_has_ended() -> None:

@@ -131,6 +131,36 @@ async def test_a_limit_is_extended_set_and_removed() -> None:
         assert not (await served.command("submit", {"spec": spec}))["created"]
 
 
+async def test_a_run_that_is_stopped_for_its_time_is_told_and_accounted_for_as_no_preemption() -> None:
+    stopped = ended("j1", "preempted", at_s=NOW_S + 12, steps=10, loop_steps=10, loop_s=10.0, reason="time is over")
+    facts = [joined(), submitted(time_limit_s=50.0), placed(), started(at_s=SINCE_S), over(), stopped]
+    async with gateway(MemoryBus(), *facts) as served:
+        sums = (await served.query("usage", {"by": "job"}))["total"]["usage"]
+        assert sums["lost_gpu_s"] == pytest.approx(11.0)
+        assert (sums.get("lost_to_preemption_gpu_s", 0.0), sums.get("preemptions", 0)) == (0.0, 0)
+        detail = await served.query("job", {"id": "j1"})
+        assert (detail["job"]["preemptions"], detail["runs"][0]["outcome"]) == (0, "timed_out")
+        lines = (await served.query("story", {"id": "j1"}))["lines"]
+        assert "run stopped on n1 after step 10: time is over" in [line["text"] for line in lines]
+
+
+async def test_a_run_before_the_one_that_is_stopped_for_its_time_was_preempted_all_the_same() -> None:
+    first = [placed(), started(), preempted(), ended("j1", "preempted")]
+    second = [placed(epoch=2, at_s=NOW_S + 6), started(epoch=2, at_s=NOW_S + 7), over()]
+    facts = [
+        joined(),
+        submitted(time_limit_s=50.0),
+        *first,
+        *second,
+        ended("j1", "preempted", epoch=2, at_s=NOW_S + 99),
+    ]
+    async with gateway(MemoryBus(), *facts) as served:
+        sums = (await served.query("usage", {"by": "job"}))["total"]["usage"]
+        assert (sums["preemptions"], sums["lost_to_preemption_gpu_s"]) == (1, pytest.approx(4.0))
+        texts = [line["text"] for line in (await served.query("story", {"id": "j1"}))["lines"]]
+        assert texts.count("run preempted on n1") == texts.count("run stopped on n1") == 1
+
+
 def test_a_limit_that_is_set_later_counts_what_has_run() -> None:
     facts = (submitted(), placed(), started(at_s=SINCE_S))
     job = folded(*facts, JobTimeSet(at_s=SINCE_S + 9, job_id="j1", limit_s=60.0))

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from log_state import read_wire
 
+from penstock_bus.memory import MemoryBus
 from penstock_gateway import machine
 from penstock_gateway.answers import ReadModel
 from penstock_gateway.machine import GatewayState
@@ -21,6 +22,8 @@ from penstock_log import (
     JobCancelled,
     JobHeld,
     JobsArchived,
+    JobTimedOut,
+    JobUnblocked,
     NodeDrained,
     NodeLeft,
     ProfileSample,
@@ -121,7 +124,57 @@ def test_jobs_that_are_not_over_are_counted_by_team_and_state():
     ]
     found = default(folded(joined(), *facts), now_s=NOW_S + 31)
     assert found.jobs == {"": {"held": 1}, "a": {"running": 1, "pending": 1}}
-    assert (found.waits, found.longest_wait_s) == ({"no_devices": 1}, 30.0)
+    assert (found.waits, found.longest_wait_s) == ({"no_devices": 1, "held": 1}, 30.0)
+
+
+def test_each_pending_job_counts_once_by_its_cause_and_those_that_cannot_begin_yet_wait_for_nothing():
+    facts = [
+        submitted("undecided", at_s=NOW_S + 500),
+        submitted("begins", begin_s=NOW_S + 1e6),
+        submitted("behind", after=("afterok:undecided",)),
+        submitted("held", hold=True),
+        submitted("runs"),
+        placed("runs"),
+    ]
+    found = default(folded(joined(), *facts), now_s=NOW_S + 600)
+    assert found.waits == {"undecided": 1, "begin": 1, "dependency": 1, "held": 1}
+    assert found.longest_wait_s == 100.0
+    assert default(folded(joined(), submitted("begins", begin_s=NOW_S + 1e6))).longest_wait_s == 0.0
+
+
+def test_a_job_that_came_to_begin_or_was_unblocked_waits_from_then_on():
+    begins = submitted("a", begin_s=NOW_S + 60)
+    assert default(folded(joined(), begins), now_s=NOW_S + 90).longest_wait_s == 30.0
+    behind = [submitted("b", after=("after:a",)), JobUnblocked(at_s=NOW_S + 70, job_id="b", met=("after:a",))]
+    assert default(folded(joined(), *behind), now_s=NOW_S + 90).longest_wait_s == 20.0
+    found = default(folded(joined(), begins, placed("a", at_s=NOW_S + 61), started("a", at_s=NOW_S + 64)))
+    assert found.totals.waits.total_ms == 4_000
+
+
+async def test_answers_say_that_a_job_has_not_waited_before_it_could_begin():
+    behind = [submitted("b", after=("after:a",)), JobUnblocked(at_s=NOW_S + 70, job_id="b", met=("after:a",))]
+    facts = [joined(), submitted("a", begin_s=NOW_S + 1e6), *behind]
+    async with gateway(MemoryBus(), *facts) as served:
+        found = {job["id"]: job for job in (await served.query("jobs", {}))["jobs"]}
+        assert (found["a"]["wait_s"], found["a"].get("eligible_s")) == (0.0, None)
+        assert (found["b"]["wait_s"], found["b"]["eligible_s"]) == (pytest.approx(30.0, abs=5.0), NOW_S + 70)
+        sums = (await served.query("usage", {"by": "job"}))["total"]["usage"]
+        assert sums["requested_gpu_s"] == sums["waited_gpu_s"] == pytest.approx(30.0, abs=5.0)
+        run = (await served.query("job", {"id": "b"}))["runs"][0]
+        assert run["pending_s"] == NOW_S + 70
+
+
+def test_a_run_that_is_stopped_for_its_time_limit_is_not_counted_as_preempted():
+    over = JobTimedOut(at_s=NOW_S + 4, job_id="j1", limit_s=1.0, executed_s=2.0)
+    assert default(folded(submitted(), placed(), started(), over, ended(outcome="preempted"))).totals.runs == {
+        "timed_out": 1
+    }
+    first = (placed(), started(), preempted(), ended(outcome="preempted"))
+    again = (placed(epoch=2), started(epoch=2), over, ended(outcome="preempted", epoch=2))
+    assert default(folded(submitted(), *first, *again)).totals.runs == {"preempted": 1, "timed_out": 1}
+    assert default(folded(submitted(), placed(), started(), over, ended(outcome="completed"))).totals.runs == {
+        "completed": 1
+    }
 
 
 def test_devices_and_nodes_are_counted_by_state():

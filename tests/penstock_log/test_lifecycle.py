@@ -11,6 +11,7 @@ from penstock_log import (
     JobReleased,
     JobState,
     JobTable,
+    JobUnblocked,
     ProfileSample,
     RoundDecided,
     SamplesRequested,
@@ -171,3 +172,34 @@ def test_a_fold_survives_being_written_down_and_read_at_any_point(events):
     for event in events[half:]:
         resumed.apply(event)
     assert resumed == live
+
+
+# --- when it could begin
+def test_time_before_its_begin_is_not_waited_and_counts_in_its_order_all_the_same() -> None:
+    jobs = fold(submitted(begin_s=50.0))
+    assert [jobs["j1"].queued_by(at_s) for at_s in (0.0, 40.0, 50.0, 57.0)] == [0.0, 0.0, 0.0, 7.0]
+    assert (jobs["j1"].waited_by(40.0), jobs["j1"].pending_since_s) == (40.0, 0.0)
+    jobs.apply(placed(at_s=60.0))
+    assert (jobs["j1"].queued_by(99.0), jobs["j1"].waited_s) == (10.0, 60.0)
+
+
+def test_time_in_which_a_job_is_blocked_is_not_waited_and_later_waits_are() -> None:
+    jobs = fold(submitted(after=("afterok:j0",)))
+    assert jobs["j1"].queued_by(40.0) == 0.0
+    unblocked = JobUnblocked(job_id="j1", at_s=50.0, met=("afterok:j0",))
+    for event in (
+        unblocked,
+        unblocked,
+        placed(at_s=53.0),
+        started(at_s=54.0),
+        preempted(),
+        ended(outcome="preempted", at_s=60.0),
+    ):
+        jobs.apply(event)
+    assert jobs["j1"].queued_by(64.0) == 3.0 + 4.0
+
+
+def test_a_job_that_is_cancelled_before_it_could_begin_has_not_waited() -> None:
+    for spec in ({"begin_s": 50.0}, {"after": ("afterok:j0",)}):
+        jobs = fold(submitted(**spec), JobCancelled(job_id="j1", at_s=30.0))
+        assert jobs["j1"].queued_by(99.0) == 0.0

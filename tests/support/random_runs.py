@@ -15,6 +15,7 @@ from penstock_log import (
     JobSpec,
     JobSubmitted,
     JobTimedOut,
+    JobUnblocked,
     Placement,
     Preemption,
     RoundDecided,
@@ -54,6 +55,8 @@ class RandomRuns:
         self._begun: dict[str, int] = {}
         self._saved: dict[str, tuple[int, int]] = {}
         self._outcomes: defaultdict[str, set[str]] = defaultdict(set)
+        self._blocked: set[str] = set()
+        self._timed_out: set[str] = set()
 
     def facts(self, count: int) -> Iterator[AnyEvent]:
         """Yield facts in the order of their times."""
@@ -63,7 +66,7 @@ class RandomRuns:
 
     def _act(self) -> Iterator[AnyEvent]:
         actions = (self._submit, self._place, self._place, self._start, self._start, self._save, self._end, self._end)
-        rare = (self._lose, self._cancel, self._resize)
+        rare = (self._lose, self._cancel, self._resize, self._time_out, self._unblock, self._unblock)
         chosen = rare if self._rng.random() < 0.1 else actions
         yield from chosen[self._rng.integers(len(chosen))]()
 
@@ -88,13 +91,17 @@ class RandomRuns:
             sharing=sharing,
             fraction=0.25 if sharing == "fraction" else 0.0,
             retries=int(self._rng.integers(3)),
+            begin_s=self._now_s + float(self._rng.exponential(200.0)) if self._rng.random() < 0.2 else 0.0,
+            after=("after:j0",) if self._specs and self._rng.random() < 0.2 else (),
         )
+        if spec.after:
+            self._blocked.add(job_id)
         self._specs[job_id], self._epochs[job_id], self._gpus[job_id] = spec, 0, gpus
         yield JobSubmitted(at_s=self._at_s(), job_id=job_id, spec=spec)
 
     def _place(self) -> Iterator[AnyEvent]:
-        job_id = self._one(self._specs.keys() - self._open.keys() - self._over)
-        if not job_id:
+        job_id = self._one(self._specs.keys() - self._open.keys() - self._over - self._blocked)
+        if not job_id or self._specs[job_id].begin_s > self._now_s:
             return
         sharing = self._specs[job_id].sharing
         taken = {
@@ -162,7 +169,7 @@ class RandomRuns:
             return
         node = self._one(node for node, started in self._open[job_id].items() if started)
         outcome: Any = self._one(("completed", "failed", "preempted", "preempted"))
-        if outcome == "preempted":
+        if outcome == "preempted" and job_id not in self._timed_out:
             preemption = Preemption(job_id=job_id, epoch=self._epochs[job_id], reason="order")
             yield RoundDecided(at_s=self._at_s(), pool="default", preemptions=(preemption,))
         ended: dict[str, Any] = {"steps": 0}
@@ -171,7 +178,8 @@ class RandomRuns:
             loop_steps = self._steps[job_id] - self._begun.get(job_id, 0)
             loop_s = float(self._rng.exponential(30.0)) if loop_steps else 0.0
             ended = {"steps": self._steps[job_id], "loop_steps": loop_steps, "loop_s": loop_s}
-            ended |= {"waited_s": float(self._rng.exponential(5.0)), "saves": False}
+            saves = job_id in self._timed_out and bool(self._rng.random() < 0.5)
+            ended |= {"waited_s": float(self._rng.exponential(5.0)), "saves": saves}
         yield RunEnded(
             at_s=self._at_s(), job_id=job_id, epoch=self._epochs[job_id], node_id=node, outcome=outcome, **ended
         )
@@ -186,7 +194,11 @@ class RandomRuns:
         outcomes = self._outcomes.pop(job_id)
         self._failures[job_id] += "failed" in outcomes and "lost" not in outcomes
         failed = "failed" in outcomes and "lost" not in outcomes
-        if outcomes == {"completed"} or (failed and self._failures[job_id] > self._specs[job_id].retries):
+        if (
+            job_id in self._timed_out
+            or outcomes == {"completed"}
+            or (failed and self._failures[job_id] > self._specs[job_id].retries)
+        ):
             self._over.add(job_id)
 
     def _lose(self) -> Iterator[AnyEvent]:
@@ -203,6 +215,18 @@ class RandomRuns:
                 yield JobTimedOut(at_s=self._at_s(), job_id=job_id, limit_s=1.0, executed_s=1.0)
             else:
                 yield JobCancelled(at_s=self._at_s(), job_id=job_id)
+
+    def _time_out(self) -> Iterator[AnyEvent]:
+        job_id = self._one(self._open.keys() - self._timed_out)
+        if job_id:
+            self._timed_out.add(job_id)
+            yield JobTimedOut(at_s=self._at_s(), job_id=job_id, limit_s=1.0, executed_s=1.0)
+
+    def _unblock(self) -> Iterator[AnyEvent]:
+        job_id = self._one(self._blocked - self._over)
+        if job_id:
+            self._blocked.discard(job_id)
+            yield JobUnblocked(at_s=self._at_s(), job_id=job_id, met=("j0",))
 
     def _resize(self) -> Iterator[AnyEvent]:
         job_id = self._one(self._specs.keys() - self._open.keys() - self._over)

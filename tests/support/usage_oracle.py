@@ -20,6 +20,7 @@ from penstock_log import (
     JobSpec,
     JobSubmitted,
     JobTimedOut,
+    JobUnblocked,
     RoundDecided,
     RunCheckpointed,
     RunEnded,
@@ -60,11 +61,15 @@ class Run:
     ends: list[RunEnded] = field(default_factory=list)
     end_s: float | None = None
     outcomes: set[str] = field(default_factory=set)
+    timed_out: bool = False
 
     @property
     def outcome(self) -> str:
+        if self.end_s is None:
+            return ""
         worst = ("cancelled", "lost", "failed", "preempted", "completed")
-        return next(one for one in worst if one in self.outcomes) if self.end_s is not None else ""
+        found = next(one for one in worst if one in self.outcomes)
+        return "stopped at its limit" if self.timed_out and found == "preempted" else found
 
     @property
     def part(self) -> float:
@@ -109,6 +114,7 @@ class Tally:
     is_cancelled: bool = False
     is_over: bool = False
     last_s: float = 0.0
+    unblocked_s: float | None = None
 
     def by(self, at_s: float) -> float:
         """Return the time of a fact; clocks differ, and a job's time does not go back."""
@@ -118,6 +124,15 @@ class Tally:
     def wait(self, at_s: float) -> None:
         part = self.spec.fraction if self.sharing == "fraction" else 1.0
         self.waits.append(Wait(at_s, self.gpus * part))
+
+    @property
+    def eligible_s(self) -> float:
+        """From when on its waiting counts: not before its begin, and not while it waits for other jobs."""
+        if self.is_sample:
+            return self.submitted_s
+        if self.spec.after and self.unblocked_s is None:
+            return float("inf")
+        return max(self.spec.begin_s, self.unblocked_s or 0.0 if self.spec.after else 0.0)
 
     @property
     def measured(self) -> bool:
@@ -152,6 +167,11 @@ class Oracle:
             job.is_cancelled = True  # whatever becomes of its run, it does not wait again
             if not job.runs or job.runs[-1].end_s is not None:
                 self._over(job, fact.at_s)
+            elif isinstance(fact, JobTimedOut):
+                job.runs[-1].timed_out = True
+        elif isinstance(fact, JobUnblocked):
+            job = self.jobs[fact.job_id]
+            job.unblocked_s = fact.at_s if job.unblocked_s is None else job.unblocked_s
         elif isinstance(fact, RunStarted | RunEnded | RunCheckpointed | RunRewound):
             self._of_run(fact)
 
@@ -271,7 +291,7 @@ class Oracle:
             for number, wait in enumerate(job.waits):
                 row = found[_key(job, wait.kind)]
                 end_s = wait.end_s if wait.end_s is not None else self.now_s
-                waited = wait.asked * _overlap(wait.begin_s, end_s, window)
+                waited = wait.asked * _overlap(max(wait.begin_s, job.eligible_s), end_s, window)
                 row["waited"] += waited
                 row["requested"] += waited
                 row["jobs"] += number == 0 and not job.is_sample and since_s <= wait.begin_s < until_s
@@ -304,7 +324,7 @@ class Oracle:
         row["held"] += sum(held)
         row["runs"] += window[0] <= run.begin_s < window[1]
         row["preemptions"] += run.outcome == "preempted" and window[0] <= end_s < window[1]
-        wasted = run.outcome in {"failed", "preempted", "lost"} and not run.steps
+        wasted = run.outcome not in {"", "completed", "cancelled"} and not run.steps
         lost = 1.0 if wasted else len(run.lost) / len(run.steps) if run.steps else 0.0
         row["lost"] += lost * sum(held)
         row["lost_to_preemption"] += lost * sum(held) * (run.outcome == "preempted")
@@ -338,7 +358,7 @@ def _lose_steps(job: Tally) -> None:
     if not started or started[-1].end_s is None:
         return
     last = started[-1]
-    saved = last.outcome == "preempted" and any(end.saves for end in last.ends)
+    saved = last.outcome in {"preempted", "stopped at its limit"} and any(end.saves for end in last.ends)
     if last.outcome in {"completed", "cancelled"} or saved:
         return
     last.lost |= {one for one in last.steps if one > job.checkpoint}

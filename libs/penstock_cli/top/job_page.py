@@ -132,7 +132,8 @@ def as_of_s(detail: views.JobDetail, wall_s: float, *, is_past: bool) -> float:
     job = detail.job
     if not is_past:
         return wall_s
-    return job.finished_s if job.finished_s is not None else job.submitted_s + job.wait_s + job.run_s
+    began_s = job.eligible_s if job.eligible_s is not None else job.submitted_s
+    return job.finished_s if job.finished_s is not None else began_s + job.wait_s + job.run_s
 
 
 def name_of(job: views.JobView, glyphs: Glyphs) -> str:

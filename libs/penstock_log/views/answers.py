@@ -149,7 +149,10 @@ class JobView(View, frozen=True, kw_only=True):
     started_s : float or None
         When its first run started.
     wait_s, run_s : float
-        Seconds that it waited and ran, over all runs, up to now.
+        Seconds that it waited and ran, over all runs, up to now. Time before its ``begin``, and in which it was blocked
+        by what it waits for in ``after``, is no waiting.
+    eligible_s : float or None
+        When it could begin for the first time; None while it could not yet.
     jct_s : float or None
         Seconds from its submission to its end.
     devices : tuple of str
@@ -216,6 +219,7 @@ class JobView(View, frozen=True, kw_only=True):
     max_gpus: int = 0
     batch_size: int = 0
     batches: Optional[tuple[int, int]] = None
+    eligible_s: Optional[float] = None
     samples: int = 0
     cpus: float = 0.0
     host_memory_bytes: int = 0

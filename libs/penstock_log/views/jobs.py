@@ -86,12 +86,14 @@ class RunView(View, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes
     ----------
+    pending_s : float
+        Since when the job waited for it: not before it could begin.
     granted_s, started_s, ended_s : float or None
         Of the round that placed it, of its first process, and of its end on its last node.
     devices : tuple of str
         Such as ``n1/fast0``.
     outcome : str
-        How it ended; empty where it goes on.
+        How it ended, ``timed_out`` where it was stopped for the job's time limit; empty where it goes on.
     begun_step, end_step : int
         The steps after which it began and ended; the last is 0 where it goes on.
     usage : Usage

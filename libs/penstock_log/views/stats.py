@@ -23,9 +23,11 @@ class PoolStatsView(View, frozen=True, kw_only=True):
         Team, empty for jobs of none → state of jobs that are not over (``pending``, ``held``, ``running``,
         ``preempting``, ``completing``) → jobs.
     waits : dict of str to int
-        Cause, by the last round → jobs that wait.
+        Cause → pending jobs, each once, as its ``why`` says: by the last round, or ``held``, ``dependency``, ``begin``,
+        and ``undecided`` where no round has spoken of it.
     longest_wait_s : float
-        For how long the one has waited that has waited longest, held jobs left out; 0 where none waits.
+        For how long the one has waited that has waited longest, by its wait that goes on; held and blocked jobs, and
+        those that are not to begin yet, are left out; 0 where none waits.
     nodes : dict of str to int
         State, as :class:`~penstock_log.views.NodeView` has it → nodes.
     devices : dict of str to dict of str to int

@@ -25,7 +25,7 @@ _FORBIDDEN: Final = 403
 _MOST_STORY: Final = 500
 _MOST_CHECKPOINTS: Final = 10
 _BAR_PARTS: Final = 200
-_OUTCOMES: Final = frozenset({"completed", "failed", "preempted", "cancelled", "lost"})
+_OUTCOMES: Final = frozenset({"completed", "failed", "preempted", "cancelled", "lost", "timed_out"})
 _OF_RATES: Final = {STEPS_PER_S: "Steps per second", SAMPLES_PER_S: "Samples per second"}
 _DEVICES: Final = "devices"
 _BATCH: Final = "batch"
@@ -238,7 +238,7 @@ def _bar(detail: JobDetail) -> dict[str, str]:
 
 
 def _run_words(run: RunView) -> str:
-    ended = f", {run.outcome}" if run.outcome else ""
+    ended = f", {run.outcome.replace('_', ' ')}" if run.outcome else ""
     lasted = f" for {duration(run.ended_s - run.granted_s)}" if run.ended_s is not None and run.granted_s else ""
     return f"run {run.epoch} on {count(len(run.devices), 'device')}{lasted}{ended}"
 

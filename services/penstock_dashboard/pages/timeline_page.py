@@ -60,6 +60,7 @@ _STATE_COLORS: Final = {
     "preempted": "c1",
     "cancelled": "c8",
     "failed": "c6",
+    "timed_out": "c10",
     "lost": "c11",
 }
 """Each state has a colour of its own; names of people and teams have those that chance gives them."""

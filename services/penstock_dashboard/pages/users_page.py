@@ -32,7 +32,7 @@ WORDS: Final = {
     "used": "In iterations, or waiting for a turn on a shared device",
     "idle": "Held by jobs that iterate, and not in iterations",
     "unmeasured": "Held by commands that tell of no iterations",
-    "lost": "Thrown away or done again: behind the last checkpoint of runs that were preempted, failed or were lost",
+    "lost": "Thrown away or done again: behind the last checkpoint of runs that were stopped, failed or were lost",
 }
 """Column → what it means."""
 
