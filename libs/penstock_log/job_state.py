@@ -265,6 +265,11 @@ class Job(msgspec.Struct, kw_only=True, omit_defaults=True):
         """When it could begin for the first time, by its submission, its ``begin`` and what it waits for, if ever."""
         return math.inf if self.blocked else max(self.submitted_s, self.spec.begin_s, self.unblocked_s)
 
+    @property
+    def queued_since_s(self) -> float:
+        """Since when it waits for devices and for nothing else."""
+        return max(self.pending_since_s, self.eligible_s)
+
     def queued_by(self, now_s: float) -> float:
         """Return the seconds spent waiting up to ``now_s``, from when it could begin."""
         return max(0.0, self.waited_by(now_s) - (self.eligible_s - self.submitted_s))

@@ -305,7 +305,7 @@ class _AdmissionWalk:
 
     def _still_waits(self, ranked: RankedJob) -> bool:
         """Say whether a job waits for less than its patience, and look again when that is over."""
-        until_s = ranked.job.pending_since_s + self.rules.patience_s
+        until_s = ranked.job.queued_since_s + self.rules.patience_s
         if until_s > self.context.now_s:
             self.found.wake_s = min(self.found.wake_s, until_s)
             return True

@@ -183,7 +183,7 @@ def match(singles: Sequence[RankedJob], supply: DeviceSupply, busy: Busy, contex
 
 def _window(singles: Sequence[RankedJob], at: int, least: int, context: RoundContext) -> Sequence[RankedJob]:
     first, rules = singles[at], context.rules
-    impatient = context.now_s - first.job.pending_since_s >= rules.patience_s
+    impatient = context.now_s - first.job.queued_since_s >= rules.patience_s
     size = min(rules.window, least) if impatient else rules.window
     end = at + 1
     while end < min(len(singles), at + size) and singles[end].queue == first.queue:

@@ -500,7 +500,7 @@ def _hindrance(job: Job, impossible: WaitCause | None, moment: PoolMoment) -> tu
         return never, math.inf
     if job.not_before_s > now_s:
         return _too_early(job, now_s), job.not_before_s
-    until_s = job.submitted_s + moment.rules.await_profile_s
+    until_s = job.eligible_s + moment.rules.await_profile_s
     if until_s <= now_s:
         return None, math.inf
     more = f"{until_s - now_s:.1f} s more at most"

@@ -284,7 +284,7 @@ def unblocker() -> Decider[UnblockerState]:
     return Decider(
         name="gateway",  # it writes about the gateway's entities
         state=UnblockerState,
-        schema="unblocker.v2",
+        schema="unblocker.v3",
         apply=_apply,
         decide=_decide,
         leads=False,

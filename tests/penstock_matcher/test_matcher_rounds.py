@@ -29,6 +29,7 @@ from penstock_log import (
     JobCancelled,
     JobHeld,
     JobReleased,
+    JobUnblocked,
     MemoryNeed,
     NodeDrained,
     NodeLeft,
@@ -450,6 +451,15 @@ def test_an_unseen_workload_waits_for_its_speeds_where_it_could_run_on_several_k
     cluster.then_wakes_at(11.0)
     cluster.given(profiled(unseen, fast=1.0, slow=0.4)).at(3.0)
     assert where(cluster.settle()) == {"a": "fast"}
+
+
+def test_its_time_for_that_begins_once_it_may_start(cluster):
+    cluster.given(job("a", model="new", profile="auto", after=("afterok:x",))).at(2.0).settle()
+    cluster.given(JobUnblocked(job_id="a", at_s=50.0)).at(50.0)
+    assert where(cluster.settle()) == {}
+    assert causes(cluster) == {"a": "profiling"}
+    cluster.then_wakes_at(60.0)
+    assert where(cluster.at(60.0).settle()) == {"a": "fast"}
 
 
 def test_it_waits_for_them_no_longer_than_the_setting_says(cluster):

@@ -268,8 +268,8 @@ class PoolIndex:
             return self._granted(job, job.placement, ranked, key, demand)
         if not job.startable:
             return IndexEntry("held", key, ranked, demand)
-        fresh = job.submitted_s if not sample and (is_sampled(spec) or spec.elastic) and not job.epoch else None
-        return IndexEntry("waiting", key, ranked, demand, job.pending_since_s, fresh, delayed=job.not_before_s > 0)
+        fresh = job.eligible_s if not sample and (is_sampled(spec) or spec.elastic) and not job.epoch else None
+        return IndexEntry("waiting", key, ranked, demand, job.queued_since_s, fresh, delayed=job.not_before_s > 0)
 
     def _granted(self, job: Job, placement: Placement, ranked: RankedJob, key: Key, demand: Demand) -> IndexEntry:
         before, nodes = self.entries.get(job.id), len(job.open_nodes)
