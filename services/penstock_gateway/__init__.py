@@ -9,12 +9,15 @@ In reading order:
 * ``run_accounts``: The runs of each job, and the device time that each held.
 * ``node_history``: When each node was up, drained or gone.
 * ``totals_fold``: What each job adds to the totals, and archived ones have added.
+* ``dependencies``: Jobs that wait for other jobs or sweeps, and what becomes of them.
+* ``time_limits``: When jobs have run for as long as they may.
 * ``idle_runs``: What is done about runs that hold devices and do nothing.
 * ``job_history``: A job's past.
 * ``sweep_table``: The record of each sweep, as the log has it.
 * ``open_jobs``: What each user has open.
 * ``authority``: Who asks, and what each role may do and see.
 * ``acceptance``: The rules of commands about jobs, sweeps, nodes and pools.
+* ``job_dependencies``: What a new job may wait for.
 * ``people``: The rules of commands about people.
 * ``archived_ids``: Whose the ids of archived jobs were.
 * ``user_queues``: Requests of many users, served in turn.

@@ -17,7 +17,7 @@ from typing import Any, Final, assert_never
 import msgspec
 
 from penstock_cluster.nodes import Node
-from penstock_gateway import dependencies, endpoints, job_fit
+from penstock_gateway import dependencies, endpoints, job_dependencies, job_fit
 from penstock_gateway.authority import SERVICE, Caller
 from penstock_gateway.endpoints import BAD, CONFLICT, NOT_FOUND, RequestRefused
 from penstock_gateway.job_fit import NodeFit
@@ -69,8 +69,6 @@ _READ: Final = frozenset({"digest", "opaque"})
 _LONGEST_NAME: Final = 63
 MOST_STRING_BYTES: Final = 128 * 1024
 """The longest argument or variable of a program under Linux, its final zero included (``MAX_ARG_STRLEN``)."""
-_MOST_SHORT: Final = 16
-"""Dependencies among which ids may be short: each that is looks at all jobs."""
 _LONGEST_FLOAT: Final = -2.2250738585072014e-308
 
 
@@ -121,7 +119,7 @@ def job(
     """
     check(spec)
     asked = validation.settled(spec)
-    spec = with_whole_ids(state, asked, caller)
+    spec = job_dependencies.with_whole_ids(state, asked, caller)
     warnings = job_fit.warnings(fit or NodeFit(state.cluster), spec, job_fit.caps(state, spec))
     warnings += tuple(_too_many_servers(state, spec, now_s))
     there = state.jobs.get(spec.id)
@@ -131,13 +129,13 @@ def job(
         past = state.histories[spec.id]
         _check_own_id(caller, there.spec, spec.id)
         before = past.asked(there)
-        _same(before, _as_before(before, asked), f"job {spec.id}")
+        _same(before, job_dependencies.as_submitted_before(before, asked), f"job {spec.id}")
         return Acceptable(id=spec.id, seq=past.seq, warnings=warnings)
     _check_free_id(state, spec.id, state.sweeps, caller)
     check_parent(spec, caller)
     _strictly(strict, warnings)
     check_beginning(state, spec)
-    check_dependencies(state, spec, caller)
+    job_dependencies.check(state, spec, caller)
     fact = JobSubmitted(job_id=spec.id, spec=spec, at_s=now_s)
     return Acceptable(id=spec.id, subject=subjects.job(spec.id), fact=fact, warnings=warnings)
 
@@ -151,16 +149,16 @@ def sweep(state: GatewayState, spec: SweepSpec, *, strict: bool, now_s: float, c
     except search.BadSpace as error:
         raise BadInput(f"$.{error}" if error.field else str(error)) from error
     warnings = job_fit.warnings(NodeFit(state.cluster), spec.job)
-    asked, spec = spec, msgspec.structs.replace(spec, job=with_whole_ids(state, spec.job, caller))
+    asked, spec = spec, msgspec.structs.replace(spec, job=job_dependencies.with_whole_ids(state, spec.job, caller))
     there = state.sweeps.get(spec.id)
     if there is not None:
         _check_own_id(caller, there.spec.job, spec.id)
-        spec = msgspec.structs.replace(asked, job=_as_before(there.spec.job, asked.job))
+        spec = msgspec.structs.replace(asked, job=job_dependencies.as_submitted_before(there.spec.job, asked.job))
         _same(there.spec, spec, f"sweep {spec.id}")
         return Acceptable(id=spec.id, seq=there.seq, warnings=warnings)
     _check_free_id(state, spec.id, state.jobs.by_id, caller)
     _strictly(strict, warnings)
-    check_dependencies(state, spec.job, caller, "$.job")
+    job_dependencies.check(state, spec.job, caller, "$.job")
     fact = SweepSubmitted(sweep_id=spec.id, spec=spec, at_s=now_s)
     return Acceptable(id=spec.id, subject=subjects.request(spec.id), fact=fact, warnings=warnings)
 
@@ -280,71 +278,6 @@ def check_beginning(state: GatewayState, spec: JobSpec) -> None:
             f"$.begins_from: job {spec.begins_from} {whose}; expected a job of the same user, of which a "
             "checkpoint is kept (keep_checkpoint = true)"
         )
-
-
-def _as_before(before: JobSpec, asked: JobSpec) -> JobSpec:
-    """Return a job that is submitted again, with the whole ids that its dependencies were taken for at first."""
-    after = dict.fromkeys(next((one for one in before.after if one.startswith(short)), short) for short in asked.after)
-    return msgspec.structs.replace(asked, after=tuple(after)) if asked.after else asked
-
-
-def with_whole_ids(state: GatewayState, spec: JobSpec, caller: Caller) -> JobSpec:
-    """Return a job whose dependencies name whole ids, where a few of them name a unique beginning of one."""
-    if not spec.after or len(spec.after) > _MOST_SHORT:
-        return spec
-    whole = tuple(dict.fromkeys(_with_whole_id(state, one, caller) for one in spec.after))
-    return msgspec.structs.replace(spec, after=whole) if whole != spec.after else spec
-
-
-def _with_whole_id(state: GatewayState, dependency: str, caller: Caller) -> str:
-    kind, _, wanted = dependency.partition(":")
-    if wanted in state.jobs.by_id or wanted in state.sweeps:
-        return dependency
-    seen = [job.id for job in state.jobs if job.id.startswith(wanted) and job.sample is None and caller.sees(job.spec)]
-    seen = [job_id for job_id in seen if not state.jobs[job_id].spec.parent] or seen
-    seen += [one.id for one in state.sweeps.values() if one.id.startswith(wanted) and caller.sees(one.spec.job)]
-    return f"{kind}:{seen[0]}" if len(seen) == 1 else dependency
-
-
-def check_dependencies(state: GatewayState, spec: JobSpec, caller: Caller, path: str = "$") -> None:
-    """
-    Refuse a job that waits for something that is not there, or for what can never come.
-
-    Raises
-    ------
-    BadInput
-        That names the entry, and what is wrong with it.
-    RequestRefused
-        403 where it waits for somebody else's job, of no team of the caller's.
-    """
-    problems = []
-    for number, one in enumerate(spec.after):
-        place, target = f"{path}.after[{number}]", dependencies.target_of(one)
-        if target == spec.id:
-            problems.append(f"{place}: the job would wait for itself; leave it out")
-            continue
-        sweep = state.sweeps.get(target)
-        found = state.jobs.get(target)
-        there = sweep.spec.job if sweep is not None else found.spec if found is not None else None
-        if there is None:
-            problems.append(
-                f"{place}: {_not_there(state, target, caller)}; expected the id of a job or sweep that is there"
-            )
-            continue
-        caller.require_sight(there, f"{'sweep' if sweep is not None else 'job'} {target}")
-    if not problems and (never := dependencies.why_never(spec.after, state.progress_of)):
-        problems.append(f"{path}.after: {never}; leave it out")
-    if problems:
-        raise BadInput(*problems)
-
-
-def _not_there(state: GatewayState, wanted: str, caller: Caller) -> str:
-    seen = [job.id for job in state.jobs if job.sample is None and job.id.startswith(wanted) and caller.sees(job.spec)]
-    seen += [one.id for one in state.sweeps.values() if one.id.startswith(wanted) and caller.sees(one.spec.job)]
-    if len(seen) > 1:
-        return f"{len(seen)} ids begin with {wanted!r}, write more of it"
-    archived = " (one that is archived cannot be waited for: it has ended)" if state.archive.jobs else ""
-    return f"no job or sweep {wanted!r}{archived}"
 
 
 def check(spec: JobSpec, path: str = "$") -> None:

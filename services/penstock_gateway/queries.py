@@ -24,6 +24,7 @@ from penstock_gateway import (
     answers,
     device_answers,
     dry_run,
+    job_dependencies,
     log_reader,
     sight,
     stats_answer,
@@ -300,9 +301,9 @@ class Queries:
         await self._may_match()
         await log_reader.catch_up(self._bus, self._live)
         state = self._live.state
-        spec = acceptance.with_whole_ids(state, asked.spec, caller)
+        spec = job_dependencies.with_whole_ids(state, asked.spec, caller)
         acceptance.check_beginning(state, spec)
-        acceptance.check_dependencies(state, spec, caller)
+        job_dependencies.check(state, spec, caller)
         return dry_run.dry_run(state, spec, self._now_s(), self._settings, self._sizes)
 
     async def _rejected(self, body: bytes, caller: Caller) -> RejectedListView:  # noqa: ARG002 - asked before
