@@ -51,6 +51,8 @@ class DependencyProgress(NamedTuple):
 
     Attributes
     ----------
+    started : bool
+        Whether a run of it, or of one of a sweep's trials, has ever started.
     ended : str
         ``completed``, ``failed`` or ``cancelled``; empty while it goes on.
     """
@@ -259,9 +261,11 @@ class UnblockerState(msgspec.Struct):
     ended : dict of str to str
         Job or sweep that is over → how it ended.
     begun : dict of str to None
-        Sweeps of which a trial has started, and those of which none has: in ``sweeps``.
+        The sweeps of which a trial has started, in the order in which they did.
     sweeps : dict of str to None
-        Sweeps that were submitted.
+        All sweeps that were submitted, in order.
+    dependents : Dependents
+        The jobs that wait for others.
     """
 
     jobs: JobTable = msgspec.field(default_factory=JobTable)
