@@ -21,6 +21,7 @@ from penstock_executor.agent_listener import AgentConnection
 from penstock_executor.checkpoint_folder import CheckpointFolder, HeldCheckpoint
 from penstock_executor.checkpoint_tier import prepare
 from penstock_executor.checkpoint_transfer import Resume, RunFactFields
+from penstock_executor.code_cache import WorkFolders
 from penstock_executor.gang import Rendezvous
 from penstock_executor.launchers import environment, process_launcher
 from penstock_executor.launchers.launcher import OUTPUT_BYTES, LaunchedProcess, Launcher, OutputLimits
@@ -127,6 +128,7 @@ class ProcessHost:
         checkpoint_most: int = 0,
     ) -> None:
         self._checkpoint_most = checkpoint_most
+        self.work = WorkFolders(site.work) if site.work is not None else None
         self.site, self.runs_dir = site, runs_dir
         self._rule = rule or IdentityRule(run_as="executor")
         self.limits = limits or MemoryLimits(site.devices)
@@ -221,6 +223,9 @@ class ProcessHost:
         return self.launcher.base_environment(self.site.pass_env) | login | own
 
     def _cwd(self, job: Job) -> str:
+        """Return the working directory: of a job whose code was uploaded, within its run's own folder."""
+        if job.spec.code and self.work is not None:
+            return os.path.normpath(self.work.path((job.id, job.epoch)) / job.spec.cwd)
         return os.path.join(self.site.cwd, job.spec.cwd)
 
     def _spawn_all(
@@ -436,6 +441,8 @@ class ProcessHost:
         run_folders.remove(self.runs_dir, key)
         if self.site.temporary is not None:
             shutil.rmtree(self._temporary(key, self.site.temporary), ignore_errors=True)
+        if self.work is not None:
+            self.work.end(key)
         self._rendezvous.release(key)
         self.runs.pop(key, None)
         self.unpublished.discard(key)

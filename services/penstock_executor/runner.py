@@ -28,6 +28,8 @@ from penstock_executor import agent_listener, health_watch, idle_watch, job_fold
 from penstock_executor.checkpoint_folder import CheckpointFolder, serving
 from penstock_executor.checkpoint_tier import WriteBehind, memory_root
 from penstock_executor.checkpoint_transfer import CheckpointFinder, CopyLimits, PendingResumes
+from penstock_executor.code_cache import CodeCache, WorkFolders
+from penstock_executor.code_fetch import PendingCode
 from penstock_executor.device_sampler import DeviceSampler, holders
 from penstock_executor.fact_outbox import FactAppender
 from penstock_executor.fence import HeardPage
@@ -142,6 +144,7 @@ class Executor:
         waiting.follow(lambda: self.appender.waiting)
         alive = shell.metrics.gauge("penstock_node_runs", "Runs whose processes live on the node.")
         alive.follow(lambda: sum(run.alive for run in self.host.runs.values()))
+        self.work_folders = WorkFolders(data / "work")
         self.host = self._process_host(data)
         self.telemetry = RunTelemetry(shell, settings, self.host, lambda: self.incarnation, self.giving_up)
         limits = CopyLimits(largest_bytes=settings.checkpoint_copy_bytes, longest_s=settings.checkpoint_copy_s)
@@ -160,6 +163,11 @@ class Executor:
             report=self.appender.report,
             warn=self.host.warn,
             wake=self.wake,
+        )
+        cache = CodeCache(data / "code", settings.code_cache_bytes)
+        cache.enter()
+        self.code = PendingCode(
+            shell.bus, cache, self.work_folders, tasks, rule=self.rule, warn=self.host.warn, wake=self.wake
         )
         self.behind = self._write_behind()
         self.identities = IdentityLookups(self.rule, self._spawn, self._on_identity)
@@ -203,6 +211,7 @@ class Executor:
             new_privileges=settings.new_privileges,
             most_tasks=settings.most_tasks,
             cwd=os.getcwd(),
+            work=self.work_folders.folder,
             pass_env=settings.pass_env,
             heard=str(self.page.path),
             held_s=settings.held_s,
@@ -276,6 +285,7 @@ class Executor:
             self._settle_gangs()
             self.sharing.tidy(self._is_wanted)
             self.resumes.tidy(self._is_wanted, self.host.runs)
+            self.code.tidy(self._is_wanted, self.host.runs)
             self.identities.tidy(self._is_wanted, self.host.runs)
             observed = self._observed()
             limit_s = self.settings.sample_limit_s
@@ -292,6 +302,7 @@ class Executor:
                 async with asyncio.timeout(wait_s):
                     await self.live.changed.wait()
         self.resumes.cancel()
+        self.code.cancel()
 
     def _observed(self) -> NodeObservation:
         return NodeObservation(
@@ -301,6 +312,7 @@ class Executor:
             postponed=self.postponed,
             shared=self.sharing.progress,
             resumes=self.resumes.found,
+            code=self.code.found,
             unheard_s=self.page.unheard_s,
             alone_s=self.alone_s,
         )
@@ -311,7 +323,7 @@ class Executor:
     async def _act(self, action: machine.Action) -> None:
         host = self.host
         match action:
-            case machine.FindCheckpoint() | machine.RequestLanes() | machine.StartRun():
+            case machine.FindCheckpoint() | machine.FetchCode() | machine.RequestLanes() | machine.StartRun():
                 self._begin(action)
             case machine.AskToStop():
                 host.ask(action.key, action.ending, action.why)
@@ -335,8 +347,12 @@ class Executor:
             case _:
                 assert_never(action)
 
-    def _begin(self, action: machine.FindCheckpoint | machine.RequestLanes | machine.StartRun) -> None:
+    def _begin(
+        self, action: machine.FindCheckpoint | machine.FetchCode | machine.RequestLanes | machine.StartRun
+    ) -> None:
         match action:
+            case machine.FetchCode():
+                self.code.fetch(action.key, self.live.state.jobs[action.job_id])
             case machine.FindCheckpoint():
                 self.resumes.find(action.key, action.request)
             case machine.RequestLanes():
@@ -693,7 +709,16 @@ class Executor:
                 gone = []
             if gone:
                 self.shell.log.info("output_removed", jobs=gone)
+            old = await asyncio.to_thread(
+                self.work_folders.expire, self.shell.now_s(), self._keys(), settings.workdir_age_s
+            )
+            if old:
+                self.shell.log.info("work_folders_removed", runs=old)
             await asyncio.sleep(EXPIRE_LOOK_S)
+
+    def _keys(self) -> set[Key]:
+        """Return the runs whose folders are in use, or are about to be."""
+        return {*self.host.runs, *self.code.found}
 
     def _serving(self) -> AbstractAsyncContextManager[None]:
         """Answer requests for the output that this node keeps."""

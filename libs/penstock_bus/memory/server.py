@@ -99,6 +99,7 @@ class MemoryServer:
         self.work = WorkQueue()
         self.snapshots: dict[str, list[bytes]] = {}
         self.rejections: list[Rejection] = []
+        self.code: dict[str, bytes] = {}
         self.hub = Hub()
         self._leases: dict[str, tuple[Lease, float]] = {}
         self._last_token = 0

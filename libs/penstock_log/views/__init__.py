@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         StoryLine,
         StoryView,
         SubmitAnswer,
+        UploadView,
         View,
     )
     from penstock_log.views.bulk import (
@@ -123,7 +124,7 @@ else:
         "aggregation": "AggregatedJobView AggregationView AggregatorUseView",
         "answers": (
             "ActAnswer EventsView EventView JobRow JobsView JobView RejectedListView RejectedView StoryLine "
-            "StoryView SubmitAnswer View"
+            "StoryView SubmitAnswer UploadView View"
         ),
         "bulk": "BulkAnswer BulkView SubmittedJob SubmittedJobsView",
         "cluster": (
@@ -215,6 +216,7 @@ __all__ = [
     "TimelineSpan",
     "TimelineView",
     "TrialView",
+    "UploadView",
     "UsageRowView",
     "UsageView",
     "UserView",
