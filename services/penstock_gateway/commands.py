@@ -331,6 +331,7 @@ class Commands:
     async def _check_code(self, spec: JobSpec) -> None:
         """Refuse a job whose code is not here; one that is there already is only submitted again."""
         if spec.code and self._live.state.jobs.get(spec.id) is None:
+            acceptance.check(spec)
             await self._code.require(spec.user, spec.code)
 
     def _check_trial(self, spec: SweepSpec) -> None:

@@ -402,7 +402,7 @@ class MemoryCodeClient(MemoryClient, CodePort):
     async def put_code(self, items: Sequence[tuple[str, bytes]]) -> None:
         for subject, body in items:
             await self.ready(len(body))
-            self.server.code[subject] = body
+            self.server.put_code(subject, body)
 
     async def get_code(self, subjects: Sequence[str]) -> dict[str, bytes]:
         await self.ready()

@@ -171,6 +171,13 @@ class MemoryServer:
             for item, body in zip(items, bodies, strict=True)
         ]
 
+    def put_code(self, subject: str, body: bytes) -> None:
+        """Store a part of code; the errors are those of :meth:`put`."""
+        self._check_capacity(len(body))
+        self._stored_bytes += len(body)
+        self.code[subject] = body
+        self.changed.notify()
+
     def reject(self, what: str, rejection: Rejection) -> None:
         """Keep what was refused, with the time."""
         message = self.put(subjects.REJECTED, subjects.rejected(what), rejection.body)
