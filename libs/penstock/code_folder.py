@@ -20,6 +20,7 @@ from typing import Final, NamedTuple
 from penstock_log import code_tree
 from penstock_log.code_tree import PART_BYTES, CodeTree, TreeEntry, TreePart
 from penstock_log.text import gibibytes, listed
+from penstock_log.validation import BadInput
 
 IGNORE_FILE: Final = ".penstockignore"
 LEFT_OUT: Final = (".git", "__pycache__/", ".venv/", "penstock-data/")
@@ -28,7 +29,7 @@ _TRIES: Final = 3
 _SHOWN: Final = 5
 
 
-class CodeFolderError(ValueError):
+class CodeFolderError(BadInput):
     """A folder cannot be uploaded; the message names the files, and says what to do."""
 
 

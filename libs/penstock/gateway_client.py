@@ -100,7 +100,7 @@ class GatewayClient:
 
         Raises
         ------
-        ValueError
+        BadInput
             If the folder cannot be uploaded; the message says why.
         """
         filled = _filler().fill(given_spec(spec, fields, JobSpec), is_known=bool(self.user))
@@ -137,7 +137,7 @@ class GatewayClient:
 
         Raises
         ------
-        ValueError
+        BadInput
             If the folder cannot be uploaded as it is; the message says why.
         """
         from penstock import code_upload  # noqa: PLC0415 - most commands upload nothing

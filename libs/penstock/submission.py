@@ -32,7 +32,7 @@ def fill(spec: JobSpec, environ: Mapping[str, str] = os.environ, *, is_known: bo
 
     Raises
     ------
-    ValueError
+    BadInput
         If the working directory does not lie in the folder that is uploaded.
     """
     if spec.workdir:
@@ -56,7 +56,9 @@ def _fill_in_workdir(spec: JobSpec, environ: Mapping[str, str], *, is_known: boo
     workdir = absolute(spec.workdir)
     cwd = os.path.relpath(os.path.normpath(os.path.join(workdir, spec.cwd)), os.path.normpath(workdir))
     if cwd == ".." or cwd.startswith("../"):
-        raise ValueError(f"cwd {spec.cwd} does not lie in workdir {workdir}; give a path relative to it")
+        from penstock_log.validation import BadInput  # noqa: PLC0415 - most jobs upload nothing
+
+        raise BadInput(f"cwd {spec.cwd} does not lie in workdir {workdir}; give a path relative to it")
     filled = fill(msgspec.structs.replace(spec, workdir="", cwd=os.path.join(workdir, cwd)), environ, is_known=is_known)
     return msgspec.structs.replace(filled, workdir=workdir, cwd="" if cwd == "." else cwd)
 
