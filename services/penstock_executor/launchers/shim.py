@@ -43,6 +43,8 @@ HIDDEN: Final = "PENSTOCK_SHIM_"
 ENDED: Final = 128 + signal.SIGTERM
 NOT_CONFINED: Final = 126
 """As of a program that is there and must not be run: it could not be confined as its node wants it."""
+NOT_FOUND: Final = 127
+"""As a shell has it: an image has no such program."""
 HELD_BYTES: Final = 1 << 20
 LAST_BYTES: Final = 8 * 1024
 """Of what is over the limit, the end is kept: it holds the error message."""
@@ -62,6 +64,7 @@ _OURS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _IGNORED: Final = (signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGTSTP, signal.SIGPIPE)
 _NAMES: Final = ("stdout", "stderr")
 _NEWLINE: Final = 0x0A
+_SHELL: Final = ("/bin/sh", "-c", 'cd "$1" && shift && exec "$@"')
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 
@@ -412,23 +415,24 @@ def _spawn(folder: str, program: Sequence[str], writers: Sequence[int], left_ope
     """Start a program, which comes after the folder that it runs in; it inherits one descriptor more."""
     own = {name: value for name, value in os.environb.items() if name != b"LC_CTYPE"}  # Python's own doing
     env = {name.removeprefix(HIDDEN.encode()): value for name, value in own.items()}
-    shell = ["/bin/sh", "-c", 'cd "$1" && shift && exec "$@"', folder, *program]
+    shell = [*_SHELL, folder, *program]
     for writer in writers:
         with contextlib.suppress(OSError):
             fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, _READ_BYTES)
     if os.path.exists(os.path.join(folder, "confinement")):
-        return _spawn_confined(folder, shell, env, writers, left_open)
+        return _spawn_confined(folder, program, env, writers, left_open)
     actions = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(writers, 1)]
     return os.posix_spawn(shell[0], shell, env, file_actions=actions, setsigmask=(), setsigdef=_catchable())
 
 
 def _spawn_confined(
-    folder: str, shell: list[str], env: dict[bytes, bytes], writers: Sequence[int], left_open: int
+    folder: str, program: Sequence[str], env: dict[bytes, bytes], writers: Sequence[int], left_open: int
 ) -> int:
     confinement = _load_beside("confinement")
     pid = os.fork()
     if pid:
         return pid
+    status = NOT_CONFINED
     try:
         for number, fd in enumerate(writers, 1):
             os.dup2(fd, number)
@@ -441,13 +445,17 @@ def _spawn_confined(
             signal.signal(signum, signal.SIG_IGN)  # they are the program's; for it, the wrapper ends with a reset
         confined.enter(env)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        command = [*confined.wrapper, *shell]
+        if confined.namespace:
+            confinement.run_in_container(program[0], program[1:], env)
+        command = [*confined.wrapper, *_SHELL, folder, *program]
         os.execve(command[0], command, env)  # noqa: S606 - what the shim is for
     except BaseException as error:  # whatever it is: this is a child of the shim, and must not go on as one
+        if isinstance(error, confinement.ProgramNotFound):
+            status = NOT_FOUND
         with contextlib.suppress(OSError):
             os.write(2, f"penstock: the job was not started: {error}\n".encode(errors="replace"))
     finally:
-        os._exit(NOT_CONFINED)
+        os._exit(status)
 
 
 def _load_beside(name: str) -> ModuleType:
