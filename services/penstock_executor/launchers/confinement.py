@@ -24,6 +24,7 @@ import os
 import platform
 import resource
 import stat
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
@@ -45,6 +46,10 @@ _NO_SET_ID_NO_DEVICES: Final = 0x2 | 0x4
 _DROP_FROM_BOUND: Final = 24
 _KEPT_BY_ROOT: Final = frozenset({0, 1, 3, 4, 5, 6, 7, 8, 10, 13, 18, 29, 31})
 """What root may do in a container: as Docker has it, without the making of devices."""
+_NEW_USERS: Final = 0x10000000
+_OWNING_USERS: Final = 0xB701
+IS_ENTERED: Final = "."
+"""In place of a namespace in which the process is already."""
 HOLD: Final = "/.penstock-hold"
 """The program that keeps a container there; no other has it."""
 _KEYCTL: Final = {"x86_64": 250, "aarch64": 219}.get(platform.machine())
@@ -113,9 +118,8 @@ class Confinement(NamedTuple):
         ConfinementError
             If that is impossible; the program must not run then.
         """
-        if self.cgroup:
-            _try("enter the control group", lambda: _write(os.path.join(self.cgroup, "cgroup.procs"), b"0"))
-        if self.namespace:
+        self.enter_cgroup()
+        if self.namespace and self.namespace != IS_ENTERED:
             self._enter_container()
         elif self.tmp and not (self.uid >= 0 and self._replace_tmp()):
             env.setdefault(b"TMPDIR", os.fsencode(self.tmp))
@@ -136,6 +140,11 @@ class Confinement(NamedTuple):
         os.setresuid(self.uid, self.uid, self.uid)
         if {*os.getresuid()} != {self.uid} or {*os.getresgid()} != {self.gid}:
             raise OSError(0, "the kernel has changed nothing")
+
+    def enter_cgroup(self) -> None:
+        """Enter its control group, if it has one."""
+        if self.cgroup:
+            _try("enter the control group", lambda: _write(os.path.join(self.cgroup, "cgroup.procs"), b"0"))
 
     def _enter_container(self) -> None:
         """Enter the container's files, with the folders of the host that the process needs."""
@@ -197,6 +206,35 @@ class Confinement(NamedTuple):
         return True
 
 
+def enter_beside(folder: str, pid: int, env: dict[bytes, bytes]) -> None:
+    """
+    Confine this process as one that runs already, with whose files, limits and user it goes on.
+
+    Parameters
+    ----------
+    folder : str
+        That process's own, where its :class:`Confinement` is.
+    pid : int
+        Of the program, not of its shim.
+    env : dict of bytes to bytes
+        As in :meth:`Confinement.enter`.
+
+    Raises
+    ------
+    ConfinementError
+        If that is impossible.
+    """
+    confined = read(folder) or Confinement(new_privileges=True)
+    confined.enter_cgroup()  # which is not seen from within a container
+    if os.readlink(f"/proc/{pid}/ns/mnt") != os.readlink("/proc/self/ns/mnt"):
+        handle = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+        if os.geteuid() != 0:  # whose own it is, within a namespace of users
+            owner = _libc.ioctl(handle, _OWNING_USERS, 0)
+            _try("enter its namespace of users", lambda: _checked(_libc.setns(owner, _NEW_USERS)))
+        _try(f"enter the files of process {pid}", lambda: _checked(_libc.setns(handle, _NEW_MOUNTS)))
+    confined._replace(tmp="", cgroup="", namespace=confined.namespace and IS_ENTERED).enter(env)
+
+
 class ConfinementError(Exception):
     """A process of a job cannot be confined as it has to be; the message says at what."""
 
@@ -214,9 +252,9 @@ def read(folder: str) -> Confinement | None:
         return None
 
 
-def run_in_container(cwd: str, program: Sequence[str], env: Mapping[bytes, bytes]) -> None:
+def become(cwd: str, program: Sequence[str], env: Mapping[bytes, bytes]) -> None:
     """
-    Become a program within a container, in which there may be no shell.
+    Become a program in a folder, where there may be no shell.
 
     Raises
     ------
@@ -235,8 +273,7 @@ def run_in_container(cwd: str, program: Sequence[str], env: Mapping[bytes, bytes
     except OSError as error:
         where = os.fsdecode(env.get(b"PATH", b""))
         raise ProgramNotFound(
-            f"program {program[0]!r} cannot be run in the image: {error.strerror}; looked in {cwd} and PATH ({where}); "
-            "the image's own entry point and command are not run"
+            f"program {program[0]!r} cannot be run: {error.strerror}; looked in {cwd} and PATH ({where})"
         ) from error
 
 
@@ -348,3 +385,21 @@ def _leave_keyring() -> None:
     """Begin with a keyring of its own: that of the executor's login may hold what opens its files and hosts."""
     if _KEYCTL is not None:
         _libc.syscall(_KEYCTL, _JOIN_SESSION_KEYRING, None)  # where there are no keyrings, there is nothing to leave
+
+
+def _run_beside(folder: str, pid: str, cwd: str, *program: str) -> None:
+    """Run a program with the variables, files, limits and user of a process that runs; for :mod:`process_launcher`."""
+    with open(f"/proc/{pid}/environ", "rb") as file:
+        pairs = (pair.partition(b"=") for pair in file.read().split(b"\0"))
+        env = {name: value for name, _, value in pairs if name}
+    env |= {name: os.environb[name] for name in (b"TERM", b"COLORTERM") if name in os.environb}
+    enter_beside(folder, int(pid), env)
+    become(cwd, program, env)
+
+
+if __name__ == "__main__":
+    try:
+        _run_beside(*sys.argv[1:])
+    except (ConfinementError, OSError) as problem:
+        sys.stderr.write(f"penstock: {problem}\n")
+        sys.exit(127 if isinstance(problem, ProgramNotFound) else 126)

@@ -22,7 +22,6 @@ import contextlib
 import hashlib
 import os
 import platform
-import resource
 import shutil
 import socket
 import struct
@@ -155,6 +154,11 @@ def _silent_daemon() -> str:
     return ""
 
 
+def mark_of(data: Path) -> str:
+    """Return by what the containers of an executor's folder are known."""
+    return hashlib.sha256(os.fsencode(data.absolute())).hexdigest()[:12]
+
+
 class RunContainers:
     """
     The containers of this node's runs: made before their processes start, removed after these have ended.
@@ -182,9 +186,10 @@ class RunContainers:
         pull_s: float = 1800.0,
     ) -> None:
         self.runtimes, self._data = runtimes, data
-        self._mark = hashlib.sha256(os.fsencode(data)).hexdigest()[:12]
+        self._mark = mark_of(data)
         self._spawn, self._found, self._warn, self._pull_s = spawn, found, warn, pull_s
         self._known: dict[Key, Container | ImageRefused | None] = {}
+        self._adopted: set[Key] = set()
         self._made: dict[Key, ContainerRuntime] = {}
         self._tasks: dict[Key, asyncio.Task[None]] = {}
 
@@ -203,6 +208,7 @@ class RunContainers:
     def release(self, key: Key) -> None:
         """Remove the container of a run that has ended, if it has one; what is on its way ends."""
         self._known.pop(key, None)
+        self._adopted.discard(key)
         task, engine = self._tasks.pop(key, None), self._made.pop(key, None)
         if task is not None:
             task.cancel()
@@ -221,6 +227,7 @@ class RunContainers:
 
     async def sweep(self, alive: Collection[Key]) -> None:
         """Remove what earlier executors of this node have left, but for runs that go on."""
+        self._adopted = {*alive}
         used = (self._data / _HOLD_FILE).exists()  # else no container was ever made here
         for engine in self.runtimes.names if used else ():
             if engine not in _ENGINES:
@@ -231,8 +238,8 @@ class RunContainers:
             except ImageRefused as error:
                 _log.warning("containers_not_swept", engine=engine, error=str(error))
                 continue
-            kept = {self._name(key): key for key in alive}
             for name in names:
+                kept = {self._name(key): key for key in self._adopted}  # less what has ended meanwhile
                 if name in kept:
                     self._made[kept[name]] = engine
                 elif name not in map(self._name, self._known):
@@ -331,8 +338,9 @@ def _run_command(
     engine: ContainerRuntime, image: str, devices: Iterable[Device], *, hold: str, name: str, mark: str
 ) -> tuple[str, ...]:
     """Return the command line that makes a container in which nothing runs but the program that waits."""
-    files, tasks = resource.getrlimit(resource.RLIMIT_NOFILE), resource.getrlimit(resource.RLIMIT_NPROC)
-    limits = (f"nofile={files[0]}:{files[1]}", f"nproc={tasks[0]}:{tasks[1]}") if engine == "podman" else ()
+    limits = (
+        ("nofile=1024:1024", "nproc=1024:1024") if engine == "podman" else ()
+    )  # its own may be more than it may set
     return (
         *(engine, "run", "--detach", "--pull", "never", "--name", name, "--label", f"{LABEL}={mark}"),
         *("--network", "host", "--pid", "host", "--ipc", "host", "--uts", "host", "--userns", "host"),

@@ -446,7 +446,7 @@ def _spawn_confined(
         confined.enter(env)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         if confined.namespace:
-            confinement.run_in_container(program[0], program[1:], env)
+            confinement.become(program[0], program[1:], env)
         command = [*confined.wrapper, *_SHELL, folder, *program]
         os.execve(command[0], command, env)  # noqa: S606 - what the shim is for
     except BaseException as error:  # whatever it is: this is a child of the shim, and must not go on as one
