@@ -28,16 +28,17 @@ def fill(spec: JobSpec, environ: Mapping[str, str] = os.environ, *, is_known: bo
     Return the job with user, absolute working directory, script digest and environment filled in where they are empty.
 
     Variables that the job sets itself win over those of the shell. Where the server knows who submits (``is_known``),
-    the user is left to the gateway.
+    the user is left to the gateway. A job with an image gets none of the shell's: its paths are not those of the image.
     """
     cwd = absolute(spec.cwd or ".")
+    exported = {} if spec.image else {name: environ[name] for name in EXPORTED if name in environ}
     return msgspec.structs.replace(
         spec,
         user=spec.user or ("" if is_known else user_name()),
         cwd=cwd,
         digest=spec.digest or digest(spec.command, Path(cwd)),
         opaque=spec.opaque or is_opaque(spec.command, Path(cwd)),
-        env={name: environ[name] for name in EXPORTED if name in environ} | spec.env,
+        env=exported | spec.env,
     )
 
 

@@ -84,6 +84,7 @@ Cause = Literal[
     "later_place",  # the matching has it wait for a better device
     "host_cpus",  # devices for it are idle, but their host has too few processors left
     "host_memory",  # devices for it are idle, but their host has too little memory left
+    "image",  # devices for it are idle, but on nodes that cannot run its image
     "order",  # devices for it are idle, but those before it come first
     "fairness",  # its user has had more than others whose jobs wait
     "profiling",  # its speeds are being measured
@@ -94,7 +95,9 @@ Cause = Literal[
     "dependency",  # it waits for other jobs or sweeps, as its specification says
     "begin",  # its specification says that it is not to begin yet
 ]
-FOR_DEVICES: Final = frozenset({"capacity", "gang", "host_cpus", "host_memory", "later_place", "order", "fairness"})
+FOR_DEVICES: Final = frozenset(
+    {"capacity", "gang", "host_cpus", "host_memory", "image", "later_place", "order", "fairness"}
+)
 """Causes of jobs that wait for devices, and for nothing else."""
 
 

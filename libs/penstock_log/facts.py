@@ -384,6 +384,8 @@ class NodeJoined(Event, frozen=True, kw_only=True, tag="node.joined.v2"):
         Memory of the host that jobs may use; 0: not known, so no job waits for want of it.
     held_by : {"", "cgroup", "rlimit"}
         How the executor enforces their share of it; empty: it does not.
+    containers : tuple of str
+        What runs the images of jobs here; empty: nothing, so no job with an image comes here.
     """
 
     node_id: str
@@ -394,6 +396,7 @@ class NodeJoined(Event, frozen=True, kw_only=True, tag="node.joined.v2"):
     cpus: float = 0.0
     host_memory_bytes: int = 0
     held_by: Literal["", "cgroup", "rlimit"] = ""
+    containers: tuple[str, ...] = ()
 
 
 class NodeLeft(Event, frozen=True, kw_only=True, tag="node.left.v1"):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final, assert_never
 
 import msgspec
+import structlog
 
 from penstock_bus.addresses import reachable_address
 from penstock_bus.follower import FoldFollower, background, until_available
@@ -34,6 +35,7 @@ from penstock_executor.fence import HeardPage
 from penstock_executor.health_watch import HealthWatch
 from penstock_executor.idle_watch import IdleWatch, RunActivity
 from penstock_executor.launchers import LAUNCHERS, environment, sandbox
+from penstock_executor.launchers.containers import ContainerRuntimes, RunContainers
 from penstock_executor.launchers.launcher import LaunchedProcess
 from penstock_executor.memory_limits import MemoryLimits
 from penstock_executor.name_claim import NameClaim
@@ -79,6 +81,7 @@ DRIVER_PATIENCE_S: Final = 3.0
 IDLE_LOOK_S: Final = 5.0
 """The longest pause between two looks at whether runs do anything."""
 _NOBODY: Final = 65_534
+_log: Final = structlog.get_logger("penstock.executor")
 
 
 async def run(shell: Shell, settings: ExecutorSettings) -> None:
@@ -96,6 +99,7 @@ async def run(shell: Shell, settings: ExecutorSettings) -> None:
             _let_users_in(settings, data)
         if settings.sandbox != "none":
             await _try_sandbox(settings.identities(node_id))
+        runtimes = await _container_runtimes(settings, settings.identities(node_id))
         found, capacity = survey(settings.devices), _capacity(settings)
         live = FoldFollower(
             shell.bus,
@@ -107,7 +111,15 @@ async def run(shell: Shell, settings: ExecutorSettings) -> None:
             await live.caught_up()
             async with asyncio.TaskGroup() as tasks:
                 await Executor(
-                    shell, settings, live, tasks, data=data, node_id=node_id, found=found, capacity=capacity
+                    shell,
+                    settings,
+                    live,
+                    tasks,
+                    data=data,
+                    node_id=node_id,
+                    found=found,
+                    capacity=capacity,
+                    runtimes=runtimes,
                 ).work()
             await live.save_snapshot()
 
@@ -126,6 +138,7 @@ class Executor:
         node_id: str,
         found: DeviceSurvey,
         capacity: HostCapacity,
+        runtimes: ContainerRuntimes,
     ) -> None:
         self.shell, self.settings, self.live, self.tasks = shell, settings, live, tasks
         self.page = HeardPage(data / "heard")
@@ -162,7 +175,15 @@ class Executor:
             wake=self.wake,
         )
         self.behind = self._write_behind()
-        self.identities = IdentityLookups(self.rule, self._spawn, self._on_identity)
+        self.identities = IdentityLookups(self.rule, self._spawn, self._may_start)
+        self.containers = RunContainers(
+            runtimes,
+            data,
+            spawn=self._spawn,
+            found=self._may_start,
+            warn=self.host.warn,
+            pull_s=settings.image_pull_s,
+        )
         self.watched: dict[Place, int] = {}
         self.postponed: dict[Key, float] = {}
         self.removed = set(live.state.finished)
@@ -244,6 +265,7 @@ class Executor:
             for place in self.ended:
                 self._spawn(self._conclude(place))
             self._recall()
+            self._spawn(self.containers.sweep({key for key, run in self.host.runs.items() if run.alive}))
             self.host.checkpoints.enter()
             telemetry = self.telemetry
             async with (
@@ -277,6 +299,7 @@ class Executor:
             self.sharing.tidy(self._is_wanted)
             self.resumes.tidy(self._is_wanted, self.host.runs)
             self.identities.tidy(self._is_wanted, self.host.runs)
+            self.containers.tidy(self._is_wanted, self.host.runs)
             observed = self._observed()
             limit_s = self.settings.sample_limit_s
             plan = machine.decide(self.live.state, self.node_id, observed, self.shell.now_s(), limit_s)
@@ -292,6 +315,7 @@ class Executor:
                 async with asyncio.timeout(wait_s):
                     await self.live.changed.wait()
         self.resumes.cancel()
+        self.containers.close({key for key, run in self.host.runs.items() if run.alive})
 
     def _observed(self) -> NodeObservation:
         return NodeObservation(
@@ -325,6 +349,7 @@ class Executor:
                 self._report_start_or_end(action.fact)
             case machine.RemoveRun():
                 host.clean(action.key)
+                self.containers.release(action.key)
                 self.appender.forget(action.job_id)
             case machine.AnnounceNode():
                 await self._announce()
@@ -375,12 +400,22 @@ class Executor:
     def _start(self, job_id: str) -> None:
         job = self.live.state.jobs[job_id]
         key, log = (job_id, job.epoch), self.shell.log.bind(job_id=job_id, epoch=job.epoch)
+        container = None
+        if job.spec.image:
+            devices = [
+                device for device in self.host.site.devices if device.index in machine.devices_of(job, self.node_id)
+            ]
+            container = self.containers.prepare(key, job.spec.image, devices)
+            if container is None:
+                self.postponed[key] = self.shell.now_s() + RETRY_S
+                return
         identity = self.identities.take(key, job.spec.user)
         if identity is None:
             self.postponed[key] = self.shell.now_s() + RETRY_S
             return
         try:
-            started = self.host.start(job, self.live.state.cluster, self.resumes.found.get(key), identity)
+            found = self.resumes.found.get(key)
+            started = self.host.start(job, self.live.state.cluster, found, identity, container)
         except DiskFull as error:
             if key not in self.postponed:
                 log.warning("run_postponed", reason=str(error))
@@ -394,7 +429,7 @@ class Executor:
         else:
             log.info("run_started", devices=started.devices, ranks=sorted(started.ranks))
 
-    def _on_identity(self, key: Key) -> None:
+    def _may_start(self, key: Key) -> None:
         self.postponed.pop(key, None)
         self.wake()
 
@@ -430,6 +465,7 @@ class Executor:
             cpus=self.capacity.cpus,
             host_memory_bytes=self.capacity.memory_bytes,
             held_by=self.host.limits.enforcer.name,
+            containers=self.containers.runtimes.names,
             at_s=self.shell.now_s(),
         )
         await self.appender.append_node(joined)
@@ -780,6 +816,25 @@ async def _try_sandbox(rule: IdentityRule) -> None:
     """
     if why := await asyncio.to_thread(sandbox.problem, _NOBODY if rule.switches else None):
         raise ExecutorError(f'sandbox = "bubblewrap": {why}')
+
+
+async def _container_runtimes(settings: ExecutorSettings, rule: IdentityRule) -> ContainerRuntimes:
+    """
+    Return what runs the images of jobs on this node.
+
+    Raises
+    ------
+    ExecutorError
+        If the settings name something that does not.
+    """
+    found = await asyncio.to_thread(ContainerRuntimes.survey, settings.containers, _NOBODY if rule.switches else None)
+    if settings.containers in found.reasons:
+        raise ExecutorError(
+            f'containers = "{settings.containers}": {found.reasons[settings.containers]}; or set containers = "none"'
+        )
+    if found.reasons:
+        _log.info("containers_not_used", **found.reasons)
+    return found
 
 
 def _capacity(settings: ExecutorSettings) -> HostCapacity:

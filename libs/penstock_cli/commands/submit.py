@@ -185,6 +185,12 @@ class JobOptions(CommandOptions, frozen=True):
     sharers: Annotated[int | None, Option("--sharers", min=0, max=1000, help="Most jobs on its device, of a lane.")] = (
         None
     )
+    image: Annotated[
+        str,
+        Option(
+            "--image", help="Run in this image: a name such as pytorch/pytorch:2.4.0, or the path of a folder or .sif."
+        ),
+    ] = ""
     cwd: Annotated[str, Option("--cwd", "-D", help="Working directory; by default this one.")] = ""
 
     def given(self, command: Sequence[str]) -> dict[str, Any]:
@@ -199,6 +205,7 @@ class JobOptions(CommandOptions, frozen=True):
             "profile": self.profile,
             "pool": self.pool,
             "cwd": submission.absolute(self.cwd) if self.cwd else "",
+            "image": value_formats.image(self.image) if self.image else "",
             "retries": self.retries,
             "kinds": value_formats.words(self.kind or []),
             "memory_bytes": value_formats.size(self.memory) if self.memory else None,

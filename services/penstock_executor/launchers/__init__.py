@@ -13,6 +13,8 @@ In reading order:
 * ``fence_keeper``: What stops a run in time; loaded by the shim.
 * ``confinement``: What a process gives up before its program begins.
 * ``sandbox``: The command line of bubblewrap around a program.
+* ``containers``: Containers of runs: what gives the processes of a job the files of its image.
+* ``image_folder``: The command lines of bubblewrap and Apptainer for a job's image.
 """
 
 from collections.abc import Callable

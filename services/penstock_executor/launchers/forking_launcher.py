@@ -98,6 +98,10 @@ class ForkingLauncher:
         """Return the process that an earlier executor started in a folder, if it still lives."""
         return process_launcher.adopt(folder)
 
+    def entry(self, process: ShimProcess, folder: Path, cwd: str) -> tuple[str, ...]:
+        """Return what comes before a command line that is to run beside a process."""
+        return process_launcher.entry(process, folder, cwd)
+
     def exit_fd(self, process: ShimProcess) -> int:
         """Return a descriptor that becomes readable when the process ends."""
         return process_launcher.exit_fd(process)
