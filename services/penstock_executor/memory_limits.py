@@ -158,6 +158,12 @@ class MemoryLimits:
         most_bytes = HOST_LEAST_BYTES + sum(self._devices[index].memory_bytes for index in devices)
         return self.enforcer.command(_name(key, rank), argv, cap_bytes, most_bytes)
 
+    def beside(self, key: Key, rank: int, devices: Sequence[int], argv: Sequence[str]) -> list[str]:
+        """Return the command line that holds a command to the cap of the process beside which it runs."""
+        capped = self._on_host(key, devices) or key in self.hosted
+        in_group = not capped or self.enforcer.name == "cgroup"  # which it enters, as the process did
+        return list(argv) if in_group else self.command(key, rank, devices, argv)
+
     def group(self, key: Key, rank: int, devices: Sequence[int]) -> str:
         """
         Return the control group that a process has to enter, after :meth:`command`; empty where it has none.
