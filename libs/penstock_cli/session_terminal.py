@@ -192,28 +192,33 @@ class EscapeKeys:
 @contextlib.contextmanager
 def raw_mode() -> Iterator[None]:
     """Have the terminal pass on every key as it is typed, while open; a TERM or HUP restores it too."""
-    before, loop, main = termios.tcgetattr(0), asyncio.get_running_loop(), asyncio.current_task()
-    ended: list[int] = []
+    before = termios.tcgetattr(0)
+    with ended_in_order():
+        tty.setraw(0, termios.TCSADRAIN)  # what was typed ahead is the command's
+        try:
+            yield
+        finally:
+            with contextlib.suppress(termios.error):  # it was hung up
+                termios.tcsetattr(0, termios.TCSADRAIN, before)
+
+
+@contextlib.contextmanager
+def ended_in_order() -> Iterator[None]:
+    """Have a TERM or HUP end the present task as Ctrl-C does, while open, and leave with the signal's exit code."""
+    main, ended = asyncio.current_task(), list[int]()
 
     def end(signum: int) -> None:
         ended.append(signum)
         if main is not None:
             main.cancel()
 
-    for signum in (signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(signum, end, signum)
-    tty.setraw(0, termios.TCSADRAIN)  # what was typed ahead is the command's
-    try:
-        yield
-    except asyncio.CancelledError:
-        if not ended:
-            raise
-        raise SystemExit(128 + ended[0]) from None
-    finally:
-        with contextlib.suppress(termios.error):  # it was hung up
-            termios.tcsetattr(0, termios.TCSADRAIN, before)
-        for signum in (signal.SIGTERM, signal.SIGHUP):
-            loop.remove_signal_handler(signum)
+    with _handling([signal.SIGTERM, signal.SIGHUP], end):
+        try:
+            yield
+        except asyncio.CancelledError:
+            if not ended:
+                raise
+            raise SystemExit(128 + ended[0]) from None
 
 
 @contextlib.contextmanager

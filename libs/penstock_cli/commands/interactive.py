@@ -159,13 +159,17 @@ async def visit(
 
 async def _shell(client: Client, spec: JobSpec, argv: Sequence[str], *, strict: bool, has_terminal: bool) -> int:
     """Submit the job of a shell, enter it once it runs, and see to it that it ends."""
+    from penstock_cli import session_terminal
+
     answer = await client.submit(spec, strict=strict)
     for warning in answer.warnings:
         tell(warning)
     tell(f"{answer.id} submitted")
     is_over = False
     try:
-        if not await _started(client, answer.id, answer.seq):
+        with session_terminal.ended_in_order():
+            has_started = await _started(client, answer.id, answer.seq)
+        if not has_started:
             is_over = True
             job = (await client.job(answer.id)).job
             tell(f"{answer.id} has ended before the shell could be opened: {job.reason or job.state}")

@@ -6,6 +6,9 @@ In reading order:
 * ``launcher``: Port of launchers; ``LAUNCHERS`` here has them by name.
 * ``environment``: Ranks and environment of a run's processes.
 * ``process_launcher``: The process launcher.
+* ``forking_launcher``: The launcher of executors, which forks instead.
+* ``fork_client``: The executor's side of a fork server.
+* ``fork_server``: The program that forks shims.
 * ``shim``: The program around each process.
 * ``fence_keeper``: What stops a run in time; loaded by the shim.
 * ``session_keeper``: What runs a command beside the program, for somebody who has entered the job.
@@ -16,11 +19,11 @@ In reading order:
 from collections.abc import Callable
 from typing import Any, Final
 
-from penstock_executor.launchers import process_launcher
+from penstock_executor.launchers.forking_launcher import ForkingLauncher
 from penstock_executor.launchers.launcher import Launcher
 from penstock_executor.settings import ExecutorSettings, LauncherName
 
 LAUNCHERS: Final[dict[LauncherName, Callable[[ExecutorSettings], Launcher[Any]]]] = {
-    "process": lambda settings: process_launcher,  # noqa: ARG005 - others have settings
+    "process": lambda settings: ForkingLauncher(),  # noqa: ARG005 - others have settings
 }
 """Makers of launchers, by the name that ``launcher`` in the executor's settings gives them."""

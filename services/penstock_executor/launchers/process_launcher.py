@@ -78,16 +78,12 @@ def start(
     fence: RunFence | None = None,
 ) -> ShimProcess:
     """Start a program in its own session; see :meth:`Launcher.start`."""
-    keep = keep or OutputLimits(folder)
-    for name in ("stdout", "stderr"):
-        os.close(os.open(keep.folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600))
+    *words, argv, own = order(folder, argv, env, cwd, keep, fence=fence)
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-    limits = "" if fence is None else f"{fence.hold_s}:{fence.end_s}:{fence.keep_s}:{fence.page}"
-    argv = [str(folder), str(keep.folder), f"{keep.limit_bytes}:{keep.room_s}", limits, cwd, *argv]
     pid = os.posix_spawn(
         sys.executable,
-        [sys.executable, "-I", "-S", _SHIM, *argv],
-        {_hidden(name): value for name, value in env.items()} | {AgentEnv.PROCESS: str(folder)},
+        [sys.executable, "-I", "-S", _SHIM, *words, *argv],
+        {_hidden(os.fsdecode(name)): os.fsdecode(value) for name, value in own.items()},
         file_actions=[
             (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
             (os.POSIX_SPAWN_OPEN, 1, str(folder / "shim.log"), flags, 0o600),
@@ -96,6 +92,30 @@ def start(
         setsid=True,
         setsigmask=_BLOCKED,
     )
+    return noted(folder, pid)
+
+
+def order(
+    folder: Path,
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    cwd: str,
+    keep: OutputLimits | None = None,
+    *,
+    fence: RunFence | None = None,
+) -> shim.Order:
+    """Return what a shim is told, and make the files for the output; the arguments are :meth:`Launcher.start`'s."""
+    keep = keep or OutputLimits(folder)
+    for name in ("stdout", "stderr"):
+        os.close(os.open(keep.folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600))
+    limits = "" if fence is None else f"{fence.hold_s}:{fence.end_s}:{fence.keep_s}:{fence.page}"
+    own = {os.fsencode(name): os.fsencode(value) for name, value in {**env, AgentEnv.PROCESS: str(folder)}.items()}
+    limit = f"{keep.limit_bytes}:{keep.room_s}"
+    return shim.Order(str(folder), str(keep.folder), limit, limits, cwd, tuple(argv), own)
+
+
+def noted(folder: Path, pid: int) -> ShimProcess:
+    """Note a shim that has just been started in its folder, and return it."""
     stat = _stat(pid)
     with contextlib.suppress(OSError), (folder / "pid").open("x") as file:
         file.write(stat)
