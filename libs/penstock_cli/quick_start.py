@@ -23,6 +23,7 @@ MODULE_OF: Final = {
         ("commands.acts", "cancel hold release extend"),
         ("commands.jobs", "logs"),
         ("commands.interactive", "exec shell attach"),
+        ("commands.transfers", "port-forward cp"),
         ("commands.top", "top"),
         ("commands.policies", "profile"),
         ("commands.sweeps", "tune sweep"),
