@@ -91,6 +91,8 @@ class NodeSession:
         Who has opened it, as the server knows them.
     heard_s : float
         When the client was last heard.
+    leader : int
+        The command, where it leads a session of the kernel's; 0 otherwise.
     over : asyncio.Event
         Set when it has ended; then ``status`` says how.
     """
@@ -100,6 +102,7 @@ class NodeSession:
         self.status, self.over = SessionStatus(), asyncio.Event()
         self.outgoing: dict[int, OutgoingStream] = {}
         self.incoming: dict[int, IncomingStream] = {}
+        self.leader = 0
         self._control: socket.socket | None = None
         self._master = -1
         self._said = b""
@@ -153,10 +156,13 @@ class NodeSession:
             return
         except OSError:
             said = b""
-        self._said += said
-        if self._said.endswith(b"\n"):
-            self._conclude(SessionStatus(ended=True, exit_code=int(self._said)))
-        elif not said:
+        *lines, self._said = (self._said + said).split(b"\n")
+        for line in lines:
+            if line.startswith(b"@"):
+                self.leader = int(line[1:])
+            else:
+                self._conclude(SessionStatus(ended=True, exit_code=int(line)))
+        if not said:
             self._conclude(SessionStatus(ended=True, reason=ended()))
 
     def _conclude(self, status: SessionStatus) -> None:
@@ -186,6 +192,14 @@ class JobSessions:
         self._sessions: dict[str, NodeSession] = {}
         self._used: dict[str, float] = {}
         """Session → when it was opened: none is opened twice."""
+
+    def leaders(self) -> dict[Place, list[int]]:
+        """Return the sessions, as the kernel knows them, of commands that lead one: those with a terminal."""
+        found: dict[Place, list[int]] = {}
+        for session in self._sessions.values():
+            if session.leader and not session.over.is_set():
+                found.setdefault(session.place, []).append(session.leader)
+        return found
 
     @property
     def open(self) -> int:

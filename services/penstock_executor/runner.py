@@ -551,7 +551,8 @@ class Executor:
     async def _look_after_host(self) -> None:
         while True:
             await asyncio.sleep(HOST_LOOK_S)
-            over = await asyncio.to_thread(self.host.limits.over_host, self.host.places())  # a walk through their pages
+            places, beside = self.host.places(), self.sessions.leaders()
+            over = await asyncio.to_thread(self.host.limits.over_host, places, beside)  # a walk through their pages
             self.host.end_over_memory(over)
 
     async def _sample_devices(self) -> None:
