@@ -8,7 +8,7 @@ import math
 import os
 import shutil
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -469,6 +469,11 @@ class ProcessHost:
         """Return the session of a process; 0 if it is gone."""
         process = self._processes.get(place)
         return 0 if process is None else process.pid
+
+    def limited(self, place: Place, argv: Sequence[str]) -> list[str]:
+        """Return the command line that holds a command to the limits of the process beside which it is to run."""
+        key, index = place
+        return self.limits.beside(key, index, self.runs[key].devices_of[index], argv)
 
     def exit_code(self, place: Place) -> int | None:
         """Return the exit status of a process that has just ended, if it left one."""

@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import os
 import uuid
-from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, Final, assert_never
 
@@ -34,6 +34,7 @@ from penstock_executor.fact_outbox import FactAppender
 from penstock_executor.fence import HeardPage
 from penstock_executor.health_watch import HealthWatch
 from penstock_executor.idle_watch import IdleWatch, RunActivity
+from penstock_executor.job_sessions import JobSessions
 from penstock_executor.launchers import LAUNCHERS, environment, sandbox
 from penstock_executor.launchers.containers import ContainerRuntimes, RunContainers
 from penstock_executor.launchers.launcher import LaunchedProcess
@@ -156,6 +157,9 @@ class Executor:
         alive = shell.metrics.gauge("penstock_node_runs", "Runs whose processes live on the node.")
         alive.follow(lambda: sum(run.alive for run in self.host.runs.values()))
         self.host = self._process_host(data)
+        self.sessions = JobSessions(shell.bus, self.host, shell.monotonic)
+        entered = shell.metrics.gauge("penstock_node_sessions", "Sessions of people in jobs on the node.")
+        entered.follow(lambda: self.sessions.open)
         self.telemetry = RunTelemetry(shell, settings, self.host, lambda: self.incarnation, self.giving_up)
         limits = CopyLimits(largest_bytes=settings.checkpoint_copy_bytes, longest_s=settings.checkpoint_copy_s)
         self.resumes = PendingResumes(
@@ -270,6 +274,7 @@ class Executor:
             telemetry = self.telemetry
             async with (
                 self._serving(),
+                self._letting_in(),
                 serving(self.shell.bus, self._checkpoint_folders(), self.node_id),
                 background(
                     telemetry.publish_heartbeats(),
@@ -284,6 +289,7 @@ class Executor:
                     self._until_stopping(),
                     self._save(),
                     self._expire_output(),
+                    self.sessions.look(),
                 ),
             ):
                 await self._reconcile()
@@ -581,7 +587,8 @@ class Executor:
     async def _look_after_host(self) -> None:
         while True:
             await asyncio.sleep(HOST_LOOK_S)
-            over = await asyncio.to_thread(self.host.limits.over_host, self.host.places())  # a walk through their pages
+            places, beside = self.host.places(), self.sessions.leaders()
+            over = await asyncio.to_thread(self.host.limits.over_host, places, beside)  # a walk through their pages
             self.host.end_over_memory(over)
 
     async def _sample_devices(self) -> None:
@@ -736,6 +743,17 @@ class Executor:
         subject = subjects.output(self.node_id)
         endpoint = Endpoint(name="output", subject=subject, handler=self.host.outputs.answer)
         return self.shell.bus.serve(f"penstock-output-{self.node_id}", VERSION, [endpoint])
+
+    @asynccontextmanager
+    async def _letting_in(self) -> AsyncIterator[None]:
+        """Answer those who enter jobs; at the end, their sessions do too."""
+        subject = subjects.session(self.node_id)
+        endpoint = Endpoint(name="session", subject=subject, handler=self.sessions.answer, concurrent=True)
+        async with self.shell.bus.serve(f"penstock-session-{self.node_id}", VERSION, [endpoint]):
+            try:
+                yield
+            finally:
+                self.sessions.close()
 
     def _recall(self) -> None:
         """Note for adopted runs which facts the log has already, and which devices they share."""

@@ -94,9 +94,11 @@ _SERVICES: Final = "$SRV.>"
 _REPLIES: Final = "_R_.>"
 """Where the server takes answers to people, on their way over the border."""
 
+_SESSIONS: Final = (subjects.SESSIONS, subjects.by_anybody(subjects.SESSIONS))
+"""What those say who enter jobs: to the executors alone."""
 _OF_JOBS: Final = tuple(
     subjects.command(name)
-    for name in ("submit", "submit_all", "tune", "cancel", "hold", "release", "extend", "bulk", "cancel_sweep")
+    for name in ("submit", "submit_all", "tune", "cancel", "hold", "release", "extend", "enter", "bulk", "cancel_sweep")
 )
 """What extensions may command, in the name of users: nothing about people, nodes and policies."""
 _MORE: Final[dict[str, list[str]]] = {
@@ -142,7 +144,8 @@ _MORE: Final[dict[str, list[str]]] = {
 
 def exports() -> list[Export]:
     """Return what the services' account lets people's accounts ask for and listen to."""
-    asked = [Export(subject=subjects.by_anybody(subject), answers="Stream") for subject in (*_ASKED, *_relayed())]
+    by_name = (*_ASKED, subjects.SESSIONS, *_relayed())
+    asked = [Export(subject=subjects.by_anybody(subject), answers="Stream") for subject in by_name]
     direct = [Export(subject=subject, answers="Stream") for subject in (*_gets(), subjects.OUTPUTS, _SERVICES)]
     signs = [subjects.sign(subject) for subject in _STORED]
     return [*asked, *direct, *(Export(subject=subject, stream=True) for subject in (*_STORED, _TELEMETRY, *signs))]
@@ -168,7 +171,7 @@ def imports(services: str, user: str, *, reads_all: bool) -> list[Import]:
     def listening(local: str, subject: str) -> Import:
         return Import(account=services, subject=subject, local=local, stream=True)
 
-    found = [request(subject, subjects.by_person(user, subject)) for subject in _ASKED]
+    found = [request(subject, subjects.by_person(user, subject)) for subject in (*_ASKED, subjects.SESSIONS)]
     found.append(request(_SERVICES, _SERVICES))
     if reads_all:
         found += [request(subject, subject) for subject in (*_gets(), subjects.OUTPUTS)]
@@ -183,7 +186,7 @@ def imports(services: str, user: str, *, reads_all: bool) -> list[Import]:
 def of_person() -> Permissions:
     """Return what a person may do in an account of their own; nobody else is in it."""
     return Permissions(
-        publish=(*_ASKED, *_gets(), subjects.OUTPUTS, _SERVICES),
+        publish=(*_ASKED, *_gets(), subjects.OUTPUTS, subjects.SESSIONS, _SERVICES),
         subscribe=("_INBOX.>", *_STORED, _TELEMETRY),
     )
 
@@ -234,7 +237,7 @@ def of_service(service: str, extensions: Sequence[str] = ()) -> Permissions:
     answers = [*served, *(subjects.by_anybody(subject) for subject in served)]
     inboxes = [f"{subjects.inbox(name)}.>" for name in (*USERS, JOIN, *extensions) if name != service]
     inboxes.append(_REPLIES)
-    private = [] if service == "executor" else [subjects.CHECKPOINTS, subjects.OUTPUTS]
+    private = [] if service == "executor" else [subjects.CHECKPOINTS, subjects.OUTPUTS, *_SESSIONS]
     if service != "memory":
         private.append(subjects.SLABS)
     if service != "aggregator":

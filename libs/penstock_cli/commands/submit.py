@@ -526,7 +526,7 @@ def submit_and_watch(ctx: Context, spec: JobSpec, *, strict: bool) -> None:
                 tell(warning)
             tell(f"{answer.id} submitted")
             interrupts.submitted(answer.id)
-            async with _explained_waiting(client, answer.id):
+            async with explained_waiting(client, answer.id):
                 await stream(client, answer.id, follow=True)
                 return await client.wait(answer.id)
 
@@ -544,7 +544,7 @@ NEXT_LOOK_S = 30.0
 
 
 @asynccontextmanager
-async def _explained_waiting(client: Client, job_id: str) -> AsyncIterator[None]:
+async def explained_waiting(client: Client, job_id: str) -> AsyncIterator[None]:
     """While open, say on standard error why the job waits, if it does."""
     import asyncio
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     )
     from penstock_log.views.answers import (
         ActAnswer,
+        EnterAnswer,
         EventsView,
         EventView,
         JobRow,
@@ -122,8 +123,8 @@ else:
         "accounts": "UsageRowView UsageView WaitsView",
         "aggregation": "AggregatedJobView AggregationView AggregatorUseView",
         "answers": (
-            "ActAnswer EventsView EventView JobRow JobsView JobView RejectedListView RejectedView StoryLine "
-            "StoryView SubmitAnswer View"
+            "ActAnswer EnterAnswer EventsView EventView JobRow JobsView JobView RejectedListView RejectedView "
+            "StoryLine StoryView SubmitAnswer View"
         ),
         "bulk": "BulkAnswer BulkView SubmittedJob SubmittedJobsView",
         "cluster": (
@@ -160,6 +161,7 @@ __all__ = [
     "DeviceView",
     "DevicesView",
     "DryRunView",
+    "EnterAnswer",
     "EventView",
     "EventsView",
     "GoodputView",

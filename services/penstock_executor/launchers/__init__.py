@@ -11,6 +11,7 @@ In reading order:
 * ``fork_server``: The program that forks shims.
 * ``shim``: The program around each process.
 * ``fence_keeper``: What stops a run in time; loaded by the shim.
+* ``session_keeper``: What runs a command beside the program, for somebody who has entered the job.
 * ``confinement``: What a process gives up before its program begins.
 * ``sandbox``: The command line of bubblewrap around a program.
 * ``containers``: Containers of runs: what gives the processes of a job the files of its image.

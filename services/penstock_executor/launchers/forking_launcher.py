@@ -8,6 +8,7 @@ is :mod:`penstock_executor.launchers.process_launcher`'s, whose start is what re
 from __future__ import annotations
 
 import signal
+import socket
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from penstock_cluster.host_limits import MemoryCaps
 from penstock_executor.launchers import fork_client, process_launcher
 from penstock_executor.launchers.confinement import Confinement
 from penstock_executor.launchers.fork_client import ForkError, ForkServer
-from penstock_executor.launchers.launcher import OutputFate, OutputLimits, RunFence
+from penstock_executor.launchers.launcher import EntryRequest, OutputFate, OutputLimits, RunFence
 from penstock_executor.launchers.process_launcher import ShimProcess
 
 _log = structlog.get_logger("penstock.executor")
@@ -109,6 +110,10 @@ class ForkingLauncher:
     def belongs_to(self, pid: int, process: ShimProcess) -> bool:
         """Return whether a pid of this host is of the process, or descends from it."""
         return process_launcher.belongs_to(pid, process)
+
+    def enter(self, folder: Path, asked: EntryRequest, fds: Sequence[int]) -> socket.socket:
+        """Have a command run beside a process, or a connection made, and return a socket about it."""
+        return process_launcher.enter(folder, asked, fds)
 
     def signal_group(self, process: ShimProcess, signum: signal.Signals) -> None:
         """Signal the process and what it has started."""
