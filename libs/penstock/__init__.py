@@ -15,6 +15,7 @@ In reading order:
 * ``retries``: When a request is asked again, and when it is given up.
 * ``request``: One request on an event loop.
 * ``output_reader``: A job's output, read whole and once.
+* ``job_session``: A session in a running job: a command beside its program, or connections to its ports.
 * ``results``: The results of a sweep's trials, as a stream, a study and pictures.
 * ``estimate``: What a torch job needs of a device, estimated before it runs.
 * ``estimate_recurrent``: Scratch and workspace of recurrent layers, in numbers.

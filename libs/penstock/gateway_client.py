@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from penstock.code_upload import UploadedCode
     from penstock_bus.identity import logins
+    from penstock_log import session_messages
     from penstock_log.spec import Role, Setting
 
 _IDS: Final = 3
@@ -224,6 +225,15 @@ class GatewayClient:
                 raise ServiceError(_BAD, f"job {job_id} has no time limit to add to; to give it one, name it in full")
         ask = request_bodies.ExtendRequest(id=job_id, limit_s=limit_s, by=_filler().user_name())
         return await self._command("extend", ask, views.ActAnswer)
+
+    async def enter(
+        self, job_id: str, session_id: str, *, rank: int = 0, purpose: session_messages.Purpose = "exec"
+    ) -> views.EnterAnswer:
+        """Be let into a process of a running job; :class:`penstock.job_session.JobSession` does the rest."""
+        ask = request_bodies.EnterRequest(
+            id=job_id, session_id=session_id, rank=rank, purpose=purpose, by=_filler().user_name()
+        )
+        return await self._command("enter", ask, views.EnterAnswer)
 
     async def act_on_all(
         self,

@@ -28,7 +28,8 @@ def fill(spec: JobSpec, environ: Mapping[str, str] = os.environ, *, is_known: bo
     Return the job with user, absolute working directory, script digest and environment filled in where they are empty.
 
     Variables that the job sets itself win over those of the shell. Where the server knows who submits (``is_known``),
-    the user is left to the gateway. Where a folder is uploaded, the working directory is relative to it.
+    the user is left to the gateway. A job with an image gets none of the shell's: its paths are not those of the image.
+    Where a folder is uploaded, the working directory is relative to it.
 
     Raises
     ------
@@ -39,7 +40,7 @@ def fill(spec: JobSpec, environ: Mapping[str, str] = os.environ, *, is_known: bo
         return _fill_in_workdir(spec, environ, is_known=is_known)
     if spec.code:  # its files were uploaded before, and need not be here
         return msgspec.structs.replace(
-            spec, user=spec.user or ("" if is_known else user_name()), env=_exported(environ) | spec.env
+            spec, user=spec.user or ("" if is_known else user_name()), env=_exported(spec, environ) | spec.env
         )
     cwd = absolute(spec.cwd or ".")
     return msgspec.structs.replace(
@@ -48,7 +49,7 @@ def fill(spec: JobSpec, environ: Mapping[str, str] = os.environ, *, is_known: bo
         cwd=cwd,
         digest=spec.digest or digest(spec.command, Path(cwd)),
         opaque=spec.opaque or is_opaque(spec.command, Path(cwd)),
-        env=_exported(environ) | spec.env,
+        env=_exported(spec, environ) | spec.env,
     )
 
 
@@ -75,8 +76,8 @@ def here(spec: JobSpec) -> Path:
     return Path(in_place(spec).cwd or ".").absolute()
 
 
-def _exported(environ: Mapping[str, str]) -> dict[str, str]:
-    return {name: environ[name] for name in EXPORTED if name in environ}
+def _exported(spec: JobSpec, environ: Mapping[str, str]) -> dict[str, str]:
+    return {} if spec.image else {name: environ[name] for name in EXPORTED if name in environ}
 
 
 def fill_sweep(spec: SweepSpec, environ: Mapping[str, str] = os.environ, *, is_known: bool = False) -> SweepSpec:

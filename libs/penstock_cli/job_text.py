@@ -22,7 +22,18 @@ if TYPE_CHECKING:
     from penstock_log import JobSpec, KindSpeed, Size, views
 
 _PASSING: Final = {
-    *("capacity", "gang", "host_cpus", "host_memory", "later_place", "order", "fairness", "profiling", "backoff"),
+    *(
+        "capacity",
+        "gang",
+        "host_cpus",
+        "host_memory",
+        "image",
+        "later_place",
+        "order",
+        "fairness",
+        "profiling",
+        "backoff",
+    ),
     *("dependency", "begin"),
 }
 _ONLY_WAIT: Final = "nothing known starts it sooner; it only has to wait"

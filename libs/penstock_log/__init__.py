@@ -25,6 +25,7 @@ In reading order:
 * ``aggregation_messages``: What clients of aggregation, agents and aggregators say to each other.
 * ``device_samples``: How busy a node's devices are, and how well.
 * ``request_bodies``: Bodies of requests to the gateway and to nodes.
+* ``session_messages``: What those who enter a job and its executor say to each other.
 * ``records``: Records made of other records, by the names of their fields.
 * ``text``: Sizes and durations in words; text of others made harmless.
 * ``views/``: What the gateway answers: one Struct for each kind of answer, shared by the gateway and its clients.
@@ -96,6 +97,7 @@ if TYPE_CHECKING:
         DeviceResumed,
         Event,
         JobCancelled,
+        JobEntered,
         JobFinished,
         JobHeld,
         JobReleased,
@@ -168,7 +170,7 @@ else:
         ),
         "facts": (
             "DeviceDrained DeviceFailed DeviceRecovered DeviceResumed RunBusyAgain RunIdle "
-            "Event JobCancelled JobFinished JobHeld JobReleased JobSubmitted JobTimeSet JobTimedOut "
+            "Event JobCancelled JobEntered JobFinished JobHeld JobReleased JobSubmitted JobTimeSet JobTimedOut "
             "JobUnblocked KindSpeed LaneChanged "
             "NodeDrained NodeJoined NodeLeft NodeRemoved NodeResumed PolicySet ProfileSample RunCheckpointed "
             "RunEnded RunMeasured RunRewound RunStarted RunWarned SamplesRequested Scalability "
@@ -230,6 +232,7 @@ __all__ = [
     "Integers",
     "Job",
     "JobCancelled",
+    "JobEntered",
     "JobFinished",
     "JobHeld",
     "JobRank",

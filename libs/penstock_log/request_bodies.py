@@ -19,6 +19,7 @@ from typing import Annotated, Final, Literal, Optional, Union
 import msgspec
 from msgspec import Meta
 
+from penstock_log.session_messages import Purpose, SessionId
 from penstock_log.spec import JobSpec, Name, Role, Seconds, Setting, SweepSpec
 
 At = Optional[Union[int, float, str]]
@@ -185,6 +186,23 @@ class ExtendRequest(GatewayRequest, frozen=True, kw_only=True):
 
     id: str
     limit_s: Seconds
+    by: Who = ""
+
+
+class EnterRequest(GatewayRequest, frozen=True, kw_only=True):
+    """
+    Let me into a process of a running job.
+
+    Attributes
+    ----------
+    session_id : str
+        Chosen by who asks, at random: with the same one, asking again is the same entry.
+    """
+
+    id: str
+    session_id: SessionId
+    rank: Annotated[int, Meta(ge=0)] = 0
+    purpose: Purpose = "exec"
     by: Who = ""
 
 

@@ -64,6 +64,9 @@ SUBMISSIONS: Final = (INBOX_JOBS, INBOX_SWEEPS)
 _PEOPLE: Final = f"{ROOT}.p."
 ASKED: Final = (f"{ROOT}.cmd.", f"{ROOT}.qry.")
 """What the subjects of commands and queries begin with."""
+_SESSION: Final = f"{ROOT}.session."
+REACHED: Final = (*ASKED, _SESSION)
+"""What the subjects begin with on which people reach a service, each under their own name."""
 _ESCAPED: Final = re.compile(r"[^A-Za-z0-9_@+=-]")
 
 
@@ -407,6 +410,9 @@ AGREEMENTS: Final = f"{ROOT}.tel.agreement.*"
 output: Final = _named("output")
 checkpoints: Final = _named("checkpoint")
 """What a node's executor answers: what it keeps of output; checkpoints that lie there, to executors only."""
+session: Final = _named("session")
+"""Where a node's executor is asked by those who enter a job there: :mod:`penstock_log.session_messages`."""
+SESSIONS: Final = f"{_SESSION}*"
 slab: Final = _named("slab")
 """What a node's memory agent answers, to memory agents only."""
 memory_offer: Final = _named("tel.memory")

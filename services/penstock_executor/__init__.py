@@ -22,6 +22,8 @@ In reading order:
 * ``idle_watch``: Runs that hold devices and do nothing.
 * ``memory_limits``: Memory limits of runs.
 * ``output_store``: Output, kept and streamed.
+* ``job_sessions``: Sessions of those who have entered a job.
+* ``session_streams``: Their streams: numbered chunks, and a descriptor.
 * ``run_folders``: Files that outlive the executor.
 * ``refusal``: End of the runs where the bus refuses the executor.
 * ``fact_outbox``: Facts on their way to the log.

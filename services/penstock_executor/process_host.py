@@ -8,7 +8,7 @@ import math
 import os
 import shutil
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -23,7 +23,8 @@ from penstock_executor.checkpoint_tier import prepare
 from penstock_executor.checkpoint_transfer import Resume, RunFactFields
 from penstock_executor.code_cache import WorkFolders
 from penstock_executor.gang import Rendezvous
-from penstock_executor.launchers import environment, process_launcher
+from penstock_executor.launchers import containers, environment, process_launcher
+from penstock_executor.launchers.containers import Container, ImageRefused
 from penstock_executor.launchers.launcher import OUTPUT_BYTES, LaunchedProcess, Launcher, OutputLimits
 from penstock_executor.memory_limits import MemoryLimits
 from penstock_executor.output_store import OutputStore
@@ -62,11 +63,15 @@ _log = structlog.get_logger("penstock.executor")
 
 
 class _Start(NamedTuple):
-    """How all processes of a run start: where they meet, what they go on from, and as whom they run."""
+    """How all processes of a run start: where they meet, what they go on from, as whom they run, and in what."""
 
     rendezvous: dict[str, str]
     resume: Resume | None
     account: RunIdentity
+    container: Container | None
+
+
+_UNKNOWN: Final = _Start({}, None, RunIdentity(name="", uid=-1, gid=-1), None)
 
 
 class DiskFull(Exception):
@@ -158,6 +163,7 @@ class ProcessHost:
         cluster: Cluster,
         resume: Resume | None = None,
         identity: RunIdentity | IdentityRefused | None = None,
+        container: Container | ImageRefused | None = None,
     ) -> LocalRun:
         """
         Start a job's processes on this node; if that is impossible, the run has a reason and no process.
@@ -168,6 +174,8 @@ class ProcessHost:
             What they go on from; None if the log knows of nothing.
         identity : RunIdentity or IdentityRefused, optional
             As whom they run; None: as the executor.
+        container : Container or ImageRefused, optional
+            What they start in; None: a job without an image.
 
         Raises
         ------
@@ -178,7 +186,7 @@ class ProcessHost:
         mine = [member for member in gang if member.node_id == self.site.node_id]
         source = resume.source if resume is not None else HeldCheckpoint(step=0)
         account = RunIdentity(name="", uid=os.geteuid(), gid=os.getegid()) if identity is None else identity
-        refused = str(account) if isinstance(account, IdentityRefused) else ""
+        refused = next((str(it) for it in (account, container) if isinstance(it, IdentityRefused | ImageRefused)), "")
         run = LocalRun(
             job_id=job.id,
             epoch=job.epoch,
@@ -199,28 +207,26 @@ class ProcessHost:
         self.limits.set_fraction(job, run.devices)
         self.limits.set_host(job)
         run.cap_bytes = self.limits.least_bytes(run.key)
-        if not run.refused and isinstance(account, RunIdentity):
+        if not run.refused and isinstance(account, RunIdentity) and not isinstance(container, ImageRefused):
             run.ranks = {member.rank: RunProcess() for member in mine}
-            self._spawn_all(run, job, mine, _Start(self._rendezvous.arrange(run.key, gang, cluster), resume, account))
+            rendezvous = self._rendezvous.arrange(run.key, gang, cluster)
+            self._spawn_all(run, job, mine, _Start(rendezvous, resume, account, container))
         return run
 
     def _problem(self, job: Job, member: environment.GangMember) -> str:
         cwd = self._cwd(job)
         if job.sample and (problem := environment.opaque(job.spec.command, cwd)):
             return problem
-        return self.launcher.problem(job.spec.command, cwd, self._environment(job, member, {}).get("PATH", ""))
+        if job.spec.image:
+            return ""  # what is in an image shows when it is entered
+        return self.launcher.problem(job.spec.command, cwd, self._environment(job, member).get("PATH", ""))
 
-    def _environment(
-        self,
-        job: Job,
-        member: environment.GangMember,
-        rendezvous: dict[str, str],
-        resume: Resume | None = None,
-        account: RunIdentity | None = None,
-    ) -> dict[str, str]:
-        login = account.environment() if account is not None else {}
-        own = environment.environment_of(job, member, self.site, rendezvous, resume)
-        return self.launcher.base_environment(self.site.pass_env) | login | own
+    def _environment(self, job: Job, member: environment.GangMember, how: _Start = _UNKNOWN) -> dict[str, str]:
+        account, container = how.account, how.container
+        login = account.environment()
+        own = environment.environment_of(job, member, self.site, how.rendezvous, how.resume)
+        base = self.launcher.base_environment(self.site.pass_env) | login
+        return (base if container is None else containers.variables(container, base, self.site.pass_env)) | own
 
     def _cwd(self, job: Job) -> str:
         """Return the working directory: of a job whose code was uploaded, within its run's own folder."""
@@ -235,13 +241,13 @@ class ProcessHost:
         mine: list[environment.GangMember],
         how: _Start,
     ) -> None:
-        rendezvous, resume, account = how
+        account, container = how.account, how.container
         try:
             run_folders.create(self.runs_dir, run)
-            tmp = self._give_folders(run, account)
+            tmp = self._give_folders(run, account, contained=container is not None)
             self._give_memory(run, job, account)
             for member in mine:
-                env = self._environment(job, member, rendezvous, resume, account)
+                env = self._environment(job, member, how)
                 env |= self._memory_environment(run, job, member)
                 if (in_memory := environment.memory_folder_of(job, self.site)) is not None:
                     most = str(self._checkpoint_most)
@@ -251,7 +257,7 @@ class ProcessHost:
                 keep = OutputLimits(self.outputs.create(run.key, member.rank), self._output_bytes)
                 group = self.limits.group(run.key, member.rank, member.devices)
                 confined = environment.confinement_of(
-                    job, member, account, self.site, cwd=self._cwd(job), tmp=tmp, cgroup=group
+                    job, member, account, self.site, cwd=self._cwd(job), tmp=tmp, cgroup=group, container=container
                 )
                 self.launcher.confine(where, confined)
                 fence = self.site.fence(job.placement)
@@ -271,13 +277,15 @@ class ProcessHost:
             run.refused = problem
             self._abort(run)
 
-    def _give_folders(self, run: LocalRun, account: RunIdentity) -> Path | None:
+    def _give_folders(self, run: LocalRun, account: RunIdentity, *, contained: bool) -> Path | None:
         """Make the folders that are the run's own; return its temporary one, where it has one."""
         with contextlib.suppress(OSError):  # jobs that save are warned when they cannot
             if account.switches:
                 self.checkpoints.give(run.job_id, account.uid, account.gid)
             else:
                 self.site.checkpoints.mkdir(mode=0o700, parents=True, exist_ok=True)
+                if contained:  # what is attached has to be there
+                    (self.site.checkpoints / run.job_id).mkdir(mode=0o700, exist_ok=True)
         if self.site.temporary is None:
             return None
         job_folders.make_passable(self.site.temporary)
@@ -468,6 +476,11 @@ class ProcessHost:
         """Return the session of a process; 0 if it is gone."""
         process = self._processes.get(place)
         return 0 if process is None else process.pid
+
+    def limited(self, place: Place, argv: Sequence[str]) -> list[str]:
+        """Return the command line that holds a command to the limits of the process beside which it is to run."""
+        key, index = place
+        return self.limits.beside(key, index, self.runs[key].devices_of[index], argv)
 
     def exit_code(self, place: Place) -> int | None:
         """Return the exit status of a process that has just ended, if it left one."""

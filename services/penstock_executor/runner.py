@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 import os
 import uuid
-from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, Final, assert_never
 
 import msgspec
+import structlog
 
 from penstock_bus.addresses import reachable_address
 from penstock_bus.follower import FoldFollower, background, until_available
@@ -35,7 +36,9 @@ from penstock_executor.fact_outbox import FactAppender
 from penstock_executor.fence import HeardPage
 from penstock_executor.health_watch import HealthWatch
 from penstock_executor.idle_watch import IdleWatch, RunActivity
+from penstock_executor.job_sessions import JobSessions
 from penstock_executor.launchers import LAUNCHERS, environment, sandbox
+from penstock_executor.launchers.containers import ContainerRuntimes, RunContainers
 from penstock_executor.launchers.launcher import LaunchedProcess
 from penstock_executor.memory_limits import MemoryLimits
 from penstock_executor.name_claim import NameClaim
@@ -81,6 +84,7 @@ DRIVER_PATIENCE_S: Final = 3.0
 IDLE_LOOK_S: Final = 5.0
 """The longest pause between two looks at whether runs do anything."""
 _NOBODY: Final = 65_534
+_log: Final = structlog.get_logger("penstock.executor")
 
 
 async def run(shell: Shell, settings: ExecutorSettings) -> None:
@@ -98,6 +102,7 @@ async def run(shell: Shell, settings: ExecutorSettings) -> None:
             _let_users_in(settings, data)
         if settings.sandbox != "none":
             await _try_sandbox(settings.identities(node_id))
+        runtimes = await _container_runtimes(settings, settings.identities(node_id))
         found, capacity = survey(settings.devices), _capacity(settings)
         live = FoldFollower(
             shell.bus,
@@ -109,7 +114,15 @@ async def run(shell: Shell, settings: ExecutorSettings) -> None:
             await live.caught_up()
             async with asyncio.TaskGroup() as tasks:
                 await Executor(
-                    shell, settings, live, tasks, data=data, node_id=node_id, found=found, capacity=capacity
+                    shell,
+                    settings,
+                    live,
+                    tasks,
+                    data=data,
+                    node_id=node_id,
+                    found=found,
+                    capacity=capacity,
+                    runtimes=runtimes,
                 ).work()
             await live.save_snapshot()
 
@@ -128,6 +141,7 @@ class Executor:
         node_id: str,
         found: DeviceSurvey,
         capacity: HostCapacity,
+        runtimes: ContainerRuntimes,
     ) -> None:
         self.shell, self.settings, self.live, self.tasks = shell, settings, live, tasks
         self.page = HeardPage(data / "heard")
@@ -146,6 +160,9 @@ class Executor:
         alive.follow(lambda: sum(run.alive for run in self.host.runs.values()))
         self.work_folders = WorkFolders(data / "work")
         self.host = self._process_host(data)
+        self.sessions = JobSessions(shell.bus, self.host, shell.monotonic)
+        entered = shell.metrics.gauge("penstock_node_sessions", "Sessions of people in jobs on the node.")
+        entered.follow(lambda: self.sessions.open)
         self.telemetry = RunTelemetry(shell, settings, self.host, lambda: self.incarnation, self.giving_up)
         limits = CopyLimits(largest_bytes=settings.checkpoint_copy_bytes, longest_s=settings.checkpoint_copy_s)
         self.resumes = PendingResumes(
@@ -170,7 +187,15 @@ class Executor:
             shell.bus, cache, self.work_folders, tasks, rule=self.rule, warn=self.host.warn, wake=self.wake
         )
         self.behind = self._write_behind()
-        self.identities = IdentityLookups(self.rule, self._spawn, self._on_identity)
+        self.identities = IdentityLookups(self.rule, self._spawn, self._may_start)
+        self.containers = RunContainers(
+            runtimes,
+            data,
+            spawn=self._spawn,
+            found=self._may_start,
+            warn=self.host.warn,
+            pull_s=settings.image_pull_s,
+        )
         self.watched: dict[Place, int] = {}
         self.postponed: dict[Key, float] = {}
         self.removed = set(live.state.finished)
@@ -253,10 +278,12 @@ class Executor:
             for place in self.ended:
                 self._spawn(self._conclude(place))
             self._recall()
+            self._spawn(self.containers.sweep({key for key, run in self.host.runs.items() if run.alive}))
             self.host.checkpoints.enter()
             telemetry = self.telemetry
             async with (
                 self._serving(),
+                self._letting_in(),
                 serving(self.shell.bus, self._checkpoint_folders(), self.node_id),
                 background(
                     telemetry.publish_heartbeats(),
@@ -271,6 +298,7 @@ class Executor:
                     self._until_stopping(),
                     self._save(),
                     self._expire_output(),
+                    self.sessions.look(),
                 ),
             ):
                 await self._reconcile()
@@ -287,6 +315,7 @@ class Executor:
             self.resumes.tidy(self._is_wanted, self.host.runs)
             self.code.tidy(self._is_wanted, self.host.runs)
             self.identities.tidy(self._is_wanted, self.host.runs)
+            self.containers.tidy(self._is_wanted, self.host.runs)
             observed = self._observed()
             limit_s = self.settings.sample_limit_s
             plan = machine.decide(self.live.state, self.node_id, observed, self.shell.now_s(), limit_s)
@@ -303,6 +332,7 @@ class Executor:
                     await self.live.changed.wait()
         self.resumes.cancel()
         self.code.cancel()
+        self.containers.close({key for key, run in self.host.runs.items() if run.alive})
 
     def _observed(self) -> NodeObservation:
         return NodeObservation(
@@ -337,6 +367,7 @@ class Executor:
                 self._report_start_or_end(action.fact)
             case machine.RemoveRun():
                 host.clean(action.key)
+                self.containers.release(action.key)
                 self.appender.forget(action.job_id)
             case machine.AnnounceNode():
                 await self._announce()
@@ -391,12 +422,22 @@ class Executor:
     def _start(self, job_id: str) -> None:
         job = self.live.state.jobs[job_id]
         key, log = (job_id, job.epoch), self.shell.log.bind(job_id=job_id, epoch=job.epoch)
+        container = None
+        if job.spec.image:
+            devices = [
+                device for device in self.host.site.devices if device.index in machine.devices_of(job, self.node_id)
+            ]
+            container = self.containers.prepare(key, job.spec.image, devices)
+            if container is None:
+                self.postponed[key] = self.shell.now_s() + RETRY_S
+                return
         identity = self.identities.take(key, job.spec.user)
         if identity is None:
             self.postponed[key] = self.shell.now_s() + RETRY_S
             return
         try:
-            started = self.host.start(job, self.live.state.cluster, self.resumes.found.get(key), identity)
+            found = self.resumes.found.get(key)
+            started = self.host.start(job, self.live.state.cluster, found, identity, container)
         except DiskFull as error:
             if key not in self.postponed:
                 log.warning("run_postponed", reason=str(error))
@@ -410,7 +451,7 @@ class Executor:
         else:
             log.info("run_started", devices=started.devices, ranks=sorted(started.ranks))
 
-    def _on_identity(self, key: Key) -> None:
+    def _may_start(self, key: Key) -> None:
         self.postponed.pop(key, None)
         self.wake()
 
@@ -446,6 +487,7 @@ class Executor:
             cpus=self.capacity.cpus,
             host_memory_bytes=self.capacity.memory_bytes,
             held_by=self.host.limits.enforcer.name,
+            containers=self.containers.runtimes.names,
             at_s=self.shell.now_s(),
         )
         await self.appender.append_node(joined)
@@ -561,7 +603,8 @@ class Executor:
     async def _look_after_host(self) -> None:
         while True:
             await asyncio.sleep(HOST_LOOK_S)
-            over = await asyncio.to_thread(self.host.limits.over_host, self.host.places())  # a walk through their pages
+            places, beside = self.host.places(), self.sessions.leaders()
+            over = await asyncio.to_thread(self.host.limits.over_host, places, beside)  # a walk through their pages
             self.host.end_over_memory(over)
 
     async def _sample_devices(self) -> None:
@@ -726,6 +769,17 @@ class Executor:
         endpoint = Endpoint(name="output", subject=subject, handler=self.host.outputs.answer)
         return self.shell.bus.serve(f"penstock-output-{self.node_id}", VERSION, [endpoint])
 
+    @asynccontextmanager
+    async def _letting_in(self) -> AsyncIterator[None]:
+        """Answer those who enter jobs; at the end, their sessions do too."""
+        subject = subjects.session(self.node_id)
+        endpoint = Endpoint(name="session", subject=subject, handler=self.sessions.answer, concurrent=True)
+        async with self.shell.bus.serve(f"penstock-session-{self.node_id}", VERSION, [endpoint]):
+            try:
+                yield
+            finally:
+                self.sessions.close()
+
     def _recall(self) -> None:
         """Note for adopted runs which facts the log has already, and which devices they share."""
         for found in sorted(self.host.runs.values(), key=lambda run: run.started_s):
@@ -805,6 +859,25 @@ async def _try_sandbox(rule: IdentityRule) -> None:
     """
     if why := await asyncio.to_thread(sandbox.problem, _NOBODY if rule.switches else None):
         raise ExecutorError(f'sandbox = "bubblewrap": {why}')
+
+
+async def _container_runtimes(settings: ExecutorSettings, rule: IdentityRule) -> ContainerRuntimes:
+    """
+    Return what runs the images of jobs on this node.
+
+    Raises
+    ------
+    ExecutorError
+        If the settings name something that does not.
+    """
+    found = await asyncio.to_thread(ContainerRuntimes.survey, settings.containers, _NOBODY if rule.switches else None)
+    if settings.containers in found.reasons:
+        raise ExecutorError(
+            f'containers = "{settings.containers}": {found.reasons[settings.containers]}; or set containers = "none"'
+        )
+    if found.reasons:
+        _log.info("containers_not_used", **found.reasons)
+    return found
 
 
 def _capacity(settings: ExecutorSettings) -> HostCapacity:

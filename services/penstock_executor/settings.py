@@ -14,6 +14,7 @@ from penstock_sharing.lanes.turn_policy import TurnPolicyName as Policy
 _MIB: Final = 1 << 20
 LauncherName = Literal["process"]
 SandboxName = Literal["none", "bubblewrap"]
+ContainersName = Literal["auto", "docker", "podman", "apptainer", "bubblewrap", "none"]
 
 
 class ExecutorSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,7 +64,13 @@ class ExecutorSettings(msgspec.Struct, frozen=True, kw_only=True):
         nodes of the GPUs that it was given, and writes to its checkpoint folder, and to its working directory if that
         is its user's.
     writable : tuple of str
-        Folders that a job may write to in a sandbox, beside these; ``~`` is its user's home.
+        Folders that a job may write to in a sandbox, beside these, and that it finds in the container of its image;
+        ``~`` is its user's home.
+    containers : {"auto", "docker", "podman", "apptainer", "bubblewrap", "none"}
+        What runs the jobs that have an ``image``. ``auto``: docker where its daemon answers, else podman, and beside
+        them apptainer and bubblewrap where they are installed. ``none``: such jobs do not come to this node.
+    image_pull_s : float
+        The longest time that getting an image from its registry may take, in seconds.
     data_dir : str
         Holds run folders and the agents' socket; must survive a restart of the executor.
     checkpoint_dir : str
@@ -153,6 +160,8 @@ class ExecutorSettings(msgspec.Struct, frozen=True, kw_only=True):
     most_tasks: Annotated[int, Meta(ge=0)] = 16_384
     sandbox: SandboxName = "none"
     writable: tuple[str, ...] = ()
+    containers: ContainersName = "auto"
+    image_pull_s: Annotated[float, Meta(gt=0)] = 1800.0
     data_dir: str = "penstock-data/executor"
     checkpoint_dir: str = ""
     checkpoint_copy_bytes: Annotated[int, Meta(ge=0)] = 16 * 2**30

@@ -17,6 +17,7 @@ In reading order:
 * ``open_jobs``: What each user has open.
 * ``authority``: Who asks, and what each role may do and see.
 * ``acceptance``: The rules of commands about jobs, sweeps, nodes and pools.
+* ``job_entry``: Who may enter which process of a running job.
 * ``job_dependencies``: What a new job may wait for.
 * ``people``: The rules of commands about people.
 * ``archived_ids``: Whose the ids of archived jobs were.

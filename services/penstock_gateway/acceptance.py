@@ -346,6 +346,8 @@ def _sharing(spec: JobSpec) -> Iterator[str]:
             f"host_memory_bytes, {gibibytes(spec.host_memory_bytes)}; keep less on the host (memory.local), or ask for "
             "more of it"
         )
+    if spec.image and spec.sharing != "exclusive":
+        yield f"image: is for a job that has its devices to itself, got `{spec.sharing}`; leave it out, or `sharing`"
     if spec.memory is not None and spec.sharing == "exclusive":
         yield "memory: is for a job that shares its device; leave it out, or set `sharing`"
 

@@ -33,6 +33,7 @@ LEAST: Final[dict[str, Role]] = {
     "hold": "user",
     "release": "user",
     "extend": "user",
+    "enter": "user",
     "bulk": "user",
     "cancel_sweep": "user",
     "drain": "operator",

@@ -34,7 +34,7 @@ from penstock_bus import (
 )
 from penstock_bus.fair_semaphore import FairSemaphore
 from penstock_bus.follower import FoldFollower
-from penstock_gateway import acceptance, dependencies, people
+from penstock_gateway import acceptance, dependencies, job_entry, people
 from penstock_gateway.archived_ids import ArchivedIds
 from penstock_gateway.authority import SERVICE, Admit, Caller
 from penstock_gateway.code_store import CodeStore
@@ -46,10 +46,10 @@ from penstock_gateway.open_jobs import most_trials
 from penstock_gateway.user_queues import OpenJobsLimit, RateLimit, RepeatedRequests, UserQueues, asker, names_itself
 from penstock_log import AnyEvent, Commit, JobSpec, SweepSpec, request_bodies, subjects, tracing, validation
 from penstock_log.validation import BadInput
-from penstock_log.views import ActAnswer, SubmitAnswer, View
+from penstock_log.views import ActAnswer, EnterAnswer, SubmitAnswer, View
 
 A = TypeVar("A", bound=request_bodies.GatewayRequest)
-D = TypeVar("D", acceptance.Acceptable, acceptance.JobAction)
+D = TypeVar("D", acceptance.Acceptable, acceptance.JobAction, job_entry.JobEntry)
 T = TypeVar("T")
 Answering = Callable[[bytes, Caller], Awaitable[View]]
 _TRIES: Final = 5
@@ -148,6 +148,7 @@ class Commands:
             "tune": self._submitting(self.submit_sweep),
             **{verb: self._acting(act, request_bodies.ActRequest) for verb, act in acceptance.JOB_ACTS.items()},
             "extend": self._acting(acceptance.extend, request_bodies.ExtendRequest),
+            "enter": self._enter,
             "drain": self._acting(acceptance.drain, request_bodies.DrainRequest),
             "resume": self._acting(acceptance.resume, request_bodies.NodeResumeRequest),
             "remove": self._acting(acceptance.remove, request_bodies.ActRequest),
@@ -361,6 +362,17 @@ class Commands:
                 return await self.act(act, asked, caller)
 
         return answer
+
+    async def _enter(self, body: bytes, caller: Caller) -> EnterAnswer:
+        async with self.acts.slot(asker(body, caller.name), len(body)):
+            asked = validation.decode(body, request_bodies.EnterRequest)
+            if not caller.is_service:
+                asked = msgspec.structs.replace(asked, by=caller.name)
+            await self.catch_up()
+            now_s = self._now_s()
+            entry, seq = await self._commit(lambda: job_entry.enter(self.state, asked, now_s, caller))
+            _log.info("entered", id=entry.id, by=asked.by, purpose=asked.purpose, node_id=entry.node_id, seq=seq)
+            return EnterAnswer.of(entry, seq=seq)
 
     async def catch_up(self) -> None:
         """Wait until the read model has all that is in the log now: what another gateway accepted is there too."""

@@ -76,7 +76,7 @@ from penstock_scheduler.pool.scheduler_state import SchedulerState, fold
 MOST_MODELS: Final = 200
 """Models of archived jobs that are told apart on one day; all others are summed as :data:`OTHER_MODELS`."""
 OTHER_MODELS: Final = "other"
-SCHEMA: Final = "gateway.v30"
+SCHEMA: Final = "gateway.v32"
 
 
 class GatewayState(SchedulerState):
@@ -268,7 +268,12 @@ def _learn(state: GatewayState, event: Event) -> None:
 
 
 def _learn_round(state: GatewayState, event: RoundDecided) -> None:
-    state.waits[event.pool] = {wait.job_id: wait for wait in event.waits}
+    if event.explains:
+        state.waits[event.pool] = {wait.job_id: wait for wait in event.waits}
+    else:  # what was said before holds on for those that do not start
+        told = state.waits.get(event.pool, {})
+        for placement in event.placements:
+            told.pop(placement.job_id, None)
     if event.prices:  # a round that says nothing anew works none out
         state.prices[event.pool] = event.prices
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 import pytest_asyncio
-from gateway_cases import NOW_S, Gateway, gateway, joined, refusal, spec, submitted, sweep_spec
+from gateway_cases import NOW_S, Gateway, gateway, joined, placed, refusal, spec, submitted, sweep_spec
 
 from penstock_bus import ServiceError
 from penstock_bus.follower import FoldFollower
@@ -93,6 +93,7 @@ def targets(cell: Cell) -> list[AnyEvent]:
         "hold": [job],
         "release": [job, JobHeld(job_id=name, at_s=NOW_S)],
         "extend": [job],
+        "enter": [job, placed(name)],
         "bulk": [job],
         "cancel_sweep": [SweepSubmitted(sweep_id=name, spec=sweep, at_s=NOW_S)],
         "drain": [joined(name)],
@@ -117,6 +118,7 @@ def body_of(cell: Cell) -> Any:
         "upload_parts": msgspec.msgpack.encode(PartsRequest(parts=(b"x",), user=owner)),
         "bulk": {"verb": "hold", "ids": [f"{request}-{cell.column}"]},
         "extend": {"id": f"{request}-{cell.column}", "limit_s": 60.0},
+        "enter": {"id": f"{request}-{cell.column}", "session_id": "5e" * 8},
         "tune": sweep_spec(job=spec(user=owner)),
         "sweep": {"id": f"s-{owner}"},
         **{key: {"id": f"{request}-{cell.column}"} for key in _OF_TARGETS},
@@ -157,7 +159,7 @@ def _said(request: str, owner: str, answer: dict[str, Any]) -> str:
         return "yes" if shown and all(one["name"] for one in shown) else "outline"
     if request == "usage":
         return "yes" if owner in {row.get("name") for row in answer["rows"]} else "outline"
-    if request in _COMMANDS - {"submit", "tune", "upload", "upload_parts"}:
+    if request in _COMMANDS - {"submit", "tune", "upload", "upload_parts", "enter"}:
         return "yes" if answer["changed"] else f"nothing was changed: {answer}"
     return "yes"
 
@@ -185,6 +187,7 @@ _COMMANDS = frozenset(
         "hold",
         "release",
         "extend",
+        "enter",
         "cancel_sweep",
         "drain",
         "resume",

@@ -94,6 +94,8 @@ _SERVICES: Final = "$SRV.>"
 _REPLIES: Final = "_R_.>"
 """Where the server takes answers to people, on their way over the border."""
 
+_SESSIONS: Final = (subjects.SESSIONS, subjects.by_anybody(subjects.SESSIONS))
+"""What those say who enter jobs: to the executors alone."""
 _OF_JOBS: Final = tuple(
     subjects.command(name)
     for name in (
@@ -106,6 +108,7 @@ _OF_JOBS: Final = tuple(
         "hold",
         "release",
         "extend",
+        "enter",
         "bulk",
         "cancel_sweep",
     )
@@ -161,7 +164,8 @@ _MORE: Final[dict[str, list[str]]] = {
 
 def exports() -> list[Export]:
     """Return what the services' account lets people's accounts ask for and listen to."""
-    asked = [Export(subject=subjects.by_anybody(subject), answers="Stream") for subject in (*_ASKED, *_relayed())]
+    by_name = (*_ASKED, subjects.SESSIONS, *_relayed())
+    asked = [Export(subject=subjects.by_anybody(subject), answers="Stream") for subject in by_name]
     direct = [Export(subject=subject, answers="Stream") for subject in (*_gets(), subjects.OUTPUTS, _SERVICES)]
     signs = [subjects.sign(subject) for subject in _STORED]
     return [*asked, *direct, *(Export(subject=subject, stream=True) for subject in (*_STORED, _TELEMETRY, *signs))]
@@ -187,7 +191,7 @@ def imports(services: str, user: str, *, reads_all: bool) -> list[Import]:
     def listening(local: str, subject: str) -> Import:
         return Import(account=services, subject=subject, local=local, stream=True)
 
-    found = [request(subject, subjects.by_person(user, subject)) for subject in _ASKED]
+    found = [request(subject, subjects.by_person(user, subject)) for subject in (*_ASKED, subjects.SESSIONS)]
     found.append(request(_SERVICES, _SERVICES))
     if reads_all:
         found += [request(subject, subject) for subject in (*_gets(), subjects.OUTPUTS)]
@@ -202,7 +206,7 @@ def imports(services: str, user: str, *, reads_all: bool) -> list[Import]:
 def of_person() -> Permissions:
     """Return what a person may do in an account of their own; nobody else is in it."""
     return Permissions(
-        publish=(*_ASKED, *_gets(), subjects.OUTPUTS, _SERVICES),
+        publish=(*_ASKED, *_gets(), subjects.OUTPUTS, subjects.SESSIONS, _SERVICES),
         subscribe=("_INBOX.>", *_STORED, _TELEMETRY),
     )
 
@@ -255,7 +259,7 @@ def of_service(service: str, extensions: Sequence[str] = ()) -> Permissions:
     inboxes.append(_REPLIES)
     private = [subjects.STREAM_SUBJECTS[subjects.CODE]]  # nobody listens to it: executors read what is stored
     if service != "executor":
-        private += [subjects.CHECKPOINTS, subjects.OUTPUTS]
+        private += [subjects.CHECKPOINTS, subjects.OUTPUTS, *_SESSIONS]
     if service != "memory":
         private.append(subjects.SLABS)
     if service != "aggregator":

@@ -185,6 +185,12 @@ class JobOptions(CommandOptions, frozen=True):
     sharers: Annotated[int | None, Option("--sharers", min=0, max=1000, help="Most jobs on its device, of a lane.")] = (
         None
     )
+    image: Annotated[
+        str,
+        Option(
+            "--image", help="Run in this image: a name such as pytorch/pytorch:2.4.0, or the path of a folder or .sif."
+        ),
+    ] = ""
     cwd: Annotated[str, Option("--cwd", "-D", help="Working directory; by default this one.")] = ""
     workdir: Annotated[
         str,
@@ -207,6 +213,7 @@ class JobOptions(CommandOptions, frozen=True):
             "pool": self.pool,
             "cwd": submission.absolute(self.cwd) if self.cwd and not self.workdir else self.cwd,
             "workdir": submission.absolute(self.workdir) if self.workdir else "",
+            "image": value_formats.image(self.image) if self.image else "",
             "retries": self.retries,
             "kinds": value_formats.words(self.kind or []),
             "memory_bytes": value_formats.size(self.memory) if self.memory else None,
@@ -533,7 +540,7 @@ def submit_and_watch(ctx: Context, spec: JobSpec, *, strict: bool) -> None:
                 tell(warning)
             tell(f"{answer.id} submitted")
             interrupts.submitted(answer.id)
-            async with _explained_waiting(client, answer.id):
+            async with explained_waiting(client, answer.id):
                 await stream(client, answer.id, follow=True)
                 return await client.wait(answer.id)
 
@@ -551,7 +558,7 @@ NEXT_LOOK_S = 30.0
 
 
 @asynccontextmanager
-async def _explained_waiting(client: Client, job_id: str) -> AsyncIterator[None]:
+async def explained_waiting(client: Client, job_id: str) -> AsyncIterator[None]:
     """While open, say on standard error why the job waits, if it does."""
     import asyncio
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     )
     from penstock_log.views.answers import (
         ActAnswer,
+        EnterAnswer,
         EventsView,
         EventView,
         JobRow,
@@ -123,8 +124,8 @@ else:
         "accounts": "UsageRowView UsageView WaitsView",
         "aggregation": "AggregatedJobView AggregationView AggregatorUseView",
         "answers": (
-            "ActAnswer EventsView EventView JobRow JobsView JobView RejectedListView RejectedView StoryLine "
-            "StoryView SubmitAnswer UploadView View"
+            "ActAnswer EnterAnswer EventsView EventView JobRow JobsView JobView RejectedListView RejectedView "
+            "StoryLine StoryView SubmitAnswer UploadView View"
         ),
         "bulk": "BulkAnswer BulkView SubmittedJob SubmittedJobsView",
         "cluster": (
@@ -161,6 +162,7 @@ __all__ = [
     "DeviceView",
     "DevicesView",
     "DryRunView",
+    "EnterAnswer",
     "EventView",
     "EventsView",
     "GoodputView",

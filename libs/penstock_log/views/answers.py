@@ -95,6 +95,26 @@ class ActAnswer(View, frozen=True, kw_only=True):
     seq: int = 0
 
 
+class EnterAnswer(View, frozen=True, kw_only=True):
+    """
+    The way into a job's process.
+
+    Attributes
+    ----------
+    node_id : str
+        Whose executor is to be asked.
+    seq : int
+        Where the log has the fact by which it lets in.
+    """
+
+    id: str
+    session_id: str
+    node_id: str
+    epoch: int
+    rank: int
+    seq: int = 0
+
+
 class StoryLine(View, frozen=True, kw_only=True):
     """
     One sentence of a job's life.

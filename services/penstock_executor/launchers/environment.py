@@ -7,7 +7,7 @@ Ranks and environment of a run's processes, whatever launcher starts them.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -17,9 +17,11 @@ from penstock.submission import beginning_of
 from penstock_cluster import environment
 from penstock_cluster.device_backend import CAPABILITIES
 from penstock_executor.checkpoint_transfer import Resume
+from penstock_executor.code_cache import WorkFolders
 from penstock_executor.fence import fence_of
-from penstock_executor.launchers import sandbox
+from penstock_executor.launchers import image_folder, sandbox
 from penstock_executor.launchers.confinement import TEMPORARY, Confinement
+from penstock_executor.launchers.containers import Container
 from penstock_executor.launchers.launcher import RunFence
 from penstock_executor.run_identity import RunIdentity
 from penstock_executor.run_state import sharing_of
@@ -186,14 +188,16 @@ def confinement_of(
     cwd: str,
     tmp: Path | None = None,
     cgroup: str = "",
+    container: Container | None = None,
 ) -> Confinement:
-    """Return what a process gives up before its program begins."""
+    """Return what a process gives up before its program begins; ``container`` is that of its job's image."""
     shared = [
         os.path.dirname(path) for path in (site.socket, site.lanes, site.heard, site.memory, site.aggregation) if path
     ]
     in_memory = memory_folder_of(job, site)
     above = [] if in_memory is None else [str(in_memory.parent)]
-    needed = {os.path.realpath(path) for path in (cwd, str(site.checkpoints), *above, *shared)}
+    folder = _code_folder(job, site) or cwd
+    needed = {os.path.realpath(path) for path in (cwd, folder, str(site.checkpoints), *above, *shared)}
     own = os.fspath(tmp) if tmp is not None and not needed & set(TEMPORARY) else ""
     confinement = Confinement(new_privileges=site.new_privileges, tmp=own, cgroup=cgroup)
     if identity.switches:
@@ -205,22 +209,83 @@ def confinement_of(
             kept=tuple(sorted(needed | set(filter(os.path.isdir, MPS_FOLDERS)))),
             most_tasks=site.most_tasks,
         )
+    home = identity.home if identity.switches else os.path.expanduser("~")
+    writable = [path.replace("~", home, 1) if path.startswith("~") else path for path in site.writable]
+    if container is not None:
+        folders, hidden = _folders_in_container(job, site, folder, writable)
+        return _in_container(container, confinement, folders, hidden, (site, member, cwd))
     if site.sandbox == "none":
         return confinement
-    home = identity.home if identity.switches else os.path.expanduser("~")
-    writable = (path.replace("~", home, 1) if path.startswith("~") else path for path in site.writable)
     wrapper = sandbox.bubblewrap(
         tmp=own or "/tmp",  # noqa: S108 - the working directory is in the host's own
         passed=(*needed, *MPS_FOLDERS),
         writable=(
             str(site.checkpoints / job.id),
             *([] if in_memory is None else [str(in_memory)]),
-            *sandbox.own_folder(cwd, identity.uid),
+            *sandbox.own_folder(folder, identity.uid),
             *writable,
         ),
         devices=[device for device in site.devices if device.index in member.devices],
     )
     return confinement._replace(wrapper=wrapper, tmp="", kept=())
+
+
+def _code_folder(job: Job, site: LaunchSite) -> str:
+    """Return the folder of a run whose code was uploaded, which is its whole, wherever in it the run begins."""
+    if not job.spec.code or site.work is None:
+        return ""
+    return str(WorkFolders(site.work).path((job.id, job.epoch)))
+
+
+def _folders_in_container(job: Job, site: LaunchSite, folder: str, writable: Sequence[str]) -> tuple[set[str], set[str]]:
+    """Return the folders of the host that a process finds in its container, and those in these that are hidden."""
+    sockets = {
+        os.path.dirname(os.path.realpath(path))
+        for path in (site.socket, site.lanes, site.heard, site.memory, site.aggregation)
+        if path
+    }
+    in_memory = memory_folder_of(job, site)
+    own = [
+        str(site.checkpoints / job.id),
+        *([str(site.checkpoints / job.spec.begins_from)] if job.spec.begins_from else []),
+        *([] if in_memory is None else [str(in_memory)]),
+        *writable,
+        *([] if os.path.realpath(folder) in NOT_ATTACHED else [folder]),
+    ]
+    hidden = {folder.path for where in sockets for folder in os.scandir(where) if folder.is_dir()}
+    return {where for where in (*sockets, *MPS_FOLDERS, *own) if os.path.exists(where)}, hidden
+
+
+def _in_container(
+    container: Container,
+    confinement: Confinement,
+    folders: Collection[str],
+    hidden: Collection[str],
+    at: tuple[LaunchSite, GangMember, str],
+) -> Confinement:
+    """Return the confinement of a process whose files are those of an image, and of the host what it needs alone."""
+    site, member, cwd = at
+    mounts = {where: where for where in folders}
+    if confinement.tmp:
+        mounts |= dict.fromkeys(TEMPORARY, confinement.tmp)
+    if container.namespace:
+        attached = tuple(sorted((dict.fromkeys(hidden, "") | mounts).items()))
+        return confinement._replace(namespace=container.namespace, attached=attached, kept=())
+    devices = [device for device in site.devices if device.index in member.devices]
+    if container.runtime == "apptainer":
+        wrapper = image_folder.apptainer(container.image, folders=mounts, cwd=cwd, devices=devices)
+    else:
+        wrapper = image_folder.bubblewrap(container.image, folders=mounts, hidden=hidden, devices=devices)
+    return confinement._replace(wrapper=wrapper, tmp="", kept=())
+
+
+NOT_ATTACHED: Final = frozenset(
+    {
+        *("/", "/bin", "/boot", "/dev", "/etc", "/home", "/lib", "/lib32", "/lib64", "/opt", "/proc", "/root", "/run"),
+        *("/sbin", "/sys", "/usr", "/var", *TEMPORARY),
+    }
+)
+"""Working directories that an image has itself, or that hold more than one's own: they are those of the image."""
 
 
 def memory_folder_of(job: Job, site: LaunchSite) -> Path | None:
