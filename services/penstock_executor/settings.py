@@ -64,6 +64,14 @@ class ExecutorSettings(msgspec.Struct, frozen=True, kw_only=True):
         is its user's.
     writable : tuple of str
         Folders that a job may write to in a sandbox, beside these; ``~`` is its user's home.
+    warm_starts : {"learn", "preload", "off"}
+        Which Python programs are forked from a server that has imported their modules, and not executed: those whose
+        command comes again, with what its earlier runs have imported; those alone whose job names modules; none.
+        ``docs/warm-starts.md`` says which can.
+    warm_servers : int
+        The most such servers; the one that was used longest ago goes first.
+    warm_bytes : int
+        The most memory that they may hold together when another one begins.
     data_dir : str
         Holds run folders and the agents' socket; must survive a restart of the executor.
     checkpoint_dir : str
@@ -147,6 +155,9 @@ class ExecutorSettings(msgspec.Struct, frozen=True, kw_only=True):
     most_tasks: Annotated[int, Meta(ge=0)] = 16_384
     sandbox: SandboxName = "none"
     writable: tuple[str, ...] = ()
+    warm_starts: Literal["learn", "preload", "off"] = "learn"
+    warm_servers: Annotated[int, Meta(ge=0)] = 4
+    warm_bytes: Annotated[int, Meta(ge=0)] = 4 * 2**30
     data_dir: str = "penstock-data/executor"
     checkpoint_dir: str = ""
     checkpoint_copy_bytes: Annotated[int, Meta(ge=0)] = 16 * 2**30

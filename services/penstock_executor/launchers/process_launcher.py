@@ -74,12 +74,12 @@ def start(
     fence: RunFence | None = None,
 ) -> ShimProcess:
     """Start a program in its own session; see :meth:`Launcher.start`."""
-    *words, argv, own = order(folder, argv, env, cwd, keep, fence=fence)
+    told = order(folder, argv, env, cwd, keep, fence=fence)
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     pid = os.posix_spawn(
         sys.executable,
-        [sys.executable, "-I", "-S", _SHIM, *words, *argv],
-        {_hidden(os.fsdecode(name)): os.fsdecode(value) for name, value in own.items()},
+        [sys.executable, "-I", "-S", _SHIM, *told[:5], *told.argv],
+        {_hidden(os.fsdecode(name)): os.fsdecode(value) for name, value in told.env.items()},
         file_actions=[
             (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
             (os.POSIX_SPAWN_OPEN, 1, str(folder / "shim.log"), flags, 0o600),
