@@ -185,6 +185,10 @@ class JobOptions(CommandOptions, frozen=True):
     sharers: Annotated[int | None, Option("--sharers", min=0, max=1000, help="Most jobs on its device, of a lane.")] = (
         None
     )
+    preload: Annotated[
+        list[str] | None,
+        Option("--preload", metavar="MODULES", help="Python modules that nodes keep imported for it: torch,numpy."),
+    ] = None
     cwd: Annotated[str, Option("--cwd", "-D", help="Working directory; by default this one.")] = ""
 
     def given(self, command: Sequence[str]) -> dict[str, Any]:
@@ -217,6 +221,7 @@ class JobOptions(CommandOptions, frozen=True):
             "begins_from": self.begins_from,
             "keep_checkpoint": self.keep_checkpoint or None,
             "sharers": self.sharers,
+            "preload": value_formats.words(self.preload or []),
             "after": value_formats.dependencies(self.after or []),
             "time_limit_s": value_formats.time_limit_s(self.time) if self.time else None,
             "begin_s": value_formats.begin_s(self.begin) if self.begin else None,

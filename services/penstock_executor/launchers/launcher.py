@@ -117,15 +117,24 @@ class Launcher(Protocol[ProcessT]):
         /,
         *,
         fence: RunFence | None = None,
+        preload: Sequence[str] = (),
     ) -> ProcessT:
         """
         Start a program, with its output in ``keep``'s folder, or else in ``folder``, and within its ``fence``, if any.
+
+        ``preload`` names modules that its job would have imported before it starts; a launcher need not be able to.
 
         Raises
         ------
         OSError
             If there is no room for it, or it cannot be started.
         """
+
+    def how(self, folder: Path, /) -> str:
+        """Return how a program was started: ``warm``, or ``cold: `` with the reason; empty where nobody knows."""
+
+    def kept(self) -> tuple[int, int]:
+        """Return how many servers for warm starts there are, and the bytes of memory that they hold."""
 
     def adopt(self, folder: Path, /) -> ProcessT | None:
         """Return the process that an earlier executor started in a folder, if it still lives; None if it has ended."""

@@ -72,8 +72,10 @@ def start(
     keep: OutputLimits | None = None,
     *,
     fence: RunFence | None = None,
+    preload: Sequence[str] = (),
 ) -> ShimProcess:
-    """Start a program in its own session; see :meth:`Launcher.start`."""
+    """Start a program in its own session; see :meth:`Launcher.start`. It never starts warm."""
+    del preload
     told = order(folder, argv, env, cwd, keep, fence=fence)
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     pid = os.posix_spawn(
@@ -120,6 +122,17 @@ def noted(folder: Path, pid: int) -> ShimProcess:
 
 def _hidden(name: str) -> str:
     return f"{shim.HIDDEN}{name}" if name.startswith(_SHAPES_THE_SHIM) else name
+
+
+def how(folder: Path) -> str:
+    """Return nothing: no program starts warm here."""
+    del folder
+    return ""
+
+
+def kept() -> tuple[int, int]:
+    """Return that there is no server."""
+    return 0, 0
 
 
 def memory_caps(cgroup: Path | None) -> MemoryCaps:

@@ -89,7 +89,7 @@ class WarmServer:
     def preload(self, modules: Sequence[str]) -> str:
         """Import the modules; return why no program can start with them, empty where all can."""
         sys.argv = [""]
-        sys.modules["__main__"] = _main_module()  # the programs', of which modules may keep hold
+        sys.modules["__main__"] = stand_in = types.ModuleType("__main__")
         for name in modules:
             try:
                 importlib.import_module(name)
@@ -111,6 +111,7 @@ class WarmServer:
             stream.flush()  # the executor looks whether anything was printed
         gc.collect()
         gc.freeze()
+        _replace_main(stand_in)
         return _leftovers()
 
     # --- for each program
@@ -331,12 +332,22 @@ def _shadow_in(folder: str, names: frozenset[str], below: list[os.DirEntry[str]]
     return ""
 
 
-def _main_module() -> types.ModuleType:
-    """Return a main module as Python makes it, before anything runs in it."""
+def _replace_main(stand_in: types.ModuleType) -> None:
+    """
+    Have a main module as Python makes it, before anything runs in it, also where modules have kept hold of another.
+
+    It is made after the freeze, so that what a program leaves in it is collected at its end.
+    """
     main = types.ModuleType("__main__")
     main.__loader__ = importlib.machinery.BuiltinImporter  # as Python itself does
     main.__dict__.update(__annotations__={}, __builtins__=builtins)
-    return main
+    for names in (sys.modules, *(module.__dict__ for module in [*sys.modules.values()] if _has_names(module))):
+        for name in [name for name, value in [*names.items()] if value is stand_in]:
+            names[name] = main
+
+
+def _has_names(module: Any) -> bool:
+    return isinstance(module, types.ModuleType) and isinstance(module.__dict__, dict)
 
 
 def _renew(cwd: str) -> None:
@@ -355,7 +366,6 @@ def _renew(cwd: str) -> None:
 
 def _report_modules(path: str, pid: int, known: frozenset[str]) -> None:
     """Leave the executor the names of installed modules that a program has imported, in the order of their imports."""
-    gc.unfreeze()  # the last collection is to find all that one of a new interpreter would
     if os.getpid() != pid:
         return  # a child of the program
     roots = _installed()
