@@ -198,9 +198,16 @@ def _decided(
     next_s = min(looked_at.wake_s, draft.admitted.wake_s, _later_s(draft, now_s))
     keeps = draft.admitted.reserved
     quiet = not placements and not preemptions and keeps == pool.reservations
-    if quiet and (due_s := _due_s(pool, waits, rules)) > now_s:
+    due_s = _due_s(pool, waits, rules) if quiet else now_s
+    priced_due_s = _priced_due_s(pool, rules)
+    if quiet and min(due_s, priced_due_s) > now_s:
+        return None, min(next_s, due_s, priced_due_s)
+    priced = rules.max_waits and not only and (pool.priced_s + rules.explain_every_s <= now_s)
+    prices = _prices(draft, looked_at.singles(assignment.PRICED) if priced else ())
+    if quiet and due_s > now_s and not prices:
         return None, min(next_s, due_s)
-    prices = _prices(draft, looked_at.singles(assignment.PRICED) if rules.max_waits and not only else ())
+    if waits and not priced:
+        next_s = min(next_s, pool.priced_s + rules.explain_every_s)
     found = RoundDecided(
         at_s=now_s,
         pool=pool.name,
@@ -454,3 +461,8 @@ def _due_s(pool: PoolView, waits: Sequence[Wait], rules: RoundRules) -> float:
     if all(pool.explained.get(wait.job_id) == wait.cause for wait in waits):
         return math.inf
     return pool.explained_s + rules.explain_every_s
+
+
+def _priced_due_s(pool: PoolView, rules: RoundRules) -> float:
+    """Return when the pool's prices are to be named anew; never if no round was decided since they were."""
+    return pool.priced_s + rules.explain_every_s if pool.explained_s > pool.priced_s else math.inf

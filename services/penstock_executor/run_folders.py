@@ -119,11 +119,27 @@ def scan(runs: Path) -> Iterator[LocalRun]:
 def remove(runs: Path, key: Key) -> None:
     """Remove a run's folder, and the job's folder after its last run."""
     folder = path_of(runs, key)
-    shutil.rmtree(folder, ignore_errors=True)
+    if not _remove_plain(folder):
+        shutil.rmtree(folder, ignore_errors=True)
     try:
         os.rmdir(folder.parent)
     except OSError:
         return  # other epochs are still there
+
+
+def _remove_plain(folder: Path, *, deeper: int = 1) -> bool:
+    """Remove a folder of files, and of folders of files, as a run's is; return False where there is more in it."""
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if not entry.is_dir(follow_symlinks=False):
+                    os.unlink(entry)
+                elif not (deeper and _remove_plain(Path(entry), deeper=deeper - 1)):
+                    return False
+        os.rmdir(folder)
+    except OSError:
+        return False
+    return True
 
 
 def last_line(path: Path, most_bytes: int = 4096) -> str:

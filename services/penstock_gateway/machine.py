@@ -76,7 +76,7 @@ from penstock_scheduler.pool.scheduler_state import SchedulerState, fold
 MOST_MODELS: Final = 200
 """Models of archived jobs that are told apart on one day; all others are summed as :data:`OTHER_MODELS`."""
 OTHER_MODELS: Final = "other"
-SCHEMA: Final = "gateway.v30"
+SCHEMA: Final = "gateway.v31"
 
 
 class GatewayState(SchedulerState):

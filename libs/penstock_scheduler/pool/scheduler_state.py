@@ -42,10 +42,22 @@ REMEMBERED: Final = 256
 
 
 class ExplainedRound(msgspec.Struct, frozen=True):
-    """What the last round of a pool said: when, and each waiting job's cause."""
+    """
+    What the last rounds of a pool said.
+
+    Attributes
+    ----------
+    at_s : float
+        When the last one was decided.
+    causes : dict of str to str
+        Why each job waits, as that one said.
+    priced_s : float or None
+        When the last one was decided that named prices; None before the first.
+    """
 
     at_s: float
     causes: dict[str, str]
+    priced_s: float | None = None
 
 
 class RulesInForce(NamedTuple):
@@ -160,6 +172,7 @@ class SchedulerState(msgspec.Struct, dict=True):
             promised=self.promised,
             explained_s=explained.at_s if explained else -math.inf,
             explained=explained.causes if explained else {},
+            priced_s=explained.priced_s if explained and explained.priced_s is not None else -math.inf,
         )
 
     def _finished(self, name: str) -> FinishedService:
@@ -231,7 +244,10 @@ def _learn_cost(known: SchedulerState, jobs: JobTable, event: RunEnded) -> bool:
 
 
 def _learn_round(known: SchedulerState, _jobs: JobTable, event: RoundDecided) -> bool:
-    known.explained[event.pool] = ExplainedRound(event.at_s, {wait.job_id: wait.cause for wait in event.waits})
+    before = known.explained.get(event.pool)
+    priced_s = event.at_s if event.prices else (before.priced_s if before is not None else None)
+    causes: dict[str, str] = {wait.job_id: wait.cause for wait in event.waits}
+    known.explained[event.pool] = ExplainedRound(event.at_s, causes, priced_s)
     known.promised.update(p.for_job for p in event.preemptions if p.for_job in known.keys)
     known.history.decided(event)
     return False

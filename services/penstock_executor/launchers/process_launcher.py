@@ -22,6 +22,7 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -320,9 +321,13 @@ def base_environment(pass_env: Iterable[str] = ()) -> dict[str, str]:
     The executor's Python comes first on ``PATH``, so that ``python`` is one that has Penstock; a job that wants
     another sets ``PATH`` or names it in full.
     """
-    named = tuple(pass_env)
-    env = {name: value for name, value in os.environ.items() if _is_passed(name, value, named)}
-    return {**env, "PATH": f"{os.path.dirname(sys.executable)}:{os.environ.get('PATH', os.defpath)}"}
+    passed = _passed(tuple(pass_env), tuple(os.environ.items()))
+    return {**passed, "PATH": f"{os.path.dirname(sys.executable)}:{os.environ.get('PATH', os.defpath)}"}
+
+
+@lru_cache(maxsize=4)  # asked at every start, and always the same
+def _passed(named: tuple[str, ...], environ: tuple[tuple[str, str], ...]) -> dict[str, str]:
+    return {name: value for name, value in environ if _is_passed(name, value, named)}
 
 
 def _is_passed(name: str, value: str, named: tuple[str, ...]) -> bool:
