@@ -85,7 +85,7 @@ class RunSeries(msgspec.Struct, kw_only=True):
         self.steps[-1], self.times_s[-1], self.samples[-1] = report.step, at_s, report.samples
         self._note_values({**dict.fromkeys(report.diverged, math.nan), **report.metrics})
         if len(self.steps) > most:
-            self._halve()
+            self.halve()
         return True
 
     def _begin_row(self) -> None:
@@ -107,7 +107,7 @@ class RunSeries(msgspec.Struct, kw_only=True):
             self.columns[name][-1] = value
         self.left_out = max(self.left_out, left_out)
 
-    def _halve(self) -> None:
+    def halve(self) -> None:
         """Make one row of each two behind the first."""
         if len(self.steps) % 2:
             self.in_last += self.stride
@@ -117,11 +117,17 @@ class RunSeries(msgspec.Struct, kw_only=True):
         )
         self.columns = {name: _last_of_pairs(column) for name, column in self.columns.items()}
 
+    def cut(self, until_s: float) -> None:
+        """Leave out the rows that were heard later than a time."""
+        count = sum(1 for at_s in self.times_s if at_s <= until_s)
+        for rows in (self.steps, self.times_s, self.samples, *self.columns.values()):
+            del rows[count:]
+
     def encode(self, most_bytes: int) -> bytes:
         """Return it as MessagePack, which has NaN: with fewer rows where it is larger than so many bytes."""
         body = msgspec.msgpack.encode(self)
         while len(body) > most_bytes and len(self.steps) > 2:
-            self._halve()
+            self.halve()
             body = msgspec.msgpack.encode(self)
         return body
 
