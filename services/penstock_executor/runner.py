@@ -283,6 +283,7 @@ class Executor:
                 background(
                     telemetry.publish_heartbeats(),
                     telemetry.publish_output(),
+                    telemetry.publish_series(),
                     telemetry.follow_peers(),
                     self._follow_answers(),
                     self._look_after_lanes(),
