@@ -466,6 +466,22 @@ class GatewayClient:
         """Return a job's life, a sentence for each fact."""
         return await self._query("story", request_bodies.OneRequest(id=job_id, at=at), views.StoryView)
 
+    async def metrics(
+        self, job_id: str, names: Iterable[str] = (), *, most: int = 1000, at: request_bodies.At = None
+    ) -> views.SeriesView:
+        """
+        Return the metrics of a job as series over all of its runs; ``pandas.DataFrame(view.columns())`` takes them.
+
+        Parameters
+        ----------
+        names : iterable of str
+            Of metrics; empty for all.
+        most : int
+            The most rows, 2 to 10,000: of more, each row is the last of a stretch.
+        """
+        ask = request_bodies.SeriesRequest(id=job_id, names=tuple(names), most=most, at=at)
+        return await self._query("series", ask, views.SeriesView)
+
     async def nodes(self, at: request_bodies.At = None) -> views.NodesView:
         """Return all nodes and their devices."""
         return await self._query("nodes", request_bodies.AllRequest(at=at), views.NodesView)

@@ -1,6 +1,7 @@
 """
-Ports of the bus by use: log, rejections, snapshots, leases, work, requests, telemetry, output, shadows, code,
-replication.
+Ports of the bus by use.
+
+They are: log, rejections, snapshots, leases, work, requests, telemetry, output, series, shadows, code, replication.
 
 Who calls the bus asks for the ports that it uses, and joins them in a protocol of its own where it uses several.
 :class:`Bus` is all of them. Two adapters keep this contract, ``penstock_bus.nats`` and ``penstock_bus.memory``;
@@ -480,6 +481,22 @@ class OutputPort(BodyLimit, Protocol):
         """
 
 
+class SeriesPort(BodyLimit, Protocol):
+    """The metrics of runs as series, beside the output of jobs: of each run the newest message."""
+
+    async def write_series(self, job_id: str, epoch: int, body: bytes) -> None:
+        """
+        Store a run's series in place of the one before.
+
+        Raises
+        ------
+        TooLarge, StorageFull, Unavailable
+        """
+
+    def read_series(self, job_id: str) -> AsyncGenerator[StoredMessage, None]:
+        """Yield what the stream holds of the runs of a job, then end; the stream drops its oldest."""
+
+
 class ShadowPort(Protocol):
     """What shadows would have done, stored beside the log."""
 
@@ -510,6 +527,7 @@ class Bus(
     RequestPort,
     TelemetryPort,
     OutputPort,
+    SeriesPort,
     ShadowPort,
     CodePort,
     ReplicationPort,

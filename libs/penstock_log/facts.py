@@ -191,6 +191,9 @@ class RunStarted(Event, frozen=True, kw_only=True, tag="run.started.v1"):
         The other job whose checkpoint it is, where the job has none of its own.
     copied_from : str
         The node from which the executor copied the checkpoint for this run; empty where it was there already.
+    start : str
+        ``warm`` where its processes were forked from a server that had imported their modules; ``cold: `` and the
+        reason where the job asks for that and it could not be; empty otherwise.
     """
 
     job_id: str
@@ -201,6 +204,7 @@ class RunStarted(Event, frozen=True, kw_only=True, tag="run.started.v1"):
     resumed_digest: str = ""
     begun_from: str = ""
     copied_from: str = ""
+    start: str = ""
 
 
 class RunCheckpointed(Event, frozen=True, kw_only=True, tag="run.checkpointed.v1"):

@@ -367,6 +367,26 @@ class OneRequest(GatewayRequest, frozen=True, kw_only=True):
     at: At = None
 
 
+class SeriesRequest(GatewayRequest, frozen=True, kw_only=True):
+    """
+    The request of ``series``: the series of a job's metrics over all of its runs.
+
+    Attributes
+    ----------
+    id : str
+        Of the job, or its unique beginning.
+    names : tuple of str
+        Of metrics; empty for all.
+    most : int
+        The most rows, 2 to 10,000; there may be fewer where the answer would not fit into a message.
+    """
+
+    id: str
+    names: tuple[str, ...] = ()
+    most: Annotated[int, Meta(ge=2, le=MOST_ROWS)] = 1000
+    at: At = None
+
+
 class JobsRequest(JobFilter, frozen=True, kw_only=True):
     """
     The request of ``jobs``: which, how many, and in which form.

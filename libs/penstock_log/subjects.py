@@ -346,6 +346,23 @@ def logs(job_id: str) -> str:
     return f"{ROOT}.log.{_token(job_id)}.*"
 
 
+def series(job_id: str, epoch: int) -> str:
+    """
+    Return the subject of the metrics of one run; it has one part more than those of output, whose readers miss it.
+
+    Examples
+    --------
+    >>> series("j1", 2), all_series("j1")
+    ('penstock.log.j1.series.2', 'penstock.log.j1.series.*')
+    """
+    return f"{ROOT}.log.{_token(job_id)}.series.{epoch}"
+
+
+def all_series(job_id: str) -> str:
+    """Return the pattern for the metrics of all of a job's runs."""
+    return f"{ROOT}.log.{_token(job_id)}.series.*"
+
+
 rejected: Final = _named("rejected")
 """Subject of what could not be accepted: ``evt``, ``jobs``, ``sweeps``, …"""
 

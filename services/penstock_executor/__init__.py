@@ -24,10 +24,11 @@ In reading order:
 * ``output_store``: Output, kept and streamed.
 * ``job_sessions``: Sessions of those who have entered a job.
 * ``session_streams``: Their streams: numbered chunks, and a descriptor.
+* ``series_store``: The metrics of runs as series.
 * ``run_folders``: Files that outlive the executor.
 * ``refusal``: End of the runs where the bus refuses the executor.
 * ``fact_outbox``: Facts on their way to the log.
-* ``telemetry``: Heartbeats, progress, output.
+* ``telemetry``: Heartbeats, progress, output, series of metrics.
 * ``device_sampler``: How busy the devices are, and who is on them.
 * ``settings``: Settings.
 * ``launchers/``: Launchers: what starts and ends the processes of a run.

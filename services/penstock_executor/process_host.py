@@ -30,6 +30,7 @@ from penstock_executor.memory_limits import MemoryLimits
 from penstock_executor.output_store import OutputStore
 from penstock_executor.run_identity import IdentityRefused, IdentityRule, RunIdentity
 from penstock_executor.run_state import HOLD, Ending, Key, LocalRun, RunProcess, sharing_of
+from penstock_executor.series_store import SeriesStore
 from penstock_log import AnyEvent, Job, RunCheckpointed, RunRewound, RunWarned
 from penstock_log.agent_protocol import (
     LONGEST_METRIC,
@@ -113,6 +114,8 @@ class ProcessHost:
         Open connections.
     unpublished : set of str
         Jobs whose progress has changed since it was last published.
+    series : SeriesStore
+        The metrics of runs whose first process is here.
     """
 
     def __init__(
@@ -143,6 +146,7 @@ class ProcessHost:
         self.runs: dict[Key, LocalRun] = {}
         self.connections: dict[Place, AgentConnection] = {}
         self.unpublished: set[Key] = set()
+        self.series = SeriesStore(runs_dir)
         self._processes: dict[Place, LaunchedProcess] = {}
         self._rendezvous = Rendezvous()
         self.checkpoints = CheckpointFolder(site.checkpoints, site.node_id, passable=self._rule.switches)
@@ -261,7 +265,10 @@ class ProcessHost:
                 )
                 self.launcher.confine(where, confined)
                 fence = self.site.fence(job.placement)
-                process = self.launcher.start(where, command, env, self._cwd(job), keep, fence=fence)
+                process = self.launcher.start(
+                    where, command, env, self._cwd(job), keep, fence=fence, preload=job.spec.preload
+                )
+                self._note_start(run, job, self.launcher.how(where))
                 self._track((run.key, member.rank), process)
         except job_folders.FolderNotOurs as error:
             run.refused = str(error)
@@ -276,6 +283,14 @@ class ProcessHost:
                 raise DiskFull(problem) from error
             run.refused = problem
             self._abort(run)
+
+    @staticmethod
+    def _note_start(run: LocalRun, job: Job, how: str) -> None:
+        """Note how a process began; a cold one says more than a warm one, and matters to those who asked for that."""
+        if how == "warm":
+            run.start = run.start or how
+        elif job.spec.preload:
+            run.start = how
 
     def _give_folders(self, run: LocalRun, account: RunIdentity, *, contained: bool) -> Path | None:
         """Make the folders that are the run's own; return its temporary one, where it has one."""
@@ -337,6 +352,7 @@ class ProcessHost:
         """Adopt the runs of an earlier executor; yield those processes that ended meanwhile."""
         for run in run_folders.scan(self.runs_dir):
             self.runs[run.key] = run
+            self.series.adopt_run(run.key, self._clock())
             for index in run.ranks:
                 folder = self.rank_dir((run.key, index))
                 process = self.launcher.adopt(folder)
@@ -454,6 +470,7 @@ class ProcessHost:
         self._rendezvous.release(key)
         self.runs.pop(key, None)
         self.unpublished.discard(key)
+        self.series.forget_run(key)
 
     def remove_checkpoints(self, job_id: str) -> None:
         """Remove the checkpoints of a job that is over."""
@@ -530,6 +547,7 @@ class ProcessHost:
             case StepProgress() | SessionDone():
                 if index == 0:
                     self.unpublished.add(key)
+                    self.series.add_report(key, run.ranks[0].report, self._clock())
                     self._report_rewind(run, max(0, message.step - message.loop_steps))
                 if run.ranks[index].crowded and "crowded" not in run.reported:
                     run.reported.add("crowded")

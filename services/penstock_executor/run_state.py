@@ -122,6 +122,8 @@ class LocalRun(msgspec.Struct, kw_only=True):
         The other job, if the checkpoint is another job's.
     copied_from : str
         The node from which it was copied for this run.
+    start : str
+        How its processes began, as in :class:`penstock_log.RunStarted`.
     ending : Ending
         Why the run is ended.
     answers : dict of int to int
@@ -162,6 +164,7 @@ class LocalRun(msgspec.Struct, kw_only=True):
     resumed_digest: str = ""
     begun_from: str = ""
     copied_from: str = ""
+    start: str = ""
     ending: Ending = ""
     answers: dict[int, int] = {}
     held: set[int] = set()

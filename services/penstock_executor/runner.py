@@ -159,6 +159,10 @@ class Executor:
         alive = shell.metrics.gauge("penstock_node_runs", "Runs whose processes live on the node.")
         alive.follow(lambda: sum(run.alive for run in self.host.runs.values()))
         self.work_folders = WorkFolders(data / "work")
+        servers = shell.metrics.gauge("penstock_warm_servers", "Servers that are kept for warm starts.")
+        servers.follow(lambda: self.host.launcher.kept()[0])
+        held = shell.metrics.gauge("penstock_warm_server_bytes", "Memory that servers for warm starts hold.")
+        held.follow(lambda: self.host.launcher.kept()[1])
         self.host = self._process_host(data)
         self.sessions = JobSessions(shell.bus, self.host, shell.monotonic)
         entered = shell.metrics.gauge("penstock_node_sessions", "Sessions of people in jobs on the node.")
@@ -288,6 +292,7 @@ class Executor:
                 background(
                     telemetry.publish_heartbeats(),
                     telemetry.publish_output(),
+                    telemetry.publish_series(),
                     telemetry.follow_peers(),
                     self._follow_answers(),
                     self._look_after_lanes(),

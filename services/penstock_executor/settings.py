@@ -71,6 +71,14 @@ class ExecutorSettings(msgspec.Struct, frozen=True, kw_only=True):
         them apptainer and bubblewrap where they are installed. ``none``: such jobs do not come to this node.
     image_pull_s : float
         The longest time that getting an image from its registry may take, in seconds.
+    warm_starts : {"learn", "preload", "off"}
+        Which Python programs are forked from a server that has imported their modules, and not executed: those whose
+        command comes again, with what its earlier runs have imported; those alone whose job names modules; none.
+        ``docs/warm-starts.md`` says which can.
+    warm_servers : int
+        The most such servers; the one that was used longest ago goes first.
+    warm_bytes : int
+        The most memory that they may hold together when another one begins.
     data_dir : str
         Holds run folders and the agents' socket; must survive a restart of the executor.
     checkpoint_dir : str
@@ -162,6 +170,9 @@ class ExecutorSettings(msgspec.Struct, frozen=True, kw_only=True):
     writable: tuple[str, ...] = ()
     containers: ContainersName = "auto"
     image_pull_s: Annotated[float, Meta(gt=0)] = 1800.0
+    warm_starts: Literal["learn", "preload", "off"] = "learn"
+    warm_servers: Annotated[int, Meta(ge=0)] = 4
+    warm_bytes: Annotated[int, Meta(ge=0)] = 4 * 2**30
     data_dir: str = "penstock-data/executor"
     checkpoint_dir: str = ""
     checkpoint_copy_bytes: Annotated[int, Meta(ge=0)] = 16 * 2**30

@@ -31,6 +31,7 @@ In reading order:
 * ``answers``: From the read model to views.
 * ``stats_answer``: Figures by pool and team.
 * ``aggregation_answers``: Answers about aggregators and the jobs on them.
+* ``series_answers``: The metrics of a job as series.
 * ``usage_answers``: Accounts of device time, also of archived jobs.
 * ``timeline_answers``: Who held which device when.
 * ``why``: Why a job waits, and what is ruled out.

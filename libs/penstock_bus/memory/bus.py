@@ -34,11 +34,13 @@ from penstock_bus.port import (
     ReplicationPort,
     Request,
     RequestPort,
+    SeriesPort,
     ServiceError,
     Shadowed,
     ShadowPort,
     Snapshot,
     SnapshotPort,
+    StoredMessage,
     TelemetryPort,
     Timeout,
     TooLarge,
@@ -153,7 +155,7 @@ class MemoryClient:
                 raise Unavailable(f"the server in memory was away for {self.timeout_s} s; the call may be tried again")
 
 
-class MemoryLogClient(MemoryClient, LogPort, LogTrimPort, RejectionPort, OutputPort, ShadowPort):
+class MemoryLogClient(MemoryClient, LogPort, LogTrimPort, RejectionPort, OutputPort, SeriesPort, ShadowPort):
     """The ports that read and write streams."""
 
     async def append(self, item: Append) -> int:
@@ -229,6 +231,15 @@ class MemoryLogClient(MemoryClient, LogPort, LogTrimPort, RejectionPort, OutputP
             seen = stored[-1].seq if stored else after_seq
             async for message, _ in self._messages(names.LOG, seen, [names.logs(job_id)]):
                 yield _line(job_id, message)
+
+    async def write_series(self, job_id: str, epoch: int, body: bytes) -> None:
+        await self.ready(len(body))
+        self.server.put_last(names.LOG, names.series(job_id, epoch), body)
+
+    async def read_series(self, job_id: str) -> AsyncGenerator[StoredMessage, None]:
+        await self.ready()
+        for message in list(self.server.streams[names.LOG].after(0, [names.all_series(job_id)])):
+            yield message
 
     async def write_shadow(self, subject: str, body: bytes, msg_id: str = "") -> None:
         await self.ready(len(body))

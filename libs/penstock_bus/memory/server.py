@@ -148,6 +148,13 @@ class MemoryServer:
         self.changed.notify()
         return message
 
+    def put_last(self, stream: str, subject: str, body: bytes) -> MemoryMessage:
+        """Store a message in a stream in place of those that are there of its subject; raises StorageFull."""
+        message, messages = self.put(stream, subject, body), self.streams[stream]
+        self._stored_bytes -= sum(len(one.body) for one in messages.after(0, [subject]) if one.seq < message.seq)
+        messages.trim(subject, message.seq)
+        return message
+
     def put_all(self, items: Sequence[Append], bodies: Sequence[bytes]) -> list[int]:
         """
         Store commits as one, and return their sequences; those that are stored already stay as they are.

@@ -108,6 +108,7 @@ def configs(limits: StreamLimits) -> dict[str, dict[str, Any]]:
             "max_bytes": limits.log_bytes,
             "max_age": int(limits.log_age_s * _S),
             "compression": compression,
+            "allow_rollup_hdrs": True,  # of the series of a run, the newest is kept
         },
         subjects.INBOX: {
             "subjects": list(subjects.SUBMITTED),
@@ -218,7 +219,9 @@ def check_format(found: dict[str, Any]) -> None:
 def outdated(found: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
     """Return what an earlier version had made otherwise."""
     changed: dict[str, Any] = {
-        key: True for key in ("deny_delete", "deny_purge", "allow_atomic") if wanted.get(key) and not found.get(key)
+        key: True
+        for key in ("deny_delete", "deny_purge", "allow_atomic", "allow_rollup_hdrs")
+        if wanted.get(key) and not found.get(key)
     }
     if sorted(found["subjects"]) != sorted(wanted["subjects"]):
         changed["subjects"] = wanted["subjects"]

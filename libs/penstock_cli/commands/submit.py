@@ -191,6 +191,10 @@ class JobOptions(CommandOptions, frozen=True):
             "--image", help="Run in this image: a name such as pytorch/pytorch:2.4.0, or the path of a folder or .sif."
         ),
     ] = ""
+    preload: Annotated[
+        list[str] | None,
+        Option("--preload", metavar="MODULES", help="Python modules that nodes keep imported for it: torch,numpy."),
+    ] = None
     cwd: Annotated[str, Option("--cwd", "-D", help="Working directory; by default this one.")] = ""
     workdir: Annotated[
         str,
@@ -232,6 +236,7 @@ class JobOptions(CommandOptions, frozen=True):
             "begins_from": self.begins_from,
             "keep_checkpoint": self.keep_checkpoint or None,
             "sharers": self.sharers,
+            "preload": value_formats.words(self.preload or []),
             "after": value_formats.dependencies(self.after or []),
             "time_limit_s": value_formats.time_limit_s(self.time) if self.time else None,
             "begin_s": value_formats.begin_s(self.begin) if self.begin else None,

@@ -237,7 +237,9 @@ def _code_folder(job: Job, site: LaunchSite) -> str:
     return str(WorkFolders(site.work).path((job.id, job.epoch)))
 
 
-def _folders_in_container(job: Job, site: LaunchSite, folder: str, writable: Sequence[str]) -> tuple[set[str], set[str]]:
+def _folders_in_container(
+    job: Job, site: LaunchSite, folder: str, writable: Sequence[str]
+) -> tuple[set[str], set[str]]:
     """Return the folders of the host that a process finds in its container, and those in these that are hidden."""
     sockets = {
         os.path.dirname(os.path.realpath(path))

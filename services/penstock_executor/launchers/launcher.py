@@ -144,15 +144,24 @@ class Launcher(Protocol[ProcessT]):
         /,
         *,
         fence: RunFence | None = None,
+        preload: Sequence[str] = (),
     ) -> ProcessT:
         """
         Start a program, with its output in ``keep``'s folder, or else in ``folder``, and within its ``fence``, if any.
+
+        ``preload`` names modules that its job would have imported before it starts; a launcher need not be able to.
 
         Raises
         ------
         OSError
             If there is no room for it, or it cannot be started.
         """
+
+    def how(self, folder: Path, /) -> str:
+        """Return how a program was started: ``warm``, or ``cold: `` with the reason; empty where nobody knows."""
+
+    def kept(self) -> tuple[int, int]:
+        """Return how many servers for warm starts there are, and the bytes of memory that they hold."""
 
     def adopt(self, folder: Path, /) -> ProcessT | None:
         """Return the process that an earlier executor started in a folder, if it still lives; None if it has ended."""
@@ -181,8 +190,9 @@ class Launcher(Protocol[ProcessT]):
         Have a command run beside a process, or a connection made, and return a socket about it, which never blocks.
 
         Each byte that is sent is the number of a signal; what is received is the command's exit status in digits and a
-        line end (before it, if it leads a session of the kernel's, ``@`` with its pid and a line end), or ``+`` with the connection's descriptor, or ``-`` and why there is none. Its end without any of
-        them means that the process has ended. Once it is closed, the command is ended, with all that it has started.
+        line end (before it, if it leads a session of the kernel's, ``@`` with its pid and a line end), or ``+`` with
+        the connection's descriptor, or ``-`` and why there is none. Its end without any of them means that the process
+        has ended. Once it is closed, the command is ended, with all that it has started.
 
         Parameters
         ----------

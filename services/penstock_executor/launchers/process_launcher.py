@@ -77,14 +77,16 @@ def start(
     keep: OutputLimits | None = None,
     *,
     fence: RunFence | None = None,
+    preload: Sequence[str] = (),
 ) -> ShimProcess:
-    """Start a program in its own session; see :meth:`Launcher.start`."""
-    *words, argv, own = order(folder, argv, env, cwd, keep, fence=fence)
+    """Start a program in its own session; see :meth:`Launcher.start`. It never starts warm."""
+    del preload
+    told = order(folder, argv, env, cwd, keep, fence=fence)
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     pid = os.posix_spawn(
         sys.executable,
-        [sys.executable, "-I", "-S", _SHIM, *words, *argv],
-        {_hidden(os.fsdecode(name)): os.fsdecode(value) for name, value in own.items()},
+        [sys.executable, "-I", "-S", _SHIM, *told[:5], *told.argv],
+        {_hidden(os.fsdecode(name)): os.fsdecode(value) for name, value in told.env.items()},
         file_actions=[
             (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
             (os.POSIX_SPAWN_OPEN, 1, str(folder / "shim.log"), flags, 0o600),
@@ -125,6 +127,17 @@ def noted(folder: Path, pid: int) -> ShimProcess:
 
 def _hidden(name: str) -> str:
     return f"{shim.HIDDEN}{name}" if name.startswith(_SHAPES_THE_SHIM) else name
+
+
+def how(folder: Path) -> str:
+    """Return nothing: no program starts warm here."""
+    del folder
+    return ""
+
+
+def kept() -> tuple[int, int]:
+    """Return that there is no server."""
+    return 0, 0
 
 
 def memory_caps(cgroup: Path | None) -> MemoryCaps:

@@ -334,6 +334,9 @@ class Order(NamedTuple):
         The program's command line.
     env : dict of bytes to bytes
         The program's environment.
+    warm : tuple
+        What a warm server has to know of it (:class:`penstock_executor.launchers.warm_command.WarmCommand`); empty for
+        programs that start by exec.
     """
 
     folder: str
@@ -343,6 +346,7 @@ class Order(NamedTuple):
     cwd: str
     argv: tuple[str, ...]
     env: dict[bytes, bytes]
+    warm: tuple[Any, ...] = ()
 
     def shell(self) -> list[str]:
         """Return the command line that enters the program's folder and becomes the program."""
@@ -430,7 +434,11 @@ def _begin(
         tree.program = start(order, writers, 2)
         return
     if fence.opens((*_OURS, KILL)):
-        tree.program = start(order, writers, fence.tether.inherited)
+        try:
+            tree.program = start(order, writers, fence.tether.inherited)
+        except BaseException:  # in the child that becomes the program
+            fence.tether.leave()
+            raise
     else:
         tree.code = ENDED
     fence.tether.hand_over()
