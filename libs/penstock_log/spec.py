@@ -225,6 +225,11 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         suffer from being spread over nodes. ``session.describe(model)`` tells it as well.
     env, cwd, params
         Environment, working directory, and hyper-parameters (``session.params``).
+    workdir : str
+        Folder of the submitter's in which it runs. A client uploads what is in it and names it as ``code``; ``cwd`` is
+        then relative to it.
+    code : str
+        Digest of an uploaded folder, filled in by the client; the same content has the same digest.
     sharing : {"exclusive", "lane", "fraction"}
         ``lane``: the script uses :func:`penstock.session` and takes turns with others on its devices, iteration by
         iteration. ``fraction``: the command runs beside others, in a part of one device's memory.
@@ -301,6 +306,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     skew: Share = 0.0
     env: dict[str, str] = {}
     cwd: str = ""
+    workdir: str = ""
+    code: Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?$", description="a SHA-256; a client fills it in")] = ""
     params: dict[str, Param] = {}
     sharing: Literal["exclusive", "lane", "fraction"] = "exclusive"
     fraction: Annotated[float, Meta(gt=0, le=1)] = 1.0

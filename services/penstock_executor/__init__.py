@@ -16,6 +16,8 @@ In reading order:
 * ``checkpoint_tier``: Checkpoints in memory: written behind to the disk, and had from peers.
 * ``job_folders``: Folders that belong to a job's user.
 * ``checkpoint_transfer``: The checkpoint that a run goes on from, and its copy to this node.
+* ``code_cache``: Files of jobs' code, and the folders in which runs work.
+* ``code_fetch``: Code on its way to this node.
 * ``health_watch``: Devices that fail, and that are well again.
 * ``idle_watch``: Runs that hold devices and do nothing.
 * ``memory_limits``: Memory limits of runs.

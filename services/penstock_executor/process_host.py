@@ -21,6 +21,7 @@ from penstock_executor.agent_listener import AgentConnection
 from penstock_executor.checkpoint_folder import CheckpointFolder, HeldCheckpoint
 from penstock_executor.checkpoint_tier import prepare
 from penstock_executor.checkpoint_transfer import Resume, RunFactFields
+from penstock_executor.code_cache import WorkFolders
 from penstock_executor.gang import Rendezvous
 from penstock_executor.launchers import containers, environment, process_launcher
 from penstock_executor.launchers.containers import Container, ImageRefused
@@ -135,6 +136,7 @@ class ProcessHost:
         checkpoint_most: int = 0,
     ) -> None:
         self._checkpoint_most = checkpoint_most
+        self.work = WorkFolders(site.work) if site.work is not None else None
         self.site, self.runs_dir = site, runs_dir
         self._rule = rule or IdentityRule(run_as="executor")
         self.limits = limits or MemoryLimits(site.devices)
@@ -231,6 +233,9 @@ class ProcessHost:
         return (base if container is None else containers.variables(container, base, self.site.pass_env)) | own
 
     def _cwd(self, job: Job) -> str:
+        """Return the working directory: of a job whose code was uploaded, within its run's own folder."""
+        if job.spec.code and self.work is not None:
+            return os.path.normpath(self.work.path((job.id, job.epoch)) / job.spec.cwd)
         return os.path.join(self.site.cwd, job.spec.cwd)
 
     def _spawn_all(
@@ -460,6 +465,8 @@ class ProcessHost:
         run_folders.remove(self.runs_dir, key)
         if self.site.temporary is not None:
             shutil.rmtree(self._temporary(key, self.site.temporary), ignore_errors=True)
+        if self.work is not None:
+            self.work.end(key)
         self._rendezvous.release(key)
         self.runs.pop(key, None)
         self.unpublished.discard(key)

@@ -15,6 +15,7 @@ from typing import Final, Literal
 import msgspec
 
 from penstock_executor.checkpoint_transfer import Resume
+from penstock_executor.code_fetch import CodeProgress
 from penstock_log import Job, JobState, Outcome, RunEnded, RunStarted
 from penstock_log.agent_protocol import EXIT_PREEMPTED, LoopReport
 from penstock_log.records import compose
@@ -247,6 +248,8 @@ class NodeObservation(msgspec.Struct, kw_only=True):
         Progress of the runs that take turns with others.
     resumes : dict of (job id, epoch) to Resume
         What runs that are about to start go on from, as far as it is known and here.
+    code : dict of (job id, epoch) to CodeProgress
+        How far the code of runs is that are about to start.
     unheard_s : float
         How long ago the last heartbeat was sent that the matcher has answered.
     alone_s : float or None
@@ -259,6 +262,7 @@ class NodeObservation(msgspec.Struct, kw_only=True):
     postponed: dict[Key, float] = {}
     shared: dict[Key, SharingProgress] = {}
     resumes: dict[Key, Resume] = {}
+    code: dict[Key, CodeProgress] = {}
     unheard_s: float = 0.0
     alone_s: float | None = None
 

@@ -29,6 +29,8 @@ from penstock_executor import agent_listener, health_watch, idle_watch, job_fold
 from penstock_executor.checkpoint_folder import CheckpointFolder, serving
 from penstock_executor.checkpoint_tier import WriteBehind, memory_root
 from penstock_executor.checkpoint_transfer import CheckpointFinder, CopyLimits, PendingResumes
+from penstock_executor.code_cache import CodeCache, WorkFolders
+from penstock_executor.code_fetch import PendingCode
 from penstock_executor.device_sampler import DeviceSampler, holders
 from penstock_executor.fact_outbox import FactAppender
 from penstock_executor.fence import HeardPage
@@ -160,6 +162,7 @@ class Executor:
         servers.follow(lambda: self.host.launcher.kept()[0])
         held = shell.metrics.gauge("penstock_warm_server_bytes", "Memory that servers for warm starts hold.")
         held.follow(lambda: self.host.launcher.kept()[1])
+        self.work_folders = WorkFolders(data / "work")
         self.host = self._process_host(data)
         self.sessions = JobSessions(shell.bus, self.host, shell.monotonic)
         entered = shell.metrics.gauge("penstock_node_sessions", "Sessions of people in jobs on the node.")
@@ -181,6 +184,11 @@ class Executor:
             report=self.appender.report,
             warn=self.host.warn,
             wake=self.wake,
+        )
+        cache = CodeCache(data / "code", settings.code_cache_bytes)
+        cache.enter()
+        self.code = PendingCode(
+            shell.bus, cache, self.work_folders, tasks, rule=self.rule, warn=self.host.warn, wake=self.wake
         )
         self.behind = self._write_behind()
         self.identities = IdentityLookups(self.rule, self._spawn, self._may_start)
@@ -232,6 +240,7 @@ class Executor:
             new_privileges=settings.new_privileges,
             most_tasks=settings.most_tasks,
             cwd=os.getcwd(),
+            work=self.work_folders.folder,
             pass_env=settings.pass_env,
             heard=str(self.page.path),
             held_s=settings.held_s,
@@ -309,6 +318,7 @@ class Executor:
             self._settle_gangs()
             self.sharing.tidy(self._is_wanted)
             self.resumes.tidy(self._is_wanted, self.host.runs)
+            self.code.tidy(self._is_wanted, self.host.runs)
             self.identities.tidy(self._is_wanted, self.host.runs)
             self.containers.tidy(self._is_wanted, self.host.runs)
             observed = self._observed()
@@ -327,6 +337,7 @@ class Executor:
                     await self.live.changed.wait()
         self.resumes.cancel()
         self.containers.close({key for key, run in self.host.runs.items() if run.alive})
+        self.code.cancel()
 
     def _observed(self) -> NodeObservation:
         return NodeObservation(
@@ -336,6 +347,7 @@ class Executor:
             postponed=self.postponed,
             shared=self.sharing.progress,
             resumes=self.resumes.found,
+            code=self.code.found,
             unheard_s=self.page.unheard_s,
             alone_s=self.alone_s,
         )
@@ -346,7 +358,7 @@ class Executor:
     async def _act(self, action: machine.Action) -> None:
         host = self.host
         match action:
-            case machine.FindCheckpoint() | machine.RequestLanes() | machine.StartRun():
+            case machine.FindCheckpoint() | machine.FetchCode() | machine.RequestLanes() | machine.StartRun():
                 self._begin(action)
             case machine.AskToStop():
                 host.ask(action.key, action.ending, action.why)
@@ -371,8 +383,12 @@ class Executor:
             case _:
                 assert_never(action)
 
-    def _begin(self, action: machine.FindCheckpoint | machine.RequestLanes | machine.StartRun) -> None:
+    def _begin(
+        self, action: machine.FindCheckpoint | machine.FetchCode | machine.RequestLanes | machine.StartRun
+    ) -> None:
         match action:
+            case machine.FetchCode():
+                self.code.fetch(action.key, self.live.state.jobs[action.job_id])
             case machine.FindCheckpoint():
                 self.resumes.find(action.key, action.request)
             case machine.RequestLanes():
@@ -741,7 +757,16 @@ class Executor:
                 gone = []
             if gone:
                 self.shell.log.info("output_removed", jobs=gone)
+            old = await asyncio.to_thread(
+                self.work_folders.expire, self.shell.now_s(), self._keys(), settings.workdir_age_s
+            )
+            if old:
+                self.shell.log.info("work_folders_removed", runs=old)
             await asyncio.sleep(EXPIRE_LOOK_S)
+
+    def _keys(self) -> set[Key]:
+        """Return the runs whose folders are in use, or are about to be."""
+        return {*self.host.runs, *self.code.found}
 
     def _serving(self) -> AbstractAsyncContextManager[None]:
         """Answer requests for the output that this node keeps."""

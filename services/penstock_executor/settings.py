@@ -94,6 +94,12 @@ class ExecutorSettings(msgspec.Struct, frozen=True, kw_only=True):
         in a file system in memory. Empty: a folder of the executor's own in ``/dev/shm``.
     checkpoint_memory_bytes : int
         The largest checkpoint that may be there; 0: none, and such jobs save to the disk.
+    code_cache_bytes : int
+        The most that files of jobs' folders may take that are kept for the next job (docs/code.md); what was not used
+        for the longest time goes first.
+    workdir_age_s : float
+        How long the folder of a run whose code was uploaded stays after its end, in seconds, with what the job wrote
+        there.
     memory_dir : str
         The ``data_dir`` of this node's memory agent (``penstock_memory``), whose socket jobs are told of in
         ``PENSTOCK_MEMORY_SOCKET``; empty: there is none.
@@ -173,6 +179,8 @@ class ExecutorSettings(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_copy_s: Annotated[float, Meta(ge=0)] = 600.0
     checkpoint_memory_dir: str = ""
     checkpoint_memory_bytes: Annotated[int, Meta(ge=0)] = 4 * 2**30
+    code_cache_bytes: Annotated[int, Meta(ge=0)] = 10 * 2**30
+    workdir_age_s: Annotated[float, Meta(ge=0)] = 24 * 3600.0
     memory_dir: str = ""
     aggregator_dir: str = ""
     pass_env: tuple[str, ...] = ()

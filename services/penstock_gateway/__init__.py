@@ -22,6 +22,8 @@ In reading order:
 * ``people``: The rules of commands about people.
 * ``archived_ids``: Whose the ids of archived jobs were.
 * ``user_queues``: Requests of many users, served in turn.
+* ``code_store``: What users upload of the folders in which their jobs run.
+* ``code_collection``: What of it no job needs any more.
 * ``commands``: Commands, by request and by inbox.
 * ``bulk``: Many jobs by one request: submissions, and acts on all that a filter names.
 * ``sight``: What people ask about, where they may see it.

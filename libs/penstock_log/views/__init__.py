@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         StoryLine,
         StoryView,
         SubmitAnswer,
+        UploadView,
         View,
     )
     from penstock_log.views.bulk import (
@@ -126,7 +127,7 @@ else:
         "aggregation": "AggregatedJobView AggregationView AggregatorUseView",
         "answers": (
             "ActAnswer EnterAnswer EventsView EventView JobRow JobsView JobView RejectedListView RejectedView "
-            "StoryLine StoryView SubmitAnswer View"
+            "StoryLine StoryView SubmitAnswer UploadView View"
         ),
         "bulk": "BulkAnswer BulkView SubmittedJob SubmittedJobsView",
         "cluster": (
@@ -221,6 +222,7 @@ __all__ = [
     "TimelineSpan",
     "TimelineView",
     "TrialView",
+    "UploadView",
     "UsageRowView",
     "UsageView",
     "UserView",
