@@ -38,18 +38,17 @@ def fill(spec: JobSpec, environ: Mapping[str, str] = os.environ, *, is_known: bo
     """
     if spec.workdir:
         return _fill_in_workdir(spec, environ, is_known=is_known)
+    user, env = spec.user or ("" if is_known else user_name()), _exported(spec, environ) | spec.env
     if spec.code:  # its files were uploaded before, and need not be here
-        return msgspec.structs.replace(
-            spec, user=spec.user or ("" if is_known else user_name()), env=_exported(spec, environ) | spec.env
-        )
+        return msgspec.structs.replace(spec, user=user, env=env)
     cwd = absolute(spec.cwd or ".")
     return msgspec.structs.replace(
         spec,
-        user=spec.user or ("" if is_known else user_name()),
+        user=user,
         cwd=cwd,
         digest=spec.digest or digest(spec.command, Path(cwd)),
         opaque=spec.opaque or is_opaque(spec.command, Path(cwd)),
-        env=_exported(spec, environ) | spec.env,
+        env=env,
     )
 
 

@@ -158,11 +158,11 @@ class Executor:
         waiting.follow(lambda: self.appender.waiting)
         alive = shell.metrics.gauge("penstock_node_runs", "Runs whose processes live on the node.")
         alive.follow(lambda: sum(run.alive for run in self.host.runs.values()))
-        self.work_folders = WorkFolders(data / "work")
         servers = shell.metrics.gauge("penstock_warm_servers", "Servers that are kept for warm starts.")
         servers.follow(lambda: self.host.launcher.kept()[0])
         held = shell.metrics.gauge("penstock_warm_server_bytes", "Memory that servers for warm starts hold.")
         held.follow(lambda: self.host.launcher.kept()[1])
+        self.work_folders = WorkFolders(data / "work")
         self.host = self._process_host(data)
         self.sessions = JobSessions(shell.bus, self.host, shell.monotonic)
         entered = shell.metrics.gauge("penstock_node_sessions", "Sessions of people in jobs on the node.")
@@ -336,8 +336,8 @@ class Executor:
                 async with asyncio.timeout(wait_s):
                     await self.live.changed.wait()
         self.resumes.cancel()
-        self.code.cancel()
         self.containers.close({key for key, run in self.host.runs.items() if run.alive})
+        self.code.cancel()
 
     def _observed(self) -> NodeObservation:
         return NodeObservation(

@@ -159,7 +159,7 @@ def _said(request: str, owner: str, answer: dict[str, Any]) -> str:
         return "yes" if shown and all(one["name"] for one in shown) else "outline"
     if request == "usage":
         return "yes" if owner in {row.get("name") for row in answer["rows"]} else "outline"
-    if request in _COMMANDS - {"submit", "tune", "upload", "upload_parts", "enter"}:
+    if request in _COMMANDS - {"submit", "tune", "enter", "upload", "upload_parts"}:
         return "yes" if answer["changed"] else f"nothing was changed: {answer}"
     return "yes"
 
