@@ -126,6 +126,20 @@ def environment(words: Iterable[str]) -> dict[str, str]:
     return found
 
 
+def secrets(words: Iterable[str]) -> dict[str, str]:
+    """
+    Return VARIABLE=NAME words, and bare NAMEs of secrets with the variables that are called as they are.
+
+    Examples
+    --------
+    >>> secrets(["WANDB_API_KEY=wandb", "hf-token"])
+    {'WANDB_API_KEY': 'wandb', 'HF_TOKEN': 'hf-token'}
+    """
+    from penstock_log.validation import variable_of
+
+    return pairs((word if "=" in word else f"{variable_of(word)}={word}" for word in words), "--secret")
+
+
 def parameters(words: Iterable[str]) -> dict[str, str | int | float | bool]:
     """
     Return hyper-parameters: numbers and booleans as such, all else as text.

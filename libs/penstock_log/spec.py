@@ -220,6 +220,11 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     idle : {"rule", "allow"}
         What is done while it holds devices and does nothing. ``rule``: what its pool's rule says. ``allow``: nothing,
         as for a notebook that waits for its user.
+    secrets : dict of str to str
+        Variable of the environment → name of a secret, whose value is read on the node when a run starts, and is never
+        in the log. ``secrets = ["wandb"]`` is short for ``secrets = { WANDB = "wandb" }``.
+    secret_files : dict of str to str
+        The same for secrets that are files: the variable holds the path of a file with the value.
     begins_from : str
         Id of a job whose last checkpoint it begins from, as long as it has none of its own. Loops that had ended there
         go on where they ended, if they are longer now.
@@ -281,6 +286,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     sharers: Annotated[int, Meta(ge=0, le=1000)] = 0
     priority: Annotated[int, Meta(ge=-1000, le=1000)] = 0
     idle: Literal["rule", "allow"] = "rule"
+    secrets: dict[str, Name] = {}
+    secret_files: dict[str, Name] = {}
     begins_from: EntityId = ""
     keep_checkpoint: bool = False
     time_limit_s: Seconds = 0.0
@@ -484,6 +491,7 @@ def job_schema() -> dict[str, Any]:
     _take_amounts(made)
     _take_tier(made["properties"])
     _take_aggregation(made["properties"])
+    _take_secrets(made["properties"])
     return made
 
 
@@ -494,6 +502,7 @@ def sweep_schema() -> dict[str, Any]:
     _take_amounts(made)
     _take_tier(made["$defs"]["JobSpec"]["properties"])
     _take_aggregation(made["$defs"]["JobSpec"]["properties"])
+    _take_secrets(made["$defs"]["JobSpec"]["properties"])
     return made
 
 
@@ -532,6 +541,14 @@ def _take_aggregation(fields: dict[str, Any]) -> None:
     servers = {name: value for name, value in fields["servers"].items() if name not in {"default", "description"}}
     table = {"type": "object", "properties": {"mode": dict(mode), "servers": servers}, "additionalProperties": False}
     fields["aggregation"] = {**about, "anyOf": [mode, table]}
+
+
+def _take_secrets(fields: dict[str, Any]) -> None:
+    """Have ``secrets`` take a list of names too: each in the variable that is called as it is."""
+    table = fields["secrets"]
+    about = {name: table.pop(name) for name in ("description", "default") if name in table}
+    names = {"type": "array", "items": dict(table["additionalProperties"])}
+    fields["secrets"] = {**about, "anyOf": [table, names]}
 
 
 def _published(type_: type[msgspec.Struct], name: str, title: str) -> dict[str, Any]:

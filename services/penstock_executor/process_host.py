@@ -26,6 +26,7 @@ from penstock_executor.launchers import environment, process_launcher
 from penstock_executor.launchers.launcher import OUTPUT_BYTES, LaunchedProcess, Launcher, OutputLimits
 from penstock_executor.memory_limits import MemoryLimits
 from penstock_executor.output_store import OutputStore
+from penstock_executor.run_credentials import Credentials, SecretRefused, SecretValues, remove_files
 from penstock_executor.run_identity import IdentityRefused, IdentityRule, RunIdentity
 from penstock_executor.run_state import HOLD, Ending, Key, LocalRun, RunProcess, sharing_of
 from penstock_log import AnyEvent, Job, RunCheckpointed, RunRewound, RunWarned
@@ -61,11 +62,12 @@ _log = structlog.get_logger("penstock.executor")
 
 
 class _Start(NamedTuple):
-    """How all processes of a run start: where they meet, what they go on from, and as whom they run."""
+    """How all processes of a run start: where they meet, what they go on from, as whom, and with which secrets."""
 
     rendezvous: dict[str, str]
     resume: Resume | None
     account: RunIdentity
+    secrets: SecretValues
 
 
 class DiskFull(Exception):
@@ -155,7 +157,7 @@ class ProcessHost:
         job: Job,
         cluster: Cluster,
         resume: Resume | None = None,
-        identity: RunIdentity | IdentityRefused | None = None,
+        credentials: Credentials | None = None,
     ) -> LocalRun:
         """
         Start a job's processes on this node; if that is impossible, the run has a reason and no process.
@@ -164,8 +166,8 @@ class ProcessHost:
         ----------
         resume : Resume, optional
             What they go on from; None if the log knows of nothing.
-        identity : RunIdentity or IdentityRefused, optional
-            As whom they run; None: as the executor.
+        credentials : Credentials, optional
+            As whom they run, and with which secrets; None: as the executor, with none.
 
         Raises
         ------
@@ -175,8 +177,8 @@ class ProcessHost:
         gang = environment.members(environment.placement_of(job), job.spec.processes)
         mine = [member for member in gang if member.node_id == self.site.node_id]
         source = resume.source if resume is not None else HeldCheckpoint(step=0)
-        account = RunIdentity(name="", uid=os.geteuid(), gid=os.getegid()) if identity is None else identity
-        refused = str(account) if isinstance(account, IdentityRefused) else ""
+        account, secrets = credentials or Credentials(RunIdentity(name="", uid=os.geteuid(), gid=os.getegid()))
+        refused = next((str(one) for one in (account, secrets) if isinstance(one, Exception)), "")
         run = LocalRun(
             job_id=job.id,
             epoch=job.epoch,
@@ -197,9 +199,10 @@ class ProcessHost:
         self.limits.set_fraction(job, run.devices)
         self.limits.set_host(job)
         run.cap_bytes = self.limits.least_bytes(run.key)
-        if not run.refused and isinstance(account, RunIdentity):
+        if not run.refused and isinstance(account, RunIdentity) and not isinstance(secrets, SecretRefused):
             run.ranks = {member.rank: RunProcess() for member in mine}
-            self._spawn_all(run, job, mine, _Start(self._rendezvous.arrange(run.key, gang, cluster), resume, account))
+            meet = self._rendezvous.arrange(run.key, gang, cluster)
+            self._spawn_all(run, job, mine, _Start(meet, resume, account, secrets or SecretValues()))
         return run
 
     def _problem(self, job: Job, member: environment.GangMember) -> str:
@@ -215,10 +218,12 @@ class ProcessHost:
         rendezvous: dict[str, str],
         resume: Resume | None = None,
         account: RunIdentity | None = None,
+        *,
+        secrets: Mapping[str, str] | None = None,
     ) -> dict[str, str]:
         login = account.environment() if account is not None else {}
         own = environment.environment_of(job, member, self.site, rendezvous, resume)
-        return self.launcher.base_environment(self.site.pass_env) | login | own
+        return self.launcher.base_environment(self.site.pass_env) | login | {**(secrets or {})} | own
 
     def _cwd(self, job: Job) -> str:
         return os.path.join(self.site.cwd, job.spec.cwd)
@@ -230,13 +235,16 @@ class ProcessHost:
         mine: list[environment.GangMember],
         how: _Start,
     ) -> None:
-        rendezvous, resume, account = how
+        rendezvous, resume, account, secrets = how
+        secret_files = self._secret_files(run.key)
         try:
             run_folders.create(self.runs_dir, run)
             tmp = self._give_folders(run, account)
             self._give_memory(run, job, account)
+            secrets.write_files(secret_files, account)
             for member in mine:
-                env = self._environment(job, member, rendezvous, resume, account)
+                held = secrets.environment(secret_files)
+                env = self._environment(job, member, rendezvous, resume, account, secrets=held)
                 env |= self._memory_environment(run, job, member)
                 if (in_memory := environment.memory_folder_of(job, self.site)) is not None:
                     most = str(self._checkpoint_most)
@@ -246,7 +254,14 @@ class ProcessHost:
                 keep = OutputLimits(self.outputs.create(run.key, member.rank), self._output_bytes)
                 group = self.limits.group(run.key, member.rank, member.devices)
                 confined = environment.confinement_of(
-                    job, member, account, self.site, cwd=self._cwd(job), tmp=tmp, cgroup=group
+                    job,
+                    member,
+                    account,
+                    self.site,
+                    cwd=self._cwd(job),
+                    tmp=tmp,
+                    cgroup=group,
+                    passed=(str(secret_files),) if secrets.files else (),
                 )
                 self.launcher.confine(where, confined)
                 fence = self.site.fence(job.placement)
@@ -300,6 +315,10 @@ class ProcessHost:
         if "tier" not in run.reported:
             run.reported.add("tier")
             self.warn(run.key, f"its checkpoints are saved to the disk, and not in memory: {problem}")
+
+    def _secret_files(self, key: Key) -> Path:
+        """Return the folder for a run's secrets that are files."""
+        return self.runs_dir.parent / "secrets" / f"{key[0]}-{key[1]}"
 
     @staticmethod
     def _temporary(key: Key, folder: Path) -> Path:
@@ -434,6 +453,7 @@ class ProcessHost:
         """Remove a run whose end is in the log."""
         self.limits.forget_host(key, self.runs[key].ranks if key in self.runs else ())
         run_folders.remove(self.runs_dir, key)
+        remove_files(self._secret_files(key))
         if self.site.temporary is not None:
             shutil.rmtree(self._temporary(key, self.site.temporary), ignore_errors=True)
         self._rendezvous.release(key)

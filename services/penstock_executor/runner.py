@@ -39,8 +39,9 @@ from penstock_executor.memory_limits import MemoryLimits
 from penstock_executor.name_claim import NameClaim
 from penstock_executor.output_store import OutputStore
 from penstock_executor.process_host import DiskFull, Place, ProcessHost
+from penstock_executor.run_credentials import CredentialLookups, NodeSecrets
 from penstock_executor.run_folders import ExecutorError
-from penstock_executor.run_identity import IdentityLookups, IdentityRule
+from penstock_executor.run_identity import IdentityRule
 from penstock_executor.run_state import Key, LocalRun, NodeObservation
 from penstock_executor.settings import ExecutorSettings
 from penstock_executor.sharing.sharing_supervisor import SharingSupervisor
@@ -162,7 +163,8 @@ class Executor:
             wake=self.wake,
         )
         self.behind = self._write_behind()
-        self.identities = IdentityLookups(self.rule, self._spawn, self._on_identity)
+        secrets = NodeSecrets(node_id, settings.secrets_dir, settings.secrets)
+        self.credentials = CredentialLookups(self.rule, self._spawn, self._on_credentials, secrets)
         self.watched: dict[Place, int] = {}
         self.postponed: dict[Key, float] = {}
         self.removed = set(live.state.finished)
@@ -276,7 +278,7 @@ class Executor:
             self._settle_gangs()
             self.sharing.tidy(self._is_wanted)
             self.resumes.tidy(self._is_wanted, self.host.runs)
-            self.identities.tidy(self._is_wanted, self.host.runs)
+            self.credentials.tidy(self._is_wanted, self.host.runs)
             observed = self._observed()
             limit_s = self.settings.sample_limit_s
             plan = machine.decide(self.live.state, self.node_id, observed, self.shell.now_s(), limit_s)
@@ -375,12 +377,12 @@ class Executor:
     def _start(self, job_id: str) -> None:
         job = self.live.state.jobs[job_id]
         key, log = (job_id, job.epoch), self.shell.log.bind(job_id=job_id, epoch=job.epoch)
-        identity = self.identities.take(key, job.spec.user)
-        if identity is None:
+        credentials = self.credentials.take(key, job.spec)
+        if credentials is None:
             self.postponed[key] = self.shell.now_s() + RETRY_S
             return
         try:
-            started = self.host.start(job, self.live.state.cluster, self.resumes.found.get(key), identity)
+            started = self.host.start(job, self.live.state.cluster, self.resumes.found.get(key), credentials)
         except DiskFull as error:
             if key not in self.postponed:
                 log.warning("run_postponed", reason=str(error))
@@ -394,7 +396,7 @@ class Executor:
         else:
             log.info("run_started", devices=started.devices, ranks=sorted(started.ranks))
 
-    def _on_identity(self, key: Key) -> None:
+    def _on_credentials(self, key: Key) -> None:
         self.postponed.pop(key, None)
         self.wake()
 

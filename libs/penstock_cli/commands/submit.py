@@ -119,6 +119,14 @@ class JobOptions(CommandOptions, frozen=True):
     env: Annotated[
         list[str] | None, Option("--env", "-e", help="NAME=VALUE, or NAME with its value here; repeatable.")
     ] = None
+    secret: Annotated[
+        list[str] | None,
+        Option("--secret", metavar="[VARIABLE=]NAME", help="A secret of the node, never in the log; repeatable."),
+    ] = None
+    secret_file: Annotated[
+        list[str] | None,
+        Option("--secret-file", metavar="VARIABLE=NAME", help="The path of a file that holds a secret; repeatable."),
+    ] = None
     job_id: Annotated[str, Option("--id", help="Wished id: the same job under the same id is submitted once.")] = ""
     team: Annotated[str, Option("--team", help="Whom the work is for.")] = ""
     model: Annotated[str, Option("--model", help="Names the workload, whatever the other arguments are.")] = ""
@@ -222,6 +230,8 @@ class JobOptions(CommandOptions, frozen=True):
             "begin_s": value_formats.begin_s(self.begin) if self.begin else None,
             "params": value_formats.parameters(self.param or []),
             "env": value_formats.environment(self.env or []),
+            "secrets": value_formats.secrets(self.secret or []),
+            "secret_files": value_formats.pairs(self.secret_file or [], "--secret-file"),
         }
         return {field: value for field, value in found.items() if value not in (None, "", (), {})} | self._sizes()
 

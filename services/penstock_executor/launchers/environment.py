@@ -183,14 +183,15 @@ def confinement_of(
     cwd: str,
     tmp: Path | None = None,
     cgroup: str = "",
+    passed: Sequence[str] = (),
 ) -> Confinement:
-    """Return what a process gives up before its program begins."""
+    """Return what a process gives up before its program begins; folders that are ``passed`` stay where they are."""
     shared = [
         os.path.dirname(path) for path in (site.socket, site.lanes, site.heard, site.memory, site.aggregation) if path
     ]
     in_memory = memory_folder_of(job, site)
     above = [] if in_memory is None else [str(in_memory.parent)]
-    needed = {os.path.realpath(path) for path in (cwd, str(site.checkpoints), *above, *shared)}
+    needed = {os.path.realpath(path) for path in (cwd, str(site.checkpoints), *above, *shared, *passed)}
     own = os.fspath(tmp) if tmp is not None and not needed & set(TEMPORARY) else ""
     confinement = Confinement(new_privileges=site.new_privileges, tmp=own, cgroup=cgroup)
     if identity.switches:
