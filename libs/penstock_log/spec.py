@@ -43,6 +43,8 @@ Dependency = Annotated[
 ]
 """What a job waits for, in Slurm's words: that another has started, completed, ended, or ended without completing."""
 Outcome = Literal["completed", "failed", "preempted", "cancelled", "lost"]
+NotifyKind = Literal["started", "completed", "failed", "timed_out", "cancelled", "preempted"]
+"""What becomes of a job that people may want to be told."""
 CheckpointTier = Literal["disk", "memory"]
 """Where a checkpoint is that counts as saved: on a disk, or in the memory of two peers."""
 AggregationMode = Literal["shared", "own", "none"]
@@ -225,6 +227,9 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         in the log. ``secrets = ["wandb"]`` is short for ``secrets = { WANDB = "wandb" }``.
     secret_files : dict of str to str
         The same for secrets that are files: the variable holds the path of a file with the value.
+    notify : tuple of NotifyKind
+        Of what its user is to be told, by all of the user's rules that are about all jobs (``penstock notify``), beside
+        what these say themselves.
     begins_from : str
         Id of a job whose last checkpoint it begins from, as long as it has none of its own. Loops that had ended there
         go on where they ended, if they are longer now.
@@ -288,6 +293,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     idle: Literal["rule", "allow"] = "rule"
     secrets: dict[str, Name] = {}
     secret_files: dict[str, Name] = {}
+    notify: tuple[NotifyKind, ...] = ()
     begins_from: EntityId = ""
     keep_checkpoint: bool = False
     time_limit_s: Seconds = 0.0

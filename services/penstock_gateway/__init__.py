@@ -22,6 +22,10 @@ In reading order:
 * ``archived_ids``: Whose the ids of archived jobs were.
 * ``user_queues``: Requests of many users, served in turn.
 * ``commands``: Commands, by request and by inbox.
+* ``notifications``: Of what people are told, what is still to be told them, and in which words.
+* ``notification_sender``: The program that sends one message, by apprise.
+* ``notification_targets``: Addresses of notifications, and the commands about rules.
+* ``notifier``: Sends the messages that rules call for.
 * ``bulk``: Many jobs by one request: submissions, and acts on all that a filter names.
 * ``sight``: What people ask about, where they may see it.
 * ``queries``: Queries, and what runs and services report outside of the log.

@@ -142,6 +142,9 @@ def job(
     job_dependencies.check(state, spec, caller)
     fact = JobSubmitted(job_id=spec.id, spec=spec, at_s=now_s)
     warnings += tuple(_values_to_hide(spec))
+    if spec.notify and not state.notifications.is_told(spec.user):
+        whom = spec.user or "nobody"
+        warnings += (f"nobody is told, as {whom} has no address for it; give one: penstock notify add URL",)
     return Acceptable(id=spec.id, subject=subjects.job(spec.id), fact=fact, warnings=warnings)
 
 

@@ -101,6 +101,7 @@ _OF_JOBS: Final = tuple(
 """What extensions may command, in the name of users: nothing about people, nodes and policies."""
 _MORE: Final[dict[str, list[str]]] = {
     "gateway": [
+        f"$KV.{subjects.LEASES}.gateway.*",  # who sends notifications
         f"{subjects.ROOT}.cmd.gateway.*",  # a command line beside it may use its login
         subjects.OUTPUTS,  # and no other service: an executor's answer is what a job wrote, sent where the asker says
         *(f"{_API}.CONSUMER.{call}.{subjects.INBOX}.*" for call in ("DURABLE.CREATE", "INFO", "MSG.NEXT")),

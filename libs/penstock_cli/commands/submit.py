@@ -175,6 +175,10 @@ class JobOptions(CommandOptions, frozen=True):
     begin: Annotated[
         str, Option("--begin", help="Not before: 2h (from now), 18:00, tomorrow, or 2026-01-31T18:00.")
     ] = ""
+    notify: Annotated[
+        list[str] | None,
+        Option("--notify", metavar="KIND", help="Be told when it has started, completed, failed …; repeatable."),
+    ] = None
     processes: Annotated[
         Literal["device", "node"] | None,
         Option("--processes", help="device: one for each device; node: one for all of a node's."),
@@ -225,6 +229,7 @@ class JobOptions(CommandOptions, frozen=True):
             "begins_from": self.begins_from,
             "keep_checkpoint": self.keep_checkpoint or None,
             "sharers": self.sharers,
+            "notify": value_formats.words(self.notify or []),
             "after": value_formats.dependencies(self.after or []),
             "time_limit_s": value_formats.time_limit_s(self.time) if self.time else None,
             "begin_s": value_formats.begin_s(self.begin) if self.begin else None,

@@ -61,6 +61,8 @@ if TYPE_CHECKING:
         NodeLoginsView,
         NodeLoginView,
         NodeTokenView,
+        NotificationRuleView,
+        NotificationsView,
         PoliciesView,
         PolicyView,
         RungView,
@@ -129,7 +131,8 @@ else:
         "cluster": (
             "GoodputView LanesView MomentView NodeLoginsView NodeLoginView NodeTokenView PoliciesView PolicyView "
             "RungView SchemaView SharedDeviceView SharedLaneView SharedRunView SignInView StreamPeerView "
-            "StreamsView StreamView SweepsView SweepView TrialView UsersView UserView"
+            "StreamsView StreamView SweepsView SweepView TrialView UsersView UserView "
+            "NotificationRuleView NotificationsView"
         ),
         "devices": "DeviceOccupation DevicesView HolderView NodeDevicesView QueuedJobView QueueView",
         "jobs": "DryRunView JobDetail ProfileView RankView ResizeView RunView SizedRunView SizingView WhyView",
@@ -177,6 +180,8 @@ __all__ = [
     "NodeTokenView",
     "NodeView",
     "NodesView",
+    "NotificationRuleView",
+    "NotificationsView",
     "PoliciesView",
     "PolicyView",
     "PoolStatsView",
