@@ -45,11 +45,13 @@ Dependency = Annotated[
 Outcome = Literal["completed", "failed", "preempted", "cancelled", "lost"]
 NotifyKind = Literal["started", "completed", "failed", "timed_out", "cancelled", "preempted"]
 """What becomes of a job that people may want to be told."""
+WarnSignal = Literal["", "HUP", "INT", "QUIT", "USR1", "USR2", "ALRM", "TERM", "URG", "WINCH"]
 CheckpointTier = Literal["disk", "memory"]
 """Where a checkpoint is that counts as saved: on a disk, or in the memory of two peers."""
 AggregationMode = Literal["shared", "own", "none"]
 """Whether a job's aggregators are shared with others, its own, or none."""
 MOST_SERVERS: Final = 64
+MOST_DEFAULT_WARNING_S: Final = 60.0
 MOST_DEPENDENCIES: Final = 1_000
 BESIDE_LOCAL_BYTES: Final = 2**30
 """Of its host's memory beside ``local_memory_bytes``, for the program: no less than one that asks for nothing has."""
@@ -238,6 +240,11 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     time_limit_s : float
         How long it may run, in seconds over all of its runs; waiting does not count. Then it is asked to save a
         checkpoint and is ended, and has failed; 0: as long as it likes.
+    warn_s : float or None
+        How long before its time limit it is warned, in seconds: its session saves a checkpoint and tells the script.
+        None: a minute, or a tenth of the limit where that is less. 0: not at all.
+    warn_signal : str
+        A signal that its processes get with the warning, for programs that do not use :func:`penstock.session`.
     hold : bool
         Accept the job, but do not start it before ``penstock release``.
     begin_s : float
@@ -297,10 +304,16 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     begins_from: EntityId = ""
     keep_checkpoint: bool = False
     time_limit_s: Seconds = 0.0
+    warn_s: Optional[Seconds] = None
+    warn_signal: WarnSignal = ""
     hold: bool = False
     begin_s: Annotated[float, Meta(ge=0, le=1e11)] = 0.0
     after: Annotated[tuple[Dependency, ...], Meta(max_length=MOST_DEPENDENCIES)] = ()
     parent: str = ""
+
+    def warning_s(self, limit_s: float) -> float:
+        """Return how long before the end of a time limit it is warned; 0: not at all."""
+        return min(MOST_DEFAULT_WARNING_S, limit_s / 10) if self.warn_s is None else self.warn_s
 
     @property
     def elastic(self) -> bool:

@@ -24,6 +24,7 @@ from penstock_executor.checkpoint_transfer import Resume, RunFactFields
 from penstock_executor.gang import Rendezvous
 from penstock_executor.launchers import environment, process_launcher
 from penstock_executor.launchers.launcher import OUTPUT_BYTES, LaunchedProcess, Launcher, OutputLimits
+from penstock_executor.machine import TellTime
 from penstock_executor.memory_limits import MemoryLimits
 from penstock_executor.output_store import OutputStore
 from penstock_executor.run_credentials import Credentials, SecretRefused, SecretValues, remove_files
@@ -44,6 +45,7 @@ from penstock_log.agent_protocol import (
     StepProgress,
     StopAtStep,
     StopRequest,
+    TimeLeft,
     ToJob,
 )
 from penstock_sharing.token import LaneClientId
@@ -361,6 +363,24 @@ class ProcessHost:
         run_folders.note_stopping(self.runs_dir, run)
         self._send_all(run, StopRequest())
 
+    def tell_time(self, told: TellTime) -> None:
+        """Tell a run's processes how long the job may run; where that is short, with the signal that it asks for."""
+        run = self.runs[told.key]
+        run.warned = told.is_short or (run.warned and run.told_due_s is None)  # one of an earlier executor's
+        run.told_due_s = told.due_s
+        self._send_all(run, self._time_left(run, warning=told.is_short))
+        if not told.is_short:
+            return
+        run_folders.note_mark(self.runs_dir, run, min(run.ranks), "warned")
+        if told.warning:
+            self.warn(told.key, told.warning)
+        for process in self._running(run) if told.signal else ():
+            self.launcher.signal_group(process, signal.Signals[f"SIG{told.signal}"])
+
+    def _time_left(self, run: LocalRun, *, warning: bool = False) -> TimeLeft:
+        left_s = None if run.told_due_s is None else max(0.0, run.told_due_s - self._clock())
+        return TimeLeft(left_s=left_s, warning=warning)
+
     def terminate(self, key: Key, ending: Ending) -> None:
         """Send TERM to all process groups of a run."""
         run = self.runs[key]
@@ -504,6 +524,8 @@ class ProcessHost:
         gang.note_message(run, hello.rank, hello)
         run_folders.note_mark(self.runs_dir, run, hello.rank, "hello")
         self.send_caps(run)
+        if run.told_due_s is not None:
+            connection.send(self._time_left(run, warning=run.warned))
         if run.stop_step is not None:
             connection.send(StopAtStep(step=run.stop_step))
         elif run.asked_s:

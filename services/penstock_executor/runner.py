@@ -321,6 +321,8 @@ class Executor:
                 await self.telemetry.publish_answers(host.runs[action.key])
             case machine.TerminateRun():
                 host.terminate(action.key, action.ending)
+            case machine.TellTime():
+                host.tell_time(action)
             case machine.KillRun():
                 host.kill(action.key)
             case machine.ReportFact():

@@ -163,6 +163,12 @@ class JobOptions(CommandOptions, frozen=True):
             help="How long it may run, in all: 90m, 12h, or Slurm's 90 (minutes), 1-06:00:00, UNLIMITED.",
         ),
     ] = ""
+    warn: Annotated[
+        str, Option("--warn", help="So long before its --time is over it is told, and saves: 5m; 0: not at all.")
+    ] = ""
+    signal: Annotated[
+        str, Option("--signal", metavar="NAME[@SECONDS]", help="A signal with that warning, such as USR1@60.")
+    ] = ""
     after: Annotated[
         list[str] | None,
         Option(
@@ -232,6 +238,7 @@ class JobOptions(CommandOptions, frozen=True):
             "notify": value_formats.words(self.notify or []),
             "after": value_formats.dependencies(self.after or []),
             "time_limit_s": value_formats.time_limit_s(self.time) if self.time else None,
+            **value_formats.warning(self.warn, self.signal),
             "begin_s": value_formats.begin_s(self.begin) if self.begin else None,
             "params": value_formats.parameters(self.param or []),
             "env": value_formats.environment(self.env or []),
