@@ -71,7 +71,9 @@ class UploadedCode(msgspec.Struct, frozen=True, kw_only=True):
         return f"code {self.digest[:12]}: {count(self.files, 'file')} of {gibibytes(self.size_bytes)}, {how}{aside}"
 
 
-async def upload(ask: Ask, workdir: Union[str, os.PathLike[str]], user: str, most_bytes: int) -> UploadedCode:
+async def upload(
+    ask: Ask, workdir: Union[str, os.PathLike[str]], user: str, most_bytes: int, needed: Sequence[str] = ()
+) -> UploadedCode:
     """
     Upload what the cluster does not have of a folder.
 
@@ -81,6 +83,8 @@ async def upload(ask: Ask, workdir: Union[str, os.PathLike[str]], user: str, mos
         Whose jobs may use it; empty: those of who asks.
     most_bytes : int
         The largest body of a request.
+    needed : sequence of str
+        Files of the folder that jobs begin with, relative to it: one that is there must not be left out.
 
     Raises
     ------
@@ -90,6 +94,7 @@ async def upload(ask: Ask, workdir: Union[str, os.PathLike[str]], user: str, mos
         413 where it is too large: the message names the largest files.
     """
     found = code_folder.scan(folder := _absolute(workdir))
+    found.require(needed)
     try:
         asked = UploadRequest(user=user, files=found.files, size_bytes=found.size_bytes)
         await ask("upload", msgspec.json.encode(asked))  # whoever has too much hears so before all of it is hashed

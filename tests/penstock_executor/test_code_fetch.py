@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 import pytest
 from executor_cases import World, python
+from job_images import small_root
 from other_users import ALICE, as_root, let_through
 
 from penstock import code_folder
 from penstock_bus.memory import MemoryBus
 from penstock_executor import code_cache, code_fetch, job_folders
 from penstock_executor.code_cache import CodeCache, WorkFolders
-from penstock_log import RunStarted, RunWarned, code_tree, subjects
+from penstock_executor.launchers import sandbox
+from penstock_log import JobSpec, ProfileSample, RunStarted, RunWarned, SamplesRequested, code_tree, subjects
 from penstock_log.code_tree import PART_BYTES, BadTree, CodeRecord, CodeTree, TreeEntry, TreePart
 from penstock_testing import eventually
 
@@ -302,3 +305,50 @@ async def test_a_users_job_runs_in_a_folder_of_its_users_on_a_node_of_roots(worl
     assert ended.outcome == "completed", ended.reason
     assert (await world.output("j1")).decode() == "65534 hello\n"
     assert await world.fact(RunStarted, "j1")
+
+
+@as_root
+@pytest.mark.parametrize("within", [{"sandbox": "bubblewrap"}, {"containers": "bubblewrap"}])
+async def test_the_whole_folder_is_seen_and_written_in_a_sandbox_and_in_an_image(
+    world: World, folder: Path, tmp_path_factory: pytest.TempPathFactory, within: dict[str, str]
+) -> None:
+    if why := sandbox.problem(65_534):
+        pytest.skip(f"NOT TESTED: {why}")
+    let_through(world.folder)
+    root = small_root(let_through(tmp_path_factory.mktemp("image")))
+    await world.node(run_as="user", users={"alice": "nobody"}, **within)
+    code = await uploaded(world.bus, folder, "alice")  # type: ignore[arg-type]
+    script = "cat x.txt ../pkg/__init__.py && echo && echo mine > ../written && cat ../written"
+    image = str(root) if "containers" in within else ""
+    await world.submit("j1", "sh", "-c", script, code=code, cwd="data", user="alice", image=image)
+    await world.place("j1")
+    ended = await world.ended("j1")
+    assert ended.outcome == "completed", (ended.reason, await world.output("j1"))
+    assert (await world.output("j1")).decode().split() == ["helloVALUE", "=", "42", "mine"]
+    assert (world.folder / "n1" / "work" / "j1-1" / "code" / "written").stat().st_uid == 65_534
+
+
+async def test_a_sample_of_the_profilers_runs_in_the_folder_too(world: World, folder: Path) -> None:
+    (folder / "train.py").write_text("import pkg\nprint('sampled', pkg.VALUE)  # by penstock\n")
+    (folder / "other.py").write_text("print('never')\n")
+    await world.node()
+    code = await uploaded(world.bus, folder)  # type: ignore[arg-type]
+    for number, script in enumerate(("train.py", "other.py")):
+        spec = JobSpec(name="s", command=(sys.executable, script), code=code)
+        sample = ProfileSample(sample_id=f"s{number}", kind="fast", iterations=5)
+        await world.write(SamplesRequested(key=f"k{number}", spec=spec, samples=(sample,), at_s=world.now_s()))
+        await world.place(f"s{number}")
+        await world.ended(f"s{number}")
+    assert await world.output("s0") == b"sampled 42\n"
+    assert "opaque" in (await world.ended("s1")).reason
+
+
+async def test_a_module_of_the_folders_own_is_that_of_the_run_and_of_no_earlier_one(world: World, folder: Path) -> None:
+    await world.node()
+    (folder / "train.py").write_text("import pkg\nprint(pkg.VALUE)\n")
+    for number in range(3):
+        (folder / "pkg" / "__init__.py").write_text(f"VALUE = {number}\n")
+        code = await uploaded(world.bus, folder)  # type: ignore[arg-type]
+        await world.run(f"j{number}", sys.executable, "train.py", code=code)
+        await world.ended(f"j{number}")
+        assert await world.output(f"j{number}") == b"%d\n" % number

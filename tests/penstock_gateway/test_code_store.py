@@ -332,3 +332,15 @@ async def test_a_collection_that_died_leaves_nothing_behind_for_good(
         monkeypatch.undo()
         assert await one.collect(NOW_S + 200 + GRACE_S) > 0
         assert one.bus.server.code == {}
+
+
+async def test_a_script_that_is_left_out_is_said_before_anything_is_sent(served: Gateway, folder: Path) -> None:
+    (folder / ".penstockignore").write_text("*.py\n!keep.py\n")
+    (folder / "keep.py").write_text("print(1)\n")
+    (folder / "run.sh").write_text("#!/bin/sh\n")
+    async with client_of(served, "alice") as client:
+        with pytest.raises(CodeFolderError, match=r"train\.py is in .*, and is left out .* a line !train\.py in"):
+            await client.submit(name="a", command=COMMAND, workdir=str(folder))
+        assert served.bus.server.code == {}  # type: ignore[attr-defined]
+        for command in (("python", "keep.py"), ("./run.sh",), ("python", "/somewhere/else.py"), ("ls",)):
+            await client.submit(name="a", command=command, workdir=str(folder))
