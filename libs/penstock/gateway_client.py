@@ -44,6 +44,7 @@ _SHOWN_BY: Final = {
     "policy": "penstock policy show",
 }
 """Commands about other things than jobs: how people see what became of them."""
+T = TypeVar("T")
 V = TypeVar("V", bound="views.View")
 S = TypeVar("S", JobSpec, SweepSpec)
 
@@ -154,9 +155,13 @@ class GatewayClient:
             return read_answer(subject, found.body, views.UploadView)
 
         whose = user or ("" if self.user else _filler().user_name())
-        done = await code_upload.upload(ask, workdir, whose, self._asker.max_body_bytes, needed)
+        done = await code_upload.upload(ask, workdir, whose, self._asker.max_body_bytes, needed, aside=self._aside)
         self.on_upload(done)
         return done
+
+    async def _aside(self, act: Callable[[], T]) -> T:
+        """Return what a function returns that may take long, such as to read a folder."""
+        return act()
 
     async def _with_code(self, specs: Sequence[JobSpec]) -> list[JobSpec]:
         """Return jobs with their folders uploaded, each of them once."""

@@ -196,6 +196,20 @@ async def test_a_full_disk_is_a_warning_and_the_run_begins_once_there_is_room(
     assert (await world.facts("j1")).count("RunWarned") == 1
 
 
+async def test_what_no_disk_takes_fails_the_run_instead_of_holding_its_devices(
+    world: World, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lay_out(tree: CodeTree, cache: CodeCache, where: Path) -> None:
+        raise OSError(36, "File name too long")
+
+    await world.node()
+    code = await uploaded(world.bus, folder)  # type: ignore[arg-type]
+    monkeypatch.setattr(code_cache, "lay_out", lay_out)
+    await world.run("j1", *python(SHOW), code=code)
+    ended = await world.ended("j1")
+    assert (ended.outcome, "File name too long" in ended.reason) == ("failed", True)
+
+
 async def test_a_cancelled_job_is_not_fetched_for_any_more(
     world: World, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -314,8 +328,8 @@ async def test_the_whole_folder_is_seen_and_written_in_a_sandbox_and_in_an_image
 ) -> None:
     if why := sandbox.problem(65_534):
         pytest.skip(f"NOT TESTED: {why}")
-    let_through(world.folder)
     root = small_root(let_through(tmp_path_factory.mktemp("image")))
+    let_through(world.folder)  # which a new folder of pytest's closes again
     await world.node(run_as="user", users={"alice": "nobody"}, **within)
     code = await uploaded(world.bus, folder, "alice")  # type: ignore[arg-type]
     script = "cat x.txt ../pkg/__init__.py && echo && echo mine > ../written && cat ../written"

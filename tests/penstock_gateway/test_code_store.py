@@ -144,6 +144,12 @@ async def test_too_many_files_and_too_much_of_one_user_are_refused(tmp_path: Pat
     async with gateway(MemoryBus(), settings=limits) as running, client_of(running) as client:
         with pytest.raises(ServiceError, match="5 files, and 4 are the most"):
             await client.upload(tmp_path)
+        (tmp_path / "4").unlink()
+        (tmp_path / "empty").mkdir()
+        with pytest.raises(ServiceError, match="5 files, links and empty folders, and 4 are the most"):
+            await client.upload(tmp_path)
+        (tmp_path / "empty").rmdir()
+        (tmp_path / "4").write_text("4" * 1000)
     limits = GatewaySettings(code_user_bytes=6000)
     async with gateway(MemoryBus(), settings=limits) as running, client_of(running) as client:
         await client.upload(tmp_path)
