@@ -313,11 +313,20 @@ async def test_an_upload_during_a_collection_ends_with_all_of_its_files(
                 await go_on.wait()
             await real(self, wanted)
 
+        looks, looked_for_the_mark = MemoryBus.list_code, asyncio.Event()
+
+        async def noted(self: MemoryBus, pattern: str) -> list[str]:
+            if pattern == subjects.code_mark("alice"):
+                looked_for_the_mark.set()
+            return await looks(self, pattern)
+
         monkeypatch.setattr(MemoryBus, "remove_code", slow)
+        monkeypatch.setattr(MemoryBus, "list_code", noted)
         collection = asyncio.create_task(one.collect(NOW_S + 200 + GRACE_S))
         await at_the_records.wait()
         upload = asyncio.create_task(client.upload(folder))
-        await asyncio.sleep(0)
+        looking = asyncio.create_task(looked_for_the_mark.wait())
+        await asyncio.wait([upload, looking], return_when=asyncio.FIRST_COMPLETED)
         go_on.set()
         assert await collection > 0
         again = await upload
