@@ -1,0 +1,78 @@
+"""Jobs with an image: they come to nodes that can run it alone, and whoever waits for one is told so."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from matcher_facts import Matcher, causes, ended, job, matcher, node, queued, rounds, run_all
+
+from penstock_cluster.nodes import HostUsage, Node, asks, runs_image
+from penstock_log import JobSpec, NodeJoined
+from penstock_log.spec import runtimes_of
+
+
+def able(node_id: str, *containers: str, **kinds: int) -> NodeJoined:
+    """A node that has these runtimes."""
+    return msgspec.structs.replace(node(node_id, **kinds), containers=containers)
+
+
+def places(one: Matcher) -> dict[str, list[str]]:
+    """Job → the nodes where the last round has placed it."""
+    found = [placed for fact in rounds(one.settle()) for placed in fact.placements]
+    return {placed.job_id: [slot.node_id for slot in placed.slots] for placed in found}
+
+
+@pytest.mark.parametrize(
+    ("image", "containers"),
+    [("a/b:1", "docker"), ("a/b:1", "podman"), ("/images/a.sif", "apptainer"), ("/images/a", "bubblewrap")],
+)
+def test_a_job_goes_to_the_node_that_can_run_its_image(image: str, containers: str) -> None:
+    one = matcher().given(able("n1", fast=4), able("n2", containers, fast=4), job("a", image=image)).at(2.0)
+    assert places(one) == {"a": ["n2"]}
+
+
+def test_a_gang_with_an_image_takes_its_devices_of_nodes_that_can_run_it() -> None:
+    nodes = able("n1", "docker", fast=2), able("n2", fast=4), able("n3", "podman", fast=2)
+    one = matcher().given(*nodes, job("a", image="a/b:1", gpus=4)).at(2.0)
+    assert {node_id for ids in places(one).values() for node_id in ids} == {"n1", "n3"}
+
+
+def test_a_job_that_no_node_can_run_never_fits_and_is_told_what_is_lacking() -> None:
+    one = matcher().given(able("n1", "bubblewrap", fast=4), job("a", image="a/b:1")).at(2.0)
+    (fact,) = rounds(one.settle())
+    (wait,) = fact.waits
+    assert wait.cause == "never_fits"
+    assert wait.evidence == (
+        "its image `a/b:1` needs docker or podman or apptainer; no node of pool `default` with such devices has it"
+    )
+
+
+def test_a_job_waits_for_nodes_that_can_run_its_image_while_others_are_idle() -> None:
+    jobs = job("a", image="a/b:1"), job("b", image="a/b:1", at_s=2.0)
+    one = matcher().given(able("n1", fast=4), able("n2", "docker", fast=1), *jobs)
+    assert run_all(one, 2.0) == {"a": "fast"}
+    assert causes(one) == {"b": "image"}
+    one.given(ended("a", 5.0, node_id="n2"))
+    assert run_all(one, 5.0) == {"b": "fast"}
+
+
+def test_what_others_hold_where_the_image_cannot_run_is_not_preempted_for_it() -> None:
+    one = matcher().given(able("n1", fast=1), able("n2", "docker", fast=1), job("a"), job("b", image="a/b:1"))
+    assert set(run_all(one, 2.0)) == {"a", "b"}
+    one.given(job("c", image="a/b:1", at_s=3.0), queued(3.0, c=0, a=1, b=1)).at(3.0)
+    assert not [each for fact in rounds(one.settle()) for each in fact.preemptions]
+
+
+def test_a_job_without_an_image_asks_for_nothing_of_that_kind() -> None:
+    spec = JobSpec(name="a", command=("true",))
+    bare = Node(id="n1")
+    assert not asks(spec)
+    assert runs_image(spec, bare)
+    assert HostUsage([bare]).all_run_image(spec)
+    assert runtimes_of("") == ()
+
+
+@pytest.mark.parametrize("image", ["-v", "./here", "a b", "a\n", "/a\nb", "a;b", "$(x)", "<script>", "/" + "a" * 600])
+def test_what_is_no_image_is_refused(image: str) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert({"name": "a", "command": ["true"], "image": image}, JobSpec)
