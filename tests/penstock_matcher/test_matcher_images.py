@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from matcher_facts import Matcher, causes, ended, job, matcher, node, queued, rounds, run_all
+from matcher_facts import Matcher, causes, ended, job, matcher, node, rounds, run_all
 
 from penstock_cluster.nodes import HostUsage, Node, asks, runs_image
-from penstock_log import JobSpec, NodeJoined
+from penstock_log import JobRank, JobSpec, JobsRanked, NodeJoined
 from penstock_log.spec import runtimes_of
 
 
@@ -56,11 +56,15 @@ def test_a_job_waits_for_nodes_that_can_run_its_image_while_others_are_idle() ->
     assert run_all(one, 5.0) == {"b": "fast"}
 
 
-def test_what_others_hold_where_the_image_cannot_run_is_not_preempted_for_it() -> None:
-    one = matcher().given(able("n1", fast=1), able("n2", "docker", fast=1), job("a"), job("b", image="a/b:1"))
+@pytest.mark.parametrize(("first", "preempted"), [("", []), ("docker", ["a"])])
+def test_what_others_hold_where_the_image_cannot_run_is_not_preempted_for_it(first: str, preempted: list[str]) -> None:
+    nodes = able("n1", *filter(None, [first]), fast=1), able("n2", "docker", fast=1)
+    one = matcher(min_run_s=1.0).given(*nodes, job("a"), job("b", image="a/b:1", at_s=1.5))
     assert set(run_all(one, 2.0)) == {"a", "b"}
-    one.given(job("c", image="a/b:1", at_s=3.0), queued(3.0, c=0, a=1, b=1)).at(3.0)
-    assert not [each for fact in rounds(one.settle()) for each in fact.preemptions]
+    ranks = tuple(JobRank(job_id=name, queue=0, position=at) for name, at in (("c", 0.0), ("b", 5.0), ("a", 6.0)))
+    order = JobsRanked(pool="default", at_s=30.0, ranks=ranks, preempts="position", order="fewest-gpus")
+    one.given(job("c", image="a/b:1", at_s=30.0), order).at(30.0)
+    assert [each.job_id for fact in rounds(one.settle()) for each in fact.preemptions] == preempted
 
 
 def test_a_job_without_an_image_asks_for_nothing_of_that_kind() -> None:
