@@ -212,7 +212,10 @@ class RoundDecided(Event, frozen=True, kw_only=True, tag="round.decided.v1"):
     keeps : dict of str to str
         Gangs that have waited for too long → the kind of the devices that are kept for them as they fall free.
     waits : tuple of Wait
-        For the first waiting jobs in rank order; a later round's list replaces this one.
+        For the first waiting jobs in rank order; the list of a later round that explains replaces this one.
+    explains : bool
+        Whether it says why jobs wait, and names prices. Rounds of a burst do not: what was said before them holds on
+        for the jobs that do not start, until one that explains, a second later at most.
     """
 
     pool: str
@@ -223,6 +226,7 @@ class RoundDecided(Event, frozen=True, kw_only=True, tag="round.decided.v1"):
     prices: dict[str, float] = {}
     keeps: dict[str, str] = {}
     waits: tuple[Wait, ...] = ()
+    explains: bool = True
 
 
 class Demand(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -42,6 +42,14 @@ Dependency = Annotated[
     ),
 ]
 """What a job waits for, in Slurm's words: that another has started, completed, ended, or ended without completing."""
+Module = Annotated[
+    str,
+    Meta(
+        pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$",
+        max_length=200,
+        description="the name of a Python module, such as torch or torch.optim",
+    ),
+]
 Outcome = Literal["completed", "failed", "preempted", "cancelled", "lost"]
 CheckpointTier = Literal["disk", "memory"]
 """Where a checkpoint is that counts as saved: on a disk, or in the memory of two peers."""
@@ -61,6 +69,7 @@ HostDemand = tuple[float, int, int, tuple[ContainerRuntime, ...]]
 """Processors, bytes in two ways, and what runs its image."""
 MOST_SERVERS: Final = 64
 MOST_DEPENDENCIES: Final = 1_000
+MOST_MODULES: Final = 100
 BESIDE_LOCAL_BYTES: Final = 2**30
 """Of its host's memory beside ``local_memory_bytes``, for the program: no less than one that asks for nothing has."""
 
@@ -216,6 +225,11 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         suffer from being spread over nodes. ``session.describe(model)`` tells it as well.
     env, cwd, params
         Environment, working directory, and hyper-parameters (``session.params``).
+    workdir : str
+        Folder of the submitter's in which it runs. A client uploads what is in it and names it as ``code``; ``cwd`` is
+        then relative to it.
+    code : str
+        Digest of an uploaded folder, filled in by the client; the same content has the same digest.
     sharing : {"exclusive", "lane", "fraction"}
         ``lane``: the script uses :func:`penstock.session` and takes turns with others on its devices, iteration by
         iteration. ``fraction``: the command runs beside others, in a part of one device's memory.
@@ -252,6 +266,9 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         The image whose files its processes see in place of the node's: the name of one that docker or podman has or
         pulls, or the full path of a folder with a root file system, or of a ``.sif`` file of Apptainer. Its command is
         run in place of the image's own, and its entry point is not. Empty: they see the node's files.
+    preload : tuple of Module
+        Installed Python modules that its executors keep imported, so that its processes start warm, with these already
+        there; where they cannot, they start as always. Without them executors go by what earlier runs have imported.
     parent : str
         The sweep this job is a trial of.
     """
@@ -289,6 +306,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     skew: Share = 0.0
     env: dict[str, str] = {}
     cwd: str = ""
+    workdir: str = ""
+    code: Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?$", description="a SHA-256; a client fills it in")] = ""
     params: dict[str, Param] = {}
     sharing: Literal["exclusive", "lane", "fraction"] = "exclusive"
     fraction: Annotated[float, Meta(gt=0, le=1)] = 1.0
@@ -304,6 +323,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     begin_s: Annotated[float, Meta(ge=0, le=1e11)] = 0.0
     after: Annotated[tuple[Dependency, ...], Meta(max_length=MOST_DEPENDENCIES)] = ()
     image: Image = ""
+    preload: Annotated[tuple[Module, ...], Meta(max_length=MOST_MODULES)] = ()
     parent: str = ""
 
     @property

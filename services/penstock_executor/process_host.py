@@ -8,7 +8,7 @@ import math
 import os
 import shutil
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -21,6 +21,7 @@ from penstock_executor.agent_listener import AgentConnection
 from penstock_executor.checkpoint_folder import CheckpointFolder, HeldCheckpoint
 from penstock_executor.checkpoint_tier import prepare
 from penstock_executor.checkpoint_transfer import Resume, RunFactFields
+from penstock_executor.code_cache import WorkFolders
 from penstock_executor.gang import Rendezvous
 from penstock_executor.launchers import containers, environment, process_launcher
 from penstock_executor.launchers.containers import Container, ImageRefused
@@ -29,6 +30,7 @@ from penstock_executor.memory_limits import MemoryLimits
 from penstock_executor.output_store import OutputStore
 from penstock_executor.run_identity import IdentityRefused, IdentityRule, RunIdentity
 from penstock_executor.run_state import HOLD, Ending, Key, LocalRun, RunProcess, sharing_of
+from penstock_executor.series_store import SeriesStore
 from penstock_log import AnyEvent, Job, RunCheckpointed, RunRewound, RunWarned
 from penstock_log.agent_protocol import (
     LONGEST_METRIC,
@@ -112,6 +114,8 @@ class ProcessHost:
         Open connections.
     unpublished : set of str
         Jobs whose progress has changed since it was last published.
+    series : SeriesStore
+        The metrics of runs whose first process is here.
     """
 
     def __init__(
@@ -132,6 +136,7 @@ class ProcessHost:
         checkpoint_most: int = 0,
     ) -> None:
         self._checkpoint_most = checkpoint_most
+        self.work = WorkFolders(site.work) if site.work is not None else None
         self.site, self.runs_dir = site, runs_dir
         self._rule = rule or IdentityRule(run_as="executor")
         self.limits = limits or MemoryLimits(site.devices)
@@ -141,6 +146,7 @@ class ProcessHost:
         self.runs: dict[Key, LocalRun] = {}
         self.connections: dict[Place, AgentConnection] = {}
         self.unpublished: set[Key] = set()
+        self.series = SeriesStore(runs_dir)
         self._processes: dict[Place, LaunchedProcess] = {}
         self._rendezvous = Rendezvous()
         self.checkpoints = CheckpointFolder(site.checkpoints, site.node_id, passable=self._rule.switches)
@@ -227,6 +233,9 @@ class ProcessHost:
         return (base if container is None else containers.variables(container, base, self.site.pass_env)) | own
 
     def _cwd(self, job: Job) -> str:
+        """Return the working directory: of a job whose code was uploaded, within its run's own folder."""
+        if job.spec.code and self.work is not None:
+            return os.path.normpath(self.work.path((job.id, job.epoch)) / job.spec.cwd)
         return os.path.join(self.site.cwd, job.spec.cwd)
 
     def _spawn_all(
@@ -256,7 +265,10 @@ class ProcessHost:
                 )
                 self.launcher.confine(where, confined)
                 fence = self.site.fence(job.placement)
-                process = self.launcher.start(where, command, env, self._cwd(job), keep, fence=fence)
+                process = self.launcher.start(
+                    where, command, env, self._cwd(job), keep, fence=fence, preload=job.spec.preload
+                )
+                self._note_start(run, job, self.launcher.how(where))
                 self._track((run.key, member.rank), process)
         except job_folders.FolderNotOurs as error:
             run.refused = str(error)
@@ -271,6 +283,14 @@ class ProcessHost:
                 raise DiskFull(problem) from error
             run.refused = problem
             self._abort(run)
+
+    @staticmethod
+    def _note_start(run: LocalRun, job: Job, how: str) -> None:
+        """Note how a process began; a cold one says more than a warm one, and matters to those who asked for that."""
+        if how == "warm":
+            run.start = run.start or how
+        elif job.spec.preload:
+            run.start = how
 
     def _give_folders(self, run: LocalRun, account: RunIdentity, *, contained: bool) -> Path | None:
         """Make the folders that are the run's own; return its temporary one, where it has one."""
@@ -332,6 +352,7 @@ class ProcessHost:
         """Adopt the runs of an earlier executor; yield those processes that ended meanwhile."""
         for run in run_folders.scan(self.runs_dir):
             self.runs[run.key] = run
+            self.series.adopt_run(run.key, self._clock())
             for index in run.ranks:
                 folder = self.rank_dir((run.key, index))
                 process = self.launcher.adopt(folder)
@@ -444,9 +465,12 @@ class ProcessHost:
         run_folders.remove(self.runs_dir, key)
         if self.site.temporary is not None:
             shutil.rmtree(self._temporary(key, self.site.temporary), ignore_errors=True)
+        if self.work is not None:
+            self.work.end(key)
         self._rendezvous.release(key)
         self.runs.pop(key, None)
         self.unpublished.discard(key)
+        self.series.forget_run(key)
 
     def remove_checkpoints(self, job_id: str) -> None:
         """Remove the checkpoints of a job that is over."""
@@ -469,6 +493,11 @@ class ProcessHost:
         """Return the session of a process; 0 if it is gone."""
         process = self._processes.get(place)
         return 0 if process is None else process.pid
+
+    def limited(self, place: Place, argv: Sequence[str]) -> list[str]:
+        """Return the command line that holds a command to the limits of the process beside which it is to run."""
+        key, index = place
+        return self.limits.beside(key, index, self.runs[key].devices_of[index], argv)
 
     def exit_code(self, place: Place) -> int | None:
         """Return the exit status of a process that has just ended, if it left one."""
@@ -518,6 +547,7 @@ class ProcessHost:
             case StepProgress() | SessionDone():
                 if index == 0:
                     self.unpublished.add(key)
+                    self.series.add_report(key, run.ranks[0].report, self._clock())
                     self._report_rewind(run, max(0, message.step - message.loop_steps))
                 if run.ranks[index].crowded and "crowded" not in run.reported:
                     run.reported.add("crowded")

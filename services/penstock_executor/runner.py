@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import os
 import uuid
-from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, Final, assert_never
 
@@ -29,11 +29,14 @@ from penstock_executor import agent_listener, health_watch, idle_watch, job_fold
 from penstock_executor.checkpoint_folder import CheckpointFolder, serving
 from penstock_executor.checkpoint_tier import WriteBehind, memory_root
 from penstock_executor.checkpoint_transfer import CheckpointFinder, CopyLimits, PendingResumes
+from penstock_executor.code_cache import CodeCache, WorkFolders
+from penstock_executor.code_fetch import PendingCode
 from penstock_executor.device_sampler import DeviceSampler, holders
 from penstock_executor.fact_outbox import FactAppender
 from penstock_executor.fence import HeardPage
 from penstock_executor.health_watch import HealthWatch
 from penstock_executor.idle_watch import IdleWatch, RunActivity
+from penstock_executor.job_sessions import JobSessions
 from penstock_executor.launchers import LAUNCHERS, environment, sandbox
 from penstock_executor.launchers.containers import ContainerRuntimes, RunContainers
 from penstock_executor.launchers.launcher import LaunchedProcess
@@ -155,7 +158,15 @@ class Executor:
         waiting.follow(lambda: self.appender.waiting)
         alive = shell.metrics.gauge("penstock_node_runs", "Runs whose processes live on the node.")
         alive.follow(lambda: sum(run.alive for run in self.host.runs.values()))
+        servers = shell.metrics.gauge("penstock_warm_servers", "Servers that are kept for warm starts.")
+        servers.follow(lambda: self.host.launcher.kept()[0])
+        held = shell.metrics.gauge("penstock_warm_server_bytes", "Memory that servers for warm starts hold.")
+        held.follow(lambda: self.host.launcher.kept()[1])
+        self.work_folders = WorkFolders(data / "work")
         self.host = self._process_host(data)
+        self.sessions = JobSessions(shell.bus, self.host, shell.monotonic)
+        entered = shell.metrics.gauge("penstock_node_sessions", "Sessions of people in jobs on the node.")
+        entered.follow(lambda: self.sessions.open)
         self.telemetry = RunTelemetry(shell, settings, self.host, lambda: self.incarnation, self.giving_up)
         limits = CopyLimits(largest_bytes=settings.checkpoint_copy_bytes, longest_s=settings.checkpoint_copy_s)
         self.resumes = PendingResumes(
@@ -173,6 +184,11 @@ class Executor:
             report=self.appender.report,
             warn=self.host.warn,
             wake=self.wake,
+        )
+        cache = CodeCache(data / "code", settings.code_cache_bytes)
+        cache.enter()
+        self.code = PendingCode(
+            shell.bus, cache, self.work_folders, tasks, rule=self.rule, warn=self.host.warn, wake=self.wake
         )
         self.behind = self._write_behind()
         self.identities = IdentityLookups(self.rule, self._spawn, self._may_start)
@@ -224,6 +240,7 @@ class Executor:
             new_privileges=settings.new_privileges,
             most_tasks=settings.most_tasks,
             cwd=os.getcwd(),
+            work=self.work_folders.folder,
             pass_env=settings.pass_env,
             heard=str(self.page.path),
             held_s=settings.held_s,
@@ -270,10 +287,12 @@ class Executor:
             telemetry = self.telemetry
             async with (
                 self._serving(),
+                self._letting_in(),
                 serving(self.shell.bus, self._checkpoint_folders(), self.node_id),
                 background(
                     telemetry.publish_heartbeats(),
                     telemetry.publish_output(),
+                    telemetry.publish_series(),
                     telemetry.follow_peers(),
                     self._follow_answers(),
                     self._look_after_lanes(),
@@ -284,6 +303,7 @@ class Executor:
                     self._until_stopping(),
                     self._save(),
                     self._expire_output(),
+                    self.sessions.look(),
                 ),
             ):
                 await self._reconcile()
@@ -298,6 +318,7 @@ class Executor:
             self._settle_gangs()
             self.sharing.tidy(self._is_wanted)
             self.resumes.tidy(self._is_wanted, self.host.runs)
+            self.code.tidy(self._is_wanted, self.host.runs)
             self.identities.tidy(self._is_wanted, self.host.runs)
             self.containers.tidy(self._is_wanted, self.host.runs)
             observed = self._observed()
@@ -316,6 +337,7 @@ class Executor:
                     await self.live.changed.wait()
         self.resumes.cancel()
         self.containers.close({key for key, run in self.host.runs.items() if run.alive})
+        self.code.cancel()
 
     def _observed(self) -> NodeObservation:
         return NodeObservation(
@@ -325,6 +347,7 @@ class Executor:
             postponed=self.postponed,
             shared=self.sharing.progress,
             resumes=self.resumes.found,
+            code=self.code.found,
             unheard_s=self.page.unheard_s,
             alone_s=self.alone_s,
         )
@@ -335,7 +358,7 @@ class Executor:
     async def _act(self, action: machine.Action) -> None:
         host = self.host
         match action:
-            case machine.FindCheckpoint() | machine.RequestLanes() | machine.StartRun():
+            case machine.FindCheckpoint() | machine.FetchCode() | machine.RequestLanes() | machine.StartRun():
                 self._begin(action)
             case machine.AskToStop():
                 host.ask(action.key, action.ending, action.why)
@@ -360,8 +383,12 @@ class Executor:
             case _:
                 assert_never(action)
 
-    def _begin(self, action: machine.FindCheckpoint | machine.RequestLanes | machine.StartRun) -> None:
+    def _begin(
+        self, action: machine.FindCheckpoint | machine.FetchCode | machine.RequestLanes | machine.StartRun
+    ) -> None:
         match action:
+            case machine.FetchCode():
+                self.code.fetch(action.key, self.live.state.jobs[action.job_id])
             case machine.FindCheckpoint():
                 self.resumes.find(action.key, action.request)
             case machine.RequestLanes():
@@ -581,7 +608,8 @@ class Executor:
     async def _look_after_host(self) -> None:
         while True:
             await asyncio.sleep(HOST_LOOK_S)
-            over = await asyncio.to_thread(self.host.limits.over_host, self.host.places())  # a walk through their pages
+            places, beside = self.host.places(), self.sessions.leaders()
+            over = await asyncio.to_thread(self.host.limits.over_host, places, beside)  # a walk through their pages
             self.host.end_over_memory(over)
 
     async def _sample_devices(self) -> None:
@@ -729,13 +757,33 @@ class Executor:
                 gone = []
             if gone:
                 self.shell.log.info("output_removed", jobs=gone)
+            old = await asyncio.to_thread(
+                self.work_folders.expire, self.shell.now_s(), self._keys(), settings.workdir_age_s
+            )
+            if old:
+                self.shell.log.info("work_folders_removed", runs=old)
             await asyncio.sleep(EXPIRE_LOOK_S)
+
+    def _keys(self) -> set[Key]:
+        """Return the runs whose folders are in use, or are about to be."""
+        return {*self.host.runs, *self.code.found}
 
     def _serving(self) -> AbstractAsyncContextManager[None]:
         """Answer requests for the output that this node keeps."""
         subject = subjects.output(self.node_id)
         endpoint = Endpoint(name="output", subject=subject, handler=self.host.outputs.answer)
         return self.shell.bus.serve(f"penstock-output-{self.node_id}", VERSION, [endpoint])
+
+    @asynccontextmanager
+    async def _letting_in(self) -> AsyncIterator[None]:
+        """Answer those who enter jobs; at the end, their sessions do too."""
+        subject = subjects.session(self.node_id)
+        endpoint = Endpoint(name="session", subject=subject, handler=self.sessions.answer, concurrent=True)
+        async with self.shell.bus.serve(f"penstock-session-{self.node_id}", VERSION, [endpoint]):
+            try:
+                yield
+            finally:
+                self.sessions.close()
 
     def _recall(self) -> None:
         """Note for adopted runs which facts the log has already, and which devices they share."""

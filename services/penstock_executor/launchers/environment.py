@@ -58,6 +58,8 @@ class LaunchSite(msgspec.Struct, frozen=True, kw_only=True):
         Holds a folder for each job whose checkpoints may be in memory.
     temporary : Path or None
         Holds a temporary folder for each run that is kept apart from others.
+    work : Path or None
+        Holds the folders of runs whose code was uploaded.
     new_privileges, most_tasks, sandbox, writable : bool, int, str, tuple of str
         As in the settings.
     """
@@ -78,6 +80,7 @@ class LaunchSite(msgspec.Struct, frozen=True, kw_only=True):
     most_tasks: int = 0
     sandbox: SandboxName = "none"
     writable: tuple[str, ...] = ()
+    work: Path | None = None
     heard: str = ""
     held_s: float = 3600.0
 
