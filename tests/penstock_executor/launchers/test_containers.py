@@ -18,6 +18,7 @@ from other_users import let_through
 
 from penstock_executor.launchers import process_launcher
 from penstock_executor.launchers.containers import ContainerRuntimes, mark_of
+from penstock_executor.launchers.launcher import EntryRequest
 from penstock_log import RunCheckpointed, RunWarned
 
 RUNTIMES: Final = (
@@ -84,6 +85,21 @@ class Contained:
         marks = [f"label=org.penstock={mark_of(Path(node.settings.data_dir))}" for node in self.world.nodes]
         command = [self.runtime.name, "ps", "--all", "--format", "{{.Names}}", "--filter"]
         return [name for mark in marks for name in subprocess.check_output([*command, mark], text=True).split()]
+
+    async def entered(self, *command: str) -> tuple[str, int]:
+        """Run a command beside job j1; return what it said, and its exit status."""
+        return await asyncio.to_thread(self._enter, command)
+
+    def _enter(self, command: tuple[str, ...]) -> tuple[str, int]:
+        asked = EntryRequest(argv=command)
+        reader, writer = os.pipe()
+        with open(os.devnull, "rb") as nothing, open(reader, encoding="utf-8") as said:
+            streams = [nothing.fileno(), writer, writer]
+            with process_launcher.enter(self.world.folder / "n1/runs/j1/1/0", asked, streams) as control:
+                os.close(writer)
+                text = said.read()
+                control.setblocking(True)
+                return text, int(control.recv(64))
 
     async def gone(self) -> None:
         """Stop its nodes; then there is no container left of them."""
@@ -238,20 +254,15 @@ async def test_a_job_outlives_the_container_that_gave_it_its_files(contained: Co
     await contained.gone()
 
 
-async def test_a_program_run_beside_a_job_has_its_files_variables_and_user(contained: Contained) -> None:
+async def test_a_command_entered_beside_a_job_has_its_files_variables_and_user(contained: Contained) -> None:
     await contained.node()
     await contained.begin("sh", "-c", "echo of the run > /tmp/mark; echo up; exec sleep 600", env={"MINE": "a b"})
     await contained.world.says("j1", "up")
-    folder = contained.world.folder / "n1/runs/j1/1/0"
-    process = process_launcher.adopt(folder)
-    assert process is not None
     script = "cat /etc/penstock-test /tmp/mark; echo $MINE; id -u; pwd; grep NoNew /proc/self/status; exit 7"
-    command = [*process_launcher.entry(process, folder, "/tmp"), "sh", "-c", script]
-    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False)
-    assert done.stdout.split("\n")[:5] == ["a file of the image", "of the run", "a b", str(NOBODY), "/tmp"], done.stderr
-    assert "NoNewPrivs:\t1" in done.stdout
-    assert done.returncode == 7
-    missing = [*process_launcher.entry(process, folder, "/"), "no-such-program"]
-    done = await asyncio.to_thread(subprocess.run, missing, capture_output=True, text=True, check=False)
-    assert done.returncode == 127
-    assert "no-such-program" in done.stderr
+    said, status = await contained.entered("sh", "-c", script)
+    assert said.split("\n")[:5] == ["a file of the image", "of the run", "a b", str(NOBODY), "/"]
+    assert "NoNewPrivs:\t1" in said
+    assert status == 7
+    said, status = await contained.entered("no-such-program")
+    assert "no-such-program" in said
+    assert status == 127
