@@ -127,3 +127,15 @@ def test_an_image_that_no_node_can_run_is_refused_or_waits_and_why_says_so(
     assert done.returncode != 0
     done = cluster.tried("submit", "--image", "a:1", "--sharing", "lane", "--", "true", cwd=tmp_path)
     assert "image: is for a job that has its devices to itself" in done.stderr
+
+
+def test_a_folder_that_was_uploaded_is_there_in_the_container(contained: Contained, tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    (project / "below").mkdir(parents=True)
+    (project / "script.py").write_text("print(open('below/data').read(), open('/etc/penstock-test').read())")
+    (project / "below/data").write_text("uploaded")
+    words = ("--workdir", str(project), "--image", contained.image, "--wait", "--", "python3", "script.py")
+    done = contained.cluster.tried("submit", "--profile", "off", *words)
+    assert done.returncode == 0, done.stderr
+    said = contained.cluster.run("logs", done.stdout.split()[0]).stdout
+    assert said == "uploaded a file of the image\n\n"

@@ -88,6 +88,8 @@ class Confinement(NamedTuple):
     attached : tuple of (str, str)
         Within the container: where, and which folder of the host is there; one that is not there is left out. With no
         folder: what is there is hidden.
+    data_bytes : tuple of int
+        The limits on its data, soft and hard; empty: none, or its command line sets them.
     """
 
     user: str = ""
@@ -102,6 +104,7 @@ class Confinement(NamedTuple):
     wrapper: tuple[str, ...] = ()
     namespace: str = ""
     attached: tuple[tuple[str, str], ...] = ()
+    data_bytes: tuple[int, ...] = ()
 
     def write(self, folder: str) -> None:
         """Leave it in a process's folder, for its shim."""
@@ -126,6 +129,9 @@ class Confinement(NamedTuple):
         if self.most_tasks:
             limit = (self.most_tasks, self.most_tasks)
             _try("limit its processes", lambda: resource.setrlimit(resource.RLIMIT_NPROC, limit))
+        if self.data_bytes:
+            soft, hard = self.data_bytes
+            _try("limit its memory", lambda: resource.setrlimit(resource.RLIMIT_DATA, (soft, hard)))
         _leave_keyring()
         if self.namespace:
             _bound_capabilities()

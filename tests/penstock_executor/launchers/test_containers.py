@@ -266,3 +266,43 @@ async def test_a_command_entered_beside_a_job_has_its_files_variables_and_user(c
     said, status = await contained.entered("no-such-program")
     assert "no-such-program" in said
     assert status == 127
+
+
+async def test_a_program_runs_in_an_image_that_has_nothing_else(contained: Contained, tmp_path: Path) -> None:
+    if contained.runtime.name == "bubblewrap":
+        pytest.skip("in its images there is a shell")
+    (tmp_path / "root").mkdir()
+    shutil.copyfile("/sbin/ldconfig", tmp_path / "root/static-program")
+    (tmp_path / "root/static-program").chmod(0o755)
+    image = load(contained.runtime.name, tmp_path / "root", "penstock-test-scratch:1")
+    await contained.node()
+    await contained.begin("/static-program", "--version", image=image)
+    ended = await contained.world.ended("j1")
+    assert ended.outcome == "completed", ended.reason
+    assert b"ldconfig" in await contained.world.output("j1")
+
+
+async def test_a_program_in_a_container_is_held_to_its_memory(contained: Contained) -> None:
+    await contained.node()
+    wants = "x = bytearray(1 << 30); print('had it')"
+    await contained.begin("python3", "-S", "-c", wants, host_memory_bytes=256 << 20)
+    ended = await contained.world.ended("j1")
+    assert ended.outcome == "failed"
+    assert "256 MiB of host memory" in ended.reason or "0.25 GiB of host memory" in ended.reason
+
+
+async def test_what_a_user_may_not_reach_outside_is_not_attached_for_him(contained: Contained) -> None:
+    if contained.runtime.name == "bubblewrap" or not IS_ROOT:
+        pytest.skip("what attaches has the user's rights alone")
+    await contained.node()
+    closed = contained.world.folder / "closed/open"
+    closed.mkdir(parents=True)
+    closed.parent.chmod(0o700)
+    (closed / "secret").write_text("secret\n")
+    said = await contained.said_by("cat secret", cwd=str(closed))
+    assert "cannot come to" in said
+    assert "secret\n" not in said
+    link = contained.world.folder / "link"
+    link.symlink_to(closed)
+    said = await contained.said_by("cat secret", job_id="j2", cwd=str(link))
+    assert "secret\n" not in said
