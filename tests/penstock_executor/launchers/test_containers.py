@@ -141,6 +141,14 @@ async def test_a_job_sees_the_files_of_its_image_and_of_the_host_what_it_needs(c
     await contained.gone()
 
 
+async def test_what_is_other_jobs_in_the_executors_folders_is_hidden(contained: Contained) -> None:
+    (contained.world.folder / "checkpoints/j9").mkdir(parents=True)
+    await contained.node(**AS_EXECUTOR)
+    at = contained.world.folder
+    said = await contained.said_by(f"ls {at}/checkpoints; echo -; ls {at}/n1/output {at}/n1/runs; ls {at}/n1/heard")
+    assert said == f"j1\n-\n{at}/n1/output:\n\n{at}/n1/runs:\n{at}/n1/heard\n"
+
+
 async def test_the_images_variables_are_there_and_its_entry_point_is_not_run(
     contained: Contained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
