@@ -14,9 +14,9 @@ from typing import Any, Final, NamedTuple
 import pytest
 from executor_cases import JOB, World
 from job_images import SAYS, load, small_root
-from other_users import let_through
+from other_users import ALICE, as_root, let_through
 
-from penstock_executor.launchers import process_launcher
+from penstock_executor.launchers import confinement, process_launcher
 from penstock_executor.launchers.containers import ContainerRuntimes, mark_of
 from penstock_executor.launchers.launcher import EntryRequest
 from penstock_log import RunCheckpointed, RunWarned
@@ -314,3 +314,26 @@ async def test_what_a_user_may_not_reach_outside_is_not_attached_for_him(contain
     link.symlink_to(closed)
     said = await contained.said_by("cat secret", job_id="j2", cwd=str(link))
     assert "secret\n" not in said
+
+
+async def test_root_in_a_container_has_few_of_roots_rights(contained: Contained) -> None:
+    if contained.runtime.name == "bubblewrap" or not IS_ROOT:
+        pytest.skip("there is no root in its containers")
+    await contained.node(**AS_EXECUTOR)
+    said = await contained.said_by("grep -E '^Cap(Eff|Bnd)' /proc/self/status")
+    rights = {int(line.split()[1], 16) for line in said.splitlines()}
+    assert rights == {sum(1 << number for number in (0, 1, 3, 4, 5, 6, 7, 8, 10, 13, 18, 29, 31))}
+
+
+@as_root
+def test_a_link_that_a_user_has_put_there_leads_to_no_place_to_attach_to(tmp_path: Path) -> None:
+    target, mine = let_through(tmp_path) / "target", tmp_path / "mine"
+    target.mkdir()
+    mine.mkdir()
+    (mine / "link").symlink_to(target)
+    os.close(confinement._open_below(f"{mine}/link/below", is_folder=True))  # of root
+    assert (target / "below").is_dir()
+    os.chown(mine, *ALICE)
+    with pytest.raises(OSError, match=r"Not a directory|Too many levels"):
+        confinement._open_below(f"{mine}/link/other", is_folder=True)
+    assert [path.name for path in target.iterdir()] == ["below"]
