@@ -101,7 +101,7 @@ async def test_an_engine_on_another_host_is_refused_and_its_container_removed(fo
 
 
 async def test_a_run_that_is_no_longer_wanted_ends_what_is_on_its_way(folder: Path) -> None:
-    node = Node(folder, 'case "$1" in pull) echo $$ > pid; exec sleep 600;; *) exit 1;; esac')
+    node = Node(folder, 'case "$1" in pull) exec sleep 600;; *) exit 1;; esac')
     assert node.containers.prepare(KEY, "a/b:1", ()) is None
     await node.warned.wait()
     node.containers.tidy(lambda _: False, ())
