@@ -166,19 +166,6 @@ class Launcher(Protocol[ProcessT]):
     def adopt(self, folder: Path, /) -> ProcessT | None:
         """Return the process that an earlier executor started in a folder, if it still lives; None if it has ended."""
 
-    def entry(self, process: ProcessT, folder: Path, cwd: str, /) -> tuple[str, ...]:
-        """
-        Return what comes before a command line that is to run beside a process: in its container, if it has one.
-
-        The program that is run so has the process's variables, user, files and limits, and begins in ``cwd``. It is a
-        child of whoever runs it, as which only the executor's user can, and nobody ends it with the process.
-
-        Raises
-        ------
-        ProcessLookupError
-            If the process has ended, or its program has not begun.
-        """
-
     def exit_fd(self, process: ProcessT, /) -> int:
         """Return a descriptor that becomes readable when the process ends; the caller closes it."""
 

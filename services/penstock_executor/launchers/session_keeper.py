@@ -187,6 +187,7 @@ def _catches(pid: int, signum: int) -> bool:
 
 def _begin(asked: dict[str, Any], fds: Sequence[int], session: SessionPlace) -> None:
     """Become the command, in a child of the keeper."""
+    status = NOT_CONFINED
     try:
         streams = fds if len(fds) == 3 else [fds[0]] * 3
         if asked["terminal"]:
@@ -204,18 +205,24 @@ def _begin(asked: dict[str, Any], fds: Sequence[int], session: SessionPlace) -> 
         for signum in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
             signal.signal(signum, signal.SIG_DFL)
         wrapper: Sequence[str] = ()
-        if session.confined is not None:
+        contained = session.confined is not None and bool(session.confined.namespace)
+        if contained:
+            session.confined.enter_beside(session.program, session.env)
+        elif session.confined is not None:
             wrapper = session.confined.wrapper
             session.confined.enter(session.env)
         _libc.prctl(_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)  # which a change of the user takes away
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        if contained:
+            session.confined.become(session.cwd, asked["argv"], session.env)
         command = [*wrapper, "/bin/sh", "-c", 'cd "$1" && shift && exec "$@"', "penstock", session.cwd, *asked["argv"]]
         os.execve(command[0], command, session.env)  # noqa: S606 - what the keeper is for
     except BaseException as error:  # whatever it is: this is a child of the keeper, and must not go on as one
+        status = getattr(error, "status", NOT_CONFINED)
         with contextlib.suppress(OSError):
             os.write(2, f"penstock: the command was not started: {error}\n".encode(errors="replace"))
     finally:
-        os._exit(NOT_CONFINED)
+        os._exit(status)
 
 
 def _now_s() -> float:
@@ -226,7 +233,7 @@ def _now_s() -> float:
 def _connect(connection: socket.socket, port: int, confined: Any, env: dict[bytes, bytes]) -> None:
     """Connect to a port as the job's user would, and hand the connection to the executor."""
     if confined is not None:
-        confined.enter(env)
+        confined._replace(namespace="", tmp="").enter(env)  # ports are the host's, whatever files a job sees
     why = ""
     for family, host in _HOSTS:
         with socket.socket(family, socket.SOCK_STREAM) as made:
