@@ -223,14 +223,17 @@ class JobSessions:
         """End for ever the sessions whose clients are gone."""
         while True:
             await asyncio.sleep(LOOK_S)
-            now_s = self._ticks()
-            for session in [*self._sessions.values()]:
-                if now_s - session.heard_s > LOST_S:
-                    if not session.over.is_set():
-                        _log.info("session_lost", session_id=session.id, job_id=session.place[0][0])
-                    self._forget(session, f"nothing was heard of the client for {LOST_S:.0f} s")
-            for used in [one for one, at_s in self._used.items() if now_s - at_s > 2 * TICKET_S]:
-                del self._used[used]
+            self.end_lost(self._ticks())
+
+    def end_lost(self, now_s: float) -> None:
+        """End the sessions of which nothing was heard for a while, and forget which were opened long ago."""
+        for session in [*self._sessions.values()]:
+            if now_s - session.heard_s > LOST_S:
+                if not session.over.is_set():
+                    _log.info("session_lost", session_id=session.id, job_id=session.place[0][0])
+                self._forget(session, f"nothing was heard of the client for {LOST_S:.0f} s")
+        for used in [one for one, at_s in self._used.items() if now_s - at_s > 2 * TICKET_S]:
+            del self._used[used]
 
     def close(self) -> None:
         """End all sessions: this executor does."""

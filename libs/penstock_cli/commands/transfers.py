@@ -12,6 +12,8 @@ import contextlib
 import os
 import posixpath
 import re
+import socket
+import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, NamedTuple, cast
@@ -135,14 +137,14 @@ async def carry_connection(
         stream = await session.connect(port)
     except BusError as error:
         tell(str(error))
-        writer.transport.abort()  # a reset, as from a port where nobody listens
+        _reset(writer)
         return
     down = asyncio.ensure_future(_carry_down(session, stream, writer))
     up = asyncio.ensure_future(session.feed(stream, _coming(reader)))
     try:
         await asyncio.gather(down, up)
     except (BusError, OSError):
-        writer.transport.abort()
+        _reset(writer)
     finally:
         for one in (down, up):
             one.cancel()
@@ -150,6 +152,14 @@ async def carry_connection(
         writer.close()
         with contextlib.suppress(BusError):
             await session.close_stream(stream)
+
+
+def _reset(writer: asyncio.StreamWriter) -> None:
+    """End a connection as one that did not come about, or broke: who has it hears of a reset."""
+    made = writer.get_extra_info("socket")
+    if made is not None:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()
 
 
 async def _carry_down(session: JobSession, stream: int, writer: asyncio.StreamWriter) -> None:

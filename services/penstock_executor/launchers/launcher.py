@@ -167,9 +167,10 @@ class Launcher(Protocol[ProcessT]):
         """
         Have a command run beside a process, or a connection made, and return a socket about it, which never blocks.
 
-        Each byte that is sent is the number of a signal; what is received is the command's exit status in digits and a
-        line end (before it, if it leads a session of the kernel's, ``@`` with its pid and a line end), or ``+`` with the connection's descriptor, or ``-`` and why there is none. Its end without any of
-        them means that the process has ended. Once it is closed, the command is ended, with all that it has started.
+        Each byte that is sent is the number of a signal. What is received is the command's exit status in digits and a
+        line end; before it, if the command leads a session of the kernel's, ``@`` with its pid and a line end. Or it is
+        ``+`` with the connection's descriptor, or ``-`` and why there is none. Its end without any of them means that
+        the process has ended. Once it is closed, the command is ended, with all that it has started.
 
         Parameters
         ----------

@@ -5,8 +5,9 @@ A part of the shim, which forks a child for each session and has it load this fi
 nothing of Penstock. The executor is at the other end of a socket (``process_launcher.enter``):
 
 * It sends what is asked for: a length, ``marshal``, and the descriptors of the command's standard streams.
-* For a command, each byte that it sends later is the number of a signal. The keeper sends ``@`` and the pid of a command
-  that leads a session of the kernel's, as one with a terminal does, and the exit status when the command has ended. If the executor closes the socket, or is gone, the command gets HUP, and then KILL.
+* For a command, each byte that it sends later is the number of a signal. The keeper sends ``@`` and the command's pid,
+  if that leads a session of the kernel's, as one with a terminal does, and the exit status when it has ended. If the
+  executor closes the socket, or is gone, the command gets HUP, and then KILL.
 * For a connection, the keeper sends the connected socket, or why there is none.
 
 The command has what the program has: environment, working directory, user, confinement, control group. It descends
