@@ -10,6 +10,8 @@ In reading order:
 * ``client``: The asynchronous client: the same on a connection of its own, and following, waiting, output.
 * ``blocking``: The same without an event loop, for commands that ask one thing after another.
 * ``submission``: What a client adds to a specification before it is sent.
+* ``code_folder``: Which files of a folder are uploaded, and what they hold.
+* ``code_upload``: The upload of what the cluster does not have of a folder.
 * ``retries``: When a request is asked again, and when it is given up.
 * ``request``: One request on an event loop.
 * ``output_reader``: A job's output, read whole and once.

@@ -23,6 +23,7 @@ In reading order:
 * ``agent_protocol``: What a job's process and its executor say to each other.
 * ``memory_messages``: What clients of borrowed memory, the agent of their node, and agents say to each other.
 * ``aggregation_messages``: What clients of aggregation, agents and aggregators say to each other.
+* ``run_series``: The metrics of a run as a bounded table, and those of a job's runs joined.
 * ``device_samples``: How busy a node's devices are, and how well.
 * ``request_bodies``: Bodies of requests to the gateway and to nodes.
 * ``session_messages``: What those who enter a job and its executor say to each other.

@@ -191,6 +191,9 @@ class RunStarted(Event, frozen=True, kw_only=True, tag="run.started.v1"):
         The other job whose checkpoint it is, where the job has none of its own.
     copied_from : str
         The node from which the executor copied the checkpoint for this run; empty where it was there already.
+    start : str
+        ``warm`` where its processes were forked from a server that had imported their modules; ``cold: `` and the
+        reason where the job asks for that and it could not be; empty otherwise.
     """
 
     job_id: str
@@ -201,6 +204,7 @@ class RunStarted(Event, frozen=True, kw_only=True, tag="run.started.v1"):
     resumed_digest: str = ""
     begun_from: str = ""
     copied_from: str = ""
+    start: str = ""
 
 
 class RunCheckpointed(Event, frozen=True, kw_only=True, tag="run.checkpointed.v1"):
@@ -409,6 +413,8 @@ class NodeJoined(Event, frozen=True, kw_only=True, tag="node.joined.v2"):
         Memory of the host that jobs may use; 0: not known, so no job waits for want of it.
     held_by : {"", "cgroup", "rlimit"}
         How the executor enforces their share of it; empty: it does not.
+    containers : tuple of str
+        What runs the images of jobs here; empty: nothing, so no job with an image comes here.
     """
 
     node_id: str
@@ -419,6 +425,7 @@ class NodeJoined(Event, frozen=True, kw_only=True, tag="node.joined.v2"):
     cpus: float = 0.0
     host_memory_bytes: int = 0
     held_by: Literal["", "cgroup", "rlimit"] = ""
+    containers: tuple[str, ...] = ()
 
 
 class NodeLeft(Event, frozen=True, kw_only=True, tag="node.left.v1"):

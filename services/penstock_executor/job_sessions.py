@@ -292,10 +292,11 @@ class JobSessions:
         if sum(one.place == place and not one.over.is_set() for one in self._sessions.values()) >= MOST_SESSIONS:
             raise SessionRefused(TOO_MANY, f"{MOST_SESSIONS} sessions are open there already; end one first")
         session = NodeSession(asked, place, user, self._ticks())
+        await self._started(place)
         if asked.argv:
             await self._run(session, asked)
         else:
-            await self._started(place)
+            session.begin(await self._enter(place, EntryRequest(), []), lambda: self._why_ended(place))
         self._sessions[session.id] = session
         job_id = entered.job_id
         _log.info("session_opened", session_id=session.id, job_id=job_id, by=entered.by, purpose=entered.purpose)
@@ -346,7 +347,6 @@ class JobSessions:
 
     async def _run(self, session: NodeSession, asked: OpenSession) -> None:
         """Start the command of a session."""
-        await self._started(session.place)
         with contextlib.ExitStack() as theirs:
             size = asked.terminal
             fds = _make_pipes(session) if size is None else [self._make_terminal(session, size)]

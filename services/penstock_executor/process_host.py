@@ -21,13 +21,16 @@ from penstock_executor.agent_listener import AgentConnection
 from penstock_executor.checkpoint_folder import CheckpointFolder, HeldCheckpoint
 from penstock_executor.checkpoint_tier import prepare
 from penstock_executor.checkpoint_transfer import Resume, RunFactFields
+from penstock_executor.code_cache import WorkFolders
 from penstock_executor.gang import Rendezvous
-from penstock_executor.launchers import environment, process_launcher
+from penstock_executor.launchers import containers, environment, process_launcher
+from penstock_executor.launchers.containers import Container, ImageRefused
 from penstock_executor.launchers.launcher import OUTPUT_BYTES, LaunchedProcess, Launcher, OutputLimits
 from penstock_executor.memory_limits import MemoryLimits
 from penstock_executor.output_store import OutputStore
 from penstock_executor.run_identity import IdentityRefused, IdentityRule, RunIdentity
 from penstock_executor.run_state import HOLD, Ending, Key, LocalRun, RunProcess, sharing_of
+from penstock_executor.series_store import SeriesStore
 from penstock_log import AnyEvent, Job, RunCheckpointed, RunRewound, RunWarned
 from penstock_log.agent_protocol import (
     LONGEST_METRIC,
@@ -61,11 +64,15 @@ _log = structlog.get_logger("penstock.executor")
 
 
 class _Start(NamedTuple):
-    """How all processes of a run start: where they meet, what they go on from, and as whom they run."""
+    """How all processes of a run start: where they meet, what they go on from, as whom they run, and in what."""
 
     rendezvous: dict[str, str]
     resume: Resume | None
     account: RunIdentity
+    container: Container | None
+
+
+_UNKNOWN: Final = _Start({}, None, RunIdentity(name="", uid=-1, gid=-1), None)
 
 
 class DiskFull(Exception):
@@ -107,6 +114,8 @@ class ProcessHost:
         Open connections.
     unpublished : set of str
         Jobs whose progress has changed since it was last published.
+    series : SeriesStore
+        The metrics of runs whose first process is here.
     """
 
     def __init__(
@@ -127,6 +136,7 @@ class ProcessHost:
         checkpoint_most: int = 0,
     ) -> None:
         self._checkpoint_most = checkpoint_most
+        self.work = WorkFolders(site.work) if site.work is not None else None
         self.site, self.runs_dir = site, runs_dir
         self._rule = rule or IdentityRule(run_as="executor")
         self.limits = limits or MemoryLimits(site.devices)
@@ -136,6 +146,7 @@ class ProcessHost:
         self.runs: dict[Key, LocalRun] = {}
         self.connections: dict[Place, AgentConnection] = {}
         self.unpublished: set[Key] = set()
+        self.series = SeriesStore(runs_dir)
         self._processes: dict[Place, LaunchedProcess] = {}
         self._rendezvous = Rendezvous()
         self.checkpoints = CheckpointFolder(site.checkpoints, site.node_id, passable=self._rule.switches)
@@ -156,6 +167,7 @@ class ProcessHost:
         cluster: Cluster,
         resume: Resume | None = None,
         identity: RunIdentity | IdentityRefused | None = None,
+        container: Container | ImageRefused | None = None,
     ) -> LocalRun:
         """
         Start a job's processes on this node; if that is impossible, the run has a reason and no process.
@@ -166,6 +178,8 @@ class ProcessHost:
             What they go on from; None if the log knows of nothing.
         identity : RunIdentity or IdentityRefused, optional
             As whom they run; None: as the executor.
+        container : Container or ImageRefused, optional
+            What they start in; None: a job without an image.
 
         Raises
         ------
@@ -176,7 +190,7 @@ class ProcessHost:
         mine = [member for member in gang if member.node_id == self.site.node_id]
         source = resume.source if resume is not None else HeldCheckpoint(step=0)
         account = RunIdentity(name="", uid=os.geteuid(), gid=os.getegid()) if identity is None else identity
-        refused = str(account) if isinstance(account, IdentityRefused) else ""
+        refused = next((str(it) for it in (account, container) if isinstance(it, IdentityRefused | ImageRefused)), "")
         run = LocalRun(
             job_id=job.id,
             epoch=job.epoch,
@@ -197,30 +211,31 @@ class ProcessHost:
         self.limits.set_fraction(job, run.devices)
         self.limits.set_host(job)
         run.cap_bytes = self.limits.least_bytes(run.key)
-        if not run.refused and isinstance(account, RunIdentity):
+        if not run.refused and isinstance(account, RunIdentity) and not isinstance(container, ImageRefused):
             run.ranks = {member.rank: RunProcess() for member in mine}
-            self._spawn_all(run, job, mine, _Start(self._rendezvous.arrange(run.key, gang, cluster), resume, account))
+            rendezvous = self._rendezvous.arrange(run.key, gang, cluster)
+            self._spawn_all(run, job, mine, _Start(rendezvous, resume, account, container))
         return run
 
     def _problem(self, job: Job, member: environment.GangMember) -> str:
         cwd = self._cwd(job)
         if job.sample and (problem := environment.opaque(job.spec.command, cwd)):
             return problem
-        return self.launcher.problem(job.spec.command, cwd, self._environment(job, member, {}).get("PATH", ""))
+        if job.spec.image:
+            return ""  # what is in an image shows when it is entered
+        return self.launcher.problem(job.spec.command, cwd, self._environment(job, member).get("PATH", ""))
 
-    def _environment(
-        self,
-        job: Job,
-        member: environment.GangMember,
-        rendezvous: dict[str, str],
-        resume: Resume | None = None,
-        account: RunIdentity | None = None,
-    ) -> dict[str, str]:
-        login = account.environment() if account is not None else {}
-        own = environment.environment_of(job, member, self.site, rendezvous, resume)
-        return self.launcher.base_environment(self.site.pass_env) | login | own
+    def _environment(self, job: Job, member: environment.GangMember, how: _Start = _UNKNOWN) -> dict[str, str]:
+        account, container = how.account, how.container
+        login = account.environment()
+        own = environment.environment_of(job, member, self.site, how.rendezvous, how.resume)
+        base = self.launcher.base_environment(self.site.pass_env) | login
+        return (base if container is None else containers.variables(container, base, self.site.pass_env)) | own
 
     def _cwd(self, job: Job) -> str:
+        """Return the working directory: of a job whose code was uploaded, within its run's own folder."""
+        if job.spec.code and self.work is not None:
+            return os.path.normpath(self.work.path((job.id, job.epoch)) / job.spec.cwd)
         return os.path.join(self.site.cwd, job.spec.cwd)
 
     def _spawn_all(
@@ -230,13 +245,13 @@ class ProcessHost:
         mine: list[environment.GangMember],
         how: _Start,
     ) -> None:
-        rendezvous, resume, account = how
+        account, container = how.account, how.container
         try:
             run_folders.create(self.runs_dir, run)
-            tmp = self._give_folders(run, account)
+            tmp = self._give_folders(run, account, contained=container is not None)
             self._give_memory(run, job, account)
             for member in mine:
-                env = self._environment(job, member, rendezvous, resume, account)
+                env = self._environment(job, member, how)
                 env |= self._memory_environment(run, job, member)
                 if (in_memory := environment.memory_folder_of(job, self.site)) is not None:
                     most = str(self._checkpoint_most)
@@ -246,11 +261,14 @@ class ProcessHost:
                 keep = OutputLimits(self.outputs.create(run.key, member.rank), self._output_bytes)
                 group = self.limits.group(run.key, member.rank, member.devices)
                 confined = environment.confinement_of(
-                    job, member, account, self.site, cwd=self._cwd(job), tmp=tmp, cgroup=group
+                    job, member, account, self.site, cwd=self._cwd(job), tmp=tmp, cgroup=group, container=container
                 )
                 self.launcher.confine(where, confined)
                 fence = self.site.fence(job.placement)
-                process = self.launcher.start(where, command, env, self._cwd(job), keep, fence=fence)
+                process = self.launcher.start(
+                    where, command, env, self._cwd(job), keep, fence=fence, preload=job.spec.preload
+                )
+                self._note_start(run, job, self.launcher.how(where))
                 self._track((run.key, member.rank), process)
         except job_folders.FolderNotOurs as error:
             run.refused = str(error)
@@ -266,13 +284,23 @@ class ProcessHost:
             run.refused = problem
             self._abort(run)
 
-    def _give_folders(self, run: LocalRun, account: RunIdentity) -> Path | None:
+    @staticmethod
+    def _note_start(run: LocalRun, job: Job, how: str) -> None:
+        """Note how a process began; a cold one says more than a warm one, and matters to those who asked for that."""
+        if how == "warm":
+            run.start = run.start or how
+        elif job.spec.preload:
+            run.start = how
+
+    def _give_folders(self, run: LocalRun, account: RunIdentity, *, contained: bool) -> Path | None:
         """Make the folders that are the run's own; return its temporary one, where it has one."""
         with contextlib.suppress(OSError):  # jobs that save are warned when they cannot
             if account.switches:
                 self.checkpoints.give(run.job_id, account.uid, account.gid)
             else:
                 self.site.checkpoints.mkdir(mode=0o700, parents=True, exist_ok=True)
+                if contained:  # what is attached has to be there
+                    (self.site.checkpoints / run.job_id).mkdir(mode=0o700, exist_ok=True)
         if self.site.temporary is None:
             return None
         job_folders.make_passable(self.site.temporary)
@@ -324,6 +352,7 @@ class ProcessHost:
         """Adopt the runs of an earlier executor; yield those processes that ended meanwhile."""
         for run in run_folders.scan(self.runs_dir):
             self.runs[run.key] = run
+            self.series.adopt_run(run.key, self._clock())
             for index in run.ranks:
                 folder = self.rank_dir((run.key, index))
                 process = self.launcher.adopt(folder)
@@ -436,9 +465,12 @@ class ProcessHost:
         run_folders.remove(self.runs_dir, key)
         if self.site.temporary is not None:
             shutil.rmtree(self._temporary(key, self.site.temporary), ignore_errors=True)
+        if self.work is not None:
+            self.work.end(key)
         self._rendezvous.release(key)
         self.runs.pop(key, None)
         self.unpublished.discard(key)
+        self.series.forget_run(key)
 
     def remove_checkpoints(self, job_id: str) -> None:
         """Remove the checkpoints of a job that is over."""
@@ -515,6 +547,7 @@ class ProcessHost:
             case StepProgress() | SessionDone():
                 if index == 0:
                     self.unpublished.add(key)
+                    self.series.add_report(key, run.ranks[0].report, self._clock())
                     self._report_rewind(run, max(0, message.step - message.loop_steps))
                 if run.ranks[index].crowded and "crowded" not in run.reported:
                     run.reported.add("crowded")

@@ -22,6 +22,8 @@ In reading order:
 * ``people``: The rules of commands about people.
 * ``archived_ids``: Whose the ids of archived jobs were.
 * ``user_queues``: Requests of many users, served in turn.
+* ``code_store``: What users upload of the folders in which their jobs run.
+* ``code_collection``: What of it no job needs any more.
 * ``commands``: Commands, by request and by inbox.
 * ``bulk``: Many jobs by one request: submissions, and acts on all that a filter names.
 * ``sight``: What people ask about, where they may see it.
@@ -29,6 +31,7 @@ In reading order:
 * ``answers``: From the read model to views.
 * ``stats_answer``: Figures by pool and team.
 * ``aggregation_answers``: Answers about aggregators and the jobs on them.
+* ``series_answers``: The metrics of a job as series.
 * ``usage_answers``: Accounts of device time, also of archived jobs.
 * ``timeline_answers``: Who held which device when.
 * ``why``: Why a job waits, and what is ruled out.

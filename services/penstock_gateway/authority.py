@@ -26,6 +26,8 @@ FORBIDDEN: Final = 403
 LEAST: Final[dict[str, Role]] = {
     "submit": "user",
     "submit_all": "user",
+    "upload": "user",
+    "upload_parts": "user",
     "tune": "user",
     "cancel": "user",
     "hold": "user",

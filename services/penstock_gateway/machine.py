@@ -76,7 +76,7 @@ from penstock_scheduler.pool.scheduler_state import SchedulerState, fold
 MOST_MODELS: Final = 200
 """Models of archived jobs that are told apart on one day; all others are summed as :data:`OTHER_MODELS`."""
 OTHER_MODELS: Final = "other"
-SCHEMA: Final = "gateway.v31"
+SCHEMA: Final = "gateway.v32"
 
 
 class GatewayState(SchedulerState):
@@ -268,7 +268,12 @@ def _learn(state: GatewayState, event: Event) -> None:
 
 
 def _learn_round(state: GatewayState, event: RoundDecided) -> None:
-    state.waits[event.pool] = {wait.job_id: wait for wait in event.waits}
+    if event.explains:
+        state.waits[event.pool] = {wait.job_id: wait for wait in event.waits}
+    else:  # what was said before holds on for those that do not start
+        told = state.waits.get(event.pool, {})
+        for placement in event.placements:
+            told.pop(placement.job_id, None)
     if event.prices:  # a round that says nothing anew works none out
         state.prices[event.pool] = event.prices
 
@@ -521,6 +526,13 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
         Folder for the index of the past, from which questions with ``at`` are answered: about 150 bytes a fact, on a
         disk of the gateway's own; it may be removed at any time. `penstock up` takes ``history`` in its data folder.
         Empty: a temporary folder, from the first such question to the gateway's end.
+    code_tree_bytes, code_tree_files : int
+        The most that the folder of a job may have, in bytes and in files (docs/code.md).
+    code_user_bytes : int
+        The most that the folders of one user's jobs may take together, in bytes; what several have in common counts
+        once.
+    code_keep_days : float
+        Days after a job's end for which its folder is kept, so that it may be submitted again; then it is removed.
     archive_every_s : float
         How long a stretch of the log one file of the archive has, in seconds; the next begins at a multiple of it.
     """
@@ -542,3 +554,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     history_dir: str = ""
     keep_days: Annotated[float, Meta(gt=0)] = 90.0
     archive_every_s: Annotated[float, Meta(ge=1)] = 86_400.0
+    code_tree_bytes: Annotated[int, Meta(ge=0)] = 1 << 30
+    code_tree_files: Annotated[int, Meta(ge=0, le=100_000)] = 50_000
+    code_user_bytes: Annotated[int, Meta(ge=0)] = 4 << 30
+    code_keep_days: Annotated[float, Meta(ge=0)] = 7.0

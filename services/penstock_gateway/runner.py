@@ -19,6 +19,8 @@ from penstock_gateway import authority, log_reader, machine, sight
 from penstock_gateway.archiver import Archiver
 from penstock_gateway.authority import Admit, Caller
 from penstock_gateway.bulk import BulkCommands
+from penstock_gateway.code_collection import CodeCollector
+from penstock_gateway.code_store import CodeStore
 from penstock_gateway.commands import Commands, take_submissions
 from penstock_gateway.endpoints import RequestRefused
 from penstock_gateway.machine import GatewaySettings, GatewayState
@@ -51,7 +53,8 @@ async def run(shell: Shell, settings: GatewaySettings) -> None:
         return ""
 
     kernels = MatchingKernels(shell)
-    commands = commands_of(shell, replica.live, settings, admit)
+    code = CodeStore(shell.bus, settings, now_s=shell.now_s, ticks=shell.monotonic, admit=admit)
+    commands = commands_of(shell, replica.live, settings, admit, code)
     past = PastModels(
         shell.bus,
         replica.live,
@@ -73,12 +76,13 @@ async def run(shell: Shell, settings: GatewaySettings) -> None:
         group.create_task(replica.run())  # ends by itself, after its last snapshot
         await replica.live.caught_up()
         many = BulkCommands(commands, admit, shell.bus.max_body_bytes)
-        endpoints = [*commands.endpoints(), *many.endpoints(), *queries.endpoints()]
+        endpoints = [*commands.endpoints(), *many.endpoints(), *code.endpoints(), *queries.endpoints()]
         async with (
             shell.bus.serve("gateway", VERSION, endpoints, {"replica": shell.replica_id}),
             shell.bus.relaying(may_read),
             background(
                 past.run(),
+                CodeCollector(shell, shell.bus, replica.live, settings).run(),
                 *([Archiver(shell, shell.bus, replica.live, settings).run()] if settings.archive_dir else []),
                 take_submissions(shell.bus, "gateway-jobs", subjects.INBOX_JOBS, commands.accept_job, settings),
                 take_submissions(shell.bus, "gateway-sweeps", subjects.INBOX_SWEEPS, commands.accept_sweep, settings),
@@ -87,10 +91,13 @@ async def run(shell: Shell, settings: GatewaySettings) -> None:
             shell.vitals.ready = True  # now that it can be asked
             await shell.stopping.wait()
             commands.close()
+            code.close()
             queries.close()
 
 
-def commands_of(shell: Shell, live: FoldFollower[GatewayState], settings: GatewaySettings, admit: Admit) -> Commands:
+def commands_of(
+    shell: Shell, live: FoldFollower[GatewayState], settings: GatewaySettings, admit: Admit, code: CodeStore
+) -> Commands:
     """Return what answers the commands of people."""
     return Commands(
         shell.bus,
@@ -102,6 +109,7 @@ def commands_of(shell: Shell, live: FoldFollower[GatewayState], settings: Gatewa
         new_commit_id=lambda: uuid.uuid4().hex,
         ticks=shell.monotonic,
         admit=admit,
+        code=code,
     )
 
 

@@ -212,7 +212,7 @@ class Timeline:
             case JobFinished():
                 yield _finished(fact, self._cancelled_because)
             case RunStarted():
-                yield f"started on {fact.node_id}{_resumed(fact)}"
+                yield f"started {'warm ' * (fact.start == 'warm')}on {fact.node_id}{_resumed(fact)}{_cold(fact)}"
             case RunCheckpointed() if fact.generation and fact.generation != fact.epoch:
                 yield f"a checkpoint after step {fact.step} was found on {fact.node_id}, which nobody had reported"
             case RunCheckpointed() if fact.generation:
@@ -390,6 +390,10 @@ def _resumed(fact: RunStarted) -> str:
     what = f"beginning with job {fact.begun_from}'s checkpoint" if fact.begun_from else "resuming"
     copied = f" (copied from {fact.copied_from})" if fact.copied_from else ""
     return f", {what} after step {fact.resumed_step}{copied}"
+
+
+def _cold(fact: RunStarted) -> str:
+    return f" ({fact.start})" if fact.start.startswith("cold") else ""
 
 
 def _speed(speed: KindSpeed) -> str:

@@ -171,6 +171,12 @@ async def test_what_ends_with_the_run_says_why(node: Node) -> None:
     assert (status.exit_code, status.reason) == (None, "rank 0 of job j1 was preempted")
 
 
+async def test_a_session_for_connections_alone_ends_with_the_run_too(node: Node) -> None:
+    assert await node.opened() == SessionStatus()
+    process_launcher.kill(node.host.process)
+    assert (await node.ended()).reason == "rank 0 of job j1 has ended"
+
+
 async def test_a_terminal_has_one_stream_and_ends_what_is_typed_by_a_character(node: Node) -> None:
     await node.opened("cat", terminal=TerminalSize(rows=5, columns=70), term="vt100")
     await node.asked(WriteChunk(session_id=ID, stream=STDIN, number=0, data=b"typed\r"), dict)

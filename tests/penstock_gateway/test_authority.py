@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import pytest
 import pytest_asyncio
 from gateway_cases import NOW_S, Gateway, gateway, joined, placed, refusal, spec, submitted, sweep_spec
@@ -31,6 +32,7 @@ from penstock_log import (
     subjects,
     workload,
 )
+from penstock_log.request_bodies import PartsRequest
 from penstock_log.users import Users
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -112,6 +114,8 @@ def body_of(cell: Cell) -> Any:
     about: dict[str, Any] = {
         **dict.fromkeys(("submit", "dryrun"), spec(user=owner)),
         "submit_all": {"specs": [spec(user=owner)]},
+        "upload": {"user": owner},
+        "upload_parts": msgspec.msgpack.encode(PartsRequest(parts=(b"x",), user=owner)),
         "bulk": {"verb": "hold", "ids": [f"{request}-{cell.column}"]},
         "extend": {"id": f"{request}-{cell.column}", "limit_s": 60.0},
         "enter": {"id": f"{request}-{cell.column}", "session_id": "5e" * 8},
@@ -155,7 +159,7 @@ def _said(request: str, owner: str, answer: dict[str, Any]) -> str:
         return "yes" if shown and all(one["name"] for one in shown) else "outline"
     if request == "usage":
         return "yes" if owner in {row.get("name") for row in answer["rows"]} else "outline"
-    if request in _COMMANDS - {"submit", "tune", "enter"}:
+    if request in _COMMANDS - {"submit", "tune", "enter", "upload", "upload_parts"}:
         return "yes" if answer["changed"] else f"nothing was changed: {answer}"
     return "yes"
 
@@ -175,6 +179,8 @@ _COMMANDS = frozenset(
     {
         "submit",
         "submit_all",
+        "upload",
+        "upload_parts",
         "bulk",
         "tune",
         "cancel",

@@ -57,6 +57,13 @@ class FakeLauncher:
         del cwd
         return "" if path == "/nowhere" else f"{argv[0]!r} is looked for in {path}"
 
+    def how(self, folder: Path, /) -> str:
+        del folder
+        return ""
+
+    def kept(self) -> tuple[int, int]:
+        return 0, 0
+
     def memory_caps(self, cgroup: Path | None, /) -> MemoryCaps:
         del cgroup
         return Rlimit(reason="there are no processes")
@@ -74,8 +81,9 @@ class FakeLauncher:
         /,
         *,
         fence: RunFence | None = None,
+        preload: Sequence[str] = (),
     ) -> FakeProcess:
-        del cwd, fence
+        del cwd, fence, preload
         for name in ("stdout", "stderr"):
             (keep.folder if keep else folder).joinpath(name).touch()
         process = self.processes[folder] = FakeProcess(tuple(argv), dict(env))
@@ -89,6 +97,11 @@ class FakeLauncher:
     def adopt(self, folder: Path, /) -> FakeProcess | None:
         process = self.processes.get(folder)
         return process if process is not None and process.code is None else None
+
+    def entry(self, process: FakeProcess, folder: Path, cwd: str, /) -> tuple[str, ...]:
+        if process.code is not None:
+            raise ProcessLookupError(f"no program runs in {folder}")
+        return ("/usr/bin/env", "-C", cwd)
 
     def exit_fd(self, process: FakeProcess, /) -> int:
         return os.dup(process.ended)

@@ -98,9 +98,24 @@ _SESSIONS: Final = (subjects.SESSIONS, subjects.by_anybody(subjects.SESSIONS))
 """What those say who enter jobs: to the executors alone."""
 _OF_JOBS: Final = tuple(
     subjects.command(name)
-    for name in ("submit", "submit_all", "tune", "cancel", "hold", "release", "extend", "enter", "bulk", "cancel_sweep")
+    for name in (
+        "submit",
+        "submit_all",
+        "upload",
+        "upload_parts",
+        "tune",
+        "cancel",
+        "hold",
+        "release",
+        "extend",
+        "enter",
+        "bulk",
+        "cancel_sweep",
+    )
 )
 """What extensions may command, in the name of users: nothing about people, nodes and policies."""
+_CODE_GETS: Final = [f"{_API}.DIRECT.GET.{subjects.CODE}{more}" for more in ("", ".>")]
+"""What jobs' folders hold is for the gateway, which has it from people, and for executors."""
 _MORE: Final[dict[str, list[str]]] = {
     "gateway": [
         f"{subjects.ROOT}.cmd.gateway.*",  # a command line beside it may use its login
@@ -108,6 +123,10 @@ _MORE: Final[dict[str, list[str]]] = {
         *(f"{_API}.CONSUMER.{call}.{subjects.INBOX}.*" for call in ("DURABLE.CREATE", "INFO", "MSG.NEXT")),
         f"$JS.ACK.{subjects.INBOX}.>",
         f"{_API}.STREAM.PURGE.{subjects.EVT}",  # what is in the archive
+        subjects.STREAM_SUBJECTS[subjects.CODE],
+        f"$KV.{subjects.LEASES}.gateway_code",
+        f"{_API}.STREAM.PURGE.{subjects.CODE}",
+        *_CODE_GETS,
     ],
     "tuner": [subjects.INBOX_JOBS],
     "matcher": [f"{subjects.ROOT}.tel.matcher.heard.*"],  # no executor may say it of another, or of itself
@@ -117,6 +136,7 @@ _MORE: Final[dict[str, list[str]]] = {
         f"{subjects.ROOT}.tel.*.*",
         f"{subjects.state('executor')}.*",  # one for each node
         subjects.CHECKPOINTS,
+        *_CODE_GETS,
     ],
     "memory": [
         subjects.SLABS,
@@ -237,7 +257,9 @@ def of_service(service: str, extensions: Sequence[str] = ()) -> Permissions:
     answers = [*served, *(subjects.by_anybody(subject) for subject in served)]
     inboxes = [f"{subjects.inbox(name)}.>" for name in (*USERS, JOIN, *extensions) if name != service]
     inboxes.append(_REPLIES)
-    private = [] if service == "executor" else [subjects.CHECKPOINTS, subjects.OUTPUTS, *_SESSIONS]
+    private = [subjects.STREAM_SUBJECTS[subjects.CODE]]  # nobody listens to it: executors read what is stored
+    if service != "executor":
+        private += [subjects.CHECKPOINTS, subjects.OUTPUTS, *_SESSIONS]
     if service != "memory":
         private.append(subjects.SLABS)
     if service != "aggregator":

@@ -14,6 +14,7 @@ In reading order:
 * ``devices``: All devices and all waiting jobs, for who looks at them at once.
 * ``timeline``: Who held which device when.
 * ``aggregation``: Aggregators, and the runs that have parts on them.
+* ``series``: The metrics of a job over its runs.
 * ``accounts``: Device time by user, team, pool, model, kind or job.
 * ``stats``: Figures by pool and team, for metrics.
 """
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
         StoryLine,
         StoryView,
         SubmitAnswer,
+        UploadView,
         View,
     )
     from penstock_log.views.bulk import (
@@ -106,6 +108,7 @@ if TYPE_CHECKING:
         ReplicaView,
         StatusView,
     )
+    from penstock_log.views.series import SeriesView
     from penstock_log.views.stats import (
         DEVICE_STATES,
         PoolStatsView,
@@ -124,7 +127,7 @@ else:
         "aggregation": "AggregatedJobView AggregationView AggregatorUseView",
         "answers": (
             "ActAnswer EnterAnswer EventsView EventView JobRow JobsView JobView RejectedListView RejectedView "
-            "StoryLine StoryView SubmitAnswer View"
+            "StoryLine StoryView SubmitAnswer UploadView View"
         ),
         "bulk": "BulkAnswer BulkView SubmittedJob SubmittedJobsView",
         "cluster": (
@@ -135,6 +138,7 @@ else:
         "devices": "DeviceOccupation DevicesView HolderView NodeDevicesView QueuedJobView QueueView",
         "jobs": "DryRunView JobDetail ProfileView RankView ResizeView RunView SizedRunView SizingView WhyView",
         "nodes": "DeviceView NodeMemoryView NodesView NodeView ReplicaView StatusView",
+        "series": "SeriesView",
         "stats": "DEVICE_STATES PoolStatsView StatsView",
         "timeline": "TimelineDevice TimelineJobView TimelineNodeView TimelineSpan TimelineView",
     }
@@ -193,6 +197,7 @@ __all__ = [
     "RunView",
     "RungView",
     "SchemaView",
+    "SeriesView",
     "SharedDeviceView",
     "SharedLaneView",
     "SharedRunView",
@@ -217,6 +222,7 @@ __all__ = [
     "TimelineSpan",
     "TimelineView",
     "TrialView",
+    "UploadView",
     "UsageRowView",
     "UsageView",
     "UserView",

@@ -6,7 +6,7 @@ The root of all answers; answers to commands, stories of jobs, raw facts, what w
 
 from __future__ import annotations
 
-from typing import Any, Optional, TypeVar
+from typing import Any, Literal, Optional, TypeVar
 
 import msgspec
 
@@ -50,6 +50,26 @@ class SubmitAnswer(View, frozen=True, kw_only=True):
     seq: int
     created: bool
     warnings: tuple[str, ...] = ()
+
+
+class UploadView(View, frozen=True, kw_only=True):
+    """
+    What is missing of a folder's files.
+
+    Attributes
+    ----------
+    ready : bool
+        Whether all of it is here, so that jobs may name it.
+    wanted : {"", "list", "files"}
+        Of what ``missing`` says the parts, as indices: of the list of files, or of all files, each part counted once.
+    stored : int
+        Parts that this request has stored.
+    """
+
+    ready: bool = False
+    wanted: Literal["", "list", "files"] = ""
+    missing: tuple[int, ...] = ()
+    stored: int = 0
 
 
 class ActAnswer(View, frozen=True, kw_only=True):

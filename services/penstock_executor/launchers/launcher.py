@@ -79,9 +79,9 @@ class EntryRequest(msgspec.Struct, frozen=True, kw_only=True):
     Attributes
     ----------
     argv : tuple of str
-        A command; empty where ``port`` says what is asked for.
+        A command; empty: none.
     port : int
-        A port of the process's host to connect to; 0: none.
+        A port of the process's host to connect to; 0: none. With neither, the end of the process is all that is told.
     terminal : bool
         Whether the command's standard streams are one terminal, which becomes its own.
     env, drop : mapping of str to str, tuple of str
@@ -144,9 +144,12 @@ class Launcher(Protocol[ProcessT]):
         /,
         *,
         fence: RunFence | None = None,
+        preload: Sequence[str] = (),
     ) -> ProcessT:
         """
         Start a program, with its output in ``keep``'s folder, or else in ``folder``, and within its ``fence``, if any.
+
+        ``preload`` names modules that its job would have imported before it starts; a launcher need not be able to.
 
         Raises
         ------
@@ -154,8 +157,27 @@ class Launcher(Protocol[ProcessT]):
             If there is no room for it, or it cannot be started.
         """
 
+    def how(self, folder: Path, /) -> str:
+        """Return how a program was started: ``warm``, or ``cold: `` with the reason; empty where nobody knows."""
+
+    def kept(self) -> tuple[int, int]:
+        """Return how many servers for warm starts there are, and the bytes of memory that they hold."""
+
     def adopt(self, folder: Path, /) -> ProcessT | None:
         """Return the process that an earlier executor started in a folder, if it still lives; None if it has ended."""
+
+    def entry(self, process: ProcessT, folder: Path, cwd: str, /) -> tuple[str, ...]:
+        """
+        Return what comes before a command line that is to run beside a process: in its container, if it has one.
+
+        The program that is run so has the process's variables, user, files and limits, and begins in ``cwd``. It is a
+        child of whoever runs it, as which only the executor's user can, and nobody ends it with the process.
+
+        Raises
+        ------
+        ProcessLookupError
+            If the process has ended, or its program has not begun.
+        """
 
     def exit_fd(self, process: ProcessT, /) -> int:
         """Return a descriptor that becomes readable when the process ends; the caller closes it."""

@@ -47,6 +47,8 @@ HIDDEN: Final = "PENSTOCK_SHIM_"
 ENDED: Final = 128 + signal.SIGTERM
 NOT_CONFINED: Final = 126
 """As of a program that is there and must not be run: it could not be confined as its node wants it."""
+NOT_FOUND: Final = 127
+"""As a shell has it: an image has no such program."""
 HELD_BYTES: Final = 1 << 20
 LAST_BYTES: Final = 8 * 1024
 """Of what is over the limit, the end is kept: it holds the error message."""
@@ -332,6 +334,9 @@ class Order(NamedTuple):
         The program's command line.
     env : dict of bytes to bytes
         The program's environment.
+    warm : tuple
+        What a warm server has to know of it (:class:`penstock_executor.launchers.warm_command.WarmCommand`); empty for
+        programs that start by exec.
     """
 
     folder: str
@@ -341,6 +346,7 @@ class Order(NamedTuple):
     cwd: str
     argv: tuple[str, ...]
     env: dict[bytes, bytes]
+    warm: tuple[Any, ...] = ()
 
     def shell(self) -> list[str]:
         """Return the command line that enters the program's folder and becomes the program."""
@@ -428,7 +434,11 @@ def _begin(
         tree.program = start(order, writers, 2)
         return
     if fence.opens((*_OURS, KILL)):
-        tree.program = start(order, writers, fence.tether.inherited)
+        try:
+            tree.program = start(order, writers, fence.tether.inherited)
+        except BaseException:  # in the child that becomes the program
+            fence.tether.leave()
+            raise
     else:
         tree.code = ENDED
     fence.tether.hand_over()
@@ -529,11 +539,11 @@ class _Entrance:
             os.closerange(3, fd)
             os.closerange(fd + 1, os.sysconf("SC_OPEN_MAX"))
             program, self._tree.program, self._tree.code = self._tree.program, 0, None
-            confined = load_beside("confinement").read(self._order.folder)
-            place = load_beside("session_keeper").SessionPlace(
-                self._order.cwd, self._order.env, confined, self._tree, program, lambda: descendants(program)
+            confinement, keeper, order = load_beside("confinement"), load_beside("session_keeper"), self._order
+            place = keeper.SessionPlace(
+                order.folder, order.cwd, order.env, confinement, self._tree, program, lambda: descendants(program)
             )
-            load_beside("session_keeper").serve(fd, place)
+            keeper.serve(fd, place)
         except BaseException as error:  # whatever it is: this is a child of the shim, and must not go on as one
             _say(f"a session ended: {error!r}")
         finally:
@@ -551,6 +561,7 @@ def _spawn_confined(order: Order, writers: Sequence[int], left_open: int) -> int
     pid = os.fork()
     if pid:
         return pid
+    status = NOT_CONFINED
     try:
         take_output(writers, left_open)
         for signum in _catchable():
@@ -560,12 +571,16 @@ def _spawn_confined(order: Order, writers: Sequence[int], left_open: int) -> int
             signal.signal(signum, signal.SIG_IGN)  # they are the program's; for it, the wrapper ends with a reset
         confined.enter(order.env)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        if confined.namespace:
+            confinement.become(order.cwd, order.argv, order.env)
         command = [*confined.wrapper, *order.shell()]
         os.execve(command[0], command, order.env)  # noqa: S606 - what the shim is for
     except BaseException as error:  # whatever it is: this is a child of the shim, and must not go on as one
+        if isinstance(error, confinement.ProgramNotFound):
+            status = NOT_FOUND
         report_not_started(error)
     finally:
-        os._exit(NOT_CONFINED)
+        os._exit(status)
 
 
 def take_output(writers: Sequence[int], left_open: int) -> None:
