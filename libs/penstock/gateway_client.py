@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from penstock.code_upload import UploadedCode
     from penstock_bus.identity import logins
     from penstock_log import session_messages
-    from penstock_log.spec import Role, Setting
+    from penstock_log.spec import NotifyKind, Role, Setting
 
 _IDS: Final = 3
 _BAD: Final = 400
@@ -234,6 +234,42 @@ class GatewayClient:
             id=job_id, session_id=session_id, rank=rank, purpose=purpose, by=_filler().user_name()
         )
         return await self._command("enter", ask, views.EnterAnswer)
+
+    async def notify(
+        self, url: str, on: Iterable[NotifyKind] = (), *, waiting_s: float = 0.0, about: str = "", name: str = ""
+    ) -> views.ActAnswer:
+        """
+        Be told of what becomes of one's jobs; the answer has the id of the rule.
+
+        Parameters
+        ----------
+        url : str
+            Where messages go, as apprise has it; kept by the gateway, and never in the log.
+        on : iterable of {"started", "completed", "failed", "timed_out", "cancelled", "preempted"}
+            Of what; without any, of what a job's own ``notify`` says.
+        waiting_s : float
+            Also of jobs that wait for longer.
+        about : str
+            Of this job, or of the trials of this sweep alone.
+        name : str
+            What the address is called in lists.
+        """
+        ask = request_bodies.NotifyRequest(
+            url=url, on=tuple(on), waiting_s=waiting_s, id=about, name=name, by=_filler().user_name()
+        )
+        return await self._command("notify", ask, views.ActAnswer)
+
+    async def remove_notification(self, rule: str) -> views.ActAnswer:
+        """Be told no more what a rule says."""
+        return await self._act("remove_notification", rule)
+
+    async def test_notification(self, rule: str) -> views.ActAnswer:
+        """Send a message by a rule, now."""
+        return await self._act("test_notification", rule)
+
+    async def notifications(self) -> views.NotificationsView:
+        """Return one's rules, and what has become of their messages; an operator gets those of all."""
+        return await self._query("notifications", request_bodies.AllRequest(), views.NotificationsView)
 
     async def act_on_all(
         self,

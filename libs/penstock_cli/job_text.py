@@ -149,12 +149,20 @@ def job_lines(detail: views.JobDetail) -> list[str]:
         ("folder", spec.cwd),
         ("params", render.mapping(spec.params)),
         ("environment", render.mapping({k: v for k, v in spec.env.items() if k not in EXPORTED})),
+        ("secrets", secrets(spec)),
         ("workload", detail.workload),
         ("speeds", speeds(detail.speeds)),
         ("sampled", "" if job.sample else _sampled(spec)),
     ]
     warnings = [("warning", warning) for warning in job.warnings]
     return render.labelled(pairs + warnings)
+
+
+def secrets(spec: JobSpec) -> str:
+    """Return which variables hold which secrets; their values are with the nodes."""
+    held = [f"{variable} (by secret {name})" for variable, name in spec.secrets.items()]
+    held += [f"{variable} (a file, by secret {name})" for variable, name in spec.secret_files.items()]
+    return ", ".join(held)
 
 
 def _wants(detail: views.JobDetail) -> str:

@@ -36,6 +36,7 @@ MODULE_OF: Final = {
         ("commands.replay", "replay"),
         ("commands.simulate", "sim"),
         ("commands.shadow", "shadow"),
+        ("commands.notify", "notify"),
         ("commands.dashboard", "dashboard"),
         ("commands.trace", "trace"),
         ("commands.users", "login whoami user context"),

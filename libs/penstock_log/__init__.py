@@ -12,6 +12,7 @@ In reading order:
 * ``totals``: Totals since the log began, by pool and team.
 * ``archive_facts``: Facts about what of the log was copied to files, forgotten and removed.
 * ``login_facts``: Facts about the logins of nodes, and their fold.
+* ``notification_facts``: Facts about notifications.
 * ``memory_facts``: Facts about memory that nodes lend each other.
 * ``aggregation_facts``: Facts about aggregators, what jobs ask of them, and what is assigned.
 * ``codec``: Facts to bytes and back; old tags; unknown facts.
@@ -138,6 +139,7 @@ if TYPE_CHECKING:
     from penstock_log.lifecycle import JobTable, last_checkpoint
     from penstock_log.login_facts import NodeLoginIssued, NodeLoginRevoked, NodeLogins, NodeTokenIssued
     from penstock_log.memory_facts import MemoryOffered, SlabsEvicted, SlabsLent, SlabsReturned
+    from penstock_log.notification_facts import NotificationRuleRemoved, NotificationRuleSet, NotificationSent
     from penstock_log.spec import (
         Batch,
         Budget,
@@ -180,6 +182,7 @@ else:
         ),
         "job_state": "ACTIVE Checkpoint Job JobState Size TERMINAL",
         "lifecycle": "JobTable last_checkpoint",
+        "notification_facts": "NotificationRuleRemoved NotificationRuleSet NotificationSent",
         "login_facts": "NodeLoginIssued NodeLoginRevoked NodeLogins NodeTokenIssued",
         "memory_facts": "MemoryOffered SlabsEvicted SlabsLent SlabsReturned",
         "spec": (
@@ -264,6 +267,9 @@ __all__ = [
     "NodeRemoved",
     "NodeResumed",
     "NodeTokenIssued",
+    "NotificationRuleRemoved",
+    "NotificationRuleSet",
+    "NotificationSent",
     "Outcome",
     "Param",
     "PartMoved",

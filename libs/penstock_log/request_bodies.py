@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Meta
 
 from penstock_log.session_messages import Purpose, SessionId
-from penstock_log.spec import JobSpec, Name, Role, Seconds, Setting, SweepSpec
+from penstock_log.spec import JobSpec, Name, NotifyKind, Role, Seconds, Setting, SweepSpec
 
 At = Optional[Union[int, float, str]]
 Limit = Annotated[int, Meta(ge=1, le=1000)]
@@ -203,6 +203,32 @@ class EnterRequest(GatewayRequest, frozen=True, kw_only=True):
     session_id: SessionId
     rank: Annotated[int, Meta(ge=0)] = 0
     purpose: Purpose = "exec"
+    by: Who = ""
+
+
+class NotifyRequest(GatewayRequest, frozen=True, kw_only=True):
+    """
+    Tell the person who asks of what becomes of their jobs.
+
+    Attributes
+    ----------
+    url : str
+        Where messages go, as apprise has it. It is kept by the gateway, and never in the log.
+    on : tuple of NotifyKind
+        Of what; none of them and no ``waiting_s``: of what a job's own ``notify`` says.
+    waiting_s : float
+        Also of jobs that wait for longer, in seconds; 0: of none.
+    id : str
+        Of this job, or of the trials of this sweep; empty: of all jobs of the person.
+    name : str
+        What the address is called in lists; empty: as its service is.
+    """
+
+    url: Annotated[str, Meta(min_length=1, max_length=4096)]
+    on: tuple[NotifyKind, ...] = ()
+    waiting_s: Seconds = 0.0
+    id: str = ""
+    name: Annotated[str, Meta(max_length=63, pattern=r"^[A-Za-z0-9_.@ -]*$")] = ""
     by: Who = ""
 
 

@@ -51,6 +51,9 @@ Module = Annotated[
     ),
 ]
 Outcome = Literal["completed", "failed", "preempted", "cancelled", "lost"]
+NotifyKind = Literal["started", "completed", "failed", "timed_out", "cancelled", "preempted"]
+"""What becomes of a job that people may want to be told."""
+WarnSignal = Literal["", "HUP", "INT", "QUIT", "USR1", "USR2", "ALRM", "TERM", "URG", "WINCH"]
 CheckpointTier = Literal["disk", "memory"]
 """Where a checkpoint is that counts as saved: on a disk, or in the memory of two peers."""
 AggregationMode = Literal["shared", "own", "none"]
@@ -68,6 +71,7 @@ Image = Annotated[
 HostDemand = tuple[float, int, int, tuple[ContainerRuntime, ...]]
 """Processors, bytes in two ways, and what runs its image."""
 MOST_SERVERS: Final = 64
+MOST_DEFAULT_WARNING_S: Final = 60.0
 MOST_DEPENDENCIES: Final = 1_000
 MOST_MODULES: Final = 100
 BESIDE_LOCAL_BYTES: Final = 2**30
@@ -246,6 +250,14 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     idle : {"rule", "allow"}
         What is done while it holds devices and does nothing. ``rule``: what its pool's rule says. ``allow``: nothing,
         as for a notebook that waits for its user.
+    secrets : dict of str to str
+        Variable of the environment → name of a secret, whose value is read on the node when a run starts, and is never
+        in the log. ``secrets = ["wandb"]`` is short for ``secrets = { WANDB = "wandb" }``.
+    secret_files : dict of str to str
+        The same for secrets that are files: the variable holds the path of a file with the value.
+    notify : tuple of NotifyKind
+        Of what its user is to be told, by all of the user's rules that are about all jobs (``penstock notify``), beside
+        what these say themselves.
     begins_from : str
         Id of a job whose last checkpoint it begins from, as long as it has none of its own. Loops that had ended there
         go on where they ended, if they are longer now.
@@ -254,6 +266,11 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     time_limit_s : float
         How long it may run, in seconds over all of its runs; waiting does not count. Then it is asked to save a
         checkpoint and is ended, and has failed; 0: as long as it likes.
+    warn_s : float or None
+        How long before its time limit it is warned, in seconds: its session saves a checkpoint and tells the script.
+        None: a minute, or a tenth of the limit where that is less. 0: not at all.
+    warn_signal : str
+        A signal that its processes get with the warning, for programs that do not use :func:`penstock.session`.
     hold : bool
         Accept the job, but do not start it before ``penstock release``.
     begin_s : float
@@ -316,15 +333,24 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     sharers: Annotated[int, Meta(ge=0, le=1000)] = 0
     priority: Annotated[int, Meta(ge=-1000, le=1000)] = 0
     idle: Literal["rule", "allow"] = "rule"
+    secrets: dict[str, Name] = {}
+    secret_files: dict[str, Name] = {}
+    notify: tuple[NotifyKind, ...] = ()
     begins_from: EntityId = ""
     keep_checkpoint: bool = False
     time_limit_s: Seconds = 0.0
+    warn_s: Optional[Seconds] = None
+    warn_signal: WarnSignal = ""
     hold: bool = False
     begin_s: Annotated[float, Meta(ge=0, le=1e11)] = 0.0
     after: Annotated[tuple[Dependency, ...], Meta(max_length=MOST_DEPENDENCIES)] = ()
     image: Image = ""
     preload: Annotated[tuple[Module, ...], Meta(max_length=MOST_MODULES)] = ()
     parent: str = ""
+
+    def warning_s(self, limit_s: float) -> float:
+        """Return how long before the end of a time limit it is warned; 0: not at all."""
+        return min(MOST_DEFAULT_WARNING_S, limit_s / 10) if self.warn_s is None else self.warn_s
 
     @property
     def elastic(self) -> bool:
@@ -535,6 +561,7 @@ def job_schema() -> dict[str, Any]:
     _take_amounts(made)
     _take_tier(made["properties"])
     _take_aggregation(made["properties"])
+    _take_secrets(made["properties"])
     return made
 
 
@@ -545,6 +572,7 @@ def sweep_schema() -> dict[str, Any]:
     _take_amounts(made)
     _take_tier(made["$defs"]["JobSpec"]["properties"])
     _take_aggregation(made["$defs"]["JobSpec"]["properties"])
+    _take_secrets(made["$defs"]["JobSpec"]["properties"])
     return made
 
 
@@ -583,6 +611,14 @@ def _take_aggregation(fields: dict[str, Any]) -> None:
     servers = {name: value for name, value in fields["servers"].items() if name not in {"default", "description"}}
     table = {"type": "object", "properties": {"mode": dict(mode), "servers": servers}, "additionalProperties": False}
     fields["aggregation"] = {**about, "anyOf": [mode, table]}
+
+
+def _take_secrets(fields: dict[str, Any]) -> None:
+    """Have ``secrets`` take a list of names too: each in the variable that is called as it is."""
+    table = fields["secrets"]
+    about = {name: table.pop(name) for name in ("description", "default") if name in table}
+    names = {"type": "array", "items": dict(table["additionalProperties"])}
+    fields["secrets"] = {**about, "anyOf": [table, names]}
 
 
 def _published(type_: type[msgspec.Struct], name: str, title: str) -> dict[str, Any]:

@@ -257,6 +257,18 @@ def user(name: str) -> str:
     return f"{ROOT}.evt.user.{person(name)}"
 
 
+def notify(name: str) -> str:
+    """
+    Return the log subject of a person's notifications, by their name.
+
+    Examples
+    --------
+    >>> notify("jane.doe")
+    'penstock.evt.notify.jane%2Edoe'
+    """
+    return f"{ROOT}.evt.notify.{person(name)}"
+
+
 USERS: Final = f"{ROOT}.evt.user.*"
 NODE_LOGINS: Final = f"{ROOT}.evt.login.*"
 

@@ -9,6 +9,7 @@ In reading order:
 * ``runner``: The executor at work.
 * ``process_host``: This node's runs and what can be done to them.
 * ``run_identity``: As whom a run's processes run on this node.
+* ``run_credentials``: Credentials of a run: its account and the secrets of its job.
 * ``gang``: Rendezvous and stop barrier.
 * ``fence``: For how long runs go on while the matcher does not hear the node.
 * ``agent_listener``: The socket that jobs talk to.

@@ -4,8 +4,8 @@ Files that outlive the executor.
 A later executor finds its runs again by their folders. ``<data>/runs/<job>/<epoch>/run.json`` says what was started,
 ``stop.json`` how far the run's end had come, and ``series`` has its metrics. Each rank's folder holds ``pid``, ``exit``
 and ``kept`` (which the shim writes), how far the rank's output was streamed (``stdout.read``, ``stderr.read``),
-``hello`` if the process spoke the agent protocol, and ``done`` if it reported its end. Output is elsewhere, since it
-stays longer.
+``hello`` if the process spoke the agent protocol, ``done`` if it reported its end, and ``warned`` if it was told that
+its time is short. Output is elsewhere, since it stays longer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from penstock_executor.job_folders import open_plainly
 from penstock_executor.run_state import Ending, Key, LocalRun, RunProcess, Sharing
 from penstock_log.records import compose
 
-Mark = Literal["hello", "done"]
+Mark = Literal["hello", "done", "warned"]
 SERIES: Final = "series"
 """Name of the file with the run's metrics, on the node of its first process."""
 _log = structlog.get_logger("penstock.executor")
@@ -117,7 +117,8 @@ def scan(runs: Path) -> Iterator[LocalRun]:
             records.append(_stopping.decode((folder / "stop.json").read_bytes()))
         has = {rank: {path.name for path in (folder / str(rank)).glob("*")} for rank in started.ranks}
         ranks = {rank: RunProcess(greeted="hello" in names, done="done" in names) for rank, names in has.items()}
-        yield compose(LocalRun, *records, ranks=ranks)
+        warned = any("warned" in names for names in has.values())
+        yield compose(LocalRun, *records, ranks=ranks, warned=warned)
 
 
 def remove(runs: Path, key: Key) -> None:

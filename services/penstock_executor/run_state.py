@@ -144,6 +144,10 @@ class LocalRun(msgspec.Struct, kw_only=True):
         Why this node ends the run, in one sentence, if neither the log nor ``ending`` has it.
     unfit : str
         Why a device is unfit on which one of its processes failed; empty where none is, as far as is known.
+    told_due_s : float or None
+        When its time is over, as its processes were told, seconds since the epoch; None: they were told nothing.
+    warned : bool
+        Whether they were warned that it is short.
     reported : set of str
         Facts already on their way to the log: ``started``, ``ended``, ``rewound``, and warnings that are given once.
     """
@@ -175,6 +179,8 @@ class LocalRun(msgspec.Struct, kw_only=True):
     why: str = ""
     cap_bytes: int = 0
     unfit: str = ""
+    told_due_s: float | None = None
+    warned: bool = False
     reported: set[str] = msgspec.field(default_factory=set)
 
     @property

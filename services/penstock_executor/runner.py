@@ -44,8 +44,9 @@ from penstock_executor.memory_limits import MemoryLimits
 from penstock_executor.name_claim import NameClaim
 from penstock_executor.output_store import OutputStore
 from penstock_executor.process_host import DiskFull, Place, ProcessHost
+from penstock_executor.run_credentials import CredentialLookups, NodeSecrets
 from penstock_executor.run_folders import ExecutorError
-from penstock_executor.run_identity import IdentityLookups, IdentityRule
+from penstock_executor.run_identity import IdentityRule
 from penstock_executor.run_state import Key, LocalRun, NodeObservation
 from penstock_executor.settings import ExecutorSettings
 from penstock_executor.sharing.sharing_supervisor import SharingSupervisor
@@ -191,7 +192,8 @@ class Executor:
             shell.bus, cache, self.work_folders, tasks, rule=self.rule, warn=self.host.warn, wake=self.wake
         )
         self.behind = self._write_behind()
-        self.identities = IdentityLookups(self.rule, self._spawn, self._may_start)
+        secrets = NodeSecrets(node_id, settings.secrets_dir, settings.secrets)
+        self.credentials = CredentialLookups(self.rule, self._spawn, self._may_start, secrets)
         self.containers = RunContainers(
             runtimes,
             data,
@@ -319,7 +321,7 @@ class Executor:
             self.sharing.tidy(self._is_wanted)
             self.resumes.tidy(self._is_wanted, self.host.runs)
             self.code.tidy(self._is_wanted, self.host.runs)
-            self.identities.tidy(self._is_wanted, self.host.runs)
+            self.credentials.tidy(self._is_wanted, self.host.runs)
             self.containers.tidy(self._is_wanted, self.host.runs)
             observed = self._observed()
             limit_s = self.settings.sample_limit_s
@@ -366,6 +368,8 @@ class Executor:
                 await self.telemetry.publish_answers(host.runs[action.key])
             case machine.TerminateRun():
                 host.terminate(action.key, action.ending)
+            case machine.TellTime():
+                host.tell_time(action)
             case machine.KillRun():
                 host.kill(action.key)
             case machine.ReportFact():
@@ -436,13 +440,13 @@ class Executor:
             if container is None:
                 self.postponed[key] = self.shell.now_s() + RETRY_S
                 return
-        identity = self.identities.take(key, job.spec.user)
-        if identity is None:
+        credentials = self.credentials.take(key, job.spec)
+        if credentials is None:
             self.postponed[key] = self.shell.now_s() + RETRY_S
             return
         try:
             found = self.resumes.found.get(key)
-            started = self.host.start(job, self.live.state.cluster, found, identity, container)
+            started = self.host.start(job, self.live.state.cluster, found, credentials, container)
         except DiskFull as error:
             if key not in self.postponed:
                 log.warning("run_postponed", reason=str(error))

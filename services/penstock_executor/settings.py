@@ -7,6 +7,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta
 
+from penstock_executor.run_credentials import SharedSecret
 from penstock_executor.run_identity import IdentityRule, RunAs
 from penstock_log.spec import Name
 from penstock_sharing.lanes.turn_policy import TurnPolicyName as Policy
@@ -79,6 +80,13 @@ class ExecutorSettings(msgspec.Struct, frozen=True, kw_only=True):
         The most such servers; the one that was used longest ago goes first.
     warm_bytes : int
         The most memory that they may hold together when another one begins.
+    secrets_dir : str
+        Holds values of secrets that jobs name, put there by an operator: ``users/USER/NAME`` and ``teams/TEAM/NAME``,
+        files that nobody but the executor's user, or that user, may read. A user's own are in
+        ``~/.config/penstock/secrets``. Empty: there are no others.
+    secrets : dict of str to SharedSecret
+        Name of a secret → the executor's own variable that holds it, and whose jobs may have it:
+        ``[executor.secrets.wandb]``, ``env = "WANDB_API_KEY"``, ``teams = ["vision"]``.
     data_dir : str
         Holds run folders and the agents' socket; must survive a restart of the executor.
     checkpoint_dir : str
@@ -173,6 +181,8 @@ class ExecutorSettings(msgspec.Struct, frozen=True, kw_only=True):
     warm_starts: Literal["learn", "preload", "off"] = "learn"
     warm_servers: Annotated[int, Meta(ge=0)] = 4
     warm_bytes: Annotated[int, Meta(ge=0)] = 4 * 2**30
+    secrets_dir: str = ""
+    secrets: dict[str, SharedSecret] = {}
     data_dir: str = "penstock-data/executor"
     checkpoint_dir: str = ""
     checkpoint_copy_bytes: Annotated[int, Meta(ge=0)] = 16 * 2**30

@@ -25,6 +25,10 @@ In reading order:
 * ``code_store``: What users upload of the folders in which their jobs run.
 * ``code_collection``: What of it no job needs any more.
 * ``commands``: Commands, by request and by inbox.
+* ``notifications``: Of what people are told, what is still to be told them, and in which words.
+* ``notification_sender``: The program that sends one message, by apprise.
+* ``notification_targets``: Addresses of notifications, and the commands about rules.
+* ``notifier``: Sends the messages that rules call for.
 * ``bulk``: Many jobs by one request: submissions, and acts on all that a filter names.
 * ``sight``: What people ask about, where they may see it.
 * ``queries``: Queries, and what runs and services report outside of the log.

@@ -24,6 +24,8 @@ from penstock_gateway.code_store import CodeStore
 from penstock_gateway.commands import Commands, take_submissions
 from penstock_gateway.endpoints import RequestRefused
 from penstock_gateway.machine import GatewaySettings, GatewayState
+from penstock_gateway.notification_targets import NotificationCommands, TargetFolder, send
+from penstock_gateway.notifier import Notifier
 from penstock_gateway.past_models import PastModels
 from penstock_gateway.queries import Presence, Queries
 from penstock_gateway.user_queues import UserQueues
@@ -76,13 +78,31 @@ async def run(shell: Shell, settings: GatewaySettings) -> None:
         group.create_task(replica.run())  # ends by itself, after its last snapshot
         await replica.live.caught_up()
         many = BulkCommands(commands, admit, shell.bus.max_body_bytes)
-        endpoints = [*commands.endpoints(), *many.endpoints(), *code.endpoints(), *queries.endpoints()]
+        targets, sending = TargetFolder(settings.notify_dir), send(settings.notify_timeout_s)
+        telling = NotificationCommands(
+            commands,
+            admit,
+            targets,
+            settings,
+            new_id=_short_id,
+            sending=sending,
+            most_bytes=shell.bus.max_body_bytes,
+        )
+        notifier = Notifier(shell, shell.bus, replica.live, settings, targets=targets, sending=sending)
+        endpoints = [
+            *commands.endpoints(),
+            *many.endpoints(),
+            *code.endpoints(),
+            *telling.endpoints(),
+            *queries.endpoints(),
+        ]
         async with (
             shell.bus.serve("gateway", VERSION, endpoints, {"replica": shell.replica_id}),
             shell.bus.relaying(may_read),
             background(
                 past.run(),
                 CodeCollector(shell, shell.bus, replica.live, settings).run(),
+                *([notifier.run()] if settings.notify_dir else []),
                 *([Archiver(shell, shell.bus, replica.live, settings).run()] if settings.archive_dir else []),
                 take_submissions(shell.bus, "gateway-jobs", subjects.INBOX_JOBS, commands.accept_job, settings),
                 take_submissions(shell.bus, "gateway-sweeps", subjects.INBOX_SWEEPS, commands.accept_sweep, settings),

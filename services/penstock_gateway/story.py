@@ -60,6 +60,9 @@ from penstock_log import (
     NodeRemoved,
     NodeResumed,
     NodeTokenIssued,
+    NotificationRuleRemoved,
+    NotificationRuleSet,
+    NotificationSent,
     PartMoved,
     PolicySet,
     RoundDecided,
@@ -258,6 +261,8 @@ class Timeline:
             case SweepSubmitted() | SweepCancelled() | SweepFinished() | TrialsMeasured() | TrialGroupOpened():
                 return
             case UserSet() | UserRemoved() | NodeTokenIssued() | NodeLoginIssued() | NodeLoginRevoked():
+                return
+            case NotificationRuleSet() | NotificationRuleRemoved() | NotificationSent():
                 return
             case LogCopied() | JobsArchived() | LogTrimmed() | TrialFinished() | TrialRetried():
                 return

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 import pytest_asyncio
-from gateway_cases import NOW_S, Gateway, gateway, joined, placed, refusal, spec, submitted, sweep_spec
+from gateway_cases import NOW_S, PATIENCE_S, Gateway, gateway, joined, placed, refusal, spec, submitted, sweep_spec
+from message_servers import webhook
 
 from penstock_bus import ServiceError
 from penstock_bus.follower import FoldFollower
@@ -19,12 +20,14 @@ from penstock_gateway import machine, sight
 from penstock_gateway.authority import LEAST, SERVICE, Caller, caller
 from penstock_gateway.endpoints import RequestRefused
 from penstock_gateway.machine import GatewaySettings
+from penstock_gateway.notification_targets import TargetFolder
 from penstock_log import (
     AnyEvent,
     JobHeld,
     JobSpec,
     NodeDrained,
     NodeLeft,
+    NotificationRuleSet,
     SweepSubmitted,
     TrialsMeasured,
     UserRemoved,
@@ -70,7 +73,7 @@ def cells() -> list[Cell]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def shared() -> AsyncIterator[Gateway]:
+async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
     """A gateway that knows people, with a job and a sweep of each owner, and what each cell changes."""
     of_owners: list[AnyEvent] = []
     for owner, team in TEAM.items():
@@ -79,8 +82,14 @@ async def shared() -> AsyncIterator[Gateway]:
         sweep = sweep_spec(id=f"s-{owner}", name=f"secret-{owner}", job=job)
         of_owners.append(SweepSubmitted(sweep_id=f"s-{owner}", spec=sweep, at_s=NOW_S))
     of_cells = [fact for cell in cells() for fact in targets(cell)]
-    async with MemoryBus() as bus, gateway(bus, joined("n1", fast=4), *PEOPLE, *of_owners, *of_cells) as running:
-        yield running
+    folder = str(tmp_path_factory.mktemp("notify"))
+    settings = GatewaySettings(append_timeout_s=PATIENCE_S, query_timeout_s=PATIENCE_S, notify_dir=folder)
+    facts = (joined("n1", fast=4), *PEOPLE, *of_owners, *of_cells)
+    with webhook() as hook:
+        for column in COLUMNS:
+            TargetFolder(folder).write(f"test_notification-{column}", f"json://127.0.0.1:{hook.port}")
+        async with MemoryBus() as bus, gateway(bus, *facts, settings=settings) as running:
+            yield running
 
 
 def targets(cell: Cell) -> list[AnyEvent]:
@@ -99,6 +108,7 @@ def targets(cell: Cell) -> list[AnyEvent]:
         "drain": [joined(name)],
         "resume": [joined(name), NodeDrained(node_id=name, at_s=NOW_S)],
         "remove": [joined(name), NodeLeft(node_id=name, at_s=NOW_S)],
+        **{one: [NotificationRuleSet(user=owner, rule=name, target="hook", at_s=NOW_S)] for one in _OF_RULES},
         "remove_user": [UserSet(user=name, at_s=NOW_S)],
     }
     return found.get(cell.request, [])
@@ -120,8 +130,9 @@ def body_of(cell: Cell) -> Any:
         "extend": {"id": f"{request}-{cell.column}", "limit_s": 60.0},
         "enter": {"id": f"{request}-{cell.column}", "session_id": "5e" * 8},
         "tune": sweep_spec(job=spec(user=owner)),
+        "notify": {"url": "json://127.0.0.1", "on": ["failed"], "id": f"j-{owner}"},
         "sweep": {"id": f"s-{owner}"},
-        **{key: {"id": f"{request}-{cell.column}"} for key in _OF_TARGETS},
+        **{key: {"id": f"{request}-{cell.column}"} for key in (*_OF_TARGETS, *_OF_RULES)},
         "policy": {"pool": "default", "set": {"order": "fifo" if cell.column == "admin" else "srtf"}},
         "set_user": {"user": f"new-{cell.column}", "role": "user", "teams": ["vision"]},
         **dict.fromkeys(_OF_ALL, b""),
@@ -130,9 +141,10 @@ def body_of(cell: Cell) -> Any:
 
 
 _OF_TARGETS = ("cancel", "hold", "release", "cancel_sweep", "drain", "resume", "remove", "remove_user")
+_OF_RULES = ("remove_notification", "test_notification")
 _OF_ALL = (
     "jobs", "queue", "sweeps", "nodes", "devices", "aggregation", "moment", "status", "stats", "streams", "policies",
-    "schema", "whoami", "users", "rejected", "usage", "timeline",
+    "schema", "whoami", "notifications", "users", "rejected", "usage", "timeline",
 )  # fmt: skip
 
 
@@ -159,7 +171,7 @@ def _said(request: str, owner: str, answer: dict[str, Any]) -> str:
         return "yes" if shown and all(one["name"] for one in shown) else "outline"
     if request == "usage":
         return "yes" if owner in {row.get("name") for row in answer["rows"]} else "outline"
-    if request in _COMMANDS - {"submit", "tune", "enter", "upload", "upload_parts"}:
+    if request in _COMMANDS - {"submit", "tune", "enter", "upload", "upload_parts", "test_notification"}:
         return "yes" if answer["changed"] else f"nothing was changed: {answer}"
     return "yes"
 
@@ -194,7 +206,7 @@ _COMMANDS = frozenset(
         "remove",
         "policy",
     }
-    | {"set_user", "remove_user"}
+    | {"set_user", "remove_user", "notify", "remove_notification", "test_notification"}
 )
 
 

@@ -29,6 +29,7 @@ from penstock_log import (
     NodeDrained,
     NodeLeft,
     NodeResumed,
+    NotificationRuleSet,
     Placement,
     PolicySet,
     Preemption,
@@ -237,10 +238,17 @@ class RandomHistory:
         if kind == 1:
             return JobReleased(at_s=at_s, job_id=job_id, by="ada")
         if kind == 2:
-            return UserSet(at_s=at_s, user=self._rng.choice(_USERS), role="user", teams=("vision",), by="root")
+            return self._of_user(at_s)
         if kind == 3:
             return PolicySet(at_s=at_s, pool="default", settings={"order": self._rng.choice(("fifo", "las"))}, by="ada")
         return JobCancelled(at_s=at_s, job_id=job_id, by="ada")
+
+    def _of_user(self, at_s: float) -> AnyEvent:
+        user = self._rng.choice(_USERS)
+        if self._rng.random() < 0.5:
+            return UserSet(at_s=at_s, user=user, role="user", teams=("vision",), by="root")
+        on, rule = ("started", "failed", "completed", "preempted"), self._rng.choice(("n1", "n2"))
+        return NotificationRuleSet(at_s=at_s, user=user, rule=rule, target="json", on=on)
 
     def _node(self) -> AnyEvent:
         node, kind, at_s = self._rng.choice(_NODES), self._rng.randint(0, 4), self._at_s()

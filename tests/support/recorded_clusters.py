@@ -56,6 +56,9 @@ from penstock_log import (
     NodeRemoved,
     NodeResumed,
     NodeTokenIssued,
+    NotificationRuleRemoved,
+    NotificationRuleSet,
+    NotificationSent,
     Outcome,
     PartMoved,
     PartPlaced,
@@ -355,6 +358,9 @@ def _aggregation() -> list[AnyEvent]:
 def _users() -> list[AnyEvent]:
     return [
         UserSet(at_s=0, user="ada", role="operator", teams=("vision",), by="root"),
+        NotificationRuleSet(at_s=0, user="ada", rule="n1", target="slack", on=("failed",), waiting_s=3600.0, by="ada"),
+        NotificationSent(at_s=0, user="ada", rule="n1", until_seq=3, jobs=1, waiting=("j1",)),
+        NotificationRuleRemoved(at_s=0, user="ada", rule="n1", by="ada"),
         UserRemoved(at_s=0, user="ada", by="root"),
         NodeTokenIssued(at_s=0, token="t1", uses=1, expires_s=3600.0, by="root"),
         NodeLoginIssued(at_s=0, token="t1", node_id="n9", key="U9", machine="n9 uid 0"),

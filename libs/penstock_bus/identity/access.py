@@ -118,6 +118,7 @@ _CODE_GETS: Final = [f"{_API}.DIRECT.GET.{subjects.CODE}{more}" for more in ("",
 """What jobs' folders hold is for the gateway, which has it from people, and for executors."""
 _MORE: Final[dict[str, list[str]]] = {
     "gateway": [
+        f"$KV.{subjects.LEASES}.gateway.*",  # who sends notifications
         f"{subjects.ROOT}.cmd.gateway.*",  # a command line beside it may use its login
         subjects.OUTPUTS,  # and no other service: an executor's answer is what a job wrote, sent where the asker says
         *(f"{_API}.CONSUMER.{call}.{subjects.INBOX}.*" for call in ("DURABLE.CREATE", "INFO", "MSG.NEXT")),

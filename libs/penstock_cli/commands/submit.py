@@ -119,6 +119,14 @@ class JobOptions(CommandOptions, frozen=True):
     env: Annotated[
         list[str] | None, Option("--env", "-e", help="NAME=VALUE, or NAME with its value here; repeatable.")
     ] = None
+    secret: Annotated[
+        list[str] | None,
+        Option("--secret", metavar="[VARIABLE=]NAME", help="A secret of the node, never in the log; repeatable."),
+    ] = None
+    secret_file: Annotated[
+        list[str] | None,
+        Option("--secret-file", metavar="VARIABLE=NAME", help="The path of a file that holds a secret; repeatable."),
+    ] = None
     job_id: Annotated[str, Option("--id", help="Wished id: the same job under the same id is submitted once.")] = ""
     team: Annotated[str, Option("--team", help="Whom the work is for.")] = ""
     model: Annotated[str, Option("--model", help="Names the workload, whatever the other arguments are.")] = ""
@@ -155,6 +163,12 @@ class JobOptions(CommandOptions, frozen=True):
             help="How long it may run, in all: 90m, 12h, or Slurm's 90 (minutes), 1-06:00:00, UNLIMITED.",
         ),
     ] = ""
+    warn: Annotated[
+        str, Option("--warn", help="So long before its --time is over it is told, and saves: 5m; 0: not at all.")
+    ] = ""
+    signal: Annotated[
+        str, Option("--signal", metavar="NAME[@SECONDS]", help="A signal with that warning, such as USR1@60.")
+    ] = ""
     after: Annotated[
         list[str] | None,
         Option(
@@ -167,6 +181,10 @@ class JobOptions(CommandOptions, frozen=True):
     begin: Annotated[
         str, Option("--begin", help="Not before: 2h (from now), 18:00, tomorrow, or 2026-01-31T18:00.")
     ] = ""
+    notify: Annotated[
+        list[str] | None,
+        Option("--notify", metavar="KIND", help="Be told when it has started, completed, failed …; repeatable."),
+    ] = None
     processes: Annotated[
         Literal["device", "node"] | None,
         Option("--processes", help="device: one for each device; node: one for all of a node's."),
@@ -237,11 +255,15 @@ class JobOptions(CommandOptions, frozen=True):
             "keep_checkpoint": self.keep_checkpoint or None,
             "sharers": self.sharers,
             "preload": value_formats.words(self.preload or []),
+            "notify": value_formats.words(self.notify or []),
             "after": value_formats.dependencies(self.after or []),
             "time_limit_s": value_formats.time_limit_s(self.time) if self.time else None,
+            **value_formats.warning(self.warn, self.signal),
             "begin_s": value_formats.begin_s(self.begin) if self.begin else None,
             "params": value_formats.parameters(self.param or []),
             "env": value_formats.environment(self.env or []),
+            "secrets": value_formats.secrets(self.secret or []),
+            "secret_files": value_formats.pairs(self.secret_file or [], "--secret-file"),
         }
         return {field: value for field, value in found.items() if value not in (None, "", (), {})} | self._sizes()
 

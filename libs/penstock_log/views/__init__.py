@@ -64,6 +64,8 @@ if TYPE_CHECKING:
         NodeLoginsView,
         NodeLoginView,
         NodeTokenView,
+        NotificationRuleView,
+        NotificationsView,
         PoliciesView,
         PolicyView,
         RungView,
@@ -133,7 +135,8 @@ else:
         "cluster": (
             "GoodputView LanesView MomentView NodeLoginsView NodeLoginView NodeTokenView PoliciesView PolicyView "
             "RungView SchemaView SharedDeviceView SharedLaneView SharedRunView SignInView StreamPeerView "
-            "StreamsView StreamView SweepsView SweepView TrialView UsersView UserView"
+            "StreamsView StreamView SweepsView SweepView TrialView UsersView UserView "
+            "NotificationRuleView NotificationsView"
         ),
         "devices": "DeviceOccupation DevicesView HolderView NodeDevicesView QueuedJobView QueueView",
         "jobs": "DryRunView JobDetail ProfileView RankView ResizeView RunView SizedRunView SizingView WhyView",
@@ -183,6 +186,8 @@ __all__ = [
     "NodeTokenView",
     "NodeView",
     "NodesView",
+    "NotificationRuleView",
+    "NotificationsView",
     "PoliciesView",
     "PolicyView",
     "PoolStatsView",

@@ -188,14 +188,19 @@ def confinement_of(
     tmp: Path | None = None,
     cgroup: str = "",
     container: Container | None = None,
+    passed: Sequence[str] = (),
 ) -> Confinement:
-    """Return what a process gives up before its program begins; ``container`` is that of its job's image."""
+    """
+    Return what a process gives up before its program begins.
+
+    ``container`` is that of its job's image; folders that are ``passed`` stay where they are.
+    """
     shared = [
         os.path.dirname(path) for path in (site.socket, site.lanes, site.heard, site.memory, site.aggregation) if path
     ]
     in_memory = memory_folder_of(job, site)
     above = [] if in_memory is None else [str(in_memory.parent)]
-    needed = {os.path.realpath(path) for path in (cwd, str(site.checkpoints), *above, *shared)}
+    needed = {os.path.realpath(path) for path in (cwd, str(site.checkpoints), *above, *shared, *passed)}
     own = os.fspath(tmp) if tmp is not None and not needed & set(TEMPORARY) else ""
     confinement = Confinement(new_privileges=site.new_privileges, tmp=own, cgroup=cgroup)
     if identity.switches:
@@ -210,7 +215,7 @@ def confinement_of(
     home = identity.home if identity.switches else os.path.expanduser("~")
     writable = [path.replace("~", home, 1) if path.startswith("~") else path for path in site.writable]
     if container is not None:
-        folders, hidden = _folders_in_container(job, site, cwd, writable)
+        folders, hidden = _folders_in_container(job, site, cwd, [*writable, *passed])
         return _in_container(container, confinement, folders, hidden, (site, member, cwd))
     if site.sandbox == "none":
         return confinement
