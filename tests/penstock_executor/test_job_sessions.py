@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,11 +13,13 @@ from typing import Any
 import msgspec
 import pytest
 import pytest_asyncio
+from other_users import ALICE, as_root, let_through
 
 from penstock_bus.memory import MemoryBus
 from penstock_bus.port import Append, Request
 from penstock_executor.job_sessions import LOST_S, JobSessions
-from penstock_executor.launchers import process_launcher
+from penstock_executor.launchers import process_launcher, sandbox
+from penstock_executor.launchers.confinement import Confinement
 from penstock_executor.run_state import LocalRun, RunProcess
 from penstock_log import Commit, JobEntered, subjects
 from penstock_log.session_messages import (
@@ -41,11 +44,16 @@ PLACE = (("j1", 1), 0)
 class HostOfOne:
     """A node with one process, as far as sessions ask for it."""
 
-    def __init__(self, folder: Path) -> None:
-        self.site, self.launcher, self.switches = SimpleNamespace(node_id="n1"), process_launcher, False
-        self.runs = {("j1", 1): LocalRun(job_id="j1", epoch=1, ranks={0: RunProcess()})}
+    def __init__(self, folder: Path, confined: Confinement | None = None, *command: str) -> None:
+        self.site, self.launcher, self.switches = SimpleNamespace(node_id="n1"), process_launcher, confined is not None
+        uid = None if confined is None else confined.uid
+        self.runs = {("j1", 1): LocalRun(job_id="j1", epoch=1, uid=uid, ranks={0: RunProcess()})}
         self.folder = folder
-        self.process = process_launcher.start(folder, ["sleep", "600"], {"PATH": os.environ["PATH"]}, str(folder))
+        if confined is not None:
+            process_launcher.confine(folder, confined)
+        command = command or ("sleep", "600")
+        cwd = "/" if confined is not None else str(folder)
+        self.process = process_launcher.start(folder, command, {"PATH": os.environ["PATH"], "SOCKET": "1"}, cwd)
 
     def leader(self, place: object) -> int:
         return self.process.pid if place == PLACE else 0
@@ -96,7 +104,12 @@ class Node:
 
 @pytest_asyncio.fixture
 async def node(tmp_path: Path) -> AsyncIterator[Node]:
-    host = HostOfOne(tmp_path)
+    async with at_work(HostOfOne(tmp_path)) as found:
+        yield found
+
+
+@asynccontextmanager
+async def at_work(host: HostOfOne) -> AsyncIterator[Node]:
     async with MemoryBus() as bus:
         found = Node(bus, host)
         try:
@@ -184,6 +197,64 @@ async def test_a_terminal_has_one_stream_and_ends_what_is_typed_by_a_character(n
     assert await node.printed() == b"typed\r\ntyped\r\n"
     assert (await node.ended()).exit_code == 0
     assert (await node.asked(ReadChunk(session_id=ID, stream=2, number=0, received=0)))[0] == 410
+
+
+def own_folder(tmp_path: Path) -> Path:
+    """Return a folder of Alice's, to which she comes."""
+    folder = let_through(tmp_path) / "hers"
+    folder.mkdir()
+    os.chown(folder, *ALICE)
+    return folder
+
+
+@as_root
+@pytest.mark.parametrize("kind", ["user", "tmp", "sandbox"])
+async def test_a_session_is_confined_as_the_program_is(tmp_path: Path, kind: str) -> None:
+    """It has the program's user, and sees what the program leaves in a /tmp of its own, and nobody else does."""
+    hers = own_folder(tmp_path)
+    of_alice = Confinement(user="alice", uid=ALICE[0], gid=ALICE[1])
+    if kind == "tmp":
+        of_alice = of_alice._replace(tmp=str(hers))
+    if kind == "sandbox":
+        if sandbox.problem(ALICE[0]):
+            pytest.skip("bubblewrap does not work here")
+        of_alice = of_alice._replace(
+            wrapper=sandbox.bubblewrap(tmp=str(hers), passed=(), writable=(), devices=()), tmp=""
+        )
+    where = "/tmp" if kind != "user" else str(hers)
+    script = f"echo ours > {where}/mark-of-session; sleep 600"
+    async with at_work(HostOfOne(tmp_path, of_alice, "sh", "-c", script)) as node:
+        asks = f"until cat {where}/mark-of-session; do sleep 0.02; done 2> /dev/null; id -u; id -g; pwd; echo $SOCKET"
+        await node.opened("sh", "-c", asks)
+        assert (await node.printed()).decode().split() == ["ours", str(ALICE[0]), str(ALICE[1]), "/", "1"]
+        assert (await node.ended()).exit_code == 0
+        assert (hers / "mark-of-session").read_text() == "ours\n"
+        assert not Path("/tmp/mark-of-session").exists()
+
+
+@as_root
+async def test_a_terminal_and_a_connection_are_the_users_own(tmp_path: Path) -> None:
+    own_folder(tmp_path)
+    of_alice = Confinement(user="alice", uid=ALICE[0], gid=ALICE[1])
+    async with at_work(HostOfOne(tmp_path, of_alice)) as node:
+        await node.opened("sh", "-c", "stat -c %u $(tty)", terminal=TerminalSize())
+        assert await node.printed() == b"%d\r\n" % ALICE[0]
+        peers: asyncio.Queue[int] = asyncio.Queue()
+
+        async def meet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            port = writer.get_extra_info("peername")[1]
+            rows = (line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:])
+            await peers.put(next(int(row[7]) for row in rows if int(row[1].split(":")[1], 16) == port))
+            writer.write(await reader.read())
+            writer.close()
+
+        async with await asyncio.start_server(meet, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            assert isinstance(await node.asked(OpenConnection(session_id=ID, stream=3, port=port)), SessionStatus)
+            await node.asked(WriteChunk(session_id=ID, stream=3, number=0, data=b"hello", last=True), dict)
+            read = ReadChunk(session_id=ID, stream=3, number=0, received=0)
+            assert (await node.asked(read, ChunkRead)).data == b"hello"
+            assert await peers.get() == ALICE[0]
 
 
 async def test_a_port_where_nobody_listens_is_said(node: Node) -> None:
