@@ -268,14 +268,27 @@ def test_what_needs_a_whole_terminal_works_and_one_can_leave(entered: Entered, j
 
 def test_a_shell_is_a_job_that_ends_with_it(entered: Entered) -> None:
     code, stdout, stderr = entered.ran(
-        "shell", "--time", "10m", "-T", given=b'echo "$PENSTOCK_JOB_ID on $PENSTOCK_DEVICES"\nexit 6\n'
+        "shell", "--gpus", "2", "--time", "10m", "-T", given=b'echo "$PENSTOCK_JOB_ID on $PENSTOCK_DEVICES"\nexit 6\n'
     )
     job = stdout.split()[0].decode()
+    assert len(stdout.split()[2].split(b",")) == 2  # one process has both
     assert (code, f"{job} runs on" in stderr) == (6, True)
     detail = json.loads(entered.cluster.run("show", job, "-o", "json").stdout)
     while detail["job"]["state"] == "R":
         detail = json.loads(entered.cluster.run("show", job, "-o", "json").stdout)
     assert (detail["job"]["state"], detail["spec"]["idle"]) == ("CD", "allow")
+
+
+def test_a_shell_with_several_processes_ends_as_a_whole(entered: Entered) -> None:
+    code, stdout, _ = entered.ran(
+        "shell", "--gpus", "2", "--processes", "device", "-T", given=b"echo $PENSTOCK_JOB_ID\n"
+    )
+
+    async def ended() -> str:
+        async with entered.cluster.client() as client:
+            return (await client.wait(stdout.decode().strip())).state
+
+    assert (code, asyncio.run(ended())) == (0, "F")
 
 
 def test_a_shell_that_is_interrupted_while_it_waits_is_cancelled(entered: Entered, job: str) -> None:

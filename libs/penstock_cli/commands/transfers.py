@@ -23,6 +23,7 @@ from penstock_cli.commands.interactive import Rank
 from penstock_cli.invocation import Failure, JobId, bad_input, call, tell
 from penstock_cli.parameters import Argument, Context, Option
 from penstock_cli.tar_stream import BLOCK_BYTES, Packing, Unpacking
+from penstock_log.text import gibibytes
 
 if TYPE_CHECKING:
     import typer
@@ -176,19 +177,22 @@ async def _coming(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
 
 
 # --- files
-_PACK: Final = """\
-t=$1
+_HAS_TAR: Final = """\
+command -v tar > /dev/null || { echo "penstock: there is no tar where the job runs; cp needs it" >&2; exit 1; }
+"""
+_PACK: Final = f"""\
+{_HAS_TAR}t=$1
 case $t in /*) ;; *) t=./$t ;; esac
-[ -e "$t" ] || [ -L "$t" ] || { echo "penstock: the job has no $1; it was looked for in $(pwd)" >&2; exit 1; }
+[ -e "$t" ] || [ -L "$t" ] || {{ echo "penstock: the job has no $1; it was looked for in $(pwd)" >&2; exit 1; }}
 cd -- "$(dirname -- "$t")" && exec tar -cf - -- "$(basename -- "$t")"
 """
-_UNPACK: Final = """\
-t=$1
+_UNPACK: Final = f"""\
+{_HAS_TAR}t=$1
 case $t in /*) ;; *) t=./$t ;; esac
 [ -d "$t" ] && cd -- "$t" && exec tar -xof -
 d=$(dirname -- "$t")
 case $1 in */) d=$t ;; esac
-[ -d "$d" ] || { echo "penstock: the job has no folder $d to copy into; make it first" >&2; exit 1; }
+[ -d "$d" ] || {{ echo "penstock: the job has no folder $d to copy into; make it first" >&2; exit 1; }}
 w=$(mktemp -d "$d/.penstock-cp-XXXXXX") || exit 1
 trap 'rm -rf -- "$w"' EXIT
 trap 'exit 1' HUP TERM INT
@@ -312,5 +316,5 @@ async def _copied(
 def _told(side: Packing | Unpacking, code: int) -> int:
     """Say to a person how much was copied; return the exit code."""
     if not code and os.isatty(2):
-        tell(f"{render.count(side.files, 'file')}, {side.size_bytes / 2**20:,.1f} MiB copied")
+        tell(f"{render.count(side.files, 'file')}, {gibibytes(side.size_bytes)} copied")
     return code
