@@ -237,8 +237,9 @@ async def test_a_terminal_and_a_connection_are_the_users_own(tmp_path: Path) -> 
     own_folder(tmp_path)
     of_alice = Confinement(user="alice", uid=ALICE[0], gid=ALICE[1])
     async with at_work(HostOfOne(tmp_path, of_alice)) as node:
-        await node.opened("sh", "-c", "stat -c %u $(tty)", terminal=TerminalSize())
-        assert await node.printed() == b"%d\r\n" % ALICE[0]
+        await node.opened("sh", "-c", "stat -c %u $(tty); sleep 600", terminal=TerminalSize())
+        said = await node.asked(ReadChunk(session_id=ID, stream=STDOUT, number=0, received=0), ChunkRead)
+        assert said.data == b"%d\r\n" % ALICE[0]
         peers: asyncio.Queue[int] = asyncio.Queue()
 
         async def meet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
