@@ -127,6 +127,10 @@ class ForkingLauncher:
             return (folder / _HOW).read_text()
         return ""
 
+    def has_settled(self) -> bool:
+        """Return whether no server is being made, and every command has one."""
+        return self._pool.has_settled()
+
     def kept(self) -> tuple[int, int]:
         """Return how many servers are kept, and the bytes that they hold."""
         return self._pool.kept()
