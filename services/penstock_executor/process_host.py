@@ -251,7 +251,7 @@ class ProcessHost:
                 self.launcher.confine(where, confined)
                 fence = self.site.fence(job.placement)
                 process = self.launcher.start(
-                    where, command, env, self._cwd(job), keep, fence=fence, preload=job.spec.preload
+                    where, command, env, self._cwd(job), keep, fence=fence, modules=_modules(run, job)
                 )
                 self._note_start(run, job, self.launcher.how(where))
                 self._track((run.key, member.rank), process)
@@ -607,6 +607,11 @@ class ProcessHost:
     def about(self, key: Key) -> RunFactFields:
         """Return the fields that every fact about a run has."""
         return {"job_id": key[0], "epoch": key[1], "node_id": self.site.node_id, "at_s": self._clock()}
+
+
+def _modules(run: LocalRun, job: Job) -> tuple[str, ...] | None:
+    """Return what a process may have imported before it starts; None for one whose memory is counted exactly."""
+    return job.spec.preload if run.sharing == "exclusive" else None
 
 
 def _start_problem(error: OSError, where: Path) -> str:

@@ -79,9 +79,9 @@ class FakeLauncher:
         /,
         *,
         fence: RunFence | None = None,
-        preload: Sequence[str] = (),
+        modules: Sequence[str] | None = None,
     ) -> FakeProcess:
-        del cwd, fence, preload
+        del cwd, fence, modules
         for name in ("stdout", "stderr"):
             (keep.folder if keep else folder).joinpath(name).touch()
         process = self.processes[folder] = FakeProcess(tuple(argv), dict(env))

@@ -60,7 +60,7 @@ class ForkingLauncher:
         /,
         *,
         fence: RunFence | None = None,
-        preload: Sequence[str] = (),
+        modules: Sequence[str] | None = (),
     ) -> ShimProcess:
         """Start a program in its own session; see :meth:`Launcher.start`."""
         order = process_launcher.order(folder, argv, env, cwd, keep, fence=fence)
@@ -68,9 +68,11 @@ class ForkingLauncher:
         try:
             if not self._pool.is_open:
                 raise StartsCold("no program starts warm on this node")
+            if modules is None:
+                raise StartsCold("it shares its devices, and its part of their memory is counted exactly")
             _check_confinement(confined)
             command = warm_command(argv, env, cwd)
-            key = self._keys[folder] = WarmKey.of(command, env, cwd, preload)
+            key = self._keys[folder] = WarmKey.of(command, env, cwd, modules)
             forked = self._fork_warm(key, env, order._replace(warm=command.order()))
         except StartsCold as reason:
             _note_how(folder, f"cold: {reason}")

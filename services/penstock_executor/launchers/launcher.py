@@ -117,12 +117,13 @@ class Launcher(Protocol[ProcessT]):
         /,
         *,
         fence: RunFence | None = None,
-        preload: Sequence[str] = (),
+        modules: Sequence[str] | None = None,
     ) -> ProcessT:
         """
         Start a program, with its output in ``keep``'s folder, or else in ``folder``, and within its ``fence``, if any.
 
-        ``preload`` names modules that its job would have imported before it starts; a launcher need not be able to.
+        ``modules`` are those that its job would have imported before it starts, besides what the launcher knows of
+        earlier runs; None: it is to import all by itself. A launcher need not be able to do otherwise.
 
         Raises
         ------

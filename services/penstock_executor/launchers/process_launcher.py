@@ -73,10 +73,10 @@ def start(
     keep: OutputLimits | None = None,
     *,
     fence: RunFence | None = None,
-    preload: Sequence[str] = (),
+    modules: Sequence[str] | None = None,
 ) -> ShimProcess:
     """Start a program in its own session; see :meth:`Launcher.start`. It never starts warm."""
-    del preload
+    del modules
     told = order(folder, argv, env, cwd, keep, fence=fence)
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     pid = os.posix_spawn(
