@@ -83,6 +83,8 @@ def warm_command(argv: Sequence[str], env: Mapping[str, str], cwd: str) -> WarmC
     for variable in _AT_START:
         if env.get(variable):
             raise StartsCold(f"{variable} is set")
+    if not all(map(os.path.isabs, env.get("PYTHONPATH", "/").split(os.pathsep))):
+        raise StartsCold("PYTHONPATH has a relative path")
     begin = _end_of_options(argv)
     interpreter, (first, *rest) = tuple(argv[:begin]), argv[begin:] or ("-",)
     if first == "-":

@@ -127,6 +127,8 @@ class WarmServer:
             path = os.path.join(order.cwd, target)
             if not os.path.isfile(path) or path.endswith(".pyc"):
                 return f"{target} is no file with Python's source"
+        if kind == "module" and target in sys.modules:
+            return f"{target} was imported, and is to be run as the main module"
         folders = [] if _is_safe() else [self._first_path(order)]
         folders += os.fsdecode(order.env.get(b"PYTHONPATH", b"")).split(os.pathsep)
         for folder in filter(None, folders):
@@ -355,6 +357,8 @@ def _renew(cwd: str) -> None:
     loaded: Mapping[str, Any] = sys.modules
     if numpy := loaded.get("numpy.random"):
         numpy.seed()
+    if generator := getattr(loaded.get("torch"), "default_generator", None):
+        generator.seed()
     if tempfile := loaded.get("tempfile"):
         tempfile.tempdir = None
     if logging := loaded.get("logging"):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import select
+import subprocess
 import sys
 import textwrap
 import venv
@@ -387,6 +389,21 @@ async def test_two_runs_of_a_server_draw_different_numbers(tmp_path: Path, serve
     assert not {*seen[0].out.split()} & {*seen[1].out.split()}
 
 
+async def test_two_runs_of_a_server_with_torch_draw_different_numbers(tmp_path: Path, site: Path) -> None:
+    (site / "torch.py").write_text(
+        "import os\nclass cuda:\n    is_initialized = staticmethod(lambda: False)\n"
+        "class Generator:\n    def seed(self): self.drawn = os.urandom(8).hex()\n"
+        "default_generator = Generator()\ndefault_generator.seed()\n"
+    )
+    argv = (str(site.parents[2] / "bin/python"), "s.py")
+    folders = [in_folder(tmp_path / name, "import torch; print(torch.default_generator.drawn)") for name in ("a", "b")]
+    server = ready(fork_client.warm_server(command_of(argv, ENV, tmp_path), ("torch",), ENV))
+    first, second = [await run(folder, argv, ENV, server) for folder in folders]
+    server.close()
+    assert (first.how, second.how) == ("warm", "warm")
+    assert first.out != second.out
+
+
 async def test_a_program_has_its_own_descriptors_and_no_other(tmp_path: Path, server: ForkServer) -> None:
     folder = in_folder(tmp_path / "run", "import os; print(sorted(os.listdir('/proc/self/fd')))")
     assert (await run(folder, ("python", "s.py"), ENV, server)).out == "['0', '1', '2', '3']\n"  # 3 lists the folder
@@ -492,6 +509,34 @@ async def test_a_server_whose_modules_have_changed_starts_programs_cold(tmp_path
 def test_what_cannot_start_warm_has_a_reason(tmp_path: Path, argv: tuple[str, ...], why: str) -> None:
     with pytest.raises(StartsCold, match=why):
         warm_command(argv, ENV, str(tmp_path))
+
+
+@pytest.mark.parametrize("path", ["lib", "/lib:", "/lib:./x"])
+def test_a_path_that_depends_on_the_folder_has_a_program_start_cold(tmp_path: Path, path: str) -> None:
+    with pytest.raises(StartsCold, match="relative path"):
+        warm_command(("python", "s.py"), {**ENV, "PYTHONPATH": path}, str(tmp_path))
+
+
+async def test_a_module_that_was_imported_is_run_cold_as_the_main_module(tmp_path: Path) -> None:
+    folder, argv = in_folder(tmp_path / "run", ""), ("python", "-m", "json.tool", "data.txt")
+    server = ready(fork_client.warm_server(command_of(argv, ENV, folder), ("json.tool",), ENV))
+    cold, warm = await run(folder, argv, ENV), await run(folder, argv, ENV, server)
+    server.close()
+    assert warm == cold._replace(how="cold: json.tool was imported, and is to be run as the main module")
+
+
+def test_a_server_ends_with_the_process_that_has_started_it() -> None:
+    code = (
+        "from penstock_executor.launchers import fork_client; import os\n"
+        "server = fork_client.template(); server.is_ready(60); print(server.pid, flush=True); os._exit(0)"
+    )
+    started = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**os.environ}
+    )
+    ended = os.pidfd_open(int(started.stdout)) if Path(f"/proc/{started.stdout.strip()}").exists() else -1
+    if ended >= 0:
+        assert select.select([ended], [], [], WAIT_S)[0]
+        os.close(ended)
 
 
 def test_variables_that_python_reads_when_it_starts_interactively_have_a_program_start_cold(tmp_path: Path) -> None:
