@@ -17,6 +17,7 @@ from typing import Annotated, Any, Final, Literal, Optional
 import msgspec
 from msgspec import Meta
 
+from penstock_log.session_messages import Purpose
 from penstock_log.spec import CheckpointTier, Device, JobSpec, MemoryNeed, Outcome, Role, Setting, SweepSpec
 
 
@@ -125,6 +126,30 @@ class JobTimeSet(Event, frozen=True, kw_only=True, tag="job.time_set.v1"):
 
     job_id: str
     limit_s: float
+    by: str = ""
+
+
+class JobEntered(Event, frozen=True, kw_only=True, tag="job.entered.v1"):
+    """
+    Somebody was let into the job's run: a command beside it, a connection to its ports, or a copy of its files.
+
+    The executor lets in whom this fact names, once, and soon after. The command itself is not told: command lines hold
+    passwords, and facts are kept.
+
+    Attributes
+    ----------
+    session_id : str
+        Chosen by who enters; the executor knows the session by it.
+    node_id : str
+        Where the process of rank ``rank`` is.
+    """
+
+    job_id: str
+    session_id: str
+    epoch: int
+    rank: int
+    node_id: str
+    purpose: Purpose = "exec"
     by: str = ""
 
 
@@ -388,6 +413,8 @@ class NodeJoined(Event, frozen=True, kw_only=True, tag="node.joined.v2"):
         Memory of the host that jobs may use; 0: not known, so no job waits for want of it.
     held_by : {"", "cgroup", "rlimit"}
         How the executor enforces their share of it; empty: it does not.
+    containers : tuple of str
+        What runs the images of jobs here; empty: nothing, so no job with an image comes here.
     """
 
     node_id: str
@@ -398,6 +425,7 @@ class NodeJoined(Event, frozen=True, kw_only=True, tag="node.joined.v2"):
     cpus: float = 0.0
     host_memory_bytes: int = 0
     held_by: Literal["", "cgroup", "rlimit"] = ""
+    containers: tuple[str, ...] = ()
 
 
 class NodeLeft(Event, frozen=True, kw_only=True, tag="node.left.v1"):

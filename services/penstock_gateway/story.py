@@ -36,6 +36,7 @@ from penstock_log import (
     DeviceResumed,
     Job,
     JobCancelled,
+    JobEntered,
     JobFinished,
     JobHeld,
     JobReleased,
@@ -59,6 +60,9 @@ from penstock_log import (
     NodeRemoved,
     NodeResumed,
     NodeTokenIssued,
+    NotificationRuleRemoved,
+    NotificationRuleSet,
+    NotificationSent,
     PartMoved,
     PolicySet,
     RoundDecided,
@@ -202,6 +206,8 @@ class Timeline:
                 yield f"its time limit of {duration(fact.limit_s)} is over: it ran for {duration(fact.executed_s)}"
             case JobTimeSet():
                 yield f"may run {_how_long(fact.limit_s)}{_by(fact.by)}"
+            case JobEntered():
+                yield f"{_ENTERED[fact.purpose]} rank {fact.rank} on {fact.node_id}{_by(fact.by)}"
             case JobUnblocked():
                 yield f"may start: {listed(fact.met)} has come"
             case JobReleased():
@@ -255,6 +261,8 @@ class Timeline:
             case SweepSubmitted() | SweepCancelled() | SweepFinished() | TrialsMeasured() | TrialGroupOpened():
                 return
             case UserSet() | UserRemoved() | NodeTokenIssued() | NodeLoginIssued() | NodeLoginRevoked():
+                return
+            case NotificationRuleSet() | NotificationRuleRemoved() | NotificationSent():
                 return
             case LogCopied() | JobsArchived() | LogTrimmed() | TrialFinished() | TrialRetried():
                 return
@@ -410,6 +418,12 @@ def _policy(fact: PolicySet) -> str:
     return f"pool {fact.pool}: {what}{f', by {fact.by}' if fact.by else ''}"
 
 
+_ENTERED: Final = {
+    "exec": "a command is run beside",
+    "shell": "a shell is opened beside",
+    "forward": "a port is forwarded to",
+    "copy": "files are copied beside",
+}
 _LANE_CHANGES: Final = {
     "entered": "takes its turns in lane {lane} of device {device}",
     "moved": "goes on in lane {lane} of device {device}",

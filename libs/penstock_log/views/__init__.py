@@ -14,6 +14,7 @@ In reading order:
 * ``devices``: All devices and all waiting jobs, for who looks at them at once.
 * ``timeline``: Who held which device when.
 * ``aggregation``: Aggregators, and the runs that have parts on them.
+* ``series``: The metrics of a job over its runs.
 * ``accounts``: Device time by user, team, pool, model, kind or job.
 * ``stats``: Figures by pool and team, for metrics.
 """
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     )
     from penstock_log.views.answers import (
         ActAnswer,
+        EnterAnswer,
         EventsView,
         EventView,
         JobRow,
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
         StoryLine,
         StoryView,
         SubmitAnswer,
+        UploadView,
         View,
     )
     from penstock_log.views.bulk import (
@@ -61,6 +64,8 @@ if TYPE_CHECKING:
         NodeLoginsView,
         NodeLoginView,
         NodeTokenView,
+        NotificationRuleView,
+        NotificationsView,
         PoliciesView,
         PolicyView,
         RungView,
@@ -105,6 +110,7 @@ if TYPE_CHECKING:
         ReplicaView,
         StatusView,
     )
+    from penstock_log.views.series import SeriesView
     from penstock_log.views.stats import (
         DEVICE_STATES,
         PoolStatsView,
@@ -122,18 +128,20 @@ else:
         "accounts": "UsageRowView UsageView WaitsView",
         "aggregation": "AggregatedJobView AggregationView AggregatorUseView",
         "answers": (
-            "ActAnswer EventsView EventView JobRow JobsView JobView RejectedListView RejectedView StoryLine "
-            "StoryView SubmitAnswer View"
+            "ActAnswer EnterAnswer EventsView EventView JobRow JobsView JobView RejectedListView RejectedView "
+            "StoryLine StoryView SubmitAnswer UploadView View"
         ),
         "bulk": "BulkAnswer BulkView SubmittedJob SubmittedJobsView",
         "cluster": (
             "GoodputView LanesView MomentView NodeLoginsView NodeLoginView NodeTokenView PoliciesView PolicyView "
             "RungView SchemaView SharedDeviceView SharedLaneView SharedRunView SignInView StreamPeerView "
-            "StreamsView StreamView SweepsView SweepView TrialView UsersView UserView"
+            "StreamsView StreamView SweepsView SweepView TrialView UsersView UserView "
+            "NotificationRuleView NotificationsView"
         ),
         "devices": "DeviceOccupation DevicesView HolderView NodeDevicesView QueuedJobView QueueView",
         "jobs": "DryRunView JobDetail ProfileView RankView ResizeView RunView SizedRunView SizingView WhyView",
         "nodes": "DeviceView NodeMemoryView NodesView NodeView ReplicaView StatusView",
+        "series": "SeriesView",
         "stats": "DEVICE_STATES PoolStatsView StatsView",
         "timeline": "TimelineDevice TimelineJobView TimelineNodeView TimelineSpan TimelineView",
     }
@@ -160,6 +168,7 @@ __all__ = [
     "DeviceView",
     "DevicesView",
     "DryRunView",
+    "EnterAnswer",
     "EventView",
     "EventsView",
     "GoodputView",
@@ -177,6 +186,8 @@ __all__ = [
     "NodeTokenView",
     "NodeView",
     "NodesView",
+    "NotificationRuleView",
+    "NotificationsView",
     "PoliciesView",
     "PolicyView",
     "PoolStatsView",
@@ -191,6 +202,7 @@ __all__ = [
     "RunView",
     "RungView",
     "SchemaView",
+    "SeriesView",
     "SharedDeviceView",
     "SharedLaneView",
     "SharedRunView",
@@ -215,6 +227,7 @@ __all__ = [
     "TimelineSpan",
     "TimelineView",
     "TrialView",
+    "UploadView",
     "UsageRowView",
     "UsageView",
     "UserView",

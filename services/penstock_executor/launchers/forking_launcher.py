@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ from penstock_cluster.host_limits import MemoryCaps
 from penstock_executor.launchers import fork_client, process_launcher, shim
 from penstock_executor.launchers.confinement import Confinement
 from penstock_executor.launchers.fork_client import ForkError, ForkServer
-from penstock_executor.launchers.launcher import OutputFate, OutputLimits, RunFence
+from penstock_executor.launchers.launcher import EntryRequest, OutputFate, OutputLimits, RunFence
 from penstock_executor.launchers.process_launcher import ShimProcess
 from penstock_executor.launchers.warm_command import StartsCold, warm_command
 from penstock_executor.launchers.warm_pool import WarmKey, WarmPool, WarmRules, read_modules
@@ -165,6 +166,10 @@ class ForkingLauncher:
         """Return the process that an earlier executor started in a folder, if it still lives."""
         return process_launcher.adopt(folder)
 
+    def entry(self, process: ShimProcess, folder: Path, cwd: str) -> tuple[str, ...]:
+        """Return what comes before a command line that is to run beside a process."""
+        return process_launcher.entry(process, folder, cwd)
+
     def exit_fd(self, process: ShimProcess) -> int:
         """Return a descriptor that becomes readable when the process ends."""
         return process_launcher.exit_fd(process)
@@ -172,6 +177,10 @@ class ForkingLauncher:
     def belongs_to(self, pid: int, process: ShimProcess) -> bool:
         """Return whether a pid of this host is of the process, or descends from it."""
         return process_launcher.belongs_to(pid, process)
+
+    def enter(self, folder: Path, asked: EntryRequest, fds: Sequence[int]) -> socket.socket:
+        """Have a command run beside a process, or a connection made, and return a socket about it."""
+        return process_launcher.enter(folder, asked, fds)
 
     def signal_group(self, process: ShimProcess, signum: signal.Signals) -> None:
         """Signal the process and what it has started."""

@@ -13,11 +13,13 @@ session, has cleared its environment, and whose parents had all ended before the
 from __future__ import annotations
 
 import contextlib
+import marshal
 import os
 import re
 import shlex
 import shutil
 import signal
+import socket
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,9 +31,9 @@ from typing import Final
 import msgspec
 
 from penstock_cluster.host_limits import MemoryCaps, strongest_caps
-from penstock_executor.launchers import shim
+from penstock_executor.launchers import confinement, session_keeper, shim
 from penstock_executor.launchers.confinement import Confinement
-from penstock_executor.launchers.launcher import OutputFate, OutputLimits, RunFence
+from penstock_executor.launchers.launcher import EntryRequest, OutputFate, OutputLimits, RunFence
 from penstock_log import workload
 from penstock_log.agent_protocol import AgentEnv
 
@@ -49,6 +51,8 @@ _WITH_LOGIN: Final = re.compile(r"://[^/@\s]+@")
 _SHIM: Final = shim.__file__
 _SHAPES_THE_SHIM: Final = ("LD_", "LC_", "LANG", "GLIBC_", "MALLOC_")
 _BLOCKED: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, shim.KILL)
+_MOST_ENTRY_BYTES: Final = 100_000
+"""So much fits into a socket that nobody reads yet."""
 _SWEEPS: Final = 50
 _SWEEP_S: Final = 0.002
 
@@ -60,9 +64,9 @@ class ShimProcess(msgspec.Struct, frozen=True):
     ticks: int
 
 
-def confine(folder: Path, confinement: Confinement) -> None:
+def confine(folder: Path, confined: Confinement) -> None:
     """Leave in the folder what the shim's child is to give up; see :meth:`Launcher.confine`."""
-    confinement.write(os.fspath(folder))
+    confined.write(os.fspath(folder))
 
 
 def start(
@@ -158,6 +162,24 @@ def is_alive(process: ShimProcess) -> bool:
     return bool(stat) and _ticks(stat) == process.ticks and _state(stat) not in "ZX"
 
 
+def entry(process: ShimProcess, folder: Path, cwd: str) -> tuple[str, ...]:
+    """Return what comes before a command line that is to run beside a process; see :meth:`Launcher.entry`."""
+    below = shim.descendants(process.pid) if is_alive(process) else []
+    own = _mounts(process.pid)
+    program = next((pid for pid in below if own != _mounts(pid) != ""), next(iter(below), 0))  # else it has the host's
+    if not program:
+        raise ProcessLookupError(f"no program runs in {folder}")
+    return (sys.executable, "-I", "-S", confinement.__file__, str(folder), str(program), cwd)
+
+
+def _mounts(pid: int) -> str:
+    """Return the mount namespace of a process; empty where it is gone."""
+    try:
+        return os.readlink(f"/proc/{pid}/ns/mnt")
+    except OSError:
+        return ""
+
+
 def exit_fd(process: ShimProcess) -> int:
     """Return a descriptor that becomes readable when the process ends; the caller closes it."""
     return os.pidfd_open(process.pid)
@@ -178,6 +200,26 @@ def fates(folder: Path) -> tuple[OutputFate, OutputFate]:
         return OutputFate(*numbers[:3]), OutputFate(*numbers[3:])
     except (OSError, ValueError, TypeError):
         return OutputFate(), OutputFate()
+
+
+def enter(folder: Path, asked: EntryRequest, fds: Sequence[int]) -> socket.socket:
+    """Have the shim run a command beside the program, or make a connection; see :meth:`Launcher.enter`."""
+    body = marshal.dumps(msgspec.structs.asdict(asked))
+    if len(body) > _MOST_ENTRY_BYTES:
+        raise ValueError(f"the command line has more than {_MOST_ENTRY_BYTES:,} bytes; put it into a script")
+    at = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        made.setblocking(False)
+        made.connect(f"/proc/self/fd/{at}/{shim.ENTRANCE}")  # the folder's own name may be too long for a socket
+        socket.send_fds(made, [session_keeper.LENGTH.pack(len(body))], fds)
+        made.sendall(body)
+    except BaseException:
+        made.close()
+        raise
+    finally:
+        os.close(at)
+    return made
 
 
 def signal_group(process: ShimProcess, signum: signal.Signals) -> None:
