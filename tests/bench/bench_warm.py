@@ -28,6 +28,7 @@ from clusters import Cluster, facts
 
 import penstock
 from penstock_executor.launchers.forking_launcher import ForkingLauncher
+from penstock_executor.launchers.launcher import WarmRequest
 from penstock_executor.launchers.warm_pool import WarmRules
 from penstock_log import SweepSpec, validation
 
@@ -63,7 +64,7 @@ def start(launcher: ForkingLauncher, folder: Path, python: str, script: str) -> 
     rank = Path(tempfile.mkdtemp(dir=folder))
     env = {**launcher.base_environment(), "CUDA_VISIBLE_DEVICES": ""}
     began_s = time.perf_counter()
-    process = launcher.start(rank, (python, script), env, str(folder))
+    process = launcher.start(rank, (python, script), env, str(folder), warm=WarmRequest())
     ended = launcher.exit_fd(process)
     select.select([ended], [], [])
     over_s = time.perf_counter()

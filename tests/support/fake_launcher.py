@@ -13,7 +13,7 @@ from pathlib import Path
 from penstock_cluster.device_backend import MemoryCaps
 from penstock_cluster.host_limits import Rlimit
 from penstock_executor.launchers.confinement import Confinement
-from penstock_executor.launchers.launcher import EntryRequest, OutputFate, OutputLimits, RunFence
+from penstock_executor.launchers.launcher import EntryRequest, OutputFate, OutputLimits, RunFence, WarmRequest
 
 
 @dataclass(eq=False)
@@ -81,9 +81,9 @@ class FakeLauncher:
         /,
         *,
         fence: RunFence | None = None,
-        modules: Sequence[str] | None = None,
+        warm: WarmRequest | None = None,
     ) -> FakeProcess:
-        del cwd, fence, modules
+        del cwd, fence, warm
         for name in ("stdout", "stderr"):
             (keep.folder if keep else folder).joinpath(name).touch()
         process = self.processes[folder] = FakeProcess(tuple(argv), dict(env))

@@ -64,6 +64,25 @@ class RunFence(msgspec.Struct, frozen=True, kw_only=True):
     keep_s: float
 
 
+class WarmRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    What a process may have imported before it starts, where its launcher can do that.
+
+    Attributes
+    ----------
+    modules : tuple of str
+        What its job asks for, besides what the launcher knows of earlier runs.
+    code : str
+        What the files of its folder are, where the folder is the run's own; empty: the folder says that.
+    private : frozenset of str
+        Variables that nothing else than the process may have, such as secrets.
+    """
+
+    modules: tuple[str, ...] = ()
+    code: str = ""
+    private: frozenset[str] = frozenset()
+
+
 class OutputFate(msgspec.Struct, frozen=True):
     """What became of one of a process's output files; see :class:`penstock_executor.launchers.shim.OutputSink`."""
 
@@ -144,13 +163,12 @@ class Launcher(Protocol[ProcessT]):
         /,
         *,
         fence: RunFence | None = None,
-        modules: Sequence[str] | None = None,
+        warm: WarmRequest | None = None,
     ) -> ProcessT:
         """
         Start a program, with its output in ``keep``'s folder, or else in ``folder``, and within its ``fence``, if any.
 
-        ``modules`` are those that its job would have imported before it starts, besides what the launcher knows of
-        earlier runs; None: it is to import all by itself. A launcher need not be able to do otherwise.
+        ``warm`` is what may be imported before it starts; None: nothing. A launcher need not be able to do that.
 
         Raises
         ------

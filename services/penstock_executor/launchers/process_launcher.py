@@ -33,7 +33,7 @@ import msgspec
 from penstock_cluster.host_limits import MemoryCaps, strongest_caps
 from penstock_executor.launchers import confinement, session_keeper, shim
 from penstock_executor.launchers.confinement import Confinement
-from penstock_executor.launchers.launcher import EntryRequest, OutputFate, OutputLimits, RunFence
+from penstock_executor.launchers.launcher import EntryRequest, OutputFate, OutputLimits, RunFence, WarmRequest
 from penstock_log import workload
 from penstock_log.agent_protocol import AgentEnv
 
@@ -77,10 +77,10 @@ def start(
     keep: OutputLimits | None = None,
     *,
     fence: RunFence | None = None,
-    modules: Sequence[str] | None = None,
+    warm: WarmRequest | None = None,
 ) -> ShimProcess:
     """Start a program in its own session; see :meth:`Launcher.start`. It never starts warm."""
-    del modules
+    del warm
     told = order(folder, argv, env, cwd, keep, fence=fence)
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     pid = os.posix_spawn(

@@ -17,7 +17,10 @@ import pytest
 
 from penstock_executor.launchers import fork_client, process_launcher
 from penstock_executor.launchers.fork_client import ForkError, ForkServer
+from penstock_executor.launchers.forking_launcher import ForkingLauncher
+from penstock_executor.launchers.launcher import WarmRequest
 from penstock_executor.launchers.warm_command import StartsCold, WarmCommand, warm_command
+from penstock_executor.launchers.warm_pool import WarmRules
 from penstock_testing import eventually
 
 pytestmark = pytest.mark.slow
@@ -28,6 +31,7 @@ PRELOADED = (
 )
 ENV = {"PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}", "HOME": "/", "LANG": "C.UTF-8"}
 WAIT_S = 60.0
+MOST_RUNS = 40
 
 
 class Ended(NamedTuple):
@@ -523,6 +527,27 @@ async def test_a_module_that_was_imported_is_run_cold_as_the_main_module(tmp_pat
     cold, warm = await run(folder, argv, ENV), await run(folder, argv, ENV, server)
     server.close()
     assert warm == cold._replace(how="cold: json.tool was imported, and is to be run as the main module")
+
+
+async def test_a_server_has_no_secret_and_serves_the_same_code_in_another_folder(tmp_path: Path) -> None:
+    launcher, seen = ForkingLauncher(WarmRules()), []
+    for number in range(MOST_RUNS):
+        rank, script = tmp_path / f"rank{number}", "import os; print(os.environ['KEY'])"
+        folder = in_folder(tmp_path / f"run{number}", script)
+        rank.mkdir()
+        asked = WarmRequest(code="a digest", private=frozenset({"KEY"}))
+        process = launcher.start(rank, ("python", "s.py"), {**ENV, "KEY": f"secret{number}"}, str(folder), warm=asked)
+        await eventually(lambda process=process: not process_launcher.is_alive(process))
+        server = Path(f"/proc/{Path(f'/proc/{process.pid}/stat').read_text().split()[3]}/environ").read_bytes()
+        assert launcher.reap(process, rank) == 0
+        seen.append((rank / "stdout").read_text())
+        if launcher.how(rank) == "warm":
+            break
+    assert launcher.how(rank) == "warm"
+    assert b"PATH=" in server
+    assert b"secret" not in server
+    assert seen == [f"secret{number}\n" for number in range(len(seen))]
+    launcher.close()
 
 
 def test_a_server_ends_with_the_process_that_has_started_it() -> None:
