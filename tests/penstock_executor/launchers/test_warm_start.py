@@ -564,6 +564,15 @@ def test_a_server_ends_with_the_process_that_has_started_it() -> None:
         os.close(ended)
 
 
+def test_an_interpreter_that_is_a_script_starts_cold(tmp_path: Path) -> None:
+    (tmp_path / "python").write_text("#!/bin/sh\n")
+    (tmp_path / "python").chmod(0o755)
+    with pytest.raises(StartsCold, match="is a script, as pyenv has it"):
+        warm_command(("python", "s.py"), {"PATH": str(tmp_path)}, str(tmp_path))
+    with pytest.raises(StartsCold, match="was not found"):
+        warm_command(("python", "s.py"), {"PATH": "/nowhere"}, str(tmp_path))
+
+
 def test_variables_that_python_reads_when_it_starts_interactively_have_a_program_start_cold(tmp_path: Path) -> None:
     with pytest.raises(StartsCold, match="PYTHONINSPECT is set"):
         warm_command(("python", "s.py"), {**ENV, "PYTHONINSPECT": "1"}, str(tmp_path))
