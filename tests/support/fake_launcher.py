@@ -64,6 +64,9 @@ class FakeLauncher:
     def kept(self) -> tuple[int, int]:
         return 0, 0
 
+    def close(self) -> None:
+        """Nothing is kept."""
+
     def memory_caps(self, cgroup: Path | None, /) -> MemoryCaps:
         del cgroup
         return Rlimit(reason="there are no processes")

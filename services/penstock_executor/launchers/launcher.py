@@ -182,6 +182,9 @@ class Launcher(Protocol[ProcessT]):
     def kept(self) -> tuple[int, int]:
         """Return how many servers for warm starts there are, and the bytes of memory that they hold."""
 
+    def close(self) -> None:
+        """End what the launcher keeps for further starts; processes go on."""
+
     def adopt(self, folder: Path, /) -> ProcessT | None:
         """Return the process that an earlier executor started in a folder, if it still lives; None if it has ended."""
 

@@ -140,6 +140,10 @@ def kept() -> tuple[int, int]:
     return 0, 0
 
 
+def close() -> None:
+    """Nothing is kept for further starts."""
+
+
 def memory_caps(cgroup: Path | None) -> MemoryCaps:
     """Return the strongest way of holding processes of this host to their memory."""
     return strongest_caps(cgroup)

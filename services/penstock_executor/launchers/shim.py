@@ -394,6 +394,7 @@ def run(order: Order, start: Callable[[Order, Sequence[int], int], int] | None =
             if kill_asked[-1]:
                 tree.kill()
             kept.note()
+        entrance.close()
         tree.end()
     for reader, sink in reading.items():
         for data in _read(reader):
@@ -521,6 +522,10 @@ class _Entrance:
         finally:
             os.fchdir(here)
             os.close(here)
+
+    def close(self) -> None:
+        """Let nobody in any more."""
+        self._socket.close()
 
     def let_in(self) -> None:
         """Have a child of ours keep what the executor asks for."""

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import pytest
 
 from penstock_executor.launchers import fork_client, process_launcher
+from penstock_executor.launchers.confinement import Confinement
 from penstock_executor.launchers.fork_client import ForkError, ForkServer
 from penstock_executor.launchers.forking_launcher import ForkingLauncher
 from penstock_executor.launchers.launcher import WarmRequest
@@ -547,6 +548,31 @@ async def test_a_server_has_no_secret_and_serves_the_same_code_in_another_folder
     assert b"PATH=" in server
     assert b"secret" not in server
     assert seen == [f"secret{number}\n" for number in range(len(seen))]
+    launcher.close()
+
+
+@pytest.mark.parametrize(
+    ("confined", "why"),
+    [
+        (Confinement(user="nobody", uid=65_534, gid=65_534), "it runs as another user than the executor"),
+        (Confinement(wrapper=("/usr/bin/env",)), "it runs in a sandbox or a container"),
+        (None, "it shares its devices"),
+    ],
+)
+@pytest.mark.skipif(os.geteuid() != 0, reason="not root: no process can run as another user")
+async def test_a_program_that_is_kept_apart_starts_cold(tmp_path: Path, confined: Confinement | None, why: str) -> None:
+    launcher = ForkingLauncher(WarmRules())
+    for number in range(4):
+        rank = tmp_path / f"rank{number}"
+        rank.mkdir()
+        if confined is not None:
+            launcher.confine(rank, confined)
+        asked = None if confined is None else WarmRequest(modules=("json",))
+        process = launcher.start(rank, (sys.executable, "-c", "print(1)"), ENV, "/", warm=asked)
+        await eventually(lambda process=process: not process_launcher.is_alive(process))
+        launcher.reap(process, rank)
+        assert launcher.how(rank).startswith(f"cold: {why}")
+    assert launcher.kept() == (0, 0)
     launcher.close()
 
 
