@@ -27,7 +27,7 @@ from penstock_testing import eventually
 pytestmark = pytest.mark.slow
 
 PRELOADED = (
-    *("numpy", "asyncio", "concurrent.futures", "json", "logging.config", "multiprocessing", "pickle", "random"),
+    *("numpy.random", "asyncio", "concurrent.futures", "json", "logging.config", "multiprocessing", "pickle", "random"),
     *("runpy", "subprocess", "tempfile", "threading", "unittest", "warnings", "inspect", "traceback"),
 )
 ENV = {"PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}", "HOME": "/", "LANG": "C.UTF-8"}
@@ -168,7 +168,7 @@ SCRIPTS = {
         def name(_): return __name__, mp.current_process().name
         if __name__ == "__main__":
             with mp.get_context("forkserver").Pool(1) as pool: print(pool.map(name, [1]))
-            print(mp.current_process(), mp.parent_process(), mp.active_children())
+            print(mp.current_process(), mp.parent_process(), mp.active_children(), mp.process.ORIGINAL_DIR)
     """,
     "pickled_main": """
         import pickle, sys
@@ -280,7 +280,7 @@ SCRIPTS = {
         print(locale.getlocale(), locale.setlocale(locale.LC_ALL), time.tzname, locale.getpreferredencoding())
     """,
     "faulthandler": """
-        import ctypes, faulthandler, numpy
+        import ctypes, faulthandler, numpy.random
         faulthandler.enable(); faulthandler.dump_traceback(); ctypes.string_at(0)
     """,
     "gc": """
