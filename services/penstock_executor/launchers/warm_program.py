@@ -190,6 +190,11 @@ class WarmServer:
             self._forker.serve(self.start, self.doubt)
         except self._leave:
             pass
+        except (BrokenPipeError, ConnectionResetError):
+            os._exit(0)  # the executor is gone, before it has read all
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+            os._exit(1)  # or the first thread would wait for ever
         else:
             os._exit(0)  # the executor is gone
         order, self._order = self._order, None

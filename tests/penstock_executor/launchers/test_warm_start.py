@@ -576,10 +576,14 @@ async def test_a_program_that_is_kept_apart_starts_cold(tmp_path: Path, confined
     launcher.close()
 
 
-def test_a_server_ends_with_the_process_that_has_started_it() -> None:
+@pytest.mark.parametrize("heard", [True, False])
+@pytest.mark.parametrize("kind", ["template()", "warm_server(command, ['json'], env)"])
+def test_a_server_ends_with_the_process_that_has_started_it(kind: str, heard: bool) -> None:
+    wait = "server.is_ready(60)" if heard else "select.select([server._control], [], [])"
     code = (
-        "from penstock_executor.launchers import fork_client; import os\n"
-        "server = fork_client.template(); server.is_ready(60); print(server.pid, flush=True); os._exit(0)"
+        "from penstock_executor.launchers import fork_client, warm_command; import os, select, sys\n"
+        "env = {**os.environ}; command = warm_command.warm_command((sys.executable, 's.py'), env, '/')\n"
+        f"server = fork_client.{kind}; {wait}; print(server.pid, flush=True); os._exit(0)"
     )
     started = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**os.environ}
