@@ -138,6 +138,7 @@ def job_lines(detail: views.JobDetail) -> list[str]:
         ("waited", span(job.wait_s)),
         ("ran", f"{span(job.run_s)}{f' of {span(detail.time_limit_s)} at most' if detail.time_limit_s else ''}"),
         ("took", span(job.jct_s) if job.jct_s is not None else ""),
+        ("warm", _warm(detail)),
         ("steps", str(job.steps)),
         ("metrics", render.mapping(job.metrics)),
         ("tries", f"{job.attempts}, preempted {render.count(job.preemptions, 'time')}, retries allowed {spec.retries}"),
@@ -164,6 +165,12 @@ def secrets(spec: JobSpec) -> str:
     held = [f"{variable} (by secret {name})" for variable, name in spec.secrets.items()]
     held += [f"{variable} (a file, by secret {name})" for variable, name in spec.secret_files.items()]
     return ", ".join(held)
+
+
+def _warm(detail: views.JobDetail) -> str:
+    """Return whether the last run that has begun was warm, and why not where its job asked for that."""
+    start = next((run.start for run in reversed(detail.runs) if run.started_s), "")
+    return "yes" if start == "warm" else f"no ({start.removeprefix('cold: ')})" if start else ""
 
 
 def _wants(detail: views.JobDetail) -> str:

@@ -63,6 +63,23 @@ def test_a_job_shows_how_it_shares() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("starts", "shown"),
+    [
+        ((), []),
+        (("",), []),
+        (("warm",), ["yes"]),
+        (("warm", "cold: its interpreter has the option -X"), ["no (its interpreter has the option -X)"]),
+    ],
+)
+def test_a_job_shows_whether_its_last_run_began_warm(starts: tuple[str, ...], shown: list[str]) -> None:
+    job, spec = job_view("j1"), JobSpec(name="train", command=("true",))
+    runs = tuple(views.RunView(pending_s=0.0, epoch=n, started_s=1.0, start=start) for n, start in enumerate(starts, 1))
+    runs += (views.RunView(pending_s=2.0),)  # which it waits for
+    detail = views.JobDetail(job=job, spec=spec, why=why_view(job), workload="w", speeds=(), seq=1, runs=runs)
+    assert [line.split(maxsplit=1)[1] for line in job_lines(detail) if line.startswith("warm:")] == shown
+
+
 def test_a_dry_run_names_those_beside_it() -> None:
     view = views.DryRunView(starts=True, kind="fast", devices=("n1/fast0",), beside=("a", "b"))
     assert dry_run_lines(view)[0] == "would start at once on n1/fast0 (fast), beside a, b"
