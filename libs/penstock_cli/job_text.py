@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _PASSING: Final = {
     *("capacity", "gang", "host_cpus", "host_memory", "later_place", "order", "fairness", "profiling", "backoff"),
-    *("dependency", "begin"),
+    *("dependency", "array", "begin"),
 }
 _ONLY_WAIT: Final = "nothing known starts it sooner; it only has to wait"
 _CHECKPOINTED: Final = "checkpointed after step"

@@ -20,7 +20,7 @@ MODULE_OF: Final = {
     for module, names in (
         ("commands.submit", "submit run"),
         ("commands.jobs", "ps show why story events"),
-        ("commands.acts", "cancel hold release extend"),
+        ("commands.acts", "cancel hold release retry extend"),
         ("commands.jobs", "logs"),
         ("commands.top", "top"),
         ("commands.policies", "profile"),

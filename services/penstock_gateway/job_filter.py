@@ -88,8 +88,10 @@ def _columns(where: JobFilter, caller: Caller) -> list[tuple[str, Any]]:
         found.append((f"state IN ({','.join('?' * len(where.state))})", where.state))
     equal = ((field, getattr(where, field)) for field in ("user", "team", "pool", "parent", "model"))
     found += [(f"{field} = ?", wanted) for field, wanted in equal if wanted]
-    if where.model or where.name or where.parent:
+    if where.model or where.name or where.parent or where.group:
         found.append((sees, own))
+    if where.group:
+        found.append(('("group" = ? OR array = ?)', (where.group, where.group)))
     if where.name.endswith("*"):
         begin = where.name[:-1].encode()
         found.append(("substr(CAST(name AS BLOB), 1, ?) = ?", (len(begin), begin)))
@@ -117,8 +119,10 @@ def _conditions(where: JobFilter, caller: Caller) -> Iterator[Callable[[Job], bo
     for field in ("user", "team", "pool", "parent"):
         if wanted := getattr(where, field):
             yield _equal(field, wanted)
-    if where.model or where.name or where.parent:
+    if where.model or where.name or where.parent or where.group:
         yield lambda job: caller.sees(job.spec)
+    if group := where.group:
+        yield lambda job: job.spec.group == group or (job.spec.array is not None and job.spec.array.id == group)
     if where.model:
         yield _equal("model", where.model)
     if where.name.endswith("*"):
