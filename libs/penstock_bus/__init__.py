@@ -63,6 +63,7 @@ if TYPE_CHECKING:
         Reply,
         Request,
         RequestPort,
+        SeriesPort,
         ServiceError,
         Shadowed,
         ShadowPort,
@@ -85,7 +86,7 @@ else:
         "port": (
             "Append BodyLimit Bus Delivery Endpoint Handler Lease LeasePort LogLine LogPort LogReader "
             "LogTrimPort OutputPort Rejection RejectionPort RelayPort ReplicationPort Reply Request "
-            "RequestPort ShadowPort Shadowed Snapshot SnapshotPort TelemetryPort Work WorkPort"
+            "RequestPort SeriesPort ShadowPort Shadowed Snapshot SnapshotPort TelemetryPort Work WorkPort"
         ),
         "errors": (
             "BatchRefused BusError Conflict LogFromFuture LogWentBack NoResponders ServiceError StorageFull Timeout "
@@ -133,6 +134,7 @@ __all__ = [
     "Reply",
     "Request",
     "RequestPort",
+    "SeriesPort",
     "ServiceError",
     "ShadowPort",
     "Shadowed",

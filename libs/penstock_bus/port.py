@@ -1,5 +1,7 @@
 """
-Ports of the bus by use: log, rejections, snapshots, leases, work, requests, telemetry, output, shadows, replication.
+Ports of the bus by use.
+
+They are: log, rejections, snapshots, leases, work, requests, telemetry, output, series, shadows, code, replication.
 
 Who calls the bus asks for the ports that it uses, and joins them in a protocol of its own where it uses several.
 :class:`Bus` is all of them. Two adapters keep this contract, ``penstock_bus.nats`` and ``penstock_bus.memory``;
@@ -433,6 +435,33 @@ class TelemetryPort(Protocol):
         """Yield ``(subject, body)`` of what is published from now on; a slow reader loses the oldest."""
 
 
+class CodePort(BodyLimit, Protocol):
+    """
+    The files of folders in which jobs run, in parts under subjects of their own, one message each.
+
+    What was stored is seen by the next call, whichever server answers; :meth:`get_code` alone may miss what is new.
+    """
+
+    async def put_code(self, items: Sequence[tuple[str, bytes]]) -> None:
+        """
+        Store bodies by their subjects, in place of what was there.
+
+        Raises
+        ------
+        StorageFull, Unavailable
+            If not all of them were stored; they may be stored again.
+        """
+
+    async def get_code(self, subjects: Sequence[str]) -> dict[str, bytes]:
+        """Return the bodies of those subjects that are there."""
+
+    async def list_code(self, pattern: str) -> list[str]:
+        """Return the subjects that are there of a pattern."""
+
+    async def remove_code(self, subjects: Sequence[str]) -> None:
+        """Remove the bodies of some subjects."""
+
+
 class OutputPort(BodyLimit, Protocol):
     """The output of jobs, as far as the bus keeps it."""
 
@@ -450,6 +479,22 @@ class OutputPort(BodyLimit, Protocol):
         All behind ``after_seq``, or of that the last ``tail`` pieces. The stream drops its oldest; what is not there,
         the nodes have (:mod:`penstock.output_reader`).
         """
+
+
+class SeriesPort(BodyLimit, Protocol):
+    """The metrics of runs as series, beside the output of jobs: of each run the newest message."""
+
+    async def write_series(self, job_id: str, epoch: int, body: bytes) -> None:
+        """
+        Store a run's series in place of the one before.
+
+        Raises
+        ------
+        TooLarge, StorageFull, Unavailable
+        """
+
+    def read_series(self, job_id: str) -> AsyncGenerator[StoredMessage, None]:
+        """Yield what the stream holds of the runs of a job, then end; the stream drops its oldest."""
 
 
 class ShadowPort(Protocol):
@@ -482,7 +527,9 @@ class Bus(
     RequestPort,
     TelemetryPort,
     OutputPort,
+    SeriesPort,
     ShadowPort,
+    CodePort,
     ReplicationPort,
     RelayPort,
     Protocol,

@@ -6,7 +6,7 @@ import os
 import types
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Optional, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Final, Literal, Optional, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -329,7 +329,7 @@ def _variable(section: str, name: str) -> str:
 
 def _parsed(text: str, wanted: Any) -> Any:
     """Read lists, tables and Structs as JSON; atoms stay text, to be converted leniently."""
-    if not _is_container(wanted):
+    if not _is_container(wanted) or text in _words(wanted):
         return text
     try:
         return msgspec.json.decode(text)
@@ -345,6 +345,13 @@ def _is_container(wanted: Any) -> bool:
         return _is_container(get_args(wanted)[0])
     wanted = origin or wanted
     return isinstance(wanted, type) and issubclass(wanted, (list, tuple, dict, set, frozenset, msgspec.Struct))
+
+
+def _words(wanted: Any) -> tuple[Any, ...]:
+    """Return the words that stand for a value beside lists of it."""
+    if get_origin(wanted) in {Union, getattr(types, "UnionType", Union)}:
+        return tuple(word for arg in get_args(wanted) for word in _words(arg))
+    return get_args(wanted) if get_origin(wanted) is Literal else ()
 
 
 def _convert(value: Any, wanted: Any, where: str, *, strict: bool) -> Any:

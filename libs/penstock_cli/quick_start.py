@@ -22,6 +22,8 @@ MODULE_OF: Final = {
         ("commands.jobs", "ps show why story events"),
         ("commands.acts", "cancel hold release retry extend"),
         ("commands.jobs", "logs"),
+        ("commands.interactive", "exec shell attach"),
+        ("commands.transfers", "port-forward cp"),
         ("commands.top", "top"),
         ("commands.policies", "profile"),
         ("commands.sweeps", "tune sweep"),

@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Final, NamedTuple
 
+from penstock import submission
 from penstock_cli.invocation import bad_input
 
 MOST_IN_ARRAY: Final = 10_000
@@ -243,6 +244,19 @@ def dependencies(entries: Iterable[str]) -> tuple[str, ...]:
             bad_input(f"--after {word!r}: expected {', '.join(AFTER)}, each with :ID, or an id alone (for afterok)")
         found += [f"{kind}:{one.lower()}" for one in ids]
     return tuple(dict.fromkeys(found))
+
+
+def image(text: str) -> str:
+    """
+    Return an image as specifications have it: paths in full, names as they are.
+
+    Examples
+    --------
+    >>> image("pytorch/pytorch:2.4.0"), image("/images/./torch.sif")
+    ('pytorch/pytorch:2.4.0', '/images/torch.sif')
+    """
+    is_path = text.startswith(("/", "./", "../", "~")) or text.endswith(".sif") or text in {".", ".."}
+    return submission.absolute(text) if is_path else text
 
 
 def time_limit_s(text: str, option: str = "--time") -> float:

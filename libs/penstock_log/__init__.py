@@ -24,8 +24,10 @@ In reading order:
 * ``agent_protocol``: What a job's process and its executor say to each other.
 * ``memory_messages``: What clients of borrowed memory, the agent of their node, and agents say to each other.
 * ``aggregation_messages``: What clients of aggregation, agents and aggregators say to each other.
+* ``run_series``: The metrics of a run as a bounded table, and those of a job's runs joined.
 * ``device_samples``: How busy a node's devices are, and how well.
 * ``request_bodies``: Bodies of requests to the gateway and to nodes.
+* ``session_messages``: What those who enter a job and its executor say to each other.
 * ``records``: Records made of other records, by the names of their fields.
 * ``text``: Sizes and durations in words; text of others made harmless.
 * ``views/``: What the gateway answers: one Struct for each kind of answer, shared by the gateway and its clients.
@@ -97,6 +99,7 @@ if TYPE_CHECKING:
         DeviceResumed,
         Event,
         JobCancelled,
+        JobEntered,
         JobFinished,
         JobHeld,
         JobReleased,
@@ -170,7 +173,7 @@ else:
         ),
         "facts": (
             "DeviceDrained DeviceFailed DeviceRecovered DeviceResumed RunBusyAgain RunIdle "
-            "Event JobCancelled JobFinished JobHeld JobReleased JobSubmitted JobTimeSet JobTimedOut "
+            "Event JobCancelled JobEntered JobFinished JobHeld JobReleased JobSubmitted JobTimeSet JobTimedOut "
             "JobUnblocked KindSpeed LaneChanged "
             "NodeDrained NodeJoined NodeLeft NodeRemoved NodeResumed PolicySet ProfileSample RunCheckpointed "
             "RunEnded RunMeasured RunRewound RunStarted RunWarned SamplesRequested Scalability "
@@ -233,6 +236,7 @@ __all__ = [
     "Integers",
     "Job",
     "JobCancelled",
+    "JobEntered",
     "JobFinished",
     "JobHeld",
     "JobRank",

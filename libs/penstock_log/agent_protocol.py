@@ -246,6 +246,7 @@ class AgentEnv:
     BEGIN_DIR: Final = "PENSTOCK_BEGIN_DIR"  # another job's checkpoints, to begin from where there are none
     BEGIN_STEP: Final = "PENSTOCK_BEGIN_STEP"  # of the one to load of those; 0: none; unset: the newest there is
     SAVE_AT_END: Final = "PENSTOCK_SAVE_AT_END"  # 1: save a checkpoint when all is done as well
+    SESSION: Final = "PENSTOCK_SESSION"  # only of what somebody runs beside the program: their session
     PARAMS: Final = "PENSTOCK_PARAMS"  # a JSON object
     BATCH_SIZE: Final = "PENSTOCK_BATCH_SIZE"
     BASE_BATCH_SIZE: Final = "PENSTOCK_BASE_BATCH_SIZE"  # for which the script's learning rate is meant

@@ -19,6 +19,7 @@ from typing import Annotated, Final, Literal, Optional, Union
 import msgspec
 from msgspec import Meta
 
+from penstock_log.session_messages import Purpose, SessionId
 from penstock_log.spec import JobSpec, Name, NotifyKind, Role, Seconds, Setting, SweepSpec
 
 At = Optional[Union[int, float, str]]
@@ -54,6 +55,43 @@ class SubmitRequest(GatewayRequest, frozen=True, kw_only=True):
     spec: JobSpec
     strict: bool = False
     traceparent: Annotated[str, Meta(max_length=128)] = ""
+
+
+class UploadRequest(GatewayRequest, frozen=True, kw_only=True):
+    """
+    Ask which parts of a folder's files are missing here; asked again once they were sent, until nothing is.
+
+    Attributes
+    ----------
+    user : str
+        Whose code it is; empty: the asker's own.
+    digest : str
+        The SHA-256 of the list of files (:mod:`penstock_log.code_tree`); empty: ask only whether so much may be sent.
+    parts : tuple of (str, int)
+        The parts of the list of files: SHA-256 in hexadecimal, and size in bytes.
+    files, size_bytes : int
+        How many files there are, and their size together.
+    """
+
+    user: Who = ""
+    digest: Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?$", description="a SHA-256 in hexadecimal")] = ""
+    parts: Annotated[tuple[tuple[str, int], ...], Meta(max_length=1000)] = ()
+    files: Annotated[int, Meta(ge=0)] = 0
+    size_bytes: Annotated[int, Meta(ge=0, le=2**53)] = 0
+
+
+class PartsRequest(GatewayRequest, frozen=True, kw_only=True):
+    """
+    Parts of files, or of a list of files; the one request that is MessagePack, and not JSON.
+
+    Attributes
+    ----------
+    user : str
+        As of :class:`UploadRequest`.
+    """
+
+    parts: tuple[bytes, ...]
+    user: Who = ""
 
 
 class TuneRequest(GatewayRequest, frozen=True, kw_only=True):
@@ -154,6 +192,23 @@ class ExtendRequest(GatewayRequest, frozen=True, kw_only=True):
 
     id: str
     limit_s: Seconds
+    by: Who = ""
+
+
+class EnterRequest(GatewayRequest, frozen=True, kw_only=True):
+    """
+    Let me into a process of a running job.
+
+    Attributes
+    ----------
+    session_id : str
+        Chosen by who asks, at random: with the same one, asking again is the same entry.
+    """
+
+    id: str
+    session_id: SessionId
+    rank: Annotated[int, Meta(ge=0)] = 0
+    purpose: Purpose = "exec"
     by: Who = ""
 
 
@@ -341,6 +396,26 @@ class OneRequest(GatewayRequest, frozen=True, kw_only=True):
     """The request of ``job``, ``why``, ``story`` and ``sweep``: an id or its unique beginning."""
 
     id: str
+    at: At = None
+
+
+class SeriesRequest(GatewayRequest, frozen=True, kw_only=True):
+    """
+    The request of ``series``: the series of a job's metrics over all of its runs.
+
+    Attributes
+    ----------
+    id : str
+        Of the job, or its unique beginning.
+    names : tuple of str
+        Of metrics; empty for all.
+    most : int
+        The most rows, 2 to 10,000; there may be fewer where the answer would not fit into a message.
+    """
+
+    id: str
+    names: tuple[str, ...] = ()
+    most: Annotated[int, Meta(ge=2, le=MOST_ROWS)] = 1000
     at: At = None
 
 

@@ -46,6 +46,14 @@ Dependency = Annotated[
     ),
 ]
 """What a job waits for, in Slurm's words: that another has started, completed, ended, or ended without completing."""
+Module = Annotated[
+    str,
+    Meta(
+        pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$",
+        max_length=200,
+        description="the name of a Python module, such as torch or torch.optim",
+    ),
+]
 Outcome = Literal["completed", "failed", "preempted", "cancelled", "lost"]
 NotifyKind = Literal["started", "completed", "failed", "timed_out", "cancelled", "preempted"]
 """What becomes of a job that people may want to be told."""
@@ -54,9 +62,22 @@ CheckpointTier = Literal["disk", "memory"]
 """Where a checkpoint is that counts as saved: on a disk, or in the memory of two peers."""
 AggregationMode = Literal["shared", "own", "none"]
 """Whether a job's aggregators are shared with others, its own, or none."""
+ContainerRuntime = Literal["docker", "podman", "apptainer", "bubblewrap"]
+"""What runs images on a node: the engines of containers, and the programs that need none."""
+Image = Annotated[
+    str,
+    Meta(
+        pattern=r"^(/[^\x00-\x1f]*|[A-Za-z0-9][A-Za-z0-9._:/@-]*)?$(?!\n)",
+        max_length=512,
+        description="the name of an image, such as pytorch/pytorch:2.4.0, or the full path of a folder or a .sif file",
+    ),
+]
+HostDemand = tuple[float, int, int, tuple[ContainerRuntime, ...]]
+"""Processors, bytes in two ways, and what runs its image."""
 MOST_SERVERS: Final = 64
 MOST_DEFAULT_WARNING_S: Final = 60.0
 MOST_DEPENDENCIES: Final = 1_000
+MOST_MODULES: Final = 100
 BESIDE_LOCAL_BYTES: Final = 2**30
 """Of its host's memory beside ``local_memory_bytes``, for the program: no less than one that asks for nothing has."""
 
@@ -238,6 +259,11 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         suffer from being spread over nodes. ``session.describe(model)`` tells it as well.
     env, cwd, params
         Environment, working directory, and hyper-parameters (``session.params``).
+    workdir : str
+        Folder of the submitter's in which it runs. A client uploads what is in it and names it as ``code``; ``cwd`` is
+        then relative to it.
+    code : str
+        Digest of an uploaded folder, filled in by the client; the same content has the same digest.
     sharing : {"exclusive", "lane", "fraction"}
         ``lane``: the script uses :func:`penstock.session` and takes turns with others on its devices, iteration by
         iteration. ``fraction``: the command runs beside others, in a part of one device's memory.
@@ -290,6 +316,13 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         it has completed, ``afterany:ID`` until it has ended in whatever way, ``afternotok:ID`` until it has failed or
         was cancelled. A job for which that can never come is cancelled. The id of an array stands for all of its jobs;
         ``aftercorr:ID`` is ``afterok`` for that job of the array which has the same index.
+    image : str
+        The image whose files its processes see in place of the node's: the name of one that docker or podman has or
+        pulls, or the full path of a folder with a root file system, or of a ``.sif`` file of Apptainer. Its command is
+        run in place of the image's own, and its entry point is not. Empty: they see the node's files.
+    preload : tuple of Module
+        Installed Python modules that its executors keep imported, so that its processes start warm, with these already
+        there; where they cannot, they start as always. Without them executors go by what earlier runs have imported.
     parent : str
         The sweep this job is a trial of.
     """
@@ -327,6 +360,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     skew: Share = 0.0
     env: dict[str, str] = {}
     cwd: str = ""
+    workdir: str = ""
+    code: Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?$", description="a SHA-256; a client fills it in")] = ""
     params: dict[str, Param] = {}
     sharing: Literal["exclusive", "lane", "fraction"] = "exclusive"
     fraction: Annotated[float, Meta(gt=0, le=1)] = 1.0
@@ -349,6 +384,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     hold: bool = False
     begin_s: Annotated[float, Meta(ge=0, le=1e11)] = 0.0
     after: Annotated[tuple[Dependency, ...], Meta(max_length=MOST_DEPENDENCIES)] = ()
+    image: Image = ""
+    preload: Annotated[tuple[Module, ...], Meta(max_length=MOST_MODULES)] = ()
     parent: str = ""
 
     def warning_s(self, limit_s: float) -> float:
@@ -368,9 +405,9 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.local_memory_bytes + BESIDE_LOCAL_BYTES
 
     @property
-    def host_demand(self) -> tuple[float, int, int]:
-        """What tells jobs apart that ask for different parts of a host."""
-        return self.cpus, self.host_memory_bytes, self.least_host_bytes
+    def host_demand(self) -> HostDemand:
+        """What tells jobs apart that ask for different parts of a host, or for other programs on it."""
+        return self.cpus, self.host_memory_bytes, self.least_host_bytes, runtimes_of(self.image)
 
     @property
     def widths(self) -> range:
@@ -382,6 +419,20 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def least_gpus(self) -> int:
         """The fewest devices that it may be given: one at least, whatever a foreign fact says."""
         return max(1, self.min_gpus if self.max_gpus else self.gpus)
+
+
+def runtimes_of(image: str) -> tuple[ContainerRuntime, ...]:
+    """
+    Return what can run an image, the preferred first; nothing where there is no image.
+
+    Examples
+    --------
+    >>> runtimes_of("pytorch/pytorch:2.4.0"), runtimes_of("/images/torch.sif"), runtimes_of("/images/torch")
+    (('docker', 'podman', 'apptainer'), ('apptainer',), ('bubblewrap', 'apptainer'))
+    """
+    if not image.startswith("/"):
+        return ("docker", "podman", "apptainer") if image else ()
+    return ("apptainer",) if image.endswith(".sif") else ("bubblewrap", "apptainer")
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True, tag="choice", tag_field="kind"):

@@ -7,6 +7,7 @@ In reading order:
 * ``gittins``: The Gittins index.
 * ``ranking``: One pool's jobs kept in order.
 * ``job_lengths``: How long jobs were, and what follows for those that run.
+* ``queue_thresholds``: Thresholds between queues, worked out from how long jobs were.
 * ``workload_stats``: What is known of a workload: speeds, cost of stopping.
 * ``sample_plan``: Which samples a workload needs, and who waits for them.
 * ``idleness``: What a pool does about runs that hold devices and do nothing.

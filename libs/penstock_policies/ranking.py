@@ -269,6 +269,13 @@ class PoolRanking:
         """Drop a job."""
         self._drop_alarm(self._entries.pop(job_id))
 
+    def follow(self, ladder: QueueLadder) -> None:
+        """Go by other thresholds from here on, O(n) where they are others: jobs fall by them, and none rises."""
+        if ladder.limits != self._limits:
+            self.ladder, self._limits = ladder, ladder.limits
+            for entry in self._entries.values():
+                self._set_alarm(entry)
+
     def learn(self, learnt: LengthKnowledge) -> None:
         """Go by other lengths from here on: O(n), so not at every job that ends. Jobs that never ran stay in place."""
         self.learnt = learnt

@@ -17,14 +17,19 @@ In reading order:
 * ``checkpoint_tier``: Checkpoints in memory: written behind to the disk, and had from peers.
 * ``job_folders``: Folders that belong to a job's user.
 * ``checkpoint_transfer``: The checkpoint that a run goes on from, and its copy to this node.
+* ``code_cache``: Files of jobs' code, and the folders in which runs work.
+* ``code_fetch``: Code on its way to this node.
 * ``health_watch``: Devices that fail, and that are well again.
 * ``idle_watch``: Runs that hold devices and do nothing.
 * ``memory_limits``: Memory limits of runs.
 * ``output_store``: Output, kept and streamed.
+* ``job_sessions``: Sessions of those who have entered a job.
+* ``session_streams``: Their streams: numbered chunks, and a descriptor.
+* ``series_store``: The metrics of runs as series.
 * ``run_folders``: Files that outlive the executor.
 * ``refusal``: End of the runs where the bus refuses the executor.
 * ``fact_outbox``: Facts on their way to the log.
-* ``telemetry``: Heartbeats, progress, output.
+* ``telemetry``: Heartbeats, progress, output, series of metrics.
 * ``device_sampler``: How busy the devices are, and who is on them.
 * ``settings``: Settings.
 * ``launchers/``: Launchers: what starts and ends the processes of a run.

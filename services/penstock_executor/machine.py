@@ -86,6 +86,10 @@ class FindCheckpoint(RunAction, frozen=True, kw_only=True):
     request: ResumeRequest
 
 
+class FetchCode(RunAction, frozen=True, kw_only=True):
+    """Fetch the job's code, and lay it out for the run, which must not start before."""
+
+
 class StartRun(msgspec.Struct, frozen=True, kw_only=True):
     """Start the job's processes on this node under its present placement."""
 
@@ -157,6 +161,7 @@ class WithdrawNode(msgspec.Struct, frozen=True):
 
 Action = (
     FindCheckpoint
+    | FetchCode
     | StartRun
     | RequestLanes
     | AskToStop
@@ -410,7 +415,8 @@ class _Node:
         )
 
     def _begin(self, job: Job, devices: tuple[int, ...]) -> Iterator[Action]:
-        if not (yield from self._resumes(job)):
+        has_code = yield from self._has_code(job)
+        if not (yield from self._resumes(job)) or not has_code:
             return
         progress = self.observed.shared.get((job.id, job.epoch))
         if sharing_of(job) == "lane" and (progress is None or progress.at != "in"):
@@ -422,6 +428,17 @@ class _Node:
         self.taken |= dict.fromkeys(devices, sharing_of(job))
         if self._due(self.observed.postponed.get((job.id, job.epoch), 0.0)):
             yield StartRun(job_id=job.id)
+
+    def _has_code(self, job: Job) -> Generator[Action, None, bool]:
+        """Return whether the run's folder is here, or the job has none."""
+        if not job.spec.code:
+            return True
+        progress = self.observed.code.get((job.id, job.epoch))
+        if progress is None:
+            yield FetchCode(job_id=job.id, epoch=job.epoch)
+        elif progress.at == "refused":
+            yield self._never_ran(job, "failed", progress.reason)
+        return progress is not None and progress.at == "ready"
 
     def _resumes(self, job: Job) -> Generator[Action, None, bool]:
         """

@@ -8,7 +8,7 @@ import math
 import os
 import shutil
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -21,8 +21,10 @@ from penstock_executor.agent_listener import AgentConnection
 from penstock_executor.checkpoint_folder import CheckpointFolder, HeldCheckpoint
 from penstock_executor.checkpoint_tier import prepare
 from penstock_executor.checkpoint_transfer import Resume, RunFactFields
+from penstock_executor.code_cache import WorkFolders
 from penstock_executor.gang import Rendezvous
-from penstock_executor.launchers import environment, process_launcher
+from penstock_executor.launchers import containers, environment, process_launcher
+from penstock_executor.launchers.containers import Container, ImageRefused
 from penstock_executor.launchers.launcher import OUTPUT_BYTES, LaunchedProcess, Launcher, OutputLimits
 from penstock_executor.machine import TellTime
 from penstock_executor.memory_limits import MemoryLimits
@@ -30,6 +32,7 @@ from penstock_executor.output_store import OutputStore
 from penstock_executor.run_credentials import Credentials, SecretRefused, SecretValues, remove_files
 from penstock_executor.run_identity import IdentityRefused, IdentityRule, RunIdentity
 from penstock_executor.run_state import HOLD, Ending, Key, LocalRun, RunProcess, sharing_of
+from penstock_executor.series_store import SeriesStore
 from penstock_log import AnyEvent, Job, RunCheckpointed, RunRewound, RunWarned
 from penstock_log.agent_protocol import (
     LONGEST_METRIC,
@@ -64,12 +67,16 @@ _log = structlog.get_logger("penstock.executor")
 
 
 class _Start(NamedTuple):
-    """How all processes of a run start: where they meet, what they go on from, as whom, and with which secrets."""
+    """How all processes of a run start: where they meet, from what they go on, as whom, with which secrets, in what."""
 
     rendezvous: dict[str, str]
     resume: Resume | None
     account: RunIdentity
     secrets: SecretValues
+    container: Container | None
+
+
+_UNKNOWN: Final = _Start({}, None, RunIdentity(name="", uid=-1, gid=-1), SecretValues(), None)
 
 
 class DiskFull(Exception):
@@ -111,6 +118,8 @@ class ProcessHost:
         Open connections.
     unpublished : set of str
         Jobs whose progress has changed since it was last published.
+    series : SeriesStore
+        The metrics of runs whose first process is here.
     """
 
     def __init__(
@@ -131,6 +140,7 @@ class ProcessHost:
         checkpoint_most: int = 0,
     ) -> None:
         self._checkpoint_most = checkpoint_most
+        self.work = WorkFolders(site.work) if site.work is not None else None
         self.site, self.runs_dir = site, runs_dir
         self._rule = rule or IdentityRule(run_as="executor")
         self.limits = limits or MemoryLimits(site.devices)
@@ -140,6 +150,7 @@ class ProcessHost:
         self.runs: dict[Key, LocalRun] = {}
         self.connections: dict[Place, AgentConnection] = {}
         self.unpublished: set[Key] = set()
+        self.series = SeriesStore(runs_dir)
         self._processes: dict[Place, LaunchedProcess] = {}
         self._rendezvous = Rendezvous()
         self.checkpoints = CheckpointFolder(site.checkpoints, site.node_id, passable=self._rule.switches)
@@ -160,6 +171,7 @@ class ProcessHost:
         cluster: Cluster,
         resume: Resume | None = None,
         credentials: Credentials | None = None,
+        container: Container | ImageRefused | None = None,
     ) -> LocalRun:
         """
         Start a job's processes on this node; if that is impossible, the run has a reason and no process.
@@ -170,6 +182,8 @@ class ProcessHost:
             What they go on from; None if the log knows of nothing.
         credentials : Credentials, optional
             As whom they run, and with which secrets; None: as the executor, with none.
+        container : Container or ImageRefused, optional
+            What they start in; None: a job without an image.
 
         Raises
         ------
@@ -180,7 +194,8 @@ class ProcessHost:
         mine = [member for member in gang if member.node_id == self.site.node_id]
         source = resume.source if resume is not None else HeldCheckpoint(step=0)
         account, secrets = credentials or Credentials(RunIdentity(name="", uid=os.geteuid(), gid=os.getegid()))
-        refused = next((str(one) for one in (account, secrets) if isinstance(one, Exception)), "")
+        problems = (str(one) for one in (account, secrets, container) if isinstance(one, Exception))
+        refused = next(problems, "")
         run = LocalRun(
             job_id=job.id,
             epoch=job.epoch,
@@ -201,33 +216,37 @@ class ProcessHost:
         self.limits.set_fraction(job, run.devices)
         self.limits.set_host(job)
         run.cap_bytes = self.limits.least_bytes(run.key)
-        if not run.refused and isinstance(account, RunIdentity) and not isinstance(secrets, SecretRefused):
+        if not (
+            run.refused
+            or isinstance(account, IdentityRefused)
+            or isinstance(secrets, SecretRefused)
+            or isinstance(container, ImageRefused)
+        ):
             run.ranks = {member.rank: RunProcess() for member in mine}
             meet = self._rendezvous.arrange(run.key, gang, cluster)
-            self._spawn_all(run, job, mine, _Start(meet, resume, account, secrets or SecretValues()))
+            self._spawn_all(run, job, mine, _Start(meet, resume, account, secrets or SecretValues(), container))
         return run
 
     def _problem(self, job: Job, member: environment.GangMember) -> str:
         cwd = self._cwd(job)
         if job.sample and (problem := environment.opaque(job.spec.command, cwd)):
             return problem
-        return self.launcher.problem(job.spec.command, cwd, self._environment(job, member, {}).get("PATH", ""))
+        if job.spec.image:
+            return ""  # what is in an image shows when it is entered
+        return self.launcher.problem(job.spec.command, cwd, self._environment(job, member).get("PATH", ""))
 
-    def _environment(
-        self,
-        job: Job,
-        member: environment.GangMember,
-        rendezvous: dict[str, str],
-        resume: Resume | None = None,
-        account: RunIdentity | None = None,
-        *,
-        secrets: Mapping[str, str] | None = None,
-    ) -> dict[str, str]:
-        login = account.environment() if account is not None else {}
-        own = environment.environment_of(job, member, self.site, rendezvous, resume)
-        return self.launcher.base_environment(self.site.pass_env) | login | {**(secrets or {})} | own
+    def _environment(self, job: Job, member: environment.GangMember, how: _Start = _UNKNOWN) -> dict[str, str]:
+        container = how.container
+        own = environment.environment_of(job, member, self.site, how.rendezvous, how.resume)
+        base = self.launcher.base_environment(self.site.pass_env) | how.account.environment()
+        if container is not None:
+            base = containers.variables(container, base, self.site.pass_env)
+        return base | how.secrets.environment(self._secret_files((job.id, job.epoch))) | own
 
     def _cwd(self, job: Job) -> str:
+        """Return the working directory: of a job whose code was uploaded, within its run's own folder."""
+        if job.spec.code and self.work is not None:
+            return os.path.normpath(self.work.path((job.id, job.epoch)) / job.spec.cwd)
         return os.path.join(self.site.cwd, job.spec.cwd)
 
     def _spawn_all(
@@ -237,16 +256,15 @@ class ProcessHost:
         mine: list[environment.GangMember],
         how: _Start,
     ) -> None:
-        rendezvous, resume, account, secrets = how
+        account, secrets, container = how.account, how.secrets, how.container
         secret_files = self._secret_files(run.key)
         try:
             run_folders.create(self.runs_dir, run)
-            tmp = self._give_folders(run, account)
+            tmp = self._give_folders(run, account, contained=container is not None)
             self._give_memory(run, job, account)
             secrets.write_files(secret_files, account)
             for member in mine:
-                held = secrets.environment(secret_files)
-                env = self._environment(job, member, rendezvous, resume, account, secrets=held)
+                env = self._environment(job, member, how)
                 env |= self._memory_environment(run, job, member)
                 if (in_memory := environment.memory_folder_of(job, self.site)) is not None:
                     most = str(self._checkpoint_most)
@@ -263,11 +281,15 @@ class ProcessHost:
                     cwd=self._cwd(job),
                     tmp=tmp,
                     cgroup=group,
+                    container=container,
                     passed=(str(secret_files),) if secrets.files else (),
                 )
                 self.launcher.confine(where, confined)
                 fence = self.site.fence(job.placement)
-                process = self.launcher.start(where, command, env, self._cwd(job), keep, fence=fence)
+                process = self.launcher.start(
+                    where, command, env, self._cwd(job), keep, fence=fence, preload=job.spec.preload
+                )
+                self._note_start(run, job, self.launcher.how(where))
                 self._track((run.key, member.rank), process)
         except job_folders.FolderNotOurs as error:
             run.refused = str(error)
@@ -283,13 +305,23 @@ class ProcessHost:
             run.refused = problem
             self._abort(run)
 
-    def _give_folders(self, run: LocalRun, account: RunIdentity) -> Path | None:
+    @staticmethod
+    def _note_start(run: LocalRun, job: Job, how: str) -> None:
+        """Note how a process began; a cold one says more than a warm one, and matters to those who asked for that."""
+        if how == "warm":
+            run.start = run.start or how
+        elif job.spec.preload:
+            run.start = how
+
+    def _give_folders(self, run: LocalRun, account: RunIdentity, *, contained: bool) -> Path | None:
         """Make the folders that are the run's own; return its temporary one, where it has one."""
         with contextlib.suppress(OSError):  # jobs that save are warned when they cannot
             if account.switches:
                 self.checkpoints.give(run.job_id, account.uid, account.gid)
             else:
                 self.site.checkpoints.mkdir(mode=0o700, parents=True, exist_ok=True)
+                if contained:  # what is attached has to be there
+                    (self.site.checkpoints / run.job_id).mkdir(mode=0o700, exist_ok=True)
         if self.site.temporary is None:
             return None
         job_folders.make_passable(self.site.temporary)
@@ -345,6 +377,7 @@ class ProcessHost:
         """Adopt the runs of an earlier executor; yield those processes that ended meanwhile."""
         for run in run_folders.scan(self.runs_dir):
             self.runs[run.key] = run
+            self.series.adopt_run(run.key, self._clock())
             for index in run.ranks:
                 folder = self.rank_dir((run.key, index))
                 process = self.launcher.adopt(folder)
@@ -476,9 +509,12 @@ class ProcessHost:
         remove_files(self._secret_files(key))
         if self.site.temporary is not None:
             shutil.rmtree(self._temporary(key, self.site.temporary), ignore_errors=True)
+        if self.work is not None:
+            self.work.end(key)
         self._rendezvous.release(key)
         self.runs.pop(key, None)
         self.unpublished.discard(key)
+        self.series.forget_run(key)
 
     def remove_checkpoints(self, job_id: str) -> None:
         """Remove the checkpoints of a job that is over."""
@@ -501,6 +537,11 @@ class ProcessHost:
         """Return the session of a process; 0 if it is gone."""
         process = self._processes.get(place)
         return 0 if process is None else process.pid
+
+    def limited(self, place: Place, argv: Sequence[str]) -> list[str]:
+        """Return the command line that holds a command to the limits of the process beside which it is to run."""
+        key, index = place
+        return self.limits.beside(key, index, self.runs[key].devices_of[index], argv)
 
     def exit_code(self, place: Place) -> int | None:
         """Return the exit status of a process that has just ended, if it left one."""
@@ -552,6 +593,7 @@ class ProcessHost:
             case StepProgress() | SessionDone():
                 if index == 0:
                     self.unpublished.add(key)
+                    self.series.add_report(key, run.ranks[0].report, self._clock())
                     self._report_rewind(run, max(0, message.step - message.loop_steps))
                 if run.ranks[index].crowded and "crowded" not in run.reported:
                     run.reported.add("crowded")

@@ -2,10 +2,10 @@
 Files that outlive the executor.
 
 A later executor finds its runs again by their folders. ``<data>/runs/<job>/<epoch>/run.json`` says what was started,
-``stop.json`` how far the run's end had come. Each rank's folder holds ``pid``, ``exit`` and ``kept`` (which the shim
-writes), how far the rank's output was streamed (``stdout.read``, ``stderr.read``), ``hello`` if the process spoke the
-agent protocol, ``done`` if it reported its end, and ``warned`` if it was told that its time is short. Output is
-elsewhere, since it stays longer.
+``stop.json`` how far the run's end had come, and ``series`` has its metrics. Each rank's folder holds ``pid``, ``exit``
+and ``kept`` (which the shim writes), how far the rank's output was streamed (``stdout.read``, ``stderr.read``),
+``hello`` if the process spoke the agent protocol, ``done`` if it reported its end, and ``warned`` if it was told that
+its time is short. Output is elsewhere, since it stays longer.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from penstock_executor.run_state import Ending, Key, LocalRun, RunProcess, Shari
 from penstock_log.records import compose
 
 Mark = Literal["hello", "done", "warned"]
+SERIES: Final = "series"
+"""Name of the file with the run's metrics, on the node of its first process."""
 _log = structlog.get_logger("penstock.executor")
 
 
@@ -83,15 +85,16 @@ def create(runs: Path, run: LocalRun) -> None:
 
 def note_stopping(runs: Path, run: LocalRun) -> None:
     """Write down how far the run's end has come; a failure to write matters only to a restart during the end."""
-    _replace(path_of(runs, run.key) / "stop.json", msgspec.json.encode(compose(StopRecord, run)))
+    replace_file(path_of(runs, run.key) / "stop.json", msgspec.json.encode(compose(StopRecord, run)))
 
 
 def note_mark(runs: Path, run: LocalRun, rank: int, mark: Mark) -> None:
     """Write down that a process speaks the agent protocol, or that it has reported that all is done."""
-    _replace(rank_path(runs, run.key, rank) / mark, b"")
+    replace_file(rank_path(runs, run.key, rank) / mark, b"")
 
 
-def _replace(path: Path, body: bytes) -> None:
+def replace_file(path: Path, body: bytes) -> None:
+    """Write a file as a whole; what cannot be written is told in the executor's log."""
     fresh = path.with_suffix(".new")
     try:
         fresh.write_bytes(body)
@@ -121,11 +124,27 @@ def scan(runs: Path) -> Iterator[LocalRun]:
 def remove(runs: Path, key: Key) -> None:
     """Remove a run's folder, and the job's folder after its last run."""
     folder = path_of(runs, key)
-    shutil.rmtree(folder, ignore_errors=True)
+    if not _remove_plain(folder):
+        shutil.rmtree(folder, ignore_errors=True)
     try:
         os.rmdir(folder.parent)
     except OSError:
         return  # other epochs are still there
+
+
+def _remove_plain(folder: Path, *, deeper: int = 1) -> bool:
+    """Remove a folder of files, and of folders of files, as a run's is; return False where there is more in it."""
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if not entry.is_dir(follow_symlinks=False):
+                    os.unlink(entry)
+                elif not (deeper and _remove_plain(Path(entry), deeper=deeper - 1)):
+                    return False
+        os.rmdir(folder)
+    except OSError:
+        return False
+    return True
 
 
 def last_line(path: Path, most_bytes: int = 4096) -> str:

@@ -1,4 +1,4 @@
-"""Telemetry of runs: heartbeats, progress, output, and the stop answers of gangs. Part of the runner."""
+"""Telemetry of runs: heartbeats, progress, output, series of metrics, stop answers of gangs. Part of the runner."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import msgspec
 from penstock_bus import BusError, Unavailable
 from penstock_bus.clock import ticks
 from penstock_bus.follower import until_available
-from penstock_bus.port import StorageFull
+from penstock_bus.port import StorageFull, TooLarge
 from penstock_bus.shell import Shell
 from penstock_executor.fence import BEATS
 from penstock_executor.output_store import PIECE_BYTES, OutputPiece, OutputTail
@@ -33,6 +33,8 @@ GROWN_S: Final = 0.5
 FULL_S: Final = 1.0
 """How often it is looked whether the disk has refused output."""
 PROGRESS_S: Final = 0.5
+SERIES_S: Final = 0.5
+"""How often it is looked which runs' series are due."""
 HURRY_S: Final = 0.1
 HURRIED: Final = 30
 """So many heartbeats come fast after the node has joined, until one is answered: no run begins before."""
@@ -76,6 +78,7 @@ class RunTelemetry:
         self._giving_up = giving_up
         self._outputs: dict[Place, _Output] = {}
         self._published_s: dict[Key, float] = {}
+        self._writing_series: dict[Key, asyncio.Lock] = {}
         self._answered = ""
         self._sent = ("", 0)
 
@@ -119,6 +122,8 @@ class RunTelemetry:
             del self._outputs[place]
         self._published_s.pop(place[0], None)
         await self._publish_progress()
+        if place[1] == 0 and self._host.series.has_run(place[0]):
+            await self._finish_series(place[0])
 
     def begin_output(self, place: Place) -> None:
         """Publish the output of a process from now on."""
@@ -203,6 +208,48 @@ class RunTelemetry:
             await self.publish(subjects.progress(key[0]), progress)
         for key in self._published_s.keys() - self._host.runs.keys():
             del self._published_s[key]
+
+    # --- series
+    async def publish_series(self) -> None:
+        """Publish the metrics of runs as series, each at its own growing intervals, for ever; at the end save them."""
+        series = self._host.series
+        try:
+            while True:
+                for key in series.due(self._shell.now_s()):
+                    try:
+                        await self._write_series(key)
+                    except BusError as error:
+                        series.take_back(key)
+                        self._shell.log.debug("series_waits", job_id=key[0], reason=str(error))
+                for key in self._writing_series.keys() - self._host.runs.keys():
+                    del self._writing_series[key]
+                await asyncio.sleep(SERIES_S)
+        finally:
+            series.save_all()
+
+    async def _finish_series(self, key: Key) -> None:
+        """Publish the metrics of a run whose first process has ended, if it has reported any since the last time."""
+        try:
+            await until_available(partial(self._write_series_again, key), "write_series", self._giving_up)
+        except (_LogFull, TooLarge) as error:
+            self._shell.log.warning("series_not_kept", job_id=key[0], epoch=key[1], reason=str(error))
+            self._host.warn(key, f"its metrics are not kept as series up to its end: {error}")
+
+    async def _write_series_again(self, key: Key) -> None:
+        try:
+            await self._write_series(key)
+        except StorageFull as error:
+            raise _LogFull(str(error)) from error
+        except Unavailable:
+            self._host.series.take_back(key)
+            raise
+
+    async def _write_series(self, key: Key) -> None:
+        """Write a run's series, if it has changed; one after another, so that the last one written is the newest."""
+        async with self._writing_series.setdefault(key, asyncio.Lock()):
+            body = self._host.series.give_out(key, self._shell.bus.max_body_bytes, self._shell.now_s())
+            if body is not None:
+                await self._shell.bus.write_series(*key, body)
 
     # --- heartbeats
     async def publish_heartbeats(self) -> None:

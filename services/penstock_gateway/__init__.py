@@ -17,10 +17,13 @@ In reading order:
 * ``open_jobs``: What each user has open.
 * ``authority``: Who asks, and what each role may do and see.
 * ``acceptance``: The rules of commands about jobs, sweeps, nodes and pools.
+* ``job_entry``: Who may enter which process of a running job.
 * ``job_dependencies``: What a new job may wait for.
 * ``people``: The rules of commands about people.
 * ``archived_ids``: Whose the ids of archived jobs were.
 * ``user_queues``: Requests of many users, served in turn.
+* ``code_store``: What users upload of the folders in which their jobs run.
+* ``code_collection``: What of it no job needs any more.
 * ``commands``: Commands, by request and by inbox.
 * ``notifications``: Of what people are told, what is still to be told them, and in which words.
 * ``notification_sender``: The program that sends one message, by apprise.
@@ -32,6 +35,7 @@ In reading order:
 * ``answers``: From the read model to views.
 * ``stats_answer``: Figures by pool and team.
 * ``aggregation_answers``: Answers about aggregators and the jobs on them.
+* ``series_answers``: The metrics of a job as series.
 * ``usage_answers``: Accounts of device time, also of archived jobs.
 * ``timeline_answers``: Who held which device when.
 * ``why``: Why a job waits, and what is ruled out.

@@ -11,6 +11,7 @@ sweeps, nodes and pools that are there. :func:`job_named` and its neighbours fin
 from __future__ import annotations
 
 import json
+import posixpath
 import re
 from collections.abc import Container, Iterator
 from typing import Any, Final, assert_never
@@ -49,6 +50,7 @@ from penstock_log import (
     SweepSpec,
     SweepSubmitted,
     Uniform,
+    code_tree,
     request_bodies,
     subjects,
     validation,
@@ -307,6 +309,7 @@ def check(spec: JobSpec, path: str = "$") -> None:
         problems.append(f"{path}.command[0]: expected a program, got {json.dumps(spec.command[0])}")
     if len(set(spec.kinds)) < len(spec.kinds):
         problems.append(f"{path}.kinds: names a kind twice")
+    problems += [f"{path}.{problem}" for problem in _code_problems(spec)]
     problems += [f"{path}.{problem}" for problem in (*_sharing(spec), *validation.elastic_problems(spec))]
     if problems:
         raise BadInput(*problems)
@@ -324,6 +327,17 @@ def _too_long(spec: JobSpec) -> Iterator[str]:
                 f"{what} takes {size} bytes, and the kernel starts no program with an argument or a variable (as "
                 f"`NAME=value`) of more than {MOST_STRING_BYTES}; write it to a file, and pass the file's path"
             )
+
+
+def _code_problems(spec: JobSpec) -> Iterator[str]:
+    if spec.workdir:
+        yield (
+            f"workdir: {json.dumps(spec.workdir)} is a folder where you are; a client uploads it and says `code` "
+            "instead (`penstock submit --workdir`, or the Python client)"
+        )
+    cwd = posixpath.normpath(spec.cwd)
+    if spec.code and cwd != "." and not code_tree.is_inside(cwd.encode(errors="replace")):
+        yield f"cwd: expected a folder of the uploaded code, relative to it, got {json.dumps(spec.cwd)}"
 
 
 def _unusable_secrets(spec: JobSpec) -> Iterator[str]:
@@ -372,6 +386,8 @@ def _sharing(spec: JobSpec) -> Iterator[str]:
             f"host_memory_bytes, {gibibytes(spec.host_memory_bytes)}; keep less on the host (memory.local), or ask for "
             "more of it"
         )
+    if spec.image and spec.sharing != "exclusive":
+        yield f"image: is for a job that has its devices to itself, got `{spec.sharing}`; leave it out, or `sharing`"
     if spec.memory is not None and spec.sharing == "exclusive":
         yield "memory: is for a job that shares its device; leave it out, or set `sharing`"
 

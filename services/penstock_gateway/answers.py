@@ -55,6 +55,7 @@ from penstock_log.views import (
     UserView,
 )
 from penstock_policies import search
+from penstock_policies.queue_thresholds import learnt_thresholds_gpu_s
 from penstock_policies.search.runs import SweepGoodput, TrialUse, account
 from penstock_scheduler.pool import pool_settings
 from penstock_scheduler.pool.pool_settings import MatcherSettings
@@ -277,8 +278,15 @@ def policies(model: ReadModel) -> PoliciesView:
     live = model.state.policies
     names = sorted(model.state.cluster.pools() | live.keys())
     rules = {name: pool_settings.rules_of(model.state, name, model.settings) for name in names}
+    lengths = model.state.lengths
     found = tuple(
-        PolicyView(pool=name, settings=live.get(name, {}), quotas=dict(rules[name].quotas), alpha=rules[name].alpha)
+        PolicyView(
+            pool=name,
+            settings=live.get(name, {}),
+            quotas=dict(rules[name].quotas),
+            alpha=rules[name].alpha,
+            learnt_gpu_s=learnt_thresholds_gpu_s(lengths[name].edition_gpu_s if name in lengths else ()),
+        )
         for name in names
     )
     return PoliciesView(pools=found, defaults=pool_settings.defaults(), seq=model.seq)

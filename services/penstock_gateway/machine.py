@@ -98,7 +98,7 @@ NOTIFY_SCHEMES: Final = (
     *("ntfy", "ntfys", "gotify", "gotifys", "tgram", "pover", "pbul", "zulip", "gchat", "matrix", "matrixs"),
 )
 """Kinds of addresses that say nothing on the gateway's machine itself."""
-SCHEMA: Final = "gateway.v32"
+SCHEMA: Final = "gateway.v34"
 
 
 class GatewayState(SchedulerState):
@@ -303,7 +303,12 @@ def _learn(state: GatewayState, event: Event) -> None:
 
 
 def _learn_round(state: GatewayState, event: RoundDecided) -> None:
-    state.waits[event.pool] = {wait.job_id: wait for wait in event.waits}
+    if event.explains:
+        state.waits[event.pool] = {wait.job_id: wait for wait in event.waits}
+    else:  # what was said before holds on for those that do not start
+        told = state.waits.get(event.pool, {})
+        for placement in event.placements:
+            told.pop(placement.job_id, None)
     if event.prices:  # a round that says nothing anew works none out
         state.prices[event.pool] = event.prices
 
@@ -558,6 +563,13 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
         Folder for the index of the past, from which questions with ``at`` are answered: about 150 bytes a fact, on a
         disk of the gateway's own; it may be removed at any time. `penstock up` takes ``history`` in its data folder.
         Empty: a temporary folder, from the first such question to the gateway's end.
+    code_tree_bytes, code_tree_files : int
+        The most that the folder of a job may have, in bytes and in files (docs/code.md).
+    code_user_bytes : int
+        The most that the folders of one user's jobs may take together, in bytes; what several have in common counts
+        once.
+    code_keep_days : float
+        Days after a job's end for which its folder is kept, so that it may be submitted again; then it is removed.
     notify_dir : str
         Folder for the addresses of people's notifications, which the log must not have: one for all gateways. Empty:
         this gateway sends none. `penstock up` takes ``notify`` in its data folder.
@@ -595,3 +607,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     notify_timeout_s: Annotated[float, Meta(gt=0)] = 30.0
     keep_days: Annotated[float, Meta(gt=0)] = 90.0
     archive_every_s: Annotated[float, Meta(ge=1)] = 86_400.0
+    code_tree_bytes: Annotated[int, Meta(ge=0)] = 1 << 30
+    code_tree_files: Annotated[int, Meta(ge=0, le=100_000)] = 50_000
+    code_user_bytes: Annotated[int, Meta(ge=0)] = 4 << 30
+    code_keep_days: Annotated[float, Meta(ge=0)] = 7.0

@@ -8,6 +8,7 @@ what is reported outside of the log: heartbeats of nodes and services, and the p
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -15,7 +16,16 @@ from typing import Final, Protocol, TypeVar
 
 import msgspec
 
-from penstock_bus import BodyLimit, Delivery, Endpoint, LogReader, RejectionPort, ReplicationPort, TelemetryPort
+from penstock_bus import (
+    BodyLimit,
+    Delivery,
+    Endpoint,
+    LogReader,
+    RejectionPort,
+    ReplicationPort,
+    SeriesPort,
+    TelemetryPort,
+)
 from penstock_bus.follower import FoldFollower
 from penstock_bus.health import GONE_AFTER_S, VERSION, Vitals, parse_vitals
 from penstock_gateway import (
@@ -26,6 +36,7 @@ from penstock_gateway import (
     dry_run,
     job_dependencies,
     log_reader,
+    series_answers,
     sight,
     stats_answer,
     story,
@@ -59,6 +70,7 @@ from penstock_log.views import (
     RejectedView,
     ReplicaView,
     SchemaView,
+    SeriesView,
     StatsView,
     StatusView,
     StoryView,
@@ -80,8 +92,8 @@ _SHOWN_BYTES: Final = 2_000
 _REJECTED: Final = 200
 
 
-class QuerySource(LogReader, RejectionPort, ReplicationPort, BodyLimit, Protocol):
-    """What is answered from beside the read model: the log itself, what was rejected, and where streams are kept."""
+class QuerySource(LogReader, RejectionPort, ReplicationPort, SeriesPort, BodyLimit, Protocol):
+    """What is answered from beside the read model: the log, what was rejected, metrics, and where streams are kept."""
 
 
 class Queries:
@@ -152,6 +164,7 @@ class Queries:
             "job": self._of_one(sight.job, answers.detail),
             "why": self._of_one(sight.job, lambda model, job: model.why.explain(job)),
             "story": self._story,
+            "series": self._series,
             "nodes": self._nodes,
             "devices": self._devices,
             "queue": self._queue,
@@ -261,6 +274,13 @@ class Queries:
         timeline = story.Timeline(job)
         lines = [line async for delivery in self._life(model, job) for line in timeline.lines(delivery)]
         return StoryView(id=job.id, name=job.spec.name, lines=tuple(lines))
+
+    async def _series(self, body: bytes, caller: Caller) -> SeriesView:
+        asked = ask(body, request_bodies.SeriesRequest)
+        model = await self._model(asked.at)
+        job = sight.job(model.state, asked.id, caller)
+        until_s = math.inf if log_reader.parse(asked.at) is None else model.now_s
+        return await series_answers.series(self._bus, model, job, asked, until_s)
 
     async def _profile(self, body: bytes, caller: Caller) -> ProfileView:
         model, key = await self._found(body, caller, sight.workload)

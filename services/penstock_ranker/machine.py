@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -41,7 +41,7 @@ from penstock_log import (
 )
 from penstock_policies.job_lengths import Lengths, blend, read_prior
 from penstock_policies.queue_policies import BY_QUEUE, NOTHING, DispatchMode, LengthKnowledge, QueuePolicy
-from penstock_policies.ranking import Phase, PoolRanking, RankMove
+from penstock_policies.ranking import Phase, PoolRanking, QueueLadder, RankMove
 from penstock_scheduler.pool.pool_settings import OrderingSettings, overlaid
 
 MOST_RANKS: Final = 2_000
@@ -317,23 +317,27 @@ class PoolRankings:
 
     def learn(self, pool: str) -> None:
         """Note that the lengths of a pool's jobs have changed."""
-        ranking = self._ranking(pool)
-        ranking.learn(self._learnt(pool))
+        ranking, ladder = self._ranking(pool), self._ladder(pool)
+        ranking.follow(ladder)
+        ranking.learn(self._learnt(pool, ladder))
 
     def _ranking(self, pool: str) -> PoolRanking:
         found = self.rankings.get(pool)
         if found is None:
-            found = self.rankings[pool] = PoolRanking(self._ordering(pool).ladder(), self._learnt(pool))
+            ladder = self._ladder(pool)
+            found = self.rankings[pool] = PoolRanking(ladder, self._learnt(pool, ladder))
             self.rankings = dict(sorted(self.rankings.items()))
         return found
 
-    def _learnt(self, pool: str) -> LengthKnowledge:
-        ordering = self._ordering(pool)
-        if not ordering.ladder().order.learns:
-            return NOTHING
+    def _ladder(self, pool: str) -> QueueLadder:
+        return self._ordering(pool).ladder(self._lengths_gpu_s(pool))
+
+    def _learnt(self, pool: str, ladder: QueueLadder) -> LengthKnowledge:
+        return LengthKnowledge(ladder.thresholds_gpu_s, self._lengths_gpu_s(pool)) if ladder.order.learns else NOTHING
+
+    def _lengths_gpu_s(self, pool: str) -> Sequence[float]:
         edition = self._lengths[pool].edition_gpu_s if pool in self._lengths else []
-        prior_gpu_s = self._chosen.priors_gpu_s.get(self._chosen.settings.of(pool).prior_file, ())
-        return LengthKnowledge(ordering.thresholds_gpu_s, blend(edition, prior_gpu_s))
+        return blend(edition, self._chosen.priors_gpu_s.get(self._chosen.settings.of(pool).prior_file, ()))
 
     def _ordering(self, pool: str) -> OrderingSettings:
         return overlaid(self._chosen.settings.of(pool).ordering, self._live.get(pool, {}))
@@ -395,7 +399,7 @@ class PoolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Settings of one pool, ``[ranker.pools.NAME]``; those that are left out are as for all pools."""
 
     order: str | UnsetType = UNSET
-    thresholds_gpu_s: tuple[float, ...] | UnsetType = UNSET
+    thresholds_gpu_s: tuple[float, ...] | Literal["learnt"] | UnsetType = UNSET
     promote_knob: float | UnsetType | None = UNSET
     prior_file: str | UnsetType = UNSET
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
+import select
 import socket
 import time
 from collections.abc import AsyncIterator
@@ -22,6 +23,7 @@ from penstock_bus.memory import MemoryBus
 from penstock_executor import agent_listener
 from penstock_executor.agent_listener import AgentConnection
 from penstock_executor.launchers import process_launcher
+from penstock_executor.launchers.forking_launcher import ForkingLauncher
 from penstock_log import RunCheckpointed
 from penstock_log.agent_protocol import VERSION, FromJob, Hello, StepReached, StopAtStep
 from penstock_testing import eventually
@@ -54,14 +56,16 @@ time.sleep(600)
 @pytest.fixture
 def blocked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the loop stand still from a process's start to its end: all that it says is unread then."""
-    spawn = process_launcher.start
+    start = ForkingLauncher.start
 
-    def spawned(*arguments: Any, **more: Any) -> process_launcher.ShimProcess:
-        process = spawn(*arguments, **more)
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    def started(*arguments: Any, **more: Any) -> process_launcher.ShimProcess:
+        process = start(*arguments, **more)
+        ended = process_launcher.exit_fd(process)
+        select.select([ended], [], [])
+        os.close(ended)
         return process
 
-    monkeypatch.setattr(process_launcher, "start", spawned)
+    monkeypatch.setattr(ForkingLauncher, "start", started)
 
 
 @asynccontextmanager

@@ -83,7 +83,7 @@ async def test_a_run_that_ended_while_nobody_watched_is_reported_afterwards(worl
     assert process is not None
     await node.kill()
     (tmp_path / "go").touch()
-    await asyncio.to_thread(os.waitpid, process.pid, 0)
+    await eventually(lambda: not process_launcher.is_alive(process))
     await node.start()
     ended = await world.ended("j1")
     assert (ended.outcome, ended.exit_code) == ("failed", 3)
@@ -99,7 +99,7 @@ async def test_a_shim_that_was_killed_alone_takes_its_program_with_it(world: Wor
     assert process is not None
     await node.kill()
     os.kill(process.pid, signal.SIGKILL)
-    await asyncio.to_thread(os.waitpid, process.pid, 0)
+    await eventually(lambda: not process_launcher.is_alive(process))
     await node.start()
     assert (await world.ended("j1")).outcome == "lost"
     await eventually(lambda: process_launcher.gone(pid))
@@ -138,7 +138,7 @@ async def test_a_lease_whose_run_folder_is_gone_is_lost(world: World) -> None:
     process = process_launcher.adopt(world.folder / "n1/runs/j1/1/0")
     assert process is not None
     process_launcher.signal_group(process, signal.SIGKILL)
-    await asyncio.to_thread(os.waitpid, process.pid, 0)
+    await eventually(lambda: not process_launcher.is_alive(process))
     await asyncio.to_thread(shutil.rmtree, world.folder / "n1/runs")
     await node.start()
     assert (await world.ended("j1")).outcome == "lost"

@@ -7,9 +7,10 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import pytest
 import pytest_asyncio
-from gateway_cases import NOW_S, PATIENCE_S, Gateway, gateway, joined, refusal, spec, submitted, sweep_spec
+from gateway_cases import NOW_S, PATIENCE_S, Gateway, gateway, joined, placed, refusal, spec, submitted, sweep_spec
 from message_servers import webhook
 
 from penstock_bus import ServiceError
@@ -34,6 +35,7 @@ from penstock_log import (
     subjects,
     workload,
 )
+from penstock_log.request_bodies import PartsRequest
 from penstock_log.users import Users
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -100,6 +102,7 @@ def targets(cell: Cell) -> list[AnyEvent]:
         "hold": [job],
         "release": [job, JobHeld(job_id=name, at_s=NOW_S)],
         "extend": [job],
+        "enter": [job, placed(name)],
         "bulk": [job],
         "cancel_sweep": [SweepSubmitted(sweep_id=name, spec=sweep, at_s=NOW_S)],
         "drain": [joined(name)],
@@ -121,8 +124,11 @@ def body_of(cell: Cell) -> Any:
     about: dict[str, Any] = {
         **dict.fromkeys(("submit", "dryrun"), spec(user=owner)),
         "submit_all": {"specs": [spec(user=owner)]},
+        "upload": {"user": owner},
+        "upload_parts": msgspec.msgpack.encode(PartsRequest(parts=(b"x",), user=owner)),
         "bulk": {"verb": "hold", "ids": [f"{request}-{cell.column}"]},
         "extend": {"id": f"{request}-{cell.column}", "limit_s": 60.0},
+        "enter": {"id": f"{request}-{cell.column}", "session_id": "5e" * 8},
         "tune": sweep_spec(job=spec(user=owner)),
         "notify": {"url": "json://127.0.0.1", "on": ["failed"], "id": f"j-{owner}"},
         "sweep": {"id": f"s-{owner}"},
@@ -165,7 +171,7 @@ def _said(request: str, owner: str, answer: dict[str, Any]) -> str:
         return "yes" if shown and all(one["name"] for one in shown) else "outline"
     if request == "usage":
         return "yes" if owner in {row.get("name") for row in answer["rows"]} else "outline"
-    if request in _COMMANDS - {"submit", "tune", "test_notification"}:
+    if request in _COMMANDS - {"submit", "tune", "enter", "upload", "upload_parts", "test_notification"}:
         return "yes" if answer["changed"] else f"nothing was changed: {answer}"
     return "yes"
 
@@ -185,12 +191,15 @@ _COMMANDS = frozenset(
     {
         "submit",
         "submit_all",
+        "upload",
+        "upload_parts",
         "bulk",
         "tune",
         "cancel",
         "hold",
         "release",
         "extend",
+        "enter",
         "cancel_sweep",
         "drain",
         "resume",

@@ -207,6 +207,19 @@ def test_a_price_is_what_one_more_device_would_save():
     assert fact.prices == {"fast": 10.0}
 
 
+def test_prices_are_named_once_in_a_while_and_after_the_last_round_of_a_burst():
+    one = matcher(explain_every_s=1.0).given(node("n1", fast=1), *(job(name, duration_s=10.0) for name in "ab")).at(2.0)
+    assert rounds(one.settle())[-1].prices
+    one.given(ended("a", at_s=2.3), job("c", at_s=2.3, duration_s=20.0)).at(2.3)
+    (started,) = rounds(one.settle())
+    assert [placement.job_id for placement in started.placements] == ["b"]
+    assert not started.prices
+    one.then_wakes_at(3.0).at(3.0)
+    (priced,) = rounds(one.settle())
+    assert priced.prices == {"fast": 10.0}  # b, which has not been heard of yet, is to take ten
+    one.at(500.0).then()
+
+
 # --- when it is said
 
 

@@ -67,6 +67,31 @@ def test_what_is_learnt_moves_those_that_have_run_and_nobody_else():
     assert [item.job_id for item in fact.ranks] == ["b"]
 
 
+def test_thresholds_are_learnt_from_the_jobs_that_completed_and_jobs_fall_by_them():
+    scenario = ranker(thresholds_gpu_s="learnt")
+    scenario.given(submitted("a", 1000.0), *running("a", 1000.0)).at(1000.0).settle()
+    scenario.at(1000.0).then().then_wakes_at(4600.0)  # after the default, an hour
+    finished(scenario, [1.0] * 7 + [900.0], start_s=1000.0)
+    (fact,) = scenario.at(1907.0).settle()
+    assert [(item.job_id, item.queue) for item in fact.ranks] == [("a", 1)]
+    scenario.when(submitted("b", 1908.0)).at(1908.0).settle()
+    scenario.given(*running("b", 1908.0)).at(1908.0).then().then_wakes_at(pytest.approx(1909.1))
+
+
+def test_thresholds_that_are_set_stay_whatever_is_learnt():
+    scenario = ranker(thresholds_gpu_s=(50.0,))
+    finished(scenario, [1.0] * 7 + [900.0])
+    scenario.given(submitted("a", 3000.0)).at(3000.0).settle()
+    scenario.given(*running("a", 3000.0)).at(3000.0).then().then_wakes_at(3050.0)
+
+
+def test_seconds_of_execution_are_not_learnt_from_gpu_seconds():
+    scenario = ranker(order="las", thresholds_gpu_s="learnt")
+    finished(scenario, [1.0] * 7 + [900.0])
+    scenario.given(submitted("a", 3000.0)).at(3000.0).settle()
+    scenario.given(*running("a", 3000.0)).at(3000.0).then().then_wakes_at(6600.0)
+
+
 def test_only_jobs_that_completed_are_learnt_from():
     scenario = ranker(order="2d-gittins")
     for number, outcome in enumerate(("failed", "cancelled", "completed")):

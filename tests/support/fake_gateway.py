@@ -107,6 +107,7 @@ class FakeGateway:
         self.asked: list[request_bodies.GatewayRequest] = []
         self.before: list[Callable[[Bus], Awaitable[None]]] = []
         self.sizings: dict[str, views.SizingView] = {}
+        self.series: dict[str, views.SeriesView] = {}
         self.whys: dict[str, views.WhyView] = {}
         self.policies = views.PoliciesView(pools=(), defaults={}, seq=7)
         self.users = views.UsersView(users=(), seq=7)
@@ -170,6 +171,7 @@ class FakeGateway:
             "job": (request_bodies.OneRequest, self._job),
             "why": (request_bodies.OneRequest, lambda ask: self._why(self._found(ask.id))),
             "story": (request_bodies.OneRequest, self._story),
+            "series": (request_bodies.SeriesRequest, self._series),
             "aggregation": (request_bodies.AggregationRequest, lambda _: self.aggregation),
             "nodes": (
                 request_bodies.AllRequest,
@@ -290,6 +292,10 @@ class FakeGateway:
         job = self._found(ask.id)
         line = views.StoryLine(at_s=1001.5, after_s=1.5, text="placed on n1/fast0", seq=4, cause=2, actor="matcher/a")
         return views.StoryView(id=job.id, name=job.name, lines=(line,))
+
+    def _series(self, ask: request_bodies.SeriesRequest) -> views.SeriesView:
+        job = self._found(ask.id)
+        return self.series.get(job.id) or views.SeriesView(id=job.id, name=job.name, state=job.state)
 
     def _status(self, _: request_bodies.AllRequest) -> views.StatusView:
         return views.StatusView(

@@ -14,6 +14,7 @@ from penstock_log import (
     AnyEvent,
     Demand,
     JobCancelled,
+    JobEntered,
     JobFinished,
     JobHeld,
     JobRank,
@@ -225,6 +226,8 @@ class RandomHistory:
         return ScaleDecided(at_s=run["at_s"], pool="default", demands=(demand,), dropped=dropped, because="arrival")
 
     def _said_by_the_gateway(self, at_s: float, job_id: str, kind: int) -> AnyEvent:
+        if kind == 8:
+            return JobEntered(at_s=at_s, job_id=job_id, session_id="5e" * 8, epoch=1, rank=0, node_id="n1", by="ada")
         if kind == 5:
             return JobUnblocked(at_s=at_s, job_id=job_id)
         if kind == 6:
@@ -232,7 +235,7 @@ class RandomHistory:
         return JobTimedOut(at_s=at_s, job_id=job_id, limit_s=30.0, executed_s=30.0)
 
     def _said_by_people(self) -> AnyEvent:
-        at_s, job_id, kind = self._at_s(), self._job(), self._rng.randint(0, 7)
+        at_s, job_id, kind = self._at_s(), self._job(), self._rng.randint(0, 8)
         if kind > 4:
             return self._said_by_the_gateway(at_s, job_id, kind)
         if kind == 0:

@@ -1,5 +1,5 @@
 """
-The log over NATS: appends, followers, rejections and the output of jobs.
+The log over NATS: appends, followers, rejections, and the output and the metrics of jobs.
 
 :class:`AppendWindow` appends many commits with a window of open acknowledgements, and :func:`append_batch` appends them
 as one. :class:`NatsLogClient` is the part of the port that reads and writes streams. :func:`settled` turns an
@@ -47,6 +47,7 @@ from penstock_bus.port import (
     OutputPort,
     Rejection,
     RejectionPort,
+    SeriesPort,
     Shadowed,
     ShadowPort,
     StoredMessage,
@@ -68,6 +69,9 @@ _COPIED: Final = "Nats-Stream"
 """
 A header of what the server answers to a get. Who may ask can have the answer sent to any subject; no commit has it.
 """
+_ROLLUP: Final = "Nats-Rollup"
+_OF_SUBJECT: Final = "sub"
+"""A message with this takes the place of those of its subject."""
 _PLACE: Final = "Penstock-Place"
 
 _log = get_logger("penstock.bus")
@@ -172,8 +176,8 @@ class AppendWindow:
         self._seqs[i] = ack.seq if ack.error is None else await settled(self._link, self._items[i], ack)
 
 
-class NatsLogClient(NatsClient, LogPort, LogTrimPort, RejectionPort, OutputPort, ShadowPort):
-    """Appends, followers, rejections and the output of jobs."""
+class NatsLogClient(NatsClient, LogPort, LogTrimPort, RejectionPort, OutputPort, SeriesPort, ShadowPort):
+    """Appends, followers, rejections, and the output and the metrics of jobs."""
 
     async def append(self, item: Append) -> int:
         ack = await self.link.store(item.subject, encode(item.commit), headers_of(item))
@@ -269,6 +273,17 @@ class NatsLogClient(NatsClient, LogPort, LogTrimPort, RejectionPort, OutputPort,
         async with aclosing(tail_stream(self.link, names.LOG, [pattern], seen)) as messages:
             async for message in messages:
                 yield _line(job_id, message)
+
+    async def write_series(self, job_id: str, epoch: int, body: bytes) -> None:
+        headers = {MSG_ID: self.new_id(), _ROLLUP: _OF_SUBJECT}
+        ack = await self.link.store(names.series(job_id, epoch), body, headers)
+        if ack.error is not None:
+            raise fault(f"series of {job_id}", ack.error)
+
+    async def read_series(self, job_id: str) -> AsyncGenerator[StoredMessage, None]:
+        async with aclosing(direct_get.stored(self.link, names.LOG, names.all_series(job_id))) as messages:
+            async for message in messages:
+                yield message
 
     async def write_shadow(self, subject: str, body: bytes, msg_id: str = "") -> None:
         ack = await self.link.store(subject, body, {MSG_ID: msg_id or self.new_id()})

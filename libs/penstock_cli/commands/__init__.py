@@ -5,6 +5,8 @@ In reading order:
 
 * ``submit``: ``submit``, ``run``.
 * ``jobs``: ``ps``, ``show``, ``why``, ``story``, ``events``, ``logs``, ``cancel``, ``hold``, ``release``.
+* ``interactive``: ``exec``, ``shell``, ``attach``.
+* ``transfers``: ``port-forward``, ``cp``.
 * ``cluster``: ``nodes``, ``drain``, ``resume``, ``remove``, ``status``, ``rejected``, ``doctor``.
 * ``policies``: ``policy``, ``profile``.
 * ``sweeps``: ``tune``, ``sweep``.

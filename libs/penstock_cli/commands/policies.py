@@ -111,9 +111,12 @@ def _policy_rows(
 ) -> list[tuple[str, str, str, str]]:
     from penstock_log.facts import worded
 
+    def said(value: Setting) -> str:
+        return f"learnt: {worded([*one.learnt_gpu_s]) or 'one queue'}" if value == "learnt" else worded(value)
+
     names = sorted({*one.settings, *(defaults if everything else ())})
     return [
-        (one.pool, name, worded(one.settings[name]) if name in one.settings else "", worded(defaults.get(name)))
+        (one.pool, name, said(one.settings[name]) if name in one.settings else "", said(defaults.get(name)))
         for name in names
     ]
 

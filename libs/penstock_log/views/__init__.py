@@ -14,6 +14,7 @@ In reading order:
 * ``devices``: All devices and all waiting jobs, for who looks at them at once.
 * ``timeline``: Who held which device when.
 * ``aggregation``: Aggregators, and the runs that have parts on them.
+* ``series``: The metrics of a job over its runs.
 * ``accounts``: Device time by user, team, pool, model, kind or job.
 * ``stats``: Figures by pool and team, for metrics.
 """
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     )
     from penstock_log.views.answers import (
         ActAnswer,
+        EnterAnswer,
         EventsView,
         EventView,
         JobRow,
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
         StoryLine,
         StoryView,
         SubmitAnswer,
+        UploadView,
         View,
     )
     from penstock_log.views.bulk import (
@@ -107,6 +110,7 @@ if TYPE_CHECKING:
         ReplicaView,
         StatusView,
     )
+    from penstock_log.views.series import SeriesView
     from penstock_log.views.stats import (
         DEVICE_STATES,
         PoolStatsView,
@@ -124,8 +128,8 @@ else:
         "accounts": "UsageRowView UsageView WaitsView",
         "aggregation": "AggregatedJobView AggregationView AggregatorUseView",
         "answers": (
-            "ActAnswer EventsView EventView JobRow JobsView JobView RejectedListView RejectedView StoryLine "
-            "StoryView SubmitAnswer View"
+            "ActAnswer EnterAnswer EventsView EventView JobRow JobsView JobView RejectedListView RejectedView "
+            "StoryLine StoryView SubmitAnswer UploadView View"
         ),
         "bulk": "BulkAnswer BulkView SubmittedJob SubmittedJobsView",
         "cluster": (
@@ -137,6 +141,7 @@ else:
         "devices": "DeviceOccupation DevicesView HolderView NodeDevicesView QueuedJobView QueueView",
         "jobs": "DryRunView JobDetail ProfileView RankView ResizeView RunView SizedRunView SizingView WhyView",
         "nodes": "DeviceView NodeMemoryView NodesView NodeView ReplicaView StatusView",
+        "series": "SeriesView",
         "stats": "DEVICE_STATES PoolStatsView StatsView",
         "timeline": "TimelineDevice TimelineJobView TimelineNodeView TimelineSpan TimelineView",
     }
@@ -163,6 +168,7 @@ __all__ = [
     "DeviceView",
     "DevicesView",
     "DryRunView",
+    "EnterAnswer",
     "EventView",
     "EventsView",
     "GoodputView",
@@ -196,6 +202,7 @@ __all__ = [
     "RunView",
     "RungView",
     "SchemaView",
+    "SeriesView",
     "SharedDeviceView",
     "SharedLaneView",
     "SharedRunView",
@@ -220,6 +227,7 @@ __all__ = [
     "TimelineSpan",
     "TimelineView",
     "TrialView",
+    "UploadView",
     "UsageRowView",
     "UsageView",
     "UserView",

@@ -108,12 +108,15 @@ class PolicyView(View, frozen=True, kw_only=True):
         Team → devices, as the gateway's settings file has them; empty: there are none.
     alpha : float
         Share of the users whose jobs enter a round at first; with 1, fairness between users does not count.
+    learnt_gpu_s : tuple of float
+        GPU-seconds, rising: the thresholds that ``learnt`` stands for at present.
     """
 
     pool: str
     settings: dict[str, Setting]
     quotas: dict[str, int] = {}
     alpha: float = 1.0
+    learnt_gpu_s: tuple[float, ...] = ()
 
 
 class PoliciesView(View, frozen=True, kw_only=True):

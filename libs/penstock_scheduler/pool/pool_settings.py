@@ -10,10 +10,10 @@ round would do.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from itertools import pairwise
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -22,6 +22,7 @@ from penstock_log import Setting
 from penstock_log.validation import problems
 from penstock_policies.idleness import IdleRules
 from penstock_policies.queue_policies import QUEUE_POLICIES, policy_named
+from penstock_policies.queue_thresholds import DEFAULT_GPU_S, learnt_thresholds_gpu_s
 from penstock_policies.ranking import QueueLadder
 from penstock_scheduler.pool.scheduler_state import RulesInForce, SchedulerState
 from penstock_scheduler.round_types import RoundRules, Seconds
@@ -40,27 +41,42 @@ class OrderingSettings(msgspec.Struct, frozen=True, kw_only=True):
     ----------
     order : str
         One of :data:`penstock_policies.queue_policies.QUEUE_POLICIES`.
-    thresholds_gpu_s : tuple of float
+    thresholds_gpu_s : tuple of float or "learnt"
         GPU-seconds at which a job leaves queue 0, 1, …; rising. Empty: one queue. For ``las``, seconds of execution.
+        ``learnt``: worked out from the lengths of the pool's jobs that completed; for ``las``, and as long as fewer
+        than eight have, an hour and ten hours.
     promote_knob : float or None
         A job that has waited this many times what it has executed goes back to queue 0; None: never.
     """
 
     order: str = "2d-las"
-    thresholds_gpu_s: tuple[float, ...] = (3_600.0, 36_000.0)
+    thresholds_gpu_s: tuple[float, ...] | Literal["learnt"] = "learnt"
     promote_knob: float | None = None
 
     def __post_init__(self) -> None:
         policy_named(self.order)
-        if any(low >= high for low, high in pairwise((0.0, *self.thresholds_gpu_s))):
-            given = list(self.thresholds_gpu_s)
-            raise ValueError(f"thresholds_gpu_s is {given}; expected rising numbers of GPU-seconds above 0")
+        given = self.thresholds_gpu_s
+        if not isinstance(given, str) and any(low >= high for low, high in pairwise((0.0, *given))):
+            raise ValueError(
+                f'thresholds_gpu_s is {list(given)}; expected rising numbers of GPU-seconds above 0, or "learnt"'
+            )
         if self.promote_knob is not None and self.promote_knob <= 0:
             raise ValueError(f"promote_knob is {self.promote_knob}; expected a number above 0, or leave it out")
 
-    def ladder(self) -> QueueLadder:
-        """Return the parameters as a ranking takes them."""
-        return QueueLadder(policy_named(self.order), self.thresholds_gpu_s, self.promote_knob, self.order)
+    def ladder(self, lengths_gpu_s: Sequence[float] = ()) -> QueueLadder:
+        """
+        Return the parameters as a ranking takes them.
+
+        Parameters
+        ----------
+        lengths_gpu_s : (N,) floats, GPU-seconds, rising
+            What the pool's completed jobs needed, as far as it is known.
+        """
+        policy, thresholds = policy_named(self.order), self.thresholds_gpu_s
+        if isinstance(thresholds, str):
+            by_devices = policy.demotes_by == "gpu-time"
+            thresholds = learnt_thresholds_gpu_s(lengths_gpu_s) if by_devices else DEFAULT_GPU_S
+        return QueueLadder(policy, thresholds, self.promote_knob, self.order)
 
 
 _KNOWN: Final[dict[str, type[msgspec.Struct]]] = {

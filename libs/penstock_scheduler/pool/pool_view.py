@@ -10,6 +10,7 @@ devices: who is on which device, and when they are expected to end.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import chain
@@ -53,9 +54,11 @@ class PoolView(msgspec.Struct, frozen=True):
     promised : collection of str
         Waiting jobs for which runs were preempted.
     explained_s : float
-        When the last round was; minus infinity before the first.
+        When the last round was that explained; minus infinity before the first.
     explained : mapping of str to str
-        Job → cause, as the last round said.
+        Job → cause, as that one said.
+    decided_s : float
+        When the last round was; minus infinity before the first.
     """
 
     name: str
@@ -69,6 +72,7 @@ class PoolView(msgspec.Struct, frozen=True):
     promised: Collection[str]
     explained_s: float
     explained: Mapping[str, str]
+    decided_s: float = -math.inf
     mode: DispatchMode = BY_QUEUE
 
     @property

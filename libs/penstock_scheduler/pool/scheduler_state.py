@@ -42,10 +42,22 @@ REMEMBERED: Final = 256
 
 
 class ExplainedRound(msgspec.Struct, frozen=True):
-    """What the last round of a pool said: when, and each waiting job's cause."""
+    """
+    What the last round of a pool said that explained.
+
+    Attributes
+    ----------
+    at_s : float
+        When it was decided.
+    causes : dict of str to str
+        Why each job waits.
+    decided_s : float
+        When the last round was decided, whether it explained or not.
+    """
 
     at_s: float
     causes: dict[str, str]
+    decided_s: float
 
 
 class RulesInForce(NamedTuple):
@@ -160,6 +172,7 @@ class SchedulerState(msgspec.Struct, dict=True):
             promised=self.promised,
             explained_s=explained.at_s if explained else -math.inf,
             explained=explained.causes if explained else {},
+            decided_s=explained.decided_s if explained else -math.inf,
         )
 
     def _finished(self, name: str) -> FinishedService:
@@ -231,7 +244,12 @@ def _learn_cost(known: SchedulerState, jobs: JobTable, event: RunEnded) -> bool:
 
 
 def _learn_round(known: SchedulerState, _jobs: JobTable, event: RoundDecided) -> bool:
-    known.explained[event.pool] = ExplainedRound(event.at_s, {wait.job_id: wait.cause for wait in event.waits})
+    before = known.explained.get(event.pool)
+    if event.explains or before is None:
+        causes: dict[str, str] = {wait.job_id: wait.cause for wait in event.waits}
+        known.explained[event.pool] = ExplainedRound(event.at_s, causes, event.at_s)
+    else:
+        known.explained[event.pool] = ExplainedRound(before.at_s, before.causes, event.at_s)
     known.promised.update(p.for_job for p in event.preemptions if p.for_job in known.keys)
     known.history.decided(event)
     return False

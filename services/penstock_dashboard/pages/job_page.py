@@ -347,6 +347,7 @@ def _checkpoints(past: JobPast) -> dict[str, str]:
 def _environment(detail: JobDetail) -> Iterator[Field]:
     spec = detail.spec
     yield "command", shlex.join(spec.command)
+    yield "code", f"{spec.code[:12]}, uploaded" if spec.code else ""
     yield "folder", spec.cwd
     yield "processes", "one for each device" if spec.processes == "device" else "one for each node"
     yield "model", spec.model

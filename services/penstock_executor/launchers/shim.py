@@ -1,8 +1,9 @@
 """
 The shim of one process of a job: runs the program, keeps what it prints, and ends all that it leaves behind.
 
-It is a program of its own, run by the executor's Python with ``-I -S``, and imports nothing of Penstock: it outlives
-the executor, and the executor that comes next finds it by pid and start time. It leads a session and a process group.
+It is a process of its own and imports nothing of Penstock: it outlives the executor, and the executor that comes next
+finds it by pid and start time. It leads a session and a process group. The executor's Python runs it with ``-I -S``, or
+a fork server (:mod:`fork_server`) forks it, which takes a tenth of the time.
 
 * What the program prints comes through pipes and is appended to two files. A disk that has no room never reaches the
   program: what cannot be written is held in memory, up to :data:`HELD_BYTES`, and written when there is room again.
@@ -12,6 +13,8 @@ the executor, and the executor that comes next finds it by pid and start time. I
   (``PR_SET_CHILD_SUBREAPER``). When the program ends, or on :data:`KILL`, the shim ends them all.
 * It stays the executor's user. What the program is to give up, such as this user, is in :mod:`confinement`, and given
   up between fork and exec.
+* In its folder it listens at ``enter``: there the executor asks for a command beside the program, or for a connection
+  to one of its ports, and a child keeps that (:mod:`session_keeper`). What was entered ends with the program.
 * It survives TERM, INT and HUP, which are the program's; a program to which they came before it began is not run.
 * It stops the program and all of its children when the matcher has not heard the node for too long, and lets them go on
   when it is heard again (:mod:`fence_keeper`). Should the shim itself be stopped, the kernel ends it and the program.
@@ -22,6 +25,7 @@ its output is in the files. ``kept`` says what became of the output. The room of
 
 from __future__ import annotations
 
+import _socket
 import contextlib
 import ctypes
 import errno
@@ -32,9 +36,9 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 KILL: Final = signal.SIGRTMIN + 7
 """To the shim alone: end the program and all of its children. Nobody else sends it, as people do USR1 to a group."""
@@ -43,6 +47,8 @@ HIDDEN: Final = "PENSTOCK_SHIM_"
 ENDED: Final = 128 + signal.SIGTERM
 NOT_CONFINED: Final = 126
 """As of a program that is there and must not be run: it could not be confined as its node wants it."""
+NOT_FOUND: Final = 127
+"""As a shell has it: an image has no such program."""
 HELD_BYTES: Final = 1 << 20
 LAST_BYTES: Final = 8 * 1024
 """Of what is over the limit, the end is kept: it holds the error message."""
@@ -61,7 +67,11 @@ _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG}
 _OURS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _IGNORED: Final = (signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGTSTP, signal.SIGPIPE)
 _NAMES: Final = ("stdout", "stderr")
+ENTRANCE: Final = "enter"
+_WAITING: Final = 64
+"""Those who ask to enter at a time, at most."""
 _NEWLINE: Final = 0x0A
+_loaded: Final[dict[str, ModuleType]] = {}
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 
@@ -304,19 +314,70 @@ def _state(pid: int) -> bytes:
     return stat[stat.rindex(b")") + 2 :][:1] or b"X"
 
 
+class Order(NamedTuple):
+    """
+    What a shim is to run, and what it does with it.
+
+    Attributes
+    ----------
+    folder : str
+        The process's own: ``pid``, ``exit``, ``kept`` and ``confinement`` are there.
+    output : str
+        Holds ``stdout`` and ``stderr``, which are appended to.
+    limit : str
+        ``BYTES:SECONDS``: the most of each of them, and how long an ended program waits for room on the disk.
+    limits : str
+        The fence, as :func:`fence_keeper.parse` reads it; empty: none.
+    cwd : str
+        The folder that the program runs in.
+    argv : tuple of str
+        The program's command line.
+    env : dict of bytes to bytes
+        The program's environment.
+    warm : tuple
+        What a warm server has to know of it (:class:`penstock_executor.launchers.warm_command.WarmCommand`); empty for
+        programs that start by exec.
+    """
+
+    folder: str
+    output: str
+    limit: str
+    limits: str
+    cwd: str
+    argv: tuple[str, ...]
+    env: dict[bytes, bytes]
+    warm: tuple[Any, ...] = ()
+
+    def shell(self) -> list[str]:
+        """Return the command line that enters the program's folder and becomes the program."""
+        return ["/bin/sh", "-c", 'cd "$1" && shift && exec "$@"', self.folder, self.cwd, *self.argv]
+
+
 class _Ended(Exception):
     """TERM came before the program began."""
 
 
-def _run(folder: str, output: str, limit: str, limits: str, *program: str) -> int:
+def run(order: Order, start: Callable[[Order, Sequence[int], int], int] | None = None) -> int:
+    """
+    Be the shim of a program; return its exit status.
+
+    Parameters
+    ----------
+    start : callable, optional
+        ``start(order, writers, left_open)``: what starts the program, with the writers as its output and one descriptor
+        left open, and returns its pid. By default, :func:`spawn`.
+    """
+    _libc.prctl(_SUBREAPER, 1, 0, 0, 0)
+    _libc.prctl(_DUMPABLE, 0, 0, 0, 0)  # a job of the same user is not to write into its memory
+    folder = order.folder
     tree, wake, kill_asked = ProcessTree(), os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK), [False]
-    limit_bytes, room_s = limit.split(":")
-    sinks = [OutputSink(os.path.join(output, name), int(limit_bytes)) for name in _NAMES]
-    fence = _load_beside("fence_keeper").parse(limits) if limits else None
+    limit_bytes, room_s = order.limit.split(":")
+    sinks = [OutputSink(os.path.join(order.output, name), int(limit_bytes)) for name in _NAMES]
+    fence = load_beside("fence_keeper").parse(order.limits) if order.limits else None
     pipes = [os.pipe2(os.O_CLOEXEC) for _ in _NAMES]
     kept, status = _Kept(os.path.join(folder, "kept"), sinks), _ShortFile(os.path.join(folder, "exit.new"), 8)
     if _note(os.path.join(folder, "pid")) and signal.sigpending().isdisjoint((*_OURS, KILL)):
-        _begin(tree, fence, folder, program, [writer for _, writer in pipes])
+        _begin(tree, fence, order, [writer for _, writer in pipes], start or spawn)
     else:
         tree.code = ENDED
     for signum in (*_OURS, signal.SIGCHLD):
@@ -327,8 +388,9 @@ def _run(folder: str, output: str, limit: str, limits: str, *program: str) -> in
     for _, writer in pipes:
         os.close(writer)
     reading = {reader: sink for (reader, _), sink in zip(pipes, sinks, strict=True)}
+    entrance = _Entrance(order, tree)
     with contextlib.nullcontext() if fence is None else fence.kept(tree):
-        for _ in _turns(tree, reading, wake[0]):
+        for _ in _turns(tree, reading, wake[0], entrance):
             if kill_asked[-1]:
                 tree.kill()
             kept.note()
@@ -357,22 +419,35 @@ def _wait_for_room(kept: _Kept, status: _ShortFile, most_s: float, kill_asked: S
         time.sleep(_AGAIN_S)
 
 
-def _begin(tree: ProcessTree, fence: Any, folder: str, program: Sequence[str], writers: Sequence[int]) -> None:
+def _begin(
+    tree: ProcessTree,
+    fence: Any,
+    order: Order,
+    writers: Sequence[int],
+    start: Callable[[Order, Sequence[int], int], int],
+) -> None:
     """Start the program, once it may begin; it counts as ended where it never may."""
+    for writer in writers:
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, _READ_BYTES)
     if fence is None:
-        tree.program = _spawn(folder, program, writers)
+        tree.program = start(order, writers, 2)
         return
     if fence.opens((*_OURS, KILL)):
-        tree.program = _spawn(folder, program, writers, fence.tether.inherited)
+        try:
+            tree.program = start(order, writers, fence.tether.inherited)
+        except BaseException:  # in the child that becomes the program
+            fence.tether.leave()
+            raise
     else:
         tree.code = ENDED
     fence.tether.hand_over()
 
 
-def _turns(tree: ProcessTree, sinks: dict[int, OutputSink], wake: int) -> Iterator[None]:
-    """Take in output until the program has ended; yield after each turn."""
+def _turns(tree: ProcessTree, sinks: dict[int, OutputSink], wake: int, entrance: _Entrance) -> Iterator[None]:
+    """Take in output, and those who enter, until the program has ended; yield after each turn."""
     poll = select.poll()
-    for fd in (*sinks, wake):
+    for fd in (*sinks, wake, *entrance.fds):
         os.set_blocking(fd, False)
         poll.register(fd, select.POLLIN)
     open_fds = set(sinks)
@@ -385,6 +460,8 @@ def _turns(tree: ProcessTree, sinks: dict[int, OutputSink], wake: int) -> Iterat
         for fd, _ in poll.poll(1000 * _AGAIN_S if waits else None):
             if fd == wake:
                 _read_once(wake)
+            elif fd in entrance.fds:
+                entrance.let_in()
             elif fd in open_fds and (data := _read_once(fd)) is not None:
                 if data:
                     sinks[fd].put(data)
@@ -408,53 +485,126 @@ def _read_once(fd: int) -> bytes | None:
         return None
 
 
-def _spawn(folder: str, program: Sequence[str], writers: Sequence[int], left_open: int = 2) -> int:
-    """Start a program, which comes after the folder that it runs in; it inherits one descriptor more."""
-    own = {name: value for name, value in os.environb.items() if name != b"LC_CTYPE"}  # Python's own doing
-    env = {name.removeprefix(HIDDEN.encode()): value for name, value in own.items()}
-    shell = ["/bin/sh", "-c", 'cd "$1" && shift && exec "$@"', folder, *program]
-    for writer in writers:
-        with contextlib.suppress(OSError):
-            fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, _READ_BYTES)
-    if os.path.exists(os.path.join(folder, "confinement")):
-        return _spawn_confined(folder, shell, env, writers, left_open)
+def spawn(order: Order, writers: Sequence[int], left_open: int) -> int:
+    """Start a program by exec; it inherits one descriptor more than its output."""
+    if os.path.exists(os.path.join(order.folder, "confinement")):
+        return _spawn_confined(order, writers, left_open)
+    shell = order.shell()
     actions = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(writers, 1)]
-    return os.posix_spawn(shell[0], shell, env, file_actions=actions, setsigmask=(), setsigdef=_catchable())
+    return os.posix_spawn(shell[0], shell, order.env, file_actions=actions, setsigmask=(), setsigdef=_catchable())
 
 
-def _spawn_confined(
-    folder: str, shell: list[str], env: dict[bytes, bytes], writers: Sequence[int], left_open: int
-) -> int:
-    confinement = _load_beside("confinement")
+class _Entrance:
+    """
+    Where the executor asks for what is to run beside the program: a socket in the process's folder.
+
+    Attributes
+    ----------
+    fds : tuple of int
+        The socket; none where it cannot be made, as on a full disk: the program runs all the same.
+    """
+
+    def __init__(self, order: Order, tree: ProcessTree) -> None:
+        self._order, self._tree = order, tree
+        self._socket = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+        self.fds: tuple[int, ...] = ()
+        here = os.open(".", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.chdir(order.folder)  # the name of a socket has room for some hundred bytes
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(ENTRANCE)
+            self._socket.bind(ENTRANCE)
+            self._socket.listen(_WAITING)
+            self.fds = (self._socket.fileno(),)
+        except OSError as error:
+            _say(f"nobody can enter: {error}")
+        finally:
+            os.fchdir(here)
+            os.close(here)
+
+    def let_in(self) -> None:
+        """Have a child of ours keep what the executor asks for."""
+        try:
+            fd, _ = self._socket._accept()  # type: ignore[attr-defined] # what socket.socket is made of
+        except OSError:  # it has gone again
+            return
+        if os.fork() == 0:
+            self._keep(fd)
+        os.close(fd)
+
+    def _keep(self, fd: int) -> None:
+        """Be the keeper of a session, and exit."""
+        try:
+            signal.set_wakeup_fd(-1)
+            os.closerange(3, fd)
+            os.closerange(fd + 1, os.sysconf("SC_OPEN_MAX"))
+            program, self._tree.program, self._tree.code = self._tree.program, 0, None
+            confined = load_beside("confinement").read(self._order.folder)
+            place = load_beside("session_keeper").SessionPlace(
+                self._order.cwd, self._order.env, confined, self._tree, program, lambda: descendants(program)
+            )
+            load_beside("session_keeper").serve(fd, place)
+        except BaseException as error:  # whatever it is: this is a child of the shim, and must not go on as one
+            _say(f"a session ended: {error!r}")
+        finally:
+            os._exit(0)
+
+
+def _say(text: str) -> None:
+    """Write a line into ``shim.log``."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"{text}\n".encode(errors="replace"))
+
+
+def _spawn_confined(order: Order, writers: Sequence[int], left_open: int) -> int:
+    confinement = load_beside("confinement")
     pid = os.fork()
     if pid:
         return pid
+    status = NOT_CONFINED
     try:
-        for number, fd in enumerate(writers, 1):
-            os.dup2(fd, number)
-        os.closerange(3, left_open)
-        os.closerange(left_open + 1, os.sysconf("SC_OPEN_MAX"))  # whoever started the executor may have left it some
+        take_output(writers, left_open)
         for signum in _catchable():
             signal.signal(signum, signal.SIG_DFL)
-        confined = confinement.read(folder)
+        confined = confinement.read(order.folder)
         for signum in (*_OURS, *_IGNORED) if confined.wrapper else ():
             signal.signal(signum, signal.SIG_IGN)  # they are the program's; for it, the wrapper ends with a reset
-        confined.enter(env)
+        confined.enter(order.env)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        command = [*confined.wrapper, *shell]
-        os.execve(command[0], command, env)  # noqa: S606 - what the shim is for
+        if confined.namespace:
+            confinement.become(order.cwd, order.argv, order.env)
+        command = [*confined.wrapper, *order.shell()]
+        os.execve(command[0], command, order.env)  # noqa: S606 - what the shim is for
     except BaseException as error:  # whatever it is: this is a child of the shim, and must not go on as one
-        with contextlib.suppress(OSError):
-            os.write(2, f"penstock: the job was not started: {error}\n".encode(errors="replace"))
+        if isinstance(error, confinement.ProgramNotFound):
+            status = NOT_FOUND
+        report_not_started(error)
     finally:
-        os._exit(NOT_CONFINED)
+        os._exit(status)
 
 
-def _load_beside(name: str) -> ModuleType:
-    """Load a module that lies beside this file, where ``-I`` keeps Python from looking."""
+def take_output(writers: Sequence[int], left_open: int) -> None:
+    """Take the output's descriptors for one's own, in a child of the shim, and close all others but one."""
+    for number, fd in enumerate(writers, 1):
+        os.dup2(fd, number)
+    os.closerange(3, left_open)
+    os.closerange(left_open + 1, os.sysconf("SC_OPEN_MAX"))  # whoever started the executor may have left it some
+
+
+def report_not_started(error: BaseException) -> None:
+    """Write on the program's standard error why it does not run."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"penstock: the job was not started: {error}\n".encode(errors="replace"))
+
+
+def load_beside(name: str) -> ModuleType:
+    """Load a module that lies beside this file, where ``-I`` keeps Python from looking; once in each process."""
+    if name in _loaded:
+        return _loaded[name]
     spec = importlib.util.spec_from_file_location(name, os.path.join(os.path.dirname(__file__), f"{name}.py"))
     module = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
     spec.loader.exec_module(module)  # type: ignore[union-attr]
+    _loaded[name] = module
     return module
 
 
@@ -529,7 +679,12 @@ class _Kept:
                 self._written = text if self._file.write(text) else b""
 
 
+def _program_environment() -> dict[bytes, bytes]:
+    """Return the program's environment, which the shim has got as its own."""
+    own = {name: value for name, value in os.environb.items() if name != b"LC_CTYPE"}  # Python's own doing
+    return {name.removeprefix(HIDDEN.encode()): value for name, value in own.items()}
+
+
 if __name__ == "__main__":
-    _libc.prctl(_SUBREAPER, 1, 0, 0, 0)
-    _libc.prctl(_DUMPABLE, 0, 0, 0, 0)  # a job of the same user is not to write into its memory
-    sys.exit(_run(*sys.argv[1:]))
+    _, where, output, limit, limits, cwd, *argv = sys.argv
+    sys.exit(run(Order(where, output, limit, limits, cwd, tuple(argv), _program_environment())))

@@ -132,7 +132,7 @@ def converted(values: Mapping[str, object], to: type[Settings], what: str = "") 
 
 
 def _parts(name: str, value: object) -> object:
-    if isinstance(value, str) and (name.endswith("_gpu_s") or "," in value):
+    if isinstance(value, str) and value != "learnt" and (name.endswith("_gpu_s") or "," in value):
         return [part.strip() for part in value.split(",") if part.strip()]
     return value
 

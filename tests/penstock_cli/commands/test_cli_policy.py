@@ -39,12 +39,13 @@ def test_a_reset_without_names_is_of_all(penstock: Run, gateway: FakeGateway) ->
 
 def test_what_is_set_live_is_listed_beside_the_default(penstock: Run, gateway: FakeGateway) -> None:
     assert penstock("policy", "show")[1].startswith("nothing is set live")
-    pools = (views.PolicyView(pool="lab", settings={"order": "fifo", "thresholds_gpu_s": [60.0, 600.0]}),)
-    defaults = {"order": "2d-las", "thresholds_gpu_s": [3600.0, 36000.0], "patience_s": 30.0}
+    live = {"order": "fifo", "thresholds_gpu_s": [60.0, 600.0]}
+    pools = (views.PolicyView(pool="lab", settings=live, learnt_gpu_s=(3.1, 12.0)),)
+    defaults = {"order": "2d-las", "thresholds_gpu_s": "learnt", "patience_s": 30.0}
     gateway.policies = views.PoliciesView(pools=pools, defaults=defaults, seq=7)
     assert penstock("policy", "show")[1] == (
         "POOL  SETTING           LIVE    BUILT-IN\n"
         "lab   order             fifo    2d-las\n"
-        "lab   thresholds_gpu_s  60,600  3600,36000\n"
+        "lab   thresholds_gpu_s  60,600  learnt: 3.1,12\n"
     )
     assert "patience_s" in penstock("policy", "show", "-o", "wide")[1]

@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock_executor.launchers import process_launcher, shim
+from penstock_executor.launchers.forking_launcher import ForkingLauncher
 from penstock_executor.launchers.launcher import OutputLimits
 from penstock_executor.launchers.process_launcher import ShimProcess
 from penstock_testing import eventually
@@ -26,12 +27,24 @@ from penstock_testing import eventually
 pytestmark = pytest.mark.slow
 
 PATH = {"PATH": os.defpath}
+reap = process_launcher.reap
+
+
+@pytest.fixture(scope="module", params=["exec", "fork"], autouse=True)
+def _started_by(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Let shims be programs of their own, and forks of a template."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "fork":
+            launcher = ForkingLauncher()
+            patch.setattr(process_launcher, "start", launcher.start)
+            patch.setattr(sys.modules[__name__], "reap", launcher.reap)
+        yield
 
 
 async def code_of(folder: Path, process: ShimProcess) -> int | None:
     """Return how a program ended, once it has."""
     await eventually(lambda: not process_launcher.is_alive(process))
-    return process_launcher.reap(process, folder)
+    return reap(process, folder)
 
 
 async def test_a_program_that_was_to_end_before_it_began_is_not_run(tmp_path: Path) -> None:
@@ -136,7 +149,8 @@ async def test_where_the_shim_was_killed_what_it_has_started_is_found_and_ended(
         os.kill(process.pid, signal.SIGKILL)
         await eventually(lambda: not process_launcher.is_alive(process))
         if restarted:
-            os.waitpid(process.pid, os.WNOHANG)  # noqa: ASYNC222 - it does not wait
+            with contextlib.suppress(ChildProcessError):  # the template's child
+                os.waitpid(process.pid, os.WNOHANG)  # noqa: ASYNC222 - it does not wait
             process_launcher.clean_up(tmp_path)
         else:
             assert process_launcher.reap(process, tmp_path) is None

@@ -1,0 +1,216 @@
+"""
+The executor's side of a fork server: starts it, has it fork shims, and ends it.
+
+The server itself is a program of its own, :mod:`penstock_executor.launchers.fork_server`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import marshal
+import os
+import select
+import signal
+import socket
+import sys
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from penstock_executor.launchers import fork_server, shim
+from penstock_executor.launchers.warm_command import WarmCommand, shared_environment
+
+ROOM: Final = 16 * 1024
+"""Bytes for the command line of a program, where ``/proc`` shows a server's own."""
+FORK_S: Final = 5.0
+"""For how long a server may take to fork; then it is ended, and no shim of it begins."""
+ENVIRONMENT_ROOM: Final = 48 * 1024
+CHANGED: Final = "files of its modules have changed since they were imported"
+_ROOM_NAME: Final = "PENSTOCK_ROOM"
+_MOST_BYTES: Final = 1 << 20
+_MOST_SENT: Final = 1 << 18
+
+
+class ForkError(Exception):
+    """A fork server cannot serve; the message says why."""
+
+
+class Forked(NamedTuple):
+    """A shim that a server has forked: its pid, and how its program starts."""
+
+    pid: int
+    how: str
+
+
+class ForkServer:
+    """
+    A fork server of this executor; it ends with this object.
+
+    Parameters
+    ----------
+    command : sequence of str
+        The interpreter and its options.
+    modules : sequence of str
+        What it imports.
+    env : mapping, optional
+        Its environment; by default, an empty one.
+    executable : str
+        The interpreter's file, where the command does not begin with it.
+
+    Raises
+    ------
+    OSError
+        If it cannot be started.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        modules: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        *,
+        executable: str = "",
+    ) -> None:
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.said: Any = None
+        self.refusal = ""
+        reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            argv = [*command, fork_server.__file__, ",".join(modules), "x" * ROOM]
+            self.pid = os.posix_spawn(
+                executable or command[0],
+                argv,
+                {} if env is None else env,
+                file_actions=[
+                    (os.POSIX_SPAWN_DUP2, theirs.fileno(), fork_server.CONTROL),
+                    (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
+                    (os.POSIX_SPAWN_DUP2, writer, 1),
+                    (os.POSIX_SPAWN_DUP2, writer, 2),
+                ],
+                setsid=True,
+                setsigmask=fork_server.BLOCKED,
+                setsigdef=signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP},
+            )
+        except BaseException:
+            self._control.close()
+            os.close(reader)
+            raise
+        finally:
+            theirs.close()
+            os.close(writer)
+        self._printed = reader
+        self._end = weakref.finalize(self, _end, self.pid, self._control, reader)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it has not been ended."""
+        return self._end.alive
+
+    def is_ready(self, wait_s: float = 0.0) -> bool:
+        """
+        Return whether it serves; False where it is still importing.
+
+        Raises
+        ------
+        ForkError
+            If it never will.
+        """
+        if self.refusal or not self.alive:
+            raise ForkError(self.refusal or "it has ended")
+        if self.said is None and self._readable(wait_s):
+            can, said = self._received()
+            if printed := self._read_printed():
+                can, said = False, f"its imports print: {printed[:200]!r}"
+            if not can:
+                self._refuse(said)
+            self.said = said
+        return self.said is not None
+
+    def fork(self, order: shim.Order) -> Forked:
+        """
+        Fork the shim of a program, and let it begin.
+
+        Raises
+        ------
+        ForkError
+            If it cannot; then nothing was started.
+        """
+        begins, begin = os.pipe2(os.O_CLOEXEC)
+        try:
+            message = marshal.dumps(tuple(order))
+            if len(message) > _MOST_SENT:
+                raise ForkError("its command line and environment are too long for one message")
+            try:
+                socket.send_fds(self._control, [message], [begins])
+            except OSError as error:
+                self._refuse(f"it has ended: {error}")
+            pid, how = self._answer()
+            if not pid:
+                raise ForkError(how)
+            os.write(begin, b"!")
+            return Forked(pid, how)
+        finally:
+            os.close(begins)
+            os.close(begin)
+
+    def reap(self, pid: int) -> int | None:
+        """Return the exit status of a shim that it has forked; None where there is none."""
+        try:
+            self._control.send(marshal.dumps(pid))
+            code = self._answer()
+        except (ForkError, OSError):
+            return None
+        return code if code >= 0 else None
+
+    def close(self) -> None:
+        """End it; the shims that it has forked go on."""
+        self._end()
+
+    def _answer(self) -> Any:
+        if not self._readable(FORK_S):
+            self._refuse(f"it did not answer within {FORK_S:g} s")
+        return self._received()
+
+    def _received(self) -> Any:
+        try:
+            body = self._control.recv(_MOST_BYTES)
+        except OSError:
+            body = b""
+        if not body:
+            self._refuse(f"it has ended; the end of what it printed: {self._read_printed()[-500:]!r}")
+        return marshal.loads(body)  # noqa: S302 - it runs as this user, from this file
+
+    def _readable(self, wait_s: float) -> bool:
+        poll = select.poll()
+        poll.register(self._control, select.POLLIN)
+        return bool(poll.poll(1000 * wait_s))
+
+    def _read_printed(self) -> str:
+        with contextlib.suppress(BlockingIOError):
+            return os.read(self._printed, _MOST_BYTES).decode(errors="replace")
+        return ""
+
+    def _refuse(self, why: str) -> None:
+        self.refusal = why
+        self.close()
+        raise ForkError(why)
+
+
+def template() -> ForkServer:
+    """Return a server that forks shims for programs that start by exec."""
+    return ForkServer([sys.executable, "-I", "-S"])
+
+
+def warm_server(command: WarmCommand, modules: Sequence[str], env: Mapping[str, str]) -> ForkServer:
+    """Return a server for programs of an interpreter in an environment, with modules; it may take long to be ready."""
+    own = {**shared_environment(env), _ROOM_NAME: "x" * ENVIRONMENT_ROOM}
+    return ForkServer(command.interpreter, modules, own, executable=command.executable)
+
+
+def _end(pid: int, control: socket.socket, printed: int) -> None:
+    control.close()
+    os.close(printed)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, 0)
