@@ -32,7 +32,7 @@ MODULE_OF: Final = {
         ("commands.memory", "memory"),
         ("commands.aggregation", "aggregation"),
         ("commands.accounts", "usage report"),
-        ("commands.policies", "policy"),
+        ("commands.policies", "policy quota"),
         ("commands.replay", "replay"),
         ("commands.simulate", "sim"),
         ("commands.shadow", "shadow"),

@@ -638,7 +638,7 @@ def set_policy(
     _check_pool(state, ask.pool)
     before = state.policies.get(ask.pool, {})
     known = pool_settings.names()
-    if unknown := [name for name in ask.unset if name not in known]:
+    if unknown := [name for name in ask.unset if not pool_settings.is_live(name)]:
         raise RequestRefused(
             BAD, f"$.unset: no setting of a pool is called {listed(unknown)}; expected {listed(known)}"
         )
