@@ -63,6 +63,11 @@ async def test_a_job_behind_its_array_says_so_and_a_held_one_lets_others_pass(cl
         "array",
         "1 job of its array line runs at a time, and so many come before it",
     )
+    (row,) = [line for line in cluster.run("ps").stdout.splitlines() if line.startswith("line")]
+    assert row.split()[0] == "line"
+    assert "4" in row
+    assert "of 4" in row
+    assert len([line for line in cluster.run("ps", "--group", "line").stdout.splitlines() if "line-" in line]) == 4
     said = cluster.run("cancel", "line").stdout
     assert said.strip() == "4 jobs of array line cancelled"
     assert set((await ended(cluster, *ids)).values()) == {"CA"}

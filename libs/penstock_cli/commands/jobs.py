@@ -116,7 +116,8 @@ def ps(
     else:
         found = ask(ctx, listed)
     if not render.as_json(found, output):
-        render.show_table(*job_text.job_table(found.rows or found.jobs, wide=output == "wide"), wide=output == "wide")
+        rows = found.rows if group else job_text.folded(found.rows)
+        render.show_table(*job_text.job_table(rows or found.jobs, wide=output == "wide"), wide=output == "wide")
 
 
 _OPEN = ("PD", "R", "PR", "CG")
