@@ -255,7 +255,13 @@ class GatewayClient:
             What the address is called in lists.
         """
         ask = request_bodies.NotifyRequest(
-            url=url, on=tuple(on), waiting_s=waiting_s, id=about, name=name, by=_filler().user_name()
+            rule=f"n{self._new_id()}",
+            url=url,
+            on=tuple(on),
+            waiting_s=waiting_s,
+            id=about,
+            name=name,
+            by=_filler().user_name(),
         )
         return await self._command("notify", ask, views.ActAnswer)
 

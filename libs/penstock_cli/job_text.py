@@ -167,6 +167,9 @@ def job_lines(detail: views.JobDetail) -> list[str]:
         ("state", f"{job.state} ({STATES.get(job.state, job.state)}{', held' if job.held else ''})"),
         ("user", f"{job.user} ({job.team})" if job.team else job.user),
         ("sweep", job.parent),
+        ("group", spec.group),
+        ("array", _array(spec)),
+        ("in place of", spec.retry_of),
         ("pool", job.pool),
         ("wants", _wants(detail)),
         *(_size_pairs(job, detail.sizing) if detail.sizing is not None else ()),
@@ -195,12 +198,21 @@ def job_lines(detail: views.JobDetail) -> list[str]:
         ("params", render.mapping(spec.params)),
         ("environment", render.mapping({k: v for k, v in spec.env.items() if k not in EXPORTED})),
         ("secrets", secrets(spec)),
+        ("tells of", ", ".join(spec.notify)),
         ("workload", detail.workload),
         ("speeds", speeds(detail.speeds)),
         ("sampled", "" if job.sample else _sampled(spec)),
     ]
     warnings = [("warning", warning) for warning in job.warnings]
     return render.labelled(pairs + warnings)
+
+
+def _array(spec: JobSpec) -> str:
+    """Return which job of its array one is."""
+    if (array := spec.array) is None:
+        return ""
+    most = f", {array.most} at a time" if array.most else ""
+    return f"{array.id}, index {array.index} of {render.count(array.count, 'job')}{most}"
 
 
 def secrets(spec: JobSpec) -> str:

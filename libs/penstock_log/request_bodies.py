@@ -228,8 +228,11 @@ class NotifyRequest(GatewayRequest, frozen=True, kw_only=True):
         Of this job, or of the trials of this sweep; empty: of all jobs of the person.
     name : str
         What the address is called in lists; empty: as its service is.
+    rule : str
+        Wished id of the rule, chosen at random: asking again with it makes no second one. Empty: given by the gateway.
     """
 
+    rule: Annotated[str, Meta(pattern=r"^([a-z0-9]{8,32})?$")] = ""
     url: Annotated[str, Meta(min_length=1, max_length=4096)]
     on: tuple[NotifyKind, ...] = ()
     waiting_s: Seconds = 0.0
