@@ -198,10 +198,10 @@ def _decided(
     keeps = draft.admitted.reserved
     quiet = not placements and not preemptions and keeps == pool.reservations
     again_s = pool.explained_s + rules.explain_every_s
-    explains = quiet or again_s <= now_s or not rules.max_waits
+    explains = again_s <= now_s or not rules.max_waits
     waits = _waits(given, draft, left_out, only) if explains else ()
-    if quiet and (due_s := again_s if _has_news(pool, waits) else math.inf) > now_s:
-        return None, min(next_s, due_s)
+    if quiet and not (explains and _has_news(pool, waits)):
+        return None, next_s if explains else min(next_s, again_s)
     priced = explains and rules.max_waits and not only
     prices = _prices(draft, looked_at.singles(assignment.PRICED) if priced else ())
     if not explains:
