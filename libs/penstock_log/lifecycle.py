@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any, Final
 
 import msgspec
@@ -108,6 +109,11 @@ class JobTable(msgspec.Struct):
         job = self.by_id.pop(job_id, None)
         if job is None:
             return
+        if job.spec.array is not None and (window := self.arrays.get(job.spec.array.id)) is not None:
+            window.open.pop(job_id, None)
+            window.line.pop(job_id, None)
+            if not window.open and not window.line:
+                del self.arrays[job.spec.array.id]
         if self.sharers:
             for node_id in [node_id for node_id, there in self.sharers.items() if job_id in there]:
                 leave(self, job, node_id, max(job.finished_s, job.share_since_s))
@@ -142,17 +148,15 @@ def _with_line(jobs: JobTable, touched: list[Job], at_s: float) -> list[Job]:
 
 def _let_in(jobs: JobTable, window: ArrayWindow, at_s: float) -> list[Job]:
     """Let the first jobs in line that nobody holds start, as far as the window has room for them."""
-    found: list[Job] = []
-    for job_id in list(window.line) if len(window.open) < window.most else ():
-        job = jobs.by_id.get(job_id)
-        if job is None or not job.held:
-            del window.line[job_id]
-        if job is not None and not job.held:
-            window.open[job_id] = None
-            job.in_line, job.unblocked_s = False, at_s
-            found.append(job)
-        if len(window.open) >= window.most:
-            break
+    room = window.most - len(window.open)
+    if room <= 0:
+        return []
+    waiting = (job for job_id in window.line if (job := jobs.by_id.get(job_id)) is not None and not job.held)
+    found = list(islice(waiting, room))
+    for job in found:
+        del window.line[job.id]
+        window.open[job.id] = None
+        job.in_line, job.unblocked_s = False, at_s
     return found
 
 

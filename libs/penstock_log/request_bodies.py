@@ -123,6 +123,8 @@ class JobFilter(GatewayRequest, frozen=True, kw_only=True):
         Trials of this sweep.
     group : str
         Of this group, or of the array of this id.
+    array : str
+        Of the array of this id.
     text : str
         A part of the id or the name, in whatever case.
     """
@@ -136,6 +138,7 @@ class JobFilter(GatewayRequest, frozen=True, kw_only=True):
     model: str = ""
     text: str = ""
     group: str = ""
+    array: str = ""
 
 
 Verb = Literal["cancel", "hold", "release", "extend", "retry"]

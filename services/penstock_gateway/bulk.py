@@ -129,6 +129,8 @@ class BulkCommands:
         if (asked.verb == "extend") != (asked.limit_s is not None):
             raise BadInput("$.limit_s: is for `extend`, and `extend` needs it; 0: no limit")
         given = dict.fromkeys(one for wanted in asked.ids for one in self._of_array(wanted))
+        if len(given) > request_bodies.MOST_AT_ONCE:
+            raise BadInput(f"$.ids: names {len(given):,} jobs, with those of arrays; send `where` with `array` instead")
         chosen, matched, left = list(given), len(given), 0
         if asked.where is not None:
             found = self._matching(asked, asked.where, caller)

@@ -229,14 +229,17 @@ async def _one(client: GatewayClient, verb: Verb, job: str, reason: str) -> view
     """Act on one job by its own command, which says more where the id is none; or on an array that has this id."""
     from penstock_bus.errors import ServiceError
     from penstock_log import views
+    from penstock_log.request_bodies import JobFilter
 
     try:
         if verb == "cancel":
             return await client.cancel(job, reason)
         return await (client.hold(job) if verb == "hold" else client.release(job))
     except ServiceError as error:
-        done = await client.act_on_all(verb, [job], reason=reason) if error.code in {_NOT_FOUND, _CONFLICT} else None
-        if done is None or done.matched < 2:
+        if error.code not in {_NOT_FOUND, _CONFLICT}:
+            raise
+        done = await client.act_on_all(verb, where=JobFilter(array=job), reason=reason)
+        if not done.matched:
             raise
     message = f"{render.count(done.changed, 'job')} of array {job} {_DONE[verb]}"
     if done.refused:
