@@ -44,6 +44,7 @@ _SHOWN_BY: Final = {
     "policy": "penstock policy show",
 }
 """Commands about other things than jobs: how people see what became of them."""
+T = TypeVar("T")
 V = TypeVar("V", bound="views.View")
 S = TypeVar("S", JobSpec, SweepSpec)
 
@@ -127,7 +128,9 @@ class GatewayClient:
             answers += await self._submit_part(some, strict=strict)
         return answers
 
-    async def upload(self, workdir: Union[str, os.PathLike[str]], *, user: str = "") -> UploadedCode:
+    async def upload(
+        self, workdir: Union[str, os.PathLike[str]], *, user: str = "", needed: Sequence[str] = ()
+    ) -> UploadedCode:
         """
         Upload what the cluster does not have of a folder, for jobs that name it as their ``code``.
 
@@ -135,6 +138,8 @@ class GatewayClient:
         ----------
         user : str
             Whose jobs these are; empty: the asker's.
+        needed : sequence of str
+            Files of the folder that must not be left out.
 
         Raises
         ------
@@ -150,16 +155,24 @@ class GatewayClient:
             return read_answer(subject, found.body, views.UploadView)
 
         whose = user or ("" if self.user else _filler().user_name())
-        done = await code_upload.upload(ask, workdir, whose, self._asker.max_body_bytes)
+        done = await code_upload.upload(ask, workdir, whose, self._asker.max_body_bytes, needed, aside=self._aside)
         self.on_upload(done)
         return done
 
+    async def _aside(self, act: Callable[[], T]) -> T:
+        """Return what a function returns that may take long, such as to read a folder."""
+        return act()
+
     async def _with_code(self, specs: Sequence[JobSpec]) -> list[JobSpec]:
         """Return jobs with their folders uploaded, each of them once."""
-        known: dict[tuple[str, str], str] = {}
+        needed: dict[tuple[str, str], list[str]] = {}
         for spec in specs:
-            if spec.workdir and (spec.workdir, spec.user) not in known:
-                known[spec.workdir, spec.user] = (await self.upload(spec.workdir, user=spec.user)).digest
+            if spec.workdir:
+                needed.setdefault((spec.workdir, spec.user), []).extend(_filler().own_files(spec))
+        known = {
+            key: (await self.upload(key[0], user=key[1], needed=needed_of_one)).digest
+            for key, needed_of_one in needed.items()
+        }
         return [
             msgspec.structs.replace(spec, workdir="", code=known[spec.workdir, spec.user]) if spec.workdir else spec
             for spec in specs
