@@ -194,6 +194,7 @@ def job_lines(detail: views.JobDetail) -> list[str]:
         ("exit code", "" if job.exit_code is None else str(job.exit_code)),
         ("command", shlex.join(spec.command)),
         ("code", f"{spec.code[:12]}, uploaded" if spec.code else ""),
+        ("image", spec.image),
         ("folder", spec.cwd),
         ("params", render.mapping(spec.params)),
         ("environment", render.mapping({k: v for k, v in spec.env.items() if k not in EXPORTED})),

@@ -32,12 +32,17 @@ ENTER_S: Final = 120
 """So long a shell's job waits for the shell before it ends."""
 _HOLDER: Final = f"""\
 trap 'entered=1' USR1
-trap 'exit 0' TERM
-sleep {ENTER_S} & wait $!
+trap '[ "$PENSTOCK_WORLD_SIZE" = 1 ] && exit 0; exit 143' TERM
+[ "$PENSTOCK_RANK" = 0 ] || entered=1
+[ "$entered" ] || {{ sleep {ENTER_S} & wait $!; }}
 [ "$entered" ] || {{ echo "nobody has come within {ENTER_S} s" >&2; exit 1; }}
 while :; do sleep 3600 & wait $!; done
 """
-"""The program of a shell's job: it is there until the shell is not."""
+"""
+The program of a shell's job: it is there until the shell is not.
+
+Where there are several, as of a shell on two nodes, the first one ends badly, so that all of them do.
+"""
 _LOGIN_SHELL: Final = """\
 case "$SHELL" in
 "" | */nologin | */false) SHELL=$(command -v bash || echo /bin/sh) ;;
@@ -86,7 +91,8 @@ def shell(ctx: Context, job: JobOptions, files: Files = None, *, strict: Strict 
     if files:
         bad_input(f"{files[0]!r}: a shell takes no job file; give flags, such as --gpus 1 --time 1h")
     command = tuple(ctx.meta.get(COMMAND, ()))
-    given = {"name": "shell", "idle": "allow", "retries": 0, **job.given(("/bin/sh", "-c", _HOLDER))}
+    own = {"name": "shell", "idle": "allow", "retries": 0, "processes": "node"}  # one, which has all of its devices
+    given = {**own, **job.given(("/bin/sh", "-c", _HOLDER))}
     spec = spec_file.job(spec_file.EMPTY, given)
     has_terminal = _is_terminal() if tty is None else tty
     argv = command or ("/bin/sh", "-c", _LOGIN_SHELL)
