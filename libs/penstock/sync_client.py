@@ -404,6 +404,21 @@ class SyncClient(SyncConnection):
         """
         return self._result(self._client.metrics(job_id, names, most=most, at=at))
 
+    def sweep_metrics(
+        self, sweep_id: str, names: Iterable[str] = (), *, most: int = 1000, at: request_bodies.At = None
+    ) -> views.SweepSeriesView:
+        """
+        Return what the trials of a sweep reported; ``pandas.DataFrame(view.columns())`` takes them as one table.
+
+        Each trial is a request.
+
+        Parameters
+        ----------
+        names, most
+            As for :meth:`metrics`, of each trial.
+        """
+        return self._result(self._client.sweep_metrics(sweep_id, names, most=most, at=at))
+
     def nodes(self, at: request_bodies.At = None) -> views.NodesView:
         """Return all nodes and their devices."""
         return self._result(self._client.nodes(at))

@@ -5,6 +5,7 @@ In reading order:
 
 * ``submit``: ``submit``, ``run``.
 * ``jobs``: ``ps``, ``show``, ``why``, ``story``, ``events``, ``logs``, ``cancel``, ``hold``, ``release``.
+* ``metrics``: ``metrics``.
 * ``cluster``: ``nodes``, ``drain``, ``resume``, ``remove``, ``status``, ``rejected``, ``doctor``.
 * ``policies``: ``policy``, ``profile``.
 * ``sweeps``: ``tune``, ``sweep``.

@@ -137,12 +137,27 @@ def _by_submission(jobs: Iterable[J]) -> tuple[J, ...]:
     return tuple(sorted(by_id.values(), key=lambda job: (job.submitted_s, job.id)))
 
 
-def show(ctx: Context, job: JobId, output: Out = "table", at: At = None) -> None:
+def show(
+    ctx: Context,
+    job: JobId,
+    metrics: Annotated[
+        list[str] | None, Argument(metavar="METRIC...", help="With --plot, what to draw; by default all.")
+    ] = None,
+    *,
+    plot: Annotated[bool, Option("--plot", help="Draw its metrics over its steps: show JOB --plot loss.")] = False,
+    output: Out = "table",
+    at: At = None,
+) -> None:
     """
-    Show all that is known of a job.
+    Show all that is known of a job, or with --plot its metrics as charts.
 
     Of an elastic one, its devices and its throughput over time are drawn.
     """
+    if metrics and not plot:
+        bad_input(f"{metrics[0]} is a second word behind the job; metrics are drawn with --plot")
+    if plot:
+        _plot(ctx, job, metrics or [], output, at)
+        return
     detail = ask(ctx, lambda client: client.job(job, moment(at)))
     if render.as_json(detail, output):
         return
@@ -152,6 +167,24 @@ def show(ctx: Context, job: JobId, output: Out = "table", at: At = None) -> None
     if detail.job.state == "PD":
         lines += ["", *render.wrapped(job_text.why_lines(detail.why, as_of_s))]
     render.say_lines(lines)
+
+
+def _plot(ctx: Context, job: str, metrics: list[str], output: str, at: str | None) -> None:
+    from penstock_cli import metric_chart
+    from penstock_cli.commands.metrics import no_series
+
+    found = ask(ctx, lambda client: client.metrics(job, metrics, at=moment(at)))
+    if render.as_json(found, output):
+        return
+    if not found.steps:
+        render.say(no_series(found))
+        return
+    width, is_ascii = render.terminal_width() or metric_chart.WIDTH, not render.shows("⣿")
+    charts = [
+        metric_chart.chart_lines(name, found.steps, found.values(name), width, is_ascii=is_ascii)
+        for name in metrics or found.metrics
+    ]
+    render.say_lines([line for chart in charts for line in (*chart, "")][:-1])
 
 
 def why(ctx: Context, job: JobId, output: Out = "table", at: At = None, log: LogFile = None) -> None:
