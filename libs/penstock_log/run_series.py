@@ -120,8 +120,8 @@ class RunSeries(msgspec.Struct, kw_only=True):
     def cut(self, until_s: float) -> None:
         """Leave out the rows that were heard later than a time."""
         count = sum(1 for at_s in self.times_s if at_s <= until_s)
-        for rows in (self.steps, self.times_s, self.samples, *self.columns.values()):
-            del rows[count:]
+        self.steps, self.times_s, self.samples = self.steps[:count], self.times_s[:count], self.samples[:count]
+        self.columns = {name: column[:count] for name, column in self.columns.items()}
 
     def encode(self, most_bytes: int) -> bytes:
         """Return it as MessagePack, which has NaN: with fewer rows where it is larger than so many bytes."""
