@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from itertools import pairwise
 from typing import Final, NamedTuple
 
 from penstock_dashboard.gateway_port import GatewayPort, PageRefused, Visitor
@@ -82,12 +81,14 @@ def points_of(view: SeriesView) -> Points:
 
 
 def _rates(view: SeriesView, counts: tuple[int, ...]) -> Iterator[SeriesPoint]:
-    """Yield how fast a count rose between each two rows of a run that are long enough apart."""
-    for one, next_ in pairwise(range(len(view.steps))):
-        took_s = view.times_s[next_] - view.times_s[one]
-        if view.runs[one] == view.runs[next_] and took_s >= _RATE_EACH_S:
-            rate = (counts[next_] - counts[one]) / took_s
-            yield SeriesPoint(view.steps[next_], view.times_s[next_], rate)
+    """Yield how fast a count rose between rows of a run that are long enough apart."""
+    since = 0
+    for row in range(1, len(view.steps)):
+        if view.runs[row] != view.runs[since]:
+            since = row
+        elif (took_s := view.times_s[row] - view.times_s[since]) >= _RATE_EACH_S:
+            yield SeriesPoint(view.steps[row], view.times_s[row], (counts[row] - counts[since]) / took_s)
+            since = row
 
 
 def joined(kept: Points, live: JobSeries | None) -> Points:
