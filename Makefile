@@ -78,7 +78,7 @@ browser-test: $(VENV)/.dev $(VENV)/.kernels ## Look at the dashboard's pages in 
 	@$(PYTEST) -q $(PARALLEL) -m browser $$(find tests -name 'test_*_in_a_browser.py') $(ARGS)
 
 compose-test: $(VENV)/.dev ## Bring compose.yaml up on a Docker engine and send a job through it
-	@TESTCONTAINERS_RYUK_DISABLED=true $(PYTEST) -q -m compose tests/compose $(ARGS)
+	@TESTCONTAINERS_RYUK_DISABLED=true $(PYTEST) -q -m compose tests/compose tests/penstock_executor/launchers tests/system $(ARGS)
 
 lock: $(VENV)/.supply ## Renew locks/ after pyproject.toml changed; ARGS=--upgrade takes the newest releases
 	@tools/lock $(SUPPLY) $(ARGS)

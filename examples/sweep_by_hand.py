@@ -25,12 +25,12 @@ def main(rates: list[float]) -> None:
             for rate in rates
         ]
         table.writerow(["lr", "step", "loss"])
-        for rate, job in zip(rates, jobs):
+        for rate, job in zip(rates, jobs, strict=True):
             ended = client.wait(job.id)
             print(f"lr {rate}: {ended.state} after {ended.steps} steps", file=sys.stderr)
             series = client.metrics(job.id)
             if "loss" in series.metrics:
-                table.writerows((rate, *row) for row in zip(series.steps, series.values("loss")))
+                table.writerows((rate, *row) for row in zip(series.steps, series.values("loss"), strict=True))
 
 
 if __name__ == "__main__":

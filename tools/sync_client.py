@@ -45,10 +45,7 @@ from penstock.retries import new_id
 from penstock.sync_connection import SyncConnection, SyncSweep, awaited
 
 if TYPE_CHECKING:
-    from penstock_bus.identity import logins
-    from penstock_bus.port import LogLine
-    from penstock_log import request_bodies, views
-    from penstock_log.spec import JobSpec, Role, Setting, SweepSpec
+    {imports}
 
 
 class SyncClient(SyncConnection):
@@ -95,7 +92,36 @@ class SyncClient(SyncConnection):
 
 def render() -> str:
     """Return the module's text, not formatted yet."""
-    return "\n".join([HEAD, *(_method(found) for found in methods())])
+    body = "\n".join(_method(found) for found in methods())
+    return "\n".join([HEAD.replace("{imports}", "\n    ".join(_imports(body))), body])
+
+
+def _imports(body: str) -> list[str]:
+    """Return the imports of the sources whose names stand in the methods' types, as ruff sorts them."""
+    head = HEAD.replace("    {imports}", "    pass")
+    own = {alias.name for node in ast.parse(head).body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    tree = ast.parse(f"class _:\n{body}")
+    wanted = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} | {"logins"}
+    plain: set[str] = set()
+    homes: dict[str, str] = {}
+    for file, _ in SOURCES:
+        for node in ast.walk(ast.parse((LIBS / file).read_text())):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                names = {alias.name for alias in node.names if alias.name in wanted - own}
+                if isinstance(node, ast.Import):
+                    plain |= names
+                elif node.module:  # the sources may have a name from two modules: a package, and one of its own
+                    homes.update({name: max(homes.get(name, ""), node.module) for name in names})
+    lines = [*(f"import {name}" for name in sorted(plain)), *([""] if plain else [])]
+    for module in sorted({*homes.values()}):
+        its_own = sorted((name for name in homes if homes[name] == module), key=_order)
+        lines.append(f"from {module} import {', '.join(its_own)}")
+    return lines
+
+
+def _order(name: str) -> tuple[bool, bool, str]:
+    """Return by what ruff sorts a name: constants, classes, others."""
+    return not name.isupper(), not name[0].isupper(), name
 
 
 def methods() -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:

@@ -12,9 +12,12 @@ In reading order:
 * ``sync_connection``: Its connection, on an event loop in a thread of its own.
 * ``blocking``: The same without an event loop, for commands that ask one thing after another.
 * ``submission``: What a client adds to a specification before it is sent.
+* ``code_folder``: Which files of a folder are uploaded, and what they hold.
+* ``code_upload``: The upload of what the cluster does not have of a folder.
 * ``retries``: When a request is asked again, and when it is given up.
 * ``request``: One request on an event loop.
 * ``output_reader``: A job's output, read whole and once.
+* ``job_session``: A session in a running job: a command beside its program, or connections to its ports.
 * ``results``: The results of a sweep's trials, as a stream, a study and pictures.
 * ``estimate``: What a torch job needs of a device, estimated before it runs.
 * ``estimate_recurrent``: Scratch and workspace of recurrent layers, in numbers.

@@ -176,8 +176,12 @@ class Client(GatewayClient):
         else:
             given = given_spec(None, submission.sweep_fields(spec, script, fields), SweepSpec)
         filled = submission.fill_sweep(given, is_known=bool(self.user))
-        asking = self._submit("tune", filled, lambda sweep: request_bodies.TuneRequest(spec=sweep, strict=strict))
-        return results.SubmittedSweep(asking, self.results)
+        return results.SubmittedSweep(self._submit_sweep(filled, strict=strict), self.results)
+
+    async def _submit_sweep(self, sweep: SweepSpec, *, strict: bool) -> views.SubmitAnswer:
+        (job,) = await self._with_code([sweep.job])
+        filled = msgspec.structs.replace(sweep, job=job)
+        return await self._submit("tune", filled, lambda one: request_bodies.TuneRequest(spec=one, strict=strict))
 
     async def node_token(self, valid_s: float = 3600.0, uses: int = 1) -> logins.Login:
         """Return the login by which so many new nodes ask for their own, for so many seconds."""

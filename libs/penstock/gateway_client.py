@@ -22,8 +22,10 @@ from penstock_log.spec import JobSpec, SweepSpec
 if TYPE_CHECKING:
     from types import ModuleType
 
+    from penstock.code_upload import UploadedCode
     from penstock_bus.identity import logins
-    from penstock_log.spec import Role, Setting
+    from penstock_log import session_messages
+    from penstock_log.spec import NotifyKind, Role, Setting
 
 _IDS: Final = 3
 _BAD: Final = 400
@@ -75,6 +77,8 @@ class GatewayClient:
         self._asker, self._retries, self._new_id = asker, retries, make_id
         self.user = ""
         """Under which name the server knows who asks; empty before it was asked, and where it knows nobody."""
+        self.on_upload: Callable[[UploadedCode], object] = lambda _: None
+        """Called after each upload of a job's folder."""
 
     async def whoami(self) -> views.UserView:
         """Return as whom the gateway takes who asks; with an empty name where the server knows nobody."""
@@ -92,9 +96,16 @@ class GatewayClient:
         strict : bool
             Refuse a job that could never start on the present cluster, instead of having it wait.
 
-        The job belongs to the trace in the variable ``TRACEPARENT``, where it is set.
+        The job belongs to the trace in the variable ``TRACEPARENT``, where it is set. A folder that it names as its
+        ``workdir`` is uploaded first, as far as the cluster does not have it.
+
+        Raises
+        ------
+        BadInput
+            If the folder cannot be uploaded; the message says why.
         """
         filled = _filler().fill(given_spec(spec, fields, JobSpec), is_known=bool(self.user))
+        (filled,) = await self._with_code([filled])
         trace = os.environ.get(TRACE_VARIABLE, "")[:128]
         return await self._submit(
             "submit", filled, lambda job: request_bodies.SubmitRequest(spec=job, strict=strict, traceparent=trace)
@@ -110,10 +121,49 @@ class GatewayClient:
         """
         given = [one if isinstance(one, JobSpec) else given_spec(None, dict(one), JobSpec) for one in specs]
         filled = [_filler().fill(one, is_known=bool(self.user)) for one in given]
+        filled = await self._with_code(filled)
         answers: list[views.SubmittedJob] = []
         for some in self._parts(filled):
             answers += await self._submit_part(some, strict=strict)
         return answers
+
+    async def upload(self, workdir: Union[str, os.PathLike[str]], *, user: str = "") -> UploadedCode:
+        """
+        Upload what the cluster does not have of a folder, for jobs that name it as their ``code``.
+
+        Parameters
+        ----------
+        user : str
+            Whose jobs these are; empty: the asker's.
+
+        Raises
+        ------
+        BadInput
+            If the folder cannot be uploaded as it is; the message says why.
+        """
+        from penstock import code_upload  # noqa: PLC0415 - most commands upload nothing
+
+        async def ask(name: str, body: bytes) -> views.UploadView:
+            subject = subjects.command(name)
+            retries = msgspec.structs.replace(self._retries, again_s=max(self._retries.again_s, _PATIENCE_S))
+            found = await self._asker.answered(subject, body, retries)
+            return read_answer(subject, found.body, views.UploadView)
+
+        whose = user or ("" if self.user else _filler().user_name())
+        done = await code_upload.upload(ask, workdir, whose, self._asker.max_body_bytes)
+        self.on_upload(done)
+        return done
+
+    async def _with_code(self, specs: Sequence[JobSpec]) -> list[JobSpec]:
+        """Return jobs with their folders uploaded, each of them once."""
+        known: dict[tuple[str, str], str] = {}
+        for spec in specs:
+            if spec.workdir and (spec.workdir, spec.user) not in known:
+                known[spec.workdir, spec.user] = (await self.upload(spec.workdir, user=spec.user)).digest
+        return [
+            msgspec.structs.replace(spec, workdir="", code=known[spec.workdir, spec.user]) if spec.workdir else spec
+            for spec in specs
+        ]
 
     def _parts(self, specs: Sequence[JobSpec]) -> Iterable[list[JobSpec]]:
         """Yield as many jobs at a time as one request has room for."""
@@ -175,6 +225,51 @@ class GatewayClient:
                 raise ServiceError(_BAD, f"job {job_id} has no time limit to add to; to give it one, name it in full")
         ask = request_bodies.ExtendRequest(id=job_id, limit_s=limit_s, by=_filler().user_name())
         return await self._command("extend", ask, views.ActAnswer)
+
+    async def enter(
+        self, job_id: str, session_id: str, *, rank: int = 0, purpose: session_messages.Purpose = "exec"
+    ) -> views.EnterAnswer:
+        """Be let into a process of a running job; :class:`penstock.job_session.JobSession` does the rest."""
+        ask = request_bodies.EnterRequest(
+            id=job_id, session_id=session_id, rank=rank, purpose=purpose, by=_filler().user_name()
+        )
+        return await self._command("enter", ask, views.EnterAnswer)
+
+    async def notify(
+        self, url: str, on: Iterable[NotifyKind] = (), *, waiting_s: float = 0.0, about: str = "", name: str = ""
+    ) -> views.ActAnswer:
+        """
+        Be told of what becomes of one's jobs; the answer has the id of the rule.
+
+        Parameters
+        ----------
+        url : str
+            Where messages go, as apprise has it; kept by the gateway, and never in the log.
+        on : iterable of {"started", "completed", "failed", "timed_out", "cancelled", "preempted"}
+            Of what; without any, of what a job's own ``notify`` says.
+        waiting_s : float
+            Also of jobs that wait for longer.
+        about : str
+            Of this job, or of the trials of this sweep alone.
+        name : str
+            What the address is called in lists.
+        """
+        ask = request_bodies.NotifyRequest(
+            url=url, on=tuple(on), waiting_s=waiting_s, id=about, name=name, by=_filler().user_name()
+        )
+        return await self._command("notify", ask, views.ActAnswer)
+
+    async def remove_notification(self, rule: str) -> views.ActAnswer:
+        """Be told no more what a rule says."""
+        return await self._act("remove_notification", rule)
+
+    async def test_notification(self, rule: str) -> views.ActAnswer:
+        """Send a message by a rule, now."""
+        return await self._act("test_notification", rule)
+
+    async def notifications(self) -> views.NotificationsView:
+        """Return one's rules, and what has become of their messages; an operator gets those of all."""
+        return await self._query("notifications", request_bodies.AllRequest(), views.NotificationsView)
 
     async def act_on_all(
         self,
@@ -589,6 +684,7 @@ class GatewayClient:
     async def dry_run(self, spec: JobSpec | None = None, *, strict: bool = False, **fields: Any) -> views.DryRunView:
         """Return where and when a job would start if it were submitted now, or why not."""
         filled = _filler().fill(given_spec(spec, fields, JobSpec), is_known=bool(self.user))
+        filled = msgspec.structs.replace(filled, workdir="")
         return await self._query("dryrun", request_bodies.SubmitRequest(spec=filled, strict=strict), views.DryRunView)
 
     async def schema(self) -> views.SchemaView:

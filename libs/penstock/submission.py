@@ -28,17 +28,55 @@ def fill(spec: JobSpec, environ: Mapping[str, str] = os.environ, *, is_known: bo
     Return the job with user, absolute working directory, script digest and environment filled in where they are empty.
 
     Variables that the job sets itself win over those of the shell. Where the server knows who submits (``is_known``),
-    the user is left to the gateway.
+    the user is left to the gateway. A job with an image gets none of the shell's: its paths are not those of the image.
+    Where a folder is uploaded, the working directory is relative to it.
+
+    Raises
+    ------
+    BadInput
+        If the working directory does not lie in the folder that is uploaded.
     """
+    if spec.workdir:
+        return _fill_in_workdir(spec, environ, is_known=is_known)
+    user, env = spec.user or ("" if is_known else user_name()), _exported(spec, environ) | spec.env
+    if spec.code:  # its files were uploaded before, and need not be here
+        return msgspec.structs.replace(spec, user=user, env=env)
     cwd = absolute(spec.cwd or ".")
     return msgspec.structs.replace(
         spec,
-        user=spec.user or ("" if is_known else user_name()),
+        user=user,
         cwd=cwd,
         digest=spec.digest or digest(spec.command, Path(cwd)),
         opaque=spec.opaque or is_opaque(spec.command, Path(cwd)),
-        env={name: environ[name] for name in EXPORTED if name in environ} | spec.env,
+        env=env,
     )
+
+
+def _fill_in_workdir(spec: JobSpec, environ: Mapping[str, str], *, is_known: bool) -> JobSpec:
+    workdir = absolute(spec.workdir)
+    cwd = os.path.relpath(os.path.normpath(os.path.join(workdir, spec.cwd)), os.path.normpath(workdir))
+    if cwd == ".." or cwd.startswith("../"):
+        from penstock_log.validation import BadInput  # noqa: PLC0415 - most jobs upload nothing
+
+        raise BadInput(f"cwd {spec.cwd} does not lie in workdir {workdir}; give a path relative to it")
+    filled = fill(msgspec.structs.replace(spec, workdir="", cwd=os.path.join(workdir, cwd)), environ, is_known=is_known)
+    return msgspec.structs.replace(filled, workdir=workdir, cwd="" if cwd == "." else cwd)
+
+
+def in_place(spec: JobSpec) -> JobSpec:
+    """Return a job that runs in its folder where that is, as on a file system that nodes share: nothing is uploaded."""
+    if not spec.workdir:
+        return spec
+    return msgspec.structs.replace(spec, workdir="", cwd=os.path.join(absolute(spec.workdir), spec.cwd))
+
+
+def here(spec: JobSpec) -> Path:
+    """Return the working directory of a job as it is where it is submitted."""
+    return Path(in_place(spec).cwd or ".").absolute()
+
+
+def _exported(spec: JobSpec, environ: Mapping[str, str]) -> dict[str, str]:
+    return {} if spec.image else {name: environ[name] for name in EXPORTED if name in environ}
 
 
 def fill_sweep(spec: SweepSpec, environ: Mapping[str, str] = os.environ, *, is_known: bool = False) -> SweepSpec:
@@ -147,7 +185,7 @@ def start_problem(spec: JobSpec, verb: str) -> str:
         The command of ``penstock`` that the advice is for.
     """
     word = spec.command[0]
-    path = Path(spec.cwd or ".").absolute() / word
+    path = here(spec) / word
     if not path.is_file():
         return ""
     import shlex  # noqa: PLC0415 - most commands begin with a program that is not here
@@ -169,7 +207,7 @@ def start_problem(spec: JobSpec, verb: str) -> str:
 def missing_script(spec: JobSpec) -> Path | None:
     """Return where the job's script should be but is not; None where it is there, or the command names no script."""
     word = script(spec.command)
-    path = Path(spec.cwd or ".").absolute() / word
+    path = here(spec) / word
     return path if word and not path.exists() else None
 
 

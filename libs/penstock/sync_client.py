@@ -15,10 +15,13 @@ from penstock.retries import new_id
 from penstock.sync_connection import SyncConnection, SyncSweep, awaited
 
 if TYPE_CHECKING:
+    import os
+
+    from penstock.code_upload import UploadedCode
     from penstock_bus.identity import logins
     from penstock_bus.port import LogLine
-    from penstock_log import request_bodies, views
-    from penstock_log.spec import JobSpec, Role, Setting, SweepSpec
+    from penstock_log import request_bodies, session_messages, views
+    from penstock_log.spec import JobSpec, NotifyKind, Role, Setting, SweepSpec
 
 
 class SyncClient(SyncConnection):
@@ -180,7 +183,13 @@ class SyncClient(SyncConnection):
         strict : bool
             Refuse a job that could never start on the present cluster, instead of having it wait.
 
-        The job belongs to the trace in the variable ``TRACEPARENT``, where it is set.
+        The job belongs to the trace in the variable ``TRACEPARENT``, where it is set. A folder that it names as its
+        ``workdir`` is uploaded first, as far as the cluster does not have it.
+
+        Raises
+        ------
+        BadInput
+            If the folder cannot be uploaded; the message says why.
         """
         return self._result(self._client.submit(spec, strict=strict, **fields))
 
@@ -193,6 +202,22 @@ class SyncClient(SyncConnection):
         One that is refused keeps no other: its answer has a ``code`` and an ``error``. A thousand take one request.
         """
         return self._result(self._client.submit_all(specs, strict=strict))
+
+    def upload(self, workdir: Union[str, os.PathLike[str]], *, user: str = "") -> UploadedCode:
+        """
+        Upload what the cluster does not have of a folder, for jobs that name it as their ``code``.
+
+        Parameters
+        ----------
+        user : str
+            Whose jobs these are; empty: the asker's.
+
+        Raises
+        ------
+        BadInput
+            If the folder cannot be uploaded as it is; the message says why.
+        """
+        return self._result(self._client.upload(workdir, user=user))
 
     def cancel(self, job_id: str, reason: str = "") -> views.ActAnswer:
         """End a job; a running one is stopped first. The id may be cut to a unique beginning, here and below."""
@@ -216,6 +241,45 @@ class SyncClient(SyncConnection):
             In place of ``add_s``; 0: as long as it likes.
         """
         return self._result(self._client.extend(job_id, add_s, limit_s=limit_s))
+
+    def enter(
+        self, job_id: str, session_id: str, *, rank: int = 0, purpose: session_messages.Purpose = "exec"
+    ) -> views.EnterAnswer:
+        """Be let into a process of a running job; :class:`penstock.job_session.JobSession` does the rest."""
+        return self._result(self._client.enter(job_id, session_id, rank=rank, purpose=purpose))
+
+    def notify(
+        self, url: str, on: Iterable[NotifyKind] = (), *, waiting_s: float = 0.0, about: str = "", name: str = ""
+    ) -> views.ActAnswer:
+        """
+        Be told of what becomes of one's jobs; the answer has the id of the rule.
+
+        Parameters
+        ----------
+        url : str
+            Where messages go, as apprise has it; kept by the gateway, and never in the log.
+        on : iterable of {"started", "completed", "failed", "timed_out", "cancelled", "preempted"}
+            Of what; without any, of what a job's own ``notify`` says.
+        waiting_s : float
+            Also of jobs that wait for longer.
+        about : str
+            Of this job, or of the trials of this sweep alone.
+        name : str
+            What the address is called in lists.
+        """
+        return self._result(self._client.notify(url, on, waiting_s=waiting_s, about=about, name=name))
+
+    def remove_notification(self, rule: str) -> views.ActAnswer:
+        """Be told no more what a rule says."""
+        return self._result(self._client.remove_notification(rule))
+
+    def test_notification(self, rule: str) -> views.ActAnswer:
+        """Send a message by a rule, now."""
+        return self._result(self._client.test_notification(rule))
+
+    def notifications(self) -> views.NotificationsView:
+        """Return one's rules, and what has become of their messages; an operator gets those of all."""
+        return self._result(self._client.notifications())
 
     def act_on_all(
         self,

@@ -1,7 +1,7 @@
 """
 Ports of the bus by use.
 
-They are: log, rejections, snapshots, leases, work, requests, telemetry, output, series, shadows, replication.
+They are: log, rejections, snapshots, leases, work, requests, telemetry, output, series, shadows, code, replication.
 
 Who calls the bus asks for the ports that it uses, and joins them in a protocol of its own where it uses several.
 :class:`Bus` is all of them. Two adapters keep this contract, ``penstock_bus.nats`` and ``penstock_bus.memory``;
@@ -435,6 +435,33 @@ class TelemetryPort(Protocol):
         """Yield ``(subject, body)`` of what is published from now on; a slow reader loses the oldest."""
 
 
+class CodePort(BodyLimit, Protocol):
+    """
+    The files of folders in which jobs run, in parts under subjects of their own, one message each.
+
+    What was stored is seen by the next call, whichever server answers; :meth:`get_code` alone may miss what is new.
+    """
+
+    async def put_code(self, items: Sequence[tuple[str, bytes]]) -> None:
+        """
+        Store bodies by their subjects, in place of what was there.
+
+        Raises
+        ------
+        StorageFull, Unavailable
+            If not all of them were stored; they may be stored again.
+        """
+
+    async def get_code(self, subjects: Sequence[str]) -> dict[str, bytes]:
+        """Return the bodies of those subjects that are there."""
+
+    async def list_code(self, pattern: str) -> list[str]:
+        """Return the subjects that are there of a pattern."""
+
+    async def remove_code(self, subjects: Sequence[str]) -> None:
+        """Remove the bodies of some subjects."""
+
+
 class OutputPort(BodyLimit, Protocol):
     """The output of jobs, as far as the bus keeps it."""
 
@@ -502,6 +529,7 @@ class Bus(
     OutputPort,
     SeriesPort,
     ShadowPort,
+    CodePort,
     ReplicationPort,
     RelayPort,
     Protocol,

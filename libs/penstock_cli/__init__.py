@@ -22,6 +22,8 @@ In reading order:
 * ``simulation_plan``: A simulation that can start: arguments, engine, seeds.
 * ``simulation_run``: A simulation or comparison from its plan to what is shown, with its progress.
 * ``replay_run``: A replay from its arguments to what is shown.
+* ``session_terminal``: The person's side of a session: standard streams, the terminal, signals.
+* ``tar_stream``: A path as a stream of tar, and back.
 * ``node_join``: Tokens, and machines that join by them.
 * ``top/``: What ``penstock top`` shows: devices, queue, jobs and logs on one terminal.
 * ``commands/``: The commands of ``penstock``, one file for each group; a command is found by its name.

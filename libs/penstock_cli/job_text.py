@@ -22,7 +22,18 @@ if TYPE_CHECKING:
     from penstock_log import JobSpec, KindSpeed, Size, views
 
 _PASSING: Final = {
-    *("capacity", "gang", "host_cpus", "host_memory", "later_place", "order", "fairness", "profiling", "backoff"),
+    *(
+        "capacity",
+        "gang",
+        "host_cpus",
+        "host_memory",
+        "image",
+        "later_place",
+        "order",
+        "fairness",
+        "profiling",
+        "backoff",
+    ),
     *("dependency", "begin"),
 }
 _ONLY_WAIT: Final = "nothing known starts it sooner; it only has to wait"
@@ -134,15 +145,24 @@ def job_lines(detail: views.JobDetail) -> list[str]:
         ("reason", job.reason),
         ("exit code", "" if job.exit_code is None else str(job.exit_code)),
         ("command", shlex.join(spec.command)),
+        ("code", f"{spec.code[:12]}, uploaded" if spec.code else ""),
         ("folder", spec.cwd),
         ("params", render.mapping(spec.params)),
         ("environment", render.mapping({k: v for k, v in spec.env.items() if k not in EXPORTED})),
+        ("secrets", secrets(spec)),
         ("workload", detail.workload),
         ("speeds", speeds(detail.speeds)),
         ("sampled", "" if job.sample else _sampled(spec)),
     ]
     warnings = [("warning", warning) for warning in job.warnings]
     return render.labelled(pairs + warnings)
+
+
+def secrets(spec: JobSpec) -> str:
+    """Return which variables hold which secrets; their values are with the nodes."""
+    held = [f"{variable} (by secret {name})" for variable, name in spec.secrets.items()]
+    held += [f"{variable} (a file, by secret {name})" for variable, name in spec.secret_files.items()]
+    return ", ".join(held)
 
 
 def _wants(detail: views.JobDetail) -> str:

@@ -180,6 +180,8 @@ def _check_search(source: SpecSource, spec: SweepSpec, overrides: Mapping[str, o
 
 
 def _anchored(spec: JobSpec, folder: Path) -> JobSpec:
+    if spec.workdir:  # and ``cwd`` is relative to it
+        return msgspec.structs.replace(spec, workdir=str((folder / spec.workdir).resolve()))
     return msgspec.structs.replace(spec, cwd=str((folder / spec.cwd).resolve())) if spec.cwd else spec
 
 

@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Final
 
+from penstock import submission
 from penstock_cli.invocation import bad_input
 
 MOST_IN_ARRAY: Final = 10_000
@@ -126,6 +127,42 @@ def environment(words: Iterable[str]) -> dict[str, str]:
     return found
 
 
+def warning(warn: str, signal: str) -> dict[str, str | float]:
+    """
+    Return the fields of a warning before a time limit, by ``--warn`` and by Slurm's ``--signal``.
+
+    Examples
+    --------
+    >>> warning("5m", ""), warning("", "USR1@60"), warning("0", "SIGUSR2")
+    ({'warn_s': 300.0}, {'warn_signal': 'USR1', 'warn_s': 60.0}, {'warn_signal': 'USR2', 'warn_s': 0.0})
+    """
+    found: dict[str, str | float] = {}
+    if signal:
+        name, at, seconds = signal.partition("@")
+        found["warn_signal"] = name.upper().removeprefix("SIG")
+        if at and not seconds.isdecimal():
+            bad_input(f"--signal {signal!r}: expected such as USR1@60, with the seconds before the limit behind @")
+        if at:
+            found["warn_s"] = float(seconds)
+    if warn:
+        found["warn_s"] = 0.0 if warn == "0" else duration_s(warn, "--warn")
+    return found
+
+
+def secrets(words: Iterable[str]) -> dict[str, str]:
+    """
+    Return VARIABLE=NAME words, and bare NAMEs of secrets with the variables that are called as they are.
+
+    Examples
+    --------
+    >>> secrets(["WANDB_API_KEY=wandb", "hf-token"])
+    {'WANDB_API_KEY': 'wandb', 'HF_TOKEN': 'hf-token'}
+    """
+    from penstock_log.validation import variable_of
+
+    return pairs((word if "=" in word else f"{variable_of(word)}={word}" for word in words), "--secret")
+
+
 def parameters(words: Iterable[str]) -> dict[str, str | int | float | bool]:
     """
     Return hyper-parameters: numbers and booleans as such, all else as text.
@@ -187,6 +224,19 @@ def dependencies(entries: Iterable[str]) -> tuple[str, ...]:
             bad_input(f"--after {word!r}: expected {', '.join(AFTER)}, each with :ID, or an id alone (for afterok)")
         found += [f"{kind}:{one.lower()}" for one in ids]
     return tuple(dict.fromkeys(found))
+
+
+def image(text: str) -> str:
+    """
+    Return an image as specifications have it: paths in full, names as they are.
+
+    Examples
+    --------
+    >>> image("pytorch/pytorch:2.4.0"), image("/images/./torch.sif")
+    ('pytorch/pytorch:2.4.0', '/images/torch.sif')
+    """
+    is_path = text.startswith(("/", "./", "../", "~")) or text.endswith(".sif") or text in {".", ".."}
+    return submission.absolute(text) if is_path else text
 
 
 def time_limit_s(text: str, option: str = "--time") -> float:

@@ -345,6 +345,18 @@ _LIMITED: Final = (
 )
 
 
+def limits_of(argv: Sequence[str]) -> tuple[Sequence[str], tuple[int, ...]]:
+    """
+    Return a command line without the shell of :meth:`Rlimit.command`, and its limits: soft and hard, in bytes.
+
+    No limits where it has no such shell.
+    """
+    if tuple(argv[:3]) != ("/bin/sh", "-c", _LIMITED):
+        return argv, ()
+    most_kib, cap_kib = map(int, argv[3:5])
+    return argv[5:], (cap_kib << 10, most_kib << 10)
+
+
 class Rlimit:
     """
     ``RLIMIT_DATA``: private writable mappings of each process, touched or not (Linux 4.7 and later).

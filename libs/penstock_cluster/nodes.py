@@ -41,6 +41,7 @@ from penstock_log import (
     RoundDecided,
 )
 from penstock_log.records import compose
+from penstock_log.spec import runtimes_of
 
 
 class DeviceOutage(msgspec.Struct, kw_only=True):
@@ -105,7 +106,7 @@ class Node(msgspec.Struct, kw_only=True):
     outages : dict of str to DeviceOutage
         Its devices that take no new jobs, by :func:`device_key`. Those that are not among its devices now are kept
         for the day when they come back.
-    cpus, host_memory_bytes, held_by
+    cpus, host_memory_bytes, held_by, containers
         As :class:`penstock_log.NodeJoined` has them.
     gone : {"", "left", "lost"}
         Empty while its executor is up; anything else lasts until the next ``NodeJoined``.
@@ -126,6 +127,7 @@ class Node(msgspec.Struct, kw_only=True):
     cpus: float = 0.0
     host_memory_bytes: int = 0
     held_by: Literal["", "cgroup", "rlimit"] = ""
+    containers: tuple[str, ...] = ()
     gone: Literal["", "left", "lost"] = ""
     gone_s: float = 0.0
 
@@ -371,11 +373,17 @@ class HostAmount(NamedTuple):
 
 
 NOTHING: Final = HostAmount(0, 0)
+_NO_CONTAINERS: Final = frozenset[str]()
 
 
 def asks(spec: JobSpec) -> bool:
-    """Say whether a job asks for anything but the shares of its devices."""
-    return spec.cpus > 0 or spec.host_memory_bytes > 0 or spec.least_host_bytes > 0
+    """Say whether a job asks for anything but the shares of its devices: more or less of a host, or its image."""
+    return spec.cpus > 0 or spec.host_memory_bytes > 0 or spec.least_host_bytes > 0 or bool(spec.image)
+
+
+def runs_image(spec: JobSpec, node: Node) -> bool:
+    """Say whether a node has what runs a job's image; any has where the job has no image."""
+    return not spec.image or not {*runtimes_of(spec.image)}.isdisjoint(node.containers)
 
 
 def of_node(node: Node) -> HostAmount:
@@ -426,15 +434,27 @@ class HostUsage:
     """
 
     def __init__(self, nodes: Iterable[Node]) -> None:
+        nodes = list(nodes)
         self.shares: Mapping[str, HostAmount] = {node.id: share_of(node) for node in nodes}
+        self._containers = {node.id: frozenset(node.containers) for node in nodes}
         self.beyond: dict[str, HostAmount] = {}
         self._charged: dict[tuple[str, int], HostAmount] = {}
 
     def fitting(self, node_id: str, free: int, spec: JobSpec) -> int:
         """Return for how many devices of a job a node has room, so many of whose devices are free."""
+        if not self.runs_image(spec, node_id):
+            return 0
         share = self.shares.get(node_id, NOTHING)
         need = need_of(spec, share)
         return min(free, self.left(node_id, free).holds(need))
+
+    def runs_image(self, spec: JobSpec, node_id: str) -> bool:
+        """Say whether a node has what runs a job's image; any has where the job has no image."""
+        return not spec.image or not self._containers.get(node_id, _NO_CONTAINERS).isdisjoint(runtimes_of(spec.image))
+
+    def all_run_image(self, spec: JobSpec) -> bool:
+        """Say whether all of the nodes have what runs a job's image."""
+        return not spec.image or all(self.runs_image(spec, node_id) for node_id in self._containers)
 
     def left(self, node_id: str, free: int) -> HostAmount:
         """Return what is left of a node so many of whose devices are free."""

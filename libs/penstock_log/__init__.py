@@ -12,6 +12,7 @@ In reading order:
 * ``totals``: Totals since the log began, by pool and team.
 * ``archive_facts``: Facts about what of the log was copied to files, forgotten and removed.
 * ``login_facts``: Facts about the logins of nodes, and their fold.
+* ``notification_facts``: Facts about notifications.
 * ``memory_facts``: Facts about memory that nodes lend each other.
 * ``aggregation_facts``: Facts about aggregators, what jobs ask of them, and what is assigned.
 * ``codec``: Facts to bytes and back; old tags; unknown facts.
@@ -26,6 +27,7 @@ In reading order:
 * ``run_series``: The metrics of a run as a bounded table, and those of a job's runs joined.
 * ``device_samples``: How busy a node's devices are, and how well.
 * ``request_bodies``: Bodies of requests to the gateway and to nodes.
+* ``session_messages``: What those who enter a job and its executor say to each other.
 * ``records``: Records made of other records, by the names of their fields.
 * ``text``: Sizes and durations in words; text of others made harmless.
 * ``views/``: What the gateway answers: one Struct for each kind of answer, shared by the gateway and its clients.
@@ -97,6 +99,7 @@ if TYPE_CHECKING:
         DeviceResumed,
         Event,
         JobCancelled,
+        JobEntered,
         JobFinished,
         JobHeld,
         JobReleased,
@@ -136,6 +139,7 @@ if TYPE_CHECKING:
     from penstock_log.lifecycle import JobTable, last_checkpoint
     from penstock_log.login_facts import NodeLoginIssued, NodeLoginRevoked, NodeLogins, NodeTokenIssued
     from penstock_log.memory_facts import MemoryOffered, SlabsEvicted, SlabsLent, SlabsReturned
+    from penstock_log.notification_facts import NotificationRuleRemoved, NotificationRuleSet, NotificationSent
     from penstock_log.spec import (
         Batch,
         Budget,
@@ -169,7 +173,7 @@ else:
         ),
         "facts": (
             "DeviceDrained DeviceFailed DeviceRecovered DeviceResumed RunBusyAgain RunIdle "
-            "Event JobCancelled JobFinished JobHeld JobReleased JobSubmitted JobTimeSet JobTimedOut "
+            "Event JobCancelled JobEntered JobFinished JobHeld JobReleased JobSubmitted JobTimeSet JobTimedOut "
             "JobUnblocked KindSpeed LaneChanged "
             "NodeDrained NodeJoined NodeLeft NodeRemoved NodeResumed PolicySet ProfileSample RunCheckpointed "
             "RunEnded RunMeasured RunRewound RunStarted RunWarned SamplesRequested Scalability "
@@ -178,6 +182,7 @@ else:
         ),
         "job_state": "ACTIVE Checkpoint Job JobState Size TERMINAL",
         "lifecycle": "JobTable last_checkpoint",
+        "notification_facts": "NotificationRuleRemoved NotificationRuleSet NotificationSent",
         "login_facts": "NodeLoginIssued NodeLoginRevoked NodeLogins NodeTokenIssued",
         "memory_facts": "MemoryOffered SlabsEvicted SlabsLent SlabsReturned",
         "spec": (
@@ -231,6 +236,7 @@ __all__ = [
     "Integers",
     "Job",
     "JobCancelled",
+    "JobEntered",
     "JobFinished",
     "JobHeld",
     "JobRank",
@@ -261,6 +267,9 @@ __all__ = [
     "NodeRemoved",
     "NodeResumed",
     "NodeTokenIssued",
+    "NotificationRuleRemoved",
+    "NotificationRuleSet",
+    "NotificationSent",
     "Outcome",
     "Param",
     "PartMoved",

@@ -183,6 +183,17 @@ class HoldMemory(msgspec.Struct, frozen=True, kw_only=True, tag="hold"):
     fraction: Annotated[float, Meta(gt=0, le=1)]
 
 
+class TimeLeft(msgspec.Struct, frozen=True, kw_only=True, tag="time_left"):
+    """
+    How long the job may still run, in seconds; None: as long as it likes.
+
+    Said at each connection of a job with a time limit, whenever that changes, and as a ``warning`` once it is short.
+    """
+
+    left_s: Optional[Seconds] = None
+    warning: bool = False
+
+
 def kept_metrics(names: Iterable[str]) -> list[str]:
     """
     Return which of the metrics are kept, in their order.
@@ -202,7 +213,7 @@ class ConnectionRefused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"
 
 
 FromJob = Union[Hello, StepProgress, StepReached, CheckpointSaved, SaveFailed, SessionDone]
-ToJob = Union[StopRequest, StopAtStep, HoldMemory, ConnectionRefused]
+ToJob = Union[StopRequest, StopAtStep, HoldMemory, TimeLeft, ConnectionRefused]
 
 EXIT_PREEMPTED: Final = 75
 """``EX_TEMPFAIL``: the process stopped because it was asked to, and will go on elsewhere."""
@@ -235,6 +246,7 @@ class AgentEnv:
     BEGIN_DIR: Final = "PENSTOCK_BEGIN_DIR"  # another job's checkpoints, to begin from where there are none
     BEGIN_STEP: Final = "PENSTOCK_BEGIN_STEP"  # of the one to load of those; 0: none; unset: the newest there is
     SAVE_AT_END: Final = "PENSTOCK_SAVE_AT_END"  # 1: save a checkpoint when all is done as well
+    SESSION: Final = "PENSTOCK_SESSION"  # only of what somebody runs beside the program: their session
     PARAMS: Final = "PENSTOCK_PARAMS"  # a JSON object
     BATCH_SIZE: Final = "PENSTOCK_BATCH_SIZE"
     BASE_BATCH_SIZE: Final = "PENSTOCK_BASE_BATCH_SIZE"  # for which the script's learning rate is meant

@@ -51,6 +51,7 @@ from penstock_log.facts import (
     DeviceResumed,
     Event,
     JobCancelled,
+    JobEntered,
     JobFinished,
     JobHeld,
     JobReleased,
@@ -84,6 +85,7 @@ from penstock_log.facts import (
 )
 from penstock_log.login_facts import NodeLoginIssued, NodeLoginRevoked, NodeTokenIssued
 from penstock_log.memory_facts import MemoryOffered, SlabsEvicted, SlabsLent, SlabsReturned
+from penstock_log.notification_facts import NotificationRuleRemoved, NotificationRuleSet, NotificationSent
 
 AnyEvent = Union[
     JobSubmitted,
@@ -93,6 +95,7 @@ AnyEvent = Union[
     JobUnblocked,
     JobTimedOut,
     JobTimeSet,
+    JobEntered,
     JobFinished,
     RunStarted,
     RunCheckpointed,
@@ -151,6 +154,9 @@ AnyEvent = Union[
     AggregatorsRecycled,
     AggregationAssigned,
     AggregationRefused,
+    NotificationRuleSet,
+    NotificationRuleRemoved,
+    NotificationSent,
 ]
 """Every fact of today. A ``match`` over it ends in ``assert_never``, or in ``case _`` where a fold ignores the rest."""
 
@@ -456,6 +462,7 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "sweep": ("sweep_id",),
     "policy": ("pool",),
     "user": ("user",),
+    "notify": ("user",),
     "request": ("sweep_id", "node_id"),
     "archive": ("archive",),
     "login": ("token",),
@@ -468,7 +475,7 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
 
 def _place(event: type[Event]) -> tuple[str, Callable[[Any], str]]:
     kind = kind_of(event)
-    if kind == "user":
+    if kind in {"user", "notify"}:
         return subjects.prefix(kind), lambda fact: subjects.person(fact.user) if fact.user else ""
     name = next(name for name in _NAMES[kind] if name in event.__struct_fields__)
     return subjects.prefix(kind), attrgetter(name)

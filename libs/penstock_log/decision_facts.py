@@ -84,6 +84,7 @@ Cause = Literal[
     "later_place",  # the matching has it wait for a better device
     "host_cpus",  # devices for it are idle, but their host has too few processors left
     "host_memory",  # devices for it are idle, but their host has too little memory left
+    "image",  # devices for it are idle, but on nodes that cannot run its image
     "order",  # devices for it are idle, but those before it come first
     "fairness",  # its user has had more than others whose jobs wait
     "profiling",  # its speeds are being measured
@@ -94,7 +95,9 @@ Cause = Literal[
     "dependency",  # it waits for other jobs or sweeps, as its specification says
     "begin",  # its specification says that it is not to begin yet
 ]
-FOR_DEVICES: Final = frozenset({"capacity", "gang", "host_cpus", "host_memory", "later_place", "order", "fairness"})
+FOR_DEVICES: Final = frozenset(
+    {"capacity", "gang", "host_cpus", "host_memory", "image", "later_place", "order", "fairness"}
+)
 """Causes of jobs that wait for devices, and for nothing else."""
 
 
@@ -209,7 +212,10 @@ class RoundDecided(Event, frozen=True, kw_only=True, tag="round.decided.v1"):
     keeps : dict of str to str
         Gangs that have waited for too long → the kind of the devices that are kept for them as they fall free.
     waits : tuple of Wait
-        For the first waiting jobs in rank order; a later round's list replaces this one.
+        For the first waiting jobs in rank order; the list of a later round that explains replaces this one.
+    explains : bool
+        Whether it says why jobs wait, and names prices. Rounds of a burst do not: what was said before them holds on
+        for the jobs that do not start, until one that explains, a second later at most.
     """
 
     pool: str
@@ -220,6 +226,7 @@ class RoundDecided(Event, frozen=True, kw_only=True, tag="round.decided.v1"):
     prices: dict[str, float] = {}
     keeps: dict[str, str] = {}
     waits: tuple[Wait, ...] = ()
+    explains: bool = True
 
 
 class Demand(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Final, Literal, Optional
 import msgspec
 from msgspec import Meta
 
+from penstock_log.session_messages import Purpose
 from penstock_log.spec import CheckpointTier, Device, JobSpec, MemoryNeed, Outcome, Role, Setting, SweepSpec
 
 
@@ -128,6 +129,30 @@ class JobTimeSet(Event, frozen=True, kw_only=True, tag="job.time_set.v1"):
     by: str = ""
 
 
+class JobEntered(Event, frozen=True, kw_only=True, tag="job.entered.v1"):
+    """
+    Somebody was let into the job's run: a command beside it, a connection to its ports, or a copy of its files.
+
+    The executor lets in whom this fact names, once, and soon after. The command itself is not told: command lines hold
+    passwords, and facts are kept.
+
+    Attributes
+    ----------
+    session_id : str
+        Chosen by who enters; the executor knows the session by it.
+    node_id : str
+        Where the process of rank ``rank`` is.
+    """
+
+    job_id: str
+    session_id: str
+    epoch: int
+    rank: int
+    node_id: str
+    purpose: Purpose = "exec"
+    by: str = ""
+
+
 class JobFinished(Event, frozen=True, kw_only=True, tag="job.finished.v1"):
     """
     The job is over: the gateway's announcement, for people and for services that keep no fold of their own.
@@ -166,6 +191,9 @@ class RunStarted(Event, frozen=True, kw_only=True, tag="run.started.v1"):
         The other job whose checkpoint it is, where the job has none of its own.
     copied_from : str
         The node from which the executor copied the checkpoint for this run; empty where it was there already.
+    start : str
+        ``warm`` where its processes were forked from a server that had imported their modules; ``cold: `` and the
+        reason where the job asks for that and it could not be; empty otherwise.
     """
 
     job_id: str
@@ -176,6 +204,7 @@ class RunStarted(Event, frozen=True, kw_only=True, tag="run.started.v1"):
     resumed_digest: str = ""
     begun_from: str = ""
     copied_from: str = ""
+    start: str = ""
 
 
 class RunCheckpointed(Event, frozen=True, kw_only=True, tag="run.checkpointed.v1"):
@@ -384,6 +413,8 @@ class NodeJoined(Event, frozen=True, kw_only=True, tag="node.joined.v2"):
         Memory of the host that jobs may use; 0: not known, so no job waits for want of it.
     held_by : {"", "cgroup", "rlimit"}
         How the executor enforces their share of it; empty: it does not.
+    containers : tuple of str
+        What runs the images of jobs here; empty: nothing, so no job with an image comes here.
     """
 
     node_id: str
@@ -394,6 +425,7 @@ class NodeJoined(Event, frozen=True, kw_only=True, tag="node.joined.v2"):
     cpus: float = 0.0
     host_memory_bytes: int = 0
     held_by: Literal["", "cgroup", "rlimit"] = ""
+    containers: tuple[str, ...] = ()
 
 
 class NodeLeft(Event, frozen=True, kw_only=True, tag="node.left.v1"):

@@ -238,6 +238,13 @@ class Job(msgspec.Struct, kw_only=True, omit_defaults=True):
         running_s = max(0.0, now_s - self.started_s) if self.started_s and self.placement else 0.0
         return self.executed_s + running_s
 
+    @property
+    def runs_out_s(self) -> Optional[float]:
+        """When the time of a running job is over, in seconds since the epoch; None without a limit, or a run."""
+        if not self.limit_s or self.placement is None or not self.started_s:
+            return None
+        return self.started_s + self.limit_s - self.executed_s
+
     def unsaved_by(self, now_s: float) -> float:
         """Return the seconds of the present run since its last checkpoint up to ``now_s``; 0 where none has started."""
         return max(0.0, now_s - max(self.started_s, self.checkpointed_s)) if self.started_s else 0.0

@@ -19,7 +19,8 @@ from typing import Annotated, Final, Literal, Optional, Union
 import msgspec
 from msgspec import Meta
 
-from penstock_log.spec import JobSpec, Name, Role, Seconds, Setting, SweepSpec
+from penstock_log.session_messages import Purpose, SessionId
+from penstock_log.spec import JobSpec, Name, NotifyKind, Role, Seconds, Setting, SweepSpec
 
 At = Optional[Union[int, float, str]]
 Limit = Annotated[int, Meta(ge=1, le=1000)]
@@ -54,6 +55,43 @@ class SubmitRequest(GatewayRequest, frozen=True, kw_only=True):
     spec: JobSpec
     strict: bool = False
     traceparent: Annotated[str, Meta(max_length=128)] = ""
+
+
+class UploadRequest(GatewayRequest, frozen=True, kw_only=True):
+    """
+    Ask which parts of a folder's files are missing here; asked again once they were sent, until nothing is.
+
+    Attributes
+    ----------
+    user : str
+        Whose code it is; empty: the asker's own.
+    digest : str
+        The SHA-256 of the list of files (:mod:`penstock_log.code_tree`); empty: ask only whether so much may be sent.
+    parts : tuple of (str, int)
+        The parts of the list of files: SHA-256 in hexadecimal, and size in bytes.
+    files, size_bytes : int
+        How many files there are, and their size together.
+    """
+
+    user: Who = ""
+    digest: Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?$", description="a SHA-256 in hexadecimal")] = ""
+    parts: Annotated[tuple[tuple[str, int], ...], Meta(max_length=1000)] = ()
+    files: Annotated[int, Meta(ge=0)] = 0
+    size_bytes: Annotated[int, Meta(ge=0, le=2**53)] = 0
+
+
+class PartsRequest(GatewayRequest, frozen=True, kw_only=True):
+    """
+    Parts of files, or of a list of files; the one request that is MessagePack, and not JSON.
+
+    Attributes
+    ----------
+    user : str
+        As of :class:`UploadRequest`.
+    """
+
+    parts: tuple[bytes, ...]
+    user: Who = ""
 
 
 class TuneRequest(GatewayRequest, frozen=True, kw_only=True):
@@ -148,6 +186,49 @@ class ExtendRequest(GatewayRequest, frozen=True, kw_only=True):
 
     id: str
     limit_s: Seconds
+    by: Who = ""
+
+
+class EnterRequest(GatewayRequest, frozen=True, kw_only=True):
+    """
+    Let me into a process of a running job.
+
+    Attributes
+    ----------
+    session_id : str
+        Chosen by who asks, at random: with the same one, asking again is the same entry.
+    """
+
+    id: str
+    session_id: SessionId
+    rank: Annotated[int, Meta(ge=0)] = 0
+    purpose: Purpose = "exec"
+    by: Who = ""
+
+
+class NotifyRequest(GatewayRequest, frozen=True, kw_only=True):
+    """
+    Tell the person who asks of what becomes of their jobs.
+
+    Attributes
+    ----------
+    url : str
+        Where messages go, as apprise has it. It is kept by the gateway, and never in the log.
+    on : tuple of NotifyKind
+        Of what; none of them and no ``waiting_s``: of what a job's own ``notify`` says.
+    waiting_s : float
+        Also of jobs that wait for longer, in seconds; 0: of none.
+    id : str
+        Of this job, or of the trials of this sweep; empty: of all jobs of the person.
+    name : str
+        What the address is called in lists; empty: as its service is.
+    """
+
+    url: Annotated[str, Meta(min_length=1, max_length=4096)]
+    on: tuple[NotifyKind, ...] = ()
+    waiting_s: Seconds = 0.0
+    id: str = ""
+    name: Annotated[str, Meta(max_length=63, pattern=r"^[A-Za-z0-9_.@ -]*$")] = ""
     by: Who = ""
 
 

@@ -120,8 +120,9 @@ class RunSeries(msgspec.Struct, kw_only=True):
     def cut(self, until_s: float) -> None:
         """Leave out the rows that were heard later than a time."""
         count = sum(1 for at_s in self.times_s if at_s <= until_s)
-        self.steps, self.times_s, self.samples = self.steps[:count], self.times_s[:count], self.samples[:count]
-        self.columns = {name: column[:count] for name, column in self.columns.items()}
+        del self.steps[count:], self.times_s[count:], self.samples[count:]
+        for column in self.columns.values():
+            del column[count:]
 
     def encode(self, most_bytes: int) -> bytes:
         """Return it as MessagePack, which has NaN: with fewer rows where it is larger than so many bytes."""

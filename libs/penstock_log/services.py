@@ -31,7 +31,7 @@ class Service(msgspec.Struct, frozen=True):
 
 
 SERVICES: Final = (
-    Service("gateway", writes=("job", "request", "policy", "user", "archive")),
+    Service("gateway", writes=("job", "request", "policy", "user", "notify", "archive")),
     Service("profiler", writes=("profile",)),
     Service("ranker", writes=("rank",)),
     Service("autoscaler", writes=("scale",)),

@@ -42,13 +42,38 @@ Dependency = Annotated[
     ),
 ]
 """What a job waits for, in Slurm's words: that another has started, completed, ended, or ended without completing."""
+Module = Annotated[
+    str,
+    Meta(
+        pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$",
+        max_length=200,
+        description="the name of a Python module, such as torch or torch.optim",
+    ),
+]
 Outcome = Literal["completed", "failed", "preempted", "cancelled", "lost"]
+NotifyKind = Literal["started", "completed", "failed", "timed_out", "cancelled", "preempted"]
+"""What becomes of a job that people may want to be told."""
+WarnSignal = Literal["", "HUP", "INT", "QUIT", "USR1", "USR2", "ALRM", "TERM", "URG", "WINCH"]
 CheckpointTier = Literal["disk", "memory"]
 """Where a checkpoint is that counts as saved: on a disk, or in the memory of two peers."""
 AggregationMode = Literal["shared", "own", "none"]
 """Whether a job's aggregators are shared with others, its own, or none."""
+ContainerRuntime = Literal["docker", "podman", "apptainer", "bubblewrap"]
+"""What runs images on a node: the engines of containers, and the programs that need none."""
+Image = Annotated[
+    str,
+    Meta(
+        pattern=r"^(/[^\x00-\x1f]*|[A-Za-z0-9][A-Za-z0-9._:/@-]*)?$(?!\n)",
+        max_length=512,
+        description="the name of an image, such as pytorch/pytorch:2.4.0, or the full path of a folder or a .sif file",
+    ),
+]
+HostDemand = tuple[float, int, int, tuple[ContainerRuntime, ...]]
+"""Processors, bytes in two ways, and what runs its image."""
 MOST_SERVERS: Final = 64
+MOST_DEFAULT_WARNING_S: Final = 60.0
 MOST_DEPENDENCIES: Final = 1_000
+MOST_MODULES: Final = 100
 BESIDE_LOCAL_BYTES: Final = 2**30
 """Of its host's memory beside ``local_memory_bytes``, for the program: no less than one that asks for nothing has."""
 
@@ -204,6 +229,11 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         suffer from being spread over nodes. ``session.describe(model)`` tells it as well.
     env, cwd, params
         Environment, working directory, and hyper-parameters (``session.params``).
+    workdir : str
+        Folder of the submitter's in which it runs. A client uploads what is in it and names it as ``code``; ``cwd`` is
+        then relative to it.
+    code : str
+        Digest of an uploaded folder, filled in by the client; the same content has the same digest.
     sharing : {"exclusive", "lane", "fraction"}
         ``lane``: the script uses :func:`penstock.session` and takes turns with others on its devices, iteration by
         iteration. ``fraction``: the command runs beside others, in a part of one device's memory.
@@ -220,6 +250,14 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     idle : {"rule", "allow"}
         What is done while it holds devices and does nothing. ``rule``: what its pool's rule says. ``allow``: nothing,
         as for a notebook that waits for its user.
+    secrets : dict of str to str
+        Variable of the environment → name of a secret, whose value is read on the node when a run starts, and is never
+        in the log. ``secrets = ["wandb"]`` is short for ``secrets = { WANDB = "wandb" }``.
+    secret_files : dict of str to str
+        The same for secrets that are files: the variable holds the path of a file with the value.
+    notify : tuple of NotifyKind
+        Of what its user is to be told, by all of the user's rules that are about all jobs (``penstock notify``), beside
+        what these say themselves.
     begins_from : str
         Id of a job whose last checkpoint it begins from, as long as it has none of its own. Loops that had ended there
         go on where they ended, if they are longer now.
@@ -228,6 +266,11 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     time_limit_s : float
         How long it may run, in seconds over all of its runs; waiting does not count. Then it is asked to save a
         checkpoint and is ended, and has failed; 0: as long as it likes.
+    warn_s : float or None
+        How long before its time limit it is warned, in seconds: its session saves a checkpoint and tells the script.
+        None: a minute, or a tenth of the limit where that is less. 0: not at all.
+    warn_signal : str
+        A signal that its processes get with the warning, for programs that do not use :func:`penstock.session`.
     hold : bool
         Accept the job, but do not start it before ``penstock release``.
     begin_s : float
@@ -236,6 +279,13 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         Other jobs or sweeps that it waits for, all of them: ``after:ID`` until that has started, ``afterok:ID`` until
         it has completed, ``afterany:ID`` until it has ended in whatever way, ``afternotok:ID`` until it has failed or
         was cancelled. A job for which that can never come is cancelled.
+    image : str
+        The image whose files its processes see in place of the node's: the name of one that docker or podman has or
+        pulls, or the full path of a folder with a root file system, or of a ``.sif`` file of Apptainer. Its command is
+        run in place of the image's own, and its entry point is not. Empty: they see the node's files.
+    preload : tuple of Module
+        Installed Python modules that its executors keep imported, so that its processes start warm, with these already
+        there; where they cannot, they start as always. Without them executors go by what earlier runs have imported.
     parent : str
         The sweep this job is a trial of.
     """
@@ -273,6 +323,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     skew: Share = 0.0
     env: dict[str, str] = {}
     cwd: str = ""
+    workdir: str = ""
+    code: Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?$", description="a SHA-256; a client fills it in")] = ""
     params: dict[str, Param] = {}
     sharing: Literal["exclusive", "lane", "fraction"] = "exclusive"
     fraction: Annotated[float, Meta(gt=0, le=1)] = 1.0
@@ -281,13 +333,24 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     sharers: Annotated[int, Meta(ge=0, le=1000)] = 0
     priority: Annotated[int, Meta(ge=-1000, le=1000)] = 0
     idle: Literal["rule", "allow"] = "rule"
+    secrets: dict[str, Name] = {}
+    secret_files: dict[str, Name] = {}
+    notify: tuple[NotifyKind, ...] = ()
     begins_from: EntityId = ""
     keep_checkpoint: bool = False
     time_limit_s: Seconds = 0.0
+    warn_s: Optional[Seconds] = None
+    warn_signal: WarnSignal = ""
     hold: bool = False
     begin_s: Annotated[float, Meta(ge=0, le=1e11)] = 0.0
     after: Annotated[tuple[Dependency, ...], Meta(max_length=MOST_DEPENDENCIES)] = ()
+    image: Image = ""
+    preload: Annotated[tuple[Module, ...], Meta(max_length=MOST_MODULES)] = ()
     parent: str = ""
+
+    def warning_s(self, limit_s: float) -> float:
+        """Return how long before the end of a time limit it is warned; 0: not at all."""
+        return min(MOST_DEFAULT_WARNING_S, limit_s / 10) if self.warn_s is None else self.warn_s
 
     @property
     def elastic(self) -> bool:
@@ -302,9 +365,9 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.local_memory_bytes + BESIDE_LOCAL_BYTES
 
     @property
-    def host_demand(self) -> tuple[float, int, int]:
-        """What tells jobs apart that ask for different parts of a host."""
-        return self.cpus, self.host_memory_bytes, self.least_host_bytes
+    def host_demand(self) -> HostDemand:
+        """What tells jobs apart that ask for different parts of a host, or for other programs on it."""
+        return self.cpus, self.host_memory_bytes, self.least_host_bytes, runtimes_of(self.image)
 
     @property
     def widths(self) -> range:
@@ -316,6 +379,20 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def least_gpus(self) -> int:
         """The fewest devices that it may be given: one at least, whatever a foreign fact says."""
         return max(1, self.min_gpus if self.max_gpus else self.gpus)
+
+
+def runtimes_of(image: str) -> tuple[ContainerRuntime, ...]:
+    """
+    Return what can run an image, the preferred first; nothing where there is no image.
+
+    Examples
+    --------
+    >>> runtimes_of("pytorch/pytorch:2.4.0"), runtimes_of("/images/torch.sif"), runtimes_of("/images/torch")
+    (('docker', 'podman', 'apptainer'), ('apptainer',), ('bubblewrap', 'apptainer'))
+    """
+    if not image.startswith("/"):
+        return ("docker", "podman", "apptainer") if image else ()
+    return ("apptainer",) if image.endswith(".sif") else ("bubblewrap", "apptainer")
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True, tag="choice", tag_field="kind"):
@@ -484,6 +561,7 @@ def job_schema() -> dict[str, Any]:
     _take_amounts(made)
     _take_tier(made["properties"])
     _take_aggregation(made["properties"])
+    _take_secrets(made["properties"])
     return made
 
 
@@ -494,6 +572,7 @@ def sweep_schema() -> dict[str, Any]:
     _take_amounts(made)
     _take_tier(made["$defs"]["JobSpec"]["properties"])
     _take_aggregation(made["$defs"]["JobSpec"]["properties"])
+    _take_secrets(made["$defs"]["JobSpec"]["properties"])
     return made
 
 
@@ -532,6 +611,14 @@ def _take_aggregation(fields: dict[str, Any]) -> None:
     servers = {name: value for name, value in fields["servers"].items() if name not in {"default", "description"}}
     table = {"type": "object", "properties": {"mode": dict(mode), "servers": servers}, "additionalProperties": False}
     fields["aggregation"] = {**about, "anyOf": [mode, table]}
+
+
+def _take_secrets(fields: dict[str, Any]) -> None:
+    """Have ``secrets`` take a list of names too: each in the variable that is called as it is."""
+    table = fields["secrets"]
+    about = {name: table.pop(name) for name in ("description", "default") if name in table}
+    names = {"type": "array", "items": dict(table["additionalProperties"])}
+    fields["secrets"] = {**about, "anyOf": [table, names]}
 
 
 def _published(type_: type[msgspec.Struct], name: str, title: str) -> dict[str, Any]:

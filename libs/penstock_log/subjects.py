@@ -18,6 +18,7 @@ INBOX: Final = "INBOX"
 REJECTED: Final = "REJECTED"
 STATE: Final = "STATE"  # snapshots, in chunks
 SHADOW: Final = "SHADOW"  # what shadows would have done
+CODE: Final = "CODE"  # the files of folders in which jobs run
 LEASES: Final = "penstock-leases"  # a key-value bucket
 
 STREAM_SUBJECTS: Final[dict[str, str]] = {
@@ -27,6 +28,7 @@ STREAM_SUBJECTS: Final[dict[str, str]] = {
     REJECTED: f"{ROOT}.rejected.>",
     STATE: f"{ROOT}.state.>",
     SHADOW: f"{ROOT}.shadow.>",
+    CODE: f"{ROOT}.code.>",
 }
 
 _NO_TOKEN: Final = frozenset(" .*>\t\r\n")
@@ -62,6 +64,9 @@ SUBMISSIONS: Final = (INBOX_JOBS, INBOX_SWEEPS)
 _PEOPLE: Final = f"{ROOT}.p."
 ASKED: Final = (f"{ROOT}.cmd.", f"{ROOT}.qry.")
 """What the subjects of commands and queries begin with."""
+_SESSION: Final = f"{ROOT}.session."
+REACHED: Final = (*ASKED, _SESSION)
+"""What the subjects begin with on which people reach a service, each under their own name."""
 _ESCAPED: Final = re.compile(r"[^A-Za-z0-9_@+=-]")
 
 
@@ -252,6 +257,18 @@ def user(name: str) -> str:
     return f"{ROOT}.evt.user.{person(name)}"
 
 
+def notify(name: str) -> str:
+    """
+    Return the log subject of a person's notifications, by their name.
+
+    Examples
+    --------
+    >>> notify("jane.doe")
+    'penstock.evt.notify.jane%2Edoe'
+    """
+    return f"{ROOT}.evt.notify.{person(name)}"
+
+
 USERS: Final = f"{ROOT}.evt.user.*"
 NODE_LOGINS: Final = f"{ROOT}.evt.login.*"
 
@@ -422,6 +439,9 @@ AGREEMENTS: Final = f"{ROOT}.tel.agreement.*"
 output: Final = _named("output")
 checkpoints: Final = _named("checkpoint")
 """What a node's executor answers: what it keeps of output; checkpoints that lie there, to executors only."""
+session: Final = _named("session")
+"""Where a node's executor is asked by those who enter a job there: :mod:`penstock_log.session_messages`."""
+SESSIONS: Final = f"{_SESSION}*"
 slab: Final = _named("slab")
 """What a node's memory agent answers, to memory agents only."""
 memory_offer: Final = _named("tel.memory")
@@ -437,3 +457,52 @@ AGGREGATOR_LOADS: Final = f"{ROOT}.tel.aggregator.*"
 AGGREGATOR_FACTS: Final = f"{ROOT}.evt.aggregator.*"
 OUTPUTS: Final = f"{ROOT}.output.*"
 CHECKPOINTS: Final = f"{ROOT}.checkpoint.*"
+
+
+def _code(user: str, *rest: str) -> str:
+    """Return a subject of a user's code; where no server knows its users, the user may be nobody."""
+    return ".".join((f"{ROOT}.code", person(user) if user else _NOBODY, *map(_token, rest)))
+
+
+_NOBODY: Final = "%"
+"""No name is written so."""
+CODE_RECORDS: Final = f"{ROOT}.code.*.tree.*"
+"""The records of all trees of all users."""
+
+
+def code_record(user: str, digest: str) -> str:
+    """
+    Return the subject of the record of a tree that a user has, by the tree's digest.
+
+    Examples
+    --------
+    >>> code_record("jane.doe", "0f"), code_owner("penstock.code.jane%2Edoe.tree.0f")
+    ('penstock.code.jane%2Edoe.tree.0f', 'jane.doe')
+    """
+    return _code(user, "tree", digest)
+
+
+def code_ready(user: str, digest: str) -> str:
+    """Return the subject of the mark that all parts of a user's tree are there."""
+    return _code(user, "ready", digest)
+
+
+def code_part(user: str, digest: str, size: int) -> str:
+    """Return the subject of a part of a user's files, by its digest and its size in bytes."""
+    return _code(user, "part", str(size), digest)
+
+
+def code_mark(user: str) -> str:
+    """Return the subject of the mark that parts of a user's code are being removed."""
+    return _code(user, "collecting")
+
+
+def code_pattern(user: str, kind: str) -> str:
+    """Return the pattern of a user's records (``tree``), marks (``ready``) or parts (``part``)."""
+    return f"{_code(user, kind)}.>"
+
+
+def code_owner(subject: str) -> str:
+    """Return whose code a subject is about."""
+    token = subject.split(".")[2]
+    return "" if token == _NOBODY else person_of(token)

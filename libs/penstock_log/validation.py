@@ -410,7 +410,8 @@ def widened(raw: Any, path: str = "$") -> Any:
 
 def without_tables(raw: dict[str, Any], path: str = "$") -> dict[str, Any]:
     """
-    Return the fields of a job with what its tables are short for written out: memory, checkpoint, aggregation.
+    Return the fields of a job with what its tables are short for written out: memory, checkpoint, aggregation,
+    secrets.
 
     Fields that win over a file's are laid over these, and then do not stand beside the table that means the same.
 
@@ -419,7 +420,29 @@ def without_tables(raw: dict[str, Any], path: str = "$") -> dict[str, Any]:
     BadInput
         As :func:`widened` does.
     """
-    return _with_aggregation(_with_tier(_with_amounts(raw, path), path), path)
+    return _with_secrets(_with_aggregation(_with_tier(_with_amounts(raw, path), path), path), path)
+
+
+def _with_secrets(raw: dict[str, Any], path: str) -> dict[str, Any]:
+    given = raw.get("secrets")
+    if not isinstance(given, (list, tuple)):
+        return raw
+    for place, name in enumerate(given):
+        if not isinstance(name, str):
+            raise BadInput(_wrong(f"{path}.secrets[{place}]", "the name of a secret", name))
+    return {**raw, "secrets": {variable_of(name): name for name in given}}
+
+
+def variable_of(secret: str) -> str:
+    """
+    Return the variable that has a secret whose job names no other.
+
+    Examples
+    --------
+    >>> variable_of("wandb"), variable_of("hf-token")
+    ('WANDB', 'HF_TOKEN')
+    """
+    return secret.upper().replace("-", "_")
 
 
 _OF_AGGREGATION: Final = ("mode", "servers")

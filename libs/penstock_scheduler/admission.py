@@ -29,6 +29,7 @@ from typing import Final
 import msgspec
 
 from penstock_cluster.nodes import asks, fits
+from penstock_log import JobSpec
 from penstock_scheduler.assignment import DeviceSupply
 from penstock_scheduler.placement import FreeDevices, Located
 from penstock_scheduler.pool.run_columns import RunColumns
@@ -230,6 +231,8 @@ class _AdmissionWalk:
     def _await_stopping(self, ranked: RankedJob) -> bool:
         """Keep devices of runs that are stopping, and free ones for the rest, where they are enough."""
         job = ranked.job
+        if not self._runs_anywhere(job.spec):
+            return False
         kinds = self.coming.kinds(job.spec)
         enough = [k for k, count in kinds.items() if count + self.free.count(job.spec, k) >= job.spec.gpus]
         if not enough:
@@ -246,6 +249,8 @@ class _AdmissionWalk:
             return False
         if asks(spec) and not (self.free.hosts is None or self.free.hosts.within_shares(spec)):
             return False  # what a run leaves is its devices' shares, which need not be enough
+        if not self._runs_anywhere(spec):
+            return False
         options = [(kind, found) for kind in self.victims.kinds(ranked) if (found := self._enough(ranked, kind))]
         if not options:
             return False
@@ -263,6 +268,14 @@ class _AdmissionWalk:
             self.coming.give(located for located in freed if located not in kept)
         self.found_nothing.clear()  # a gang that is preempted may leave more than was needed
         return True
+
+    def _runs_anywhere(self, spec: JobSpec) -> bool:
+        """
+        Say whether any node could run a job's image.
+
+        Where only some can, it takes what falls free there: runs are not looked through for those whose nodes would do.
+        """
+        return self.free.hosts is None or self.free.hosts.all_run_image(spec)
 
     def _enough(self, ranked: RankedJob, kind: str) -> VictimChoice | None:
         """Return the lightest runs whose devices make up what the job lacks of a kind."""

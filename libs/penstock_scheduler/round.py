@@ -194,20 +194,18 @@ def _decided(
     moment, looked_at = given.moment, given.looked_at
     pool, now_s, rules = moment.pool, moment.now_s, moment.rules
     placements, preemptions = _placements(given.pool, draft), _preemptions(given, draft.admitted, evicted)
-    waits = _waits(given, draft, left_out, only)
     next_s = min(looked_at.wake_s, draft.admitted.wake_s, _later_s(draft, now_s))
     keeps = draft.admitted.reserved
     quiet = not placements and not preemptions and keeps == pool.reservations
-    due_s = _due_s(pool, waits, rules) if quiet else now_s
-    priced_due_s = _priced_due_s(pool, rules)
-    if quiet and min(due_s, priced_due_s) > now_s:
-        return None, min(next_s, due_s, priced_due_s)
-    priced = rules.max_waits and not only and (pool.priced_s + rules.explain_every_s <= now_s)
+    again_s = pool.explained_s + rules.explain_every_s
+    explains = again_s <= now_s or not rules.max_waits
+    waits = _waits(given, draft, left_out, only) if explains else ()
+    if quiet and not (explains and _has_news(pool, waits)):
+        return None, next_s if explains else min(next_s, again_s)
+    priced = explains and rules.max_waits and not only
     prices = _prices(draft, looked_at.singles(assignment.PRICED) if priced else ())
-    if quiet and due_s > now_s and not prices:
-        return None, min(next_s, due_s)
-    if waits and not priced:
-        next_s = min(next_s, pool.priced_s + rules.explain_every_s)
+    if not explains:
+        next_s = min(next_s, again_s)
     found = RoundDecided(
         at_s=now_s,
         pool=pool.name,
@@ -216,6 +214,7 @@ def _decided(
         prices=prices,
         keeps=keeps,
         waits=waits,
+        explains=explains,
     )
     return found, next_s
 
@@ -456,13 +455,7 @@ def _later_s(draft: _Draft, now_s: float) -> float:
     return now_s + max(1.0, min(later.start_s for later in draft.matched.later.values()))
 
 
-def _due_s(pool: PoolView, waits: Sequence[Wait], rules: RoundRules) -> float:
-    """Return when a round that only explains is due: at once after a quiet time; never if nothing new is to say."""
-    if all(pool.explained.get(wait.job_id) == wait.cause for wait in waits):
-        return math.inf
-    return pool.explained_s + rules.explain_every_s
-
-
-def _priced_due_s(pool: PoolView, rules: RoundRules) -> float:
-    """Return when the pool's prices are to be named anew; never if no round was decided since they were."""
-    return pool.priced_s + rules.explain_every_s if pool.explained_s > pool.priced_s else math.inf
+def _has_news(pool: PoolView, waits: Sequence[Wait]) -> bool:
+    """Say whether jobs wait for another cause than was said, or rounds were decided since that said none."""
+    since = bool(waits) and pool.decided_s > pool.explained_s
+    return since or any(pool.explained.get(wait.job_id) != wait.cause for wait in waits)

@@ -22,10 +22,10 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from penstock_cluster.nodes import NOTHING, Cluster, HostAmount, Node, fits, need_of, share_of
+from penstock_cluster.nodes import NOTHING, Cluster, HostAmount, Node, fits, need_of, runs_image, share_of
 from penstock_log import Cause, Device, Job, JobSpec, Wait
-from penstock_log.spec import BESIDE_LOCAL_BYTES
-from penstock_log.text import gibibytes, rounded_down
+from penstock_log.spec import BESIDE_LOCAL_BYTES, runtimes_of
+from penstock_log.text import gibibytes, listed, rounded_down
 from penstock_policies import sample_plan
 from penstock_scheduler.assignment import DeferredJob
 from penstock_scheduler.placement import FreeDevices, Located
@@ -126,7 +126,9 @@ def impossible_cause(
     if _largest(spec, present) >= spec.gpus:
         return _drained(spec, aftermath)
     if max(present.kinds_without_hosts(spec).values(), default=0) >= spec.gpus:
-        return WaitCause("never_fits", *_too_much_of_a_host(spec, aftermath))
+        without = msgspec.structs.replace(spec, image="")
+        for_image = spec.image and _largest(without, present) >= spec.gpus
+        return WaitCause("never_fits", *(_no_containers if for_image else _too_much_of_a_host)(spec, aftermath))
     remedy = _relaxed(spec, aftermath.whole) or _bare(spec, aftermath.whole)
     return WaitCause("never_fits", _largest_text(spec, present, aftermath.pool), remedy)
 
@@ -183,6 +185,30 @@ def _host_capacity(spec: JobSpec, aftermath: RoundAftermath, ahead: int) -> Wait
     wants = f"{gibibytes(need.memory_bytes)} of its host's memory and {need.cpus / 1000:g} cpus for each device"
     evidence = f"idle: {there}, but it needs {wants}, and {has}; {_place(ahead)}"
     return WaitCause("host_memory" if for_memory else "host_cpus", evidence)
+
+
+def _no_containers(spec: JobSpec, aftermath: RoundAftermath) -> tuple[str, str]:
+    """Return what runs a job's image, and that too few nodes have it; and what to do."""
+    needs = " or ".join(runtimes_of(spec.image))
+    able = [node for node in aftermath.nodes if any(fits(spec, device) for device in node.devices)]
+    some = [node.id for node in able if runs_image(spec, node)]
+    has = f"only {listed(some[:_MOST_NAMED])} of pool" if some else "no node of pool"
+    evidence = f"its image `{spec.image}` needs {needs}; {has} `{aftermath.pool}` with such devices has it"
+    if some:
+        return evidence, "ask for fewer devices, or install it on more nodes"
+    return evidence, f"install {needs} there ([executor] containers), or choose another pool"
+
+
+def _image_capacity(spec: JobSpec, aftermath: RoundAftermath, ahead: int) -> WaitCause | None:
+    """Return that idle devices are on nodes which cannot run a job's image; None where it does not wait for that."""
+    bare = msgspec.structs.replace(spec, image="")
+    if not spec.image or not any(count >= spec.gpus for count in aftermath.idle.kinds(bare).values()):
+        return None
+    there = ", ".join(f"{count} {kind}" for kind, count in aftermath.idle.kinds(bare).items())
+    needs = " or ".join(runtimes_of(spec.image))
+    where = sorted({node_id for node_id, device in aftermath.idle if fits(spec, device)})
+    evidence = f"idle: {there}, on {listed(where[:_MOST_NAMED])}; its image `{spec.image}` needs {needs}"
+    return WaitCause("image", f"{evidence}, and too few of these nodes have it; {_place(ahead)}")
 
 
 def _too_much_of_a_host(spec: JobSpec, aftermath: RoundAftermath) -> tuple[str, str]:
@@ -528,7 +554,7 @@ def _for_devices(job: Job, later: DeferredJob | None, aftermath: RoundAftermath,
         return _beside_idle(idle, later, "" if aftermath.backfills else first)
     if aftermath.sharing is not None and (demand := aftermath.sharing.demands.get(job.id)) is not None:
         return _sharing_capacity(job.spec, demand, aftermath.sharing, aftermath, ahead)
-    if reason := _host_capacity(job.spec, aftermath, ahead):
+    if reason := _image_capacity(job.spec, aftermath, ahead) or _host_capacity(job.spec, aftermath, ahead):
         return reason
     if job.id in aftermath.kept:
         return _kept_so_far(job.spec, aftermath, aftermath.kept[job.id])

@@ -18,6 +18,7 @@ from penstock_log import (
     Commit,
     Event,
     JobCancelled,
+    JobEntered,
     JobFinished,
     JobHeld,
     JobReleased,
@@ -152,6 +153,7 @@ def apply(state: SpanState, event: Event, commit: Commit, seq: int) -> Iterator[
             | JobUnblocked()
             | JobTimedOut()
             | JobTimeSet()
+            | JobEntered()
             | RunCheckpointed()
             | RunRewound()
             | RunWarned()
@@ -265,7 +267,7 @@ def _preempted(state: SpanState, preemption: Preemption, at_s: float, seq: int) 
         )
 
 
-_BY_PEOPLE: Final = {JobCancelled: "cancelled", JobHeld: "held", JobReleased: "released"}
+_BY_PEOPLE: Final = {JobCancelled: "cancelled", JobHeld: "held", JobReleased: "released", JobEntered: "entered"}
 _OF_TIME: Final = {JobTimedOut: "timed out", JobTimeSet: "time set"}
 Happened = (
     JobCancelled
@@ -274,6 +276,7 @@ Happened = (
     | JobUnblocked
     | JobTimedOut
     | JobTimeSet
+    | JobEntered
     | RunCheckpointed
     | RunRewound
     | RunWarned
@@ -296,7 +299,7 @@ def _worded(event: Happened) -> tuple[str, dict[str, Value]]:
             return "rewound", {"step": event.step, "reason": event.reason}
         case RunWarned():
             return "warned", {"warning": event.warning}
-        case JobCancelled() | JobHeld() | JobReleased():
+        case JobCancelled() | JobHeld() | JobReleased() | JobEntered():
             return _BY_PEOPLE[type(event)], {"by": event.by}
         case JobTimedOut() | JobTimeSet():
             return _OF_TIME[type(event)], {"limit_s": event.limit_s}

@@ -9,6 +9,7 @@ In reading order:
 * ``runner``: The executor at work.
 * ``process_host``: This node's runs and what can be done to them.
 * ``run_identity``: As whom a run's processes run on this node.
+* ``run_credentials``: Credentials of a run: its account and the secrets of its job.
 * ``gang``: Rendezvous and stop barrier.
 * ``fence``: For how long runs go on while the matcher does not hear the node.
 * ``agent_listener``: The socket that jobs talk to.
@@ -16,10 +17,14 @@ In reading order:
 * ``checkpoint_tier``: Checkpoints in memory: written behind to the disk, and had from peers.
 * ``job_folders``: Folders that belong to a job's user.
 * ``checkpoint_transfer``: The checkpoint that a run goes on from, and its copy to this node.
+* ``code_cache``: Files of jobs' code, and the folders in which runs work.
+* ``code_fetch``: Code on its way to this node.
 * ``health_watch``: Devices that fail, and that are well again.
 * ``idle_watch``: Runs that hold devices and do nothing.
 * ``memory_limits``: Memory limits of runs.
 * ``output_store``: Output, kept and streamed.
+* ``job_sessions``: Sessions of those who have entered a job.
+* ``session_streams``: Their streams: numbered chunks, and a descriptor.
 * ``series_store``: The metrics of runs as series.
 * ``run_folders``: Files that outlive the executor.
 * ``refusal``: End of the runs where the bus refuses the executor.

@@ -27,9 +27,12 @@ from penstock_log import (
     Setting,
 )
 from penstock_log.decision_facts import SweepFinished
+from penstock_log.text import duration
 
 REMEMBERED: Final = 1000
 """Finished jobs whose checkpoints may still have to go."""
+_TOLD_S: Final = 0.5
+"""By so much the end of a job's time has to change before its processes are told anew."""
 
 
 class ExecutorState(msgspec.Struct):
@@ -83,6 +86,10 @@ class FindCheckpoint(RunAction, frozen=True, kw_only=True):
     request: ResumeRequest
 
 
+class FetchCode(RunAction, frozen=True, kw_only=True):
+    """Fetch the job's code, and lay it out for the run, which must not start before."""
+
+
 class StartRun(msgspec.Struct, frozen=True, kw_only=True):
     """Start the job's processes on this node under its present placement."""
 
@@ -106,6 +113,28 @@ class TerminateRun(RunAction, frozen=True, kw_only=True):
     """Send TERM to the run's process groups."""
 
     ending: Ending
+
+
+class TellTime(RunAction, frozen=True, kw_only=True):
+    """
+    Tell the run's processes how long the job may still run.
+
+    Attributes
+    ----------
+    due_s : float or None
+        When its time is over, seconds since the epoch; None: never.
+    is_short : bool
+        Whether it is a warning.
+    signal : str
+        That they get with it; empty: none.
+    warning : str
+        What is to be in the log of it; empty: another node says so.
+    """
+
+    due_s: float | None
+    is_short: bool = False
+    signal: str = ""
+    warning: str = ""
 
 
 class KillRun(RunAction, frozen=True, kw_only=True):
@@ -132,10 +161,12 @@ class WithdrawNode(msgspec.Struct, frozen=True):
 
 Action = (
     FindCheckpoint
+    | FetchCode
     | StartRun
     | RequestLanes
     | AskToStop
     | TerminateRun
+    | TellTime
     | KillRun
     | ReportFact
     | RemoveRun
@@ -270,6 +301,7 @@ class _Node:
         if "started" not in run.reported and not run.refused:
             yield ReportFact(fact=run_state.started(run, self.id))
         if run.alive:
+            yield from self._tell_time(run, job)
             yield from self._stop(run, job)
         elif "ended" not in run.reported and not self._holds_back():
             yield ReportFact(fact=run_state.ended(run, job, self.id, self.now_s, self.sample_limit_s))
@@ -302,6 +334,27 @@ class _Node:
             yield TerminateRun(job_id=run.job_id, epoch=run.epoch, ending=ending)
         elif not run.killed_s and self._due(run.termed_s + grace_s):
             yield KillRun(job_id=run.job_id, epoch=run.epoch)
+
+    def _tell_time(self, run: LocalRun, job: Job) -> Iterator[Action]:
+        """Yield what its processes are to know of the job's time limit, which may change."""
+        due_s = job.runs_out_s
+        if run.asked_s or run.termed_s or (due_s is None and run.told_due_s is None):
+            return
+        if due_s is None or run.told_due_s is None or abs(due_s - run.told_due_s) > _TOLD_S:
+            yield TellTime(job_id=run.job_id, epoch=run.epoch, due_s=due_s)
+            return
+        warning_s = job.spec.warning_s(job.limit_s)
+        if not warning_s or run.warned or not self._due(due_s - warning_s):
+            return
+        text = f"its time limit of {duration(job.limit_s)} ends it in {duration(max(0.0, due_s - self.now_s))}"
+        yield TellTime(
+            job_id=run.job_id,
+            epoch=run.epoch,
+            due_s=due_s,
+            is_short=True,
+            signal=job.spec.warn_signal,
+            warning=f"{text}; penstock extend gives it more" if first_node(job) == self.id else "",
+        )
 
     def _why_end(self, run: LocalRun, job: Job) -> Ending:
         if job.state is JobState.COMPLETING:
@@ -362,7 +415,8 @@ class _Node:
         )
 
     def _begin(self, job: Job, devices: tuple[int, ...]) -> Iterator[Action]:
-        if not (yield from self._resumes(job)):
+        has_code = yield from self._has_code(job)
+        if not (yield from self._resumes(job)) or not has_code:
             return
         progress = self.observed.shared.get((job.id, job.epoch))
         if sharing_of(job) == "lane" and (progress is None or progress.at != "in"):
@@ -374,6 +428,17 @@ class _Node:
         self.taken |= dict.fromkeys(devices, sharing_of(job))
         if self._due(self.observed.postponed.get((job.id, job.epoch), 0.0)):
             yield StartRun(job_id=job.id)
+
+    def _has_code(self, job: Job) -> Generator[Action, None, bool]:
+        """Return whether the run's folder is here, or the job has none."""
+        if not job.spec.code:
+            return True
+        progress = self.observed.code.get((job.id, job.epoch))
+        if progress is None:
+            yield FetchCode(job_id=job.id, epoch=job.epoch)
+        elif progress.at == "refused":
+            yield self._never_ran(job, "failed", progress.reason)
+        return progress is not None and progress.at == "ready"
 
     def _resumes(self, job: Job) -> Generator[Action, None, bool]:
         """

@@ -7,7 +7,8 @@ the host's memory. The kernel enforces a limit where it can, and otherwise the a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 import structlog
@@ -114,7 +115,11 @@ class MemoryLimits:
             asked = bool(spec.host_memory_bytes)
             self.hosted[job.id, job.epoch] = HostShare(memory_bytes, spec.cpus, node_bytes, asked)
 
-    def over_host(self, places: Mapping[tuple[Key, int], tuple[int, int]]) -> dict[Key, str]:
+    def over_host(
+        self,
+        places: Mapping[tuple[Key, int], tuple[int, int]],
+        beside: Mapping[tuple[Key, int], Collection[int]] = MappingProxyType({}),
+    ) -> dict[Key, str]:
         """
         Return the runs that exceed their part of the host, and by how much; none if the kernel enforces it.
 
@@ -122,15 +127,20 @@ class MemoryLimits:
         ----------
         places : mapping
             Run and process rank → its session, and how many devices it has.
+        beside : mapping
+            The same → further sessions that count as its own: what people run beside the process.
         """
         hosted = dict(self.hosted)  # asked in a thread of its own, while runs come and go
         watched = {at: found for at, found in places.items() if at[0] in hosted and found[0]}
         if not watched or self.enforcer.name == "cgroup":
             return {}
-        families = by_session({session for session, _ in watched.values()})
+        sessions = {at: (session, *beside.get(at, ())) for at, (session, _) in watched.items()}
+        families = by_session({session for some in sessions.values() for session in some})
         over: dict[Key, str] = {}
-        for (key, _), (session, devices) in watched.items():
-            cap_bytes, pids = hosted[key].memory_bytes * devices, families.get(session, ())
+        for at, (_, devices) in watched.items():
+            key = at[0]
+            cap_bytes = hosted[key].memory_bytes * devices
+            pids = [pid for session in sessions[at] for pid in families.get(session, ())]
             if total(pids).resident_bytes > cap_bytes and own_bytes(pids) > cap_bytes:
                 over[key] = _host_text(hosted[key], devices)
         return over
@@ -157,6 +167,12 @@ class MemoryLimits:
             return self._hosted_command(key, rank, len(devices), argv)
         most_bytes = HOST_LEAST_BYTES + sum(self._devices[index].memory_bytes for index in devices)
         return self.enforcer.command(_name(key, rank), argv, cap_bytes, most_bytes)
+
+    def beside(self, key: Key, rank: int, devices: Sequence[int], argv: Sequence[str]) -> list[str]:
+        """Return the command line that holds a command to the cap of the process beside which it runs."""
+        capped = self._on_host(key, devices) or key in self.hosted
+        in_group = not capped or self.enforcer.name == "cgroup"  # which it enters, as the process did
+        return list(argv) if in_group else self.command(key, rank, devices, argv)
 
     def group(self, key: Key, rank: int, devices: Sequence[int]) -> str:
         """

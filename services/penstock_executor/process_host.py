@@ -8,7 +8,7 @@ import math
 import os
 import shutil
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -21,11 +21,15 @@ from penstock_executor.agent_listener import AgentConnection
 from penstock_executor.checkpoint_folder import CheckpointFolder, HeldCheckpoint
 from penstock_executor.checkpoint_tier import prepare
 from penstock_executor.checkpoint_transfer import Resume, RunFactFields
+from penstock_executor.code_cache import WorkFolders
 from penstock_executor.gang import Rendezvous
-from penstock_executor.launchers import environment, process_launcher
+from penstock_executor.launchers import containers, environment, process_launcher
+from penstock_executor.launchers.containers import Container, ImageRefused
 from penstock_executor.launchers.launcher import OUTPUT_BYTES, LaunchedProcess, Launcher, OutputLimits
+from penstock_executor.machine import TellTime
 from penstock_executor.memory_limits import MemoryLimits
 from penstock_executor.output_store import OutputStore
+from penstock_executor.run_credentials import Credentials, SecretRefused, SecretValues, remove_files
 from penstock_executor.run_identity import IdentityRefused, IdentityRule, RunIdentity
 from penstock_executor.run_state import HOLD, Ending, Key, LocalRun, RunProcess, sharing_of
 from penstock_executor.series_store import SeriesStore
@@ -44,6 +48,7 @@ from penstock_log.agent_protocol import (
     StepProgress,
     StopAtStep,
     StopRequest,
+    TimeLeft,
     ToJob,
 )
 from penstock_sharing.token import LaneClientId
@@ -62,11 +67,16 @@ _log = structlog.get_logger("penstock.executor")
 
 
 class _Start(NamedTuple):
-    """How all processes of a run start: where they meet, what they go on from, and as whom they run."""
+    """How all processes of a run start: where they meet, from what they go on, as whom, with which secrets, in what."""
 
     rendezvous: dict[str, str]
     resume: Resume | None
     account: RunIdentity
+    secrets: SecretValues
+    container: Container | None
+
+
+_UNKNOWN: Final = _Start({}, None, RunIdentity(name="", uid=-1, gid=-1), SecretValues(), None)
 
 
 class DiskFull(Exception):
@@ -130,6 +140,7 @@ class ProcessHost:
         checkpoint_most: int = 0,
     ) -> None:
         self._checkpoint_most = checkpoint_most
+        self.work = WorkFolders(site.work) if site.work is not None else None
         self.site, self.runs_dir = site, runs_dir
         self._rule = rule or IdentityRule(run_as="executor")
         self.limits = limits or MemoryLimits(site.devices)
@@ -159,7 +170,8 @@ class ProcessHost:
         job: Job,
         cluster: Cluster,
         resume: Resume | None = None,
-        identity: RunIdentity | IdentityRefused | None = None,
+        credentials: Credentials | None = None,
+        container: Container | ImageRefused | None = None,
     ) -> LocalRun:
         """
         Start a job's processes on this node; if that is impossible, the run has a reason and no process.
@@ -168,8 +180,10 @@ class ProcessHost:
         ----------
         resume : Resume, optional
             What they go on from; None if the log knows of nothing.
-        identity : RunIdentity or IdentityRefused, optional
-            As whom they run; None: as the executor.
+        credentials : Credentials, optional
+            As whom they run, and with which secrets; None: as the executor, with none.
+        container : Container or ImageRefused, optional
+            What they start in; None: a job without an image.
 
         Raises
         ------
@@ -179,8 +193,9 @@ class ProcessHost:
         gang = environment.members(environment.placement_of(job), job.spec.processes)
         mine = [member for member in gang if member.node_id == self.site.node_id]
         source = resume.source if resume is not None else HeldCheckpoint(step=0)
-        account = RunIdentity(name="", uid=os.geteuid(), gid=os.getegid()) if identity is None else identity
-        refused = str(account) if isinstance(account, IdentityRefused) else ""
+        account, secrets = credentials or Credentials(RunIdentity(name="", uid=os.geteuid(), gid=os.getegid()))
+        problems = (str(one) for one in (account, secrets, container) if isinstance(one, Exception))
+        refused = next(problems, "")
         run = LocalRun(
             job_id=job.id,
             epoch=job.epoch,
@@ -201,30 +216,37 @@ class ProcessHost:
         self.limits.set_fraction(job, run.devices)
         self.limits.set_host(job)
         run.cap_bytes = self.limits.least_bytes(run.key)
-        if not run.refused and isinstance(account, RunIdentity):
+        if not (
+            run.refused
+            or isinstance(account, IdentityRefused)
+            or isinstance(secrets, SecretRefused)
+            or isinstance(container, ImageRefused)
+        ):
             run.ranks = {member.rank: RunProcess() for member in mine}
-            self._spawn_all(run, job, mine, _Start(self._rendezvous.arrange(run.key, gang, cluster), resume, account))
+            meet = self._rendezvous.arrange(run.key, gang, cluster)
+            self._spawn_all(run, job, mine, _Start(meet, resume, account, secrets or SecretValues(), container))
         return run
 
     def _problem(self, job: Job, member: environment.GangMember) -> str:
         cwd = self._cwd(job)
         if job.sample and (problem := environment.opaque(job.spec.command, cwd)):
             return problem
-        return self.launcher.problem(job.spec.command, cwd, self._environment(job, member, {}).get("PATH", ""))
+        if job.spec.image:
+            return ""  # what is in an image shows when it is entered
+        return self.launcher.problem(job.spec.command, cwd, self._environment(job, member).get("PATH", ""))
 
-    def _environment(
-        self,
-        job: Job,
-        member: environment.GangMember,
-        rendezvous: dict[str, str],
-        resume: Resume | None = None,
-        account: RunIdentity | None = None,
-    ) -> dict[str, str]:
-        login = account.environment() if account is not None else {}
-        own = environment.environment_of(job, member, self.site, rendezvous, resume)
-        return self.launcher.base_environment(self.site.pass_env) | login | own
+    def _environment(self, job: Job, member: environment.GangMember, how: _Start = _UNKNOWN) -> dict[str, str]:
+        container = how.container
+        own = environment.environment_of(job, member, self.site, how.rendezvous, how.resume)
+        base = self.launcher.base_environment(self.site.pass_env) | how.account.environment()
+        if container is not None:
+            base = containers.variables(container, base, self.site.pass_env)
+        return base | how.secrets.environment(self._secret_files((job.id, job.epoch))) | own
 
     def _cwd(self, job: Job) -> str:
+        """Return the working directory: of a job whose code was uploaded, within its run's own folder."""
+        if job.spec.code and self.work is not None:
+            return os.path.normpath(self.work.path((job.id, job.epoch)) / job.spec.cwd)
         return os.path.join(self.site.cwd, job.spec.cwd)
 
     def _spawn_all(
@@ -234,13 +256,15 @@ class ProcessHost:
         mine: list[environment.GangMember],
         how: _Start,
     ) -> None:
-        rendezvous, resume, account = how
+        account, secrets, container = how.account, how.secrets, how.container
+        secret_files = self._secret_files(run.key)
         try:
             run_folders.create(self.runs_dir, run)
-            tmp = self._give_folders(run, account)
+            tmp = self._give_folders(run, account, contained=container is not None)
             self._give_memory(run, job, account)
+            secrets.write_files(secret_files, account)
             for member in mine:
-                env = self._environment(job, member, rendezvous, resume, account)
+                env = self._environment(job, member, how)
                 env |= self._memory_environment(run, job, member)
                 if (in_memory := environment.memory_folder_of(job, self.site)) is not None:
                     most = str(self._checkpoint_most)
@@ -250,11 +274,22 @@ class ProcessHost:
                 keep = OutputLimits(self.outputs.create(run.key, member.rank), self._output_bytes)
                 group = self.limits.group(run.key, member.rank, member.devices)
                 confined = environment.confinement_of(
-                    job, member, account, self.site, cwd=self._cwd(job), tmp=tmp, cgroup=group
+                    job,
+                    member,
+                    account,
+                    self.site,
+                    cwd=self._cwd(job),
+                    tmp=tmp,
+                    cgroup=group,
+                    container=container,
+                    passed=(str(secret_files),) if secrets.files else (),
                 )
                 self.launcher.confine(where, confined)
                 fence = self.site.fence(job.placement)
-                process = self.launcher.start(where, command, env, self._cwd(job), keep, fence=fence)
+                process = self.launcher.start(
+                    where, command, env, self._cwd(job), keep, fence=fence, preload=job.spec.preload
+                )
+                self._note_start(run, job, self.launcher.how(where))
                 self._track((run.key, member.rank), process)
         except job_folders.FolderNotOurs as error:
             run.refused = str(error)
@@ -270,13 +305,23 @@ class ProcessHost:
             run.refused = problem
             self._abort(run)
 
-    def _give_folders(self, run: LocalRun, account: RunIdentity) -> Path | None:
+    @staticmethod
+    def _note_start(run: LocalRun, job: Job, how: str) -> None:
+        """Note how a process began; a cold one says more than a warm one, and matters to those who asked for that."""
+        if how == "warm":
+            run.start = run.start or how
+        elif job.spec.preload:
+            run.start = how
+
+    def _give_folders(self, run: LocalRun, account: RunIdentity, *, contained: bool) -> Path | None:
         """Make the folders that are the run's own; return its temporary one, where it has one."""
         with contextlib.suppress(OSError):  # jobs that save are warned when they cannot
             if account.switches:
                 self.checkpoints.give(run.job_id, account.uid, account.gid)
             else:
                 self.site.checkpoints.mkdir(mode=0o700, parents=True, exist_ok=True)
+                if contained:  # what is attached has to be there
+                    (self.site.checkpoints / run.job_id).mkdir(mode=0o700, exist_ok=True)
         if self.site.temporary is None:
             return None
         job_folders.make_passable(self.site.temporary)
@@ -304,6 +349,10 @@ class ProcessHost:
         if "tier" not in run.reported:
             run.reported.add("tier")
             self.warn(run.key, f"its checkpoints are saved to the disk, and not in memory: {problem}")
+
+    def _secret_files(self, key: Key) -> Path:
+        """Return the folder for a run's secrets that are files."""
+        return self.runs_dir.parent / "secrets" / f"{key[0]}-{key[1]}"
 
     @staticmethod
     def _temporary(key: Key, folder: Path) -> Path:
@@ -346,6 +395,24 @@ class ProcessHost:
         run.ending, run.why, run.asked_s = ending, why, self._clock()
         run_folders.note_stopping(self.runs_dir, run)
         self._send_all(run, StopRequest())
+
+    def tell_time(self, told: TellTime) -> None:
+        """Tell a run's processes how long the job may run; where that is short, with the signal that it asks for."""
+        run = self.runs[told.key]
+        run.warned = told.is_short or (run.warned and run.told_due_s is None)  # one of an earlier executor's
+        run.told_due_s = told.due_s
+        self._send_all(run, self._time_left(run, warning=told.is_short))
+        if not told.is_short:
+            return
+        run_folders.note_mark(self.runs_dir, run, min(run.ranks), "warned")
+        if told.warning:
+            self.warn(told.key, told.warning)
+        for process in self._running(run) if told.signal else ():
+            self.launcher.signal_group(process, signal.Signals[f"SIG{told.signal}"])
+
+    def _time_left(self, run: LocalRun, *, warning: bool = False) -> TimeLeft:
+        left_s = None if run.told_due_s is None else max(0.0, run.told_due_s - self._clock())
+        return TimeLeft(left_s=left_s, warning=warning)
 
     def terminate(self, key: Key, ending: Ending) -> None:
         """Send TERM to all process groups of a run."""
@@ -439,8 +506,11 @@ class ProcessHost:
         """Remove a run whose end is in the log."""
         self.limits.forget_host(key, self.runs[key].ranks if key in self.runs else ())
         run_folders.remove(self.runs_dir, key)
+        remove_files(self._secret_files(key))
         if self.site.temporary is not None:
             shutil.rmtree(self._temporary(key, self.site.temporary), ignore_errors=True)
+        if self.work is not None:
+            self.work.end(key)
         self._rendezvous.release(key)
         self.runs.pop(key, None)
         self.unpublished.discard(key)
@@ -468,6 +538,11 @@ class ProcessHost:
         process = self._processes.get(place)
         return 0 if process is None else process.pid
 
+    def limited(self, place: Place, argv: Sequence[str]) -> list[str]:
+        """Return the command line that holds a command to the limits of the process beside which it is to run."""
+        key, index = place
+        return self.limits.beside(key, index, self.runs[key].devices_of[index], argv)
+
     def exit_code(self, place: Place) -> int | None:
         """Return the exit status of a process that has just ended, if it left one."""
         return self.launcher.exit_code(self.rank_dir(place))
@@ -490,6 +565,8 @@ class ProcessHost:
         gang.note_message(run, hello.rank, hello)
         run_folders.note_mark(self.runs_dir, run, hello.rank, "hello")
         self.send_caps(run)
+        if run.told_due_s is not None:
+            connection.send(self._time_left(run, warning=run.warned))
         if run.stop_step is not None:
             connection.send(StopAtStep(step=run.stop_step))
         elif run.asked_s:

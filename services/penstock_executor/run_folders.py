@@ -4,8 +4,8 @@ Files that outlive the executor.
 A later executor finds its runs again by their folders. ``<data>/runs/<job>/<epoch>/run.json`` says what was started,
 ``stop.json`` how far the run's end had come, and ``series`` has its metrics. Each rank's folder holds ``pid``, ``exit``
 and ``kept`` (which the shim writes), how far the rank's output was streamed (``stdout.read``, ``stderr.read``),
-``hello`` if the process spoke the agent protocol, and ``done`` if it reported its end. Output is elsewhere, since it
-stays longer.
+``hello`` if the process spoke the agent protocol, ``done`` if it reported its end, and ``warned`` if it was told that
+its time is short. Output is elsewhere, since it stays longer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from penstock_executor.job_folders import open_plainly
 from penstock_executor.run_state import Ending, Key, LocalRun, RunProcess, Sharing
 from penstock_log.records import compose
 
-Mark = Literal["hello", "done"]
+Mark = Literal["hello", "done", "warned"]
 SERIES: Final = "series"
 """Name of the file with the run's metrics, on the node of its first process."""
 _log = structlog.get_logger("penstock.executor")
@@ -117,17 +117,34 @@ def scan(runs: Path) -> Iterator[LocalRun]:
             records.append(_stopping.decode((folder / "stop.json").read_bytes()))
         has = {rank: {path.name for path in (folder / str(rank)).glob("*")} for rank in started.ranks}
         ranks = {rank: RunProcess(greeted="hello" in names, done="done" in names) for rank, names in has.items()}
-        yield compose(LocalRun, *records, ranks=ranks)
+        warned = any("warned" in names for names in has.values())
+        yield compose(LocalRun, *records, ranks=ranks, warned=warned)
 
 
 def remove(runs: Path, key: Key) -> None:
     """Remove a run's folder, and the job's folder after its last run."""
     folder = path_of(runs, key)
-    shutil.rmtree(folder, ignore_errors=True)
+    if not _remove_plain(folder):
+        shutil.rmtree(folder, ignore_errors=True)
     try:
         os.rmdir(folder.parent)
     except OSError:
         return  # other epochs are still there
+
+
+def _remove_plain(folder: Path, *, deeper: int = 1) -> bool:
+    """Remove a folder of files, and of folders of files, as a run's is; return False where there is more in it."""
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if not entry.is_dir(follow_symlinks=False):
+                    os.unlink(entry)
+                elif not (deeper and _remove_plain(Path(entry), deeper=deeper - 1)):
+                    return False
+        os.rmdir(folder)
+    except OSError:
+        return False
+    return True
 
 
 def last_line(path: Path, most_bytes: int = 4096) -> str:

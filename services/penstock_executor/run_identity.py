@@ -3,17 +3,16 @@ As whom a run's processes run on this node.
 
 :class:`IdentityRule` is the node's rule, from the settings; ``docs/isolation.md`` has it as a table. It takes accounts
 from the name service of the host (``pwd``, ``grp``), so from sssd or LDAP where the host has them. That may take
-seconds: :class:`IdentityLookups` asks in a thread.
+seconds: :class:`penstock_executor.run_credentials.CredentialLookups` asks in a thread.
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
 import pwd
-from collections.abc import Callable, Container, Coroutine, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -175,53 +174,3 @@ def _is_mapped(uid: int, uid_map: str = "/proc/self/uid_map") -> bool:
     except (OSError, ValueError):
         return True
     return any(first <= uid < first + count for first, _, count in rows)
-
-
-Found = RunIdentity | IdentityRefused
-
-
-class IdentityLookups:
-    """
-    Accounts on their way: asked for in a thread, and kept until the run has started.
-
-    Parameters
-    ----------
-    spawn : callable
-        Runs a coroutine beside the caller.
-    found : callable
-        ``found(key)``: called when the account of a run is known.
-    """
-
-    def __init__(
-        self,
-        rule: IdentityRule,
-        spawn: Callable[[Coroutine[Any, Any, None]], None],
-        found: Callable[[tuple[str, int]], None],
-    ) -> None:
-        self.rule, self._spawn, self._found = rule, spawn, found
-        self._known: dict[tuple[str, int], Found | None] = {}
-
-    def take(self, key: tuple[str, int], user: str) -> Found | None:
-        """Return the account for a run once it is known, and forget it; None while it is looked for."""
-        if not self.rule.asks:
-            return self.rule.identity(user)
-        if key not in self._known:
-            self._known[key] = None
-            self._spawn(self._look(key, user))
-        known = self._known[key]
-        if known is not None:
-            del self._known[key]
-        return known
-
-    def tidy(self, wanted: Callable[[tuple[str, int]], bool], has_started: Container[tuple[str, int]]) -> None:
-        """Forget what was found for runs that are no longer wanted."""
-        for key in [key for key, known in self._known.items() if known is not None]:
-            if key in has_started or not wanted(key):
-                del self._known[key]
-
-    async def _look(self, key: tuple[str, int], user: str) -> None:
-        try:
-            self._known[key] = await asyncio.to_thread(self.rule.identity, user)
-        except IdentityRefused as error:
-            self._known[key] = error
-        self._found(key)

@@ -15,6 +15,7 @@ from typing import Final, Literal
 import msgspec
 
 from penstock_executor.checkpoint_transfer import Resume
+from penstock_executor.code_fetch import CodeProgress
 from penstock_log import Job, JobState, Outcome, RunEnded, RunStarted
 from penstock_log.agent_protocol import EXIT_PREEMPTED, LoopReport
 from penstock_log.records import compose
@@ -121,6 +122,8 @@ class LocalRun(msgspec.Struct, kw_only=True):
         The other job, if the checkpoint is another job's.
     copied_from : str
         The node from which it was copied for this run.
+    start : str
+        How its processes began, as in :class:`penstock_log.RunStarted`.
     ending : Ending
         Why the run is ended.
     answers : dict of int to int
@@ -141,6 +144,10 @@ class LocalRun(msgspec.Struct, kw_only=True):
         Why this node ends the run, in one sentence, if neither the log nor ``ending`` has it.
     unfit : str
         Why a device is unfit on which one of its processes failed; empty where none is, as far as is known.
+    told_due_s : float or None
+        When its time is over, as its processes were told, seconds since the epoch; None: they were told nothing.
+    warned : bool
+        Whether they were warned that it is short.
     reported : set of str
         Facts already on their way to the log: ``started``, ``ended``, ``rewound``, and warnings that are given once.
     """
@@ -161,6 +168,7 @@ class LocalRun(msgspec.Struct, kw_only=True):
     resumed_digest: str = ""
     begun_from: str = ""
     copied_from: str = ""
+    start: str = ""
     ending: Ending = ""
     answers: dict[int, int] = {}
     held: set[int] = set()
@@ -171,6 +179,8 @@ class LocalRun(msgspec.Struct, kw_only=True):
     why: str = ""
     cap_bytes: int = 0
     unfit: str = ""
+    told_due_s: float | None = None
+    warned: bool = False
     reported: set[str] = msgspec.field(default_factory=set)
 
     @property
@@ -244,6 +254,8 @@ class NodeObservation(msgspec.Struct, kw_only=True):
         Progress of the runs that take turns with others.
     resumes : dict of (job id, epoch) to Resume
         What runs that are about to start go on from, as far as it is known and here.
+    code : dict of (job id, epoch) to CodeProgress
+        How far the code of runs is that are about to start.
     unheard_s : float
         How long ago the last heartbeat was sent that the matcher has answered.
     alone_s : float or None
@@ -256,6 +268,7 @@ class NodeObservation(msgspec.Struct, kw_only=True):
     postponed: dict[Key, float] = {}
     shared: dict[Key, SharingProgress] = {}
     resumes: dict[Key, Resume] = {}
+    code: dict[Key, CodeProgress] = {}
     unheard_s: float = 0.0
     alone_s: float | None = None
 

@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 import os
 import uuid
-from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, Final, assert_never
 
 import msgspec
+import structlog
 
 from penstock_bus.addresses import reachable_address
 from penstock_bus.follower import FoldFollower, background, until_available
@@ -28,19 +29,24 @@ from penstock_executor import agent_listener, health_watch, idle_watch, job_fold
 from penstock_executor.checkpoint_folder import CheckpointFolder, serving
 from penstock_executor.checkpoint_tier import WriteBehind, memory_root
 from penstock_executor.checkpoint_transfer import CheckpointFinder, CopyLimits, PendingResumes
+from penstock_executor.code_cache import CodeCache, WorkFolders
+from penstock_executor.code_fetch import PendingCode
 from penstock_executor.device_sampler import DeviceSampler, holders
 from penstock_executor.fact_outbox import FactAppender
 from penstock_executor.fence import HeardPage
 from penstock_executor.health_watch import HealthWatch
 from penstock_executor.idle_watch import IdleWatch, RunActivity
+from penstock_executor.job_sessions import JobSessions
 from penstock_executor.launchers import LAUNCHERS, environment, sandbox
+from penstock_executor.launchers.containers import ContainerRuntimes, RunContainers
 from penstock_executor.launchers.launcher import LaunchedProcess
 from penstock_executor.memory_limits import MemoryLimits
 from penstock_executor.name_claim import NameClaim
 from penstock_executor.output_store import OutputStore
 from penstock_executor.process_host import DiskFull, Place, ProcessHost
+from penstock_executor.run_credentials import CredentialLookups, NodeSecrets
 from penstock_executor.run_folders import ExecutorError
-from penstock_executor.run_identity import IdentityLookups, IdentityRule
+from penstock_executor.run_identity import IdentityRule
 from penstock_executor.run_state import Key, LocalRun, NodeObservation
 from penstock_executor.settings import ExecutorSettings
 from penstock_executor.sharing.sharing_supervisor import SharingSupervisor
@@ -79,6 +85,7 @@ DRIVER_PATIENCE_S: Final = 3.0
 IDLE_LOOK_S: Final = 5.0
 """The longest pause between two looks at whether runs do anything."""
 _NOBODY: Final = 65_534
+_log: Final = structlog.get_logger("penstock.executor")
 
 
 async def run(shell: Shell, settings: ExecutorSettings) -> None:
@@ -96,6 +103,7 @@ async def run(shell: Shell, settings: ExecutorSettings) -> None:
             _let_users_in(settings, data)
         if settings.sandbox != "none":
             await _try_sandbox(settings.identities(node_id))
+        runtimes = await _container_runtimes(settings, settings.identities(node_id))
         found, capacity = survey(settings.devices), _capacity(settings)
         live = FoldFollower(
             shell.bus,
@@ -107,7 +115,15 @@ async def run(shell: Shell, settings: ExecutorSettings) -> None:
             await live.caught_up()
             async with asyncio.TaskGroup() as tasks:
                 await Executor(
-                    shell, settings, live, tasks, data=data, node_id=node_id, found=found, capacity=capacity
+                    shell,
+                    settings,
+                    live,
+                    tasks,
+                    data=data,
+                    node_id=node_id,
+                    found=found,
+                    capacity=capacity,
+                    runtimes=runtimes,
                 ).work()
             await live.save_snapshot()
 
@@ -126,6 +142,7 @@ class Executor:
         node_id: str,
         found: DeviceSurvey,
         capacity: HostCapacity,
+        runtimes: ContainerRuntimes,
     ) -> None:
         self.shell, self.settings, self.live, self.tasks = shell, settings, live, tasks
         self.page = HeardPage(data / "heard")
@@ -142,7 +159,15 @@ class Executor:
         waiting.follow(lambda: self.appender.waiting)
         alive = shell.metrics.gauge("penstock_node_runs", "Runs whose processes live on the node.")
         alive.follow(lambda: sum(run.alive for run in self.host.runs.values()))
+        servers = shell.metrics.gauge("penstock_warm_servers", "Servers that are kept for warm starts.")
+        servers.follow(lambda: self.host.launcher.kept()[0])
+        held = shell.metrics.gauge("penstock_warm_server_bytes", "Memory that servers for warm starts hold.")
+        held.follow(lambda: self.host.launcher.kept()[1])
+        self.work_folders = WorkFolders(data / "work")
         self.host = self._process_host(data)
+        self.sessions = JobSessions(shell.bus, self.host, shell.monotonic)
+        entered = shell.metrics.gauge("penstock_node_sessions", "Sessions of people in jobs on the node.")
+        entered.follow(lambda: self.sessions.open)
         self.telemetry = RunTelemetry(shell, settings, self.host, lambda: self.incarnation, self.giving_up)
         limits = CopyLimits(largest_bytes=settings.checkpoint_copy_bytes, longest_s=settings.checkpoint_copy_s)
         self.resumes = PendingResumes(
@@ -161,8 +186,22 @@ class Executor:
             warn=self.host.warn,
             wake=self.wake,
         )
+        cache = CodeCache(data / "code", settings.code_cache_bytes)
+        cache.enter()
+        self.code = PendingCode(
+            shell.bus, cache, self.work_folders, tasks, rule=self.rule, warn=self.host.warn, wake=self.wake
+        )
         self.behind = self._write_behind()
-        self.identities = IdentityLookups(self.rule, self._spawn, self._on_identity)
+        secrets = NodeSecrets(node_id, settings.secrets_dir, settings.secrets)
+        self.credentials = CredentialLookups(self.rule, self._spawn, self._may_start, secrets)
+        self.containers = RunContainers(
+            runtimes,
+            data,
+            spawn=self._spawn,
+            found=self._may_start,
+            warn=self.host.warn,
+            pull_s=settings.image_pull_s,
+        )
         self.watched: dict[Place, int] = {}
         self.postponed: dict[Key, float] = {}
         self.removed = set(live.state.finished)
@@ -203,6 +242,7 @@ class Executor:
             new_privileges=settings.new_privileges,
             most_tasks=settings.most_tasks,
             cwd=os.getcwd(),
+            work=self.work_folders.folder,
             pass_env=settings.pass_env,
             heard=str(self.page.path),
             held_s=settings.held_s,
@@ -244,10 +284,12 @@ class Executor:
             for place in self.ended:
                 self._spawn(self._conclude(place))
             self._recall()
+            self._spawn(self.containers.sweep({key for key, run in self.host.runs.items() if run.alive}))
             self.host.checkpoints.enter()
             telemetry = self.telemetry
             async with (
                 self._serving(),
+                self._letting_in(),
                 serving(self.shell.bus, self._checkpoint_folders(), self.node_id),
                 background(
                     telemetry.publish_heartbeats(),
@@ -263,6 +305,7 @@ class Executor:
                     self._until_stopping(),
                     self._save(),
                     self._expire_output(),
+                    self.sessions.look(),
                 ),
             ):
                 await self._reconcile()
@@ -277,7 +320,9 @@ class Executor:
             self._settle_gangs()
             self.sharing.tidy(self._is_wanted)
             self.resumes.tidy(self._is_wanted, self.host.runs)
-            self.identities.tidy(self._is_wanted, self.host.runs)
+            self.code.tidy(self._is_wanted, self.host.runs)
+            self.credentials.tidy(self._is_wanted, self.host.runs)
+            self.containers.tidy(self._is_wanted, self.host.runs)
             observed = self._observed()
             limit_s = self.settings.sample_limit_s
             plan = machine.decide(self.live.state, self.node_id, observed, self.shell.now_s(), limit_s)
@@ -293,6 +338,8 @@ class Executor:
                 async with asyncio.timeout(wait_s):
                     await self.live.changed.wait()
         self.resumes.cancel()
+        self.containers.close({key for key, run in self.host.runs.items() if run.alive})
+        self.code.cancel()
 
     def _observed(self) -> NodeObservation:
         return NodeObservation(
@@ -302,6 +349,7 @@ class Executor:
             postponed=self.postponed,
             shared=self.sharing.progress,
             resumes=self.resumes.found,
+            code=self.code.found,
             unheard_s=self.page.unheard_s,
             alone_s=self.alone_s,
         )
@@ -312,7 +360,7 @@ class Executor:
     async def _act(self, action: machine.Action) -> None:
         host = self.host
         match action:
-            case machine.FindCheckpoint() | machine.RequestLanes() | machine.StartRun():
+            case machine.FindCheckpoint() | machine.FetchCode() | machine.RequestLanes() | machine.StartRun():
                 self._begin(action)
             case machine.AskToStop():
                 host.ask(action.key, action.ending, action.why)
@@ -320,12 +368,15 @@ class Executor:
                 await self.telemetry.publish_answers(host.runs[action.key])
             case machine.TerminateRun():
                 host.terminate(action.key, action.ending)
+            case machine.TellTime():
+                host.tell_time(action)
             case machine.KillRun():
                 host.kill(action.key)
             case machine.ReportFact():
                 self._report_start_or_end(action.fact)
             case machine.RemoveRun():
                 host.clean(action.key)
+                self.containers.release(action.key)
                 self.appender.forget(action.job_id)
             case machine.AnnounceNode():
                 await self._announce()
@@ -336,8 +387,12 @@ class Executor:
             case _:
                 assert_never(action)
 
-    def _begin(self, action: machine.FindCheckpoint | machine.RequestLanes | machine.StartRun) -> None:
+    def _begin(
+        self, action: machine.FindCheckpoint | machine.FetchCode | machine.RequestLanes | machine.StartRun
+    ) -> None:
         match action:
+            case machine.FetchCode():
+                self.code.fetch(action.key, self.live.state.jobs[action.job_id])
             case machine.FindCheckpoint():
                 self.resumes.find(action.key, action.request)
             case machine.RequestLanes():
@@ -376,12 +431,22 @@ class Executor:
     def _start(self, job_id: str) -> None:
         job = self.live.state.jobs[job_id]
         key, log = (job_id, job.epoch), self.shell.log.bind(job_id=job_id, epoch=job.epoch)
-        identity = self.identities.take(key, job.spec.user)
-        if identity is None:
+        container = None
+        if job.spec.image:
+            devices = [
+                device for device in self.host.site.devices if device.index in machine.devices_of(job, self.node_id)
+            ]
+            container = self.containers.prepare(key, job.spec.image, devices)
+            if container is None:
+                self.postponed[key] = self.shell.now_s() + RETRY_S
+                return
+        credentials = self.credentials.take(key, job.spec)
+        if credentials is None:
             self.postponed[key] = self.shell.now_s() + RETRY_S
             return
         try:
-            started = self.host.start(job, self.live.state.cluster, self.resumes.found.get(key), identity)
+            found = self.resumes.found.get(key)
+            started = self.host.start(job, self.live.state.cluster, found, credentials, container)
         except DiskFull as error:
             if key not in self.postponed:
                 log.warning("run_postponed", reason=str(error))
@@ -395,7 +460,7 @@ class Executor:
         else:
             log.info("run_started", devices=started.devices, ranks=sorted(started.ranks))
 
-    def _on_identity(self, key: Key) -> None:
+    def _may_start(self, key: Key) -> None:
         self.postponed.pop(key, None)
         self.wake()
 
@@ -431,6 +496,7 @@ class Executor:
             cpus=self.capacity.cpus,
             host_memory_bytes=self.capacity.memory_bytes,
             held_by=self.host.limits.enforcer.name,
+            containers=self.containers.runtimes.names,
             at_s=self.shell.now_s(),
         )
         await self.appender.append_node(joined)
@@ -546,7 +612,8 @@ class Executor:
     async def _look_after_host(self) -> None:
         while True:
             await asyncio.sleep(HOST_LOOK_S)
-            over = await asyncio.to_thread(self.host.limits.over_host, self.host.places())  # a walk through their pages
+            places, beside = self.host.places(), self.sessions.leaders()
+            over = await asyncio.to_thread(self.host.limits.over_host, places, beside)  # a walk through their pages
             self.host.end_over_memory(over)
 
     async def _sample_devices(self) -> None:
@@ -694,13 +761,33 @@ class Executor:
                 gone = []
             if gone:
                 self.shell.log.info("output_removed", jobs=gone)
+            old = await asyncio.to_thread(
+                self.work_folders.expire, self.shell.now_s(), self._keys(), settings.workdir_age_s
+            )
+            if old:
+                self.shell.log.info("work_folders_removed", runs=old)
             await asyncio.sleep(EXPIRE_LOOK_S)
+
+    def _keys(self) -> set[Key]:
+        """Return the runs whose folders are in use, or are about to be."""
+        return {*self.host.runs, *self.code.found}
 
     def _serving(self) -> AbstractAsyncContextManager[None]:
         """Answer requests for the output that this node keeps."""
         subject = subjects.output(self.node_id)
         endpoint = Endpoint(name="output", subject=subject, handler=self.host.outputs.answer)
         return self.shell.bus.serve(f"penstock-output-{self.node_id}", VERSION, [endpoint])
+
+    @asynccontextmanager
+    async def _letting_in(self) -> AsyncIterator[None]:
+        """Answer those who enter jobs; at the end, their sessions do too."""
+        subject = subjects.session(self.node_id)
+        endpoint = Endpoint(name="session", subject=subject, handler=self.sessions.answer, concurrent=True)
+        async with self.shell.bus.serve(f"penstock-session-{self.node_id}", VERSION, [endpoint]):
+            try:
+                yield
+            finally:
+                self.sessions.close()
 
     def _recall(self) -> None:
         """Note for adopted runs which facts the log has already, and which devices they share."""
@@ -781,6 +868,25 @@ async def _try_sandbox(rule: IdentityRule) -> None:
     """
     if why := await asyncio.to_thread(sandbox.problem, _NOBODY if rule.switches else None):
         raise ExecutorError(f'sandbox = "bubblewrap": {why}')
+
+
+async def _container_runtimes(settings: ExecutorSettings, rule: IdentityRule) -> ContainerRuntimes:
+    """
+    Return what runs the images of jobs on this node.
+
+    Raises
+    ------
+    ExecutorError
+        If the settings name something that does not.
+    """
+    found = await asyncio.to_thread(ContainerRuntimes.survey, settings.containers, _NOBODY if rule.switches else None)
+    if settings.containers in found.reasons:
+        raise ExecutorError(
+            f'containers = "{settings.containers}": {found.reasons[settings.containers]}; or set containers = "none"'
+        )
+    if found.reasons:
+        _log.info("containers_not_used", **found.reasons)
+    return found
 
 
 def _capacity(settings: ExecutorSettings) -> HostCapacity:

@@ -7,6 +7,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta
 
+from penstock_executor.run_credentials import SharedSecret
 from penstock_executor.run_identity import IdentityRule, RunAs
 from penstock_log.spec import Name
 from penstock_sharing.lanes.turn_policy import TurnPolicyName as Policy
@@ -14,6 +15,7 @@ from penstock_sharing.lanes.turn_policy import TurnPolicyName as Policy
 _MIB: Final = 1 << 20
 LauncherName = Literal["process"]
 SandboxName = Literal["none", "bubblewrap"]
+ContainersName = Literal["auto", "docker", "podman", "apptainer", "bubblewrap", "none"]
 
 
 class ExecutorSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,7 +65,28 @@ class ExecutorSettings(msgspec.Struct, frozen=True, kw_only=True):
         nodes of the GPUs that it was given, and writes to its checkpoint folder, and to its working directory if that
         is its user's.
     writable : tuple of str
-        Folders that a job may write to in a sandbox, beside these; ``~`` is its user's home.
+        Folders that a job may write to in a sandbox, beside these, and that it finds in the container of its image;
+        ``~`` is its user's home.
+    containers : {"auto", "docker", "podman", "apptainer", "bubblewrap", "none"}
+        What runs the jobs that have an ``image``. ``auto``: docker where its daemon answers, else podman, and beside
+        them apptainer and bubblewrap where they are installed. ``none``: such jobs do not come to this node.
+    image_pull_s : float
+        The longest time that getting an image from its registry may take, in seconds.
+    warm_starts : {"learn", "preload", "off"}
+        Which Python programs are forked from a server that has imported their modules, and not executed: those whose
+        command comes again, with what its earlier runs have imported; those alone whose job names modules; none.
+        ``docs/warm-starts.md`` says which can.
+    warm_servers : int
+        The most such servers; the one that was used longest ago goes first.
+    warm_bytes : int
+        The most memory that they may hold together when another one begins.
+    secrets_dir : str
+        Holds values of secrets that jobs name, put there by an operator: ``users/USER/NAME`` and ``teams/TEAM/NAME``,
+        files that nobody but the executor's user, or that user, may read. A user's own are in
+        ``~/.config/penstock/secrets``. Empty: there are no others.
+    secrets : dict of str to SharedSecret
+        Name of a secret → the executor's own variable that holds it, and whose jobs may have it:
+        ``[executor.secrets.wandb]``, ``env = "WANDB_API_KEY"``, ``teams = ["vision"]``.
     data_dir : str
         Holds run folders and the agents' socket; must survive a restart of the executor.
     checkpoint_dir : str
@@ -79,6 +102,12 @@ class ExecutorSettings(msgspec.Struct, frozen=True, kw_only=True):
         in a file system in memory. Empty: a folder of the executor's own in ``/dev/shm``.
     checkpoint_memory_bytes : int
         The largest checkpoint that may be there; 0: none, and such jobs save to the disk.
+    code_cache_bytes : int
+        The most that files of jobs' folders may take that are kept for the next job (docs/code.md); what was not used
+        for the longest time goes first.
+    workdir_age_s : float
+        How long the folder of a run whose code was uploaded stays after its end, in seconds, with what the job wrote
+        there.
     memory_dir : str
         The ``data_dir`` of this node's memory agent (``penstock_memory``), whose socket jobs are told of in
         ``PENSTOCK_MEMORY_SOCKET``; empty: there is none.
@@ -147,12 +176,21 @@ class ExecutorSettings(msgspec.Struct, frozen=True, kw_only=True):
     most_tasks: Annotated[int, Meta(ge=0)] = 16_384
     sandbox: SandboxName = "none"
     writable: tuple[str, ...] = ()
+    containers: ContainersName = "auto"
+    image_pull_s: Annotated[float, Meta(gt=0)] = 1800.0
+    warm_starts: Literal["learn", "preload", "off"] = "learn"
+    warm_servers: Annotated[int, Meta(ge=0)] = 4
+    warm_bytes: Annotated[int, Meta(ge=0)] = 4 * 2**30
+    secrets_dir: str = ""
+    secrets: dict[str, SharedSecret] = {}
     data_dir: str = "penstock-data/executor"
     checkpoint_dir: str = ""
     checkpoint_copy_bytes: Annotated[int, Meta(ge=0)] = 16 * 2**30
     checkpoint_copy_s: Annotated[float, Meta(ge=0)] = 600.0
     checkpoint_memory_dir: str = ""
     checkpoint_memory_bytes: Annotated[int, Meta(ge=0)] = 4 * 2**30
+    code_cache_bytes: Annotated[int, Meta(ge=0)] = 10 * 2**30
+    workdir_age_s: Annotated[float, Meta(ge=0)] = 24 * 3600.0
     memory_dir: str = ""
     aggregator_dir: str = ""
     pass_env: tuple[str, ...] = ()

@@ -17,11 +17,18 @@ In reading order:
 * ``open_jobs``: What each user has open.
 * ``authority``: Who asks, and what each role may do and see.
 * ``acceptance``: The rules of commands about jobs, sweeps, nodes and pools.
+* ``job_entry``: Who may enter which process of a running job.
 * ``job_dependencies``: What a new job may wait for.
 * ``people``: The rules of commands about people.
 * ``archived_ids``: Whose the ids of archived jobs were.
 * ``user_queues``: Requests of many users, served in turn.
+* ``code_store``: What users upload of the folders in which their jobs run.
+* ``code_collection``: What of it no job needs any more.
 * ``commands``: Commands, by request and by inbox.
+* ``notifications``: Of what people are told, what is still to be told them, and in which words.
+* ``notification_sender``: The program that sends one message, by apprise.
+* ``notification_targets``: Addresses of notifications, and the commands about rules.
+* ``notifier``: Sends the messages that rules call for.
 * ``bulk``: Many jobs by one request: submissions, and acts on all that a filter names.
 * ``sight``: What people ask about, where they may see it.
 * ``queries``: Queries, and what runs and services report outside of the log.

@@ -11,6 +11,8 @@ sweeps, nodes and pools that are there. :func:`job_named` and its neighbours fin
 from __future__ import annotations
 
 import json
+import posixpath
+import re
 from collections.abc import Container, Iterator
 from typing import Any, Final, assert_never
 
@@ -48,6 +50,7 @@ from penstock_log import (
     SweepSpec,
     SweepSubmitted,
     Uniform,
+    code_tree,
     request_bodies,
     subjects,
     validation,
@@ -69,6 +72,9 @@ _READ: Final = frozenset({"digest", "opaque"})
 _LONGEST_NAME: Final = 63
 MOST_STRING_BYTES: Final = 128 * 1024
 """The longest argument or variable of a program under Linux, its final zero included (``MAX_ARG_STRLEN``)."""
+_VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+_MOST_SECRETS: Final = 64
+_HOLDS_A_SECRET: Final = re.compile(r"(TOKEN|PASSWORD|PASSWD|SECRET|APIKEY|CREDENTIALS|(^|_)KEY)$")
 _LONGEST_FLOAT: Final = -2.2250738585072014e-308
 
 
@@ -83,7 +89,7 @@ class Acceptable(msgspec.Struct, frozen=True, kw_only=True):
     seq : int
         Sequence of the commit that submitted it before; 0 otherwise.
     warnings : tuple of str
-        What will keep it waiting.
+        What will keep it waiting, and what its user may not have meant.
     """
 
     id: str
@@ -137,6 +143,10 @@ def job(
     check_beginning(state, spec)
     job_dependencies.check(state, spec, caller)
     fact = JobSubmitted(job_id=spec.id, spec=spec, at_s=now_s)
+    warnings += tuple(_values_to_hide(spec))
+    if spec.notify and not state.notifications.is_told(spec.user):
+        whom = spec.user or "nobody"
+        warnings += (f"nobody is told, as {whom} has no address for it; give one: penstock notify add URL",)
     return Acceptable(id=spec.id, subject=subjects.job(spec.id), fact=fact, warnings=warnings)
 
 
@@ -160,6 +170,7 @@ def sweep(state: GatewayState, spec: SweepSpec, *, strict: bool, now_s: float, c
     _strictly(strict, warnings)
     job_dependencies.check(state, spec.job, caller, "$.job")
     fact = SweepSubmitted(sweep_id=spec.id, spec=spec, at_s=now_s)
+    warnings += tuple(_values_to_hide(spec.job))
     return Acceptable(id=spec.id, subject=subjects.request(spec.id), fact=fact, warnings=warnings)
 
 
@@ -292,11 +303,12 @@ def check(spec: JobSpec, path: str = "$") -> None:
         for name in spec.env
         if not name or "=" in name
     ]
-    problems += [f"{path}.{problem}" for problem in _too_long(spec)]
+    problems += [f"{path}.{problem}" for problem in (*_too_long(spec), *_unusable_secrets(spec))]
     if not spec.command[0].strip():
         problems.append(f"{path}.command[0]: expected a program, got {json.dumps(spec.command[0])}")
     if len(set(spec.kinds)) < len(spec.kinds):
         problems.append(f"{path}.kinds: names a kind twice")
+    problems += [f"{path}.{problem}" for problem in _code_problems(spec)]
     problems += [f"{path}.{problem}" for problem in (*_sharing(spec), *validation.elastic_problems(spec))]
     if problems:
         raise BadInput(*problems)
@@ -316,6 +328,47 @@ def _too_long(spec: JobSpec) -> Iterator[str]:
             )
 
 
+def _code_problems(spec: JobSpec) -> Iterator[str]:
+    if spec.workdir:
+        yield (
+            f"workdir: {json.dumps(spec.workdir)} is a folder where you are; a client uploads it and says `code` "
+            "instead (`penstock submit --workdir`, or the Python client)"
+        )
+    cwd = posixpath.normpath(spec.cwd)
+    if spec.code and cwd != "." and not code_tree.is_inside(cwd.encode(errors="replace")):
+        yield f"cwd: expected a folder of the uploaded code, relative to it, got {json.dumps(spec.cwd)}"
+
+
+def _unusable_secrets(spec: JobSpec) -> Iterator[str]:
+    """Yield what is wrong with the variables that are to hold secrets."""
+    for field, others in (("secrets", (spec.env, spec.secret_files)), ("secret_files", (spec.env,))):
+        for variable in getattr(spec, field):
+            shown = json.dumps(variable[:_MOST_CHARACTERS])
+            if not _VARIABLE.fullmatch(variable):
+                yield f"{field}: expected a variable's name, of letters, digits and _, got {shown}"
+            elif variable.startswith("PENSTOCK_"):
+                yield f"{field}: {shown} is one of Penstock's own variables; choose another"
+            elif any(variable in other for other in others):
+                yield f"{field}: {shown} has a value already, by `env` or `secret_files`; leave one of them out"
+    if len(spec.secrets) + len(spec.secret_files) > _MOST_SECRETS:
+        yield f"secrets: expected {_MOST_SECRETS} at most, got {len(spec.secrets) + len(spec.secret_files)}"
+
+
+def _values_to_hide(spec: JobSpec) -> Iterator[str]:
+    """Yield a sentence about variables whose names say that their values should not be in the log."""
+    found = [
+        name
+        for name, value in spec.env.items()
+        if value and value.lower() not in {"true", "false"} and _HOLDS_A_SECRET.search(name.upper())
+    ]
+    if found:
+        yield (
+            f"the {'value' if len(found) == 1 else 'values'} of {listed(sorted(found))} in `env` will stay in the log, "
+            "for all who may see the job; if that is a secret, keep it on the nodes and name it: "
+            f"--secret {found[0]}=NAME (docs/secrets.md)"
+        )
+
+
 def _sharing(spec: JobSpec) -> Iterator[str]:
     if spec.sharing == "fraction" and spec.gpus > 1:
         yield f'gpus: a fraction is of one device, got {spec.gpus}; use `sharing = "lane"`, or one device'
@@ -332,6 +385,8 @@ def _sharing(spec: JobSpec) -> Iterator[str]:
             f"host_memory_bytes, {gibibytes(spec.host_memory_bytes)}; keep less on the host (memory.local), or ask for "
             "more of it"
         )
+    if spec.image and spec.sharing != "exclusive":
+        yield f"image: is for a job that has its devices to itself, got `{spec.sharing}`; leave it out, or `sharing`"
     if spec.memory is not None and spec.sharing == "exclusive":
         yield "memory: is for a job that shares its device; leave it out, or set `sharing`"
 

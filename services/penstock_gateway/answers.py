@@ -41,6 +41,8 @@ from penstock_log.views import (
     NodeMemoryView,
     NodesView,
     NodeView,
+    NotificationRuleView,
+    NotificationsView,
     PoliciesView,
     PolicyView,
     ProfileView,
@@ -380,6 +382,13 @@ def sweeps(model: ReadModel, asked: request_bodies.SweepsRequest, caller: Caller
     """Return the sweeps that match all filters and may be seen, without their trials."""
     total, page = sweep_filter.page(model.state.sweeps, asked, caller)
     return SweepsView(sweeps=tuple(sweep(model, one, whole=False) for one in page), total=total, seq=model.seq)
+
+
+def notifications(model: ReadModel, caller: Caller) -> NotificationsView:
+    """Return the rules of who asks, or of all for an operator, in the order in which they were made."""
+    rules = (rule for rule in model.state.notifications.rules.values() if caller.sees_all or rule.user == caller.name)
+    shown = tuple(NotificationRuleView.of(rule, tried_s=rule.tried_s or None) for rule in rules)
+    return NotificationsView(rules=shown, seq=model.seq)
 
 
 def users(model: ReadModel, owner: str) -> UsersView:

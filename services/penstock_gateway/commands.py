@@ -34,9 +34,10 @@ from penstock_bus import (
 )
 from penstock_bus.fair_semaphore import FairSemaphore
 from penstock_bus.follower import FoldFollower
-from penstock_gateway import acceptance, dependencies, people
+from penstock_gateway import acceptance, dependencies, job_entry, people
 from penstock_gateway.archived_ids import ArchivedIds
 from penstock_gateway.authority import SERVICE, Admit, Caller
+from penstock_gateway.code_store import CodeStore
 from penstock_gateway.endpoints import RequestRefused, endpoint, job_asked, sweep_asked
 from penstock_gateway.job_fit import NodeFit
 from penstock_gateway.log_reader import catch_up
@@ -45,10 +46,10 @@ from penstock_gateway.open_jobs import most_trials
 from penstock_gateway.user_queues import OpenJobsLimit, RateLimit, RepeatedRequests, UserQueues, asker, names_itself
 from penstock_log import AnyEvent, Commit, JobSpec, SweepSpec, request_bodies, subjects, tracing, validation
 from penstock_log.validation import BadInput
-from penstock_log.views import ActAnswer, SubmitAnswer, View
+from penstock_log.views import ActAnswer, EnterAnswer, SubmitAnswer, View
 
 A = TypeVar("A", bound=request_bodies.GatewayRequest)
-D = TypeVar("D", acceptance.Acceptable, acceptance.JobAction)
+D = TypeVar("D", acceptance.Acceptable, acceptance.JobAction, job_entry.JobEntry)
 T = TypeVar("T")
 Answering = Callable[[bytes, Caller], Awaitable[View]]
 _TRIES: Final = 5
@@ -82,6 +83,8 @@ class Commands:
         Seconds of a clock that only goes on.
     admit : Admit
         Says who asks, or refuses them.
+    code : CodeStore
+        What users have uploaded.
     """
 
     def __init__(
@@ -96,9 +99,10 @@ class Commands:
         new_commit_id: Callable[[], str],
         ticks: Callable[[], float],
         admit: Admit,
+        code: CodeStore,
     ) -> None:
         self._bus, self._live, self._settings = bus, live, settings
-        self._actor, self._now_s, self._admit = actor, now_s, admit
+        self._actor, self._now_s, self._admit, self._code = actor, now_s, admit, code
         self._new_id, self._new_commit_id = new_id, new_commit_id
         self._limit = OpenJobsLimit(settings.open_jobs)
         self._archived = ArchivedIds(Path(settings.archive_dir)) if settings.archive_dir else None
@@ -144,6 +148,7 @@ class Commands:
             "tune": self._submitting(self.submit_sweep),
             **{verb: self._acting(act, request_bodies.ActRequest) for verb, act in acceptance.JOB_ACTS.items()},
             "extend": self._acting(acceptance.extend, request_bodies.ExtendRequest),
+            "enter": self._enter,
             "drain": self._acting(acceptance.drain, request_bodies.DrainRequest),
             "resume": self._acting(acceptance.resume, request_bodies.NodeResumeRequest),
             "remove": self._acting(acceptance.remove, request_bodies.ActRequest),
@@ -209,6 +214,7 @@ class Commands:
         is_first = self._coming.setdefault(spec.id, over) is over
         try:
             await self._check_archived([(spec.id, spec.user)])
+            await self._check_code(spec)
             for submission in before:  # all of them came before this one, so none waits for it
                 await submission.wait()
             return await self._submit(lambda: self._job(spec, caller, strict=strict), spec.user, 1, trace)
@@ -245,7 +251,9 @@ class Commands:
         """
         try:
             await self._check_archived([(spec.id, spec.user) for spec in specs])
-        except RequestRefused:  # one by one, which says whose id it is
+            for spec in specs:
+                await self._check_code(spec)
+        except RequestRefused:  # one by one, which says what is wrong with which
             return [None] * len(specs)
 
         left: set[str] = set()
@@ -283,6 +291,8 @@ class Commands:
         spec = caller.stamp_sweep(asked.spec)
         spec = msgspec.structs.replace(spec, id=spec.id or new_id or self._unused_id())
         await self._check_archived([(spec.id, spec.job.user)])
+        if spec.id not in self._live.state.sweeps:
+            await self._check_code(spec.job)
 
         def decide() -> acceptance.Acceptable:
             decided = acceptance.sweep(self._live.state, spec, strict=asked.strict, now_s=self._now_s(), caller=caller)
@@ -319,6 +329,12 @@ class Commands:
             if owners.get(one, user) != user:
                 raise acceptance.id_taken(one)
 
+    async def _check_code(self, spec: JobSpec) -> None:
+        """Refuse a job whose code is not here; one that is there already is only submitted again."""
+        if spec.code and self._live.state.jobs.get(spec.id) is None:
+            acceptance.check(spec)
+            await self._code.require(spec.user, spec.code)
+
     def _check_trial(self, spec: SweepSpec) -> None:
         try:
             asked = job_asked(msgspec.json.encode(acceptance.largest_trial(spec)), self.most_bytes)
@@ -346,6 +362,17 @@ class Commands:
                 return await self.act(act, asked, caller)
 
         return answer
+
+    async def _enter(self, body: bytes, caller: Caller) -> EnterAnswer:
+        async with self.acts.slot(asker(body, caller.name), len(body)):
+            asked = validation.decode(body, request_bodies.EnterRequest)
+            if not caller.is_service:
+                asked = msgspec.structs.replace(asked, by=caller.name)
+            await self.catch_up()
+            now_s = self._now_s()
+            entry, seq = await self._commit(lambda: job_entry.enter(self.state, asked, now_s, caller))
+            _log.info("entered", id=entry.id, by=asked.by, purpose=asked.purpose, node_id=entry.node_id, seq=seq)
+            return EnterAnswer.of(entry, seq=seq)
 
     async def catch_up(self) -> None:
         """Wait until the read model has all that is in the log now: what another gateway accepted is there too."""

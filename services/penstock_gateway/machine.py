@@ -25,6 +25,7 @@ from penstock_gateway import dependencies, idle_runs, job_sizes, node_history, s
 from penstock_gateway.dependencies import DependencyProgress, Dependents
 from penstock_gateway.job_history import JobHistory
 from penstock_gateway.node_history import NodeHistory
+from penstock_gateway.notifications import Notifications
 from penstock_gateway.open_jobs import OpenJobs
 from penstock_gateway.past_tables import PastJobs, PastTable
 from penstock_gateway.retention import ArchiveRecord
@@ -44,6 +45,9 @@ from penstock_log import (
     LogCopied,
     LogTrimmed,
     NodeJoined,
+    NotificationRuleRemoved,
+    NotificationRuleSet,
+    NotificationSent,
     RoundDecided,
     RunBusyAgain,
     RunCheckpointed,
@@ -76,7 +80,25 @@ from penstock_scheduler.pool.scheduler_state import SchedulerState, fold
 MOST_MODELS: Final = 200
 """Models of archived jobs that are told apart on one day; all others are summed as :data:`OTHER_MODELS`."""
 OTHER_MODELS: Final = "other"
-SCHEMA: Final = "gateway.v31"
+NOTIFY_SCHEMES: Final = (
+    *(
+        "mailto",
+        "mailtos",
+        "json",
+        "jsons",
+        "form",
+        "forms",
+        "slack",
+        "discord",
+        "mmost",
+        "mmosts",
+        "rocket",
+        "rockets",
+    ),
+    *("ntfy", "ntfys", "gotify", "gotifys", "tgram", "pover", "pbul", "zulip", "gchat", "matrix", "matrixs"),
+)
+"""Kinds of addresses that say nothing on the gateway's machine itself."""
+SCHEMA: Final = "gateway.v33"
 
 
 class GatewayState(SchedulerState):
@@ -125,6 +147,8 @@ class GatewayState(SchedulerState):
         UTC day → group → what is left of archived jobs in accounts.
     totals : TotalsRecord
         What has happened since the log began.
+    notifications : Notifications
+        Of what people are told, and what is still to be told them.
     """
 
     jobs: JobTable = msgspec.field(default_factory=JobTable)
@@ -153,6 +177,7 @@ class GatewayState(SchedulerState):
     totals: TotalsRecord = msgspec.field(default_factory=TotalsRecord)
 
     users: Users = msgspec.field(default_factory=Users)
+    notifications: Notifications = msgspec.field(default_factory=Notifications)
 
     def jobs_since(self, since_s: float) -> list[Job]:
         """Return the jobs that are not over, and those that ended since a time, in order of submission."""
@@ -193,6 +218,7 @@ def apply(state: GatewayState, event: Event, seq: int) -> None:
     _note_dependents(state, changed, event, seq)
     _note_open_sweep(state, event)
     sweep_table.count_devices(state.sweeps, state.cluster, event)
+    _note_rules(state, event, seq)
     match event:
         case JobFinished():
             _announced(state, event.job_id, seq)
@@ -221,6 +247,15 @@ def decide(state: GatewayState, now_s: float) -> Decision:
 def decider(settings: GatewaySettings) -> Decider[GatewayState]:  # noqa: ARG001 - all services are made alike
     """Return the gateway's decider; every replica may decide, and the log refuses all but the first."""
     return Decider(name="gateway", state=GatewayState, schema=SCHEMA, apply=apply, decide=decide, leads=False)
+
+
+def _note_rules(state: GatewayState, event: Event, seq: int) -> None:
+    """Note of what people are told, and that a job's end, which is known as a whole now, is to be told."""
+    if isinstance(event, JobFinished):
+        if (job := state.jobs.get(event.job_id)) is not None:
+            state.notifications.note(job, event, seq)
+    elif isinstance(event, NotificationRuleSet | NotificationRuleRemoved | NotificationSent | UserRemoved):
+        state.notifications.apply(event)
 
 
 def _note_dependents(state: GatewayState, changed: Iterable[Job], event: Event, seq: int) -> None:
@@ -268,7 +303,12 @@ def _learn(state: GatewayState, event: Event) -> None:
 
 
 def _learn_round(state: GatewayState, event: RoundDecided) -> None:
-    state.waits[event.pool] = {wait.job_id: wait for wait in event.waits}
+    if event.explains:
+        state.waits[event.pool] = {wait.job_id: wait for wait in event.waits}
+    else:  # what was said before holds on for those that do not start
+        told = state.waits.get(event.pool, {})
+        for placement in event.placements:
+            told.pop(placement.job_id, None)
     if event.prices:  # a round that says nothing anew works none out
         state.prices[event.pool] = event.prices
 
@@ -295,6 +335,8 @@ def _note(state: GatewayState, job: Job, event: Event, seq: int) -> None:
     state.totals.note(job, past.tally, past.account.runs, measured=past.account.measured)
     state.open_jobs.note(job)
     time_limits.note(state.limits, job)
+    if not isinstance(event, JobFinished):
+        state.notifications.note(job, event, seq)
     _follow_up(state, job, seq)
 
 
@@ -521,6 +563,24 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
         Folder for the index of the past, from which questions with ``at`` are answered: about 150 bytes a fact, on a
         disk of the gateway's own; it may be removed at any time. `penstock up` takes ``history`` in its data folder.
         Empty: a temporary folder, from the first such question to the gateway's end.
+    code_tree_bytes, code_tree_files : int
+        The most that the folder of a job may have, in bytes and in files (docs/code.md).
+    code_user_bytes : int
+        The most that the folders of one user's jobs may take together, in bytes; what several have in common counts
+        once.
+    code_keep_days : float
+        Days after a job's end for which its folder is kept, so that it may be submitted again; then it is removed.
+    notify_dir : str
+        Folder for the addresses of people's notifications, which the log must not have: one for all gateways. Empty:
+        this gateway sends none. `penstock up` takes ``notify`` in its data folder.
+    notify_schemes : tuple of str
+        Where messages may go, as addresses of apprise begin.
+    notify_gather_s : float
+        Seconds from the first thing that a person is to be told to the message, which tells of all until then.
+    notify_every_s : float
+        Least seconds between two messages of one rule.
+    notify_timeout_s : float
+        Seconds that sending one message may take.
     archive_every_s : float
         How long a stretch of the log one file of the archive has, in seconds; the next begins at a multiple of it.
     """
@@ -540,5 +600,14 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     inbox_ahead: Annotated[int, Meta(ge=1, le=100_000)] = 40_000
     archive_dir: str = ""
     history_dir: str = ""
+    notify_dir: str = ""
+    notify_schemes: tuple[str, ...] = NOTIFY_SCHEMES
+    notify_gather_s: Annotated[float, Meta(gt=0)] = 10.0
+    notify_every_s: Annotated[float, Meta(gt=0)] = 60.0
+    notify_timeout_s: Annotated[float, Meta(gt=0)] = 30.0
     keep_days: Annotated[float, Meta(gt=0)] = 90.0
     archive_every_s: Annotated[float, Meta(ge=1)] = 86_400.0
+    code_tree_bytes: Annotated[int, Meta(ge=0)] = 1 << 30
+    code_tree_files: Annotated[int, Meta(ge=0, le=100_000)] = 50_000
+    code_user_bytes: Annotated[int, Meta(ge=0)] = 4 << 30
+    code_keep_days: Annotated[float, Meta(ge=0)] = 7.0

@@ -63,6 +63,7 @@ from penstock_log.views import (
     JobsView,
     MomentView,
     NodesView,
+    NotificationsView,
     ProfileView,
     QueueView,
     RejectedListView,
@@ -183,6 +184,7 @@ class Queries:
             "timeline": self._timeline,
             "usage": self._usage,
             "users": self._users,
+            "notifications": self._notifications,
             "whoami": self._whoami,
         }
         most_bytes = self._bus.max_body_bytes
@@ -256,6 +258,10 @@ class Queries:
     async def _users(self, body: bytes, caller: Caller) -> UsersView:  # noqa: ARG002 - who may ask was asked before
         model = await self._model(ask(body, request_bodies.AllRequest).at)
         return answers.users(model, self._owner)
+
+    async def _notifications(self, body: bytes, caller: Caller) -> NotificationsView:
+        model = await self._model(ask(body, request_bodies.AllRequest).at)
+        return answers.notifications(model, caller)
 
     async def _whoami(self, body: bytes, caller: Caller) -> UserView:
         ask(body, request_bodies.EmptyRequest)

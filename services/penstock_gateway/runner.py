@@ -19,9 +19,13 @@ from penstock_gateway import authority, log_reader, machine, sight
 from penstock_gateway.archiver import Archiver
 from penstock_gateway.authority import Admit, Caller
 from penstock_gateway.bulk import BulkCommands
+from penstock_gateway.code_collection import CodeCollector
+from penstock_gateway.code_store import CodeStore
 from penstock_gateway.commands import Commands, take_submissions
 from penstock_gateway.endpoints import RequestRefused
 from penstock_gateway.machine import GatewaySettings, GatewayState
+from penstock_gateway.notification_targets import NotificationCommands, TargetFolder, send
+from penstock_gateway.notifier import Notifier
 from penstock_gateway.past_models import PastModels
 from penstock_gateway.queries import Presence, Queries
 from penstock_gateway.user_queues import UserQueues
@@ -51,7 +55,8 @@ async def run(shell: Shell, settings: GatewaySettings) -> None:
         return ""
 
     kernels = MatchingKernels(shell)
-    commands = commands_of(shell, replica.live, settings, admit)
+    code = CodeStore(shell.bus, settings, now_s=shell.now_s, ticks=shell.monotonic, admit=admit)
+    commands = commands_of(shell, replica.live, settings, admit, code)
     past = PastModels(
         shell.bus,
         replica.live,
@@ -73,12 +78,31 @@ async def run(shell: Shell, settings: GatewaySettings) -> None:
         group.create_task(replica.run())  # ends by itself, after its last snapshot
         await replica.live.caught_up()
         many = BulkCommands(commands, admit, shell.bus.max_body_bytes)
-        endpoints = [*commands.endpoints(), *many.endpoints(), *queries.endpoints()]
+        targets, sending = TargetFolder(settings.notify_dir), send(settings.notify_timeout_s)
+        telling = NotificationCommands(
+            commands,
+            admit,
+            targets,
+            settings,
+            new_id=_short_id,
+            sending=sending,
+            most_bytes=shell.bus.max_body_bytes,
+        )
+        notifier = Notifier(shell, shell.bus, replica.live, settings, targets=targets, sending=sending)
+        endpoints = [
+            *commands.endpoints(),
+            *many.endpoints(),
+            *code.endpoints(),
+            *telling.endpoints(),
+            *queries.endpoints(),
+        ]
         async with (
             shell.bus.serve("gateway", VERSION, endpoints, {"replica": shell.replica_id}),
             shell.bus.relaying(may_read),
             background(
                 past.run(),
+                CodeCollector(shell, shell.bus, replica.live, settings).run(),
+                *([notifier.run()] if settings.notify_dir else []),
                 *([Archiver(shell, shell.bus, replica.live, settings).run()] if settings.archive_dir else []),
                 take_submissions(shell.bus, "gateway-jobs", subjects.INBOX_JOBS, commands.accept_job, settings),
                 take_submissions(shell.bus, "gateway-sweeps", subjects.INBOX_SWEEPS, commands.accept_sweep, settings),
@@ -87,10 +111,13 @@ async def run(shell: Shell, settings: GatewaySettings) -> None:
             shell.vitals.ready = True  # now that it can be asked
             await shell.stopping.wait()
             commands.close()
+            code.close()
             queries.close()
 
 
-def commands_of(shell: Shell, live: FoldFollower[GatewayState], settings: GatewaySettings, admit: Admit) -> Commands:
+def commands_of(
+    shell: Shell, live: FoldFollower[GatewayState], settings: GatewaySettings, admit: Admit, code: CodeStore
+) -> Commands:
     """Return what answers the commands of people."""
     return Commands(
         shell.bus,
@@ -102,6 +129,7 @@ def commands_of(shell: Shell, live: FoldFollower[GatewayState], settings: Gatewa
         new_commit_id=lambda: uuid.uuid4().hex,
         ticks=shell.monotonic,
         admit=admit,
+        code=code,
     )
 
 

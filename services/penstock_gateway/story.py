@@ -36,6 +36,7 @@ from penstock_log import (
     DeviceResumed,
     Job,
     JobCancelled,
+    JobEntered,
     JobFinished,
     JobHeld,
     JobReleased,
@@ -59,6 +60,9 @@ from penstock_log import (
     NodeRemoved,
     NodeResumed,
     NodeTokenIssued,
+    NotificationRuleRemoved,
+    NotificationRuleSet,
+    NotificationSent,
     PartMoved,
     PolicySet,
     RoundDecided,
@@ -202,6 +206,8 @@ class Timeline:
                 yield f"its time limit of {duration(fact.limit_s)} is over: it ran for {duration(fact.executed_s)}"
             case JobTimeSet():
                 yield f"may run {_how_long(fact.limit_s)}{_by(fact.by)}"
+            case JobEntered():
+                yield f"{_ENTERED[fact.purpose]} rank {fact.rank} on {fact.node_id}{_by(fact.by)}"
             case JobUnblocked():
                 yield f"may start: {listed(fact.met)} has come"
             case JobReleased():
@@ -209,7 +215,7 @@ class Timeline:
             case JobFinished():
                 yield _finished(fact, self._cancelled_because)
             case RunStarted():
-                yield f"started on {fact.node_id}{_resumed(fact)}"
+                yield f"started {'warm ' * (fact.start == 'warm')}on {fact.node_id}{_resumed(fact)}{_cold(fact)}"
             case RunCheckpointed() if fact.generation and fact.generation != fact.epoch:
                 yield f"a checkpoint after step {fact.step} was found on {fact.node_id}, which nobody had reported"
             case RunCheckpointed() if fact.generation:
@@ -255,6 +261,8 @@ class Timeline:
             case SweepSubmitted() | SweepCancelled() | SweepFinished() | TrialsMeasured() | TrialGroupOpened():
                 return
             case UserSet() | UserRemoved() | NodeTokenIssued() | NodeLoginIssued() | NodeLoginRevoked():
+                return
+            case NotificationRuleSet() | NotificationRuleRemoved() | NotificationSent():
                 return
             case LogCopied() | JobsArchived() | LogTrimmed() | TrialFinished() | TrialRetried():
                 return
@@ -389,6 +397,10 @@ def _resumed(fact: RunStarted) -> str:
     return f", {what} after step {fact.resumed_step}{copied}"
 
 
+def _cold(fact: RunStarted) -> str:
+    return f" ({fact.start})" if fact.start.startswith("cold") else ""
+
+
 def _speed(speed: KindSpeed) -> str:
     return f"{speed.kind} {speed.speed:.2f}{' (predicted)' if speed.predicted else ''}"
 
@@ -406,6 +418,12 @@ def _policy(fact: PolicySet) -> str:
     return f"pool {fact.pool}: {what}{f', by {fact.by}' if fact.by else ''}"
 
 
+_ENTERED: Final = {
+    "exec": "a command is run beside",
+    "shell": "a shell is opened beside",
+    "forward": "a port is forwarded to",
+    "copy": "files are copied beside",
+}
 _LANE_CHANGES: Final = {
     "entered": "takes its turns in lane {lane} of device {device}",
     "moved": "goes on in lane {lane} of device {device}",

@@ -22,10 +22,10 @@ def due_s(job: Job) -> float | None:
     """Return when the time of a job is over, if it goes on as it does now; None where it has all the time."""
     if not job.limit_s or job.timed_out or job.state in TERMINAL or job.state is JobState.COMPLETING:
         return None
-    left_s = job.limit_s - job.executed_s
-    if job.placement is not None and job.started_s:
-        return job.started_s + left_s
-    return job.pending_since_s if left_s <= _SOON_S and job.placement is None else None
+    if (at_s := job.runs_out_s) is not None:
+        return at_s
+    is_over = job.limit_s - job.executed_s <= _SOON_S
+    return job.pending_since_s if is_over and job.placement is None else None
 
 
 def note(due: dict[str, float], job: Job) -> None:

@@ -165,9 +165,19 @@ class WaitExplainer:
         if job.state is JobState.RUNNING:
             idle = idle_runs.why_text(self._state.idle.get(job.id), job, self._state.policies, self._now_s)
             limit = time_limits.why_text(job, self._now_s)
-            what = _running(job, self._now_s) + self._beside(job) + self._aggregated(job) + limit + idle
+            what = (
+                _running(job, self._now_s) + self._code(job) + self._beside(job) + self._aggregated(job) + limit + idle
+            )
             return StateCause("running", what)
         return _stopping(job) if job.state in ACTIVE else self.waiting(job)
+
+    def _code(self, job: Job) -> str:
+        """Say what a job whose code was uploaded waits for before its processes are started."""
+        if not job.spec.code or job.started_s:
+            return ""
+        warnings = self._state.histories[job.id].warnings
+        last = f"; {warnings[-1]}" if warnings and warnings[-1].startswith("its code ") else ""
+        return f", once its code ({job.spec.code[:12]}) has been fetched there{last}"
 
     def _beside(self, job: Job) -> str:
         """Say with whom a running job shares its devices."""

@@ -317,22 +317,22 @@ class PoolRankings:
 
     def learn(self, pool: str) -> None:
         """Note that the lengths of a pool's jobs have changed."""
-        ranking = self._ranking(pool)
-        ranking.follow(self._ladder(pool))
-        ranking.learn(self._learnt(pool))
+        ranking, ladder = self._ranking(pool), self._ladder(pool)
+        ranking.follow(ladder)
+        ranking.learn(self._learnt(pool, ladder))
 
     def _ranking(self, pool: str) -> PoolRanking:
         found = self.rankings.get(pool)
         if found is None:
-            found = self.rankings[pool] = PoolRanking(self._ladder(pool), self._learnt(pool))
+            ladder = self._ladder(pool)
+            found = self.rankings[pool] = PoolRanking(ladder, self._learnt(pool, ladder))
             self.rankings = dict(sorted(self.rankings.items()))
         return found
 
     def _ladder(self, pool: str) -> QueueLadder:
         return self._ordering(pool).ladder(self._lengths_gpu_s(pool))
 
-    def _learnt(self, pool: str) -> LengthKnowledge:
-        ladder = self._ladder(pool)
+    def _learnt(self, pool: str, ladder: QueueLadder) -> LengthKnowledge:
         return LengthKnowledge(ladder.thresholds_gpu_s, self._lengths_gpu_s(pool)) if ladder.order.learns else NOTHING
 
     def _lengths_gpu_s(self, pool: str) -> Sequence[float]:

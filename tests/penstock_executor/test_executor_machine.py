@@ -27,11 +27,12 @@ from penstock_executor.machine import (
     RemoveRun,
     RequestLanes,
     StartRun,
+    TellTime,
     TerminateRun,
     WithdrawNode,
 )
 from penstock_executor.run_state import RunProcess, SharingProgress
-from penstock_log import AnyEvent, JobSpec, ProfileSample, SamplesRequested
+from penstock_log import AnyEvent, JobSpec, JobTimeSet, ProfileSample, SamplesRequested
 
 
 @pytest.fixture
@@ -157,6 +158,47 @@ def test_a_cancelled_job_is_not_asked_first(node: Node) -> None:
     run = node.running()
     run.ranks[0].greeted, run.asked_s = True, 99.0
     node.then(term("cancelled"))
+
+
+def test_a_run_is_told_its_time_and_warned_once_before_it_is_over(node: Node) -> None:
+    node.given(submitted(time_limit_s=50.0, warn_s=20.0, warn_signal="USR1"), placed(), started())
+    node.now_s = 10.0
+    run = node.running()
+    node.then(TellTime(job_id="j1", epoch=1, due_s=53.0))
+    run.told_due_s = 53.0
+    node.then()
+    assert node.plan().wake_at_s == 33.0
+    node.now_s = 33.0
+    text = "its time limit of 50.0 s ends it in 20.0 s; penstock extend gives it more"
+    short = {"is_short": True, "signal": "USR1", "warning": text}
+    node.then(TellTime(job_id="j1", epoch=1, due_s=53.0, **short))
+    run.warned = True
+    node.then()
+
+
+def test_more_time_is_told_and_warned_of_anew(node: Node) -> None:
+    node.given(submitted(time_limit_s=50.0), placed(), started())
+    node.now_s = 10.0
+    run = node.running()
+    run.told_due_s, run.warned = 53.0, True
+    node.given(JobTimeSet(at_s=110.0, job_id="j1", limit_s=100.0))
+    node.then(TellTime(job_id="j1", epoch=1, due_s=103.0))
+    run.told_due_s, run.warned = 103.0, False
+    node.then()
+    assert node.plan().wake_at_s == 93.0  # a tenth of its limit before
+    node.given(JobTimeSet(at_s=110.0, job_id="j1", limit_s=0.0))
+    node.then(TellTime(job_id="j1", epoch=1, due_s=None))
+
+
+def test_a_run_without_a_warning_or_one_that_ends_already_is_not_warned(node: Node) -> None:
+    node.given(submitted(time_limit_s=50.0, warn_s=0.0), placed(), started())
+    node.now_s = 10.0
+    run = node.running()
+    run.told_due_s = 53.0
+    node.now_s = 52.0
+    node.then()
+    run.told_due_s, run.termed_s = None, 52.0
+    node.then()
 
 
 def test_when_one_process_crashes_the_others_are_ended(node: Node) -> None:

@@ -263,6 +263,8 @@ def test_all_processes_of_a_session_count_together(enforcer: Enforcer, process: 
     assert hosted(enforcer).over_host(places) == {}
     limits = hosted(enforcer, host_memory_bytes=50 * MIB)
     assert limits.over_host(places) == {KEY: "ended for using more than its 50 MiB of host memory"}
+    elsewhere = {(KEY, 0): (os.getppid(), 1)}  # whoever that is, it holds less
+    assert limits.over_host(elsewhere, {(KEY, 0): [process.pid]}) == limits.over_host(places)
     enforcer.name = "cgroup"
     assert limits.over_host(places) == {}
 

@@ -16,10 +16,12 @@ from other_users import ALICE, as_root, let_through
 from penstock_bus.memory import MemoryBus
 from penstock_bus.shell import Shell
 from penstock_executor import job_folders, run_identity
+from penstock_executor.run_credentials import CredentialLookups
 from penstock_executor.run_folders import ExecutorError
-from penstock_executor.run_identity import IdentityLookups, IdentityRefused, IdentityRule
+from penstock_executor.run_identity import IdentityRefused, IdentityRule
 from penstock_executor.runner import run
 from penstock_executor.settings import ExecutorSettings
+from penstock_log import JobSpec
 from penstock_testing import eventually
 
 ACCOUNTS = {
@@ -138,28 +140,35 @@ def test_a_uid_that_the_executors_namespace_lacks_is_refused(
         rule().identity("alice")
 
 
+def job_of(user: str) -> JobSpec:
+    return JobSpec(name="j", command=("true",), user=user)
+
+
 async def test_a_name_service_that_takes_long_keeps_nobody_else_waiting(
     accounts: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers, found, tasks = threading.Event(), [], set()
     monkeypatch.setattr(pwd, "getpwnam", lambda name: (answers.wait(60), account(name))[1])
-    lookups = IdentityLookups(rule(), lambda coroutine: tasks.add(asyncio.create_task(coroutine)), found.append)
-    assert lookups.take(("j1", 1), "alice") is None
-    assert lookups.take(("j1", 1), "alice") is None
+    lookups = CredentialLookups(rule(), lambda coroutine: tasks.add(asyncio.create_task(coroutine)), found.append)
+    assert lookups.take(("j1", 1), job_of("alice")) is None
+    assert lookups.take(("j1", 1), job_of("alice")) is None
     await asyncio.sleep(0)
     assert (len(tasks), found) == (1, [])
     answers.set()
     await eventually(lambda: found == [("j1", 1)])
-    known = lookups.take(("j1", 1), "alice")
-    assert isinstance(known, run_identity.RunIdentity)
-    assert known.uid == 54_321
-    assert lookups.take(("j2", 1), "mallory") is None  # each run asks anew: accounts come and go
+    known = lookups.take(("j1", 1), job_of("alice"))
+    assert known is not None
+    assert isinstance(known.account, run_identity.RunIdentity)
+    assert known.account.uid == 54_321
+    assert lookups.take(("j2", 1), job_of("mallory")) is None  # each run asks anew: accounts come and go
     await eventually(lambda: ("j2", 1) in found)
-    assert isinstance(lookups.take(("j2", 1), "mallory"), IdentityRefused)
-    assert lookups.take(("j3", 1), "alice") is None
+    refused = lookups.take(("j2", 1), job_of("mallory"))
+    assert refused is not None
+    assert isinstance(refused.account, IdentityRefused)
+    assert lookups.take(("j3", 1), job_of("alice")) is None
     await eventually(lambda: ("j3", 1) in found)
     lookups.tidy(lambda _: False, ())
-    assert lookups.take(("j3", 1), "alice") is None
+    assert lookups.take(("j3", 1), job_of("alice")) is None
 
 
 # --- with real users

@@ -7,9 +7,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import pytest
 import pytest_asyncio
-from gateway_cases import NOW_S, Gateway, gateway, joined, refusal, spec, submitted, sweep_spec
+from gateway_cases import NOW_S, PATIENCE_S, Gateway, gateway, joined, placed, refusal, spec, submitted, sweep_spec
+from message_servers import webhook
 
 from penstock_bus import ServiceError
 from penstock_bus.follower import FoldFollower
@@ -18,12 +20,14 @@ from penstock_gateway import machine, sight
 from penstock_gateway.authority import LEAST, SERVICE, Caller, caller
 from penstock_gateway.endpoints import RequestRefused
 from penstock_gateway.machine import GatewaySettings
+from penstock_gateway.notification_targets import TargetFolder
 from penstock_log import (
     AnyEvent,
     JobHeld,
     JobSpec,
     NodeDrained,
     NodeLeft,
+    NotificationRuleSet,
     SweepSubmitted,
     TrialsMeasured,
     UserRemoved,
@@ -31,6 +35,7 @@ from penstock_log import (
     subjects,
     workload,
 )
+from penstock_log.request_bodies import PartsRequest
 from penstock_log.users import Users
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -68,7 +73,7 @@ def cells() -> list[Cell]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def shared() -> AsyncIterator[Gateway]:
+async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
     """A gateway that knows people, with a job and a sweep of each owner, and what each cell changes."""
     of_owners: list[AnyEvent] = []
     for owner, team in TEAM.items():
@@ -77,8 +82,14 @@ async def shared() -> AsyncIterator[Gateway]:
         sweep = sweep_spec(id=f"s-{owner}", name=f"secret-{owner}", job=job)
         of_owners.append(SweepSubmitted(sweep_id=f"s-{owner}", spec=sweep, at_s=NOW_S))
     of_cells = [fact for cell in cells() for fact in targets(cell)]
-    async with MemoryBus() as bus, gateway(bus, joined("n1", fast=4), *PEOPLE, *of_owners, *of_cells) as running:
-        yield running
+    folder = str(tmp_path_factory.mktemp("notify"))
+    settings = GatewaySettings(append_timeout_s=PATIENCE_S, query_timeout_s=PATIENCE_S, notify_dir=folder)
+    facts = (joined("n1", fast=4), *PEOPLE, *of_owners, *of_cells)
+    with webhook() as hook:
+        for column in COLUMNS:
+            TargetFolder(folder).write(f"test_notification-{column}", f"json://127.0.0.1:{hook.port}")
+        async with MemoryBus() as bus, gateway(bus, *facts, settings=settings) as running:
+            yield running
 
 
 def targets(cell: Cell) -> list[AnyEvent]:
@@ -91,11 +102,13 @@ def targets(cell: Cell) -> list[AnyEvent]:
         "hold": [job],
         "release": [job, JobHeld(job_id=name, at_s=NOW_S)],
         "extend": [job],
+        "enter": [job, placed(name)],
         "bulk": [job],
         "cancel_sweep": [SweepSubmitted(sweep_id=name, spec=sweep, at_s=NOW_S)],
         "drain": [joined(name)],
         "resume": [joined(name), NodeDrained(node_id=name, at_s=NOW_S)],
         "remove": [joined(name), NodeLeft(node_id=name, at_s=NOW_S)],
+        **{one: [NotificationRuleSet(user=owner, rule=name, target="hook", at_s=NOW_S)] for one in _OF_RULES},
         "remove_user": [UserSet(user=name, at_s=NOW_S)],
     }
     return found.get(cell.request, [])
@@ -111,11 +124,15 @@ def body_of(cell: Cell) -> Any:
     about: dict[str, Any] = {
         **dict.fromkeys(("submit", "dryrun"), spec(user=owner)),
         "submit_all": {"specs": [spec(user=owner)]},
+        "upload": {"user": owner},
+        "upload_parts": msgspec.msgpack.encode(PartsRequest(parts=(b"x",), user=owner)),
         "bulk": {"verb": "hold", "ids": [f"{request}-{cell.column}"]},
         "extend": {"id": f"{request}-{cell.column}", "limit_s": 60.0},
+        "enter": {"id": f"{request}-{cell.column}", "session_id": "5e" * 8},
         "tune": sweep_spec(job=spec(user=owner)),
+        "notify": {"url": "json://127.0.0.1", "on": ["failed"], "id": f"j-{owner}"},
         "sweep": {"id": f"s-{owner}"},
-        **{key: {"id": f"{request}-{cell.column}"} for key in _OF_TARGETS},
+        **{key: {"id": f"{request}-{cell.column}"} for key in (*_OF_TARGETS, *_OF_RULES)},
         "policy": {"pool": "default", "set": {"order": "fifo" if cell.column == "admin" else "srtf"}},
         "set_user": {"user": f"new-{cell.column}", "role": "user", "teams": ["vision"]},
         **dict.fromkeys(_OF_ALL, b""),
@@ -124,9 +141,10 @@ def body_of(cell: Cell) -> Any:
 
 
 _OF_TARGETS = ("cancel", "hold", "release", "cancel_sweep", "drain", "resume", "remove", "remove_user")
+_OF_RULES = ("remove_notification", "test_notification")
 _OF_ALL = (
     "jobs", "queue", "sweeps", "nodes", "devices", "aggregation", "moment", "status", "stats", "streams", "policies",
-    "schema", "whoami", "users", "rejected", "usage", "timeline",
+    "schema", "whoami", "notifications", "users", "rejected", "usage", "timeline",
 )  # fmt: skip
 
 
@@ -153,7 +171,7 @@ def _said(request: str, owner: str, answer: dict[str, Any]) -> str:
         return "yes" if shown and all(one["name"] for one in shown) else "outline"
     if request == "usage":
         return "yes" if owner in {row.get("name") for row in answer["rows"]} else "outline"
-    if request in _COMMANDS - {"submit", "tune"}:
+    if request in _COMMANDS - {"submit", "tune", "enter", "upload", "upload_parts", "test_notification"}:
         return "yes" if answer["changed"] else f"nothing was changed: {answer}"
     return "yes"
 
@@ -173,19 +191,22 @@ _COMMANDS = frozenset(
     {
         "submit",
         "submit_all",
+        "upload",
+        "upload_parts",
         "bulk",
         "tune",
         "cancel",
         "hold",
         "release",
         "extend",
+        "enter",
         "cancel_sweep",
         "drain",
         "resume",
         "remove",
         "policy",
     }
-    | {"set_user", "remove_user"}
+    | {"set_user", "remove_user", "notify", "remove_notification", "test_notification"}
 )
 
 

@@ -95,7 +95,8 @@ def test_within_a_team_the_order_holds():
 
 
 def test_those_who_wait_beyond_their_quota_are_told_so():
-    one = shared().given(*(job(f"a{i}", team="a") for i in range(3)), *(job(f"b{i}", 1.5, team="b") for i in range(2)))
+    one = shared(explain_every_s=1.0)
+    one.given(*(job(f"a{i}", team="a") for i in range(3)), *(job(f"b{i}", 1.5, team="b") for i in range(2)))
     (wait,) = rounds(one.at(2.0).settle())[-1].waits
     assert (wait.job_id, wait.cause) == ("a2", "fairness")
     assert "team `a`: 2 of 2 devices of its own go to jobs before this one" in wait.evidence

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
+import socket
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +13,7 @@ from pathlib import Path
 from penstock_cluster.device_backend import MemoryCaps
 from penstock_cluster.host_limits import Rlimit
 from penstock_executor.launchers.confinement import Confinement
-from penstock_executor.launchers.launcher import OutputFate, OutputLimits, RunFence
+from penstock_executor.launchers.launcher import EntryRequest, OutputFate, OutputLimits, RunFence
 
 
 @dataclass(eq=False)
@@ -55,6 +57,13 @@ class FakeLauncher:
         del cwd
         return "" if path == "/nowhere" else f"{argv[0]!r} is looked for in {path}"
 
+    def how(self, folder: Path, /) -> str:
+        del folder
+        return ""
+
+    def kept(self) -> tuple[int, int]:
+        return 0, 0
+
     def memory_caps(self, cgroup: Path | None, /) -> MemoryCaps:
         del cgroup
         return Rlimit(reason="there are no processes")
@@ -72,8 +81,9 @@ class FakeLauncher:
         /,
         *,
         fence: RunFence | None = None,
+        preload: Sequence[str] = (),
     ) -> FakeProcess:
-        del cwd, fence
+        del cwd, fence, preload
         for name in ("stdout", "stderr"):
             (keep.folder if keep else folder).joinpath(name).touch()
         process = self.processes[folder] = FakeProcess(tuple(argv), dict(env))
@@ -88,11 +98,28 @@ class FakeLauncher:
         process = self.processes.get(folder)
         return process if process is not None and process.code is None else None
 
+    def entry(self, process: FakeProcess, folder: Path, cwd: str, /) -> tuple[str, ...]:
+        if process.code is not None:
+            raise ProcessLookupError(f"no program runs in {folder}")
+        return ("/usr/bin/env", "-C", cwd)
+
     def exit_fd(self, process: FakeProcess, /) -> int:
         return os.dup(process.ended)
 
     def belongs_to(self, pid: int, process: FakeProcess, /) -> bool:
         return pid == process.pid
+
+    def enter(self, folder: Path, asked: EntryRequest, fds: Sequence[int], /) -> socket.socket:
+        """A command ends at once with exit status 0; no port listens; a folder without a process cannot be entered."""
+        del fds
+        process = self.processes.get(folder)
+        if process is None or process.code is not None:
+            raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        with theirs:
+            theirs.sendall(b"-nobody listens" if asked.port else b"0\n")
+        return ours
 
     def signal_group(self, process: FakeProcess, signum: signal.Signals, /) -> None:
         process.end(128 + signum)

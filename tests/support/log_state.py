@@ -27,6 +27,8 @@ DECIDERS = ("autoscaler", "gateway", "ranker", "tuner")
 """Whose next decision tells of their state; what the matcher and the profiler decide has changed since 35a4014."""
 WORDS = ("evidence", "not_causes", "remedy", "text")
 """Fields that are made of a state for people to read, and are worded better by and by."""
+THRESHOLDS_GPU_S = (3_600.0, 36_000.0)
+"""The default of the versions that the states are of."""
 MOMENTS = 8
 """At so many moments, evenly spread over a log, the services are asked."""
 MISSING = "(missing)"
@@ -192,6 +194,11 @@ def _decisions(service: str, log: Sequence[Delivery], moments: set[int]) -> dict
 
 def _decider(service: str) -> Decider[Any]:
     machine = import_module(f"penstock_{service}.machine")
-    found = machine.decider(machine.GatewaySettings()) if service == "gateway" else machine.decider()
+    if service == "gateway":
+        found = machine.decider(machine.GatewaySettings())
+    elif service == "ranker":  # since cb57fd3 it learns others
+        found = machine.decider(machine.RankerSettings(thresholds_gpu_s=THRESHOLDS_GPU_S))
+    else:
+        found = machine.decider()
     assert isinstance(found, Decider)
     return found

@@ -13,6 +13,7 @@ from penstock_log import (
     AnyEvent,
     Demand,
     JobCancelled,
+    JobEntered,
     JobFinished,
     JobHeld,
     JobRank,
@@ -28,6 +29,7 @@ from penstock_log import (
     NodeDrained,
     NodeLeft,
     NodeResumed,
+    NotificationRuleSet,
     Placement,
     PolicySet,
     Preemption,
@@ -219,6 +221,8 @@ class RandomHistory:
         return ScaleDecided(at_s=run["at_s"], pool="default", demands=(demand,), dropped=dropped, because="arrival")
 
     def _said_by_the_gateway(self, at_s: float, job_id: str, kind: int) -> AnyEvent:
+        if kind == 8:
+            return JobEntered(at_s=at_s, job_id=job_id, session_id="5e" * 8, epoch=1, rank=0, node_id="n1", by="ada")
         if kind == 5:
             return JobUnblocked(at_s=at_s, job_id=job_id)
         if kind == 6:
@@ -226,7 +230,7 @@ class RandomHistory:
         return JobTimedOut(at_s=at_s, job_id=job_id, limit_s=30.0, executed_s=30.0)
 
     def _said_by_people(self) -> AnyEvent:
-        at_s, job_id, kind = self._at_s(), self._job(), self._rng.randint(0, 7)
+        at_s, job_id, kind = self._at_s(), self._job(), self._rng.randint(0, 8)
         if kind > 4:
             return self._said_by_the_gateway(at_s, job_id, kind)
         if kind == 0:
@@ -234,10 +238,17 @@ class RandomHistory:
         if kind == 1:
             return JobReleased(at_s=at_s, job_id=job_id, by="ada")
         if kind == 2:
-            return UserSet(at_s=at_s, user=self._rng.choice(_USERS), role="user", teams=("vision",), by="root")
+            return self._of_user(at_s)
         if kind == 3:
             return PolicySet(at_s=at_s, pool="default", settings={"order": self._rng.choice(("fifo", "las"))}, by="ada")
         return JobCancelled(at_s=at_s, job_id=job_id, by="ada")
+
+    def _of_user(self, at_s: float) -> AnyEvent:
+        user = self._rng.choice(_USERS)
+        if self._rng.random() < 0.5:
+            return UserSet(at_s=at_s, user=user, role="user", teams=("vision",), by="root")
+        on, rule = ("started", "failed", "completed", "preempted"), self._rng.choice(("n1", "n2"))
+        return NotificationRuleSet(at_s=at_s, user=user, rule=rule, target="json", on=on)
 
     def _node(self) -> AnyEvent:
         node, kind, at_s = self._rng.choice(_NODES), self._rng.randint(0, 4), self._at_s()

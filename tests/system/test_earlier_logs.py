@@ -33,7 +33,12 @@ def names_the_gang_first(at: str, old: Any, new: Any) -> bool:
     return at == "/queries/at/386/job/fb7ikueh/why/cause" and (old, new) == ("fairness", "gang")
 
 
-MEANT = (counts_steps_of_checkpoints, says_the_order_too, names_the_gang_first)
+def learns_thresholds(at: str, old: Any, new: Any) -> bool:
+    """Since cb57fd3 thresholds are learnt where none are set."""
+    return at.endswith("/policies/defaults/thresholds_gpu_s") and (old, new) == ([3600.0, 36000.0], "learnt")
+
+
+MEANT = (counts_steps_of_checkpoints, says_the_order_too, names_the_gang_first, learns_thresholds)
 """What today's code makes otherwise of the logs, and is meant to."""
 
 

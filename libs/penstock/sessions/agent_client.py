@@ -39,6 +39,7 @@ from penstock_log.agent_protocol import (
     StepReached,
     StopAtStep,
     StopRequest,
+    TimeLeft,
     ToJob,
 )
 
@@ -78,6 +79,8 @@ class AgentClient:
         Called by the listening thread when a message has come.
     on_limit : callable
         ``on_limit(fraction)``: called by the listening thread with the part of memory that it may hold now.
+    on_time : callable
+        ``on_time(left)``: called by the listening thread with how long the job may still run.
 
     Attributes
     ----------
@@ -95,11 +98,13 @@ class AgentClient:
         held: Callable[[], bool] = lambda: False,
         on_message: Callable[[], object] = lambda: None,
         on_limit: Callable[[float], object] = lambda fraction: None,  # noqa: ARG005 - named for who calls it
+        on_time: Callable[[TimeLeft], object] = lambda left: None,  # noqa: ARG005 - named for who calls it
     ) -> None:
         self.attention = False
         self._path = path
         self._hello = hello
         self._step, self._held, self._on_message, self._on_limit = step, held, on_message, on_limit
+        self._on_time = on_time
         self._vote = StopVote()
         self._refusal = ""
         self._changed = threading.Condition()
@@ -199,6 +204,9 @@ class AgentClient:
     def _handle(self, message: ToJob) -> None:
         if isinstance(message, HoldMemory):
             self._on_limit(message.fraction)
+            return
+        if isinstance(message, TimeLeft):
+            self._on_time(message)
             return
         if isinstance(message, ConnectionRefused):
             if message.reason != self._refusal:  # it asks again, in case the executor comes to know it

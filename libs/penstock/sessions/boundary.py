@@ -34,6 +34,7 @@ from penstock_log.agent_protocol import (
     SaveFailed,
     SessionDone,
     StepProgress,
+    TimeLeft,
 )
 
 if TYPE_CHECKING:
@@ -62,6 +63,10 @@ class Boundary:
         By which it takes turns with other jobs on its devices; None where it has them to itself.
     at_rest : bool
         Whether it takes turns and is between two steps: it begins none before it has looked whether it is to leave.
+    on_time_warning : callable or None
+        What the script does when its time is short, once it has given it.
+    time_is_short : bool
+        Whether the job was warned that its time is nearly over.
     skew : float
         Share of the model's largest tensor, once the script has described it; 0 before.
     """
@@ -84,6 +89,9 @@ class Boundary:
         self._agent: AgentClient | None = None
         self._progress_due = self._checkpoint_due = self._fence_due = self._due = math.inf
         self._fence: HeartbeatFence | None = None
+        self.on_time_warning: Callable[[float], object] | None = None
+        self.time_is_short = self._warning_due = False
+        self._ends_at: float | None = None
         self._leaving = False
         self._pid = os.getpid()
 
@@ -98,6 +106,7 @@ class Boundary:
                 held=lambda: self.at_rest,
                 on_message=self._interrupt,
                 on_limit=self._limit.change,
+                on_time=self._note_time,
             )
             make_current(self._agent)
             self._progress_due = self._due = 0.0
@@ -271,11 +280,34 @@ class Boundary:
             self._end_sample()
         self._keep_in_time(now)
         self._send_due_progress(now)
+        if self._warning_due:
+            self._warn()
         if self._agent is not None and self._agent.attention and self._agent.verdict(self._course.step) == "leave":
             self._leave(self._agent)
         elif now >= self._checkpoint_due:
             self._checkpoint(leaving=False)
         self._due = min(self._progress_due, self._checkpoint_due, self._fence_due)
+
+    @property
+    def time_left_s(self) -> float | None:
+        """How long the job may still run, in seconds; None where it has no limit, or nobody has said."""
+        return None if self._ends_at is None else max(0.0, self._ends_at - perf_counter())
+
+    def _note_time(self, left: TimeLeft) -> None:
+        """Note how long the job may still run; called by the thread that listens."""
+        self._ends_at = None if left.left_s is None else perf_counter() + left.left_s
+        if left.warning:
+            self._warning_due = True
+            self._due = 0.0  # last: the loop looks at what is due, and then at why
+        self.time_is_short = left.warning
+
+    def _warn(self) -> None:
+        """Tell the script that its time is short, and save what there is: it may not come to it later."""
+        self._warning_due = False
+        if self.on_time_warning is not None:
+            self.on_time_warning(self.time_left_s or 0.0)
+        if self.save is not None and not self._setup.rank:
+            self._checkpoint_due = 0.0
 
     def _keep_in_time(self, now: float) -> None:
         """Wait while the matcher may have given this run up: another may do the next step by now."""

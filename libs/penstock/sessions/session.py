@@ -172,7 +172,30 @@ class Session:
         """Whether a checkpoint is going to be saved at the end of the step in which this is asked."""
         return self._boundary.checkpoint_comes()
 
+    @property
+    def time_left_s(self) -> float | None:
+        """How long the job may still run by its time limit, in seconds; None where it has none, or is run by hand."""
+        return self._boundary.time_left_s
+
+    @property
+    def time_is_short(self) -> bool:
+        """Whether the job was warned that its time limit ends it soon (``warn_s``), and was not given more since."""
+        return self._boundary.time_is_short
+
     # --- what the script does
+    def on_time_warning(self, call: Callable[[float], object]) -> None:
+        """
+        Set what is done when the job is warned that its time limit ends it soon.
+
+        A checkpoint is saved then in any case, where :meth:`on_checkpoint` has said how.
+
+        Parameters
+        ----------
+        call : callable
+            Called with the seconds that are left, on every rank, between two steps.
+        """
+        self._boundary.on_time_warning = call
+
     def on_checkpoint(self, save: Callable[[Path], object], load: Callable[[Path], object]) -> None:
         """
         Set how the job's state is saved and loaded, and load the last checkpoint at once where there is one.

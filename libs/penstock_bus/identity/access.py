@@ -94,18 +94,40 @@ _SERVICES: Final = "$SRV.>"
 _REPLIES: Final = "_R_.>"
 """Where the server takes answers to people, on their way over the border."""
 
+_SESSIONS: Final = (subjects.SESSIONS, subjects.by_anybody(subjects.SESSIONS))
+"""What those say who enter jobs: to the executors alone."""
 _OF_JOBS: Final = tuple(
     subjects.command(name)
-    for name in ("submit", "submit_all", "tune", "cancel", "hold", "release", "extend", "bulk", "cancel_sweep")
+    for name in (
+        "submit",
+        "submit_all",
+        "upload",
+        "upload_parts",
+        "tune",
+        "cancel",
+        "hold",
+        "release",
+        "extend",
+        "enter",
+        "bulk",
+        "cancel_sweep",
+    )
 )
 """What extensions may command, in the name of users: nothing about people, nodes and policies."""
+_CODE_GETS: Final = [f"{_API}.DIRECT.GET.{subjects.CODE}{more}" for more in ("", ".>")]
+"""What jobs' folders hold is for the gateway, which has it from people, and for executors."""
 _MORE: Final[dict[str, list[str]]] = {
     "gateway": [
+        f"$KV.{subjects.LEASES}.gateway.*",  # who sends notifications
         f"{subjects.ROOT}.cmd.gateway.*",  # a command line beside it may use its login
         subjects.OUTPUTS,  # and no other service: an executor's answer is what a job wrote, sent where the asker says
         *(f"{_API}.CONSUMER.{call}.{subjects.INBOX}.*" for call in ("DURABLE.CREATE", "INFO", "MSG.NEXT")),
         f"$JS.ACK.{subjects.INBOX}.>",
         f"{_API}.STREAM.PURGE.{subjects.EVT}",  # what is in the archive
+        subjects.STREAM_SUBJECTS[subjects.CODE],
+        f"$KV.{subjects.LEASES}.gateway_code",
+        f"{_API}.STREAM.PURGE.{subjects.CODE}",
+        *_CODE_GETS,
     ],
     "tuner": [subjects.INBOX_JOBS],
     "matcher": [f"{subjects.ROOT}.tel.matcher.heard.*"],  # no executor may say it of another, or of itself
@@ -115,6 +137,7 @@ _MORE: Final[dict[str, list[str]]] = {
         f"{subjects.ROOT}.tel.*.*",
         f"{subjects.state('executor')}.*",  # one for each node
         subjects.CHECKPOINTS,
+        *_CODE_GETS,
     ],
     "memory": [
         subjects.SLABS,
@@ -142,7 +165,8 @@ _MORE: Final[dict[str, list[str]]] = {
 
 def exports() -> list[Export]:
     """Return what the services' account lets people's accounts ask for and listen to."""
-    asked = [Export(subject=subjects.by_anybody(subject), answers="Stream") for subject in (*_ASKED, *_relayed())]
+    by_name = (*_ASKED, subjects.SESSIONS, *_relayed())
+    asked = [Export(subject=subjects.by_anybody(subject), answers="Stream") for subject in by_name]
     direct = [Export(subject=subject, answers="Stream") for subject in (*_gets(), subjects.OUTPUTS, _SERVICES)]
     signs = [subjects.sign(subject) for subject in _STORED]
     return [*asked, *direct, *(Export(subject=subject, stream=True) for subject in (*_STORED, _TELEMETRY, *signs))]
@@ -168,7 +192,7 @@ def imports(services: str, user: str, *, reads_all: bool) -> list[Import]:
     def listening(local: str, subject: str) -> Import:
         return Import(account=services, subject=subject, local=local, stream=True)
 
-    found = [request(subject, subjects.by_person(user, subject)) for subject in _ASKED]
+    found = [request(subject, subjects.by_person(user, subject)) for subject in (*_ASKED, subjects.SESSIONS)]
     found.append(request(_SERVICES, _SERVICES))
     if reads_all:
         found += [request(subject, subject) for subject in (*_gets(), subjects.OUTPUTS)]
@@ -183,7 +207,7 @@ def imports(services: str, user: str, *, reads_all: bool) -> list[Import]:
 def of_person() -> Permissions:
     """Return what a person may do in an account of their own; nobody else is in it."""
     return Permissions(
-        publish=(*_ASKED, *_gets(), subjects.OUTPUTS, _SERVICES),
+        publish=(*_ASKED, *_gets(), subjects.OUTPUTS, subjects.SESSIONS, _SERVICES),
         subscribe=("_INBOX.>", *_STORED, _TELEMETRY),
     )
 
@@ -234,7 +258,9 @@ def of_service(service: str, extensions: Sequence[str] = ()) -> Permissions:
     answers = [*served, *(subjects.by_anybody(subject) for subject in served)]
     inboxes = [f"{subjects.inbox(name)}.>" for name in (*USERS, JOIN, *extensions) if name != service]
     inboxes.append(_REPLIES)
-    private = [] if service == "executor" else [subjects.CHECKPOINTS, subjects.OUTPUTS]
+    private = [subjects.STREAM_SUBJECTS[subjects.CODE]]  # nobody listens to it: executors read what is stored
+    if service != "executor":
+        private += [subjects.CHECKPOINTS, subjects.OUTPUTS, *_SESSIONS]
     if service != "memory":
         private.append(subjects.SLABS)
     if service != "aggregator":

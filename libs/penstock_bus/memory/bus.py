@@ -4,7 +4,7 @@ The bus in memory: one client of a :class:`~penstock_bus.memory.server.MemorySer
 :class:`MemoryClient` is the client's connection, which tests can take away and give back. Classes for ports that
 are alike build on it: streams (:class:`MemoryLogClient`), snapshots and leases (:class:`MemoryStateClient`), requests
 and telemetry (:class:`MemoryRequestClient`), the work queue (:class:`MemoryWorkClient`), replication
-(:class:`MemoryReplicationClient`). :class:`MemoryBus` is all of them.
+(:class:`MemoryReplicationClient`), code (:class:`MemoryCodeClient`). :class:`MemoryBus` is all of them.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from penstock_bus.memory.server import MemoryMessage, MemoryServer, QueuedMessag
 from penstock_bus.port import (
     AHEAD,
     Append,
+    CodePort,
     Delivery,
     Endpoint,
     Lease,
@@ -52,6 +53,7 @@ from penstock_bus.stored_messages import (
     SnapshotDamaged,
     delivery,
     join,
+    matches_any,
     rejected_as,
     split,
     undeliverable,
@@ -405,7 +407,36 @@ class MemoryReplicationClient(MemoryClient, ReplicationPort):
         return [StreamView(name=name, replicas=1) for name in (*names.STREAM_SUBJECTS, names.LEASES)]
 
 
-class MemoryBus(MemoryLogClient, MemoryStateClient, MemoryWorkClient, MemoryRequestClient, MemoryReplicationClient):
+class MemoryCodeClient(MemoryClient, CodePort):
+    """The files of folders in which jobs run."""
+
+    async def put_code(self, items: Sequence[tuple[str, bytes]]) -> None:
+        for subject, body in items:
+            await self.ready(len(body))
+            self.server.put_code(subject, body)
+
+    async def get_code(self, subjects: Sequence[str]) -> dict[str, bytes]:
+        await self.ready()
+        return {subject: self.server.code[subject] for subject in subjects if subject in self.server.code}
+
+    async def list_code(self, pattern: str) -> list[str]:
+        await self.ready()
+        return [subject for subject in self.server.code if matches_any([pattern], subject)]
+
+    async def remove_code(self, subjects: Sequence[str]) -> None:
+        await self.ready()
+        for subject in subjects:
+            self.server.code.pop(subject, None)
+
+
+class MemoryBus(
+    MemoryLogClient,
+    MemoryStateClient,
+    MemoryWorkClient,
+    MemoryRequestClient,
+    MemoryReplicationClient,
+    MemoryCodeClient,
+):
     """All ports of one client; see :class:`penstock_bus.memory.bus.MemoryClient` for the parameters."""
 
 

@@ -99,6 +99,7 @@ class MemoryServer:
         self.work = WorkQueue()
         self.snapshots: dict[str, list[bytes]] = {}
         self.rejections: list[Rejection] = []
+        self.code: dict[str, bytes] = {}
         self.hub = Hub()
         self._leases: dict[str, tuple[Lease, float]] = {}
         self._last_token = 0
@@ -176,6 +177,13 @@ class MemoryServer:
             self.put(subjects.EVT, item.subject, body, item.commit.id, item.expected).seq
             for item, body in zip(items, bodies, strict=True)
         ]
+
+    def put_code(self, subject: str, body: bytes) -> None:
+        """Store a part of code; the errors are those of :meth:`put`."""
+        self._check_capacity(len(body))
+        self._stored_bytes += len(body)
+        self.code[subject] = body
+        self.changed.notify()
 
     def reject(self, what: str, rejection: Rejection) -> None:
         """Keep what was refused, with the time."""

@@ -13,6 +13,7 @@ In reading order:
 * ``atomic_batch``: Commits that are appended as one.
 * ``consumer``: One consumer being read.
 * ``direct_get``: Reading without a consumer.
+* ``code``: Files of folders in which jobs run.
 * ``snapshots_and_leases``: Snapshots and leases.
 * ``requests``: Requests and telemetry.
 * ``work``: The work queue.

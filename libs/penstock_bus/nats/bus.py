@@ -20,6 +20,7 @@ import nats.errors
 
 from penstock_bus.identity.login_tokens import LoginToken, described, is_by_token
 from penstock_bus.identity.logins import Login
+from penstock_bus.nats.code import NatsCodeClient
 from penstock_bus.nats.handshake import absent, servers_of
 from penstock_bus.nats.handshake import refused as refused_login
 from penstock_bus.nats.handshake import shown as shown_address
@@ -34,7 +35,9 @@ from penstock_bus.port import Unauthorized, Unavailable
 from penstock_log import subjects
 
 
-class NatsBus(NatsWorkClient, NatsStateClient, NatsLeaseClient, NatsRequestClient, NatsReplicationClient):
+class NatsBus(
+    NatsWorkClient, NatsStateClient, NatsLeaseClient, NatsRequestClient, NatsReplicationClient, NatsCodeClient
+):
     """All ports over one connection; made by :func:`connect`."""
 
     def relaying(self, may_read: MayRead) -> AbstractAsyncContextManager[None]:

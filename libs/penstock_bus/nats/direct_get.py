@@ -31,8 +31,8 @@ from penstock_log import subjects as names
 
 _BATCH: Final = 1000
 _BATCH_BYTES: Final = 16 << 20
-_REFUSED: Final = "403"
-_ENDS: Final = ("204", "404")  # end of the batch, nothing found
+REFUSED: Final = "403"
+ENDS: Final = ("204", "404")  # end of the batch, nothing found
 
 
 class StreamMessage(StoredMessage, frozen=True, kw_only=True):
@@ -98,16 +98,16 @@ async def _batch(link: Link, stream: str, subject: str, after_seq: int) -> Async
     try:
         await link.send(call, msgspec.json.encode(request))
         while (msg := await call.next(TRY_S)).headers and "Status" not in msg.headers:
-            yield _of_message(msg)
+            yield of_message(msg)
     finally:
         link.replies.close(call)
     end = msg.headers or {}
     status = end.get("Status", "")
-    if status == _REFUSED:
+    if status == REFUSED:
         raise Unauthorized(end.get("Description", "this may not be read"))
-    if status not in _ENDS:
+    if status not in ENDS:
         raise Unavailable(end.get("Description") or status or "no answer")
-    if status == _ENDS[0] and end.get("Nats-Num-Pending", "0") != "0":
+    if status == ENDS[0] and end.get("Nats-Num-Pending", "0") != "0":
         raise _More
 
 
@@ -126,11 +126,11 @@ def _newest(subject: str, msg: Msg) -> StreamMessage | None:
     status = (msg.headers or {}).get("Status", "")
     if status == "404":
         return None
-    if status == _REFUSED:
+    if status == REFUSED:
         raise Unauthorized((msg.headers or {}).get("Description", "this may not be read"))
     if status:
         raise Unavailable(f"cannot read {subject}: {(msg.headers or {}).get('Description', status)}")
-    return _of_message(msg)
+    return of_message(msg)
 
 
 async def from_leader(link: Link, stream: str, request: dict[str, Any]) -> StreamMessage | None:
@@ -153,7 +153,8 @@ async def from_leader(link: Link, stream: str, request: dict[str, Any]) -> Strea
         raise _foreign(error) from error
 
 
-def _of_message(msg: Msg) -> StreamMessage:
+def of_message(msg: Msg) -> StreamMessage:
+    """Return the stored message of an answer to a direct get."""
     headers = msg.headers or {}
     try:
         return StreamMessage(

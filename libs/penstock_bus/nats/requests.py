@@ -111,8 +111,8 @@ class NatsRequestClient(NatsClient, RequestPort, TelemetryPort):
 
 
 def _subjects(endpoint: Endpoint) -> list[str]:
-    """Return where an endpoint is asked: by services, and by people where it is a command or a query."""
-    if endpoint.subject.startswith(names.ASKED):
+    """Return where an endpoint is asked: by services, and by people where they reach it."""
+    if endpoint.subject.startswith(names.REACHED):
         return [endpoint.subject, names.by_anybody(endpoint.subject)]
     return [endpoint.subject]
 

@@ -30,8 +30,9 @@ _PARTS: Final = {
     "shadow_bytes": 1 / 16,
     "rejected_bytes": 1 / 32,
     "leases_bytes": 1 / 64,
+    "code_bytes": 1 / 8,
 }
-"""Parts of a store that streams may take, where that is less than they take at most; together less than a half."""
+"""Parts of a store that streams may take, where that is less than they take at most; together less than 5/8."""
 
 _UNLIMITED: Final = (0, -1)
 _FORMAT: Final = "penstock-log-format"
@@ -46,7 +47,7 @@ class StreamLimits(msgspec.Struct, frozen=True, kw_only=True):
     """
     The limits of the streams, in bytes and messages. The log itself has no limit: it is the truth.
 
-    All other streams together stay below half of a store (:meth:`of_store`), so that the other half is the log's.
+    All other streams together stay below five eighths of a store (:meth:`of_store`), so that the rest is the log's.
 
     Attributes
     ----------
@@ -55,7 +56,7 @@ class StreamLimits(msgspec.Struct, frozen=True, kw_only=True):
     inbox_count : int
         So many submissions of a kind may wait of one person; what this person sends beyond is refused, and another's
         is not.
-    inbox_bytes, leases_bytes
+    inbox_bytes, leases_bytes, code_bytes
         When one of these streams is full, it refuses messages and the writer gets an error. The others drop the oldest.
     state_bytes : int
         The bound of all snapshots. If a part of one is dropped, the log is read instead.
@@ -75,6 +76,7 @@ class StreamLimits(msgspec.Struct, frozen=True, kw_only=True):
     rejected_count: int = 10_000
     shadow_bytes: int = 256 * _MIB
     shadow_age_s: float = 14 * _DAY_S
+    code_bytes: int = 16 * 1024 * _MIB
 
     @classmethod
     def of_store(cls, store_bytes: int, replicas: int = 1) -> StreamLimits:
@@ -121,6 +123,12 @@ def configs(limits: StreamLimits) -> dict[str, dict[str, Any]]:
         subjects.SHADOW: {
             "max_bytes": limits.shadow_bytes,
             "max_age": int(limits.shadow_age_s * _S),
+            "compression": compression,
+        },
+        subjects.CODE: {
+            "max_bytes": limits.code_bytes,
+            "max_msgs_per_subject": 1,
+            "discard": "new",
             "compression": compression,
         },
     }

@@ -119,6 +119,14 @@ class JobOptions(CommandOptions, frozen=True):
     env: Annotated[
         list[str] | None, Option("--env", "-e", help="NAME=VALUE, or NAME with its value here; repeatable.")
     ] = None
+    secret: Annotated[
+        list[str] | None,
+        Option("--secret", metavar="[VARIABLE=]NAME", help="A secret of the node, never in the log; repeatable."),
+    ] = None
+    secret_file: Annotated[
+        list[str] | None,
+        Option("--secret-file", metavar="VARIABLE=NAME", help="The path of a file that holds a secret; repeatable."),
+    ] = None
     job_id: Annotated[str, Option("--id", help="Wished id: the same job under the same id is submitted once.")] = ""
     team: Annotated[str, Option("--team", help="Whom the work is for.")] = ""
     model: Annotated[str, Option("--model", help="Names the workload, whatever the other arguments are.")] = ""
@@ -155,6 +163,12 @@ class JobOptions(CommandOptions, frozen=True):
             help="How long it may run, in all: 90m, 12h, or Slurm's 90 (minutes), 1-06:00:00, UNLIMITED.",
         ),
     ] = ""
+    warn: Annotated[
+        str, Option("--warn", help="So long before its --time is over it is told, and saves: 5m; 0: not at all.")
+    ] = ""
+    signal: Annotated[
+        str, Option("--signal", metavar="NAME[@SECONDS]", help="A signal with that warning, such as USR1@60.")
+    ] = ""
     after: Annotated[
         list[str] | None,
         Option(
@@ -167,6 +181,10 @@ class JobOptions(CommandOptions, frozen=True):
     begin: Annotated[
         str, Option("--begin", help="Not before: 2h (from now), 18:00, tomorrow, or 2026-01-31T18:00.")
     ] = ""
+    notify: Annotated[
+        list[str] | None,
+        Option("--notify", metavar="KIND", help="Be told when it has started, completed, failed …; repeatable."),
+    ] = None
     processes: Annotated[
         Literal["device", "node"] | None,
         Option("--processes", help="device: one for each device; node: one for all of a node's."),
@@ -185,7 +203,24 @@ class JobOptions(CommandOptions, frozen=True):
     sharers: Annotated[int | None, Option("--sharers", min=0, max=1000, help="Most jobs on its device, of a lane.")] = (
         None
     )
+    image: Annotated[
+        str,
+        Option(
+            "--image", help="Run in this image: a name such as pytorch/pytorch:2.4.0, or the path of a folder or .sif."
+        ),
+    ] = ""
+    preload: Annotated[
+        list[str] | None,
+        Option("--preload", metavar="MODULES", help="Python modules that nodes keep imported for it: torch,numpy."),
+    ] = None
     cwd: Annotated[str, Option("--cwd", "-D", help="Working directory; by default this one.")] = ""
+    workdir: Annotated[
+        str,
+        Option("--workdir", "-w", metavar="FOLDER", help="Upload it, by content, and run there; --cwd is within it."),
+    ] = ""
+    no_upload: Annotated[
+        bool, Option("--no-upload", help="Run in the --workdir where it is: every node sees it under its path.")
+    ] = False
 
     def given(self, command: Sequence[str]) -> dict[str, Any]:
         """Return what was typed as fields of the specification, with the command behind ``--``."""
@@ -198,7 +233,9 @@ class JobOptions(CommandOptions, frozen=True):
             "model": self.model,
             "profile": self.profile,
             "pool": self.pool,
-            "cwd": submission.absolute(self.cwd) if self.cwd else "",
+            "image": value_formats.image(self.image) if self.image else "",
+            "cwd": submission.absolute(self.cwd) if self.cwd and not self.workdir else self.cwd,
+            "workdir": submission.absolute(self.workdir) if self.workdir else "",
             "retries": self.retries,
             "kinds": value_formats.words(self.kind or []),
             "memory_bytes": value_formats.size(self.memory) if self.memory else None,
@@ -217,11 +254,16 @@ class JobOptions(CommandOptions, frozen=True):
             "begins_from": self.begins_from,
             "keep_checkpoint": self.keep_checkpoint or None,
             "sharers": self.sharers,
+            "preload": value_formats.words(self.preload or []),
+            "notify": value_formats.words(self.notify or []),
             "after": value_formats.dependencies(self.after or []),
             "time_limit_s": value_formats.time_limit_s(self.time) if self.time else None,
+            **value_formats.warning(self.warn, self.signal),
             "begin_s": value_formats.begin_s(self.begin) if self.begin else None,
             "params": value_formats.parameters(self.param or []),
             "env": value_formats.environment(self.env or []),
+            "secrets": value_formats.secrets(self.secret or []),
+            "secret_files": value_formats.pairs(self.secret_file or [], "--secret-file"),
         }
         return {field: value for field, value in found.items() if value not in (None, "", (), {})} | self._sizes()
 
@@ -283,6 +325,8 @@ def submit(
         bad_input(f"--dry-run tells about one job, and there are {len(named)} files; give one")
     indices = value_formats.array(array) if array else []
     specs, unusable = _specs(named, given, check=check)
+    if job.no_upload:
+        specs = [submission.in_place(spec) for spec in specs]
     if dry_run:
         show_dry_run(ctx, specs[0], output)
         return
@@ -343,6 +387,8 @@ def run(ctx: Context, job: JobOptions, files: Files = None, *, strict: Strict = 
     Ctrl-C cancels it. The exit code is the job's own; 1 where it has none, 130 where it was cancelled.
     """
     spec = _spec(files or [], job.given(ctx.meta.get(COMMAND, ())), "run", check=check)
+    if job.no_upload:
+        spec = submission.in_place(spec)
     submit_and_watch(ctx, spec, strict=strict)
 
 
@@ -431,6 +477,7 @@ def submit_jobs(
     """
 
     async def submitted(client: GatewayClient) -> tuple[list[views.SubmitAnswer], ServiceError | None]:
+        client.on_upload = lambda code: tell(code.text)
         if len(specs) == 1:
             answers, refused = [await client.submit(specs[0], strict=strict)], None
         else:
@@ -513,13 +560,14 @@ def submit_and_watch(ctx: Context, spec: JobSpec, *, strict: bool) -> None:
     from penstock_log import JobState
 
     async def follow(client: Client) -> views.JobView:
+        client.on_upload = lambda code: tell(code.text)
         with _Interrupts(client) as interrupts:
             answer = await client.submit(spec, strict=strict)
             for warning in answer.warnings:
                 tell(warning)
             tell(f"{answer.id} submitted")
             interrupts.submitted(answer.id)
-            async with _explained_waiting(client, answer.id):
+            async with explained_waiting(client, answer.id):
                 await stream(client, answer.id, follow=True)
                 return await client.wait(answer.id)
 
@@ -537,7 +585,7 @@ NEXT_LOOK_S = 30.0
 
 
 @asynccontextmanager
-async def _explained_waiting(client: Client, job_id: str) -> AsyncIterator[None]:
+async def explained_waiting(client: Client, job_id: str) -> AsyncIterator[None]:
     """While open, say on standard error why the job waits, if it does."""
     import asyncio
 

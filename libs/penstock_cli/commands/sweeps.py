@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
+from msgspec import structs
 
 from penstock_cli import render
 from penstock_cli.commands import simulate
@@ -68,6 +69,9 @@ def tune(
     seed: Annotated[int | None, typer.Option("--seed", help="Of the random search.")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse a sweep that could not start at present.")] = False,
     check: Annotated[bool, typer.Option("--check/--no-check", help="Refuse if the script is not there.")] = True,
+    no_upload: Annotated[
+        bool, typer.Option("--no-upload", help="Run in the job's workdir where it is, instead of uploading it.")
+    ] = False,
     wait: Annotated[
         bool,
         typer.Option(
@@ -87,8 +91,13 @@ def tune(
     spec = spec_file.sweep(spec_file.read(file, sys.stdin.read), overrides)
     if check:
         require_script(spec.job)
+    if no_upload:
+        from penstock.submission import in_place
+
+        spec = structs.replace(spec, job=in_place(spec.job))
 
     async def submit(client: Client) -> views.SweepView | None:
+        client.on_upload = lambda code: tell(code.text)
         answer = await client.tune(spec, strict=strict)
         for warning in answer.warnings:
             tell(warning)

@@ -136,7 +136,7 @@ def _of_gateway(folder: Path, owner: str) -> dict[str, str]:
 
 def _gateway_folders(folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
     """Return where the archive and the index of the past are, unless the settings say it."""
-    found = {"archive_dir": folder / "archive", "history_dir": folder / "history"}
+    found = {"archive_dir": folder / "archive", "history_dir": folder / "history", "notify_dir": folder / "notify"}
     unset = {name: path for name, path in found.items() if not origin("gateway", name, environ=environ)}
     return {f"PENSTOCK_GATEWAY_{name.upper()}": str(path) for name, path in unset.items()}
 

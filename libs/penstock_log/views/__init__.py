@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     )
     from penstock_log.views.answers import (
         ActAnswer,
+        EnterAnswer,
         EventsView,
         EventView,
         JobRow,
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
         StoryLine,
         StoryView,
         SubmitAnswer,
+        UploadView,
         View,
     )
     from penstock_log.views.bulk import (
@@ -62,6 +64,8 @@ if TYPE_CHECKING:
         NodeLoginsView,
         NodeLoginView,
         NodeTokenView,
+        NotificationRuleView,
+        NotificationsView,
         PoliciesView,
         PolicyView,
         RungView,
@@ -124,14 +128,15 @@ else:
         "accounts": "UsageRowView UsageView WaitsView",
         "aggregation": "AggregatedJobView AggregationView AggregatorUseView",
         "answers": (
-            "ActAnswer EventsView EventView JobRow JobsView JobView RejectedListView RejectedView StoryLine "
-            "StoryView SubmitAnswer View"
+            "ActAnswer EnterAnswer EventsView EventView JobRow JobsView JobView RejectedListView RejectedView "
+            "StoryLine StoryView SubmitAnswer UploadView View"
         ),
         "bulk": "BulkAnswer BulkView SubmittedJob SubmittedJobsView",
         "cluster": (
             "GoodputView LanesView MomentView NodeLoginsView NodeLoginView NodeTokenView PoliciesView PolicyView "
             "RungView SchemaView SharedDeviceView SharedLaneView SharedRunView SignInView StreamPeerView "
-            "StreamsView StreamView SweepsView SweepView TrialView UsersView UserView"
+            "StreamsView StreamView SweepsView SweepView TrialView UsersView UserView "
+            "NotificationRuleView NotificationsView"
         ),
         "devices": "DeviceOccupation DevicesView HolderView NodeDevicesView QueuedJobView QueueView",
         "jobs": "DryRunView JobDetail ProfileView RankView ResizeView RunView SizedRunView SizingView WhyView",
@@ -163,6 +168,7 @@ __all__ = [
     "DeviceView",
     "DevicesView",
     "DryRunView",
+    "EnterAnswer",
     "EventView",
     "EventsView",
     "GoodputView",
@@ -180,6 +186,8 @@ __all__ = [
     "NodeTokenView",
     "NodeView",
     "NodesView",
+    "NotificationRuleView",
+    "NotificationsView",
     "PoliciesView",
     "PolicyView",
     "PoolStatsView",
@@ -221,6 +229,7 @@ __all__ = [
     "TimelineView",
     "TrialSeries",
     "TrialView",
+    "UploadView",
     "UsageRowView",
     "UsageView",
     "UserView",

@@ -6,7 +6,7 @@ The root of all answers; answers to commands, stories of jobs, raw facts, what w
 
 from __future__ import annotations
 
-from typing import Any, Optional, TypeVar
+from typing import Any, Literal, Optional, TypeVar
 
 import msgspec
 
@@ -52,6 +52,26 @@ class SubmitAnswer(View, frozen=True, kw_only=True):
     warnings: tuple[str, ...] = ()
 
 
+class UploadView(View, frozen=True, kw_only=True):
+    """
+    What is missing of a folder's files.
+
+    Attributes
+    ----------
+    ready : bool
+        Whether all of it is here, so that jobs may name it.
+    wanted : {"", "list", "files"}
+        Of what ``missing`` says the parts, as indices: of the list of files, or of all files, each part counted once.
+    stored : int
+        Parts that this request has stored.
+    """
+
+    ready: bool = False
+    wanted: Literal["", "list", "files"] = ""
+    missing: tuple[int, ...] = ()
+    stored: int = 0
+
+
 class ActAnswer(View, frozen=True, kw_only=True):
     """
     What became of a cancel, hold, release, drain, resume or cancel_sweep.
@@ -72,6 +92,26 @@ class ActAnswer(View, frozen=True, kw_only=True):
     changed: bool
     state: str
     message: str
+    seq: int = 0
+
+
+class EnterAnswer(View, frozen=True, kw_only=True):
+    """
+    The way into a job's process.
+
+    Attributes
+    ----------
+    node_id : str
+        Whose executor is to be asked.
+    seq : int
+        Where the log has the fact by which it lets in.
+    """
+
+    id: str
+    session_id: str
+    node_id: str
+    epoch: int
+    rank: int
     seq: int = 0
 
 

@@ -493,6 +493,46 @@ class NodeLoginsView(View, frozen=True, kw_only=True):
     told_seq: int
 
 
+class NotificationRuleView(View, frozen=True, kw_only=True):
+    """
+    A rule by which a person is told of what becomes of their jobs; its address is shown to nobody.
+
+    Attributes
+    ----------
+    on, waiting_s, about, target
+        As in the fact ``notify.rule_set.v1``.
+    messages : int
+        How many were sent.
+    tried_s : float or None
+        When one was last sent, or tried; None: never.
+    left : int
+        Of how many things is still to be told.
+    failures : int
+        Tries in vain since the last message.
+    error : str
+        Why the last one could not be sent; empty: it could.
+    """
+
+    id: str
+    user: str
+    target: str
+    on: tuple[str, ...] = ()
+    waiting_s: float = 0.0
+    about: str = ""
+    messages: int = 0
+    tried_s: Optional[float] = None
+    left: int = 0
+    failures: int = 0
+    error: str = ""
+
+
+class NotificationsView(View, frozen=True, kw_only=True):
+    """The rules of the person who asks; an operator gets those of all."""
+
+    rules: tuple[NotificationRuleView, ...]
+    seq: int
+
+
 class UsersView(View, frozen=True, kw_only=True):
     """All people who may use the cluster, by name."""
 

@@ -53,6 +53,8 @@ class NodeView(View, frozen=True, kw_only=True):
         What its host has for jobs; 0 where it does not say.
     held_by : {"", "cgroup", "rlimit"}
         How jobs are held to their part of its memory; empty: they are not.
+    containers : tuple of str
+        What runs the images of jobs there; empty: nothing.
     """
 
     id: str
@@ -65,6 +67,7 @@ class NodeView(View, frozen=True, kw_only=True):
     cpus: float = 0.0
     host_memory_bytes: int = 0
     held_by: str = ""
+    containers: tuple[str, ...] = ()
 
 
 class NodeMemoryView(View, frozen=True, kw_only=True):

@@ -21,6 +21,7 @@ from sortedcontainers import SortedList
 
 from penstock_cluster.nodes import Cluster, Node
 from penstock_log import TERMINAL, Device, Job, JobRank, JobSpec, MemoryNeed, Placement, workload
+from penstock_log.spec import HostDemand
 from penstock_policies.queue_policies import DispatchMode
 from penstock_policies.sample_plan import is_sampled
 from penstock_scheduler.placement import FreeDevices, Located, Shape, device_class, in_order
@@ -32,7 +33,7 @@ from penstock_scheduler.sharing.shared_devices import At, SharedDevice, SharingD
 Key = tuple[int, float, float, str]
 """Queue, position, time of entering the queue, id."""
 
-Demand = tuple[tuple[str, ...], int, int, bool, tuple[float, int, int]]
+Demand = tuple[tuple[str, ...], int, int, bool, HostDemand]
 """
 Kinds, memory and number of devices, whether it is a sample, processors and memory of the host: equal ones fit, or do
 not, together.

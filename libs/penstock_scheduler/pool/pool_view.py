@@ -54,11 +54,11 @@ class PoolView(msgspec.Struct, frozen=True):
     promised : collection of str
         Waiting jobs for which runs were preempted.
     explained_s : float
-        When the last round was; minus infinity before the first.
+        When the last round was that explained; minus infinity before the first.
     explained : mapping of str to str
-        Job → cause, as the last round said.
-    priced_s : float
-        When the last round was that named prices; minus infinity before the first.
+        Job → cause, as that one said.
+    decided_s : float
+        When the last round was; minus infinity before the first.
     """
 
     name: str
@@ -72,7 +72,7 @@ class PoolView(msgspec.Struct, frozen=True):
     promised: Collection[str]
     explained_s: float
     explained: Mapping[str, str]
-    priced_s: float = -math.inf
+    decided_s: float = -math.inf
     mode: DispatchMode = BY_QUEUE
 
     @property

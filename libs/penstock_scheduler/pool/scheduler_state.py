@@ -43,21 +43,21 @@ REMEMBERED: Final = 256
 
 class ExplainedRound(msgspec.Struct, frozen=True):
     """
-    What the last rounds of a pool said.
+    What the last round of a pool said that explained.
 
     Attributes
     ----------
     at_s : float
-        When the last one was decided.
+        When it was decided.
     causes : dict of str to str
-        Why each job waits, as that one said.
-    priced_s : float or None
-        When the last one was decided that named prices; None before the first.
+        Why each job waits.
+    decided_s : float
+        When the last round was decided, whether it explained or not.
     """
 
     at_s: float
     causes: dict[str, str]
-    priced_s: float | None = None
+    decided_s: float
 
 
 class RulesInForce(NamedTuple):
@@ -172,7 +172,7 @@ class SchedulerState(msgspec.Struct, dict=True):
             promised=self.promised,
             explained_s=explained.at_s if explained else -math.inf,
             explained=explained.causes if explained else {},
-            priced_s=explained.priced_s if explained and explained.priced_s is not None else -math.inf,
+            decided_s=explained.decided_s if explained else -math.inf,
         )
 
     def _finished(self, name: str) -> FinishedService:
@@ -245,9 +245,11 @@ def _learn_cost(known: SchedulerState, jobs: JobTable, event: RunEnded) -> bool:
 
 def _learn_round(known: SchedulerState, _jobs: JobTable, event: RoundDecided) -> bool:
     before = known.explained.get(event.pool)
-    priced_s = event.at_s if event.prices else (before.priced_s if before is not None else None)
-    causes: dict[str, str] = {wait.job_id: wait.cause for wait in event.waits}
-    known.explained[event.pool] = ExplainedRound(event.at_s, causes, priced_s)
+    if event.explains or before is None:
+        causes: dict[str, str] = {wait.job_id: wait.cause for wait in event.waits}
+        known.explained[event.pool] = ExplainedRound(event.at_s, causes, event.at_s)
+    else:
+        known.explained[event.pool] = ExplainedRound(before.at_s, before.causes, event.at_s)
     known.promised.update(p.for_job for p in event.preemptions if p.for_job in known.keys)
     known.history.decided(event)
     return False

@@ -34,6 +34,7 @@ from penstock_log import (
     workload,
 )
 from penstock_log.job_state import EARLY_STEPS
+from penstock_log.spec import HostDemand
 from penstock_policies import scaling_model
 from penstock_policies.elastic import ThroughputProfile
 from penstock_policies.queue_policies import DispatchMode
@@ -130,7 +131,7 @@ class _ProblemBuilder:
         self._ending = any(map(_ends, self._jobs))
         self._parts = Fraction(0)
         self._kinds: dict[str, tuple[str, ...]] = {}
-        self._accepted_by_demand: dict[tuple[tuple[str, ...], int, tuple[float, int, int]], dict[str, int]] = {}
+        self._accepted_by_demand: dict[tuple[tuple[str, ...], int, HostDemand], dict[str, int]] = {}
         self._mute: set[str] = set()
         held = (at for job in self._jobs for at in self._held(job) if at not in gone)
         self._idle = self._devices - Counter(self._there[at].kind for at in held)
@@ -274,7 +275,7 @@ class _ProblemBuilder:
     def _fitting(self, spec: JobSpec) -> Iterator[str]:
         """Yield the kinds of the devices that a job fits, of each node no more than its host has room for."""
         free = {
-            node.id: nodes.of_node(node).holds(nodes.need_of(spec, nodes.share_of(node)))
+            node.id: nodes.of_node(node).holds(nodes.need_of(spec, nodes.share_of(node))) * nodes.runs_image(spec, node)
             for node in (self._state.cluster.usable(spec.pool) if nodes.asks(spec) else ())
         }
         for (node_id, _), device in self._there.items():

@@ -16,7 +16,7 @@ from penstock_dashboard.kept_series import Points, joined
 from penstock_dashboard.metric_series import SAMPLES_PER_S, STEPS_PER_S, JobSeries
 from penstock_dashboard.page import STATES, TEMPLATES, PageContent, PageRequest, gpu_hours, pieces, size, utc
 from penstock_dashboard.pages.queue_page import CAUSES
-from penstock_log import request_bodies
+from penstock_log import JobSpec, request_bodies
 from penstock_log.job_state import ACTIVE, TERMINAL, JobState
 from penstock_log.text import count, duration, listed
 from penstock_log.views import EventsView, JobDetail, JobsView, JobView, RunView, SizingView
@@ -346,6 +346,7 @@ def _checkpoints(past: JobPast) -> dict[str, str]:
 def _environment(detail: JobDetail) -> Iterator[Field]:
     spec = detail.spec
     yield "command", shlex.join(spec.command)
+    yield "code", f"{spec.code[:12]}, uploaded" if spec.code else ""
     yield "folder", spec.cwd
     yield "processes", "one for each device" if spec.processes == "device" else "one for each node"
     yield "model", spec.model
@@ -358,10 +359,15 @@ def _environment(detail: JobDetail) -> Iterator[Field]:
             nothing="",
         ),
     )
+    yield "secrets", listed([f"{variable} (by {name})" for variable, name in _secrets(spec)], nothing="")
     yield "begins from", spec.begins_from
     yield "waits for", listed(spec.after, nothing="")
     yield "begins", f"not before {utc(spec.begin_s)}" if spec.begin_s else ""
     yield "limits", listed(_limits(detail), nothing="")
+
+
+def _secrets(spec: JobSpec) -> list[tuple[str, str]]:
+    return [*spec.secrets.items(), *spec.secret_files.items()]
 
 
 def _limits(detail: JobDetail) -> Iterator[str]:

@@ -15,6 +15,7 @@ CAUSES: Final = {
     "gang": "too few devices at once",
     "later_place": "waits for a better device",
     "host_cpus": "too few processors left",
+    "image": "idle nodes cannot run its image",
     "host_memory": "too little memory left",
     "order": "others come first",
     "fairness": "its user has had more",

@@ -7,12 +7,18 @@ In reading order:
 * ``environment``: Ranks and environment of a run's processes.
 * ``process_launcher``: The process launcher.
 * ``forking_launcher``: The launcher of executors, which forks instead.
+* ``warm_pool``: The warm servers of an executor, and the modules that they have.
+* ``warm_command``: Whether a command line may start warm.
 * ``fork_client``: The executor's side of a fork server.
 * ``fork_server``: The program that forks shims.
+* ``warm_program``: The part of a fork server that makes a fork a new interpreter.
 * ``shim``: The program around each process.
 * ``fence_keeper``: What stops a run in time; loaded by the shim.
+* ``session_keeper``: What runs a command beside the program, for somebody who has entered the job.
 * ``confinement``: What a process gives up before its program begins.
 * ``sandbox``: The command line of bubblewrap around a program.
+* ``containers``: Containers of runs: what gives the processes of a job the files of its image.
+* ``image_folder``: The command lines of bubblewrap and Apptainer for a job's image.
 """
 
 from collections.abc import Callable
@@ -20,9 +26,15 @@ from typing import Any, Final
 
 from penstock_executor.launchers.forking_launcher import ForkingLauncher
 from penstock_executor.launchers.launcher import Launcher
+from penstock_executor.launchers.warm_pool import WarmRules
 from penstock_executor.settings import ExecutorSettings, LauncherName
 
 LAUNCHERS: Final[dict[LauncherName, Callable[[ExecutorSettings], Launcher[Any]]]] = {
-    "process": lambda settings: ForkingLauncher(),  # noqa: ARG005 - others have settings
+    "process": lambda settings: ForkingLauncher(_warm_rules(settings)),
 }
 """Makers of launchers, by the name that ``launcher`` in the executor's settings gives them."""
+
+
+def _warm_rules(settings: ExecutorSettings) -> WarmRules:
+    servers = 0 if settings.warm_starts == "off" else settings.warm_servers
+    return WarmRules(servers, settings.warm_bytes, learns=settings.warm_starts == "learn")

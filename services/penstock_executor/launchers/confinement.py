@@ -1,9 +1,18 @@
 """
-What a process of a job gives up before its program begins: the executor's user, new privileges, the host's ``/tmp``.
+What a process of a job gives up before its program begins: the executor's user, new privileges, the host's files.
 
 The executor writes a :class:`Confinement` into the process's folder. The shim, which stays the executor's user so that
 no job can end or change it, reads it there, and its child :meth:`enters <Confinement.enter>` it between fork and exec.
 As the shim loads this file by itself, under ``-I -S``, it needs the standard library alone.
+
+A process whose job has an image enters the mount namespace of a container that an engine has made of it. It stays a
+child of its shim, so that it is signalled, stopped, held to its memory and found again as any other. The host's folders
+that it needs are attached in a copy of that namespace which is the process's own. They are opened before, as the job's
+user: a container opens nothing to a user that is closed to him outside.
+
+References
+----------
+Linux, *open_tree(2)*, *move_mount(2)*, *setns(2)*: a mount that is cloned in one namespace and attached in another.
 """
 
 from __future__ import annotations
@@ -14,7 +23,9 @@ import marshal
 import os
 import platform
 import resource
-from collections.abc import Iterator
+import stat
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 FILE: Final = "confinement"
@@ -25,10 +36,27 @@ _NEW_MOUNTS: Final = 0x00020000
 _BIND: Final = 1 << 12
 _RECURSIVE: Final = 1 << 14
 _SLAVE: Final = 1 << 19
+_PRIVATE: Final = 1 << 18
+_OPEN_TREE: Final = 428
+_MOVE_MOUNT: Final = 429
+_CLONE_TREE: Final = 0x1 | os.O_CLOEXEC | 0x8000 | 0x1000
+"""Cloned, closed on exec, with the mounts below it, and from the descriptor itself."""
+_FD_TO_FD: Final = 0x4 | 0x40
+_NO_SET_ID_NO_DEVICES: Final = 0x2 | 0x4
+_DROP_FROM_BOUND: Final = 24
+_KEPT_BY_ROOT: Final = frozenset({0, 1, 3, 4, 5, 6, 7, 8, 10, 13, 18, 29, 31})
+"""What root may do in a container: as Docker has it, without the making of devices."""
+_NEW_USERS: Final = 0x10000000
+_OWNING_USERS: Final = 0xB701
+IS_ENTERED: Final = "."
+"""In place of a namespace in which the process is already."""
+HOLD: Final = "/.penstock-hold"
+"""The program that keeps a container there; no other has it."""
 _KEYCTL: Final = {"x86_64": 250, "aarch64": 219}.get(platform.machine())
 _JOIN_SESSION_KEYRING: Final = 1
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _libc: Final = ctypes.CDLL(None, use_errno=True)
+_libc.syscall.restype = ctypes.c_long
 _libc.mount.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_void_p)
 
 
@@ -55,6 +83,11 @@ class Confinement(NamedTuple):
         The most processes and threads of its user; 0: no limit.
     wrapper : tuple of str
         A command line that runs the program's.
+    namespace : str
+        The mount namespace of a container, as a file; empty: the host's.
+    attached : tuple of (str, str)
+        Within the container: where, and which folder of the host is there; one that is not there is left out. With no
+        folder: what is there is hidden.
     """
 
     user: str = ""
@@ -67,6 +100,8 @@ class Confinement(NamedTuple):
     cgroup: str = ""
     most_tasks: int = 0
     wrapper: tuple[str, ...] = ()
+    namespace: str = ""
+    attached: tuple[tuple[str, str], ...] = ()
 
     def write(self, folder: str) -> None:
         """Leave it in a process's folder, for its shim."""
@@ -83,14 +118,17 @@ class Confinement(NamedTuple):
         ConfinementError
             If that is impossible; the program must not run then.
         """
-        if self.cgroup:
-            _try("enter the control group", lambda: _write(os.path.join(self.cgroup, "cgroup.procs"), b"0"))
-        if self.tmp and not (self.uid >= 0 and self._replace_tmp()):
+        self.enter_cgroup()
+        if self.namespace and self.namespace != IS_ENTERED:
+            self._enter_container()
+        elif self.tmp and not (self.uid >= 0 and self._replace_tmp()):
             env.setdefault(b"TMPDIR", os.fsencode(self.tmp))
         if self.most_tasks:
             limit = (self.most_tasks, self.most_tasks)
             _try("limit its processes", lambda: resource.setrlimit(resource.RLIMIT_NPROC, limit))
         _leave_keyring()
+        if self.namespace:
+            _bound_capabilities()
         if self.uid >= 0:
             _try(f"become user {self.user!r} (uid {self.uid}, gid {self.gid})", self._change_user)
         if not self.new_privileges and _libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0):
@@ -102,6 +140,58 @@ class Confinement(NamedTuple):
         os.setresuid(self.uid, self.uid, self.uid)
         if {*os.getresuid()} != {self.uid} or {*os.getresgid()} != {self.gid}:
             raise OSError(0, "the kernel has changed nothing")
+
+    def enter_cgroup(self) -> None:
+        """Enter its control group, if it has one."""
+        if self.cgroup:
+            _try("enter the control group", lambda: _write(os.path.join(self.cgroup, "cgroup.procs"), b"0"))
+
+    def _enter_container(self) -> None:
+        """Enter the container's files, with the folders of the host that the process needs."""
+        trees = {where: self._open_folder(folder) for where, folder in self.attached if folder}
+        handle = os.open(self.namespace, os.O_RDONLY | os.O_CLOEXEC)
+        _try("enter the container of its image", lambda: _checked(_libc.setns(handle, _NEW_MOUNTS)))
+        if not os.path.exists(HOLD):
+            raise ConfinementError("the container of its image is gone; was it removed, or its engine stopped?")
+        _try("have mounts of its own", lambda: _checked(_libc.unshare(_NEW_MOUNTS)))
+        _try("keep its mounts", lambda: _checked(_libc.mount(None, b"/", None, _PRIVATE | _RECURSIVE, None)))
+        for where, folder in sorted(self.attached):
+            if not folder:
+                _try(f"hide {where}", lambda where=where: _hide(where))
+            elif (tree := trees[where]) is not None:
+                _try(f"attach {where}", lambda where=where, tree=tree: _attach(tree, where))
+
+    def _open_folder(self, folder: str) -> int | None:
+        """Return the mount of a folder, or file, that the process's user comes to; None where it is not there."""
+        try:
+            with self._as_user():
+                handle = os.open(folder, os.O_PATH | os.O_CLOEXEC)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise ConfinementError(f"user {self.user!r} cannot come to {folder}: {error.strerror}") from error
+        tree = int(_libc.syscall(_OPEN_TREE, handle, b"", _CLONE_TREE))
+        if tree < 0:
+            number = ctypes.get_errno()
+            raise ConfinementError(f"cannot attach {folder} to a container: {os.strerror(number)} (Linux 5.2 or later)")
+        os.close(handle)
+        return tree
+
+    @contextlib.contextmanager
+    def _as_user(self) -> Iterator[None]:
+        """Have the rights of the process's user on files, for a while."""
+        before = os.geteuid(), os.getegid(), os.getgroups()
+        if self.uid >= 0:
+            os.setgroups(self.groups)
+            os.setegid(self.gid)
+            os.seteuid(self.uid)
+        try:
+            yield
+        finally:
+            if self.uid >= 0:
+                os.seteuid(before[0])
+                os.setegid(before[1])
+                os.setgroups(before[2])
 
     def _replace_tmp(self) -> bool:
         """Put the run's folder in the place of ``/tmp``, for this process alone; return whether it may."""
@@ -116,8 +206,41 @@ class Confinement(NamedTuple):
         return True
 
 
+def enter_beside(folder: str, pid: int, env: dict[bytes, bytes]) -> None:
+    """
+    Confine this process as one that runs already, with whose files, limits and user it goes on.
+
+    Parameters
+    ----------
+    folder : str
+        That process's own, where its :class:`Confinement` is.
+    pid : int
+        Of the program, not of its shim.
+    env : dict of bytes to bytes
+        As in :meth:`Confinement.enter`.
+
+    Raises
+    ------
+    ConfinementError
+        If that is impossible.
+    """
+    confined = read(folder) or Confinement(new_privileges=True)
+    confined.enter_cgroup()  # which is not seen from within a container
+    if os.readlink(f"/proc/{pid}/ns/mnt") != os.readlink("/proc/self/ns/mnt"):
+        handle = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+        if os.geteuid() != 0:  # whose own it is, within a namespace of users
+            owner = _libc.ioctl(handle, _OWNING_USERS, 0)
+            _try("enter its namespace of users", lambda: _checked(_libc.setns(owner, _NEW_USERS)))
+        _try(f"enter the files of process {pid}", lambda: _checked(_libc.setns(handle, _NEW_MOUNTS)))
+    confined._replace(tmp="", cgroup="", namespace=confined.namespace and IS_ENTERED).enter(env)
+
+
 class ConfinementError(Exception):
     """A process of a job cannot be confined as it has to be; the message says at what."""
+
+
+class ProgramNotFound(ConfinementError):
+    """A container has no such program; the message says where it was looked for."""
 
 
 def read(folder: str) -> Confinement | None:
@@ -127,6 +250,31 @@ def read(folder: str) -> Confinement | None:
             return Confinement(*marshal.loads(file.read()))  # noqa: S302 - the executor's own file, as the shim is
     except FileNotFoundError:
         return None
+
+
+def become(cwd: str, program: Sequence[str], env: Mapping[bytes, bytes]) -> None:
+    """
+    Become a program in a folder, where there may be no shell.
+
+    Raises
+    ------
+    ConfinementError
+        If it is not there, or is no program, or its folder is not there.
+    """
+    try:
+        os.chdir(cwd)
+    except OSError as error:
+        raise ConfinementError(
+            f"the working directory {cwd} is neither on this node nor in the image ({error.strerror}); set cwd to one "
+            "that is, such as /"
+        ) from error
+    try:
+        os.execvpe(program[0], [*program], env)  # noqa: S606 - what the shim is for
+    except OSError as error:
+        where = os.fsdecode(env.get(b"PATH", b""))
+        raise ProgramNotFound(
+            f"program {program[0]!r} cannot be run: {error.strerror}; looked in {cwd} and PATH ({where})"
+        ) from error
 
 
 def hide_from_jobs() -> None:
@@ -156,9 +304,59 @@ def _write(path: str, data: bytes) -> None:
 
 
 def _bind(source: str, target: str) -> None:
-    if _libc.mount(os.fsencode(source), os.fsencode(target), None, _BIND | _RECURSIVE, None):
+    _checked(_libc.mount(os.fsencode(source), os.fsencode(target), None, _BIND | _RECURSIVE, None))
+
+
+def _checked(result: int) -> None:
+    if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
+
+
+def _bound_capabilities() -> None:
+    """Let a process that is root here, and all programs that it starts, have no more than root of a container has."""
+    for number in range(64):
+        if number not in _KEPT_BY_ROOT:
+            _libc.prctl(_DROP_FROM_BOUND, number, 0, 0, 0)  # those that the kernel does not know are not there anyway
+
+
+def _attach(tree: int, path: str) -> None:
+    """Attach a mount at a path, which is made where it is not there."""
+    is_folder = stat.S_ISDIR(os.fstat(tree).st_mode)
+    at = _open_below(path, is_folder=is_folder)
+    _checked(_libc.syscall(_MOVE_MOUNT, tree, b"", at, b"", _FD_TO_FD))
+    os.close(at)
+
+
+def _hide(path: str) -> None:
+    """Mount an empty folder over one that a job has no business in."""
+    if os.path.isdir(path):
+        at = os.fsencode(path)
+        _checked(_libc.mount(b"none", at, b"tmpfs", _NO_SET_ID_NO_DEVICES, b"mode=0711,size=1m"))
+
+
+def _open_below(path: str, *, is_folder: bool) -> int:
+    """
+    Return a folder or file by its path from the top, made as far as it is not there.
+
+    Links are followed in folders that only root may write to: any other's owner could have put them there meanwhile.
+    """
+    at = os.open("/", _FOLDER)
+    names = [*_names(path)]
+    for number, name in enumerate(names, 1):
+        about = os.fstat(at)
+        of_root = about.st_uid == 0 and not about.st_mode & 0o022
+        links = 0 if of_root else os.O_NOFOLLOW
+        if is_folder or number < len(names):
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(name, 0o755, dir_fd=at)
+            below = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | links, dir_fd=at)
+        else:
+            flags = os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
+            below = os.open(name, flags, 0o644, dir_fd=at)
+        os.close(at)
+        at = below
+    return at
 
 
 def _bind_through(handle: int, path: str) -> None:
@@ -187,3 +385,21 @@ def _leave_keyring() -> None:
     """Begin with a keyring of its own: that of the executor's login may hold what opens its files and hosts."""
     if _KEYCTL is not None:
         _libc.syscall(_KEYCTL, _JOIN_SESSION_KEYRING, None)  # where there are no keyrings, there is nothing to leave
+
+
+def _run_beside(folder: str, pid: str, cwd: str, *program: str) -> None:
+    """Run a program with the variables, files, limits and user of a process that runs; for :mod:`process_launcher`."""
+    with open(f"/proc/{pid}/environ", "rb") as file:
+        pairs = (pair.partition(b"=") for pair in file.read().split(b"\0"))
+        env = {name: value for name, _, value in pairs if name}
+    env |= {name: os.environb[name] for name in (b"TERM", b"COLORTERM") if name in os.environb}
+    enter_beside(folder, int(pid), env)
+    become(cwd, program, env)
+
+
+if __name__ == "__main__":
+    try:
+        _run_beside(*sys.argv[1:])
+    except (ConfinementError, OSError) as problem:
+        sys.stderr.write(f"penstock: {problem}\n")
+        sys.exit(127 if isinstance(problem, ProgramNotFound) else 126)

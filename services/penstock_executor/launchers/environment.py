@@ -7,7 +7,7 @@ Ranks and environment of a run's processes, whatever launcher starts them.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -18,8 +18,9 @@ from penstock_cluster import environment
 from penstock_cluster.device_backend import CAPABILITIES
 from penstock_executor.checkpoint_transfer import Resume
 from penstock_executor.fence import fence_of
-from penstock_executor.launchers import sandbox
+from penstock_executor.launchers import image_folder, sandbox
 from penstock_executor.launchers.confinement import TEMPORARY, Confinement
+from penstock_executor.launchers.containers import Container
 from penstock_executor.launchers.launcher import RunFence
 from penstock_executor.run_identity import RunIdentity
 from penstock_executor.run_state import sharing_of
@@ -57,6 +58,8 @@ class LaunchSite(msgspec.Struct, frozen=True, kw_only=True):
         Holds a folder for each job whose checkpoints may be in memory.
     temporary : Path or None
         Holds a temporary folder for each run that is kept apart from others.
+    work : Path or None
+        Holds the folders of runs whose code was uploaded.
     new_privileges, most_tasks, sandbox, writable : bool, int, str, tuple of str
         As in the settings.
     """
@@ -77,6 +80,7 @@ class LaunchSite(msgspec.Struct, frozen=True, kw_only=True):
     most_tasks: int = 0
     sandbox: SandboxName = "none"
     writable: tuple[str, ...] = ()
+    work: Path | None = None
     heard: str = ""
     held_s: float = 3600.0
 
@@ -183,14 +187,20 @@ def confinement_of(
     cwd: str,
     tmp: Path | None = None,
     cgroup: str = "",
+    container: Container | None = None,
+    passed: Sequence[str] = (),
 ) -> Confinement:
-    """Return what a process gives up before its program begins."""
+    """
+    Return what a process gives up before its program begins.
+
+    ``container`` is that of its job's image; folders that are ``passed`` stay where they are.
+    """
     shared = [
         os.path.dirname(path) for path in (site.socket, site.lanes, site.heard, site.memory, site.aggregation) if path
     ]
     in_memory = memory_folder_of(job, site)
     above = [] if in_memory is None else [str(in_memory.parent)]
-    needed = {os.path.realpath(path) for path in (cwd, str(site.checkpoints), *above, *shared)}
+    needed = {os.path.realpath(path) for path in (cwd, str(site.checkpoints), *above, *shared, *passed)}
     own = os.fspath(tmp) if tmp is not None and not needed & set(TEMPORARY) else ""
     confinement = Confinement(new_privileges=site.new_privileges, tmp=own, cgroup=cgroup)
     if identity.switches:
@@ -202,10 +212,13 @@ def confinement_of(
             kept=tuple(sorted(needed | set(filter(os.path.isdir, MPS_FOLDERS)))),
             most_tasks=site.most_tasks,
         )
+    home = identity.home if identity.switches else os.path.expanduser("~")
+    writable = [path.replace("~", home, 1) if path.startswith("~") else path for path in site.writable]
+    if container is not None:
+        folders, hidden = _folders_in_container(job, site, cwd, [*writable, *passed])
+        return _in_container(container, confinement, folders, hidden, (site, member, cwd))
     if site.sandbox == "none":
         return confinement
-    home = identity.home if identity.switches else os.path.expanduser("~")
-    writable = (path.replace("~", home, 1) if path.startswith("~") else path for path in site.writable)
     wrapper = sandbox.bubblewrap(
         tmp=own or "/tmp",  # noqa: S108 - the working directory is in the host's own
         passed=(*needed, *MPS_FOLDERS),
@@ -218,6 +231,57 @@ def confinement_of(
         devices=[device for device in site.devices if device.index in member.devices],
     )
     return confinement._replace(wrapper=wrapper, tmp="", kept=())
+
+
+def _folders_in_container(job: Job, site: LaunchSite, cwd: str, writable: Sequence[str]) -> tuple[set[str], set[str]]:
+    """Return the folders of the host that a process finds in its container, and those in these that are hidden."""
+    sockets = {
+        os.path.dirname(os.path.realpath(path))
+        for path in (site.socket, site.lanes, site.heard, site.memory, site.aggregation)
+        if path
+    }
+    in_memory = memory_folder_of(job, site)
+    own = [
+        str(site.checkpoints / job.id),
+        *([str(site.checkpoints / job.spec.begins_from)] if job.spec.begins_from else []),
+        *([] if in_memory is None else [str(in_memory)]),
+        *writable,
+        *([] if os.path.realpath(cwd) in NOT_ATTACHED else [cwd]),
+    ]
+    hidden = {folder.path for where in sockets for folder in os.scandir(where) if folder.is_dir()}
+    return {where for where in (*sockets, *MPS_FOLDERS, *own) if os.path.exists(where)}, hidden
+
+
+def _in_container(
+    container: Container,
+    confinement: Confinement,
+    folders: Collection[str],
+    hidden: Collection[str],
+    at: tuple[LaunchSite, GangMember, str],
+) -> Confinement:
+    """Return the confinement of a process whose files are those of an image, and of the host what it needs alone."""
+    site, member, cwd = at
+    mounts = {where: where for where in folders}
+    if confinement.tmp:
+        mounts |= dict.fromkeys(TEMPORARY, confinement.tmp)
+    if container.namespace:
+        attached = tuple(sorted((dict.fromkeys(hidden, "") | mounts).items()))
+        return confinement._replace(namespace=container.namespace, attached=attached, kept=())
+    devices = [device for device in site.devices if device.index in member.devices]
+    if container.runtime == "apptainer":
+        wrapper = image_folder.apptainer(container.image, folders=mounts, cwd=cwd, devices=devices)
+    else:
+        wrapper = image_folder.bubblewrap(container.image, folders=mounts, hidden=hidden, devices=devices)
+    return confinement._replace(wrapper=wrapper, tmp="", kept=())
+
+
+NOT_ATTACHED: Final = frozenset(
+    {
+        *("/", "/bin", "/boot", "/dev", "/etc", "/home", "/lib", "/lib32", "/lib64", "/opt", "/proc", "/root", "/run"),
+        *("/sbin", "/sys", "/usr", "/var", *TEMPORARY),
+    }
+)
+"""Working directories that an image has itself, or that hold more than one's own: they are those of the image."""
 
 
 def memory_folder_of(job: Job, site: LaunchSite) -> Path | None:

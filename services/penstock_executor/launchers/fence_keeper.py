@@ -177,6 +177,11 @@ class Tether:
                 socket.send_fds(self._ours, [b"-"], [reader])
             os.close(reader)
 
+    def leave(self) -> None:
+        """Hold none of it in a child that has closed all but what it inherits."""
+        self._ours.detach()
+        self._theirs.detach()
+
     def hand_over(self) -> None:
         """Close our copies of what the program has inherited."""
         self._theirs.close()

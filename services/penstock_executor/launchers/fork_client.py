@@ -18,11 +18,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from penstock_executor.launchers import fork_server, shim
+from penstock_executor.launchers.warm_command import WarmCommand, shared_environment
 
 ROOM: Final = 16 * 1024
 """Bytes for the command line of a program, where ``/proc`` shows a server's own."""
 FORK_S: Final = 5.0
 """For how long a server may take to fork; then it is ended, and no shim of it begins."""
+ENVIRONMENT_ROOM: Final = 48 * 1024
+CHANGED: Final = "files of its modules have changed since they were imported"
+_ROOM_NAME: Final = "PENSTOCK_ROOM"
 _MOST_BYTES: Final = 1 << 20
 _MOST_SENT: Final = 1 << 18
 
@@ -195,6 +199,12 @@ class ForkServer:
 def template() -> ForkServer:
     """Return a server that forks shims for programs that start by exec."""
     return ForkServer([sys.executable, "-I", "-S"])
+
+
+def warm_server(command: WarmCommand, modules: Sequence[str], env: Mapping[str, str]) -> ForkServer:
+    """Return a server for programs of an interpreter in an environment, with modules; it may take long to be ready."""
+    own = {**shared_environment(env), _ROOM_NAME: "x" * ENVIRONMENT_ROOM}
+    return ForkServer(command.interpreter, modules, own, executable=command.executable)
 
 
 def _end(pid: int, control: socket.socket, printed: int) -> None:

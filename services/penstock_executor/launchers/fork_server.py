@@ -32,11 +32,18 @@ import marshal
 import os
 import signal
 import socket
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
 CONTROL = 3
+_ARGUMENTS = 44
+"""Where the addresses of the arguments are among the numbers of ``/proc/self/stat``, after the state."""
+_SET_MM = 35
+_SET_MM_MAP = 14
+_OWN_WORDS = 3
+"""Words of a server's command line behind the interpreter and its options: this file, the modules, and the room."""
 MOST_BYTES = 1 << 20
 OLDEST = (3, 10)
 BLOCKED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGRTMIN + 7)
@@ -61,38 +68,41 @@ class ShownMemory:
 
     def __init__(self) -> None:
         with open("/proc/self/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-        arguments, end, environment, last = (int(field) for field in fields[45:49])
-        self._arguments = _room(arguments, end)
-        self._environment = _room(environment, last)
+            self._fields = [*map(int, file.read().rpartition(b")")[2].split()[1:])]
+        arguments, end, environment, last = self._fields[_ARGUMENTS:][:4]
+        own = ctypes.string_at(arguments, end - arguments).rstrip(b"\0").split(b"\0")[:-_OWN_WORDS]
+        self._options = arguments + sum(len(word) + 1 for word in own), end
+        text = ctypes.string_at(environment, last - environment)
+        self._environment = environment, environment + text.rstrip(b"\0").rfind(b"\0") + 1, last
 
-    def show_arguments(self, words: Sequence[bytes], kept: int) -> bool:
-        """Show these words after the first ones, which stay; return whether there is room for them."""
-        begin, _, end = self._arguments
-        shown = ctypes.string_at(begin, end - begin).split(b"\0")[:kept]
-        begin += sum(len(word) + 1 for word in shown)
-        return _overwrite(begin, end, b"".join(word + b"\0" for word in words))
+    def has_room(self, env: Mapping[bytes, bytes]) -> bool:
+        """Return whether there is room for an environment."""
+        _, room, end = self._environment
+        return sum(len(name) + len(value) + 2 for name, value in env.items()) <= end - room
 
-    def show_environment(self, env: Mapping[bytes, bytes]) -> bool:
-        """Show the variables that the server's environment has not; return whether there is room for them."""
-        begin, room, end = self._environment
-        shown = set(ctypes.string_at(begin, room - begin).split(b"\0"))
+    def show(self, words: Sequence[bytes], env: Mapping[bytes, bytes]) -> None:
+        """Show these words behind the interpreter and its options, and the variables that the server has not."""
+        (begin, end), (first, room, last) = self._options, self._environment
+        shown = set(ctypes.string_at(first, room - first).split(b"\0"))
         more = [line for name, value in env.items() if (line := name + b"=" + value) not in shown]
-        return _overwrite(room, end, b"".join(line + b"\0" for line in more))
+        shown_end, shown_last = _overwrite(begin, end, words), _overwrite(room, last, more)
+        self._fields[_ARGUMENTS + 1], self._fields[_ARGUMENTS + 3] = shown_end, shown_last
+        code_data_heap = [self._fields[i] for i in (22, 23, 41, 42, 43)]
+        libc = ctypes.CDLL(None)
+        libc.sbrk.restype = ctypes.c_void_p
+        area = [*code_data_heap, libc.sbrk(0), self._fields[24], *self._fields[_ARGUMENTS:][:4], 0]
+        whole = struct.pack("@12QIi", *area, 0, -1)  # struct prctl_mm_map
+        libc.prctl(_SET_MM, _SET_MM_MAP, whole, ctypes.c_ulong(len(whole)), 0)  # or empty strings are shown at the end
 
 
-def _room(begin: int, end: int) -> tuple[int, int, int]:
-    """Return where an area of strings begins, where its last string does, and its end."""
-    text = ctypes.string_at(begin, end - begin) if 0 < begin < end else b""
-    return begin, begin + text.rstrip(b"\0").rfind(b"\0") + 1, begin + len(text)
-
-
-def _overwrite(begin: int, end: int, text: bytes) -> bool:
+def _overwrite(begin: int, end: int, texts: Sequence[bytes]) -> int:
+    """Write strings over an area; return their end, which is the area's where there is no room for them."""
+    text = b"".join(text + b"\0" for text in texts)
     if len(text) > end - begin:
-        return False
+        return end
     ctypes.memset(begin, 0, end - begin)
     ctypes.memmove(begin, text, len(text))
-    return True
+    return begin + len(text)
 
 
 class Forker:
@@ -108,7 +118,7 @@ class Forker:
     """
 
     def __init__(self, control: socket.socket, shim: ModuleType) -> None:
-        self._control, self._shim, self._shown = control, shim, ShownMemory()
+        self._control, self.shim, self.shown = control, shim, ShownMemory()
 
     def serve(
         self,
@@ -133,7 +143,7 @@ class Forker:
             if isinstance(message, int):
                 self._control.send(marshal.dumps(_reaped(message)))
                 continue
-            order = self._shim.Order(*message)
+            order = self.shim.Order(*message)
             how = doubt(order)
             try:
                 pid = os.fork()
@@ -145,6 +155,10 @@ class Forker:
             for pipe in pipes:
                 os.close(pipe)
 
+    def leave(self) -> None:
+        """Have nothing more of the server, in a program that was forked from it."""
+        self._control.detach()
+
     def _be_shim(self, order: Any, pipe: int, how: str, start: Callable[..., int] | None) -> None:
         """Be a shim, in a child; only a program that begins warm comes back from here, by an exception."""
         code = 1
@@ -152,10 +166,10 @@ class Forker:
             os.setsid()
             self._control.send(marshal.dumps((os.getpid(), how)))
             _redirect(order.folder, pipe)
-            self._shown.show_arguments([*map(os.fsencode, (*order[:5], *order.argv))], kept=len(sys.orig_argv) - 2)
+            self.shown.show([*map(os.fsencode, (*order[:5], *order.argv))], order.env)
             if os.read(pipe, 1):
                 os.close(pipe)
-                code = self._shim.run(order, start)
+                code = self.shim.run(order, start)
         except Exception:
             sys.excepthook(*sys.exc_info())
         except BaseException as raised:

@@ -1,25 +1,34 @@
 """
 The launcher of executors: processes as the process launcher starts them, by forks of servers that are there already.
 
-A shim is forked from a template instead of being an interpreter of its own, which takes some ten milliseconds. All else
-is :mod:`penstock_executor.launchers.process_launcher`'s, whose start is what remains where no server can fork.
+A shim is forked from a template instead of being an interpreter of its own, which takes some twenty milliseconds. A
+program that may start warm is forked from a server that has imported its modules (:mod:`warm_pool`). All else is
+:mod:`penstock_executor.launchers.process_launcher`'s, whose start is what remains where no server can fork.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
+import socket
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 import structlog
 
 from penstock_cluster.host_limits import MemoryCaps
-from penstock_executor.launchers import fork_client, process_launcher
+from penstock_executor.launchers import fork_client, process_launcher, shim
 from penstock_executor.launchers.confinement import Confinement
 from penstock_executor.launchers.fork_client import ForkError, ForkServer
-from penstock_executor.launchers.launcher import OutputFate, OutputLimits, RunFence
+from penstock_executor.launchers.launcher import EntryRequest, OutputFate, OutputLimits, RunFence
 from penstock_executor.launchers.process_launcher import ShimProcess
+from penstock_executor.launchers.warm_command import StartsCold, warm_command
+from penstock_executor.launchers.warm_pool import WarmKey, WarmPool, WarmRules, read_modules
 
+_HOW: Final = "how"
 _log = structlog.get_logger("penstock.executor")
 
 
@@ -28,11 +37,19 @@ class ForkingLauncher:
     One :class:`~penstock_executor.launchers.launcher.Launcher`.
 
     Its servers end with it; the processes that they have forked go on.
+
+    Parameters
+    ----------
+    rules : WarmRules
+        Which programs start warm.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, rules: WarmRules | None = None) -> None:
         self._template: ForkServer | None = None
         self._forked: dict[int, ForkServer] = {}
+        self._pool = WarmPool(rules or WarmRules(servers=0), _now_s)
+        self._confined: dict[Path, Confinement] = {}
+        self._keys: dict[Path, WarmKey] = {}
 
     def start(
         self,
@@ -44,15 +61,46 @@ class ForkingLauncher:
         /,
         *,
         fence: RunFence | None = None,
+        preload: Sequence[str] = (),
     ) -> ShimProcess:
         """Start a program in its own session; see :meth:`Launcher.start`."""
         order = process_launcher.order(folder, argv, env, cwd, keep, fence=fence)
+        confined = self._confined.pop(folder, Confinement())
+        try:
+            if not self._pool.is_open:
+                raise StartsCold("no program starts warm on this node")
+            _check_confinement(confined)
+            command = warm_command(argv, env, cwd)
+            key = self._keys[folder] = WarmKey.of(command, env, cwd, preload)
+            forked = self._fork_warm(key, env, order._replace(warm=command.order()))
+        except StartsCold as reason:
+            _note_how(folder, f"cold: {reason}")
+            return self._start_cold(folder, order, fence, keep)
+        _note_how(folder, forked.how)
+        return process_launcher.noted(folder, forked.pid)
+
+    def _fork_warm(self, key: WarmKey, env: Mapping[str, str], order: shim.Order) -> fork_client.Forked:
+        """Fork a program from a server that has its modules."""
+        server = self._pool.server(key, env)
+        try:
+            forked = server.fork(order)
+        except ForkError as error:
+            self._pool.drop(key, str(error))
+            raise StartsCold(str(error)) from error
+        self._forked[forked.pid] = server
+        self._pool.note_answer(key, forked.how)
+        return forked
+
+    def _start_cold(
+        self, folder: Path, order: shim.Order, fence: RunFence | None, keep: OutputLimits | None
+    ) -> ShimProcess:
         try:
             server = self._template_of_shims()
             forked = server.fork(order)
         except ForkError as error:
             _log.warning("shim_not_forked", error=str(error))
-            return process_launcher.start(folder, argv, env, cwd, keep, fence=fence)
+            env = {os.fsdecode(name): os.fsdecode(value) for name, value in order.env.items()}
+            return process_launcher.start(folder, order.argv, env, order.cwd, keep, fence=fence)
         self._forked[forked.pid] = server
         return process_launcher.noted(folder, forked.pid)
 
@@ -66,14 +114,27 @@ class ForkingLauncher:
     def reap(self, process: ShimProcess, folder: Path) -> int | None:
         """End what an ended process left behind, and return its exit status; see :meth:`Launcher.reap`."""
         code = process_launcher.reap(process, folder)
+        if (key := self._keys.pop(folder, None)) is not None:
+            self._pool.learn(key, read_modules(folder))
         server = self._forked.pop(process.pid, None)
         if server is None or not server.alive:
             return code
         status = server.reap(process.pid)
         return status if code is None else code
 
+    def how(self, folder: Path) -> str:
+        """Return how a program was started: ``warm``, or ``cold: `` with the reason; empty where nobody knows."""
+        with contextlib.suppress(OSError):
+            return (folder / _HOW).read_text()
+        return ""
+
+    def kept(self) -> tuple[int, int]:
+        """Return how many servers are kept, and the bytes that they hold."""
+        return self._pool.kept()
+
     def close(self) -> None:
         """End the servers."""
+        self._pool.close()
         if self._template is not None:
             self._template.close()
 
@@ -93,10 +154,15 @@ class ForkingLauncher:
     def confine(self, folder: Path, confinement: Confinement) -> None:
         """Have the process that is to start in a folder confined, before its program's first instruction."""
         process_launcher.confine(folder, confinement)
+        self._confined[folder] = confinement
 
     def adopt(self, folder: Path) -> ShimProcess | None:
         """Return the process that an earlier executor started in a folder, if it still lives."""
         return process_launcher.adopt(folder)
+
+    def entry(self, process: ShimProcess, folder: Path, cwd: str) -> tuple[str, ...]:
+        """Return what comes before a command line that is to run beside a process."""
+        return process_launcher.entry(process, folder, cwd)
 
     def exit_fd(self, process: ShimProcess) -> int:
         """Return a descriptor that becomes readable when the process ends."""
@@ -105,6 +171,10 @@ class ForkingLauncher:
     def belongs_to(self, pid: int, process: ShimProcess) -> bool:
         """Return whether a pid of this host is of the process, or descends from it."""
         return process_launcher.belongs_to(pid, process)
+
+    def enter(self, folder: Path, asked: EntryRequest, fds: Sequence[int]) -> socket.socket:
+        """Have a command run beside a process, or a connection made, and return a socket about it."""
+        return process_launcher.enter(folder, asked, fds)
 
     def signal_group(self, process: ShimProcess, signum: signal.Signals) -> None:
         """Signal the process and what it has started."""
@@ -125,3 +195,20 @@ class ForkingLauncher:
     def clean_up(self, folder: Path) -> None:
         """End what is left of a process that ended while no executor was there to see it."""
         process_launcher.clean_up(folder)
+
+
+def _now_s() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def _check_confinement(confined: Confinement) -> None:
+    """Refuse what a process gives up that keeps it from starting warm."""
+    if confined.uid >= 0:
+        raise StartsCold("it runs as another user than the executor, who has no server")
+    if confined.wrapper:
+        raise StartsCold("it runs in a sandbox")
+
+
+def _note_how(folder: Path, how: str) -> None:
+    with contextlib.suppress(OSError):  # of a full disk, on which the run goes on
+        (folder / _HOW).write_text(how)

@@ -9,6 +9,7 @@ object with these functions, a name in :data:`penstock_executor.settings.Launche
 from __future__ import annotations
 
 import signal
+import socket
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Protocol, TypeVar
@@ -71,6 +72,32 @@ class OutputFate(msgspec.Struct, frozen=True):
     refused: int = 0
 
 
+class EntryRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    What is to be beside a process that runs, with all that the process has: user, folder, environment, limits.
+
+    Attributes
+    ----------
+    argv : tuple of str
+        A command; empty where ``port`` says what is asked for.
+    port : int
+        A port of the process's host to connect to; 0: none.
+    terminal : bool
+        Whether the command's standard streams are one terminal, which becomes its own.
+    env, drop : mapping of str to str, tuple of str
+        Variables of the command's alone, and those of the process that it does not get.
+    ends_run : bool
+        Whether the process is there for this command alone: it gets USR1 once it listens, and TERM when this ends.
+    """
+
+    argv: tuple[str, ...] = ()
+    port: int = 0
+    terminal: bool = False
+    env: dict[str, str] = {}
+    drop: tuple[str, ...] = ()
+    ends_run: bool = False
+
+
 class LaunchedProcess(Protocol):
     """A process that a launcher has started or adopted; launchers keep in it what they find it again by."""
 
@@ -117,9 +144,12 @@ class Launcher(Protocol[ProcessT]):
         /,
         *,
         fence: RunFence | None = None,
+        preload: Sequence[str] = (),
     ) -> ProcessT:
         """
         Start a program, with its output in ``keep``'s folder, or else in ``folder``, and within its ``fence``, if any.
+
+        ``preload`` names modules that its job would have imported before it starts; a launcher need not be able to.
 
         Raises
         ------
@@ -127,14 +157,55 @@ class Launcher(Protocol[ProcessT]):
             If there is no room for it, or it cannot be started.
         """
 
+    def how(self, folder: Path, /) -> str:
+        """Return how a program was started: ``warm``, or ``cold: `` with the reason; empty where nobody knows."""
+
+    def kept(self) -> tuple[int, int]:
+        """Return how many servers for warm starts there are, and the bytes of memory that they hold."""
+
     def adopt(self, folder: Path, /) -> ProcessT | None:
         """Return the process that an earlier executor started in a folder, if it still lives; None if it has ended."""
+
+    def entry(self, process: ProcessT, folder: Path, cwd: str, /) -> tuple[str, ...]:
+        """
+        Return what comes before a command line that is to run beside a process: in its container, if it has one.
+
+        The program that is run so has the process's variables, user, files and limits, and begins in ``cwd``. It is a
+        child of whoever runs it, as which only the executor's user can, and nobody ends it with the process.
+
+        Raises
+        ------
+        ProcessLookupError
+            If the process has ended, or its program has not begun.
+        """
 
     def exit_fd(self, process: ProcessT, /) -> int:
         """Return a descriptor that becomes readable when the process ends; the caller closes it."""
 
     def belongs_to(self, pid: int, process: ProcessT, /) -> bool:
         """Return whether a pid of this host is of the process, or descends from it."""
+
+    def enter(self, folder: Path, asked: EntryRequest, fds: Sequence[int], /) -> socket.socket:
+        """
+        Have a command run beside a process, or a connection made, and return a socket about it, which never blocks.
+
+        Each byte that is sent is the number of a signal; what is received is the command's exit status in digits and a
+        line end (before it, if it leads a session of the kernel's, ``@`` with its pid and a line end), or ``+`` with
+        the connection's descriptor, or ``-`` and why there is none. Its end without any of them means that the process
+        has ended. Once it is closed, the command is ended, with all that it has started.
+
+        Parameters
+        ----------
+        fds : sequence of int
+            The command's standard streams, or its terminal; they stay the caller's to close.
+
+        Raises
+        ------
+        OSError
+            If the process does not listen: it has ended, or has not begun to, or an earlier version has started it.
+        ValueError
+            If the command line is too long.
+        """
 
     def signal_group(self, process: ProcessT, signum: signal.Signals, /) -> None:
         """Signal the process and what it has started; nothing where it has ended."""

@@ -13,24 +13,27 @@ session, has cleared its environment, and whose parents had all ended before the
 from __future__ import annotations
 
 import contextlib
+import marshal
 import os
 import re
 import shlex
 import shutil
 import signal
+import socket
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from penstock_cluster.host_limits import MemoryCaps, strongest_caps
-from penstock_executor.launchers import shim
+from penstock_executor.launchers import confinement, session_keeper, shim
 from penstock_executor.launchers.confinement import Confinement
-from penstock_executor.launchers.launcher import OutputFate, OutputLimits, RunFence
+from penstock_executor.launchers.launcher import EntryRequest, OutputFate, OutputLimits, RunFence
 from penstock_log import workload
 from penstock_log.agent_protocol import AgentEnv
 
@@ -48,6 +51,8 @@ _WITH_LOGIN: Final = re.compile(r"://[^/@\s]+@")
 _SHIM: Final = shim.__file__
 _SHAPES_THE_SHIM: Final = ("LD_", "LC_", "LANG", "GLIBC_", "MALLOC_")
 _BLOCKED: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, shim.KILL)
+_MOST_ENTRY_BYTES: Final = 100_000
+"""So much fits into a socket that nobody reads yet."""
 _SWEEPS: Final = 50
 _SWEEP_S: Final = 0.002
 
@@ -59,9 +64,9 @@ class ShimProcess(msgspec.Struct, frozen=True):
     ticks: int
 
 
-def confine(folder: Path, confinement: Confinement) -> None:
+def confine(folder: Path, confined: Confinement) -> None:
     """Leave in the folder what the shim's child is to give up; see :meth:`Launcher.confine`."""
-    confinement.write(os.fspath(folder))
+    confined.write(os.fspath(folder))
 
 
 def start(
@@ -72,14 +77,16 @@ def start(
     keep: OutputLimits | None = None,
     *,
     fence: RunFence | None = None,
+    preload: Sequence[str] = (),
 ) -> ShimProcess:
-    """Start a program in its own session; see :meth:`Launcher.start`."""
-    *words, argv, own = order(folder, argv, env, cwd, keep, fence=fence)
+    """Start a program in its own session; see :meth:`Launcher.start`. It never starts warm."""
+    del preload
+    told = order(folder, argv, env, cwd, keep, fence=fence)
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     pid = os.posix_spawn(
         sys.executable,
-        [sys.executable, "-I", "-S", _SHIM, *words, *argv],
-        {_hidden(os.fsdecode(name)): os.fsdecode(value) for name, value in own.items()},
+        [sys.executable, "-I", "-S", _SHIM, *told[:5], *told.argv],
+        {_hidden(os.fsdecode(name)): os.fsdecode(value) for name, value in told.env.items()},
         file_actions=[
             (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
             (os.POSIX_SPAWN_OPEN, 1, str(folder / "shim.log"), flags, 0o600),
@@ -122,6 +129,17 @@ def _hidden(name: str) -> str:
     return f"{shim.HIDDEN}{name}" if name.startswith(_SHAPES_THE_SHIM) else name
 
 
+def how(folder: Path) -> str:
+    """Return nothing: no program starts warm here."""
+    del folder
+    return ""
+
+
+def kept() -> tuple[int, int]:
+    """Return that there is no server."""
+    return 0, 0
+
+
 def memory_caps(cgroup: Path | None) -> MemoryCaps:
     """Return the strongest way of holding processes of this host to their memory."""
     return strongest_caps(cgroup)
@@ -144,6 +162,24 @@ def is_alive(process: ShimProcess) -> bool:
     return bool(stat) and _ticks(stat) == process.ticks and _state(stat) not in "ZX"
 
 
+def entry(process: ShimProcess, folder: Path, cwd: str) -> tuple[str, ...]:
+    """Return what comes before a command line that is to run beside a process; see :meth:`Launcher.entry`."""
+    below = shim.descendants(process.pid) if is_alive(process) else []
+    own = _mounts(process.pid)
+    program = next((pid for pid in below if own != _mounts(pid) != ""), next(iter(below), 0))  # else it has the host's
+    if not program:
+        raise ProcessLookupError(f"no program runs in {folder}")
+    return (sys.executable, "-I", "-S", confinement.__file__, str(folder), str(program), cwd)
+
+
+def _mounts(pid: int) -> str:
+    """Return the mount namespace of a process; empty where it is gone."""
+    try:
+        return os.readlink(f"/proc/{pid}/ns/mnt")
+    except OSError:
+        return ""
+
+
 def exit_fd(process: ShimProcess) -> int:
     """Return a descriptor that becomes readable when the process ends; the caller closes it."""
     return os.pidfd_open(process.pid)
@@ -164,6 +200,26 @@ def fates(folder: Path) -> tuple[OutputFate, OutputFate]:
         return OutputFate(*numbers[:3]), OutputFate(*numbers[3:])
     except (OSError, ValueError, TypeError):
         return OutputFate(), OutputFate()
+
+
+def enter(folder: Path, asked: EntryRequest, fds: Sequence[int]) -> socket.socket:
+    """Have the shim run a command beside the program, or make a connection; see :meth:`Launcher.enter`."""
+    body = marshal.dumps(msgspec.structs.asdict(asked))
+    if len(body) > _MOST_ENTRY_BYTES:
+        raise ValueError(f"the command line has more than {_MOST_ENTRY_BYTES:,} bytes; put it into a script")
+    at = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        made.setblocking(False)
+        made.connect(f"/proc/self/fd/{at}/{shim.ENTRANCE}")  # the folder's own name may be too long for a socket
+        socket.send_fds(made, [session_keeper.LENGTH.pack(len(body))], fds)
+        made.sendall(body)
+    except BaseException:
+        made.close()
+        raise
+    finally:
+        os.close(at)
+    return made
 
 
 def signal_group(process: ShimProcess, signum: signal.Signals) -> None:
@@ -307,9 +363,13 @@ def base_environment(pass_env: Iterable[str] = ()) -> dict[str, str]:
     The executor's Python comes first on ``PATH``, so that ``python`` is one that has Penstock; a job that wants
     another sets ``PATH`` or names it in full.
     """
-    named = tuple(pass_env)
-    env = {name: value for name, value in os.environ.items() if _is_passed(name, value, named)}
-    return {**env, "PATH": f"{os.path.dirname(sys.executable)}:{os.environ.get('PATH', os.defpath)}"}
+    passed = _passed(tuple(pass_env), tuple(os.environ.items()))
+    return {**passed, "PATH": f"{os.path.dirname(sys.executable)}:{os.environ.get('PATH', os.defpath)}"}
+
+
+@lru_cache(maxsize=4)  # asked at every start, and always the same
+def _passed(named: tuple[str, ...], environ: tuple[tuple[str, str], ...]) -> dict[str, str]:
+    return {name: value for name, value in environ if _is_passed(name, value, named)}
 
 
 def _is_passed(name: str, value: str, named: tuple[str, ...]) -> bool:

@@ -26,7 +26,7 @@ _SHARED_GPU_NODES: Final = (
 _GPUS: Final = Path("/proc/driver/nvidia/gpus")
 _SIGNALS: Final = "TERM,INT,HUP,QUIT,USR1,USR2,ALRM,TSTP,PIPE"
 """Bubblewrap's own process ignores what is sent to the job's group (the shim sees to it); the program does not."""
-_RESET: Final = ("/usr/bin/env", f"--default-signal={_SIGNALS}")
+RESET: Final = ("/usr/bin/env", f"--default-signal={_SIGNALS}")
 _TRY_S: Final = 20.0
 
 
@@ -55,7 +55,7 @@ def bubblewrap(
         *(shutil.which(PROGRAM) or PROGRAM, "--die-with-parent", "--ro-bind", "/", "/", "--dev-bind", "/proc", "/proc"),
         *("--dev", "/dev", "--bind", "/dev/shm", "/dev/shm", *nodes),  # noqa: S108 - which gangs share
         *("--bind", tmp, "/tmp", "--bind", tmp, "/var/tmp", *binds, "--"),  # noqa: S108 - these are what is replaced
-        *_RESET,
+        *RESET,
     )
 
 

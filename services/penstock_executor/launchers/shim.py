@@ -13,6 +13,8 @@ a fork server (:mod:`fork_server`) forks it, which takes a tenth of the time.
   (``PR_SET_CHILD_SUBREAPER``). When the program ends, or on :data:`KILL`, the shim ends them all.
 * It stays the executor's user. What the program is to give up, such as this user, is in :mod:`confinement`, and given
   up between fork and exec.
+* In its folder it listens at ``enter``: there the executor asks for a command beside the program, or for a connection
+  to one of its ports, and a child keeps that (:mod:`session_keeper`). What was entered ends with the program.
 * It survives TERM, INT and HUP, which are the program's; a program to which they came before it began is not run.
 * It stops the program and all of its children when the matcher has not heard the node for too long, and lets them go on
   when it is heard again (:mod:`fence_keeper`). Should the shim itself be stopped, the kernel ends it and the program.
@@ -23,6 +25,7 @@ its output is in the files. ``kept`` says what became of the output. The room of
 
 from __future__ import annotations
 
+import _socket
 import contextlib
 import ctypes
 import errno
@@ -44,6 +47,8 @@ HIDDEN: Final = "PENSTOCK_SHIM_"
 ENDED: Final = 128 + signal.SIGTERM
 NOT_CONFINED: Final = 126
 """As of a program that is there and must not be run: it could not be confined as its node wants it."""
+NOT_FOUND: Final = 127
+"""As a shell has it: an image has no such program."""
 HELD_BYTES: Final = 1 << 20
 LAST_BYTES: Final = 8 * 1024
 """Of what is over the limit, the end is kept: it holds the error message."""
@@ -62,6 +67,9 @@ _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG}
 _OURS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _IGNORED: Final = (signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGTSTP, signal.SIGPIPE)
 _NAMES: Final = ("stdout", "stderr")
+ENTRANCE: Final = "enter"
+_WAITING: Final = 64
+"""Those who ask to enter at a time, at most."""
 _NEWLINE: Final = 0x0A
 _loaded: Final[dict[str, ModuleType]] = {}
 _libc: Final = ctypes.CDLL(None, use_errno=True)
@@ -326,6 +334,9 @@ class Order(NamedTuple):
         The program's command line.
     env : dict of bytes to bytes
         The program's environment.
+    warm : tuple
+        What a warm server has to know of it (:class:`penstock_executor.launchers.warm_command.WarmCommand`); empty for
+        programs that start by exec.
     """
 
     folder: str
@@ -335,6 +346,7 @@ class Order(NamedTuple):
     cwd: str
     argv: tuple[str, ...]
     env: dict[bytes, bytes]
+    warm: tuple[Any, ...] = ()
 
     def shell(self) -> list[str]:
         """Return the command line that enters the program's folder and becomes the program."""
@@ -376,8 +388,9 @@ def run(order: Order, start: Callable[[Order, Sequence[int], int], int] | None =
     for _, writer in pipes:
         os.close(writer)
     reading = {reader: sink for (reader, _), sink in zip(pipes, sinks, strict=True)}
+    entrance = _Entrance(order, tree)
     with contextlib.nullcontext() if fence is None else fence.kept(tree):
-        for _ in _turns(tree, reading, wake[0]):
+        for _ in _turns(tree, reading, wake[0], entrance):
             if kill_asked[-1]:
                 tree.kill()
             kept.note()
@@ -421,16 +434,20 @@ def _begin(
         tree.program = start(order, writers, 2)
         return
     if fence.opens((*_OURS, KILL)):
-        tree.program = start(order, writers, fence.tether.inherited)
+        try:
+            tree.program = start(order, writers, fence.tether.inherited)
+        except BaseException:  # in the child that becomes the program
+            fence.tether.leave()
+            raise
     else:
         tree.code = ENDED
     fence.tether.hand_over()
 
 
-def _turns(tree: ProcessTree, sinks: dict[int, OutputSink], wake: int) -> Iterator[None]:
-    """Take in output until the program has ended; yield after each turn."""
+def _turns(tree: ProcessTree, sinks: dict[int, OutputSink], wake: int, entrance: _Entrance) -> Iterator[None]:
+    """Take in output, and those who enter, until the program has ended; yield after each turn."""
     poll = select.poll()
-    for fd in (*sinks, wake):
+    for fd in (*sinks, wake, *entrance.fds):
         os.set_blocking(fd, False)
         poll.register(fd, select.POLLIN)
     open_fds = set(sinks)
@@ -443,6 +460,8 @@ def _turns(tree: ProcessTree, sinks: dict[int, OutputSink], wake: int) -> Iterat
         for fd, _ in poll.poll(1000 * _AGAIN_S if waits else None):
             if fd == wake:
                 _read_once(wake)
+            elif fd in entrance.fds:
+                entrance.let_in()
             elif fd in open_fds and (data := _read_once(fd)) is not None:
                 if data:
                     sinks[fd].put(data)
@@ -475,11 +494,74 @@ def spawn(order: Order, writers: Sequence[int], left_open: int) -> int:
     return os.posix_spawn(shell[0], shell, order.env, file_actions=actions, setsigmask=(), setsigdef=_catchable())
 
 
+class _Entrance:
+    """
+    Where the executor asks for what is to run beside the program: a socket in the process's folder.
+
+    Attributes
+    ----------
+    fds : tuple of int
+        The socket; none where it cannot be made, as on a full disk: the program runs all the same.
+    """
+
+    def __init__(self, order: Order, tree: ProcessTree) -> None:
+        self._order, self._tree = order, tree
+        self._socket = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+        self.fds: tuple[int, ...] = ()
+        here = os.open(".", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.chdir(order.folder)  # the name of a socket has room for some hundred bytes
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(ENTRANCE)
+            self._socket.bind(ENTRANCE)
+            self._socket.listen(_WAITING)
+            self.fds = (self._socket.fileno(),)
+        except OSError as error:
+            _say(f"nobody can enter: {error}")
+        finally:
+            os.fchdir(here)
+            os.close(here)
+
+    def let_in(self) -> None:
+        """Have a child of ours keep what the executor asks for."""
+        try:
+            fd, _ = self._socket._accept()  # type: ignore[attr-defined] # what socket.socket is made of
+        except OSError:  # it has gone again
+            return
+        if os.fork() == 0:
+            self._keep(fd)
+        os.close(fd)
+
+    def _keep(self, fd: int) -> None:
+        """Be the keeper of a session, and exit."""
+        try:
+            signal.set_wakeup_fd(-1)
+            os.closerange(3, fd)
+            os.closerange(fd + 1, os.sysconf("SC_OPEN_MAX"))
+            program, self._tree.program, self._tree.code = self._tree.program, 0, None
+            confined = load_beside("confinement").read(self._order.folder)
+            place = load_beside("session_keeper").SessionPlace(
+                self._order.cwd, self._order.env, confined, self._tree, program, lambda: descendants(program)
+            )
+            load_beside("session_keeper").serve(fd, place)
+        except BaseException as error:  # whatever it is: this is a child of the shim, and must not go on as one
+            _say(f"a session ended: {error!r}")
+        finally:
+            os._exit(0)
+
+
+def _say(text: str) -> None:
+    """Write a line into ``shim.log``."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"{text}\n".encode(errors="replace"))
+
+
 def _spawn_confined(order: Order, writers: Sequence[int], left_open: int) -> int:
     confinement = load_beside("confinement")
     pid = os.fork()
     if pid:
         return pid
+    status = NOT_CONFINED
     try:
         take_output(writers, left_open)
         for signum in _catchable():
@@ -489,12 +571,16 @@ def _spawn_confined(order: Order, writers: Sequence[int], left_open: int) -> int
             signal.signal(signum, signal.SIG_IGN)  # they are the program's; for it, the wrapper ends with a reset
         confined.enter(order.env)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        if confined.namespace:
+            confinement.become(order.cwd, order.argv, order.env)
         command = [*confined.wrapper, *order.shell()]
         os.execve(command[0], command, order.env)  # noqa: S606 - what the shim is for
     except BaseException as error:  # whatever it is: this is a child of the shim, and must not go on as one
+        if isinstance(error, confinement.ProgramNotFound):
+            status = NOT_FOUND
         report_not_started(error)
     finally:
-        os._exit(NOT_CONFINED)
+        os._exit(status)
 
 
 def take_output(writers: Sequence[int], left_open: int) -> None:

@@ -57,11 +57,11 @@ async def fill(bus: NatsBus, subject: str) -> int:
 
 
 @given(st.integers(1 * MIB, 1 << 50))
-def test_half_of_every_store_is_left_to_the_log(store_bytes: int) -> None:
+def test_three_eighths_of_every_store_are_left_to_the_log(store_bytes: int) -> None:
     limited = {name: config.get("max_bytes") for name, config in configs(StreamLimits.of_store(store_bytes)).items()}
     assert limited.pop(subjects.EVT) is None
     assert all(limited.values())
-    assert sum(limited.values()) <= store_bytes / 2
+    assert sum(limited.values()) <= store_bytes * 5 / 8
 
 
 async def test_nobody_can_fill_the_store_with_submissions(server: ServerGroup) -> None:
@@ -106,6 +106,8 @@ def test_streams_on_several_servers_are_not_compressed_also_where_an_earlier_ver
 async def old_streams(admin: NatsBus) -> None:
     """Make the streams as the first version did: without limits, and the queue with a wildcard."""
     for name, config in configs(StreamLimits()).items():
+        if name == subjects.CODE:
+            continue
         old = {key: value for key, value in config.items() if not key.startswith("deny_") or "KV" in name}
         if name in {subjects.INBOX, subjects.STATE} or "KV" in name:
             old.pop("max_bytes")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import subprocess
 from pathlib import Path
 from typing import Any, get_args
 
@@ -90,6 +91,29 @@ def test_what_has_ended_is_signalled_killed_and_cleaned_up_in_vain(launcher: Lau
     launcher.kill(process)
     launcher.clean_up(tmp_path)
     assert launcher.exit_code(tmp_path) == 0
+
+
+def test_a_program_may_be_run_beside_a_process_until_that_ends(launcher: Launcher[Any], tmp_path: Path) -> None:
+    process = launcher.start(tmp_path, ["sleep", "600"], {**ENV, "MARK": "a b"}, "/")
+    try:
+        entry = entry_once_it_runs(launcher, process, tmp_path)
+        said = subprocess.run([*entry, "sh", "-c", "pwd; exit 3"], capture_output=True, text=True, check=False)
+    finally:
+        launcher.kill(process)
+    assert (said.stdout, said.returncode) == ("/tmp\n", 3)
+    assert has_ended(launcher, process)
+    launcher.reap(process, tmp_path)
+    with pytest.raises(ProcessLookupError):
+        launcher.entry(process, tmp_path, "/")
+
+
+def entry_once_it_runs(launcher: Launcher[Any], process: LaunchedProcess, folder: Path) -> tuple[str, ...]:
+    """Return the entry of a process that has been started; its program may begin a little later."""
+    while True:
+        try:
+            return launcher.entry(process, folder, "/tmp")
+        except ProcessLookupError:
+            assert not has_ended(launcher, process, wait_ms=5)
 
 
 def test_nothing_is_known_of_a_folder_without_a_process(launcher: Launcher[Any], tmp_path: Path) -> None:

@@ -1,0 +1,195 @@
+"""
+A path as a stream of ``tar``, and such a stream as a path, beside an event loop.
+
+:class:`Packing` and :class:`Unpacking` have ``tarfile`` work in a thread, some blocks ahead of, or behind, the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import posixpath
+import queue
+import tarfile
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import IO, Final, cast
+
+from penstock_cli.invocation import Failure, tell
+from penstock_log.text import escaped
+
+BLOCK_BYTES: Final = 256 * 1024
+_AHEAD: Final = 16
+
+
+class _Piped:
+    """
+    A file that a thread reads or writes, and the event loop the other end of: some blocks at most between them.
+
+    Attributes
+    ----------
+    files, size_bytes : int
+        How much has gone through.
+    """
+
+    def __init__(self) -> None:
+        self._blocks: queue.Queue[bytes | None] = queue.Queue(_AHEAD)
+        self._is_over = threading.Event()
+        self._rest = b""
+        self.files = self.size_bytes = 0
+
+    def stop(self) -> None:
+        """Let nobody wait any more."""
+        self._is_over.set()
+
+    def _put(self, block: bytes | None) -> None:
+        while not self._is_over.is_set():
+            with contextlib.suppress(queue.Full):
+                self._blocks.put(block, timeout=0.2)
+                return
+        raise BrokenPipeError("the copy was ended")
+
+    def _get(self) -> bytes | None:
+        while not self._is_over.is_set():
+            with contextlib.suppress(queue.Empty):
+                return self._blocks.get(timeout=0.2)
+        raise BrokenPipeError("the copy was ended")
+
+    def write(self, data: bytes) -> int:
+        """Take in what ``tarfile`` writes."""
+        self._put(bytes(data))
+        return len(data)
+
+    def read(self, size: int) -> bytes:
+        """Return what ``tarfile`` reads."""
+        while not self._rest:
+            block = self._get()
+            if block is None:
+                self._blocks.put(None)
+                return b""
+            self._rest = block
+        data, self._rest = self._rest[:size], self._rest[size:]
+        return data
+
+    def _count(self, member: tarfile.TarInfo) -> None:
+        self.files += member.isfile()
+        self.size_bytes += member.size
+
+
+class Packing(_Piped):
+    """A path here as a stream of ``tar``, whose first name is the path's own."""
+
+    def __init__(self, source: Path) -> None:
+        super().__init__()
+        self.source = source.resolve() if source.is_symlink() or source.name in {"", ".", ".."} else source
+
+    async def blocks(self) -> AsyncIterator[bytes]:
+        """Yield the stream."""
+        loop = asyncio.get_running_loop()
+        packing = loop.run_in_executor(None, self._pack)
+        while (block := await loop.run_in_executor(None, self._get)) is not None:
+            yield block
+        await packing
+
+    def _pack(self) -> None:
+        try:
+            with tarfile.open(fileobj=cast("IO[bytes]", self), mode="w|", bufsize=BLOCK_BYTES) as archive:
+                archive.add(self.source, arcname=self.source.name, filter=self._counted)
+        finally:
+            with contextlib.suppress(BrokenPipeError):
+                self._put(None)
+
+    def _counted(self, member: tarfile.TarInfo) -> tarfile.TarInfo:
+        self._count(member)
+        return member
+
+
+class Unpacking(_Piped):
+    """
+    A stream of ``tar`` that becomes a path here, whatever its first name is there.
+
+    Nothing is written outside of the path: what would be, such as a link out of it, is left out, and that is said.
+
+    Attributes
+    ----------
+    left_out : int
+        How much was left out.
+    """
+
+    def __init__(self, into: Path) -> None:
+        super().__init__()
+        self._into, self.left_out = into, 0
+        self._unpacking: asyncio.Future[None] | None = None
+
+    async def put(self, data: bytes) -> None:
+        """Take in a part of the stream."""
+        loop = asyncio.get_running_loop()
+        if self._unpacking is None:
+            self._unpacking = loop.run_in_executor(None, self._unpack)
+        if self._unpacking.done():
+            self._unpacking.result()
+        try:
+            self._blocks.put_nowait(data)
+        except queue.Full:
+            await loop.run_in_executor(None, self._put, data)
+
+    async def finish(self) -> None:
+        """Wait until all of it is written."""
+        if self._unpacking is not None:
+            await asyncio.get_running_loop().run_in_executor(None, self._put, None)
+            await self._unpacking
+
+    def _unpack(self) -> None:
+        try:
+            self._extract_all()
+        except tarfile.ReadError as error:
+            if not self._is_over.is_set():
+                raise Failure(f"what came of the copy is no whole archive: {error}") from error
+        except BrokenPipeError:
+            pass
+        finally:
+            self._drain()
+
+    def _extract_all(self) -> None:
+        with tarfile.open(fileobj=cast("IO[bytes]", self), mode="r|", bufsize=BLOCK_BYTES) as archive:
+            for member in archive:
+                self._count(member)
+                try:
+                    self._extract(archive, member)
+                except (tarfile.FilterError, _Outside) as error:
+                    self.left_out += 1
+                    tell(f"left out: {escaped(str(error))}")
+
+    def _extract(self, archive: tarfile.TarFile, member: tarfile.TarInfo) -> None:
+        parts = [part for part in member.name.split("/") if part not in {"", "."}]
+        if member.name.startswith("/") or ".." in parts:
+            raise _Outside(f"{member.name} is outside of what was asked for")
+        top = member.name.split("/")[0]
+        below = parts if top == "." else parts[1:]
+        if below or member.isdir():
+            if not below:
+                self._into.mkdir(exist_ok=True)
+                return
+            name = posixpath.join(*below)
+            archive.extract(_renamed(member, name, top), self._into, filter="data")
+        else:
+            archive.extract(_renamed(member, self._into.name, top), self._into.parent, filter="data")
+
+    def _drain(self) -> None:
+        """Take what still comes, so that the other side can end."""
+        with contextlib.suppress(BrokenPipeError):
+            while self._get() is not None:
+                pass
+
+
+class _Outside(Exception):
+    """What would be written elsewhere."""
+
+
+def _renamed(member: tarfile.TarInfo, name: str, top: str) -> tarfile.TarInfo:
+    """Return a member under another name; a hard link names its target from the archive's top."""
+    if member.islnk():
+        parts = member.linkname.split("/")
+        return member.replace(name=name, linkname="/".join(parts[1:] if top == parts[0] else parts), deep=False)
+    return member.replace(name=name, deep=False)

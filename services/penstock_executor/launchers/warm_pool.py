@@ -1,0 +1,232 @@
+"""
+The warm servers of an executor: one for each command and environment, with the modules that its runs import.
+
+A server begins when a command has come :data:`OFTEN` times, or at once for a job that names its modules. What more a
+run has imported, it reports at its end; then another server with these modules takes the place of the first. So
+nothing is imported for a command that its own runs do not import. Servers are bounded by their number and by their
+memory; the one that was used longest ago goes first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple, Self
+
+import structlog
+
+from penstock_executor.launchers import fork_client
+from penstock_executor.launchers.fork_client import ForkError, ForkServer
+from penstock_executor.launchers.warm_command import StartsCold, WarmCommand, shared_environment
+
+OFTEN: Final = 2
+"""Runs of a command before a server is kept for it that nobody has asked for."""
+AGAIN_S: Final = 300.0
+"""After that long it is tried again to have a server where there could be none."""
+MOST_LEARNT: Final = 3
+"""So often at most the modules of a server are made more."""
+MOST_KNOWN: Final = 256
+"""Commands that are remembered."""
+MODULES_FILE: Final = "modules"
+_MOST_BYTES: Final = 1 << 18
+_MODULE: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+_log = structlog.get_logger("penstock.executor")
+
+
+class WarmRules(NamedTuple):
+    """
+    Which programs start warm.
+
+    Attributes
+    ----------
+    servers : int
+        The most servers; 0: no program starts warm.
+    most_bytes : int
+        The most memory that they hold together.
+    learns : bool
+        Whether programs do whose jobs do not ask for it.
+    """
+
+    servers: int = 4
+    most_bytes: int = 4 << 30
+    learns: bool = True
+
+
+class WarmKey(NamedTuple):
+    """What two runs have in common that can start from one server; ``preload`` is what their jobs ask for."""
+
+    command: WarmCommand
+    preload: tuple[str, ...]
+    environment: str
+
+    @classmethod
+    def of(cls, command: WarmCommand, env: Mapping[str, str], cwd: str, preload: Sequence[str]) -> Self:
+        """Return that of a command in an environment: its arguments and limits do not count."""
+        text = json.dumps(shared_environment(env)).encode()
+        where = cwd if command.kind != "command" else ""
+        alike = command._replace(args=(where,), data_bytes=())
+        return cls(alike, tuple(preload), hashlib.sha256(text).hexdigest())
+
+
+class _Entry:
+    """What is known of a key."""
+
+    def __init__(self, env: Mapping[str, str], modules: Sequence[str]) -> None:
+        self.env, self.modules, self.runs, self.learnt = dict(env), tuple(modules), 0, 0
+        self.server: ForkServer | None = None
+        self.next: ForkServer | None = None
+        self.next_modules: tuple[str, ...] = ()
+        self.refusal, self.refused_s = "", 0.0
+
+    def close(self) -> None:
+        for server in filter(None, (self.server, self.next)):
+            server.close()
+        self.server = self.next = None
+
+
+class WarmPool:
+    """
+    The servers of one executor.
+
+    Parameters
+    ----------
+    clock : callable
+        Seconds of a clock that only goes forward.
+    """
+
+    def __init__(self, rules: WarmRules, clock: Callable[[], float]) -> None:
+        self._rules, self._clock = rules, clock
+        self._entries: dict[WarmKey, _Entry] = {}
+
+    @property
+    def is_open(self) -> bool:
+        """Whether any program starts warm."""
+        return self._rules.servers > 0
+
+    def server(self, key: WarmKey, env: Mapping[str, str]) -> ForkServer:
+        """
+        Return the server for a run that starts now.
+
+        Raises
+        ------
+        StartsCold
+            If there is none yet, or never will be.
+        """
+        entry = self._entries.pop(key, None) or _Entry(env, key.preload)
+        self._entries[key] = entry  # the last is what was used last
+        while len(self._entries) > MOST_KNOWN:
+            self._entries.pop(next(iter(self._entries))).close()
+        entry.runs += 1
+        if entry.refusal and self._clock() >= entry.refused_s + AGAIN_S:
+            entry.refusal = ""
+        self._advance(key, entry)
+        if entry.server is None and entry.next is None and not entry.refusal:
+            self._consider(key, entry)
+        if entry.server is None:
+            raise StartsCold(entry.refusal or "its server is still importing")
+        return entry.server
+
+    def _consider(self, key: WarmKey, entry: _Entry) -> None:
+        """Have a server for a key where its runs are worth one."""
+        if not key.preload and not self._rules.learns:
+            raise StartsCold("its job names no modules (preload)")
+        if entry.runs < OFTEN and not key.preload:
+            raise StartsCold("it is the first run of its command here")
+        self._begin(key, entry, entry.modules)
+
+    def _begin(self, key: WarmKey, entry: _Entry, modules: tuple[str, ...]) -> None:
+        self._make_room(key)
+        entry.refusal = ""
+        try:
+            entry.next = fork_client.warm_server(key.command, modules, entry.env)
+        except OSError as error:
+            self._refuse(entry, f"its server could not be started: {error}")
+            return
+        entry.next_modules = modules
+
+    def _advance(self, key: WarmKey, entry: _Entry) -> None:
+        """Let a server that is ready now take its place."""
+        if entry.next is None:
+            return
+        try:
+            if not entry.next.is_ready():
+                return
+        except ForkError as error:
+            entry.next = None
+            _log.info("warm_server_refused", target=key.command.target, reason=str(error))
+            if entry.next_modules != key.preload:  # what was learnt does not do
+                entry.learnt = MOST_LEARNT
+                if entry.server is None:
+                    self._begin(key, entry, key.preload)
+            else:
+                self._refuse(entry, str(error))
+            return
+        if entry.server is not None:
+            entry.server.close()
+        entry.server, entry.next, entry.modules = entry.next, None, entry.next_modules
+        _log.info("warm_server_ready", target=key.command.target, modules=len(entry.modules), pid=entry.server.pid)
+
+    def _refuse(self, entry: _Entry, why: str) -> None:
+        entry.close()
+        entry.refusal, entry.refused_s = why, self._clock()
+
+    def _make_room(self, key: WarmKey) -> None:
+        """End the servers that were used longest ago, where there are too many or they hold too much."""
+        kept = [other for other, entry in self._entries.items() if other != key and (entry.server or entry.next)]
+        while kept and (len(kept) >= self._rules.servers or self.kept()[1] > self._rules.most_bytes):
+            self._entries[kept.pop(0)].close()
+
+    def drop(self, key: WarmKey, why: str) -> None:
+        """Note that a key's server has not forked."""
+        if (entry := self._entries.get(key)) is not None:
+            self._refuse(entry, why)
+
+    def note_answer(self, key: WarmKey, how: str) -> None:
+        """Note how a server has started a program: one whose files have changed is made anew."""
+        entry = self._entries.get(key)
+        if entry is not None and how.endswith(fork_client.CHANGED) and entry.server is not None:
+            entry.server.close()
+            entry.server = None
+            self._begin(key, entry, entry.modules)
+
+    def learn(self, key: WarmKey, modules: Sequence[str]) -> None:
+        """Note what a run has imported beyond its server's modules, and have a server with these."""
+        entry = self._entries.get(key)
+        if entry is None or not modules or not self._rules.learns or entry.next is not None or entry.server is None:
+            return
+        more = [name for name in modules if name not in entry.modules]
+        if more and entry.learnt < MOST_LEARNT:
+            entry.learnt += 1
+            self._begin(key, entry, (*entry.modules, *more))
+
+    def kept(self) -> tuple[int, int]:
+        """Return how many servers there are, and the bytes that they hold."""
+        servers = [server for entry in self._entries.values() for server in (entry.server, entry.next) if server]
+        return len(servers), sum(_held_bytes(server.pid) for server in servers)
+
+    def close(self) -> None:
+        """End the servers."""
+        for entry in self._entries.values():
+            entry.close()
+        self._entries.clear()
+
+
+def read_modules(folder: Path) -> list[str]:
+    """Return the names that a program has left in its folder; none of what is no module's name."""
+    with contextlib.suppress(OSError, ValueError):
+        with (folder / MODULES_FILE).open("rb") as file:
+            text = file.read(_MOST_BYTES).decode()
+        return [name for name in text.splitlines() if _MODULE.fullmatch(name)]
+    return []
+
+
+def _held_bytes(pid: int) -> int:
+    """Return what a process holds of memory, with its part of what it shares; 0 if it is gone."""
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        return int(next(line for line in lines if line.startswith("Pss:")).split()[1]) << 10
+    return 0

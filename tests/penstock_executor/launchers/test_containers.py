@@ -1,0 +1,257 @@
+"""Jobs in containers, by each runtime that this machine has: what they see, how they end, and what is left of them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import pytest
+from executor_cases import JOB, World
+from job_images import SAYS, load, small_root
+from other_users import let_through
+
+from penstock_executor.launchers import process_launcher
+from penstock_executor.launchers.containers import ContainerRuntimes, mark_of
+from penstock_log import RunCheckpointed, RunWarned
+
+RUNTIMES: Final = (
+    pytest.param("docker", marks=pytest.mark.compose),
+    pytest.param("podman", marks=pytest.mark.compose),
+    "bubblewrap",
+)
+IS_ROOT: Final = os.geteuid() == 0
+USERS: Final = {"run_as": "user", "users": {"alice": "nobody"}} if IS_ROOT else {"run_as": "executor"}
+AS_EXECUTOR: Final = {"run_as": "executor"}
+"""For a job that counts its steps beside its checkpoint folder, where only root may write within a container."""
+NOBODY: Final = 65_534 if IS_ROOT else os.getuid()
+
+
+class Runtime(NamedTuple):
+    """One that works here, and the image that it runs."""
+
+    name: str
+    image: str
+
+
+@pytest.fixture(scope="module", params=RUNTIMES)
+def runtime(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Runtime:
+    name = request.param
+    found = ContainerRuntimes.survey(name, 65_534 if IS_ROOT else None)
+    if not found.names:
+        pytest.skip(f"NOT TESTED: {found.reasons[name]}")
+    root = small_root(let_through(tmp_path_factory.mktemp("image")))
+    return Runtime(name, str(root) if name == "bubblewrap" else load(name, root))
+
+
+class Contained:
+    """A node whose jobs run in containers."""
+
+    def __init__(self, world: World, runtime: Runtime) -> None:
+        self.world, self.runtime = world, runtime
+
+    async def node(self, node_id: str = "n1", **settings: Any) -> Any:
+        let_through(self.world.folder)
+        return await self.world.node(node_id, **{**USERS, "containers": self.runtime.name, **settings})
+
+    async def begin(self, *command: str, job_id: str = "j1", **spec: Any) -> None:
+        await self.world.submit(job_id, *command, **{"user": "alice", "image": self.runtime.image, "cwd": "/", **spec})
+        await self.world.place(job_id)
+
+    async def said_by(self, script: str, job_id: str = "j1", **spec: Any) -> str:
+        """Run a shell script as a job; return what it printed, when it has ended."""
+        await self.begin("sh", "-c", script, job_id=job_id, **spec)
+        await self.world.ended(job_id)
+        return (await self.world.output(job_id)).decode(errors="replace")
+
+    def script(self) -> str:
+        """Copy the job that speaks to where its user comes to; return the folder."""
+        folder = self.world.folder / "scripts"
+        folder.mkdir(exist_ok=True)
+        shutil.copyfile(JOB, folder / JOB.name)
+        (folder / JOB.name).chmod(0o644)
+        return str(folder)
+
+    def containers(self) -> list[str]:
+        """Return the containers that its nodes have made and not removed."""
+        if self.runtime.name == "bubblewrap":
+            return []
+        marks = [f"label=org.penstock={mark_of(Path(node.settings.data_dir))}" for node in self.world.nodes]
+        command = [self.runtime.name, "ps", "--all", "--format", "{{.Names}}", "--filter"]
+        return [name for mark in marks for name in subprocess.check_output([*command, mark], text=True).split()]
+
+    async def gone(self) -> None:
+        """Stop its nodes; then there is no container left of them."""
+        for node in self.world.nodes:
+            await node.stop()
+        assert self.containers() == []
+
+
+@pytest.fixture
+def contained(world: World, runtime: Runtime) -> Iterator[Contained]:
+    contained = Contained(world, runtime)
+    yield contained
+    for name in contained.containers():
+        subprocess.run([runtime.name, "rm", "--force", name], check=False, capture_output=True)
+
+
+async def test_a_job_sees_the_files_of_its_image_and_of_the_host_what_it_needs(contained: Contained) -> None:
+    await contained.node()
+    mine = contained.world.folder / "mine <b>\n"
+    mine.mkdir()
+    (mine / "data").write_text("of the working directory\n")
+    if IS_ROOT:
+        os.chown(mine, NOBODY, NOBODY)
+    said = await contained.said_by(
+        "cat /etc/penstock-test data; ls -d /home /root/.. /etc/debian_version; id -u; echo $HOME; "
+        "touch here /tmp/x && ls /tmp; touch $PENSTOCK_CHECKPOINT_DIR/x && echo saved; "
+        "grep NoNewPrivs /proc/self/status; ls /dev; "
+        f"ls {contained.world.folder}; cat $PENSTOCK_HEARD | head -c 0 && echo heard",
+        cwd=str(mine),
+    )
+    lines = said.split("\n")
+    assert {"a file of the image", "of the working directory", "/root/..", "saved", "/tmp", "x", "heard"} <= {*lines}
+    assert str(NOBODY) in lines
+    assert "NoNewPrivs:\t1" in lines
+    assert not {"/home", "/etc/debian_version", "mem", "sda", "vda", "kmsg", "j9"} & {*lines}
+    assert (mine / "here").exists()
+    assert (contained.world.folder / "checkpoints/j1/x").exists()
+    assert not Path("/tmp/x").exists()
+    await contained.gone()
+
+
+async def test_the_images_variables_are_there_and_its_entry_point_is_not_run(
+    contained: Contained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONHOME", "/not/there")
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/not/there/either")
+    await contained.node()
+    said = await contained.said_by("env", env={"MINE": "a\nb", "PENSTOCK_RANK": "7"})
+    lines = said.split("\n")
+    if contained.runtime.name != "bubblewrap":
+        assert f"GREETING={SAYS}" in lines
+    assert {"MINE=a", "b", "PENSTOCK_RANK=0", "HOME=/tmp"} <= {*lines}
+    assert not [line for line in lines if line.startswith(("PYTHONHOME", "LD_LIBRARY_PATH"))]
+
+
+async def test_a_job_speaks_saves_and_stops_as_any_other(contained: Contained) -> None:
+    await contained.node(**AS_EXECUTOR)
+    await contained.begin("python3", "-S", JOB.name, "100000", cwd=contained.script())
+    await contained.world.progress("j1", lambda told: told["step"] > 3)
+    await contained.world.preempt("j1")
+    ended = await contained.world.ended("j1")
+    assert (ended.outcome, ended.exit_code) == ("preempted", 75)
+    saved = await contained.world.fact(RunCheckpointed, "j1")
+    assert saved.step == ended.steps > 3
+    await contained.gone()
+
+
+async def test_how_a_program_ends_is_told(contained: Contained) -> None:
+    await contained.node()
+    for job_id, script, code in (("j1", "exit 3", 3), ("j2", "kill -9 $$", 137), ("j3", "no-such-program", 127)):
+        await contained.begin("sh", "-c", script, job_id=job_id)
+        assert (await contained.world.ended(job_id)).exit_code == code
+
+
+async def test_a_program_or_folder_that_the_image_lacks_is_named(contained: Contained) -> None:
+    await contained.node()
+    await contained.begin("no-such-program")
+    ended = await contained.world.ended("j1")
+    assert ended.exit_code == 127
+    assert "no-such-program" in ended.reason
+    await contained.begin("true", job_id="j2", cwd="/not/there")
+    ended = await contained.world.ended("j2")
+    assert "/not/there" in ended.reason
+    assert ended.outcome == "failed"
+
+
+async def test_an_image_that_is_not_there_fails_the_job_with_what_to_do(contained: Contained) -> None:
+    await contained.node()
+    image = "/not/there" if contained.runtime.name == "bubblewrap" else "localhost:1/no/such:image"
+    await contained.begin("true", image=image)
+    ended = await contained.world.ended("j1")
+    assert ended.outcome == "failed"
+    assert image in ended.reason
+    assert "put it there" in ended.reason or "check its name" in ended.reason
+    if contained.runtime.name != "bubblewrap":
+        assert "got from its registry" in (await contained.world.fact(RunWarned, "j1")).warning
+
+
+async def test_term_reaches_the_program_and_kill_all_of_it(contained: Contained) -> None:
+    await contained.node()
+    trap = "trap 'echo saving; exit 75' TERM; echo up; while :; do sleep 0.05; done"
+    await contained.begin("sh", "-c", trap)
+    await contained.world.says("j1", "up")
+    await contained.world.preempt("j1")
+    assert (await contained.world.ended("j1")).outcome == "preempted"
+    assert b"saving" in await contained.world.output("j1")
+    deaf = "import os, signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    deaf += "os.fork() or os.setsid()\nprint('up', os.getpid(), flush=True)\nwhile True: time.sleep(1)"
+    await contained.begin("python3", "-c", deaf, job_id="j2", grace_s=0.2)
+    await contained.world.says("j2", "up", 2)
+    pids = [int(word) for word in (await contained.world.output("j2")).split() if word != b"up"]
+    await contained.world.cancel("j2")
+    await contained.world.ended("j2")
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+
+async def test_a_run_is_adopted_by_the_next_executor_and_its_container_is_removed_then(contained: Contained) -> None:
+    node = await contained.node(**AS_EXECUTOR)
+    await contained.begin("python3", "-S", JOB.name, "100000", cwd=contained.script())
+    await contained.world.progress("j1", lambda told: told["step"] > 1)
+    await node.kill()
+    await node.start()
+    await contained.world.progress("j1", lambda told: told["step"] > 5)
+    await contained.world.cancel("j1")
+    await contained.world.ended("j1")
+    await contained.gone()
+
+
+async def test_what_a_killed_executor_has_left_is_found_and_removed(contained: Contained) -> None:
+    node = await contained.node()
+    await contained.begin("sh", "-c", "echo $$; exec sleep 600")
+    await contained.world.says("j1", "\n")
+    await node.kill()
+    os.kill(int(await contained.world.output("j1")), signal.SIGKILL)
+    await node.start()
+    assert (await contained.world.ended("j1")).exit_code == 137
+    await contained.gone()
+
+
+async def test_a_job_outlives_the_container_that_gave_it_its_files(contained: Contained) -> None:
+    if contained.runtime.name == "bubblewrap":
+        pytest.skip("no engine has a container of it")
+    await contained.node()
+    go = contained.world.folder / "go"
+    go.mkdir()
+    await contained.begin("sh", "-c", "echo up; until test -e it; do sleep 0.05; done; echo still", cwd=str(go))
+    await contained.world.says("j1", "up")
+    command = [contained.runtime.name, "kill", *contained.containers()]
+    await asyncio.to_thread(subprocess.run, command, check=True, capture_output=True)
+    (go / "it").touch()
+    assert (await contained.world.ended("j1")).outcome == "completed"
+    await contained.gone()
+
+
+async def test_a_program_run_beside_a_job_has_its_files_variables_and_user(contained: Contained) -> None:
+    await contained.node()
+    await contained.begin("sh", "-c", "echo of the run > /tmp/mark; echo up; exec sleep 600", env={"MINE": "a b"})
+    await contained.world.says("j1", "up")
+    folder = contained.world.folder / "n1/runs/j1/1/0"
+    process = process_launcher.adopt(folder)
+    assert process is not None
+    script = "cat /etc/penstock-test /tmp/mark; echo $MINE; id -u; pwd; grep NoNew /proc/self/status; exit 7"
+    command = [*process_launcher.entry(process, folder, "/tmp"), "sh", "-c", script]
+    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False)
+    assert done.stdout.split("\n")[:5] == ["a file of the image", "of the run", "a b", str(NOBODY), "/tmp"], done.stderr
+    assert "NoNewPrivs:\t1" in done.stdout
+    assert done.returncode == 7
+    missing = [*process_launcher.entry(process, folder, "/"), "no-such-program"]
+    done = await asyncio.to_thread(subprocess.run, missing, capture_output=True, text=True, check=False)
+    assert done.returncode == 127
+    assert "no-such-program" in done.stderr

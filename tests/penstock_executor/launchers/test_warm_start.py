@@ -1,0 +1,499 @@
+"""Programs that start warm, forked from a server, do and print what they do and print after an exec."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import textwrap
+import venv
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from penstock_executor.launchers import fork_client, process_launcher
+from penstock_executor.launchers.fork_client import ForkError, ForkServer
+from penstock_executor.launchers.warm_command import StartsCold, WarmCommand, warm_command
+from penstock_testing import eventually
+
+pytestmark = pytest.mark.slow
+
+PRELOADED = (
+    *("numpy", "asyncio", "concurrent.futures", "json", "logging.config", "multiprocessing", "pickle", "random"),
+    *("runpy", "subprocess", "tempfile", "threading", "unittest", "warnings", "inspect", "traceback"),
+)
+ENV = {"PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}", "HOME": "/", "LANG": "C.UTF-8"}
+WAIT_S = 60.0
+
+
+class Ended(NamedTuple):
+    """What came of a program."""
+
+    code: int | None
+    out: str
+    err: str
+    how: str
+
+
+def command_of(argv: tuple[str, ...], env: Mapping[str, str], cwd: Path) -> WarmCommand:
+    """Return a command line that may start warm."""
+    return warm_command(argv, env, str(cwd))
+
+
+async def run(folder: Path, argv: tuple[str, ...], env: Mapping[str, str], server: ForkServer | None = None) -> Ended:
+    """Run a program in a folder to its end, from a server or by exec."""
+    rank = folder.parent / f"{folder.name}-{'warm' if server else 'cold'}"
+    rank.mkdir()
+    how = "exec"
+    if server is None:
+        process = process_launcher.start(rank, argv, env, str(folder))
+    else:
+        told = process_launcher.order(rank, argv, env, str(folder))
+        forked = server.fork(told._replace(warm=command_of(argv, env, folder).order()))
+        process, how = process_launcher.noted(rank, forked.pid), forked.how
+    await eventually(lambda: not process_launcher.is_alive(process))
+    code = process_launcher.reap(process, rank)
+    if server is not None:
+        server.reap(process.pid)
+    out, err = (
+        re.sub(r"0x[0-9a-f]+|started \d+", "ADDRESS", (rank / name).read_text().replace(str(rank), "RANK"))
+        for name in ("stdout", "stderr")
+    )
+    assert (rank / "shim.log").read_text() == ""
+    return Ended(code, out, err, how)
+
+
+def ready(server: ForkServer) -> ForkServer:
+    """Return a server that can fork."""
+    assert server.is_ready(WAIT_S)
+    return server
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ForkServer]:
+    command = command_of(("python", "x.py"), ENV, Path("/"))
+    server = ready(fork_client.warm_server(command, PRELOADED, ENV))
+    yield server
+    server.close()
+
+
+SCRIPTS = {
+    "nothing": "",
+    "main": "print(__name__, __file__, __spec__, __package__, __doc__, sorted(vars()), __loader__.name)",
+    "argv": "import sys; print(sys.argv, sys.orig_argv, sys.executable, sys.flags, sys.path)",
+    "commandline": "print(open('/proc/self/cmdline').read().split(chr(0)), open('/proc/self/comm').read())",
+    "environ": """
+        import os, subprocess
+        os.environ["NEW"] = "value"; del os.environ["HOME"]
+        seen = {**os.environ}
+        print(sorted(seen.items()))
+        print(sorted(subprocess.run(["env"], capture_output=True, text=True).stdout.splitlines()))
+        shown = open("/proc/self/environ").read().strip(chr(0)).split(chr(0))
+        print(sorted(line for line in shown if not line.startswith("LC_CTYPE")))
+    """,
+    "descriptors": """
+        import os
+        print([os.readlink(f"/proc/self/fd/{fd}").partition(":")[0] for fd in range(3)])
+    """,
+    "signals": """
+        import signal, faulthandler
+        print([(n, signal.getsignal(n)) for n in sorted(signal.valid_signals())], signal.pthread_sigmask(0, []))
+        kinds = ("SigPnd", "SigBlk", "SigIgn", "SigCgt", "Threads", "NoNew")
+        print([line.split()[-1][-8:] for line in open("/proc/self/status") if line.startswith(kinds)])
+        signal.signal(signal.SIGTERM, lambda *_: print("term"))
+        signal.raise_signal(signal.SIGTERM)
+        signal.setitimer(signal.ITIMER_REAL, 0.01); signal.signal(signal.SIGALRM, lambda *_: print("alarm"))
+        signal.pause()
+        print(faulthandler.is_enabled(), signal.set_wakeup_fd(-1))
+    """,
+    "session": """
+        import os
+        print(os.getpid() == os.getpgrp(), os.getppid() == os.getsid(0) == os.getpgrp(), os.nice(3), os.umask(0))
+        import resource
+        print([resource.getrlimit(n) for n in range(12)], open("/proc/self/oom_score_adj").read())
+    """,
+    "subreaper": """
+        import ctypes
+        seen = ctypes.c_int()
+        ctypes.CDLL(None).prctl(37, ctypes.byref(seen)); print(seen.value, ctypes.CDLL(None).prctl(3))
+    """,
+    "threads": """
+        import threading, queue
+        from concurrent.futures import ThreadPoolExecutor
+        print(threading.main_thread() is threading.current_thread(), threading.current_thread())
+        print(threading.active_count())
+        q = queue.Queue()
+        threads = [threading.Thread(target=q.put, args=(i,)) for i in range(4)]
+        print([t.name for t in threads])
+        for t in threads: t.start()
+        for t in threads: t.join()
+        print(sorted(q.get() for _ in threads))
+        with ThreadPoolExecutor(2) as pool: print(list(pool.map(abs, range(-3, 0))))
+    """,
+    "late_threads": """
+        import threading, time
+        def late():
+            time.sleep(0.05); print("late", flush=True)
+        threading.Thread(target=late).start()
+        threading.Thread(target=lambda: time.sleep(60), daemon=True).start()
+        print("main is over")
+    """,
+    "fork": """
+        import multiprocessing as mp
+        class Point:
+            def __init__(self, x): self.x = x
+        def double(p): return Point(2 * p.x)
+        if __name__ == "__main__":
+            with mp.get_context("fork").Pool(2) as pool: print([p.x for p in pool.map(double, [Point(1), Point(2)])])
+    """,
+    "spawn": """
+        import multiprocessing as mp
+        class Point:
+            def __init__(self, x): self.x = x
+        def double(p): return Point(2 * p.x), __name__
+        if __name__ == "__main__":
+            with mp.get_context("spawn").Pool(1) as pool: print([(p.x, n) for p, n in pool.map(double, [Point(1)])])
+    """,
+    "forkserver": """
+        import multiprocessing as mp
+        def name(_): return __name__, mp.current_process().name
+        if __name__ == "__main__":
+            with mp.get_context("forkserver").Pool(1) as pool: print(pool.map(name, [1]))
+            print(mp.current_process(), mp.parent_process(), mp.active_children())
+    """,
+    "pickled_main": """
+        import pickle, sys
+        class Thing:
+            def __eq__(self, other): return type(self) is type(other)
+        print(pickle.loads(pickle.dumps(Thing())) == Thing(), Thing.__module__, pickle.dumps(Thing()))
+        import __main__
+        print(__main__.Thing is Thing, sys.modules["__main__"] is __main__)
+    """,
+    "atexit": """
+        import atexit, logging, weakref
+        class Last:
+            def __del__(self): print("deleted")
+        kept = Last()
+        atexit.register(print, "first registered"); atexit.register(print, "last registered")
+        weakref.finalize(kept, print, "finalized")
+    """,
+    "exit_code": "import sys; sys.exit(7)",
+    "exit_text": "import sys; sys.exit('an error message')",
+    "exit_none": "raise SystemExit",
+    "exit_now": "import os; print('lost'); print('kept', flush=True); os._exit(9)",
+    "exit_large": "import sys; sys.exit(300)",
+    "exception": """
+        def inner(): return 1 / 0
+        def outer():
+            try: inner()
+            except ZeroDivisionError as error: raise ValueError("outer") from error
+        outer()
+    """,
+    "syntax": "print('never'\n)) = 3",
+    "excepthook": """
+        import sys, traceback
+        def hook(kind, value, trace): print("hook", kind, traceback.extract_tb(trace))
+        sys.excepthook = hook
+        raise RuntimeError("seen by the hook")
+    """,
+    "interrupt": """
+        import os, signal, time, atexit
+        atexit.register(print, "at exit")
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(60)
+    """,
+    "killed": "import os, signal; print('up', flush=True); os.kill(os.getpid(), signal.SIGTERM)",
+    "broken_pipe": """
+        import subprocess
+        print(subprocess.run(["bash", "-c", "yes | head -1; echo ${PIPESTATUS[0]}"], capture_output=True))
+    """,
+    "no_frames": """
+        import inspect, sys, traceback
+        def look():
+            traceback.print_stack()
+            return [(frame.filename, frame.function, frame.lineno) for frame in inspect.stack()]
+        print(look())
+        try: sys._getframe(1)
+        except ValueError as error: print(error)
+    """,
+    "recursion": """
+        import sys
+        def deep(n):
+            try: return deep(n + 1)
+            except RecursionError: return n
+        print(deep(0) > 980, sys.getrecursionlimit())
+    """,
+    "sys_path": """
+        import sys, os
+        sys.path.insert(0, os.path.join(os.path.dirname(__file__), "lib"))
+        import mine
+        print(mine.__file__, sys.path[:2])
+    """,
+    "relative_file": """
+        import pathlib
+        print(pathlib.Path(__file__).with_name("data.txt").read_text(), open("data.txt").read())
+    """,
+    "stdin": "import sys; print(repr(sys.stdin.read()), sys.stdin.isatty())",
+    "streams": """
+        import sys
+        for s in (sys.stdin, sys.stdout, sys.stderr):
+            print(s.encoding, s.errors, s.line_buffering, s.mode, s.isatty(), s.fileno())
+        print("to stderr", file=sys.stderr); sys.stdout.write("no newline"); sys.stderr.write("héllo ∑")
+    """,
+    "big_output": "for i in range(40_000): print(i, 'x' * 40)",
+    "asyncio": """
+        import asyncio
+        async def main():
+            process = await asyncio.create_subprocess_exec("echo", "sub", stdout=-1)
+            print((await process.communicate())[0], await asyncio.gather(*(asyncio.sleep(0, i) for i in range(3))))
+            loop = asyncio.get_running_loop()
+            print(await loop.run_in_executor(None, abs, -3))
+        asyncio.run(main())
+    """,
+    "logging": """
+        import logging, logging.config
+        print(logging.root.handlers, logging.root.level)
+        logging.warning("before")
+        logging.config.dictConfig({"version": 1, "disable_existing_loggers": False,
+            "root": {"level": "DEBUG", "handlers": ["h"]},
+            "handlers": {"h": {"class": "logging.StreamHandler", "formatter": "f", "stream": "ext://sys.stdout"}},
+            "formatters": {"f": {"format": "%(name)s %(message)s %(processName)s %(threadName)s %(filename)s"}}})
+        logging.getLogger("asyncio").debug("after")
+        print(logging.LogRecord("n", 10, "p", 1, "m", (), None).relativeCreated < 5000)
+    """,
+    "warnings": """
+        import numpy, warnings, sys
+        print(warnings.filters, sys.warnoptions)
+        warnings.warn("seen once"); warnings.warn("deprecated", DeprecationWarning); warnings.warn("far", stacklevel=9)
+    """,
+    "locale": """
+        import locale, time
+        print(locale.getlocale(), locale.setlocale(locale.LC_ALL), time.tzname, locale.getpreferredencoding())
+    """,
+    "faulthandler": """
+        import ctypes, faulthandler, numpy
+        faulthandler.enable(); faulthandler.dump_traceback(); ctypes.string_at(0)
+    """,
+    "gc": """
+        import gc
+        print(gc.isenabled(), gc.get_threshold(), gc.get_debug())
+        x = []; x.append(x); del x
+        print(gc.collect() >= 1)
+    """,
+    "reload": """
+        import importlib, json, random
+        print(importlib.reload(json) is json, importlib.reload(random) is random)
+    """,
+    "runpy": "import runpy; print(sorted(runpy.run_path('lib/mine.py')))",
+    "tempfile": "import tempfile, os; os.environ['TMPDIR'] = os.getcwd(); print(tempfile.gettempdir())",
+    "unittest": """
+        import unittest, sys
+        class Sums(unittest.TestCase):
+            def test_one(self): self.assertEqual(1 + 1, 2)
+        runner = unittest.TextTestRunner(stream=open("/dev/null", "w"), verbosity=0)
+        unittest.main(argv=["x"], exit=False, testRunner=runner)
+        print(sys.modules["__main__"].Sums)
+    """,
+    "numpy": """
+        import numpy as np
+        np.random.seed(3); print(np.random.rand(2), np.random.default_rng(5).random(2))
+        print((np.ones((300, 300)) @ np.ones((300, 300))).sum())
+        import random; random.seed(3); print(random.random())
+    """,
+    "daemon": """
+        import os, sys
+        if os.fork() == 0:
+            os.setsid(); print("child", flush=True); sys.exit(3)
+        print("parent", os.waitstatus_to_exitcode(os.wait()[1]))
+    """,
+    "exec": "import os, sys; print('before', flush=True); os.execv(sys.executable, ['python', '-c', 'print(1)'])",
+    "annotations": "x: int = 3\nprint(__annotations__, __builtins__.__name__)",
+    "input": "input('name? ')",
+    "debug": """
+        import sys
+        print(__debug__, sys.flags.dev_mode, sys.gettrace(), sys.getprofile(), sys.dont_write_bytecode)
+    """,
+}
+
+
+def in_folder(folder: Path, script: str) -> Path:
+    """Make a folder with a script and what scripts need."""
+    (folder / "lib").mkdir(parents=True)
+    (folder / "lib" / "mine.py").write_text("here = 1\n")
+    (folder / "package").mkdir()
+    (folder / "package" / "__init__.py").write_text("print('package', __name__)\n")
+    (folder / "package" / "__main__.py").write_text(
+        "import sys; print(__name__, __package__, sys.argv, sys.path[0], __spec__)\n1/0\n"
+    )
+    (folder / "data.txt").write_text("data")
+    (folder / "s.py").write_text(textwrap.dedent(script).lstrip("\n"))
+    return folder
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+async def test_a_script_does_the_same_warm_and_cold(tmp_path: Path, server: ForkServer, name: str) -> None:
+    folder = in_folder(tmp_path / "run", SCRIPTS[name])
+    argv = ("python", "s.py", "one", "two words")
+    cold, warm = await run(folder, argv, ENV), await run(folder, argv, ENV, server)
+    assert warm.out.splitlines() == cold.out.splitlines()
+    assert warm.err.splitlines() == cold.err.splitlines()
+    assert warm == cold._replace(how="warm")
+
+
+OTHER_WAYS = {
+    "module": ("-m", "package", "one"),
+    "module_of_the_library": ("-m", "json.tool", "data.json"),
+    "no_module": ("-m", "nothing.there"),
+    "module_that_exits": ("-m", "leaving"),
+    "text": ("-c", "import sys; print(sys.argv, sys.path[0], __name__, sorted(vars())); 1/0", "one"),
+    "text_that_exits": ("-c", "raise SystemExit(5)"),
+    "unbuffered": ("-u", "s.py"),
+    "optimised": ("-OO", "s.py"),
+    "isolated": ("-I", "s.py"),
+    "without_site": ("-S", "-B", "s.py"),
+    "errors": ("-W", "error", "s.py"),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_WAYS)
+async def test_other_command_lines_do_the_same_warm_and_cold(tmp_path: Path, name: str) -> None:
+    folder = in_folder(
+        tmp_path / "run", SCRIPTS["argv"] + "; assert False, 'no debug'; import warnings; warnings.warn('w')"
+    )
+    (folder / "data.json").write_text("[1]")
+    (folder / "leaving.py").write_text("import sys; sys.exit('bye')")
+    argv = ("python", *OTHER_WAYS[name])
+    server = ready(fork_client.warm_server(command_of(argv, ENV, folder), ("json",), ENV))
+    try:
+        cold, warm = await run(folder, argv, ENV), await run(folder, argv, ENV, server)
+    finally:
+        server.close()
+    assert warm == cold._replace(how="warm")
+
+
+async def test_two_runs_of_a_server_draw_different_numbers(tmp_path: Path, server: ForkServer) -> None:
+    drawing = """
+        import random, numpy, uuid, os, secrets, multiprocessing as mp, tempfile
+        print(random.random(), numpy.random.rand(), numpy.random.default_rng().random())
+        print(uuid.uuid4(), secrets.token_hex())
+        print(bytes(mp.current_process().authkey), tempfile.mktemp())
+    """
+    seen = []
+    for name in ("one", "two"):
+        folder = in_folder(tmp_path / name, drawing)
+        seen.append(await run(folder, ("python", "s.py"), ENV, server))
+    assert not {*seen[0].out.split()} & {*seen[1].out.split()}
+
+
+async def test_a_program_has_its_own_descriptors_and_no_other(tmp_path: Path, server: ForkServer) -> None:
+    folder = in_folder(tmp_path / "run", "import os; print(sorted(os.listdir('/proc/self/fd')))")
+    assert (await run(folder, ("python", "s.py"), ENV, server)).out == "['0', '1', '2', '3']\n"  # 3 lists the folder
+
+
+@pytest.mark.parametrize("where", ["random.py", "lib/random.py", "numpy/__init__.py"])
+async def test_a_file_with_the_name_of_an_imported_module_has_the_program_start_cold(
+    tmp_path: Path, server: ForkServer, where: str
+) -> None:
+    folder = in_folder(
+        tmp_path / "run",
+        "import sys; sys.path.append('lib'); import random, numpy; print(random.__file__, numpy.__file__)",
+    )
+    (folder / where).parent.mkdir(exist_ok=True)
+    (folder / where).touch()
+    cold, warm = await run(folder, ("python", "s.py"), ENV), await run(folder, ("python", "s.py"), ENV, server)
+    assert (
+        warm.how
+        == f"cold: {folder / where if '/' not in where else folder / where.split('/', maxsplit=1)[0]}".replace(
+            str(folder / "lib"), str(folder / "lib/random.py")
+        )
+        + " has the name of a module that was imported"
+    )
+    assert warm[:3] == cold[:3]
+
+
+async def test_a_file_beside_a_script_is_no_reason_where_nothing_of_its_name_was_imported(
+    tmp_path: Path, server: ForkServer
+) -> None:
+    folder = in_folder(tmp_path / "run", "import mailbox; print(mailbox.here)")
+    (folder / "mailbox.py").write_text("here = 'mine'")
+    assert await run(folder, ("python", "s.py"), ENV, server) == Ended(0, "mine\n", "", "warm")
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """The folder of installed modules of an environment with Python of its own."""
+    venv.create(tmp_path / "venv", system_site_packages=False, with_pip=False)
+    return next((tmp_path / "venv").glob("lib/python*/site-packages"))
+
+
+UNFIT = {
+    "leaves_thread": (
+        "import threading, time; threading.Thread(target=time.sleep, args=(600,), daemon=True).start()",
+        "threads",
+    ),
+    "leaves_file": ("kept = open(__file__)", "leave a file open"),
+    "opens_device": (
+        "import os; kept = os.open('/dev/dri', 0) if os.path.exists('/dev/dri') else open('/dev/zero')",
+        "open",
+    ),
+    "prints": ("print('welcome')", "its imports print: 'welcome"),
+    "fails": ("1/0", "cannot be imported: ZeroDivisionError"),
+    "exits": ("raise SystemExit(3)", "cannot be imported: SystemExit: 3"),
+    "dies": ("import os; os._exit(3)", "it has ended"),
+    "torch": ("class cuda:\n    is_initialized = staticmethod(lambda: True)", "initialise CUDA"),
+}
+
+
+@pytest.mark.parametrize("name", UNFIT)
+def test_a_module_that_leaves_what_no_new_process_has_is_refused(site: Path, name: str) -> None:
+    body, why = UNFIT[name]
+    (site / f"{name}.py").write_text(body)
+    argv = (str(site.parents[2] / "bin/python"), "s.py")
+    server = fork_client.warm_server(command_of(argv, ENV, site), (name,), ENV)
+    with pytest.raises(ForkError, match=why):
+        server.is_ready(WAIT_S)
+    assert not server.alive
+
+
+def test_a_module_of_the_users_own_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mymodel.py").touch()
+    env = {**ENV, "PYTHONPATH": str(tmp_path)}
+    server = fork_client.warm_server(command_of(("python", "s.py"), env, tmp_path), ("mymodel",), env)
+    with pytest.raises(ForkError, match="the module mymodel is a file of the user's own"):
+        server.is_ready(WAIT_S)
+
+
+async def test_a_server_whose_modules_have_changed_starts_programs_cold(tmp_path: Path, site: Path) -> None:
+    (site / "installed.py").write_text("version = 1")
+    argv = (str(site.parents[2] / "bin/python"), "s.py")
+    folder = in_folder(tmp_path / "run", "import installed; print(installed.version)")
+    server = ready(fork_client.warm_server(command_of(argv, ENV, folder), ("installed",), ENV))
+    (site / "installed.py").write_text("version = 1 + 1")
+    ended = await run(folder, argv, ENV, server)
+    assert ended == Ended(0, "2\n", "", f"cold: {fork_client.CHANGED}")
+    server.close()
+
+
+@pytest.mark.parametrize(
+    ("argv", "why"),
+    [
+        (("sh", "s.sh"), "not called python"),
+        (("torchrun", "s.py"), "not called python"),
+        (("python",), "standard input"),
+        (("python", "-"), "standard input"),
+        (("python", "-i", "s.py"), "option -i"),
+        (("python", "-X", "dev", "s.py"), "option -X"),
+        (("./python", "s.py"), "relative path"),
+        (("python", "-c"), "no argument"),
+    ],
+)
+def test_what_cannot_start_warm_has_a_reason(tmp_path: Path, argv: tuple[str, ...], why: str) -> None:
+    with pytest.raises(StartsCold, match=why):
+        warm_command(argv, ENV, str(tmp_path))
+
+
+def test_variables_that_python_reads_when_it_starts_interactively_have_a_program_start_cold(tmp_path: Path) -> None:
+    with pytest.raises(StartsCold, match="PYTHONINSPECT is set"):
+        warm_command(("python", "s.py"), {**ENV, "PYTHONINSPECT": "1"}, str(tmp_path))

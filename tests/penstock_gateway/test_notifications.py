@@ -1,0 +1,166 @@
+"""What people are told: which facts count, how many messages come of them, and what a restart remembers."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import pytest
+from gateway_cases import NOW_S, submitted
+
+from penstock_gateway import machine, notifications
+from penstock_gateway.machine import GatewayState
+from penstock_gateway.notification_sender import Errand, carried_out, problem
+from penstock_gateway.notifications import NotificationRule, Pace
+from penstock_log import (
+    AnyEvent,
+    JobCancelled,
+    JobFinished,
+    NotificationRuleRemoved,
+    NotificationRuleSet,
+    NotificationSent,
+    UserRemoved,
+)
+
+PACE = Pace(gather_s=10.0, every_s=60.0)
+
+
+def rule(name: str = "n1", **fields: Any) -> NotificationRuleSet:
+    given = {"at_s": NOW_S, "user": "ada", "rule": name, "target": "hook", "on": ("cancelled",), **fields}
+    return NotificationRuleSet(**given)
+
+
+def cancelled(job_id: str, at_s: float = NOW_S + 5, **fields: Any) -> list[AnyEvent]:
+    """Return the life of a job that was cancelled before it ran."""
+    whose = {"user": "ada", "name": "train", **fields}
+    end = JobFinished(at_s=at_s, job_id=job_id, state="cancelled", submitted_s=NOW_S, name="train", user="ada")
+    return [submitted(job_id, **whose), JobCancelled(at_s=at_s, job_id=job_id, reason="enough"), end]
+
+
+class Told:
+    """A fold of the gateway, and the sequence that it has come to."""
+
+    def __init__(self, *facts: AnyEvent) -> None:
+        self.state, self.seq = GatewayState(), 0
+        self.apply(*facts)
+
+    def apply(self, *facts: AnyEvent) -> None:
+        for fact in facts:
+            self.seq += 1
+            machine.apply(self.state, fact, self.seq)
+
+    def of(self, name: str = "n1") -> NotificationRule:
+        return self.state.notifications.rules[name]
+
+    def sent(self, at_s: float, *, error: str = "", name: str = "n1") -> None:
+        jobs = self.of(name).left
+        self.apply(NotificationSent(at_s=at_s, user="ada", rule=name, until_seq=self.seq, jobs=jobs, error=error))
+
+
+def test_a_thousand_ends_are_one_message_that_says_how_many_there_were() -> None:
+    told = Told(rule(), *(fact for number in range(1000) for fact in cancelled(f"j{number}")))
+    text = notifications.message(told.of())
+    assert text.title == "Penstock: 1000 jobs cancelled"
+    assert text.jobs == 1000
+    assert "train (j0) cancelled: enough" in text.body
+    assert "… and 980 more" in text.body
+    assert len(text.body) < 2000
+    told.sent(NOW_S + 20)
+    assert (told.of().left, told.of().messages) == (0, 1)
+    assert notifications.next_send_s(told.of(), PACE) is None
+
+
+def test_what_comes_while_a_message_is_under_way_is_told_by_the_next_one() -> None:
+    told = Told(rule(), *cancelled("j1"))
+    before = told.seq
+    told.apply(*cancelled("j2"))
+    told.apply(NotificationSent(at_s=NOW_S + 20, user="ada", rule="n1", until_seq=before, jobs=1))
+    assert [notice.job_id for notice in told.of().notices] == ["j2"]
+    assert notifications.next_send_s(told.of(), PACE) == NOW_S + 80
+
+
+def test_only_those_jobs_are_told_that_a_rule_is_about() -> None:
+    told = Told(
+        rule("mine"),
+        rule("one", about="j2"),
+        rule("sweep", about="s1"),
+        rule("others", user="bob", about="j1"),
+        rule("failed", on=("failed",)),
+        rule("by-job", on=()),
+        *cancelled("j1", notify=("cancelled",)),
+        *cancelled("j2"),
+        *cancelled("s1-0", parent="s1"),
+        *cancelled("b1", user="bob"),
+    )
+    found = {one.id: [notice.job_id for notice in one.notices] for one in told.state.notifications.rules.values()}
+    assert found == {
+        "mine": ["j1", "j2", "s1-0"],
+        "one": ["j2"],
+        "sweep": ["s1-0"],
+        "others": ["j1"],
+        "failed": ["j1"],  # as j1 asks for it
+        "by-job": ["j1"],
+    }
+
+
+def test_a_target_that_is_down_is_tried_less_and_less_often_and_loses_nothing() -> None:
+    told, tried = Told(rule(), *cancelled("j1")), []
+    at_s = NOW_S + 15
+    for _ in range(9):
+        tried.append(at_s)
+        told.sent(at_s, error="refused")
+        at_s = notifications.next_send_s(told.of(), PACE) or 0.0
+    waits = [after - before for before, after in pairwise(tried)]
+    assert waits == [60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 3600.0, 3600.0]
+    assert (told.of().failures, told.of().error, told.of().left) == (9, "refused", 1)
+    told.sent(at_s)
+    assert (told.of().failures, told.of().error, told.of().left) == (0, "", 0)
+
+
+def test_a_job_that_waits_for_long_is_told_once_for_each_time() -> None:
+    told = Told(rule(on=(), waiting_s=3600.0), submitted("j1", user="ada"), submitted("j2", user="ada", hold=True))
+    jobs = list(told.state.jobs)
+    assert notifications.waiting(told.of(), jobs, NOW_S + 3000) == []
+    (notice,) = notifications.waiting(told.of(), jobs, NOW_S + 4000)
+    assert (notice.job_id, notice.span_s) == ("j1", 4000.0)
+    text = notifications.message(told.of(), [notice])
+    assert text.title == "Penstock: job (j1) has been waiting for 1 h 6 min"
+    told.apply(NotificationSent(at_s=NOW_S, user="ada", rule="n1", until_seq=9, jobs=1, waiting=text.waiting))
+    assert notifications.waiting(told.of(), jobs, NOW_S + 9000) == []
+
+
+def test_a_gateway_that_starts_from_a_snapshot_knows_what_is_left_to_tell() -> None:
+    told = Told(rule(), *(fact for number in range(60) for fact in cancelled(f"j{number}")))
+    again = msgspec.msgpack.decode(msgspec.msgpack.encode(told.state.notifications), type=notifications.Notifications)
+    assert again == told.state.notifications
+    assert again.rules["n1"].left == 60
+
+
+def test_rules_end_by_a_command_or_with_their_person() -> None:
+    told = Told(rule("a"), rule("b"), rule("c", user="bob", about="j1"))
+    told.apply(NotificationRuleRemoved(at_s=NOW_S, user="ada", rule="a"), UserRemoved(at_s=NOW_S, user="bob"))
+    assert list(told.state.notifications.rules) == ["b"]
+    assert told.state.notifications.of_about == {}
+    told.apply(*cancelled("j1"), NotificationSent(at_s=NOW_S, user="ada", rule="a", until_seq=1, jobs=1))
+
+
+def test_names_and_reasons_cannot_forge_lines() -> None:
+    told = Told(rule(), submitted("j1", user="ada"))
+    told.apply(JobCancelled(at_s=NOW_S, job_id="j1", reason="a\nSubject: b\x1b[2J"), *cancelled("j1")[2:])
+    body = notifications.message(told.of()).body
+    assert "\nSubject" not in body
+    assert "\x1b" not in body
+
+
+@pytest.mark.parametrize(
+    "url", ["dbus://", "json://h?Template=/etc/passwd", "json://h?+template=/x", "nothing", "://x"]
+)
+def test_addresses_that_reach_into_the_gateways_machine_are_refused(url: str) -> None:
+    assert problem(url, machine.NOTIFY_SCHEMES)
+
+
+def test_what_apprise_says_of_an_address_has_no_token_in_it() -> None:
+    error = carried_out(Errand(url="json://ada:hush-hush@127.0.0.1:9/tok-1234", title="t", body="b")).error
+    assert error
+    assert not [part for part in ("hush-hush", "tok-1234") if part in error]
