@@ -145,6 +145,7 @@ def show(
     ] = None,
     *,
     plot: Annotated[bool, Option("--plot", help="Draw its metrics over its steps: show JOB --plot loss.")] = False,
+    follow: Annotated[bool, Option("--follow", "-f", help="With --plot, draw anew until the job has ended.")] = False,
     output: Out = "table",
     at: At = None,
 ) -> None:
@@ -155,8 +156,12 @@ def show(
     """
     if metrics and not plot:
         bad_input(f"{metrics[0]} is a second word behind the job; metrics are drawn with --plot")
+    if follow and (at or not plot):
+        bad_input("--follow goes with --plot and without --at: what is drawn is to change")
     if plot:
-        _plot(ctx, job, metrics or [], output, at)
+        from penstock_cli.commands.metrics import draw
+
+        draw(ctx, job, metrics or [], output, at, follow=follow)
         return
     detail = ask(ctx, lambda client: client.job(job, moment(at)))
     if render.as_json(detail, output):
@@ -167,24 +172,6 @@ def show(
     if detail.job.state == "PD":
         lines += ["", *render.wrapped(job_text.why_lines(detail.why, as_of_s))]
     render.say_lines(lines)
-
-
-def _plot(ctx: Context, job: str, metrics: list[str], output: str, at: str | None) -> None:
-    from penstock_cli import metric_chart
-    from penstock_cli.commands.metrics import no_series
-
-    found = ask(ctx, lambda client: client.metrics(job, metrics, at=moment(at)))
-    if render.as_json(found, output):
-        return
-    if not found.steps:
-        render.say(no_series(found))
-        return
-    width, is_ascii = render.terminal_width() or metric_chart.WIDTH, not render.shows("⣿")
-    charts = [
-        metric_chart.chart_lines(name, found.steps, found.values(name), width, is_ascii=is_ascii)
-        for name in metrics or found.metrics
-    ]
-    render.say_lines([line for chart in charts for line in (*chart, "")][:-1])
 
 
 def why(ctx: Context, job: JobId, output: Out = "table", at: At = None, log: LogFile = None) -> None:

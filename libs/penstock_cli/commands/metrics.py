@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from penstock_cli import render
-from penstock_cli.invocation import At, ask, tell
+from penstock_cli.invocation import At, ask, call, tell
 from penstock_cli.parameters import Argument, Context, Option, PlainCommand
 from penstock_cli.value_formats import moment
 from penstock_log.request_bodies import MOST_ROWS
@@ -17,12 +17,16 @@ from penstock_log.request_bodies import MOST_ROWS
 if TYPE_CHECKING:
     import typer
 
+    from penstock.client import Client
     from penstock.gateway_client import GatewayClient
     from penstock_log import views
 
     Series = views.SeriesView | views.SweepSeriesView
 
 _NOT_FOUND: Final = 404
+_AGAIN_S: Final = 2.0
+_CLEARED: Final = "\x1b[H\x1b[J"
+"""Has a terminal begin at its top, with nothing on it."""
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
 """What makes a spreadsheet take a cell for a formula."""
 
@@ -87,6 +91,49 @@ async def _found(client: GatewayClient, what: str, names: tuple[str, ...], most:
             return await client.sweep_metrics(what, names, most=most, at=at)
         except ServiceError as other:
             raise (error if other.code == _NOT_FOUND else other) from None
+
+
+def draw(ctx: Context, job: str, names: list[str], output: str, at: str | None, *, follow: bool) -> None:
+    """Draw the metrics of a job as charts: once, or with ``follow`` again and again until the job has ended."""
+    if follow:
+        found = call(ctx, lambda client: _followed(client, job, names))
+    else:
+        found = ask(ctx, lambda client: client.metrics(job, names, at=moment(at)))
+    if not render.as_json(found, output):
+        render.say_lines(_charts(found, names))
+
+
+async def _followed(client: Client, job: str, names: list[str]) -> views.SeriesView:
+    """Draw what there is every other second, and return it as it is in the end; draw nothing where is no terminal."""
+    import asyncio
+
+    ending = asyncio.ensure_future(client.wait(job))
+    try:
+        while not ending.done():
+            if render.terminal_width() is not None:
+                found = await client.metrics(job)  # all: one that is named may not have been reported yet
+                render.echo(_CLEARED + "\n".join(map(render.seen, _charts(found, names))))
+            await asyncio.wait([ending], timeout=_AGAIN_S)
+        await ending
+    finally:
+        ending.cancel()
+    if render.terminal_width() is not None:
+        render.echo(_CLEARED.encode())
+    return await client.metrics(job, names)
+
+
+def _charts(found: views.SeriesView, names: list[str]) -> list[str]:
+    from penstock_cli import metric_chart
+
+    if not found.steps:
+        return [no_series(found)]
+    width, is_ascii = render.terminal_width() or metric_chart.WIDTH, not render.shows("⣿")
+    lines: list[str] = []
+    for name in names or found.metrics:
+        values = found.values(name) if name in found.metrics else [None] * len(found.steps)
+        chart = metric_chart.chart_lines(name, found.steps, values, width, is_ascii=is_ascii)
+        lines += ["", *chart] if lines else chart
+    return lines
 
 
 def no_series(found: Series) -> str:

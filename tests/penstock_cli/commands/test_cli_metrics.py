@@ -93,3 +93,13 @@ def test_a_metric_without_plot_is_refused_with_the_reason(penstock: Run) -> None
     code, _, err = penstock("show", "j1", "loss")
     assert code == 2
     assert "metrics are drawn with --plot" in err
+
+
+def test_following_draws_the_end_of_a_job_that_is_over(penstock: Run) -> None:
+    code, out, _ = penstock("show", "j1", "acc", "--plot", "--follow")
+    assert code == 0
+    assert "acc: 0.5 at step 3" in out
+    for arguments in (("show", "j1", "-f"), ("show", "j1", "--plot", "-f", "--at", "3")):
+        code, _, err = penstock(*arguments)
+        assert code == 2
+        assert "--follow goes with --plot and without --at" in err
