@@ -21,7 +21,7 @@ def main(rates: list[float]) -> None:
     table = csv.writer(sys.stdout, lineterminator="\n")
     with penstock.SyncClient() as client:
         jobs = [
-            client.submit(name=f"lr-{rate}", command=(sys.executable, str(SCRIPT)), params={"lr": rate, "steps": 200})
+            client.submit(name="digits", command=(sys.executable, str(SCRIPT)), params={"lr": rate, "steps": 200})
             for rate in rates
         ]
         table.writerow(["lr", "step", "loss"])
