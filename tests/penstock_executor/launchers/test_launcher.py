@@ -7,7 +7,6 @@ import os
 import select
 import signal
 import socket
-import subprocess
 import time
 from pathlib import Path
 from typing import Any, get_args
