@@ -268,7 +268,13 @@ class GatewayClient:
             What the address is called in lists.
         """
         ask = request_bodies.NotifyRequest(
-            url=url, on=tuple(on), waiting_s=waiting_s, id=about, name=name, by=_filler().user_name()
+            rule=f"n{self._new_id()}",
+            url=url,
+            on=tuple(on),
+            waiting_s=waiting_s,
+            id=about,
+            name=name,
+            by=_filler().user_name(),
         )
         return await self._command("notify", ask, views.ActAnswer)
 
@@ -292,9 +298,12 @@ class GatewayClient:
         where: Optional[request_bodies.JobFilter] = None,
         reason: str = "",
         dry_run: bool = False,
+        limit_s: Optional[float] = None,
     ) -> views.BulkView:
         """
-        Cancel, hold or release many jobs, each with the rights of its own command; return what became of each.
+        Cancel, hold, release, extend or retry many jobs, each with the rights of its own command.
+
+        The answer says what became of each.
 
         Parameters
         ----------
@@ -304,10 +313,12 @@ class GatewayClient:
             In place of ids: all jobs that match, and in which the verb would change something.
         dry_run : bool
             Change nothing, and return what would be changed.
+        limit_s : float, optional
+            Of ``extend``: so long each may run over all of its runs; 0: as long as it likes.
         """
         wanted = tuple(ids)
         ask = request_bodies.BulkRequest(
-            verb=verb, where=where, reason=reason, dry_run=dry_run, by=_filler().user_name()
+            verb=verb, where=where, reason=reason, dry_run=dry_run, limit_s=limit_s, by=_filler().user_name()
         )
         found: list[views.BulkView] = []
         if where is None:
@@ -437,6 +448,7 @@ class GatewayClient:
         user: str = "",
         name: str = "",
         parent: str = "",
+        group: str = "",
         team: str = "",
         pool: str = "",
         model: str = "",
@@ -455,6 +467,8 @@ class GatewayClient:
         ----------
         text : str
             A part of the id or the name.
+        group : str
+            A group, or the id of an array.
         rows : bool
             Return what a table shows, as ``rows`` of the answer: ten thousand jobs take two pages.
         """
@@ -463,6 +477,7 @@ class GatewayClient:
             user=user,
             name=name,
             parent=parent,
+            group=group,
             team=team,
             pool=pool,
             model=model,
@@ -530,6 +545,29 @@ class GatewayClient:
         """
         ask = request_bodies.SeriesRequest(id=job_id, names=tuple(names), most=most, at=at)
         return await self._query("series", ask, views.SeriesView)
+
+    async def sweep_metrics(
+        self, sweep_id: str, names: Iterable[str] = (), *, most: int = 1000, at: request_bodies.At = None
+    ) -> views.SweepSeriesView:
+        """
+        Return what the trials of a sweep reported; ``pandas.DataFrame(view.columns())`` takes them as one table.
+
+        Each trial is a request.
+
+        Parameters
+        ----------
+        names, most
+            As for :meth:`metrics`, of each trial.
+        """
+        sweep, wanted = await self.sweep(sweep_id, at), set(names)
+        found = []
+        for trial in sweep.trials:
+            if trial.state:
+                series = await self.metrics(trial.job_id, most=most, at=at)
+                chosen = {name: values for name, values in series.metrics.items() if not wanted or name in wanted}
+                series = msgspec.structs.replace(series, metrics=chosen)
+                found.append(views.TrialSeries(trial=trial.number, params=trial.params, series=series))
+        return views.SweepSeriesView(id=sweep.id, name=sweep.name, trials=tuple(found))
 
     async def nodes(self, at: request_bodies.At = None) -> views.NodesView:
         """Return all nodes and their devices."""

@@ -26,7 +26,7 @@ from penstock_executor.code_cache import WorkFolders
 from penstock_executor.gang import Rendezvous
 from penstock_executor.launchers import containers, environment, process_launcher
 from penstock_executor.launchers.containers import Container, ImageRefused
-from penstock_executor.launchers.launcher import OUTPUT_BYTES, LaunchedProcess, Launcher, OutputLimits
+from penstock_executor.launchers.launcher import OUTPUT_BYTES, LaunchedProcess, Launcher, OutputLimits, WarmRequest
 from penstock_executor.machine import TellTime
 from penstock_executor.memory_limits import MemoryLimits
 from penstock_executor.output_store import OutputStore
@@ -292,7 +292,7 @@ class ProcessHost:
                 self.launcher.confine(where, confined)
                 fence = self.site.fence(job.placement)
                 process = self.launcher.start(
-                    where, command, env, self._cwd(job), keep, fence=fence, preload=job.spec.preload
+                    where, command, env, self._cwd(job), keep, fence=fence, warm=_warm(run, job, secrets)
                 )
                 self._note_start(run, job, self.launcher.how(where))
                 self._track((run.key, member.rank), process)
@@ -685,6 +685,15 @@ class ProcessHost:
     def about(self, key: Key) -> RunFactFields:
         """Return the fields that every fact about a run has."""
         return {"job_id": key[0], "epoch": key[1], "node_id": self.site.node_id, "at_s": self._clock()}
+
+
+def _warm(run: LocalRun, job: Job, secrets: SecretValues) -> WarmRequest | None:
+    """Return what a process may have imported before it starts; None for one whose memory is counted exactly."""
+    if run.sharing != "exclusive":
+        return None
+    private = frozenset({*secrets.variables, *secrets.files})
+    code = f"{job.spec.code}/{job.spec.cwd}" if job.spec.code else ""
+    return WarmRequest(modules=job.spec.preload, code=code, private=private)
 
 
 def _start_problem(error: OSError, where: Path) -> str:

@@ -57,7 +57,7 @@ def register(app: typer.Typer) -> None:
 
 
 def nodes(ctx: Context, output: Out = "table", at: At = None) -> None:
-    """List nodes; with -o wide their devices and what runs on them."""
+    """List nodes; with -o wide what runs on their devices."""
     found = ask_once(ctx, lambda client: client.nodes(moment(at)))
     if not render.as_json(found, output):
         table = node_table(found.nodes, now_s(), wide=output == "wide", memory=found.memory)

@@ -63,10 +63,11 @@ def register(app: typer.Typer) -> None:
 
 def exec_(ctx: Context, job: JobId, *, rank: Rank = 0, tty: Tty = None) -> None:
     """
-    Run the command behind -- in a running job: beside its program, with all that this has.
+    Run the command behind -- in a running job.
 
-    For example: penstock exec JOB -- nvidia-smi; or, with a terminal: penstock exec JOB -- bash. The exit code is the
-    command's. The command ends with the job's run, and when nothing is heard of this program any more.
+    It runs beside the job's program, with all that this has. For example: penstock exec JOB -- nvidia-smi; or, with a
+    terminal: penstock exec JOB -- bash. The exit code is the command's. The command ends with the job's run, and when
+    nothing is heard of this program any more.
     """
     argv = tuple(ctx.meta.get(COMMAND, ()))
     if not argv:
@@ -80,10 +81,10 @@ def exec_(ctx: Context, job: JobId, *, rank: Rank = 0, tty: Tty = None) -> None:
 @flattened
 def shell(ctx: Context, job: JobOptions, files: Files = None, *, strict: Strict = False, tty: Tty = None) -> None:
     """
-    Open a shell on devices of its own: penstock shell --gpus 1 --time 1h.
+    Open a shell on devices of its own.
 
-    Submits a job, waits until it has started, and opens the login shell of its user there, or runs the command behind
-    --. The job ends with the shell. Ctrl-C while it waits cancels it.
+    For example: penstock shell --gpus 1 --time 1h. Submits a job, waits until it has started, and opens the login shell
+    of its user there, or runs the command behind --. The job ends with the shell. Ctrl-C while it waits cancels it.
     """
     from penstock_cli import spec_file
 
@@ -108,10 +109,10 @@ def attach(
     rank: Annotated[int | None, Option("--rank", min=0, help="Only this process; by default all.")] = None,
 ) -> None:
     """
-    Follow a job's output from its last lines on; Ctrl-C detaches, and the job goes on.
+    Follow a job's output from its last lines on.
 
-    A job's standard input is empty, so what is typed goes nowhere: penstock exec runs a command in the job. The exit
-    code is the job's own once it has ended.
+    Ctrl-C detaches, and the job goes on. A job's standard input is empty, so what is typed goes nowhere: penstock exec
+    runs a command in the job. The exit code is the job's own once it has ended.
     """
     from penstock_cli.commands.jobs import stream
     from penstock_cli.commands.submit import exit_code

@@ -59,7 +59,7 @@ def port_forward(
     rank: Rank = 0,
 ) -> None:
     """
-    Forward ports of this machine to ports that a running job listens on.
+    Forward ports of this machine to those of a running job.
 
     For example, a notebook: penstock port-forward JOB 8888, and then http://127.0.0.1:8888 in a browser. Ends with
     Ctrl-C, and with the job's run.

@@ -158,8 +158,23 @@ def environment_of(
         ours |= {AgentEnv.HEARD: site.heard, AgentEnv.HOLD_S: repr(fence.hold_s)}
     if job.sample:
         ours[AgentEnv.SAMPLE_ITERATIONS] = str(job.sample.iterations)
+    ours |= _of_array(spec)
     borrowed = _borrowed_memory(spec, len(member.devices))
     return {**threads, **spec.env, **ours, **borrowed, **rendezvous, **environment(devices)}
+
+
+def _of_array(spec: JobSpec) -> dict[str, str]:
+    """Return what says to a job of an array which one it is."""
+    if (array := spec.array) is None:
+        return {}
+    return {
+        workload.ARRAY_ID: array.id,
+        workload.ARRAY_INDEX: str(array.index),
+        workload.ARRAY_COUNT: str(array.count),
+        workload.ARRAY_MIN: str(array.min),
+        workload.ARRAY_MAX: str(array.max),
+        workload.ARRAY_STEP: str(array.step),
+    }
 
 
 def _aggregation(job: Job, epoch: int, site: LaunchSite) -> dict[str, str]:

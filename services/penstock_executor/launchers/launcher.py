@@ -64,6 +64,25 @@ class RunFence(msgspec.Struct, frozen=True, kw_only=True):
     keep_s: float
 
 
+class WarmRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    What a process may have imported before it starts, where its launcher can do that.
+
+    Attributes
+    ----------
+    modules : tuple of str
+        What its job asks for, besides what the launcher knows of earlier runs.
+    code : str
+        What the files of its folder are, where the folder is the run's own; empty: the folder says that.
+    private : frozenset of str
+        Variables that nothing else than the process may have, such as secrets.
+    """
+
+    modules: tuple[str, ...] = ()
+    code: str = ""
+    private: frozenset[str] = frozenset()
+
+
 class OutputFate(msgspec.Struct, frozen=True):
     """What became of one of a process's output files; see :class:`penstock_executor.launchers.shim.OutputSink`."""
 
@@ -144,12 +163,12 @@ class Launcher(Protocol[ProcessT]):
         /,
         *,
         fence: RunFence | None = None,
-        preload: Sequence[str] = (),
+        warm: WarmRequest | None = None,
     ) -> ProcessT:
         """
         Start a program, with its output in ``keep``'s folder, or else in ``folder``, and within its ``fence``, if any.
 
-        ``preload`` names modules that its job would have imported before it starts; a launcher need not be able to.
+        ``warm`` is what may be imported before it starts; None: nothing. A launcher need not be able to do that.
 
         Raises
         ------
@@ -162,6 +181,9 @@ class Launcher(Protocol[ProcessT]):
 
     def kept(self) -> tuple[int, int]:
         """Return how many servers for warm starts there are, and the bytes of memory that they hold."""
+
+    def close(self) -> None:
+        """End what the launcher keeps for further starts; processes go on."""
 
     def adopt(self, folder: Path, /) -> ProcessT | None:
         """Return the process that an earlier executor started in a folder, if it still lives; None if it has ended."""

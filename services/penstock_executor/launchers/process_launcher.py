@@ -33,7 +33,7 @@ import msgspec
 from penstock_cluster.host_limits import MemoryCaps, strongest_caps
 from penstock_executor.launchers import session_keeper, shim
 from penstock_executor.launchers.confinement import Confinement
-from penstock_executor.launchers.launcher import EntryRequest, OutputFate, OutputLimits, RunFence
+from penstock_executor.launchers.launcher import EntryRequest, OutputFate, OutputLimits, RunFence, WarmRequest
 from penstock_log import workload
 from penstock_log.agent_protocol import AgentEnv
 
@@ -77,10 +77,10 @@ def start(
     keep: OutputLimits | None = None,
     *,
     fence: RunFence | None = None,
-    preload: Sequence[str] = (),
+    warm: WarmRequest | None = None,
 ) -> ShimProcess:
     """Start a program in its own session; see :meth:`Launcher.start`. It never starts warm."""
-    del preload
+    del warm
     told = order(folder, argv, env, cwd, keep, fence=fence)
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     pid = os.posix_spawn(
@@ -138,6 +138,10 @@ def how(folder: Path) -> str:
 def kept() -> tuple[int, int]:
     """Return that there is no server."""
     return 0, 0
+
+
+def close() -> None:
+    """Nothing is kept for further starts."""
 
 
 def memory_caps(cgroup: Path | None) -> MemoryCaps:
