@@ -6,6 +6,7 @@ Pure functions from what the gateway answered to lines of text and to headers an
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import groupby
@@ -34,7 +35,7 @@ _PASSING: Final = {
         "profiling",
         "backoff",
     ),
-    *("dependency", "begin"),
+    *("dependency", "array", "begin"),
 }
 _ONLY_WAIT: Final = "nothing known starts it sooner; it only has to wait"
 _CHECKPOINTED: Final = "checkpointed after step"
@@ -82,6 +83,50 @@ def job_table(jobs: Sequence[views.JobView] | Sequence[views.JobRow], *, wide: b
     return tuple(columns), list(zip(*([*map(cell, jobs)] for cell in columns.values()), strict=True))
 
 
+def folded(rows: Sequence[views.JobRow]) -> list[views.JobRow]:
+    """
+    Return rows with a line for each array in place of its jobs, where several are listed, at the place of the first.
+
+    The line has the state of the job that is furthest on its way, the devices of all, and how many are in each state.
+    """
+    sizes = Counter(row.array for row in rows if row.array)
+    members: dict[str, list[views.JobRow]] = {}
+    found: list[views.JobRow] = []
+    for row in rows:
+        if sizes[row.array] < 2:
+            found.append(row)
+        elif row.array in members:
+            members[row.array].append(row)
+        else:
+            members[row.array] = [row]
+            found.append(row)
+    return [_array_row(members[row.array]) if row.array in members else row for row in found]
+
+
+_FURTHEST: Final = ("R", "PR", "CG", "PD", "F", "CA", "CD")
+
+
+def _array_row(rows: Sequence[views.JobRow]) -> views.JobRow:
+    counts = Counter(row.state for row in rows)
+    state = min(counts, key=_FURTHEST.index)
+    said = ", ".join(f"{counts[one]:,} {one}" for one in STATES if counts[one])
+    held = [row for row in rows if row.state in {"R", "PR", "CG"}]
+    return msgspec.structs.replace(
+        rows[0],
+        id=rows[0].array,
+        state=state,
+        gpus=sum(row.gpus for row in held) or rows[0].gpus,
+        wait_s=max(row.wait_s for row in rows),
+        run_s=sum(row.run_s for row in rows),
+        steps=sum(row.steps for row in rows),
+        held=all(row.held for row in rows),
+        cause=f"{said} of {rows[0].array_count:,}",
+        reason=f"array: {said} of {rows[0].array_count:,}",
+        placed_on=(),
+        devices=(),
+    )
+
+
 def _wide_columns(*, with_host: bool) -> dict[str, Callable[[views.JobView], str]]:
     return {
         "QUEUE": lambda job: "-" if job.queue is None else str(job.queue),
@@ -122,6 +167,9 @@ def job_lines(detail: views.JobDetail) -> list[str]:
         ("state", f"{job.state} ({STATES.get(job.state, job.state)}{', held' if job.held else ''})"),
         ("user", f"{job.user} ({job.team})" if job.team else job.user),
         ("sweep", job.parent),
+        ("group", spec.group),
+        ("array", _array(spec)),
+        ("in place of", spec.retry_of),
         ("pool", job.pool),
         ("wants", _wants(detail)),
         *(_size_pairs(job, detail.sizing) if detail.sizing is not None else ()),
@@ -147,16 +195,26 @@ def job_lines(detail: views.JobDetail) -> list[str]:
         ("exit code", "" if job.exit_code is None else str(job.exit_code)),
         ("command", shlex.join(spec.command)),
         ("code", f"{spec.code[:12]}, uploaded" if spec.code else ""),
+        ("image", spec.image),
         ("folder", spec.cwd),
         ("params", render.mapping(spec.params)),
         ("environment", render.mapping({k: v for k, v in spec.env.items() if k not in EXPORTED})),
         ("secrets", secrets(spec)),
+        ("tells of", ", ".join(spec.notify)),
         ("workload", detail.workload),
         ("speeds", speeds(detail.speeds)),
         ("sampled", "" if job.sample else _sampled(spec)),
     ]
     warnings = [("warning", warning) for warning in job.warnings]
     return render.labelled(pairs + warnings)
+
+
+def _array(spec: JobSpec) -> str:
+    """Return which job of its array one is."""
+    if (array := spec.array) is None:
+        return ""
+    most = f", {array.most} at a time" if array.most else ""
+    return f"{array.id}, index {array.index} of {render.count(array.count, 'job')}{most}"
 
 
 def secrets(spec: JobSpec) -> str:

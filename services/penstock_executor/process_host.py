@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 import structlog
 
 from penstock_cluster import DeviceError
+from penstock_cluster.host_limits import limits_of
 from penstock_cluster.nodes import Cluster
 from penstock_executor import gang, job_folders, run_folders
 from penstock_executor.agent_listener import AgentConnection
@@ -284,6 +285,10 @@ class ProcessHost:
                     container=container,
                     passed=(str(secret_files),) if secrets.files else (),
                 )
+                if confined.namespace:  # where there may be no shell to set them
+                    rest, data_bytes = limits_of(command)
+                    command = list(rest)
+                    confined = confined._replace(data_bytes=data_bytes)
                 self.launcher.confine(where, confined)
                 fence = self.site.fence(job.placement)
                 process = self.launcher.start(

@@ -101,11 +101,6 @@ class FakeLauncher:
         process = self.processes.get(folder)
         return process if process is not None and process.code is None else None
 
-    def entry(self, process: FakeProcess, folder: Path, cwd: str, /) -> tuple[str, ...]:
-        if process.code is not None:
-            raise ProcessLookupError(f"no program runs in {folder}")
-        return ("/usr/bin/env", "-C", cwd)
-
     def exit_fd(self, process: FakeProcess, /) -> int:
         return os.dup(process.ended)
 

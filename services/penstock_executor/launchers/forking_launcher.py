@@ -167,10 +167,6 @@ class ForkingLauncher:
         """Return the process that an earlier executor started in a folder, if it still lives."""
         return process_launcher.adopt(folder)
 
-    def entry(self, process: ShimProcess, folder: Path, cwd: str) -> tuple[str, ...]:
-        """Return what comes before a command line that is to run beside a process."""
-        return process_launcher.entry(process, folder, cwd)
-
     def exit_fd(self, process: ShimProcess) -> int:
         """Return a descriptor that becomes readable when the process ends."""
         return process_launcher.exit_fd(process)
@@ -212,8 +208,10 @@ def _check_confinement(confined: Confinement) -> None:
     """Refuse what a process gives up that keeps it from starting warm."""
     if confined.uid >= 0:
         raise StartsCold("it runs as another user than the executor, who has no server")
-    if confined.wrapper or confined.namespace:
-        raise StartsCold("it runs in a sandbox or a container")
+    if confined.wrapper:
+        raise StartsCold("it runs in a sandbox")
+    if confined.namespace:
+        raise StartsCold("it runs in a container, which has other files than its server")
 
 
 def _note_how(folder: Path, how: str) -> None:

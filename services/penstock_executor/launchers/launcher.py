@@ -98,9 +98,9 @@ class EntryRequest(msgspec.Struct, frozen=True, kw_only=True):
     Attributes
     ----------
     argv : tuple of str
-        A command; empty where ``port`` says what is asked for.
+        A command; empty: none.
     port : int
-        A port of the process's host to connect to; 0: none.
+        A port of the process's host to connect to; 0: none. With neither, the end of the process is all that is told.
     terminal : bool
         Whether the command's standard streams are one terminal, which becomes its own.
     env, drop : mapping of str to str, tuple of str
@@ -188,19 +188,6 @@ class Launcher(Protocol[ProcessT]):
     def adopt(self, folder: Path, /) -> ProcessT | None:
         """Return the process that an earlier executor started in a folder, if it still lives; None if it has ended."""
 
-    def entry(self, process: ProcessT, folder: Path, cwd: str, /) -> tuple[str, ...]:
-        """
-        Return what comes before a command line that is to run beside a process: in its container, if it has one.
-
-        The program that is run so has the process's variables, user, files and limits, and begins in ``cwd``. It is a
-        child of whoever runs it, as which only the executor's user can, and nobody ends it with the process.
-
-        Raises
-        ------
-        ProcessLookupError
-            If the process has ended, or its program has not begun.
-        """
-
     def exit_fd(self, process: ProcessT, /) -> int:
         """Return a descriptor that becomes readable when the process ends; the caller closes it."""
 
@@ -211,10 +198,10 @@ class Launcher(Protocol[ProcessT]):
         """
         Have a command run beside a process, or a connection made, and return a socket about it, which never blocks.
 
-        Each byte that is sent is the number of a signal; what is received is the command's exit status in digits and a
-        line end (before it, if it leads a session of the kernel's, ``@`` with its pid and a line end), or ``+`` with
-        the connection's descriptor, or ``-`` and why there is none. Its end without any of them means that the process
-        has ended. Once it is closed, the command is ended, with all that it has started.
+        Each byte that is sent is the number of a signal. What is received is the command's exit status in digits and a
+        line end; before it, if the command leads a session of the kernel's, ``@`` with its pid and a line end. Or it is
+        ``+`` with the connection's descriptor, or ``-`` and why there is none. Its end without any of them means that
+        the process has ended. Once it is closed, the command is ended, with all that it has started.
 
         Parameters
         ----------
