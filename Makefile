@@ -56,9 +56,11 @@ imports: $(VENV)/.dev ## Check the import contracts only
 
 docs: $(VENV)/.dev ## Generate from the code: events.md, asyncapi.json, states.md and the JSON Schemas
 	@$(BIN)/python tools/docs.py
+	@$(BIN)/python tools/sync_client.py
 
 docs-check: $(VENV)/.dev ## Fail if a generated document is stale
 	@$(BIN)/python tools/docs.py --check
+	@$(BIN)/python tools/sync_client.py --check
 
 bench: $(VENV)/.dev $(VENV)/.kernels ## Print the benchmarks, as ratios against baselines of the same run
 	@$(BIN)/python tests/bench/run.py $(ARGS)

@@ -8,6 +8,8 @@ In reading order:
 
 * ``gateway_client``: What is one request to the gateway: submissions, acts, queries.
 * ``client``: The asynchronous client: the same on a connection of its own, and following, waiting, output.
+* ``sync_client``: The synchronous client: the same, method by method.
+* ``sync_connection``: Its connection, on an event loop in a thread of its own.
 * ``blocking``: The same without an event loop, for commands that ask one thing after another.
 * ``submission``: What a client adds to a specification before it is sent.
 * ``code_folder``: Which files of a folder are uploaded, and what they hold.
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from penstock.client import Client
     from penstock.sessions.session import Session, session
     from penstock.sessions.setup import Resize, SessionError
+    from penstock.sync_client import SyncClient
     from penstock_log.spec import Batch, JobSpec, SweepSpec
 
 _HOMES = {
@@ -45,10 +48,11 @@ _HOMES = {
     "Session": "penstock.sessions.session",
     "SessionError": "penstock.sessions.setup",
     "SweepSpec": "penstock_log.spec",
+    "SyncClient": "penstock.sync_client",
     "session": "penstock.sessions.session",
 }
 
-__all__ = ["Batch", "Client", "JobSpec", "Resize", "Session", "SessionError", "SweepSpec", "session"]
+__all__ = ["Batch", "Client", "JobSpec", "Resize", "Session", "SessionError", "SweepSpec", "SyncClient", "session"]
 
 
 def __getattr__(name: str) -> object:

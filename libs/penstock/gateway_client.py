@@ -546,6 +546,29 @@ class GatewayClient:
         ask = request_bodies.SeriesRequest(id=job_id, names=tuple(names), most=most, at=at)
         return await self._query("series", ask, views.SeriesView)
 
+    async def sweep_metrics(
+        self, sweep_id: str, names: Iterable[str] = (), *, most: int = 1000, at: request_bodies.At = None
+    ) -> views.SweepSeriesView:
+        """
+        Return what the trials of a sweep reported; ``pandas.DataFrame(view.columns())`` takes them as one table.
+
+        Each trial is a request.
+
+        Parameters
+        ----------
+        names, most
+            As for :meth:`metrics`, of each trial.
+        """
+        sweep, wanted = await self.sweep(sweep_id, at), set(names)
+        found = []
+        for trial in sweep.trials:
+            if trial.state:
+                series = await self.metrics(trial.job_id, most=most, at=at)
+                chosen = {name: values for name, values in series.metrics.items() if not wanted or name in wanted}
+                series = msgspec.structs.replace(series, metrics=chosen)
+                found.append(views.TrialSeries(trial=trial.number, params=trial.params, series=series))
+        return views.SweepSeriesView(id=sweep.id, name=sweep.name, trials=tuple(found))
+
     async def nodes(self, at: request_bodies.At = None) -> views.NodesView:
         """Return all nodes and their devices."""
         return await self._query("nodes", request_bodies.AllRequest(at=at), views.NodesView)

@@ -12,6 +12,7 @@ In reading order:
 * ``render``: Tables, pairs and JSON on standard output.
 * ``job_text``: Jobs in words: the list, one in full, why it waits, its story and its sizes.
 * ``size_chart``: An elastic job's devices and pace over time.
+* ``metric_chart``: A metric over the steps of a job.
 * ``usage_text``: Device time as a table.
 * ``usage_report``: Device time of a week as a page.
 * ``plain_values``: TOML, YAML and JSON text as plain values, within bounds.

@@ -168,14 +168,16 @@ def _take(
 
 
 def _place(loose: list[str], arguments: list[_Parameter], given: dict[str, list[Any]]) -> None:
-    """Give the words that are no options to the arguments."""
-    if len(arguments) > 1 or (loose and not arguments):
-        raise NotPlain(*loose)
+    """Give the words that are no options to the arguments: one to each, and to one of many all that are left."""
     for one in arguments:
-        if (one.is_required and not loose) or (not one.is_many and len(loose) > 1):
+        some = loose if one.is_many else loose[:1]
+        if (one.is_required and not some) or (one.is_many and one is not arguments[-1]):
             raise NotPlain(*loose)
-        if loose:
-            given[one.name] = [_converted(one, word) for word in loose]
+        if some:
+            given[one.name] = [_converted(one, word) for word in some]
+        loose = loose[len(some) :]
+    if loose:
+        raise NotPlain(*loose)
 
 
 def _converted(one: _Parameter, text: str) -> Any:

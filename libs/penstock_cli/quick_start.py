@@ -22,6 +22,7 @@ MODULE_OF: Final = {
         ("commands.jobs", "ps show why story events"),
         ("commands.acts", "cancel hold release retry extend"),
         ("commands.jobs", "logs"),
+        ("commands.metrics", "metrics"),
         ("commands.interactive", "exec shell attach"),
         ("commands.transfers", "port-forward cp"),
         ("commands.top", "top"),
@@ -48,7 +49,7 @@ MODULE_OF: Final = {
     for name in names.split()
 }
 """Each command, in the order of the help, and the module of this package that registers it."""
-_PLAIN: Final = frozenset({"commands.acts", "commands.jobs", "commands.submit", "commands.cluster"})
+_PLAIN: Final = frozenset({"commands.acts", "commands.jobs", "commands.metrics", "commands.submit", "commands.cluster"})
 """Modules that declare commands as plain ones."""
 _COMPLETES: Final = "_PENSTOCK_COMPLETE"
 

@@ -43,6 +43,15 @@ def echo(text: str | bytes, *, err: bool = False) -> None:
         stream.flush()
 
 
+def shows(text: str) -> bool:
+    """Say whether standard output has characters for a text."""
+    try:
+        text.encode(getattr(sys.stdout, "encoding", None) or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
+
+
 def painted(text: str, colour: str) -> str:
     """Return text in a colour of a terminal."""
     return f"\x1b[{_CODES[colour]}m{text}\x1b[0m"

@@ -10,6 +10,7 @@ In reading order:
 * ``time_window``: The window of time that a chart shows.
 * ``live_page``: Pages that stay up to date.
 * ``metric_series``: What running jobs report, kept for charts.
+* ``kept_series``: The series that the cluster keeps, before what was heard.
 * ``job_output``: The output of jobs as pages show it.
 * ``job_story``: Stories and facts of jobs, asked no more often than they change.
 * ``page``: What a page is, and how it becomes HTML.

@@ -2,8 +2,8 @@
 Series of metrics: what running jobs report, kept in this process for charts, bounded and thinned out.
 
 :class:`MetricTable` hears the progress of all jobs and has a :class:`JobSeries` for each of the last of them. A
-:class:`MetricSeries` is one metric of one job. Nothing is stored: after a restart the series begin anew, and what the
-log says of a job's metrics is their last values.
+:class:`MetricSeries` is one metric of one job. Nothing is stored: after a restart the series begin anew, and what was
+before is in the series that the cluster keeps (:mod:`penstock_dashboard.kept_series`).
 """
 
 from __future__ import annotations

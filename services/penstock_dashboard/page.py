@@ -23,6 +23,7 @@ from penstock_dashboard.device_metrics import HeardNodes
 from penstock_dashboard.gateway_port import GatewayPort, PageRefused, Visitor
 from penstock_dashboard.job_output import JobOutputs
 from penstock_dashboard.job_story import JobStories
+from penstock_dashboard.kept_series import KeptSeries
 from penstock_dashboard.live_page import Regions
 from penstock_dashboard.metric_series import MetricTable
 from penstock_log.job_state import JobState
@@ -46,9 +47,10 @@ STATES: Final = {
 
 
 class JobSources(msgspec.Struct, frozen=True, kw_only=True):
-    """What pages of jobs read beside the gateway's answers: what runs report, their output, and kept stories."""
+    """What pages of jobs read beside the gateway's answers: metrics, live and kept, output, and kept stories."""
 
     series: MetricTable
+    kept: KeptSeries
     outputs: JobOutputs
     stories: JobStories
 

@@ -28,6 +28,7 @@ from penstock_dashboard.device_metrics import HeardNodes
 from penstock_dashboard.gateway_port import GatewayPort
 from penstock_dashboard.job_output import JobOutputs
 from penstock_dashboard.job_story import JobStories
+from penstock_dashboard.kept_series import KeptSeries
 from penstock_dashboard.metric_series import MetricTable
 from penstock_dashboard.metrics_page import MetricsPage
 from penstock_dashboard.page import JobSources
@@ -56,7 +57,12 @@ async def run(shell: Shell, settings: DashboardSettings) -> None:
     what_if = WhatIf(computations, shell.bus, shell.monotonic, settings_file())
     gateway, nodes = GatewayPort(shell.bus, shell.monotonic, signer.is_ended), HeardNodes(shell.monotonic)
     series = MetricTable(shell.now_s)
-    jobs = JobSources(series=series, outputs=JobOutputs(shell.bus), stories=JobStories(gateway, shell.monotonic))
+    jobs = JobSources(
+        series=series,
+        kept=KeptSeries(gateway, shell.monotonic),
+        outputs=JobOutputs(shell.bus),
+        stories=JobStories(gateway, shell.monotonic),
+    )
     site = Site(gateway, signer, settings, shell.now_s, what_if=what_if, nodes=nodes, jobs=jobs)
     metrics = MetricsPage(shell.bus, settings, shell.monotonic, nodes=nodes)
     served = shell.bus.serve("dashboard", VERSION, [_sign_in(signer, url)], {"replica": shell.replica_id, "url": url})

@@ -19,13 +19,13 @@ from plain_server import plain_server
 
 from penstock_bus.identity.claims import SigningKey
 from penstock_bus.identity.logins import Login, keep_login
-from penstock_cli.commands import acts, cluster, jobs, submit
+from penstock_cli.commands import acts, cluster, jobs, metrics, submit
 from penstock_cli.parameters import Argument, NotPlain, PlainCommand, PlainContext, declared, read_plainly
 from penstock_cli.quick_start import run_quickly
 from penstock_cli.typer_commands import DashedCommand, typed
 from penstock_log import views
 
-PLAIN: dict[str, PlainCommand] = {**acts.PLAIN, **cluster.PLAIN, **jobs.PLAIN, **submit.PLAIN}
+PLAIN: dict[str, PlainCommand] = {**acts.PLAIN, **cluster.PLAIN, **jobs.PLAIN, **metrics.PLAIN, **submit.PLAIN}
 USUAL = """
 ps
 ps -a
@@ -34,6 +34,8 @@ ps -s R,PD --state CD -u me
 ps --name=tr* --limit 20 --team t --pool p --model m --text x
 ps --at 10m --samples
 show j1
+show j1 --plot loss acc
+metrics j1 -o csv --name loss -n acc --most 50
 show j1 -o json
 why j1
 story j1 --at 17
@@ -70,7 +72,7 @@ ps -aowide
 ps x
 ps --all=yes
 show
-show a b
+why a b
 logs j1 --rank -1
 logs j1 --log-nothing
 cancel --reason

@@ -15,8 +15,10 @@ from gateway_cases import NOW_S, Gateway, ended, gateway, joined, placed, preemp
 from penstock_bus import Endpoint, Reply, Request
 from penstock_bus.memory import MemoryBus
 from penstock_log import JobFinished, RunCheckpointed, UserSet, Wait, subjects
+from penstock_log.agent_protocol import LoopReport
 from penstock_log.decision_facts import RoundDecided
 from penstock_log.request_bodies import OutputAnswer, OutputChannel, OutputEnd, OutputOffset, OutputRequest, RunProgress
+from penstock_log.run_series import RunSeries
 
 PEOPLE = (
     UserSet(at_s=0.0, user="alice", role="user", teams=("vision",)),
@@ -232,6 +234,40 @@ async def test_series_are_not_shown_of_the_past(served: Gateway, site: RunningDa
     visitor = await site.visitor("alice")
     await reported(served, site, visitor, RunProgress(job_id="j1", epoch=1, step=3, metrics={"loss": 0.5}))
     assert 'data-chart="loss"' not in (await visitor.get(f"/jobs/j1?at={seq}")).text
+
+
+async def test_charts_begin_with_the_kept_series_and_go_on_with_what_is_heard(
+    served: Gateway, site: RunningDashboard
+) -> None:
+    await served.told(submitted("j1", user="alice"), placed("j1"), started("j1"))
+    await kept(served, range(1, 40))
+    visitor = await site.visitor("alice")
+    page = await reported(served, site, visitor, RunProgress(job_id="j1", epoch=1, step=50, metrics={"loss": 0.5}))
+    assert all(f"[{step}," in page for step in (1, 2, 39, 50))
+    assert 'data-chart="steps/s"' in page
+
+
+async def test_a_job_that_is_over_has_its_charts_also_as_of_the_past(served: Gateway, site: RunningDashboard) -> None:
+    seq = await served.told(submitted("j1", user="alice"), placed("j1"), started("j1"))
+    await kept(served, range(1, 40))
+    finished = JobFinished(at_s=NOW_S + 9, job_id="j1", name="job", state="completed", submitted_s=NOW_S)
+    await served.told(ended("j1"), finished)
+    visitor = await site.visitor("alice")
+    for address in ("/jobs/j1", f"/jobs/j1?at={seq}"):
+        page = (await visitor.get(address)).text
+        assert 'data-chart="loss"' in page, address
+        assert "[39," in page, address
+    assert "penstock metrics j1 -o csv" in page
+    assert 'data-chart="loss"' not in (await (await site.visitor("bob")).get("/jobs/j1")).text
+
+
+async def kept(served: Gateway, steps: range) -> None:
+    """Store the series of a run, as its executor does."""
+    series = RunSeries(job_id="j1", epoch=1)
+    for step in steps:
+        report = LoopReport(step=step, loop_steps=step, loop_s=1.0, metrics={"loss": 1.0 / step})
+        series.add(report, NOW_S + 2 * step)
+    await served.bus.write_series("j1", 1, series.encode(1 << 20))
 
 
 async def test_output_is_searched_and_downloaded(served: Gateway, site: RunningDashboard) -> None:

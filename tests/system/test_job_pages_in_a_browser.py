@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,8 @@ from clusters import Cluster, until
 from dashboards import BrowserSession, Tab, browser
 
 import penstock
+from penstock_bus import NoResponders, Timeout
+from penstock_log import subjects
 from penstock_log.views import SignInView
 
 TRAINING = """
@@ -217,3 +222,29 @@ async def look(tab: Tab, path: str) -> None:
     assert await tab.violations() == [], path
     wide = await tab.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
     assert wide <= 0, f"{path} is wider than the window by {wide} px"
+
+
+async def test_charts_of_a_job_outlive_the_job_and_the_dashboard(
+    cluster: Cluster, client: penstock.Client, training: tuple[str, str]
+) -> None:
+    job = await client.submit(name="kept", command=training, params={"steps": 30}, profile="off")
+    await until(client, job.id, "job.finished.v1")
+    [pid] = cluster.pids("dashboard")
+    os.kill(pid, signal.SIGKILL)
+    answer = await signed_in_to_the_next(client)
+    async with browser(answer.dashboard) as session, session.tab(path_of(answer)) as tab:
+        await tab.open(f"/jobs/{job.id}")
+        await tab.page.wait_for_selector("figure[data-chart=loss][data-drawn] canvas")
+        points = "JSON.parse([...document.querySelectorAll('tr[data-chart=loss]')].at(-1).dataset.points)"
+        found = await tab.page.evaluate(points)
+        assert (found[0][0], found[-1][0]) == (1, 30)
+
+
+async def signed_in_to_the_next(client: penstock.Client) -> SignInView:
+    """Sign in to the dashboard that is started in place of one that is gone."""
+    async with aclosing(client.bus.subscribe(subjects.replicas("dashboard"))) as heartbeats:  # type: ignore[type-var]
+        while True:
+            try:
+                return await client.sign_in()
+            except (NoResponders, Timeout):
+                await anext(heartbeats)

@@ -5,6 +5,7 @@ In reading order:
 
 * ``submit``: ``submit``, ``run``.
 * ``jobs``: ``ps``, ``show``, ``why``, ``story``, ``events``, ``logs``, ``cancel``, ``hold``, ``release``.
+* ``metrics``: ``metrics``.
 * ``interactive``: ``exec``, ``shell``, ``attach``.
 * ``transfers``: ``port-forward``, ``cp``.
 * ``cluster``: ``nodes``, ``drain``, ``resume``, ``remove``, ``status``, ``rejected``, ``doctor``.

@@ -141,12 +141,32 @@ def _by_submission(jobs: Iterable[J]) -> tuple[J, ...]:
     return tuple(sorted(by_id.values(), key=lambda job: (job.submitted_s, job.id)))
 
 
-def show(ctx: Context, job: JobId, output: Out = "table", at: At = None) -> None:
+def show(
+    ctx: Context,
+    job: JobId,
+    metrics: Annotated[
+        list[str] | None, Argument(metavar="METRIC...", help="With --plot, what to draw; by default all.")
+    ] = None,
+    *,
+    plot: Annotated[bool, Option("--plot", help="Draw its metrics over its steps: show JOB --plot loss.")] = False,
+    follow: Annotated[bool, Option("--follow", "-f", help="With --plot, draw anew until the job has ended.")] = False,
+    output: Out = "table",
+    at: At = None,
+) -> None:
     """
-    Show all that is known of a job.
+    Show all that is known of a job, or with --plot its metrics as charts.
 
     Of an elastic one, its devices and its throughput over time are drawn.
     """
+    if metrics and not plot:
+        bad_input(f"{metrics[0]} is a second word behind the job; metrics are drawn with --plot")
+    if follow and (at or not plot):
+        bad_input("--follow goes with --plot and without --at: what is drawn is to change")
+    if plot:
+        from penstock_cli.commands.metrics import draw
+
+        draw(ctx, job, metrics or [], output, at, follow=follow)
+        return
     detail = ask(ctx, lambda client: client.job(job, moment(at)))
     if render.as_json(detail, output):
         return

@@ -110,7 +110,7 @@ if TYPE_CHECKING:
         ReplicaView,
         StatusView,
     )
-    from penstock_log.views.series import SeriesView
+    from penstock_log.views.series import SeriesView, SweepSeriesView, TrialSeries
     from penstock_log.views.stats import (
         DEVICE_STATES,
         PoolStatsView,
@@ -141,7 +141,7 @@ else:
         "devices": "DeviceOccupation DevicesView HolderView NodeDevicesView QueuedJobView QueueView",
         "jobs": "DryRunView JobDetail ProfileView RankView ResizeView RunView SizedRunView SizingView WhyView",
         "nodes": "DeviceView NodeMemoryView NodesView NodeView ReplicaView StatusView",
-        "series": "SeriesView",
+        "series": "SeriesView SweepSeriesView TrialSeries",
         "stats": "DEVICE_STATES PoolStatsView StatsView",
         "timeline": "TimelineDevice TimelineJobView TimelineNodeView TimelineSpan TimelineView",
     }
@@ -219,6 +219,7 @@ __all__ = [
     "SubmitAnswer",
     "SubmittedJob",
     "SubmittedJobsView",
+    "SweepSeriesView",
     "SweepView",
     "SweepsView",
     "TimelineDevice",
@@ -226,6 +227,7 @@ __all__ = [
     "TimelineNodeView",
     "TimelineSpan",
     "TimelineView",
+    "TrialSeries",
     "TrialView",
     "UploadView",
     "UsageRowView",

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Optional
 
+from penstock_log.spec import Param
 from penstock_log.views.answers import View
 
 STEP, TIME_S, RUN = "step", "time_s", "run"
+TRIAL, JOB = "trial", "job"
 
 
 class SeriesView(View, frozen=True, kw_only=True):
@@ -47,6 +50,11 @@ class SeriesView(View, frozen=True, kw_only=True):
     left_out: int = 0
     seq: int = 0
 
+    @property
+    def has_rows(self) -> bool:
+        """Whether anything is kept of it."""
+        return bool(self.steps)
+
     def values(self, name: str) -> list[Optional[float]]:
         """Return the values of a metric, one a row: None where there is none yet, NaN where it was no finite number."""
         found = list(self.metrics[name])
@@ -72,6 +80,71 @@ class SeriesView(View, frozen=True, kw_only=True):
         found: dict[str, list[object]] = {STEP: [*self.steps], TIME_S: [*self.times_s], RUN: [*self.runs]}
         for name in self.metrics:
             found[free_name(name, found)] = [*self.values(name)]
+        return found
+
+
+class TrialSeries(View, frozen=True, kw_only=True):
+    """
+    One run of a trial and its series.
+
+    Attributes
+    ----------
+    trial : int
+        The trial's number: the same in all rungs.
+    """
+
+    trial: int
+    params: dict[str, Param]
+    series: SeriesView
+
+
+class SweepSeriesView(View, frozen=True, kw_only=True):
+    """
+    What the trials of a sweep reported.
+
+    Attributes
+    ----------
+    trials : tuple of TrialSeries
+        In the order of the sweep; those that were never submitted are left out.
+    """
+
+    id: str
+    name: str
+    trials: tuple[TrialSeries, ...] = ()
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether anything is kept of any trial."""
+        return any(one.series.has_rows for one in self.trials)
+
+    @property
+    def left_out(self) -> int:
+        """Metrics of which no series is kept, of the trial that has most of them."""
+        return max((one.series.left_out for one in self.trials), default=0)
+
+    def columns(self) -> dict[str, list[object]]:
+        """
+        Return all trials as columns of one table, for ``pandas.DataFrame`` and the like.
+
+        They are ``trial``, ``job``, ``step``, ``time_s``, ``run``, and the metrics: None where a trial has none.
+        """
+        metrics = {name: None for one in self.trials for name in one.series.metrics}
+        found: dict[str, list[object]] = {name: [] for name in (TRIAL, JOB, STEP, TIME_S, RUN)}
+        taken = {name: free_name(name, found) for name in metrics}
+        found.update({name: [] for name in taken.values()})
+        for one in self.trials:
+            series, rows = one.series, len(one.series.steps)
+            own: tuple[Sequence[object], ...] = (
+                [one.trial] * rows,
+                [series.id] * rows,
+                series.steps,
+                series.times_s,
+                series.runs,
+            )
+            for name, values in zip((TRIAL, JOB, STEP, TIME_S, RUN), own):
+                found[name] += values
+            for name, column in taken.items():
+                found[column] += series.values(name) if name in series.metrics else [None] * rows
         return found
 
 

@@ -12,6 +12,7 @@ from penstock_dashboard import charts
 from penstock_dashboard.charts import BarPart, Chart, ChartLine, ChartPoint
 from penstock_dashboard.gateway_port import PageRefused
 from penstock_dashboard.job_story import JobPast, checkpoints_of
+from penstock_dashboard.kept_series import Points, joined
 from penstock_dashboard.metric_series import SAMPLES_PER_S, STEPS_PER_S, JobSeries
 from penstock_dashboard.page import STATES, TEMPLATES, PageContent, PageRequest, gpu_hours, pieces, size, utc
 from penstock_dashboard.pages.queue_page import CAUSES
@@ -48,9 +49,10 @@ async def job_page(visit: PageRequest) -> PageContent:
         return await _outlined(visit, wanted, refusal)
     past = await visit.jobs.stories.of(visit.visitor, detail, visit.at)
     series = visit.jobs.series.of_job(detail.job.id) if not visit.at else None
-    now_s = detail.now_s
-    lines = list(_lines(detail, series))
-    job = detail.job
+    now_s, job = detail.now_s, detail.job
+    is_over = JobState(job.state) in TERMINAL
+    kept = await visit.jobs.kept.of_job(visit.visitor, job.id, visit.at, is_over=is_over)
+    lines = list(_lines(detail, joined(kept, series)))
     return PageContent(
         title=f"Job {job.id}{f' · {job.name}' if job.name else ''}",
         template="job.html",
@@ -74,7 +76,6 @@ async def job_page(visit: PageRequest) -> PageContent:
             "exported": sorted((name, value) for name, value in detail.spec.env.items() if name in EXPORTED),
             "params": sorted(detail.spec.params.items()),
             "may_act": visit.visitor.signed_in and not visit.at,
-            "since_s": visit.jobs.series.since_s,
             "own": detail,
         },
         now_s=now_s,
@@ -258,11 +259,9 @@ def _values(job: JobView, series: JobSeries | None) -> dict[str, str]:
     return {name: TEMPLATES.render("pieces/count.html", key=name, number=value) for name, value in values.items()}
 
 
-def _lines(detail: JobDetail, series: JobSeries | None) -> Iterator[ChartLine]:
-    for name, one in series.by_name.items() if series is not None else ():
-        points = [ChartPoint(*point) for point in one]
-        if points:
-            yield ChartLine(chart=name, name=name, points=points)
+def _lines(detail: JobDetail, series: Points) -> Iterator[ChartLine]:
+    for name, points in series.items():
+        yield ChartLine(chart=name, name=name, points=[ChartPoint(*point) for point in points])
     if detail.sizing is not None:
         yield from _size_lines(detail.sizing, detail.now_s)
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from penstock_dashboard import charts
 from penstock_dashboard.charts import Chart, ChartLine, ChartPoint, Mark
-from penstock_dashboard.metric_series import MetricTable
+from penstock_dashboard.kept_series import Points, joined
 from penstock_dashboard.page import STATES, TEMPLATES, PageContent, PageRequest, gpu_hours, pieces
 from penstock_log import request_bodies
 from penstock_log.job_state import TERMINAL, JobState
@@ -71,7 +71,7 @@ async def sweep_page(visit: PageRequest) -> PageContent:
     asked = request_bodies.OneRequest(id=visit.params["id"], at=visit.moment)
     sweep = await visit.gateway.query(visit.visitor, "sweep", asked, SweepView)
     sort = visit.query.get("sort", "value")
-    lines = [*_curves(sweep, visit.jobs.series if not visit.at else None), *_by_trial(sweep)]
+    lines = [*await _curves(sweep, visit), *_by_trial(sweep)]
     acts = visit.visitor.signed_in and not visit.at and sweep.state == "running"
     return PageContent(
         title=f"Sweep {sweep.id} · {sweep.name}",
@@ -169,8 +169,8 @@ def _label(trial: TrialView) -> str:
     return str(trial.number) if trial.budget else trial.job_id
 
 
-def _curves(sweep: SweepView, series: MetricTable | None) -> Iterator[ChartLine]:
-    """Yield the learning curves of the best trials and of those that run, each over all of its rungs."""
+async def _curves(sweep: SweepView, visit: PageRequest) -> list[ChartLine]:
+    """Return the learning curves of the best trials and of those that run, each over all of its rungs."""
     runs: dict[str, list[TrialView]] = {}
     for trial in sweep.trials:
         runs.setdefault(_label(trial), []).append(trial)
@@ -178,20 +178,25 @@ def _curves(sweep: SweepView, series: MetricTable | None) -> Iterator[ChartLine]
     running = [label for label in ranked if any(trial.state == JobState.RUNNING for trial in runs[label])]
     best = next((_label(trial) for trial in sweep.trials if trial.job_id == sweep.best_job_id), "")
     chosen = list(dict.fromkeys([*ranked[:_MOST_BEST], *running, *ranked]))[:MOST_CURVES]
+    lines = []
     for label in chosen:
-        points = _curve(sweep, runs[label], series)
+        points = await _curve(sweep, runs[label], visit)
         if points:
             mark: Mark = "best" if label == best else "running" if label in running else ""
-            yield ChartLine(chart=_CURVES, name=label, points=points, mark=mark)
+            lines.append(ChartLine(chart=_CURVES, name=label, points=points, mark=mark))
+    return lines
 
 
-def _curve(sweep: SweepView, runs: Sequence[TrialView], series: MetricTable | None) -> list[ChartPoint]:
+async def _curve(sweep: SweepView, runs: Sequence[TrialView], visit: PageRequest) -> list[ChartPoint]:
     found: list[ChartPoint] = []
     for trial in sorted(runs, key=lambda trial: trial.budget):
-        known = series.of_job(trial.job_id) if series is not None else None
-        heard = known.by_name.get(sweep.metric) if known is not None else None
-        if heard:
-            found += [ChartPoint(*point) for point in heard]
+        live = visit.jobs.series.of_job(trial.job_id) if not visit.at else None
+        kept: Points = {}
+        if trial.state:
+            is_over = trial.state in _OVER
+            kept = await visit.jobs.kept.of_job(visit.visitor, trial.job_id, visit.at, is_over=is_over)
+        if points := joined(kept, live).get(sweep.metric):
+            found += [ChartPoint(*point) for point in points]
         elif trial.value is not None and trial.budget:
             found.append(ChartPoint(trial.budget, sweep.submitted_s, trial.value))
     return charts.thinned(sorted(found), _CURVE_POINTS)
