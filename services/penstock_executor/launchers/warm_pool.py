@@ -14,6 +14,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Final, NamedTuple, Self
 
@@ -31,6 +32,8 @@ MOST_LEARNT: Final = 3
 """So often at most the modules of a server are made more."""
 MOST_LOSSES: Final = 3
 """So often a server that was lost is made again at once."""
+MOST_NAMES_BYTES: Final = 100_000
+"""Of all modules of a server: they are one word of its command line, for which the kernel has a limit."""
 MOST_KNOWN: Final = 256
 """Commands that are remembered."""
 MODULES_FILE: Final = "modules"
@@ -208,7 +211,10 @@ class WarmPool:
         entry = self._entries.get(key)
         if entry is None or not modules or not self._rules.learns or entry.next is not None or entry.server is None:
             return
-        more = [name for name in modules if name not in entry.modules]
+        room = MOST_NAMES_BYTES - sum(len(name.encode()) + 1 for name in entry.modules)
+        sizes = accumulate(len(name.encode()) + 1 for name in modules)
+        fitting = [name for name, size in zip(modules, sizes, strict=True) if size <= room]
+        more = [name for name in fitting if name not in entry.modules]
         if more and entry.learnt < MOST_LEARNT:
             entry.learnt += 1
             self._begin(key, entry, (*entry.modules, *more))

@@ -203,6 +203,15 @@ def test_what_a_program_says_that_it_has_imported_is_taken_for_names_alone(tmp_p
     assert warm_pool.read_modules(tmp_path / "nowhere") == []
 
 
+def test_no_more_modules_are_learnt_than_a_command_line_has_room_for(made: list[FakeServer]) -> None:
+    warm = pool()
+    why(warm, key()), why(warm, key())
+    made[0].ready = True
+    why(warm, key())
+    warm.learn(key(), [f"package{number}.module" for number in range(20_000)])
+    assert 90_000 < len(",".join(made[1].modules)) < 100_000
+
+
 def test_all_servers_end_with_the_pool(made: list[FakeServer]) -> None:
     warm = pool()
     for name in "ab":

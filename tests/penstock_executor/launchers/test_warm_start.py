@@ -555,7 +555,8 @@ async def test_a_server_has_no_secret_and_serves_the_same_code_in_another_folder
     ("confined", "why"),
     [
         (Confinement(user="nobody", uid=65_534, gid=65_534), "it runs as another user than the executor"),
-        (Confinement(wrapper=("/usr/bin/env",)), "it runs in a sandbox or a container"),
+        (Confinement(wrapper=("/usr/bin/env",)), "it runs in a sandbox"),
+        (Confinement(namespace="/proc/self/ns/mnt"), "it runs in a container"),
         (None, "it shares its devices"),
     ],
 )
