@@ -16,8 +16,8 @@ from penstock.sync_connection import SyncConnection, SyncSweep, awaited
 
 if TYPE_CHECKING:
     import os
-
     from collections.abc import Sequence
+
     from penstock.code_upload import UploadedCode
     from penstock_bus.identity import logins
     from penstock_bus.port import LogLine
