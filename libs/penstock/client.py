@@ -13,7 +13,7 @@ import os
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -38,6 +38,7 @@ from penstock_log import (
     views,
 )
 
+T = TypeVar("T")
 CONNECT_S: Final = 2.0
 _TRY_S: Final = 3.0
 _TRIES: Final = 4
@@ -149,6 +150,9 @@ class Client(GatewayClient):
         if self._bus is None:
             raise RuntimeError("the client is not connected; use it inside `async with penstock.Client() as client:`")
         return self._bus
+
+    async def _aside(self, act: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(None, act)
 
     def tune(
         self,

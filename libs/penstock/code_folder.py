@@ -64,6 +64,25 @@ class FolderScan(NamedTuple):
         """The size of all files together."""
         return sum(entry.status.st_size for entry in self.entries if stat.S_ISREG(entry.status.st_mode))
 
+    def require(self, names: Iterable[str]) -> None:
+        """
+        Check that files are not left out.
+
+        Raises
+        ------
+        CodeFolderError
+            If one of them is in the folder, and is not to be uploaded.
+        """
+        there = {entry.path for entry in self.entries}
+        for name in names:
+            path = os.path.normpath(os.fsencode(name))
+            above = {path[:at] for at in range(len(path)) if path[at : at + 1] == b"/"}  # a link may lead on
+            if (self.folder / name).is_file() and path not in there and not above & there:
+                raise CodeFolderError(
+                    f"{name} is in {self.folder}, and is left out by {IGNORE_FILE} or by default ({listed(LEFT_OUT)}), "
+                    f"though the job begins with it; take it in with a line !{name} in {IGNORE_FILE}"
+                )
+
     def largest(self) -> str:
         """Return the names and sizes of the largest files, as a message says them."""
         files = sorted((-entry.status.st_size, entry.path) for entry in self.entries if _is_file(entry))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Final, Union
+from typing import Any, Final, TypeVar, Union
 
 import msgspec
 
@@ -23,8 +23,11 @@ from penstock_log.request_bodies import PartsRequest, UploadRequest
 from penstock_log.text import count, gibibytes, listed
 from penstock_log.views import UploadView
 
+T = TypeVar("T")
 Ask = Callable[[str, bytes], Awaitable[UploadView]]
 """Asks the gateway by a command's name and a body."""
+Aside = Callable[[Callable[[], T]], Awaitable[T]]
+"""Returns what a function returns that reads files, which may take long."""
 _TOO_LARGE: Final = 413
 _HEADROOM: Final = 16 * 1024
 _ROUNDS: Final = 8
@@ -71,7 +74,15 @@ class UploadedCode(msgspec.Struct, frozen=True, kw_only=True):
         return f"code {self.digest[:12]}: {count(self.files, 'file')} of {gibibytes(self.size_bytes)}, {how}{aside}"
 
 
-async def upload(ask: Ask, workdir: Union[str, os.PathLike[str]], user: str, most_bytes: int) -> UploadedCode:
+async def upload(
+    ask: Ask,
+    workdir: Union[str, os.PathLike[str]],
+    user: str,
+    most_bytes: int,
+    needed: Sequence[str] = (),
+    *,
+    aside: Aside[Any],
+) -> UploadedCode:
     """
     Upload what the cluster does not have of a folder.
 
@@ -81,6 +92,10 @@ async def upload(ask: Ask, workdir: Union[str, os.PathLike[str]], user: str, mos
         Whose jobs may use it; empty: those of who asks.
     most_bytes : int
         The largest body of a request.
+    needed : sequence of str
+        Files of the folder that jobs begin with, relative to it: one that is there must not be left out.
+    aside : callable
+        Where files are read: in a thread, where there is an event loop.
 
     Raises
     ------
@@ -89,11 +104,13 @@ async def upload(ask: Ask, workdir: Union[str, os.PathLike[str]], user: str, mos
     ServiceError
         413 where it is too large: the message names the largest files.
     """
-    found = code_folder.scan(folder := _absolute(workdir))
+    folder = _absolute(workdir)
+    found: FolderScan = await aside(lambda: code_folder.scan(folder))
+    found.require(needed)
     try:
         asked = UploadRequest(user=user, files=found.files, size_bytes=found.size_bytes)
         await ask("upload", msgspec.json.encode(asked))  # whoever has too much hears so before all of it is hashed
-        return await _upload(ask, found, code_folder.read(found), user, most_bytes)
+        return await _upload(ask, found, await aside(lambda: code_folder.read(found)), user, most_bytes)
     except ServiceError as error:
         if error.code != _TOO_LARGE or not found.files:
             raise

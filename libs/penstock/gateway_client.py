@@ -44,6 +44,7 @@ _SHOWN_BY: Final = {
     "policy": "penstock policy show",
 }
 """Commands about other things than jobs: how people see what became of them."""
+T = TypeVar("T")
 V = TypeVar("V", bound="views.View")
 S = TypeVar("S", JobSpec, SweepSpec)
 
@@ -127,7 +128,9 @@ class GatewayClient:
             answers += await self._submit_part(some, strict=strict)
         return answers
 
-    async def upload(self, workdir: Union[str, os.PathLike[str]], *, user: str = "") -> UploadedCode:
+    async def upload(
+        self, workdir: Union[str, os.PathLike[str]], *, user: str = "", needed: Sequence[str] = ()
+    ) -> UploadedCode:
         """
         Upload what the cluster does not have of a folder, for jobs that name it as their ``code``.
 
@@ -135,6 +138,8 @@ class GatewayClient:
         ----------
         user : str
             Whose jobs these are; empty: the asker's.
+        needed : sequence of str
+            Files of the folder that must not be left out.
 
         Raises
         ------
@@ -150,16 +155,24 @@ class GatewayClient:
             return read_answer(subject, found.body, views.UploadView)
 
         whose = user or ("" if self.user else _filler().user_name())
-        done = await code_upload.upload(ask, workdir, whose, self._asker.max_body_bytes)
+        done = await code_upload.upload(ask, workdir, whose, self._asker.max_body_bytes, needed, aside=self._aside)
         self.on_upload(done)
         return done
 
+    async def _aside(self, act: Callable[[], T]) -> T:
+        """Return what a function returns that may take long, such as to read a folder."""
+        return act()
+
     async def _with_code(self, specs: Sequence[JobSpec]) -> list[JobSpec]:
         """Return jobs with their folders uploaded, each of them once."""
-        known: dict[tuple[str, str], str] = {}
+        needed: dict[tuple[str, str], list[str]] = {}
         for spec in specs:
-            if spec.workdir and (spec.workdir, spec.user) not in known:
-                known[spec.workdir, spec.user] = (await self.upload(spec.workdir, user=spec.user)).digest
+            if spec.workdir:
+                needed.setdefault((spec.workdir, spec.user), []).extend(_filler().own_files(spec))
+        known = {
+            key: (await self.upload(key[0], user=key[1], needed=needed_of_one)).digest
+            for key, needed_of_one in needed.items()
+        }
         return [
             msgspec.structs.replace(spec, workdir="", code=known[spec.workdir, spec.user]) if spec.workdir else spec
             for spec in specs
@@ -255,7 +268,13 @@ class GatewayClient:
             What the address is called in lists.
         """
         ask = request_bodies.NotifyRequest(
-            url=url, on=tuple(on), waiting_s=waiting_s, id=about, name=name, by=_filler().user_name()
+            rule=f"n{self._new_id()}",
+            url=url,
+            on=tuple(on),
+            waiting_s=waiting_s,
+            id=about,
+            name=name,
+            by=_filler().user_name(),
         )
         return await self._command("notify", ask, views.ActAnswer)
 
@@ -279,9 +298,12 @@ class GatewayClient:
         where: Optional[request_bodies.JobFilter] = None,
         reason: str = "",
         dry_run: bool = False,
+        limit_s: Optional[float] = None,
     ) -> views.BulkView:
         """
-        Cancel, hold or release many jobs, each with the rights of its own command; return what became of each.
+        Cancel, hold, release, extend or retry many jobs, each with the rights of its own command.
+
+        The answer says what became of each.
 
         Parameters
         ----------
@@ -291,10 +313,12 @@ class GatewayClient:
             In place of ids: all jobs that match, and in which the verb would change something.
         dry_run : bool
             Change nothing, and return what would be changed.
+        limit_s : float, optional
+            Of ``extend``: so long each may run over all of its runs; 0: as long as it likes.
         """
         wanted = tuple(ids)
         ask = request_bodies.BulkRequest(
-            verb=verb, where=where, reason=reason, dry_run=dry_run, by=_filler().user_name()
+            verb=verb, where=where, reason=reason, dry_run=dry_run, limit_s=limit_s, by=_filler().user_name()
         )
         found: list[views.BulkView] = []
         if where is None:
@@ -424,6 +448,7 @@ class GatewayClient:
         user: str = "",
         name: str = "",
         parent: str = "",
+        group: str = "",
         team: str = "",
         pool: str = "",
         model: str = "",
@@ -442,6 +467,8 @@ class GatewayClient:
         ----------
         text : str
             A part of the id or the name.
+        group : str
+            A group, or the id of an array.
         rows : bool
             Return what a table shows, as ``rows`` of the answer: ten thousand jobs take two pages.
         """
@@ -450,6 +477,7 @@ class GatewayClient:
             user=user,
             name=name,
             parent=parent,
+            group=group,
             team=team,
             pool=pool,
             model=model,

@@ -70,6 +70,21 @@ def in_place(spec: JobSpec) -> JobSpec:
     return msgspec.structs.replace(spec, workdir="", cwd=os.path.join(absolute(spec.workdir), spec.cwd))
 
 
+def own_files(spec: JobSpec) -> list[str]:
+    """Return the files of its folder that a job's command names, relative to that folder."""
+    if not spec.workdir:
+        return []
+    paths = (
+        os.path.normpath(os.path.join(spec.cwd, word))
+        for word in dict.fromkeys((script(spec.command), spec.command[0]))
+    )
+    return [
+        path
+        for path in paths
+        if path != "." and (Path(spec.workdir) / path).is_file() and not path.startswith(("..", "/"))
+    ]
+
+
 def here(spec: JobSpec) -> Path:
     """Return the working directory of a job as it is where it is submitted."""
     return Path(in_place(spec).cwd or ".").absolute()

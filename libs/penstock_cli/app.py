@@ -108,7 +108,7 @@ def _new() -> None:
 
 
 def schema(what: Annotated[Literal["job", "sweep"], typer.Argument(help="Of a job or a sweep file.")] = "job") -> None:
-    """Print the JSON Schema of job or sweep files; needs no server."""
+    """Print the JSON Schema of job or sweep files."""
     from penstock_log.spec import job_schema, sweep_schema
 
     render.show_json(job_schema() if what == "job" else sweep_schema())

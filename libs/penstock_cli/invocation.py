@@ -382,6 +382,8 @@ def require_script(spec: JobSpec, verb: str = "submit") -> None:
     """End with a message if the script that a job's command names is not there, or its program cannot be started."""
     from penstock.submission import missing_script, start_problem
 
+    if spec.image:  # which may have both
+        return
     if problem := start_problem(spec, verb):
         bad_input(problem)
     if missing := missing_script(spec):

@@ -6,6 +6,7 @@ Pure functions from what the gateway answered to lines of text and to headers an
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import groupby
@@ -34,7 +35,7 @@ _PASSING: Final = {
         "profiling",
         "backoff",
     ),
-    *("dependency", "begin"),
+    *("dependency", "array", "begin"),
 }
 _ONLY_WAIT: Final = "nothing known starts it sooner; it only has to wait"
 _CHECKPOINTED: Final = "checkpointed after step"
@@ -82,6 +83,50 @@ def job_table(jobs: Sequence[views.JobView] | Sequence[views.JobRow], *, wide: b
     return tuple(columns), list(zip(*([*map(cell, jobs)] for cell in columns.values()), strict=True))
 
 
+def folded(rows: Sequence[views.JobRow]) -> list[views.JobRow]:
+    """
+    Return rows with a line for each array in place of its jobs, where several are listed, at the place of the first.
+
+    The line has the state of the job that is furthest on its way, the devices of all, and how many are in each state.
+    """
+    sizes = Counter(row.array for row in rows if row.array)
+    members: dict[str, list[views.JobRow]] = {}
+    found: list[views.JobRow] = []
+    for row in rows:
+        if sizes[row.array] < 2:
+            found.append(row)
+        elif row.array in members:
+            members[row.array].append(row)
+        else:
+            members[row.array] = [row]
+            found.append(row)
+    return [_array_row(members[row.array]) if row.array in members else row for row in found]
+
+
+_FURTHEST: Final = ("R", "PR", "CG", "PD", "F", "CA", "CD")
+
+
+def _array_row(rows: Sequence[views.JobRow]) -> views.JobRow:
+    counts = Counter(row.state for row in rows)
+    state = min(counts, key=_FURTHEST.index)
+    said = ", ".join(f"{counts[one]:,} {one}" for one in STATES if counts[one])
+    held = [row for row in rows if row.state in {"R", "PR", "CG"}]
+    return msgspec.structs.replace(
+        rows[0],
+        id=rows[0].array,
+        state=state,
+        gpus=sum(row.gpus for row in held) or rows[0].gpus,
+        wait_s=max(row.wait_s for row in rows),
+        run_s=sum(row.run_s for row in rows),
+        steps=sum(row.steps for row in rows),
+        held=all(row.held for row in rows),
+        cause=f"{said} of {rows[0].array_count:,}",
+        reason=f"array: {said} of {rows[0].array_count:,}",
+        placed_on=(),
+        devices=(),
+    )
+
+
 def _wide_columns(*, with_host: bool) -> dict[str, Callable[[views.JobView], str]]:
     return {
         "QUEUE": lambda job: "-" if job.queue is None else str(job.queue),
@@ -122,6 +167,9 @@ def job_lines(detail: views.JobDetail) -> list[str]:
         ("state", f"{job.state} ({STATES.get(job.state, job.state)}{', held' if job.held else ''})"),
         ("user", f"{job.user} ({job.team})" if job.team else job.user),
         ("sweep", job.parent),
+        ("group", spec.group),
+        ("array", _array(spec)),
+        ("in place of", spec.retry_of),
         ("pool", job.pool),
         ("wants", _wants(detail)),
         *(_size_pairs(job, detail.sizing) if detail.sizing is not None else ()),
@@ -138,6 +186,7 @@ def job_lines(detail: views.JobDetail) -> list[str]:
         ("waited", span(job.wait_s)),
         ("ran", f"{span(job.run_s)}{f' of {span(detail.time_limit_s)} at most' if detail.time_limit_s else ''}"),
         ("took", span(job.jct_s) if job.jct_s is not None else ""),
+        ("warm", _warm(detail)),
         ("steps", str(job.steps)),
         ("metrics", render.mapping(job.metrics)),
         ("tries", f"{job.attempts}, preempted {render.count(job.preemptions, 'time')}, retries allowed {spec.retries}"),
@@ -146,10 +195,12 @@ def job_lines(detail: views.JobDetail) -> list[str]:
         ("exit code", "" if job.exit_code is None else str(job.exit_code)),
         ("command", shlex.join(spec.command)),
         ("code", f"{spec.code[:12]}, uploaded" if spec.code else ""),
+        ("image", spec.image),
         ("folder", spec.cwd),
         ("params", render.mapping(spec.params)),
         ("environment", render.mapping({k: v for k, v in spec.env.items() if k not in EXPORTED})),
         ("secrets", secrets(spec)),
+        ("tells of", ", ".join(spec.notify)),
         ("workload", detail.workload),
         ("speeds", speeds(detail.speeds)),
         ("sampled", "" if job.sample else _sampled(spec)),
@@ -158,11 +209,25 @@ def job_lines(detail: views.JobDetail) -> list[str]:
     return render.labelled(pairs + warnings)
 
 
+def _array(spec: JobSpec) -> str:
+    """Return which job of its array one is."""
+    if (array := spec.array) is None:
+        return ""
+    most = f", {array.most} at a time" if array.most else ""
+    return f"{array.id}, index {array.index} of {render.count(array.count, 'job')}{most}"
+
+
 def secrets(spec: JobSpec) -> str:
     """Return which variables hold which secrets; their values are with the nodes."""
     held = [f"{variable} (by secret {name})" for variable, name in spec.secrets.items()]
     held += [f"{variable} (a file, by secret {name})" for variable, name in spec.secret_files.items()]
     return ", ".join(held)
+
+
+def _warm(detail: views.JobDetail) -> str:
+    """Return whether the last run that has begun was warm, and why not where its job asked for that."""
+    start = next((run.start for run in reversed(detail.runs) if run.started_s), "")
+    return "yes" if start == "warm" else f"no ({start.removeprefix('cold: ')})" if start else ""
 
 
 def _wants(detail: views.JobDetail) -> str:

@@ -20,7 +20,7 @@ MODULE_OF: Final = {
     for module, names in (
         ("commands.submit", "submit run"),
         ("commands.jobs", "ps show why story events"),
-        ("commands.acts", "cancel hold release extend"),
+        ("commands.acts", "cancel hold release retry extend"),
         ("commands.jobs", "logs"),
         ("commands.metrics", "metrics"),
         ("commands.interactive", "exec shell attach"),
@@ -33,7 +33,7 @@ MODULE_OF: Final = {
         ("commands.memory", "memory"),
         ("commands.aggregation", "aggregation"),
         ("commands.accounts", "usage report"),
-        ("commands.policies", "policy"),
+        ("commands.policies", "policy quota"),
         ("commands.replay", "replay"),
         ("commands.simulate", "sim"),
         ("commands.shadow", "shadow"),

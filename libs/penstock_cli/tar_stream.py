@@ -88,6 +88,7 @@ class Packing(_Piped):
         """Yield the stream."""
         loop = asyncio.get_running_loop()
         packing = loop.run_in_executor(None, self._pack)
+        packing.add_done_callback(_note_error)
         while (block := await loop.run_in_executor(None, self._get)) is not None:
             yield block
         await packing
@@ -127,29 +128,36 @@ class Unpacking(_Piped):
         loop = asyncio.get_running_loop()
         if self._unpacking is None:
             self._unpacking = loop.run_in_executor(None, self._unpack)
+            self._unpacking.add_done_callback(_note_error)
         if self._unpacking.done():
             self._unpacking.result()
         try:
             self._blocks.put_nowait(data)
         except queue.Full:
-            await loop.run_in_executor(None, self._put, data)
+            await self._put_in_thread(data)
 
     async def finish(self) -> None:
         """Wait until all of it is written."""
         if self._unpacking is not None:
-            await asyncio.get_running_loop().run_in_executor(None, self._put, None)
+            await self._put_in_thread(None)
             await self._unpacking
+
+    async def _put_in_thread(self, block: bytes | None) -> None:
+        try:
+            await asyncio.get_running_loop().run_in_executor(None, self._put, block)
+        except BrokenPipeError:
+            if self._unpacking is not None:
+                await self._unpacking  # which says why nobody takes it
+            raise
 
     def _unpack(self) -> None:
         try:
             self._extract_all()
-        except tarfile.ReadError as error:
-            if not self._is_over.is_set():
-                raise Failure(f"what came of the copy is no whole archive: {error}") from error
-        except BrokenPipeError:
-            pass
-        finally:
             self._drain()
+        except tarfile.ReadError as error:
+            raise Failure(f"what came of the copy is no whole archive: {error}") from error
+        finally:
+            self.stop()  # nobody is to wait for us
 
     def _extract_all(self) -> None:
         with tarfile.open(fileobj=cast("IO[bytes]", self), mode="r|", bufsize=BLOCK_BYTES) as archive:
@@ -177,10 +185,15 @@ class Unpacking(_Piped):
             archive.extract(_renamed(member, self._into.name, top), self._into.parent, filter="data")
 
     def _drain(self) -> None:
-        """Take what still comes, so that the other side can end."""
-        with contextlib.suppress(BrokenPipeError):
-            while self._get() is not None:
-                pass
+        """Take what still comes behind the archive's end."""
+        while self._get() is not None:
+            pass
+
+
+def _note_error(future: asyncio.Future[None]) -> None:
+    """Take an error that nobody waits for any more, which asyncio would print otherwise."""
+    if not future.cancelled():
+        future.exception()
 
 
 class _Outside(Exception):

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 
 from penstock import submission
 from penstock_cli.invocation import bad_input
@@ -185,27 +185,47 @@ def _value(text: str) -> str | int | float | bool:
     return value if isinstance(value, int | float | bool) else text
 
 
-def array(text: str) -> list[int]:
+class ArrayText(NamedTuple):
     """
-    Return the indices of an array of jobs.
+    The indices of an array of jobs, and how many of them run at a time; 0: any number.
+
+    ``step`` lies between two indices; 1 where that is not always the same.
+    """
+
+    indices: list[int]
+    most: int = 0
+
+    @property
+    def step(self) -> int:
+        """What lies between two indices, if it is always the same."""
+        steps = {after - before for before, after in zip(self.indices, self.indices[1:], strict=False)}
+        return steps.pop() if len(steps) == 1 and min(steps) > 0 else 1
+
+
+def array(text: str) -> ArrayText:
+    """
+    Return the indices of an array of jobs, as Slurm has them: with steps behind a colon, and behind ``%`` how many run.
 
     Examples
     --------
-    >>> array("0-3"), array("1,5,7-8")
-    ([0, 1, 2, 3], [1, 5, 7, 8])
+    >>> array("1,5,7-8").indices, array("0-100:50%2")
+    ([1, 5, 7, 8], ArrayText(indices=[0, 50, 100], most=2))
     """
+    listed_, percent, at_once = text.partition("%")
+    if percent and not re.fullmatch(r"[1-9]\d{0,5}", at_once):
+        bad_input(f"--array {text!r}: expected behind % how many run at a time, such as 0-199%8")
     indices: list[int] = []
-    for part in text.split(","):
-        found = re.fullmatch(r"\s*(\d{1,9})(?:-(\d{1,9}))?\s*", part)
+    for part in listed_.split(","):
+        found = re.fullmatch(r"\s*(\d{1,9})(?:-(\d{1,9})(?::([1-9]\d{0,8}))?)?\s*", part)
         if found is None:
-            bad_input(f"--array {text!r} is no list of indices; expected such as 0-9 or 1,3,7-8")
-        first, last = int(found[1]), int(found[2] or found[1])
-        if last < first or last - first >= MOST_IN_ARRAY:
+            bad_input(f"--array {text!r} is no list of indices; expected such as 0-9, 1,3,7-8, 0-100:10 or 0-199%8")
+        first, last, step = int(found[1]), int(found[2] or found[1]), int(found[3] or 1)
+        if last < first or (last - first) // step >= MOST_IN_ARRAY:
             bad_input(f"--array {text!r} is empty or too long; expected 1 to {MOST_IN_ARRAY} rising indices")
-        indices += range(first, last + 1)
+        indices += range(first, last + 1, step)
     if len(set(indices)) != len(indices) or len(indices) > MOST_IN_ARRAY:
         bad_input(f"--array {text!r} repeats an index or has more than {MOST_IN_ARRAY}")
-    return indices
+    return ArrayText(indices, int(at_once or 0))
 
 
 def dependencies(entries: Iterable[str]) -> tuple[str, ...]:
@@ -335,7 +355,7 @@ def job_states(typed: Iterable[str]) -> tuple[str, ...]:
     return tuple(states)
 
 
-AFTER: Final = ("after", "afterok", "afterany", "afternotok")
+AFTER: Final = ("after", "afterok", "afterany", "afternotok", "aftercorr")
 """What a job may wait for, in Slurm's words; :data:`penstock_log.spec.Dependency` says what they mean."""
 MOST_S: Final = 1_000_000_000
 TIME_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}

@@ -22,7 +22,10 @@ FORMAT: Final = 1
 EXECUTABLE: Final = 0o755
 PLAIN: Final = 0o644
 _DIGEST_BYTES: Final = 32
-MOST_LINK_BYTES: Final = 4096
+MOST_LINK_BYTES: Final = 4095
+MOST_PATH_BYTES: Final = 2048
+"""Half of what Linux takes, so that there is room for the folder that it is in."""
+MOST_NAME_BYTES: Final = 255
 
 
 class BadTree(Exception):
@@ -173,6 +176,9 @@ def problem(tree: CodeTree) -> str:
 def _entry_problems(entry: TreeEntry, leaves: Mapping[bytes, str]) -> Iterator[str]:
     if not is_inside(entry.path):
         yield f"the path {entry.path!r} does not lie in the folder"
+    if len(entry.path) > MOST_PATH_BYTES or any(len(name) > MOST_NAME_BYTES for name in entry.path.split(b"/")):
+        most = f"{MOST_PATH_BYTES} bytes, or a name in it than {MOST_NAME_BYTES}"
+        yield f"the path {entry.path[:80]!r}… is longer than {most}"
     for above in _above(entry.path):
         if above in leaves and leaves[above] != "folder":
             yield f"{entry.path!r} lies in {above!r}, which is no folder"
@@ -189,7 +195,8 @@ def _entry_problems(entry: TreeEntry, leaves: Mapping[bytes, str]) -> Iterator[s
 
 def is_inside(path: bytes) -> bool:
     """Say whether a relative path is written so that it lies below where it begins."""
-    return bool(path) and b"\0" not in path and all(part not in {b"", b".", b".."} for part in path.split(b"/"))
+    parts = path.split(b"/")
+    return b"\0" not in path and all(part not in {b"", b".", b".."} for part in parts)
 
 
 def stays_inside(path: bytes, target: bytes) -> bool:

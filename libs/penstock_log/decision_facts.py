@@ -93,6 +93,7 @@ Cause = Literal[
     "no_nodes",  # the pool has no node that takes jobs
     "held",  # its user or an operator holds it
     "dependency",  # it waits for other jobs or sweeps, as its specification says
+    "array",  # as many jobs of its array run as may at a time
     "begin",  # its specification says that it is not to begin yet
 ]
 FOR_DEVICES: Final = frozenset(

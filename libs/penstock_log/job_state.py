@@ -118,6 +118,8 @@ class Job(msgspec.Struct, kw_only=True, omit_defaults=True):
     ----------
     blocked : bool
         It waits for other jobs or sweeps (``after`` of its specification), which have not come that far.
+    in_line : bool
+        As many jobs of its array as may run at a time come before it: it is not to start before one of them is over.
     unblocked_s : float
         When these had come; 0 before, and where it waits for none.
     limit_s : float
@@ -190,6 +192,7 @@ class Job(msgspec.Struct, kw_only=True, omit_defaults=True):
     profile_key: str = ""
     held: bool = False
     blocked: bool = False
+    in_line: bool = False
     unblocked_s: float = 0.0
     limit_s: float = 0.0
     timed_out: bool = False
@@ -270,7 +273,7 @@ class Job(msgspec.Struct, kw_only=True, omit_defaults=True):
     @property
     def eligible_s(self) -> float:
         """When it could begin for the first time, by its submission, its ``begin`` and what it waits for, if ever."""
-        return math.inf if self.blocked else max(self.submitted_s, self.spec.begin_s, self.unblocked_s)
+        return math.inf if self.blocked or self.in_line else max(self.submitted_s, self.spec.begin_s, self.unblocked_s)
 
     @property
     def queued_since_s(self) -> float:
@@ -292,8 +295,8 @@ class Job(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     @property
     def startable(self) -> bool:
-        """Whether neither a person nor another job keeps it from being started."""
-        return not (self.held or self.blocked)
+        """Whether neither a person nor another job, or its array, keeps it from being started."""
+        return not (self.held or self.blocked or self.in_line)
 
     @property
     def size(self) -> Size:

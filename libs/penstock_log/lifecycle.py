@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any, Final
 
 import msgspec
@@ -50,6 +51,25 @@ SharingJobs = dict[str, list[str]]
 """Node → the sharing jobs whose runs are under way there."""
 
 
+class ArrayWindow(msgspec.Struct):
+    """
+    The jobs of an array of which so many run at a time.
+
+    Attributes
+    ----------
+    most : int
+        How many.
+    open : dict of str to None
+        Jobs that may start, or have: ``most`` at most.
+    line : dict of str to None
+        Those that wait for one of them to be over, in their order.
+    """
+
+    most: int
+    open: dict[str, None] = msgspec.field(default_factory=dict)
+    line: dict[str, None] = msgspec.field(default_factory=dict)
+
+
 class JobTable(msgspec.Struct):
     """
     All jobs by id. A service that need not remember drops the terminal ones with :meth:`forget`.
@@ -59,10 +79,13 @@ class JobTable(msgspec.Struct):
     by_id : dict of str to Job
     sharers : dict of str to list of str
         Node → the jobs whose runs are under way there and share its devices.
+    arrays : dict of str to ArrayWindow
+        The arrays of which only so many jobs run at a time, while any of their jobs is not over.
     """
 
     by_id: dict[str, Job] = msgspec.field(default_factory=dict)
     sharers: SharingJobs = msgspec.field(default_factory=dict)
+    arrays: dict[str, ArrayWindow] = msgspec.field(default_factory=dict)
 
     def __getitem__(self, job_id: str) -> Job:
         return self.by_id[job_id]
@@ -86,6 +109,11 @@ class JobTable(msgspec.Struct):
         job = self.by_id.pop(job_id, None)
         if job is None:
             return
+        if job.spec.array is not None and (window := self.arrays.get(job.spec.array.id)) is not None:
+            window.open.pop(job_id, None)
+            window.line.pop(job_id, None)
+            if not window.open and not window.line:
+                del self.arrays[job.spec.array.id]
         if self.sharers:
             for node_id in [node_id for node_id, there in self.sharers.items() if job_id in there]:
                 leave(self, job, node_id, max(job.finished_s, job.share_since_s))
@@ -93,7 +121,56 @@ class JobTable(msgspec.Struct):
     def apply(self, event: Event) -> list[Job]:
         """Fold one fact in; return the jobs it touched."""
         fold = _FOLDS.get(type(event))
-        return fold(self, event) if fold is not None else []
+        touched = fold(self, event) if fold is not None else []
+        return _with_line(self, touched, event.at_s) if self.arrays else touched
+
+
+def _with_line(jobs: JobTable, touched: list[Job], at_s: float) -> list[Job]:
+    """Let jobs of arrays start in the place of those that are over or held; return these and what was touched."""
+    windows = {}
+    for job in touched:
+        window = jobs.arrays.get(job.spec.array.id) if job.spec.array is not None else None
+        if window is None or (job.id not in window.open and job.id not in window.line):
+            continue
+        windows[id(window)] = window
+        if job.state in TERMINAL:
+            window.open.pop(job.id, None)
+            window.line.pop(job.id, None)
+            job.in_line = False
+        elif job.held and job.state is JobState.PENDING and job.id in window.open:
+            del window.open[job.id]
+            window.line, job.in_line = {job.id: None, **window.line}, True
+        if not window.open and not window.line and job.spec.array is not None:
+            del jobs.arrays[job.spec.array.id]
+    let_in = [job for window in windows.values() for job in _let_in(jobs, window, at_s)]
+    return [*touched, *(job for job in let_in if job not in touched)] if let_in else touched
+
+
+def _let_in(jobs: JobTable, window: ArrayWindow, at_s: float) -> list[Job]:
+    """Let the first jobs in line that nobody holds start, as far as the window has room for them."""
+    room = window.most - len(window.open)
+    if room <= 0:
+        return []
+    waiting = (job for job_id in window.line if (job := jobs.by_id.get(job_id)) is not None and not job.held)
+    found = list(islice(waiting, room))
+    for job in found:
+        del window.line[job.id]
+        window.open[job.id] = None
+        job.in_line, job.unblocked_s = False, at_s
+    return found
+
+
+def _enter_line(jobs: JobTable, job: Job) -> None:
+    """Have a new job of an array wait for its turn, if only so many run at a time and so many come before it."""
+    array = job.spec.array
+    if array is None or not array.most or job.sample is not None:
+        return
+    window = jobs.arrays.setdefault(array.id, ArrayWindow(array.most))
+    window.most = array.most
+    if len(window.open) < window.most and not job.held:
+        window.open[job.id] = None
+    else:
+        window.line[job.id], job.in_line = None, True
 
 
 def endings(job: Job, at_s: float) -> Iterator[Event]:
@@ -113,7 +190,10 @@ def endings(job: Job, at_s: float) -> Iterator[Event]:
 def _submit(jobs: JobTable, job_id: str, spec: JobSpec, at_s: float) -> Job:
     job = Job(id=job_id, spec=spec, submitted_s=at_s, pending_since_s=at_s, held=spec.hold)
     job.blocked, job.not_before_s, job.limit_s = bool(spec.after), spec.begin_s, spec.time_limit_s
-    return jobs.by_id.setdefault(job_id, job)
+    known = jobs.by_id.setdefault(job_id, job)
+    if known is job:
+        _enter_line(jobs, job)
+    return known
 
 
 def _submit_sample(jobs: JobTable, event: SamplesRequested, sample: ProfileSample) -> Job:
@@ -133,6 +213,7 @@ def _submit_sample(jobs: JobTable, event: SamplesRequested, sample: ProfileSampl
         time_limit_s=0.0,
         begin_s=0.0,
         after=(),
+        array=None,
         parent="",
     )
     job = _submit(jobs, sample.sample_id, spec, event.at_s)

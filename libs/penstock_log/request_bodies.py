@@ -121,6 +121,10 @@ class JobFilter(GatewayRequest, frozen=True, kw_only=True):
         Equal to it, or beginning with it where it ends in ``*``.
     parent : str
         Trials of this sweep.
+    group : str
+        Of this group, or of the array of this id.
+    array : str
+        Of the array of this id.
     text : str
         A part of the id or the name, in whatever case.
     """
@@ -133,19 +137,21 @@ class JobFilter(GatewayRequest, frozen=True, kw_only=True):
     pool: str = ""
     model: str = ""
     text: str = ""
+    group: str = ""
+    array: str = ""
 
 
-Verb = Literal["cancel", "hold", "release"]
+Verb = Literal["cancel", "hold", "release", "extend", "retry"]
 
 
 class BulkRequest(GatewayRequest, frozen=True, kw_only=True):
     """
-    Cancel, hold or release many jobs, each as its own command would.
+    Cancel, hold, release, extend or retry many jobs, each as its own command would.
 
     Attributes
     ----------
     ids : tuple of str
-        Ids, or unique beginnings of them.
+        Ids, or unique beginnings of them; that of an array stands for all of its jobs.
     where : JobFilter or None
         The jobs that match, of those in which the verb would change something; None where ``ids`` says which.
     after : int
@@ -154,6 +160,8 @@ class BulkRequest(GatewayRequest, frozen=True, kw_only=True):
         With ``where``: look at so many jobs at most.
     dry_run : bool
         Change nothing, and answer what would be changed.
+    limit_s : float or None
+        Of ``extend``: so long each may run over all of its runs, in seconds; 0: as long as it likes.
     """
 
     verb: Verb
@@ -162,6 +170,7 @@ class BulkRequest(GatewayRequest, frozen=True, kw_only=True):
     after: Annotated[int, Meta(ge=0)] = 0
     limit: Annotated[int, Meta(ge=1, le=MOST_AT_ONCE)] = MOST_AT_ONCE
     dry_run: bool = False
+    limit_s: Optional[Seconds] = None
     by: Who = ""
     reason: Reason = ""
 
@@ -222,8 +231,11 @@ class NotifyRequest(GatewayRequest, frozen=True, kw_only=True):
         Of this job, or of the trials of this sweep; empty: of all jobs of the person.
     name : str
         What the address is called in lists; empty: as its service is.
+    rule : str
+        Wished id of the rule, chosen at random: asking again with it makes no second one. Empty: given by the gateway.
     """
 
+    rule: Annotated[str, Meta(pattern=r"^([a-z0-9]{8,32})?$")] = ""
     url: Annotated[str, Meta(min_length=1, max_length=4096)]
     on: tuple[NotifyKind, ...] = ()
     waiting_s: Seconds = 0.0

@@ -13,6 +13,10 @@ import msgspec
 from msgspec import Meta
 
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$", description="letters, digits, - and _")]
+GroupName = Annotated[
+    str,
+    Meta(pattern=r"^([A-Za-z0-9][A-Za-z0-9_-]{0,62})?$", description="letters, digits, - and _; empty: in no group"),
+]
 EntityId = Annotated[
     str,
     Meta(
@@ -36,9 +40,9 @@ Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 Dependency = Annotated[
     str,
     Meta(
-        pattern=r"^(after|afterok|afterany|afternotok):[a-z0-9][a-z0-9_-]*$",
+        pattern=r"^(after|afterok|afterany|afternotok|aftercorr):[a-z0-9][a-z0-9_-]*$",
         max_length=80,
-        description="after:ID, afterok:ID, afterany:ID or afternotok:ID, with the id of a job or a sweep",
+        description="after:ID, afterok:ID, afterany:ID or afternotok:ID, with the id of a job, an array or a sweep",
     ),
 ]
 """What a job waits for, in Slurm's words: that another has started, completed, ended, or ended without completing."""
@@ -154,6 +158,32 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             raise ValueError(f"base is {self.base}; expected one from min ({self.min}) to max ({self.max})")
 
 
+class ArrayMember(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """
+    Which job of an array one is.
+
+    Attributes
+    ----------
+    id : str
+        Of the array; that of the job is this, a hyphen and its index.
+    index : int
+    count : int
+        How many jobs the array has.
+    min, max, step : int
+        Its smallest and its largest index, and what lies between two; 1 where that is not always the same.
+    most : int
+        Most of its jobs that run at a time; 0: any number.
+    """
+
+    id: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9_-]{0,52}$")]
+    index: Annotated[int, Meta(ge=0, le=10**9)]
+    count: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
+    min: Annotated[int, Meta(ge=0, le=10**9)] = 0
+    max: Annotated[int, Meta(ge=0, le=10**9)] = 0
+    step: Annotated[int, Meta(ge=1, le=10**9)] = 1
+    most: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
+
+
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
     One job, as its user describes it. Nothing here asks how long it will run.
@@ -250,6 +280,12 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     idle : {"rule", "allow"}
         What is done while it holds devices and does nothing. ``rule``: what its pool's rule says. ``allow``: nothing,
         as for a notebook that waits for its user.
+    group : str
+        A name for jobs that belong together: one request cancels, holds, releases, extends or retries all of them.
+    array : ArrayMember or None
+        Which job of an array it is; ``penstock submit --array`` fills it in.
+    retry_of : str
+        The job that failed or was cancelled, and in whose place it runs; filled in by ``penstock retry``.
     secrets : dict of str to str
         Variable of the environment → name of a secret, whose value is read on the node when a run starts, and is never
         in the log. ``secrets = ["wandb"]`` is short for ``secrets = { WANDB = "wandb" }``.
@@ -278,7 +314,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     after : tuple of Dependency
         Other jobs or sweeps that it waits for, all of them: ``after:ID`` until that has started, ``afterok:ID`` until
         it has completed, ``afterany:ID`` until it has ended in whatever way, ``afternotok:ID`` until it has failed or
-        was cancelled. A job for which that can never come is cancelled.
+        was cancelled. A job for which that can never come is cancelled. The id of an array stands for all of its jobs;
+        ``aftercorr:ID`` is ``afterok`` for that job of the array which has the same index.
     image : str
         The image whose files its processes see in place of the node's: the name of one that docker or podman has or
         pulls, or the full path of a folder with a root file system, or of a ``.sif`` file of Apptainer. Its command is
@@ -333,6 +370,9 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     sharers: Annotated[int, Meta(ge=0, le=1000)] = 0
     priority: Annotated[int, Meta(ge=-1000, le=1000)] = 0
     idle: Literal["rule", "allow"] = "rule"
+    group: GroupName = ""
+    array: Optional[ArrayMember] = None
+    retry_of: EntityId = ""
     secrets: dict[str, Name] = {}
     secret_files: dict[str, Name] = {}
     notify: tuple[NotifyKind, ...] = ()

@@ -67,6 +67,8 @@ class RunAccount(msgspec.Struct, kw_only=True, array_like=True):
     eligible_s : float
         When its job could begin for the first time; infinite while that depends on others. Time before does not count
         as waiting.
+    start : str
+        How its processes began, as in :class:`penstock_log.RunStarted`.
     """
 
     pending_s: float
@@ -88,6 +90,7 @@ class RunAccount(msgspec.Struct, kw_only=True, array_like=True):
     kept_step: int = 0
     is_first: bool = False
     eligible_s: float = 0.0
+    start: str = ""
 
     @property
     def is_granted(self) -> bool:

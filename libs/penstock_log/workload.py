@@ -24,6 +24,11 @@ import msgspec
 
 from penstock_log.spec import JobSpec
 
+ARRAY_ID: Final = "PENSTOCK_ARRAY_ID"
+ARRAY_COUNT: Final = "PENSTOCK_ARRAY_COUNT"
+ARRAY_MIN: Final = "PENSTOCK_ARRAY_MIN"
+ARRAY_MAX: Final = "PENSTOCK_ARRAY_MAX"
+ARRAY_STEP: Final = "PENSTOCK_ARRAY_STEP"
 ARRAY_INDEX: Final = "PENSTOCK_ARRAY_INDEX"
 """The variable that says to a job of an array which one it is."""
 

@@ -517,6 +517,8 @@ def _own_hindrance(job: Job) -> WaitCause | None:
         return WaitCause("held", "it is held", f"penstock release {job.id}")
     if job.blocked:
         return WaitCause("dependency", f"it waits for {', '.join(job.spec.after)}")
+    if job.in_line and job.spec.array is not None:
+        return WaitCause("array", f"{job.spec.array.most} jobs of its array {job.spec.array.id} run at a time")
     return None
 
 

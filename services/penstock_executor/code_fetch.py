@@ -8,6 +8,7 @@ disk is full, it tries again and warns of it; what was never uploaded, or is not
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Callable, Container, Iterator
 from typing import Final, Literal
 
@@ -29,6 +30,8 @@ _ASKED_BYTES: Final = 8 << 20
 _LOOKS: Final = 5
 _LOOK_S: Final = 0.3
 _LONG_S: Final = 5.0
+_PASSING: Final = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE)
+"""What a disk says that may be well again."""
 _Key = tuple[str, int]
 _record: Final = msgspec.json.Decoder(CodeRecord)
 _log = structlog.get_logger("penstock.executor")
@@ -108,6 +111,9 @@ class PendingCode:
                 try:
                     await self._bring(key, job)
                 except OSError as error:
+                    if error.errno not in _PASSING:
+                        what = f"it cannot be laid out in {self.folders.folder}: {error.strerror or error}"
+                        raise BadTree(what) from error
                     if not warned:
                         warned = True
                         what = f"its code cannot be laid out in {self.folders.folder}: {error.strerror or error}"

@@ -223,14 +223,17 @@ class JobSessions:
         """End for ever the sessions whose clients are gone."""
         while True:
             await asyncio.sleep(LOOK_S)
-            now_s = self._ticks()
-            for session in [*self._sessions.values()]:
-                if now_s - session.heard_s > LOST_S:
-                    if not session.over.is_set():
-                        _log.info("session_lost", session_id=session.id, job_id=session.place[0][0])
-                    self._forget(session, f"nothing was heard of the client for {LOST_S:.0f} s")
-            for used in [one for one, at_s in self._used.items() if now_s - at_s > 2 * TICKET_S]:
-                del self._used[used]
+            self.end_lost(self._ticks())
+
+    def end_lost(self, now_s: float) -> None:
+        """End the sessions of which nothing was heard for a while, and forget which were opened long ago."""
+        for session in [*self._sessions.values()]:
+            if now_s - session.heard_s > LOST_S:
+                if not session.over.is_set():
+                    _log.info("session_lost", session_id=session.id, job_id=session.place[0][0])
+                self._forget(session, f"nothing was heard of the client for {LOST_S:.0f} s")
+        for used in [one for one, at_s in self._used.items() if now_s - at_s > 2 * TICKET_S]:
+            del self._used[used]
 
     def close(self) -> None:
         """End all sessions: this executor does."""
@@ -289,10 +292,11 @@ class JobSessions:
         if sum(one.place == place and not one.over.is_set() for one in self._sessions.values()) >= MOST_SESSIONS:
             raise SessionRefused(TOO_MANY, f"{MOST_SESSIONS} sessions are open there already; end one first")
         session = NodeSession(asked, place, user, self._ticks())
+        await self._started(place)
         if asked.argv:
             await self._run(session, asked)
         else:
-            await self._started(place)
+            session.begin(await self._enter(place, EntryRequest(), []), lambda: self._why_ended(place))
         self._sessions[session.id] = session
         job_id = entered.job_id
         _log.info("session_opened", session_id=session.id, job_id=job_id, by=entered.by, purpose=entered.purpose)
@@ -343,7 +347,6 @@ class JobSessions:
 
     async def _run(self, session: NodeSession, asked: OpenSession) -> None:
         """Start the command of a session."""
-        await self._started(session.place)
         with contextlib.ExitStack() as theirs:
             size = asked.terminal
             fds = _make_pipes(session) if size is None else [self._make_terminal(session, size)]

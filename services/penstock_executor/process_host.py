@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 import structlog
 
 from penstock_cluster import DeviceError
+from penstock_cluster.host_limits import limits_of
 from penstock_cluster.nodes import Cluster
 from penstock_executor import gang, job_folders, run_folders
 from penstock_executor.agent_listener import AgentConnection
@@ -25,7 +26,7 @@ from penstock_executor.code_cache import WorkFolders
 from penstock_executor.gang import Rendezvous
 from penstock_executor.launchers import containers, environment, process_launcher
 from penstock_executor.launchers.containers import Container, ImageRefused
-from penstock_executor.launchers.launcher import OUTPUT_BYTES, LaunchedProcess, Launcher, OutputLimits
+from penstock_executor.launchers.launcher import OUTPUT_BYTES, LaunchedProcess, Launcher, OutputLimits, WarmRequest
 from penstock_executor.machine import TellTime
 from penstock_executor.memory_limits import MemoryLimits
 from penstock_executor.output_store import OutputStore
@@ -284,10 +285,14 @@ class ProcessHost:
                     container=container,
                     passed=(str(secret_files),) if secrets.files else (),
                 )
+                if confined.namespace:  # where there may be no shell to set them
+                    rest, data_bytes = limits_of(command)
+                    command = list(rest)
+                    confined = confined._replace(data_bytes=data_bytes)
                 self.launcher.confine(where, confined)
                 fence = self.site.fence(job.placement)
                 process = self.launcher.start(
-                    where, command, env, self._cwd(job), keep, fence=fence, preload=job.spec.preload
+                    where, command, env, self._cwd(job), keep, fence=fence, warm=_warm(run, job, secrets)
                 )
                 self._note_start(run, job, self.launcher.how(where))
                 self._track((run.key, member.rank), process)
@@ -680,6 +685,15 @@ class ProcessHost:
     def about(self, key: Key) -> RunFactFields:
         """Return the fields that every fact about a run has."""
         return {"job_id": key[0], "epoch": key[1], "node_id": self.site.node_id, "at_s": self._clock()}
+
+
+def _warm(run: LocalRun, job: Job, secrets: SecretValues) -> WarmRequest | None:
+    """Return what a process may have imported before it starts; None for one whose memory is counted exactly."""
+    if run.sharing != "exclusive":
+        return None
+    private = frozenset({*secrets.variables, *secrets.files})
+    code = f"{job.spec.code}/{job.spec.cwd}" if job.spec.code else ""
+    return WarmRequest(modules=job.spec.preload, code=code, private=private)
 
 
 def _start_problem(error: OSError, where: Path) -> str:

@@ -280,7 +280,7 @@ class Executor:
 
     async def work(self) -> None:
         """Reconcile until the shell stops."""
-        with self._listening():
+        with contextlib.closing(self.host.launcher), self._listening():
             for place in self.ended:
                 self._spawn(self._conclude(place))
             self._recall()

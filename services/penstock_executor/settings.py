@@ -79,7 +79,7 @@ class ExecutorSettings(msgspec.Struct, frozen=True, kw_only=True):
     warm_servers : int
         The most such servers; the one that was used longest ago goes first.
     warm_bytes : int
-        The most memory that they may hold together when another one begins.
+        The most memory that they may hold together when another one begins, and an eighth of the host's at most.
     secrets_dir : str
         Holds values of secrets that jobs name, put there by an operator: ``users/USER/NAME`` and ``teams/TEAM/NAME``,
         files that nobody but the executor's user, or that user, may read. A user's own are in

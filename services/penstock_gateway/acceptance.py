@@ -72,6 +72,7 @@ _READ: Final = frozenset({"digest", "opaque"})
 _LONGEST_NAME: Final = 63
 MOST_STRING_BYTES: Final = 128 * 1024
 """The longest argument or variable of a program under Linux, its final zero included (``MAX_ARG_STRLEN``)."""
+_RETRY: Final = re.compile(r"(.+)-r(\d{1,6})")
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _MOST_SECRETS: Final = 64
 _HOLDS_A_SECRET: Final = re.compile(r"(TOKEN|PASSWORD|PASSWD|SECRET|APIKEY|CREDENTIALS|(^|_)KEY)$")
@@ -489,11 +490,66 @@ JOB_ACTS: Final = {"cancel": cancel, "hold": hold, "release": release}
 """Verb → the decision on it, of the commands about one job each."""
 
 
-def would_change(verb: request_bodies.Verb, job: Job) -> bool:
-    """Return whether a verb would change something in a job, whoever gives it."""
-    if job.sample is not None or job.state in TERMINAL or job.state is JobState.COMPLETING:
+def would_change(state: GatewayState, asked: request_bodies.BulkRequest, job: Job) -> bool:
+    """Return whether a request about many would change something in a job, whoever gives it."""
+    if job.sample is not None:
         return False
-    return verb == "cancel" or job.held is (verb == "release")
+    if asked.verb == "retry":
+        states = asked.where.state if asked.where is not None else ()
+        failed = job.state is JobState.FAILED or (job.state is JobState.CANCELLED and "CA" in states)
+        return failed and retry_id(job.id) not in state.jobs.by_id
+    if job.state in TERMINAL or job.state is JobState.COMPLETING:
+        return False
+    if asked.verb == "extend":
+        return not job.timed_out and job.limit_s != asked.limit_s
+    return asked.verb == "cancel" or job.held is (asked.verb == "release")
+
+
+def retry_id(job_id: str) -> str:
+    """
+    Return the id of the job that runs in the place of one that failed.
+
+    Examples
+    --------
+    >>> retry_id("train"), retry_id("train-r1"), len(retry_id("x" * 63))
+    ('train-r1', 'train-r2', 63)
+    """
+    found = _RETRY.fullmatch(job_id)
+    root, number = (found[1], int(found[2]) + 1) if found is not None else (job_id, 1)
+    ending = f"-r{number}"
+    return f"{root[: _LONGEST_NAME - len(ending)]}{ending}"
+
+
+def retried(state: GatewayState, wanted: str, caller: Caller = SERVICE) -> JobSpec:
+    """
+    Return the job that runs in the place of one that failed or was cancelled.
+
+    It is submitted as the one before was, in its groups; it goes on from that one's last checkpoint, where there is
+    one. What a run has waited for has come. In the place of a trial it is a job of its own, of which its sweep knows
+    nothing.
+
+    Raises
+    ------
+    RequestRefused
+        409 where the job has not failed and was not cancelled.
+    """
+    job = _job(state, wanted, caller)
+    caller.require_own(job.spec, f"job {job.id}")
+    if job.state not in {JobState.FAILED, JobState.CANCELLED}:
+        what = _ENDINGS.get(job.state, "is not over")
+        raise RequestRefused(CONFLICT, f"job {job.id} {what}; those that failed or were cancelled are retried")
+    asked = state.histories[job.id].asked(job)
+    begins_from = asked.begins_from if asked.begins_from in state.jobs.by_id else ""
+    return msgspec.structs.replace(
+        asked,
+        id=retry_id(job.id),
+        retry_of=job.id,
+        parent="",
+        hold=False,
+        after=() if job.attempts else asked.after,
+        begin_s=0.0,
+        begins_from=job.id if job.checkpoint is not None else begins_from,
+    )
 
 
 def drain(
@@ -582,7 +638,7 @@ def set_policy(
     _check_pool(state, ask.pool)
     before = state.policies.get(ask.pool, {})
     known = pool_settings.names()
-    if unknown := [name for name in ask.unset if name not in known]:
+    if unknown := [name for name in ask.unset if not pool_settings.is_live(name)]:
         raise RequestRefused(
             BAD, f"$.unset: no setting of a pool is called {listed(unknown)}; expected {listed(known)}"
         )

@@ -17,10 +17,11 @@ import msgspec
 import structlog
 
 from penstock_bus import Conflict, Endpoint, TooLarge, Unavailable
-from penstock_gateway import acceptance, job_filter
+from penstock_gateway import acceptance, job_dependencies, job_filter
 from penstock_gateway.authority import Admit, Caller
 from penstock_gateway.commands import Commands
 from penstock_gateway.endpoints import BAD, UNAVAILABLE, RequestRefused, endpoint, job_of, jobs_asked, unavailable
+from penstock_gateway.machine import GatewayState
 from penstock_gateway.user_queues import RepeatedRequests, UserQueues, asker, names_itself
 from penstock_log import Job, JobSpec, request_bodies, subjects, validation
 from penstock_log.request_bodies import BulkRequest
@@ -29,6 +30,7 @@ from penstock_log.views import ActAnswer, BulkAnswer, BulkView, SubmitAnswer, Su
 
 T = TypeVar("T")
 A = TypeVar("A")
+Act = Callable[[GatewayState, Any, float, Caller], acceptance.JobAction]
 _TOO_LARGE: Final = 413
 _PART: Final = 250
 """Facts that are appended as one: the commands of others wait for so many at most."""
@@ -124,7 +126,12 @@ class BulkCommands:
         if bool(asked.ids) == (asked.where is not None):
             raise BadInput("$: expected either `ids` or `where`; send `where` as {} for all jobs")
         await self._commands.catch_up()
-        chosen, matched, left = list(dict.fromkeys(asked.ids)), len(set(asked.ids)), 0
+        if (asked.verb == "extend") != (asked.limit_s is not None):
+            raise BadInput("$.limit_s: is for `extend`, and `extend` needs it; 0: no limit")
+        given = dict.fromkeys(one for wanted in asked.ids for one in self._of_array(wanted))
+        if len(given) > request_bodies.MOST_AT_ONCE:
+            raise BadInput(f"$.ids: names {len(given):,} jobs, with those of arrays; send `where` with `array` instead")
+        chosen, matched, left = list(given), len(given), 0
         if asked.where is not None:
             found = self._matching(asked, asked.where, caller)
             chosen, matched = [job.id for job in found[: asked.limit]], len(found)
@@ -136,17 +143,24 @@ class BulkCommands:
         changed, refused = sum(one.changed for one in answers), sum(one.code > 0 for one in answers)
         return BulkView(answers=tuple(answers), matched=matched, changed=changed, refused=refused, next=left)
 
+    def _of_array(self, wanted: str) -> list[str]:
+        """Return the jobs of an array that an id names; the id itself where it is that of no array."""
+        state = self._commands.state
+        if wanted in state.jobs.by_id or wanted in state.sweeps:
+            return [wanted]
+        return job_dependencies.members_of(state, wanted) or [wanted]
+
     def _matching(self, asked: BulkRequest, where: request_bodies.JobFilter, caller: Caller) -> list[Job]:
         """Return the jobs that a filter chooses, by submission."""
         matching = job_filter.matching(self._commands.state, where, caller)
-        changing = (job for job in matching if acceptance.would_change(asked.verb, job))
+        changing = (job for job in matching if acceptance.would_change(self._commands.state, asked, job))
         return [job for job in changing if self._submitted_seq(job) > asked.after]
 
     def _submitted_seq(self, job: Job) -> int:
         return self._commands.state.histories[job.id].seq
 
     async def _act_on(self, asked: BulkRequest, chosen: list[str], caller: Caller, size_bytes: int) -> list[BulkAnswer]:
-        act, user = acceptance.JOB_ACTS[asked.verb], caller.name or asked.by
+        act, user = _act_of(asked), caller.name or asked.by
 
         async def act_together(part: Sequence[str]) -> list[BulkAnswer | Exception | None]:
             found = await self._commands.act_all(act, [_about(asked, job_id, caller) for job_id in part], caller)
@@ -155,24 +169,70 @@ class BulkCommands:
         async def act_alone(job_id: str) -> BulkAnswer:
             return BulkAnswer.of(await self._commands.act(act, _about(asked, job_id, caller), caller))
 
+        work = self._retries(caller) if asked.verb == "retry" else _Work(act_together, act_alone, _refused)
         async with self._commands.acts.queued(user, size_bytes, max(len(chosen), 1)):
-            answers = await _each(self._commands.acts, user, chosen, _Work(act_together, act_alone, _refused))
+            answers = await _each(self._commands.acts, user, chosen, work)
         _log.info("acted_on_many", verb=asked.verb, by=user, jobs=len(answers))
         return answers
+
+    def _retries(self, caller: Caller) -> _Work[str, BulkAnswer]:
+        """Return what submits a job in the place of each that failed."""
+
+        def spec_of(job_id: str) -> JobSpec:
+            return acceptance.retried(self._commands.state, job_id, caller)
+
+        async def together(part: Sequence[str]) -> list[BulkAnswer | Exception | None]:
+            specs: dict[int, JobSpec] = {}
+            found: list[BulkAnswer | Exception | None] = [None] * len(part)
+            for place, job_id in enumerate(part):
+                try:
+                    specs[place] = spec_of(job_id)
+                except RequestRefused as error:
+                    found[place] = error
+            done = await self._commands.submit_specs(list(specs.values()), caller, strict=False)
+            for (place, spec), one in zip(specs.items(), done, strict=True):
+                found[place] = _retried(spec, one) if isinstance(one, SubmitAnswer) else one
+            return found
+
+        async def alone(job_id: str) -> BulkAnswer:
+            spec = spec_of(job_id)
+            return _retried(spec, await self._commands.submit_spec(spec, caller, strict=False))
+
+        return _Work(together, alone, _refused)
 
     def _preview(self, asked: BulkRequest, job_id: str, caller: Caller) -> BulkAnswer:
         """Return what would become of a job."""
         try:
-            done = acceptance.JOB_ACTS[asked.verb](self._commands.state, _about(asked, job_id, caller), 0.0, caller)
+            if asked.verb == "retry":
+                spec = acceptance.retried(self._commands.state, job_id, caller)
+                return _retried(
+                    spec, SubmitAnswer(id=spec.id, seq=0, created=spec.id not in self._commands.state.jobs.by_id)
+                )
+            done = _act_of(asked)(self._commands.state, _about(asked, job_id, caller), 0.0, caller)
         except RequestRefused as error:
             return _refused(job_id, error.code, str(error))
         return BulkAnswer.of(done, changed=done.fact is not None)
 
 
-def _about(asked: BulkRequest, job_id: str, caller: Caller) -> request_bodies.ActRequest:
+def _act_of(asked: BulkRequest) -> Act:
+    """Return the decision about one of the jobs; of a retry it is never asked for."""
+    if asked.verb == "extend":
+        return acceptance.extend
+    return acceptance.JOB_ACTS.get(asked.verb, acceptance.release)
+
+
+def _about(asked: BulkRequest, job_id: str, caller: Caller) -> Any:
     """Return the request about one of the jobs."""
     by = asked.by if caller.is_service else caller.name
+    if asked.verb == "extend":
+        return request_bodies.ExtendRequest(id=job_id, limit_s=asked.limit_s or 0.0, by=by)
     return request_bodies.ActRequest(id=job_id, by=by, reason=asked.reason)
+
+
+def _retried(spec: JobSpec, answer: SubmitAnswer) -> BulkAnswer:
+    how = "is retried as" if answer.created else "was retried before, as"
+    message = f"job {spec.retry_of} {how} {spec.id}"
+    return BulkAnswer(id=spec.retry_of, seq=answer.seq, changed=answer.created, state="PD", message=message)
 
 
 def _refused(job_id: str, code: int, error: str) -> BulkAnswer:

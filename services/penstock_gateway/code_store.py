@@ -248,6 +248,12 @@ class CodeStore:
         """Refuse a tree that is larger than its user said."""
         if (tree.files, tree.size_bytes) != (asked.files, asked.size_bytes):
             raise RequestRefused(BAD, "$.files: the list of files is of other files than $.files and $.size_bytes say")
+        if len(tree.entries) > self._settings.code_tree_files:
+            raise RequestRefused(
+                TOO_LARGE,
+                f"the folder has {len(tree.entries):,} files, links and empty folders, and "
+                f"{self._settings.code_tree_files:,} are the most for the code of a job (code_tree_files)",
+            )
 
     def _check_room(self, user: str, more: int) -> None:
         most = self._settings.code_user_bytes

@@ -15,6 +15,7 @@ from penstock_gateway import dependencies
 from penstock_gateway.authority import Caller
 from penstock_gateway.machine import GatewayState
 from penstock_log import JobSpec
+from penstock_log.spec import MOST_DEPENDENCIES
 from penstock_log.validation import BadInput
 
 _MOST_SHORT: Final = 16
@@ -23,6 +24,8 @@ _MOST_SHORT: Final = 16
 
 def as_submitted_before(before: JobSpec, asked: JobSpec) -> JobSpec:
     """Return a job that is submitted again, with the whole ids that its dependencies were taken for at first."""
+    if any(_is_of_array(before, short) for short in asked.after):
+        return msgspec.structs.replace(asked, after=before.after)
     after = dict.fromkeys(next((one for one in before.after if one.startswith(short)), short) for short in asked.after)
     return msgspec.structs.replace(asked, after=tuple(after)) if asked.after else asked
 
@@ -31,8 +34,37 @@ def with_whole_ids(state: GatewayState, spec: JobSpec, caller: Caller) -> JobSpe
     """Return a job whose dependencies name whole ids, where a few of them name a unique beginning of one."""
     if not spec.after or len(spec.after) > _MOST_SHORT:
         return spec
-    whole = tuple(dict.fromkeys(_with_whole_id(state, one, caller) for one in spec.after))
+    given = [each for one in spec.after for each in _of_array(state, spec, one)]
+    whole = tuple(dict.fromkeys(_with_whole_id(state, one, caller) for one in given))
+    if len(whole) > MOST_DEPENDENCIES:
+        raise BadInput(
+            f"$.after: names {len(whole):,} jobs, with those of arrays; expected {MOST_DEPENDENCIES:,} at most"
+        )
     return msgspec.structs.replace(spec, after=whole) if whole != spec.after else spec
+
+
+def _of_array(state: GatewayState, spec: JobSpec, dependency: str) -> list[str]:
+    """Return what a dependency on an array stands for: one on each of its jobs, or on that of the same index."""
+    kind, _, wanted = dependency.partition(":")
+    if kind == "aftercorr":
+        index = spec.array.index if spec.array is not None else None
+        if index is None:
+            raise BadInput(f"$.after: {dependency} is for a job of an array; use afterok")
+        return [f"afterok:{wanted}-{index}"]
+    if wanted in state.jobs.by_id or wanted in state.sweeps or not (members := members_of(state, wanted)):
+        return [dependency]
+    return [f"{kind}:{member}" for member in members]
+
+
+def _is_of_array(before: JobSpec, short: str) -> bool:
+    """Return whether a dependency was taken for several, or for one of another kind."""
+    kind, _, wanted = short.partition(":")
+    return kind == "aftercorr" or sum(one.startswith(f"{kind}:{wanted}-") for one in before.after) > 1
+
+
+def members_of(state: GatewayState, array: str) -> list[str]:
+    """Return the jobs of an array, in order of submission; none where there is no such array."""
+    return [job.id for job in state.jobs if job.spec.array is not None and job.spec.array.id == array]
 
 
 def _with_whole_id(state: GatewayState, dependency: str, caller: Caller) -> str:

@@ -14,7 +14,6 @@ from penstock_gateway.endpoints import CONFLICT, NOT_FOUND, RequestRefused
 from penstock_gateway.machine import GatewayState
 from penstock_log import TERMINAL, Job, JobEntered, Placement, request_bodies, subjects
 from penstock_log.job_state import JobState
-from penstock_log.text import count
 
 
 class JobEntry(JobAction, frozen=True, kw_only=True):
@@ -42,10 +41,9 @@ def enter(state: GatewayState, ask: request_bodies.EnterRequest, now_s: float, c
     placement = _running(job)
     nodes = nodes_of(placement, job.spec.processes)
     if ask.rank >= len(nodes):
+        has = f"{len(nodes)} processes" if len(nodes) > 1 else "one process"
         last = f"0 to {len(nodes) - 1}" if len(nodes) > 1 else "0"
-        raise RequestRefused(
-            NOT_FOUND, f"job {job.id} has {count(len(nodes), 'process')}; expected --rank {last}, not {ask.rank}"
-        )
+        raise RequestRefused(NOT_FOUND, f"job {job.id} has {has}; expected --rank {last}, not {ask.rank}")
     node_id = nodes[ask.rank]
     if node_id not in job.open_nodes:
         raise RequestRefused(CONFLICT, f"rank {ask.rank} of job {job.id} has ended on node {node_id}; name another one")

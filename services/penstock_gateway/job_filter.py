@@ -88,8 +88,12 @@ def _columns(where: JobFilter, caller: Caller) -> list[tuple[str, Any]]:
         found.append((f"state IN ({','.join('?' * len(where.state))})", where.state))
     equal = ((field, getattr(where, field)) for field in ("user", "team", "pool", "parent", "model"))
     found += [(f"{field} = ?", wanted) for field, wanted in equal if wanted]
-    if where.model or where.name or where.parent:
+    if where.model or where.name or where.parent or where.group or where.array:
         found.append((sees, own))
+    if where.array:
+        found.append(("array = ?", where.array))
+    if where.group:
+        found.append(('("group" = ? OR array = ?)', (where.group, where.group)))
     if where.name.endswith("*"):
         begin = where.name[:-1].encode()
         found.append(("substr(CAST(name AS BLOB), 1, ?) = ?", (len(begin), begin)))
@@ -117,8 +121,9 @@ def _conditions(where: JobFilter, caller: Caller) -> Iterator[Callable[[Job], bo
     for field in ("user", "team", "pool", "parent"):
         if wanted := getattr(where, field):
             yield _equal(field, wanted)
-    if where.model or where.name or where.parent:
+    if where.model or where.name or where.parent or where.group or where.array:
         yield lambda job: caller.sees(job.spec)
+    yield from _together(where)
     if where.model:
         yield _equal("model", where.model)
     if where.name.endswith("*"):
@@ -129,6 +134,14 @@ def _conditions(where: JobFilter, caller: Caller) -> Iterator[Callable[[Job], bo
     if where.text:
         text = where.text.casefold()
         yield lambda job: text in job.id.casefold() or (text in job.spec.name.casefold() and caller.sees(job.spec))
+
+
+def _together(where: JobFilter) -> Iterator[Callable[[Job], bool]]:
+    """Yield the conditions on what jobs belong to."""
+    if array := where.array:
+        yield lambda job: job.spec.array is not None and job.spec.array.id == array
+    if group := where.group:
+        yield lambda job: job.spec.group == group or (job.spec.array is not None and job.spec.array.id == group)
 
 
 def _equal(field: str, wanted: str) -> Callable[[Job], bool]:

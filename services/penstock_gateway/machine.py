@@ -98,7 +98,7 @@ NOTIFY_SCHEMES: Final = (
     *("ntfy", "ntfys", "gotify", "gotifys", "tgram", "pover", "pbul", "zulip", "gchat", "matrix", "matrixs"),
 )
 """Kinds of addresses that say nothing on the gateway's machine itself."""
-SCHEMA: Final = "gateway.v33"
+SCHEMA: Final = "gateway.v34"
 
 
 class GatewayState(SchedulerState):
@@ -254,6 +254,8 @@ def _note_rules(state: GatewayState, event: Event, seq: int) -> None:
     if isinstance(event, JobFinished):
         if (job := state.jobs.get(event.job_id)) is not None:
             state.notifications.note(job, event, seq)
+    elif isinstance(event, SweepFinished) and event.sweep_id in state.sweeps:
+        state.notifications.note_sweep(state.sweeps[event.sweep_id].spec, event, seq)
     elif isinstance(event, NotificationRuleSet | NotificationRuleRemoved | NotificationSent | UserRemoved):
         state.notifications.apply(event)
 

@@ -17,6 +17,9 @@ import msgspec
 
 LOCAL_FILES: Final = frozenset({"template", "pgp", "pgpkey", "subfile", "keyfile", "certfile", "config", "attach"})
 """Parameters by which a plugin of apprise reads files of the machine that it runs on."""
+CONNECT_S: Final = 10.0
+READ_S: Final = 60.0
+"""A server that takes the message and is slow to say so would get it again: the gateway's own limit ends it first."""
 _UNREADABLE: Final = "apprise cannot read the address; its pages say how each kind is written"
 MISSING: Final = "apprise is not installed on the gateway's machine; an operator can: pip install 'penstock[notify]'"
 
@@ -90,6 +93,8 @@ def carried_out(errand: Errand) -> SendOutcome:
     sender = apprise.Apprise(asset=apprise.AppriseAsset(secure_logging=True, async_mode=False))
     if not sender.add(errand.url):
         return SendOutcome(error=_said(heard, errand.url) or _UNREADABLE)
+    for service in sender:
+        service.socket_connect_timeout, service.socket_read_timeout = CONNECT_S, READ_S
     if errand.body and not sender.notify(title=errand.title, body=errand.body, body_format=apprise.NotifyFormat.TEXT):
         return SendOutcome(error=_said(heard, errand.url) or "the message could not be sent")
     return SendOutcome()

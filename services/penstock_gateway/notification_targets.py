@@ -24,15 +24,16 @@ from penstock_gateway import endpoints
 from penstock_gateway.acceptance import JobAction, job_named
 from penstock_gateway.authority import FORBIDDEN, Admit, Caller
 from penstock_gateway.commands import Commands
-from penstock_gateway.endpoints import BAD, UNAVAILABLE, RequestRefused, endpoint
+from penstock_gateway.endpoints import BAD, CONFLICT, UNAVAILABLE, RequestRefused, endpoint
 from penstock_gateway.machine import GatewaySettings, GatewayState
 from penstock_gateway.notification_sender import Errand, SendOutcome, problem
 from penstock_gateway.notifications import MOST_RULES, NotificationRule
-from penstock_gateway.user_queues import asker
+from penstock_gateway.user_queues import RepeatedRequests, asker
 from penstock_log import NotificationRuleRemoved, NotificationRuleSet, request_bodies, subjects, validation
 from penstock_log.text import duration, listed
 from penstock_log.views import ActAnswer
 
+Answering = Callable[[bytes, Caller], Awaitable[ActAnswer]]
 Send = Callable[[Errand], Awaitable[str]]
 """Sends, or checks an address; returns why that was impossible, or nothing."""
 _OWNER_ONLY: Final = 0o600
@@ -160,11 +161,25 @@ class NotificationCommands:
 
     def endpoints(self) -> list[Endpoint]:
         """Return the commands as endpoints."""
-        handlers = {"notify": self._set, "remove_notification": self._remove, "test_notification": self._test}
+        handlers = {
+            "notify": self._once(self._set),
+            "remove_notification": self._remove,
+            "test_notification": self._once(self._test),
+        }
         return [
             endpoint(name, subjects.command(name), self._admit, handler, self._most_bytes, concurrent=True)
             for name, handler in handlers.items()
         ]
+
+    def _once(self, answering: Answering) -> Answering:
+        """Return what answers a request that is asked again, as it takes long, with the answer to its first copy."""
+        repeated: RepeatedRequests[ActAnswer] = RepeatedRequests(self._commands.acts)
+
+        async def answer(body: bytes, caller: Caller) -> ActAnswer:
+            found, _ = await repeated.answer(caller.name, body, lambda: answering(body, caller))
+            return found
+
+        return answer
 
     async def _set(self, body: bytes, caller: Caller) -> ActAnswer:
         asked = validation.decode(body, request_bodies.NotifyRequest)
@@ -173,7 +188,7 @@ class NotificationCommands:
             if why := problem(asked.url, self._settings.notify_schemes):
                 raise RequestRefused(BAD, f"$.url: {why}")
             await self._commands.catch_up()
-            rule = f"n{self._new_id()}"
+            rule = asked.rule or f"n{self._new_id()}"
             self._decide(self._commands.state, asked, user, rule, caller)  # which refuses what cannot be
             if error := await self._sending(Errand(url=asked.url)):
                 raise RequestRefused(BAD, f"$.url: {error}")
@@ -193,6 +208,10 @@ class NotificationCommands:
         """Return the fact of a new rule, at no time, and what to answer."""
         if not user:
             raise RequestRefused(BAD, "$.by: expected the person who is to be told")
+        if (known := state.notifications.rules.get(rule)) is not None:
+            if known.user != user:
+                raise RequestRefused(CONFLICT, "$.rule: this id is taken; choose another one, or leave it out")
+            return JobAction(id=rule, state="set", message=f"{rule} is there already")
         if len(state.notifications.of_user.get(user, ())) >= MOST_RULES:
             raise RequestRefused(BAD, f"{user} has {MOST_RULES} rules already; remove some (penstock notify list)")
         about = _about(state, asked.id, caller)

@@ -25,6 +25,8 @@ from penstock_log import (
     NotificationSent,
     RunEnded,
     RunStarted,
+    SweepFinished,
+    SweepSpec,
     UserRemoved,
 )
 from penstock_log.job_state import JobState
@@ -207,6 +209,22 @@ class Notifications(msgspec.Struct):
             if kind and kind in wanted and rule.is_about(job):
                 rule.add(_notice(job, kind, event.at_s, seq))
 
+    def note_sweep(self, spec: SweepSpec, event: SweepFinished, seq: int) -> None:
+        """Note the end of a sweep, for the rules of its user and those that are about it."""
+        own = (rule for rule in self.of_user.get(spec.job.user, ()) if not self.rules[rule].about)
+        best = f"best {event.best_value:g}, by {event.best_job_id}" if event.best_value is not None else ""
+        notice = Notice(
+            seq=seq,
+            at_s=event.at_s,
+            kind=event.state,
+            job_id=event.sweep_id,
+            name=f"sweep {spec.name}",
+            reason=event.reason or best,
+        )
+        for rule_id in dict.fromkeys((*own, *self.of_about.get(event.sweep_id, ()))):
+            if event.state in self.rules[rule_id].on:
+                self.rules[rule_id].add(notice)
+
     def is_told(self, user: str) -> bool:
         """Return whether a person has a rule by which a job's own ``notify`` is told."""
         return any(not self.rules[rule_id].about for rule_id in self.of_user.get(user, ()))
@@ -329,5 +347,5 @@ def _said(notice: Notice) -> str:
 def _line(notice: Notice) -> str:
     about = f"{escaped(notice.name)} ({notice.job_id})"
     ran = f" after {duration(notice.span_s)}" if notice.kind != "waiting" and notice.span_s > 0 else ""
-    why = f": {escaped(notice.reason)}" if notice.reason and notice.kind != "completed" else ""
+    why = f": {escaped(notice.reason)}" if notice.reason else ""
     return f"{about} {_said(notice)}{ran}{why}"

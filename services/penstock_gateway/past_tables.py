@@ -337,4 +337,6 @@ def over_job(place: int, job: Job) -> OverJob:
         workload=job.profile_key or workload.key(spec),
         sample=job.sample is not None,
         finished_s=job.finished_s,
+        group=spec.group,
+        array=spec.array.id if spec.array is not None else "",
     )

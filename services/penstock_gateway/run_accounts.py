@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from penstock_log import TERMINAL, Event, Job, RunEnded, Slot
+from penstock_log import TERMINAL, Event, Job, RunEnded, RunStarted, Slot
 from penstock_log.usage import RunAccount, RunReport, Usage, by_day, total, usage
 from penstock_log.views import RunView
 
@@ -136,6 +136,7 @@ class JobAccount(msgspec.Struct, kw_only=True, omit_defaults=True):
                 kind=run.kind,
                 devices=tuple(f"{slot.node_id}/{run.kind}{index}" for slot in run.slots for index in slot.devices),
                 outcome=run.outcome,
+                start=run.start,
                 begun_step=run.begun_step,
                 end_step=run.end_step if run.is_over else 0,
                 usage=usage(run, now_s, measured=self.measured, report=None if run.is_over else report),
@@ -185,6 +186,8 @@ class JobAccount(msgspec.Struct, kw_only=True, omit_defaults=True):
         """Note what a fact says of the present run."""
         if isinstance(event, RunEnded) and event.epoch == run.epoch:
             self._note_end(run, event)
+        if isinstance(event, RunStarted) and event.epoch == run.epoch:
+            run.start = event.start or run.start
         is_whole = job.placement is not None and job.placement.epoch == run.epoch
         if not is_whole or len(job.open_nodes) < len(run.slots):
             beside = self._leave_devices(run, job, event.at_s, grants)

@@ -40,7 +40,8 @@ CREATE TABLE entries (
 ) WITHOUT ROWID;
 CREATE TABLE over (
     place INTEGER, seq INTEGER, change INTEGER, id TEXT, state TEXT, user TEXT, team TEXT, name TEXT, pool TEXT,
-    model TEXT, parent TEXT, workload TEXT, sample INTEGER, finished_s REAL, PRIMARY KEY (place, seq)
+    model TEXT, parent TEXT, "group" TEXT, array TEXT, workload TEXT, sample INTEGER, finished_s REAL,
+    PRIMARY KEY (place, seq)
 ) WITHOUT ROWID;
 CREATE INDEX over_of_users ON over (user, place);
 CREATE INDEX over_by_end ON over (pool, finished_s DESC, place);
@@ -48,7 +49,9 @@ CREATE TABLE over_sweeps (
     place INTEGER, seq INTEGER, change INTEGER, id TEXT, state TEXT, user TEXT, team TEXT, PRIMARY KEY (place, seq)
 ) WITHOUT ROWID;
 """
-_COLUMNS: Final = "place, id, state, user, team, name, pool, model, parent, workload, sample, finished_s"
+_COLUMNS: Final = (
+    'place, id, state, user, team, name, pool, model, parent, "group", array, workload, sample, finished_s'
+)
 
 _OF_ENTRY: Final = "key, place, body, max(seq) FROM entries"
 
@@ -99,6 +102,8 @@ class OverJob(msgspec.Struct, frozen=True):
     pool: str
     model: str
     parent: str
+    group: str
+    array: str
     workload: str
     sample: bool
     finished_s: float
@@ -418,7 +423,7 @@ class SnapshotFile:
                 rows = [self._row(one, snapshot.seq) for one in versions]
                 ended = [_over_row(change, one, snapshot.seq) for change, one in over]
                 self._writer.executemany("INSERT INTO entries VALUES (?, ?, ?, ?, ?)", rows)
-                self._writer.executemany(f"INSERT INTO over VALUES ({','.join('?' * 14)})", ended)  # noqa: S608
+                self._writer.executemany(f"INSERT INTO over VALUES ({','.join('?' * 16)})", ended)  # noqa: S608
                 of_sweeps = [(one.place, snapshot.seq, change, *astuple(one)[1:]) for change, one in over_sweeps]
                 self._writer.executemany("INSERT INTO over_sweeps VALUES (?, ?, ?, ?, ?, ?, ?)", of_sweeps)
                 snapshot.parts = {name: self._part_id(raw) for name, raw in parts.items()}

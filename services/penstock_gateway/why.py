@@ -41,9 +41,9 @@ _ENDINGS: Final = {
 }
 
 _NEVER: Final = {"never_fits", "no_nodes"}
-_NO_PLACE: Final = {*_NEVER, "held", "dependency", "begin"}
+_NO_PLACE: Final = {*_NEVER, "held", "dependency", "array", "begin"}
 """Causes with which it does not matter who stands before the job."""
-_OF_THAT_MOMENT: Final = frozenset({"held", "dependency", "begin", "backoff"})
+_OF_THAT_MOMENT: Final = frozenset({"held", "dependency", "array", "begin", "backoff"})
 _RULED_OUT_FOR_DEVICES: Final = {"capacity", "gang", "order"}
 
 
@@ -233,6 +233,9 @@ def _own(state: GatewayState, job: Job, now_s: float) -> StateCause | None:
         return StateCause("held", "it is on hold", f"penstock release {job.id}")
     if job.blocked:
         return StateCause("dependency", dependencies.why_text(job.spec.after, state.progress_of))
+    if job.in_line and (array := job.spec.array) is not None:
+        most = f"{count(array.most, 'job')} of its array {array.id} {'runs' if array.most == 1 else 'run'} at a time"
+        return StateCause("array", f"{most}, and so many come before it")
     if job.not_before_s > now_s and not job.failures:
         return StateCause("begin", f"{begin_text(job.not_before_s)}, in {duration(job.not_before_s - now_s)}")
     if job.not_before_s > now_s:

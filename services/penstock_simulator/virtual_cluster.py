@@ -40,12 +40,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar, get_args
 
 import msgspec
 import numpy as np
 from msgspec import Meta
 
+from penstock_log.spec import ContainerRuntime
 from penstock_simulator.outcome import UNTOUCHED, ClusterTimeline, Outcome
 from penstock_simulator.trace import Ints, Trace
 
@@ -72,6 +73,8 @@ class NodeGroup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     labels : dict of str to str
     cpus, host_memory_gib : float
         CPUs and memory of each node's host, for jobs; with 0 no job waits for them.
+    containers : tuple of str
+        What runs the images of jobs on each node; by default whatever a job needs.
     """
 
     gpus: Annotated[int, Meta(ge=1)]
@@ -82,6 +85,7 @@ class NodeGroup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     labels: dict[str, str] = {}
     cpus: Annotated[float, Meta(ge=0)] = 0.0
     host_memory_gib: Annotated[float, Meta(ge=0)] = 0.0
+    containers: tuple[ContainerRuntime, ...] = get_args(ContainerRuntime)
 
     @property
     def host_memory_bytes(self) -> int:

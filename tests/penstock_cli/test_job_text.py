@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from fake_gateway import FakeGateway, job_view, node_view, why_view
 
+from penstock_cli import job_text
 from penstock_cli.commands.cluster import node_table
 from penstock_cli.job_text import dry_run_lines, job_lines, job_table
 from penstock_log import JobSpec, MemoryNeed, views
@@ -63,6 +64,23 @@ def test_a_job_shows_how_it_shares() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("starts", "shown"),
+    [
+        ((), []),
+        (("",), []),
+        (("warm",), ["yes"]),
+        (("warm", "cold: its interpreter has the option -X"), ["no (its interpreter has the option -X)"]),
+    ],
+)
+def test_a_job_shows_whether_its_last_run_began_warm(starts: tuple[str, ...], shown: list[str]) -> None:
+    job, spec = job_view("j1"), JobSpec(name="train", command=("true",))
+    runs = tuple(views.RunView(pending_s=0.0, epoch=n, started_s=1.0, start=start) for n, start in enumerate(starts, 1))
+    runs += (views.RunView(pending_s=2.0),)  # which it waits for
+    detail = views.JobDetail(job=job, spec=spec, why=why_view(job), workload="w", speeds=(), seq=1, runs=runs)
+    assert [line.split(maxsplit=1)[1] for line in job_lines(detail) if line.startswith("warm:")] == shown
+
+
 def test_a_dry_run_names_those_beside_it() -> None:
     view = views.DryRunView(starts=True, kind="fast", devices=("n1/fast0",), beside=("a", "b"))
     assert dry_run_lines(view)[0] == "would start at once on n1/fast0 (fast), beside a, b"
@@ -110,3 +128,18 @@ def test_a_job_shows_what_it_borrows() -> None:
     assert line_of("wants", local_memory_bytes=2 << 30, spill_bytes=16 << 30) == (
         "1 x any kind but a bare CPU; each with 16GiB of borrowed memory, 2GiB of it kept on the host"
     )
+
+
+def test_an_array_is_a_line_with_what_its_jobs_do_where_several_are_listed() -> None:
+    def row(job_id: str, state: str, array: str = "", **fields: Any) -> views.JobRow:
+        about = {"name": "n", "user": "u", "gpus": 2, "submitted_s": 0.0, "wait_s": 1.0, "run_s": 2.0}
+        return views.JobRow(id=job_id, state=state, array=array, array_count=4 if array else 0, **{**about, **fields})
+
+    rows = [row("a", "R"), row("x-0", "CD", "x"), row("x-1", "R", "x"), row("b", "PD"), row("x-2", "PD", "x")]
+    a, x, b = job_text.folded([*rows, row("x-3", "PD", "x", cause="array")])
+    assert (a.id, b.id) == ("a", "b")
+    assert (x.id, x.state, x.gpus, x.run_s) == ("x", "R", 2, 8.0)
+    assert job_text.place_or_reason(x) == "array: 2 PD, 1 R, 1 CD of 4"
+    waits = job_text.folded([row("y-0", "PD", "y"), row("y-1", "PD", "y")])
+    assert [job_text.place_or_reason(one) for one in waits] == ["(2 PD of 4)"]
+    assert job_text.folded([row("z-0", "R", "z")])[0].id == "z-0"

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 import pytest
 from executor_cases import World, python
+from job_images import small_root
 from other_users import ALICE, as_root, let_through
 
 from penstock import code_folder
 from penstock_bus.memory import MemoryBus
 from penstock_executor import code_cache, code_fetch, job_folders
 from penstock_executor.code_cache import CodeCache, WorkFolders
-from penstock_log import RunStarted, RunWarned, code_tree, subjects
+from penstock_executor.launchers import sandbox
+from penstock_log import JobSpec, ProfileSample, RunStarted, RunWarned, SamplesRequested, code_tree, subjects
 from penstock_log.code_tree import PART_BYTES, BadTree, CodeRecord, CodeTree, TreeEntry, TreePart
 from penstock_testing import eventually
 
@@ -193,6 +196,20 @@ async def test_a_full_disk_is_a_warning_and_the_run_begins_once_there_is_room(
     assert (await world.facts("j1")).count("RunWarned") == 1
 
 
+async def test_what_no_disk_takes_fails_the_run_instead_of_holding_its_devices(
+    world: World, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lay_out(tree: CodeTree, cache: CodeCache, where: Path) -> None:
+        raise OSError(36, "File name too long")
+
+    await world.node()
+    code = await uploaded(world.bus, folder)  # type: ignore[arg-type]
+    monkeypatch.setattr(code_cache, "lay_out", lay_out)
+    await world.run("j1", *python(SHOW), code=code)
+    ended = await world.ended("j1")
+    assert (ended.outcome, "File name too long" in ended.reason) == ("failed", True)
+
+
 async def test_a_cancelled_job_is_not_fetched_for_any_more(
     world: World, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -302,3 +319,50 @@ async def test_a_users_job_runs_in_a_folder_of_its_users_on_a_node_of_roots(worl
     assert ended.outcome == "completed", ended.reason
     assert (await world.output("j1")).decode() == "65534 hello\n"
     assert await world.fact(RunStarted, "j1")
+
+
+@as_root
+@pytest.mark.parametrize("within", [{"sandbox": "bubblewrap"}, {"containers": "bubblewrap"}])
+async def test_the_whole_folder_is_seen_and_written_in_a_sandbox_and_in_an_image(
+    world: World, folder: Path, tmp_path_factory: pytest.TempPathFactory, within: dict[str, str]
+) -> None:
+    if why := sandbox.problem(65_534):
+        pytest.skip(f"NOT TESTED: {why}")
+    root = small_root(let_through(tmp_path_factory.mktemp("image")))
+    let_through(world.folder)  # which a new folder of pytest's closes again
+    await world.node(run_as="user", users={"alice": "nobody"}, **within)
+    code = await uploaded(world.bus, folder, "alice")  # type: ignore[arg-type]
+    script = "cat x.txt ../pkg/__init__.py && echo && echo mine > ../written && cat ../written"
+    image = str(root) if "containers" in within else ""
+    await world.submit("j1", "sh", "-c", script, code=code, cwd="data", user="alice", image=image)
+    await world.place("j1")
+    ended = await world.ended("j1")
+    assert ended.outcome == "completed", (ended.reason, await world.output("j1"))
+    assert (await world.output("j1")).decode().split() == ["helloVALUE", "=", "42", "mine"]
+    assert (world.folder / "n1" / "work" / "j1-1" / "code" / "written").stat().st_uid == 65_534
+
+
+async def test_a_sample_of_the_profilers_runs_in_the_folder_too(world: World, folder: Path) -> None:
+    (folder / "train.py").write_text("import pkg\nprint('sampled', pkg.VALUE)  # by penstock\n")
+    (folder / "other.py").write_text("print('never')\n")
+    await world.node()
+    code = await uploaded(world.bus, folder)  # type: ignore[arg-type]
+    for number, script in enumerate(("train.py", "other.py")):
+        spec = JobSpec(name="s", command=(sys.executable, script), code=code)
+        sample = ProfileSample(sample_id=f"s{number}", kind="fast", iterations=5)
+        await world.write(SamplesRequested(key=f"k{number}", spec=spec, samples=(sample,), at_s=world.now_s()))
+        await world.place(f"s{number}")
+        await world.ended(f"s{number}")
+    assert await world.output("s0") == b"sampled 42\n"
+    assert "opaque" in (await world.ended("s1")).reason
+
+
+async def test_a_module_of_the_folders_own_is_that_of_the_run_and_of_no_earlier_one(world: World, folder: Path) -> None:
+    await world.node()
+    (folder / "train.py").write_text("import pkg\nprint(pkg.VALUE)\n")
+    for number in range(3):
+        (folder / "pkg" / "__init__.py").write_text(f"VALUE = {number}\n")
+        code = await uploaded(world.bus, folder)  # type: ignore[arg-type]
+        await world.run(f"j{number}", sys.executable, "train.py", code=code)
+        await world.ended(f"j{number}")
+        assert await world.output(f"j{number}") == b"%d\n" % number

@@ -24,7 +24,7 @@ OF_AN_END = {"reason", "exit_code", "preemptions", "attempts", "steps", "metrics
         (JobView, Job, {"epoch", "share"}),
         (JobView, JobSpec, OF_A_SPECIFICATION),
         (WhyView, JobHistory, {"since_s"}),
-        (NodeView, Node, {"labels", "cpus", "host_memory_bytes", "held_by"}),
+        (NodeView, Node, {"labels", "cpus", "host_memory_bytes", "held_by", "containers"}),
         (ReplicaView, Vitals, OF_VITALS),
         (ResizeView, Demand, {"kinds", "reason", "gives"}),
         (GoodputView, SweepGoodput, {"rescale_gpu_s", "profile_gpu_s", "running_gpu_s"}),

@@ -144,6 +144,12 @@ async def test_too_many_files_and_too_much_of_one_user_are_refused(tmp_path: Pat
     async with gateway(MemoryBus(), settings=limits) as running, client_of(running) as client:
         with pytest.raises(ServiceError, match="5 files, and 4 are the most"):
             await client.upload(tmp_path)
+        (tmp_path / "4").unlink()
+        (tmp_path / "empty").mkdir()
+        with pytest.raises(ServiceError, match="5 files, links and empty folders, and 4 are the most"):
+            await client.upload(tmp_path)
+        (tmp_path / "empty").rmdir()
+        (tmp_path / "4").write_text("4" * 1000)
     limits = GatewaySettings(code_user_bytes=6000)
     async with gateway(MemoryBus(), settings=limits) as running, client_of(running) as client:
         await client.upload(tmp_path)
@@ -307,11 +313,20 @@ async def test_an_upload_during_a_collection_ends_with_all_of_its_files(
                 await go_on.wait()
             await real(self, wanted)
 
+        looks, looked_for_the_mark = MemoryBus.list_code, asyncio.Event()
+
+        async def noted(self: MemoryBus, pattern: str) -> list[str]:
+            if pattern == subjects.code_mark("alice"):
+                looked_for_the_mark.set()
+            return await looks(self, pattern)
+
         monkeypatch.setattr(MemoryBus, "remove_code", slow)
+        monkeypatch.setattr(MemoryBus, "list_code", noted)
         collection = asyncio.create_task(one.collect(NOW_S + 200 + GRACE_S))
         await at_the_records.wait()
         upload = asyncio.create_task(client.upload(folder))
-        await asyncio.sleep(0)
+        looking = asyncio.create_task(looked_for_the_mark.wait())
+        await asyncio.wait([upload, looking], return_when=asyncio.FIRST_COMPLETED)
         go_on.set()
         assert await collection > 0
         again = await upload
@@ -332,3 +347,15 @@ async def test_a_collection_that_died_leaves_nothing_behind_for_good(
         monkeypatch.undo()
         assert await one.collect(NOW_S + 200 + GRACE_S) > 0
         assert one.bus.server.code == {}
+
+
+async def test_a_script_that_is_left_out_is_said_before_anything_is_sent(served: Gateway, folder: Path) -> None:
+    (folder / ".penstockignore").write_text("*.py\n!keep.py\n")
+    (folder / "keep.py").write_text("print(1)\n")
+    (folder / "run.sh").write_text("#!/bin/sh\n")
+    async with client_of(served, "alice") as client:
+        with pytest.raises(CodeFolderError, match=r"train\.py is in .*, and is left out .* a line !train\.py in"):
+            await client.submit(name="a", command=COMMAND, workdir=str(folder))
+        assert served.bus.server.code == {}  # type: ignore[attr-defined]
+        for command in (("python", "keep.py"), ("./run.sh",), ("python", "/somewhere/else.py"), ("ls",)):
+            await client.submit(name="a", command=command, workdir=str(folder))

@@ -142,7 +142,7 @@ async def test_the_unique_beginning_of_an_id_is_taken_for_the_whole_one() -> Non
         (("afterok:j0",), "$.after: it was to wait until j0 has completed, and j0 has failed; leave it out"),
         (
             ("soon:j1",),
-            "after[0]: expected after:ID, afterok:ID, afterany:ID or afternotok:ID, with the id of a job or a sweep",
+            "after[0]: expected after:ID, afterok:ID, afterany:ID or afternotok:ID, with the id of a job, an ",
         ),
     ],
 )

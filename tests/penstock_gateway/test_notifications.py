@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from gateway_cases import NOW_S, submitted
+from gateway_cases import NOW_S, gateway, refusal, submitted, sweep_spec
+from gateway_cases import spec as job_spec
 
+from penstock_bus.memory import MemoryBus
 from penstock_gateway import machine, notifications
-from penstock_gateway.machine import GatewayState
+from penstock_gateway.machine import GatewaySettings, GatewayState
 from penstock_gateway.notification_sender import Errand, carried_out, problem
 from penstock_gateway.notifications import NotificationRule, Pace
 from penstock_log import (
@@ -20,7 +24,10 @@ from penstock_log import (
     NotificationRuleRemoved,
     NotificationRuleSet,
     NotificationSent,
+    SweepFinished,
+    SweepSubmitted,
     UserRemoved,
+    subjects,
 )
 
 PACE = Pace(gather_s=10.0, every_s=60.0)
@@ -164,3 +171,33 @@ def test_what_apprise_says_of_an_address_has_no_token_in_it() -> None:
     error = carried_out(Errand(url="json://ada:hush-hush@127.0.0.1:9/tok-1234", title="t", body="b")).error
     assert error
     assert not [part for part in ("hush-hush", "tok-1234") if part in error]
+
+
+def test_the_end_of_a_sweep_is_told_with_its_best_value() -> None:
+    spec = sweep_spec(id="s1", job=job_spec(user="ada"))
+    told = Told(rule(on=("completed",)), rule("n2", about="s1"), rule("n3", user="bob"))
+    told.apply(SweepSubmitted(at_s=NOW_S, sweep_id="s1", spec=spec))
+    told.apply(SweepFinished(at_s=NOW_S, sweep_id="s1", state="completed", best_job_id="s1-3", best_value=0.5))
+    assert notifications.message(told.of()).body.startswith("sweep s (s1) completed: best 0.5, by s1-3\n")
+    assert [told.of(name).left for name in ("n1", "n2", "n3")] == [1, 0, 0]
+
+
+async def test_a_rule_that_is_asked_for_again_is_the_same_rule(tmp_path: Path) -> None:
+    settings = GatewaySettings(append_timeout_s=60.0, query_timeout_s=60.0, notify_dir=str(tmp_path / "notify"))
+    asked = {"url": "json://127.0.0.1/token", "on": ["failed"], "rule": "n12345678", "by": "ada"}
+    async with MemoryBus() as bus, gateway(bus, settings=settings) as running:
+        first, second = await asyncio.gather(running.command("notify", asked), running.command("notify", asked))
+        third = await running.command("notify", {**asked, "name": "other"})
+        assert {one["id"] for one in (first, second, third)} == {"n12345678"}
+        assert third["message"] == "n12345678 is there already"
+        assert [one["id"] for one in (await running.query("notifications"))["rules"]] == ["n12345678"]
+        assert await refusal(running.command("notify", {**asked, "by": "bob"})) == (
+            409,
+            "$.rule: this id is taken; choose another one, or leave it out",
+        )
+        stored = [stored.commit for stored in await bus.read(subjects.notify("ada"))]
+        assert "token" not in repr(stored)
+        assert (tmp_path / "notify/n12345678").read_text() == asked["url"]
+        assert (tmp_path / "notify/n12345678").stat().st_mode & 0o777 == 0o600
+        await running.command("remove_notification", {"id": "n12345678", "by": "ada"})
+        assert list((tmp_path / "notify").iterdir()) == []

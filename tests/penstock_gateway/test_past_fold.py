@@ -61,6 +61,9 @@ ASKS = (
     JobsRequest(model="bert", user="ada"),
     JobsRequest(text="1"),
     JobsRequest(text="RAI", limit=4),
+    JobsRequest(group="nightly", limit=3),
+    JobsRequest(group="exp", state=("CD", "F")),
+    JobsRequest(array="exp", limit=2),
     JobsRequest(ids=("j1", "j0", "nobody")),
 )
 SWEPT = (
@@ -203,7 +206,7 @@ def test_a_recorded_cluster_is_answered_the_same(tmp_path: Path) -> None:
 
 
 def test_every_filter_of_jobs_is_one_that_the_past_knows() -> None:
-    known = {"state", "user", "team", "pool", "model", "text", "name", "parent"}
+    known = {"state", "user", "team", "pool", "model", "text", "name", "parent", "group", "array"}
     of_page = {"ids", "samples", "limit", "offset", "rows", "at"}
     assert set(JobsRequest.__struct_fields__) == known | of_page, "add it to job_filter._columns, ASKS, and this test"
 

@@ -52,6 +52,15 @@ def resumed(step: int, epoch: int, at_s: float) -> RunStarted:
     return RunStarted(at_s=at_s, job_id="j1", epoch=epoch, node_id="n1", devices=(0,), resumed_step=step)
 
 
+def test_a_run_says_how_it_began_on_its_nodes(log: Scenario[GatewayState]) -> None:
+    began = msgspec.structs.replace(started(), start="warm")
+    log.given(joined(), submitted(), placed(), began, msgspec.structs.replace(began, start=""), ended(loop_s=2.0))
+    (run,) = account(log).runs
+    assert run.start == "warm"
+    (shown,) = account(log).views(NOW_S, None)
+    assert shown.start == "warm"
+
+
 def test_a_run_is_accounted_from_submission_to_its_end(log: Scenario[GatewayState]) -> None:
     log.given(joined(), submitted(), placed(), started(), ended(loop_s=2.0, loop_steps=4, steps=4))
     (run,) = account(log).runs

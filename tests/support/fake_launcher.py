@@ -13,7 +13,7 @@ from pathlib import Path
 from penstock_cluster.device_backend import MemoryCaps
 from penstock_cluster.host_limits import Rlimit
 from penstock_executor.launchers.confinement import Confinement
-from penstock_executor.launchers.launcher import EntryRequest, OutputFate, OutputLimits, RunFence
+from penstock_executor.launchers.launcher import EntryRequest, OutputFate, OutputLimits, RunFence, WarmRequest
 
 
 @dataclass(eq=False)
@@ -64,6 +64,9 @@ class FakeLauncher:
     def kept(self) -> tuple[int, int]:
         return 0, 0
 
+    def close(self) -> None:
+        """Nothing is kept."""
+
     def memory_caps(self, cgroup: Path | None, /) -> MemoryCaps:
         del cgroup
         return Rlimit(reason="there are no processes")
@@ -81,9 +84,9 @@ class FakeLauncher:
         /,
         *,
         fence: RunFence | None = None,
-        preload: Sequence[str] = (),
+        warm: WarmRequest | None = None,
     ) -> FakeProcess:
-        del cwd, fence, preload
+        del cwd, fence, warm
         for name in ("stdout", "stderr"):
             (keep.folder if keep else folder).joinpath(name).touch()
         process = self.processes[folder] = FakeProcess(tuple(argv), dict(env))
@@ -97,11 +100,6 @@ class FakeLauncher:
     def adopt(self, folder: Path, /) -> FakeProcess | None:
         process = self.processes.get(folder)
         return process if process is not None and process.code is None else None
-
-    def entry(self, process: FakeProcess, folder: Path, cwd: str, /) -> tuple[str, ...]:
-        if process.code is not None:
-            raise ProcessLookupError(f"no program runs in {folder}")
-        return ("/usr/bin/env", "-C", cwd)
 
     def exit_fd(self, process: FakeProcess, /) -> int:
         return os.dup(process.ended)

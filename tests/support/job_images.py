@@ -6,10 +6,14 @@ import os
 import re
 import shutil
 import subprocess
-import sysconfig
+import sys
+import tomllib
+from collections.abc import Iterable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
+LIBS: Final = Path(__file__).parents[2] / "libs"
 PROGRAMS: Final = (
     *("sh", "env", "sleep", "cat", "id", "ls", "touch", "head", "grep", "mkdir", "true", "test", "sync", "stat"),
     "python3",
@@ -37,11 +41,7 @@ def small_root(folder: Path) -> Path:
     shutil.copytree(standard, folder / str(standard).lstrip("/"), ignore=ignored)
     for extension in (standard / "lib-dynload").iterdir():
         files |= libraries(str(extension))
-    for path in files:
-        target = folder / os.path.realpath(os.path.dirname(path)).lstrip("/") / os.path.basename(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, target)
-        target.chmod(0o755)
+    copy_libraries(files, folder)
     for name in ("bin", "lib", "lib64", "sbin"):
         (folder / "usr" / name).mkdir(exist_ok=True)
         (folder / name).symlink_to(f"usr/{name}")
@@ -57,13 +57,45 @@ def libraries(path: str) -> set[str]:
     return set(re.findall(r"(/\S+) \(0x", found))
 
 
-def load(engine: str, root: Path) -> str:
+def copy_libraries(files: Iterable[str], root: Path) -> None:
+    """Copy shared libraries of this machine to where they are."""
+    for path in files:
+        target = root / os.path.realpath(os.path.dirname(path)).lstrip("/") / os.path.basename(path)
+        if not target.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target)
+            target.chmod(0o755)
+
+
+def load(engine: str, root: Path, name: str = NAME) -> str:
     """Have an engine take the file system as an image; return its name."""
     changes = (f"ENV GREETING={SAYS!r}".replace("'", '"'), 'ENTRYPOINT ["/bin/false"]', 'CMD ["never"]')
     options = [word for change in changes for word in ("--change", change)]
     with subprocess.Popen(["tar", "-C", str(root), "-c", "."], stdout=subprocess.PIPE) as tar:
-        subprocess.run([engine, "import", *options, "-", NAME], stdin=tar.stdout, check=True, capture_output=True)
-    return NAME if engine == "docker" else f"localhost/{NAME}"
+        subprocess.run([engine, "import", *options, "-", name], stdin=tar.stdout, check=True, capture_output=True)
+    return name if engine == "docker" else f"localhost/{name}"
 
 
-SITE: Final = sysconfig.get_paths()["platlib"]
+def add_sdk(root: Path, *more: str) -> Path:
+    """Give the image's Python the SDK's files and what it needs, and further packages of this environment."""
+    (packages,) = (path.parent for path in root.glob("usr/lib/python3*/os.py"))
+    for name in ("msgspec", *more):
+        origin = Path(str(find_spec(name).origin)).parent  # type: ignore[union-attr]
+        for folder in (origin, *origin.parent.glob(f"{name}.libs")):
+            shutil.copytree(folder, packages / folder.name, ignore=shutil.ignore_patterns("tests", "__pycache__"))
+            files = {path for compiled in folder.rglob("*.so*") for path in libraries(str(compiled))}
+            copy_libraries((path for path in files if not path.startswith(str(origin.parent))), root)
+    wheel = tomllib.loads((LIBS / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    for name in wheel["only-include"]:
+        (packages / name).parent.mkdir(exist_ok=True, parents=True)
+        if (LIBS / name).is_dir():
+            shutil.copytree(LIBS / name, packages / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copyfile(LIBS / name, packages / name)
+    return root
+
+
+def has_our_python() -> bool:
+    """Say whether the Python that goes into images is of this one's version, as compiled packages need."""
+    found = subprocess.check_output(["/usr/bin/python3", "-c", "import sys; print(sys.version_info[:2])"], text=True)
+    return found.strip() == str(sys.version_info[:2])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
+from zlib import crc32
 
 import numpy as np
 from gateway_cases import NOW_S, joined, spec, sweep_spec
@@ -55,6 +56,7 @@ from penstock_log import (
     Wait,
     workload,
 )
+from penstock_log.spec import ArrayMember
 
 T = TypeVar("T")
 _NODES: Final = ("n1", "n2", "n3")
@@ -166,7 +168,10 @@ class RandomHistory:
         kinds, others = ("after", "afterok", "afterany", "afternotok"), [*self._jobs, *self._sweeps]
         number = self._rng.choice((1, 2)) if others and self._rng.random() < 0.2 else 0
         after = {f"{self._rng.choice(kinds)}:{self._rng.choice(others)}" for _ in range(number)}
-        found = self._spec(job_id, parent=parent, hold=self._rng.random() < 0.1, after=tuple(sorted(after)))
+        number = crc32(job_id.encode())  # no draw, so that histories of old seeds stay as they are
+        array = ArrayMember(id="exp", index=number % 1000, most=2) if number % 5 == 0 else None
+        groups = {"group": ("", "nightly")[number % 2], "array": array}
+        found = self._spec(job_id, parent=parent, hold=self._rng.random() < 0.1, after=tuple(sorted(after)), **groups)
         return JobSubmitted(at_s=self._at_s(), job_id=job_id, spec=found)
 
     def _placed(self) -> AnyEvent:

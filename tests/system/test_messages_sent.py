@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import getpass
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +19,7 @@ TOKEN = "tok-never-in-the-log"
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in (("GATHER_S", "1"), ("EVERY_S", "0.2"), ("TIMEOUT_S", "20")):
+        for name, value in (("GATHER_S", "1"), ("EVERY_S", "0.2"), ("TIMEOUT_S", "100")):
             patch.setenv(f"PENSTOCK_GATEWAY_NOTIFY_{name}", value)
         one = Cluster(tmp_path_factory.mktemp("cluster"), "--devices", "fast:2")
         one.up()
@@ -55,6 +56,7 @@ def test_a_webhook_and_a_mail_tell_of_a_failed_job_with_its_last_words(cluster: 
         assert title == "ada@example.org: Penstock: train (boom) failed"
         assert "<b>no such file</b>" in body.replace("&lt;", "<").replace("&gt;", ">")
 
+        assert len(cluster.run("notify", "list").stdout.splitlines()) == 3  # whatever the client had to ask again
         cluster.run("notify", "test", to_hook)
         assert hook.wait(2)[1][0] == "Penstock: a test"
         assert "hook" in (listed := cluster.run("notify", "list").stdout)
@@ -104,6 +106,29 @@ def test_what_waits_for_long_and_what_a_job_asks_for_itself_is_told(cluster: Clu
         cluster.run("submit", "--id", "asks", "--notify", "completed", "--", "true")
         cluster.run("submit", "--id", "asks-not", "--", "true")
         assert hook.wait(2)[1][0] == "Penstock: true (asks) completed"
+
+
+async def test_another_gateway_tells_what_the_one_that_was_killed_did_not(tmp_path: Path) -> None:
+    with webhook() as hook, pytest.MonkeyPatch.context() as patch:
+        for name, value in (("GATHER_S", "0.5"), ("EVERY_S", "0.2"), ("TIMEOUT_S", "100")):
+            patch.setenv(f"PENSTOCK_GATEWAY_NOTIFY_{name}", value)
+        two = Cluster(tmp_path / "data", "--emulate", "fast:2", "--replicas", "gateway=2")
+        two.up()
+        try:
+            rule_of(two, f"json://127.0.0.1:{hook.port}", "--on", "completed")
+            ids = []
+            for pid in two.pids("gateway"):  # one of them is the one that sends
+                async with two.client() as client:
+                    answers = await client.submit_all([{"name": "j", "command": ["true"]} for _ in range(10)])
+                    ids += [answer.id for answer in answers]
+                    for answer in answers:
+                        await client.wait(answer.id)
+                os.kill(pid, signal.SIGKILL)
+            seen = 0
+            while len({one for one in ids if any(f"({one})" in body for _, body in hook.wait(seen))}) < len(ids):
+                seen += 1
+        finally:
+            two.down()
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,9 @@ async def test_a_run_whose_time_is_over_saves_a_checkpoint_and_its_job_has_faile
     cluster = Cluster(tmp_path / "data", "--emulate", "fast:3")
     cluster.up()
     try:
-        saves = submitted(cluster, "-t", "4s", "--retries", "2", "--", sys.executable, str(tmp_path / "loop.py"))
+        saves = submitted(
+            cluster, "-t", "4s", "--warn", "0", "--retries", "2", "--", sys.executable, str(tmp_path / "loop.py")
+        )
         opaque = submitted(cluster, "--time", "0:04", "--", "sleep", "1000")
         longer = submitted(cluster, "--time", "4s", "--", "sleep", "6")
         cluster.run("extend", longer, "1h")

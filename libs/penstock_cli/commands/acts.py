@@ -1,20 +1,22 @@
 """
-Commands that act on jobs: ``cancel``, ``hold``, ``release``, on those that are named or on all that match; ``extend``.
+Commands about jobs that are named, or all that match: ``cancel``, ``hold``, ``release``, ``retry``, ``extend``.
 
 Many jobs are one request. What a filter chooses is counted first, and a person at a terminal is asked.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import TYPE_CHECKING, Annotated, Final
+
+import msgspec
 
 from penstock_cli import render
 from penstock_cli.invocation import (
     AnswerOut,
     CommandOptions,
     Exit,
-    JobId,
     act,
     ask,
     bad_input,
@@ -23,7 +25,7 @@ from penstock_cli.invocation import (
     tell,
 )
 from penstock_cli.parameters import Argument, Context, Option, PlainCommand
-from penstock_cli.value_formats import job_states, time_limit_s
+from penstock_cli.value_formats import array, job_states, time_limit_s
 
 if TYPE_CHECKING:
     import typer
@@ -33,8 +35,17 @@ if TYPE_CHECKING:
     from penstock_log.request_bodies import JobFilter, Verb
 
 Jobs = Annotated[list[str] | None, Argument(metavar="JOB...", help="Job ids, or unique beginnings of them.")]
-_DONE: Final[dict[Verb, str]] = {"cancel": "cancelled", "hold": "held", "release": "released"}
-_OTHERS: Final = "or --user, --state, --name, --sweep, --pool, --team or --all for all that match"
+_DONE: Final[dict[Verb, str]] = {
+    "cancel": "cancelled",
+    "hold": "held",
+    "release": "released",
+    "extend": "extended",
+    "retry": "retried",
+}
+_OTHERS: Final = "or --user, --state, --name, --group, --sweep, --pool, --team or --all for all that match"
+_NOT_FOUND: Final = 404
+_CONFLICT: Final = 409
+_MEMBERS: Final = re.compile(r"(.+)-\[([0-9,:-]+)\]")
 
 
 class JobSelection(CommandOptions, frozen=True):
@@ -48,6 +59,7 @@ class JobSelection(CommandOptions, frozen=True):
     sweep: Annotated[
         str, Option("--sweep", "--parent", help="Trials of this sweep; not the sweep: `sweep cancel`.")
     ] = ""
+    group: Annotated[str, Option("--group", help="Those of this group, or of the array of this id.")] = ""
     pool: Annotated[str, Option("--pool", help="Those of this pool.")] = ""
     team: Annotated[str, Option("--team", help="Those of this team.")] = ""
     mine: Annotated[bool, Option("--all", "-a", help="All jobs of yours.")] = False
@@ -67,22 +79,24 @@ class JobSelection(CommandOptions, frozen=True):
         from penstock_log.request_bodies import JobFilter
 
         states = job_states(self.state or [])
-        narrows = bool(states or self.name or self.sweep or self.pool or self.team)
+        narrows = bool(states or self.name or self.sweep or self.group or self.pool or self.team)
         if self.everybody and (self.user or self.mine or not narrows):
-            bad_input("--everybody says whose jobs; expected --state, --name, --sweep, --pool or --team with it")
+            bad_input(
+                "--everybody says whose jobs; expected --state, --name, --group, --sweep, --pool or --team with it"
+            )
         if bool(jobs) == (narrows or bool(self.user) or self.mine):
             bad_input(f"expected the ids of jobs, {_OTHERS}")
         if jobs:
             return None
         user = self.user or ("" if self.everybody else "me")
-        return JobFilter(state=states, user=user, name=self.name, parent=self.sweep, pool=self.pool, team=self.team)
+        where = JobFilter(state=states, user=user, name=self.name, parent=self.sweep, pool=self.pool, team=self.team)
+        return msgspec.structs.replace(where, group=self.group)
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands, in the order of the help."""
     for command in PLAIN.values():
         app.command()(command.function)
-    app.command()(extend)
 
 
 @flattened
@@ -110,9 +124,33 @@ def release(ctx: Context, chosen: JobSelection, jobs: Jobs = None, output: Answe
     _act(ctx, "release", jobs or [], chosen, output)
 
 
+@flattened
+def retry(
+    ctx: Context,
+    chosen: JobSelection,
+    jobs: Jobs = None,
+    *,
+    failed: Annotated[bool, Option("--failed", help="Those that failed; so it is without --cancelled.")] = False,
+    cancelled: Annotated[bool, Option("--cancelled", help="Those too that were cancelled.")] = False,
+    output: AnswerOut = "text",
+) -> None:
+    """
+    Run jobs again that failed, each as a new job in its place.
+
+    It has the same specification and groups, and goes on from the last checkpoint of the one before. What was retried
+    before is not retried again, but the retry of it is, if it failed.
+    """
+    if (failed or cancelled) and not jobs:
+        states = ["F"] * (failed or not cancelled) + (["CA", "F"] if cancelled else [])
+        chosen = msgspec.structs.replace(chosen, state=[*(chosen.state or []), *states])
+    _act(ctx, "retry", jobs or [], chosen, output)
+
+
+@flattened
 def extend(
     ctx: Context,
-    job: JobId,
+    chosen: JobSelection,
+    job: Annotated[str, Argument(metavar="[JOB]", help="Job id, or a unique beginning of one.")] = "",
     more: Annotated[
         str, Argument(metavar="[TIME]", help="So much more than it may run so far, such as 30m or 2h.")
     ] = "",
@@ -124,28 +162,43 @@ def extend(
     if bool(more) == bool(to):
         bad_input("expected either how much more (penstock extend JOB 2h) or how much in all (--to 12h, --to none)")
     limit_s = time_limit_s(to, "--to") if to else None
+    if chosen != JobSelection() or not job:
+        if limit_s is None:
+            bad_input("of many jobs, expected how much in all: --to 12h, or --to none")
+        _act(ctx, "extend", [job] if job else [], chosen, output, limit_s=limit_s)
+        return
     add_s = time_limit_s(more, "TIME") if more else 0.0
     if more and not add_s:
         bad_input(f"TIME {more!r} is no time to add; expected such as 30m or 2h, or --to none for no limit")
     act(ctx, [job], lambda client, one: client.extend(one, add_s, limit_s=limit_s), output)
 
 
-PLAIN: Final = {command.__name__: PlainCommand(command) for command in (cancel, hold, release)}
+PLAIN: Final = {command.__name__: PlainCommand(command) for command in (cancel, hold, release, retry, extend)}
 
 
-def _act(ctx: Context, verb: Verb, jobs: list[str], chosen: JobSelection, output: str, *, reason: str = "") -> None:
+def _act(
+    ctx: Context,
+    verb: Verb,
+    jobs: list[str],
+    chosen: JobSelection,
+    output: str,
+    *,
+    reason: str = "",
+    limit_s: float | None = None,
+) -> None:
+    jobs = [one for job in jobs for one in _members(job)]
     where, dry_run = chosen.where(jobs), chosen.dry_run
-    if len(jobs) == 1 and not dry_run:
+    if len(jobs) == 1 and not dry_run and verb in {"cancel", "hold", "release"}:
         return act(ctx, jobs, lambda client, job: _one(client, verb, job, reason), output)
     asks = where is not None and not chosen.yes and not dry_run and _is_person()
 
     async def act_on_them(client: GatewayClient) -> views.BulkView | None:
         resolved = _resolved(where, client)
         if asks:
-            found = await client.act_on_all(verb, where=resolved, dry_run=True)
+            found = await client.act_on_all(verb, where=resolved, dry_run=True, limit_s=limit_s)
             if found.changed > 1 and not _agreed(verb, found.changed, resolved):
                 return None
-        return await client.act_on_all(verb, jobs, where=resolved, reason=reason, dry_run=dry_run)
+        return await client.act_on_all(verb, jobs, where=resolved, reason=reason, dry_run=dry_run, limit_s=limit_s)
 
     done = ask(ctx, act_on_them)
     if done is None:
@@ -155,23 +208,49 @@ def _act(ctx: Context, verb: Verb, jobs: list[str], chosen: JobSelection, output
     return _end(done, ctx.obj["url"])
 
 
+def _members(job: str) -> list[str]:
+    """
+    Return the jobs of an array that ``ARRAY-[3-7]`` names; any other word as it is.
+
+    Examples
+    --------
+    >>> _members("exp-[3-5,9]"), _members("exp")
+    (['exp-3', 'exp-4', 'exp-5', 'exp-9'], ['exp'])
+    """
+    found = _MEMBERS.fullmatch(job)
+    return [f"{found[1]}-{index}" for index in array(found[2]).indices] if found is not None else [job]
+
+
 def _is_person() -> bool:
     return sys.stdin is not None and sys.stdin.isatty() and sys.stdout is not None and sys.stdout.isatty()
 
 
 async def _one(client: GatewayClient, verb: Verb, job: str, reason: str) -> views.ActAnswer:
-    """Act on one job by its own command, which says more where the id is none."""
-    if verb == "cancel":
-        return await client.cancel(job, reason)
-    return await (client.hold(job) if verb == "hold" else client.release(job))
+    """Act on one job by its own command, which says more where the id is none; or on an array that has this id."""
+    from penstock_bus.errors import ServiceError
+    from penstock_log import views
+    from penstock_log.request_bodies import JobFilter
+
+    try:
+        if verb == "cancel":
+            return await client.cancel(job, reason)
+        return await (client.hold(job) if verb == "hold" else client.release(job))
+    except ServiceError as error:
+        if error.code not in {_NOT_FOUND, _CONFLICT}:
+            raise
+        done = await client.act_on_all(verb, where=JobFilter(array=job), reason=reason)
+        if not done.matched:
+            raise
+    message = f"{render.count(done.changed, 'job')} of array {job} {_DONE[verb]}"
+    if done.refused:
+        message += f"; {render.count(done.refused, 'job')} could not be"
+    return views.ActAnswer(id=job, changed=done.changed > 0, state="", message=message)
 
 
 def _resolved(where: JobFilter | None, client: GatewayClient) -> JobFilter | None:
     """Return a filter with the name of who asks, as the server knows it, for ``me``."""
     if where is None or where.user != "me":
         return where
-    import msgspec
-
     from penstock.submission import user_name
 
     return msgspec.structs.replace(where, user=client.user or user_name())

@@ -57,7 +57,7 @@ def register(app: typer.Typer) -> None:
 
 
 def nodes(ctx: Context, output: Out = "table", at: At = None) -> None:
-    """List nodes; with -o wide their devices and what runs on them."""
+    """List nodes; with -o wide what runs on their devices."""
     found = ask_once(ctx, lambda client: client.nodes(moment(at)))
     if not render.as_json(found, output):
         table = node_table(found.nodes, now_s(), wide=output == "wide", memory=found.memory)
@@ -67,13 +67,28 @@ def nodes(ctx: Context, output: Out = "table", at: At = None) -> None:
 def node_table(
     nodes: Iterable[views.NodeView], now_s: float, *, wide: bool = False, memory: Iterable[views.NodeMemoryView] = ()
 ) -> Table:
-    """Return the list of nodes; ``wide`` has a row for each of their devices, and what memory they lend."""
+    """Return the list of nodes; ``wide`` has a row for each of their devices, and what they lend and run images by."""
     if wide:
-        headers = ("NODE", "POOL", "ST", "DEVICE", "KIND", "MEMORY", "BACKEND", "SPEED", "JOB", "HOST", "HEARD")
+        nodes = list(nodes)
+        headers: tuple[str, ...] = (
+            "NODE",
+            "POOL",
+            "ST",
+            "DEVICE",
+            "KIND",
+            "MEMORY",
+            "BACKEND",
+            "SPEED",
+            "JOB",
+            "HOST",
+            "HEARD",
+        )
         rows = [row for node in nodes for row in _device_rows(node, now_s)]
+        images = {node.id: ",".join(node.containers) for node in nodes if node.containers}
         lends = {one.id: job_text.lent_memory(one) for one in memory}
-        if lends:
-            return (*headers, "LENDS"), [(*row, lends.get(row[0], "-")) for row in rows]
+        for name, known in (("IMAGES", images), ("LENDS", lends)):
+            if known:
+                headers, rows = (*headers, name), [(*row, known.get(row[0], "-")) for row in rows]
         return headers, rows
     return ("NODE", "POOL", "ST", "BUSY", "IDLE", "KINDS", "HEARD"), [_node_row(node, now_s) for node in nodes]
 

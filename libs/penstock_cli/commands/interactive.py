@@ -32,12 +32,17 @@ ENTER_S: Final = 120
 """So long a shell's job waits for the shell before it ends."""
 _HOLDER: Final = f"""\
 trap 'entered=1' USR1
-trap 'exit 0' TERM
-sleep {ENTER_S} & wait $!
+trap '[ "$PENSTOCK_WORLD_SIZE" = 1 ] && exit 0; exit 143' TERM
+[ "$PENSTOCK_RANK" = 0 ] || entered=1
+[ "$entered" ] || {{ sleep {ENTER_S} & wait $!; }}
 [ "$entered" ] || {{ echo "nobody has come within {ENTER_S} s" >&2; exit 1; }}
 while :; do sleep 3600 & wait $!; done
 """
-"""The program of a shell's job: it is there until the shell is not."""
+"""
+The program of a shell's job: it is there until the shell is not.
+
+Where there are several, as of a shell on two nodes, the first one ends badly, so that all of them do.
+"""
 _LOGIN_SHELL: Final = """\
 case "$SHELL" in
 "" | */nologin | */false) SHELL=$(command -v bash || echo /bin/sh) ;;
@@ -58,10 +63,11 @@ def register(app: typer.Typer) -> None:
 
 def exec_(ctx: Context, job: JobId, *, rank: Rank = 0, tty: Tty = None) -> None:
     """
-    Run the command behind -- in a running job: beside its program, with all that this has.
+    Run the command behind -- in a running job.
 
-    For example: penstock exec JOB -- nvidia-smi; or, with a terminal: penstock exec JOB -- bash. The exit code is the
-    command's. The command ends with the job's run, and when nothing is heard of this program any more.
+    It runs beside the job's program, with all that this has. For example: penstock exec JOB -- nvidia-smi; or, with a
+    terminal: penstock exec JOB -- bash. The exit code is the command's. The command ends with the job's run, and when
+    nothing is heard of this program any more.
     """
     argv = tuple(ctx.meta.get(COMMAND, ()))
     if not argv:
@@ -75,17 +81,18 @@ def exec_(ctx: Context, job: JobId, *, rank: Rank = 0, tty: Tty = None) -> None:
 @flattened
 def shell(ctx: Context, job: JobOptions, files: Files = None, *, strict: Strict = False, tty: Tty = None) -> None:
     """
-    Open a shell on devices of its own: penstock shell --gpus 1 --time 1h.
+    Open a shell on devices of its own.
 
-    Submits a job, waits until it has started, and opens the login shell of its user there, or runs the command behind
-    --. The job ends with the shell. Ctrl-C while it waits cancels it.
+    For example: penstock shell --gpus 1 --time 1h. Submits a job, waits until it has started, and opens the login shell
+    of its user there, or runs the command behind --. The job ends with the shell. Ctrl-C while it waits cancels it.
     """
     from penstock_cli import spec_file
 
     if files:
         bad_input(f"{files[0]!r}: a shell takes no job file; give flags, such as --gpus 1 --time 1h")
     command = tuple(ctx.meta.get(COMMAND, ()))
-    given = {"name": "shell", "idle": "allow", "retries": 0, **job.given(("/bin/sh", "-c", _HOLDER))}
+    own = {"name": "shell", "idle": "allow", "retries": 0, "processes": "node"}  # one, which has all of its devices
+    given = {**own, **job.given(("/bin/sh", "-c", _HOLDER))}
     spec = spec_file.job(spec_file.EMPTY, given)
     has_terminal = _is_terminal() if tty is None else tty
     argv = command or ("/bin/sh", "-c", _LOGIN_SHELL)
@@ -102,10 +109,10 @@ def attach(
     rank: Annotated[int | None, Option("--rank", min=0, help="Only this process; by default all.")] = None,
 ) -> None:
     """
-    Follow a job's output from its last lines on; Ctrl-C detaches, and the job goes on.
+    Follow a job's output from its last lines on.
 
-    A job's standard input is empty, so what is typed goes nowhere: penstock exec runs a command in the job. The exit
-    code is the job's own once it has ended.
+    Ctrl-C detaches, and the job goes on. A job's standard input is empty, so what is typed goes nowhere: penstock exec
+    runs a command in the job. The exit code is the job's own once it has ended.
     """
     from penstock_cli.commands.jobs import stream
     from penstock_cli.commands.submit import exit_code

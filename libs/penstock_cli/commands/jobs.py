@@ -54,6 +54,7 @@ def ps(
     user: Annotated[str, Option("--user", "-u", help="Of this user; `me` is you.")] = "",
     name: Annotated[str, Option("--name", "-n", help="With this name, or this beginning: 'train*'.")] = "",
     sweep: Annotated[str, Option("--sweep", help="Trials of this sweep.")] = "",
+    group: Annotated[str, Option("--group", help="Of this group, or of the array of this id.")] = "",
     team: Annotated[str, Option("--team", help="Of this team.")] = "",
     pool: Annotated[str, Option("--pool", help="Of this pool.")] = "",
     model: Annotated[str, Option("--model", help="Of this workload, as --model of submit names it.")] = "",
@@ -78,6 +79,7 @@ def ps(
                 user=user,
                 name=name,
                 parent=sweep,
+                group=group,
                 team=team,
                 pool=pool,
                 model=model,
@@ -88,7 +90,7 @@ def ps(
                 at=moment(at),
             )
 
-        if everything or asked or sweep:
+        if everything or asked or sweep or group:
             return await jobs(asked, limit)
         return _merged(await jobs(_ENDED, min(ENDED_SHOWN, limit)), await jobs(_OPEN, limit))
 
@@ -101,6 +103,7 @@ def ps(
             user=user,
             name=name,
             parent=sweep,
+            group=group,
             team=team,
             pool=pool,
             model=model,
@@ -113,7 +116,8 @@ def ps(
     else:
         found = ask(ctx, listed)
     if not render.as_json(found, output):
-        render.show_table(*job_text.job_table(found.rows or found.jobs, wide=output == "wide"), wide=output == "wide")
+        rows = found.rows if group else job_text.folded(found.rows)
+        render.show_table(*job_text.job_table(rows or found.jobs, wide=output == "wide"), wide=output == "wide")
 
 
 _OPEN = ("PD", "R", "PR", "CG")

@@ -16,7 +16,7 @@ from penstock_log.spec import NotifyKind
 if TYPE_CHECKING:
     from penstock_log.views import NotificationRuleView
 
-notify_app = typer.Typer(help="Be told of what becomes of your jobs: by mail, Slack, a webhook.", no_args_is_help=True)
+notify_app = typer.Typer(help="Be told what becomes of your jobs.", no_args_is_help=True)
 Rule = Annotated[str, typer.Argument(metavar="RULE", help="Id of a rule, as `penstock notify list` shows it.")]
 _KINDS: Final = get_args(NotifyKind)
 _WAITING: Final = re.compile(r"waiting\s*>\s*(\S+)")

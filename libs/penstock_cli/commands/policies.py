@@ -1,29 +1,32 @@
 """
-Commands about settings and workloads: ``policy`` and ``profile``.
+Commands about settings and workloads: ``policy``, ``quota`` and ``profile``.
 
-``policy`` shows and sets by what the pools are run. ``profile`` shows what is known of a workload, and of an elastic
-one how it scales with batch size and devices, as a table.
+``policy`` shows and sets by what the pools are run, ``quota`` what of them is each team's own. ``profile`` shows what
+is known of a workload, and of an elastic one how it scales with batch size and devices, as a table.
 """
 
 from __future__ import annotations
 
 import math
 import tomllib
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from penstock_cli import job_text, render
-from penstock_cli.invocation import AnswerOut, At, Out, call
+from penstock_cli.invocation import AnswerOut, At, Out, bad_input, call
 from penstock_cli.typer_commands import PolicyCommand
 from penstock_cli.value_formats import moment
 
 if TYPE_CHECKING:
+    from penstock.client import Client
     from penstock_log import MemoryNeed, Scalability, Setting, Timing, TrialsMeasured, views
 
 
 policy_app = typer.Typer(help="See and change what the pools are run by, while they run.", no_args_is_help=True)
+quota_app = typer.Typer(help="See and change the quotas of teams, while the pools run.", no_args_is_help=True)
 Pool = Annotated[str, typer.Option("--pool", help="Which pool.")]
 Why = Annotated[str, typer.Option("--reason", help="Kept in the log.")]
 
@@ -34,6 +37,10 @@ def register(app: typer.Typer) -> None:
     policy_app.command("set", cls=PolicyCommand)(set_)
     policy_app.command()(reset)
     app.add_typer(policy_app, name="policy")
+    quota_app.command("ls")(quotas)
+    quota_app.command("set")(set_quotas)
+    quota_app.command("rm")(remove_quotas)
+    app.add_typer(quota_app, name="quota")
     app.command()(profile)
 
 
@@ -73,6 +80,64 @@ def reset(
     unset = names or []
     answer = call(ctx, lambda client: client.set_policy(pool, unset=unset, reset=not unset, reason=reason))
     render.show_answer(answer, answer.message, output)
+
+
+def quotas(ctx: typer.Context, output: Out = "table") -> None:
+    """List the quotas in force, and how many devices the jobs of each team hold."""
+
+    async def looked_up(client: Client) -> tuple[views.PoliciesView, views.JobsView]:
+        return await client.policies(), await client.jobs(state=("R", "PR", "CG"), limit=_MOST_HELD, rows=True)
+
+    found, running = call(ctx, looked_up)
+    if render.as_json(found, output):
+        return
+    held: Counter[tuple[str, str]] = Counter()
+    for job in running.rows:
+        held[job.pool, job.team] += job.gpus
+    rows = [
+        (one.pool, team, str(devices), "yes" if f"{_QUOTA}{team}" in one.settings else "", str(held[one.pool, team]))
+        for one in found.pools
+        for team, devices in sorted(one.quotas.items())
+    ]
+    if rows:
+        render.show_table(("POOL", "TEAM", "DEVICES", "LIVE", "HELD"), rows, wide=output == "wide")
+    else:
+        render.say("no team has a quota; `penstock quota set TEAM=DEVICES` gives it one")
+
+
+def set_quotas(
+    ctx: typer.Context,
+    given: Annotated[list[str], typer.Argument(metavar="TEAM=DEVICES...", help="Such as vision=16.")],
+    pool: Pool = "default",
+    reason: Why = "",
+    output: AnswerOut = "text",
+) -> None:
+    """Give teams other quotas of a pool from now on."""
+    chosen: dict[str, Setting] = {}
+    for word in given:
+        team, sign, devices = word.partition("=")
+        if not team or not sign or not devices.isdecimal():
+            bad_input(f"{word!r} is no quota; expected TEAM=DEVICES, such as vision=16")
+        chosen[f"{_QUOTA}{team}"] = int(devices)
+    answer = call(ctx, lambda client: client.set_policy(pool, chosen, reason=reason))
+    render.show_answer(answer, answer.message, output)
+
+
+def remove_quotas(
+    ctx: typer.Context,
+    teams: Annotated[list[str], typer.Argument(metavar="TEAM...", help="Whose.")],
+    pool: Pool = "default",
+    reason: Why = "",
+    output: AnswerOut = "text",
+) -> None:
+    """Go back to the quotas that the settings file has for these teams, if any."""
+    unset = [f"{_QUOTA}{team}" for team in teams]
+    answer = call(ctx, lambda client: client.set_policy(pool, unset=unset, reason=reason))
+    render.show_answer(answer, answer.message, output)
+
+
+_QUOTA: Final = "quota."
+_MOST_HELD: Final = 100_000
 
 
 def parsed(text: str) -> tuple[str, Setting]:

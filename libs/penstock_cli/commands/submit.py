@@ -33,7 +33,7 @@ from penstock_cli.invocation import (
 )
 from penstock_cli.parameters import COMMAND, Argument, Context, Option, PlainCommand
 from penstock_log import JobSpec, views, workload
-from penstock_log.workload import ARRAY_INDEX
+from penstock_log.spec import ArrayMember
 
 if TYPE_CHECKING:
     import asyncio
@@ -129,6 +129,7 @@ class JobOptions(CommandOptions, frozen=True):
     ] = None
     job_id: Annotated[str, Option("--id", help="Wished id: the same job under the same id is submitted once.")] = ""
     team: Annotated[str, Option("--team", help="Whom the work is for.")] = ""
+    group: Annotated[str, Option("--group", help="A name for jobs that are cancelled, held, retried … together.")] = ""
     model: Annotated[str, Option("--model", help="Names the workload, whatever the other arguments are.")] = ""
     profile: Annotated[
         Literal["auto", "on", "off"] | None,
@@ -254,6 +255,7 @@ class JobOptions(CommandOptions, frozen=True):
             "begins_from": self.begins_from,
             "keep_checkpoint": self.keep_checkpoint or None,
             "sharers": self.sharers,
+            "group": self.group,
             "preload": value_formats.words(self.preload or []),
             "notify": value_formats.words(self.notify or []),
             "after": value_formats.dependencies(self.after or []),
@@ -308,7 +310,9 @@ def submit(
     strict: Strict = False,
     check: Check = True,
     hold: Annotated[bool, Option("--hold", help="Accept it, start it on `penstock release`.")] = False,
-    array: Annotated[str, Option("--array", help="One job for each index, such as 0-9.")] = "",
+    array: Annotated[
+        str, Option("--array", help="One job for each index: 0-9, 1,3,7, 0-100:10; 0-199%8: 8 at a time.")
+    ] = "",
     dry_run: Annotated[bool, Option("--dry-run", help="Only say where and when it would start, or why not.")] = False,
     wait: Annotated[bool, Option("--wait", help="Until it ends; the exit code is the job's.")] = False,
     output: AnswerOut = "text",
@@ -323,7 +327,7 @@ def submit(
     named = _each_file(files or [], given)
     if dry_run and len(named) > 1:
         bad_input(f"--dry-run tells about one job, and there are {len(named)} files; give one")
-    indices = value_formats.array(array) if array else []
+    indices = value_formats.array(array) if array else None
     specs, unusable = _specs(named, given, check=check)
     if job.no_upload:
         specs = [submission.in_place(spec) for spec in specs]
@@ -425,16 +429,39 @@ def _require_job_file(words: list[str], verb: str) -> None:
     bad_input(f"{found}; for a plain command put -- before it: penstock {verb} -- {suggested}")
 
 
-def expand(spec: JobSpec, indices: Sequence[int]) -> list[JobSpec]:
-    """Return the job, or one for each index with the index in its environment and behind its wished id."""
-    if not indices:
+def expand(spec: JobSpec, given: value_formats.ArrayText | None) -> list[JobSpec]:
+    """Return the job, or one for each index of an array, with the index behind the array's id."""
+    if given is None:
         return [spec]
+    array_id, indices = spec.id or _array_id(), given.indices
+    if len(array_id) > _LONGEST_ARRAY_ID:
+        bad_input(f"--id {array_id!r} is too long for an array; expected {_LONGEST_ARRAY_ID} characters at most")
+    member = ArrayMember(
+        id=array_id,
+        index=0,
+        count=len(indices),
+        min=min(indices),
+        max=max(indices),
+        step=given.step,
+        most=given.most,
+    )
     return [
         msgspec.structs.replace(
-            spec, id=f"{spec.id}-{index}" if spec.id else "", env={**spec.env, ARRAY_INDEX: str(index)}
+            spec, id=f"{array_id}-{index}", array=msgspec.structs.replace(member, index=index), env=dict(spec.env)
         )
         for index in indices
     ]
+
+
+_LONGEST_ARRAY_ID: Final = 53
+
+
+def _array_id() -> str:
+    """Return a fresh id for an array that was given none."""
+    import base64
+    import secrets
+
+    return base64.b32encode(secrets.token_bytes(5)).decode().lower()
 
 
 def exit_code(job: views.JobView) -> int:

@@ -12,6 +12,8 @@ import contextlib
 import os
 import posixpath
 import re
+import socket
+import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, NamedTuple, cast
@@ -21,6 +23,7 @@ from penstock_cli.commands.interactive import Rank
 from penstock_cli.invocation import Failure, JobId, bad_input, call, tell
 from penstock_cli.parameters import Argument, Context, Option
 from penstock_cli.tar_stream import BLOCK_BYTES, Packing, Unpacking
+from penstock_log.text import gibibytes
 
 if TYPE_CHECKING:
     import typer
@@ -56,7 +59,7 @@ def port_forward(
     rank: Rank = 0,
 ) -> None:
     """
-    Forward ports of this machine to ports that a running job listens on.
+    Forward ports of this machine to those of a running job.
 
     For example, a notebook: penstock port-forward JOB 8888, and then http://127.0.0.1:8888 in a browser. Ends with
     Ctrl-C, and with the job's run.
@@ -135,14 +138,14 @@ async def carry_connection(
         stream = await session.connect(port)
     except BusError as error:
         tell(str(error))
-        writer.transport.abort()  # a reset, as from a port where nobody listens
+        _reset(writer)
         return
     down = asyncio.ensure_future(_carry_down(session, stream, writer))
     up = asyncio.ensure_future(session.feed(stream, _coming(reader)))
     try:
         await asyncio.gather(down, up)
     except (BusError, OSError):
-        writer.transport.abort()
+        _reset(writer)
     finally:
         for one in (down, up):
             one.cancel()
@@ -150,6 +153,14 @@ async def carry_connection(
         writer.close()
         with contextlib.suppress(BusError):
             await session.close_stream(stream)
+
+
+def _reset(writer: asyncio.StreamWriter) -> None:
+    """End a connection as one that did not come about, or broke: who has it hears of a reset."""
+    made = writer.get_extra_info("socket")
+    if made is not None:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()
 
 
 async def _carry_down(session: JobSession, stream: int, writer: asyncio.StreamWriter) -> None:
@@ -166,19 +177,22 @@ async def _coming(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
 
 
 # --- files
-_PACK: Final = """\
-t=$1
+_HAS_TAR: Final = """\
+command -v tar > /dev/null || { echo "penstock: there is no tar where the job runs; cp needs it" >&2; exit 1; }
+"""
+_PACK: Final = f"""\
+{_HAS_TAR}t=$1
 case $t in /*) ;; *) t=./$t ;; esac
-[ -e "$t" ] || [ -L "$t" ] || { echo "penstock: the job has no $1; it was looked for in $(pwd)" >&2; exit 1; }
+[ -e "$t" ] || [ -L "$t" ] || {{ echo "penstock: the job has no $1; it was looked for in $(pwd)" >&2; exit 1; }}
 cd -- "$(dirname -- "$t")" && exec tar -cf - -- "$(basename -- "$t")"
 """
-_UNPACK: Final = """\
-t=$1
+_UNPACK: Final = f"""\
+{_HAS_TAR}t=$1
 case $t in /*) ;; *) t=./$t ;; esac
 [ -d "$t" ] && cd -- "$t" && exec tar -xof -
 d=$(dirname -- "$t")
 case $1 in */) d=$t ;; esac
-[ -d "$d" ] || { echo "penstock: the job has no folder $d to copy into; make it first" >&2; exit 1; }
+[ -d "$d" ] || {{ echo "penstock: the job has no folder $d to copy into; make it first" >&2; exit 1; }}
 w=$(mktemp -d "$d/.penstock-cp-XXXXXX") || exit 1
 trap 'rm -rf -- "$w"' EXIT
 trap 'exit 1' HUP TERM INT
@@ -302,5 +316,5 @@ async def _copied(
 def _told(side: Packing | Unpacking, code: int) -> int:
     """Say to a person how much was copied; return the exit code."""
     if not code and os.isatty(2):
-        tell(f"{render.count(side.files, 'file')}, {side.size_bytes / 2**20:,.1f} MiB copied")
+        tell(f"{render.count(side.files, 'file')}, {gibibytes(side.size_bytes)} copied")
     return code

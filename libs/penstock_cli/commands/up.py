@@ -276,6 +276,7 @@ WHAT: Final = {
 
 _KEPT: Final = {
     "EVT": ("EVT", "the log itself: never purged"),
+    "CODE": ("CODE", "what jobs' folders hold; the gateway removes what none needs"),
     "KV_penstock-leases": ("KV_penstock-leases", "who leads"),
 }
 _NAMED: Final = 5

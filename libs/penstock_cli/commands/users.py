@@ -310,7 +310,7 @@ def _reached(found: Login) -> Login:
 
 
 def whoami(ctx: typer.Context, output: Out = "table") -> None:
-    """Say as whom the cluster takes you, and what you may do there."""
+    """Say as whom the cluster takes you, with which role."""
     seen = call(ctx, lambda client: client.whoami())
     if not render.as_json(seen, output):
         who = seen.name or "no person, but a service, or anybody where the server knows no people"

@@ -266,7 +266,11 @@ class JobView(View, frozen=True, kw_only=True):
 
 
 class JobRow(View, frozen=True, kw_only=True, array_like=True):
-    """What a table of jobs shows of one; the fields are those of :class:`JobView`, in JSON an array in this order."""
+    """
+    What a table of jobs shows of one; the fields are those of :class:`JobView`, in JSON an array in this order.
+
+    ``array`` is the id of the job's array, and ``array_count`` how many jobs that has; empty and 0 where it is in none.
+    """
 
     id: str
     name: str
@@ -289,6 +293,8 @@ class JobRow(View, frozen=True, kw_only=True, array_like=True):
     host_memory_bytes: int = 0
     team: str = ""
     pool: str = ""
+    array: str = ""
+    array_count: int = 0
 
 
 class JobsView(View, frozen=True, kw_only=True):

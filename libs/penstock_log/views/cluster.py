@@ -105,7 +105,7 @@ class PolicyView(View, frozen=True, kw_only=True):
     settings : dict of str to Setting
         By name; all others are as the services' own settings say.
     quotas : dict of str to int
-        Team → devices, as the gateway's settings file has them; empty: there are none.
+        Team → devices: as set live, else as the gateway's settings file has them; empty: there are none.
     alpha : float
         Share of the users whose jobs enter a round at first; with 1, fairness between users does not count.
     learnt_gpu_s : tuple of float

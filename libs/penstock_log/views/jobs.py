@@ -94,6 +94,8 @@ class RunView(View, frozen=True, kw_only=True, omit_defaults=True):
         Such as ``n1/fast0``.
     outcome : str
         How it ended, ``timed_out`` where it was stopped for the job's time limit; empty where it goes on.
+    start : str
+        ``warm``, or ``cold: `` with the reason where its job asked in vain that it begins warm; empty otherwise.
     begun_step, end_step : int
         The steps after which it began and ended; the last is 0 where it goes on.
     usage : Usage
@@ -108,6 +110,7 @@ class RunView(View, frozen=True, kw_only=True, omit_defaults=True):
     kind: str = ""
     devices: tuple[str, ...] = ()
     outcome: str = ""
+    start: str = ""
     begun_step: int = 0
     end_step: int = 0
     usage: Usage = msgspec.field(default_factory=Usage)

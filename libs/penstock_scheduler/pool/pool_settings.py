@@ -10,6 +10,7 @@ round would do.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from itertools import pairwise
@@ -19,6 +20,7 @@ import msgspec
 from msgspec import Meta
 
 from penstock_log import Setting
+from penstock_log.spec import MOST_GPUS
 from penstock_log.validation import problems
 from penstock_policies.idleness import IdleRules
 from penstock_policies.queue_policies import QUEUE_POLICIES, policy_named
@@ -85,7 +87,10 @@ _KNOWN: Final[dict[str, type[msgspec.Struct]]] = {
     for name in owner.__struct_fields__
     if name != "quotas"
 }
-"""What can be set live: all but ``quotas``, which are agreed on and stand in the file."""
+"""What can be set live under its own name; quotas are set one by one, under :data:`QUOTA` and the team."""
+QUOTA: Final = "quota."
+"""Before a team's name: its quota, set live, in place of the one that the file gives it."""
+_TEAM: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 
 
 def names() -> list[str]:
@@ -113,19 +118,38 @@ def checked(settings: Mapping[str, Setting]) -> dict[str, Setting]:
     --------
     >>> checked({"order": "fifo", "thresholds_gpu_s": [60, 600]})
     {'order': 'fifo', 'thresholds_gpu_s': [60, 600]}
+    >>> checked({"quota.vision": 16})
+    {'quota.vision': 16}
     >>> checked({"ordre": "fifo"})
     Traceback (most recent call last):
     ValueError: no setting of a pool is called 'ordre'; did you mean 'order'?
     """
     for name in settings:
-        if name not in _KNOWN:
+        if not is_live(name):
             raise ValueError(f"no setting of a pool is called {name!r}; {_nearest_name(name, _KNOWN)}")
     for name, value in settings.items():
+        if name.startswith(QUOTA):
+            if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MOST_GPUS:
+                wanted = f"expected a number of devices from 0 to {MOST_GPUS}"
+                raise ValueError(f"{name}: {wanted}, got {value!r}; unset it to go back to what the file says")
+            continue
         try:
             msgspec.convert({name: value}, _KNOWN[name])
         except msgspec.ValidationError as error:
             raise ValueError(_message_of(name, value, error)) from error
     return dict(settings)
+
+
+def is_live(name: str) -> bool:
+    """
+    Say whether a setting can be set live.
+
+    Examples
+    --------
+    >>> is_live("order"), is_live("quota.vision"), is_live("quota."), is_live("quotas")
+    (True, True, False, False)
+    """
+    return name in _KNOWN or (name.startswith(QUOTA) and _TEAM.fullmatch(name.removeprefix(QUOTA)) is not None)
 
 
 def overlaid(base: S, settings: Mapping[str, Setting]) -> S:
@@ -138,13 +162,19 @@ def overlaid(base: S, settings: Mapping[str, Setting]) -> S:
         If a value is not one of its type. :func:`checked` refuses such a value before it comes into the log, unless
         another version wrote it.
     """
-    own = {name: value for name, value in settings.items() if name in base.__struct_fields__}
+    own: dict[str, Any] = {name: value for name, value in settings.items() if name in base.__struct_fields__}
+    if isinstance(base, RoundRules) and (live := _live_quotas(settings)):
+        own["quotas"] = {**base.quotas, **live}
     if not own:
         return base
     try:
         return msgspec.convert({**msgspec.to_builtins(base), **own}, type(base))
     except msgspec.ValidationError as error:
         raise ValueError(f"settings {own}, set live, are not known to this version: {error}; upgrade it") from error
+
+
+def _live_quotas(settings: Mapping[str, Setting]) -> dict[str, Setting]:
+    return {name.removeprefix(QUOTA): value for name, value in settings.items() if name.startswith(QUOTA)}
 
 
 def _message_of(name: str, value: Setting, error: msgspec.ValidationError) -> str:

@@ -360,6 +360,7 @@ def _environment(detail: JobDetail) -> Iterator[Field]:
         ),
     )
     yield "secrets", listed([f"{variable} (by {name})" for variable, name in _secrets(spec)], nothing="")
+    yield "image", spec.image
     yield "begins from", spec.begins_from
     yield "waits for", listed(spec.after, nothing="")
     yield "begins", f"not before {utc(spec.begin_s)}" if spec.begin_s else ""

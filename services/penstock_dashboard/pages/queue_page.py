@@ -22,6 +22,7 @@ CAUSES: Final = {
     "profiling": "is being measured",
     "backoff": "failed, and tries again",
     "dependency": "waits for other jobs",
+    "array": "its array runs so many at a time",
     "begin": "is not to begin yet",
     "never_fits": "can never fit",
     "no_nodes": "its pool has no node",

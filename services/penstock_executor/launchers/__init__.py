@@ -21,6 +21,7 @@ In reading order:
 * ``image_folder``: The command lines of bubblewrap and Apptainer for a job's image.
 """
 
+import os
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -29,6 +30,7 @@ from penstock_executor.launchers.launcher import Launcher
 from penstock_executor.launchers.warm_pool import WarmRules
 from penstock_executor.settings import ExecutorSettings, LauncherName
 
+_HOST_PARTS: Final = 8
 LAUNCHERS: Final[dict[LauncherName, Callable[[ExecutorSettings], Launcher[Any]]]] = {
     "process": lambda settings: ForkingLauncher(_warm_rules(settings)),
 }
@@ -37,4 +39,5 @@ LAUNCHERS: Final[dict[LauncherName, Callable[[ExecutorSettings], Launcher[Any]]]
 
 def _warm_rules(settings: ExecutorSettings) -> WarmRules:
     servers = 0 if settings.warm_starts == "off" else settings.warm_servers
-    return WarmRules(servers, settings.warm_bytes, learns=settings.warm_starts == "learn")
+    most_bytes = min(settings.warm_bytes, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // _HOST_PARTS)
+    return WarmRules(servers, most_bytes, learns=settings.warm_starts == "learn")

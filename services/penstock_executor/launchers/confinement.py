@@ -24,7 +24,7 @@ import os
 import platform
 import resource
 import stat
-import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
@@ -46,9 +46,9 @@ _NO_SET_ID_NO_DEVICES: Final = 0x2 | 0x4
 _DROP_FROM_BOUND: Final = 24
 _KEPT_BY_ROOT: Final = frozenset({0, 1, 3, 4, 5, 6, 7, 8, 10, 13, 18, 29, 31})
 """What root may do in a container: as Docker has it, without the making of devices."""
-_NEW_USERS: Final = 0x10000000
-_OWNING_USERS: Final = 0xB701
-IS_ENTERED: Final = "."
+_LOOKS: Final = 500
+_LOOK_S: Final = 0.01
+_IS_ENTERED: Final = "."
 """In place of a namespace in which the process is already."""
 HOLD: Final = "/.penstock-hold"
 """The program that keeps a container there; no other has it."""
@@ -88,6 +88,8 @@ class Confinement(NamedTuple):
     attached : tuple of (str, str)
         Within the container: where, and which folder of the host is there; one that is not there is left out. With no
         folder: what is there is hidden.
+    data_bytes : tuple of int
+        The limits on its data, soft and hard; empty: none, or its command line sets them.
     """
 
     user: str = ""
@@ -102,6 +104,7 @@ class Confinement(NamedTuple):
     wrapper: tuple[str, ...] = ()
     namespace: str = ""
     attached: tuple[tuple[str, str], ...] = ()
+    data_bytes: tuple[int, ...] = ()
 
     def write(self, folder: str) -> None:
         """Leave it in a process's folder, for its shim."""
@@ -118,14 +121,17 @@ class Confinement(NamedTuple):
         ConfinementError
             If that is impossible; the program must not run then.
         """
-        self.enter_cgroup()
-        if self.namespace and self.namespace != IS_ENTERED:
+        self._enter_cgroup()
+        if self.namespace and self.namespace != _IS_ENTERED:
             self._enter_container()
         elif self.tmp and not (self.uid >= 0 and self._replace_tmp()):
             env.setdefault(b"TMPDIR", os.fsencode(self.tmp))
         if self.most_tasks:
             limit = (self.most_tasks, self.most_tasks)
             _try("limit its processes", lambda: resource.setrlimit(resource.RLIMIT_NPROC, limit))
+        if self.data_bytes:
+            soft, hard = self.data_bytes
+            _try("limit its memory", lambda: resource.setrlimit(resource.RLIMIT_DATA, (soft, hard)))
         _leave_keyring()
         if self.namespace:
             _bound_capabilities()
@@ -141,8 +147,53 @@ class Confinement(NamedTuple):
         if {*os.getresuid()} != {self.uid} or {*os.getresgid()} != {self.gid}:
             raise OSError(0, "the kernel has changed nothing")
 
-    def enter_cgroup(self) -> None:
-        """Enter its control group, if it has one."""
+    def enter_beside(self, pid: int, env: dict[bytes, bytes]) -> None:
+        """
+        Give it all up as a program in a container has that runs already, with whose files this process goes on.
+
+        Raises
+        ------
+        ConfinementError
+            If that is impossible, or the program does not get there.
+        """
+        self._enter_cgroup()  # which is not seen from within a container
+        for _ in range(_LOOKS):
+            handle = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+            if os.fstat(handle).st_ino != os.stat("/proc/self/ns/mnt").st_ino:
+                break
+            os.close(handle)
+            time.sleep(_LOOK_S)
+        else:
+            raise ConfinementError(f"the program (process {pid}) has not come to its container yet; try again")
+        _try("enter the job's container", lambda: _checked(_libc.setns(handle, _NEW_MOUNTS)))
+        self._replace(cgroup="", tmp="", namespace=_IS_ENTERED).enter(env)
+
+    def become(self, cwd: str, program: Sequence[str], env: Mapping[bytes, bytes]) -> None:
+        """
+        Become a program within a container, in which there may be no shell, after :meth:`enter`.
+
+        Raises
+        ------
+        ConfinementError
+            If it is not there, or is no program, or its folder is not there.
+        """
+        try:
+            os.chdir(cwd)
+        except OSError as error:
+            raise ConfinementError(
+                f"the working directory {cwd} is neither on this node nor in the image ({error.strerror}); set cwd to "
+                "one that is, such as /"
+            ) from error
+        try:
+            os.execvpe(program[0], [*program], env)  # noqa: S606 - what the shim is for
+        except OSError as error:
+            where = os.fsdecode(env.get(b"PATH", b""))
+            raise ProgramNotFound(
+                f"program {program[0]!r} cannot be run in the image: {error.strerror}; looked in {cwd} and PATH "
+                f"({where}); the image's own entry point and command are not run"
+            ) from error
+
+    def _enter_cgroup(self) -> None:
         if self.cgroup:
             _try("enter the control group", lambda: _write(os.path.join(self.cgroup, "cgroup.procs"), b"0"))
 
@@ -206,41 +257,23 @@ class Confinement(NamedTuple):
         return True
 
 
-def enter_beside(folder: str, pid: int, env: dict[bytes, bytes]) -> None:
-    """
-    Confine this process as one that runs already, with whose files, limits and user it goes on.
-
-    Parameters
-    ----------
-    folder : str
-        That process's own, where its :class:`Confinement` is.
-    pid : int
-        Of the program, not of its shim.
-    env : dict of bytes to bytes
-        As in :meth:`Confinement.enter`.
-
-    Raises
-    ------
-    ConfinementError
-        If that is impossible.
-    """
-    confined = read(folder) or Confinement(new_privileges=True)
-    confined.enter_cgroup()  # which is not seen from within a container
-    if os.readlink(f"/proc/{pid}/ns/mnt") != os.readlink("/proc/self/ns/mnt"):
-        handle = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
-        if os.geteuid() != 0:  # whose own it is, within a namespace of users
-            owner = _libc.ioctl(handle, _OWNING_USERS, 0)
-            _try("enter its namespace of users", lambda: _checked(_libc.setns(owner, _NEW_USERS)))
-        _try(f"enter the files of process {pid}", lambda: _checked(_libc.setns(handle, _NEW_MOUNTS)))
-    confined._replace(tmp="", cgroup="", namespace=confined.namespace and IS_ENTERED).enter(env)
-
-
 class ConfinementError(Exception):
-    """A process of a job cannot be confined as it has to be; the message says at what."""
+    """
+    A process of a job cannot be confined as it has to be; the message says at what.
+
+    Attributes
+    ----------
+    status : int
+        The exit status of the process instead of its program's.
+    """
+
+    status = 126
 
 
 class ProgramNotFound(ConfinementError):
     """A container has no such program; the message says where it was looked for."""
+
+    status = 127
 
 
 def read(folder: str) -> Confinement | None:
@@ -250,31 +283,6 @@ def read(folder: str) -> Confinement | None:
             return Confinement(*marshal.loads(file.read()))  # noqa: S302 - the executor's own file, as the shim is
     except FileNotFoundError:
         return None
-
-
-def become(cwd: str, program: Sequence[str], env: Mapping[bytes, bytes]) -> None:
-    """
-    Become a program in a folder, where there may be no shell.
-
-    Raises
-    ------
-    ConfinementError
-        If it is not there, or is no program, or its folder is not there.
-    """
-    try:
-        os.chdir(cwd)
-    except OSError as error:
-        raise ConfinementError(
-            f"the working directory {cwd} is neither on this node nor in the image ({error.strerror}); set cwd to one "
-            "that is, such as /"
-        ) from error
-    try:
-        os.execvpe(program[0], [*program], env)  # noqa: S606 - what the shim is for
-    except OSError as error:
-        where = os.fsdecode(env.get(b"PATH", b""))
-        raise ProgramNotFound(
-            f"program {program[0]!r} cannot be run: {error.strerror}; looked in {cwd} and PATH ({where})"
-        ) from error
 
 
 def hide_from_jobs() -> None:
@@ -385,21 +393,3 @@ def _leave_keyring() -> None:
     """Begin with a keyring of its own: that of the executor's login may hold what opens its files and hosts."""
     if _KEYCTL is not None:
         _libc.syscall(_KEYCTL, _JOIN_SESSION_KEYRING, None)  # where there are no keyrings, there is nothing to leave
-
-
-def _run_beside(folder: str, pid: str, cwd: str, *program: str) -> None:
-    """Run a program with the variables, files, limits and user of a process that runs; for :mod:`process_launcher`."""
-    with open(f"/proc/{pid}/environ", "rb") as file:
-        pairs = (pair.partition(b"=") for pair in file.read().split(b"\0"))
-        env = {name: value for name, _, value in pairs if name}
-    env |= {name: os.environb[name] for name in (b"TERM", b"COLORTERM") if name in os.environb}
-    enter_beside(folder, int(pid), env)
-    become(cwd, program, env)
-
-
-if __name__ == "__main__":
-    try:
-        _run_beside(*sys.argv[1:])
-    except (ConfinementError, OSError) as problem:
-        sys.stderr.write(f"penstock: {problem}\n")
-        sys.exit(127 if isinstance(problem, ProgramNotFound) else 126)

@@ -22,6 +22,7 @@ import contextlib
 import hashlib
 import os
 import platform
+import re
 import shutil
 import socket
 import struct
@@ -45,6 +46,9 @@ PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """What a process gets where its image does not say."""
 LABEL: Final = "org.penstock"
 _SOCKETS: Final = {"docker": "/var/run/docker.sock"}
+TELL_S: Final = 30.0
+"""Between two words on how much of an image has come."""
+_READ_BYTES: Final = 64 * 1024
 _CALL_S: Final = 120.0
 """The longest time that an engine may take for anything but getting an image."""
 _WAITS: Final = {
@@ -294,9 +298,10 @@ class RunContainers:
             await _call(engine, "image", "inspect", "--format", "{{.Id}}", image)
             return
         self._warn(key, f"its image {image!r} is not on this node, and is got from its registry first")
-        _log.info("image_pulled", image=image, engine=engine)
+        _log.info("image_wanted", image=image, engine=engine)
+        progress = _PullProgress(lambda text: self._warn(key, f"its image {image!r} comes: {text}"))
         try:
-            await _call(engine, "pull", "--quiet", image, within_s=self._pull_s)
+            await _call(engine, "pull", image, within_s=self._pull_s, on_line=progress.note)
         except ImageRefused as error:
             raise ImageRefused(
                 f"image {image!r} is not on this node and cannot be had: {error}; check its name, log the node in to "
@@ -311,6 +316,31 @@ class RunContainers:
                 _log.warning("container_not_removed", name=name, error=str(error))
 
 
+class _PullProgress:
+    """How many layers of an image have come, of what an engine prints; told now and then."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self._tell = tell
+        self._known: set[str] = set()
+        self._here: set[str] = set()
+        self._told_s = asyncio.get_running_loop().time()
+
+    def note(self, line: str) -> None:
+        """Take in a line."""
+        if (found := _LAYER.search(line)) is None:
+            return
+        layer = found[1] or found[2]
+        self._known.add(layer)
+        if line.rstrip().endswith(("Pull complete", "Already exists", "done", "already exists")):
+            self._here.add(layer)
+        now_s = asyncio.get_running_loop().time()
+        if now_s >= self._told_s + TELL_S:
+            self._told_s = now_s
+            self._tell(f"{len(self._here)} of {len(self._known)} layers are here")
+
+
+_LAYER: Final = re.compile(r"^([0-9a-f]{12}): |^Copying blob (?:sha256:)?([0-9a-f]+)")
+"""As docker names a layer in a line of its own, and as podman does."""
 _ENGINES: Final = ("docker", "podman")
 _HOLD_FILE: Final = "hold"
 
@@ -385,9 +415,9 @@ def _hold_program(data: Path) -> str:
     return str(path)
 
 
-async def _call(*command: str, within_s: float = _CALL_S) -> str:
+async def _call(*command: str, within_s: float = _CALL_S, on_line: Callable[[str], None] | None = None) -> str:
     """
-    Return what a program prints.
+    Return what a program prints; ``on_line`` gets each line meanwhile.
 
     Raises
     ------
@@ -399,7 +429,8 @@ async def _call(*command: str, within_s: float = _CALL_S) -> str:
     )
     try:
         async with asyncio.timeout(within_s):
-            out, err = await process.communicate()
+            out, err = await asyncio.gather(*(_lines(stream, on_line) for stream in (process.stdout, process.stderr)))
+            await process.wait()
     except TimeoutError:
         what = " ".join(command[:2])
         raise ImageRefused(f"{what} has not ended within {duration(within_s)}") from None
@@ -412,6 +443,17 @@ async def _call(*command: str, within_s: float = _CALL_S) -> str:
         lines = err.decode(errors="replace").strip().splitlines()
         raise ImageRefused(lines[-1][:500] if lines else f"{command[0]} ended with {process.returncode}")
     return out.decode(errors="replace")
+
+
+async def _lines(stream: asyncio.StreamReader | None, on_line: Callable[[str], None] | None) -> bytes:
+    found = bytearray()
+    while stream is not None and (some := await stream.read(_READ_BYTES)):
+        before = found.rfind(b"\n") + 1
+        found += some
+        if on_line is not None:
+            for line in bytes(found[before : found.rfind(b"\n") + 1]).splitlines():
+                on_line(line.decode(errors="replace"))
+    return bytes(found)
 
 
 def variables(container: Container, own: Mapping[str, str], passed: Iterable[str] = ()) -> dict[str, str]:

@@ -17,6 +17,7 @@ from penstock.submission import beginning_of
 from penstock_cluster import environment
 from penstock_cluster.device_backend import CAPABILITIES
 from penstock_executor.checkpoint_transfer import Resume
+from penstock_executor.code_cache import WorkFolders
 from penstock_executor.fence import fence_of
 from penstock_executor.launchers import image_folder, sandbox
 from penstock_executor.launchers.confinement import TEMPORARY, Confinement
@@ -157,8 +158,23 @@ def environment_of(
         ours |= {AgentEnv.HEARD: site.heard, AgentEnv.HOLD_S: repr(fence.hold_s)}
     if job.sample:
         ours[AgentEnv.SAMPLE_ITERATIONS] = str(job.sample.iterations)
+    ours |= _of_array(spec)
     borrowed = _borrowed_memory(spec, len(member.devices))
     return {**threads, **spec.env, **ours, **borrowed, **rendezvous, **environment(devices)}
+
+
+def _of_array(spec: JobSpec) -> dict[str, str]:
+    """Return what says to a job of an array which one it is."""
+    if (array := spec.array) is None:
+        return {}
+    return {
+        workload.ARRAY_ID: array.id,
+        workload.ARRAY_INDEX: str(array.index),
+        workload.ARRAY_COUNT: str(array.count),
+        workload.ARRAY_MIN: str(array.min),
+        workload.ARRAY_MAX: str(array.max),
+        workload.ARRAY_STEP: str(array.step),
+    }
 
 
 def _aggregation(job: Job, epoch: int, site: LaunchSite) -> dict[str, str]:
@@ -200,7 +216,8 @@ def confinement_of(
     ]
     in_memory = memory_folder_of(job, site)
     above = [] if in_memory is None else [str(in_memory.parent)]
-    needed = {os.path.realpath(path) for path in (cwd, str(site.checkpoints), *above, *shared, *passed)}
+    folder = _code_folder(job, site) or cwd
+    needed = {os.path.realpath(path) for path in (cwd, folder, str(site.checkpoints), *above, *shared, *passed)}
     own = os.fspath(tmp) if tmp is not None and not needed & set(TEMPORARY) else ""
     confinement = Confinement(new_privileges=site.new_privileges, tmp=own, cgroup=cgroup)
     if identity.switches:
@@ -215,7 +232,7 @@ def confinement_of(
     home = identity.home if identity.switches else os.path.expanduser("~")
     writable = [path.replace("~", home, 1) if path.startswith("~") else path for path in site.writable]
     if container is not None:
-        folders, hidden = _folders_in_container(job, site, cwd, [*writable, *passed])
+        folders, hidden = _folders_in_container(job, site, folder, [*writable, *passed])
         return _in_container(container, confinement, folders, hidden, (site, member, cwd))
     if site.sandbox == "none":
         return confinement
@@ -225,7 +242,7 @@ def confinement_of(
         writable=(
             str(site.checkpoints / job.id),
             *([] if in_memory is None else [str(in_memory)]),
-            *sandbox.own_folder(cwd, identity.uid),
+            *sandbox.own_folder(folder, identity.uid),
             *writable,
         ),
         devices=[device for device in site.devices if device.index in member.devices],
@@ -233,7 +250,16 @@ def confinement_of(
     return confinement._replace(wrapper=wrapper, tmp="", kept=())
 
 
-def _folders_in_container(job: Job, site: LaunchSite, cwd: str, writable: Sequence[str]) -> tuple[set[str], set[str]]:
+def _code_folder(job: Job, site: LaunchSite) -> str:
+    """Return the folder of a run whose code was uploaded, which is its whole, wherever in it the run begins."""
+    if not job.spec.code or site.work is None:
+        return ""
+    return str(WorkFolders(site.work).path((job.id, job.epoch)))
+
+
+def _folders_in_container(
+    job: Job, site: LaunchSite, folder: str, writable: Sequence[str]
+) -> tuple[set[str], set[str]]:
     """Return the folders of the host that a process finds in its container, and those in these that are hidden."""
     sockets = {
         os.path.dirname(os.path.realpath(path))
@@ -246,7 +272,7 @@ def _folders_in_container(job: Job, site: LaunchSite, cwd: str, writable: Sequen
         *([str(site.checkpoints / job.spec.begins_from)] if job.spec.begins_from else []),
         *([] if in_memory is None else [str(in_memory)]),
         *writable,
-        *([] if os.path.realpath(cwd) in NOT_ATTACHED else [cwd]),
+        *([] if os.path.realpath(folder) in NOT_ATTACHED else [folder]),
     ]
     hidden = {folder.path for where in sockets for folder in os.scandir(where) if folder.is_dir()}
     return {where for where in (*sockets, *MPS_FOLDERS, *own) if os.path.exists(where)}, hidden

@@ -40,6 +40,8 @@ from typing import Any
 CONTROL = 3
 _ARGUMENTS = 44
 """Where the addresses of the arguments are among the numbers of ``/proc/self/stat``, after the state."""
+_OOM_SCORE = "/proc/self/oom_score_adj"
+_OOM_MORE, _OOM_MOST = 500, 1000
 _SET_MM = 35
 _SET_MM_MAP = 14
 _OWN_WORDS = 3
@@ -118,7 +120,7 @@ class Forker:
     """
 
     def __init__(self, control: socket.socket, shim: ModuleType) -> None:
-        self._control, self.shim, self.shown = control, shim, ShownMemory()
+        self._control, self.shim, self.shown, self.oom_score = control, shim, ShownMemory(), b""
 
     def serve(
         self,
@@ -155,6 +157,11 @@ class Forker:
             for pipe in pipes:
                 os.close(pipe)
 
+    def _go_as_late_as_before(self) -> None:
+        if self.oom_score:
+            with open(_OOM_SCORE, "wb") as file:
+                file.write(self.oom_score)
+
     def leave(self) -> None:
         """Have nothing more of the server, in a program that was forked from it."""
         self._control.detach()
@@ -164,6 +171,7 @@ class Forker:
         code = 1
         try:
             os.setsid()
+            self._go_as_late_as_before()
             self._control.send(marshal.dumps((os.getpid(), how)))
             _redirect(order.folder, pipe)
             self.shown.show([*map(os.fsencode, (*order[:5], *order.argv))], order.env)
@@ -217,8 +225,21 @@ def main(modules: Sequence[str]) -> None:
         needed = ".".join(map(str, OLDEST))
         control.send(marshal.dumps((False, f"warm starts need CPython {needed} or later")))
     else:
-        program = load_beside("warm_program")
-        program.serve(Forker(control, shim), control, modules, STARTUP, WarmStart)
+        forker = Forker(control, shim)
+        forker.oom_score = _be_first_to_go()
+        load_beside("warm_program").serve(forker, control, modules, STARTUP, WarmStart)
+
+
+def _be_first_to_go() -> bytes:
+    """Have the kernel end a server before any job where memory runs out; return what is to be a shim's again."""
+    try:
+        with open(_OOM_SCORE, "rb") as file:
+            before = file.read().strip()
+        with open(_OOM_SCORE, "wb") as file:
+            file.write(b"%d" % min(int(before) + _OOM_MORE, _OOM_MOST))
+    except OSError:
+        return b""
+    return before
 
 
 if __name__ == "__main__":

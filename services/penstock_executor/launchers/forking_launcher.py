@@ -23,7 +23,7 @@ from penstock_cluster.host_limits import MemoryCaps
 from penstock_executor.launchers import fork_client, process_launcher, shim
 from penstock_executor.launchers.confinement import Confinement
 from penstock_executor.launchers.fork_client import ForkError, ForkServer
-from penstock_executor.launchers.launcher import EntryRequest, OutputFate, OutputLimits, RunFence
+from penstock_executor.launchers.launcher import EntryRequest, OutputFate, OutputLimits, RunFence, WarmRequest
 from penstock_executor.launchers.process_launcher import ShimProcess
 from penstock_executor.launchers.warm_command import StartsCold, warm_command
 from penstock_executor.launchers.warm_pool import WarmKey, WarmPool, WarmRules, read_modules
@@ -61,7 +61,7 @@ class ForkingLauncher:
         /,
         *,
         fence: RunFence | None = None,
-        preload: Sequence[str] = (),
+        warm: WarmRequest | None = None,
     ) -> ShimProcess:
         """Start a program in its own session; see :meth:`Launcher.start`."""
         order = process_launcher.order(folder, argv, env, cwd, keep, fence=fence)
@@ -69,10 +69,13 @@ class ForkingLauncher:
         try:
             if not self._pool.is_open:
                 raise StartsCold("no program starts warm on this node")
+            if warm is None:
+                raise StartsCold("it shares its devices, and its part of their memory is counted exactly")
             _check_confinement(confined)
             command = warm_command(argv, env, cwd)
-            key = self._keys[folder] = WarmKey.of(command, env, cwd, preload)
-            forked = self._fork_warm(key, env, order._replace(warm=command.order()))
+            common = {name: value for name, value in env.items() if name not in warm.private}
+            key = self._keys[folder] = WarmKey.of(command, common, warm.code or cwd, warm.modules)
+            forked = self._fork_warm(key, common, order._replace(warm=command.order()))
         except StartsCold as reason:
             _note_how(folder, f"cold: {reason}")
             return self._start_cold(folder, order, fence, keep)
@@ -128,6 +131,10 @@ class ForkingLauncher:
             return (folder / _HOW).read_text()
         return ""
 
+    def has_settled(self) -> bool:
+        """Return whether no server is being made, and every command has one."""
+        return self._pool.has_settled()
+
     def kept(self) -> tuple[int, int]:
         """Return how many servers are kept, and the bytes that they hold."""
         return self._pool.kept()
@@ -159,10 +166,6 @@ class ForkingLauncher:
     def adopt(self, folder: Path) -> ShimProcess | None:
         """Return the process that an earlier executor started in a folder, if it still lives."""
         return process_launcher.adopt(folder)
-
-    def entry(self, process: ShimProcess, folder: Path, cwd: str) -> tuple[str, ...]:
-        """Return what comes before a command line that is to run beside a process."""
-        return process_launcher.entry(process, folder, cwd)
 
     def exit_fd(self, process: ShimProcess) -> int:
         """Return a descriptor that becomes readable when the process ends."""
@@ -207,6 +210,8 @@ def _check_confinement(confined: Confinement) -> None:
         raise StartsCold("it runs as another user than the executor, who has no server")
     if confined.wrapper:
         raise StartsCold("it runs in a sandbox")
+    if confined.namespace:
+        raise StartsCold("it runs in a container, which has other files than its server")
 
 
 def _note_how(folder: Path, how: str) -> None:

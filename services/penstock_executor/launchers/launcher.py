@@ -64,6 +64,25 @@ class RunFence(msgspec.Struct, frozen=True, kw_only=True):
     keep_s: float
 
 
+class WarmRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    What a process may have imported before it starts, where its launcher can do that.
+
+    Attributes
+    ----------
+    modules : tuple of str
+        What its job asks for, besides what the launcher knows of earlier runs.
+    code : str
+        What the files of its folder are, where the folder is the run's own; empty: the folder says that.
+    private : frozenset of str
+        Variables that nothing else than the process may have, such as secrets.
+    """
+
+    modules: tuple[str, ...] = ()
+    code: str = ""
+    private: frozenset[str] = frozenset()
+
+
 class OutputFate(msgspec.Struct, frozen=True):
     """What became of one of a process's output files; see :class:`penstock_executor.launchers.shim.OutputSink`."""
 
@@ -79,9 +98,9 @@ class EntryRequest(msgspec.Struct, frozen=True, kw_only=True):
     Attributes
     ----------
     argv : tuple of str
-        A command; empty where ``port`` says what is asked for.
+        A command; empty: none.
     port : int
-        A port of the process's host to connect to; 0: none.
+        A port of the process's host to connect to; 0: none. With neither, the end of the process is all that is told.
     terminal : bool
         Whether the command's standard streams are one terminal, which becomes its own.
     env, drop : mapping of str to str, tuple of str
@@ -144,12 +163,12 @@ class Launcher(Protocol[ProcessT]):
         /,
         *,
         fence: RunFence | None = None,
-        preload: Sequence[str] = (),
+        warm: WarmRequest | None = None,
     ) -> ProcessT:
         """
         Start a program, with its output in ``keep``'s folder, or else in ``folder``, and within its ``fence``, if any.
 
-        ``preload`` names modules that its job would have imported before it starts; a launcher need not be able to.
+        ``warm`` is what may be imported before it starts; None: nothing. A launcher need not be able to do that.
 
         Raises
         ------
@@ -163,21 +182,11 @@ class Launcher(Protocol[ProcessT]):
     def kept(self) -> tuple[int, int]:
         """Return how many servers for warm starts there are, and the bytes of memory that they hold."""
 
+    def close(self) -> None:
+        """End what the launcher keeps for further starts; processes go on."""
+
     def adopt(self, folder: Path, /) -> ProcessT | None:
         """Return the process that an earlier executor started in a folder, if it still lives; None if it has ended."""
-
-    def entry(self, process: ProcessT, folder: Path, cwd: str, /) -> tuple[str, ...]:
-        """
-        Return what comes before a command line that is to run beside a process: in its container, if it has one.
-
-        The program that is run so has the process's variables, user, files and limits, and begins in ``cwd``. It is a
-        child of whoever runs it, as which only the executor's user can, and nobody ends it with the process.
-
-        Raises
-        ------
-        ProcessLookupError
-            If the process has ended, or its program has not begun.
-        """
 
     def exit_fd(self, process: ProcessT, /) -> int:
         """Return a descriptor that becomes readable when the process ends; the caller closes it."""
@@ -189,10 +198,10 @@ class Launcher(Protocol[ProcessT]):
         """
         Have a command run beside a process, or a connection made, and return a socket about it, which never blocks.
 
-        Each byte that is sent is the number of a signal; what is received is the command's exit status in digits and a
-        line end (before it, if it leads a session of the kernel's, ``@`` with its pid and a line end), or ``+`` with
-        the connection's descriptor, or ``-`` and why there is none. Its end without any of them means that the process
-        has ended. Once it is closed, the command is ended, with all that it has started.
+        Each byte that is sent is the number of a signal. What is received is the command's exit status in digits and a
+        line end; before it, if the command leads a session of the kernel's, ``@`` with its pid and a line end. Or it is
+        ``+`` with the connection's descriptor, or ``-`` and why there is none. Its end without any of them means that
+        the process has ended. Once it is closed, the command is ended, with all that it has started.
 
         Parameters
         ----------

@@ -31,9 +31,9 @@ from typing import Final
 import msgspec
 
 from penstock_cluster.host_limits import MemoryCaps, strongest_caps
-from penstock_executor.launchers import confinement, session_keeper, shim
+from penstock_executor.launchers import session_keeper, shim
 from penstock_executor.launchers.confinement import Confinement
-from penstock_executor.launchers.launcher import EntryRequest, OutputFate, OutputLimits, RunFence
+from penstock_executor.launchers.launcher import EntryRequest, OutputFate, OutputLimits, RunFence, WarmRequest
 from penstock_log import workload
 from penstock_log.agent_protocol import AgentEnv
 
@@ -77,10 +77,10 @@ def start(
     keep: OutputLimits | None = None,
     *,
     fence: RunFence | None = None,
-    preload: Sequence[str] = (),
+    warm: WarmRequest | None = None,
 ) -> ShimProcess:
     """Start a program in its own session; see :meth:`Launcher.start`. It never starts warm."""
-    del preload
+    del warm
     told = order(folder, argv, env, cwd, keep, fence=fence)
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     pid = os.posix_spawn(
@@ -140,6 +140,10 @@ def kept() -> tuple[int, int]:
     return 0, 0
 
 
+def close() -> None:
+    """Nothing is kept for further starts."""
+
+
 def memory_caps(cgroup: Path | None) -> MemoryCaps:
     """Return the strongest way of holding processes of this host to their memory."""
     return strongest_caps(cgroup)
@@ -160,24 +164,6 @@ def is_alive(process: ShimProcess) -> bool:
     """Return whether this very process is still there and not a zombie."""
     stat = _stat(process.pid)
     return bool(stat) and _ticks(stat) == process.ticks and _state(stat) not in "ZX"
-
-
-def entry(process: ShimProcess, folder: Path, cwd: str) -> tuple[str, ...]:
-    """Return what comes before a command line that is to run beside a process; see :meth:`Launcher.entry`."""
-    below = shim.descendants(process.pid) if is_alive(process) else []
-    own = _mounts(process.pid)
-    program = next((pid for pid in below if own != _mounts(pid) != ""), next(iter(below), 0))  # else it has the host's
-    if not program:
-        raise ProcessLookupError(f"no program runs in {folder}")
-    return (sys.executable, "-I", "-S", confinement.__file__, str(folder), str(program), cwd)
-
-
-def _mounts(pid: int) -> str:
-    """Return the mount namespace of a process; empty where it is gone."""
-    try:
-        return os.readlink(f"/proc/{pid}/ns/mnt")
-    except OSError:
-        return ""
 
 
 def exit_fd(process: ShimProcess) -> int:

@@ -5,10 +5,11 @@ A part of the shim, which forks a child for each session and has it load this fi
 nothing of Penstock. The executor is at the other end of a socket (``process_launcher.enter``):
 
 * It sends what is asked for: a length, ``marshal``, and the descriptors of the command's standard streams.
-* For a command, each byte that it sends later is the number of a signal. The keeper sends ``@`` and the pid of a
-  command that leads a session of the kernel's, as one with a terminal does, and the exit status when the command has
-  ended. If the executor closes the socket, or is gone, the command gets HUP, and then KILL.
+* For a command, each byte that it sends later is the number of a signal. The keeper sends ``@`` and the command's pid,
+  if that leads a session of the kernel's, as one with a terminal does, and the exit status when it has ended. If the
+  executor closes the socket, or is gone, the command gets HUP, and then KILL.
 * For a connection, the keeper sends the connected socket, or why there is none.
+* For neither, it does nothing: that the socket closes tells the executor that the program has ended.
 
 The command has what the program has: environment, working directory, user, confinement, control group. It descends
 from the shim, so that the fence and the end of the run hold for it too. The keeper itself stays the executor's user,
@@ -52,8 +53,10 @@ class SessionPlace(NamedTuple):
 
     Attributes
     ----------
-    confined : Confinement or None
-        What its processes give up first.
+    folder : str
+        The process's own.
+    confinement : module
+        :mod:`confinement`, by which its processes give up what the program has given up.
     tree : ProcessTree
         Of the keeper; empty.
     program : int
@@ -62,9 +65,10 @@ class SessionPlace(NamedTuple):
         Returns what descends from the program.
     """
 
+    folder: str
     cwd: str
     env: dict[bytes, bytes]
-    confined: Any
+    confinement: Any
     tree: Any
     program: int
     below: Callable[[], list[int]]
@@ -78,7 +82,10 @@ def serve(fd: int, session: SessionPlace) -> None:
     env = {name: value for name, value in session.env.items() if name.decode(errors="replace") not in asked["drop"]}
     env |= {os.fsencode(name): os.fsencode(value) for name, value in asked["env"].items()}
     if asked["port"]:
-        _connect(connection, asked["port"], session.confined, env)
+        _connect(connection, asked["port"], session._replace(env=env))
+    elif not asked["argv"]:
+        while _heard(connection):
+            pass  # until the executor hangs up, or the shim ends us with the program
     else:
         _run(connection, asked, fds, session._replace(env=env))
 
@@ -187,6 +194,7 @@ def _catches(pid: int, signum: int) -> bool:
 
 def _begin(asked: dict[str, Any], fds: Sequence[int], session: SessionPlace) -> None:
     """Become the command, in a child of the keeper."""
+    status = NOT_CONFINED
     try:
         streams = fds if len(fds) == 3 else [fds[0]] * 3
         if asked["terminal"]:
@@ -203,19 +211,26 @@ def _begin(asked: dict[str, Any], fds: Sequence[int], session: SessionPlace) -> 
         signal.set_wakeup_fd(-1)
         for signum in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
             signal.signal(signum, signal.SIG_DFL)
-        wrapper: Sequence[str] = ()
-        if session.confined is not None:
-            wrapper = session.confined.wrapper
-            session.confined.enter(session.env)
+        confined = session.confinement.read(session.folder)
+        wrapper: Sequence[str] = () if confined is None or confined.namespace else confined.wrapper
+        for signum in _IGNORED if wrapper else ():
+            signal.signal(signum, signal.SIG_IGN)  # they are the command's; for it, the wrapper ends with a reset
+        if confined is not None and confined.namespace:
+            confined.enter_beside(session.program, session.env)
+        elif confined is not None:
+            confined.enter(session.env)
         _libc.prctl(_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)  # which a change of the user takes away
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        if confined is not None and confined.namespace:
+            confined.become(session.cwd, asked["argv"], session.env)
         command = [*wrapper, "/bin/sh", "-c", 'cd "$1" && shift && exec "$@"', "penstock", session.cwd, *asked["argv"]]
         os.execve(command[0], command, session.env)  # noqa: S606 - what the keeper is for
     except BaseException as error:  # whatever it is: this is a child of the keeper, and must not go on as one
+        status = getattr(error, "status", NOT_CONFINED)
         with contextlib.suppress(OSError):
-            os.write(2, f"penstock: the command was not started: {error}\n".encode(errors="replace"))
+            os.write(2, f"penstock: {error}\n".encode(errors="replace"))
     finally:
-        os._exit(NOT_CONFINED)
+        os._exit(status)
 
 
 def _now_s() -> float:
@@ -223,10 +238,11 @@ def _now_s() -> float:
 
 
 # --- a connection
-def _connect(connection: socket.socket, port: int, confined: Any, env: dict[bytes, bytes]) -> None:
+def _connect(connection: socket.socket, port: int, session: SessionPlace) -> None:
     """Connect to a port as the job's user would, and hand the connection to the executor."""
-    if confined is not None:
-        confined.enter(env)
+    confined = session.confinement.read(session.folder)
+    if confined is not None:  # ports are the host's, whatever files a job sees, also in a container
+        confined._replace(tmp="", namespace="", attached=()).enter(session.env)
     why = ""
     for family, host in _HOSTS:
         with socket.socket(family, socket.SOCK_STREAM) as made:

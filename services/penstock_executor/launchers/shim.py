@@ -47,8 +47,6 @@ HIDDEN: Final = "PENSTOCK_SHIM_"
 ENDED: Final = 128 + signal.SIGTERM
 NOT_CONFINED: Final = 126
 """As of a program that is there and must not be run: it could not be confined as its node wants it."""
-NOT_FOUND: Final = 127
-"""As a shell has it: an image has no such program."""
 HELD_BYTES: Final = 1 << 20
 LAST_BYTES: Final = 8 * 1024
 """Of what is over the limit, the end is kept: it holds the error message."""
@@ -394,6 +392,7 @@ def run(order: Order, start: Callable[[Order, Sequence[int], int], int] | None =
             if kill_asked[-1]:
                 tree.kill()
             kept.note()
+        entrance.close()
         tree.end()
     for reader, sink in reading.items():
         for data in _read(reader):
@@ -522,6 +521,10 @@ class _Entrance:
             os.fchdir(here)
             os.close(here)
 
+    def close(self) -> None:
+        """Let nobody in any more: the program has ended."""
+        self._socket.close()
+
     def let_in(self) -> None:
         """Have a child of ours keep what the executor asks for."""
         try:
@@ -539,11 +542,11 @@ class _Entrance:
             os.closerange(3, fd)
             os.closerange(fd + 1, os.sysconf("SC_OPEN_MAX"))
             program, self._tree.program, self._tree.code = self._tree.program, 0, None
-            confined = load_beside("confinement").read(self._order.folder)
-            place = load_beside("session_keeper").SessionPlace(
-                self._order.cwd, self._order.env, confined, self._tree, program, lambda: descendants(program)
+            confinement, keeper, order = load_beside("confinement"), load_beside("session_keeper"), self._order
+            place = keeper.SessionPlace(
+                order.folder, order.cwd, order.env, confinement, self._tree, program, lambda: descendants(program)
             )
-            load_beside("session_keeper").serve(fd, place)
+            keeper.serve(fd, place)
         except BaseException as error:  # whatever it is: this is a child of the shim, and must not go on as one
             _say(f"a session ended: {error!r}")
         finally:
@@ -572,12 +575,11 @@ def _spawn_confined(order: Order, writers: Sequence[int], left_open: int) -> int
         confined.enter(order.env)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         if confined.namespace:
-            confinement.become(order.cwd, order.argv, order.env)
+            confined.become(order.cwd, order.argv, order.env)
         command = [*confined.wrapper, *order.shell()]
         os.execve(command[0], command, order.env)  # noqa: S606 - what the shim is for
     except BaseException as error:  # whatever it is: this is a child of the shim, and must not go on as one
-        if isinstance(error, confinement.ProgramNotFound):
-            status = NOT_FOUND
+        status = getattr(error, "status", NOT_CONFINED)
         report_not_started(error)
     finally:
         os._exit(status)

@@ -83,6 +83,8 @@ def warm_command(argv: Sequence[str], env: Mapping[str, str], cwd: str) -> WarmC
     for variable in _AT_START:
         if env.get(variable):
             raise StartsCold(f"{variable} is set")
+    if not all(map(os.path.isabs, env.get("PYTHONPATH", "/").split(os.pathsep))):
+        raise StartsCold("PYTHONPATH has a relative path")
     begin = _end_of_options(argv)
     interpreter, (first, *rest) = tuple(argv[:begin]), argv[begin:] or ("-",)
     if first == "-":
@@ -101,8 +103,10 @@ def _interpreter(name: str, env: Mapping[str, str], cwd: str) -> str:
     if "/" in name and not os.path.isabs(name):
         raise StartsCold("its interpreter is named by a relative path")
     executable = shutil.which(os.path.join(cwd, name) if "/" in name else name, path=env.get("PATH", os.defpath))
-    if executable is None or not os.path.isabs(executable) or not _is_elf(executable):
-        raise StartsCold("its interpreter is a script, or was not found")
+    if executable is None or not os.path.isabs(executable):
+        raise StartsCold(f"its interpreter {name} was not found at a full path")
+    if not _is_elf(executable):
+        raise StartsCold(f"its interpreter {executable} is a script, as pyenv has it; name the interpreter itself")
     return executable
 
 

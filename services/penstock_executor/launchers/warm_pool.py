@@ -29,6 +29,8 @@ AGAIN_S: Final = 300.0
 """After that long it is tried again to have a server where there could be none."""
 MOST_LEARNT: Final = 3
 """So often at most the modules of a server are made more."""
+MOST_LOSSES: Final = 3
+"""So often a server that was lost is made again at once."""
 MOST_KNOWN: Final = 256
 """Commands that are remembered."""
 MODULES_FILE: Final = "modules"
@@ -80,7 +82,7 @@ class _Entry:
         self.server: ForkServer | None = None
         self.next: ForkServer | None = None
         self.next_modules: tuple[str, ...] = ()
-        self.refusal, self.refused_s = "", 0.0
+        self.refusal, self.refused_s, self.losses = "", 0.0, 0
 
     def close(self) -> None:
         for server in filter(None, (self.server, self.next)):
@@ -181,9 +183,17 @@ class WarmPool:
             self._entries[kept.pop(0)].close()
 
     def drop(self, key: WarmKey, why: str) -> None:
-        """Note that a key's server has not forked."""
-        if (entry := self._entries.get(key)) is not None:
+        """Note that a key's server has not forked: another one is made, unless that happens again and again."""
+        if (entry := self._entries.get(key)) is None:
+            return
+        _log.info("warm_server_lost", target=key.command.target, reason=why)
+        entry.close()
+        entry.losses += 1
+        if entry.losses > MOST_LOSSES:
+            entry.losses = 0
             self._refuse(entry, why)
+        else:
+            self._begin(key, entry, entry.modules)
 
     def note_answer(self, key: WarmKey, how: str) -> None:
         """Note how a server has started a program: one whose files have changed is made anew."""
@@ -202,6 +212,12 @@ class WarmPool:
         if more and entry.learnt < MOST_LEARNT:
             entry.learnt += 1
             self._begin(key, entry, (*entry.modules, *more))
+
+    def has_settled(self) -> bool:
+        """Return whether every command that has a server has one with all that its runs have imported so far."""
+        for key, entry in self._entries.items():
+            self._advance(key, entry)
+        return all(entry.server and not entry.next for entry in self._entries.values())
 
     def kept(self) -> tuple[int, int]:
         """Return how many servers there are, and the bytes that they hold."""

@@ -127,6 +127,8 @@ class WarmServer:
             path = os.path.join(order.cwd, target)
             if not os.path.isfile(path) or path.endswith(".pyc"):
                 return f"{target} is no file with Python's source"
+        if kind == "module" and target in sys.modules:
+            return f"{target} was imported, and is to be run as the main module"
         folders = [] if _is_safe() else [self._first_path(order)]
         folders += os.fsdecode(order.env.get(b"PYTHONPATH", b"")).split(os.pathsep)
         for folder in filter(None, folders):
@@ -188,6 +190,11 @@ class WarmServer:
             self._forker.serve(self.start, self.doubt)
         except self._leave:
             pass
+        except (BrokenPipeError, ConnectionResetError):
+            os._exit(0)  # the executor is gone, before it has read all
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+            os._exit(1)  # or the first thread would wait for ever
         else:
             os._exit(0)  # the executor is gone
         order, self._order = self._order, None
@@ -355,6 +362,8 @@ def _renew(cwd: str) -> None:
     loaded: Mapping[str, Any] = sys.modules
     if numpy := loaded.get("numpy.random"):
         numpy.seed()
+    if generator := getattr(loaded.get("torch"), "default_generator", None):
+        generator.seed()
     if tempfile := loaded.get("tempfile"):
         tempfile.tempdir = None
     if logging := loaded.get("logging"):

@@ -177,6 +177,7 @@ def nodes(cluster: SimulatedNodes) -> Iterator[NodeJoined]:
                 incarnation="1",
                 cpus=group.cpus,
                 host_memory_bytes=group.host_memory_bytes,
+                containers=group.containers,
             )
 
 

@@ -39,7 +39,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import msgspec
 import numpy as np
@@ -70,6 +70,7 @@ from penstock_log import (
     TrialsScaled,
     subjects,
 )
+from penstock_log.spec import ContainerRuntime
 from penstock_scheduler.pool.pool_settings import MatcherSettings
 from penstock_scheduler.sizing.problem import SizingSettings
 from penstock_simulator import CONFIGURED
@@ -527,6 +528,7 @@ def _groups(word: str, term: str, joined: Sequence[NodeJoined]) -> list[NodeGrou
             speed=like.speed,
             cpus=node.cpus / len(node.devices) * gpus,
             host_memory_gib=node.host_memory_bytes / len(node.devices) * gpus / _GIB,
+            containers=tuple(name for name in get_args(ContainerRuntime) if name in node.containers),
         )
         for number, gpus in sizes
         if number and gpus

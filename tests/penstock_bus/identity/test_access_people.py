@@ -251,6 +251,30 @@ async def test_a_question_for_output_goes_to_the_node_only_for_a_job_that_may_be
             await bus.request(subjects.output("n2"), b'{"job_id": "mine"}', timeout_s=10.0)
 
 
+async def test_people_reach_the_sessions_of_nodes_under_their_own_names_alone(server: Server) -> None:
+    async def who(request: Request) -> Reply:
+        return Reply(body=f"{request.user} {request.subject}".encode())
+
+    endpoint = Endpoint(name="session", subject=subjects.session("n1"), handler=who, concurrent=True)
+    alice, bob = await added(server, "alice"), await added(server, "bob")
+    forged = subjects.by_person("bob", subjects.session("n1"))
+    async with (
+        bus_of(server, "executor") as executor,
+        bus_of(server, "matcher") as matcher,
+        executor.serve("sessions-n1", "1.0.0", [endpoint]),
+        bus_as(alice) as hers,
+        bus_as(bob) as his,
+    ):
+        asked = [await bus.request(subjects.session("n1"), b"", timeout_s=10.0) for bus in (hers, his)]
+        assert asked == [b"alice penstock.session.n1", b"bob penstock.session.n1"]
+        for bus in (hers, matcher):
+            with pytest.raises(Unauthorized):
+                await bus.request(forged, b"", timeout_s=10.0)
+        with pytest.raises(Unauthorized):
+            async with matcher.serve("sessions-n1", "1.0.0", [endpoint]):
+                pass
+
+
 async def test_whoever_has_a_thousand_reads_open_delays_nobody_else(server: Server) -> None:
     alice, bob = await added(server, "alice"), await added(server, "bob")
     silent, asked = asyncio.Event(), 0

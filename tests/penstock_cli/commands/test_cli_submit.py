@@ -120,7 +120,10 @@ def test_a_job_comes_from_standard_input_too(penstock: Run, gateway: FakeGateway
 def test_an_array_is_one_job_for_each_index(penstock: Run, gateway: FakeGateway) -> None:
     code, out, _ = penstock("submit", "--array", "0-1,5", "--id", "exp", "--", "true")
     assert (code, out) == (0, "exp-0\nexp-1\nexp-5\n")
-    assert [spec.env["PENSTOCK_ARRAY_INDEX"] for spec in gateway.specs.values()] == ["0", "1", "5"]
+    members = [spec.array for spec in gateway.specs.values()]
+    assert [(one.id, one.index, one.count, one.min, one.max, one.step) for one in members if one is not None] == [
+        ("exp", index, 3, 0, 5, 1) for index in (0, 1, 5)
+    ]
 
 
 def test_json_output_is_the_answer(penstock: Run) -> None:
@@ -363,8 +366,8 @@ def test_what_a_job_waits_for_and_how_long_it_may_run_is_typed_as_for_slurm(
     assert spec.after == ("afterok:j1", "afterok:j2", "afterany:j3", "afterok:j4")
     assert (spec.time_limit_s, spec.begin_s) == (109_800.0, 1_896_112_800.0)
     for words, says in (
-        (("-d", "before:j1"), "expected after, afterok, afterany, afternotok, each with :ID"),
-        (("--after", "afterok:"), "expected after, afterok, afterany, afternotok, each with :ID"),
+        (("-d", "before:j1"), "expected after, afterok, afterany, afternotok, aftercorr, each with :ID"),
+        (("--after", "afterok:"), "expected after, afterok, afterany, afternotok, aftercorr, each with :ID"),
         (("--time", "soon"), "--time 'soon' is no duration"),
         (("--time", "9" * 9), "expected 11,574 days at most; 0 or UNLIMITED is no limit"),
         (("--begin", "25:00"), "--begin '25:00' is no time; expected such as 2h or now+5minutes (from now), 18:00"),

@@ -97,6 +97,7 @@ def test_a_gateway_that_joins_a_data_folder_has_the_owner_and_the_folders_of_the
         "PENSTOCK_GATEWAY_OWNER",
         "PENSTOCK_GATEWAY_ARCHIVE_DIR",
         "PENSTOCK_GATEWAY_HISTORY_DIR",
+        "PENSTOCK_GATEWAY_NOTIFY_DIR",
     }
     first = environment(UpOptions(data_dir=str(tmp_path), owner="ada"), "gateway", 1, url="nats://h:1")
     joined = data_folder.login(tmp_path, "gateway") or {}

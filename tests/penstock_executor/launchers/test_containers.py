@@ -14,10 +14,11 @@ from typing import Any, Final, NamedTuple
 import pytest
 from executor_cases import JOB, World
 from job_images import SAYS, load, small_root
-from other_users import let_through
+from other_users import ALICE, as_root, let_through
 
-from penstock_executor.launchers import process_launcher
+from penstock_executor.launchers import confinement, process_launcher
 from penstock_executor.launchers.containers import ContainerRuntimes, mark_of
+from penstock_executor.launchers.launcher import EntryRequest
 from penstock_log import RunCheckpointed, RunWarned
 
 RUNTIMES: Final = (
@@ -60,6 +61,7 @@ class Contained:
         return await self.world.node(node_id, **{**USERS, "containers": self.runtime.name, **settings})
 
     async def begin(self, *command: str, job_id: str = "j1", **spec: Any) -> None:
+        let_through(self.world.folder)  # again: each pytest that starts closes the folder that all of them share
         await self.world.submit(job_id, *command, **{"user": "alice", "image": self.runtime.image, "cwd": "/", **spec})
         await self.world.place(job_id)
 
@@ -84,6 +86,21 @@ class Contained:
         marks = [f"label=org.penstock={mark_of(Path(node.settings.data_dir))}" for node in self.world.nodes]
         command = [self.runtime.name, "ps", "--all", "--format", "{{.Names}}", "--filter"]
         return [name for mark in marks for name in subprocess.check_output([*command, mark], text=True).split()]
+
+    async def entered(self, *command: str) -> tuple[str, int]:
+        """Run a command beside job j1; return what it said, and its exit status."""
+        return await asyncio.to_thread(self._enter, command)
+
+    def _enter(self, command: tuple[str, ...]) -> tuple[str, int]:
+        asked = EntryRequest(argv=command)
+        reader, writer = os.pipe()
+        with open(os.devnull, "rb") as nothing, open(reader, encoding="utf-8") as said:
+            streams = [nothing.fileno(), writer, writer]
+            with process_launcher.enter(self.world.folder / "n1/runs/j1/1/0", asked, streams) as control:
+                os.close(writer)
+                text = said.read()
+                control.setblocking(True)
+                return text, int(control.recv(64))
 
     async def gone(self) -> None:
         """Stop its nodes; then there is no container left of them."""
@@ -123,6 +140,14 @@ async def test_a_job_sees_the_files_of_its_image_and_of_the_host_what_it_needs(c
     assert (contained.world.folder / "checkpoints/j1/x").exists()
     assert not Path("/tmp/x").exists()
     await contained.gone()
+
+
+async def test_what_is_other_jobs_in_the_executors_folders_is_hidden(contained: Contained) -> None:
+    (contained.world.folder / "checkpoints/j9").mkdir(parents=True)
+    await contained.node(**AS_EXECUTOR)
+    at = contained.world.folder
+    said = await contained.said_by(f"ls {at}/checkpoints; echo -; ls {at}/n1/output {at}/n1/runs; ls {at}/n1/heard")
+    assert said == f"j1\n-\n{at}/n1/output:\n\n{at}/n1/runs:\n{at}/n1/heard\n"
 
 
 async def test_the_images_variables_are_there_and_its_entry_point_is_not_run(
@@ -238,20 +263,78 @@ async def test_a_job_outlives_the_container_that_gave_it_its_files(contained: Co
     await contained.gone()
 
 
-async def test_a_program_run_beside_a_job_has_its_files_variables_and_user(contained: Contained) -> None:
+async def test_a_command_entered_beside_a_job_has_its_files_variables_and_user(contained: Contained) -> None:
     await contained.node()
     await contained.begin("sh", "-c", "echo of the run > /tmp/mark; echo up; exec sleep 600", env={"MINE": "a b"})
     await contained.world.says("j1", "up")
-    folder = contained.world.folder / "n1/runs/j1/1/0"
-    process = process_launcher.adopt(folder)
-    assert process is not None
     script = "cat /etc/penstock-test /tmp/mark; echo $MINE; id -u; pwd; grep NoNew /proc/self/status; exit 7"
-    command = [*process_launcher.entry(process, folder, "/tmp"), "sh", "-c", script]
-    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False)
-    assert done.stdout.split("\n")[:5] == ["a file of the image", "of the run", "a b", str(NOBODY), "/tmp"], done.stderr
-    assert "NoNewPrivs:\t1" in done.stdout
-    assert done.returncode == 7
-    missing = [*process_launcher.entry(process, folder, "/"), "no-such-program"]
-    done = await asyncio.to_thread(subprocess.run, missing, capture_output=True, text=True, check=False)
-    assert done.returncode == 127
-    assert "no-such-program" in done.stderr
+    said, status = await contained.entered("sh", "-c", script)
+    assert said.split("\n")[:5] == ["a file of the image", "of the run", "a b", str(NOBODY), "/"]
+    assert "NoNewPrivs:\t1" in said
+    assert status == 7
+    said, status = await contained.entered("no-such-program")
+    assert "no-such-program" in said
+    assert status == 127
+
+
+async def test_a_program_runs_in_an_image_that_has_nothing_else(contained: Contained, tmp_path: Path) -> None:
+    if contained.runtime.name == "bubblewrap":
+        pytest.skip("in its images there is a shell")
+    (tmp_path / "root").mkdir()
+    shutil.copyfile("/sbin/ldconfig", tmp_path / "root/static-program")
+    (tmp_path / "root/static-program").chmod(0o755)
+    image = load(contained.runtime.name, tmp_path / "root", "penstock-test-scratch:1")
+    await contained.node()
+    await contained.begin("/static-program", "--version", image=image)
+    ended = await contained.world.ended("j1")
+    assert ended.outcome == "completed", ended.reason
+    assert b"ldconfig" in await contained.world.output("j1")
+
+
+async def test_a_program_in_a_container_is_held_to_its_memory(contained: Contained) -> None:
+    await contained.node()
+    wants = "x = bytearray(1 << 30); print('had it')"
+    await contained.begin("python3", "-S", "-c", wants, host_memory_bytes=256 << 20)
+    ended = await contained.world.ended("j1")
+    assert ended.outcome == "failed"
+    assert "256 MiB of host memory" in ended.reason or "0.25 GiB of host memory" in ended.reason
+
+
+async def test_what_a_user_may_not_reach_outside_is_not_attached_for_him(contained: Contained) -> None:
+    if contained.runtime.name == "bubblewrap" or not IS_ROOT:
+        pytest.skip("what attaches has the user's rights alone")
+    await contained.node()
+    closed = contained.world.folder / "closed/open"
+    closed.mkdir(parents=True)
+    closed.parent.chmod(0o700)
+    (closed / "secret").write_text("secret\n")
+    said = await contained.said_by("cat secret", cwd=str(closed))
+    assert "cannot come to" in said
+    assert "secret\n" not in said
+    link = contained.world.folder / "link"
+    link.symlink_to(closed)
+    said = await contained.said_by("cat secret", job_id="j2", cwd=str(link))
+    assert "secret\n" not in said
+
+
+async def test_root_in_a_container_has_few_of_roots_rights(contained: Contained) -> None:
+    if contained.runtime.name == "bubblewrap" or not IS_ROOT:
+        pytest.skip("there is no root in its containers")
+    await contained.node(**AS_EXECUTOR)
+    said = await contained.said_by("grep -E '^Cap(Eff|Bnd)' /proc/self/status")
+    rights = {int(line.split()[1], 16) for line in said.splitlines()}
+    assert rights == {sum(1 << number for number in (0, 1, 3, 4, 5, 6, 7, 8, 10, 13, 18, 29, 31))}
+
+
+@as_root
+def test_a_link_that_a_user_has_put_there_leads_to_no_place_to_attach_to(tmp_path: Path) -> None:
+    target, mine = let_through(tmp_path) / "target", tmp_path / "mine"
+    target.mkdir()
+    mine.mkdir()
+    (mine / "link").symlink_to(target)
+    os.close(confinement._open_below(f"{mine}/link/below", is_folder=True))  # of root
+    assert (target / "below").is_dir()
+    os.chown(mine, *ALICE)
+    with pytest.raises(OSError, match=r"Not a directory|Too many levels"):
+        confinement._open_below(f"{mine}/link/other", is_folder=True)
+    assert [path.name for path in target.iterdir()] == ["below"]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
-import subprocess
+import socket
+import time
 from pathlib import Path
 from typing import Any, get_args
 
@@ -15,7 +17,7 @@ from fake_launcher import FakeLauncher
 
 from penstock_bus.memory import MemoryBus
 from penstock_executor.launchers import LAUNCHERS, LauncherName
-from penstock_executor.launchers.launcher import LaunchedProcess, Launcher, OutputFate, OutputLimits
+from penstock_executor.launchers.launcher import EntryRequest, LaunchedProcess, Launcher, OutputFate, OutputLimits
 from penstock_executor.settings import ExecutorSettings
 
 ENV = {"PATH": os.environ["PATH"]}
@@ -93,31 +95,35 @@ def test_what_has_ended_is_signalled_killed_and_cleaned_up_in_vain(launcher: Lau
     assert launcher.exit_code(tmp_path) == 0
 
 
-def test_a_program_may_be_run_beside_a_process_until_that_ends(launcher: Launcher[Any], tmp_path: Path) -> None:
-    process = launcher.start(tmp_path, ["sleep", "600"], {**ENV, "MARK": "a b"}, "/")
-    try:
-        entry = entry_once_it_runs(launcher, process, tmp_path)
-        said = subprocess.run([*entry, "sh", "-c", "pwd; exit 3"], capture_output=True, text=True, check=False)
-    finally:
-        launcher.kill(process)
-    assert (said.stdout, said.returncode) == ("/tmp\n", 3)
-    assert has_ended(launcher, process)
-    launcher.reap(process, tmp_path)
-    with pytest.raises(ProcessLookupError):
-        launcher.entry(process, tmp_path, "/")
-
-
-def entry_once_it_runs(launcher: Launcher[Any], process: LaunchedProcess, folder: Path) -> tuple[str, ...]:
-    """Return the entry of a process that has been started; its program may begin a little later."""
-    while True:
-        try:
-            return launcher.entry(process, folder, "/tmp")
-        except ProcessLookupError:
-            assert not has_ended(launcher, process, wait_ms=5)
-
-
 def test_nothing_is_known_of_a_folder_without_a_process(launcher: Launcher[Any], tmp_path: Path) -> None:
     assert (launcher.adopt(tmp_path), launcher.exit_code(tmp_path)) == (None, None)
+
+
+def test_a_command_runs_beside_a_process_until_it_ends(launcher: Launcher[Any], tmp_path: Path) -> None:
+    process = launcher.start(tmp_path, ["sleep", "600"], ENV, "/")
+    nothing = os.open(os.devnull, os.O_RDWR)
+    with entered(launcher, tmp_path, EntryRequest(argv=("true",)), [nothing] * 3) as control:
+        os.close(nothing)
+        assert control.recv(64) == b"0\n"
+        assert control.recv(64) == b""
+    with entered(launcher, tmp_path, EntryRequest(port=1), []) as control:
+        assert control.recv(64)[:1] == b"-"  # nobody listens there
+    launcher.kill(process)
+    assert has_ended(launcher, process)
+    launcher.reap(process, tmp_path)
+    with pytest.raises(OSError, match="refused"):
+        launcher.enter(tmp_path, EntryRequest(argv=("true",)), [])
+
+
+def entered(launcher: Launcher[Any], folder: Path, asked: EntryRequest, fds: list[int]) -> socket.socket:
+    """Enter a process, once it can be."""
+    for _ in range(WAIT_MS // 10):
+        with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
+            control = launcher.enter(folder, asked, fds)
+            control.settimeout(WAIT_MS / 1000)
+            return control
+        time.sleep(0.01)
+    raise AssertionError("it does not listen")
 
 
 def test_output_goes_where_it_is_kept(launcher: Launcher[Any], tmp_path: Path) -> None:

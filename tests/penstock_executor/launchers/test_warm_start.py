@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import select
+import subprocess
 import sys
 import textwrap
 import venv
@@ -14,18 +16,23 @@ from typing import NamedTuple
 import pytest
 
 from penstock_executor.launchers import fork_client, process_launcher
+from penstock_executor.launchers.confinement import Confinement
 from penstock_executor.launchers.fork_client import ForkError, ForkServer
+from penstock_executor.launchers.forking_launcher import ForkingLauncher
+from penstock_executor.launchers.launcher import WarmRequest
 from penstock_executor.launchers.warm_command import StartsCold, WarmCommand, warm_command
+from penstock_executor.launchers.warm_pool import WarmRules
 from penstock_testing import eventually
 
 pytestmark = pytest.mark.slow
 
 PRELOADED = (
-    *("numpy", "asyncio", "concurrent.futures", "json", "logging.config", "multiprocessing", "pickle", "random"),
+    *("numpy.random", "asyncio", "concurrent.futures", "json", "logging.config", "multiprocessing", "pickle", "random"),
     *("runpy", "subprocess", "tempfile", "threading", "unittest", "warnings", "inspect", "traceback"),
 )
 ENV = {"PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}", "HOME": "/", "LANG": "C.UTF-8"}
 WAIT_S = 60.0
+MOST_RUNS = 40
 
 
 class Ended(NamedTuple):
@@ -161,7 +168,7 @@ SCRIPTS = {
         def name(_): return __name__, mp.current_process().name
         if __name__ == "__main__":
             with mp.get_context("forkserver").Pool(1) as pool: print(pool.map(name, [1]))
-            print(mp.current_process(), mp.parent_process(), mp.active_children())
+            print(mp.current_process(), mp.parent_process(), mp.active_children(), mp.process.ORIGINAL_DIR)
     """,
     "pickled_main": """
         import pickle, sys
@@ -273,7 +280,7 @@ SCRIPTS = {
         print(locale.getlocale(), locale.setlocale(locale.LC_ALL), time.tzname, locale.getpreferredencoding())
     """,
     "faulthandler": """
-        import ctypes, faulthandler, numpy
+        import ctypes, faulthandler, numpy.random
         faulthandler.enable(); faulthandler.dump_traceback(); ctypes.string_at(0)
     """,
     "gc": """
@@ -387,6 +394,21 @@ async def test_two_runs_of_a_server_draw_different_numbers(tmp_path: Path, serve
     assert not {*seen[0].out.split()} & {*seen[1].out.split()}
 
 
+async def test_two_runs_of_a_server_with_torch_draw_different_numbers(tmp_path: Path, site: Path) -> None:
+    (site / "torch.py").write_text(
+        "import os\nclass cuda:\n    is_initialized = staticmethod(lambda: False)\n"
+        "class Generator:\n    def seed(self): self.drawn = os.urandom(8).hex()\n"
+        "default_generator = Generator()\ndefault_generator.seed()\n"
+    )
+    argv = (str(site.parents[2] / "bin/python"), "s.py")
+    folders = [in_folder(tmp_path / name, "import torch; print(torch.default_generator.drawn)") for name in ("a", "b")]
+    server = ready(fork_client.warm_server(command_of(argv, ENV, tmp_path), ("torch",), ENV))
+    first, second = [await run(folder, argv, ENV, server) for folder in folders]
+    server.close()
+    assert (first.how, second.how) == ("warm", "warm")
+    assert first.out != second.out
+
+
 async def test_a_program_has_its_own_descriptors_and_no_other(tmp_path: Path, server: ForkServer) -> None:
     folder = in_folder(tmp_path / "run", "import os; print(sorted(os.listdir('/proc/self/fd')))")
     assert (await run(folder, ("python", "s.py"), ENV, server)).out == "['0', '1', '2', '3']\n"  # 3 lists the folder
@@ -492,6 +514,93 @@ async def test_a_server_whose_modules_have_changed_starts_programs_cold(tmp_path
 def test_what_cannot_start_warm_has_a_reason(tmp_path: Path, argv: tuple[str, ...], why: str) -> None:
     with pytest.raises(StartsCold, match=why):
         warm_command(argv, ENV, str(tmp_path))
+
+
+@pytest.mark.parametrize("path", ["lib", "/lib:", "/lib:./x"])
+def test_a_path_that_depends_on_the_folder_has_a_program_start_cold(tmp_path: Path, path: str) -> None:
+    with pytest.raises(StartsCold, match="relative path"):
+        warm_command(("python", "s.py"), {**ENV, "PYTHONPATH": path}, str(tmp_path))
+
+
+async def test_a_module_that_was_imported_is_run_cold_as_the_main_module(tmp_path: Path) -> None:
+    folder, argv = in_folder(tmp_path / "run", ""), ("python", "-m", "json.tool", "data.txt")
+    server = ready(fork_client.warm_server(command_of(argv, ENV, folder), ("json.tool",), ENV))
+    cold, warm = await run(folder, argv, ENV), await run(folder, argv, ENV, server)
+    server.close()
+    assert warm == cold._replace(how="cold: json.tool was imported, and is to be run as the main module")
+
+
+async def test_a_server_has_no_secret_and_serves_the_same_code_in_another_folder(tmp_path: Path) -> None:
+    launcher, seen = ForkingLauncher(WarmRules()), []
+    for number in range(MOST_RUNS):
+        rank, script = tmp_path / f"rank{number}", "import os; print(os.environ['KEY'])"
+        folder = in_folder(tmp_path / f"run{number}", script)
+        rank.mkdir()
+        asked = WarmRequest(code="a digest", private=frozenset({"KEY"}))
+        process = launcher.start(rank, ("python", "s.py"), {**ENV, "KEY": f"secret{number}"}, str(folder), warm=asked)
+        await eventually(lambda process=process: not process_launcher.is_alive(process))
+        server = Path(f"/proc/{Path(f'/proc/{process.pid}/stat').read_text().split()[3]}/environ").read_bytes()
+        assert launcher.reap(process, rank) == 0
+        seen.append((rank / "stdout").read_text())
+        if launcher.how(rank) == "warm":
+            break
+    assert launcher.how(rank) == "warm"
+    assert b"PATH=" in server
+    assert b"secret" not in server
+    assert seen == [f"secret{number}\n" for number in range(len(seen))]
+    launcher.close()
+
+
+@pytest.mark.parametrize(
+    ("confined", "why"),
+    [
+        (Confinement(user="nobody", uid=65_534, gid=65_534), "it runs as another user than the executor"),
+        (Confinement(wrapper=("/usr/bin/env",)), "it runs in a sandbox or a container"),
+        (None, "it shares its devices"),
+    ],
+)
+@pytest.mark.skipif(os.geteuid() != 0, reason="not root: no process can run as another user")
+async def test_a_program_that_is_kept_apart_starts_cold(tmp_path: Path, confined: Confinement | None, why: str) -> None:
+    launcher = ForkingLauncher(WarmRules())
+    for number in range(4):
+        rank = tmp_path / f"rank{number}"
+        rank.mkdir()
+        if confined is not None:
+            launcher.confine(rank, confined)
+        asked = None if confined is None else WarmRequest(modules=("json",))
+        process = launcher.start(rank, (sys.executable, "-c", "print(1)"), ENV, "/", warm=asked)
+        await eventually(lambda process=process: not process_launcher.is_alive(process))
+        launcher.reap(process, rank)
+        assert launcher.how(rank).startswith(f"cold: {why}")
+    assert launcher.kept() == (0, 0)
+    launcher.close()
+
+
+@pytest.mark.parametrize("heard", [True, False])
+@pytest.mark.parametrize("kind", ["template()", "warm_server(command, ['json'], env)"])
+def test_a_server_ends_with_the_process_that_has_started_it(kind: str, heard: bool) -> None:
+    wait = "server.is_ready(60)" if heard else "select.select([server._control], [], [])"
+    code = (
+        "from penstock_executor.launchers import fork_client, warm_command; import os, select, sys\n"
+        "env = {**os.environ}; command = warm_command.warm_command((sys.executable, 's.py'), env, '/')\n"
+        f"server = fork_client.{kind}; {wait}; print(server.pid, flush=True); os._exit(0)"
+    )
+    started = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**os.environ}
+    )
+    ended = os.pidfd_open(int(started.stdout)) if Path(f"/proc/{started.stdout.strip()}").exists() else -1
+    if ended >= 0:
+        assert select.select([ended], [], [], WAIT_S)[0]
+        os.close(ended)
+
+
+def test_an_interpreter_that_is_a_script_starts_cold(tmp_path: Path) -> None:
+    (tmp_path / "python").write_text("#!/bin/sh\n")
+    (tmp_path / "python").chmod(0o755)
+    with pytest.raises(StartsCold, match="is a script, as pyenv has it"):
+        warm_command(("python", "s.py"), {"PATH": str(tmp_path)}, str(tmp_path))
+    with pytest.raises(StartsCold, match="was not found"):
+        warm_command(("python", "s.py"), {"PATH": "/nowhere"}, str(tmp_path))
 
 
 def test_variables_that_python_reads_when_it_starts_interactively_have_a_program_start_cold(tmp_path: Path) -> None:

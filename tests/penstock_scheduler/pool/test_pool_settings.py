@@ -40,3 +40,19 @@ def test_settings_go_to_whom_they_belong() -> None:
 def test_settings_with_nothing_over_them_stay_the_same_object() -> None:
     rules = RoundRules()
     assert pool_settings.overlaid(rules, {"order": "fifo"}) is rules
+
+
+def test_a_quota_that_is_set_live_stands_in_place_of_the_files_and_leaves_the_others() -> None:
+    base = RoundRules(quotas={"vision": 4, "speech": 2})
+    assert pool_settings.overlaid(base, {"quota.vision": 16, "quota.nlp": 0}).quotas == {
+        "vision": 16,
+        "speech": 2,
+        "nlp": 0,
+    }
+    assert pool_settings.overlaid(base, {}).quotas == base.quotas
+
+
+@pytest.mark.parametrize("value", [-1, 1.5, True, "many", None, 10**9])
+def test_a_quota_is_a_number_of_devices(value: object) -> None:
+    with pytest.raises(ValueError, match=r"quota\.vision: expected a number of devices from 0"):
+        pool_settings.checked({"quota.vision": value})  # type: ignore[dict-item]

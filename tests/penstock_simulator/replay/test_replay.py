@@ -248,6 +248,38 @@ def test_a_job_waits_for_others_and_for_its_time_in_a_replay_too(tmp_path: Path)
         assert ends == {"j1": pytest.approx(110.0), "j2": pytest.approx(120.0), "j3": pytest.approx(170.0)}
 
 
+def image_log() -> list[bytes]:
+    """Return a log of two nodes, of which one runs images: two jobs with one, of 10 s each, run there in turn."""
+    gpu = Device(index=0, kind="fast", memory_bytes=8, backend="emulated")
+    facts: list[AnyEvent] = [
+        NodeJoined(node_id="n1", devices=(gpu,), at_s=100.0),
+        NodeJoined(node_id="n2", devices=(gpu,), containers=("podman",), at_s=100.0),
+    ]
+    spec = JobSpec(name="a", command=("x",), profile="off", image="a/b:1")
+    facts += [JobSubmitted(job_id=job_id, spec=spec, at_s=100.0) for job_id in ("j1", "j2")]
+    for number, job_id in enumerate(("j1", "j2")):
+        at_s = 100.0 + 10 * number
+        slots = (Slot(node_id="n2", devices=(0,)),)
+        about = {"job_id": job_id, "epoch": 1, "node_id": "n2"}
+        facts += [
+            RoundDecided(
+                pool="default",
+                at_s=at_s,
+                placements=(Placement(job_id=job_id, epoch=1, kind="fast", slots=slots),),
+            ),
+            RunStarted(devices=(0,), at_s=at_s, **about),
+            RunEnded(outcome="completed", at_s=at_s + 10.0, **about),
+        ]
+    return [log_file.encode(delivery(seq, fact)) for seq, fact in enumerate(facts, start=1)]
+
+
+def test_a_replay_knows_which_nodes_run_images() -> None:
+    found = replay(read_log(image_log()), "fifo", profile=False)
+    assert found.replayed.end_s.tolist() == pytest.approx([110.0, 120.0])
+    more = replay(read_log(image_log()), "fifo", profile=False, added=parse("1x1@fast"))
+    assert more.replayed.end_s.tolist() == pytest.approx([110.0, 110.0])
+
+
 def test_a_first_run_that_goes_on_is_not_taken_to_count_no_iterations() -> None:
     whole, cut = (read_log(log) for log in (preempted_log(0, 0), preempted_log(0, 0)[:4]))
     assert [PastRunLedger(history, history.replayable()).tasks[0].saves for history in (whole, cut)] == [False, True]

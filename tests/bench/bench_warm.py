@@ -1,0 +1,170 @@
+"""
+Warm starts against cold ones: ``python tests/bench/bench_warm.py [STARTS] [PYTHON]``.
+
+By one launcher in one run, alternately: from the order to start a program until its first step, and until its process
+has ended, of an empty script, one that imports numpy, and one that imports torch and makes a step of an optimiser,
+where ``PYTHON`` has it. Then a sweep of short trials on a real cluster, on a node that starts none warm, and on one
+that does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import select
+import statistics
+import sys
+import sysconfig
+import tempfile
+import time
+import venv
+from pathlib import Path
+from typing import NamedTuple
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+
+from clusters import Cluster, facts
+
+import penstock
+from penstock_executor.launchers.forking_launcher import ForkingLauncher
+from penstock_executor.launchers.launcher import WarmRequest
+from penstock_executor.launchers.warm_pool import WarmRules
+from penstock_log import SweepSpec, validation
+
+STARTS, TRIALS, LEARNING = 12, 50, 30
+STARTED = "run.started.v1"
+FIRST_STEP = "import time; print(time.clock_gettime(time.CLOCK_MONOTONIC), flush=True)"
+SCRIPTS = {
+    "an empty script": "",
+    "numpy, a product": "import numpy; numpy.ones((64, 64)) @ numpy.ones((64, 64))",
+    "torch, a step of SGD": (
+        "import torch; layer = torch.nn.Linear(64, 64); layer(torch.ones(8, 64)).sum().backward(); "
+        "torch.optim.SGD(layer.parameters(), lr=0.1).step()"
+    ),
+}
+TRIAL = """
+import penstock, numpy
+with penstock.session() as session:
+    for step in session.iterations(range(3)):
+        session.report(score=float(numpy.ones(4).sum()))
+"""
+
+
+class Start(NamedTuple):
+    """How a program began, and after how many seconds it had made its first step and had ended."""
+
+    how: str
+    step_s: float
+    end_s: float
+
+
+def start(launcher: ForkingLauncher, folder: Path, python: str, script: str) -> Start:
+    """Start a script and wait for its end."""
+    rank = Path(tempfile.mkdtemp(dir=folder))
+    env = {**launcher.base_environment(), "CUDA_VISIBLE_DEVICES": ""}
+    began_s = time.perf_counter()
+    process = launcher.start(rank, (python, script), env, str(folder), warm=WarmRequest())
+    ended = launcher.exit_fd(process)
+    select.select([ended], [], [])
+    over_s = time.perf_counter()
+    os.close(ended)
+    code = launcher.reap(process, rank)
+    assert code == 0, (rank / "stderr").read_text()
+    return Start(launcher.how(rank), float((rank / "stdout").read_text()) - began_s, over_s - began_s)
+
+
+def compare(name: str, python: str, starts: int) -> None:
+    """Print how long cold and warm starts of a script take."""
+    cold, warm = ForkingLauncher(), ForkingLauncher(WarmRules())
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder, "run", "s.py")
+        script.parent.mkdir()
+        script.write_text(f"{SCRIPTS[name]}\n{FIRST_STEP}\n")
+        for _ in range(LEARNING):
+            start(warm, script.parent, python, "s.py")
+            if warm.has_settled() and start(warm, script.parent, python, "s.py").how == "warm":
+                break
+        found: dict[str, list[Start]] = {"cold": [], "warm": []}
+        for _ in range(starts):
+            found["cold"].append(start(cold, script.parent, python, "s.py"))
+            found["warm"].append(start(warm, script.parent, python, "s.py"))
+        assert all(one.how == "warm" for one in found["warm"]), found["warm"]
+        _, held_bytes = warm.kept()
+    cold.close(), warm.close()
+    step, end = ([median_ms(found[way], field) for way in found] for field in ("step_s", "end_s"))
+    print(
+        f"{name}, {starts} starts each: to the first step cold {step[0]:.0f} ms, warm {step[1]:.0f} ms, "
+        f"ratio {step[1] / step[0]:.3f}; to the end cold {end[0]:.0f} ms, warm {end[1]:.0f} ms, "
+        f"ratio {end[1] / end[0]:.3f}; its server holds {held_bytes / 2**20:.0f} MiB"
+    )
+
+
+def median_ms(starts: list[Start], field: str) -> float:
+    """Return the median of a time, in milliseconds."""
+    return 1e3 * statistics.median(getattr(one, field) for one in starts)
+
+
+def environment_with_penstock(folder: Path) -> str:
+    """Return the Python of an environment in which Penstock and what it needs are installed, as people have it."""
+    venv.create(folder, symlinks=True)
+    site = Path(sysconfig.get_path("purelib", vars={"base": str(folder)}))
+    installed = [Path(sysconfig.get_path("purelib")), Path(penstock.__file__).parents[1]]
+    for package in (entry for root in installed for entry in root.iterdir() if entry.suffix != ".pth"):
+        with contextlib.suppress(FileExistsError):
+            (site / package.name).symlink_to(package)
+    return str(folder / "bin" / "python")
+
+
+async def sweep_s(cluster: Cluster, folder: Path, python: str) -> float:
+    """Return how long a sweep of short trials takes, in seconds."""
+    document = {
+        "name": "short",
+        "metric": "score",
+        "search": "random",
+        "trials": TRIALS,
+        "packing": 1,
+        "filling": "one",
+        "space": {"x": {"kind": "uniform", "low": 0.0, "high": 1.0}},
+        "job": {"command": [python, "trial.py"], "cwd": str(folder), "profile": "off", "name": "trial"},
+    }
+    async with cluster.client() as client:
+        answer = await client.tune(validation.convert(document, SweepSpec))
+        sweep = await client.wait_sweep(answer.id)
+        starts = [fact.fact.get("start") for one in sweep.trials for fact in await facts(client, one.job_id, STARTED)]
+    assert sweep.state == "completed", sweep.reason
+    print(f"  of {len(starts)} runs {starts.count('warm')} began warm", flush=True)
+    return sweep.makespan_s
+
+
+def compare_sweeps() -> None:
+    """Print how long a sweep takes whose trials start cold, and one whose trials start warm."""
+    took_s: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        python = environment_with_penstock(folder / "venv")
+        (folder / "trial.py").write_text(TRIAL)
+        for way in ("off", "learn"):
+            os.environ["PENSTOCK_EXECUTOR_WARM_STARTS"] = way
+            cluster = Cluster(folder / way, "--emulate", "fast:4@1.0:4GiB")
+            cluster.up()
+            try:
+                took_s[way] = [asyncio.run(sweep_s(cluster, folder, python)) for _ in range(2)][-1]
+            finally:
+                cluster.down()
+    ratio = took_s["learn"] / took_s["off"]
+    print(f"a sweep of {TRIALS} trials: cold {took_s['off']:.1f} s, warm {took_s['learn']:.1f} s, ratio {ratio:.2f}")
+
+
+def main() -> None:
+    """Print all comparisons."""
+    starts = int(sys.argv[1]) if len(sys.argv) > 1 else STARTS
+    python = sys.argv[2] if len(sys.argv) > 2 else ""
+    for name in SCRIPTS:
+        if python or not name.startswith("torch"):
+            compare(name, python if name.startswith("torch") else sys.executable, starts)
+    compare_sweeps()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""Containers on their way, with a program in an engine's place: what is told meanwhile, and what goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock_executor.launchers import containers
+from penstock_executor.launchers.containers import Container, ContainerRuntimes, ImageRefused, RunContainers, variables
+
+KEY = ("j1", 1)
+
+
+class Node:
+    """The containers of a node whose engine is a shell script."""
+
+    def __init__(self, folder: Path, script: str, **settings: Any) -> None:
+        self.folder = folder
+        program = folder / "bin/docker"
+        program.parent.mkdir()
+        program.write_text(f'#!/bin/sh\necho "$@" >> {folder}/calls\n{script}\n')
+        program.chmod(0o755)
+        self.warnings: list[str] = []
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.here, self.warned = asyncio.Event(), asyncio.Event()
+        self.containers = RunContainers(
+            ContainerRuntimes(("docker",)),
+            folder,
+            spawn=self.spawn,
+            found=lambda _: self.here.set(),
+            warn=self.warn,
+            **settings,
+        )
+
+    def warn(self, _: tuple[str, int], text: str) -> None:
+        self.warnings.append(text)
+        self.warned.set()
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        self.tasks.add(asyncio.get_running_loop().create_task(work))
+
+    async def prepared(self, image: str = "a/b:1") -> Container | ImageRefused | None:
+        """Return what a run would start in, once that is known."""
+        assert self.containers.prepare(KEY, image, ()) is None
+        async with asyncio.timeout(30):
+            await self.here.wait()
+        return self.containers.prepare(KEY, image, ())
+
+    def calls(self) -> list[str]:
+        return (self.folder / "calls").read_text().splitlines()
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    return tmp_path
+
+
+async def test_how_much_of_an_image_has_come_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(containers, "TELL_S", 0.0)
+    node = Node(
+        folder,
+        """case "$1" in
+        pull) printf '1: Pulling from a/b\\n0123456789ab: Pulling fs layer\\n0123456789ac: Pulling fs layer\\n'
+            printf '0123456789ab: Pull complete\\n'; echo 'no space left on device' >&2; exit 1;;
+        *) exit 1;; esac""",
+    )
+    refused = await node.prepared()
+    assert isinstance(refused, ImageRefused)
+    assert "no space left on device; check its name" in str(refused)
+    assert "got from its registry" in node.warnings[0]
+    assert "1 of 2 layers are here" in node.warnings[-1]
+
+
+async def test_an_image_that_takes_too_long_is_given_up(folder: Path) -> None:
+    node = Node(folder, 'case "$1" in pull) exec sleep 600;; *) exit 1;; esac', pull_s=0.2)
+    refused = await node.prepared()
+    assert isinstance(refused, ImageRefused)
+    assert "docker pull has not ended within" in str(refused)
+
+
+async def test_an_engine_on_another_host_is_refused_and_its_container_removed(folder: Path) -> None:
+    node = Node(
+        folder,
+        """case "$1" in
+        image) echo '[{"Config": {"Env": null}}]';;
+        inspect) echo 4000000;;
+        esac""",
+    )
+    refused = await node.prepared()
+    assert isinstance(refused, ImageRefused)
+    assert "is not among this host's processes" in str(refused)
+    node.containers.release(KEY)
+    await asyncio.gather(*node.tasks)
+    assert node.calls()[-1].startswith("rm --force --volumes penstock-")
+
+
+async def test_a_run_that_is_no_longer_wanted_ends_what_is_on_its_way(folder: Path) -> None:
+    node = Node(folder, 'case "$1" in pull) exec sleep 600;; *) exit 1;; esac')
+    assert node.containers.prepare(KEY, "a/b:1", ()) is None
+    await node.warned.wait()
+    node.containers.tidy(lambda _: False, ())
+    await asyncio.gather(*node.tasks, return_exceptions=True)
+    assert all(task.done() for task in node.tasks)
+
+
+async def test_what_nothing_here_runs_is_refused_with_what_would(folder: Path) -> None:
+    refused = await Node(folder, "true").prepared("/images/a.sif")
+    assert "needs apptainer, and this node has docker" in str(refused)
+
+
+def test_of_the_host_only_what_is_true_in_an_image_is_passed_on() -> None:
+    own = {"PATH": "/host", "LD_LIBRARY_PATH": "/host", "HOME": "/root", "NCCL_DEBUG": "INFO", "MINE": "1", "TZ": "UTC"}
+    inside = variables(Container(runtime="docker", environment={"PATH": "/image", "HOME": "/x"}), own, ("MI*",))
+    assert inside == {
+        "PATH": "/image",
+        "HOME": "/tmp",
+        "SHELL": "/bin/sh",
+        "NCCL_DEBUG": "INFO",
+        "MINE": "1",
+        "TZ": "UTC",
+    }
+
+
+def test_a_survey_takes_what_the_operator_names_and_says_why_it_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ContainerRuntimes.survey("none") == ContainerRuntimes()
+    monkeypatch.setattr(containers.shutil, "which", lambda *_, **__: None)
+    assert ContainerRuntimes.survey("auto") == ContainerRuntimes()
+    assert ContainerRuntimes.survey("podman").reasons == {"podman": "it is not installed"}
+    monkeypatch.setattr(containers.shutil, "which", lambda name, **_: f"/usr/bin/{name}" if name == "docker" else None)
+    monkeypatch.setattr(containers.os, "geteuid", lambda: 0)
+    monkeypatch.setenv("DOCKER_HOST", "tcp://elsewhere:2375")
+    assert "an engine elsewhere" in ContainerRuntimes.survey("docker").reasons["docker"]
+    monkeypatch.setenv("DOCKER_HOST", "unix:///not/there")
+    assert "does not answer at unix:///not/there" in ContainerRuntimes.survey("docker").reasons["docker"]

@@ -1,0 +1,212 @@
+"""Which servers an executor keeps for warm starts, and with which modules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from penstock_executor.launchers import fork_client, warm_pool
+from penstock_executor.launchers.fork_client import ForkError
+from penstock_executor.launchers.warm_command import StartsCold, WarmCommand
+from penstock_executor.launchers.warm_pool import AGAIN_S, MOST_KNOWN, MOST_LEARNT, WarmKey, WarmPool, WarmRules
+
+ENV = {"PATH": "/bin"}
+
+
+class FakeServer:
+    """A server that is ready when it is told so, or cannot serve."""
+
+    made: list[FakeServer] = []
+
+    def __init__(self, command: WarmCommand, modules: Sequence[str], env: Mapping[str, str]) -> None:
+        self.command, self.modules, self.env = command, tuple(modules), dict(env)
+        self.ready, self.refusal, self.closed, self.pid = False, "", False, 0
+        FakeServer.made.append(self)
+
+    def is_ready(self) -> bool:
+        if self.refusal:
+            raise ForkError(self.refusal)
+        return self.ready
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Clock:
+    """A clock that is set."""
+
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture(autouse=True)
+def made(monkeypatch: pytest.MonkeyPatch) -> list[FakeServer]:
+    """The servers that were made."""
+    monkeypatch.setattr(fork_client, "warm_server", FakeServer)
+    monkeypatch.setattr(FakeServer, "made", [])
+    return FakeServer.made
+
+
+def pool(clock: Clock | None = None, **rules: int) -> WarmPool:
+    return WarmPool(WarmRules(**rules), clock or Clock())
+
+
+def key(name: str = "train.py", *args: str, cwd: str = "/home", preload: tuple[str, ...] = (), **env: str) -> WarmKey:
+    command = WarmCommand("/bin/python", ("python",), "file", name, args)
+    return WarmKey.of(command, {**ENV, **env}, cwd, preload)
+
+
+def why(pool: WarmPool, asked: WarmKey) -> str:
+    """Return why a run starts cold; empty where it starts warm."""
+    try:
+        pool.server(asked, ENV)
+    except StartsCold as reason:
+        return str(reason)
+    return ""
+
+
+def test_the_first_run_of_a_command_has_no_server_made_and_the_second_has(made: list[FakeServer]) -> None:
+    warm = pool()
+    assert why(warm, key()) == "it is the first run of its command here"
+    assert made == []
+    assert why(warm, key()) == "its server is still importing"
+    assert [server.modules for server in made] == [()]
+    made[0].ready = True
+    assert why(warm, key()) == ""
+
+
+def test_a_job_that_names_modules_has_a_server_made_at_once(made: list[FakeServer]) -> None:
+    assert why(pool(), key(preload=("torch",))) == "its server is still importing"
+    assert made[0].modules == ("torch",)
+
+
+def test_arguments_and_variables_of_a_run_do_not_make_another_server() -> None:
+    assert key("a.py", "1", PENSTOCK_EPOCH="1", RANK="0") == key("a.py", "2", PENSTOCK_EPOCH="2", RANK="1")
+    assert key("a.py", LR="1") != key("a.py", LR="2")
+    assert key("a.py") != key("b.py")
+    assert key("a.py", cwd="/x") != key("a.py", cwd="/y")
+
+
+def test_what_runs_have_imported_is_imported_by_the_next_server_while_the_first_goes_on(made: list[FakeServer]) -> None:
+    warm = pool()
+    why(warm, key()), why(warm, key())
+    made[0].ready = True
+    assert why(warm, key()) == ""
+    warm.learn(key(), ["json", "torch"])
+    assert made[1].modules == ("json", "torch")
+    assert warm.server(key(), ENV) is made[0]
+    made[1].ready = True
+    assert warm.server(key(), ENV) is made[1]
+    assert (made[0].closed, made[1].closed) == (True, False)
+    warm.learn(key(), ["json"])
+    assert len(made) == 2
+
+
+def test_a_command_that_imports_something_else_each_time_has_its_server_made_again_a_few_times_only(
+    made: list[FakeServer],
+) -> None:
+    warm = pool()
+    for number in range(20):
+        why(warm, key())
+        made[-1:] and setattr(made[-1], "ready", True)
+        if not why(warm, key()):
+            warm.learn(key(), [f"module{number}"])
+    assert len(made) == 1 + MOST_LEARNT
+
+
+def test_where_what_was_learnt_cannot_be_imported_the_first_server_goes_on(made: list[FakeServer]) -> None:
+    warm = pool()
+    why(warm, key()), why(warm, key())
+    made[0].ready = True
+    why(warm, key())
+    warm.learn(key(), ["prints"])
+    made[1].refusal = "its imports print"
+    assert warm.server(key(), ENV) is made[0]
+    warm.learn(key(), ["other"])
+    assert len(made) == 2
+
+
+def test_a_server_that_refuses_is_tried_again_after_some_time(made: list[FakeServer]) -> None:
+    clock = Clock()
+    warm = pool(clock)
+    asked = key(preload=("nothing",))
+    why(warm, asked)
+    made[0].refusal = "nothing cannot be imported"
+    assert [why(warm, asked), why(warm, asked)] == ["nothing cannot be imported"] * 2
+    assert len(made) == 1
+    clock.now_s = AGAIN_S
+    assert why(warm, asked) == "its server is still importing"
+    assert len(made) == 2
+
+
+def test_the_server_that_was_used_longest_ago_goes_first(made: list[FakeServer]) -> None:
+    warm = pool(servers=2)
+    for name in ("a", "b"):
+        why(warm, key(preload=(name,)))
+        made[-1].ready = True
+    assert why(warm, key(preload=("a",))) == ""
+    why(warm, key(preload=("c",)))
+    assert [(server.modules, server.closed) for server in made] == [(("a",), False), (("b",), True), (("c",), False)]
+
+
+def test_servers_that_hold_too_much_make_room_for_another(
+    made: list[FakeServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(warm_pool, "_held_bytes", lambda _: 300)
+    warm = pool(servers=100, most_bytes=500)
+    for name in "abc":
+        why(warm, key(preload=(name,)))
+    assert [server.closed for server in made] == [True, False, False]
+    assert warm.kept() == (2, 600)
+
+
+def test_commands_are_remembered_up_to_a_number(made: list[FakeServer]) -> None:
+    warm = pool()
+    for _ in range(2):
+        for number in range(MOST_KNOWN + 1):
+            assert why(warm, key(f"{number}.py")) == "it is the first run of its command here"
+    assert made == []
+
+
+def test_a_lost_server_is_made_again_with_its_modules_and_not_for_ever(made: list[FakeServer]) -> None:
+    warm = pool()
+    asked = key(preload=("torch",))
+    why(warm, asked)
+    for _ in range(10):
+        made[-1].ready = True
+        if not why(warm, asked):
+            warm.drop(asked, "it has ended")
+    assert why(warm, asked) == "it has ended"
+    assert len(made) == 1 + warm_pool.MOST_LOSSES
+    assert {server.modules for server in made} == {("torch",)}
+
+
+def test_a_server_whose_files_have_changed_is_made_again(made: list[FakeServer]) -> None:
+    warm = pool()
+    asked = key(preload=("torch",))
+    why(warm, asked)
+    made[0].ready = True
+    assert why(warm, asked) == ""
+    warm.note_answer(asked, f"cold: {fork_client.CHANGED}")
+    assert (made[0].closed, made[1].modules) == (True, ("torch",))
+
+
+def test_what_a_program_says_that_it_has_imported_is_taken_for_names_alone(tmp_path: Path) -> None:
+    (tmp_path / "modules").write_text("json\nos; import evil\n../x\nosé.path\n\nnumpy.linalg\n1a\n")
+    assert warm_pool.read_modules(tmp_path) == ["json", "osé.path", "numpy.linalg"]
+    (tmp_path / "modules").write_bytes(b"\xff\xfe")
+    assert warm_pool.read_modules(tmp_path) == []
+    assert warm_pool.read_modules(tmp_path / "nowhere") == []
+
+
+def test_all_servers_end_with_the_pool(made: list[FakeServer]) -> None:
+    warm = pool()
+    for name in "ab":
+        why(warm, key(preload=(name,)))
+    warm.close()
+    assert all(server.closed for server in made)
+    assert warm.kept() == (0, 0)

@@ -1,0 +1,120 @@
+"""Arrays of which so many jobs run at a time: who may start, whatever becomes of the others."""
+
+from __future__ import annotations
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock_log import (
+    ACTIVE,
+    TERMINAL,
+    Event,
+    JobCancelled,
+    JobHeld,
+    JobReleased,
+    JobSpec,
+    JobSubmitted,
+    JobTable,
+    Placement,
+    RoundDecided,
+    RunEnded,
+    RunStarted,
+    Slot,
+)
+from penstock_log.job_state import JobState
+from penstock_log.spec import ArrayMember
+
+JOBS = 6
+MOST = 2
+
+
+def submitted(number: int, *, hold: bool = False, retries: int = 0) -> JobSubmitted:
+    array = ArrayMember(id="exp", index=number, count=JOBS, most=MOST)
+    spec = JobSpec(name="j", command=("true",), id=f"exp-{number}", array=array, hold=hold, retries=retries)
+    return JobSubmitted(at_s=1.0, job_id=spec.id, spec=spec)
+
+
+def placed(table: JobTable, job_id: str) -> list[Event]:
+    job = table.get(job_id)
+    epoch = job.epoch + 1 if job is not None else 1
+    placement = Placement(job_id=job_id, epoch=epoch, kind="fast", slots=(Slot(node_id="n1", devices=(0,)),))
+    started = RunStarted(at_s=2.0, job_id=job_id, epoch=epoch, node_id="n1", devices=(0,))
+    return [RoundDecided(at_s=2.0, pool="default", placements=(placement,)), started]
+
+
+def may_start(table: JobTable) -> list[str]:
+    return [job.id for job in table if job.startable and job.state not in TERMINAL]
+
+
+def ended(table: JobTable, job_id: str, outcome: str = "completed") -> RunEnded:
+    return RunEnded(at_s=3.0, job_id=job_id, epoch=table[job_id].epoch, node_id="n1", outcome=outcome)  # type: ignore[arg-type]
+
+
+def test_the_next_job_may_start_when_one_is_over_and_is_told_of_as_changed() -> None:
+    table = JobTable()
+    for number in range(JOBS):
+        table.apply(submitted(number))
+    assert may_start(table) == ["exp-0", "exp-1"]
+    for event in placed(table, "exp-3"):  # by a matcher that does not know better
+        assert table.apply(event) == []
+    for event in placed(table, "exp-1"):
+        table.apply(event)
+    changed = table.apply(ended(table, "exp-1"))
+    assert [job.id for job in changed] == ["exp-1", "exp-2"]
+    assert may_start(table) == ["exp-0", "exp-2"]
+    assert table["exp-2"].eligible_s == 3.0
+
+
+def test_a_preempted_or_retried_job_keeps_its_place_and_a_held_one_gives_it_up() -> None:
+    table = JobTable()
+    for number in range(4):
+        table.apply(submitted(number, retries=1))
+    for event in placed(table, "exp-0"):
+        table.apply(event)
+    table.apply(ended(table, "exp-0", "failed"))
+    assert table["exp-0"].state is JobState.PENDING
+    assert may_start(table) == ["exp-0", "exp-1"]
+    table.apply(JobHeld(at_s=4.0, job_id="exp-0"))
+    assert may_start(table) == ["exp-1", "exp-2"]
+    table.apply(JobReleased(at_s=5.0, job_id="exp-0"))
+    assert may_start(table) == ["exp-1", "exp-2"]
+    table.apply(JobCancelled(at_s=6.0, job_id="exp-1"))
+    assert may_start(table) == ["exp-0", "exp-2"]  # it comes first again
+
+
+def test_an_array_that_is_over_is_forgotten_and_a_snapshot_has_the_others() -> None:
+    table = JobTable()
+    for number in range(3):
+        table.apply(submitted(number))
+    again = msgspec.msgpack.decode(msgspec.msgpack.encode(table), type=JobTable)
+    assert may_start(again) == ["exp-0", "exp-1"]
+    for number in range(3):
+        table.apply(JobCancelled(at_s=6.0, job_id=f"exp-{number}"))
+    assert table.arrays == {}
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, JOBS - 1)), max_size=60))
+def test_never_too_many_run_and_none_waits_without_need(acts: list[tuple[int, int]]) -> None:
+    table = JobTable()
+    for kind, number in acts:
+        job_id = f"exp-{number}"
+        job = table.get(job_id)
+        events: list[Event] = [submitted(number, hold=number == 0)] if kind == 0 or job is None else []
+        if job is not None and kind == 1:
+            events = placed(table, job_id)
+        elif job is not None and kind == 2 and job.state in ACTIVE:
+            events = [ended(table, job_id, ("completed", "failed", "preempted")[number % 3])]
+        elif kind == 3:
+            events = [JobCancelled(at_s=4.0, job_id=job_id)]
+        elif kind == 4:
+            events = [JobHeld(at_s=4.0, job_id=job_id)]
+        elif kind == 5:
+            events = [JobReleased(at_s=4.0, job_id=job_id)]
+        for event in events:
+            table.apply(event)
+        running = [job for job in table if job.state in ACTIVE or job.state is JobState.COMPLETING]
+        assert len(running) <= MOST
+        waits = [job for job in table if job.in_line and not job.held and job.state not in TERMINAL]
+        window = table.arrays.get("exp")
+        assert not waits or (window is not None and len(window.open) == MOST)
