@@ -16,6 +16,7 @@ from penstock.sync_connection import SyncConnection, SyncSweep, awaited
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Sequence
 
     from penstock.code_upload import UploadedCode
     from penstock_bus.identity import logins
@@ -203,7 +204,9 @@ class SyncClient(SyncConnection):
         """
         return self._result(self._client.submit_all(specs, strict=strict))
 
-    def upload(self, workdir: Union[str, os.PathLike[str]], *, user: str = "") -> UploadedCode:
+    def upload(
+        self, workdir: Union[str, os.PathLike[str]], *, user: str = "", needed: Sequence[str] = ()
+    ) -> UploadedCode:
         """
         Upload what the cluster does not have of a folder, for jobs that name it as their ``code``.
 
@@ -211,13 +214,15 @@ class SyncClient(SyncConnection):
         ----------
         user : str
             Whose jobs these are; empty: the asker's.
+        needed : sequence of str
+            Files of the folder that must not be left out.
 
         Raises
         ------
         BadInput
             If the folder cannot be uploaded as it is; the message says why.
         """
-        return self._result(self._client.upload(workdir, user=user))
+        return self._result(self._client.upload(workdir, user=user, needed=needed))
 
     def cancel(self, job_id: str, reason: str = "") -> views.ActAnswer:
         """End a job; a running one is stopped first. The id may be cut to a unique beginning, here and below."""
@@ -289,9 +294,12 @@ class SyncClient(SyncConnection):
         where: Optional[request_bodies.JobFilter] = None,
         reason: str = "",
         dry_run: bool = False,
+        limit_s: Optional[float] = None,
     ) -> views.BulkView:
         """
-        Cancel, hold or release many jobs, each with the rights of its own command; return what became of each.
+        Cancel, hold, release, extend or retry many jobs, each with the rights of its own command.
+
+        The answer says what became of each.
 
         Parameters
         ----------
@@ -301,8 +309,12 @@ class SyncClient(SyncConnection):
             In place of ids: all jobs that match, and in which the verb would change something.
         dry_run : bool
             Change nothing, and return what would be changed.
+        limit_s : float, optional
+            Of ``extend``: so long each may run over all of its runs; 0: as long as it likes.
         """
-        return self._result(self._client.act_on_all(verb, ids, where=where, reason=reason, dry_run=dry_run))
+        return self._result(
+            self._client.act_on_all(verb, ids, where=where, reason=reason, dry_run=dry_run, limit_s=limit_s)
+        )
 
     def cancel_sweep(self, sweep_id: str) -> views.ActAnswer:
         """End a sweep and its trials."""
@@ -398,6 +410,7 @@ class SyncClient(SyncConnection):
         user: str = "",
         name: str = "",
         parent: str = "",
+        group: str = "",
         team: str = "",
         pool: str = "",
         model: str = "",
@@ -416,6 +429,8 @@ class SyncClient(SyncConnection):
         ----------
         text : str
             A part of the id or the name.
+        group : str
+            A group, or the id of an array.
         rows : bool
             Return what a table shows, as ``rows`` of the answer: ten thousand jobs take two pages.
         """
@@ -425,6 +440,7 @@ class SyncClient(SyncConnection):
                 user=user,
                 name=name,
                 parent=parent,
+                group=group,
                 team=team,
                 pool=pool,
                 model=model,

@@ -66,8 +66,9 @@ async def test_what_was_reported_since_the_last_publication_is_in_it(running: Ga
     progress = RunProgress(job_id="j1", epoch=1, step=7, loop_steps=7, metrics={"loss": 0.25})
     await running.bus.publish(subjects.progress("j1"), msgspec.json.encode(progress))
     async with asyncio.timeout(PATIENCE_S):
-        while len((found := await running.query("series", {"id": "j1"}))["steps"]) < 3:
-            await asyncio.sleep(0)
+        found = await running.query("series", {"id": "j1"})
+        while len(found["steps"]) < 3:
+            found = await running.query("series", {"id": "j1"})
     assert found["steps"] == [1, 2, 7]
     assert found["metrics"]["loss"][-1] == 0.25
 
