@@ -309,11 +309,11 @@ def test_attach_shows_the_last_lines_and_leaves_the_job_alone(entered: Entered) 
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, "detached" in stderr.decode()) == (0, True)
-    again = entered.begin("attach", job, "-n", "0")
+    again = entered.begin("attach", job, "-n", "1")
     assert again.stderr is not None
     assert b"attached" in again.stderr.readline()
     (entered.folder / "go").touch()
-    assert again.communicate(timeout=PATIENCE_S)[0] == b"last\n"
+    assert again.communicate(timeout=PATIENCE_S)[0].endswith(b"last\n")
     assert again.returncode == 3
 
 
