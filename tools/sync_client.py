@@ -112,10 +112,15 @@ def _imports(body: str) -> list[str]:
                     plain |= names
                 elif node.module:  # the sources may have a name from two modules: a package, and one of its own
                     homes.update({name: max(homes.get(name, ""), node.module) for name in names})
-    lines = [*(f"import {name}" for name in sorted(plain)), *([""] if plain else [])]
-    for module in sorted({*homes.values()}):
+    lines = [f"import {name}" for name in sorted(plain)]
+    standard = sorted(module for module in {*homes.values()} if module.partition(".")[0] in sys.stdlib_module_names)
+    others = sorted({*homes.values()} - {*standard})
+    for module in (*standard, "", *others):
         its_own = sorted((name for name in homes if homes[name] == module), key=_order)
-        lines.append(f"from {module} import {', '.join(its_own)}")
+        if module:
+            lines.append(f"from {module} import {', '.join(its_own)}")
+        elif lines:
+            lines.append("")
     return lines
 
 
