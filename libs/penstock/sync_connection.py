@@ -65,19 +65,20 @@ class LoopThread:
         """Run a coroutine and return what it returns; it is cancelled where the caller is interrupted."""
         try:
             self._check()
-            with self._lock:  # what begins before the end is cancelled by it
-                self._check()
-                running = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         except RuntimeError:
             coroutine.close()
             raise
+        call = _Call(self._loop, coroutine)
         try:
-            return running.result()
+            with self._lock:  # what begins before the end is cancelled by it
+                self._check()
+                self._loop.call_soon_threadsafe(call.begin)
+            return call.outcome.result()
         except futures.CancelledError:
             self._check()
             raise
         except BaseException:  # such as KeyboardInterrupt, at which nobody waits for it any more
-            running.cancel()
+            call.cancel()
             raise
 
     def iterate(self, items: AsyncIterator[T]) -> Iterator[T]:
@@ -138,6 +139,45 @@ class LoopThread:
                 await asyncio.wait(left, timeout=_LAST_S)
             await self._loop.shutdown_asyncgens()
             self._loop.stop()
+
+
+class _Call(Generic[T]):
+    """A coroutine that is to run on a loop; made before it begins there, so that no interruption comes in between."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T]) -> None:
+        self.outcome: futures.Future[T] = futures.Future()
+        self._loop, self._coroutine = loop, coroutine
+        self._task: Optional[asyncio.Task[None]] = None
+
+    def begin(self) -> None:
+        """Begin, on the loop."""
+        self._task = self._loop.create_task(self._run())
+
+    async def _run(self) -> None:
+        try:
+            found = await self._coroutine
+        except asyncio.CancelledError:
+            self.outcome.cancel()
+            raise
+        except Exception as error:  # whatever it is, it is the caller's
+            self.outcome.set_exception(error)
+        else:
+            self.outcome.set_result(found)
+
+    def cancel(self) -> None:
+        """Cancel it, from any thread; what has ended, or never began, stays so."""
+        if self.outcome.done():
+            return
+        try:
+            self._loop.call_soon_threadsafe(self._cancel)
+        except RuntimeError:  # the loop is closed
+            self._coroutine.close()
+
+    def _cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+        else:
+            self._coroutine.close()
 
 
 class _Iteration(Generic[T]):

@@ -375,6 +375,18 @@ def all_series(job_id: str) -> str:
     return f"{ROOT}.log.{_token(job_id)}.series.*"
 
 
+def output_and_series(job_id: str) -> str:
+    """
+    Return the pattern for all that is kept of a job beside the log.
+
+    Examples
+    --------
+    >>> output_and_series("j1")
+    'penstock.log.j1.>'
+    """
+    return f"{ROOT}.log.{_token(job_id)}.>"
+
+
 rejected: Final = _named("rejected")
 """Subject of what could not be accepted: ``evt``, ``jobs``, ``sweeps``, …"""
 

@@ -9,6 +9,7 @@ import pytest
 from bus_harness import Harness, NatsHarness
 
 from penstock_bus import Bus, TooLarge
+from penstock_bus.nats import streams
 from penstock_log import subjects
 
 
@@ -65,3 +66,12 @@ async def test_a_stream_of_an_earlier_version_takes_series_once_it_is_brought_up
         await bus.write_series("j1", 1, b"a")
         await bus.write_series("j1", 1, b"b")
         assert await bodies(bus, "j1") == [b"b"]
+
+
+async def test_what_is_purged_of_a_job_is_its_output_and_its_series(nats_alone: NatsHarness) -> None:
+    async with nats_alone.connect() as bus:
+        for job_id in ("j1", "j2"):
+            await bus.write_output(job_id, 0, b"printed")
+            await bus.write_series(job_id, 1, b"series")
+        assert await streams.purge(bus.link, subjects.LOG, subjects.output_and_series("j1")) == 2
+        assert (await bodies(bus, "j1"), await bodies(bus, "j2")) == ([], [b"series"])

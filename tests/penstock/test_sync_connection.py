@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import threading
 from collections.abc import AsyncIterator, Iterator
 
@@ -96,6 +97,31 @@ def test_who_waits_on_the_loop_itself_is_told(thread: LoopThread) -> None:
 
     with pytest.raises(RuntimeError, match="on its own event loop"):
         thread.result(waits_for_itself())
+
+
+@pytest.mark.skipif(
+    threading.current_thread() is not threading.main_thread(), reason="signals come to the main thread only"
+)
+def test_who_is_interrupted_leaves_at_once_and_what_was_waited_for_is_cancelled(thread: LoopThread) -> None:
+    begun, cancelled = threading.Event(), threading.Event()
+
+    async def waits() -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    def interrupt() -> None:
+        assert begun.wait(PATIENCE_S)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    interrupting = threading.Thread(target=interrupt)
+    interrupting.start()
+    with pytest.raises(KeyboardInterrupt):
+        thread.result(waits())
+    interrupting.join()
+    assert cancelled.wait(PATIENCE_S)
 
 
 def test_the_last_coroutine_runs_before_the_rest_is_cancelled() -> None:

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import AsyncIterator
 
 import msgspec
 import pytest
 import pytest_asyncio
-from gateway_cases import NOW_S, Gateway, ended, gateway, joined, placed, preempted, refusal, started, submitted
+from gateway_cases import (
+    NOW_S,
+    PATIENCE_S,
+    Gateway,
+    ended,
+    gateway,
+    joined,
+    placed,
+    preempted,
+    refusal,
+    started,
+    submitted,
+)
 
 from penstock_bus.memory import MemoryBus, MemoryServer
 from penstock_log import subjects
@@ -52,9 +65,10 @@ async def test_what_was_reported_since_the_last_publication_is_in_it(running: Ga
     await written(running, series_of(range(1, 3)))
     progress = RunProgress(job_id="j1", epoch=1, step=7, loop_steps=7, metrics={"loss": 0.25})
     await running.bus.publish(subjects.progress("j1"), msgspec.json.encode(progress))
-    found = await running.query("series", {"id": "j1"})
-    while len(found["steps"]) < 3:
+    async with asyncio.timeout(PATIENCE_S):
         found = await running.query("series", {"id": "j1"})
+        while len(found["steps"]) < 3:
+            found = await running.query("series", {"id": "j1"})
     assert found["steps"] == [1, 2, 7]
     assert found["metrics"]["loss"][-1] == 0.25
 

@@ -266,7 +266,7 @@ def _data_flag(data: str) -> str:
 
 
 WHAT: Final = {
-    "output": ("LOG", "what jobs printed"),
+    "output": ("LOG", "what jobs printed, and their metrics as series"),
     "submissions": ("INBOX", "submissions that no gateway has taken yet"),
     "rejected": ("REJECTED", "what was refused, and why"),
     "snapshots": ("STATE", "what makes services start fast; they read the log instead"),
@@ -312,7 +312,7 @@ def purge(
     name, _ = WHAT[what]
     if job and not subjects.is_token(job):
         bad_input(f"{job!r} is no job id; `penstock ps` lists them")
-    pattern = subjects.logs(job) if job else ">"
+    pattern = subjects.output_and_series(job) if job else ">"
     login = administrator(data, ctx.obj["url"])
     found = as_administrator(login, lambda link: streams.stream(link, name, pattern))
     count = sum(found.subjects.values())
