@@ -22,13 +22,19 @@ from penstock_executor.launchers.warm_command import WarmCommand, shared_environ
 
 ROOM: Final = 16 * 1024
 """Bytes for the command line of a program, where ``/proc`` shows a server's own."""
-FORK_S: Final = 5.0
-"""For how long a server may take to fork; then it is ended, and no shim of it begins."""
+FORK_S: Final = 0.5
+"""
+For how long a server may take to fork; then it is ended, and no shim of it begins.
+
+The executor does nothing else meanwhile, so this is less than lies between two of its heartbeats.
+"""
 ENVIRONMENT_ROOM: Final = 48 * 1024
 CHANGED: Final = "files of its modules have changed since they were imported"
 _ROOM_NAME: Final = "PENSTOCK_ROOM"
 _MOST_BYTES: Final = 1 << 20
 _MOST_SENT: Final = 1 << 18
+_ending: Final[set[int]] = set()
+"""Servers that were killed, and that the kernel has not done away with yet: one with much memory takes a while."""
 
 
 class ForkError(Exception):
@@ -74,6 +80,7 @@ class ForkServer:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.said: Any = None
         self.refusal = ""
+        _reap_ended()
         reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             argv = [*command, fork_server.__file__, ",".join(modules), "x" * ROOM]
@@ -212,5 +219,16 @@ def _end(pid: int, control: socket.socket, printed: int) -> None:
     os.close(printed)
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
-    with contextlib.suppress(ChildProcessError):
-        os.waitpid(pid, 0)
+    _ending.add(pid)
+    _reap_ended()
+
+
+def _reap_ended() -> None:
+    """Reap the servers that have ended by now; the others at the next call."""
+    for pid in [*_ending]:
+        try:
+            ended, _ = os.waitpid(pid, os.WNOHANG)
+        except ChildProcessError:
+            ended = pid
+        if ended:
+            _ending.discard(pid)

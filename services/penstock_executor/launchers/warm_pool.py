@@ -36,6 +36,8 @@ MOST_NAMES_BYTES: Final = 100_000
 """Of all modules of a server: they are one word of its command line, for which the kernel has a limit."""
 MOST_KNOWN: Final = 256
 """Commands that are remembered."""
+MEASURED_S: Final = 10.0
+"""For so long it is taken what was measured of a server: for that, the kernel walks through all of its memory."""
 MODULES_FILE: Final = "modules"
 _MOST_BYTES: Final = 1 << 18
 _MODULE: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -106,6 +108,8 @@ class WarmPool:
     def __init__(self, rules: WarmRules, clock: Callable[[], float]) -> None:
         self._rules, self._clock = rules, clock
         self._entries: dict[WarmKey, _Entry] = {}
+        self._measured: dict[int, tuple[float, int]] = {}
+        """Server, by its pid → when it was measured, and the bytes that it held."""
 
     @property
     def is_open(self) -> bool:
@@ -228,7 +232,12 @@ class WarmPool:
     def kept(self) -> tuple[int, int]:
         """Return how many servers there are, and the bytes that they hold."""
         servers = [server for entry in self._entries.values() for server in (entry.server, entry.next) if server]
-        return len(servers), sum(_held_bytes(server.pid) for server in servers)
+        now_s, known = self._clock(), self._measured
+        self._measured = {}
+        for pid in (server.pid for server in servers):
+            measured = known.get(pid, (now_s - MEASURED_S, 0))
+            self._measured[pid] = measured if now_s < measured[0] + MEASURED_S else (now_s, _held_bytes(pid))
+        return len(servers), sum(self._measured[server.pid][1] for server in servers)
 
     def close(self) -> None:
         """End the servers."""
