@@ -236,3 +236,27 @@ def test_what_a_server_holds_is_measured_once_in_a_while(monkeypatch: pytest.Mon
     clock.now_s += warm_pool.MEASURED_S
     warm.kept()
     assert measured == [1, 2, 1, 2]
+
+
+def test_a_server_whose_imports_do_not_end_is_ended_whoever_starts_next(made: list[FakeServer]) -> None:
+    clock = Clock()
+    warm = pool(clock)
+    hangs = key(preload=("hangs",))
+    why(warm, hangs)
+    clock.now_s = warm_pool.IMPORT_S - 1
+    why(warm, key("other.py"))
+    assert not made[0].closed
+    clock.now_s = warm_pool.IMPORT_S
+    why(warm, key("other.py"))
+    assert (made[0].closed, len(made[1:])) == (True, 1)  # the other's
+    assert why(warm, hangs) == "its imports have not ended within 300 s"
+    clock.now_s += AGAIN_S
+    assert why(warm, hangs) == "its server is still importing"
+
+
+def test_a_server_whose_imports_do_not_end_is_counted_no_longer(made: list[FakeServer]) -> None:
+    clock = Clock()
+    warm = pool(clock)
+    why(warm, key(preload=("hangs",)))
+    clock.now_s = warm_pool.IMPORT_S
+    assert (warm.kept(), made[0].closed) == ((0, 0), True)
