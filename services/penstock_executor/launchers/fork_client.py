@@ -29,6 +29,8 @@ For how long a server may take to fork; then it is ended, and no shim of it begi
 The executor does nothing else meanwhile, so this is less than lies between two of its heartbeats.
 """
 ENVIRONMENT_ROOM: Final = 48 * 1024
+MOST_SAID: Final = 200
+"""Characters of what a server says that become known: it goes into the log, and an import may say anything."""
 CHANGED: Final = "files of its modules have changed since they were imported"
 _ROOM_NAME: Final = "PENSTOCK_ROOM"
 _MOST_BYTES: Final = 1 << 20
@@ -127,7 +129,7 @@ class ForkServer:
         if self.said is None and self._readable(wait_s):
             can, said = self._received()
             if printed := self._read_printed():
-                can, said = False, f"its imports print: {printed[:200]!r}"
+                can, said = False, f"its imports print: {printed[:MOST_SAID]!r}"
             if not can:
                 self._refuse(said)
             self.said = said
@@ -155,7 +157,7 @@ class ForkServer:
             if not pid:
                 raise ForkError(how)
             os.write(begin, b"!")
-            return Forked(pid, how)
+            return Forked(pid, how[:MOST_SAID])
         finally:
             os.close(begins)
             os.close(begin)
@@ -184,7 +186,7 @@ class ForkServer:
         except OSError:
             body = b""
         if not body:
-            self._refuse(f"it has ended; the end of what it printed: {self._read_printed()[-500:]!r}")
+            self._refuse(f"it has ended; the end of what it printed: {self._read_printed()[-MOST_SAID:]!r}")
         return marshal.loads(body)  # noqa: S302 - it runs as this user, from this file
 
     def _readable(self, wait_s: float) -> bool:
@@ -198,9 +200,9 @@ class ForkServer:
         return ""
 
     def _refuse(self, why: str) -> None:
-        self.refusal = why
+        self.refusal = why[:MOST_SAID]
         self.close()
-        raise ForkError(why)
+        raise ForkError(self.refusal)
 
 
 def template() -> ForkServer:
