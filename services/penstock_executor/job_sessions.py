@@ -64,7 +64,13 @@ ANSWER_S: Final = 15.0
 _AGAIN_S: Final = 0.02
 _IUTF8: Final = 0o40000
 BAD, FORBIDDEN, NOT_FOUND, CONFLICT, GONE, TOO_MANY, BAD_GATEWAY = 400, 403, 404, 409, 410, 429, 502
-_AGENTS: Final = (AgentEnv.SOCKET, AgentEnv.LANES)
+_AGENTS: Final = (
+    AgentEnv.SOCKET,
+    AgentEnv.LANES,
+    AgentEnv.MEMORY_SOCKET,
+    AgentEnv.AGGREGATION_SOCKET,
+    AgentEnv.AGGREGATION_TOKEN,
+)
 """What a session does not get of a job's environment: there it would speak for the job."""
 _decoder: Final = msgspec.msgpack.Decoder(ToExecutor)
 _log = structlog.get_logger("penstock.executor")

@@ -40,6 +40,10 @@ from penstock_log.session_messages import (
 
 ID, OTHER = "5e" * 16, "6f" * 16
 PLACE = (("j1", 1), 0)
+SPEAKING = [
+    f"PENSTOCK_{name}" for name in ("SOCKET", "LANES", "MEMORY_SOCKET", "AGGREGATION_SOCKET", "AGGREGATION_TOKEN")
+]
+"""By these a process speaks for its job."""
 
 
 class HostOfOne:
@@ -54,7 +58,8 @@ class HostOfOne:
             process_launcher.confine(folder, confined)
         command = command or ("sleep", "600")
         cwd = "/" if confined is not None else str(folder)
-        self.process = process_launcher.start(folder, command, {"PATH": os.environ["PATH"], "SOCKET": "1"}, cwd)
+        env = {"PATH": os.environ["PATH"], "SOCKET": "1", **dict.fromkeys(SPEAKING, "x")}
+        self.process = process_launcher.start(folder, command, env, cwd)
 
         self.starts, self.looked = True, asyncio.Event()
 
@@ -160,6 +165,13 @@ async def test_another_fact_or_none_lets_nobody_in(node: Node) -> None:
 async def test_what_is_no_message_is_refused(node: Node) -> None:
     for body in (b"", b"{}", b"\xc1", msgspec.msgpack.encode({"type": "write", "session_id": "../x"})):
         assert (await node.sessions.answer(Request(body=body))).code == 400
+
+
+async def test_a_session_cannot_speak_for_the_job(node: Node) -> None:
+    await node.opened("env")
+    names = {line.split(b"=")[0].decode() for line in (await node.printed()).splitlines()}
+    assert "SOCKET" in names
+    assert not names.intersection(SPEAKING)
 
 
 async def test_a_session_is_its_users_alone(node: Node) -> None:
