@@ -10,6 +10,7 @@ that comes again finds what the first one did, and changes nothing.
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
@@ -17,10 +18,19 @@ import msgspec
 import structlog
 
 from penstock_bus import Conflict, Endpoint, TooLarge, Unavailable
-from penstock_gateway import acceptance, job_dependencies, job_filter
+from penstock_gateway import acceptance, endpoints, job_dependencies, job_filter
 from penstock_gateway.authority import Admit, Caller
 from penstock_gateway.commands import Commands
-from penstock_gateway.endpoints import BAD, UNAVAILABLE, RequestRefused, endpoint, job_of, jobs_asked, unavailable
+from penstock_gateway.endpoints import (
+    BAD,
+    NOT_FOUND,
+    UNAVAILABLE,
+    RequestRefused,
+    endpoint,
+    job_of,
+    jobs_asked,
+    unavailable,
+)
 from penstock_gateway.machine import GatewayState
 from penstock_gateway.user_queues import RepeatedRequests, UserQueues, asker, names_itself
 from penstock_log import Job, JobSpec, request_bodies, subjects, validation
@@ -38,6 +48,8 @@ _FEW: Final = 8
 """Fewer than these are not worth being appended as one."""
 _AT_A_STRETCH: Final = 25
 """Specifications that are read before others have their turn."""
+_BEHIND_ALL: Final = "~"
+"""Sorts behind whatever an id has."""
 _log = structlog.get_logger("penstock.gateway")
 
 
@@ -128,7 +140,7 @@ class BulkCommands:
         await self._commands.catch_up()
         if (asked.verb == "extend") != (asked.limit_s is not None):
             raise BadInput("$.limit_s: is for `extend`, and `extend` needs it; 0: no limit")
-        given = dict.fromkeys(one for wanted in asked.ids for one in self._of_array(wanted))
+        given = self._named(asked.ids)
         if len(given) > request_bodies.MOST_AT_ONCE:
             raise BadInput(f"$.ids: names {len(given):,} jobs, with those of arrays; send `where` with `array` instead")
         chosen, matched, left = list(given), len(given), 0
@@ -137,18 +149,33 @@ class BulkCommands:
             chosen, matched = [job.id for job in found[: asked.limit]], len(found)
             left = self._submitted_seq(found[asked.limit - 1]) if matched > asked.limit else 0
         if asked.dry_run:
-            answers = [self._preview(asked, job_id, caller) for job_id in chosen]
+            answers = [given.get(job_id) or self._preview(asked, job_id, caller) for job_id in chosen]
         else:
-            answers = await self._act_on(asked, chosen, caller, len(body))
+            there = [job_id for job_id in chosen if given.get(job_id) is None]
+            done = dict(zip(there, await self._act_on(asked, there, caller, len(body)), strict=True))
+            answers = [given.get(job_id) or done[job_id] for job_id in chosen]
         changed, refused = sum(one.changed for one in answers), sum(one.code > 0 for one in answers)
         return BulkView(answers=tuple(answers), matched=matched, changed=changed, refused=refused, next=left)
 
-    def _of_array(self, wanted: str) -> list[str]:
-        """Return the jobs of an array that an id names; the id itself where it is that of no array."""
+    def _named(self, ids: Sequence[str]) -> dict[str, BulkAnswer | None]:
+        """
+        Return the jobs that ids name, in order, and those of an array that one names.
+
+        An id that names none has its refusal; all of them together look at all jobs once.
+        """
         state = self._commands.state
-        if wanted in state.jobs.by_id or wanted in state.sweeps:
-            return [wanted]
-        return job_dependencies.members_of(state, wanted) or [wanted]
+        found: dict[str, BulkAnswer | None] = {}
+        known: list[str] | None = None
+        for wanted in ids:
+            if wanted in state.jobs.by_id or wanted in state.sweeps:
+                found.setdefault(wanted)
+            elif members := job_dependencies.members_of(state, wanted):
+                found.update(dict.fromkeys(members))
+            else:
+                known = sorted(job.id for job in state.jobs if job.sample is None) if known is None else known
+                job_id, refused = _beginning(known, wanted)
+                found.setdefault(job_id, refused)
+        return found
 
     def _matching(self, asked: BulkRequest, where: request_bodies.JobFilter, caller: Caller) -> list[Job]:
         """Return the jobs that a filter chooses, by submission."""
@@ -212,6 +239,17 @@ class BulkCommands:
         except RequestRefused as error:
             return _refused(job_id, error.code, str(error))
         return BulkAnswer.of(done, changed=done.fact is not None)
+
+
+def _beginning(known: Sequence[str], wanted: str) -> tuple[str, BulkAnswer | None]:
+    """Return the one of some sorted ids that begins so, or else what was wanted with its refusal."""
+    begin = known[bisect_left(known, wanted) : bisect_left(known, wanted + _BEHIND_ALL)] if wanted else ()
+    if not begin:
+        return wanted, _refused(wanted, NOT_FOUND, f"no job {wanted!r}; `penstock ps -a` lists those that are there")
+    try:
+        return endpoints.one(dict(zip(begin, begin, strict=True)), wanted, "job"), None
+    except RequestRefused as error:
+        return wanted, _refused(wanted, error.code, str(error))
 
 
 def _act_of(asked: BulkRequest) -> Act:

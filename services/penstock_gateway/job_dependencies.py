@@ -64,7 +64,7 @@ def _is_of_array(before: JobSpec, short: str) -> bool:
 
 def members_of(state: GatewayState, array: str) -> list[str]:
     """Return the jobs of an array, in order of submission; none where there is no such array."""
-    return [job.id for job in state.jobs if job.spec.array is not None and job.spec.array.id == array]
+    return [*state.members.get(array, ())]
 
 
 def _with_whole_id(state: GatewayState, dependency: str, caller: Caller) -> str:

@@ -33,8 +33,9 @@ _TABLES: Final[dict[str, Any]] = {
     "histories": JobHistory,
     "sweeps": SweepRecord,
     "children": list[str],
+    "members": list[str],
 }
-"""Table → type of its values: those that grow with the jobs that are over. Keys are ids of jobs, or of sweeps."""
+"""Table → type of its values: those that grow with the jobs that are over. Keys are ids of jobs, sweeps or arrays."""
 _OF_JOBS: Final = ("jobs", "histories")
 _LARGE: Final = 20_000
 """A table of which so many entries were read is not kept in memory."""

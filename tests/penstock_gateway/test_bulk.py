@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ from gateway_cases import NOW_S, Gateway, gateway, joined, placed, refusal, spec
 from penstock_bus import Append, BatchRefused, Unavailable
 from penstock_bus.memory import MemoryBus
 from penstock_gateway.machine import GatewaySettings
-from penstock_log import JobCancelled, JobHeld, UserSet, subjects
+from penstock_log import Job, JobCancelled, JobHeld, JobsArchived, JobTable, UserSet, subjects
 
 JOB = {"name": "mnist", "command": ["python", "train.py"]}
 PEOPLE = [
@@ -266,3 +266,35 @@ async def test_a_row_says_no_more_of_others_jobs_than_the_list(served: Gateway) 
     await served.command("submit", spec(id="s1", **spec_fields))
     for row in (await as_user(served, "uma").query("jobs", {"rows": True, "user": "bob"}))["rows"]:
         assert (row[1], row[2], row[10], row[16]) == ("", "bob", "", 0)
+
+
+def of_array(array: str, index: int, most: int = 0, **fields: Any) -> dict[str, Any]:
+    member = {"id": array, "index": index, "count": 10, "max": 9, "most": most}
+    return {**JOB, "id": f"{array}-{index}", "array": member, **fields}
+
+
+async def test_ids_that_name_nothing_look_at_all_jobs_once(served: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    await served.command("submit_all", {"specs": [of_array("exp", i, user="uma") for i in range(3)]})
+    looks = 0
+    each = JobTable.__iter__
+
+    def counted(table: JobTable) -> Iterator[Job]:
+        nonlocal looks
+        looks += 1
+        return each(table)
+
+    monkeypatch.setattr(JobTable, "__iter__", counted)
+    ids = ["exp", "u", "exp-", "b1", *(f"nope-{i}" for i in range(40))]
+    answer = await served.command("bulk", {"verb": "hold", "ids": ids})
+    assert told(answer)[:6] == [
+        ("exp-0", "PD"), ("exp-1", "PD"), ("exp-2", "PD"), ("u", 409), ("exp-", 409), ("b1", "PD"),
+    ]  # fmt: skip
+    assert told(answer)[6:] == [(f"nope-{i}", 404) for i in range(40)]
+    assert looks == 1
+
+
+async def test_an_archived_array_is_forgotten(served: Gateway) -> None:
+    await served.command("submit_all", {"specs": [of_array("exp", i) for i in range(3)]})
+    await served.command("bulk", {"verb": "cancel", "ids": ["exp"]})
+    await served.told(JobsArchived(at_s=NOW_S + 9, archive="log", job_ids=("exp-0", "exp-2")))
+    assert told(await served.command("bulk", {"verb": "cancel", "ids": ["exp"]})) == [("exp-1", "CA")]
