@@ -206,7 +206,7 @@ class BulkCommands:
         """Return what submits a job in the place of each that failed."""
 
         def spec_of(job_id: str) -> JobSpec:
-            return acceptance.retried(self._commands.state, job_id, caller)
+            return self._retry_of(job_id, caller)
 
         async def together(part: Sequence[str]) -> list[BulkAnswer | Exception | None]:
             specs: dict[int, JobSpec] = {}
@@ -227,11 +227,15 @@ class BulkCommands:
 
         return _Work(together, alone, _refused)
 
+    def _retry_of(self, job_id: str, caller: Caller) -> JobSpec:
+        """Return what is submitted in the place of a job: by who retries it, with the rights that he has now."""
+        return caller.stamp(acceptance.retried(self._commands.state, job_id, caller))
+
     def _preview(self, asked: BulkRequest, job_id: str, caller: Caller) -> BulkAnswer:
         """Return what would become of a job."""
         try:
             if asked.verb == "retry":
-                spec = acceptance.retried(self._commands.state, job_id, caller)
+                spec = self._retry_of(job_id, caller)
                 return _retried(
                     spec, SubmitAnswer(id=spec.id, seq=0, created=spec.id not in self._commands.state.jobs.by_id)
                 )

@@ -298,3 +298,16 @@ async def test_an_archived_array_is_forgotten(served: Gateway) -> None:
     await served.command("bulk", {"verb": "cancel", "ids": ["exp"]})
     await served.told(JobsArchived(at_s=NOW_S + 9, archive="log", job_ids=("exp-0", "exp-2")))
     assert told(await served.command("bulk", {"verb": "cancel", "ids": ["exp"]})) == [("exp-1", "CA")]
+
+
+@pytest.mark.parametrize("jobs", [1, 10])
+async def test_who_has_left_a_team_cannot_retry_jobs_in_it(served: Gateway, jobs: int) -> None:
+    ids = [f"t{i}" for i in range(jobs)]
+    await served.command("submit_all", {"specs": [{**JOB, "id": i, "user": "uma", "team": "vision"} for i in ids]})
+    await served.command("bulk", {"verb": "cancel", "ids": ids})
+    await served.told(UserSet(user="uma", role="user", at_s=NOW_S))
+    for dry_run in (True, False):
+        asked = {"verb": "retry", "ids": ids, "dry_run": dry_run}
+        answer = await as_user(served, "uma").command("bulk", asked)
+        assert told(answer) == [(job_id, 403) for job_id in ids]
+        assert "uma is not in team vision" in answer["answers"][0]["error"]
