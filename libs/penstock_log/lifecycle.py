@@ -58,7 +58,7 @@ class ArrayWindow(msgspec.Struct):
     Attributes
     ----------
     most : int
-        How many.
+        How many, as the first of them says.
     open : dict of str to None
         Jobs that may start, or have: ``most`` at most.
     line : dict of str to None
@@ -80,7 +80,8 @@ class JobTable(msgspec.Struct):
     sharers : dict of str to list of str
         Node → the jobs whose runs are under way there and share its devices.
     arrays : dict of str to ArrayWindow
-        The arrays of which only so many jobs run at a time, while any of their jobs is not over.
+        The arrays of which only so many jobs run at a time, while any of their jobs is not over: by id and user, as
+        what one user submits is not to keep the jobs of another.
     """
 
     by_id: dict[str, Job] = msgspec.field(default_factory=dict)
@@ -109,11 +110,11 @@ class JobTable(msgspec.Struct):
         job = self.by_id.pop(job_id, None)
         if job is None:
             return
-        if job.spec.array is not None and (window := self.arrays.get(job.spec.array.id)) is not None:
+        if (window := self.arrays.get(_window_id(job.spec))) is not None:
             window.open.pop(job_id, None)
             window.line.pop(job_id, None)
             if not window.open and not window.line:
-                del self.arrays[job.spec.array.id]
+                del self.arrays[_window_id(job.spec)]
         if self.sharers:
             for node_id in [node_id for node_id, there in self.sharers.items() if job_id in there]:
                 leave(self, job, node_id, max(job.finished_s, job.share_since_s))
@@ -129,7 +130,7 @@ def _with_line(jobs: JobTable, touched: list[Job], at_s: float) -> list[Job]:
     """Let jobs of arrays start in the place of those that are over or held; return these and what was touched."""
     windows = {}
     for job in touched:
-        window = jobs.arrays.get(job.spec.array.id) if job.spec.array is not None else None
+        window = jobs.arrays.get(_window_id(job.spec))
         if window is None or (job.id not in window.open and job.id not in window.line):
             continue
         windows[id(window)] = window
@@ -140,8 +141,8 @@ def _with_line(jobs: JobTable, touched: list[Job], at_s: float) -> list[Job]:
         elif job.held and job.state is JobState.PENDING and job.id in window.open:
             del window.open[job.id]
             window.line, job.in_line = {job.id: None, **window.line}, True
-        if not window.open and not window.line and job.spec.array is not None:
-            del jobs.arrays[job.spec.array.id]
+        if not window.open and not window.line:
+            jobs.arrays.pop(_window_id(job.spec), None)
     let_in = [job for window in windows.values() for job in _let_in(jobs, window, at_s)]
     return [*touched, *(job for job in let_in if job not in touched)] if let_in else touched
 
@@ -160,13 +161,17 @@ def _let_in(jobs: JobTable, window: ArrayWindow, at_s: float) -> list[Job]:
     return found
 
 
+def _window_id(spec: JobSpec) -> str:
+    """Return under what the window of a job's array is kept; an array's id has no slash."""
+    return f"{spec.array.id}/{spec.user}" if spec.array is not None else ""
+
+
 def _enter_line(jobs: JobTable, job: Job) -> None:
     """Have a new job of an array wait for its turn, if only so many run at a time and so many come before it."""
     array = job.spec.array
     if array is None or not array.most or job.sample is not None:
         return
-    window = jobs.arrays.setdefault(array.id, ArrayWindow(array.most))
-    window.most = array.most
+    window = jobs.arrays.setdefault(_window_id(job.spec), ArrayWindow(array.most))
     if len(window.open) < window.most and not job.held:
         window.open[job.id] = None
     else:

@@ -140,6 +140,7 @@ def job(
         return Acceptable(id=spec.id, seq=past.seq, warnings=warnings)
     _check_free_id(state, spec.id, state.sweeps, caller)
     check_parent(spec, caller)
+    check_array(state, spec)
     _strictly(strict, warnings)
     check_beginning(state, spec)
     job_dependencies.check(state, spec, caller)
@@ -154,6 +155,8 @@ def job(
 def sweep(state: GatewayState, spec: SweepSpec, *, strict: bool, now_s: float, caller: Caller = SERVICE) -> Acceptable:
     """Accept a sweep whose id is given; errors as for :func:`job`."""
     check(spec.job, "$.job")
+    if spec.job.array is not None:
+        raise BadInput("$.job.array: trials are no jobs of an array; leave it out")
     validation.check(spec)
     try:
         search.check(spec)
@@ -277,6 +280,22 @@ def _too_many_servers(state: GatewayState, spec: JobSpec, now_s: float) -> Itera
 def _strictly(strict: bool, warnings: tuple[str, ...]) -> None:
     if strict and warnings:
         raise RequestRefused(BAD, f"refused, as `strict` asks: {'; '.join(warnings)}")
+
+
+def check_array(state: GatewayState, spec: JobSpec) -> None:
+    """Refuse a job of an array whose id is another than its own there, or whose array is another user's."""
+    if (array := spec.array) is None:
+        return
+    own = f"{array.id}-{array.index}"
+    before = state.jobs.get(spec.retry_of) if spec.retry_of else None
+    is_retry = before is not None and before.spec.array == array and spec.id == retry_id(before.id)
+    if spec.id and spec.id != own and not is_retry:
+        raise BadInput(
+            f"$.array: job {array.index} of the array {array.id} has the id {own}, got {spec.id}; leave `array` out"
+        )
+    members = state.members.get(array.id, ())
+    if members and state.jobs[members[0]].spec.user != spec.user:
+        raise RequestRefused(CONFLICT, f"the id {array.id} is that of another array; choose another id")
 
 
 def check_beginning(state: GatewayState, spec: JobSpec) -> None:

@@ -53,6 +53,7 @@ def _of_array(state: GatewayState, spec: JobSpec, dependency: str) -> list[str]:
         return [f"afterok:{wanted}-{index}"]
     if wanted in state.jobs.by_id or wanted in state.sweeps or not (members := members_of(state, wanted)):
         return [dependency]
+    members = [member for member in members if state.jobs[member].spec.user == spec.user] or members
     return [f"{kind}:{member}" for member in members]
 
 

@@ -14,6 +14,7 @@ from penstock_bus import Append, BatchRefused, Unavailable
 from penstock_bus.memory import MemoryBus
 from penstock_gateway.machine import GatewaySettings
 from penstock_log import Job, JobCancelled, JobHeld, JobsArchived, JobTable, UserSet, subjects
+from penstock_log.spec import ArrayMember
 
 JOB = {"name": "mnist", "command": ["python", "train.py"]}
 PEOPLE = [
@@ -319,3 +320,42 @@ async def test_one_job_with_code_that_makes_no_sense_keeps_no_other(served: Gate
     answer = await as_user(served, "uma").command("submit_all", {"specs": specs})
     assert [one.get("code", 0) for one in answer["answers"]] == [0] * 10 + [400]
     assert "cwd: expected a folder of the uploaded code" in answer["answers"][10]["error"]
+
+
+async def test_a_job_of_an_array_has_its_id_there_and_the_same_user_as_the_others(served: Gateway) -> None:
+    uma, bob = as_user(served, "uma"), as_user(served, "bob")
+    await uma.command("submit_all", {"specs": [of_array("exp", i, most=8) for i in range(3)]})
+    for body, code, what in (
+        (of_array("exp", 7, most=1), 409, "the id exp is that of another array"),
+        ({**of_array("exp", 7), "id": "mine"}, 400, "has the id exp-7, got mine"),
+        ({**of_array("mine", 7), "id": "mine-8"}, 400, "has the id mine-7, got mine-8"),
+    ):
+        found = await refusal(bob.command("submit", body))
+        assert (found[0], what in found[1]) == (code, True), found
+        assert (await refusal(bob.query("dryrun", body)))[0] == code
+    assert (await bob.command("submit", of_array("mine", 8)))["created"]
+    assert (await uma.command("submit", {**JOB, "id": "next", "after": ["afterok:exp"]}))["created"]
+    sweep = {"name": "s", "job": of_array("x", 0), "space": {"lr": {"kind": "uniform", "low": 0.1, "high": 1.0}}}
+    assert "$.job.array" in (await refusal(uma.command("tune", {**sweep, "metric": "loss", "trials": 2})))[1]
+
+
+async def test_jobs_of_an_array_are_retried_in_it(served: Gateway) -> None:
+    await served.command("submit_all", {"specs": [of_array("exp", i, user="uma", most=2) for i in range(9)]})
+    await served.command("bulk", {"verb": "cancel", "ids": ["exp"]})
+    answer = await as_user(served, "uma").command("bulk", {"verb": "retry", "ids": ["exp"]})
+    assert told(answer) == [(f"exp-{i}", "PD") for i in range(9)]
+    await served.command("bulk", {"verb": "cancel", "ids": ["exp-8-r1"]})
+    assert told(await as_user(served, "uma").command("bulk", {"verb": "retry", "ids": ["exp-8-r1"]})) == [
+        ("exp-8-r1", "PD")
+    ]
+    assert (await served.query("job", {"id": "exp-8-r2"}))["job"]["state"] == "PD"
+
+
+async def test_a_dependency_on_an_array_is_on_ones_own_jobs(served: Gateway) -> None:
+    await served.told(
+        *(submitted(job_id, user=user, array=ArrayMember(id="exp", index=int(job_id[-1])))
+        for job_id, user in (("exp-0", "bob"), ("exp-1", "uma"), ("exp-2", "uma")))
+    )  # fmt: skip
+    uma = as_user(served, "uma")
+    assert (await uma.command("submit", {**JOB, "id": "next", "after": ["afterok:exp"]}))["created"]
+    assert (await uma.query("job", {"id": "next"}))["spec"]["after"] == ["afterok:exp-1", "afterok:exp-2"]
