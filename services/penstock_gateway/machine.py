@@ -98,7 +98,7 @@ NOTIFY_SCHEMES: Final = (
     *("ntfy", "ntfys", "gotify", "gotifys", "tgram", "pover", "pbul", "zulip", "gchat", "matrix", "matrixs"),
 )
 """Kinds of addresses that say nothing on the gateway's machine itself."""
-SCHEMA: Final = "gateway.v36"
+SCHEMA: Final = "gateway.v37"
 
 
 class GatewayState(SchedulerState):
@@ -514,7 +514,7 @@ def announcer() -> Decider[AnnouncementState]:
     return Decider(
         name="gateway",
         state=AnnouncementState,
-        schema="announcer.v3",
+        schema="announcer.v4",
         apply=apply_announcement,
         decide=announce,
         leads=False,

@@ -108,6 +108,26 @@ def test_how_many_run_is_what_the_first_says_and_nothing_that_others_submit() ->
     assert list(table.arrays) == ["exp/ann"]
 
 
+def test_a_held_job_is_looked_at_no_more_and_gets_its_place_again() -> None:
+    table = JobTable()
+    for number in range(JOBS):
+        table.apply(submitted(number, hold=number == 5))
+    for number in range(JOBS):
+        table.apply(JobHeld(at_s=4.0, job_id=f"exp-{number}"))
+    table = msgspec.msgpack.decode(msgspec.msgpack.encode(table), type=JobTable)
+    window = table.arrays["exp/"]
+    assert (window.open, list(window.line), may_start(table)) == ({}, [], [])
+    for number in (5, 4, 3, 0):
+        table.apply(JobReleased(at_s=5.0, job_id=f"exp-{number}"))
+    assert may_start(table) == ["exp-4", "exp-5"]
+    table.apply(JobHeld(at_s=6.0, job_id="exp-4"))
+    assert may_start(table) == ["exp-0", "exp-5"]
+    table.apply(JobCancelled(at_s=6.0, job_id="exp-3"))
+    table.apply(JobCancelled(at_s=6.0, job_id="exp-0"))
+    assert may_start(table) == ["exp-5"]
+    assert list(table.arrays["exp/"].places) == ["exp-1", "exp-2", "exp-4", "exp-5"]
+
+
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, JOBS - 1)), max_size=60))
 def test_never_too_many_run_and_none_waits_without_need(acts: list[tuple[int, int]]) -> None:
     table = JobTable()
