@@ -46,6 +46,7 @@ _PART: Final = 250
 """Facts that are appended as one: the commands of others wait for so many at most."""
 _FEW: Final = 8
 """Fewer than these are not worth being appended as one."""
+_STOPS: Final = frozenset({"cancel", "hold"})
 _AT_A_STRETCH: Final = 25
 """Specifications that are read before others have their turn."""
 _BEHIND_ALL: Final = "~"
@@ -146,12 +147,13 @@ class BulkCommands:
         chosen, matched, left = list(given), len(given), 0
         if asked.where is not None:
             found = self._matching(asked, asked.where, caller)
-            chosen, matched = [job.id for job in found[: asked.limit]], len(found)
+            page = found[: asked.limit]
+            chosen, matched = [job.id for job in (page[::-1] if _last_first(asked, asked.where) else page)], len(found)
             left = self._submitted_seq(found[asked.limit - 1]) if matched > asked.limit else 0
         if asked.dry_run:
             answers = [given.get(job_id) or self._preview(asked, job_id, caller) for job_id in chosen]
         else:
-            there = [job_id for job_id in chosen if given.get(job_id) is None]
+            there = self._in_line_first(asked, [job_id for job_id in chosen if given.get(job_id) is None])
             done = dict(zip(there, await self._act_on(asked, there, caller, len(body)), strict=True))
             answers = [given.get(job_id) or done[job_id] for job_id in chosen]
         changed, refused = sum(one.changed for one in answers), sum(one.code > 0 for one in answers)
@@ -177,11 +179,20 @@ class BulkCommands:
                 found.setdefault(job_id, refused)
         return found
 
+    def _in_line_first(self, asked: BulkRequest, chosen: list[str]) -> list[str]:
+        """Return the jobs in the order of the acts: none that is stopped is to let one start that is stopped next."""
+        if asked.verb not in _STOPS:
+            return chosen
+        jobs = self._commands.state.jobs
+        return sorted(chosen, key=lambda job_id: (job := jobs.get(job_id)) is None or not job.in_line)
+
     def _matching(self, asked: BulkRequest, where: request_bodies.JobFilter, caller: Caller) -> list[Job]:
-        """Return the jobs that a filter chooses, by submission."""
+        """Return the jobs that a filter chooses, in the order of its pages."""
         matching = job_filter.matching(self._commands.state, where, caller)
         changing = (job for job in matching if acceptance.would_change(self._commands.state, asked, job))
-        return [job for job in changing if self._submitted_seq(job) > asked.after]
+        if not _last_first(asked, where):
+            return [job for job in changing if self._submitted_seq(job) > asked.after]
+        return [job for job in reversed(list(changing)) if not asked.after or self._submitted_seq(job) < asked.after]
 
     def _submitted_seq(self, job: Job) -> int:
         return self._commands.state.histories[job.id].seq
@@ -243,6 +254,11 @@ class BulkCommands:
         except RequestRefused as error:
             return _refused(job_id, error.code, str(error))
         return BulkAnswer.of(done, changed=done.fact is not None)
+
+
+def _last_first(asked: BulkRequest, where: request_bodies.JobFilter) -> bool:
+    """Return whether later jobs come on earlier pages: those that wait in line for the first jobs of an array do."""
+    return asked.verb in _STOPS and bool(where.array or where.group)
 
 
 def _beginning(known: Sequence[str], wanted: str) -> tuple[str, BulkAnswer | None]:

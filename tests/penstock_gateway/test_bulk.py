@@ -359,3 +359,27 @@ async def test_a_dependency_on_an_array_is_on_ones_own_jobs(served: Gateway) -> 
     uma = as_user(served, "uma")
     assert (await uma.command("submit", {**JOB, "id": "next", "after": ["afterok:exp"]}))["created"]
     assert (await uma.query("job", {"id": "next"}))["spec"]["after"] == ["afterok:exp-1", "afterok:exp-2"]
+
+
+@pytest.mark.parametrize(("verb", "stopped"), [("cancel", JobCancelled), ("hold", JobHeld)])
+async def test_an_array_that_is_stopped_lets_no_job_start_meanwhile(served: Gateway, verb: str, stopped: type) -> None:
+    await served.command("submit_all", {"specs": [of_array("exp", i, most=2) for i in range(600)]})
+    before = await served.bus.last_seq()
+    answer = await served.command("bulk", {"verb": verb, "where": {"array": "exp"}})
+    assert [one["id"] for one in answer["answers"]] == [f"exp-{i}" for i in range(600)]
+    facts = [
+        fact for one in await served.bus.read("penstock.evt.job.*") if one.seq > before for fact in one.commit.facts
+    ]
+    order = [fact.job_id for fact in facts if isinstance(fact, stopped)]
+    assert (len(order), set(order[-2:])) == (600, {"exp-0", "exp-1"})
+
+
+async def test_the_jobs_of_an_array_that_wait_are_stopped_on_earlier_pages(served: Gateway) -> None:
+    await served.command("submit_all", {"specs": [of_array("exp", i, most=2) for i in range(10)]})
+    after, pages = 0, []
+    while not pages or after:
+        asked = {"verb": "cancel", "where": {"array": "exp"}, "limit": 4, "after": after}
+        answer = await served.command("bulk", asked)
+        pages.append((answer["matched"], [int(one["id"][4:]) for one in answer["answers"]]))
+        after = answer["next"]
+    assert pages == [(10, [6, 7, 8, 9]), (6, [2, 3, 4, 5]), (2, [0, 1])]
