@@ -10,6 +10,7 @@ sweeps, nodes and pools that are there. :func:`job_named` and its neighbours fin
 
 from __future__ import annotations
 
+import hashlib
 import json
 import posixpath
 import re
@@ -72,6 +73,7 @@ _READ: Final = frozenset({"digest", "opaque"})
 _LONGEST_NAME: Final = 63
 MOST_STRING_BYTES: Final = 128 * 1024
 """The longest argument or variable of a program under Linux, its final zero included (``MAX_ARG_STRLEN``)."""
+_HASH: Final = 12
 _RETRY: Final = re.compile(r"(.+)-r(\d{1,6})")
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _MOST_SECRETS: Final = 64
@@ -528,6 +530,8 @@ def retry_id(job_id: str) -> str:
     """
     Return the id of the job that runs in the place of one that failed.
 
+    Where it is too long, a hash of the id before stands for its end.
+
     Examples
     --------
     >>> retry_id("train"), retry_id("train-r1"), len(retry_id("x" * 63))
@@ -536,6 +540,8 @@ def retry_id(job_id: str) -> str:
     found = _RETRY.fullmatch(job_id)
     root, number = (found[1], int(found[2]) + 1) if found is not None else (job_id, 1)
     ending = f"-r{number}"
+    if len(root) + len(ending) > _LONGEST_NAME:
+        ending = f"-{hashlib.sha256(root.encode()).hexdigest()[:_HASH]}{ending}"
     return f"{root[: _LONGEST_NAME - len(ending)]}{ending}"
 
 
