@@ -26,6 +26,8 @@ MOST_LINK_BYTES: Final = 4095
 MOST_PATH_BYTES: Final = 2048
 """Half of what Linux takes, so that there is room for the folder that it is in."""
 MOST_NAME_BYTES: Final = 255
+MOST_NAMES: Final = 128
+"""In one path: what lays a tree out, and removes it, may go down by recursion."""
 
 
 class BadTree(Exception):
@@ -179,6 +181,8 @@ def _entry_problems(entry: TreeEntry, leaves: Mapping[bytes, str]) -> Iterator[s
     if len(entry.path) > MOST_PATH_BYTES or any(len(name) > MOST_NAME_BYTES for name in entry.path.split(b"/")):
         most = f"{MOST_PATH_BYTES} bytes, or a name in it than {MOST_NAME_BYTES}"
         yield f"the path {entry.path[:80]!r}… is longer than {most}"
+    if entry.path.count(b"/") >= MOST_NAMES:
+        yield f"the path {entry.path[:80]!r}… has more than {MOST_NAMES} names"
     for above in _above(entry.path):
         if above in leaves and leaves[above] != "folder":
             yield f"{entry.path!r} lies in {above!r}, which is no folder"

@@ -171,10 +171,13 @@ def lay_out(tree: CodeTree, cache: CodeCache, folder: Path) -> None:
 
 
 def _make_folders(root: bytes, path: bytes, made: set[bytes]) -> None:
-    if path not in made:
-        _make_folders(root, os.path.dirname(path), made)
-        os.mkdir(os.path.join(root, path), 0o755)
-        made.add(path)
+    missing = []
+    while path not in made:
+        missing.append(path)
+        path = os.path.dirname(path)
+    for folder in reversed(missing):
+        os.mkdir(os.path.join(root, folder), 0o755)
+        made.add(folder)
 
 
 class WorkFolders:

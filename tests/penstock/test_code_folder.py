@@ -218,6 +218,7 @@ def test_no_folder_and_an_empty_one(tmp_path: Path) -> None:
         (TreeEntry(b"a\0b", "folder"), "does not lie in the folder"),
         (TreeEntry(b"a" * 256, "folder"), "is longer than"),
         (TreeEntry(b"/".join([b"a"] * 1100), "folder"), "is longer than"),
+        (TreeEntry(b"/".join([b"a"] * 1024), "folder"), "has more than 128 names"),
         (TreeEntry(b"l", "link", target=b"../x"), "leads out of the folder"),
         (TreeEntry(b"l", "link", target=b"/etc"), "leads out of the folder"),
         (TreeEntry(b"f", "file", 0o4755, 1, bytes(32)), "a mode that no file has"),

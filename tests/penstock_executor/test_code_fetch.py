@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -208,6 +209,30 @@ async def test_what_no_disk_takes_fails_the_run_instead_of_holding_its_devices(
     await world.run("j1", *python(SHOW), code=code)
     ended = await world.ended("j1")
     assert (ended.outcome, "File name too long" in ended.reason) == ("failed", True)
+
+
+async def test_what_nobody_expected_of_code_fails_its_run_and_not_the_executor(
+    world: World, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lay_out(tree: CodeTree, cache: CodeCache, where: Path) -> None:
+        raise RecursionError("maximum recursion depth exceeded")
+
+    await world.node()
+    code = await uploaded(world.bus, folder)  # type: ignore[arg-type]
+    with monkeypatch.context() as patched:
+        patched.setattr(code_cache, "lay_out", lay_out)
+        await world.run("j1", *python(SHOW), code=code)
+        ended = await world.ended("j1")
+    assert (ended.outcome, "RecursionError; see the executor's log" in ended.reason) == ("failed", True)
+    await world.run("j2", *python(SHOW), code=code)
+    assert (await world.ended("j2")).outcome == "completed"
+
+
+def test_folders_are_made_one_after_the_other_however_deep_they_are(tmp_path: Path) -> None:
+    deep = b"/".join([b"a"] * 1024)
+    code_cache.lay_out(CodeTree((TreeEntry(deep, "folder"),)), CodeCache(tmp_path / "cache", 0), tmp_path / "laid")
+    assert os.path.isdir(os.path.join(os.fsencode(tmp_path / "laid"), deep))
+    subprocess.run(["rm", "-r", str(tmp_path / "laid")], check=True)  # as pytest removes by recursion
 
 
 async def test_a_cancelled_job_is_not_fetched_for_any_more(
