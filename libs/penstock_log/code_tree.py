@@ -222,6 +222,19 @@ def stays_inside(path: bytes, target: bytes) -> bool:
     return True
 
 
+def turns_back(target: bytes) -> bool:
+    """
+    Say whether a path goes up again after a name: where that name is a link, it leads elsewhere than it says.
+
+    Examples
+    --------
+    >>> turns_back(b"../../a/b"), turns_back(b"a/../b"), turns_back(b"./..")
+    (False, True, False)
+    """
+    parts = [part for part in target.split(b"/") if part not in {b"", b"."}]
+    return any(part == b".." and before != b".." for before, part in zip(parts, parts[1:]))
+
+
 def _above(path: bytes) -> Iterable[bytes]:
     parts = path.split(b"/")
     return (b"/".join(parts[:count]) for count in range(1, len(parts)))
