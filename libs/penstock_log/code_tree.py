@@ -193,8 +193,15 @@ def _entry_problems(entry: TreeEntry, leaves: Mapping[bytes, str]) -> Iterator[s
             yield f"{entry.path!r} has a size or a mode that no file has"
         if len(entry.parts) != expected or any(len(one) != _DIGEST_BYTES for one in digests):
             yield f"{entry.path!r} does not say what is in it"
-    if entry.kind == "link" and not stays_inside(entry.path, entry.target):
+    if entry.kind == "link":
+        yield from _link_problems(entry)
+
+
+def _link_problems(entry: TreeEntry) -> Iterator[str]:
+    if not stays_inside(entry.path, entry.target):
         yield f"the link {entry.path!r} leads out of the folder, to {entry.target!r}"
+    if turns_back(entry.target):
+        yield f"the link {entry.path!r} goes up again after a name, which may be a link, to {entry.target!r}"
 
 
 def is_inside(path: bytes) -> bool:
