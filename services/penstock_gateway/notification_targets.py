@@ -100,10 +100,12 @@ class TargetFolder:
                 path.unlink(missing_ok=True)
 
 
-def send(timeout_s: float) -> Send:
-    """Return what sends by a process of its own, which is ended where it takes longer than so many seconds."""
+def send(settings: GatewaySettings) -> Send:
+    """Return what sends by a process of its own, to where it may, and ends it where it takes too long."""
+    timeout_s = settings.notify_timeout_s
 
     async def sending(errand: Errand) -> str:
+        errand = msgspec.structs.replace(errand, schemes=settings.notify_schemes, refused=settings.notify_refused)
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "penstock_gateway.notification_sender"),
             stdin=asyncio.subprocess.PIPE,

@@ -11,11 +11,13 @@ import msgspec
 import pytest
 from gateway_cases import NOW_S, gateway, refusal, submitted, sweep_spec
 from gateway_cases import spec as job_spec
+from message_servers import webhook
 
 from penstock_bus.memory import MemoryBus
 from penstock_gateway import machine, notifications
 from penstock_gateway.machine import GatewaySettings, GatewayState
 from penstock_gateway.notification_sender import Errand, carried_out, problem
+from penstock_gateway.notification_targets import send
 from penstock_gateway.notifications import NotificationRule, Pace
 from penstock_log import (
     AnyEvent,
@@ -168,9 +170,52 @@ def test_addresses_that_reach_into_the_gateways_machine_are_refused(url: str) ->
 
 
 def test_what_apprise_says_of_an_address_has_no_token_in_it() -> None:
-    error = carried_out(Errand(url="json://ada:hush-hush@127.0.0.1:9/tok-1234", title="t", body="b")).error
+    url = "slack://hush-hush@tok-1234/x"
+    error = carried_out(errand(url, body="")).error
     assert error
     assert not [part for part in ("hush-hush", "tok-1234") if part in error]
+
+
+def errand(url: str, **fields: Any) -> Errand:
+    return Errand(**{"url": url, "title": "t", "body": "b", "schemes": machine.NOTIFY_SCHEMES, **fields})
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("json://h/,form://h2/", "expected one address"),
+        ("json://h/?x=y,discord://123/abc?template=/etc/passwd", "expected one address"),
+        ("json://h?a=1;template=/etc/passwd", "the parameter 'template' reads a file"),
+        ("discord://1234/abcd?+x=y;TEMPLATE=/etc/passwd", "the parameter 'template' reads a file"),
+        ("mailto://u:p@h.org?pgpprv=/etc/passwd", "the parameter 'pgpprv' reads a file"),
+        (f"mailto://u:p@h.org?to={','.join(f'a{i}@h.org' for i in range(199))}", "199 recipients, and 20 are the most"),
+        ("form://h/", "no message goes to form:// here"),
+    ],
+)
+def test_what_apprise_makes_of_an_address_is_one_target_that_is_allowed(url: str, why: str) -> None:
+    allowed = ("json", "mailto", "discord")
+    assert why in (carried_out(errand(url, body="", schemes=allowed)).error)
+
+
+def test_nothing_is_returned_of_what_a_server_answers_but_its_status() -> None:
+    with webhook() as hook:
+        hook.status = 403
+        error = carried_out(errand(f"json://127.0.0.1:{hook.port}")).error
+    assert error == "the server answered 403 Forbidden"
+    error = carried_out(errand(f"json://127.0.0.1:{hook.port}")).error
+    assert error == "the server could not be reached, or did not take the message"
+
+
+async def test_no_message_goes_to_a_network_that_is_refused_whatever_name_leads_there() -> None:
+    with webhook() as hook:
+        error = await send(GatewaySettings(notify_timeout_s=60.0))(errand(f"json://localhost:{hook.port}"))
+        assert "notify_refused" in error
+        assert hook.tries == 0
+
+
+def test_networks_that_are_none_are_refused_in_the_settings() -> None:
+    with pytest.raises(msgspec.ValidationError, match="does not appear to be"):
+        msgspec.convert({"notify_refused": ["localhost"]}, GatewaySettings)
 
 
 def test_the_end_of_a_sweep_is_told_with_its_best_value() -> None:
