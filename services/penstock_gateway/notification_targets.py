@@ -90,14 +90,26 @@ class TargetFolder:
             with suppress(FileNotFoundError):
                 (self._folder / rule).unlink()
 
-    def tidy(self, known: Container[str]) -> None:
-        """Forget the addresses of rules that are gone with their people, but for new ones, which may not be known."""
+    def tidy(self, known: Container[str], now_s: float) -> None:
+        """
+        Forget the addresses of rules that are gone with their people, but for new ones, which may not be known.
+
+        Others write and remove beside it; a folder that cannot be read is told in the log.
+
+        Parameters
+        ----------
+        now_s : float
+            Seconds since the epoch.
+        """
         if self._folder is None or not self._folder.is_dir():
             return
-        newest_s = max((path.stat().st_mtime for path in self._folder.iterdir()), default=0.0)
-        for path in self._folder.iterdir():
-            if path.name not in known and path.stat().st_mtime < newest_s - _SURELY_KNOWN_S:
-                path.unlink(missing_ok=True)
+        try:
+            for path in list(self._folder.iterdir()):
+                with suppress(FileNotFoundError):
+                    if path.name not in known and path.stat().st_mtime < now_s - _SURELY_KNOWN_S:
+                        path.unlink()
+        except OSError as error:
+            _log.warning("addresses_not_tidied", folder=str(self._folder), reason=error.strerror)
 
 
 def send(settings: GatewaySettings) -> Send:

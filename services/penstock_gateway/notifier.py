@@ -32,6 +32,7 @@ LEASE: Final = "gateway.notify"
 _LOOK_S: Final = 1.0
 _WAITS_S: Final = 30.0
 """How often it is looked for jobs that wait for long."""
+_TIDY_S: Final = 600.0
 _AT_ONCE: Final = 8
 _LONGEST_ERROR: Final = 500
 _log = structlog.get_logger("penstock.notify")
@@ -74,7 +75,7 @@ class Notifier:
         """Rule → sequence of the last message's fact: the read model must have it before the next one."""
         self._slots = asyncio.Semaphore(_AT_ONCE)
         self._waits_looked_s = 0.0
-        self._tidied_term = 0.0
+        self._tidied_s = 0.0
 
     async def run(self) -> None:
         """Send what is due, for ever."""
@@ -83,9 +84,8 @@ class Notifier:
             async with background(self.election.keep()):
                 while True:
                     await pause(look_s, self._shell.stopping)
-                    if self.election.held and self._tidied_term != self.election.since:
-                        self._tidied_term = self.election.since
-                        await asyncio.to_thread(self._targets.tidy, self._live.state.notifications.rules.keys())
+                    if self.election.held:
+                        await self.tidy(self._shell.now_s())
                     if self.election.held and not self._shell.stopping.is_set():
                         self.start_due(self._shell.now_s())
         finally:
@@ -93,6 +93,13 @@ class Notifier:
                 task.cancel()
             await asyncio.gather(*self._under_way.values(), return_exceptions=True)
             await self.election.resign()
+
+    async def tidy(self, now_s: float) -> None:
+        """Forget addresses that no rule has any more, where that was not done of late."""
+        if now_s - self._tidied_s < _TIDY_S:
+            return
+        self._tidied_s = now_s
+        await asyncio.to_thread(self._targets.tidy, frozenset(self._live.state.notifications.rules), now_s)
 
     def start_due(self, now_s: float) -> None:
         """Begin to send the messages that are due by now."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,15 @@ from gateway_cases import NOW_S, gateway, refusal, submitted, sweep_spec
 from gateway_cases import spec as job_spec
 from message_servers import webhook
 
+from penstock_bus.follower import FoldFollower
 from penstock_bus.memory import MemoryBus
+from penstock_bus.shell import Shell
 from penstock_gateway import machine, notifications
 from penstock_gateway.machine import GatewaySettings, GatewayState
 from penstock_gateway.notification_sender import Errand, carried_out, problem
-from penstock_gateway.notification_targets import send
+from penstock_gateway.notification_targets import TargetFolder, send
 from penstock_gateway.notifications import NotificationRule, Pace
+from penstock_gateway.notifier import Notifier
 from penstock_log import (
     AnyEvent,
     JobCancelled,
@@ -246,3 +250,38 @@ async def test_a_rule_that_is_asked_for_again_is_the_same_rule(tmp_path: Path) -
         assert (tmp_path / "notify/n12345678").stat().st_mode & 0o777 == 0o600
         await running.command("remove_notification", {"id": "n12345678", "by": "ada"})
         assert list((tmp_path / "notify").iterdir()) == []
+
+
+def test_addresses_without_a_rule_go_once_they_are_old_whatever_is_written_and_removed_beside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = TargetFolder(str(tmp_path))
+    for name, age_s in (("kept", 9000.0), ("gone", 9000.0), ("old", 9000.0), ("new", 60.0)):
+        folder.write(name, "json://h")
+        os.utime(tmp_path / name, (NOW_S - age_s, NOW_S - age_s))
+    stat = Path.stat
+
+    def stat_after_another_gateway(path: Path, **how: Any) -> os.stat_result:
+        if path.name == "gone":
+            path.unlink(missing_ok=True)
+        return stat(path, **how)
+
+    monkeypatch.setattr(Path, "stat", stat_after_another_gateway)
+    folder.tidy({"kept"}, NOW_S)
+    assert {path.name for path in tmp_path.iterdir()} == {"kept", "new"}
+
+
+async def test_the_address_of_a_removed_person_goes_while_the_same_gateway_leads(tmp_path: Path) -> None:
+    async with MemoryBus() as bus:
+        shell = Shell(bus, "gateway", replica_id="r1")
+        live = FoldFollower(bus, machine.decider(GatewaySettings()))
+        targets = TargetFolder(str(tmp_path))
+        notifier = Notifier(shell, bus, live, GatewaySettings(), targets=targets, sending=send(GatewaySettings()))
+        machine.apply(live.state, rule(), 1)
+        targets.write("n1", "json://h")
+        os.utime(tmp_path / "n1", (NOW_S, NOW_S))
+        await notifier.tidy(NOW_S + 7200)
+        assert targets.read("n1")
+        machine.apply(live.state, UserRemoved(at_s=NOW_S, user="ada"), 2)
+        await notifier.tidy(NOW_S + 7200 + 600)
+        assert not targets.read("n1")
