@@ -3,7 +3,8 @@ Addresses of notifications, and the commands about rules: ``notify``, ``remove_n
 
 An address has tokens in it, so the log must not have it. :class:`TargetFolder` keeps each in a file that the gateway
 alone may read, in ``notify_dir``, which replicas on several machines have to share. :class:`NotificationCommands`
-writes the file before the rule is in the log, and removes it after; :func:`send` sends by a process of its own.
+writes the file before the rule is in the log, under a fresh name that the rule's fact has, and removes it after the
+rule, or where another one was there first; :func:`send` sends by a process of its own.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import uuid
 from collections.abc import Awaitable, Callable, Container
 from contextlib import suppress
 from pathlib import Path
@@ -45,12 +47,12 @@ _log = structlog.get_logger("penstock.notify")
 
 
 class TargetFolder:
-    """The addresses of rules, by their ids."""
+    """The addresses of rules, by the names that their facts have for them."""
 
     def __init__(self, folder: str) -> None:
         self._folder = Path(folder) if folder else None
 
-    def write(self, rule: str, url: str) -> None:
+    def write(self, name: str, url: str) -> None:
         """
         Keep the address of a rule.
 
@@ -63,7 +65,7 @@ class TargetFolder:
             raise RequestRefused(
                 UNAVAILABLE, "this gateway sends no notifications; an operator has to set notify_dir under [gateway]"
             )
-        fresh = self._folder / f"{rule}.new"
+        fresh = self._folder / f"{name}.new"
         try:
             self._folder.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
             handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, _OWNER_ONLY)
@@ -71,24 +73,24 @@ class TargetFolder:
                 file.write(url)
                 file.flush()
                 os.fsync(file.fileno())
-            fresh.replace(self._folder / rule)
+            fresh.replace(self._folder / name)
         except OSError as error:
             raise RequestRefused(
                 UNAVAILABLE, f"the address could not be kept: {error.strerror}; ask an operator"
             ) from error
 
-    def read(self, rule: str) -> str:
+    def read(self, name: str) -> str:
         """Return the address of a rule; empty where it is not here."""
         try:
-            return (self._folder / rule).read_text() if self._folder is not None else ""
+            return (self._folder / name).read_text() if self._folder is not None else ""
         except OSError:
             return ""
 
-    def remove(self, rule: str) -> None:
+    def remove(self, name: str) -> None:
         """Forget the address of a rule."""
         if self._folder is not None:
             with suppress(FileNotFoundError):
-                (self._folder / rule).unlink()
+                (self._folder / name).unlink()
 
     def tidy(self, known: Container[str], now_s: float) -> None:
         """
@@ -206,20 +208,33 @@ class NotificationCommands:
             self._decide(self._commands.state, asked, user, rule, caller)  # which refuses what cannot be
             if error := await self._sending(Errand(url=asked.url)):
                 raise RequestRefused(BAD, f"$.url: {error}")
-            await asyncio.to_thread(self._targets.write, rule, asked.url)
+            name = uuid.uuid4().hex
+            await asyncio.to_thread(self._targets.write, name, asked.url)
 
             def act(state: GatewayState, ask: request_bodies.NotifyRequest, now_s: float, who: Caller) -> JobAction:
                 action = self._decide(state, ask, user, rule, who)
-                fact = msgspec.structs.replace(action.fact, at_s=now_s) if action.fact is not None else None
+                if action.fact is None:
+                    return action
+                fact = msgspec.structs.replace(action.fact, at_s=now_s, kept_as=name)
                 return msgspec.structs.replace(action, fact=fact)
 
-            return await self._commands.act(act, asked, caller)
+            try:
+                answer = await self._commands.act(act, asked, caller)
+                known = self._commands.state.notifications.rules.get(rule)
+                if answer.changed and known is not None and known.kept_as != name:  # somebody's fact came first
+                    answer = await self._commands.act(act, asked, caller)
+            except RequestRefused:
+                await asyncio.to_thread(self._targets.remove, name)
+                raise
+            if not answer.changed:
+                await asyncio.to_thread(self._targets.remove, name)
+            return answer
 
     @staticmethod
     def _decide(
         state: GatewayState, asked: request_bodies.NotifyRequest, user: str, rule: str, caller: Caller
     ) -> JobAction:
-        """Return the fact of a new rule, at no time, and what to answer."""
+        """Return the fact of a new rule, at no time and without an address, and what to answer."""
         if not user:
             raise RequestRefused(BAD, "$.by: expected the person who is to be told")
         if (known := state.notifications.rules.get(rule)) is not None:
@@ -248,9 +263,12 @@ class NotificationCommands:
 
     async def _remove(self, body: bytes, caller: Caller) -> ActAnswer:
         asked = validation.decode(body, request_bodies.ActRequest)
+        kept_as = ""
 
         def act(state: GatewayState, ask: request_bodies.ActRequest, now_s: float, who: Caller) -> JobAction:
+            nonlocal kept_as
             rule = rule_named(state, ask.id, who)
+            kept_as = rule.kept_as
             fact = NotificationRuleRemoved(at_s=now_s, user=rule.user, rule=rule.id, by=who.name or ask.by)
             message = f"{rule.id}: {rule.target} is told nothing any more"
             subject = subjects.notify(rule.user)
@@ -259,7 +277,7 @@ class NotificationCommands:
         async with self._commands.acts.slot(asker(body, caller.name), len(body)):
             await self._commands.catch_up()
             answer = await self._commands.act(act, asked, caller)
-            await asyncio.to_thread(self._targets.remove, answer.id)
+            await asyncio.to_thread(self._targets.remove, kept_as)
             return answer
 
     async def _test(self, body: bytes, caller: Caller) -> ActAnswer:
@@ -267,7 +285,7 @@ class NotificationCommands:
         async with self._commands.acts.slot(asker(body, caller.name), len(body)):
             await self._commands.catch_up()
             rule = rule_named(self._commands.state, asked.id, caller)
-            url = await asyncio.to_thread(self._targets.read, rule.id)
+            url = await asyncio.to_thread(self._targets.read, rule.kept_as)
             text = f"This is a test of rule {rule.id}. Not any more: penstock notify remove {rule.id}."
             errand = Errand(url=url, title="Penstock: a test", body=text)
             error = await self._sending(errand) if url else NOT_HERE

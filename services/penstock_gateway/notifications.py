@@ -78,6 +78,8 @@ class NotificationRule(msgspec.Struct, kw_only=True):
     ----------
     user, target, on, waiting_s, about
         As in :class:`penstock_log.NotificationRuleSet`.
+    kept_as : str
+        The name under which the gateway keeps its address.
     notices : list of Notice
         What is still to be told.
     more : list of (int, str)
@@ -102,6 +104,7 @@ class NotificationRule(msgspec.Struct, kw_only=True):
     on: tuple[NotifyKind, ...] = ()
     waiting_s: float = 0.0
     about: str = ""
+    kept_as: str = ""
     notices: list[Notice] = []
     more: list[tuple[int, str]] = []
     first_s: float = 0.0
@@ -163,8 +166,9 @@ class Notifications(msgspec.Struct):
     def apply(self, event: Event) -> None:
         """Take in a fact about rules."""
         match event:
+            case NotificationRuleSet() if event.rule in self.rules:
+                pass  # the first one has the id, whose ever it is
             case NotificationRuleSet():
-                self._remove(event.rule)
                 self.of_user.setdefault(event.user, []).append(event.rule)
                 if event.about:
                     self.of_about.setdefault(event.about, []).append(event.rule)
@@ -175,6 +179,7 @@ class Notifications(msgspec.Struct):
                     on=event.on,
                     waiting_s=event.waiting_s,
                     about=event.about,
+                    kept_as=event.kept_as or event.rule,
                 )
             case NotificationRuleRemoved():
                 self._remove(event.rule)

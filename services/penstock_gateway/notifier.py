@@ -51,7 +51,7 @@ class Notifier:
     live : FoldFollower
         The gateway's read model.
     targets : TargetFolder
-        Addresses by rule.
+        Addresses of the rules.
     sending : Send
         Sends one message.
     """
@@ -99,7 +99,8 @@ class Notifier:
         if now_s - self._tidied_s < _TIDY_S:
             return
         self._tidied_s = now_s
-        await asyncio.to_thread(self._targets.tidy, frozenset(self._live.state.notifications.rules), now_s)
+        known = frozenset(rule.kept_as for rule in self._live.state.notifications.rules.values())
+        await asyncio.to_thread(self._targets.tidy, known, now_s)
 
     def start_due(self, now_s: float) -> None:
         """Begin to send the messages that are due by now."""
@@ -141,7 +142,7 @@ class Notifier:
         return {rule_id: notices for rule_id, notices in found if notices}
 
     async def _send(self, rule: NotificationRule, text: notifications.Message, until_seq: int) -> None:
-        url = await asyncio.to_thread(self._targets.read, rule.id)
+        url = await asyncio.to_thread(self._targets.read, rule.kept_as)
         async with self._slots:
             errand = Errand(url=url, title=text.title, body=text.body)
             try:

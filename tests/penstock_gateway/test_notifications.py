@@ -246,8 +246,12 @@ async def test_a_rule_that_is_asked_for_again_is_the_same_rule(tmp_path: Path) -
         )
         stored = [stored.commit for stored in await bus.read(subjects.notify("ada"))]
         assert "token" not in repr(stored)
-        assert (tmp_path / "notify/n12345678").read_text() == asked["url"]
-        assert (tmp_path / "notify/n12345678").stat().st_mode & 0o777 == 0o600
+        (kept,) = (tmp_path / "notify").iterdir()
+        assert kept.read_text() == asked["url"]
+        assert kept.stat().st_mode & 0o777 == 0o600
+        other = {**asked, "url": "json://127.0.0.1/other"}
+        assert (await running.command("notify", other))["message"] == "n12345678 is there already"
+        assert [path.read_text() for path in (tmp_path / "notify").iterdir()] == [asked["url"]]
         await running.command("remove_notification", {"id": "n12345678", "by": "ada"})
         assert list((tmp_path / "notify").iterdir()) == []
 
@@ -285,3 +289,21 @@ async def test_the_address_of_a_removed_person_goes_while_the_same_gateway_leads
         machine.apply(live.state, UserRemoved(at_s=NOW_S, user="ada"), 2)
         await notifier.tidy(NOW_S + 7200 + 600)
         assert not targets.read("n1")
+
+
+async def test_of_two_people_who_ask_for_one_id_at_once_the_first_has_it_with_their_own_address(tmp_path: Path) -> None:
+    settings = GatewaySettings(append_timeout_s=60.0, query_timeout_s=60.0, notify_dir=str(tmp_path / "notify"))
+    people = [{"url": f"json://127.0.0.1/{by}", "rule": "n12345678", "by": by} for by in ("ann", "bob")]
+    async with MemoryBus() as bus, gateway(bus, settings=settings) as running:
+        asked = (running.command("notify", one) for one in people)
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        ((rule,), (kept,)) = (await running.query("notifications"))["rules"], (tmp_path / "notify").iterdir()
+        assert kept.read_text() == f"json://127.0.0.1/{rule['user']}"
+        told = {one["by"]: isinstance(answer, dict) for one, answer in zip(people, found, strict=True)}
+        assert told == {one["by"]: one["by"] == rule["user"] for one in people}
+
+
+def test_an_id_that_two_facts_have_is_that_of_the_first_one() -> None:
+    told = Told(rule(kept_as="a"), rule(user="bob", kept_as="b"))
+    assert (told.of().user, told.of().kept_as) == ("ada", "a")
+    assert Told(rule()).of().kept_as == "n1"  # as rules of earlier logs have it
