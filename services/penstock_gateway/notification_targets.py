@@ -30,7 +30,7 @@ from penstock_gateway.endpoints import BAD, CONFLICT, UNAVAILABLE, RequestRefuse
 from penstock_gateway.machine import GatewaySettings, GatewayState
 from penstock_gateway.notification_sender import Errand, SendOutcome, problem
 from penstock_gateway.notifications import MOST_RULES, NotificationRule
-from penstock_gateway.user_queues import RepeatedRequests, asker
+from penstock_gateway.user_queues import RepeatedRequests, UserQueues, asker
 from penstock_log import NotificationRuleRemoved, NotificationRuleSet, request_bodies, subjects, validation
 from penstock_log.text import duration, listed
 from penstock_log.views import ActAnswer
@@ -39,6 +39,9 @@ Answering = Callable[[bytes, Caller], Awaitable[ActAnswer]]
 Send = Callable[[Errand], Awaitable[str]]
 """Sends, or checks an address; returns why that was impossible, or nothing."""
 _OWNER_ONLY: Final = 0o600
+_AT_ONCE: Final = 16
+_AT_ONCE_OF_ONE: Final = 4
+"""Messages under way, or waiting to be, by requests of one person."""
 _SURELY_KNOWN_S: Final = 3600.0
 _FOLDER_MODE: Final = 0o700
 _PASSED: Final = ("PATH", "LANG", "LC_ALL", "HOME", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "TZ")
@@ -174,6 +177,18 @@ class NotificationCommands:
     ) -> None:
         self._commands, self._admit, self._targets = commands, admit, targets
         self._settings, self._new_id, self._sending, self._most_bytes = settings, new_id, sending, most_bytes
+        self._sends = UserQueues(
+            "tests of addresses",
+            slots=_AT_ONCE,
+            most=_AT_ONCE_OF_ONE,
+            most_bytes=settings.waiting_bytes,
+            rate=None,
+            now_s=lambda: 0.0,
+        )
+
+    def close(self) -> None:
+        """Refuse the requests that wait for their turn to send."""
+        self._sends.close()
 
     def endpoints(self) -> list[Endpoint]:
         """Return the commands as endpoints."""
@@ -197,6 +212,12 @@ class NotificationCommands:
 
         return answer
 
+    async def _tried(self, body: bytes, caller: Caller, errand: Errand) -> str:
+        """Send a message or check an address, in no slot of commands: a server that is silent takes a while."""
+        user = asker(body, caller.name)
+        async with self._sends.queued(user, len(body), 1), self._sends.turn(user):
+            return await self._sending(errand)
+
     async def _set(self, body: bytes, caller: Caller) -> ActAnswer:
         asked = validation.decode(body, request_bodies.NotifyRequest)
         user = caller.name or asked.by
@@ -206,8 +227,9 @@ class NotificationCommands:
             await self._commands.catch_up()
             rule = asked.rule or f"n{self._new_id()}"
             self._decide(self._commands.state, asked, user, rule, caller)  # which refuses what cannot be
-            if error := await self._sending(Errand(url=asked.url)):
-                raise RequestRefused(BAD, f"$.url: {error}")
+        if error := await self._tried(body, caller, Errand(url=asked.url)):
+            raise RequestRefused(BAD, f"$.url: {error}")
+        async with self._commands.acts.turn(asker(body, caller.name)):
             name = uuid.uuid4().hex
             await asyncio.to_thread(self._targets.write, name, asked.url)
 
@@ -286,13 +308,13 @@ class NotificationCommands:
             await self._commands.catch_up()
             rule = rule_named(self._commands.state, asked.id, caller)
             url = await asyncio.to_thread(self._targets.read, rule.kept_as)
-            text = f"This is a test of rule {rule.id}. Not any more: penstock notify remove {rule.id}."
-            errand = Errand(url=url, title="Penstock: a test", body=text)
-            error = await self._sending(errand) if url else NOT_HERE
-            if error:
-                raise RequestRefused(UNAVAILABLE, f"{rule.id} ({rule.target}): {error}")
-            message = f"{rule.id}: {rule.target} has got a test message"
-            return ActAnswer(id=rule.id, changed=False, state="sent", message=message)
+        text = f"This is a test of rule {rule.id}. Not any more: penstock notify remove {rule.id}."
+        errand = Errand(url=url, title="Penstock: a test", body=text)
+        error = await self._tried(body, caller, errand) if url else NOT_HERE
+        if error:
+            raise RequestRefused(UNAVAILABLE, f"{rule.id} ({rule.target}): {error}")
+        message = f"{rule.id}: {rule.target} has got a test message"
+        return ActAnswer(id=rule.id, changed=False, state="sent", message=message)
 
 
 NOT_HERE: Final = (

@@ -111,6 +111,7 @@ async def run(shell: Shell, settings: GatewaySettings) -> None:
             shell.vitals.ready = True  # now that it can be asked
             await shell.stopping.wait()
             commands.close()
+            telling.close()
             code.close()
             queries.close()
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import msgspec
 import pytest
-from gateway_cases import NOW_S, gateway, refusal, submitted, sweep_spec
+from gateway_cases import NOW_S, PATIENCE_S, gateway, refusal, submitted, sweep_spec
 from gateway_cases import spec as job_spec
 from message_servers import webhook
 
 from penstock_bus.follower import FoldFollower
 from penstock_bus.memory import MemoryBus
 from penstock_bus.shell import Shell
-from penstock_gateway import machine, notifications
+from penstock_gateway import machine, notifications, runner
 from penstock_gateway.machine import GatewaySettings, GatewayState
 from penstock_gateway.notification_sender import Errand, carried_out, problem
 from penstock_gateway.notification_targets import TargetFolder, send
@@ -307,3 +307,36 @@ def test_an_id_that_two_facts_have_is_that_of_the_first_one() -> None:
     told = Told(rule(kept_as="a"), rule(user="bob", kept_as="b"))
     assert (told.of().user, told.of().kept_as) == ("ada", "a")
     assert Told(rule()).of().kept_as == "n1"  # as rules of earlier logs have it
+
+
+async def test_messages_to_silent_servers_keep_no_command_waiting_and_are_few_of_one_person(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, answered = asyncio.Semaphore(0), asyncio.Event()
+
+    async def silent(_: Errand) -> str:
+        begun.release()
+        await answered.wait()
+        return ""
+
+    monkeypatch.setattr(runner, "send", lambda _: silent)
+    settings = GatewaySettings(
+        append_timeout_s=60.0, query_timeout_s=60.0, notify_dir=str(tmp_path), concurrent_commands=2
+    )
+    rules = [f"n{number}" for number in range(5)]
+    for name in rules:
+        TargetFolder(str(tmp_path)).write(name, "json://h")
+    async with MemoryBus() as bus, gateway(bus, *map(rule, rules), submitted("j1"), settings=settings) as running:
+
+        async def test(name: str) -> dict[str, Any]:
+            return await running.command("test_notification", {"id": name, "by": "ada"})
+
+        under_way = [asyncio.create_task(test(name)) for name in rules[:4]]
+        async with asyncio.timeout(PATIENCE_S):
+            for _ in under_way:
+                await begun.acquire()
+        code, why = await refusal(test(rules[4]))
+        assert (code, "ada has 4 tests of addresses" in why) == (429, True)
+        assert (await running.command("cancel", {"id": "j1", "by": "bob"}))["changed"]
+        answered.set()
+        assert {(await one)["state"] for one in under_way} == {"sent"}
