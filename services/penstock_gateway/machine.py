@@ -101,7 +101,7 @@ NOTIFY_SCHEMES: Final = (
 """Kinds of addresses that say nothing on the gateway's machine itself."""
 NOTIFY_REFUSED: Final = ("127.0.0.0/8", "::1/128", "0.0.0.0/8", "::/128", "169.254.0.0/16", "fe80::/10")
 """Networks to which no message goes: the gateway's machine, and what is on its link."""
-SCHEMA: Final = "gateway.v36"
+SCHEMA: Final = "gateway.v37"
 
 
 class GatewayState(SchedulerState):
@@ -261,6 +261,10 @@ def _note_rules(state: GatewayState, event: Event, seq: int) -> None:
         state.notifications.note_sweep(state.sweeps[event.sweep_id].spec, event, seq)
     elif isinstance(event, NotificationRuleSet | NotificationRuleRemoved | NotificationSent | UserRemoved):
         state.notifications.apply(event)
+        if isinstance(event, NotificationSent):
+            jobs = ((job_id, state.jobs.get(job_id)) for job_id in event.waiting)
+            over = [job_id for job_id, job in jobs if job is None or job.state is not JobState.PENDING]
+            state.notifications.forget_waits(event.rule, over)
 
 
 def _note_dependents(state: GatewayState, changed: Iterable[Job], event: Event, seq: int) -> None:

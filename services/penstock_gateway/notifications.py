@@ -200,6 +200,12 @@ class Notifications(msgspec.Struct):
             if not index[name]:
                 del index[name]
 
+    def forget_waits(self, rule_id: str, jobs: Iterable[str]) -> None:
+        """Forget that it was told of jobs that they wait, as they had their turn while the message was under way."""
+        if (rule := self.rules.get(rule_id)) is not None:
+            for job_id in jobs:
+                rule.told.pop(job_id, None)
+
     def note(self, job: Job, event: Event, seq: int) -> None:
         """Note what has become of a job by a fact, for the rules that tell of it."""
         if not self.rules or job.sample is not None:

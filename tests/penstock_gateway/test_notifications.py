@@ -340,3 +340,9 @@ async def test_messages_to_silent_servers_keep_no_command_waiting_and_are_few_of
         assert (await running.command("cancel", {"id": "j1", "by": "bob"}))["changed"]
         answered.set()
         assert {(await one)["state"] for one in under_way} == {"sent"}
+
+
+def test_a_job_that_ends_while_it_is_told_that_it_waits_is_not_kept() -> None:
+    told = Told(rule(on=(), waiting_s=60.0), *cancelled("j1"), submitted("j2", user="ada"))
+    told.apply(NotificationSent(at_s=NOW_S, user="ada", rule="n1", until_seq=9, jobs=3, waiting=("j1", "j2", "none")))
+    assert list(told.of().told) == ["j2"]
