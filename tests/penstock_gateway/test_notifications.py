@@ -35,6 +35,7 @@ from penstock_log import (
     UserRemoved,
     subjects,
 )
+from penstock_log.lifecycle import JobTable
 
 PACE = Pace(gather_s=10.0, every_s=60.0)
 
@@ -275,12 +276,16 @@ def test_addresses_without_a_rule_go_once_they_are_old_whatever_is_written_and_r
     assert {path.name for path in tmp_path.iterdir()} == {"kept", "new"}
 
 
+def notifier_on(bus: MemoryBus, folder: Path) -> tuple[Notifier, FoldFollower[GatewayState], TargetFolder]:
+    live, targets = FoldFollower(bus, machine.decider(GatewaySettings())), TargetFolder(str(folder))
+    shell = Shell(bus, "gateway", replica_id="r1")
+    sending = send(GatewaySettings())
+    return Notifier(shell, bus, live, GatewaySettings(), targets=targets, sending=sending), live, targets
+
+
 async def test_the_address_of_a_removed_person_goes_while_the_same_gateway_leads(tmp_path: Path) -> None:
     async with MemoryBus() as bus:
-        shell = Shell(bus, "gateway", replica_id="r1")
-        live = FoldFollower(bus, machine.decider(GatewaySettings()))
-        targets = TargetFolder(str(tmp_path))
-        notifier = Notifier(shell, bus, live, GatewaySettings(), targets=targets, sending=send(GatewaySettings()))
+        notifier, live, targets = notifier_on(bus, tmp_path)
         machine.apply(live.state, rule(), 1)
         targets.write("n1", "json://h")
         os.utime(tmp_path / "n1", (NOW_S, NOW_S))
@@ -346,3 +351,38 @@ def test_a_job_that_ends_while_it_is_told_that_it_waits_is_not_kept() -> None:
     told = Told(rule(on=(), waiting_s=60.0), *cancelled("j1"), submitted("j2", user="ada"))
     told.apply(NotificationSent(at_s=NOW_S, user="ada", rule="n1", until_seq=9, jobs=3, waiting=("j1", "j2", "none")))
     assert list(told.of().told) == ["j2"]
+
+
+async def test_only_the_open_jobs_of_those_who_want_to_know_are_looked_at_for_long_waits_and_in_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts: list[AnyEvent] = [
+        rule("own", on=(), waiting_s=60.0),
+        rule("others", on=(), waiting_s=60.0, user="bob", about="s1"),
+        rule("one", on=(), waiting_s=60.0, user="bob", about="j1"),
+        rule("never", user="eve"),
+        SweepSubmitted(at_s=NOW_S, sweep_id="s1", spec=sweep_spec(id="s1", job=job_spec(user="ada"))),
+        *(submitted(job_id, user="ada") for job_id in ("j1", "j2")),
+        submitted("s1-0", user="ada", parent="s1"),
+        submitted("e1", user="eve"),
+        *cancelled("over"),
+    ]
+    async with MemoryBus() as bus:
+        notifier, live, _ = notifier_on(bus, tmp_path)
+        for seq, fact in enumerate(facts, 1):
+            machine.apply(live.state, fact, seq)
+        monkeypatch.setattr(JobTable, "__iter__", None)
+        turns = 0
+
+        async def others() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        beside = asyncio.create_task(others())
+        found = await notifier.waiting(NOW_S + 100)
+        beside.cancel()
+        waits = {name: {notice.job_id for notice in notices} for name, notices in found.items()}
+        assert waits == {"own": {"j1", "j2", "s1-0"}, "others": {"s1-0"}, "one": {"j1"}}
+        assert turns >= len(waits)
