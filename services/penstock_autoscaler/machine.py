@@ -65,7 +65,7 @@ def decider(settings: SizingSettings | None = None) -> Decider[AutoscalerState]:
     return Decider(
         name="autoscaler",
         state=AutoscalerState,
-        schema="autoscaler.6",
+        schema="autoscaler.7",
         apply=apply,
         decide=partial(decide, settings=settings or SizingSettings()),
         reads=OF_NODES

@@ -73,7 +73,8 @@ async def test_the_node_is_read_only_but_for_what_is_the_jobs(world: World) -> N
     shared.mkdir()
     shared.chmod(0o777)
     await world.node("n1", **SANDBOXED)
-    written = f"touch {shared}/x /dev/shm/penstock-test-$$ /tmp/penstock-own $PENSTOCK_CHECKPOINT_DIR/x; ls /tmp; rm /dev/shm/pens*$$"
+    shown = "ls /tmp; rm /dev/shm/pens*$$"
+    written = f"touch {shared}/x /dev/shm/penstock-test-$$ /tmp/penstock-own $PENSTOCK_CHECKPOINT_DIR/x; {shown}"
     said = await said_by(
         world, f"{written}; ls -a $PENSTOCK_CHECKPOINT_DIR; ls /dev; id -u; grep NoNew /proc/self/status"
     )
