@@ -318,6 +318,25 @@ def test_work_folders_go_some_time_after_their_run(tmp_path: Path) -> None:
     assert folders.expire(ended_s + 10, (), 50.0) == []
 
 
+def test_a_folder_that_a_job_has_made_very_deep_goes_too(tmp_path: Path) -> None:
+    folders, cache = WorkFolders(tmp_path / "work"), CodeCache(tmp_path / "cache", 100)
+    tree = CodeTree((TreeEntry(b"empty", "folder"),))
+    for key in (("j1", 1), ("j2", 1)):
+        folders.make(key, tree, cache, None)
+        at = os.open(folders.path(key), os.O_RDONLY)
+        for _ in range(1500):
+            os.mkdir("a", dir_fd=at)
+            below = os.open("a", os.O_RDONLY, dir_fd=at)
+            os.close(at)
+            at = below
+        os.close(at)
+    folders.make(("j1", 2), tree, cache, None)
+    assert sorted(path.name for path in folders.folder.iterdir()) == ["j1-2", "j2-1"]
+    ended_s = (folders.folder / "j2-1").stat().st_mtime
+    assert "j2-1" in folders.expire(ended_s + 100, {("j1", 2)}, 50.0)
+    assert [path.name for path in folders.folder.iterdir()] == ["j1-2"]
+
+
 @as_root
 def test_a_folder_belongs_to_its_runs_user_and_nobody_else_looks_into_it(tmp_path: Path) -> None:
     folders, cache = WorkFolders(tmp_path / "work"), CodeCache(tmp_path / "cache", 100)
