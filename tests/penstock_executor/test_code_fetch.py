@@ -6,7 +6,7 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -228,11 +228,19 @@ async def test_what_nobody_expected_of_code_fails_its_run_and_not_the_executor(
     assert (await world.ended("j2")).outcome == "completed"
 
 
-def test_folders_are_made_one_after_the_other_however_deep_they_are(tmp_path: Path) -> None:
+@pytest.fixture
+def passing(tmp_path: Path) -> Iterator[Path]:
+    """A folder that goes with its test: pytest removes older ones by recursion, which ends at some depth."""
+    made = tmp_path / "passing"
+    made.mkdir()
+    yield made
+    subprocess.run(["rm", "-r", str(made)], check=True)
+
+
+def test_folders_are_made_one_after_the_other_however_deep_they_are(passing: Path) -> None:
     deep = b"/".join([b"a"] * 1024)
-    code_cache.lay_out(CodeTree((TreeEntry(deep, "folder"),)), CodeCache(tmp_path / "cache", 0), tmp_path / "laid")
-    assert os.path.isdir(os.path.join(os.fsencode(tmp_path / "laid"), deep))
-    subprocess.run(["rm", "-r", str(tmp_path / "laid")], check=True)  # as pytest removes by recursion
+    code_cache.lay_out(CodeTree((TreeEntry(deep, "folder"),)), CodeCache(passing / "cache", 0), passing / "laid")
+    assert os.path.isdir(os.path.join(os.fsencode(passing / "laid"), deep))
 
 
 async def test_a_cancelled_job_is_not_fetched_for_any_more(
@@ -318,8 +326,8 @@ def test_work_folders_go_some_time_after_their_run(tmp_path: Path) -> None:
     assert folders.expire(ended_s + 10, (), 50.0) == []
 
 
-def test_a_folder_that_a_job_has_made_very_deep_goes_too(tmp_path: Path) -> None:
-    folders, cache = WorkFolders(tmp_path / "work"), CodeCache(tmp_path / "cache", 100)
+def test_a_folder_that_a_job_has_made_very_deep_goes_too(passing: Path) -> None:
+    folders, cache = WorkFolders(passing / "work"), CodeCache(passing / "cache", 100)
     tree = CodeTree((TreeEntry(b"empty", "folder"),))
     for key in (("j1", 1), ("j2", 1)):
         folders.make(key, tree, cache, None)
