@@ -146,6 +146,7 @@ def submitted(
     The job has the place that the ranker gives to a job that comes now.
     """
     job = Job(id=TRIED, spec=spec, submitted_s=now_s, pending_since_s=now_s, held=spec.hold, profile_key=key)
+    job.limit_s = spec.time_limit_s
     job.blocked, job.not_before_s = bool(spec.after), spec.begin_s
     job.epoch = int(spec.elastic if sized is None else sized)
     position = newcomer(pool.mode.order, spec, now_s)

@@ -29,6 +29,7 @@ from penstock_scheduler import start_forecast, what_if
 from penstock_scheduler.aggregation.aggregation_report import place_text, wait_text
 from penstock_scheduler.pool.pool_settings import MatcherSettings, rules_of
 from penstock_scheduler.pool.pool_view import PoolView
+from penstock_scheduler.reservations import rules_at
 from penstock_scheduler.round import borrowers_of
 from penstock_scheduler.round_types import RoundRules
 from penstock_scheduler.what_if import Alternatives
@@ -41,7 +42,7 @@ _ENDINGS: Final = {
 }
 
 _NEVER: Final = {"never_fits", "no_nodes"}
-_NO_PLACE: Final = {*_NEVER, "held", "dependency", "array", "begin"}
+_NO_PLACE: Final = {*_NEVER, "held", "dependency", "array", "begin", "reservation"}
 """Causes with which it does not matter who stands before the job."""
 _OF_THAT_MOMENT: Final = frozenset({"held", "dependency", "array", "begin", "backoff"})
 _RULED_OUT_FOR_DEVICES: Final = {"capacity", "gang", "order"}
@@ -103,7 +104,11 @@ class WaitExplainer:
     def __init__(self, state: GatewayState, now_s: float, settings: MatcherSettings | None = None) -> None:
         self._state, self._now_s, self._settings = state, now_s, settings or MatcherSettings()
         self._fit = NodeFit(state.cluster)
-        self._rules = cache(lambda pool: rules_of(state, pool, self._settings))
+        self._rules = cache(self._rules_now)
+
+    def _rules_now(self, pool: str) -> RoundRules:
+        rules = rules_of(self._state, pool, self._settings)
+        return rules_at(rules, self._state.reservations(pool), self._now_s)
 
     def explain(self, job: Job) -> WhyView:
         """Return the explanation of a job's present state."""
@@ -127,7 +132,8 @@ class WaitExplainer:
         pool = self._state.pool(job.spec.pool, self._state.jobs, rules.topology)
         decided = self._state.explained.get(job.spec.pool)
         unexplained = view.cause == UNDECIDED and decided is not None and decided.at_s >= job.pending_since_s
-        aged = view.cause == "fairness" or (bool(rules.quotas) and view.cause in FOR_DEVICES)
+        quotas = bool(rules.quotas) or bool(pool.team_reservations)
+        aged = view.cause in {"fairness", "reservation"} or (quotas and view.cause in FOR_DEVICES)
         asks = unexplained or aged  # the round spoke of the first in the order alone; or others may be stopped by now
         if asks and (wait := what_if.wait_of(pool, job.id, self._now_s, rules)) is not None:
             view = msgspec.structs.replace(view, cause=wait.cause, evidence=wait.evidence, remedy=wait.remedy)
