@@ -150,13 +150,14 @@ def _method(found: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
     call = f"self._client.{found.name}({', '.join(given)})"
     returned = ast.unparse(found.returns) if found.returns is not None else "None"
     if isinstance(found, ast.FunctionDef) and returned == "results.SubmittedSweep":
-        returned, body = "SyncSweep", f"return SyncSweep(self._result(awaited({call})), self.results)"
+        returned, body = "SyncSweep", f"return SyncSweep(self._result(lambda: awaited({call})), self.results)"
         body = f"self.connect()  # which tells the client whom the server knows\n        {body}"
     elif returned.startswith(ITERATORS):
         item = returned.partition("[")[2].removesuffix("]").removesuffix(", None")
         returned, body = f"Iterator[{item}]", f"return self._iterate({call})"
     else:
-        body = f"return self._result({call})"
+        begin = f"lambda: {call}" if given else call.removesuffix("()")
+        body = f"return self._result({begin})"
     text = ast.get_docstring(found) or ""
     for said, here in SAID.items():
         text = text.replace(said, here)

@@ -87,15 +87,17 @@ class SyncClient(SyncConnection):
                 print(result.params, result.value)
         """
         self.connect()  # which tells the client whom the server knows
-        return SyncSweep(self._result(awaited(self._client.tune(spec, script, strict=strict, **fields))), self.results)
+        return SyncSweep(
+            self._result(lambda: awaited(self._client.tune(spec, script, strict=strict, **fields))), self.results
+        )
 
     def node_token(self, valid_s: float = 3600.0, uses: int = 1) -> logins.Login:
         """Return the login by which so many new nodes ask for their own, for so many seconds."""
-        return self._result(self._client.node_token(valid_s, uses))
+        return self._result(lambda: self._client.node_token(valid_s, uses))
 
     def node_logins(self) -> views.NodeLoginsView:
         """Return the logins of nodes that have joined, and the tokens."""
-        return self._result(self._client.node_logins())
+        return self._result(self._client.node_logins)
 
     def revoke_node(self, node: str, reason: str = "") -> views.ActAnswer:
         """
@@ -103,7 +105,7 @@ class SyncClient(SyncConnection):
 
         Returns once the servers refuse them.
         """
-        return self._result(self._client.revoke_node(node, reason))
+        return self._result(lambda: self._client.revoke_node(node, reason))
 
     def login(
         self, user: str = "", *, after_seq: int = 0, valid_s: float = 0.0, revocation_s: float | None = None
@@ -123,11 +125,13 @@ class SyncClient(SyncConnection):
             Name of a revocation that is about to be commanded, from which on it counts: seconds since the epoch, later
             than the last one.
         """
-        return self._result(self._client.login(user, after_seq=after_seq, valid_s=valid_s, revocation_s=revocation_s))
+        return self._result(
+            lambda: self._client.login(user, after_seq=after_seq, valid_s=valid_s, revocation_s=revocation_s)
+        )
 
     def sign_in(self) -> views.SignInView:
         """Return an address of the dashboard that signs one browser in as who asks."""
-        return self._result(self._client.sign_in())
+        return self._result(self._client.sign_in)
 
     def wait(self, job_id: str) -> views.JobView:
         """
@@ -141,11 +145,11 @@ class SyncClient(SyncConnection):
         ValueError
             If it is a profiler's sample: its end is not announced.
         """
-        return self._result(self._client.wait(job_id))
+        return self._result(lambda: self._client.wait(job_id))
 
     def wait_sweep(self, sweep_id: str) -> views.SweepView:
         """Return the sweep once it has ended, as :meth:`wait` does a job."""
-        return self._result(self._client.wait_sweep(sweep_id))
+        return self._result(lambda: self._client.wait_sweep(sweep_id))
 
     def follow_sweep(self, sweep_id: str, every_s: float = 2.0) -> Iterator[views.SweepView]:
         """Yield a sweep as it is now, then again every so often while it runs, and once more when it has ended."""
@@ -171,7 +175,7 @@ class SyncClient(SyncConnection):
 
     def whoami(self) -> views.UserView:
         """Return as whom the gateway takes who asks; with an empty name where the server knows nobody."""
-        return self._result(self._client.whoami())
+        return self._result(self._client.whoami)
 
     def submit(self, spec: JobSpec | None = None, *, strict: bool = False, **fields: Any) -> views.SubmitAnswer:
         """
@@ -192,7 +196,7 @@ class SyncClient(SyncConnection):
         BadInput
             If the folder cannot be uploaded; the message says why.
         """
-        return self._result(self._client.submit(spec, strict=strict, **fields))
+        return self._result(lambda: self._client.submit(spec, strict=strict, **fields))
 
     def submit_all(
         self, specs: Iterable[Union[JobSpec, Mapping[str, Any]]], *, strict: bool = False
@@ -202,7 +206,7 @@ class SyncClient(SyncConnection):
 
         One that is refused keeps no other: its answer has a ``code`` and an ``error``. A thousand take one request.
         """
-        return self._result(self._client.submit_all(specs, strict=strict))
+        return self._result(lambda: self._client.submit_all(specs, strict=strict))
 
     def upload(
         self, workdir: Union[str, os.PathLike[str]], *, user: str = "", needed: Sequence[str] = ()
@@ -222,19 +226,19 @@ class SyncClient(SyncConnection):
         BadInput
             If the folder cannot be uploaded as it is; the message says why.
         """
-        return self._result(self._client.upload(workdir, user=user, needed=needed))
+        return self._result(lambda: self._client.upload(workdir, user=user, needed=needed))
 
     def cancel(self, job_id: str, reason: str = "") -> views.ActAnswer:
         """End a job; a running one is stopped first. The id may be cut to a unique beginning, here and below."""
-        return self._result(self._client.cancel(job_id, reason))
+        return self._result(lambda: self._client.cancel(job_id, reason))
 
     def hold(self, job_id: str) -> views.ActAnswer:
         """Keep a waiting job from being started."""
-        return self._result(self._client.hold(job_id))
+        return self._result(lambda: self._client.hold(job_id))
 
     def release(self, job_id: str) -> views.ActAnswer:
         """Let a held job be started again."""
-        return self._result(self._client.release(job_id))
+        return self._result(lambda: self._client.release(job_id))
 
     def extend(self, job_id: str, add_s: float = 0.0, *, limit_s: Optional[float] = None) -> views.ActAnswer:
         """
@@ -245,13 +249,13 @@ class SyncClient(SyncConnection):
         limit_s : float, optional
             In place of ``add_s``; 0: as long as it likes.
         """
-        return self._result(self._client.extend(job_id, add_s, limit_s=limit_s))
+        return self._result(lambda: self._client.extend(job_id, add_s, limit_s=limit_s))
 
     def enter(
         self, job_id: str, session_id: str, *, rank: int = 0, purpose: session_messages.Purpose = "exec"
     ) -> views.EnterAnswer:
         """Be let into a process of a running job; :class:`penstock.job_session.JobSession` does the rest."""
-        return self._result(self._client.enter(job_id, session_id, rank=rank, purpose=purpose))
+        return self._result(lambda: self._client.enter(job_id, session_id, rank=rank, purpose=purpose))
 
     def notify(
         self, url: str, on: Iterable[NotifyKind] = (), *, waiting_s: float = 0.0, about: str = "", name: str = ""
@@ -272,19 +276,19 @@ class SyncClient(SyncConnection):
         name : str
             What the address is called in lists.
         """
-        return self._result(self._client.notify(url, on, waiting_s=waiting_s, about=about, name=name))
+        return self._result(lambda: self._client.notify(url, on, waiting_s=waiting_s, about=about, name=name))
 
     def remove_notification(self, rule: str) -> views.ActAnswer:
         """Be told no more what a rule says."""
-        return self._result(self._client.remove_notification(rule))
+        return self._result(lambda: self._client.remove_notification(rule))
 
     def test_notification(self, rule: str) -> views.ActAnswer:
         """Send a message by a rule, now."""
-        return self._result(self._client.test_notification(rule))
+        return self._result(lambda: self._client.test_notification(rule))
 
     def notifications(self) -> views.NotificationsView:
         """Return one's rules, and what has become of their messages; an operator gets those of all."""
-        return self._result(self._client.notifications())
+        return self._result(self._client.notifications)
 
     def act_on_all(
         self,
@@ -313,26 +317,26 @@ class SyncClient(SyncConnection):
             Of ``extend``: so long each may run over all of its runs; 0: as long as it likes.
         """
         return self._result(
-            self._client.act_on_all(verb, ids, where=where, reason=reason, dry_run=dry_run, limit_s=limit_s)
+            lambda: self._client.act_on_all(verb, ids, where=where, reason=reason, dry_run=dry_run, limit_s=limit_s)
         )
 
     def cancel_sweep(self, sweep_id: str) -> views.ActAnswer:
         """End a sweep and its trials."""
-        return self._result(self._client.cancel_sweep(sweep_id))
+        return self._result(lambda: self._client.cancel_sweep(sweep_id))
 
     def drain(
         self, node_id: str, reason: str = "", *, preempt: bool = False, device: Optional[int] = None
     ) -> views.ActAnswer:
         """Give a node, or one of its devices, no new jobs; with ``preempt`` move its running ones elsewhere."""
-        return self._result(self._client.drain(node_id, reason, preempt=preempt, device=device))
+        return self._result(lambda: self._client.drain(node_id, reason, preempt=preempt, device=device))
 
     def resume(self, node_id: str, *, device: Optional[int] = None) -> views.ActAnswer:
         """Give a drained node jobs again; or one device that was drained, or has failed."""
-        return self._result(self._client.resume(node_id, device=device))
+        return self._result(lambda: self._client.resume(node_id, device=device))
 
     def remove(self, node_id: str, reason: str = "") -> views.ActAnswer:
         """Remove a node that is gone for good from the list of nodes."""
-        return self._result(self._client.remove(node_id, reason))
+        return self._result(lambda: self._client.remove(node_id, reason))
 
     def set_policy(
         self,
@@ -353,7 +357,7 @@ class SyncClient(SyncConnection):
         unset : iterable of str
             Settings that go back to what the services' own settings say; with ``reset``, all of them.
         """
-        return self._result(self._client.set_policy(pool, settings, unset=unset, reset=reset, reason=reason))
+        return self._result(lambda: self._client.set_policy(pool, settings, unset=unset, reset=reset, reason=reason))
 
     def reserve(
         self, team: str, gpus: int, *, until_s: float, from_s: float = 0.0, pool: str = "default", reason: str = ""
@@ -402,7 +406,7 @@ class SyncClient(SyncConnection):
             Which of the two go back to the gateway's settings.
         """
         return self._result(
-            self._client.set_user(
+            lambda: self._client.set_user(
                 user,
                 role=role,
                 teams=teams,
@@ -416,11 +420,11 @@ class SyncClient(SyncConnection):
 
     def remove_user(self, user: str, reason: str = "") -> views.ActAnswer:
         """Let a person not use the cluster any more; their jobs go on."""
-        return self._result(self._client.remove_user(user, reason))
+        return self._result(lambda: self._client.remove_user(user, reason))
 
     def users(self) -> views.UsersView:
         """Return who may use the cluster."""
-        return self._result(self._client.users())
+        return self._result(self._client.users)
 
     def jobs(
         self,
@@ -454,7 +458,7 @@ class SyncClient(SyncConnection):
             Return what a table shows, as ``rows`` of the answer: ten thousand jobs take two pages.
         """
         return self._result(
-            self._client.jobs(
+            lambda: self._client.jobs(
                 state=state,
                 user=user,
                 name=name,
@@ -474,19 +478,19 @@ class SyncClient(SyncConnection):
 
     def jobs_page(self, ask: request_bodies.JobsRequest) -> views.JobsView:
         """Return one page of the list of jobs, as a request says it; less where one message has no room for it."""
-        return self._result(self._client.jobs_page(ask))
+        return self._result(lambda: self._client.jobs_page(ask))
 
     def job(self, job_id: str, at: request_bodies.At = None) -> views.JobDetail:
         """Return one job in full."""
-        return self._result(self._client.job(job_id, at))
+        return self._result(lambda: self._client.job(job_id, at))
 
     def why(self, job_id: str, at: request_bodies.At = None) -> views.WhyView:
         """Return why a job is where it is."""
-        return self._result(self._client.why(job_id, at))
+        return self._result(lambda: self._client.why(job_id, at))
 
     def story(self, job_id: str, at: request_bodies.At = None) -> views.StoryView:
         """Return a job's life, a sentence for each fact."""
-        return self._result(self._client.story(job_id, at))
+        return self._result(lambda: self._client.story(job_id, at))
 
     def metrics(
         self, job_id: str, names: Iterable[str] = (), *, most: int = 1000, at: request_bodies.At = None
@@ -501,7 +505,7 @@ class SyncClient(SyncConnection):
         most : int
             The most rows, 2 to 10,000: of more, each row is the last of a stretch.
         """
-        return self._result(self._client.metrics(job_id, names, most=most, at=at))
+        return self._result(lambda: self._client.metrics(job_id, names, most=most, at=at))
 
     def sweep_metrics(
         self, sweep_id: str, names: Iterable[str] = (), *, most: int = 1000, at: request_bodies.At = None
@@ -516,23 +520,23 @@ class SyncClient(SyncConnection):
         names, most
             As for :meth:`metrics`, of each trial.
         """
-        return self._result(self._client.sweep_metrics(sweep_id, names, most=most, at=at))
+        return self._result(lambda: self._client.sweep_metrics(sweep_id, names, most=most, at=at))
 
     def nodes(self, at: request_bodies.At = None) -> views.NodesView:
         """Return all nodes and their devices."""
-        return self._result(self._client.nodes(at))
+        return self._result(lambda: self._client.nodes(at))
 
     def devices(self, at: request_bodies.At = None) -> views.DevicesView:
         """Return all devices by node, and the jobs that have them: less than ``nodes`` says, for very many."""
-        return self._result(self._client.devices(at))
+        return self._result(lambda: self._client.devices(at))
 
     def queue(self, **asked: Any) -> views.QueueView:
         """Return waiting jobs in rank order, as the fields of :class:`penstock_log.request_bodies.QueueRequest` say."""
-        return self._result(self._client.queue(**asked))
+        return self._result(lambda: self._client.queue(**asked))
 
     def aggregation(self, job_id: str = "", at: request_bodies.At = None) -> views.AggregationView:
         """Return all aggregators, and the jobs with aggregation that may be seen; or a job, and those that it is on."""
-        return self._result(self._client.aggregation(job_id, at))
+        return self._result(lambda: self._client.aggregation(job_id, at))
 
     def sweeps(
         self,
@@ -553,15 +557,15 @@ class SyncClient(SyncConnection):
         state : iterable of str
             ``running``, ``cancelling``, or how they ended.
         """
-        return self._result(self._client.sweeps(at, user=user, team=team, state=state, limit=limit))
+        return self._result(lambda: self._client.sweeps(at, user=user, team=team, state=state, limit=limit))
 
     def sweep(self, sweep_id: str, at: request_bodies.At = None) -> views.SweepView:
         """Return one sweep with its trials."""
-        return self._result(self._client.sweep(sweep_id, at))
+        return self._result(lambda: self._client.sweep(sweep_id, at))
 
     def profile(self, workload: str, at: request_bodies.At = None) -> views.ProfileView:
         """Return what is known of a workload: by its key, or by a job or a sweep of it."""
-        return self._result(self._client.profile(workload, at))
+        return self._result(lambda: self._client.profile(workload, at))
 
     def timeline(
         self,
@@ -577,7 +581,7 @@ class SyncClient(SyncConnection):
     ) -> views.TimelineView:
         """Return who held the devices of some nodes when; what is shorter than the window over ``pixels`` is merged."""
         return self._result(
-            self._client.timeline(
+            lambda: self._client.timeline(
                 since=since, until=until, pool=pool, node=node, offset=offset, limit=limit, pixels=pixels, at=at
             )
         )
@@ -608,42 +612,42 @@ class SyncClient(SyncConnection):
         at : optional
             Answer as of this moment.
         """
-        return self._result(self._client.usage(by, since=since, until=until, order=order, limit=limit, at=at))
+        return self._result(lambda: self._client.usage(by, since=since, until=until, order=order, limit=limit, at=at))
 
     def policies(self, at: request_bodies.At = None) -> views.PoliciesView:
         """Return what is set live for each pool."""
-        return self._result(self._client.policies(at))
+        return self._result(lambda: self._client.policies(at))
 
     def events(
         self, entity_id: str = "", *, after: int | None = None, limit: int = 100, at: request_bodies.At = None
     ) -> views.EventsView:
         """Return the raw facts about an entity, or all; ``after`` a stream sequence, or the newest ``limit``."""
-        return self._result(self._client.events(entity_id, after=after, limit=limit, at=at))
+        return self._result(lambda: self._client.events(entity_id, after=after, limit=limit, at=at))
 
     def rejected(self) -> views.RejectedListView:
         """Return what could not be accepted, and why."""
-        return self._result(self._client.rejected())
+        return self._result(self._client.rejected)
 
     def status(self, at: request_bodies.At = None) -> views.StatusView:
         """Return counts of jobs, devices and nodes, and the replicas that are alive."""
-        return self._result(self._client.status(at))
+        return self._result(lambda: self._client.status(at))
 
     def moment(self, at: request_bodies.At = None) -> views.MomentView:
         """Return from when to when the log goes, and which commit is the last of a moment."""
-        return self._result(self._client.moment(at))
+        return self._result(lambda: self._client.moment(at))
 
     def stats(self, at: request_bodies.At = None) -> views.StatsView:
         """Return figures by pool and team, for metrics."""
-        return self._result(self._client.stats(at))
+        return self._result(lambda: self._client.stats(at))
 
     def streams(self) -> views.StreamsView:
         """Return on which NATS servers each stream is kept."""
-        return self._result(self._client.streams())
+        return self._result(self._client.streams)
 
     def dry_run(self, spec: JobSpec | None = None, *, strict: bool = False, **fields: Any) -> views.DryRunView:
         """Return where and when a job would start if it were submitted now, or why not."""
-        return self._result(self._client.dry_run(spec, strict=strict, **fields))
+        return self._result(lambda: self._client.dry_run(spec, strict=strict, **fields))
 
     def schema(self) -> views.SchemaView:
         """Return the JSON Schemas of jobs and sweeps that the gateway holds."""
-        return self._result(self._client.schema())
+        return self._result(self._client.schema)

@@ -61,14 +61,14 @@ class LoopThread:
         finally:
             self._loop.close()
 
-    def result(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine and return what it returns; it is cancelled where the caller is interrupted."""
-        try:
-            self._check()
-        except RuntimeError:
-            coroutine.close()
-            raise
-        call = _Call(self._loop, coroutine)
+    def result(self, begin: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """
+        Run a coroutine and return what it returns; it is cancelled where the caller is interrupted.
+
+        ``begin`` makes it, on the loop: one that was made here would be left behind by an interruption.
+        """
+        self._check()
+        call = _Call(self._loop, begin)
         try:
             with self._lock:  # what begins before the end is cancelled by it
                 self._check()
@@ -142,20 +142,22 @@ class LoopThread:
 
 
 class _Call(Generic[T]):
-    """A coroutine that is to run on a loop; made before it begins there, so that no interruption comes in between."""
+    """What is to run on a loop; made before it begins there, so that no interruption comes in between."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, begin: Callable[[], Coroutine[Any, Any, T]]) -> None:
         self.outcome: futures.Future[T] = futures.Future()
-        self._loop, self._coroutine = loop, coroutine
+        self._loop, self._begin = loop, begin
         self._task: Optional[asyncio.Task[None]] = None
+        self._is_cancelled = False
 
     def begin(self) -> None:
         """Begin, on the loop."""
-        self._task = self._loop.create_task(self._run())
+        if not self._is_cancelled:
+            self._task = self._loop.create_task(self._run())
 
     async def _run(self) -> None:
         try:
-            found = await self._coroutine
+            found = await self._begin()
         except asyncio.CancelledError:
             self.outcome.cancel()
             raise
@@ -166,18 +168,14 @@ class _Call(Generic[T]):
 
     def cancel(self) -> None:
         """Cancel it, from any thread; what has ended, or never began, stays so."""
-        if self.outcome.done():
-            return
-        try:
-            self._loop.call_soon_threadsafe(self._cancel)
-        except RuntimeError:  # the loop is closed
-            self._coroutine.close()
+        if not self.outcome.done():
+            with suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._cancel)
 
     def _cancel(self) -> None:
+        self._is_cancelled = True
         if self._task is not None:
             self._task.cancel()
-        else:
-            self._coroutine.close()
 
 
 class _Iteration(Generic[T]):
@@ -194,7 +192,7 @@ class _Iteration(Generic[T]):
         if self._over:
             raise StopIteration
         try:
-            item = self._thread.result(_next(self._items))
+            item = self._thread.result(lambda: _next(self._items))
         except BaseException:
             self.close()
             raise
@@ -285,20 +283,15 @@ class SyncConnection:
     def _open(self) -> LoopThread:
         thread = LoopThread("penstock client")
         try:
-            thread.result(self._client.__aenter__())
+            thread.result(self._client.__aenter__)
         except BaseException:
             thread.close()
             raise
         self._end = weakref.finalize(self, _disconnect, thread, self._client)
         return thread
 
-    def _result(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        try:
-            thread = self._thread()
-        except BaseException:
-            coroutine.close()
-            raise
-        return thread.result(coroutine)
+    def _result(self, begin: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        return self._thread().result(begin)
 
     def _iterate(self, items: AsyncIterator[T]) -> Iterator[T]:
         return self._thread().iterate(items)

@@ -201,9 +201,11 @@ def _decided(
     quiet = not placements and not preemptions and keeps == pool.reservations
     again_s = pool.explained_s + rules.explain_every_s
     explains = again_s <= now_s or not rules.max_waits
-    waits = _waits(given, draft, left_out, only) if explains else ()
-    if quiet and not (explains and _has_news(pool, waits)):
-        return None, next_s if explains else min(next_s, again_s)
+    in_burst = pool.decided_s > pool.explained_s
+    waits = _waits(given, draft, left_out, only) if explains or (quiet and not in_burst) else ()
+    if quiet and (not explains or not _has_news(pool, waits)):
+        is_due = not explains and (in_burst or _has_news(pool, waits))
+        return None, min(next_s, again_s) if is_due else next_s
     priced = explains and rules.max_waits and not only
     prices = _prices(draft, looked_at.singles(assignment.PRICED) if priced else ())
     if not explains:

@@ -75,6 +75,9 @@ OF_REPLICAS: Final = (
     MetricKind("penstock_evictions_total", "counter", (*_WHO, "pool"), "Preemptions decided."),
     MetricKind("penstock_outbox_facts", "gauge", _WHO, "Facts that wait for the log."),
     MetricKind("penstock_node_runs", "gauge", _WHO, "Runs whose processes live on the node."),
+    MetricKind("penstock_node_sessions", "gauge", _WHO, "Sessions of people in jobs on the node."),
+    MetricKind("penstock_warm_servers", "gauge", _WHO, "Servers that are kept for warm starts."),
+    MetricKind("penstock_warm_server_bytes", "gauge", _WHO, "Memory that servers for warm starts hold."),
     MetricKind("penstock_last_seq", "gauge", _WHO, "Sequence of the last commit folded in."),
     MetricKind(
         "penstock_snapshot_too_large",

@@ -19,6 +19,7 @@ In reading order:
 * ``checkpoint_transfer``: The checkpoint that a run goes on from, and its copy to this node.
 * ``code_cache``: Files of jobs' code, and the folders in which runs work.
 * ``code_fetch``: Code on its way to this node.
+* ``device_watch``: How busy devices are, which of them fail, and which runs do nothing: told as it happens.
 * ``health_watch``: Devices that fail, and that are well again.
 * ``idle_watch``: Runs that hold devices and do nothing.
 * ``memory_limits``: Memory limits of runs.

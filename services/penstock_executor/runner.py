@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import uuid
-from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, Final, assert_never
@@ -20,22 +20,19 @@ from penstock_bus.health import VERSION, Vitals
 from penstock_bus.port import Endpoint
 from penstock_bus.service_folder import AGGREGATOR_SOCKET, MEMORY_SOCKET, alone_in, path_in, secret_in
 from penstock_bus.shell import Shell
-from penstock_cluster import DeviceError, DeviceSurvey, host_limits, survey
-from penstock_cluster.accounting import by_session
-from penstock_cluster.device_backend import BACKENDS
+from penstock_cluster import DeviceSurvey, host_limits, survey
 from penstock_cluster.host_backends import parse_bytes
 from penstock_cluster.host_limits import HostCapacity, host_name
-from penstock_executor import agent_listener, health_watch, idle_watch, job_folders, machine
+from penstock_executor import agent_listener, health_watch, job_folders, machine
 from penstock_executor.checkpoint_folder import CheckpointFolder, serving
 from penstock_executor.checkpoint_tier import WriteBehind, memory_root
 from penstock_executor.checkpoint_transfer import CheckpointFinder, CopyLimits, PendingResumes
 from penstock_executor.code_cache import CodeCache, WorkFolders
 from penstock_executor.code_fetch import PendingCode
-from penstock_executor.device_sampler import DeviceSampler, holders
+from penstock_executor.device_watch import DeviceWatch
 from penstock_executor.fact_outbox import FactAppender
 from penstock_executor.fence import HeardPage
 from penstock_executor.health_watch import HealthWatch
-from penstock_executor.idle_watch import IdleWatch, RunActivity
 from penstock_executor.job_sessions import JobSessions
 from penstock_executor.launchers import LAUNCHERS, environment, sandbox
 from penstock_executor.launchers.containers import ContainerRuntimes, RunContainers
@@ -52,19 +49,14 @@ from penstock_executor.settings import ExecutorSettings
 from penstock_executor.sharing.sharing_supervisor import SharingSupervisor
 from penstock_executor.telemetry import RunTelemetry
 from penstock_log import (
-    Device,
-    DeviceFailed,
-    DeviceRecovered,
     NodeJoined,
     NodeLeft,
     RunEnded,
     RunStarted,
     subjects,
-    tag_of,
 )
 from penstock_log.agent_protocol import MemoryReport
 from penstock_log.request_bodies import NodeHeard
-from penstock_policies.idleness import IdleRules
 
 __all__ = ["Executor", "ExecutorError", "run"]
 
@@ -80,10 +72,6 @@ LANES_PUBLISH_S: Final = 0.9
 SNAPSHOT_EVERY: Final = 5_000
 SNAPSHOT_LOOK_S: Final = 10.0
 EXPIRE_LOOK_S: Final = 60.0
-DRIVER_PATIENCE_S: Final = 3.0
-"""How long the end of a run waits for a driver to say whether a device has failed: twice so long at most."""
-IDLE_LOOK_S: Final = 5.0
-"""The longest pause between two looks at whether runs do anything."""
 _NOBODY: Final = 65_534
 _log: Final = structlog.get_logger("penstock.executor")
 
@@ -206,8 +194,17 @@ class Executor:
         self.postponed: dict[Key, float] = {}
         self.removed = set(live.state.finished)
         readers = health_watch.readers(found.devices) if settings.device_health_s else ()
-        self.health = HealthWatch(node_id, readers, health_watch.boot_id(), data / "device-events.json")
-        self.health_look: asyncio.Task[None] | None = None
+        self.devices = DeviceWatch(
+            shell,
+            settings,
+            live,
+            self.host,
+            self.appender,
+            health=HealthWatch(node_id, readers, health_watch.boot_id(), data / "device-events.json"),
+            page=self.page,
+            incarnation=lambda: self.incarnation,
+            publish=self.telemetry.publish,
+        )
         self.timer: asyncio.TimerHandle | None = None
         shell.busy = self._busy
         self.ended = list(self.host.adopt())  # before there is a listener: who comes in by it has not ended before
@@ -299,9 +296,9 @@ class Executor:
                     self._follow_answers(),
                     self._look_after_lanes(),
                     self._look_after_host(),
-                    self._sample_devices(),
-                    self._watch_devices(),
-                    self._watch_idle_runs(),
+                    self.devices.sample(),
+                    self.devices.watch_health(),
+                    self.devices.watch_idle_runs(),
                     self._until_stopping(),
                     self._save(),
                     self._expire_output(),
@@ -571,7 +568,7 @@ class Executor:
     async def _conclude(self, place: Place) -> None:
         """Publish the rest of a process's output, then report its end."""
         code = self.host.reap(place)
-        unfit = await self._why_unfit(place) if code else ""
+        unfit = await self.devices.why_unfit(place) if code else ""
         await self.telemetry.finish_output(place)
         self.host.ended(place, code, unfit)
 
@@ -615,128 +612,6 @@ class Executor:
             places, beside = self.host.places(), self.sessions.leaders()
             over = await asyncio.to_thread(self.host.limits.over_host, places, beside)  # a walk through their pages
             self.host.end_over_memory(over)
-
-    async def _sample_devices(self) -> None:
-        sampler = DeviceSampler(self.node_id, self.host.site.devices, self.shell.monotonic)
-        try:
-            while True:
-                held = holders(self.host.runs.values(), self.live.state.jobs.get, self.host.leader)
-                sampled = await asyncio.to_thread(sampler.sample, held, self.shell.now_s())  # a driver may hang
-                await self.telemetry.publish(subjects.devices(self.node_id), sampled)
-                await asyncio.sleep(self.settings.device_sample_s)
-        finally:
-            sampler.close()
-
-    async def _watch_devices(self) -> None:
-        """Tell the log of devices that fail, and of those that are well again."""
-        try:
-            while self.health.watches:
-                await self._look_at_devices()
-                node = self.live.state.cluster.nodes.get(self.node_id)
-                here = node is not None and node.present and node.incarnation == self.incarnation
-                for fact in [*self.health.facts(node, self.shell.now_s())] if node is not None and here else []:
-                    self.shell.log.warning("device_health_changed", index=fact.index, fact=tag_of(fact))
-                    await self.appender.append_node(fact)
-                    self._note_told(fact)
-                await asyncio.sleep(self.settings.device_health_s)
-        finally:
-            if self.health_look is not None:
-                await asyncio.wait({self.health_look}, timeout=DRIVER_PATIENCE_S)
-            if self.health_look is None or self.health_look.done():
-                self.health.close()
-
-    def _note_told(self, fact: DeviceFailed | DeviceRecovered) -> None:
-        try:
-            self.health.note_told(fact)
-        except OSError as error:
-            self.shell.log.warning("device_events_not_kept", error=str(error))
-
-    async def _look_at_devices(self, patience_s: float | None = None) -> None:
-        """Have the devices' health read, one look at a time; a driver may hang, so only the patient wait for it."""
-        under_way = self.health_look is not None and not self.health_look.done()
-        for _ in range(1 + under_way):  # the one that is under way may not see what has just happened
-            if self.health_look is None or self.health_look.done():
-                self.health_look = asyncio.create_task(self._read_health())
-            await asyncio.wait({self.health_look}, timeout=patience_s)
-
-    async def _read_health(self) -> None:
-        try:
-            await asyncio.to_thread(self.health.read)
-        except DeviceError as error:
-            self.shell.log.warning("devices_not_looked_at", error=str(error))
-        except OSError as error:
-            advice = "an error that a driver tells of once is lost if this executor ends before the log has it"
-            self.shell.log.warning("device_events_not_kept", error=str(error), advice=advice)
-
-    async def _why_unfit(self, place: Place) -> str:
-        """Return why a device of a process that has failed is unfit: then it is not the job that has failed."""
-        if not self.health.watches:
-            return ""
-        await self._look_at_devices(DRIVER_PATIENCE_S)
-        key, rank = place
-        node = self.live.state.cluster.nodes.get(self.node_id)
-        for device in self.host.site.devices:
-            if device.index not in self.host.runs[key].devices_of[rank]:
-                continue
-            outage = node.outage(device.index) if node is not None else None
-            told = outage.failure if outage is not None and outage.failed else ""
-            if reason := self.health.unfit(device.index) or told:
-                return f"device {self.node_id}/{device.kind}{device.index} failed: {reason}"
-        return ""
-
-    async def _watch_idle_runs(self) -> None:
-        """Tell the log of runs that hold devices and do nothing, where the rule of the pool is that they do not."""
-        watch, looked_s = IdleWatch(self.node_id), 0.0
-        while True:
-            rule = IdleRules.of(self.live.state.policies.get(self.settings.pool, {}))
-            pause_s = min(IDLE_LOOK_S, max(0.2, rule.idle_after_s / 8)) if rule.idle_after_s else IDLE_LOOK_S
-            await asyncio.sleep(pause_s)
-            runs = [run for run in self.host.runs.values() if self._may_be_idle(run)] if rule.idle_after_s else []
-            now_s = self.shell.now_s()
-            held = any(0 < run.hold_s < self.page.unheard_s for run in runs)
-            if held or now_s - looked_s > 3 * pause_s:  # the runs were stopped, or this process was
-                watch.forgive()
-            looked_s = now_s
-            if not runs:
-                continue
-            activities = await self._activities(runs)
-            told = {key: self.live.state.idle.get(key[0], {}).get(self.node_id) == key[1] for key in activities}
-            for fact in watch.look(activities, dict.fromkeys(activities, rule), told, self.shell.now_s()):
-                self.appender.report(fact)
-
-    def _may_be_idle(self, run: LocalRun) -> bool:
-        """Say whether a run is one that its pool's rule for idle runs is about."""
-        job = self.live.state.jobs.get(run.key[0])
-        return idle_watch.is_watched(run) and (job is None or job.spec.idle != "allow")
-
-    async def _activities(self, runs: Iterable[LocalRun]) -> dict[Key, RunActivity]:
-        """Return what runs have done so far, by their devices, and by their iterations or else by their processes."""
-        steps = {run.key: idle_watch.steps_of(run) for run in runs}
-        devices = {run.key: run.devices for run in runs}
-        leaders = {
-            run.key: [self.host.leader((run.key, rank)) for rank, each in run.ranks.items() if each.alive]
-            for run in runs
-            if steps[run.key] is None
-        }
-        used, spent_s = await asyncio.to_thread(lambda: (self._used(devices), _processor_s(leaders)))
-        return {
-            key: RunActivity(steps=steps[key], processor_s=spent_s.get(key, 0.0), used=key in used) for key in devices
-        }
-
-    def _used(self, devices: Mapping[Key, tuple[int, ...]]) -> set[Key]:
-        """Return the runs of which a device is in use by measurement."""
-        return {
-            key
-            for key, indices in devices.items()
-            if any(self._is_used(device) for device in self.host.site.devices if device.index in indices)
-        }
-
-    def _is_used(self, device: Device) -> bool:
-        try:
-            return BACKENDS[device.backend].load().is_used(device)
-        except DeviceError as error:
-            self.shell.log.warning("device_use_not_known", index=device.index, error=str(error))
-            return True
 
     async def _until_stopping(self) -> None:
         await self.shell.stopping.wait()
@@ -892,17 +767,3 @@ async def _container_runtimes(settings: ExecutorSettings, rule: IdentityRule) ->
 def _capacity(settings: ExecutorSettings) -> HostCapacity:
     memory_bytes = parse_bytes(settings.host_memory) if settings.host_memory else 0
     return host_limits.host_capacity(settings.cpus, memory_bytes)
-
-
-def _processor_s(leaders: Mapping[Key, Sequence[int]]) -> dict[Key, float]:
-    """Return the processor time of runs so far, in seconds, from the leaders of their processes' sessions."""
-    if not leaders:
-        return {}
-    families, ticks_per_s = (
-        by_session({one for ids in leaders.values() for one in ids}),
-        float(os.sysconf("SC_CLK_TCK")),
-    )
-    return {
-        key: idle_watch.processor_s([pid for one in ids for pid in families.get(one, ())], ticks_per_s)
-        for key, ids in leaders.items()
-    }

@@ -93,10 +93,10 @@ def test_an_iterator_that_waits_is_closed_at_the_end(thread: LoopThread) -> None
 
 def test_who_waits_on_the_loop_itself_is_told(thread: LoopThread) -> None:
     async def waits_for_itself() -> None:
-        thread.result(asyncio.sleep(0))
+        thread.result(lambda: asyncio.sleep(0))
 
     with pytest.raises(RuntimeError, match="on its own event loop"):
-        thread.result(waits_for_itself())
+        thread.result(waits_for_itself)
 
 
 @pytest.mark.skipif(
@@ -119,7 +119,7 @@ def test_who_is_interrupted_leaves_at_once_and_what_was_waited_for_is_cancelled(
     interrupting = threading.Thread(target=interrupt)
     interrupting.start()
     with pytest.raises(KeyboardInterrupt):
-        thread.result(waits())
+        thread.result(waits)
     interrupting.join()
     assert cancelled.wait(PATIENCE_S)
 
@@ -143,6 +143,6 @@ def test_the_last_coroutine_runs_before_the_rest_is_cancelled() -> None:
         await asyncio.sleep(0)
 
     begun: list[asyncio.Future[None]] = []
-    thread.result(begins())
+    thread.result(begins)
     thread.close(says_goodbye)
     assert order == ["goodbye", "cancelled"]

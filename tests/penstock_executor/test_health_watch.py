@@ -14,7 +14,7 @@ from penstock_bus import Append, Unavailable
 from penstock_cluster import DeviceError
 from penstock_cluster.device_health import HealthReading
 from penstock_cluster.nodes import Cluster, Node
-from penstock_executor import health_watch, runner
+from penstock_executor import device_watch, health_watch
 from penstock_executor.health_watch import HealthWatch
 from penstock_log import (
     AnyEvent,
@@ -241,7 +241,7 @@ async def test_a_run_that_crashes_on_a_device_that_fails_is_lost_and_has_not_fai
 async def test_the_end_of_a_run_is_told_also_while_the_driver_hangs(
     world: World, driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner, "DRIVER_PATIENCE_S", 0.1)
+    monkeypatch.setattr(device_watch, "DRIVER_PATIENCE_S", 0.1)
     await world.node(devices="fast:2", device_health_s=3600.0)
     driver.hangs.clear()
     try:

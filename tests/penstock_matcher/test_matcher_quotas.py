@@ -111,7 +111,8 @@ def test_a_quota_is_no_cause_where_a_larger_one_would_not_start_the_job_either()
 def test_nor_is_it_where_a_team_has_all_devices_to_itself():
     one = matcher(quotas={"vision": 1}).given(node("n1", fast=4))
     one.given(*(job(f"v{i}", 1.0 + i, team="vision") for i in range(5)))
-    (wait,) = rounds(one.at(6.0).settle())[-1].waits
+    one.at(6.0).settle()
+    (wait,) = rounds(one.at(7.0).settle())[-1].waits
     assert (wait.job_id, wait.cause) == ("v4", "capacity")
 
 

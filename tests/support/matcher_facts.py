@@ -30,8 +30,7 @@ GIB = 2**30
 
 
 def matcher(**settings: Any) -> Matcher:
-    """A matcher that says at once why jobs wait, unless it is told to take its time."""
-    return Scenario(machine.decider(MatcherSettings(**{"explain_every_s": 0.0, **settings})))
+    return Scenario(machine.decider(MatcherSettings(**settings)))
 
 
 def device(index: int, kind: str, memory_bytes: int = 8 * GIB) -> Device:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -146,14 +146,23 @@ def seen(notes: Path) -> dict[int, Counter[int]]:
     return epochs
 
 
-def processes(*words: str) -> Iterator[int]:
-    """Yield the processes of jobs in whose environment all these words are."""
+def processes(*words: str) -> list[int]:
+    """Return the programs of jobs in whose environment all these words are; of a program and its shim, the program."""
+    found = []
     for entry in Path("/proc").iterdir():
         named = identity(entry) if entry.name.isdigit() else b""
-        if b"\0-I\0-S\0" in named:  # the shim that keeps its output
-            continue
         if named.startswith(os.fsencode(sys.executable)) and all(f"{word}\0".encode() in named for word in words):
-            yield int(entry.name)
+            found.append(int(entry.name))
+    parents = {parent_of(pid) for pid in found}
+    return [pid for pid in found if pid not in parents]
+
+
+def parent_of(pid: int) -> int:
+    """Return a process's parent; 0 where it is gone."""
+    with contextlib.suppress(OSError):
+        stat = Path(f"/proc/{pid}/stat").read_text()
+        return int(stat[stat.rindex(")") + 2 :].split()[1])
+    return 0
 
 
 async def test_the_digits_are_learnt_on_1_4_and_2_devices_with_each_sample_once_an_epoch(cluster, notes, tmp_path):

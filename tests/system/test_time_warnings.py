@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,7 +48,7 @@ def test_a_session_knows_its_time_and_saves_when_it_is_short(cluster: Cluster, t
     script = tmp_path / "train.py"
     script.write_text(SESSION)
     limits = ["--time", "60s", "--warn", "58s", "--checkpoint-every", "1h"]
-    done = cluster.run("run", "--id", "warned", *limits, "--", "python", str(script))
+    done = cluster.run("run", "--id", "warned", *limits, "--", sys.executable, str(script))
     assert "knows True short" in done.stdout
     assert done.stdout.count("warned True") == 1
     shown = " ".join(cluster.run("show", "warned").stdout.split())

@@ -154,7 +154,7 @@ def show(
     at: At = None,
 ) -> None:
     """
-    Show all that is known of a job, or with --plot its metrics as charts.
+    Show all that is known of a job, or --plot its metrics.
 
     Of an elastic one, its devices and its throughput over time are drawn.
     """

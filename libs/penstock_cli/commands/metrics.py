@@ -55,10 +55,10 @@ def metrics(
     at: At = None,
 ) -> None:
     """
-    Show what a job reported over its steps; of a sweep, what each trial did.
+    Show what a job, or a sweep's trials, reported over steps.
 
     A row is the last of a stretch of reports. Steps that were done anew after a preemption or a crash are shown once.
-    For pandas: `penstock metrics JOB -o csv > job.csv`, and `pandas.read_csv("job.csv")`.
+    For pandas: `penstock metrics JOB -o csv` into a file for `pandas.read_csv`.
     """
     found = ask(ctx, lambda client: _found(client, what, tuple(name or ()), most, moment(at)))
     if render.as_json(found, output):

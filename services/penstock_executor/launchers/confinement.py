@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import marshal
 import os
 import platform
@@ -170,28 +171,31 @@ class Confinement(NamedTuple):
 
     def become(self, cwd: str, program: Sequence[str], env: Mapping[bytes, bytes]) -> None:
         """
-        Become a program within a container, in which there may be no shell, after :meth:`enter`.
+        Become a program, after :meth:`enter`, without a shell: in a container there may be none.
+
+        A script that does not say what runs it is run by ``/bin/sh``, as a shell would.
 
         Raises
         ------
         ConfinementError
             If it is not there, or is no program, or its folder is not there.
         """
+        before = os.getcwd()
+        place = "neither on this node nor in the image" if self.namespace else "not to be entered"
         try:
             os.chdir(cwd)
         except OSError as error:
             raise ConfinementError(
-                f"the working directory {cwd} is neither on this node nor in the image ({error.strerror}); set cwd to "
-                "one that is, such as /"
+                f"the working directory {cwd} is {place} ({error.strerror}); set cwd to one that is, such as /"
             ) from error
-        try:
-            os.execvpe(program[0], [*program], env)  # noqa: S606 - what the shim is for
-        except OSError as error:
-            where = os.fsdecode(env.get(b"PATH", b""))
-            raise ProgramNotFound(
-                f"program {program[0]!r} cannot be run in the image: {error.strerror}; looked in {cwd} and PATH "
-                f"({where}); the image's own entry point and command are not run"
-            ) from error
+        where = os.fsdecode(env.get(b"PATH", os.fsencode(os.defpath)))
+        folders = {b"PWD": os.fsencode(cwd), b"OLDPWD": os.fsencode(before)}  # as a shell has them after `cd`
+        problem = _replaced_by(program, where, {**env, **folders})
+        own = " in the image" if self.namespace else ""
+        unused = "; the image's own entry point and command are not run" if self.namespace else ""
+        raise ProgramNotFound(
+            f"program {program[0]!r} cannot be run{own}: {problem.strerror}; looked in {cwd} and PATH ({where}){unused}"
+        ) from problem
 
     def _enter_cgroup(self) -> None:
         if self.cgroup:
@@ -274,6 +278,21 @@ class ProgramNotFound(ConfinementError):
     """A container has no such program; the message says where it was looked for."""
 
     status = 127
+
+
+def _replaced_by(program: Sequence[str], where: str, env: Mapping[bytes, bytes]) -> OSError:
+    """Become a program that is looked for in these folders; return why that is impossible."""
+    name = program[0]
+    problem = OSError(errno.ENOENT, os.strerror(errno.ENOENT))
+    for path in [name] if "/" in name else [os.path.join(folder, name) for folder in where.split(":")]:
+        try:
+            os.execve(path, [*program], env)  # noqa: S606 - what the shim is for
+        except OSError as error:
+            if error.errno == errno.ENOEXEC:
+                os.execve("/bin/sh", ["/bin/sh", path, *program[1:]], env)  # noqa: S606
+            if error.errno not in (errno.ENOENT, errno.ENOTDIR):
+                problem = error
+    return problem
 
 
 def read(folder: str) -> Confinement | None:

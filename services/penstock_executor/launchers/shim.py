@@ -574,7 +574,7 @@ def _spawn_confined(order: Order, writers: Sequence[int], left_open: int) -> int
             signal.signal(signum, signal.SIG_IGN)  # they are the program's; for it, the wrapper ends with a reset
         confined.enter(order.env)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        if confined.namespace:
+        if not confined.wrapper:
             confined.become(order.cwd, order.argv, order.env)
         command = [*confined.wrapper, *order.shell()]
         os.execve(command[0], command, order.env)  # noqa: S606 - what the shim is for

@@ -126,19 +126,27 @@ async def test_a_job_sees_the_files_of_its_image_and_of_the_host_what_it_needs(c
         os.chown(mine, NOBODY, NOBODY)
     said = await contained.said_by(
         "cat /etc/penstock-test data; ls -d /home /root/.. /etc/debian_version; id -u; echo $HOME; "
-        "touch here /tmp/x && ls /tmp; touch $PENSTOCK_CHECKPOINT_DIR/x && echo saved; "
+        "touch here /tmp/penstock-own && ls /tmp; touch $PENSTOCK_CHECKPOINT_DIR/x && echo saved; "
         "grep NoNewPrivs /proc/self/status; ls /dev; "
         f"ls {contained.world.folder}; cat $PENSTOCK_HEARD | head -c 0 && echo heard",
         cwd=str(mine),
     )
     lines = said.split("\n")
-    assert {"a file of the image", "of the working directory", "/root/..", "saved", "/tmp", "x", "heard"} <= {*lines}
+    assert {
+        "a file of the image",
+        "of the working directory",
+        "/root/..",
+        "saved",
+        "/tmp",
+        "penstock-own",
+        "heard",
+    } <= {*lines}
     assert str(NOBODY) in lines
     assert "NoNewPrivs:\t1" in lines
     assert not {"/home", "/etc/debian_version", "mem", "sda", "vda", "kmsg", "j9"} & {*lines}
     assert (mine / "here").exists()
     assert (contained.world.folder / "checkpoints/j1/x").exists()
-    assert not Path("/tmp/x").exists()
+    assert not Path("/tmp/penstock-own").exists()
     await contained.gone()
 
 

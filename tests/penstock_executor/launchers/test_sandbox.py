@@ -73,21 +73,20 @@ async def test_the_node_is_read_only_but_for_what_is_the_jobs(world: World) -> N
     shared.mkdir()
     shared.chmod(0o777)
     await world.node("n1", **SANDBOXED)
-    written = (
-        f"touch {shared}/x /dev/shm/penstock-test-$$ /tmp/x $PENSTOCK_CHECKPOINT_DIR/x; ls /tmp; rm /dev/shm/pens*$$"
-    )
+    shown = "ls /tmp; rm /dev/shm/pens*$$"
+    written = f"touch {shared}/x /dev/shm/penstock-test-$$ /tmp/penstock-own $PENSTOCK_CHECKPOINT_DIR/x; {shown}"
     said = await said_by(
         world, f"{written}; ls -a $PENSTOCK_CHECKPOINT_DIR; ls /dev; id -u; grep NoNew /proc/self/status"
     )
     assert f"touch: cannot touch '{shared}/x': " in said
     assert said.count("cannot touch") == 1
     lines = said.split("\n")
-    assert "x" in lines
+    assert {"x", "penstock-own"} <= set(lines)
     assert "NoNewPrivs:\t1" in lines
     assert str(65_534 if IS_ROOT else os.getuid()) in lines
     assert not {"mem", "sda", "vda", "kmsg", "nvidia0"} & set(lines)
     assert (world.folder / "checkpoints" / "j1" / "x").exists()
-    assert not Path("/tmp/x").exists()
+    assert not Path("/tmp/penstock-own").exists()
     assert not (shared / "x").exists()
 
 

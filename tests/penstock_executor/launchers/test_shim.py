@@ -48,8 +48,9 @@ async def code_of(folder: Path, process: ShimProcess) -> int | None:
 
 
 async def test_a_program_that_was_to_end_before_it_began_is_not_run(tmp_path: Path) -> None:
-    process = process_launcher.start(tmp_path, ["touch", str(tmp_path / "ran")], PATH, "/")
-    process_launcher.signal_group(process, signal.SIGTERM)  # long before the shim's first line
+    slow = ["sh", "-c", 'sleep 600 && touch "$0"', str(tmp_path / "ran")]  # a forked shim may have begun it by then
+    process = process_launcher.start(tmp_path, slow, PATH, "/")
+    process_launcher.signal_group(process, signal.SIGTERM)  # before the first line of a shim that is executed
     assert await code_of(tmp_path, process) == 128 + signal.SIGTERM
     assert not (tmp_path / "ran").exists()
 
