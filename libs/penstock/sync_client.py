@@ -372,11 +372,13 @@ class SyncClient(SyncConnection):
         from_s, until_s : float
             Seconds since the epoch; without a begin it is now.
         """
-        return self._result(self._client.reserve(team, gpus, until_s=until_s, from_s=from_s, pool=pool, reason=reason))
+        return self._result(
+            lambda: self._client.reserve(team, gpus, until_s=until_s, from_s=from_s, pool=pool, reason=reason)
+        )
 
     def unreserve(self, reservation_id: str, *, pool: str = "", reason: str = "") -> views.ActAnswer:
         """Cancel a reservation, whether or not it has begun; the pool need be named only where several have the id."""
-        return self._result(self._client.unreserve(reservation_id, pool=pool, reason=reason))
+        return self._result(lambda: self._client.unreserve(reservation_id, pool=pool, reason=reason))
 
     def set_user(
         self,

@@ -139,7 +139,7 @@ class VirtualCluster:
         deciders: list[Decider[Any]] = [
             self._matcher(),
             ranker(self.settings.ranker),
-            autoscaler(self.settings.autoscaler),
+            autoscaler(self.settings.autoscaler, self.settings.matcher),
             profiler(),
         ]
         self.engine = EventEngine(deciders, VirtualLog())

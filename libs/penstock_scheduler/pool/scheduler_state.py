@@ -108,6 +108,22 @@ class PoolReservations(msgspec.Struct):
     by_id: dict[str, ReservationMade] = msgspec.field(default_factory=dict)
 
 
+def note_reservation(reserved: dict[str, PoolReservations], event: ReservationMade | ReservationCancelled) -> bool:
+    """
+    Take in a reservation, or its end, and say whether anything changes.
+
+    Those that are over are forgotten when another is made, so that their number stays bounded.
+    """
+    of_pool = reserved.setdefault(event.pool, PoolReservations())
+    if isinstance(event, ReservationCancelled):
+        return of_pool.by_id.pop(event.reservation_id, None) is not None
+    for over in [one.reservation_id for one in of_pool.by_id.values() if one.until_s <= event.at_s]:
+        del of_pool.by_id[over]
+    of_pool.made += 1
+    of_pool.by_id[event.reservation_id] = event
+    return True
+
+
 class SchedulerState(msgspec.Struct, dict=True):
     """
     All that a round depends on but the jobs themselves.
@@ -298,19 +314,8 @@ def _learn_policy(known: SchedulerState, _jobs: JobTable, event: PolicySet) -> b
     return True
 
 
-def _learn_reservation(known: SchedulerState, _jobs: JobTable, event: ReservationMade) -> bool:
-    """Take in a reservation; those that are over are forgotten, so that their number stays bounded."""
-    reserved = known.reserved.setdefault(event.pool, PoolReservations())
-    for over in [one.reservation_id for one in reserved.by_id.values() if one.until_s <= event.at_s]:
-        del reserved.by_id[over]
-    reserved.made += 1
-    reserved.by_id[event.reservation_id] = event
-    return True
-
-
-def _learn_cancelled_reservation(known: SchedulerState, _jobs: JobTable, event: ReservationCancelled) -> bool:
-    reserved = known.reserved.get(event.pool)
-    return reserved is not None and reserved.by_id.pop(event.reservation_id, None) is not None
+def _learn_reservation(known: SchedulerState, _jobs: JobTable, event: ReservationMade | ReservationCancelled) -> bool:
+    return note_reservation(known.reserved, event)
 
 
 def _learn_need(known: SchedulerState, jobs: JobTable, event: RunMeasured) -> bool:
@@ -341,7 +346,7 @@ _TAUGHT_BY: Final[dict[type[Event], Callable[[SchedulerState, JobTable, Any], bo
     WorkloadProfiled: _learn_speeds,
     PolicySet: _learn_policy,
     ReservationMade: _learn_reservation,
-    ReservationCancelled: _learn_cancelled_reservation,
+    ReservationCancelled: _learn_reservation,
     RunMeasured: _learn_need,
     JobsArchived: _learn_archive,
 }
