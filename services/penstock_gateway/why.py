@@ -104,11 +104,7 @@ class WaitExplainer:
     def __init__(self, state: GatewayState, now_s: float, settings: MatcherSettings | None = None) -> None:
         self._state, self._now_s, self._settings = state, now_s, settings or MatcherSettings()
         self._fit = NodeFit(state.cluster)
-        self._rules = cache(self._rules_now)
-
-    def _rules_now(self, pool: str) -> RoundRules:
-        rules = rules_of(self._state, pool, self._settings)
-        return rules_at(rules, self._state.reservations(pool), self._now_s)
+        self._rules = cache(lambda pool: rules_of(state, pool, self._settings))
 
     def explain(self, job: Job) -> WhyView:
         """Return the explanation of a job's present state."""
@@ -132,14 +128,14 @@ class WaitExplainer:
         pool = self._state.pool(job.spec.pool, self._state.jobs, rules.topology)
         decided = self._state.explained.get(job.spec.pool)
         unexplained = view.cause == UNDECIDED and decided is not None and decided.at_s >= job.pending_since_s
-        quotas = bool(rules.quotas) or bool(pool.team_reservations)
-        aged = view.cause in {"fairness", "reservation"} or (quotas and view.cause in FOR_DEVICES)
+        in_force = rules_at(rules, pool.team_reservations, self._now_s)  # a round adds what is reserved by itself
+        aged = view.cause in {"fairness", "reservation"} or (bool(in_force.quotas) and view.cause in FOR_DEVICES)
         asks = unexplained or aged  # the round spoke of the first in the order alone; or others may be stopped by now
         if asks and (wait := what_if.wait_of(pool, job.id, self._now_s, rules)) is not None:
             view = msgspec.structs.replace(view, cause=wait.cause, evidence=wait.evidence, remedy=wait.remedy)
         best = Alternatives(pool, self._now_s, rules).best(job)
         rank = self._rank(job, pool) if view.cause not in _NO_PLACE else None
-        borrowers = borrowers_of(pool, self._now_s, rules) if rules.quotas else ()
+        borrowers = borrowers_of(pool, self._now_s, rules) if in_force.quotas else ()
         start_in_s, basis = None, ""
         if best is None and view.cause in FOR_DEVICES:
             jobs: JobTable | list[Job] = self._state.jobs
@@ -149,7 +145,7 @@ class WaitExplainer:
         return msgspec.structs.replace(
             view,
             remedy=best.text if best is not None and view.cause in FOR_DEVICES else view.remedy,
-            not_causes=tuple(ruled_out_causes(job, view.cause, pool, rules, rank=rank, borrowers=borrowers)),
+            not_causes=tuple(ruled_out_causes(job, view.cause, pool, in_force, rank=rank, borrowers=borrowers)),
             rank=rank,
             alternative=best,
             start_in_s=start_in_s,
