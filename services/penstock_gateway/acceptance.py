@@ -304,7 +304,7 @@ def check(spec: JobSpec, path: str = "$") -> None:
         for name in spec.env
         if not name or "=" in name
     ]
-    problems += [f"{path}.{problem}" for problem in (*_too_long(spec), *_unusable_secrets(spec))]
+    problems += [f"{path}.{problem}" for problem in (*_too_long(spec), *_unusable_secrets(spec), *_late_warning(spec))]
     if not spec.command[0].strip():
         problems.append(f"{path}.command[0]: expected a program, got {json.dumps(spec.command[0])}")
     if len(set(spec.kinds)) < len(spec.kinds):
@@ -338,6 +338,17 @@ def _code_problems(spec: JobSpec) -> Iterator[str]:
     cwd = posixpath.normpath(spec.cwd)
     if spec.code and cwd != "." and not code_tree.is_inside(cwd.encode(errors="replace")):
         yield f"cwd: expected a folder of the uploaded code, relative to it, got {json.dumps(spec.cwd)}"
+
+
+def _late_warning(spec: JobSpec) -> Iterator[str]:
+    """Yield what is wrong with a warning before a time limit."""
+    if not spec.time_limit_s and (spec.warn_signal or spec.warn_s):
+        yield "warn_s: there is no time limit to warn of; give one (time_limit_s, --time), or leave the warning out"
+    if spec.time_limit_s and spec.warn_s is not None and spec.warn_s >= spec.time_limit_s:
+        yield (
+            f"warn_s: expected less than the time limit of {spec.time_limit_s:g} s, got {spec.warn_s:g}: the job would "
+            "be warned as it starts"
+        )
 
 
 def _unusable_secrets(spec: JobSpec) -> Iterator[str]:
