@@ -155,7 +155,8 @@ class BulkRequest(GatewayRequest, frozen=True, kw_only=True):
     where : JobFilter or None
         The jobs that match, of those in which the verb would change something; None where ``ids`` says which.
     after : int
-        With ``where``: only jobs that were submitted behind this stream sequence: ``next`` of the answer before.
+        With ``where``: only jobs that were submitted behind this stream sequence: ``next`` of the answer before. Where
+        an array or a group is cancelled or held, the last jobs come first: before it.
     limit : int
         With ``where``: look at so many jobs at most.
     dry_run : bool

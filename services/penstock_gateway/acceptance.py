@@ -10,6 +10,7 @@ sweeps, nodes and pools that are there. :func:`job_named` and its neighbours fin
 
 from __future__ import annotations
 
+import hashlib
 import json
 import posixpath
 import re
@@ -72,6 +73,7 @@ _READ: Final = frozenset({"digest", "opaque"})
 _LONGEST_NAME: Final = 63
 MOST_STRING_BYTES: Final = 128 * 1024
 """The longest argument or variable of a program under Linux, its final zero included (``MAX_ARG_STRLEN``)."""
+_HASH: Final = 12
 _RETRY: Final = re.compile(r"(.+)-r(\d{1,6})")
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _MOST_SECRETS: Final = 64
@@ -140,6 +142,7 @@ def job(
         return Acceptable(id=spec.id, seq=past.seq, warnings=warnings)
     _check_free_id(state, spec.id, state.sweeps, caller)
     check_parent(spec, caller)
+    check_array(state, spec)
     _strictly(strict, warnings)
     check_beginning(state, spec)
     job_dependencies.check(state, spec, caller)
@@ -154,6 +157,8 @@ def job(
 def sweep(state: GatewayState, spec: SweepSpec, *, strict: bool, now_s: float, caller: Caller = SERVICE) -> Acceptable:
     """Accept a sweep whose id is given; errors as for :func:`job`."""
     check(spec.job, "$.job")
+    if spec.job.array is not None:
+        raise BadInput("$.job.array: trials are no jobs of an array; leave it out")
     validation.check(spec)
     try:
         search.check(spec)
@@ -277,6 +282,22 @@ def _too_many_servers(state: GatewayState, spec: JobSpec, now_s: float) -> Itera
 def _strictly(strict: bool, warnings: tuple[str, ...]) -> None:
     if strict and warnings:
         raise RequestRefused(BAD, f"refused, as `strict` asks: {'; '.join(warnings)}")
+
+
+def check_array(state: GatewayState, spec: JobSpec) -> None:
+    """Refuse a job of an array whose id is another than its own there, or whose array is another user's."""
+    if (array := spec.array) is None:
+        return
+    own = f"{array.id}-{array.index}"
+    before = state.jobs.get(spec.retry_of) if spec.retry_of else None
+    is_retry = before is not None and before.spec.array == array and spec.id == retry_id(before.id)
+    if spec.id and spec.id != own and not is_retry:
+        raise BadInput(
+            f"$.array: job {array.index} of the array {array.id} has the id {own}, got {spec.id}; leave `array` out"
+        )
+    members = state.members.get(array.id, ())
+    if members and state.jobs[members[0]].spec.user != spec.user:
+        raise RequestRefused(CONFLICT, f"the id {array.id} is that of another array; choose another id")
 
 
 def check_beginning(state: GatewayState, spec: JobSpec) -> None:
@@ -520,6 +541,8 @@ def retry_id(job_id: str) -> str:
     """
     Return the id of the job that runs in the place of one that failed.
 
+    Where it is too long, a hash of the id before stands for its end.
+
     Examples
     --------
     >>> retry_id("train"), retry_id("train-r1"), len(retry_id("x" * 63))
@@ -528,6 +551,8 @@ def retry_id(job_id: str) -> str:
     found = _RETRY.fullmatch(job_id)
     root, number = (found[1], int(found[2]) + 1) if found is not None else (job_id, 1)
     ending = f"-r{number}"
+    if len(root) + len(ending) > _LONGEST_NAME:
+        ending = f"-{hashlib.sha256(root.encode()).hexdigest()[:_HASH]}{ending}"
     return f"{root[: _LONGEST_NAME - len(ending)]}{ending}"
 
 

@@ -255,7 +255,7 @@ class Commands:
             await self._check_archived([(spec.id, spec.user) for spec in specs])
             for spec in specs:
                 await self._check_code(spec)
-        except RequestRefused:  # one by one, which says what is wrong with which
+        except (BadInput, RequestRefused):  # one by one, which says what is wrong with which
             return [None] * len(specs)
 
         left: set[str] = set()

@@ -98,7 +98,7 @@ NOTIFY_SCHEMES: Final = (
     *("ntfy", "ntfys", "gotify", "gotifys", "tgram", "pover", "pbul", "zulip", "gchat", "matrix", "matrixs"),
 )
 """Kinds of addresses that say nothing on the gateway's machine itself."""
-SCHEMA: Final = "gateway.v36"
+SCHEMA: Final = "gateway.v38"
 
 
 class GatewayState(SchedulerState):
@@ -111,6 +111,8 @@ class GatewayState(SchedulerState):
         All jobs that are not archived, samples among them.
     children : dict of str to list of str
         Sweep id → ids of its trials' jobs.
+    members : dict of str to list of str
+        Array id → ids of its jobs, in order of submission.
     samples : dict of str to list of str
         Workload key → ids of its samples.
     scaled : dict of str to WorkloadScaled
@@ -155,6 +157,7 @@ class GatewayState(SchedulerState):
     histories: dict[str, JobHistory] = msgspec.field(default_factory=dict)
     sweeps: dict[str, SweepRecord] = msgspec.field(default_factory=dict)
     children: dict[str, list[str]] = msgspec.field(default_factory=dict)
+    members: dict[str, list[str]] = msgspec.field(default_factory=dict)
     samples: dict[str, list[str]] = msgspec.field(default_factory=dict)
     profiles: dict[str, WorkloadProfiled] = msgspec.field(default_factory=dict)
     scaled: dict[str, WorkloadScaled] = msgspec.field(default_factory=dict)
@@ -373,6 +376,8 @@ def _index(state: GatewayState, job: Job) -> None:
         state.samples.setdefault(job.profile_key, []).append(job.id)
     elif job.spec.parent:
         state.children.setdefault(job.spec.parent, []).append(job.id)
+    if job.spec.array is not None:
+        state.members.setdefault(job.spec.array.id, []).append(job.id)
 
 
 def _follow_up(state: GatewayState, job: Job, seq: int) -> None:
@@ -409,18 +414,20 @@ def _archive(state: GatewayState, event: LogCopied | JobsArchived | LogTrimmed, 
 def _forget_archived(state: GatewayState, event: JobsArchived) -> None:
     """Forget jobs, sweeps and workloads; what was learnt from them stays."""
     gone = set(event.job_ids)
-    parents, keys = set(event.sweep_ids), set(event.workloads)
+    parents, keys, arrays = set(event.sweep_ids), set(event.workloads), set[str]()
     for job_id in event.job_ids:
         job = state.jobs.get(job_id)
         if job is not None:
             parents.add(job.spec.parent)
             keys.add(job.profile_key)
+            arrays |= {job.spec.array.id} if job.spec.array is not None else set()
             state.totals.archive_job(job, state.histories[job_id].tally)
             _divide_devices(state, state.histories[job_id].account.leave(job_id, state.lane_grants), event.at_s)
         state.jobs.forget(job_id)
         for of_jobs in (state.histories, state.to_announce, state.to_cancel, state.dependents.due, state.limits):
             of_jobs.pop(job_id, None)
     _drop_ids(state.children, parents, gone)
+    _drop_ids(state.members, arrays, gone)
     _drop_ids(state.samples, keys, gone)
     for sweep_id in event.sweep_ids:
         state.sweeps.pop(sweep_id, None)
@@ -507,7 +514,7 @@ def announcer() -> Decider[AnnouncementState]:
     return Decider(
         name="gateway",
         state=AnnouncementState,
-        schema="announcer.v3",
+        schema="announcer.v4",
         apply=apply_announcement,
         decide=announce,
         leads=False,
