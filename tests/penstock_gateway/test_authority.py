@@ -84,7 +84,9 @@ async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gate
         of_owners.append(SweepSubmitted(sweep_id=f"s-{owner}", spec=sweep, at_s=NOW_S))
     of_cells = [fact for cell in cells() for fact in targets(cell)]
     folder = str(tmp_path_factory.mktemp("notify"))
-    settings = GatewaySettings(append_timeout_s=PATIENCE_S, query_timeout_s=PATIENCE_S, notify_dir=folder)
+    settings = GatewaySettings(
+        append_timeout_s=PATIENCE_S, query_timeout_s=PATIENCE_S, notify_dir=folder, notify_refused=()
+    )
     facts = (joined("n1", fast=4), *PEOPLE, *of_owners, *of_cells)
     with webhook() as hook:
         for column in COLUMNS:
