@@ -42,6 +42,7 @@ _SHOWN_BY: Final = {
     "cancel_sweep": "penstock sweep show {}",
     **dict.fromkeys(("drain", "resume", "remove"), "penstock nodes"),
     "policy": "penstock policy show",
+    **dict.fromkeys(("reserve", "unreserve"), "penstock reservations"),
 }
 """Commands about other things than jobs: how people see what became of them."""
 T = TypeVar("T")
@@ -391,6 +392,35 @@ class GatewayClient:
             reason=reason,
         )
         return await self._command("policy", ask, views.ActAnswer)
+
+    async def reserve(
+        self, team: str, gpus: int, *, until_s: float, from_s: float = 0.0, pool: str = "default", reason: str = ""
+    ) -> views.ActAnswer:
+        """
+        Reserve devices of a pool for a team; the answer's id is the reservation's.
+
+        Parameters
+        ----------
+        gpus : int
+            Devices that are the team's own meanwhile, beside its quota.
+        from_s, until_s : float
+            Seconds since the epoch; without a begin it is now.
+        """
+        ask = request_bodies.ReserveRequest(
+            team=team,
+            gpus=gpus,
+            from_s=from_s,
+            until_s=until_s,
+            pool=pool,
+            by=_filler().user_name(),
+            reason=reason,
+        )
+        return await self._command("reserve", ask, views.ActAnswer)
+
+    async def unreserve(self, reservation_id: str, *, pool: str = "", reason: str = "") -> views.ActAnswer:
+        """Cancel a reservation, whether or not it has begun; the pool need be named only where several have the id."""
+        ask = request_bodies.UnreserveRequest(id=reservation_id, pool=pool, by=_filler().user_name(), reason=reason)
+        return await self._command("unreserve", ask, views.ActAnswer)
 
     async def set_user(
         self,

@@ -359,6 +359,27 @@ class SyncClient(SyncConnection):
         """
         return self._result(lambda: self._client.set_policy(pool, settings, unset=unset, reset=reset, reason=reason))
 
+    def reserve(
+        self, team: str, gpus: int, *, until_s: float, from_s: float = 0.0, pool: str = "default", reason: str = ""
+    ) -> views.ActAnswer:
+        """
+        Reserve devices of a pool for a team; the answer's id is the reservation's.
+
+        Parameters
+        ----------
+        gpus : int
+            Devices that are the team's own meanwhile, beside its quota.
+        from_s, until_s : float
+            Seconds since the epoch; without a begin it is now.
+        """
+        return self._result(
+            lambda: self._client.reserve(team, gpus, until_s=until_s, from_s=from_s, pool=pool, reason=reason)
+        )
+
+    def unreserve(self, reservation_id: str, *, pool: str = "", reason: str = "") -> views.ActAnswer:
+        """Cancel a reservation, whether or not it has begun; the pool need be named only where several have the id."""
+        return self._result(lambda: self._client.unreserve(reservation_id, pool=pool, reason=reason))
+
     def set_user(
         self,
         user: str,

@@ -671,7 +671,7 @@ def set_policy(
     caller: Caller = SERVICE,  # noqa: ARG001 - all commands are called alike
 ) -> JobAction:
     """Change a pool's settings from now on, or return to those of its services; 404 if there is no such pool."""
-    _check_pool(state, ask.pool)
+    check_pool(state, ask.pool)
     before = state.policies.get(ask.pool, {})
     known = pool_settings.names()
     if unknown := [name for name in ask.unset if not pool_settings.is_live(name)]:
@@ -808,7 +808,8 @@ def _node_action(node: Node, what: str, after: str, fact: AnyEvent | None = None
     return JobAction(id=node.id, state=after, message=message, subject=subjects.request(node.id), fact=fact)
 
 
-def _check_pool(state: GatewayState, wanted: str) -> None:
+def check_pool(state: GatewayState, wanted: str) -> None:
+    """Refuse a pool that nothing is known of: 404."""
     known = sorted({*state.pools(), *state.policies})
     if wanted not in known:
         there = f"expected {listed(known)}" if known else "there is none yet"

@@ -14,6 +14,7 @@ writes a log. :class:`GatewaySettings` come from ``[gateway]`` in TOML and ``PEN
 from __future__ import annotations
 
 from collections.abc import Iterable
+from ipaddress import ip_network
 from typing import Annotated, Final
 
 import msgspec
@@ -98,7 +99,9 @@ NOTIFY_SCHEMES: Final = (
     *("ntfy", "ntfys", "gotify", "gotifys", "tgram", "pover", "pbul", "zulip", "gchat", "matrix", "matrixs"),
 )
 """Kinds of addresses that say nothing on the gateway's machine itself."""
-SCHEMA: Final = "gateway.v37"
+NOTIFY_REFUSED: Final = ("127.0.0.0/8", "::1/128", "0.0.0.0/8", "::/128", "169.254.0.0/16", "fe80::/10")
+"""Networks to which no message goes: the gateway's machine, and what is on its link."""
+SCHEMA: Final = "gateway.v39"
 
 
 class GatewayState(SchedulerState):
@@ -261,6 +264,10 @@ def _note_rules(state: GatewayState, event: Event, seq: int) -> None:
         state.notifications.note_sweep(state.sweeps[event.sweep_id].spec, event, seq)
     elif isinstance(event, NotificationRuleSet | NotificationRuleRemoved | NotificationSent | UserRemoved):
         state.notifications.apply(event)
+        if isinstance(event, NotificationSent):
+            jobs = ((job_id, state.jobs.get(job_id)) for job_id in event.waiting)
+            over = [job_id for job_id, job in jobs if job is None or job.state is not JobState.PENDING]
+            state.notifications.forget_waits(event.rule, over)
 
 
 def _note_dependents(state: GatewayState, changed: Iterable[Job], event: Event, seq: int) -> None:
@@ -584,6 +591,9 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
         this gateway sends none. `penstock up` takes ``notify`` in its data folder.
     notify_schemes : tuple of str
         Where messages may go, as addresses of apprise begin.
+    notify_refused : tuple of str
+        Networks to which no message goes, whatever name leads there. As it is: the gateway's machine itself, and what
+        is on its link alone, such as the metadata of cloud machines.
     notify_gather_s : float
         Seconds from the first thing that a person is to be told to the message, which tells of all until then.
     notify_every_s : float
@@ -611,6 +621,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     history_dir: str = ""
     notify_dir: str = ""
     notify_schemes: tuple[str, ...] = NOTIFY_SCHEMES
+    notify_refused: tuple[str, ...] = NOTIFY_REFUSED
     notify_gather_s: Annotated[float, Meta(gt=0)] = 10.0
     notify_every_s: Annotated[float, Meta(gt=0)] = 60.0
     notify_timeout_s: Annotated[float, Meta(gt=0)] = 30.0
@@ -620,3 +631,8 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     code_tree_files: Annotated[int, Meta(ge=0, le=100_000)] = 50_000
     code_user_bytes: Annotated[int, Meta(ge=0)] = 4 << 30
     code_keep_days: Annotated[float, Meta(ge=0)] = 7.0
+
+    def __post_init__(self) -> None:
+        """Refuse networks that are none."""
+        for network in self.notify_refused:
+            ip_network(network)
