@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import os
 import posixpath
 import queue
@@ -193,7 +194,7 @@ class Unpacking(_Piped):
                 self._count(member)
                 try:
                     self._extract(archive, member, root)
-                except (tarfile.FilterError, _Outside) as error:
+                except _REFUSED as error:
                     self.left_out += 1
                     tell(f"left out: {escaped(str(error))}")
 
@@ -208,7 +209,7 @@ class Unpacking(_Piped):
         if not below and not member.isdir():
             if os.path.lexists(root) or member.islnk():
                 raise _Outside(f"{member.name} is in the place of something else, or the same as that")
-            archive.extract(_renamed(member, root.name, top), root.parent, filter="data")
+            _write(archive, _renamed(member, root.name, top), root.parent)
             return
         if root != self._into and os.path.lexists(root) and (root.is_symlink() or not root.is_dir()):
             raise _Outside(f"{member.name} lies in what is no folder")
@@ -224,7 +225,7 @@ class Unpacking(_Piped):
             if ".." in name.split("/") or not self._links.isdisjoint(map(str, PurePosixPath(name).parents)):
                 raise _Outside(f"{member.name} lies in a link, or is to be the same as what does")
         try:
-            archive.extract(renamed, root, filter="data")
+            _write(archive, renamed, root)
         except KeyError as error:
             raise _Outside(f"{member.name} is the same as what has not come: {member.linkname}") from error
         if member.issym() or (member.islnk() and renamed.linkname in self._links):
@@ -246,9 +247,39 @@ class _Outside(Exception):
     """What would be written elsewhere."""
 
 
+HAS_FILTERS: Final = hasattr(tarfile, "data_filter")
+"""Python 3.11.4 has them; Debian 12 has Python 3.11.2."""
+_REFUSED: Final = (tarfile.FilterError, _Outside) if HAS_FILTERS else (_Outside,)
+
+
+def _write(archive: tarfile.TarFile, member: tarfile.TarInfo, root: Path) -> None:
+    """Write a member below a folder as plain data: nobody's but ours, without special bits, and not leading out."""
+    if HAS_FILTERS:
+        archive.extract(member, root, filter="data")
+    else:
+        archive.extract(_as_data(member), root)
+
+
+def _as_data(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    """Return a member as the filter ``data`` of later versions of Python does."""
+    if not (member.isreg() or member.isdir() or member.issym() or member.islnk()):
+        raise _Outside(f"{member.name} is a special file")
+    target = posixpath.join(posixpath.dirname(member.name), member.linkname) if member.issym() else member.linkname
+    if target.startswith("/") or posixpath.normpath(target).split("/")[0] == "..":
+        raise _Outside(f"{member.name} would link to {member.linkname}, which is outside the destination")
+    found = copy.copy(member)
+    found.uid, found.gid, found.uname, found.gname = os.getuid(), os.getgid(), "", ""
+    found.mode = 0o755 if member.isdir() else (member.mode & 0o755) | 0o600
+    if not found.mode & 0o100:
+        found.mode &= ~0o011
+    return found
+
+
 def _renamed(member: tarfile.TarInfo, name: str, top: str) -> tarfile.TarInfo:
     """Return a member under another name; a hard link names its target from the archive's top."""
+    found = copy.copy(member)
+    found.name = name
     if member.islnk():
         parts = member.linkname.split("/")
-        return member.replace(name=name, linkname="/".join(parts[1:] if top == parts[0] else parts), deep=False)
-    return member.replace(name=name, deep=False)
+        found.linkname = "/".join(parts[1:] if top == parts[0] else parts)
+    return found

@@ -10,8 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from penstock_cli import tar_stream
 from penstock_cli.invocation import Failure
 from penstock_cli.tar_stream import Packing, Unpacking
+
+
+@pytest.fixture(params=[True, False], autouse=True)
+def filters(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The filters of later versions of Python, and our own where there are none."""
+    monkeypatch.setattr(tar_stream, "HAS_FILTERS", request.param)
 
 
 async def unpacked(archive: bytes, into: Path, part: int = 1000) -> Unpacking:
