@@ -296,6 +296,7 @@ class GatewayClient:
         ids: Iterable[str] = (),
         *,
         where: Optional[request_bodies.JobFilter] = None,
+        state: Iterable[str] = (),
         reason: str = "",
         dry_run: bool = False,
         limit_s: Optional[float] = None,
@@ -311,6 +312,9 @@ class GatewayClient:
             Ids, or unique beginnings of them.
         where : JobFilter, optional
             In place of ids: all jobs that match, and in which the verb would change something.
+        state : iterable of str
+            With ids: leave out what is in none of these two-letter states. By default, of an array that is to be
+            retried, what has not failed is left out.
         dry_run : bool
             Change nothing, and return what would be changed.
         limit_s : float, optional
@@ -318,7 +322,13 @@ class GatewayClient:
         """
         wanted = tuple(ids)
         ask = request_bodies.BulkRequest(
-            verb=verb, where=where, reason=reason, dry_run=dry_run, limit_s=limit_s, by=_filler().user_name()
+            verb=verb,
+            where=where,
+            state=tuple(state),
+            reason=reason,
+            dry_run=dry_run,
+            limit_s=limit_s,
+            by=_filler().user_name(),
         )
         found: list[views.BulkView] = []
         if where is None:

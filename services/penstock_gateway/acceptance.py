@@ -495,7 +495,7 @@ def would_change(state: GatewayState, asked: request_bodies.BulkRequest, job: Jo
     if job.sample is not None:
         return False
     if asked.verb == "retry":
-        states = asked.where.state if asked.where is not None else ()
+        states = asked.where.state if asked.where is not None else asked.state
         failed = job.state is JobState.FAILED or (job.state is JobState.CANCELLED and "CA" in states)
         return failed and retry_id(job.id) not in state.jobs.by_id
     if job.state in TERMINAL or job.state is JobState.COMPLETING:

@@ -125,10 +125,12 @@ class BulkCommands:
         asked = validation.decode(body, BulkRequest)
         if bool(asked.ids) == (asked.where is not None):
             raise BadInput("$: expected either `ids` or `where`; send `where` as {} for all jobs")
+        if asked.state and asked.where is not None:
+            raise BadInput("$.state: goes with `ids`; send the states of `where` in it")
         await self._commands.catch_up()
         if (asked.verb == "extend") != (asked.limit_s is not None):
             raise BadInput("$.limit_s: is for `extend`, and `extend` needs it; 0: no limit")
-        given = dict.fromkeys(one for wanted in asked.ids for one in self._of_array(wanted))
+        given = dict.fromkeys(one for wanted in asked.ids for one in self._named(asked, wanted))
         if len(given) > request_bodies.MOST_AT_ONCE:
             raise BadInput(f"$.ids: names {len(given):,} jobs, with those of arrays; send `where` with `array` instead")
         chosen, matched, left = list(given), len(given), 0
@@ -143,12 +145,16 @@ class BulkCommands:
         changed, refused = sum(one.changed for one in answers), sum(one.code > 0 for one in answers)
         return BulkView(answers=tuple(answers), matched=matched, changed=changed, refused=refused, next=left)
 
-    def _of_array(self, wanted: str) -> list[str]:
-        """Return the jobs of an array that an id names; the id itself where it is that of no array."""
+    def _named(self, asked: BulkRequest, wanted: str) -> list[str]:
+        """Return the jobs that an id names and the request is about: those of an array, or one, be it unknown."""
         state = self._commands.state
-        if wanted in state.jobs.by_id or wanted in state.sweeps:
-            return [wanted]
-        return job_dependencies.members_of(state, wanted) or [wanted]
+        is_array = wanted not in state.jobs.by_id and wanted not in state.sweeps
+        members = job_dependencies.members_of(state, wanted) if is_array else []
+        named = members or [wanted]
+        if members and asked.verb == "retry":
+            named = [one for one in members if acceptance.would_change(state, asked, state.jobs[one])]
+        known = {one: state.jobs.get(one) for one in named} if asked.state else {}
+        return [one for one in named if (job := known.get(one)) is None or job.state in asked.state]
 
     def _matching(self, asked: BulkRequest, where: request_bodies.JobFilter, caller: Caller) -> list[Job]:
         """Return the jobs that a filter chooses, by submission."""

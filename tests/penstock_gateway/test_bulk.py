@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from gateway_cases import NOW_S, Gateway, gateway, joined, placed, refusal, spec, submitted
+from gateway_cases import NOW_S, Gateway, ended, gateway, joined, placed, refusal, spec, started, submitted
 
 from penstock_bus import Append, BatchRefused, Unavailable
 from penstock_bus.memory import MemoryBus
@@ -266,3 +266,20 @@ async def test_a_row_says_no_more_of_others_jobs_than_the_list(served: Gateway) 
     await served.command("submit", spec(id="s1", **spec_fields))
     for row in (await as_user(served, "uma").query("jobs", {"rows": True, "user": "bob"}))["rows"]:
         assert (row[1], row[2], row[10], row[16]) == ("", "bob", "", 0)
+
+
+async def test_of_an_array_what_failed_is_retried_and_the_rest_is_left_alone(served: Gateway) -> None:
+    for index in range(4):
+        member = {"id": "exp", "index": index, "count": 4, "max": 3}
+        await served.command("submit", {**JOB, "id": f"exp-{index}", "array": member, "retries": 0})
+    for index, outcome in ((0, "completed"), (1, "failed")):
+        job_id = f"exp-{index}"
+        await served.told(placed(job_id), started(job_id), ended(job_id, outcome))
+    await served.command("cancel", {"id": "exp-2"})
+    retry = {"verb": "retry", "ids": ["exp"], "dry_run": True}
+    assert told(await served.command("bulk", {**retry, "state": ["F", "CA"]})) == [("exp-1", "PD"), ("exp-2", "PD")]
+    assert told(await served.command("bulk", {**retry, "ids": ["exp-0", "exp-1"], "state": ["F"]})) == [("exp-1", "PD")]
+    assert told(await served.command("bulk", {**retry, "ids": ["exp-0"]})) == [("exp-0", 409)]
+    for expected in ([("exp-1", "PD")], []):
+        assert told(await served.command("bulk", {"verb": "retry", "ids": ["exp"]})) == expected
+    assert (await refusal(served.command("bulk", {"verb": "retry", "where": {}, "state": ["F"]})))[0] == 400

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
@@ -138,12 +139,12 @@ def retry(
     Run jobs again that failed, each as a new job in its place.
 
     It has the same specification and groups, and goes on from the last checkpoint of the one before. What was retried
-    before is not retried again, but the retry of it is, if it failed.
+    before is not retried again, but the retry of it is, if it failed. Of an array, those that failed are retried.
     """
-    if (failed or cancelled) and not jobs:
-        states = ["F"] * (failed or not cancelled) + (["CA", "F"] if cancelled else [])
+    states = ["F", "CA"] if cancelled else ["F"] if failed else []
+    if states and not jobs:
         chosen = msgspec.structs.replace(chosen, state=[*(chosen.state or []), *states])
-    _act(ctx, "retry", jobs or [], chosen, output)
+    _act(ctx, "retry", jobs or [], chosen, output, state=states if jobs else ())
 
 
 @flattened
@@ -183,6 +184,7 @@ def _act(
     chosen: JobSelection,
     output: str,
     *,
+    state: Sequence[str] = (),
     reason: str = "",
     limit_s: float | None = None,
 ) -> None:
@@ -198,7 +200,9 @@ def _act(
             found = await client.act_on_all(verb, where=resolved, dry_run=True, limit_s=limit_s)
             if found.changed > 1 and not _agreed(verb, found.changed, resolved):
                 return None
-        return await client.act_on_all(verb, jobs, where=resolved, reason=reason, dry_run=dry_run, limit_s=limit_s)
+        return await client.act_on_all(
+            verb, jobs, where=resolved, state=state, reason=reason, dry_run=dry_run, limit_s=limit_s
+        )
 
     done = ask(ctx, act_on_them)
     if done is None:
@@ -276,6 +280,8 @@ def _show(verb: Verb, done: views.BulkView, output: str, *, is_counted: bool, dr
             render.say(f"{answer.id} would be {_DONE[verb]}")
         elif not is_counted:
             render.say(answer.message)
+    if not done.answers and not is_counted and output != "json":
+        tell(f"none of these jobs is to be {_DONE[verb]}")
     if output != "json" and is_counted:
         would = "would be " if dry_run else ""
         what = render.count(done.changed, "job") if done.changed else "no job"
