@@ -106,7 +106,7 @@ def cancel(
     chosen: JobSelection,
     jobs: Jobs = None,
     *,
-    reason: Annotated[str, Option("--reason", help="Kept in the log.")] = "",
+    reason: Annotated[str, Option("--reason", takes_empty=True, help="Kept in the log.")] = "",
     output: AnswerOut = "text",
 ) -> None:
     """End jobs; running ones are stopped first."""
