@@ -43,6 +43,12 @@ _DONE: Final[dict[Verb, str]] = {
     "extend": "extended",
     "retry": "retried",
 }
+_NOTHING: Final[dict[Verb, str]] = {
+    "cancel": "all jobs are over",
+    "hold": "no job is left that can be held",
+    "release": "no job is held",
+}
+"""What is true of an array in which a command changes nothing."""
 _OTHERS: Final = "or --user, --state, --name, --group, --sweep, --pool, --team or --all for all that match"
 _NOT_FOUND: Final = 404
 _CONFLICT: Final = 409
@@ -233,7 +239,7 @@ async def _one(client: GatewayClient, verb: Verb, job: str, reason: str) -> view
     """Act on one job by its own command, which says more where the id is none; or on an array that has this id."""
     from penstock_bus.errors import ServiceError
     from penstock_log import views
-    from penstock_log.request_bodies import JobFilter
+    from penstock_log.request_bodies import JobFilter, JobsRequest
 
     try:
         if verb == "cancel":
@@ -244,7 +250,9 @@ async def _one(client: GatewayClient, verb: Verb, job: str, reason: str) -> view
             raise
         done = await client.act_on_all(verb, where=JobFilter(array=job), reason=reason)
         if not done.matched:
-            raise
+            if not (await client.jobs_page(JobsRequest(array=job, limit=1))).total:
+                raise
+            return views.ActAnswer(id=job, changed=False, state="", message=f"of array {job} {_NOTHING[verb]}")
     message = f"{render.count(done.changed, 'job')} of array {job} {_DONE[verb]}"
     if done.refused:
         message += f"; {render.count(done.refused, 'job')} could not be"
