@@ -42,6 +42,7 @@ _SHOWN_BY: Final = {
     "cancel_sweep": "penstock sweep show {}",
     **dict.fromkeys(("drain", "resume", "remove"), "penstock nodes"),
     "policy": "penstock policy show",
+    **dict.fromkeys(("reserve", "unreserve"), "penstock reservations"),
 }
 """Commands about other things than jobs: how people see what became of them."""
 T = TypeVar("T")
@@ -313,8 +314,8 @@ class GatewayClient:
         where : JobFilter, optional
             In place of ids: all jobs that match, and in which the verb would change something.
         state : iterable of str
-            With ids: leave out what is in none of these two-letter states. By default, of an array that is to be
-            retried, what has not failed is left out.
+            With ids: leave out what is in none of these two-letter states. Of an array, ``retry`` leaves out in any
+            case what neither failed nor was cancelled, and what was retried before.
         dry_run : bool
             Change nothing, and return what would be changed.
         limit_s : float, optional
@@ -401,6 +402,35 @@ class GatewayClient:
             reason=reason,
         )
         return await self._command("policy", ask, views.ActAnswer)
+
+    async def reserve(
+        self, team: str, gpus: int, *, until_s: float, from_s: float = 0.0, pool: str = "default", reason: str = ""
+    ) -> views.ActAnswer:
+        """
+        Reserve devices of a pool for a team; the answer's id is the reservation's.
+
+        Parameters
+        ----------
+        gpus : int
+            Devices that are the team's own meanwhile, beside its quota.
+        from_s, until_s : float
+            Seconds since the epoch; without a begin it is now.
+        """
+        ask = request_bodies.ReserveRequest(
+            team=team,
+            gpus=gpus,
+            from_s=from_s,
+            until_s=until_s,
+            pool=pool,
+            by=_filler().user_name(),
+            reason=reason,
+        )
+        return await self._command("reserve", ask, views.ActAnswer)
+
+    async def unreserve(self, reservation_id: str, *, pool: str = "", reason: str = "") -> views.ActAnswer:
+        """Cancel a reservation, whether or not it has begun; the pool need be named only where several have the id."""
+        ask = request_bodies.UnreserveRequest(id=reservation_id, pool=pool, by=_filler().user_name(), reason=reason)
+        return await self._command("unreserve", ask, views.ActAnswer)
 
     async def set_user(
         self,

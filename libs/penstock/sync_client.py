@@ -313,8 +313,8 @@ class SyncClient(SyncConnection):
         where : JobFilter, optional
             In place of ids: all jobs that match, and in which the verb would change something.
         state : iterable of str
-            With ids: leave out what is in none of these two-letter states. By default, of an array that is to be
-            retried, what has not failed is left out.
+            With ids: leave out what is in none of these two-letter states. Of an array, ``retry`` leaves out in any
+            case what neither failed nor was cancelled, and what was retried before.
         dry_run : bool
             Change nothing, and return what would be changed.
         limit_s : float, optional
@@ -364,6 +364,27 @@ class SyncClient(SyncConnection):
             Settings that go back to what the services' own settings say; with ``reset``, all of them.
         """
         return self._result(lambda: self._client.set_policy(pool, settings, unset=unset, reset=reset, reason=reason))
+
+    def reserve(
+        self, team: str, gpus: int, *, until_s: float, from_s: float = 0.0, pool: str = "default", reason: str = ""
+    ) -> views.ActAnswer:
+        """
+        Reserve devices of a pool for a team; the answer's id is the reservation's.
+
+        Parameters
+        ----------
+        gpus : int
+            Devices that are the team's own meanwhile, beside its quota.
+        from_s, until_s : float
+            Seconds since the epoch; without a begin it is now.
+        """
+        return self._result(
+            lambda: self._client.reserve(team, gpus, until_s=until_s, from_s=from_s, pool=pool, reason=reason)
+        )
+
+    def unreserve(self, reservation_id: str, *, pool: str = "", reason: str = "") -> views.ActAnswer:
+        """Cancel a reservation, whether or not it has begun; the pool need be named only where several have the id."""
+        return self._result(lambda: self._client.unreserve(reservation_id, pool=pool, reason=reason))
 
     def set_user(
         self,

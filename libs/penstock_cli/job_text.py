@@ -35,7 +35,7 @@ _PASSING: Final = {
         "profiling",
         "backoff",
     ),
-    *("dependency", "array", "begin"),
+    *("dependency", "array", "begin", "reservation"),
 }
 _ONLY_WAIT: Final = "nothing known starts it sooner; it only has to wait"
 _CHECKPOINTED: Final = "checkpointed after step"

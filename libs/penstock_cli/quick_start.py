@@ -34,6 +34,7 @@ MODULE_OF: Final = {
         ("commands.aggregation", "aggregation"),
         ("commands.accounts", "usage report"),
         ("commands.policies", "policy quota"),
+        ("commands.reservations", "reserve reservations unreserve"),
         ("commands.replay", "replay"),
         ("commands.simulate", "sim"),
         ("commands.shadow", "shadow"),

@@ -285,9 +285,9 @@ def time_limit_s(text: str, option: str = "--time") -> float:
     return float(limit_s)
 
 
-def begin_s(text: str, now: float | None = None) -> float:
+def begin_s(text: str, now: float | None = None, option: str = "--begin") -> float:
     """
-    Return the time that ``--begin`` names, in seconds since the epoch.
+    Return the time that ``--begin``, or another ``option``, names, in seconds since the epoch.
 
     It is typed as a span from now (``2h``, ``now+5minutes``, or ``now+90``, seconds as in Slurm), a time of day
     (``18:00``: today's, or tomorrow's where that is over), ``now``, ``tomorrow`` (its beginning), or RFC 3339.
@@ -314,7 +314,7 @@ def begin_s(text: str, now: float | None = None) -> float:
         return datetime.fromisoformat(text.strip()).astimezone().timestamp()
     except ValueError:
         bad_input(
-            f"--begin {text!r} is no time; expected such as 2h or now+5minutes (from now), 18:00, tomorrow, or "
+            f"{option} {text!r} is no time; expected such as 2h or now+5minutes (from now), 18:00, tomorrow, or "
             "2026-01-31T18:00"
         )
 

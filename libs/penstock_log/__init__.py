@@ -116,6 +116,8 @@ if TYPE_CHECKING:
         NodeResumed,
         PolicySet,
         ProfileSample,
+        ReservationCancelled,
+        ReservationMade,
         RunBusyAgain,
         RunCheckpointed,
         RunEnded,
@@ -175,7 +177,8 @@ else:
             "DeviceDrained DeviceFailed DeviceRecovered DeviceResumed RunBusyAgain RunIdle "
             "Event JobCancelled JobEntered JobFinished JobHeld JobReleased JobSubmitted JobTimeSet JobTimedOut "
             "JobUnblocked KindSpeed LaneChanged "
-            "NodeDrained NodeJoined NodeLeft NodeRemoved NodeResumed PolicySet ProfileSample RunCheckpointed "
+            "NodeDrained NodeJoined NodeLeft NodeRemoved NodeResumed PolicySet ProfileSample ReservationCancelled "
+            "ReservationMade RunCheckpointed "
             "RunEnded RunMeasured RunRewound RunStarted RunWarned SamplesRequested Scalability "
             "SweepCancelled SweepSubmitted Timing UnknownFact UserRemoved UserSet WorkloadProfiled "
             "WorkloadScaled"
@@ -279,6 +282,8 @@ __all__ = [
     "PoolLearnt",
     "Preemption",
     "ProfileSample",
+    "ReservationCancelled",
+    "ReservationMade",
     "RoundDecided",
     "RunBusyAgain",
     "RunCheckpointed",

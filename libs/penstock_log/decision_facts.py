@@ -94,6 +94,7 @@ Cause = Literal[
     "held",  # its user or an operator holds it
     "dependency",  # it waits for other jobs or sweeps, as its specification says
     "array",  # as many jobs of its array run as may at a time
+    "reservation",  # it could not save, and would run into a reservation on the last devices that this needs
     "begin",  # its specification says that it is not to begin yet
 ]
 FOR_DEVICES: Final = frozenset(

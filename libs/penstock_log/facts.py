@@ -4,7 +4,7 @@ Facts that are asked for, happen or are measured: those of jobs, runs, nodes, re
 Every fact is an :class:`Event`: it has a tag of its own, an entity, and the time at which it became true.
 
 * The gateway writes facts about jobs on ``evt.job.<id>``, what people ask of sweeps and nodes on ``evt.request.<id>``,
-  and a pool's live settings on ``evt.policy.<pool>``.
+  and a pool's live settings and reservations on ``evt.policy.<pool>``.
 * Executors write facts about runs, each one attempt of a job on its devices, on ``evt.run.<job>``, and facts about
   their nodes on ``evt.node.<id>``.
 * The profiler writes facts about workloads on ``evt.profile.<key>``.
@@ -534,6 +534,39 @@ class PolicySet(Event, frozen=True, kw_only=True, tag="policy.set.v1"):
 
     pool: str
     settings: dict[str, Setting]
+    by: str = ""
+    reason: str = ""
+
+
+class ReservationMade(Event, frozen=True, kw_only=True, tag="policy.reserved.v1"):
+    """
+    So many devices of a pool are a team's own for a time; what it does not claim is lent.
+
+    Attributes
+    ----------
+    reservation_id : str
+        Unique within the pool.
+    gpus : int
+        Devices of whatever kinds, beside the team's quota.
+    from_s, until_s : float
+        Seconds since the epoch.
+    """
+
+    pool: str
+    reservation_id: str
+    team: str
+    gpus: int
+    from_s: float
+    until_s: float
+    by: str = ""
+    reason: str = ""
+
+
+class ReservationCancelled(Event, frozen=True, kw_only=True, tag="policy.unreserved.v1"):
+    """A reservation holds no longer, or never will."""
+
+    pool: str
+    reservation_id: str
     by: str = ""
     reason: str = ""
 

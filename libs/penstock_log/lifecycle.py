@@ -14,9 +14,9 @@ facts and from lost nodes: each changes the shares of the jobs beside it.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import islice
 from typing import Any, Final
 
 import msgspec
@@ -58,16 +58,63 @@ class ArrayWindow(msgspec.Struct):
     Attributes
     ----------
     most : int
-        How many.
+        How many, as the first of them says.
+    places : dict of str to int
+        Job that is not over → its place in the order of submission.
     open : dict of str to None
         Jobs that may start, or have: ``most`` at most.
-    line : dict of str to None
-        Those that wait for one of them to be over, in their order.
+    line : list of (int, str)
+        Those that wait for one of them to be over, by their places. A job that is held is in neither.
+    begun : int
+        How many jobs have come: the place of the next.
     """
 
     most: int
+    places: dict[str, int] = msgspec.field(default_factory=dict)
     open: dict[str, None] = msgspec.field(default_factory=dict)
-    line: dict[str, None] = msgspec.field(default_factory=dict)
+    line: list[tuple[int, str]] = msgspec.field(default_factory=list)
+    begun: int = 0
+
+    def enter(self, job: Job) -> None:
+        """Give a new job its place."""
+        self.places[job.id] = self.begun
+        self.begun += 1
+        job.in_line = True
+        self.settle(job)
+
+    def settle(self, job: Job) -> None:
+        """Have a job that may have changed wait in line, or keep what it has; one that is over or held has neither."""
+        if job.state in TERMINAL:
+            self.leave(job.id)
+            job.in_line = False
+        elif job.held and job.state is JobState.PENDING:
+            self._go(job.id)
+            job.in_line = True
+        elif job.in_line:
+            entry = self.places[job.id], job.id
+            at = bisect_left(self.line, entry)
+            if self.line[at : at + 1] != [entry]:
+                self.line.insert(at, entry)
+
+    def leave(self, job_id: str) -> None:
+        """Forget a job."""
+        self._go(job_id)
+        self.places.pop(job_id, None)
+
+    def next(self) -> list[str]:
+        """Let the first jobs in line start, as far as there is room for them, and return their ids."""
+        room = max(self.most - len(self.open), 0)
+        found = [job_id for _, job_id in self.line[:room]]
+        del self.line[:room]
+        self.open.update(dict.fromkeys(found))
+        return found
+
+    def _go(self, job_id: str) -> None:
+        self.open.pop(job_id, None)
+        entry = self.places.get(job_id, -1), job_id
+        at = bisect_left(self.line, entry)
+        if self.line[at : at + 1] == [entry]:
+            del self.line[at]
 
 
 class JobTable(msgspec.Struct):
@@ -80,7 +127,8 @@ class JobTable(msgspec.Struct):
     sharers : dict of str to list of str
         Node → the jobs whose runs are under way there and share its devices.
     arrays : dict of str to ArrayWindow
-        The arrays of which only so many jobs run at a time, while any of their jobs is not over.
+        The arrays of which only so many jobs run at a time, while any of their jobs is not over: by id and user, as
+        what one user submits is not to keep the jobs of another.
     """
 
     by_id: dict[str, Job] = msgspec.field(default_factory=dict)
@@ -109,11 +157,10 @@ class JobTable(msgspec.Struct):
         job = self.by_id.pop(job_id, None)
         if job is None:
             return
-        if job.spec.array is not None and (window := self.arrays.get(job.spec.array.id)) is not None:
-            window.open.pop(job_id, None)
-            window.line.pop(job_id, None)
-            if not window.open and not window.line:
-                del self.arrays[job.spec.array.id]
+        if (window := self.arrays.get(_window_id(job.spec))) is not None:
+            window.leave(job_id)
+            if not window.places:
+                del self.arrays[_window_id(job.spec)]
         if self.sharers:
             for node_id in [node_id for node_id, there in self.sharers.items() if job_id in there]:
                 leave(self, job, node_id, max(job.finished_s, job.share_since_s))
@@ -129,48 +176,38 @@ def _with_line(jobs: JobTable, touched: list[Job], at_s: float) -> list[Job]:
     """Let jobs of arrays start in the place of those that are over or held; return these and what was touched."""
     windows = {}
     for job in touched:
-        window = jobs.arrays.get(job.spec.array.id) if job.spec.array is not None else None
-        if window is None or (job.id not in window.open and job.id not in window.line):
+        window = jobs.arrays.get(_window_id(job.spec))
+        if window is None or job.id not in window.places:
             continue
         windows[id(window)] = window
-        if job.state in TERMINAL:
-            window.open.pop(job.id, None)
-            window.line.pop(job.id, None)
-            job.in_line = False
-        elif job.held and job.state is JobState.PENDING and job.id in window.open:
-            del window.open[job.id]
-            window.line, job.in_line = {job.id: None, **window.line}, True
-        if not window.open and not window.line and job.spec.array is not None:
-            del jobs.arrays[job.spec.array.id]
+        window.settle(job)
+        if not window.places:
+            del jobs.arrays[_window_id(job.spec)]
     let_in = [job for window in windows.values() for job in _let_in(jobs, window, at_s)]
     return [*touched, *(job for job in let_in if job not in touched)] if let_in else touched
 
 
 def _let_in(jobs: JobTable, window: ArrayWindow, at_s: float) -> list[Job]:
-    """Let the first jobs in line that nobody holds start, as far as the window has room for them."""
-    room = window.most - len(window.open)
-    if room <= 0:
-        return []
-    waiting = (job for job_id in window.line if (job := jobs.by_id.get(job_id)) is not None and not job.held)
-    found = list(islice(waiting, room))
+    """Let the first jobs in line start, as far as the window has room for them."""
+    found = [jobs.by_id[job_id] for job_id in window.next()]
     for job in found:
-        del window.line[job.id]
-        window.open[job.id] = None
-        job.in_line, job.unblocked_s = False, at_s
+        job.in_line = False
+        if at_s > job.submitted_s:
+            job.unblocked_s = at_s
     return found
 
 
+def _window_id(spec: JobSpec) -> str:
+    """Return under what the window of a job's array is kept; an array's id has no slash."""
+    return f"{spec.array.id}/{spec.user}" if spec.array is not None else ""
+
+
 def _enter_line(jobs: JobTable, job: Job) -> None:
-    """Have a new job of an array wait for its turn, if only so many run at a time and so many come before it."""
+    """Have a new job of an array wait for its turn, which may be at once, if only so many run at a time."""
     array = job.spec.array
     if array is None or not array.most or job.sample is not None:
         return
-    window = jobs.arrays.setdefault(array.id, ArrayWindow(array.most))
-    window.most = array.most
-    if len(window.open) < window.most and not job.held:
-        window.open[job.id] = None
-    else:
-        window.line[job.id], job.in_line = None, True
+    jobs.arrays.setdefault(_window_id(job.spec), ArrayWindow(array.most)).enter(job)
 
 
 def endings(job: Job, at_s: float) -> Iterator[Event]:

@@ -27,6 +27,8 @@ class NotificationRuleSet(Event, frozen=True, kw_only=True, tag="notify.rule_set
         Also of jobs that wait for longer, in seconds; 0: of none.
     about : str
         Of this job, or of the trials of this sweep; empty: of all jobs of the person.
+    kept_as : str
+        The name under which the gateway keeps its address; empty: the rule's id.
     """
 
     user: str
@@ -35,6 +37,7 @@ class NotificationRuleSet(Event, frozen=True, kw_only=True, tag="notify.rule_set
     on: tuple[NotifyKind, ...] = ()
     waiting_s: float = 0.0
     about: str = ""
+    kept_as: str = ""
     by: str = ""
 
 

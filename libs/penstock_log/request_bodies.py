@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Meta
 
 from penstock_log.session_messages import Purpose, SessionId
-from penstock_log.spec import JobSpec, Name, NotifyKind, Role, Seconds, Setting, SweepSpec
+from penstock_log.spec import MOST_GPUS, JobSpec, Name, NotifyKind, Role, Seconds, Setting, SweepSpec
 
 At = Optional[Union[int, float, str]]
 Limit = Annotated[int, Meta(ge=1, le=1000)]
@@ -155,10 +155,11 @@ class BulkRequest(GatewayRequest, frozen=True, kw_only=True):
     where : JobFilter or None
         The jobs that match, of those in which the verb would change something; None where ``ids`` says which.
     state : tuple of str
-        With ``ids``: leave out what is in none of these two-letter states. Empty: of an array that is to be retried,
-        what has not failed is left out, and else nothing.
+        With ``ids``: leave out what is in none of these two-letter states; empty: nothing. Of an array, ``retry``
+        leaves out in any case what neither failed nor was cancelled, and what was retried before.
     after : int
-        With ``where``: only jobs that were submitted behind this stream sequence: ``next`` of the answer before.
+        With ``where``: only jobs that were submitted behind this stream sequence: ``next`` of the answer before. Where
+        an array or a group is cancelled or held, the last jobs come first: before it.
     limit : int
         With ``where``: look at so many jobs at most.
     dry_run : bool
@@ -299,6 +300,41 @@ class PolicyRequest(GatewayRequest, frozen=True, kw_only=True):
     set: dict[str, Setting] = {}
     unset: tuple[str, ...] = ()
     reset: bool = False
+    by: Who = ""
+    reason: Reason = ""
+
+
+class ReserveRequest(GatewayRequest, frozen=True, kw_only=True):
+    """
+    Reserve devices of a pool for a team and a time.
+
+    Attributes
+    ----------
+    from_s, until_s : float
+        Seconds since the epoch; a begin in the past is now.
+    """
+
+    team: Name
+    gpus: Annotated[int, Meta(ge=1, le=MOST_GPUS)]
+    until_s: float
+    from_s: float = 0.0
+    pool: Name = "default"
+    by: Who = ""
+    reason: Reason = ""
+
+
+class UnreserveRequest(GatewayRequest, frozen=True, kw_only=True):
+    """
+    Cancel a reservation.
+
+    Attributes
+    ----------
+    pool : str
+        Empty: whichever has a reservation of this id.
+    """
+
+    id: str
+    pool: str = ""
     by: Who = ""
     reason: Reason = ""
 

@@ -108,7 +108,9 @@ class RunSeries(msgspec.Struct, kw_only=True):
         self.left_out = max(self.left_out, left_out)
 
     def halve(self) -> None:
-        """Make one row of each two behind the first."""
+        """Make one row of each two behind the first; without rows there is nothing to do."""
+        if not self.steps:
+            return
         if len(self.steps) % 2:
             self.in_last += self.stride
         self.stride *= 2

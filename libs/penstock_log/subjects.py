@@ -228,7 +228,7 @@ def extensions(entity_id: str) -> str:
 
 job: Final = _named("evt.job")
 request: Final = _named("evt.request")  # what people ask of a sweep or a node
-policy: Final = _named("evt.policy")  # what is set live for a pool
+policy: Final = _named("evt.policy")  # what is set live for a pool, and what of it is reserved
 profile: Final = _named("evt.profile")
 rank: Final = _named("evt.rank")
 round_: Final = _named("evt.round")

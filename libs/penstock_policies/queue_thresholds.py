@@ -14,6 +14,8 @@ Floats = npt.NDArray[np.float64]
 DEFAULT_GPU_S: Final = (3_600.0, 36_000.0)
 """While too few jobs have completed: an hour and ten hours of one device."""
 
+SHORTEST_GPU_S: Final = 1.0
+"""Shorter jobs count as so long: what they need is mostly their start, and no preemption for them pays."""
 LOAD: Final = 0.9
 """The load for which thresholds are worked out: without a queue, no order matters."""
 GRID: Final = 48
@@ -29,7 +31,7 @@ def learnt_thresholds_gpu_s(lengths_gpu_s: Sequence[float]) -> tuple[float, ...]
     Parameters
     ----------
     lengths_gpu_s : (N,) floats, GPU-seconds, positive, rising
-        What completed jobs needed.
+        What completed jobs needed; :data:`SHORTEST_GPU_S` where it was less.
 
     Returns
     -------
@@ -56,7 +58,7 @@ def learnt_thresholds_gpu_s(lengths_gpu_s: Sequence[float]) -> tuple[float, ...]
     """
     if not len(lengths_gpu_s):
         return DEFAULT_GPU_S
-    levels = _levels(np.sort(np.asarray(lengths_gpu_s, dtype=np.float64)))
+    levels = _levels(np.sort(np.maximum(np.asarray(lengths_gpu_s, dtype=np.float64), SHORTEST_GPU_S)))
     first, second = np.triu_indices(len(levels.limits), 1)
     top = len(levels.limits) - 1  # no limit: behind it comes nobody
     pairs = _mean_s(levels, first[second < top], second[second < top])

@@ -28,7 +28,8 @@ from penstock_scheduler.wait_causes import PoolMoment
 LOOKED_AT: Final = 256
 """Most waiting jobs of one demand that shares which a round looks at: if all start, the next looks at the others."""
 
-_PASSING: Final = frozenset({"backoff", "begin", "profiling"})  # other reasons hold for all jobs of a demand
+_PASSING: Final = frozenset({"backoff", "begin", "profiling", "reservation"})
+"""Reasons of single jobs; others hold for all jobs of a demand."""
 
 
 class Candidates(msgspec.Struct, frozen=True):
@@ -101,7 +102,7 @@ class _Hindrances:
 
     def __init__(self, moment: PoolMoment) -> None:
         index = self._index = moment.pool.index
-        own = dict.fromkeys(index.delayed)
+        own = dict.fromkeys([*index.delayed, *moment.held_back])
         if len(index.fresh):
             fresh = index.fresh.irange((moment.now_s - moment.rules.await_profile_s, ""))
             own.update(dict.fromkeys(job_id for _, job_id in fresh))

@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from penstock_log import Device, Placement, Preemption, RoundDecided, Wait
-from penstock_scheduler import assignment, fairness, quotas, wait_causes
+from penstock_scheduler import assignment, fairness, quotas, reservations, wait_causes
 from penstock_scheduler.admission import Admission, admit
 from penstock_scheduler.assignment import ASSIGNMENTS, Busy, DeviceSupply, MatchedJobs
 from penstock_scheduler.candidates import Candidates, candidates
@@ -169,6 +169,7 @@ def borrowers_of(pool: PoolView, now_s: float, rules: RoundRules) -> Collection[
 
 
 def _input(pool: PoolView, now_s: float, rules: RoundRules) -> _RoundInput:
+    rules = reservations.rules_at(rules, pool.team_reservations, now_s)
     context, supply, covered = pool.context(now_s, rules), pool.supply(), NO_QUOTAS
     before = RoundAftermath(pool.name, pool.index.nodes, supply.whole, supply.free, backfills=pool.mode.backfills)
     moment = PoolMoment(pool, before, now_s, rules)
@@ -194,7 +195,8 @@ def _decided(
     moment, looked_at = given.moment, given.looked_at
     pool, now_s, rules = moment.pool, moment.now_s, moment.rules
     placements, preemptions = _placements(given.pool, draft), _preemptions(given, draft.admitted, evicted)
-    next_s = min(looked_at.wake_s, draft.admitted.wake_s, _later_s(draft, now_s))
+    changes_s = reservations.next_change_s(pool.team_reservations, now_s)
+    next_s = min(looked_at.wake_s, draft.admitted.wake_s, _later_s(draft, now_s), changes_s)
     keeps = draft.admitted.reserved
     quiet = not placements and not preemptions and keeps == pool.reservations
     again_s = pool.explained_s + rules.explain_every_s

@@ -116,6 +116,9 @@ class RoundRules(msgspec.Struct, frozen=True, kw_only=True):
         Of a device's memory: what jobs that take turns on it leave alone.
     most_sharers : int
         Most jobs on one device.
+    reserve_ahead_s : float
+        A job that could not save and says nothing of its length is taken to run this long where a reservation is to
+        begin; see :mod:`penstock_scheduler.reservations`.
     quotas : dict of str to int
         Team → devices that are its own; what nobody claims is lent. Empty: there are no quotas.
     """
@@ -136,6 +139,7 @@ class RoundRules(msgspec.Struct, frozen=True, kw_only=True):
     topology: tuple[str, ...] = ("zone", "rack")
     lane_reserve_share: Annotated[float, Meta(ge=0, lt=1)] = 0.05
     most_sharers: Annotated[int, Meta(ge=1, le=1000)] = 64
+    reserve_ahead_s: Seconds = 3600.0
     quotas: dict[str, Annotated[int, Meta(ge=0)]] = {}
 
     def __post_init__(self) -> None:

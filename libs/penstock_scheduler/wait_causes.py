@@ -4,10 +4,10 @@ Causes for which jobs wait: for each job the one cause that dominates, its evide
 A remedy is true: it names only what, done alone, lets a job fit that can never fit. What would let a job start that
 waits its turn, only the round itself can say: see :mod:`penstock_scheduler.what_if`.
 
-:func:`hindered` finds, before a round, the jobs that no device could start: they are held, can never fit, back off, or
-wait for their speeds or size. :func:`waits` explains, after the round, the jobs that it did not start, from the
-:class:`RoundAftermath`. Jobs that share devices have causes of their own: what they need beside others, and what there
-is.
+:func:`hindered` finds, before a round, the jobs that no device could start: they are held, can never fit, back off,
+wait for their speeds or size, or would run into a reservation. :func:`waits` explains, after the round, the jobs that
+it did not start, from the :class:`RoundAftermath`. Jobs that share devices have causes of their own: what they need
+beside others, and what there is.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from penstock_log import Cause, Device, Job, JobSpec, Wait
 from penstock_log.spec import BESIDE_LOCAL_BYTES, runtimes_of
 from penstock_log.text import gibibytes, listed, rounded_down
 from penstock_policies import sample_plan
+from penstock_scheduler import reservations
 from penstock_scheduler.assignment import DeferredJob
 from penstock_scheduler.placement import FreeDevices, Located
 from penstock_scheduler.pool.pool_view import PoolView
@@ -35,6 +36,7 @@ from penstock_scheduler.sharing.shared_devices import SharingDemand, asking
 from penstock_scheduler.sharing.shared_placement import SharedPlacement
 
 _MOST_NAMED: Final = 3
+_SHORTER: Final = "set a time limit that ends before it, or have the script save checkpoints"
 _MOST_DEMANDS: Final = 15
 """How many smaller demands on hosts are looked at, and the one that all nodes can meet."""
 
@@ -446,7 +448,7 @@ class HinderedJobs(msgspec.Struct):
     wake_s: float = math.inf
 
 
-class PoolMoment(msgspec.Struct, frozen=True):
+class PoolMoment(msgspec.Struct, frozen=True, dict=True):
     """A pool as a round finds it."""
 
     pool: PoolView
@@ -454,9 +456,15 @@ class PoolMoment(msgspec.Struct, frozen=True):
     now_s: float
     rules: RoundRules
 
+    @cached_property
+    def held_back(self) -> Mapping[str, WaitCause]:
+        """The waiting jobs that would run into a reservation, and why each is not started."""
+        found = reservations.held_back(self.pool, len(self.aftermath.whole), self.now_s, self.rules.reserve_ahead_s)
+        return {job_id: WaitCause("reservation", evidence, _SHORTER) for job_id, evidence in found.items()}
+
 
 def hindered(waiting: Sequence[RankedJob], moment: PoolMoment) -> HinderedJobs:
-    """Return the waiting jobs that are held, can never fit, are backing off, or wait for their speeds or their size."""
+    """Return the waiting jobs that are held, can never fit, back off, would run into a reservation, or lack speeds."""
     found = HinderedJobs()
     impossible: dict[tuple[object, ...], WaitCause | None] = {}
     for _, _, job_id, job in waiting:
@@ -528,6 +536,14 @@ def _hindrance(job: Job, impossible: WaitCause | None, moment: PoolMoment) -> tu
         return never, math.inf
     if job.not_before_s > now_s:
         return _too_early(job, now_s), job.not_before_s
+    if job.id in moment.held_back:
+        return moment.held_back[job.id], math.inf  # a round follows at its begin in any case
+    return _unprofiled(job, moment)
+
+
+def _unprofiled(job: Job, moment: PoolMoment) -> tuple[WaitCause | None, float]:
+    """Return what of a new job is still being measured, and until when it waits for that."""
+    now_s = moment.now_s
     until_s = job.eligible_s + moment.rules.await_profile_s
     if until_s <= now_s:
         return None, math.inf

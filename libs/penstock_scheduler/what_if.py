@@ -46,6 +46,7 @@ from penstock_policies import sample_plan
 from penstock_policies.queue_policies import newcomer
 from penstock_scheduler.fairness import FairnessProgress
 from penstock_scheduler.pool.pool_view import PoolView
+from penstock_scheduler.reservations import rules_at
 from penstock_scheduler.round import decide_pool
 from penstock_scheduler.round_types import RoundRules
 from penstock_scheduler.sizing.pool_sizes import ShownBehaviour, SizingKnowledge, asked, key_of
@@ -146,6 +147,7 @@ def submitted(
     The job has the place that the ranker gives to a job that comes now.
     """
     job = Job(id=TRIED, spec=spec, submitted_s=now_s, pending_since_s=now_s, held=spec.hold, profile_key=key)
+    job.limit_s = spec.time_limit_s
     job.blocked, job.not_before_s = bool(spec.after), spec.begin_s
     job.epoch = int(spec.elastic if sized is None else sized)
     position = newcomer(pool.mode.order, spec, now_s)
@@ -258,6 +260,8 @@ def first_size(
     scaled: Mapping[str, tuple[Scalability, ...]],
     now_s: float,
     settings: SizingSettings | None = None,
+    *,
+    quotas: Mapping[str, int] | None = None,
 ) -> Job:
     """
     Return a new elastic job with its first size, or with its smallest size if there is no room for it.
@@ -274,6 +278,8 @@ def first_size(
         Workload key → its measured scaling on each kind of device.
     settings : SizingSettings, optional
         Settings of the autoscaler.
+    quotas : mapping of str to int, optional
+        Team → devices that are its own now.
     """
     entries, chosen = pool.index.entries, settings or SizingSettings()
     smallest = entries[TRIED].ranked.job
@@ -281,7 +287,17 @@ def first_size(
     jobs = [*(entry.ranked.job for job_id, entry in entries.items() if job_id != TRIED), new]
     shown = ShownBehaviour(saves={key_of(job): True for job in jobs if job.checkpoint is not None})
     costs = pool.history.costs
-    known = SizingKnowledge(pool.cluster, pool.ranks, scaled, pool.speeds, costs, returning={}, shown=shown)
+    known = SizingKnowledge(
+        pool.cluster,
+        pool.ranks,
+        scaled,
+        pool.speeds,
+        costs,
+        returning={},
+        shown=shown,
+        quotas=quotas or {},
+        mode=pool.mode,
+    )
     problem = asked(known, jobs, pool.name, now_s, chosen)
     sized = problem.sizing(chosen, pool.mode).jobs.get(TRIED)
     if sized is None or not sized.gpus:
@@ -324,7 +340,9 @@ def followed(
         if placement is None:
             pool = stack.enter_context(changed(pool, *samples))
             if spec.elastic and scaled is not None:
-                pool = stack.enter_context(changed(pool, first_size(pool, spec, scaled, now_s, settings)))
+                quotas = rules_at(rules, pool.team_reservations, now_s).quotas
+                sized = first_size(pool, spec, scaled, now_s, settings, quotas=quotas)
+                pool = stack.enter_context(changed(pool, sized))
             pool, placement = stack.enter_context(settled(pool, TRIED, now_s, rules))
         yield pool, placement
 

@@ -232,7 +232,7 @@ def decider(node_id: str) -> Decider[AggregatorState]:
     return Decider(
         name="aggregator",
         state=AggregatorState,
-        schema=f"aggregator.v2 {node_id}",
+        schema=f"aggregator.v3 {node_id}",
         apply=partial(apply, node_id),
         decide=lambda state, now_s: Decision(),  # noqa: ARG005 - what a decider is called with
         leads=False,

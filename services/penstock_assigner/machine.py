@@ -35,7 +35,7 @@ def decider(settings: AssignerSettings | None = None) -> Decider[AssignerState]:
     return Decider(
         name="assigner",
         state=AssignerState,
-        schema="assigner.2",
+        schema="assigner.3",
         apply=apply,
         decide=partial(decide, settings=settings or AssignerSettings()),
         reads=OF_NODES | OF_AGGREGATION | lifecycle.OF_JOBS,

@@ -35,6 +35,8 @@ from penstock_log import (
     JobTable,
     JobUnblocked,
     PolicySet,
+    ReservationCancelled,
+    ReservationMade,
     RoundDecided,
     RunBusyAgain,
     RunCheckpointed,
@@ -46,6 +48,7 @@ from penstock_log import (
     SamplesRequested,
     Scalability,
     ScaleDecided,
+    Setting,
     Size,
     WorkloadProfiled,
     WorkloadScaled,
@@ -56,21 +59,44 @@ from penstock_policies import elastic
 from penstock_policies.idleness import IdleRules, IdleRun, note_idleness
 from penstock_policies.queue_policies import BY_QUEUE, DispatchMode
 from penstock_policies.workload_stats import PreemptionCosts, Speeds
+from penstock_scheduler.pool.pool_settings import MatcherSettings, overlaid
+from penstock_scheduler.pool.scheduler_state import PoolReservations, note_reservation
+from penstock_scheduler.reservations import next_change_s, rules_at
 from penstock_scheduler.sizing.pool_sizes import ShownBehaviour, SizingKnowledge, SizingProblem, asked, key_of
 from penstock_scheduler.sizing.problem import SizeGrant, SizeRequest, SizingDecision, SizingSettings
 
+_OTHERS: Final[frozenset[type[Event]]] = frozenset(
+    (
+        JobsRanked,
+        PolicySet,
+        ReservationCancelled,
+        ReservationMade,
+        RunBusyAgain,
+        RunIdle,
+        WorkloadProfiled,
+        WorkloadScaled,
+    )
+)
+"""What the autoscaler reads beside facts about jobs and nodes."""
 
-def decider(settings: SizingSettings | None = None) -> Decider[AutoscalerState]:
-    """Return the autoscaler as the shell, the simulator and tests run it."""
+
+def decider(settings: SizingSettings | None = None, matcher: MatcherSettings | None = None) -> Decider[AutoscalerState]:
+    """
+    Return the autoscaler as the shell, the simulator and tests run it.
+
+    Parameters
+    ----------
+    matcher : MatcherSettings, optional
+        The matcher's settings, for the quotas that its file has.
+    """
+    chosen, of_matcher = settings or SizingSettings(), matcher or MatcherSettings()
     return Decider(
         name="autoscaler",
         state=AutoscalerState,
-        schema="autoscaler.6",
+        schema="autoscaler.8",
         apply=apply,
-        decide=partial(decide, settings=settings or SizingSettings()),
-        reads=OF_NODES
-        | lifecycle.OF_JOBS
-        | {JobsRanked, WorkloadProfiled, WorkloadScaled, PolicySet, RunIdle, RunBusyAgain},
+        decide=partial(decide, settings=chosen, matcher=of_matcher),
+        reads=OF_NODES | lifecycle.OF_JOBS | _OTHERS,
         ignores=frozenset({RunMeasured}),
     )
 
@@ -93,6 +119,7 @@ def apply(state: AutoscalerState, event: Event, seq: int) -> None:
             for name in state.pools:
                 state.note(name, seq, "nodes")
     _learn(state, event, seq)
+    _note_quotas(state, event, seq)
     _note_idleness(state, event, seq)
     changed = state.jobs.apply(event)
     if isinstance(event, ScaleDecided):
@@ -124,6 +151,18 @@ def _note_key(state: AutoscalerState, key: str, seq: int) -> None:
     for name, pool in state.pools.items():
         if any(key_of(state.jobs[job_id]) == key for job_id in pool.elastic):
             state.note(name, seq, "profile")
+
+
+def _note_quotas(state: AutoscalerState, event: Event, seq: int) -> None:
+    """Note what is set live for a pool, its quotas among it, and what is reserved."""
+    match event:
+        case PolicySet():
+            state.live[event.pool] = event.settings
+        case ReservationMade() | ReservationCancelled():
+            if note_reservation(state.reserved, event):
+                state.note(event.pool, seq)
+        case _:
+            pass
 
 
 def _note_idleness(state: AutoscalerState, event: Event, seq: int) -> None:
@@ -278,7 +317,7 @@ MOST_DEMANDS: Final = 1_000
 """In one fact, which has to fit in a message of the log: the others follow in the next ones."""
 
 
-def decide(state: AutoscalerState, now_s: float, settings: SizingSettings) -> Decision:
+def decide(state: AutoscalerState, now_s: float, settings: SizingSettings, matcher: MatcherSettings) -> Decision:
     """Return the changes of sizes; a pool is looked at after a change there, or at a time that its last look named."""
     proposals, wake_s = [], math.inf
     for name, pool in sorted(state.pools.items()):
@@ -288,7 +327,7 @@ def decide(state: AutoscalerState, now_s: float, settings: SizingSettings) -> De
         changed = rest is None or rest.seq != pool.change.seq
         if rest is None or changed or rest.until_s <= now_s:
             because = pool.change.because if changed else "interval"
-            fact, until_s = _pool(state, name, now_s, because, settings)
+            fact, until_s = _pool(state, name, now_s, because, settings, matcher=matcher)
             if fact is not None:
                 proposals.append(Proposal(subject=subjects.scale(name), facts=(fact,), cause=pool.change.seq))
                 continue
@@ -298,11 +337,18 @@ def decide(state: AutoscalerState, now_s: float, settings: SizingSettings) -> De
 
 
 def _pool(
-    state: AutoscalerState, name: str, now_s: float, because: Because, settings: SizingSettings
+    state: AutoscalerState,
+    name: str,
+    now_s: float,
+    because: Because,
+    settings: SizingSettings,
+    *,
+    matcher: MatcherSettings,
 ) -> tuple[ScaleDecided | None, float]:
     """Return the changes of sizes in a pool, and when to look again if there are none."""
     pool = state.pools[name]
     due, next_s = _due(state, name, now_s)
+    quotas, changes_s = _quotas(state, name, now_s, matcher)
     known = SizingKnowledge(
         state.cluster,
         state.ranks,
@@ -312,13 +358,15 @@ def _pool(
         state.returning,
         state.shown,
         idle={**state.shrunk, **due},
+        quotas=quotas,
+        mode=pool.mode,
     )
     wanted = asked(known, (state.jobs[job_id] for job_id in pool.jobs), name, now_s, settings)
     sizing = wanted.sizing(settings, pool.mode)
     dropped = tuple(job_id for job_id in sizing.dropped if job_id not in wanted.mute and wanted.devices)
     demands = tuple(islice(_demands(state, wanted, sizing, set(dropped), due), MOST_DEMANDS))
     if not demands and not dropped:
-        return None, min(wanted.again_s, next_s, now_s + settings.interval_s)
+        return None, min(wanted.again_s, next_s, changes_s, now_s + settings.interval_s)
     if because == "interval" and any(not state.jobs[demand.job_id].epoch for demand in demands):
         because = "arrival"  # it has waited long enough for its profile
     fact = ScaleDecided(
@@ -330,6 +378,14 @@ def _pool(
         scaling=sizing.scaling,
     )
     return fact, now_s
+
+
+def _quotas(state: AutoscalerState, name: str, now_s: float, matcher: MatcherSettings) -> tuple[dict[str, int], float]:
+    """Return the quotas of a pool's teams now, with what is reserved, and when a reservation begins or ends next."""
+    reserved = state.reserved.get(name)
+    reservations = tuple(reserved.by_id.values()) if reserved is not None else ()
+    rules = rules_at(overlaid(matcher.of(name), state.live.get(name, {})), reservations, now_s)
+    return rules.quotas, next_change_s(reservations, now_s)
 
 
 def _demands(
@@ -460,6 +516,10 @@ class AutoscalerState(msgspec.Struct, dict=True):
         Job → its last demand that changed nothing.
     shown : ShownBehaviour
         The behaviour that runs of elastic jobs have shown.
+    live : dict of str to dict of str to Setting
+        Pool → what is set live for it.
+    reserved : dict of str to PoolReservations
+        Pool → its reservations for teams.
     idle_rules : dict of str to IdleRules
         Pool → its rule for idle runs.
     idle : dict of str to IdleRun
@@ -478,6 +538,8 @@ class AutoscalerState(msgspec.Struct, dict=True):
     returning: dict[str, str] = msgspec.field(default_factory=dict)
     void: dict[str, Demand] = msgspec.field(default_factory=dict)
     shown: ShownBehaviour = msgspec.field(default_factory=ShownBehaviour)
+    live: dict[str, dict[str, Setting]] = msgspec.field(default_factory=dict)
+    reserved: dict[str, PoolReservations] = msgspec.field(default_factory=dict)
     idle_rules: dict[str, IdleRules] = msgspec.field(default_factory=dict)
     idle: dict[str, IdleRun] = msgspec.field(default_factory=dict)
     shrunk: dict[str, ShrunkJob] = msgspec.field(default_factory=dict)

@@ -187,7 +187,7 @@ def decider() -> Decider[ExecutorState]:
     return Decider(
         name="executor",
         state=ExecutorState,
-        schema="executor.v7",
+        schema="executor.v8",
         apply=apply,
         decide=lambda state, now_s: Decision(),  # noqa: ARG005
         leads=False,

@@ -327,10 +327,11 @@ def ended(run: LocalRun, job: Job, node_id: str, now_s: float, limit_s: float = 
 def _verdict(run: LocalRun, job: Job, limit_s: float) -> tuple[Outcome, str, RunProcess]:
     if run.refused:
         return "failed", run.refused, RunProcess()
-    rank = _decisive(run)
+    rank, ending = _decisive(run), _ending(run, job)
     if not any(each.failed for each in run.ranks.values()):
+        if ending == "preempted" and run.termed_s and not all(each.done for each in run.ranks.values()):
+            return "preempted", run.why or job.reason, rank  # it has heeded TERM, as programs do that save then
         return "completed", "", rank
-    ending = _ending(run, job)
     if run.unfit and run.crashed and ending != "cancelled":
         return "lost", f"{run.unfit}; {_reason(run, rank)}", rank
     return (*_outcome(run, job, ending, rank, limit_s), rank)

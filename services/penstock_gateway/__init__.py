@@ -20,6 +20,7 @@ In reading order:
 * ``job_entry``: Who may enter which process of a running job.
 * ``job_dependencies``: What a new job may wait for.
 * ``people``: The rules of commands about people.
+* ``team_reservations``: The rules of commands about reservations.
 * ``archived_ids``: Whose the ids of archived jobs were.
 * ``user_queues``: Requests of many users, served in turn.
 * ``code_store``: What users upload of the folders in which their jobs run.

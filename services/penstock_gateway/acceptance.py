@@ -10,6 +10,7 @@ sweeps, nodes and pools that are there. :func:`job_named` and its neighbours fin
 
 from __future__ import annotations
 
+import hashlib
 import json
 import posixpath
 import re
@@ -72,6 +73,7 @@ _READ: Final = frozenset({"digest", "opaque"})
 _LONGEST_NAME: Final = 63
 MOST_STRING_BYTES: Final = 128 * 1024
 """The longest argument or variable of a program under Linux, its final zero included (``MAX_ARG_STRLEN``)."""
+_HASH: Final = 12
 _RETRY: Final = re.compile(r"(.+)-r(\d{1,6})")
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _MOST_SECRETS: Final = 64
@@ -140,6 +142,7 @@ def job(
         return Acceptable(id=spec.id, seq=past.seq, warnings=warnings)
     _check_free_id(state, spec.id, state.sweeps, caller)
     check_parent(spec, caller)
+    check_array(state, spec)
     _strictly(strict, warnings)
     check_beginning(state, spec)
     job_dependencies.check(state, spec, caller)
@@ -154,6 +157,8 @@ def job(
 def sweep(state: GatewayState, spec: SweepSpec, *, strict: bool, now_s: float, caller: Caller = SERVICE) -> Acceptable:
     """Accept a sweep whose id is given; errors as for :func:`job`."""
     check(spec.job, "$.job")
+    if spec.job.array is not None:
+        raise BadInput("$.job.array: trials are no jobs of an array; leave it out")
     validation.check(spec)
     try:
         search.check(spec)
@@ -279,6 +284,22 @@ def _strictly(strict: bool, warnings: tuple[str, ...]) -> None:
         raise RequestRefused(BAD, f"refused, as `strict` asks: {'; '.join(warnings)}")
 
 
+def check_array(state: GatewayState, spec: JobSpec) -> None:
+    """Refuse a job of an array whose id is another than its own there, or whose array is another user's."""
+    if (array := spec.array) is None:
+        return
+    own = f"{array.id}-{array.index}"
+    before = state.jobs.get(spec.retry_of) if spec.retry_of else None
+    is_retry = before is not None and before.spec.array == array and spec.id == retry_id(before.id)
+    if spec.id and spec.id != own and not is_retry:
+        raise BadInput(
+            f"$.array: job {array.index} of the array {array.id} has the id {own}, got {spec.id}; leave `array` out"
+        )
+    members = state.members.get(array.id, ())
+    if members and state.jobs[members[0]].spec.user != spec.user:
+        raise RequestRefused(CONFLICT, f"the id {array.id} is that of another array; choose another id")
+
+
 def check_beginning(state: GatewayState, spec: JobSpec) -> None:
     """Refuse a job that would begin with the checkpoint of a job that is not there, or is another user's."""
     if not spec.begins_from:
@@ -304,7 +325,7 @@ def check(spec: JobSpec, path: str = "$") -> None:
         for name in spec.env
         if not name or "=" in name
     ]
-    problems += [f"{path}.{problem}" for problem in (*_too_long(spec), *_unusable_secrets(spec))]
+    problems += [f"{path}.{problem}" for problem in (*_too_long(spec), *_unusable_secrets(spec), *_late_warning(spec))]
     if not spec.command[0].strip():
         problems.append(f"{path}.command[0]: expected a program, got {json.dumps(spec.command[0])}")
     if len(set(spec.kinds)) < len(spec.kinds):
@@ -338,6 +359,17 @@ def _code_problems(spec: JobSpec) -> Iterator[str]:
     cwd = posixpath.normpath(spec.cwd)
     if spec.code and cwd != "." and not code_tree.is_inside(cwd.encode(errors="replace")):
         yield f"cwd: expected a folder of the uploaded code, relative to it, got {json.dumps(spec.cwd)}"
+
+
+def _late_warning(spec: JobSpec) -> Iterator[str]:
+    """Yield what is wrong with a warning before a time limit."""
+    if not spec.time_limit_s and (spec.warn_signal or spec.warn_s):
+        yield "warn_s: there is no time limit to warn of; give one (time_limit_s, --time), or leave the warning out"
+    if spec.time_limit_s and spec.warn_s is not None and spec.warn_s >= spec.time_limit_s:
+        yield (
+            f"warn_s: expected less than the time limit of {spec.time_limit_s:g} s, got {spec.warn_s:g}: the job would "
+            "be warned as it starts"
+        )
 
 
 def _unusable_secrets(spec: JobSpec) -> Iterator[str]:
@@ -495,7 +527,7 @@ def would_change(state: GatewayState, asked: request_bodies.BulkRequest, job: Jo
     if job.sample is not None:
         return False
     if asked.verb == "retry":
-        states = asked.where.state if asked.where is not None else asked.state
+        states = asked.where.state if asked.where is not None else asked.state or ("F", "CA")
         failed = job.state is JobState.FAILED or (job.state is JobState.CANCELLED and "CA" in states)
         return failed and retry_id(job.id) not in state.jobs.by_id
     if job.state in TERMINAL or job.state is JobState.COMPLETING:
@@ -509,6 +541,8 @@ def retry_id(job_id: str) -> str:
     """
     Return the id of the job that runs in the place of one that failed.
 
+    Where it is too long, a hash of the id before stands for its end.
+
     Examples
     --------
     >>> retry_id("train"), retry_id("train-r1"), len(retry_id("x" * 63))
@@ -517,6 +551,8 @@ def retry_id(job_id: str) -> str:
     found = _RETRY.fullmatch(job_id)
     root, number = (found[1], int(found[2]) + 1) if found is not None else (job_id, 1)
     ending = f"-r{number}"
+    if len(root) + len(ending) > _LONGEST_NAME:
+        ending = f"-{hashlib.sha256(root.encode()).hexdigest()[:_HASH]}{ending}"
     return f"{root[: _LONGEST_NAME - len(ending)]}{ending}"
 
 
@@ -635,7 +671,7 @@ def set_policy(
     caller: Caller = SERVICE,  # noqa: ARG001 - all commands are called alike
 ) -> JobAction:
     """Change a pool's settings from now on, or return to those of its services; 404 if there is no such pool."""
-    _check_pool(state, ask.pool)
+    check_pool(state, ask.pool)
     before = state.policies.get(ask.pool, {})
     known = pool_settings.names()
     if unknown := [name for name in ask.unset if not pool_settings.is_live(name)]:
@@ -776,7 +812,8 @@ def _node_action(node: Node, what: str, after: str, fact: AnyEvent | None = None
     return JobAction(id=node.id, state=after, message=message, subject=subjects.request(node.id), fact=fact)
 
 
-def _check_pool(state: GatewayState, wanted: str) -> None:
+def check_pool(state: GatewayState, wanted: str) -> None:
+    """Refuse a pool that nothing is known of: 404."""
     known = sorted({*state.pools(), *state.policies})
     if wanted not in known:
         there = f"expected {listed(known)}" if known else "there is none yet"

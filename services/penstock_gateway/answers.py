@@ -9,7 +9,7 @@ turns a part of it into a view of :mod:`penstock_log.views`, which takes over th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final
@@ -25,7 +25,7 @@ from penstock_gateway.machine import GatewayState
 from penstock_gateway.past_tables import PastJobs
 from penstock_gateway.sweep_table import SweepRecord, TrialRow
 from penstock_gateway.why import WaitExplainer
-from penstock_log import ACTIVE, TERMINAL, Job, Trial, request_bodies, workload
+from penstock_log import ACTIVE, TERMINAL, Job, ReservationMade, Trial, request_bodies, workload
 from penstock_log.aggregation_messages import AggregatorReport
 from penstock_log.memory_messages import SlabOffer
 from penstock_log.records import compose
@@ -46,6 +46,7 @@ from penstock_log.views import (
     PoliciesView,
     PolicyView,
     ProfileView,
+    ReservationView,
     RungView,
     StatusView,
     SweepsView,
@@ -59,6 +60,7 @@ from penstock_policies.queue_thresholds import learnt_thresholds_gpu_s
 from penstock_policies.search.runs import SweepGoodput, TrialUse, account
 from penstock_scheduler.pool import pool_settings
 from penstock_scheduler.pool.pool_settings import MatcherSettings
+from penstock_scheduler.reservations import rules_at
 
 _NAMES: Final = 5
 _MOST_IN_FULL: Final = 1000
@@ -279,7 +281,11 @@ def policies(model: ReadModel) -> PoliciesView:
     """Return the settings that operators have set for each pool."""
     live = model.state.policies
     names = sorted(model.state.cluster.pools() | live.keys())
-    rules = {name: pool_settings.rules_of(model.state, name, model.settings) for name in names}
+    reserved = {name: model.state.reservations(name) for name in names}
+    rules = {
+        name: rules_at(pool_settings.rules_of(model.state, name, model.settings), reserved[name], model.now_s)
+        for name in names
+    }
     lengths = model.state.lengths
     found = tuple(
         PolicyView(
@@ -288,10 +294,28 @@ def policies(model: ReadModel) -> PoliciesView:
             quotas=dict(rules[name].quotas),
             alpha=rules[name].alpha,
             learnt_gpu_s=learnt_thresholds_gpu_s(lengths[name].edition_gpu_s if name in lengths else ()),
+            reservations=tuple(_reservations(reserved[name], model.now_s)),
         )
         for name in names
     )
     return PoliciesView(pools=found, defaults=pool_settings.defaults(), seq=model.seq)
+
+
+def _reservations(reserved: Iterable[ReservationMade], now_s: float) -> Iterator[ReservationView]:
+    for one in sorted(reserved, key=lambda one: one.from_s):
+        if one.until_s > now_s:
+            yield ReservationView(
+                id=one.reservation_id,
+                team=one.team,
+                gpus=one.gpus,
+                pool=one.pool,
+                state="in force" if one.from_s <= now_s else "to come",
+                from_s=one.from_s,
+                until_s=one.until_s,
+                made_s=one.at_s,
+                by=one.by,
+                reason=one.reason,
+            )
 
 
 def status(model: ReadModel, last_seq: int) -> StatusView:

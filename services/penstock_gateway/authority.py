@@ -43,6 +43,8 @@ LEAST: Final[dict[str, Role]] = {
     "resume": "operator",
     "remove": "operator",
     "policy": "operator",
+    "reserve": "operator",
+    "unreserve": "operator",
     "set_user": "admin",
     "remove_user": "admin",
     "dryrun": "user",

@@ -10,6 +10,7 @@ that comes again finds what the first one did, and changes nothing.
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
@@ -17,10 +18,19 @@ import msgspec
 import structlog
 
 from penstock_bus import Conflict, Endpoint, TooLarge, Unavailable
-from penstock_gateway import acceptance, job_dependencies, job_filter
+from penstock_gateway import acceptance, endpoints, job_dependencies, job_filter
 from penstock_gateway.authority import Admit, Caller
 from penstock_gateway.commands import Commands
-from penstock_gateway.endpoints import BAD, UNAVAILABLE, RequestRefused, endpoint, job_of, jobs_asked, unavailable
+from penstock_gateway.endpoints import (
+    BAD,
+    NOT_FOUND,
+    UNAVAILABLE,
+    RequestRefused,
+    endpoint,
+    job_of,
+    jobs_asked,
+    unavailable,
+)
 from penstock_gateway.machine import GatewayState
 from penstock_gateway.user_queues import RepeatedRequests, UserQueues, asker, names_itself
 from penstock_log import Job, JobSpec, request_bodies, subjects, validation
@@ -36,8 +46,11 @@ _PART: Final = 250
 """Facts that are appended as one: the commands of others wait for so many at most."""
 _FEW: Final = 8
 """Fewer than these are not worth being appended as one."""
+_STOPS: Final = frozenset({"cancel", "hold"})
 _AT_A_STRETCH: Final = 25
 """Specifications that are read before others have their turn."""
+_BEHIND_ALL: Final = "~"
+"""Sorts behind whatever an id has."""
 _log = structlog.get_logger("penstock.gateway")
 
 
@@ -130,37 +143,63 @@ class BulkCommands:
         await self._commands.catch_up()
         if (asked.verb == "extend") != (asked.limit_s is not None):
             raise BadInput("$.limit_s: is for `extend`, and `extend` needs it; 0: no limit")
-        given = dict.fromkeys(one for wanted in asked.ids for one in self._named(asked, wanted))
+        given = self._named(asked)
         if len(given) > request_bodies.MOST_AT_ONCE:
             raise BadInput(f"$.ids: names {len(given):,} jobs, with those of arrays; send `where` with `array` instead")
         chosen, matched, left = list(given), len(given), 0
         if asked.where is not None:
             found = self._matching(asked, asked.where, caller)
-            chosen, matched = [job.id for job in found[: asked.limit]], len(found)
+            page = found[: asked.limit]
+            chosen, matched = [job.id for job in (page[::-1] if _last_first(asked, asked.where) else page)], len(found)
             left = self._submitted_seq(found[asked.limit - 1]) if matched > asked.limit else 0
         if asked.dry_run:
-            answers = [self._preview(asked, job_id, caller) for job_id in chosen]
+            answers = [given.get(job_id) or self._preview(asked, job_id, caller) for job_id in chosen]
         else:
-            answers = await self._act_on(asked, chosen, caller, len(body))
+            there = self._in_line_first(asked, [job_id for job_id in chosen if given.get(job_id) is None])
+            done = dict(zip(there, await self._act_on(asked, there, caller, len(body)), strict=True))
+            answers = [given.get(job_id) or done[job_id] for job_id in chosen]
         changed, refused = sum(one.changed for one in answers), sum(one.code > 0 for one in answers)
         return BulkView(answers=tuple(answers), matched=matched, changed=changed, refused=refused, next=left)
 
-    def _named(self, asked: BulkRequest, wanted: str) -> list[str]:
-        """Return the jobs that an id names and the request is about: those of an array, or one, be it unknown."""
+    def _named(self, asked: BulkRequest) -> dict[str, BulkAnswer | None]:
+        """
+        Return the jobs that ids name, in order, and those of an array that one names, in the states that are asked for.
+
+        An id that names none has its refusal; all of them together look at all jobs once.
+        """
         state = self._commands.state
-        is_array = wanted not in state.jobs.by_id and wanted not in state.sweeps
-        members = job_dependencies.members_of(state, wanted) if is_array else []
-        named = members or [wanted]
-        if members and asked.verb == "retry":
-            named = [one for one in members if acceptance.would_change(state, asked, state.jobs[one])]
-        known = {one: state.jobs.get(one) for one in named} if asked.state else {}
-        return [one for one in named if (job := known.get(one)) is None or job.state in asked.state]
+        found: dict[str, BulkAnswer | None] = {}
+        known: list[str] | None = None
+        for wanted in asked.ids:
+            if wanted in state.jobs.by_id or wanted in state.sweeps:
+                found.setdefault(wanted)
+            elif members := job_dependencies.members_of(state, wanted):
+                if asked.verb == "retry":
+                    members = [one for one in members if acceptance.would_change(state, asked, state.jobs[one])]
+                found.update(dict.fromkeys(members))
+            else:
+                known = sorted(job.id for job in state.jobs if job.sample is None) if known is None else known
+                job_id, refused = _beginning(known, wanted)
+                found.setdefault(job_id, refused)
+        if asked.state:
+            there = {job_id: state.jobs.get(job_id) for job_id in found}
+            return {one: found[one] for one, job in there.items() if job is None or job.state in asked.state}
+        return found
+
+    def _in_line_first(self, asked: BulkRequest, chosen: list[str]) -> list[str]:
+        """Return the jobs in the order of the acts: none that is stopped is to let one start that is stopped next."""
+        if asked.verb not in _STOPS:
+            return chosen
+        jobs = self._commands.state.jobs
+        return sorted(chosen, key=lambda job_id: (job := jobs.get(job_id)) is None or not job.in_line)
 
     def _matching(self, asked: BulkRequest, where: request_bodies.JobFilter, caller: Caller) -> list[Job]:
-        """Return the jobs that a filter chooses, by submission."""
+        """Return the jobs that a filter chooses, in the order of its pages."""
         matching = job_filter.matching(self._commands.state, where, caller)
         changing = (job for job in matching if acceptance.would_change(self._commands.state, asked, job))
-        return [job for job in changing if self._submitted_seq(job) > asked.after]
+        if not _last_first(asked, where):
+            return [job for job in changing if self._submitted_seq(job) > asked.after]
+        return [job for job in reversed(list(changing)) if not asked.after or self._submitted_seq(job) < asked.after]
 
     def _submitted_seq(self, job: Job) -> int:
         return self._commands.state.histories[job.id].seq
@@ -185,7 +224,7 @@ class BulkCommands:
         """Return what submits a job in the place of each that failed."""
 
         def spec_of(job_id: str) -> JobSpec:
-            return acceptance.retried(self._commands.state, job_id, caller)
+            return self._retry_of(job_id, caller)
 
         async def together(part: Sequence[str]) -> list[BulkAnswer | Exception | None]:
             specs: dict[int, JobSpec] = {}
@@ -206,11 +245,15 @@ class BulkCommands:
 
         return _Work(together, alone, _refused)
 
+    def _retry_of(self, job_id: str, caller: Caller) -> JobSpec:
+        """Return what is submitted in the place of a job: by who retries it, with the rights that he has now."""
+        return caller.stamp(acceptance.retried(self._commands.state, job_id, caller))
+
     def _preview(self, asked: BulkRequest, job_id: str, caller: Caller) -> BulkAnswer:
         """Return what would become of a job."""
         try:
             if asked.verb == "retry":
-                spec = acceptance.retried(self._commands.state, job_id, caller)
+                spec = self._retry_of(job_id, caller)
                 return _retried(
                     spec, SubmitAnswer(id=spec.id, seq=0, created=spec.id not in self._commands.state.jobs.by_id)
                 )
@@ -218,6 +261,22 @@ class BulkCommands:
         except RequestRefused as error:
             return _refused(job_id, error.code, str(error))
         return BulkAnswer.of(done, changed=done.fact is not None)
+
+
+def _last_first(asked: BulkRequest, where: request_bodies.JobFilter) -> bool:
+    """Return whether later jobs come on earlier pages: those that wait in line for the first jobs of an array do."""
+    return asked.verb in _STOPS and bool(where.array or where.group)
+
+
+def _beginning(known: Sequence[str], wanted: str) -> tuple[str, BulkAnswer | None]:
+    """Return the one of some sorted ids that begins so, or else what was wanted with its refusal."""
+    begin = known[bisect_left(known, wanted) : bisect_left(known, wanted + _BEHIND_ALL)] if wanted else ()
+    if not begin:
+        return wanted, _refused(wanted, NOT_FOUND, f"no job {wanted!r}; `penstock ps -a` lists those that are there")
+    try:
+        return endpoints.one(dict(zip(begin, begin, strict=True)), wanted, "job"), None
+    except RequestRefused as error:
+        return wanted, _refused(wanted, error.code, str(error))
 
 
 def _act_of(asked: BulkRequest) -> Act:

@@ -34,7 +34,7 @@ from penstock_bus import (
 )
 from penstock_bus.fair_semaphore import FairSemaphore
 from penstock_bus.follower import FoldFollower
-from penstock_gateway import acceptance, dependencies, job_entry, people
+from penstock_gateway import acceptance, dependencies, job_entry, people, team_reservations
 from penstock_gateway.archived_ids import ArchivedIds
 from penstock_gateway.authority import SERVICE, Admit, Caller
 from penstock_gateway.code_store import CodeStore
@@ -153,6 +153,8 @@ class Commands:
             "resume": self._acting(acceptance.resume, request_bodies.NodeResumeRequest),
             "remove": self._acting(acceptance.remove, request_bodies.ActRequest),
             "policy": self._acting(acceptance.set_policy, request_bodies.PolicyRequest),
+            "reserve": self._acting(team_reservations.reserve, request_bodies.ReserveRequest),
+            "unreserve": self._acting(team_reservations.unreserve, request_bodies.UnreserveRequest),
             "cancel_sweep": self._acting(acceptance.cancel_sweep, request_bodies.ActRequest),
             "set_user": self._acting(people.set_user, request_bodies.UserRequest),
             "remove_user": self._acting(people.remove_user, request_bodies.ActRequest),
@@ -253,7 +255,7 @@ class Commands:
             await self._check_archived([(spec.id, spec.user) for spec in specs])
             for spec in specs:
                 await self._check_code(spec)
-        except RequestRefused:  # one by one, which says what is wrong with which
+        except (BadInput, RequestRefused):  # one by one, which says what is wrong with which
             return [None] * len(specs)
 
         left: set[str] = set()

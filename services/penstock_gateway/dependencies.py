@@ -288,7 +288,7 @@ def unblocker() -> Decider[UnblockerState]:
     return Decider(
         name="gateway",  # it writes about the gateway's entities
         state=UnblockerState,
-        schema="unblocker.v3",
+        schema="unblocker.v4",
         apply=_apply,
         decide=_decide,
         leads=False,

@@ -186,6 +186,8 @@ CONFLICT: Final = 409
 TOO_MANY: Final = 429
 UNAVAILABLE: Final = 503
 _SHOWN: Final = 5
+_MOST_COMPARED: Final = 2_000
+"""Among more ids, none is looked for that is much like a wrong one: with 50,000 it took seconds."""
 
 
 class RequestRefused(Exception):
@@ -235,6 +237,8 @@ def _suggestion(known: Mapping[str, T], wanted: str, names: Iterable[tuple[str, 
         ids[name].append(key)
     if named := ids.get(wanted):
         return f"; that is a name, its {'id is' if len(named) == 1 else 'ids are'} {listed(named[-_SHOWN:])}"
+    if len(known) > _MOST_COMPARED:
+        return f"; there are {len(known)}, and none is called like that"
     close = difflib.get_close_matches(wanted, [*known, *(name for name in ids if name not in known)], n=3, cutoff=0.5)
     if close:
         return f"; did you mean {listed(close)}?"

@@ -53,6 +53,7 @@ def _of_array(state: GatewayState, spec: JobSpec, dependency: str) -> list[str]:
         return [f"afterok:{wanted}-{index}"]
     if wanted in state.jobs.by_id or wanted in state.sweeps or not (members := members_of(state, wanted)):
         return [dependency]
+    members = [member for member in members if state.jobs[member].spec.user == spec.user] or members
     return [f"{kind}:{member}" for member in members]
 
 
@@ -64,7 +65,7 @@ def _is_of_array(before: JobSpec, short: str) -> bool:
 
 def members_of(state: GatewayState, array: str) -> list[str]:
     """Return the jobs of an array, in order of submission; none where there is no such array."""
-    return [job.id for job in state.jobs if job.spec.array is not None and job.spec.array.id == array]
+    return [*state.members.get(array, ())]
 
 
 def _with_whole_id(state: GatewayState, dependency: str, caller: Caller) -> str:

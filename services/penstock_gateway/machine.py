@@ -14,6 +14,7 @@ writes a log. :class:`GatewaySettings` come from ``[gateway]`` in TOML and ``PEN
 from __future__ import annotations
 
 from collections.abc import Iterable
+from ipaddress import ip_network
 from typing import Annotated, Final
 
 import msgspec
@@ -98,7 +99,9 @@ NOTIFY_SCHEMES: Final = (
     *("ntfy", "ntfys", "gotify", "gotifys", "tgram", "pover", "pbul", "zulip", "gchat", "matrix", "matrixs"),
 )
 """Kinds of addresses that say nothing on the gateway's machine itself."""
-SCHEMA: Final = "gateway.v35"
+NOTIFY_REFUSED: Final = ("127.0.0.0/8", "::1/128", "0.0.0.0/8", "::/128", "169.254.0.0/16", "fe80::/10")
+"""Networks to which no message goes: the gateway's machine, and what is on its link."""
+SCHEMA: Final = "gateway.v39"
 
 
 class GatewayState(SchedulerState):
@@ -111,6 +114,8 @@ class GatewayState(SchedulerState):
         All jobs that are not archived, samples among them.
     children : dict of str to list of str
         Sweep id → ids of its trials' jobs.
+    members : dict of str to list of str
+        Array id → ids of its jobs, in order of submission.
     samples : dict of str to list of str
         Workload key → ids of its samples.
     scaled : dict of str to WorkloadScaled
@@ -155,6 +160,7 @@ class GatewayState(SchedulerState):
     histories: dict[str, JobHistory] = msgspec.field(default_factory=dict)
     sweeps: dict[str, SweepRecord] = msgspec.field(default_factory=dict)
     children: dict[str, list[str]] = msgspec.field(default_factory=dict)
+    members: dict[str, list[str]] = msgspec.field(default_factory=dict)
     samples: dict[str, list[str]] = msgspec.field(default_factory=dict)
     profiles: dict[str, WorkloadProfiled] = msgspec.field(default_factory=dict)
     scaled: dict[str, WorkloadScaled] = msgspec.field(default_factory=dict)
@@ -258,6 +264,10 @@ def _note_rules(state: GatewayState, event: Event, seq: int) -> None:
         state.notifications.note_sweep(state.sweeps[event.sweep_id].spec, event, seq)
     elif isinstance(event, NotificationRuleSet | NotificationRuleRemoved | NotificationSent | UserRemoved):
         state.notifications.apply(event)
+        if isinstance(event, NotificationSent):
+            jobs = ((job_id, state.jobs.get(job_id)) for job_id in event.waiting)
+            over = [job_id for job_id, job in jobs if job is None or job.state is not JobState.PENDING]
+            state.notifications.forget_waits(event.rule, over)
 
 
 def _note_dependents(state: GatewayState, changed: Iterable[Job], event: Event, seq: int) -> None:
@@ -373,6 +383,8 @@ def _index(state: GatewayState, job: Job) -> None:
         state.samples.setdefault(job.profile_key, []).append(job.id)
     elif job.spec.parent:
         state.children.setdefault(job.spec.parent, []).append(job.id)
+    if job.spec.array is not None:
+        state.members.setdefault(job.spec.array.id, []).append(job.id)
 
 
 def _follow_up(state: GatewayState, job: Job, seq: int) -> None:
@@ -409,18 +421,20 @@ def _archive(state: GatewayState, event: LogCopied | JobsArchived | LogTrimmed, 
 def _forget_archived(state: GatewayState, event: JobsArchived) -> None:
     """Forget jobs, sweeps and workloads; what was learnt from them stays."""
     gone = set(event.job_ids)
-    parents, keys = set(event.sweep_ids), set(event.workloads)
+    parents, keys, arrays = set(event.sweep_ids), set(event.workloads), set[str]()
     for job_id in event.job_ids:
         job = state.jobs.get(job_id)
         if job is not None:
             parents.add(job.spec.parent)
             keys.add(job.profile_key)
+            arrays |= {job.spec.array.id} if job.spec.array is not None else set()
             state.totals.archive_job(job, state.histories[job_id].tally)
             _divide_devices(state, state.histories[job_id].account.leave(job_id, state.lane_grants), event.at_s)
         state.jobs.forget(job_id)
         for of_jobs in (state.histories, state.to_announce, state.to_cancel, state.dependents.due, state.limits):
             of_jobs.pop(job_id, None)
     _drop_ids(state.children, parents, gone)
+    _drop_ids(state.members, arrays, gone)
     _drop_ids(state.samples, keys, gone)
     for sweep_id in event.sweep_ids:
         state.sweeps.pop(sweep_id, None)
@@ -507,7 +521,7 @@ def announcer() -> Decider[AnnouncementState]:
     return Decider(
         name="gateway",
         state=AnnouncementState,
-        schema="announcer.v3",
+        schema="announcer.v4",
         apply=apply_announcement,
         decide=announce,
         leads=False,
@@ -577,6 +591,9 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
         this gateway sends none. `penstock up` takes ``notify`` in its data folder.
     notify_schemes : tuple of str
         Where messages may go, as addresses of apprise begin.
+    notify_refused : tuple of str
+        Networks to which no message goes, whatever name leads there. As it is: the gateway's machine itself, and what
+        is on its link alone, such as the metadata of cloud machines.
     notify_gather_s : float
         Seconds from the first thing that a person is to be told to the message, which tells of all until then.
     notify_every_s : float
@@ -604,6 +621,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     history_dir: str = ""
     notify_dir: str = ""
     notify_schemes: tuple[str, ...] = NOTIFY_SCHEMES
+    notify_refused: tuple[str, ...] = NOTIFY_REFUSED
     notify_gather_s: Annotated[float, Meta(gt=0)] = 10.0
     notify_every_s: Annotated[float, Meta(gt=0)] = 60.0
     notify_timeout_s: Annotated[float, Meta(gt=0)] = 30.0
@@ -613,3 +631,8 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     code_tree_files: Annotated[int, Meta(ge=0, le=100_000)] = 50_000
     code_user_bytes: Annotated[int, Meta(ge=0)] = 4 << 30
     code_keep_days: Annotated[float, Meta(ge=0)] = 7.0
+
+    def __post_init__(self) -> None:
+        """Refuse networks that are none."""
+        for network in self.notify_refused:
+            ip_network(network)

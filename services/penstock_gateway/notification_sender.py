@@ -3,20 +3,34 @@ The program that sends one message, by apprise.
 
 It is a process of its own for each message: apprise and what it loads stay out of the gateway, and a server that does
 not answer keeps nobody else waiting. It reads an :class:`Errand` from its standard input, so that the address is in no
-command line, and writes an :class:`SendOutcome`. What apprise logs goes into the outcome without the address.
+command line, and writes an :class:`SendOutcome`. What apprise logs of an address goes into the outcome without it, and
+nothing of what a server answers but its status, as people choose the server. The program connects to none of the
+networks that an operator refuses, whatever name or redirect leads there.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 import sys
-from typing import Final
+from collections.abc import Iterable
+from contextlib import suppress
+from http import HTTPStatus
+from ipaddress import IPv6Address, ip_address, ip_network
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 
-LOCAL_FILES: Final = frozenset({"template", "pgp", "pgpkey", "subfile", "keyfile", "certfile", "config", "attach"})
+if TYPE_CHECKING:
+    import apprise
+
+LOCAL_FILES: Final = frozenset(
+    {"template", "pgp", "pgpkey", "pgppub", "pgpprv", "subfile", "keyfile", "certfile", "config", "attach"}
+)
 """Parameters by which a plugin of apprise reads files of the machine that it runs on."""
+MOST_RECIPIENTS: Final = 20
+"""Of one address, such as the people of a mail or the channels of a workspace."""
 CONNECT_S: Final = 10.0
 READ_S: Final = 60.0
 """A server that takes the message and is slow to say so would get it again: the gateway's own limit ends it first."""
@@ -34,11 +48,17 @@ class Errand(msgspec.Struct, frozen=True, kw_only=True):
         An address as apprise has it.
     body : str
         Empty: the address is only checked.
+    schemes : tuple of str
+        The kinds of addresses that are allowed.
+    refused : tuple of str
+        Networks to which nothing is sent, such as ``127.0.0.0/8``.
     """
 
     url: str
     title: str = ""
     body: str = ""
+    schemes: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
 
 
 class SendOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,13 +81,42 @@ def problem(url: str, schemes: tuple[str, ...]) -> str:
     scheme, colon, _ = url.partition("://")
     if not colon or not scheme or not url.isprintable():
         return "expected an address as apprise has it, such as mailto://user:password@example.org or slack://…"
-    if scheme.lower() not in schemes:
-        known, more = ", ".join(schemes), "an operator can allow more: notify_schemes"
-        return f"no message goes to {scheme[:32]}:// here; expected one of {known} ({more})"
-    query = url.partition("?")[2]
-    if read := sorted(LOCAL_FILES & {name.lower().lstrip("+-: ") for name in parse_qs(query, keep_blank_values=True)}):
+    if why := _not_allowed(scheme, schemes):
+        return why
+    return _reading_files(parse_qs(url.partition("?")[2], keep_blank_values=True))
+
+
+def _not_allowed(scheme: str, schemes: tuple[str, ...]) -> str:
+    if scheme.lower() in schemes:
+        return ""
+    known, more = ", ".join(schemes), "an operator can allow more: notify_schemes"
+    return f"no message goes to {scheme[:32]}:// here; expected one of {known} ({more})"
+
+
+def _reading_files(names: Iterable[str]) -> str:
+    if read := sorted(LOCAL_FILES & {name.lower().lstrip("+-: ") for name in names}):
         return f"the parameter {read[0]!r} reads a file of the gateway's machine, and is not taken; leave it out"
     return ""
+
+
+def is_refused(host: object, networks: tuple[str, ...]) -> bool:
+    """
+    Return whether nothing is sent to an IP address; what is no IP address is refused.
+
+    Examples
+    --------
+    >>> is_refused("127.0.0.1", ("127.0.0.0/8",)), is_refused("::ffff:127.0.0.1", ("127.0.0.0/8",))
+    (True, True)
+    >>> is_refused("192.0.2.1", ("127.0.0.0/8",)), is_refused("/run/a.sock", ())
+    (False, True)
+    """
+    try:
+        address = ip_address(str(host))
+    except ValueError:
+        return True
+    if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    return any(address in ip_network(network) for network in networks)
 
 
 class _Heard(logging.Handler):
@@ -81,6 +130,26 @@ class _Heard(logging.Handler):
         self.lines.append(record.getMessage())
 
 
+class Guard:
+    """
+    Lets this process connect to no address of some networks.
+
+    It cannot be taken away again: it is for a process that sends one message and ends.
+    """
+
+    def __init__(self, networks: tuple[str, ...]) -> None:
+        self.networks, self.refused = networks, ""
+        sys.addaudithook(self._heard)
+
+    def _heard(self, event: str, args: tuple[Any, ...]) -> None:
+        if event != "socket.connect":
+            return
+        host = args[1][0] if isinstance(args[1], tuple) else args[1]
+        if is_refused(host, self.networks):
+            self.refused = "its host is in a network to which no messages go; an operator can allow it: notify_refused"
+            raise PermissionError(self.refused)
+
+
 def carried_out(errand: Errand) -> SendOutcome:
     """Send a message, or check an address."""
     try:
@@ -91,13 +160,40 @@ def carried_out(errand: Errand) -> SendOutcome:
     logger = logging.getLogger("apprise")
     logger.handlers, logger.propagate = [heard], False
     sender = apprise.Apprise(asset=apprise.AppriseAsset(secure_logging=True, async_mode=False))
-    if not sender.add(errand.url):
-        return SendOutcome(error=_said(heard, errand.url) or _UNREADABLE)
-    for service in sender:
-        service.socket_connect_timeout, service.socket_read_timeout = CONNECT_S, READ_S
+    if why := _added(sender, errand):
+        return SendOutcome(error=_said(heard, errand.url) or _UNREADABLE if why is _UNREADABLE else why)
     if errand.body and not sender.notify(title=errand.title, body=errand.body, body_format=apprise.NotifyFormat.TEXT):
-        return SendOutcome(error=_said(heard, errand.url) or "the message could not be sent")
+        return SendOutcome(error=_failure(heard))
     return SendOutcome()
+
+
+def _added(sender: apprise.Apprise, errand: Errand) -> str:
+    """Add the one target of an address to what sends; return what is wrong with what apprise reads in the address."""
+    from apprise.plugins import url_to_dict  # noqa: PLC0415 - as above
+    from apprise.utils.parse import parse_urls  # noqa: PLC0415
+
+    if len(parse_urls(errand.url)) > 1:  # type: ignore[no-untyped-call]  # `Apprise.add` would take them all
+        return "expected one address; make a rule for each"
+    if not (parsed := url_to_dict(errand.url, secure_logging=True)):  # type: ignore[no-untyped-call]  # as above
+        return _UNREADABLE
+    if why := _not_allowed(str(parsed["schema"]), errand.schemes) or _reading_files([*parsed, *parsed.get("qsd", ())]):
+        return why
+    if (service := sender.instantiate(errand.url, asset=sender.asset)) is None:
+        return _UNREADABLE
+    recipients = len(service) + sum(len(getattr(service, copies, ())) for copies in ("cc", "bcc"))
+    if recipients > MOST_RECIPIENTS:
+        return f"this is {recipients} recipients, and {MOST_RECIPIENTS} are the most of one rule"
+    service.socket_connect_timeout, service.socket_read_timeout = CONNECT_S, READ_S
+    sender.add(service)
+    return ""
+
+
+def _failure(heard: _Heard) -> str:
+    """Return why a message could not be sent, with no word of the server's, which people choose."""
+    for number in re.findall(r"\berror=(\d{3})\b", " ".join(heard.lines)):
+        with suppress(ValueError):
+            return f"the server answered {number} {HTTPStatus(int(number)).phrase}"
+    return "the server could not be reached, or did not take the message"
 
 
 def _said(heard: _Heard, url: str) -> str:
@@ -118,7 +214,11 @@ _TELLING: Final = 4
 def main() -> None:
     """Carry out the errand on standard input."""
     errand = msgspec.json.decode(sys.stdin.buffer.read(), type=Errand)
-    sys.stdout.buffer.write(msgspec.json.encode(carried_out(errand)))
+    guard = Guard(errand.refused)
+    outcome = carried_out(errand)
+    if outcome.error and guard.refused:
+        outcome = SendOutcome(error=guard.refused)
+    sys.stdout.buffer.write(msgspec.json.encode(outcome))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@ Addresses of notifications, and the commands about rules: ``notify``, ``remove_n
 
 An address has tokens in it, so the log must not have it. :class:`TargetFolder` keeps each in a file that the gateway
 alone may read, in ``notify_dir``, which replicas on several machines have to share. :class:`NotificationCommands`
-writes the file before the rule is in the log, and removes it after; :func:`send` sends by a process of its own.
+writes the file before the rule is in the log, under a fresh name that the rule's fact has, and removes it after the
+rule, or where another one was there first; :func:`send` sends by a process of its own.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import uuid
 from collections.abc import Awaitable, Callable, Container
 from contextlib import suppress
 from pathlib import Path
@@ -28,7 +30,7 @@ from penstock_gateway.endpoints import BAD, CONFLICT, UNAVAILABLE, RequestRefuse
 from penstock_gateway.machine import GatewaySettings, GatewayState
 from penstock_gateway.notification_sender import Errand, SendOutcome, problem
 from penstock_gateway.notifications import MOST_RULES, NotificationRule
-from penstock_gateway.user_queues import RepeatedRequests, asker
+from penstock_gateway.user_queues import RepeatedRequests, UserQueues, asker
 from penstock_log import NotificationRuleRemoved, NotificationRuleSet, request_bodies, subjects, validation
 from penstock_log.text import duration, listed
 from penstock_log.views import ActAnswer
@@ -37,6 +39,9 @@ Answering = Callable[[bytes, Caller], Awaitable[ActAnswer]]
 Send = Callable[[Errand], Awaitable[str]]
 """Sends, or checks an address; returns why that was impossible, or nothing."""
 _OWNER_ONLY: Final = 0o600
+_AT_ONCE: Final = 16
+_AT_ONCE_OF_ONE: Final = 4
+"""Messages under way, or waiting to be, by requests of one person."""
 _SURELY_KNOWN_S: Final = 3600.0
 _FOLDER_MODE: Final = 0o700
 _PASSED: Final = ("PATH", "LANG", "LC_ALL", "HOME", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "TZ")
@@ -45,12 +50,12 @@ _log = structlog.get_logger("penstock.notify")
 
 
 class TargetFolder:
-    """The addresses of rules, by their ids."""
+    """The addresses of rules, by the names that their facts have for them."""
 
     def __init__(self, folder: str) -> None:
         self._folder = Path(folder) if folder else None
 
-    def write(self, rule: str, url: str) -> None:
+    def write(self, name: str, url: str) -> None:
         """
         Keep the address of a rule.
 
@@ -63,7 +68,7 @@ class TargetFolder:
             raise RequestRefused(
                 UNAVAILABLE, "this gateway sends no notifications; an operator has to set notify_dir under [gateway]"
             )
-        fresh = self._folder / f"{rule}.new"
+        fresh = self._folder / f"{name}.new"
         try:
             self._folder.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
             handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, _OWNER_ONLY)
@@ -71,39 +76,53 @@ class TargetFolder:
                 file.write(url)
                 file.flush()
                 os.fsync(file.fileno())
-            fresh.replace(self._folder / rule)
+            fresh.replace(self._folder / name)
         except OSError as error:
             raise RequestRefused(
                 UNAVAILABLE, f"the address could not be kept: {error.strerror}; ask an operator"
             ) from error
 
-    def read(self, rule: str) -> str:
+    def read(self, name: str) -> str:
         """Return the address of a rule; empty where it is not here."""
         try:
-            return (self._folder / rule).read_text() if self._folder is not None else ""
+            return (self._folder / name).read_text() if self._folder is not None else ""
         except OSError:
             return ""
 
-    def remove(self, rule: str) -> None:
+    def remove(self, name: str) -> None:
         """Forget the address of a rule."""
         if self._folder is not None:
             with suppress(FileNotFoundError):
-                (self._folder / rule).unlink()
+                (self._folder / name).unlink()
 
-    def tidy(self, known: Container[str]) -> None:
-        """Forget the addresses of rules that are gone with their people, but for new ones, which may not be known."""
+    def tidy(self, known: Container[str], now_s: float) -> None:
+        """
+        Forget the addresses of rules that are gone with their people, but for new ones, which may not be known.
+
+        Others write and remove beside it; a folder that cannot be read is told in the log.
+
+        Parameters
+        ----------
+        now_s : float
+            Seconds since the epoch.
+        """
         if self._folder is None or not self._folder.is_dir():
             return
-        newest_s = max((path.stat().st_mtime for path in self._folder.iterdir()), default=0.0)
-        for path in self._folder.iterdir():
-            if path.name not in known and path.stat().st_mtime < newest_s - _SURELY_KNOWN_S:
-                path.unlink(missing_ok=True)
+        try:
+            for path in list(self._folder.iterdir()):
+                with suppress(FileNotFoundError):
+                    if path.name not in known and path.stat().st_mtime < now_s - _SURELY_KNOWN_S:
+                        path.unlink()
+        except OSError as error:
+            _log.warning("addresses_not_tidied", folder=str(self._folder), reason=error.strerror)
 
 
-def send(timeout_s: float) -> Send:
-    """Return what sends by a process of its own, which is ended where it takes longer than so many seconds."""
+def send(settings: GatewaySettings) -> Send:
+    """Return what sends by a process of its own, to where it may, and ends it where it takes too long."""
+    timeout_s = settings.notify_timeout_s
 
     async def sending(errand: Errand) -> str:
+        errand = msgspec.structs.replace(errand, schemes=settings.notify_schemes, refused=settings.notify_refused)
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "penstock_gateway.notification_sender"),
             stdin=asyncio.subprocess.PIPE,
@@ -158,6 +177,18 @@ class NotificationCommands:
     ) -> None:
         self._commands, self._admit, self._targets = commands, admit, targets
         self._settings, self._new_id, self._sending, self._most_bytes = settings, new_id, sending, most_bytes
+        self._sends = UserQueues(
+            "tests of addresses",
+            slots=_AT_ONCE,
+            most=_AT_ONCE_OF_ONE,
+            most_bytes=settings.waiting_bytes,
+            rate=None,
+            now_s=lambda: 0.0,
+        )
+
+    def close(self) -> None:
+        """Refuse the requests that wait for their turn to send."""
+        self._sends.close()
 
     def endpoints(self) -> list[Endpoint]:
         """Return the commands as endpoints."""
@@ -181,6 +212,12 @@ class NotificationCommands:
 
         return answer
 
+    async def _tried(self, body: bytes, caller: Caller, errand: Errand) -> str:
+        """Send a message or check an address, in no slot of commands: a server that is silent takes a while."""
+        user = asker(body, caller.name)
+        async with self._sends.queued(user, len(body), 1), self._sends.turn(user):
+            return await self._sending(errand)
+
     async def _set(self, body: bytes, caller: Caller) -> ActAnswer:
         asked = validation.decode(body, request_bodies.NotifyRequest)
         user = caller.name or asked.by
@@ -190,22 +227,36 @@ class NotificationCommands:
             await self._commands.catch_up()
             rule = asked.rule or f"n{self._new_id()}"
             self._decide(self._commands.state, asked, user, rule, caller)  # which refuses what cannot be
-            if error := await self._sending(Errand(url=asked.url)):
-                raise RequestRefused(BAD, f"$.url: {error}")
-            await asyncio.to_thread(self._targets.write, rule, asked.url)
+        if error := await self._tried(body, caller, Errand(url=asked.url)):
+            raise RequestRefused(BAD, f"$.url: {error}")
+        async with self._commands.acts.turn(asker(body, caller.name)):
+            name = uuid.uuid4().hex
+            await asyncio.to_thread(self._targets.write, name, asked.url)
 
             def act(state: GatewayState, ask: request_bodies.NotifyRequest, now_s: float, who: Caller) -> JobAction:
                 action = self._decide(state, ask, user, rule, who)
-                fact = msgspec.structs.replace(action.fact, at_s=now_s) if action.fact is not None else None
+                if action.fact is None:
+                    return action
+                fact = msgspec.structs.replace(action.fact, at_s=now_s, kept_as=name)
                 return msgspec.structs.replace(action, fact=fact)
 
-            return await self._commands.act(act, asked, caller)
+            try:
+                answer = await self._commands.act(act, asked, caller)
+                known = self._commands.state.notifications.rules.get(rule)
+                if answer.changed and known is not None and known.kept_as != name:  # somebody's fact came first
+                    answer = await self._commands.act(act, asked, caller)
+            except RequestRefused:
+                await asyncio.to_thread(self._targets.remove, name)
+                raise
+            if not answer.changed:
+                await asyncio.to_thread(self._targets.remove, name)
+            return answer
 
     @staticmethod
     def _decide(
         state: GatewayState, asked: request_bodies.NotifyRequest, user: str, rule: str, caller: Caller
     ) -> JobAction:
-        """Return the fact of a new rule, at no time, and what to answer."""
+        """Return the fact of a new rule, at no time and without an address, and what to answer."""
         if not user:
             raise RequestRefused(BAD, "$.by: expected the person who is to be told")
         if (known := state.notifications.rules.get(rule)) is not None:
@@ -234,9 +285,12 @@ class NotificationCommands:
 
     async def _remove(self, body: bytes, caller: Caller) -> ActAnswer:
         asked = validation.decode(body, request_bodies.ActRequest)
+        kept_as = ""
 
         def act(state: GatewayState, ask: request_bodies.ActRequest, now_s: float, who: Caller) -> JobAction:
+            nonlocal kept_as
             rule = rule_named(state, ask.id, who)
+            kept_as = rule.kept_as
             fact = NotificationRuleRemoved(at_s=now_s, user=rule.user, rule=rule.id, by=who.name or ask.by)
             message = f"{rule.id}: {rule.target} is told nothing any more"
             subject = subjects.notify(rule.user)
@@ -245,7 +299,7 @@ class NotificationCommands:
         async with self._commands.acts.slot(asker(body, caller.name), len(body)):
             await self._commands.catch_up()
             answer = await self._commands.act(act, asked, caller)
-            await asyncio.to_thread(self._targets.remove, answer.id)
+            await asyncio.to_thread(self._targets.remove, kept_as)
             return answer
 
     async def _test(self, body: bytes, caller: Caller) -> ActAnswer:
@@ -253,14 +307,14 @@ class NotificationCommands:
         async with self._commands.acts.slot(asker(body, caller.name), len(body)):
             await self._commands.catch_up()
             rule = rule_named(self._commands.state, asked.id, caller)
-            url = await asyncio.to_thread(self._targets.read, rule.id)
-            text = f"This is a test of rule {rule.id}. Not any more: penstock notify remove {rule.id}."
-            errand = Errand(url=url, title="Penstock: a test", body=text)
-            error = await self._sending(errand) if url else NOT_HERE
-            if error:
-                raise RequestRefused(UNAVAILABLE, f"{rule.id} ({rule.target}): {error}")
-            message = f"{rule.id}: {rule.target} has got a test message"
-            return ActAnswer(id=rule.id, changed=False, state="sent", message=message)
+            url = await asyncio.to_thread(self._targets.read, rule.kept_as)
+        text = f"This is a test of rule {rule.id}. Not any more: penstock notify remove {rule.id}."
+        errand = Errand(url=url, title="Penstock: a test", body=text)
+        error = await self._tried(body, caller, errand) if url else NOT_HERE
+        if error:
+            raise RequestRefused(UNAVAILABLE, f"{rule.id} ({rule.target}): {error}")
+        message = f"{rule.id}: {rule.target} has got a test message"
+        return ActAnswer(id=rule.id, changed=False, state="sent", message=message)
 
 
 NOT_HERE: Final = (

@@ -78,6 +78,8 @@ class NotificationRule(msgspec.Struct, kw_only=True):
     ----------
     user, target, on, waiting_s, about
         As in :class:`penstock_log.NotificationRuleSet`.
+    kept_as : str
+        The name under which the gateway keeps its address.
     notices : list of Notice
         What is still to be told.
     more : list of (int, str)
@@ -102,6 +104,7 @@ class NotificationRule(msgspec.Struct, kw_only=True):
     on: tuple[NotifyKind, ...] = ()
     waiting_s: float = 0.0
     about: str = ""
+    kept_as: str = ""
     notices: list[Notice] = []
     more: list[tuple[int, str]] = []
     first_s: float = 0.0
@@ -163,8 +166,9 @@ class Notifications(msgspec.Struct):
     def apply(self, event: Event) -> None:
         """Take in a fact about rules."""
         match event:
+            case NotificationRuleSet() if event.rule in self.rules:
+                pass  # the first one has the id, whose ever it is
             case NotificationRuleSet():
-                self._remove(event.rule)
                 self.of_user.setdefault(event.user, []).append(event.rule)
                 if event.about:
                     self.of_about.setdefault(event.about, []).append(event.rule)
@@ -175,6 +179,7 @@ class Notifications(msgspec.Struct):
                     on=event.on,
                     waiting_s=event.waiting_s,
                     about=event.about,
+                    kept_as=event.kept_as or event.rule,
                 )
             case NotificationRuleRemoved():
                 self._remove(event.rule)
@@ -194,6 +199,12 @@ class Notifications(msgspec.Struct):
             index[name].remove(rule_id)
             if not index[name]:
                 del index[name]
+
+    def forget_waits(self, rule_id: str, jobs: Iterable[str]) -> None:
+        """Forget that it was told of jobs that they wait, as they had their turn while the message was under way."""
+        if (rule := self.rules.get(rule_id)) is not None:
+            for job_id in jobs:
+                rule.told.pop(job_id, None)
 
     def note(self, job: Job, event: Event, seq: int) -> None:
         """Note what has become of a job by a fact, for the rules that tell of it."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Final, Protocol
 
@@ -26,12 +26,12 @@ from penstock_gateway.notification_sender import Errand
 from penstock_gateway.notification_targets import NOT_HERE, Send, TargetFolder
 from penstock_gateway.notifications import NotificationRule, Pace
 from penstock_log import Commit, Job, NotificationSent, subjects
-from penstock_log.job_state import JobState
 
 LEASE: Final = "gateway.notify"
 _LOOK_S: Final = 1.0
 _WAITS_S: Final = 30.0
 """How often it is looked for jobs that wait for long."""
+_TIDY_S: Final = 600.0
 _AT_ONCE: Final = 8
 _LONGEST_ERROR: Final = 500
 _log = structlog.get_logger("penstock.notify")
@@ -50,7 +50,7 @@ class Notifier:
     live : FoldFollower
         The gateway's read model.
     targets : TargetFolder
-        Addresses by rule.
+        Addresses of the rules.
     sending : Send
         Sends one message.
     """
@@ -74,7 +74,7 @@ class Notifier:
         """Rule → sequence of the last message's fact: the read model must have it before the next one."""
         self._slots = asyncio.Semaphore(_AT_ONCE)
         self._waits_looked_s = 0.0
-        self._tidied_term = 0.0
+        self._tidied_s = 0.0
 
     async def run(self) -> None:
         """Send what is due, for ever."""
@@ -83,21 +83,29 @@ class Notifier:
             async with background(self.election.keep()):
                 while True:
                     await pause(look_s, self._shell.stopping)
-                    if self.election.held and self._tidied_term != self.election.since:
-                        self._tidied_term = self.election.since
-                        await asyncio.to_thread(self._targets.tidy, self._live.state.notifications.rules.keys())
+                    if self.election.held:
+                        await self.tidy(self._shell.now_s())
+                    now_s = self._shell.now_s()
+                    waits = await self.waiting(now_s) if self.election.held else {}
                     if self.election.held and not self._shell.stopping.is_set():
-                        self.start_due(self._shell.now_s())
+                        self.start_due(now_s, waits)
         finally:
             for task in self._under_way.values():
                 task.cancel()
             await asyncio.gather(*self._under_way.values(), return_exceptions=True)
             await self.election.resign()
 
-    def start_due(self, now_s: float) -> None:
-        """Begin to send the messages that are due by now."""
+    async def tidy(self, now_s: float) -> None:
+        """Forget addresses that no rule has any more, where that was not done of late."""
+        if now_s - self._tidied_s < _TIDY_S:
+            return
+        self._tidied_s = now_s
+        known = frozenset(rule.kept_as for rule in self._live.state.notifications.rules.values())
+        await asyncio.to_thread(self._targets.tidy, known, now_s)
+
+    def start_due(self, now_s: float, waits: Mapping[str, list[notifications.Notice]]) -> None:
+        """Begin to send the messages that are due by now, with the jobs that wait for long by rule."""
         rules = self._live.state.notifications.rules
-        waits = self._waiting(rules.values(), now_s)
         for rule in list(rules.values()):
             if rule.id in self._under_way or self._live.last_seq < self._told_seq.get(rule.id, 0):
                 continue
@@ -115,26 +123,33 @@ class Notifier:
         if not task.cancelled() and (problem := task.exception()) is not None:
             _log.error("notification_broke_off", rule=rule_id, exc_info=problem)
 
-    def _waiting(self, rules: Iterable[NotificationRule], now_s: float) -> dict[str, list[notifications.Notice]]:
-        """Return the jobs that wait for long, by rule; looked for now and then only, as it takes all jobs."""
-        watching = [rule for rule in rules if rule.waiting_s]
+    async def waiting(self, now_s: float) -> dict[str, list[notifications.Notice]]:
+        """
+        Return the jobs that wait for long, by rule; they are looked for now and then only.
+
+        Only the open jobs of those are looked at who want to know, and other things are done between two rules.
+        """
+        watching = [rule for rule in self._live.state.notifications.rules.values() if rule.waiting_s]
         every_s = min(_WAITS_S, min((rule.waiting_s for rule in watching), default=_WAITS_S))
         if not watching or now_s - self._waits_looked_s < every_s / 2:
             return {}
         self._waits_looked_s = now_s
-        waits: dict[str, list[Job]] = {}
-        for job in self._live.state.jobs:
-            if job.state is JobState.PENDING:
-                waits.setdefault(job.spec.user, []).append(job)
-        everybodys = [job for jobs in waits.values() for job in jobs]
-        found = (
-            (rule.id, notifications.waiting(rule, everybodys if rule.about else waits.get(rule.user, ()), now_s))
-            for rule in watching
-        )
-        return {rule_id: notices for rule_id, notices in found if notices}
+        found = {}
+        for rule in watching:
+            if notices := notifications.waiting(rule, self._open_jobs(rule), now_s):
+                found[rule.id] = notices
+            await asyncio.sleep(0)
+        return found
+
+    def _open_jobs(self, rule: NotificationRule) -> Iterator[Job]:
+        """Yield the jobs that a rule may be about; of all jobs of its person, those that are not over."""
+        state = self._live.state
+        about = (rule.about, *state.children.get(rule.about, ()))
+        ids = about if rule.about else state.open_jobs.of(rule.user)
+        return (job for job_id in ids if (job := state.jobs.get(job_id)) is not None)
 
     async def _send(self, rule: NotificationRule, text: notifications.Message, until_seq: int) -> None:
-        url = await asyncio.to_thread(self._targets.read, rule.id)
+        url = await asyncio.to_thread(self._targets.read, rule.kept_as)
         async with self._slots:
             errand = Errand(url=url, title=text.title, body=text.body)
             try:

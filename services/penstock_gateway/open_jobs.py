@@ -7,6 +7,8 @@ have open at a time, so its trials are never refused for want of room.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import msgspec
 
 from penstock_log import (
@@ -45,6 +47,12 @@ class OpenJobs(msgspec.Struct):
         sweeps = self.sweeps.get(user, {})
         trials = sum(max(most, len(self.trials.get(sweep, ()))) for sweep, most in sweeps.items())
         return len(self.jobs.get(user, ())) + trials
+
+    def of(self, user: str) -> Iterator[str]:
+        """Yield the ids of a user's jobs that are not over, trials among them."""
+        yield from self.jobs.get(user, ())
+        for sweep_id in self.sweeps.get(user, ()):
+            yield from self.trials.get(sweep_id, ())
 
     def covers(self, spec: JobSpec) -> bool:
         """Say whether a job is a trial that its open sweep counts already."""

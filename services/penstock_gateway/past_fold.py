@@ -24,7 +24,7 @@ from penstock_gateway.snapshot_file import EntryVersion, IndexSnapshot, Snapshot
 from penstock_gateway.sweep_filter import PastSweeps, over_sweep
 from penstock_gateway.sweep_table import SweepRecord, TrialRow
 from penstock_log import TERMINAL, Job, JobRank, JobSpec, JobState, Placement, RunEnded, Slot, Trial
-from penstock_log.lifecycle import SharingJobs
+from penstock_log.lifecycle import ArrayWindow, SharingJobs
 
 V = TypeVar("V")
 Columns = TypeVar("Columns")
@@ -33,12 +33,15 @@ _TABLES: Final[dict[str, Any]] = {
     "histories": JobHistory,
     "sweeps": SweepRecord,
     "children": list[str],
+    "members": list[str],
 }
-"""Table → type of its values: those that grow with the jobs that are over. Keys are ids of jobs, or of sweeps."""
+"""Table → type of its values: those that grow with the jobs that are over. Keys are ids of jobs, sweeps or arrays."""
 _OF_JOBS: Final = ("jobs", "histories")
 _LARGE: Final = 20_000
 """A table of which so many entries were read is not kept in memory."""
-_SHARERS: Final = "jobs.sharers"
+_OF_JOB_TABLE: Final[dict[str, Any]] = {"sharers": SharingJobs, "arrays": dict[str, ArrayWindow]}
+"""What the table of jobs has beside them → its type."""
+_PREFIX: Final = "jobs."
 
 
 class PastFold:
@@ -73,7 +76,7 @@ class PastFold:
         tables = {kind: _table(file, kind, seq, places.get(kind, 0)) for kind in _TABLES}
         tables["sweeps"] = self._sweeps = PastSweeps.of_snapshot(file, seq, places.get("sweeps", 0))
         self._tables = tables
-        state.jobs = self._jobs = PastJobs(by_id=tables["jobs"], sharers=state.jobs.sharers)
+        state.jobs = self._jobs = PastJobs(by_id=tables["jobs"], sharers=state.jobs.sharers, arrays=state.jobs.arrays)
         if snapshot is not None:
             self._note_over(snapshot)
         for kind in _TABLES.keys() - {"jobs"}:
@@ -185,14 +188,13 @@ def _parts(state: GatewayState) -> Iterator[tuple[str, Any]]:
     for name in state.__struct_fields__:
         if name not in _TABLES:
             yield name, getattr(state, name)
-    yield _SHARERS, state.jobs.sharers
+    for name in _OF_JOB_TABLE:
+        yield f"{_PREFIX}{name}", getattr(state.jobs, name)
 
 
 def _set_part(state: GatewayState, name: str, raw: bytes) -> None:
-    if name == _SHARERS:
-        state.jobs.sharers = _part_decoder(name).decode(raw)
-    else:
-        setattr(state, name, _part_decoder(name).decode(raw))
+    of_jobs = name.startswith(_PREFIX)
+    setattr(state.jobs if of_jobs else state, name.removeprefix(_PREFIX), _part_decoder(name).decode(raw))
 
 
 def _table(file: SnapshotFile, kind: str, seq: int, next_place: int) -> PastTable[Any]:
@@ -207,7 +209,7 @@ def _decoder(kind: str) -> msgspec.msgpack.Decoder[Any]:
 
 @cache
 def _part_decoder(name: str) -> msgspec.msgpack.Decoder[Any]:
-    return msgspec.msgpack.Decoder(SharingJobs if name == _SHARERS else _types()[name])
+    return msgspec.msgpack.Decoder(_OF_JOB_TABLE.get(name.removeprefix(_PREFIX)) or _types()[name])
 
 
 @cache

@@ -328,6 +328,7 @@ class Queries:
         await log_reader.catch_up(self._bus, self._live)
         state = self._live.state
         spec = job_dependencies.with_whole_ids(state, asked.spec, caller)
+        acceptance.check_array(state, spec)
         acceptance.check_beginning(state, spec)
         job_dependencies.check(state, spec, caller)
         return dry_run.dry_run(state, spec, self._now_s(), self._settings, self._sizes)

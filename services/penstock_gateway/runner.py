@@ -78,7 +78,7 @@ async def run(shell: Shell, settings: GatewaySettings) -> None:
         group.create_task(replica.run())  # ends by itself, after its last snapshot
         await replica.live.caught_up()
         many = BulkCommands(commands, admit, shell.bus.max_body_bytes)
-        targets, sending = TargetFolder(settings.notify_dir), send(settings.notify_timeout_s)
+        targets, sending = TargetFolder(settings.notify_dir), send(settings)
         telling = NotificationCommands(
             commands,
             admit,
@@ -111,6 +111,7 @@ async def run(shell: Shell, settings: GatewaySettings) -> None:
             shell.vitals.ready = True  # now that it can be asked
             await shell.stopping.wait()
             commands.close()
+            telling.close()
             code.close()
             queries.close()
 

@@ -65,6 +65,8 @@ from penstock_log import (
     NotificationSent,
     PartMoved,
     PolicySet,
+    ReservationCancelled,
+    ReservationMade,
     RoundDecided,
     RunBusyAgain,
     RunCheckpointed,
@@ -254,6 +256,11 @@ class Timeline:
                 yield from self._of_sizing(fact)
             case PolicySet():
                 yield _policy(fact)
+            case ReservationMade():
+                yield _reservation(fact)
+            case ReservationCancelled():
+                what = f"reservation {fact.reservation_id} of pool {fact.pool} is cancelled"
+                yield f"{what}{_by(fact.by)}{_because(fact.reason)}"
             case NodeJoined() | NodeLeft() | NodeDrained() | NodeResumed() | NodeRemoved():
                 return
             case DeviceFailed() | DeviceRecovered() | DeviceDrained() | DeviceResumed():
@@ -416,6 +423,12 @@ def _because(reason: str) -> str:
 def _policy(fact: PolicySet) -> str:
     what = f"{pairs(fact.settings)} set live" if fact.settings else "nothing is set live any more"
     return f"pool {fact.pool}: {what}{f', by {fact.by}' if fact.by else ''}"
+
+
+def _reservation(fact: ReservationMade) -> str:
+    what = f"{count(fact.gpus, 'device')} of pool {fact.pool} reserved for team {fact.team}"
+    lasts = f"in {duration(fact.from_s - fact.at_s)}, for {duration(fact.until_s - fact.from_s)}"
+    return f"{what} {lasts}{_by(fact.by)}{_because(fact.reason)}"
 
 
 _ENTERED: Final = {

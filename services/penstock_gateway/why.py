@@ -29,6 +29,7 @@ from penstock_scheduler import start_forecast, what_if
 from penstock_scheduler.aggregation.aggregation_report import place_text, wait_text
 from penstock_scheduler.pool.pool_settings import MatcherSettings, rules_of
 from penstock_scheduler.pool.pool_view import PoolView
+from penstock_scheduler.reservations import rules_at
 from penstock_scheduler.round import borrowers_of
 from penstock_scheduler.round_types import RoundRules
 from penstock_scheduler.what_if import Alternatives
@@ -41,7 +42,7 @@ _ENDINGS: Final = {
 }
 
 _NEVER: Final = {"never_fits", "no_nodes"}
-_NO_PLACE: Final = {*_NEVER, "held", "dependency", "array", "begin"}
+_NO_PLACE: Final = {*_NEVER, "held", "dependency", "array", "begin", "reservation"}
 """Causes with which it does not matter who stands before the job."""
 _OF_THAT_MOMENT: Final = frozenset({"held", "dependency", "array", "begin", "backoff"})
 _RULED_OUT_FOR_DEVICES: Final = {"capacity", "gang", "order"}
@@ -127,13 +128,14 @@ class WaitExplainer:
         pool = self._state.pool(job.spec.pool, self._state.jobs, rules.topology)
         decided = self._state.explained.get(job.spec.pool)
         unexplained = view.cause == UNDECIDED and decided is not None and decided.at_s >= job.pending_since_s
-        aged = view.cause == "fairness" or (bool(rules.quotas) and view.cause in FOR_DEVICES)
+        in_force = rules_at(rules, pool.team_reservations, self._now_s)  # a round adds what is reserved by itself
+        aged = view.cause in {"fairness", "reservation"} or (bool(in_force.quotas) and view.cause in FOR_DEVICES)
         asks = unexplained or aged  # the round spoke of the first in the order alone; or others may be stopped by now
         if asks and (wait := what_if.wait_of(pool, job.id, self._now_s, rules)) is not None:
             view = msgspec.structs.replace(view, cause=wait.cause, evidence=wait.evidence, remedy=wait.remedy)
         best = Alternatives(pool, self._now_s, rules).best(job)
         rank = self._rank(job, pool) if view.cause not in _NO_PLACE else None
-        borrowers = borrowers_of(pool, self._now_s, rules) if rules.quotas else ()
+        borrowers = borrowers_of(pool, self._now_s, rules) if in_force.quotas else ()
         start_in_s, basis = None, ""
         if best is None and view.cause in FOR_DEVICES:
             jobs: JobTable | list[Job] = self._state.jobs
@@ -143,7 +145,7 @@ class WaitExplainer:
         return msgspec.structs.replace(
             view,
             remedy=best.text if best is not None and view.cause in FOR_DEVICES else view.remedy,
-            not_causes=tuple(ruled_out_causes(job, view.cause, pool, rules, rank=rank, borrowers=borrowers)),
+            not_causes=tuple(ruled_out_causes(job, view.cause, pool, in_force, rank=rank, borrowers=borrowers)),
             rank=rank,
             alternative=best,
             start_in_s=start_in_s,

@@ -111,7 +111,7 @@ def decider(node_id: str) -> Decider[MemoryState]:
     return Decider(
         name="memory",
         state=MemoryState,
-        schema=f"memory.v2 {node_id}",
+        schema=f"memory.v3 {node_id}",
         apply=partial(apply, node_id),
         decide=lambda state, now_s: Decision(),  # noqa: ARG005 - what a decider is called with
         leads=False,

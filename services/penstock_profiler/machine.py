@@ -83,7 +83,7 @@ def decider(
     return Decider(
         name="profiler",
         state=ProfilerState,
-        schema="profiler.10",
+        schema="profiler.11",
         apply=apply,
         decide=partial(decide, settings=settings or ProfilerSettings(), mine=mine),
         leads=False,

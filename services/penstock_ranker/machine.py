@@ -104,7 +104,7 @@ def decider(
     return Decider(
         name="ranker",
         state=RankerState,
-        schema="ranker.11",
+        schema="ranker.12",
         apply=apply,
         decide=partial(decide, chosen=chosen),
         reads=lifecycle.OF_JOBS | {JobsRanked, JobsArchived, PolicySet},

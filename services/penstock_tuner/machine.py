@@ -61,7 +61,7 @@ _TAKEN: Final = "its id belongs to another job"
 
 def decider(_settings: TunerSettings | None = None) -> Decider[TunerState]:
     """Return the tuner as the shell, the simulator and tests run it; no setting changes what it decides."""
-    return Decider(name="tuner", state=TunerState, schema="tuner.10", apply=apply, decide=SweepDecisions().decide)
+    return Decider(name="tuner", state=TunerState, schema="tuner.11", apply=apply, decide=SweepDecisions().decide)
 
 
 def apply(state: TunerState, event: Event, seq: int) -> None:

@@ -1,4 +1,4 @@
-"""Whether a run has failed for want of memory, and what it held."""
+"""How a run ended: for want of memory, preempted or complete, and what it held."""
 
 from __future__ import annotations
 
@@ -44,3 +44,17 @@ def test_one_that_was_ended_for_its_hosts_memory_says_nothing_of_its_devices():
 @pytest.mark.parametrize(("exit_code", "said"), [(1, "ValueError: no"), (0, "MemoryError was caught")])
 def test_one_that_fails_otherwise_or_completes_has_not(exit_code, said):
     assert not ended(exit_code, said).out_of_memory
+
+
+def test_a_program_that_heeds_term_and_exits_with_0_was_preempted_and_has_not_completed():
+    fact = ended(0, ending="preempted", termed_s=1.5, why="for job j2")
+    assert (fact.outcome, fact.reason, fact.exit_code) == ("preempted", "for job j2", 0)
+    assert ended(0, ending="preempted").outcome == "completed", "it ended before it was told"
+
+
+def test_a_loop_that_was_done_when_term_came_has_completed():
+    ranks = {0: RunProcess(exit_code=0, ended_s=2.0, done=True)}
+    run = LocalRun(
+        job_id="j1", epoch=1, devices=(0,), world_size=1, started_s=1.0, ranks=ranks, ending="preempted", termed_s=1.5
+    )
+    assert run_state.ended(run, JOB, "n1", 3.0).outcome == "completed"

@@ -69,3 +69,12 @@ def test_who_asks_for_more_aggregators_than_there_are_is_warned(state):
         "most (--servers)",
     )
     assert not any((told[0], *told[2:]))
+
+
+def test_long_ids_that_end_alike_no_more_are_retried_under_ids_of_their_own() -> None:
+    names = ["x" * 62 + last for last in "ab"]
+    for _ in range(12):
+        names = [acceptance.retry_id(name) for name in names]
+        assert len(set(names)) == 2
+        assert {len(name) for name in names} == {63}
+    assert all(name.startswith("xxx") and name.endswith("-r12") for name in names)

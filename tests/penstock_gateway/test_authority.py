@@ -28,6 +28,7 @@ from penstock_log import (
     NodeDrained,
     NodeLeft,
     NotificationRuleSet,
+    ReservationMade,
     SweepSubmitted,
     TrialsMeasured,
     UserRemoved,
@@ -83,7 +84,9 @@ async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gate
         of_owners.append(SweepSubmitted(sweep_id=f"s-{owner}", spec=sweep, at_s=NOW_S))
     of_cells = [fact for cell in cells() for fact in targets(cell)]
     folder = str(tmp_path_factory.mktemp("notify"))
-    settings = GatewaySettings(append_timeout_s=PATIENCE_S, query_timeout_s=PATIENCE_S, notify_dir=folder)
+    settings = GatewaySettings(
+        append_timeout_s=PATIENCE_S, query_timeout_s=PATIENCE_S, notify_dir=folder, notify_refused=()
+    )
     facts = (joined("n1", fast=4), *PEOPLE, *of_owners, *of_cells)
     with webhook() as hook:
         for column in COLUMNS:
@@ -110,6 +113,11 @@ def targets(cell: Cell) -> list[AnyEvent]:
         "remove": [joined(name), NodeLeft(node_id=name, at_s=NOW_S)],
         **{one: [NotificationRuleSet(user=owner, rule=name, target="hook", at_s=NOW_S)] for one in _OF_RULES},
         "remove_user": [UserSet(user=name, at_s=NOW_S)],
+        "unreserve": [
+            ReservationMade(
+                pool="lab", reservation_id=name, team="vision", gpus=1, from_s=NOW_S, until_s=4e9, at_s=NOW_S
+            )
+        ],
     }
     return found.get(cell.request, [])
 
@@ -133,6 +141,7 @@ def body_of(cell: Cell) -> Any:
         "notify": {"url": "json://127.0.0.1", "on": ["failed"], "id": f"j-{owner}"},
         "sweep": {"id": f"s-{owner}"},
         **{key: {"id": f"{request}-{cell.column}"} for key in (*_OF_TARGETS, *_OF_RULES)},
+        "reserve": {"team": "vision", "gpus": 1, "until_s": 4e9},
         "policy": {"pool": "default", "set": {"order": "fifo" if cell.column == "admin" else "srtf"}},
         "set_user": {"user": f"new-{cell.column}", "role": "user", "teams": ["vision"]},
         **dict.fromkeys(_OF_ALL, b""),
@@ -140,7 +149,7 @@ def body_of(cell: Cell) -> Any:
     return about.get(request, {"id": f"j-{owner}"})
 
 
-_OF_TARGETS = ("cancel", "hold", "release", "cancel_sweep", "drain", "resume", "remove", "remove_user")
+_OF_TARGETS = ("cancel", "hold", "release", "cancel_sweep", "drain", "resume", "remove", "remove_user", "unreserve")
 _OF_RULES = ("remove_notification", "test_notification")
 _OF_ALL = (
     "jobs", "queue", "sweeps", "nodes", "devices", "aggregation", "moment", "status", "stats", "streams", "policies",
@@ -205,6 +214,8 @@ _COMMANDS = frozenset(
         "resume",
         "remove",
         "policy",
+        "reserve",
+        "unreserve",
     }
     | {"set_user", "remove_user", "notify", "remove_notification", "test_notification"}
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -15,7 +15,8 @@ from penstock_bus import Append, BatchRefused, ServiceError, Unavailable
 from penstock_bus.memory import MemoryBus
 from penstock_cli.commands import acts
 from penstock_gateway.machine import GatewaySettings
-from penstock_log import JobCancelled, JobHeld, UserSet, subjects
+from penstock_log import Job, JobCancelled, JobHeld, JobsArchived, JobTable, UserSet, subjects
+from penstock_log.spec import ArrayMember
 
 JOB = {"name": "mnist", "command": ["python", "train.py"]}
 PEOPLE = [
@@ -286,8 +287,9 @@ async def test_of_an_array_what_failed_is_retried_and_the_rest_is_left_alone(ser
     assert told(await served.command("bulk", {**retry, "state": ["F", "CA"]})) == [("exp-1", "PD"), ("exp-2", "PD")]
     assert told(await served.command("bulk", {**retry, "ids": ["exp-0", "exp-1"], "state": ["F"]})) == [("exp-1", "PD")]
     assert told(await served.command("bulk", {**retry, "ids": ["exp-0"]})) == [("exp-0", 409)]
-    for expected in ([("exp-1", "PD")], []):
-        assert told(await served.command("bulk", {"verb": "retry", "ids": ["exp"]})) == expected
+    for state, expected in ((["F"], "exp-1"), (["F"], ""), ([], "exp-2"), ([], "")):
+        found = told(await served.command("bulk", {"verb": "retry", "ids": ["exp"], "state": state}))
+        assert found == [(job_id, "PD") for job_id in expected.split()]
     assert (await refusal(served.command("bulk", {"verb": "retry", "where": {}, "state": ["F"]})))[0] == 400
 
 
@@ -312,3 +314,119 @@ async def test_a_command_about_an_array_in_which_nothing_changes_says_so(served:
         assert (await acts._one(client, verb, "exp", "")).message == said  # type: ignore[arg-type]
     with pytest.raises(ServiceError, match="no job 'nope'"):
         await acts._one(client, "cancel", "nope", "")
+
+
+def of_array(array: str, index: int, most: int = 0, **fields: Any) -> dict[str, Any]:
+    member = {"id": array, "index": index, "count": 10, "max": 9, "most": most}
+    return {**JOB, "id": f"{array}-{index}", "array": member, **fields}
+
+
+async def test_ids_that_name_nothing_look_at_all_jobs_once(served: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    await served.command("submit_all", {"specs": [of_array("exp", i, user="uma") for i in range(3)]})
+    looks = 0
+    each = JobTable.__iter__
+
+    def counted(table: JobTable) -> Iterator[Job]:
+        nonlocal looks
+        looks += 1
+        return each(table)
+
+    monkeypatch.setattr(JobTable, "__iter__", counted)
+    ids = ["exp", "u", "exp-", "b1", *(f"nope-{i}" for i in range(40))]
+    answer = await served.command("bulk", {"verb": "hold", "ids": ids})
+    assert told(answer)[:6] == [
+        ("exp-0", "PD"), ("exp-1", "PD"), ("exp-2", "PD"), ("u", 409), ("exp-", 409), ("b1", "PD"),
+    ]  # fmt: skip
+    assert told(answer)[6:] == [(f"nope-{i}", 404) for i in range(40)]
+    assert looks == 1
+
+
+async def test_an_archived_array_is_forgotten(served: Gateway) -> None:
+    await served.command("submit_all", {"specs": [of_array("exp", i) for i in range(3)]})
+    await served.command("bulk", {"verb": "cancel", "ids": ["exp"]})
+    await served.told(JobsArchived(at_s=NOW_S + 9, archive="log", job_ids=("exp-0", "exp-2")))
+    assert told(await served.command("bulk", {"verb": "cancel", "ids": ["exp"]})) == [("exp-1", "CA")]
+
+
+@pytest.mark.parametrize("jobs", [1, 10])
+async def test_who_has_left_a_team_cannot_retry_jobs_in_it(served: Gateway, jobs: int) -> None:
+    ids = [f"t{i}" for i in range(jobs)]
+    await served.command("submit_all", {"specs": [{**JOB, "id": i, "user": "uma", "team": "vision"} for i in ids]})
+    await served.command("bulk", {"verb": "cancel", "ids": ids})
+    await served.told(UserSet(user="uma", role="user", at_s=NOW_S))
+    for dry_run in (True, False):
+        asked = {"verb": "retry", "ids": ids, "dry_run": dry_run}
+        answer = await as_user(served, "uma").command("bulk", asked)
+        assert told(answer) == [(job_id, 403) for job_id in ids]
+        assert "uma is not in team vision" in answer["answers"][0]["error"]
+
+
+async def test_one_job_with_code_that_makes_no_sense_keeps_no_other(served: Gateway) -> None:
+    wrong = {**JOB, "id": "w0", "code": "0" * 64, "cwd": "/tmp"}
+    specs = [*({**JOB, "id": f"m{i}"} for i in range(10)), wrong]
+    answer = await as_user(served, "uma").command("submit_all", {"specs": specs})
+    assert [one.get("code", 0) for one in answer["answers"]] == [0] * 10 + [400]
+    assert "cwd: expected a folder of the uploaded code" in answer["answers"][10]["error"]
+
+
+async def test_a_job_of_an_array_has_its_id_there_and_the_same_user_as_the_others(served: Gateway) -> None:
+    uma, bob = as_user(served, "uma"), as_user(served, "bob")
+    await uma.command("submit_all", {"specs": [of_array("exp", i, most=8) for i in range(3)]})
+    for body, code, what in (
+        (of_array("exp", 7, most=1), 409, "the id exp is that of another array"),
+        ({**of_array("exp", 7), "id": "mine"}, 400, "has the id exp-7, got mine"),
+        ({**of_array("mine", 7), "id": "mine-8"}, 400, "has the id mine-7, got mine-8"),
+    ):
+        found = await refusal(bob.command("submit", body))
+        assert (found[0], what in found[1]) == (code, True), found
+        assert (await refusal(bob.query("dryrun", body)))[0] == code
+    assert (await bob.command("submit", of_array("mine", 8)))["created"]
+    assert (await uma.command("submit", {**JOB, "id": "next", "after": ["afterok:exp"]}))["created"]
+    sweep = {"name": "s", "job": of_array("x", 0), "space": {"lr": {"kind": "uniform", "low": 0.1, "high": 1.0}}}
+    assert "$.job.array" in (await refusal(uma.command("tune", {**sweep, "metric": "loss", "trials": 2})))[1]
+
+
+async def test_jobs_of_an_array_are_retried_in_it(served: Gateway) -> None:
+    await served.command("submit_all", {"specs": [of_array("exp", i, user="uma", most=2) for i in range(9)]})
+    await served.command("bulk", {"verb": "cancel", "ids": ["exp"]})
+    answer = await as_user(served, "uma").command("bulk", {"verb": "retry", "ids": ["exp"]})
+    assert told(answer) == [(f"exp-{i}", "PD") for i in range(9)]
+    await served.command("bulk", {"verb": "cancel", "ids": ["exp-8-r1"]})
+    assert told(await as_user(served, "uma").command("bulk", {"verb": "retry", "ids": ["exp-8-r1"]})) == [
+        ("exp-8-r1", "PD")
+    ]
+    assert (await served.query("job", {"id": "exp-8-r2"}))["job"]["state"] == "PD"
+
+
+async def test_a_dependency_on_an_array_is_on_ones_own_jobs(served: Gateway) -> None:
+    await served.told(
+        *(submitted(job_id, user=user, array=ArrayMember(id="exp", index=int(job_id[-1])))
+        for job_id, user in (("exp-0", "bob"), ("exp-1", "uma"), ("exp-2", "uma")))
+    )  # fmt: skip
+    uma = as_user(served, "uma")
+    assert (await uma.command("submit", {**JOB, "id": "next", "after": ["afterok:exp"]}))["created"]
+    assert (await uma.query("job", {"id": "next"}))["spec"]["after"] == ["afterok:exp-1", "afterok:exp-2"]
+
+
+@pytest.mark.parametrize(("verb", "stopped"), [("cancel", JobCancelled), ("hold", JobHeld)])
+async def test_an_array_that_is_stopped_lets_no_job_start_meanwhile(served: Gateway, verb: str, stopped: type) -> None:
+    await served.command("submit_all", {"specs": [of_array("exp", i, most=2) for i in range(600)]})
+    before = await served.bus.last_seq()
+    answer = await served.command("bulk", {"verb": verb, "where": {"array": "exp"}})
+    assert [one["id"] for one in answer["answers"]] == [f"exp-{i}" for i in range(600)]
+    facts = [
+        fact for one in await served.bus.read("penstock.evt.job.*") if one.seq > before for fact in one.commit.facts
+    ]
+    order = [fact.job_id for fact in facts if isinstance(fact, stopped)]
+    assert (len(order), set(order[-2:])) == (600, {"exp-0", "exp-1"})
+
+
+async def test_the_jobs_of_an_array_that_wait_are_stopped_on_earlier_pages(served: Gateway) -> None:
+    await served.command("submit_all", {"specs": [of_array("exp", i, most=2) for i in range(10)]})
+    after, pages = 0, []
+    while not pages or after:
+        asked = {"verb": "cancel", "where": {"array": "exp"}, "limit": 4, "after": after}
+        answer = await served.command("bulk", asked)
+        pages.append((answer["matched"], [int(one["id"][4:]) for one in answer["answers"]]))
+        after = answer["next"]
+    assert pages == [(10, [6, 7, 8, 9]), (6, [2, 3, 4, 5]), (2, [0, 1])]

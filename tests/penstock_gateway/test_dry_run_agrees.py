@@ -34,6 +34,7 @@ SEEN_TO_DIFFER = {
 """Seeds whose dry run, or whose end, was another once: why."""
 
 DECLARED_CASES = 25
+RESERVED_CASES = 12
 
 
 class Answer(NamedTuple):
@@ -70,9 +71,9 @@ def seen(cluster: VirtualCluster, spec: JobSpec, work_s: float, *, sized: bool) 
     return Answer(starts=True, kind=one.placement.kind, devices=tuple(sorted(named)))
 
 
-def both(seed: int) -> tuple[Answer, Answer]:
+def both(seed: int, *, reserved: bool = False) -> tuple[Answer, Answer]:
     """Return what the dry run of a random job on a random cluster says, and what becomes of the job."""
-    cluster, rng = random_cluster(seed), Dice(seed, stream=1)
+    cluster, rng = random_cluster(seed, reserved=reserved), Dice(seed, stream=1)
     spec, work_s = random_job(rng, "new")
     before = promised(asked(cluster, spec))
     if spec.elastic:
@@ -83,6 +84,12 @@ def both(seed: int) -> tuple[Answer, Answer]:
 @pytest.mark.parametrize("seed", [*range(CASES), *SEEN_TO_DIFFER])
 def test_a_dry_run_says_what_the_deciders_then_do(seed: int) -> None:
     said, became = both(seed)
+    assert said == became
+
+
+@pytest.mark.parametrize("seed", [*range(100, 100 + RESERVED_CASES), 148])
+def test_a_dry_run_knows_what_is_reserved(seed: int) -> None:
+    said, became = both(seed, reserved=True)
     assert said == became
 
 

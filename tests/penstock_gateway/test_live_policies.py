@@ -19,7 +19,14 @@ async def test_what_is_set_for_a_pool_stands_in_the_log_and_in_the_answer(memory
         found = await served.query("policies")
         settings = {"order": "2d-gittins", "promote_knob": None}
         assert found["pools"] == [
-            {"pool": "default", "settings": settings, "quotas": {}, "alpha": 0.5, "learnt_gpu_s": [3600.0, 36000.0]}
+            {
+                "pool": "default",
+                "settings": settings,
+                "quotas": {},
+                "alpha": 0.5,
+                "learnt_gpu_s": [3600.0, 36000.0],
+                "reservations": [],
+            }
         ]
         assert found["defaults"]["order"] == "2d-las"
         (fact,) = await facts(served)

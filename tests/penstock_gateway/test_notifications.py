@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from gateway_cases import NOW_S, gateway, refusal, submitted, sweep_spec
+from gateway_cases import NOW_S, PATIENCE_S, gateway, refusal, submitted, sweep_spec
 from gateway_cases import spec as job_spec
+from message_servers import webhook
 
+from penstock_bus.follower import FoldFollower
 from penstock_bus.memory import MemoryBus
-from penstock_gateway import machine, notifications
+from penstock_bus.shell import Shell
+from penstock_gateway import machine, notifications, runner
 from penstock_gateway.machine import GatewaySettings, GatewayState
 from penstock_gateway.notification_sender import Errand, carried_out, problem
+from penstock_gateway.notification_targets import TargetFolder, send
 from penstock_gateway.notifications import NotificationRule, Pace
+from penstock_gateway.notifier import Notifier
 from penstock_log import (
     AnyEvent,
     JobCancelled,
@@ -29,6 +35,7 @@ from penstock_log import (
     UserRemoved,
     subjects,
 )
+from penstock_log.lifecycle import JobTable
 
 PACE = Pace(gather_s=10.0, every_s=60.0)
 
@@ -168,9 +175,52 @@ def test_addresses_that_reach_into_the_gateways_machine_are_refused(url: str) ->
 
 
 def test_what_apprise_says_of_an_address_has_no_token_in_it() -> None:
-    error = carried_out(Errand(url="json://ada:hush-hush@127.0.0.1:9/tok-1234", title="t", body="b")).error
+    url = "slack://hush-hush@tok-1234/x"
+    error = carried_out(errand(url, body="")).error
     assert error
     assert not [part for part in ("hush-hush", "tok-1234") if part in error]
+
+
+def errand(url: str, **fields: Any) -> Errand:
+    return Errand(**{"url": url, "title": "t", "body": "b", "schemes": machine.NOTIFY_SCHEMES, **fields})
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("json://h/,form://h2/", "expected one address"),
+        ("json://h/?x=y,discord://123/abc?template=/etc/passwd", "expected one address"),
+        ("json://h?a=1;template=/etc/passwd", "the parameter 'template' reads a file"),
+        ("discord://1234/abcd?+x=y;TEMPLATE=/etc/passwd", "the parameter 'template' reads a file"),
+        ("mailto://u:p@h.org?pgpprv=/etc/passwd", "the parameter 'pgpprv' reads a file"),
+        (f"mailto://u:p@h.org?to={','.join(f'a{i}@h.org' for i in range(199))}", "199 recipients, and 20 are the most"),
+        ("form://h/", "no message goes to form:// here"),
+    ],
+)
+def test_what_apprise_makes_of_an_address_is_one_target_that_is_allowed(url: str, why: str) -> None:
+    allowed = ("json", "mailto", "discord")
+    assert why in (carried_out(errand(url, body="", schemes=allowed)).error)
+
+
+def test_nothing_is_returned_of_what_a_server_answers_but_its_status() -> None:
+    with webhook() as hook:
+        hook.status = 403
+        error = carried_out(errand(f"json://127.0.0.1:{hook.port}")).error
+    assert error == "the server answered 403 Forbidden"
+    error = carried_out(errand(f"json://127.0.0.1:{hook.port}")).error
+    assert error == "the server could not be reached, or did not take the message"
+
+
+async def test_no_message_goes_to_a_network_that_is_refused_whatever_name_leads_there() -> None:
+    with webhook() as hook:
+        error = await send(GatewaySettings(notify_timeout_s=60.0))(errand(f"json://localhost:{hook.port}"))
+        assert "notify_refused" in error
+        assert hook.tries == 0
+
+
+def test_networks_that_are_none_are_refused_in_the_settings() -> None:
+    with pytest.raises(msgspec.ValidationError, match="does not appear to be"):
+        msgspec.convert({"notify_refused": ["localhost"]}, GatewaySettings)
 
 
 def test_the_end_of_a_sweep_is_told_with_its_best_value() -> None:
@@ -197,7 +247,142 @@ async def test_a_rule_that_is_asked_for_again_is_the_same_rule(tmp_path: Path) -
         )
         stored = [stored.commit for stored in await bus.read(subjects.notify("ada"))]
         assert "token" not in repr(stored)
-        assert (tmp_path / "notify/n12345678").read_text() == asked["url"]
-        assert (tmp_path / "notify/n12345678").stat().st_mode & 0o777 == 0o600
+        (kept,) = (tmp_path / "notify").iterdir()
+        assert kept.read_text() == asked["url"]
+        assert kept.stat().st_mode & 0o777 == 0o600
+        other = {**asked, "url": "json://127.0.0.1/other"}
+        assert (await running.command("notify", other))["message"] == "n12345678 is there already"
+        assert [path.read_text() for path in (tmp_path / "notify").iterdir()] == [asked["url"]]
         await running.command("remove_notification", {"id": "n12345678", "by": "ada"})
         assert list((tmp_path / "notify").iterdir()) == []
+
+
+def test_addresses_without_a_rule_go_once_they_are_old_whatever_is_written_and_removed_beside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = TargetFolder(str(tmp_path))
+    for name, age_s in (("kept", 9000.0), ("gone", 9000.0), ("old", 9000.0), ("new", 60.0)):
+        folder.write(name, "json://h")
+        os.utime(tmp_path / name, (NOW_S - age_s, NOW_S - age_s))
+    stat = Path.stat
+
+    def stat_after_another_gateway(path: Path, **how: Any) -> os.stat_result:
+        if path.name == "gone":
+            path.unlink(missing_ok=True)
+        return stat(path, **how)
+
+    monkeypatch.setattr(Path, "stat", stat_after_another_gateway)
+    folder.tidy({"kept"}, NOW_S)
+    assert {path.name for path in tmp_path.iterdir()} == {"kept", "new"}
+
+
+def notifier_on(bus: MemoryBus, folder: Path) -> tuple[Notifier, FoldFollower[GatewayState], TargetFolder]:
+    live, targets = FoldFollower(bus, machine.decider(GatewaySettings())), TargetFolder(str(folder))
+    shell = Shell(bus, "gateway", replica_id="r1")
+    sending = send(GatewaySettings())
+    return Notifier(shell, bus, live, GatewaySettings(), targets=targets, sending=sending), live, targets
+
+
+async def test_the_address_of_a_removed_person_goes_while_the_same_gateway_leads(tmp_path: Path) -> None:
+    async with MemoryBus() as bus:
+        notifier, live, targets = notifier_on(bus, tmp_path)
+        machine.apply(live.state, rule(), 1)
+        targets.write("n1", "json://h")
+        os.utime(tmp_path / "n1", (NOW_S, NOW_S))
+        await notifier.tidy(NOW_S + 7200)
+        assert targets.read("n1")
+        machine.apply(live.state, UserRemoved(at_s=NOW_S, user="ada"), 2)
+        await notifier.tidy(NOW_S + 7200 + 600)
+        assert not targets.read("n1")
+
+
+async def test_of_two_people_who_ask_for_one_id_at_once_the_first_has_it_with_their_own_address(tmp_path: Path) -> None:
+    settings = GatewaySettings(append_timeout_s=60.0, query_timeout_s=60.0, notify_dir=str(tmp_path / "notify"))
+    people = [{"url": f"json://127.0.0.1/{by}", "rule": "n12345678", "by": by} for by in ("ann", "bob")]
+    async with MemoryBus() as bus, gateway(bus, settings=settings) as running:
+        asked = (running.command("notify", one) for one in people)
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        ((rule,), (kept,)) = (await running.query("notifications"))["rules"], (tmp_path / "notify").iterdir()
+        assert kept.read_text() == f"json://127.0.0.1/{rule['user']}"
+        told = {one["by"]: isinstance(answer, dict) for one, answer in zip(people, found, strict=True)}
+        assert told == {one["by"]: one["by"] == rule["user"] for one in people}
+
+
+def test_an_id_that_two_facts_have_is_that_of_the_first_one() -> None:
+    told = Told(rule(kept_as="a"), rule(user="bob", kept_as="b"))
+    assert (told.of().user, told.of().kept_as) == ("ada", "a")
+    assert Told(rule()).of().kept_as == "n1"  # as rules of earlier logs have it
+
+
+async def test_messages_to_silent_servers_keep_no_command_waiting_and_are_few_of_one_person(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, answered = asyncio.Semaphore(0), asyncio.Event()
+
+    async def silent(_: Errand) -> str:
+        begun.release()
+        await answered.wait()
+        return ""
+
+    monkeypatch.setattr(runner, "send", lambda _: silent)
+    settings = GatewaySettings(
+        append_timeout_s=60.0, query_timeout_s=60.0, notify_dir=str(tmp_path), concurrent_commands=2
+    )
+    rules = [f"n{number}" for number in range(5)]
+    for name in rules:
+        TargetFolder(str(tmp_path)).write(name, "json://h")
+    async with MemoryBus() as bus, gateway(bus, *map(rule, rules), submitted("j1"), settings=settings) as running:
+
+        async def test(name: str) -> dict[str, Any]:
+            return await running.command("test_notification", {"id": name, "by": "ada"})
+
+        under_way = [asyncio.create_task(test(name)) for name in rules[:4]]
+        async with asyncio.timeout(PATIENCE_S):
+            for _ in under_way:
+                await begun.acquire()
+        code, why = await refusal(test(rules[4]))
+        assert (code, "ada has 4 tests of addresses" in why) == (429, True)
+        assert (await running.command("cancel", {"id": "j1", "by": "bob"}))["changed"]
+        answered.set()
+        assert {(await one)["state"] for one in under_way} == {"sent"}
+
+
+def test_a_job_that_ends_while_it_is_told_that_it_waits_is_not_kept() -> None:
+    told = Told(rule(on=(), waiting_s=60.0), *cancelled("j1"), submitted("j2", user="ada"))
+    told.apply(NotificationSent(at_s=NOW_S, user="ada", rule="n1", until_seq=9, jobs=3, waiting=("j1", "j2", "none")))
+    assert list(told.of().told) == ["j2"]
+
+
+async def test_only_the_open_jobs_of_those_who_want_to_know_are_looked_at_for_long_waits_and_in_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts: list[AnyEvent] = [
+        rule("own", on=(), waiting_s=60.0),
+        rule("others", on=(), waiting_s=60.0, user="bob", about="s1"),
+        rule("one", on=(), waiting_s=60.0, user="bob", about="j1"),
+        rule("never", user="eve"),
+        SweepSubmitted(at_s=NOW_S, sweep_id="s1", spec=sweep_spec(id="s1", job=job_spec(user="ada"))),
+        *(submitted(job_id, user="ada") for job_id in ("j1", "j2")),
+        submitted("s1-0", user="ada", parent="s1"),
+        submitted("e1", user="eve"),
+        *cancelled("over"),
+    ]
+    async with MemoryBus() as bus:
+        notifier, live, _ = notifier_on(bus, tmp_path)
+        for seq, fact in enumerate(facts, 1):
+            machine.apply(live.state, fact, seq)
+        monkeypatch.setattr(JobTable, "__iter__", None)
+        turns = 0
+
+        async def others() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        beside = asyncio.create_task(others())
+        found = await notifier.waiting(NOW_S + 100)
+        beside.cancel()
+        waits = {name: {notice.job_id for notice in notices} for name, notices in found.items()}
+        assert waits == {"own": {"j1", "j2", "s1-0"}, "others": {"s1-0"}, "one": {"j1"}}
+        assert turns >= len(waits)

@@ -166,6 +166,7 @@ def whole(state: GatewayState) -> Any:
     """Return all of a state, with the order of its tables."""
     found = {name: getattr(state, name) for name in state.__struct_fields__}
     found["jobs"], found["sharers"] = dict(state.jobs.by_id.items()), state.jobs.sharers
+    found["arrays"] = state.jobs.arrays
     for name, value in found.items():
         if isinstance(value, dict):
             found[name] = list(value.items()) if name in {"jobs", "sweeps"} else dict(value.items())

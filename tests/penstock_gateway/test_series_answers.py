@@ -24,6 +24,7 @@ from gateway_cases import (
 )
 
 from penstock_bus.memory import MemoryBus, MemoryServer
+from penstock_gateway import series_answers
 from penstock_log import subjects
 from penstock_log.agent_protocol import LoopReport
 from penstock_log.request_bodies import RunProgress
@@ -132,3 +133,14 @@ async def test_a_message_that_is_no_series_is_left_out(running: Gateway) -> None
     await running.bus.write_series("j1", 3, b"\xc1 what is this")
     await written(running, series_of(range(1, 4)))
     assert (await running.query("series", {"id": "j1"}))["steps"] == [1, 2, 3]
+
+
+async def test_a_run_that_is_later_than_a_past_moment_has_no_rows_to_give_up(
+    running: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(series_answers, "_MOST_AT_ONCE", 5)
+    later = series_of(range(50, 60), epoch=1)
+    await written(running, later, series_of(range(1, 11), epoch=2))
+    found = await running.query("series", {"id": "j1", "at": NOW_S + 10})
+    assert (found["steps"][0], found["steps"][-1]) == (1, 10)
+    assert len(found["steps"]) <= 5

@@ -14,6 +14,7 @@ from gateway_cases import (
     placed,
     preempted,
     refusal,
+    spec,
     started,
     submitted,
 )
@@ -166,3 +167,18 @@ def test_a_limit_that_is_set_later_counts_what_has_run() -> None:
     job = folded(*facts, JobTimeSet(at_s=SINCE_S + 9, job_id="j1", limit_s=60.0))
     assert time_limits.due_s(job) == SINCE_S + 60
     assert time_limits.due_s(folded(*facts)) is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"warn_signal": "USR1"}, "warn_s: there is no time limit to warn of"),
+        ({"warn_s": 60.0}, "warn_s: there is no time limit to warn of"),
+        ({"time_limit_s": 300.0, "warn_s": 600.0}, "warn_s: expected less than the time limit of 300 s, got 600"),
+    ],
+)
+async def test_a_warning_that_could_not_come_in_time_is_refused(fields: dict[str, Any], problem: str) -> None:
+    async with gateway(MemoryBus(), joined()) as served:
+        code, text = await refusal(served.command("submit", {"spec": spec(**fields)}))
+        assert code == 400
+        assert problem in text

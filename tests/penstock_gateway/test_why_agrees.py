@@ -9,7 +9,17 @@ import pytest
 from gateway_cluster import Settings, VirtualCluster, job, node, random_cluster
 
 from penstock_gateway.why import WaitExplainer
-from penstock_log import Job, JobCancelled, JobHeld, JobReleased, JobState, NodeDrained, PolicySet
+from penstock_log import (
+    Job,
+    JobCancelled,
+    JobHeld,
+    JobReleased,
+    JobState,
+    NodeDrained,
+    PolicySet,
+    ReservationCancelled,
+    ReservationMade,
+)
 from penstock_log.views import WhyView
 from penstock_ranker.machine import RankerSettings
 from penstock_scheduler.pool.pool_settings import MatcherSettings
@@ -179,6 +189,37 @@ def test_capacity_is_the_cause_where_all_are_busy_and_gang_where_too_few_are_idl
     assert why(cluster, "gang").cause == "capacity"
     assert cause(cluster, job_id="more", kinds=("fast",)) == "capacity"
     assert cause(cluster, job_id="slow", gpus=2, kinds=("slow",)) == "running"
+
+
+def test_a_reservation_is_the_cause_only_of_what_would_run_into_it() -> None:
+    def reserved(gpus: int = 4) -> VirtualCluster:
+        cluster = small()
+        at_s = cluster.now_s
+        cluster.now(
+            ReservationMade(
+                at_s=at_s,
+                pool="default",
+                reservation_id="a-1",
+                team="a",
+                gpus=gpus,
+                from_s=at_s + 60.0,
+                until_s=at_s + 120.0,
+            )
+        )
+        return cluster
+
+    cluster = reserved()
+    assert cause(cluster, opaque=True) == "reservation"
+    cluster.now(ReservationCancelled(at_s=cluster.now_s, pool="default", reservation_id="a-1"))
+    assert why(cluster, "new").cause == "running"
+    assert cause(reserved(), opaque=True, time_limit_s=50.0) == "running"
+    assert cause(reserved(), opaque=True, time_limit_s=70.0) == "reservation"
+    assert cause(reserved(), opaque=True, team="a") == "running"
+    assert cause(reserved(3), opaque=True) == "running"
+    late = reserved()
+    late.submit(job(opaque=True))
+    late.run_until(late.now_s + 61.0)
+    assert why(late, "new").cause == "running"  # it borrows now
 
 
 def test_of_jobs_that_ask_for_the_same_each_waits_behind_those_that_came_before_it() -> None:

@@ -29,9 +29,11 @@ JOBS = 6
 MOST = 2
 
 
-def submitted(number: int, *, hold: bool = False, retries: int = 0) -> JobSubmitted:
-    array = ArrayMember(id="exp", index=number, count=JOBS, most=MOST)
-    spec = JobSpec(name="j", command=("true",), id=f"exp-{number}", array=array, hold=hold, retries=retries)
+def submitted(
+    number: int, *, hold: bool = False, retries: int = 0, user: str = "", most: int = MOST, jobs: int = JOBS
+) -> JobSubmitted:
+    array = ArrayMember(id="exp", index=number, count=jobs, most=most)
+    spec = JobSpec(name="j", command=("true",), id=f"exp-{number}", array=array, hold=hold, retries=retries, user=user)
     return JobSubmitted(at_s=1.0, job_id=spec.id, spec=spec)
 
 
@@ -94,6 +96,38 @@ def test_an_array_that_is_over_is_forgotten_and_a_snapshot_has_the_others() -> N
     assert table.arrays == {}
 
 
+def test_how_many_run_is_what_the_first_says_and_nothing_that_others_submit() -> None:
+    table = JobTable()
+    for number in range(4):
+        table.apply(submitted(number, user="ann", most=3))
+    table.apply(submitted(4, user="bob", most=1))
+    table.apply(submitted(5, user="ann", most=1))
+    table.apply(JobCancelled(at_s=6.0, job_id="exp-0"))
+    assert may_start(table) == ["exp-1", "exp-2", "exp-3", "exp-4"]
+    table.forget("exp-4")
+    assert list(table.arrays) == ["exp/ann"]
+
+
+def test_a_held_job_is_looked_at_no_more_and_gets_its_place_again() -> None:
+    table = JobTable()
+    for number in range(JOBS):
+        table.apply(submitted(number, hold=number == 5))
+    for number in range(JOBS):
+        table.apply(JobHeld(at_s=4.0, job_id=f"exp-{number}"))
+    table = msgspec.msgpack.decode(msgspec.msgpack.encode(table), type=JobTable)
+    window = table.arrays["exp/"]
+    assert (window.open, list(window.line), may_start(table)) == ({}, [], [])
+    for number in (5, 4, 3, 0):
+        table.apply(JobReleased(at_s=5.0, job_id=f"exp-{number}"))
+    assert may_start(table) == ["exp-4", "exp-5"]
+    table.apply(JobHeld(at_s=6.0, job_id="exp-4"))
+    assert may_start(table) == ["exp-0", "exp-5"]
+    table.apply(JobCancelled(at_s=6.0, job_id="exp-3"))
+    table.apply(JobCancelled(at_s=6.0, job_id="exp-0"))
+    assert may_start(table) == ["exp-5"]
+    assert list(table.arrays["exp/"].places) == ["exp-1", "exp-2", "exp-4", "exp-5"]
+
+
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, JOBS - 1)), max_size=60))
 def test_never_too_many_run_and_none_waits_without_need(acts: list[tuple[int, int]]) -> None:
     table = JobTable()
@@ -116,5 +150,5 @@ def test_never_too_many_run_and_none_waits_without_need(acts: list[tuple[int, in
         running = [job for job in table if job.state in ACTIVE or job.state is JobState.COMPLETING]
         assert len(running) <= MOST
         waits = [job for job in table if job.in_line and not job.held and job.state not in TERMINAL]
-        window = table.arrays.get("exp")
+        window = table.arrays.get("exp/")
         assert not waits or (window is not None and len(window.open) == MOST)

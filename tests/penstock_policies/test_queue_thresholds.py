@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_policies.queue_thresholds import DEFAULT_GPU_S, LOAD, learnt_thresholds_gpu_s
+from penstock_policies.queue_thresholds import DEFAULT_GPU_S, LOAD, SHORTEST_GPU_S, learnt_thresholds_gpu_s
 
 
 def mean_response_s(lengths_s: np.ndarray, arrivals_s: np.ndarray, limits: tuple[float, ...]) -> float:
@@ -65,6 +65,11 @@ def test_a_job_as_long_as_those_that_were_seen_ends_within_the_threshold():
     assert 10.0 < limit <= 11.0
 
 
+def test_jobs_that_only_start_and_end_teach_nothing():
+    assert learnt_thresholds_gpu_s([0.02] * 10 + [0.07] * 10 + [0.9]) == ()
+    assert learnt_thresholds_gpu_s([0.02] * 20 + [60.0] * 3) == (1.1,)
+
+
 def test_nothing_seen_gives_the_default():
     assert learnt_thresholds_gpu_s([]) == DEFAULT_GPU_S
 
@@ -73,5 +78,6 @@ def test_nothing_seen_gives_the_default():
 def test_thresholds_rise_lie_among_the_lengths_and_have_two_digits(lengths):
     found = learnt_thresholds_gpu_s(sorted(lengths))
     assert list(found) == sorted(set(found))
-    assert all(min(lengths) < limit <= 1.13 * max(lengths) for limit in found)
+    assert all(min(lengths) < limit <= 1.13 * max(*lengths, SHORTEST_GPU_S) for limit in found)
+    assert all(limit > SHORTEST_GPU_S for limit in found)
     assert all(limit == pytest.approx(float(f"{limit:.1e}")) for limit in found)

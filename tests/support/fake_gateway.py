@@ -161,6 +161,14 @@ class FakeGateway:
                 request_bodies.PolicyRequest,
                 lambda ask: views.ActAnswer(id=ask.pool, changed=True, state="", message="set"),
             ),
+            "reserve": (
+                request_bodies.ReserveRequest,
+                lambda ask: views.ActAnswer(id=f"{ask.team}-1", changed=True, state="reserved", message="reserved"),
+            ),
+            "unreserve": (
+                request_bodies.UnreserveRequest,
+                lambda ask: views.ActAnswer(id=ask.id, changed=True, state="cancelled", message="cancelled"),
+            ),
             "set_user": (
                 request_bodies.UserRequest,
                 lambda ask: views.ActAnswer(id=ask.user, changed=True, state="user", message="set"),

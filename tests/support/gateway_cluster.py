@@ -35,6 +35,7 @@ from penstock_log import (
     NodeResumed,
     PolicySet,
     ProfileSample,
+    ReservationMade,
     RoundDecided,
     RunCheckpointed,
     RunMeasured,
@@ -139,7 +140,7 @@ class VirtualCluster:
         deciders: list[Decider[Any]] = [
             self._matcher(),
             ranker(self.settings.ranker),
-            autoscaler(self.settings.autoscaler),
+            autoscaler(self.settings.autoscaler, self.settings.matcher),
             profiler(),
         ]
         self.engine = EventEngine(deciders, VirtualLog())
@@ -288,7 +289,9 @@ class Dice:
         return bool(self._rng.random() < probability)
 
 
-def random_cluster(seed: int, *, quotas: bool | None = None, fair: bool | None = None) -> VirtualCluster:
+def random_cluster(
+    seed: int, *, quotas: bool | None = None, fair: bool | None = None, reserved: bool = False
+) -> VirtualCluster:
     """
     Return a cluster in the midst of its life.
 
@@ -296,6 +299,8 @@ def random_cluster(seed: int, *, quotas: bool | None = None, fair: bool | None =
     ----------
     quotas, fair : bool, optional
         Whether there are quotas, and whether fairness counts; None: by chance.
+    reserved : bool
+        Whether devices are reserved for teams.
     """
     rng = Dice(seed)
     settings = _random_settings(rng, quotas=quotas, fair=fair)
@@ -303,6 +308,8 @@ def random_cluster(seed: int, *, quotas: bool | None = None, fair: bool | None =
     nodes = list(_random_nodes(rng))
     cluster.at(BEGIN_S, *nodes)
     until_s = BEGIN_S + rng.between(1.0, 120.0)
+    if reserved:
+        cluster.at(BEGIN_S, *_random_reservations(Dice(seed, stream=2)))
     jobs = [f"j{number}" for number in range(rng.below(16))]
     for job_id in jobs:
         at_s = rng.between(BEGIN_S + 0.5, until_s)
@@ -317,6 +324,20 @@ def random_cluster(seed: int, *, quotas: bool | None = None, fair: bool | None =
         cluster.at(rng.between(BEGIN_S, until_s), PolicySet(at_s=BEGIN_S, pool=POOL, settings=live))
     cluster.run_until(until_s)
     return cluster
+
+
+def _random_reservations(rng: Dice) -> Iterator[ReservationMade]:
+    for number in range(1 + rng.below(3)):
+        from_s, team = BEGIN_S + rng.between(0.0, 200.0), rng.one(["vision", "speech"])
+        yield ReservationMade(
+            at_s=BEGIN_S,
+            pool=POOL,
+            reservation_id=f"{team}-{number}",
+            team=team,
+            gpus=1 + rng.below(3),
+            from_s=from_s,
+            until_s=from_s + rng.between(1.0, 200.0),
+        )
 
 
 def random_job(rng: Dice, job_id: str, **fixed: Any) -> tuple[JobSpec, float]:

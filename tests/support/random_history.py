@@ -35,6 +35,8 @@ from penstock_log import (
     PolicySet,
     Preemption,
     ProfileSample,
+    ReservationCancelled,
+    ReservationMade,
     RoundDecided,
     RunCheckpointed,
     RunEnded,
@@ -245,8 +247,18 @@ class RandomHistory:
         if kind == 2:
             return self._of_user(at_s)
         if kind == 3:
-            return PolicySet(at_s=at_s, pool="default", settings={"order": self._rng.choice(("fifo", "las"))}, by="ada")
+            return self._of_pool(at_s)
         return JobCancelled(at_s=at_s, job_id=job_id, by="ada")
+
+    def _of_pool(self, at_s: float) -> AnyEvent:
+        name, kind = f"vision-{self._rng.randint(1, 3)}", self._rng.randint(0, 3)
+        if kind == 0:
+            return ReservationMade(
+                at_s=at_s, pool="default", reservation_id=name, team="vision", gpus=1, from_s=at_s, until_s=at_s + 50.0
+            )
+        if kind == 1:
+            return ReservationCancelled(at_s=at_s, pool="default", reservation_id=name, by="ada")
+        return PolicySet(at_s=at_s, pool="default", settings={"order": self._rng.choice(("fifo", "las"))}, by="ada")
 
     def _of_user(self, at_s: float) -> AnyEvent:
         user = self._rng.choice(_USERS)

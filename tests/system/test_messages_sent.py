@@ -19,7 +19,7 @@ TOKEN = "tok-never-in-the-log"
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in (("GATHER_S", "1"), ("EVERY_S", "0.2"), ("TIMEOUT_S", "100")):
+        for name, value in (("GATHER_S", "1"), ("EVERY_S", "0.2"), ("TIMEOUT_S", "100"), ("REFUSED", "[]")):
             patch.setenv(f"PENSTOCK_GATEWAY_NOTIFY_{name}", value)
         one = Cluster(tmp_path_factory.mktemp("cluster"), "--devices", "fast:2")
         one.up()
@@ -110,7 +110,7 @@ def test_what_waits_for_long_and_what_a_job_asks_for_itself_is_told(cluster: Clu
 
 async def test_another_gateway_tells_what_the_one_that_was_killed_did_not(tmp_path: Path) -> None:
     with webhook() as hook, pytest.MonkeyPatch.context() as patch:
-        for name, value in (("GATHER_S", "0.5"), ("EVERY_S", "0.2"), ("TIMEOUT_S", "100")):
+        for name, value in (("GATHER_S", "0.5"), ("EVERY_S", "0.2"), ("TIMEOUT_S", "100"), ("REFUSED", "[]")):
             patch.setenv(f"PENSTOCK_GATEWAY_NOTIFY_{name}", value)
         two = Cluster(tmp_path / "data", "--emulate", "fast:2", "--replicas", "gateway=2")
         two.up()

@@ -137,7 +137,9 @@ def retry(
     chosen: JobSelection,
     jobs: Jobs = None,
     *,
-    failed: Annotated[bool, Option("--failed", help="Those that failed; so it is without --cancelled.")] = False,
+    failed: Annotated[
+        bool, Option("--failed", help="Only those that failed; so it is of a filter without --cancelled.")
+    ] = False,
     cancelled: Annotated[bool, Option("--cancelled", help="Those too that were cancelled.")] = False,
     output: AnswerOut = "text",
 ) -> None:
@@ -145,7 +147,8 @@ def retry(
     Run jobs again that failed, each as a new job in its place.
 
     It has the same specification and groups, and goes on from the last checkpoint of the one before. What was retried
-    before is not retried again, but the retry of it is, if it failed. Of an array, those that failed are retried.
+    before is not retried again, but the retry of it is, if it failed. Of an array, those are retried that
+    failed or were cancelled, or with --failed those that failed.
     """
     states = ["F", "CA"] if cancelled else ["F"] if failed else []
     if states and not jobs:

@@ -68,6 +68,7 @@ if TYPE_CHECKING:
         NotificationsView,
         PoliciesView,
         PolicyView,
+        ReservationView,
         RungView,
         SchemaView,
         SharedDeviceView,
@@ -134,8 +135,8 @@ else:
         "bulk": "BulkAnswer BulkView SubmittedJob SubmittedJobsView",
         "cluster": (
             "GoodputView LanesView MomentView NodeLoginsView NodeLoginView NodeTokenView PoliciesView PolicyView "
-            "RungView SchemaView SharedDeviceView SharedLaneView SharedRunView SignInView StreamPeerView "
-            "StreamsView StreamView SweepsView SweepView TrialView UsersView UserView "
+            "ReservationView RungView SchemaView SharedDeviceView SharedLaneView SharedRunView SignInView "
+            "StreamPeerView StreamsView StreamView SweepsView SweepView TrialView UsersView UserView "
             "NotificationRuleView NotificationsView"
         ),
         "devices": "DeviceOccupation DevicesView HolderView NodeDevicesView QueuedJobView QueueView",
@@ -198,6 +199,7 @@ __all__ = [
     "RejectedListView",
     "RejectedView",
     "ReplicaView",
+    "ReservationView",
     "ResizeView",
     "RunView",
     "RungView",

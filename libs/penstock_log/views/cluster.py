@@ -96,6 +96,31 @@ class MomentView(View, frozen=True, kw_only=True):
     now_s: float
 
 
+class ReservationView(View, frozen=True, kw_only=True):
+    """
+    Devices of a pool that are a team's own for a time.
+
+    Attributes
+    ----------
+    state : {"to come", "in force"}
+    from_s, until_s : float
+        Seconds since the epoch.
+    made_s : float
+        When it was made.
+    """
+
+    id: str
+    team: str
+    gpus: int
+    pool: str
+    state: str
+    from_s: float
+    until_s: float
+    made_s: float
+    by: str = ""
+    reason: str = ""
+
+
 class PolicyView(View, frozen=True, kw_only=True):
     """
     What is set live for one pool.
@@ -105,11 +130,14 @@ class PolicyView(View, frozen=True, kw_only=True):
     settings : dict of str to Setting
         By name; all others are as the services' own settings say.
     quotas : dict of str to int
-        Team → devices: as set live, else as the gateway's settings file has them; empty: there are none.
+        Team → devices: as set live, else as the gateway's settings file has them, with what is reserved at present;
+        empty: there are none.
     alpha : float
         Share of the users whose jobs enter a round at first; with 1, fairness between users does not count.
     learnt_gpu_s : tuple of float
         GPU-seconds, rising: the thresholds that ``learnt`` stands for at present.
+    reservations : tuple of ReservationView
+        Those that are not over, the first to begin first.
     """
 
     pool: str
@@ -117,6 +145,7 @@ class PolicyView(View, frozen=True, kw_only=True):
     quotas: dict[str, int] = {}
     alpha: float = 1.0
     learnt_gpu_s: tuple[float, ...] = ()
+    reservations: tuple[ReservationView, ...] = ()
 
 
 class PoliciesView(View, frozen=True, kw_only=True):

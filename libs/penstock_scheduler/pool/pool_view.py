@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock_cluster.nodes import Cluster, Node
-from penstock_log import Device, Job, JobRank, JobState, RoundDecided
+from penstock_log import Device, Job, JobRank, JobState, ReservationMade, RoundDecided
 from penstock_log.workload import consolidates
 from penstock_policies import job_lengths
 from penstock_policies.job_lengths import FinishedService
@@ -59,6 +59,8 @@ class PoolView(msgspec.Struct, frozen=True):
         Job → cause, as that one said.
     decided_s : float
         When the last round was; minus infinity before the first.
+    team_reservations : sequence of ReservationMade
+        The reservations for teams that are not over, and perhaps some that are.
     """
 
     name: str
@@ -74,6 +76,7 @@ class PoolView(msgspec.Struct, frozen=True):
     explained: Mapping[str, str]
     decided_s: float = -math.inf
     mode: DispatchMode = BY_QUEUE
+    team_reservations: Sequence[ReservationMade] = ()
 
     @property
     def progress(self) -> FairnessProgress:

@@ -22,6 +22,8 @@ from penstock_log import (
     JobTable,
     MemoryNeed,
     PolicySet,
+    ReservationCancelled,
+    ReservationMade,
     RoundDecided,
     RunEnded,
     RunMeasured,
@@ -90,6 +92,38 @@ class SchedulerCache:
     rules: dict[str, RulesInForce] = field(default_factory=dict)
 
 
+class PoolReservations(msgspec.Struct):
+    """
+    The reservations of a pool for teams that are not over yet.
+
+    Attributes
+    ----------
+    made : int
+        How many there ever were.
+    by_id : dict of str to ReservationMade
+        In the order in which they were made.
+    """
+
+    made: int = 0
+    by_id: dict[str, ReservationMade] = msgspec.field(default_factory=dict)
+
+
+def note_reservation(reserved: dict[str, PoolReservations], event: ReservationMade | ReservationCancelled) -> bool:
+    """
+    Take in a reservation, or its end, and say whether anything changes.
+
+    Those that are over are forgotten when another is made, so that their number stays bounded.
+    """
+    of_pool = reserved.setdefault(event.pool, PoolReservations())
+    if isinstance(event, ReservationCancelled):
+        return of_pool.by_id.pop(event.reservation_id, None) is not None
+    for over in [one.reservation_id for one in of_pool.by_id.values() if one.until_s <= event.at_s]:
+        del of_pool.by_id[over]
+    of_pool.made += 1
+    of_pool.by_id[event.reservation_id] = event
+    return True
+
+
 class SchedulerState(msgspec.Struct, dict=True):
     """
     All that a round depends on but the jobs themselves.
@@ -113,6 +147,8 @@ class SchedulerState(msgspec.Struct, dict=True):
         Pool → what its last round said.
     policies : dict of str to dict of str to Setting
         Pool → what is set live.
+    reserved : dict of str to PoolReservations
+        Pool → its reservations.
     modes : dict of str to DispatchMode
         Pool → how its order is walked, as the ranker last said.
     needs : dict of str to MemoryNeed
@@ -129,6 +165,7 @@ class SchedulerState(msgspec.Struct, dict=True):
     promised: set[str] = msgspec.field(default_factory=set)
     explained: dict[str, ExplainedRound] = msgspec.field(default_factory=dict)
     policies: dict[str, dict[str, Setting]] = msgspec.field(default_factory=dict)
+    reserved: dict[str, PoolReservations] = msgspec.field(default_factory=dict)
     modes: dict[str, DispatchMode] = msgspec.field(default_factory=dict)
     needs: dict[str, MemoryNeed] = msgspec.field(default_factory=dict)
 
@@ -173,7 +210,13 @@ class SchedulerState(msgspec.Struct, dict=True):
             explained_s=explained.at_s if explained else -math.inf,
             explained=explained.causes if explained else {},
             decided_s=explained.decided_s if explained else -math.inf,
+            team_reservations=self.reservations(name),
         )
+
+    def reservations(self, name: str) -> Sequence[ReservationMade]:
+        """Return the reservations of a pool for teams, in the order in which they were made."""
+        reserved = self.reserved.get(name)
+        return tuple(reserved.by_id.values()) if reserved is not None else ()
 
     def _finished(self, name: str) -> FinishedService:
         ready = self.cache.finished
@@ -271,6 +314,10 @@ def _learn_policy(known: SchedulerState, _jobs: JobTable, event: PolicySet) -> b
     return True
 
 
+def _learn_reservation(known: SchedulerState, _jobs: JobTable, event: ReservationMade | ReservationCancelled) -> bool:
+    return note_reservation(known.reserved, event)
+
+
 def _learn_need(known: SchedulerState, jobs: JobTable, event: RunMeasured) -> bool:
     job = jobs.get(event.job_id)
     if job is None or not job.may_run(event.epoch, event.node_id):
@@ -298,6 +345,8 @@ _TAUGHT_BY: Final[dict[type[Event], Callable[[SchedulerState, JobTable, Any], bo
     JobsRanked: _learn_ranks,
     WorkloadProfiled: _learn_speeds,
     PolicySet: _learn_policy,
+    ReservationMade: _learn_reservation,
+    ReservationCancelled: _learn_reservation,
     RunMeasured: _learn_need,
     JobsArchived: _learn_archive,
 }

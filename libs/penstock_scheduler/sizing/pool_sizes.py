@@ -37,10 +37,12 @@ from penstock_log.job_state import EARLY_STEPS
 from penstock_log.spec import HostDemand
 from penstock_policies import scaling_model
 from penstock_policies.elastic import ThroughputProfile
-from penstock_policies.queue_policies import DispatchMode
+from penstock_policies.queue_policies import BY_QUEUE, DispatchMode
 from penstock_policies.sample_plan import awaits_scaling
 from penstock_policies.workload_stats import PreemptionCosts, Speeds
 from penstock_scheduler.pool.pool_index import key_of as place_of
+from penstock_scheduler.quotas import coverage
+from penstock_scheduler.round_types import BORROWED, RankedJob
 from penstock_scheduler.sizing.decision import decide
 from penstock_scheduler.sizing.problem import FixedSizeJob, SizeRequest, SizingDecision, SizingRules, SizingSettings
 
@@ -68,6 +70,8 @@ class SizingProblem(msgspec.Struct):
         Whether samples of the profiler run or are about to, or a new job waits for their results.
     again_s : float
         When the input changes although nothing happens.
+    reclaims : bool
+        Whether some jobs only borrow: they come last, and make way whatever the mode.
     """
 
     order: list[SizeRequest | FixedSizeJob]
@@ -77,6 +81,7 @@ class SizingProblem(msgspec.Struct):
     returning: Collection[str]
     sampled: bool
     again_s: float
+    reclaims: bool = False
 
     def still(self) -> list[SizeRequest | FixedSizeJob]:
         """Return the order in which every running job keeps its place and size."""
@@ -103,6 +108,8 @@ class SizingProblem(msgspec.Struct):
         While the profiler samples, runs are resized only to let others in. Otherwise a run would grow onto devices that
         come free between two samples, and shrink again for the next one.
         """
+        if self.reclaims and mode.preempts == "never":
+            mode = DispatchMode(mode.backfills, "queue", in_order=True)
         if self.sampled:
             sizing = decide(self.still(), self.devices, rules, mode)
             if self.is_met(sizing):
@@ -123,6 +130,8 @@ class _ProblemBuilder:
     ) -> None:
         self._state, self._now_s, self._settings = state, now_s, settings
         self._jobs = sorted(jobs, key=lambda job: place_of(job, state.ranks))
+        self._borrowers = self._beyond_quotas()
+        self._jobs.sort(key=lambda job: job.id in self._borrowers)
         self._there: Places = {
             (node.id, device.index): device for node in state.cluster.usable(name) for device in node.schedulable
         }
@@ -141,8 +150,33 @@ class _ProblemBuilder:
     def all(self) -> SizingProblem:
         order = [asking for job in self._jobs for asking in self._of(job)]
         return SizingProblem(
-            order, dict(self._devices), self._kinds, self._mute, self._state.returning, self._sampled, self._again_s
+            order,
+            dict(self._devices),
+            self._kinds,
+            self._mute,
+            self._state.returning,
+            self._sampled,
+            self._again_s,
+            reclaims=bool(self._borrowers),
         )
+
+    def _beyond_quotas(self) -> Collection[str]:
+        """Return the jobs that no quota covers; an elastic one counts with its smallest size."""
+        if not self._state.quotas:
+            return ()
+        waiting, running, parts = list[RankedJob](), list[RankedJob](), dict[str, float]()
+        for job in self._jobs:
+            queue, position, *_ = place_of(job, self._state.ranks)
+            ranked = RankedJob(queue, position, job.id, job)
+            if sizable(job):
+                parts[job.id] = job.spec.least_gpus
+            elif job.spec.sharing == "fraction":
+                parts[job.id] = job.spec.gpus * job.spec.fraction
+            if job.placement is not None or job.id in self._state.returning:
+                running += [] if _ends(job) else [ranked]
+            elif job.startable and job.not_before_s <= self._now_s:
+                waiting.append(ranked)
+        return coverage(waiting, running, self._state.quotas, self._state.mode, parts).borrowers
 
     def _of(self, job: Job) -> Iterator[SizeRequest | FixedSizeJob]:
         kept = job.placement is None and not job.startable
@@ -302,7 +336,8 @@ class _ProblemBuilder:
         return len(self._held(job)) < job.spec.gpus
 
     def _queue(self, job: Job) -> int:
-        return max(0, place_of(job, self._state.ranks)[0])  # a sample comes first, but nobody makes way for it
+        own = max(0, place_of(job, self._state.ranks)[0])  # a sample comes first, but nobody makes way for it
+        return own + BORROWED if job.id in self._borrowers else own
 
     def _look_again(self, at_s: float) -> None:
         self._again_s = min(self._again_s, at_s)
@@ -337,6 +372,10 @@ class SizingKnowledge(msgspec.Struct, frozen=True):
         Job that has stopped to be resized, until it is placed → the kind for which that was.
     idle : collection of str
         Elastic jobs that have their least number of devices for as long as they do nothing.
+    quotas : mapping of str to int
+        Team → devices of the pool that are its own, with what is reserved for it now.
+    mode : DispatchMode
+        How the pool's order is walked.
     """
 
     cluster: Cluster
@@ -347,6 +386,8 @@ class SizingKnowledge(msgspec.Struct, frozen=True):
     returning: Mapping[str, str]
     shown: ShownBehaviour
     idle: Collection[str] = ()
+    quotas: Mapping[str, int] = {}
+    mode: DispatchMode = BY_QUEUE
 
 
 def key_of(job: Job) -> str:

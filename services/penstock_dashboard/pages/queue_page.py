@@ -24,6 +24,7 @@ CAUSES: Final = {
     "dependency": "waits for other jobs",
     "array": "its array runs so many at a time",
     "begin": "is not to begin yet",
+    "reservation": "would run into a reservation",
     "never_fits": "can never fit",
     "no_nodes": "its pool has no node",
     "held": "on hold",

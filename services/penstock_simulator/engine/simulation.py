@@ -234,9 +234,9 @@ class _Simulation:
             matcher(chosen.matcher, self._heard if self._silence else None),
         ]
         if options.elastic is not None:
-            found.append(autoscaler(options.elastic.settings))
+            found.append(autoscaler(options.elastic.settings, chosen.matcher))
         elif options.autoscaler is not None:
-            found.append(autoscaler(options.autoscaler))
+            found.append(autoscaler(options.autoscaler, chosen.matcher))
         if self._unblocks and (options.log is None or not self._cancels_sweeps):
             found.append(unblocker())
         if options.log is None:

@@ -44,6 +44,8 @@ from penstock_log import (
     Outcome,
     Placement,
     PolicySet,
+    ReservationCancelled,
+    ReservationMade,
     RoundDecided,
     RunCheckpointed,
     RunEnded,
@@ -74,6 +76,8 @@ _OF_PEOPLE: Final = (
     DeviceFailed,
     DeviceRecovered,
     PolicySet,
+    ReservationMade,
+    ReservationCancelled,
 )
 """What comes from without, and comes again at its time in a replay: of people, and of devices that fail."""
 _OF_RUNS: Final = (RunStarted, RunEnded, RunCheckpointed, RunMeasured, RunRewound)

@@ -65,6 +65,7 @@ from penstock_log import (
     NodeLeft,
     NodeResumed,
     PolicySet,
+    ReservationMade,
     RoundDecided,
     SamplesRequested,
     TrialsScaled,
@@ -332,7 +333,10 @@ def _again(fact: AnyEvent, policy: str, known: Collection[str]) -> bool:
 
 
 def _moved(fact: Any, shift_s: float) -> Any:
-    return msgspec.structs.replace(fact, at_s=max(0.0, fact.at_s + shift_s))
+    moved = msgspec.structs.replace(fact, at_s=max(0.0, fact.at_s + shift_s))
+    if not isinstance(fact, ReservationMade):
+        return moved
+    return msgspec.structs.replace(moved, from_s=fact.from_s + shift_s, until_s=fact.until_s + shift_s)
 
 
 def _departures(history: ClusterHistory, known: Collection[str], shift_s: float) -> list[tuple[str, AnyEvent, str]]:

@@ -48,6 +48,8 @@ from penstock_log import (
     NodeResumed,
     PolicySet,
     ProfileSample,
+    ReservationCancelled,
+    ReservationMade,
     RoundDecided,
     RunCheckpointed,
     RunEnded,
@@ -89,6 +91,8 @@ _ALSO_HERE: Final = (
     DeviceResumed,
     DeviceFailed,
     DeviceRecovered,
+    ReservationMade,
+    ReservationCancelled,
 )
 _ONLY_THERE: Final = (RoundDecided, RunStarted, RunCheckpointed, RunRewound, RunEnded)
 _PRUNE_EVERY: Final = 1_000
@@ -216,6 +220,8 @@ class ShadowFollower:
             case JobSubmitted() | SamplesRequested():
                 pool = fact.spec.pool
             case NodeJoined() | RoundDecided() | JobsRanked() | PolicySet() | ScaleDecided():
+                pool = fact.pool
+            case ReservationMade() | ReservationCancelled():
                 pool = fact.pool
             case _:
                 return True

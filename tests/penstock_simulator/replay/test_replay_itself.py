@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +29,7 @@ from penstock_log import (
     NodeResumed,
     PolicySet,
     ProfileSample,
+    ReservationMade,
     SamplesRequested,
     TrialsScaled,
     subjects,
@@ -65,6 +67,7 @@ OF_EACH_KIND = (
     "drained device",
     "failed device",
     "policy set",
+    "reservation",
 )
 
 
@@ -128,9 +131,10 @@ class Load:
             "drained device": self._add_device_drain,
             "failed device": self._add_device_failure,
             "policy set": self._add_policy,
+            "reservation": self._add_reservation,
         }
-        # devices are tried alone, so that the seeds make what they made
-        mixed = [kind for kind in kinds if not kind.endswith("device")]
+        # devices and reservations are tried alone, so that the seeds make what they made
+        mixed = [kind for kind in kinds if not kind.endswith("device") and kind != "reservation"]
         kinds[self._only or str(self._rng.choice(mixed))](job_id)
 
     def _length_s(self, most_s: float = 12.0) -> float:
@@ -227,6 +231,20 @@ class Load:
         order = str(self._rng.choice(["fifo", "2d-las", "las"]))
         self._say(0.2, subjects.policy("default"), PolicySet(at_s=0.0, pool="default", settings={"order": order}))
 
+    def _add_reservation(self, job_id: str) -> None:
+        self._add_opaque(job_id)
+        from_s = self._now_s + float(self._rng.uniform(1.0, 4.0))
+        made = ReservationMade(
+            at_s=0.0,
+            pool="default",
+            reservation_id=f"a-{job_id}",
+            team="a",
+            gpus=1,
+            from_s=from_s,
+            until_s=from_s + float(self._rng.uniform(1.0, 6.0)),
+        )
+        self._say(0.2, subjects.policy("default"), made)
+
     def _sampled(self, asked: SamplesRequested, sample: ProfileSample) -> VirtualTask:
         name = sample.sample_id
         if asked.key in self._opaque:  # an executor refuses it: it could do anything
@@ -268,6 +286,19 @@ def test_the_replay_of_a_simulation_is_that_simulation_for_each_kind_of_job(only
     was, found = again(Load(1, 10, only), tmp_path)
     assert was.finished.any()
     assert_as_it_was(found)
+
+
+def test_a_reservation_begins_and_ends_in_a_replay_as_long_after_the_first_fact_as_it_did(tmp_path: Path) -> None:
+    again(Load(3, 14, "reservation"), tmp_path)
+    log = tmp_path / "log"
+
+    def later(value: Any, key: str = "") -> Any:
+        if isinstance(value, dict):
+            return {name: later(one, name) for name, one in value.items()}
+        return value + 5_000.0 if key in {"stored_s", "at_s", "from_s", "until_s"} else value
+
+    lines = [json.dumps(later(json.loads(line))) for line in log.read_text().splitlines()]
+    assert_as_it_was(replay(read_log(lines), settings=SET))
 
 
 @given(st.integers(0, 10_000))
