@@ -153,11 +153,22 @@ def _walk(found: FolderScan, below: bytes, ignored: _Ignored, unreadable: list[s
         return True
     for entry in entries:
         path = os.path.join(below, entry.name)
-        status = entry.stat(follow_symlinks=False)
+        try:
+            status = entry.stat(follow_symlinks=False)
+        except FileNotFoundError:
+            continue  # removed since it was listed
+        except OSError:
+            unreadable.append(_shown(path))
+            continue
         is_folder = stat.S_ISDIR(status.st_mode)
         known = is_folder or stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode)
         if not known or ignored(path, is_folder=is_folder):
             found.left_out[_shown(entry.name)] += 1
+        elif path.count(b"/") >= code_tree.MOST_NAMES:
+            raise CodeFolderError(
+                f"{_shown(path[:80])}… lies in more than {code_tree.MOST_NAMES - 1} folders; name one of them in "
+                f"{IGNORE_FILE}"
+            )
         elif not is_folder or not _walk(found, path, ignored, unreadable):
             found.entries.append(FolderEntry(path, status))
     return len(found.entries) > before
@@ -201,7 +212,11 @@ def read(found: FolderScan) -> CodeFolder:
         if stat.S_ISDIR(status.st_mode):
             entries.append(TreeEntry(path, "folder"))
         elif stat.S_ISLNK(status.st_mode):
-            target = _link_target(root, path)
+            try:
+                target = _link_target(root, path)
+            except OSError as error:
+                unreadable.append(f"{_shown(path)} ({error.strerror or error})")
+                continue
             if target:
                 entries.append(TreeEntry(path, "link", target=target))
             else:
@@ -251,7 +266,7 @@ def _link_target(root: bytes, path: bytes) -> bytes:
     real = os.path.realpath(os.path.join(os.path.dirname(link), target))
     if real != root and not real.startswith(root + b"/"):
         return b""
-    if os.path.isabs(target):
+    if os.path.isabs(target) or code_tree.turns_back(target):
         target = os.path.relpath(real, os.path.realpath(os.path.dirname(link)))
     return target if code_tree.stays_inside(path, target) else b""
 

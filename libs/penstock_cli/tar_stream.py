@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import posixpath
 import queue
+import shutil
 import tarfile
+import tempfile
 import threading
 from collections.abc import AsyncIterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import IO, Final, cast
 
 from penstock_cli.invocation import Failure, tell
+from penstock_log.code_tree import turns_back
 from penstock_log.text import escaped
 
 BLOCK_BYTES: Final = 256 * 1024
@@ -110,7 +114,9 @@ class Unpacking(_Piped):
     """
     A stream of ``tar`` that becomes a path here, whatever its first name is there.
 
-    Nothing is written outside of the path: what would be, such as a link out of it, is left out, and that is said.
+    Nothing is written outside of the path: what would be, such as a link out of it, is left out, and that is said. What
+    is new is made in a folder beside it, and takes its name once all of it is there; a folder that is there already is
+    written into.
 
     Attributes
     ----------
@@ -121,6 +127,7 @@ class Unpacking(_Piped):
     def __init__(self, into: Path) -> None:
         super().__init__()
         self._into, self.left_out = into, 0
+        self._links: set[str] = set()
         self._unpacking: asyncio.Future[None] | None = None
 
     async def put(self, data: bytes) -> None:
@@ -152,37 +159,76 @@ class Unpacking(_Piped):
 
     def _unpack(self) -> None:
         try:
-            self._extract_all()
+            if self._into.is_dir():
+                self._extract_all(self._into)
+            else:
+                self._make_anew()
             self._drain()
         except tarfile.ReadError as error:
             raise Failure(f"what came of the copy is no whole archive: {error}") from error
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise Failure(f"the copy cannot be written to {self._into}: {error}") from error
         finally:
             self.stop()  # nobody is to wait for us
 
-    def _extract_all(self) -> None:
+    def _make_anew(self) -> None:
+        if self._into.exists() and not self._into.is_file():
+            raise Failure(f"{self._into} is there, and is no file")
+        beside = Path(tempfile.mkdtemp(prefix=".penstock-copy-", dir=self._into.parent))
+        try:
+            root = beside / self._into.name
+            self._extract_all(root)
+            if root.is_symlink() and self.left_out:  # it was to have the rest written through it
+                return
+            if os.path.lexists(root):
+                os.replace(root, self._into)
+        finally:
+            shutil.rmtree(beside, ignore_errors=True)
+
+    def _extract_all(self, root: Path) -> None:
         with tarfile.open(fileobj=cast("IO[bytes]", self), mode="r|", bufsize=BLOCK_BYTES) as archive:
             for member in archive:
                 self._count(member)
                 try:
-                    self._extract(archive, member)
+                    self._extract(archive, member, root)
                 except (tarfile.FilterError, _Outside) as error:
                     self.left_out += 1
                     tell(f"left out: {escaped(str(error))}")
 
-    def _extract(self, archive: tarfile.TarFile, member: tarfile.TarInfo) -> None:
+    def _extract(self, archive: tarfile.TarFile, member: tarfile.TarInfo, root: Path) -> None:
         parts = [part for part in member.name.split("/") if part not in {"", "."}]
         if member.name.startswith("/") or ".." in parts:
             raise _Outside(f"{member.name} is outside of what was asked for")
         top = member.name.split("/")[0]
         below = parts if top == "." else parts[1:]
-        if below or member.isdir():
-            if not below:
-                self._into.mkdir(exist_ok=True)
-                return
-            name = posixpath.join(*below)
-            archive.extract(_renamed(member, name, top), self._into, filter="data")
-        else:
-            archive.extract(_renamed(member, self._into.name, top), self._into.parent, filter="data")
+        if member.issym() and turns_back(os.fsencode(member.linkname)):
+            raise _Outside(f"the link {member.name} goes up again after a name, to {member.linkname}")
+        if not below and not member.isdir():
+            if os.path.lexists(root) or member.islnk():
+                raise _Outside(f"{member.name} is in the place of something else, or the same as that")
+            archive.extract(_renamed(member, root.name, top), root.parent, filter="data")
+            return
+        if root != self._into and os.path.lexists(root) and (root.is_symlink() or not root.is_dir()):
+            raise _Outside(f"{member.name} lies in what is no folder")
+        root.mkdir(exist_ok=True)
+        if below:
+            self._extract_below(archive, member, _renamed(member, posixpath.join(*below), top), root)
+
+    def _extract_below(
+        self, archive: tarfile.TarFile, member: tarfile.TarInfo, renamed: tarfile.TarInfo, root: Path
+    ) -> None:
+        """Write something in a folder, and nothing by way of a link that came along: these may lead out in the end."""
+        for name in (renamed.name, renamed.linkname if member.islnk() else ""):
+            if ".." in name.split("/") or not self._links.isdisjoint(map(str, PurePosixPath(name).parents)):
+                raise _Outside(f"{member.name} lies in a link, or is to be the same as what does")
+        try:
+            archive.extract(renamed, root, filter="data")
+        except KeyError as error:
+            raise _Outside(f"{member.name} is the same as what has not come: {member.linkname}") from error
+        if member.issym() or (member.islnk() and renamed.linkname in self._links):
+            self._links.add(renamed.name)
 
     def _drain(self) -> None:
         """Take what still comes behind the archive's end."""

@@ -26,6 +26,8 @@ MOST_LINK_BYTES: Final = 4095
 MOST_PATH_BYTES: Final = 2048
 """Half of what Linux takes, so that there is room for the folder that it is in."""
 MOST_NAME_BYTES: Final = 255
+MOST_NAMES: Final = 128
+"""In one path: what lays a tree out, and removes it, may go down by recursion."""
 
 
 class BadTree(Exception):
@@ -179,6 +181,8 @@ def _entry_problems(entry: TreeEntry, leaves: Mapping[bytes, str]) -> Iterator[s
     if len(entry.path) > MOST_PATH_BYTES or any(len(name) > MOST_NAME_BYTES for name in entry.path.split(b"/")):
         most = f"{MOST_PATH_BYTES} bytes, or a name in it than {MOST_NAME_BYTES}"
         yield f"the path {entry.path[:80]!r}… is longer than {most}"
+    if entry.path.count(b"/") >= MOST_NAMES:
+        yield f"the path {entry.path[:80]!r}… has more than {MOST_NAMES} names"
     for above in _above(entry.path):
         if above in leaves and leaves[above] != "folder":
             yield f"{entry.path!r} lies in {above!r}, which is no folder"
@@ -189,8 +193,15 @@ def _entry_problems(entry: TreeEntry, leaves: Mapping[bytes, str]) -> Iterator[s
             yield f"{entry.path!r} has a size or a mode that no file has"
         if len(entry.parts) != expected or any(len(one) != _DIGEST_BYTES for one in digests):
             yield f"{entry.path!r} does not say what is in it"
-    if entry.kind == "link" and not stays_inside(entry.path, entry.target):
+    if entry.kind == "link":
+        yield from _link_problems(entry)
+
+
+def _link_problems(entry: TreeEntry) -> Iterator[str]:
+    if not stays_inside(entry.path, entry.target):
         yield f"the link {entry.path!r} leads out of the folder, to {entry.target!r}"
+    if turns_back(entry.target):
+        yield f"the link {entry.path!r} goes up again after a name, which may be a link, to {entry.target!r}"
 
 
 def is_inside(path: bytes) -> bool:
@@ -216,6 +227,19 @@ def stays_inside(path: bytes, target: bytes) -> bool:
         if depth < 0:
             return False
     return True
+
+
+def turns_back(target: bytes) -> bool:
+    """
+    Say whether a path goes up again after a name: where that name is a link, it leads elsewhere than it says.
+
+    Examples
+    --------
+    >>> turns_back(b"../../a/b"), turns_back(b"a/../b"), turns_back(b"./..")
+    (False, True, False)
+    """
+    parts = [part for part in target.split(b"/") if part not in {b"", b"."}]
+    return any(part == b".." and before != b".." for before, part in zip(parts, parts[1:]))
 
 
 def _above(path: bytes) -> Iterable[bytes]:

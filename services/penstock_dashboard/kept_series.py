@@ -23,7 +23,7 @@ _AGAIN_S: Final = 30.0
 """After so long the series of a job that goes on is asked for again: executors publish it once in 5 s to 60 s."""
 _OVER_S: Final = 600.0
 _SOON_S: Final = 5.0
-"""The same of a job that is over, and of one that goes on and had reported nothing."""
+"""The same of a job that is over, and of one that goes on and had reported nothing, or where the answer was refused."""
 _RATE_EACH_S: Final = 1.0
 
 
@@ -45,27 +45,30 @@ class KeptSeries:
 
     def __init__(self, gateway: GatewayPort, ticks: Callable[[], float]) -> None:
         self._gateway, self._ticks = gateway, ticks
-        self._known: OrderedDict[tuple[str, str], _Known] = OrderedDict()
+        self._known: OrderedDict[tuple[str | None, str, str], _Known] = OrderedDict()
+        """Visitor, job and moment → its points; None: for all who may see the job. A refusal is one visitor's."""
 
     async def of_job(self, visitor: Visitor, job_id: str, at: str, *, is_over: bool) -> Points:
         """Return the points of a job that a visitor may see, up to a moment, or until now where ``at`` is empty."""
-        known = self._known.get((job_id, at))
-        if known is None or known.is_over != is_over or self._ticks() >= known.until:
-            known = await self._ask(visitor, job_id, at, is_over=is_over)
-        return known.points
+        for who in (None, visitor.name):
+            known = self._known.get((who, job_id, at))
+            if known is not None and known.is_over == is_over and self._ticks() < known.until:
+                return known.points
+        return await self._ask(visitor, job_id, at, is_over=is_over)
 
-    async def _ask(self, visitor: Visitor, job_id: str, at: str, *, is_over: bool) -> _Known:
+    async def _ask(self, visitor: Visitor, job_id: str, at: str, *, is_over: bool) -> Points:
         asked = SeriesRequest(id=job_id, most=MOST_POINTS, at=at or None)
+        who, points = None, Points()
         try:
             points = points_of(await self._gateway.query(visitor, "series", asked, SeriesView))
+            again_s = _OVER_S if is_over or at else _AGAIN_S if points else _SOON_S
         except PageRefused:  # such as by a gateway of an earlier version: charts begin with what is heard
-            points = {}
-        again_s = _OVER_S if is_over or at else _AGAIN_S if points else _SOON_S
-        known = self._known[job_id, at] = _Known(self._ticks() + again_s, is_over, points)
-        self._known.move_to_end((job_id, at))
+            who, again_s = visitor.name, _SOON_S
+        self._known[who, job_id, at] = _Known(self._ticks() + again_s, is_over, points)
+        self._known.move_to_end((who, job_id, at))
         while len(self._known) > _KEPT:
             self._known.popitem(last=False)
-        return known
+        return points
 
 
 def points_of(view: SeriesView) -> Points:

@@ -154,19 +154,19 @@ class CheckpointFolder:
 
     def remove(self, job_id: str) -> None:
         """Remove all checkpoints of a job."""
-        shutil.rmtree(self.root / job_id, ignore_errors=True)
+        job_folders.remove(self.root / job_id)
 
     def keep_only(self, job_id: str, held: HeldCheckpoint | None) -> None:
         """Remove a job's checkpoints but one, so that no other can be taken for it."""
         for path in step_folders(self.root / job_id):
             found = _look(path)
             if found is None or held is None or (found.step, found.digest) != (held.step, held.digest):
-                shutil.rmtree(path, ignore_errors=True)
+                job_folders.remove(path)
 
     def prune(self, job_id: str) -> None:
         """Remove a job's complete checkpoints but those that count most, as its own process does."""
         for held in self.held(job_id)[KEPT:]:
-            shutil.rmtree(self.path(job_id, held.step), ignore_errors=True)
+            job_folders.remove(self.path(job_id, held.step))
 
     def refuse_if_superseded(self, job_id: str, generation: int) -> None:
         """Raise CheckpointUnavailable if a run of a later generation writes here."""
@@ -222,12 +222,12 @@ class CheckpointFolder:
             where = where / name
             where.mkdir(exist_ok=True, mode=0o700)
         for left in where.iterdir():
-            shutil.rmtree(left, ignore_errors=True)
+            job_folders.remove(left)
         return Path(tempfile.mkdtemp(dir=where))  # 0700
 
     def end_copy(self, fresh: Path) -> None:
         """Remove what is left of a copy, whether or not it was published."""
-        shutil.rmtree(fresh, ignore_errors=True)
+        job_folders.remove(fresh)
         with suppress(OSError):
             fresh.parent.rmdir()
 
@@ -257,7 +257,7 @@ class CheckpointFolder:
             path.rename(fresh.with_name(f"{fresh.name}-replaced"))
         fresh.rename(path)
         flush(path.parent)
-        shutil.rmtree(fresh.with_name(f"{fresh.name}-replaced"), ignore_errors=True)
+        job_folders.remove(fresh.with_name(f"{fresh.name}-replaced"))
 
     def read(self, ask: PieceRequest, most_bytes: int) -> FilePiece:
         """

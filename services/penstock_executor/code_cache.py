@@ -171,10 +171,13 @@ def lay_out(tree: CodeTree, cache: CodeCache, folder: Path) -> None:
 
 
 def _make_folders(root: bytes, path: bytes, made: set[bytes]) -> None:
-    if path not in made:
-        _make_folders(root, os.path.dirname(path), made)
-        os.mkdir(os.path.join(root, path), 0o755)
-        made.add(path)
+    missing = []
+    while path not in made:
+        missing.append(path)
+        path = os.path.dirname(path)
+    for folder in reversed(missing):
+        os.mkdir(os.path.join(root, folder), 0o755)
+        made.add(folder)
 
 
 class WorkFolders:
@@ -203,7 +206,7 @@ class WorkFolders:
         job_folders.make_passable(self.folder)
         self._remove_older(key)
         path = self.path(key)
-        shutil.rmtree(path.parent, ignore_errors=True)
+        job_folders.remove(path.parent)
         path.parent.mkdir(mode=job_folders.PASSABLE)
         lay_out(tree, cache, path)
         if owner is not None:
@@ -216,7 +219,7 @@ class WorkFolders:
 
     def remove(self, key: tuple[str, int]) -> None:
         """Remove the folder of a run that did not start."""
-        shutil.rmtree(self.path(key).parent, ignore_errors=True)
+        job_folders.remove(self.path(key).parent)
 
     def expire(self, now_s: float, live: Container[tuple[str, int]], age_s: float) -> Sequence[str]:
         """Remove the folders of runs that ended that long ago; return their names."""
@@ -224,14 +227,14 @@ class WorkFolders:
         for path, key in self._all():
             with suppress(OSError):
                 if key not in live and path.stat().st_mtime < now_s - age_s:
-                    shutil.rmtree(path)
-                    gone.append(path.name)
+                    job_folders.remove(path)
+                    gone += [] if os.path.lexists(path) else [path.name]
         return gone
 
     def _remove_older(self, key: tuple[str, int]) -> None:
         for path, other in self._all():
             if other[0] == key[0] and other[1] < key[1]:
-                shutil.rmtree(path, ignore_errors=True)
+                job_folders.remove(path)
 
     def _all(self) -> Iterator[tuple[Path, tuple[str, int]]]:
         for path in self.folder.glob("*-*"):

@@ -126,6 +126,10 @@ class PendingCode:
         except (BadTree, BusError) as error:
             log.warning("code_not_had", reason=str(error))
             self.found[key] = CodeProgress(at="refused", reason=f"its code {job.spec.code[:12]} cannot be had: {error}")
+        except Exception as error:  # one user's code must not end the node's executor
+            log.exception("code_fetch_failed")
+            what = f"it was not expected to be such: {type(error).__name__}; see the executor's log"
+            self.found[key] = CodeProgress(at="refused", reason=f"its code {job.spec.code[:12]} cannot be had: {what}")
         finally:
             late.cancel()
         self._wake()

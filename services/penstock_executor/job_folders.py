@@ -11,7 +11,10 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import shutil
 import stat
+import subprocess
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Final
 
@@ -156,6 +159,15 @@ def make_owned(folder: Path, uid: int, gid: int) -> None:
             f"An operator may hand it over: chown -R {uid}:{gid} {folder}"
         )
     hand_over(folder, uid, gid)
+
+
+def remove(folder: Path) -> None:
+    """Remove a folder that a job may have filled, as far as that is possible and however deep it is."""
+    with suppress(RecursionError):
+        shutil.rmtree(folder, ignore_errors=True)
+    if os.path.lexists(folder):
+        with suppress(OSError):
+            subprocess.run(["rm", "-rf", "--", str(folder)], stderr=subprocess.DEVNULL, check=False)
 
 
 def hand_over(folder: Path, uid: int, gid: int) -> None:

@@ -64,13 +64,20 @@ ANSWER_S: Final = 15.0
 _AGAIN_S: Final = 0.02
 _IUTF8: Final = 0o40000
 BAD, FORBIDDEN, NOT_FOUND, CONFLICT, GONE, TOO_MANY, BAD_GATEWAY = 400, 403, 404, 409, 410, 429, 502
-_AGENTS: Final = (AgentEnv.SOCKET, AgentEnv.LANES)
+_AGENTS: Final = (
+    AgentEnv.SOCKET,
+    AgentEnv.LANES,
+    AgentEnv.MEMORY_SOCKET,
+    AgentEnv.AGGREGATION_SOCKET,
+    AgentEnv.AGGREGATION_TOKEN,
+)
 """What a session does not get of a job's environment: there it would speak for the job."""
 _decoder: Final = msgspec.msgpack.Decoder(ToExecutor)
 _log = structlog.get_logger("penstock.executor")
 
 
 S = TypeVar("S", OutgoingStream, IncomingStream)
+T = TypeVar("T")
 
 
 class SessionRefused(Exception):
@@ -95,6 +102,8 @@ class NodeSession:
         The command, where it leads a session of the kernel's; 0 otherwise.
     over : asyncio.Event
         Set when it has ended; then ``status`` says how.
+    connecting : dict of int to task
+        Connections that are being made, by their streams.
     """
 
     def __init__(self, asked: OpenSession, place: Place, user: str, now_s: float) -> None:
@@ -102,6 +111,7 @@ class NodeSession:
         self.status, self.over = SessionStatus(), asyncio.Event()
         self.outgoing: dict[int, OutgoingStream] = {}
         self.incoming: dict[int, IncomingStream] = {}
+        self.connecting: dict[int, asyncio.Task[None]] = {}
         self.leader = 0
         self._control: socket.socket | None = None
         self._master = -1
@@ -134,7 +144,9 @@ class NodeSession:
                 self._control.send(bytes([signum]))
 
     def close_stream(self, number: int) -> None:
-        """End one of the connections, both ways."""
+        """End one of the connections, both ways, also one that is being made."""
+        if (under_way := self.connecting.pop(number, None)) is not None:
+            under_way.cancel()
         if (incoming := self.incoming.pop(number, None)) is not None:
             incoming.close()
         if (outgoing := self.outgoing.pop(number, None)) is not None:
@@ -143,7 +155,7 @@ class NodeSession:
     def end(self, reason: str) -> None:
         """End the session, with all of its processes and connections."""
         self._conclude(SessionStatus(ended=True, reason=reason))
-        for number in {*self.outgoing, *self.incoming}:
+        for number in {*self.outgoing, *self.incoming, *self.connecting}:
             self.close_stream(number)
         if self._master >= 0:
             os.close(self._master)
@@ -192,6 +204,8 @@ class JobSessions:
         self._sessions: dict[str, NodeSession] = {}
         self._used: dict[str, float] = {}
         """Session → when it was opened: none is opened twice."""
+        self._opening: dict[tuple[str, str], asyncio.Task[SessionStatus]] = {}
+        """Session and user → its opening, which one who asks again waits for too."""
 
     def leaders(self) -> dict[Place, list[int]]:
         """Return the sessions, as the kernel knows them, of commands that lead one: those with a terminal."""
@@ -228,7 +242,8 @@ class JobSessions:
     def end_lost(self, now_s: float) -> None:
         """End the sessions of which nothing was heard for a while, and forget which were opened long ago."""
         for session in [*self._sessions.values()]:
-            if now_s - session.heard_s > LOST_S:
+            is_opening = (session.id, session.user) in self._opening  # its client waits for the answer
+            if not is_opening and now_s - session.heard_s > LOST_S:
                 if not session.over.is_set():
                     _log.info("session_lost", session_id=session.id, job_id=session.place[0][0])
                 self._forget(session, f"nothing was heard of the client for {LOST_S:.0f} s")
@@ -237,6 +252,8 @@ class JobSessions:
 
     def close(self) -> None:
         """End all sessions: this executor does."""
+        for opening in self._opening.values():
+            opening.cancel()
         for session in self._sessions.values():
             session.end(f"the executor of node {self._host.site.node_id} ends")
 
@@ -282,8 +299,18 @@ class JobSessions:
 
     # --- beginning
     async def _open(self, asked: OpenSession, user: str) -> SessionStatus:
-        if (known := self._sessions.get(asked.session_id)) is not None and known.user == user:
-            return known.status  # asked again
+        """Open a session, or join its opening where that is asked again."""
+        key = (asked.session_id, user)
+        opening = self._opening.get(key)
+        if opening is None:
+            if (known := self._sessions.get(asked.session_id)) is not None and known.user == user:
+                known.heard_s = self._ticks()
+                return known.status  # asked again
+            opening = self._opening[key] = asyncio.ensure_future(self._begin(asked, user))
+            opening.add_done_callback(lambda _: self._opening.pop(key, None))
+        return await _joined(opening)
+
+    async def _begin(self, asked: OpenSession, user: str) -> SessionStatus:
         entered = await self._ticket(asked, user)
         place = ((entered.job_id, entered.epoch), entered.rank)
         if asked.session_id in self._used:
@@ -291,13 +318,16 @@ class JobSessions:
         self._used[asked.session_id] = self._ticks()
         if sum(one.place == place and not one.over.is_set() for one in self._sessions.values()) >= MOST_SESSIONS:
             raise SessionRefused(TOO_MANY, f"{MOST_SESSIONS} sessions are open there already; end one first")
-        session = NodeSession(asked, place, user, self._ticks())
-        await self._started(place)
-        if asked.argv:
-            await self._run(session, asked)
-        else:
-            session.begin(await self._enter(place, EntryRequest(), []), lambda: self._why_ended(place))
-        self._sessions[session.id] = session
+        session = self._sessions[asked.session_id] = NodeSession(asked, place, user, self._ticks())
+        try:
+            await self._started(place)
+            if asked.argv:
+                await self._run(session, asked)
+            else:
+                self._follow(session, await self._enter(place, EntryRequest(), []))
+        except BaseException as error:
+            self._forget(session, str(error))
+            raise
         job_id = entered.job_id
         _log.info("session_opened", session_id=session.id, job_id=job_id, by=entered.by, purpose=entered.purpose)
         return session.status
@@ -353,21 +383,25 @@ class JobSessions:
             for fd in fds:
                 theirs.callback(os.close, fd)
             env = {"TERM": asked.term} if asked.term else {}
-            try:
-                control = await self._enter(
-                    session.place,
-                    EntryRequest(
-                        argv=tuple(self._host.limited(session.place, asked.argv)),
-                        terminal=asked.terminal is not None,
-                        env={**env, AgentEnv.SESSION: session.id},
-                        drop=_AGENTS,
-                        ends_run=asked.ends_run,
-                    ),
-                    fds,
-                )
-            except SessionRefused as error:
-                session.end(str(error))
-                raise
+            control = await self._enter(
+                session.place,
+                EntryRequest(
+                    argv=tuple(self._host.limited(session.place, asked.argv)),
+                    terminal=asked.terminal is not None,
+                    env={**env, AgentEnv.SESSION: session.id},
+                    drop=_AGENTS,
+                    ends_run=asked.ends_run,
+                ),
+                fds,
+            )
+        self._follow(session, control)
+
+    def _follow(self, session: NodeSession, control: socket.socket) -> None:
+        """Have a session begin, unless it was ended meanwhile."""
+        if session.over.is_set():
+            control.close()  # by which the launcher ends the command
+            raise SessionRefused(CONFLICT, session.status.reason)
+        session.heard_s = self._ticks()
         session.begin(control, lambda: self._why_ended(session.place))
 
     async def _enter(self, place: Place, asked: EntryRequest, fds: list[int]) -> socket.socket:
@@ -401,13 +435,23 @@ class JobSessions:
         return slave
 
     async def _connect(self, session: NodeSession, asked: OpenConnection) -> None:
-        """Make one of a session's connections."""
+        """Make one of a session's connections, or join its making where that is asked again."""
         if asked.stream in session.incoming:
             return  # asked again
-        if session.over.is_set():
-            raise SessionRefused(CONFLICT, session.status.reason or "the session has ended")
-        if len(session.outgoing) >= MOST_CONNECTIONS:
-            raise SessionRefused(TOO_MANY, f"{MOST_CONNECTIONS} connections are open there already")
+        under_way = session.connecting.get(asked.stream)
+        if under_way is None:
+            if session.over.is_set():
+                raise SessionRefused(CONFLICT, session.status.reason or "the session has ended")
+            if len(session.outgoing) + len(session.connecting) >= MOST_CONNECTIONS:
+                raise SessionRefused(TOO_MANY, f"{MOST_CONNECTIONS} connections are open there already")
+            under_way = session.connecting[asked.stream] = asyncio.ensure_future(self._make_connection(session, asked))
+        try:
+            await _joined(under_way)
+        finally:
+            if under_way.done() and session.connecting.get(asked.stream) is under_way:
+                del session.connecting[asked.stream]
+
+    async def _make_connection(self, session: NodeSession, asked: OpenConnection) -> None:
         await self._started(session.place)
         control = await self._enter(session.place, EntryRequest(port=asked.port), [])
         try:
@@ -429,6 +473,14 @@ def _make_pipes(session: NodeSession) -> list[int]:
     session.outgoing[STDOUT] = OutgoingStream(stdout[0])
     session.outgoing[STDERR] = OutgoingStream(stderr[0])
     return [stdin[0], stdout[1], stderr[1]]
+
+
+async def _joined(under_way: asyncio.Task[T]) -> T:
+    """Return what a task returns that several may wait for; it goes on when one of them does not wait any more."""
+    await asyncio.wait({under_way})
+    if under_way.cancelled():
+        raise SessionRefused(CONFLICT, "it was closed before it had begun")
+    return under_way.result()
 
 
 async def _connected(control: socket.socket) -> int:

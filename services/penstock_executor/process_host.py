@@ -6,7 +6,6 @@ import contextlib
 import errno
 import math
 import os
-import shutil
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -514,7 +513,7 @@ class ProcessHost:
         run_folders.remove(self.runs_dir, key)
         remove_files(self._secret_files(key))
         if self.site.temporary is not None:
-            shutil.rmtree(self._temporary(key, self.site.temporary), ignore_errors=True)
+            job_folders.remove(self._temporary(key, self.site.temporary))
         if self.work is not None:
             self.work.end(key)
         self._rendezvous.release(key)

@@ -14,11 +14,13 @@ import os
 import re
 import shutil
 import stat
+import traceback
 from collections.abc import Callable, Container, Coroutine, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import msgspec
+import structlog
 
 from penstock_executor import job_folders
 from penstock_executor.run_identity import IdentityRefused, IdentityRule, RunIdentity
@@ -32,7 +34,10 @@ MOST_VARIABLE_BYTES: Final = 128 * 1024 - 1024
 _PLAIN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@+-]{0,127}")
 """What a user, a team or a secret is called by, if it is to be a file's name."""
 _OPENED: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+_NAMED: Final = os.O_PATH | os.O_CLOEXEC
+"""To look at a file and not open it, which does something to some devices."""
 _FILE_MODE: Final = 0o400
+_log: Final = structlog.get_logger("penstock.executor")
 
 
 class SecretRefused(Exception):
@@ -206,32 +211,42 @@ class NodeSecrets:
     def _read(self, name: str, path: Path, owners: set[int]) -> bytes | None:
         """Return the content of a file that nobody else may read; None where there is no such file."""
         try:
-            handle = os.open(path, _OPENED)
+            handle = os.open(path, _NAMED)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
-            raise SecretRefused(
-                f"secret {name!r} cannot be read on node {self._node_id}: {path}: {error.strerror}; the node's "
-                "executor has to be able to read it: an operator can put it into its secrets_dir"
-            ) from error
-        with os.fdopen(handle, "rb") as file:
-            status = os.fstat(handle)
-            if not stat.S_ISREG(status.st_mode):
-                raise SecretRefused(f"secret {name!r}: {path} on node {self._node_id} is no regular file; write one")
-            if status.st_uid not in owners:
-                wanted = " or ".join(f"uid {uid}" for uid in sorted(owners))
-                raise SecretRefused(
-                    f"secret {name!r}: {path} on node {self._node_id} belongs to uid {status.st_uid}; expected {wanted}"
-                )
-            if status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-                raise SecretRefused(
-                    f"secret {name!r}: {path} on node {self._node_id} is open to others (mode "
-                    f"{stat.S_IMODE(status.st_mode):04o}); close it: chmod 600 {path}"
-                )
-            value = file.read(MOST_BYTES + 1)
+            raise self._unreadable(name, path, error) from error
+        try:
+            self._check(name, path, os.fstat(handle), owners)
+            with open(f"/proc/self/fd/{handle}", "rb", opener=_open) as file:
+                value = file.read(MOST_BYTES + 1)
+        except OSError as error:
+            raise self._unreadable(name, path, error) from error
+        finally:
+            os.close(handle)
         if len(value) > MOST_BYTES:
             raise SecretRefused(f"secret {name!r}: {path} is larger than {MOST_BYTES:,} bytes")
         return value
+
+    def _check(self, name: str, path: Path, status: os.stat_result, owners: set[int]) -> None:
+        if not stat.S_ISREG(status.st_mode):
+            raise SecretRefused(f"secret {name!r}: {path} on node {self._node_id} is no regular file; write one")
+        if status.st_uid not in owners:
+            wanted = " or ".join(f"uid {uid}" for uid in sorted(owners))
+            raise SecretRefused(
+                f"secret {name!r}: {path} on node {self._node_id} belongs to uid {status.st_uid}; expected {wanted}"
+            )
+        if status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+            raise SecretRefused(
+                f"secret {name!r}: {path} on node {self._node_id} is open to others (mode "
+                f"{stat.S_IMODE(status.st_mode):04o}); close it: chmod 600 {path}"
+            )
+
+    def _unreadable(self, name: str, path: Path, error: OSError) -> SecretRefused:
+        return SecretRefused(
+            f"secret {name!r} cannot be read on node {self._node_id}: {path}: {error.strerror}; the node's "
+            "executor has to be able to read it: an operator can put it into its secrets_dir"
+        )
 
     def _missing(self, name: str, spec: JobSpec, home: str, *, is_shared: bool) -> str:
         whose = f"user {spec.user!r}" + (f" of team {spec.team!r}" if spec.team else "")
@@ -242,6 +257,10 @@ class NodeSecrets:
             f"secret {name!r} {seen} {whose} on node {self._node_id}; {own}, or have an operator share it "
             f"([executor.secrets.{name}]){folder}; penstock submit again then"
         )
+
+
+def _open(path: str, _: int) -> int:
+    return os.open(path, _OPENED)
 
 
 class Credentials(NamedTuple):
@@ -295,7 +314,15 @@ class CredentialLookups:
                 del self._known[key]
 
     async def _look(self, key: tuple[str, int], spec: JobSpec) -> None:
-        self._known[key] = await asyncio.to_thread(self._credentials, spec)
+        try:
+            self._known[key] = await asyncio.to_thread(self._credentials, spec)
+        except Exception as error:  # one user's secret or account must not end the node's executor
+            at = traceback.extract_tb(error.__traceback__)[-1]  # not what it says, which may have a value in it
+            _log.error("credentials_failed", job_id=key[0], error=type(error).__name__, at=f"{at.filename}:{at.lineno}")
+            what = f"the account and the secrets of {spec.user or 'nobody'} could not be looked up on this node"
+            self._known[key] = Credentials(
+                IdentityRefused(f"{what}: {type(error).__name__}; an operator finds more in the executor's log")
+            )
         self._found(key)
 
     def _credentials(self, spec: JobSpec) -> Credentials:

@@ -58,7 +58,7 @@ class OutgoingStream:
             del self._kept[old]
         if number in self._kept:
             return self._kept[number]
-        if number < self._next or number >= received + WINDOW:
+        if number < self._next or number >= min(received, self._next) + WINDOW:  # what has come is the client's word
             raise ChunkRefused(f"chunk {number} is not to be had: the next one is {self._next}, {received} have come")
         if self._ended:
             return ChunkRead(last=True)

@@ -36,6 +36,10 @@ _AGAIN_S: Final = 0.05
 _MARKED_S: Final = 3.0
 _MOST_KNOWN: Final = 10_000
 _MOST_MANIFEST: Final = 64 << 20
+LEAST_PART_BYTES: Final = 1024
+"""As so much a part counts at least: a server keeps its name and its place as well."""
+RECORD_BYTES: Final = 16 * 1024
+"""As so much the record of a tree counts, however short it is."""
 _record: Final = msgspec.json.Decoder(CodeRecord)
 _parts: Final = msgspec.msgpack.Decoder(PartsRequest)
 
@@ -70,7 +74,7 @@ class CodeStore:
         self._bus, self._settings, self._now_s, self._ticks, self._admit = bus, settings, now_s, ticks, admit
         self._known: dict[tuple[str, str], float] = {}
         self._held: dict[str, int] = {}
-        """User → bytes of all parts, as of the last look and with what has come since."""
+        """User → bytes of all parts and records, as of the last look and with what has come since."""
         self._queues = UserQueues(
             "uploads",
             slots=_SLOTS,
@@ -112,7 +116,10 @@ class CodeStore:
         manifest_parts = tuple(TreePart(*part) for part in asked.parts)
         _check_parts(manifest_parts)
         record = CodeRecord(parts=manifest_parts, files=asked.files, size_bytes=asked.size_bytes, noted_s=self._now_s())
-        await self._put([(subjects.code_record(user, asked.digest), msgspec.json.encode(record))])
+        subject = subjects.code_record(user, asked.digest)
+        if not await self._bus.get_code([subject]):
+            await self._take_room(user, RECORD_BYTES)
+        await self._put([(subject, msgspec.json.encode(record))])
         await self.settled(user)
         if await self._bus.list_code(subjects.code_ready(user, asked.digest)):
             return UploadView(ready=True)
@@ -123,7 +130,7 @@ class CodeStore:
         self._check_tree(asked, tree)
         parts = await asyncio.to_thread(code_tree.all_parts, tree)
         if missing := _missing(parts, there):
-            self._check_room(user, sum(parts[index].size for index in missing))
+            self._check_room(user, sum(_counted(parts[index].size) for index in missing))
             return UploadView(wanted="files", missing=missing)
         await self._put([(subjects.code_ready(user, asked.digest), b"")])
         return UploadView(ready=True)
@@ -137,11 +144,7 @@ class CodeStore:
         user = caller.stamp(JobSpec(name="code", command=("x",), user=asked.user)).user
         if any(not 0 < len(part) <= code_tree.PART_BYTES for part in asked.parts):
             raise BadInput(f"$.parts: expected parts of 1 to {code_tree.PART_BYTES} bytes")
-        if user not in self._held:
-            await self._parts_of(user)
-        size = sum(map(len, asked.parts))
-        self._check_room(user, size)
-        self._held[user] += size
+        await self._take_room(user, sum(_counted(len(part)) for part in asked.parts))
         digests = await asyncio.to_thread(lambda: [code_tree.digest_of(part) for part in asked.parts])
         named = zip(digests, asked.parts, strict=True)
         await self._put([(subjects.code_part(user, digest, len(part)), part) for digest, part in named])
@@ -215,7 +218,8 @@ class CodeStore:
     async def _parts_of(self, user: str) -> set[str]:
         """Return the subjects of all parts that a user has."""
         found = set(await self._bus.list_code(subjects.code_pattern(user, "part")))
-        self._held[user] = sum(int(subject.split(".")[4]) for subject in found)
+        records = await self._bus.list_code(subjects.code_pattern(user, "tree"))
+        self._held[user] = sum(_counted(int(subject.split(".")[4])) for subject in found) + RECORD_BYTES * len(records)
         return found
 
     async def _put(self, items: Sequence[tuple[str, bytes]]) -> None:
@@ -255,6 +259,13 @@ class CodeStore:
                 f"{self._settings.code_tree_files:,} are the most for the code of a job (code_tree_files)",
             )
 
+    async def _take_room(self, user: str, more: int) -> None:
+        """Count something that is about to be stored, if there is room; what is here is looked at again before a no."""
+        if user not in self._held or self._held[user] + more > self._settings.code_user_bytes:
+            await self._parts_of(user)
+        self._check_room(user, more)
+        self._held[user] += more
+
     def _check_room(self, user: str, more: int) -> None:
         most = self._settings.code_user_bytes
         if (held := self._held.get(user, 0)) + more > most:
@@ -273,10 +284,17 @@ def _missing(parts: Iterable[TreePart], there: set[str]) -> tuple[int, ...]:
     return tuple(index for index, part in enumerate(parts) if f"{part.size}.{part.digest}" not in ends)
 
 
+def _counted(size: int) -> int:
+    return max(LEAST_PART_BYTES, size)
+
+
 def _check_parts(parts: Sequence[TreePart]) -> None:
     if not parts or not all(
         code_tree.is_digest(part.digest) and 0 < part.size <= code_tree.PART_BYTES for part in parts
     ):
         raise BadInput(f"$.parts: expected the parts of a list of files, of 1 to {code_tree.PART_BYTES} bytes each")
-    if sum(part.size for part in parts) > _MOST_MANIFEST:
+    size = sum(part.size for part in parts)
+    if size > _MOST_MANIFEST:
         raise RequestRefused(TOO_LARGE, "the list of files is too long; leave out files (.penstockignore)")
+    if [part.size for part in parts] != code_tree.sizes(size):
+        raise BadInput(f"$.parts: expected parts of {code_tree.PART_BYTES} bytes each, and the rest as the last one")

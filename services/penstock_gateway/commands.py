@@ -372,7 +372,9 @@ class Commands:
                 asked = msgspec.structs.replace(asked, by=caller.name)
             await self.catch_up()
             now_s = self._now_s()
-            entry, seq = await self._commit(lambda: job_entry.enter(self.state, asked, now_s, caller))
+            entry, seq = await self._commit(
+                lambda: job_entry.enter(self.state, asked, now_s, caller), naming=lambda decided: decided.commit_id
+            )
             _log.info("entered", id=entry.id, by=asked.by, purpose=asked.purpose, node_id=entry.node_id, seq=seq)
             return EnterAnswer.of(entry, seq=seq)
 
@@ -473,10 +475,12 @@ class Commands:
         decide: Callable[[], D],
         counting: Callable[[D], AbstractContextManager[None]] = lambda _: nullcontext(),
         trace: str = "",
+        naming: Callable[[D], str] = lambda _: "",
     ) -> tuple[D, int]:
         """
         Return a decision and the sequence of its fact; 0 if there is nothing to append.
 
+        ``naming`` gives its commit an id by which the log has it once, where that is not to be another one each time.
         What others are storing of the same entity is waited for, and decided on anew: that is no conflict.
         """
         tries = 0
@@ -491,7 +495,7 @@ class Commands:
             stored = self._storing[decided.subject] = asyncio.Event()
             try:
                 with counting(decided):
-                    seq = await self._store(decided.subject, decided.fact, trace)
+                    seq = await self._store(self._item(decided.subject, decided.fact, trace, naming(decided)))
             finally:
                 del self._storing[decided.subject]
                 stored.set()
@@ -504,19 +508,19 @@ class Commands:
         while (storing := self._storing.get(subject)) is not None:
             await storing.wait()
 
-    async def _store(self, subject: str, fact: AnyEvent, trace: str = "") -> int:
+    async def _store(self, item: Append) -> int:
         """Append a fact and wait until the read model has it; return 0 if somebody else was first: decide again."""
         try:
-            seq = await self._in_time(self._bus.append(self._item(subject, fact, trace)))
+            seq = await self._in_time(self._bus.append(item))
         except Conflict:
             await self._live.caught_up()
             return 0
         await self._folded(seq)
         return seq
 
-    def _item(self, subject: str, fact: AnyEvent, trace: str = "") -> Append:
+    def _item(self, subject: str, fact: AnyEvent, trace: str = "", commit_id: str = "") -> Append:
         """Return what to append now that a fact is decided on."""
-        commit = Commit(id=self._new_commit_id(), actor=self._actor, facts=(fact,), trace=trace)
+        commit = Commit(id=commit_id or self._new_commit_id(), actor=self._actor, facts=(fact,), trace=trace)
         return Append(subject=subject, commit=commit, expected=self._live.heads.get(subject, 0))
 
     async def _in_time(self, appending: Awaitable[T]) -> T:

@@ -7,6 +7,10 @@ reads it in the log, which nobody but the gateway can write.
 
 from __future__ import annotations
 
+import hashlib
+
+import msgspec
+
 from penstock_gateway import acceptance
 from penstock_gateway.acceptance import JobAction
 from penstock_gateway.authority import SERVICE, Caller
@@ -23,6 +27,12 @@ class JobEntry(JobAction, frozen=True, kw_only=True):
     node_id: str
     epoch: int
     rank: int
+
+    @property
+    def commit_id(self) -> str:
+        """Return the same for the same entry, whenever it is asked for: the log has it once."""
+        entry = msgspec.structs.replace(self.fact, at_s=0.0) if self.fact is not None else None
+        return hashlib.sha256(b"enter " + msgspec.json.encode(entry)).hexdigest()
 
 
 def enter(state: GatewayState, ask: request_bodies.EnterRequest, now_s: float, caller: Caller = SERVICE) -> JobEntry:

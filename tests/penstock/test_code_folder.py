@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -123,6 +124,61 @@ def test_a_link_that_leads_out_by_way_of_another_one_is_refused(folder: Path) ->
     assert "sly" in refused(folder)
 
 
+def test_a_link_by_way_of_another_one_is_kept_as_where_it_leads(folder: Path) -> None:
+    (folder / "pkg" / "up").symlink_to("..")
+    (folder / "sly").symlink_to("pkg/up/pkg/../train.py")
+    found = {entry.path: entry.target for entry in read(folder).tree.entries if entry.kind == "link"}
+    assert found == {b"pkg/up": b"..", b"sly": b"train.py"}
+    sly = CodeTree(
+        (TreeEntry(b"a/b/up", "link", target=b"../.."), TreeEntry(b"sly", "link", target=b"a/b/up/../secret"))
+    )
+    assert code_tree.problem(sly).startswith("the link b'sly' goes up again after a name")
+
+
+def test_files_and_links_that_are_gone_since_they_were_listed_are_left_out_or_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "link").symlink_to("train.py")
+    found = code_folder.scan(folder)
+    (folder / "link").unlink()
+    with pytest.raises(CodeFolderError, match=r"link \(No such file or directory\) cannot be read"):
+        code_folder.read(found)
+    real = os.scandir
+
+    def late(path: bytes) -> list[os.DirEntry[bytes]]:
+        entries = list(real(path))
+        (folder / "train.py").unlink(missing_ok=True)
+        return entries
+
+    monkeypatch.setattr(code_folder.os, "scandir", late)
+    assert paths(folder) == [b"pkg/__init__.py"]
+
+
+def test_a_folder_that_is_too_deep_is_refused_and_may_be_left_out(folder: Path) -> None:
+    deep = folder.joinpath("deep", *["a"] * 126)
+    deep.mkdir(parents=True)
+    (deep / "last").touch()
+    assert code_tree.problem(read(folder).tree) == ""
+    (deep / "a").mkdir()
+    (deep / "a" / "x").touch()
+    assert "lies in more than 127 folders; name one of them in .penstockignore" in refused(folder)
+    (folder / ".penstockignore").write_text("deep/\n")
+    assert paths(folder) == [b".penstockignore", b"pkg/__init__.py", b"train.py"]
+    (folder / ".penstockignore").unlink()
+    shutil.rmtree(folder / "deep" / "a" / "a")
+    where = os.open(folder / "deep" / "a", os.O_RDONLY)
+    for _ in range(1500):
+        os.mkdir("a", dir_fd=where)
+        below = os.open("a", os.O_RDONLY, dir_fd=where)
+        os.close(where)
+        where = below
+    os.close(where)
+    try:
+        assert "lies in more than 127 folders" in refused(folder)
+    finally:
+        subprocess.run(["rm", "-r", str(folder / "deep")], check=True)  # as pytest removes by recursion
+
+
 @as_root
 def test_files_that_cannot_be_read_are_refused_by_name(folder: Path) -> None:
     let_through(folder)
@@ -218,8 +274,10 @@ def test_no_folder_and_an_empty_one(tmp_path: Path) -> None:
         (TreeEntry(b"a\0b", "folder"), "does not lie in the folder"),
         (TreeEntry(b"a" * 256, "folder"), "is longer than"),
         (TreeEntry(b"/".join([b"a"] * 1100), "folder"), "is longer than"),
+        (TreeEntry(b"/".join([b"a"] * 1024), "folder"), "has more than 128 names"),
         (TreeEntry(b"l", "link", target=b"../x"), "leads out of the folder"),
         (TreeEntry(b"l", "link", target=b"/etc"), "leads out of the folder"),
+        (TreeEntry(b"l", "link", target=b"deep/link/../x"), "goes up again after a name"),
         (TreeEntry(b"f", "file", 0o4755, 1, bytes(32)), "a mode that no file has"),
         (TreeEntry(b"f", "file", 0o644, 1, b"x"), "does not say what is in it"),
         (TreeEntry(b"f", "file", 0o644, 2 * PART_BYTES, bytes(32)), "does not say what is in it"),

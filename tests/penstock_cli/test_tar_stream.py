@@ -74,6 +74,15 @@ async def test_a_file_takes_the_name_of_its_target(tmp_path: Path) -> None:
         [("top", tarfile.DIRTYPE, b"", ""), ("top/h", tarfile.LNKTYPE, b"", "../../secret")],
         [("top", tarfile.DIRTYPE, b"", ""), ("top/d", tarfile.CHRTYPE, b"", "")],
         [("top", tarfile.SYMTYPE, b"", "/etc/passwd")],
+        [("top", tarfile.SYMTYPE, b"", "own"), ("top/evil", tarfile.REGTYPE, b"x", "")],
+        [("top", tarfile.SYMTYPE, b"", "own"), ("top", tarfile.DIRTYPE, b"", ""), ("top/evil", b"0", b"x", "")],
+        [("top", tarfile.SYMTYPE, b"", "own/kept"), ("top", tarfile.REGTYPE, b"x", "")],
+        [("top", tarfile.SYMTYPE, b"", "own/kept"), ("top", tarfile.LNKTYPE, b"", "top")],
+        [("top/a/b", tarfile.DIRTYPE, b"", ""), ("top/l", tarfile.SYMTYPE, b"", "a/b/../../..")],
+        [("top/a", tarfile.DIRTYPE, b"", ""), ("top/l", tarfile.SYMTYPE, b"", "a"), ("top/l/evil", b"0", b"x", "")],
+        [("top/a/f", b"0", b"", ""), ("top/l", tarfile.SYMTYPE, b"", "a"), ("top/h", tarfile.LNKTYPE, b"", "top/l/f")],
+        [("top/a", tarfile.REGTYPE, b"", ""), ("top/h", tarfile.LNKTYPE, b"", "top/none")],
+        [("top", tarfile.LNKTYPE, b"", "own/kept")],
     ],
 )
 async def test_what_would_be_written_elsewhere_is_left_out(
@@ -81,13 +90,48 @@ async def test_what_would_be_written_elsewhere_is_left_out(
 ) -> None:
     (tmp_path / "secret").write_text("kept")
     into = tmp_path / "deep" / "into"
-    into.parent.mkdir()
+    own = into.parent / "own"
+    own.mkdir(parents=True)
+    (own / "kept").write_text("kept")
     done = await unpacked(archive(*hostile), into)
     assert done.left_out >= 1
     assert "left out: " in capsys.readouterr().err
     assert not [found for found in tmp_path.rglob("*") if found.name == "evil" and not found.is_relative_to(into)]
     assert not os.path.lexists("/etc/evil")
     assert not (into / "h").exists()
+    assert (os.listdir(own), (own / "kept").read_text()) == (["kept"], "kept")
+    assert not into.is_symlink()
+    assert set(os.listdir(into.parent)) <= {"own", "into"}
+
+
+async def test_a_folder_that_is_there_is_written_into_and_keeps_what_else_it_has(tmp_path: Path) -> None:
+    for name in ("tree", "real"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "tree" / "a").write_text("new")
+    (tmp_path / "real" / "b").write_text("mine")
+    (tmp_path / "back").symlink_to("real")  # its owner's own
+    assert (await unpacked(await packed(tmp_path / "tree"), tmp_path / "back")).left_out == 0
+    assert sorted(os.listdir(tmp_path / "real")) == ["a", "b"]
+    (tmp_path / "file").write_text("x")
+    assert (await unpacked(await packed(tmp_path / "file"), tmp_path / "real")).left_out == 1
+    assert sorted(os.listdir(tmp_path / "real")) == ["a", "b"]
+
+
+async def test_a_link_alone_is_a_link_and_a_file_replaces_one(tmp_path: Path) -> None:
+    link = archive(("top", tarfile.SYMTYPE, b"", "kept"))
+    (tmp_path / "kept").write_text("kept")
+    assert (await unpacked(link, tmp_path / "m.pt")).left_out == 0
+    assert os.readlink(tmp_path / "m.pt") == "kept"
+    await unpacked(archive(("top", tarfile.REGTYPE, b"new", "")), tmp_path / "m.pt")
+    assert ((tmp_path / "m.pt").read_text(), (tmp_path / "kept").read_text()) == ("new", "kept")
+
+
+async def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "a").write_text("x")
+    with pytest.raises(Failure, match="pipe is there, and is no file"):
+        await unpacked(await packed(tmp_path / "a"), tmp_path / "pipe")
+    assert sorted(os.listdir(tmp_path)) == ["a", "pipe"]
 
 
 async def test_half_an_archive_is_an_error(tmp_path: Path) -> None:
@@ -95,6 +139,7 @@ async def test_half_an_archive_is_an_error(tmp_path: Path) -> None:
     whole = await packed(tmp_path / "a")
     with pytest.raises(Failure, match="no whole archive"):
         await unpacked(whole[:30_000], tmp_path / "b")
+    assert os.listdir(tmp_path) == ["a"]
 
 
 async def test_who_stops_in_the_midst_waits_for_no_thread(tmp_path: Path) -> None:

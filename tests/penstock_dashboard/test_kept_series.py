@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from penstock_dashboard.kept_series import joined, points_of
+from penstock_dashboard.gateway_port import PageRefused, Visitor
+from penstock_dashboard.kept_series import KeptSeries, joined, points_of
 from penstock_dashboard.metric_series import SAMPLES_PER_S, STEPS_PER_S, JobSeries, SeriesPoint
 from penstock_log.request_bodies import RunProgress
 from penstock_log.views import SeriesView
@@ -44,3 +45,33 @@ def test_what_is_heard_takes_the_place_of_kept_points_from_its_first_step_on() -
 def test_a_metric_that_only_one_of_them_has_stays_and_rates_come_last() -> None:
     kept = points_of(view(metrics={"old": (3.0, 2.0, 1.0)}))
     assert [*joined(kept, live(20))] == ["old", "loss", STEPS_PER_S]
+
+
+class GatewayOfSeries:
+    """A gateway that refuses those whom it does not know, and whatever is asked while it is away."""
+
+    def __init__(self) -> None:
+        self.away, self.asked = False, 0
+
+    async def query(self, visitor: Visitor, *_: object) -> SeriesView:
+        self.asked += 1
+        if self.away or visitor.name != "ada":
+            raise PageRefused(503 if self.away else 403, "no")
+        return view(metrics={"loss": (3.0, 2.0, 1.0)})
+
+
+async def test_what_is_refused_to_one_or_for_a_moment_is_not_kept_from_others() -> None:
+    gateway, now_s = GatewayOfSeries(), 0.0
+    kept = KeptSeries(gateway, lambda: now_s)  # type: ignore[arg-type]
+    ada, bob = Visitor(name="ada"), Visitor(name="bob")
+
+    async def seen(visitor: Visitor) -> bool:
+        return bool(await kept.of_job(visitor, "j1", "", is_over=True))
+
+    assert [await seen(bob), await seen(bob)] == [False, False]
+    assert gateway.asked == 1
+    gateway.away = True
+    assert not await seen(ada)
+    gateway.away, now_s = False, 5.0
+    assert [await seen(ada), await seen(ada)] == [True, True]
+    assert gateway.asked == 3

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -210,6 +211,38 @@ async def test_what_no_disk_takes_fails_the_run_instead_of_holding_its_devices(
     assert (ended.outcome, "File name too long" in ended.reason) == ("failed", True)
 
 
+async def test_what_nobody_expected_of_code_fails_its_run_and_not_the_executor(
+    world: World, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lay_out(tree: CodeTree, cache: CodeCache, where: Path) -> None:
+        raise RecursionError("maximum recursion depth exceeded")
+
+    await world.node()
+    code = await uploaded(world.bus, folder)  # type: ignore[arg-type]
+    with monkeypatch.context() as patched:
+        patched.setattr(code_cache, "lay_out", lay_out)
+        await world.run("j1", *python(SHOW), code=code)
+        ended = await world.ended("j1")
+    assert (ended.outcome, "RecursionError; see the executor's log" in ended.reason) == ("failed", True)
+    await world.run("j2", *python(SHOW), code=code)
+    assert (await world.ended("j2")).outcome == "completed"
+
+
+@pytest.fixture
+def passing(tmp_path: Path) -> Iterator[Path]:
+    """A folder that goes with its test: pytest removes older ones by recursion, which ends at some depth."""
+    made = tmp_path / "passing"
+    made.mkdir()
+    yield made
+    subprocess.run(["rm", "-r", str(made)], check=True)
+
+
+def test_folders_are_made_one_after_the_other_however_deep_they_are(passing: Path) -> None:
+    deep = b"/".join([b"a"] * 1024)
+    code_cache.lay_out(CodeTree((TreeEntry(deep, "folder"),)), CodeCache(passing / "cache", 0), passing / "laid")
+    assert os.path.isdir(os.path.join(os.fsencode(passing / "laid"), deep))
+
+
 async def test_a_cancelled_job_is_not_fetched_for_any_more(
     world: World, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -291,6 +324,25 @@ def test_work_folders_go_some_time_after_their_run(tmp_path: Path) -> None:
     ended_s = (folders.folder / "other-3").stat().st_mtime
     assert sorted(folders.expire(ended_s + 100, {("my-job", 2)}, 50.0)) == ["my-job-2-1", "other-3"]
     assert folders.expire(ended_s + 10, (), 50.0) == []
+
+
+def test_a_folder_that_a_job_has_made_very_deep_goes_too(passing: Path) -> None:
+    folders, cache = WorkFolders(passing / "work"), CodeCache(passing / "cache", 100)
+    tree = CodeTree((TreeEntry(b"empty", "folder"),))
+    for key in (("j1", 1), ("j2", 1)):
+        folders.make(key, tree, cache, None)
+        at = os.open(folders.path(key), os.O_RDONLY)
+        for _ in range(1500):
+            os.mkdir("a", dir_fd=at)
+            below = os.open("a", os.O_RDONLY, dir_fd=at)
+            os.close(at)
+            at = below
+        os.close(at)
+    folders.make(("j1", 2), tree, cache, None)
+    assert sorted(path.name for path in folders.folder.iterdir()) == ["j1-2", "j2-1"]
+    ended_s = (folders.folder / "j2-1").stat().st_mtime
+    assert "j2-1" in folders.expire(ended_s + 100, {("j1", 2)}, 50.0)
+    assert [path.name for path in folders.folder.iterdir()] == ["j1-2"]
 
 
 @as_root

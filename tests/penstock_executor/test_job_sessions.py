@@ -28,6 +28,7 @@ from penstock_log.session_messages import (
     STDOUT,
     ChunkRead,
     CloseSession,
+    CloseStream,
     KeepSession,
     OpenConnection,
     OpenSession,
@@ -39,6 +40,10 @@ from penstock_log.session_messages import (
 
 ID, OTHER = "5e" * 16, "6f" * 16
 PLACE = (("j1", 1), 0)
+SPEAKING = [
+    f"PENSTOCK_{name}" for name in ("SOCKET", "LANES", "MEMORY_SOCKET", "AGGREGATION_SOCKET", "AGGREGATION_TOKEN")
+]
+"""By these a process speaks for its job."""
 
 
 class HostOfOne:
@@ -53,10 +58,14 @@ class HostOfOne:
             process_launcher.confine(folder, confined)
         command = command or ("sleep", "600")
         cwd = "/" if confined is not None else str(folder)
-        self.process = process_launcher.start(folder, command, {"PATH": os.environ["PATH"], "SOCKET": "1"}, cwd)
+        env = {"PATH": os.environ["PATH"], "SOCKET": "1", **dict.fromkeys(SPEAKING, "x")}
+        self.process = process_launcher.start(folder, command, env, cwd)
+
+        self.starts, self.looked = True, asyncio.Event()
 
     def leader(self, place: object) -> int:
-        return self.process.pid if place == PLACE else 0
+        self.looked.set()
+        return self.process.pid if place == PLACE and self.starts else 0
 
     def rank_dir(self, place: object) -> Path:
         assert place == PLACE
@@ -156,6 +165,13 @@ async def test_another_fact_or_none_lets_nobody_in(node: Node) -> None:
 async def test_what_is_no_message_is_refused(node: Node) -> None:
     for body in (b"", b"{}", b"\xc1", msgspec.msgpack.encode({"type": "write", "session_id": "../x"})):
         assert (await node.sessions.answer(Request(body=body))).code == 400
+
+
+async def test_a_session_cannot_speak_for_the_job(node: Node) -> None:
+    await node.opened("env")
+    names = {line.split(b"=")[0].decode() for line in (await node.printed()).splitlines()}
+    assert "SOCKET" in names
+    assert not names.intersection(SPEAKING)
 
 
 async def test_a_session_is_its_users_alone(node: Node) -> None:
@@ -268,3 +284,62 @@ async def test_a_command_line_that_is_too_long_is_refused(node: Node) -> None:
     code, said = await node.opened("echo", "x" * 200_000)
     assert (code, "put it into a script" in said) == (400, True)
     assert node.sessions.open == 0
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+async def test_who_asks_again_while_a_session_is_being_opened_waits_for_the_same(node: Node) -> None:
+    node.host.starts, seq = False, await node.lets_in()
+    first = asyncio.ensure_future(node.opened("echo", "once", seq=seq))
+    await node.host.looked.wait()
+    again = asyncio.ensure_future(node.opened("echo", "once", seq=seq))
+    await asyncio.sleep(0)
+    first.cancel()  # its client has given up, and the session is not its alone
+    node.now_s = LOST_S + 0.1
+    node.sessions.end_lost(node.now_s)  # no session of which nothing is heard: somebody waits for it
+    node.now_s = 0.0
+    node.host.starts = True
+    assert await again == SessionStatus()
+    assert await node.printed() == b"once\n"
+
+
+async def test_a_session_that_is_closed_while_it_is_being_opened_does_not_begin(node: Node) -> None:
+    node.host.starts, before = False, descriptors()
+    opening = asyncio.ensure_future(node.opened("sleep", "600"))
+    await node.host.looked.wait()
+    await node.asked(CloseSession(session_id=ID))
+    node.host.starts = True
+    assert await opening == (409, "it was closed")
+    assert (node.sessions.open, descriptors()) == (0, before)
+
+
+async def test_a_connection_that_is_asked_for_again_is_made_once(node: Node) -> None:
+    await node.opened()
+    before, met = descriptors(), []
+
+    async def meet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        met.append(writer)
+        writer.close()
+
+    async with await asyncio.start_server(meet, "127.0.0.1", 0) as server:
+        asked = OpenConnection(session_id=ID, stream=3, port=server.sockets[0].getsockname()[1])
+        answers = await asyncio.gather(*(node.asked(asked) for _ in range(2)))
+        assert answers == [SessionStatus()] * 2
+        read = ReadChunk(session_id=ID, stream=3, number=0, received=0)
+        assert (await node.asked(read, ChunkRead)).last
+    await node.asked(CloseStream(session_id=ID, stream=3))
+    assert (len(met), descriptors()) == (1, before)
+
+
+async def test_a_connection_under_way_ends_with_its_session(node: Node) -> None:
+    await node.opened()
+    node.host.starts, before = False, descriptors()
+    node.host.looked.clear()
+    making = asyncio.ensure_future(node.asked(OpenConnection(session_id=ID, stream=3, port=1)))
+    await node.host.looked.wait()
+    await node.asked(CloseSession(session_id=ID))
+    node.host.starts = True
+    assert await making == (409, "it was closed before it had begun")
+    assert descriptors() < before  # neither the session's nor a connection's is left

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from penstock_executor.run_credentials import OWN_FOLDER, NodeSecrets, SecretRefused, SharedSecret
-from penstock_executor.run_identity import RunIdentity
+from penstock_executor.run_credentials import (
+    OWN_FOLDER,
+    CredentialLookups,
+    NodeSecrets,
+    SecretRefused,
+    SecretValues,
+    SharedSecret,
+)
+from penstock_executor.run_identity import IdentityRule, RunIdentity
 from penstock_executor.settings import ExecutorSettings
 from penstock_log import JobSpec
 
@@ -84,6 +92,53 @@ def test_a_pipe_in_place_of_a_file_keeps_nobody_waiting(tmp_path: Path) -> None:
     os.mkfifo(own(tmp_path), 0o600)
     with pytest.raises(SecretRefused, match="no regular file"):
         values(tmp_path)
+
+
+def test_a_file_that_opens_and_does_not_read_is_refused(tmp_path: Path) -> None:
+    own(tmp_path).parent.mkdir(parents=True)
+    own(tmp_path).symlink_to(f"/proc/{os.getpid()}/mem")
+    with pytest.raises(SecretRefused, match=r"'wandb' cannot be read on node n1: .*Input/output error"):
+        values(tmp_path)
+
+
+def test_what_is_no_file_is_not_even_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal, other = os.openpty()
+    own(tmp_path).parent.mkdir(parents=True)
+    own(tmp_path).symlink_to(os.ttyname(other))
+    real, opened = os.open, list[int]()
+
+    def noted(path: str, flags: int, *rest: object, **more: object) -> int:
+        opened.append(flags)
+        return real(path, flags, *rest, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "open", noted)
+    with pytest.raises(SecretRefused, match="no regular file"):
+        values(tmp_path)
+    assert [flags & os.O_PATH for flags in opened] == [os.O_PATH]
+    os.close(terminal)
+    os.close(other)
+
+
+async def test_what_nobody_expected_of_credentials_is_a_refused_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    secrets, found, looks = NodeSecrets("n1"), asyncio.Event(), list[asyncio.Task[None]]()
+
+    def fails(*_: object) -> SecretValues:
+        raise RuntimeError(VALUE)
+
+    monkeypatch.setattr(secrets, "values", fails)
+    lookups = CredentialLookups(
+        IdentityRule(run_as="executor", node_id="n1"),
+        lambda look: looks.append(asyncio.create_task(look)),
+        lambda _: found.set(),
+        secrets,
+    )
+    assert lookups.take(("j1", 1), job()) is None
+    await found.wait()
+    await looks[0]
+    credentials = lookups.take(("j1", 1), job())
+    assert credentials is not None
+    assert "could not be looked up on this node: RuntimeError" in str(credentials.account)
+    assert VALUE not in str(credentials.account)
 
 
 def test_a_variable_of_the_executor_goes_to_those_for_whom_it_is_shared(tmp_path: Path) -> None:

@@ -56,6 +56,17 @@ async def test_what_nobody_asks_for_stays_in_the_pipe() -> None:
     os.close(writer)
 
 
+async def test_a_client_that_says_that_more_has_come_than_was_sent_is_given_no_larger_window() -> None:
+    reader, writer = os.pipe()
+    stream = OutgoingStream(reader)
+    for number in range(WINDOW, 3 * WINDOW):
+        with pytest.raises(ChunkRefused):
+            await stream.read(number, number, wait_s=0.0)
+    assert (await stream.read(WINDOW - 1, WINDOW - 1, wait_s=0.0)).again
+    stream.close()
+    os.close(writer)
+
+
 async def test_nothing_within_the_time_is_an_answer_too_and_loses_nothing() -> None:
     reader, writer = os.pipe()
     stream = OutgoingStream(reader)

@@ -150,12 +150,34 @@ async def test_too_many_files_and_too_much_of_one_user_are_refused(tmp_path: Pat
             await client.upload(tmp_path)
         (tmp_path / "empty").rmdir()
         (tmp_path / "4").write_text("4" * 1000)
-    limits = GatewaySettings(code_user_bytes=6000)
+    limits = GatewaySettings(code_user_bytes=2 * (code_store.RECORD_BYTES + 1024) + 5 * 1024 + 500)
     async with gateway(MemoryBus(), settings=limits) as running, client_of(running) as client:
         await client.upload(tmp_path)
         (tmp_path / "more").write_text("x" * 1000)
-        with pytest.raises(ServiceError, match=r"of code here, this needs 1000 B more, and 5\.859 KiB are the most"):
+        with pytest.raises(ServiceError, match=r"of code here, this needs 1 KiB more, and 39\.49 KiB are the most"):
             await client.upload(tmp_path)
+
+
+async def test_many_small_parts_and_records_of_trees_that_do_not_exist_count_too() -> None:
+    limits = GatewaySettings(code_user_bytes=2 * code_store.RECORD_BYTES + 10 * 1024)
+    async with gateway(MemoryBus(), settings=limits) as running:
+        stored = running.bus.server.code  # type: ignore[attr-defined]
+        for number in range(3):
+            digest = code_tree.digest_of(b"%d" % number)
+            ask = UploadRequest(digest=digest, parts=((digest, 1),))
+            if number < 2:
+                assert (await running.command("upload", ask))["wanted"] == "list"
+                assert (await running.command("upload", ask))["wanted"] == "list"  # which is the same record
+        assert (await refusal(running.command("upload", ask)))[0] == 413
+        assert len(stored) == 2, "nothing was stored for the third"
+        small = msgspec.msgpack.encode(PartsRequest(parts=tuple(b"%d" % number for number in range(11))))
+        assert (await refusal(running.command("upload_parts", small)))[0] == 413
+        assert len(stored) == 2
+        small = msgspec.msgpack.encode(PartsRequest(parts=tuple(b"%d" % number for number in range(10))))
+        assert (await running.command("upload_parts", small))["stored"] == 10
+        for subject in [subject for subject in stored if ".part." in subject]:
+            del stored[subject]  # as the collector does: what is here is looked at again before a no
+        assert (await running.command("upload_parts", small))["stored"] == 10
 
 
 async def test_a_server_without_room_says_that_it_is_the_store_for_code(served: Gateway, folder: Path) -> None:
@@ -172,6 +194,7 @@ async def test_requests_that_make_no_sense_are_refused(served: Gateway) -> None:
         (UploadRequest(digest=digest), 400, "expected the parts of a list of files"),
         (UploadRequest(digest=digest, parts=((digest, PART_BYTES + 1),)), 400, "expected the parts"),
         (UploadRequest(digest=digest, parts=(("../x", 1),)), 400, "expected the parts"),
+        (UploadRequest(digest=digest, parts=((digest, 1), (digest, 1))), 400, "and the rest as the last one"),
         ({"digest": "x"}, 400, "a SHA-256"),
     ):
         assert (await refusal(served.command("upload", body)))[0] == code

@@ -44,3 +44,14 @@ async def test_a_job_that_does_not_run_cannot_be_entered(facts: tuple, said: str
     async with MemoryBus() as bus, gateway(bus, joined(), submitted(), *facts) as served:
         code, why = await refusal(served.command("enter", {"id": "j1", "session_id": SESSION}))
         assert (code, why.startswith(said)) == (409, True)
+
+
+async def test_an_entry_that_is_asked_for_again_is_the_same_one() -> None:
+    async with MemoryBus() as bus, gateway(bus, joined(), submitted(), placed(), started()) as served:
+        asked = {"id": "j1", "session_id": SESSION, "by": "ada"}
+        first, again = [await served.command("enter", asked) for _ in range(2)]
+        assert again == first
+        seqs = {(await served.command("enter", asked | other))["seq"] for other in ({"by": "bob"}, {"purpose": "copy"})}
+        assert len(seqs - {first["seq"]}) == 2
+        lines = (await served.query("story", {"id": "j1"}))["lines"]
+        assert sum("by ada" in line["text"] for line in lines) == 2

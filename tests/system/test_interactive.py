@@ -14,12 +14,13 @@ import signal
 import subprocess
 import sys
 import termios
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from clusters import Cluster, identity
+
+from penstock_testing import eventually
 
 BIG = os.urandom(1 << 20) * 20
 LOST = 255
@@ -39,9 +40,21 @@ class Entered:
     def running(self, *options: str) -> str:
         """Submit a job that goes on, and return its id once it runs."""
         job = self.submit("sleep", "600", options=options)
-        while json.loads(self.cluster.run("show", job, "-o", "json").stdout)["job"]["state"] != "R":
-            pass  # each question takes a while
+        self.comes_to(job, "R")
         return job
+
+    def state(self, job: str) -> str:
+        return str(json.loads(self.cluster.run("show", job, "-o", "json").stdout)["job"]["state"])
+
+    def comes_to(self, job: str, state: str) -> None:
+        """Return once a job is in a state; fail where it has ended in another one, or stays in one for too long."""
+
+        def is_there() -> bool:
+            found = self.state(job)
+            assert found == state or found not in {"CD", "F", "CA"}, f"job {job} has ended: {found}"
+            return found == state
+
+        until(is_there)
 
     def begin(self, *words: str, **more: object) -> subprocess.Popen[bytes]:
         env = {**os.environ, "PENSTOCK_URL": self.cluster.url, **more.pop("env", {})}  # type: ignore[dict-item]
@@ -81,11 +94,8 @@ def gone(mark: str) -> bool:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    for _ in range(3000):
-        if condition():
-            return
-        time.sleep(0.02)
-    raise AssertionError("it did not come")
+    """Wait for what processes of others do, of which there is no event."""
+    asyncio.run(eventually(condition, within_s=PATIENCE_S))
 
 
 def test_a_command_has_what_the_job_has_and_its_streams_and_exit_code_are_its_own(entered: Entered, job: str) -> None:
@@ -236,8 +246,7 @@ def test_a_terminal_has_its_size_kind_and_keys_and_is_given_back(entered: Entere
     before = termios.tcgetattr(terminal.fd)
     assert shown(terminal, b"stty size; echo $TERM; tty").startswith(b"31 101\r\nxterm-mono\r\n/dev/")
     termios.tcsetwinsize(terminal.fd, (50, 140))
-    while shown(terminal, b"stty size") != b"50 140\r\n":
-        pass  # the size is on its way
+    until(lambda: shown(terminal, b"stty size") == b"50 140\r\n")  # the size is on its way
     terminal.type(b"echo st''arts; sleep 600\r")
     terminal.until(b"starts\r\n")
     terminal.type(b"\x03")  # Ctrl-C is the command's
@@ -273,10 +282,8 @@ def test_a_shell_is_a_job_that_ends_with_it(entered: Entered) -> None:
     job = stdout.split()[0].decode()
     assert len(stdout.split()[2].split(b",")) == 2  # one process has both
     assert (code, f"{job} runs on" in stderr) == (6, True)
-    detail = json.loads(entered.cluster.run("show", job, "-o", "json").stdout)
-    while detail["job"]["state"] == "R":
-        detail = json.loads(entered.cluster.run("show", job, "-o", "json").stdout)
-    assert (detail["job"]["state"], detail["spec"]["idle"]) == ("CD", "allow")
+    entered.comes_to(job, "CD")
+    assert json.loads(entered.cluster.run("show", job, "-o", "json").stdout)["spec"]["idle"] == "allow"
 
 
 def test_a_shell_with_several_processes_ends_as_a_whole(entered: Entered) -> None:
@@ -401,7 +408,7 @@ def test_people_enter_their_own_jobs_and_nobody_elses(entered: Entered, job: str
         logins[name] = {"PENSTOCK_CREDENTIALS": str(entered.folder / f"{name}.json")}
         entered.cluster.run("user", "add", name, "--role", role, "--out", logins[name]["PENSTOCK_CREDENTIALS"])
     hers = entered.ran("submit", "--profile", "off", "--", "sleep", "600", env=logins["jane"])[1].decode().strip()
-    until(lambda: json.loads(entered.cluster.run("show", hers, "-o", "json").stdout)["job"]["state"] == "R")
+    entered.comes_to(hers, "R")
     assert entered.ran("exec", hers, "--", "echo", "mine", env=logins["jane"])[:2] == (0, b"mine\n")
     assert entered.ran("exec", hers, "--", "cat", given=BIG, env=logins["jane"])[:2] == (0, BIG)
     assert entered.ran("exec", hers, "--", "echo", "ours", env=logins["sam"])[:2] == (0, b"ours\n")

@@ -108,12 +108,15 @@ _OF_JOBS: Final = tuple(
         "hold",
         "release",
         "extend",
-        "enter",
         "bulk",
         "cancel_sweep",
     )
 )
-"""What extensions may command, in the name of users: nothing about people, nodes and policies."""
+"""
+What extensions may command, in the name of users: nothing about people, nodes and policies.
+
+They enter no job: a session runs what it is told to as the job's user.
+"""
 _CODE_GETS: Final = [f"{_API}.DIRECT.GET.{subjects.CODE}{more}" for more in ("", ".>")]
 """What jobs' folders hold is for the gateway, which has it from people, and for executors."""
 _MORE: Final[dict[str, list[str]]] = {
@@ -230,7 +233,8 @@ def of_service(service: str, extensions: Sequence[str] = ()) -> Permissions:
     The ``admin`` may do everything, such as making streams and deleting snapshots.
 
     A known gap: services share an account, so one that was taken over may have the server publish for it; that readers
-    drop facts out of place limits what comes of it.
+    drop facts out of place limits what comes of it. Another: who may write to a stream that takes ``Nats-Rollup``
+    headers may empty it by one, as an executor may the streams of output and of snapshots; no fact is lost by that.
 
     Parameters
     ----------

@@ -260,6 +260,10 @@ class RunContainers:
             found = await self._make(key, image, devices)
         except ImageRefused as error:
             found = error
+        except Exception as error:  # one user's image must not end the node's executor
+            _log.exception("image_failed", job_id=key[0], epoch=key[1], image=image)
+            what = f"{type(error).__name__}: {error}"[:500]
+            found = ImageRefused(f"image {image!r} cannot be had on this node: {what}; see the executor's log")
         finally:
             self._tasks.pop(key, None)
         if key in self._known:
@@ -422,11 +426,15 @@ async def _call(*command: str, within_s: float = _CALL_S, on_line: Callable[[str
     Raises
     ------
     ImageRefused
-        If it fails, or takes too long: then it is killed.
+        If it cannot be started, fails, or takes too long: then it is killed.
     """
-    process = await asyncio.create_subprocess_exec(
-        *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
-    )
+    pipe = asyncio.subprocess.PIPE
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *command, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe
+        )
+    except OSError as error:
+        raise ImageRefused(f"{command[0]} cannot be started: {error.strerror or error}") from error
     try:
         async with asyncio.timeout(within_s):
             out, err = await asyncio.gather(*(_lines(stream, on_line) for stream in (process.stdout, process.stderr)))

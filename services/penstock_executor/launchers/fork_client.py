@@ -22,13 +22,21 @@ from penstock_executor.launchers.warm_command import WarmCommand, shared_environ
 
 ROOM: Final = 16 * 1024
 """Bytes for the command line of a program, where ``/proc`` shows a server's own."""
-FORK_S: Final = 5.0
-"""For how long a server may take to fork; then it is ended, and no shim of it begins."""
+FORK_S: Final = 0.5
+"""
+For how long a server may take to fork; then it is ended, and no shim of it begins.
+
+The executor does nothing else meanwhile, so this is less than lies between two of its heartbeats.
+"""
 ENVIRONMENT_ROOM: Final = 48 * 1024
+MOST_SAID: Final = 200
+"""Characters of what a server says that become known: it goes into the log, and an import may say anything."""
 CHANGED: Final = "files of its modules have changed since they were imported"
 _ROOM_NAME: Final = "PENSTOCK_ROOM"
 _MOST_BYTES: Final = 1 << 20
 _MOST_SENT: Final = 1 << 18
+_ending: Final[set[int]] = set()
+"""Servers that were killed, and that the kernel has not done away with yet: one with much memory takes a while."""
 
 
 class ForkError(Exception):
@@ -74,6 +82,7 @@ class ForkServer:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.said: Any = None
         self.refusal = ""
+        _reap_ended()
         reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             argv = [*command, fork_server.__file__, ",".join(modules), "x" * ROOM]
@@ -120,7 +129,7 @@ class ForkServer:
         if self.said is None and self._readable(wait_s):
             can, said = self._received()
             if printed := self._read_printed():
-                can, said = False, f"its imports print: {printed[:200]!r}"
+                can, said = False, f"its imports print: {printed[:MOST_SAID]!r}"
             if not can:
                 self._refuse(said)
             self.said = said
@@ -148,7 +157,7 @@ class ForkServer:
             if not pid:
                 raise ForkError(how)
             os.write(begin, b"!")
-            return Forked(pid, how)
+            return Forked(pid, how[:MOST_SAID])
         finally:
             os.close(begins)
             os.close(begin)
@@ -177,7 +186,7 @@ class ForkServer:
         except OSError:
             body = b""
         if not body:
-            self._refuse(f"it has ended; the end of what it printed: {self._read_printed()[-500:]!r}")
+            self._refuse(f"it has ended; the end of what it printed: {self._read_printed()[-MOST_SAID:]!r}")
         return marshal.loads(body)  # noqa: S302 - it runs as this user, from this file
 
     def _readable(self, wait_s: float) -> bool:
@@ -191,9 +200,9 @@ class ForkServer:
         return ""
 
     def _refuse(self, why: str) -> None:
-        self.refusal = why
+        self.refusal = why[:MOST_SAID]
         self.close()
-        raise ForkError(why)
+        raise ForkError(self.refusal)
 
 
 def template() -> ForkServer:
@@ -212,5 +221,16 @@ def _end(pid: int, control: socket.socket, printed: int) -> None:
     os.close(printed)
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
-    with contextlib.suppress(ChildProcessError):
-        os.waitpid(pid, 0)
+    _ending.add(pid)
+    _reap_ended()
+
+
+def _reap_ended() -> None:
+    """Reap the servers that have ended by now; the others at the next call."""
+    for pid in [*_ending]:
+        try:
+            ended, _ = os.waitpid(pid, os.WNOHANG)
+        except ChildProcessError:
+            ended = pid
+        if ended:
+            _ending.discard(pid)

@@ -21,9 +21,13 @@ def problem(image: str) -> str:
     env, shell = Path(image, "usr/bin/env"), Path(image, "bin/sh")
     if not os.path.isdir(image):
         return f"image {image} is no folder on this node; put it there, on a file system that all nodes share"
-    if not env.exists() or not shell.exists():
+    try:
+        is_whole, program = env.exists() and shell.exists(), env.resolve().name
+    except OSError as error:
+        return f"image {image} cannot be looked at on this node: {error}; let the executor's user read it"
+    if not is_whole:
         return f"image {image} has no usr/bin/env or no bin/sh; unpack a whole root file system there"
-    if env.resolve().name == "busybox":
+    if program == "busybox":
         return f"image {image} has busybox for env, which cannot reset signals; use an image with GNU coreutils"
     return ""
 

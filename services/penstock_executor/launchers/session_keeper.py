@@ -111,11 +111,14 @@ def _run(connection: socket.socket, asked: dict[str, Any], fds: list[int], sessi
         signal.signal(ignored, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake[1], warn_on_full_buffer=False)
+    begins, begun = os.pipe2(os.O_CLOEXEC)
     tree.program = os.fork()
     if not tree.program:
         _begin(asked, fds, session)
-    for fd in fds:
+    for fd in (*fds, begun):
         os.close(fd)
+    os.read(begins, 1)  # which ends when the command's process has closed it
+    os.close(begins)
     try:
         if asked["terminal"]:
             connection.sendall(b"@%d\n" % tree.program)
@@ -207,10 +210,10 @@ def _begin(asked: dict[str, Any], fds: Sequence[int], session: SessionPlace) -> 
                     fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, OUTPUT_BYTES)
         for number, fd in enumerate(streams):
             os.dup2(fd, number)
-        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
         signal.set_wakeup_fd(-1)
         for signum in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
             signal.signal(signum, signal.SIG_DFL)
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # from here on, it gets the signals that are sent to the command
         confined = session.confinement.read(session.folder)
         wrapper: Sequence[str] = () if confined is None or confined.namespace else confined.wrapper
         for signum in _IGNORED if wrapper else ():

@@ -28,6 +28,8 @@ OFTEN: Final = 2
 """Runs of a command before a server is kept for it that nobody has asked for."""
 AGAIN_S: Final = 300.0
 """After that long it is tried again to have a server where there could be none."""
+IMPORT_S: Final = 300.0
+"""For so long a server may import; then it is ended: its imports hang."""
 MOST_LEARNT: Final = 3
 """So often at most the modules of a server are made more."""
 MOST_LOSSES: Final = 3
@@ -36,6 +38,8 @@ MOST_NAMES_BYTES: Final = 100_000
 """Of all modules of a server: they are one word of its command line, for which the kernel has a limit."""
 MOST_KNOWN: Final = 256
 """Commands that are remembered."""
+MEASURED_S: Final = 10.0
+"""For so long it is taken what was measured of a server: for that, the kernel walks through all of its memory."""
 MODULES_FILE: Final = "modules"
 _MOST_BYTES: Final = 1 << 18
 _MODULE: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -85,6 +89,7 @@ class _Entry:
         self.server: ForkServer | None = None
         self.next: ForkServer | None = None
         self.next_modules: tuple[str, ...] = ()
+        self.next_s = 0.0
         self.refusal, self.refused_s, self.losses = "", 0.0, 0
 
     def close(self) -> None:
@@ -106,6 +111,8 @@ class WarmPool:
     def __init__(self, rules: WarmRules, clock: Callable[[], float]) -> None:
         self._rules, self._clock = rules, clock
         self._entries: dict[WarmKey, _Entry] = {}
+        self._measured: dict[int, tuple[float, int]] = {}
+        """Server, by its pid → when it was measured, and the bytes that it held."""
 
     @property
     def is_open(self) -> bool:
@@ -128,7 +135,7 @@ class WarmPool:
         entry.runs += 1
         if entry.refusal and self._clock() >= entry.refused_s + AGAIN_S:
             entry.refusal = ""
-        self._advance(key, entry)
+        self._advance_all()
         if entry.server is None and entry.next is None and not entry.refusal:
             self._consider(key, entry)
         if entry.server is None:
@@ -151,7 +158,12 @@ class WarmPool:
         except OSError as error:
             self._refuse(entry, f"its server could not be started: {error}")
             return
-        entry.next_modules = modules
+        entry.next_modules, entry.next_s = modules, self._clock()
+
+    def _advance_all(self) -> None:
+        """Let servers that are ready now take their places, and end those whose imports hang."""
+        for key, entry in self._entries.items():
+            self._advance(key, entry)
 
     def _advance(self, key: WarmKey, entry: _Entry) -> None:
         """Let a server that is ready now take its place."""
@@ -159,8 +171,11 @@ class WarmPool:
             return
         try:
             if not entry.next.is_ready():
-                return
+                if self._clock() < entry.next_s + IMPORT_S:
+                    return
+                raise ForkError(f"its imports have not ended within {IMPORT_S:.0f} s")
         except ForkError as error:
+            entry.next.close()
             entry.next = None
             _log.info("warm_server_refused", target=key.command.target, reason=str(error))
             if entry.next_modules != key.preload:  # what was learnt does not do
@@ -182,7 +197,7 @@ class WarmPool:
     def _make_room(self, key: WarmKey) -> None:
         """End the servers that were used longest ago, where there are too many or they hold too much."""
         kept = [other for other, entry in self._entries.items() if other != key and (entry.server or entry.next)]
-        while kept and (len(kept) >= self._rules.servers or self.kept()[1] > self._rules.most_bytes):
+        while kept and (len(kept) >= self._rules.servers or self._held()[1] > self._rules.most_bytes):
             self._entries[kept.pop(0)].close()
 
     def drop(self, key: WarmKey, why: str) -> None:
@@ -221,14 +236,22 @@ class WarmPool:
 
     def has_settled(self) -> bool:
         """Return whether every command that has a server has one with all that its runs have imported so far."""
-        for key, entry in self._entries.items():
-            self._advance(key, entry)
+        self._advance_all()
         return all(entry.server and not entry.next for entry in self._entries.values())
 
     def kept(self) -> tuple[int, int]:
         """Return how many servers there are, and the bytes that they hold."""
+        self._advance_all()
+        return self._held()
+
+    def _held(self) -> tuple[int, int]:
         servers = [server for entry in self._entries.values() for server in (entry.server, entry.next) if server]
-        return len(servers), sum(_held_bytes(server.pid) for server in servers)
+        now_s, known = self._clock(), self._measured
+        self._measured = {}
+        for pid in (server.pid for server in servers):
+            measured = known.get(pid, (now_s - MEASURED_S, 0))
+            self._measured[pid] = measured if now_s < measured[0] + MEASURED_S else (now_s, _held_bytes(pid))
+        return len(servers), sum(self._measured[server.pid][1] for server in servers)
 
     def close(self) -> None:
         """End the servers."""

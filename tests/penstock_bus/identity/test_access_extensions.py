@@ -72,6 +72,12 @@ async def test_an_extension_writes_no_fact_of_a_service_and_leaves_the_state_of_
                 await bus.acquire(other, "r1", 1.0)
 
 
+def test_an_extension_acts_on_jobs_and_enters_none() -> None:
+    may = access.of_service("billing", NAMES).publish
+    assert subjects.command("cancel") in may
+    assert not {subjects.command("enter"), subjects.SESSIONS}.intersection(may)
+
+
 async def test_an_extension_that_is_taken_away_leaves_its_facts_and_may_come_back(tmp_path: Path) -> None:
     settings = ServerSettings(data_dir=tmp_path, extensions=("billing",))
     async with running(settings) as server, as_user(server, access.ADMIN), as_user(server, "billing") as bus:

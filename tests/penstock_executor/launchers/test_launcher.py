@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pty
 import select
 import signal
 import socket
@@ -113,6 +114,26 @@ def test_a_command_runs_beside_a_process_until_it_ends(launcher: Launcher[Any], 
     launcher.reap(process, tmp_path)
     with pytest.raises(OSError, match="refused"):
         launcher.enter(tmp_path, EntryRequest(argv=("true",)), [])
+
+
+def test_a_command_gets_a_signal_that_is_sent_before_it_has_begun(tmp_path: Path) -> None:
+    launcher: Launcher[Any] = LAUNCHERS["process"](ExecutorSettings())
+    process = launcher.start(tmp_path, ["sleep", "600"], ENV, "/")
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1) * 2:
+        with entered(launcher, tmp_path, EntryRequest(argv=("sleep", "600")), [nothing] * 3) as control:
+            control.sendall(bytes([signum]))
+            assert control.recv(64) == b"%d\n" % (128 + signum)
+    os.close(nothing)
+    master, slave = pty.openpty()
+    with entered(launcher, tmp_path, EntryRequest(argv=("sleep", "600"), terminal=True), [slave]) as control:
+        control.sendall(bytes([signal.SIGINT]))
+        assert control.recv(64).startswith(b"@")
+        assert control.recv(64) == b"%d\n" % (128 + signal.SIGINT)
+    os.close(master), os.close(slave)
+    launcher.kill(process)
+    assert has_ended(launcher, process)
+    launcher.reap(process, tmp_path)
 
 
 def entered(launcher: Launcher[Any], folder: Path, asked: EntryRequest, fds: list[int]) -> socket.socket:

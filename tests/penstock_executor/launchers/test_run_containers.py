@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from penstock_executor.launchers import containers
+from penstock_executor.launchers import containers, image_folder
 from penstock_executor.launchers.containers import Container, ContainerRuntimes, ImageRefused, RunContainers, variables
 
 KEY = ("j1", 1)
@@ -98,6 +98,49 @@ async def test_an_engine_on_another_host_is_refused_and_its_container_removed(fo
     node.containers.release(KEY)
     await asyncio.gather(*node.tasks)
     assert node.calls()[-1].startswith("rm --force --volumes penstock-")
+
+
+async def test_an_engine_that_is_gone_is_a_refused_image_and_hinders_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{folder}/bin")  # where a real engine is not found in its place
+    node = Node(folder, "true")
+    (folder / "bin/docker").unlink()
+    (folder / "hold").touch()
+    await node.containers.sweep(())
+    refused = await node.prepared()
+    assert isinstance(refused, ImageRefused)
+    assert "docker cannot be started: No such file or directory" in str(refused)
+    node.containers.release(KEY)
+    await asyncio.gather(*node.tasks)
+
+
+@pytest.mark.parametrize("said", ["nonsense", "[0]", "[]", '[{"Config": 3}]'])
+async def test_what_nobody_expected_of_an_engine_is_a_refused_image(folder: Path, said: str) -> None:
+    node = Node(folder, f"echo '{said}'")
+    refused = await node.prepared()
+    assert isinstance(refused, ImageRefused)
+    assert "image 'a/b:1' cannot be had on this node: " in str(refused)
+    await asyncio.gather(*node.tasks)
+
+
+async def test_a_disk_without_room_for_a_container_is_a_refused_image(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(data: Path) -> str:
+        raise OSError(28, "No space left on device", str(data))
+
+    monkeypatch.setattr(containers, "_hold_program", full)
+    refused = await Node(folder, "echo '[{}]'").prepared()
+    assert "No space left on device" in str(refused)
+
+
+def test_an_image_whose_folders_are_closed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def closed(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "exists", closed)  # as root may look into all
+    assert "usr/bin/env'; let the executor's user read it" in image_folder.problem(str(tmp_path))
 
 
 async def test_a_run_that_is_no_longer_wanted_ends_what_is_on_its_way(folder: Path) -> None:

@@ -22,8 +22,9 @@ class FakeServer:
 
     def __init__(self, command: WarmCommand, modules: Sequence[str], env: Mapping[str, str]) -> None:
         self.command, self.modules, self.env = command, tuple(modules), dict(env)
-        self.ready, self.refusal, self.closed, self.pid = False, "", False, 0
+        self.ready, self.refusal, self.closed = False, "", False
         FakeServer.made.append(self)
+        self.pid = len(FakeServer.made)
 
     def is_ready(self) -> bool:
         if self.refusal:
@@ -219,3 +220,43 @@ def test_all_servers_end_with_the_pool(made: list[FakeServer]) -> None:
     warm.close()
     assert all(server.closed for server in made)
     assert warm.kept() == (0, 0)
+
+
+def test_what_a_server_holds_is_measured_once_in_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[int] = []
+    monkeypatch.setattr(warm_pool, "_held_bytes", lambda pid: measured.append(pid) or 100)
+    clock = Clock()
+    warm = pool(clock)
+    for name in "ab":
+        why(warm, key(preload=(name,)))
+    measured.clear()
+    clock.now_s = warm_pool.MEASURED_S
+    assert [warm.kept() for _ in range(2)] == [(2, 200)] * 2
+    assert measured == [1, 2]
+    clock.now_s += warm_pool.MEASURED_S
+    warm.kept()
+    assert measured == [1, 2, 1, 2]
+
+
+def test_a_server_whose_imports_do_not_end_is_ended_whoever_starts_next(made: list[FakeServer]) -> None:
+    clock = Clock()
+    warm = pool(clock)
+    hangs = key(preload=("hangs",))
+    why(warm, hangs)
+    clock.now_s = warm_pool.IMPORT_S - 1
+    why(warm, key("other.py"))
+    assert not made[0].closed
+    clock.now_s = warm_pool.IMPORT_S
+    why(warm, key("other.py"))
+    assert (made[0].closed, len(made[1:])) == (True, 1)  # the other's
+    assert why(warm, hangs) == "its imports have not ended within 300 s"
+    clock.now_s += AGAIN_S
+    assert why(warm, hangs) == "its server is still importing"
+
+
+def test_a_server_whose_imports_do_not_end_is_counted_no_longer(made: list[FakeServer]) -> None:
+    clock = Clock()
+    warm = pool(clock)
+    why(warm, key(preload=("hangs",)))
+    clock.now_s = warm_pool.IMPORT_S
+    assert (warm.kept(), made[0].closed) == ((0, 0), True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import select
+import signal
 import subprocess
 import sys
 import textwrap
@@ -22,6 +23,7 @@ from penstock_executor.launchers.forking_launcher import ForkingLauncher
 from penstock_executor.launchers.launcher import WarmRequest
 from penstock_executor.launchers.warm_command import StartsCold, WarmCommand, warm_command
 from penstock_executor.launchers.warm_pool import WarmRules
+from penstock_executor.settings import ExecutorSettings
 from penstock_testing import eventually
 
 pytestmark = pytest.mark.slow
@@ -462,6 +464,8 @@ UNFIT = {
     ),
     "prints": ("print('welcome')", "its imports print: 'welcome"),
     "fails": ("1/0", "cannot be imported: ZeroDivisionError"),
+    "fails_at_length": ("raise ImportError('x' * 150_000)", "^fails_at_length cannot be imported: ImportError: x{150}"),
+    "prints_at_length": ("print('x' * 60_000)", "its imports print: 'x{150}"),
     "exits": ("raise SystemExit(3)", "cannot be imported: SystemExit: 3"),
     "dies": ("import os; os._exit(3)", "it has ended"),
     "torch": ("class cuda:\n    is_initialized = staticmethod(lambda: True)", "initialise CUDA"),
@@ -474,9 +478,9 @@ def test_a_module_that_leaves_what_no_new_process_has_is_refused(site: Path, nam
     (site / f"{name}.py").write_text(body)
     argv = (str(site.parents[2] / "bin/python"), "s.py")
     server = fork_client.warm_server(command_of(argv, ENV, site), (name,), ENV)
-    with pytest.raises(ForkError, match=why):
+    with pytest.raises(ForkError, match=why) as refused:
         server.is_ready(WAIT_S)
-    assert not server.alive
+    assert (server.alive, len(str(refused.value)) <= fork_client.MOST_SAID) == (False, True)
 
 
 def test_a_module_of_the_users_own_is_refused(tmp_path: Path) -> None:
@@ -593,6 +597,31 @@ def test_a_server_ends_with_the_process_that_has_started_it(kind: str, heard: bo
     if ended >= 0:
         assert select.select([ended], [], [], WAIT_S)[0]
         os.close(ended)
+
+
+def test_a_server_that_does_not_answer_holds_up_no_executor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert ExecutorSettings(node_id="n1").heartbeat_s / 2 >= fork_client.FORK_S
+    reaped: list[int] = []
+
+    def not_yet(pid: int, options: int) -> tuple[int, int]:
+        """Say what the kernel says of a process whose memory it still takes back."""
+        assert options & os.WNOHANG
+        reaped.append(pid)
+        return 0, 0
+
+    server, wait = ready(fork_client.template()), os.waitpid
+    os.kill(server.pid, signal.SIGSTOP)
+    with monkeypatch.context() as held:
+        held.setattr(os, "waitpid", not_yet)
+        with pytest.raises(ForkError, match="it did not answer within"):
+            server.fork(process_launcher.order(tmp_path, ("true",), {}, "/"))
+    assert (reaped[-1], server.alive) == (server.pid, False)
+    exited = os.pidfd_open(server.pid)
+    assert select.select([exited], [], [], WAIT_S)[0]
+    os.close(exited)
+    fork_client.template().close()
+    with pytest.raises(ChildProcessError):  # the next server's begin has reaped it
+        wait(server.pid, os.WNOHANG)
 
 
 def test_an_interpreter_that_is_a_script_starts_cold(tmp_path: Path) -> None:
