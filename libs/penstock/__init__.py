@@ -38,11 +38,13 @@ if TYPE_CHECKING:
     from penstock.sessions.session import Session, session
     from penstock.sessions.setup import Resize, SessionError
     from penstock.sync_client import SyncClient
+    from penstock_log.request_bodies import JobFilter
     from penstock_log.spec import Batch, JobSpec, SweepSpec
 
 _HOMES = {
     "Batch": "penstock_log.spec",
     "Client": "penstock.client",
+    "JobFilter": "penstock_log.request_bodies",
     "JobSpec": "penstock_log.spec",
     "Resize": "penstock.sessions.setup",
     "Session": "penstock.sessions.session",
@@ -52,7 +54,18 @@ _HOMES = {
     "session": "penstock.sessions.session",
 }
 
-__all__ = ["Batch", "Client", "JobSpec", "Resize", "Session", "SessionError", "SweepSpec", "SyncClient", "session"]
+__all__ = [
+    "Batch",
+    "Client",
+    "JobFilter",
+    "JobSpec",
+    "Resize",
+    "Session",
+    "SessionError",
+    "SweepSpec",
+    "SyncClient",
+    "session",
+]
 
 
 def __getattr__(name: str) -> object:

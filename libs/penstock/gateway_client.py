@@ -121,7 +121,7 @@ class GatewayClient:
 
         One that is refused keeps no other: its answer has a ``code`` and an ``error``. A thousand take one request.
         """
-        given = [one if isinstance(one, JobSpec) else given_spec(None, dict(one), JobSpec) for one in specs]
+        given = [_given_job(one) for one in specs]
         filled = [_filler().fill(one, is_known=bool(self.user)) for one in given]
         filled = await self._with_code(filled)
         answers: list[views.SubmittedJob] = []
@@ -297,6 +297,7 @@ class GatewayClient:
         ids: Iterable[str] = (),
         *,
         where: Optional[request_bodies.JobFilter] = None,
+        state: Iterable[str] = (),
         reason: str = "",
         dry_run: bool = False,
         limit_s: Optional[float] = None,
@@ -312,6 +313,9 @@ class GatewayClient:
             Ids, or unique beginnings of them.
         where : JobFilter, optional
             In place of ids: all jobs that match, and in which the verb would change something.
+        state : iterable of str
+            With ids: leave out what is in none of these two-letter states. Of an array, ``retry`` leaves out in any
+            case what neither failed nor was cancelled, and what was retried before.
         dry_run : bool
             Change nothing, and return what would be changed.
         limit_s : float, optional
@@ -319,7 +323,13 @@ class GatewayClient:
         """
         wanted = tuple(ids)
         ask = request_bodies.BulkRequest(
-            verb=verb, where=where, reason=reason, dry_run=dry_run, limit_s=limit_s, by=_filler().user_name()
+            verb=verb,
+            where=where,
+            state=tuple(state),
+            reason=reason,
+            dry_run=dry_run,
+            limit_s=limit_s,
+            by=_filler().user_name(),
         )
         found: list[views.BulkView] = []
         if where is None:
@@ -827,8 +837,24 @@ def read_answer(subject: str, body: bytes, answer: type[V]) -> V:
         raise BusError(f"{problem}; use the version of penstock that the gateway has") from error
 
 
+def _given_job(one: Union[JobSpec, Mapping[str, Any]]) -> JobSpec:
+    """Return one of many jobs, which are given as specifications or as their fields."""
+    return given_spec(None, dict(one), JobSpec) if isinstance(one, Mapping) else given_spec(one, {}, JobSpec)
+
+
 def given_spec(spec: S | None, fields: dict[str, Any], wanted: type[S]) -> S:
-    """Return the specification that is given as one, or as its fields."""
+    """
+    Return the specification that is given as one, or as its fields.
+
+    Raises
+    ------
+    TypeError
+        If it is something else, such as the name of a script, or both.
+    """
+    if spec is not None and not isinstance(spec, wanted):
+        example = 'command=("python", "train.py")'
+        expected = f"a {wanted.__name__}, or its fields by name" + (f": {example}" if wanted is JobSpec else "")
+        raise TypeError(f"expected {expected}; got {ascii(spec)[:100]}")
     if spec is not None and fields:
         raise TypeError(f"a specification and the fields {', '.join(fields)} were given; give one or the other")
     if spec is not None:

@@ -296,6 +296,7 @@ class SyncClient(SyncConnection):
         ids: Iterable[str] = (),
         *,
         where: Optional[request_bodies.JobFilter] = None,
+        state: Iterable[str] = (),
         reason: str = "",
         dry_run: bool = False,
         limit_s: Optional[float] = None,
@@ -311,13 +312,18 @@ class SyncClient(SyncConnection):
             Ids, or unique beginnings of them.
         where : JobFilter, optional
             In place of ids: all jobs that match, and in which the verb would change something.
+        state : iterable of str
+            With ids: leave out what is in none of these two-letter states. Of an array, ``retry`` leaves out in any
+            case what neither failed nor was cancelled, and what was retried before.
         dry_run : bool
             Change nothing, and return what would be changed.
         limit_s : float, optional
             Of ``extend``: so long each may run over all of its runs; 0: as long as it likes.
         """
         return self._result(
-            lambda: self._client.act_on_all(verb, ids, where=where, reason=reason, dry_run=dry_run, limit_s=limit_s)
+            lambda: self._client.act_on_all(
+                verb, ids, where=where, state=state, reason=reason, dry_run=dry_run, limit_s=limit_s
+            )
         )
 
     def cancel_sweep(self, sweep_id: str) -> views.ActAnswer:

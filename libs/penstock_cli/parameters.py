@@ -31,12 +31,15 @@ class Declaration:
     ----------
     names : tuple of str
         As they are typed: ``--state`` and ``-s``, or ``--check/--no-check``; empty for an argument.
+    takes_empty : bool
+        Whether an empty word is a value, where the command has :class:`~penstock_cli.invocation.CommandOptions`: as a
+        rule it is a variable of the shell that is not set.
     more : dict
         What else Typer's declaration takes, such as ``help``, ``metavar``, ``min`` and ``max``.
     """
 
-    def __init__(self, *names: str, **more: Any) -> None:
-        self.names, self.more = names, more
+    def __init__(self, *names: str, takes_empty: bool = False, **more: Any) -> None:
+        self.names, self.takes_empty, self.more = names, takes_empty, more
 
 
 class Option(Declaration):
@@ -163,6 +166,8 @@ def _take(
         given[one.name] = [value]
         return
     if text is None and ((text := next(rest, None)) is None or text.startswith("-")):
+        raise NotPlain(one.name)
+    if not text:
         raise NotPlain(one.name)
     given.setdefault(one.name, []).append(_converted(one, text))
 

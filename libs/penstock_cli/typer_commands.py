@@ -17,7 +17,7 @@ import typer
 from msgspec import NODEFAULT
 from typer.core import TyperCommand, TyperGroup
 
-from penstock_cli.invocation import ended_badly
+from penstock_cli.invocation import bad_input, ended_badly
 from penstock_cli.parameters import COMMAND, Argument, Context, Declaration, Option, declared
 from penstock_cli.render import seen
 
@@ -89,12 +89,18 @@ def adapt(app: typer.Typer) -> None:
 def typed(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a command whose parameters are declared as Typer has them."""
     plain = list(declared(function))
+    filled = dict(_filled(plain)) if hasattr(function, "flat_parameters") else {}
     annotations = {name: _typed_annotation(annotation) for name, annotation, _ in plain}
     if not hasattr(function, "flat_parameters") and all(annotations[name] is before for name, before, _ in plain):
         return function
 
     @wraps(function)
     def run(*args: Any, **given: Any) -> Any:
+        for name, option in filled.items():
+            if "" in (given[name] if isinstance(given[name], list) else [given[name]]) and _is_typed(
+                given["ctx"], name
+            ):
+                bad_input(f"{option} is empty; give it a value (is a variable of the shell not set?), or leave it out")
         return function(*args, **given)
 
     run.__signature__ = inspect.Signature(  # type: ignore[attr-defined] # what Typer reads
@@ -110,6 +116,20 @@ def typed(function: Callable[..., Any]) -> Callable[..., Any]:
     )
     run.__annotations__ = annotations
     return run
+
+
+def _filled(parameters: list[tuple[str, Any, Any]]) -> Iterator[tuple[str, str]]:
+    """Yield the options that take no empty value, each with its name on the command line."""
+    for name, annotation, _ in parameters:
+        for one in get_args(annotation)[1:] if get_origin(annotation) is Annotated else ():
+            if isinstance(one, Option) and not one.takes_empty:
+                yield name, one.names[0]
+
+
+def _is_typed(ctx: typer.Context, name: str) -> bool:
+    """Return whether a parameter was typed, and not left out."""
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def _typed_annotation(annotation: Any) -> Any:

@@ -154,6 +154,9 @@ class BulkRequest(GatewayRequest, frozen=True, kw_only=True):
         Ids, or unique beginnings of them; that of an array stands for all of its jobs.
     where : JobFilter or None
         The jobs that match, of those in which the verb would change something; None where ``ids`` says which.
+    state : tuple of str
+        With ``ids``: leave out what is in none of these two-letter states; empty: nothing. Of an array, ``retry``
+        leaves out in any case what neither failed nor was cancelled, and what was retried before.
     after : int
         With ``where``: only jobs that were submitted behind this stream sequence: ``next`` of the answer before. Where
         an array or a group is cancelled or held, the last jobs come first: before it.
@@ -168,6 +171,7 @@ class BulkRequest(GatewayRequest, frozen=True, kw_only=True):
     verb: Verb
     ids: Annotated[tuple[str, ...], Meta(max_length=MOST_AT_ONCE)] = ()
     where: Optional[JobFilter] = None
+    state: tuple[str, ...] = ()
     after: Annotated[int, Meta(ge=0)] = 0
     limit: Annotated[int, Meta(ge=1, le=MOST_AT_ONCE)] = MOST_AT_ONCE
     dry_run: bool = False

@@ -260,7 +260,7 @@ class ProcessHost:
         secret_files = self._secret_files(run.key)
         try:
             run_folders.create(self.runs_dir, run)
-            tmp = self._give_folders(run, account, contained=container is not None)
+            tmp = self._give_folders(run, account, container)
             self._give_memory(run, job, account)
             secrets.write_files(secret_files, account)
             for member in mine:
@@ -317,16 +317,17 @@ class ProcessHost:
         elif job.spec.preload:
             run.start = how
 
-    def _give_folders(self, run: LocalRun, account: RunIdentity, *, contained: bool) -> Path | None:
+    def _give_folders(self, run: LocalRun, account: RunIdentity, container: Container | None) -> Path | None:
         """Make the folders that are the run's own; return its temporary one, where it has one."""
         with contextlib.suppress(OSError):  # jobs that save are warned when they cannot
             if account.switches:
                 self.checkpoints.give(run.job_id, account.uid, account.gid)
             else:
                 self.site.checkpoints.mkdir(mode=0o700, parents=True, exist_ok=True)
-                if contained:  # what is attached has to be there
+                if container is not None:  # what is attached has to be there
                     (self.site.checkpoints / run.job_id).mkdir(mode=0o700, exist_ok=True)
-        if self.site.temporary is None:
+        shares = container is not None and not container.namespace  # or what enters it would have another /tmp
+        if self.site.temporary is None or not (self.site.keeps_apart or shares):
             return None
         job_folders.make_passable(self.site.temporary)
         tmp = self._temporary(run.key, self.site.temporary)

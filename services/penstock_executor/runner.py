@@ -233,7 +233,8 @@ class Executor:
             checkpoint_memory=memory_root(settings.checkpoint_memory_dir, data)
             if settings.checkpoint_memory_bytes
             else None,
-            temporary=data / "tmp" if self.rule.asks or settings.sandbox != "none" else None,
+            temporary=data / "tmp",
+            keeps_apart=self.rule.asks or settings.sandbox != "none",
             sandbox=settings.sandbox,
             writable=settings.writable,
             new_privileges=settings.new_privileges,

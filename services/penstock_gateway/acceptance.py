@@ -527,7 +527,7 @@ def would_change(state: GatewayState, asked: request_bodies.BulkRequest, job: Jo
     if job.sample is not None:
         return False
     if asked.verb == "retry":
-        states = asked.where.state if asked.where is not None else ()
+        states = asked.where.state if asked.where is not None else asked.state or ("F", "CA")
         failed = job.state is JobState.FAILED or (job.state is JobState.CANCELLED and "CA" in states)
         return failed and retry_id(job.id) not in state.jobs.by_id
     if job.state in TERMINAL or job.state is JobState.COMPLETING:
@@ -701,6 +701,10 @@ def job_named(state: GatewayState, wanted: str, caller: Caller = SERVICE) -> Job
     if isinstance(state.jobs, PastJobs) and wanted and (job := state.jobs.only_from(wanted)) is not None:
         return job
     jobs = {job.id: job for job in state.jobs if job.sample is None}
+    members = [job.id for job in jobs.values() if job.spec.array is not None and job.spec.array.id == wanted]
+    if len(members) > 1:
+        which = f"name one of them, such as {members[0]}; `penstock ps --group {wanted}` lists them"
+        raise RequestRefused(CONFLICT, f"{wanted} is an array of {len(members):,} jobs; {which}")
     names = ((job.spec.name, job.id) for job in jobs.values() if caller.sees(job.spec))
     try:
         return endpoints.one(jobs, wanted, "job", names=names)

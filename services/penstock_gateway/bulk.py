@@ -138,10 +138,12 @@ class BulkCommands:
         asked = validation.decode(body, BulkRequest)
         if bool(asked.ids) == (asked.where is not None):
             raise BadInput("$: expected either `ids` or `where`; send `where` as {} for all jobs")
+        if asked.state and asked.where is not None:
+            raise BadInput("$.state: goes with `ids`; send the states of `where` in it")
         await self._commands.catch_up()
         if (asked.verb == "extend") != (asked.limit_s is not None):
             raise BadInput("$.limit_s: is for `extend`, and `extend` needs it; 0: no limit")
-        given = self._named(asked.ids)
+        given = self._named(asked)
         if len(given) > request_bodies.MOST_AT_ONCE:
             raise BadInput(f"$.ids: names {len(given):,} jobs, with those of arrays; send `where` with `array` instead")
         chosen, matched, left = list(given), len(given), 0
@@ -159,24 +161,29 @@ class BulkCommands:
         changed, refused = sum(one.changed for one in answers), sum(one.code > 0 for one in answers)
         return BulkView(answers=tuple(answers), matched=matched, changed=changed, refused=refused, next=left)
 
-    def _named(self, ids: Sequence[str]) -> dict[str, BulkAnswer | None]:
+    def _named(self, asked: BulkRequest) -> dict[str, BulkAnswer | None]:
         """
-        Return the jobs that ids name, in order, and those of an array that one names.
+        Return the jobs that ids name, in order, and those of an array that one names, in the states that are asked for.
 
         An id that names none has its refusal; all of them together look at all jobs once.
         """
         state = self._commands.state
         found: dict[str, BulkAnswer | None] = {}
         known: list[str] | None = None
-        for wanted in ids:
+        for wanted in asked.ids:
             if wanted in state.jobs.by_id or wanted in state.sweeps:
                 found.setdefault(wanted)
             elif members := job_dependencies.members_of(state, wanted):
+                if asked.verb == "retry":
+                    members = [one for one in members if acceptance.would_change(state, asked, state.jobs[one])]
                 found.update(dict.fromkeys(members))
             else:
                 known = sorted(job.id for job in state.jobs if job.sample is None) if known is None else known
                 job_id, refused = _beginning(known, wanted)
                 found.setdefault(job_id, refused)
+        if asked.state:
+            there = {job_id: state.jobs.get(job_id) for job_id in found}
+            return {one: found[one] for one, job in there.items() if job is None or job.state in asked.state}
         return found
 
     def _in_line_first(self, asked: BulkRequest, chosen: list[str]) -> list[str]:

@@ -5,7 +5,17 @@ from importlib import import_module
 import pytest
 
 PUBLISHED = {
-    "penstock": ("Batch", "Client", "JobSpec", "Resize", "Session", "SessionError", "SweepSpec", "session"),
+    "penstock": (
+        "Batch",
+        "Client",
+        "JobFilter",
+        "JobSpec",
+        "Resize",
+        "Session",
+        "SessionError",
+        "SweepSpec",
+        "session",
+    ),
     "penstock.estimate": ("need_of",),
     "penstock.results": ("study",),
     "penstock_bus.memory": ("MemoryBus",),

@@ -29,6 +29,22 @@ from penstock_log import (
 )
 
 
+@pytest.mark.parametrize("fields", [{}, {"secrets": {"KEY": "key"}}])
+async def test_what_is_no_specification_is_refused_with_what_one_is(fields: dict[str, Any]) -> None:
+    gateway = FakeGateway()
+    async with gateway.client() as client:
+        with pytest.raises(TypeError) as refused:
+            await client.submit("train.py", **fields)  # type: ignore[arg-type]
+        assert str(refused.value) == (
+            """expected a JobSpec, or its fields by name: command=("python", "train.py"); got 'train.py'"""
+        )
+        with pytest.raises(TypeError, match="expected a JobSpec, or its fields by name"):
+            await client.dry_run("train.py")  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="expected a JobSpec, or its fields by name"):
+            await client.submit_all(["train.py"])  # type: ignore[list-item]
+    assert gateway.specs == {}
+
+
 async def test_a_submitted_job_carries_user_folder_script_digest_and_the_shells_search_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from gateway_cases import NOW_S, Gateway, gateway, joined, placed, refusal, spec, submitted
+from gateway_cases import NOW_S, Gateway, ended, gateway, joined, placed, refusal, spec, started, submitted
 
-from penstock_bus import Append, BatchRefused, Unavailable
+from penstock.client import Client
+from penstock_bus import Append, BatchRefused, ServiceError, Unavailable
 from penstock_bus.memory import MemoryBus
+from penstock_cli.commands import acts
 from penstock_gateway.machine import GatewaySettings
 from penstock_log import Job, JobCancelled, JobHeld, JobsArchived, JobTable, UserSet, subjects
 from penstock_log.spec import ArrayMember
@@ -40,6 +42,12 @@ def as_user(served: Gateway, name: str) -> Gateway:
 def told(answer: dict[str, Any]) -> list[tuple[str, object]]:
     """Return each job with what became of it: its state, or the code with which it was refused."""
     return [(one["id"], one.get("code") or one["state"]) for one in answer["answers"]]
+
+
+async def submit_array(served: Gateway) -> None:
+    for index in range(4):
+        member = {"id": "exp", "index": index, "count": 4, "max": 3}
+        await served.command("submit", {**JOB, "id": f"exp-{index}", "array": member, "retries": 0})
 
 
 async def test_many_jobs_are_cancelled_each_by_a_fact_of_its_own(served: Gateway) -> None:
@@ -267,6 +275,45 @@ async def test_a_row_says_no_more_of_others_jobs_than_the_list(served: Gateway) 
     await served.command("submit", spec(id="s1", **spec_fields))
     for row in (await as_user(served, "uma").query("jobs", {"rows": True, "user": "bob"}))["rows"]:
         assert (row[1], row[2], row[10], row[16]) == ("", "bob", "", 0)
+
+
+async def test_of_an_array_what_failed_is_retried_and_the_rest_is_left_alone(served: Gateway) -> None:
+    await submit_array(served)
+    for index, outcome in ((0, "completed"), (1, "failed")):
+        job_id = f"exp-{index}"
+        await served.told(placed(job_id), started(job_id), ended(job_id, outcome))
+    await served.command("cancel", {"id": "exp-2"})
+    retry = {"verb": "retry", "ids": ["exp"], "dry_run": True}
+    assert told(await served.command("bulk", {**retry, "state": ["F", "CA"]})) == [("exp-1", "PD"), ("exp-2", "PD")]
+    assert told(await served.command("bulk", {**retry, "ids": ["exp-0", "exp-1"], "state": ["F"]})) == [("exp-1", "PD")]
+    assert told(await served.command("bulk", {**retry, "ids": ["exp-0"]})) == [("exp-0", 409)]
+    for state, expected in ((["F"], "exp-1"), (["F"], ""), ([], "exp-2"), ([], "")):
+        found = told(await served.command("bulk", {"verb": "retry", "ids": ["exp"], "state": state}))
+        assert found == [(job_id, "PD") for job_id in expected.split()]
+    assert (await refusal(served.command("bulk", {"verb": "retry", "where": {}, "state": ["F"]})))[0] == 400
+
+
+async def test_an_array_where_one_job_is_asked_for_is_said_to_be_one(served: Gateway) -> None:
+    await submit_array(served)
+    said = "exp is an array of 4 jobs; name one of them, such as exp-0; `penstock ps --group exp` lists them"
+    for name in ("job", "why", "story", "series"):
+        assert await refusal(served.query(name, {"id": "exp"})) == (409, said)
+    assert await refusal(served.command("extend", {"id": "exp", "limit_s": 60.0})) == (409, said)
+    assert (await refusal(served.query("job", {"id": "ex"})))[1].startswith("4 jobs begin with 'ex': ")
+
+
+async def test_a_command_about_an_array_in_which_nothing_changes_says_so(served: Gateway) -> None:
+    await submit_array(served)
+    client = Client(bus=served.bus)  # type: ignore[arg-type]
+    for verb, said in (
+        ("release", "of array exp no job is held"),
+        ("cancel", "4 jobs of array exp cancelled"),
+        ("cancel", "of array exp all jobs are over"),
+        ("hold", "of array exp no job is left that can be held"),
+    ):
+        assert (await acts._one(client, verb, "exp", "")).message == said  # type: ignore[arg-type]
+    with pytest.raises(ServiceError, match="no job 'nope'"):
+        await acts._one(client, "cancel", "nope", "")
 
 
 def of_array(array: str, index: int, most: int = 0, **fields: Any) -> dict[str, Any]:

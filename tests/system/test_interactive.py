@@ -415,6 +415,8 @@ def test_people_enter_their_own_jobs_and_nobody_elses(entered: Entered, job: str
     code, stdout, stderr = entered.ran("exec", job, "--", "echo", "theirs", env=logins["jane"])
     assert (code, stdout, "ask its owner" in stderr) == (1, b"", True)
     assert "by sam" in entered.cluster.run("story", hers).stdout
+    code, stdout, stderr = entered.ran("shell", "--profile", "off", "-T", "--", "echo", "hers", env=logins["jane"])
+    assert (code, stdout, "runs on" in stderr) == (0, b"hers\n", True)
     entered.cluster.run("cancel", hers)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
@@ -42,6 +43,12 @@ _DONE: Final[dict[Verb, str]] = {
     "extend": "extended",
     "retry": "retried",
 }
+_NOTHING: Final[dict[Verb, str]] = {
+    "cancel": "all jobs are over",
+    "hold": "no job is left that can be held",
+    "release": "no job is held",
+}
+"""What is true of an array in which a command changes nothing."""
 _OTHERS: Final = "or --user, --state, --name, --group, --sweep, --pool, --team or --all for all that match"
 _NOT_FOUND: Final = 404
 _CONFLICT: Final = 409
@@ -105,7 +112,7 @@ def cancel(
     chosen: JobSelection,
     jobs: Jobs = None,
     *,
-    reason: Annotated[str, Option("--reason", help="Kept in the log.")] = "",
+    reason: Annotated[str, Option("--reason", takes_empty=True, help="Kept in the log.")] = "",
     output: AnswerOut = "text",
 ) -> None:
     """End jobs; running ones are stopped first."""
@@ -130,7 +137,9 @@ def retry(
     chosen: JobSelection,
     jobs: Jobs = None,
     *,
-    failed: Annotated[bool, Option("--failed", help="Those that failed; so it is without --cancelled.")] = False,
+    failed: Annotated[
+        bool, Option("--failed", help="Only those that failed; so it is of a filter without --cancelled.")
+    ] = False,
     cancelled: Annotated[bool, Option("--cancelled", help="Those too that were cancelled.")] = False,
     output: AnswerOut = "text",
 ) -> None:
@@ -138,12 +147,13 @@ def retry(
     Run jobs again that failed, each as a new job in its place.
 
     It has the same specification and groups, and goes on from the last checkpoint of the one before. What was retried
-    before is not retried again, but the retry of it is, if it failed.
+    before is not retried again, but the retry of it is, if it failed. Of an array, those are retried that
+    failed or were cancelled, or with --failed those that failed.
     """
-    if (failed or cancelled) and not jobs:
-        states = ["F"] * (failed or not cancelled) + (["CA", "F"] if cancelled else [])
+    states = ["F", "CA"] if cancelled else ["F"] if failed else []
+    if states and not jobs:
         chosen = msgspec.structs.replace(chosen, state=[*(chosen.state or []), *states])
-    _act(ctx, "retry", jobs or [], chosen, output)
+    _act(ctx, "retry", jobs or [], chosen, output, state=states if jobs else ())
 
 
 @flattened
@@ -183,6 +193,7 @@ def _act(
     chosen: JobSelection,
     output: str,
     *,
+    state: Sequence[str] = (),
     reason: str = "",
     limit_s: float | None = None,
 ) -> None:
@@ -198,7 +209,9 @@ def _act(
             found = await client.act_on_all(verb, where=resolved, dry_run=True, limit_s=limit_s)
             if found.changed > 1 and not _agreed(verb, found.changed, resolved):
                 return None
-        return await client.act_on_all(verb, jobs, where=resolved, reason=reason, dry_run=dry_run, limit_s=limit_s)
+        return await client.act_on_all(
+            verb, jobs, where=resolved, state=state, reason=reason, dry_run=dry_run, limit_s=limit_s
+        )
 
     done = ask(ctx, act_on_them)
     if done is None:
@@ -229,7 +242,7 @@ async def _one(client: GatewayClient, verb: Verb, job: str, reason: str) -> view
     """Act on one job by its own command, which says more where the id is none; or on an array that has this id."""
     from penstock_bus.errors import ServiceError
     from penstock_log import views
-    from penstock_log.request_bodies import JobFilter
+    from penstock_log.request_bodies import JobFilter, JobsRequest
 
     try:
         if verb == "cancel":
@@ -240,7 +253,9 @@ async def _one(client: GatewayClient, verb: Verb, job: str, reason: str) -> view
             raise
         done = await client.act_on_all(verb, where=JobFilter(array=job), reason=reason)
         if not done.matched:
-            raise
+            if not (await client.jobs_page(JobsRequest(array=job, limit=1))).total:
+                raise
+            return views.ActAnswer(id=job, changed=False, state="", message=f"of array {job} {_NOTHING[verb]}")
     message = f"{render.count(done.changed, 'job')} of array {job} {_DONE[verb]}"
     if done.refused:
         message += f"; {render.count(done.refused, 'job')} could not be"
@@ -276,6 +291,8 @@ def _show(verb: Verb, done: views.BulkView, output: str, *, is_counted: bool, dr
             render.say(f"{answer.id} would be {_DONE[verb]}")
         elif not is_counted:
             render.say(answer.message)
+    if not done.answers and not is_counted and output != "json":
+        tell(f"none of these jobs is to be {_DONE[verb]}")
     if output != "json" and is_counted:
         would = "would be " if dry_run else ""
         what = render.count(done.changed, "job") if done.changed else "no job"

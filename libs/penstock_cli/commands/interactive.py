@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 from penstock_cli.commands.submit import Files, JobOptions, Strict
 from penstock_cli.invocation import Exit, JobId, bad_input, call, flattened, tell
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from penstock_log import JobSpec
     from penstock_log.session_messages import Purpose
 
+E = TypeVar("E")
 Rank = Annotated[int, Option("--rank", min=0, help="Which process of the job, if it has several.")]
 Tty = Annotated[
     bool | None,
@@ -202,16 +204,32 @@ async def _cancel(client: Client, job_id: str) -> None:
 
 async def _started(client: Client, job_id: str, seq: int) -> bool:
     """Wait until a job has started, saying meanwhile what it waits for; return false if it has ended instead."""
+    import asyncio
+
     from penstock_cli.commands.submit import explained_waiting
     from penstock_log import JobFinished, RunStarted, subjects
 
-    about = [subjects.job(job_id), subjects.run(job_id)]
-    async with explained_waiting(client, job_id):
-        async for delivery in client.bus.follow(after_seq=seq - 1, subjects=about):
+    async with explained_waiting(client, job_id):  # whoever sees the job alone may read one subject at a time
+        start = asyncio.ensure_future(_first(client, subjects.run(job_id), RunStarted, seq))
+        end = asyncio.ensure_future(_first(client, subjects.job(job_id), JobFinished, seq))
+        try:
+            await asyncio.wait([start, end], return_when=asyncio.FIRST_COMPLETED)
+            if end.done():
+                end.result()
+                return False
+            tell(f"{job_id} runs on {start.result().node_id}")
+            return True
+        finally:
+            for waiting in (start, end):
+                waiting.cancel()
+            await asyncio.gather(start, end, return_exceptions=True)
+
+
+async def _first(client: Client, subject: str, kind: type[E], seq: int) -> E:
+    """Return the first fact of a kind on a subject, from a sequence on."""
+    async with aclosing(client.bus.follow(after_seq=seq - 1, subjects=[subject])) as deliveries:
+        async for delivery in deliveries:
             for fact in delivery.commit.facts:
-                if isinstance(fact, RunStarted):
-                    tell(f"{job_id} runs on {fact.node_id}")
-                    return True
-                if isinstance(fact, JobFinished):
-                    return False
+                if isinstance(fact, kind):
+                    return fact
     raise AssertionError("a followed log does not end")

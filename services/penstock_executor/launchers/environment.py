@@ -58,7 +58,9 @@ class LaunchSite(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_memory : Path or None
         Holds a folder for each job whose checkpoints may be in memory.
     temporary : Path or None
-        Holds a temporary folder for each run that is kept apart from others.
+        Holds a temporary folder for each run that has one of its own.
+    keeps_apart : bool
+        Whether all runs have one; else those have one whose image a program mounts for each process anew.
     work : Path or None
         Holds the folders of runs whose code was uploaded.
     new_privileges, most_tasks, sandbox, writable : bool, int, str, tuple of str
@@ -77,6 +79,7 @@ class LaunchSite(msgspec.Struct, frozen=True, kw_only=True):
     aggregation: str = ""
     aggregation_secret: bytes = b""
     temporary: Path | None = None
+    keeps_apart: bool = False
     new_privileges: bool = False
     most_tasks: int = 0
     sandbox: SandboxName = "none"
@@ -218,7 +221,8 @@ def confinement_of(
     above = [] if in_memory is None else [str(in_memory.parent)]
     folder = _code_folder(job, site) or cwd
     needed = {os.path.realpath(path) for path in (cwd, folder, str(site.checkpoints), *above, *shared, *passed)}
-    own = os.fspath(tmp) if tmp is not None and not needed & set(TEMPORARY) else ""
+    is_hosts = container is None and bool(needed & set(TEMPORARY))  # what is needed is in the host's own
+    own = os.fspath(tmp) if tmp is not None and not is_hosts else ""
     confinement = Confinement(new_privileges=site.new_privileges, tmp=own, cgroup=cgroup)
     if identity.switches:
         confinement = confinement._replace(

@@ -125,11 +125,11 @@ def _run(connection: socket.socket, asked: dict[str, Any], fds: list[int], sessi
         _wait(connection, wake[0], session, tells=asked["ends_run"])
     finally:
         tree.end()
+        if tree.code is not None:  # told first: with the program, this process ends too
+            with contextlib.suppress(OSError):
+                connection.sendall(b"%d\n" % tree.code)
         if asked["ends_run"]:
             os.killpg(os.getpgrp(), signal.SIGTERM)
-    if tree.code is not None:
-        with contextlib.suppress(OSError):
-            connection.sendall(b"%d\n" % tree.code)
 
 
 def _wait(connection: socket.socket, wake: int, session: SessionPlace, *, tells: bool) -> None:

@@ -237,6 +237,12 @@ def test_several_jobs_are_one_request(penstock: Run, gateway: FakeGateway) -> No
     assert len(gateway.asked) == 1
 
 
+def test_a_retry_of_jobs_says_which_states_it_is_about(penstock: Run, gateway: FakeGateway) -> None:
+    for flags, states in (((), ()), (("--failed",), ("F",)), (("--cancelled",), ("F", "CA"))):
+        penstock("retry", "a1", *flags)
+        assert (bulk_asked(gateway)[-1].ids, bulk_asked(gateway)[-1].state) == (("a1",), states)
+
+
 def test_all_jobs_of_a_user_that_are_not_over_are_cancelled(penstock: Run, gateway: FakeGateway) -> None:
     assert penstock("cancel", "--user", "ann", "--reason", "flood") == (0, "2 jobs cancelled\n", "")
     (asked,) = bulk_asked(gateway)

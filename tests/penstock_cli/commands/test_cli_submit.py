@@ -346,6 +346,18 @@ def test_what_cannot_be_submitted_is_told_in_one_line(
     assert gateway.asked == []
 
 
+@pytest.mark.parametrize("option", ["--image", "--workdir", "--array", "--after", "--name", "--pool", "--env"])
+def test_an_empty_value_is_no_value_left_out(penstock: Run, gateway: FakeGateway, option: str) -> None:
+    for words in ([option, ""], [f"{option}="]):
+        code, out, err = penstock("submit", *words, "--", "true")
+        assert (code, out, gateway.specs) == (2, "", {})
+        assert err.startswith(f"penstock: {option} is empty; give it a value")
+    if option != "--array":
+        assert penstock("run", option, "", "--", "true")[0] == 2
+        assert penstock("shell", option, "", "--", "true")[0] == 2
+    assert gateway.asked == []
+
+
 def test_zero_devices_are_refused_by_the_flag_itself(penstock: Run) -> None:
     code, out, err = penstock("submit", "--gpus", "0", "--", "true")
     assert (code, out) == (2, "")

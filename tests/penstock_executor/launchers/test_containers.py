@@ -285,6 +285,18 @@ async def test_a_command_entered_beside_a_job_has_its_files_variables_and_user(c
     assert status == 127
 
 
+@pytest.mark.parametrize("cwd", ["/", "/tmp"])
+async def test_what_enters_a_job_of_the_executors_user_has_its_tmp(contained: Contained, cwd: str) -> None:
+    await contained.node(**AS_EXECUTOR)
+    await contained.begin("sh", "-c", "echo of the run > /tmp/mark; echo up; exec sleep 600", cwd=cwd)
+    await contained.world.says("j1", "up")
+    assert await contained.entered("sh", "-c", "cat /tmp/mark; echo left > /tmp/left") == ("of the run\n", 0)
+    assert await contained.entered("cat", "/tmp/left") == ("left\n", 0)
+    assert not Path("/tmp/left").exists()
+    await contained.world.cancel("j1")
+    await contained.world.ended("j1")
+
+
 async def test_a_program_runs_in_an_image_that_has_nothing_else(contained: Contained, tmp_path: Path) -> None:
     if contained.runtime.name == "bubblewrap":
         pytest.skip("in its images there is a shell")
