@@ -144,7 +144,7 @@ def _policies() -> list[AnyEvent]:
         PolicySet(at_s=0, pool="default", settings={"order": "fifo", "assign": "first-fit"}, by="ada"),
         PolicySet(at_s=0, pool="default", settings={"thresholds_gpu_s": [60.0, 600.0]}, by="ada", reason="short jobs"),
         ReservationMade(
-            at_s=0, pool="default", reservation_id="vision-1", team="vision", gpus=1, from_s=0, until_s=1, by="ada"
+            at_s=0, pool="default", reservation_id="vision-1", team="vision", gpus=1, from_s=0.0, until_s=1.0, by="ada"
         ),
         ReservationCancelled(at_s=0, pool="default", reservation_id="vision-1", by="ada", reason="not needed"),
     ]

@@ -66,6 +66,15 @@ def test_a_webhook_and_a_mail_tell_of_a_failed_job_with_its_last_words(cluster: 
         assert to_hook not in cluster.run("notify", "list").stdout
 
 
+def listed_with(cluster: Cluster, word: str) -> None:
+    """Wait until the list of rules has a word, asking again and again, each time by a process of its own."""
+    for _ in range(200):
+        shown = " ".join(cluster.run("notify", "list").stdout.split())
+        if word in shown:
+            return
+    raise AssertionError(f"{word!r} is not in {shown}")
+
+
 def test_many_ends_are_one_message_and_a_target_that_is_down_is_tried_again(cluster: Cluster) -> None:
     with webhook() as down, webhook() as good:
         down.status = 503
@@ -86,7 +95,7 @@ def test_many_ends_are_one_message_and_a_target_that_is_down_is_tried_again(clus
             told += int(title.split()[1]) if "jobs" in title else 1
         assert told == 40
         assert seen < 20
-        assert "failure" in " ".join(cluster.run("notify", "list").stdout.split())
+        listed_with(cluster, "failure")
         assert down.tries >= 1
         for one in (rule, other):
             cluster.run("notify", "remove", one)

@@ -66,7 +66,7 @@ def test_a_foreign_program_gets_the_signal_that_it_asks_for(cluster: Cluster) ->
 
 def test_a_limit_that_comes_later_is_told_and_nothing_without_one(cluster: Cluster) -> None:
     cluster.run("submit", "--id", "later", "--signal", "USR1@60", "--time", "100h", "--", "bash", "-c", FOREIGN)
-    cluster.run("submit", "--id", "without", "--warn", "1h", "--", "true")
+    cluster.run("submit", "--id", "without", "--", "true")
     cluster.run("extend", "later", "--to", "1m")
     cluster.run("logs", "-f", "later")
     assert "got the signal" in cluster.run("logs", "later").stdout
