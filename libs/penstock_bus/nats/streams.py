@@ -142,6 +142,7 @@ def configs(limits: StreamLimits) -> dict[str, dict[str, Any]]:
         },
         subjects.CODE: {
             "max_bytes": limits.code_bytes,
+            "allow_atomic": True,
             "max_msgs_per_subject": 1,
             "discard": "new",
             "compression": compression,
