@@ -205,6 +205,7 @@ class ProcessHost:
             world_size=len(gang),
             started_s=self._clock(),
             refused=refused or self._problem(job, mine[0]),
+            refuses_user=isinstance(account, IdentityRefused),
             uid=None if isinstance(account, IdentityRefused) else account.uid,
             hold_s=HOLD * environment.placement_of(job).patience_s if self.site.heard else 0.0,
             sharing=sharing_of(job),
