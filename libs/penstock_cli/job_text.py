@@ -35,7 +35,7 @@ _PASSING: Final = {
         "profiling",
         "backoff",
     ),
-    *("dependency", "array", "begin", "reservation"),
+    *("dependency", "array", "begin", "reservation", "class_quota"),
 }
 _ONLY_WAIT: Final = "nothing known starts it sooner; it only has to wait"
 _CHECKPOINTED: Final = "checkpointed after step"

@@ -25,7 +25,7 @@ When borrowers enter a round is told in :mod:`penstock_scheduler.round`, and quo
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
@@ -34,6 +34,7 @@ import msgspec
 
 from penstock_policies.queue_policies import DispatchMode
 from penstock_scheduler.pool.pool_view import PoolView, can_be_stopped
+from penstock_scheduler.priority_classes import NO_CLASSES, Classes, crosses, reaches
 from penstock_scheduler.round_types import BORROWED, RankedJob, RoundContext
 from penstock_scheduler.wait_causes import WaitCause
 
@@ -98,6 +99,8 @@ def coverage(
     quotas: Mapping[str, int],
     mode: DispatchMode,
     parts: Mapping[str, float] = _WHOLE,
+    *,
+    classes: Classes = NO_CLASSES,
 ) -> QuotaCoverage:
     """
     Return which of a pool's jobs borrow.
@@ -114,6 +117,8 @@ def coverage(
         How the pool's order is walked.
     parts : mapping of str to float
         Job that shares → the number of devices that it counts as.
+    classes : mapping of str to PriorityClass
+        The pool's priority classes.
 
     Notes
     -----
@@ -129,7 +134,7 @@ def coverage(
     ['j2']
     """
     left, closed, borrowers = {team: float(quota) for team, quota in quotas.items()}, set[str](), list[str]()
-    for ranked, runs in _in_turn(waiting, running, mode):
+    for ranked, runs in _in_turn(waiting, running, mode, classes):
         team, gpus = ranked.job.spec.team, parts.get(ranked.job_id, ranked.job.spec.gpus)
         if ranked.sample:
             continue
@@ -154,9 +159,11 @@ def reclaiming(context: RoundContext) -> RoundContext:
 
 
 def _in_turn(
-    waiting: Iterable[RankedJob], running: Iterable[RankedJob], mode: DispatchMode
+    waiting: Iterable[RankedJob], running: Iterable[RankedJob], mode: DispatchMode, classes: Classes
 ) -> Iterable[tuple[RankedJob, bool]]:
     """Return all jobs in the order in which quotas cover them, and whether each runs."""
+    if classes and mode.preempts != "never":
+        return _merged(sorted(waiting), sorted(running), mode, classes)
     both = [*((ranked, True) for ranked in running), *((ranked, False) for ranked in waiting)]
     match mode.preempts:
         case "position":
@@ -167,11 +174,33 @@ def _in_turn(
             return sorted(both, key=lambda each: (not each[1], each[0][:3]))
 
 
+def _merged(
+    waiting: Sequence[RankedJob], running: Sequence[RankedJob], mode: DispatchMode, classes: Classes
+) -> Iterator[tuple[RankedJob, bool]]:
+    """Yield the waiting jobs in order, each behind the runs that do not make way for it."""
+    at = 0
+    for ranked in waiting:
+        while at < len(running) and not _comes_before(ranked, running[at], mode, classes):
+            yield running[at], True
+            at += 1
+        yield ranked, False
+    yield from ((run, True) for run in running[at:])
+
+
+def _comes_before(ranked: RankedJob, run: RankedJob, mode: DispatchMode, classes: Classes) -> bool:
+    if not reaches(ranked, run.queue, classes):
+        return False
+    if mode.preempts == "position":
+        return ranked[:2] < run[:2]
+    return crosses(ranked, run.queue) if mode.in_order else ranked.queue < run.queue
+
+
 def of_pool(pool: PoolView, ready: Sequence[RankedJob], context: RoundContext) -> QuotaCoverage:
     """Return the quota coverage of the pool's jobs."""
     going_on = [run.ranked for run in pool.index.runs() if can_be_stopped(run.ranked.job)]
     ranked = [pool.ranked_by(one, context.now_s) for one in going_on]
-    return coverage(ready, ranked, context.rules.quotas, context.mode, pool.index.sharing.parts())
+    parts = pool.index.sharing.parts()
+    return coverage(ready, ranked, context.rules.quotas, context.mode, parts, classes=context.rules.classes)
 
 
 def reasons(left: Sequence[RankedJob], covered: QuotaCoverage) -> dict[str, WaitCause]:

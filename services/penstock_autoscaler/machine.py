@@ -62,6 +62,7 @@ from penstock_policies.workload_stats import PreemptionCosts, Speeds
 from penstock_scheduler.pool.pool_settings import MatcherSettings, overlaid
 from penstock_scheduler.pool.scheduler_state import PoolReservations, note_reservation
 from penstock_scheduler.reservations import next_change_s, rules_at
+from penstock_scheduler.round_types import RoundRules
 from penstock_scheduler.sizing.pool_sizes import ShownBehaviour, SizingKnowledge, SizingProblem, asked, key_of
 from penstock_scheduler.sizing.problem import SizeGrant, SizeRequest, SizingDecision, SizingSettings
 
@@ -348,7 +349,7 @@ def _pool(
     """Return the changes of sizes in a pool, and when to look again if there are none."""
     pool = state.pools[name]
     due, next_s = _due(state, name, now_s)
-    quotas, changes_s = _quotas(state, name, now_s, matcher)
+    rules, changes_s = _rules(state, name, now_s, matcher)
     known = SizingKnowledge(
         state.cluster,
         state.ranks,
@@ -358,7 +359,8 @@ def _pool(
         state.returning,
         state.shown,
         idle={**state.shrunk, **due},
-        quotas=quotas,
+        quotas=rules.quotas,
+        classes=rules.classes,
         mode=pool.mode,
     )
     wanted = asked(known, (state.jobs[job_id] for job_id in pool.jobs), name, now_s, settings)
@@ -380,12 +382,12 @@ def _pool(
     return fact, now_s
 
 
-def _quotas(state: AutoscalerState, name: str, now_s: float, matcher: MatcherSettings) -> tuple[dict[str, int], float]:
-    """Return the quotas of a pool's teams now, with what is reserved, and when a reservation begins or ends next."""
+def _rules(state: AutoscalerState, name: str, now_s: float, matcher: MatcherSettings) -> tuple[RoundRules, float]:
+    """Return the rules of a pool's rounds now, with what is reserved, and when a reservation begins or ends next."""
     reserved = state.reserved.get(name)
     reservations = tuple(reserved.by_id.values()) if reserved is not None else ()
     rules = rules_at(overlaid(matcher.of(name), state.live.get(name, {})), reservations, now_s)
-    return rules.quotas, next_change_s(reservations, now_s)
+    return rules, next_change_s(reservations, now_s)
 
 
 def _demands(
