@@ -130,6 +130,12 @@ def checked(settings: Mapping[str, Setting]) -> dict[str, Setting]:
     ValueError: no setting of a pool is called 'ordre'; did you mean 'order'?
     """
     for name in settings:
+        if name.startswith(CLASS) and not is_live(name):
+            fields = ", ".join(PriorityClass.__struct_fields__)
+            raise ValueError(
+                f"{name!r} is no parameter of a class: expected {CLASS}NAME.FIELD, the name of letters, digits, - and "
+                f"_, and the field one of {fields}"
+            )
         if not is_live(name):
             raise ValueError(f"no setting of a pool is called {name!r}; {_nearest_name(name, _KNOWN)}")
     for name, value in settings.items():
