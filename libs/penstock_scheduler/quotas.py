@@ -152,7 +152,7 @@ def coverage(
 
 
 def reclaiming(context: RoundContext) -> RoundContext:
-    """Return a context in which borrowers make way for covered jobs, although nobody else makes way."""
+    """Return a context in which borrowers and lower classes make way, although in the pool's order nobody does."""
     if context.mode.preempts != "never":
         return context
     return msgspec.structs.replace(context, mode=DispatchMode(context.mode.backfills, "queue", in_order=True))

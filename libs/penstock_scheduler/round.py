@@ -172,11 +172,11 @@ def borrowers_of(pool: PoolView, now_s: float, rules: RoundRules) -> Collection[
 def _input(pool: PoolView, now_s: float, rules: RoundRules) -> _RoundInput:
     rules = reservations.rules_at(rules, pool.team_reservations, now_s)
     context, supply, covered = pool.context(now_s, rules), pool.supply(), NO_QUOTAS
+    if any_preempts(rules.classes):
+        context = quotas.reclaiming(context)
     before = RoundAftermath(pool.name, pool.index.nodes, supply.whole, supply.free, backfills=pool.mode.backfills)
     moment = PoolMoment(pool, before, now_s, rules)
     looked_at = candidates(moment, supply, context)
-    if any_preempts(rules.classes):
-        context = quotas.reclaiming(context)
     if rules.quotas:
         covered, context = quotas.of_pool(pool, looked_at.ready, context), quotas.reclaiming(context)
     return _RoundInput(moment, looked_at, supply, context, covered, _ready(pool, looked_at.ready, covered))
