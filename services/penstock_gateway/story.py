@@ -375,7 +375,8 @@ def _submitted(fact: JobSubmitted) -> str:
     kinds = f" of {' or '.join(spec.kinds)}" if spec.kinds else ""
     parent = f" for sweep {spec.parent}" if spec.parent else ""
     size = job_sizes.range_text(spec) or count(spec.gpus, "device")
-    return f"submitted{_by(spec.user)}{parent}: {size}{kinds}{', on hold' if spec.hold else ''}{_later(spec)}"
+    in_class = f", in class {spec.priority_class}" if spec.priority_class else ""
+    return f"submitted{_by(spec.user)}{parent}: {size}{kinds}{in_class}{', on hold' if spec.hold else ''}{_later(spec)}"
 
 
 def _how_long(limit_s: float) -> str:

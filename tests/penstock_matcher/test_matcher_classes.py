@@ -162,8 +162,8 @@ def test_why_says_the_limit_and_what_is_held_of_it() -> None:
     one.given(*(job(f"a{i}", 1.0 + i / 10, user="ada", priority_class="urgent") for i in range(3)))
     (wait,) = rounds(one.at(2.0).settle())[-1].waits
     assert wait.evidence == (
-        "class `urgent` lets a user hold 2 devices at once; jobs of ada in it hold 0, and 2 go to jobs before this one; "
-        "this one needs 1"
+        "class `urgent` lets a user hold 2 devices at once; jobs of ada in it hold 0, and 2 go to jobs before this "
+        "one; this one needs 1"
     )
 
 
