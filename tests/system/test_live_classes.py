@@ -1,11 +1,12 @@
-"""Priority classes on a real cluster: an urgent job has a run make way, and no user holds more than his class allows."""
+"""Priority classes on a real cluster: a run makes way for an urgent job, and the next one waits for the limit."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import penstock
 from clusters import Cluster
+
+import penstock
 
 
 async def until(client: penstock.Client, job: str, kind: str) -> None:
@@ -35,7 +36,7 @@ async def test_an_urgent_job_has_a_run_make_way_and_the_next_one_waits_for_the_l
             assert (kept.returncode, "class urgent of pool default stays" in kept.stderr) == (5, True), kept.stderr
             await client.cancel(first)
             await until(client, second, "run.started.v1")
-            assert (await client.job(plain)).state == "PD"
+            assert (await client.job(plain)).job.state == "PD"
             for job in (second, plain):
                 await client.cancel(job)
                 await client.wait(job)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 policy_app = typer.Typer(help="See and change what the pools are run by, while they run.", no_args_is_help=True)
 quota_app = typer.Typer(help="See and change the quotas of teams, while the pools run.", no_args_is_help=True)
-class_app = typer.Typer(help="See and change the priority classes of jobs, while the pools run.", no_args_is_help=True)
+class_app = typer.Typer(help="See and change priority classes, while the pools run.", no_args_is_help=True)
 Pool = Annotated[str, typer.Option("--pool", help="Which pool.")]
 Why = Annotated[str, typer.Option("--reason", help="Kept in the log.")]
 
