@@ -443,7 +443,15 @@ class GatewayClient:
         return await self.set_policy(pool, unset=unset, reason=reason)
 
     async def reserve(
-        self, team: str, gpus: int, *, until_s: float, from_s: float = 0.0, pool: str = "default", reason: str = ""
+        self,
+        team: str,
+        gpus: int,
+        *,
+        until_s: float,
+        from_s: float = 0.0,
+        kind: str = "",
+        pool: str = "default",
+        reason: str = "",
     ) -> views.ActAnswer:
         """
         Reserve devices of a pool for a team; the answer's id is the reservation's.
@@ -454,12 +462,15 @@ class GatewayClient:
             Devices that are the team's own meanwhile, beside its quota.
         from_s, until_s : float
             Seconds since the epoch; without a begin it is now.
+        kind : str
+            Of the devices; empty: of whatever kinds.
         """
         ask = request_bodies.ReserveRequest(
             team=team,
             gpus=gpus,
             from_s=from_s,
             until_s=until_s,
+            kind=kind,
             pool=pool,
             by=_filler().user_name(),
             reason=reason,

@@ -401,7 +401,15 @@ class SyncClient(SyncConnection):
         return self._result(lambda: self._client.remove_class(name, pool=pool, reason=reason))
 
     def reserve(
-        self, team: str, gpus: int, *, until_s: float, from_s: float = 0.0, pool: str = "default", reason: str = ""
+        self,
+        team: str,
+        gpus: int,
+        *,
+        until_s: float,
+        from_s: float = 0.0,
+        kind: str = "",
+        pool: str = "default",
+        reason: str = "",
     ) -> views.ActAnswer:
         """
         Reserve devices of a pool for a team; the answer's id is the reservation's.
@@ -412,9 +420,13 @@ class SyncClient(SyncConnection):
             Devices that are the team's own meanwhile, beside its quota.
         from_s, until_s : float
             Seconds since the epoch; without a begin it is now.
+        kind : str
+            Of the devices; empty: of whatever kinds.
         """
         return self._result(
-            lambda: self._client.reserve(team, gpus, until_s=until_s, from_s=from_s, pool=pool, reason=reason)
+            lambda: self._client.reserve(
+                team, gpus, until_s=until_s, from_s=from_s, kind=kind, pool=pool, reason=reason
+            )
         )
 
     def unreserve(self, reservation_id: str, *, pool: str = "", reason: str = "") -> views.ActAnswer:

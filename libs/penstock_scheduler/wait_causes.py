@@ -462,7 +462,8 @@ class PoolMoment(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def held_back(self) -> Mapping[str, WaitCause]:
         """The waiting jobs that would run into a reservation or a limit of their class, and why each is not started."""
-        early = reservations.held_back(self.pool, len(self.aftermath.whole), self.now_s, self.rules.reserve_ahead_s)
+        devices = Counter(device.kind for _, device in self.aftermath.whole) if self.pool.team_reservations else {}
+        early = reservations.held_back(self.pool, devices, self.now_s, self.rules.reserve_ahead_s)
         found = {job_id: WaitCause("reservation", evidence, _SHORTER) for job_id, evidence in early.items()}
         beyond = class_limits.beyond(self.pool, self.rules.classes, lambda ranked: self._could_start(ranked, found))
         for job_id, evidence in beyond.items():

@@ -46,7 +46,7 @@ from penstock_policies import sample_plan
 from penstock_policies.queue_policies import newcomer
 from penstock_scheduler.fairness import FairnessProgress
 from penstock_scheduler.pool.pool_view import PoolView
-from penstock_scheduler.reservations import rules_at
+from penstock_scheduler.reservations import reserved_kinds, rules_at
 from penstock_scheduler.round import decide_pool
 from penstock_scheduler.round_types import RoundRules
 from penstock_scheduler.sizing.pool_sizes import ShownBehaviour, SizingKnowledge, asked, key_of
@@ -296,6 +296,7 @@ def first_size(
         returning={},
         shown=shown,
         quotas=rules.quotas if rules is not None else {},
+        of_kinds=reserved_kinds(pool.team_reservations, now_s),
         classes=pool.index.classes,
         mode=pool.mode,
     )

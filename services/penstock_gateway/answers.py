@@ -318,6 +318,7 @@ def _reservations(reserved: Iterable[ReservationMade], now_s: float) -> Iterator
                 made_s=one.at_s,
                 by=one.by,
                 reason=one.reason,
+                kind=one.kind,
             )
 
 

@@ -427,7 +427,10 @@ def _policy(fact: PolicySet) -> str:
 
 
 def _reservation(fact: ReservationMade) -> str:
-    what = f"{count(fact.gpus, 'device')} of pool {fact.pool} reserved for team {fact.team}"
+    of_kind = f" {fact.kind}" if fact.kind else ""
+    what = (
+        f"{fact.gpus}{of_kind} device{'' if fact.gpus == 1 else 's'} of pool {fact.pool} reserved for team {fact.team}"
+    )
     lasts = f"in {duration(fact.from_s - fact.at_s)}, for {duration(fact.until_s - fact.from_s)}"
     return f"{what} {lasts}{_by(fact.by)}{_because(fact.reason)}"
 

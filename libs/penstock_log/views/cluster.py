@@ -107,6 +107,8 @@ class ReservationView(View, frozen=True, kw_only=True):
         Seconds since the epoch.
     made_s : float
         When it was made.
+    kind : str
+        Of the devices; empty: of whatever kinds.
     """
 
     id: str
@@ -119,6 +121,7 @@ class ReservationView(View, frozen=True, kw_only=True):
     made_s: float
     by: str = ""
     reason: str = ""
+    kind: str = ""
 
 
 class ClassView(View, frozen=True, kw_only=True):

@@ -43,7 +43,7 @@ from penstock_policies.workload_stats import PreemptionCosts, Speeds
 from penstock_scheduler.class_limits import most_of
 from penstock_scheduler.pool.pool_index import key_of as place_of
 from penstock_scheduler.priority_classes import Classes, any_preempts, levels
-from penstock_scheduler.quotas import coverage
+from penstock_scheduler.quotas import OfKinds, coverage, only_kind
 from penstock_scheduler.round_types import BORROWED, RankedJob
 from penstock_scheduler.sizing.decision import decide
 from penstock_scheduler.sizing.problem import FixedSizeJob, SizeRequest, SizingDecision, SizingRules, SizingSettings
@@ -181,8 +181,18 @@ class _ProblemBuilder:
             elif job.startable and job.not_before_s <= self._now_s:
                 waiting.append(ranked)
         return coverage(
-            waiting, running, self._state.quotas, self._state.mode, parts, classes=self._state.classes
+            waiting,
+            running,
+            self._state.quotas,
+            self._state.mode,
+            parts,
+            classes=self._state.classes,
+            of_kinds=self._state.of_kinds,
+            kind_of=self._only_kind,
         ).borrowers
+
+    def _only_kind(self, job: Job) -> str:
+        return only_kind(job, lambda spec: {device.kind for device in self._there.values() if fits(spec, device)})
 
     def _of(self, job: Job) -> Iterator[SizeRequest | FixedSizeJob]:
         kept = job.placement is None and not job.startable
@@ -437,6 +447,8 @@ class SizingKnowledge(msgspec.Struct, frozen=True):
         Elastic jobs that have their least number of devices for as long as they do nothing.
     quotas : mapping of str to int
         Team → devices of the pool that are its own, with what is reserved for it now.
+    of_kinds : mapping of str to mapping of str to int
+        Team → kind → devices of this kind that are reserved for it now.
     classes : mapping of str to PriorityClass
         The pool's priority classes.
     mode : DispatchMode
@@ -452,6 +464,7 @@ class SizingKnowledge(msgspec.Struct, frozen=True):
     shown: ShownBehaviour
     idle: Collection[str] = ()
     quotas: Mapping[str, int] = {}
+    of_kinds: OfKinds = {}
     classes: Classes = {}
     mode: DispatchMode = BY_QUEUE
 
