@@ -317,7 +317,8 @@ def check_array(state: GatewayState, spec: JobSpec) -> None:
     """
     if (array := spec.array) is None:
         found = _OF_ARRAY.fullmatch(spec.id) if not spec.parent else None
-        if found and (members := state.members.get(found[1])) and state.jobs[members[0]].spec.user != spec.user:
+        others = state.members.get(found[1]) if found is not None else None
+        if others and state.jobs[others[0]].spec.user != spec.user:
             raise id_taken(spec.id)
         return
     own = f"{array.id}-{array.index}"
