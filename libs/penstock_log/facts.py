@@ -550,9 +550,11 @@ class ReservationMade(Event, frozen=True, kw_only=True, tag="policy.reserved.v1"
     reservation_id : str
         Unique within the pool.
     gpus : int
-        Devices of whatever kinds, beside the team's quota.
+        Devices, beside the team's quota.
     from_s, until_s : float
         Seconds since the epoch.
+    kind : str
+        Of the devices; empty: of whatever kinds.
     """
 
     pool: str
@@ -563,6 +565,7 @@ class ReservationMade(Event, frozen=True, kw_only=True, tag="policy.reserved.v1"
     until_s: float
     by: str = ""
     reason: str = ""
+    kind: str = ""
 
 
 class ReservationCancelled(Event, frozen=True, kw_only=True, tag="policy.unreserved.v1"):

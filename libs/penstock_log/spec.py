@@ -17,6 +17,10 @@ GroupName = Annotated[
     str,
     Meta(pattern=r"^([A-Za-z0-9][A-Za-z0-9_-]{0,62})?$", description="letters, digits, - and _; empty: in no group"),
 ]
+ClassName = Annotated[
+    str,
+    Meta(pattern=r"^([A-Za-z0-9][A-Za-z0-9_-]{0,62})?$", description="letters, digits, - and _; empty: of no class"),
+]
 EntityId = Annotated[
     str,
     Meta(
@@ -277,6 +281,9 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         For ``lane``: most jobs on one of its devices, itself among them; 0: as many as its pool allows.
     priority : int
         The higher, the sooner its turn, on devices whose turns go by priority.
+    priority_class : str
+        One of the pool's priority classes (``penstock class ls``): it says whether the job comes before others, whom it
+        preempts, and how many devices its user's jobs of the class may hold. Empty: none, with weight 0.
     idle : {"rule", "allow"}
         What is done while it holds devices and does nothing. ``rule``: what its pool's rule says. ``allow``: nothing,
         as for a notebook that waits for its user.
@@ -371,6 +378,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     share_with: Literal["user", "team", "anyone"] = "team"
     sharers: Annotated[int, Meta(ge=0, le=1000)] = 0
     priority: Annotated[int, Meta(ge=-1000, le=1000)] = 0
+    priority_class: ClassName = ""
     idle: Literal["rule", "allow"] = "rule"
     group: GroupName = ""
     array: Optional[ArrayMember] = None

@@ -60,7 +60,7 @@ def dry_run(
     key, waits = workload.key(spec), job_fit.awaits_scaling(state, spec)
     size = job_fit.tried_size_text(spec, least, rules.await_profile_s if waits else 0.0)
     asks, is_sized = (spec, False) if waits else (least, spec.elastic)
-    pool_now = state.pool(spec.pool, state.jobs, rules.topology)
+    pool_now = state.pool(spec.pool, state.jobs, rules.topology, rules.classes)
     with what_if.submitted(pool_now, asks, now_s, key=key, sized=is_sized) as pool:
         samples = what_if.first_samples(state.cluster, spec, _history(state, spec, key), now_s)
         scaled = None if waits or not spec.elastic else {key: known.kinds for key, known in state.scaled.items()}

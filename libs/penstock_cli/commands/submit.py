@@ -153,6 +153,9 @@ class JobOptions(CommandOptions, frozen=True):
     priority: Annotated[
         int | None, Option("--priority", min=-1000, max=1000, help="For devices whose turns go by priority.")
     ] = None
+    priority_class: Annotated[
+        str, Option("--class", metavar="NAME", help="A class of the pool: `penstock class ls` lists them.")
+    ] = ""
     idle: Annotated[
         Literal["rule", "allow"] | None,
         Option("--idle", help="allow: whatever its pool's rule, leave it its devices while it does nothing."),
@@ -248,6 +251,7 @@ class JobOptions(CommandOptions, frozen=True):
             "aggregation": self.aggregation,
             "servers": self.servers,
             "checkpoint_tier": self.checkpoint_tier,
+            "priority_class": self.priority_class,
             "idle": self.idle,
             "processes": self.processes,
             "grace_s": value_formats.duration_s(self.grace, "--grace") if self.grace else None,

@@ -293,6 +293,9 @@ class VirtualExecutors:
         run.worsen(outcome)
         devices = run.open.pop(node_id)
         del self._here[node_id][run.task.id]
+        self.busy -= len(devices)
+        if not math.isnan(run.started_s):
+            run.task.held_gpu_s += (self._engine.now_s - run.started_s) * len(devices)
         if self._on_ended is not None:
             self._on_ended(run, node_id, devices, self._engine.now_s)
         if not run.open:
@@ -301,12 +304,10 @@ class VirtualExecutors:
     def _conclude(self, run: VirtualRun, now_s: float) -> None:
         task = run.task
         del self.runs[task.id]
-        self.busy -= task.gpus
         self.running -= task.row >= 0
         if not math.isnan(run.started_s):
             held_s = now_s - run.started_s
             task.executed_s += held_s
-            task.held_gpu_s += held_s * task.gpus
             task.idle_s += held_s - run.done_s / run.speed
         if run.outcome == "completed" or task.cancelled:
             self._note_over(task)

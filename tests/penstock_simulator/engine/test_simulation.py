@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from virtual_invariants import Invariants
 
@@ -69,6 +69,14 @@ def traces(draw: st.DrawFn) -> Trace:
     return trace(*zip(np.cumsum(gaps).tolist(), gpus, lengths, strict=True), models=tuple(models))
 
 
+GANG_LOSES_A_NODE = trace(
+    *[(0.0, 1, 1.0)] * 4,
+    *[(40.0, 1, 7.5), (40.0, 4, 1.0), (40.0, 1, 7.5), (40.0, 1, 7.5), (40.0, 1, 7.5), (43.0, 1, 1.0)],
+    models=("mlp",) * 10,
+)
+"""A gang over two nodes ends on one of them, and a job takes a device there, before the other is known to be lost."""
+
+
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     traces(),
@@ -77,6 +85,7 @@ def traces(draw: st.DrawFn) -> Trace:
     st.booleans(),
     st.sampled_from([0.0, 2.5]),
 )
+@example(GANG_LOSES_A_NODE, "2d-gittins", "2x2+1x4@fast", True, 0.0)
 def test_no_device_is_given_twice_no_job_is_lost_and_no_service(
     jobs: Trace, policy: str, cluster: str, failing: bool, cost_s: float
 ) -> None:
