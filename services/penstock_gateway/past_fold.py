@@ -39,7 +39,11 @@ _TABLES: Final[dict[str, Any]] = {
 _OF_JOBS: Final = ("jobs", "histories")
 _LARGE: Final = 20_000
 """A table of which so many entries were read is not kept in memory."""
-_OF_JOB_TABLE: Final[dict[str, Any]] = {"sharers": SharingJobs, "arrays": dict[str, ArrayWindow]}
+_OF_JOB_TABLE: Final[dict[str, Any]] = {
+    "sharers": SharingJobs,
+    "arrays": dict[str, ArrayWindow],
+    "refusals": dict[str, dict[str, float]],
+}
 """What the table of jobs has beside them → its type."""
 _PREFIX: Final = "jobs."
 
@@ -76,7 +80,8 @@ class PastFold:
         tables = {kind: _table(file, kind, seq, places.get(kind, 0)) for kind in _TABLES}
         tables["sweeps"] = self._sweeps = PastSweeps.of_snapshot(file, seq, places.get("sweeps", 0))
         self._tables = tables
-        state.jobs = self._jobs = PastJobs(by_id=tables["jobs"], sharers=state.jobs.sharers, arrays=state.jobs.arrays)
+        beside = {name: getattr(state.jobs, name) for name in _OF_JOB_TABLE}
+        state.jobs = self._jobs = PastJobs(by_id=tables["jobs"], **beside)
         if snapshot is not None:
             self._note_over(snapshot)
         for kind in _TABLES.keys() - {"jobs"}:

@@ -190,7 +190,15 @@ class RandomHistory:
 
     def _ended(self) -> AnyEvent:
         outcome: Any = self._rng.choice(("completed", "completed", "failed", "preempted", "cancelled"))
-        return RunEnded(outcome=outcome, steps=self._rng.randint(0, 50), loop_steps=9, loop_s=3.0, **self._run())
+        refuses = outcome == "preempted" and self._rng.random() < 0.3
+        return RunEnded(
+            outcome=outcome,
+            refuses_user=refuses,
+            steps=self._rng.randint(0, 50),
+            loop_steps=9,
+            loop_s=3.0,
+            **self._run(),
+        )
 
     def _finished(self) -> AnyEvent:
         state: Any = self._rng.choice(("completed", "failed"))
