@@ -74,6 +74,8 @@ class CodeCollector:
             bus, LEASE, shell.replica_id, lambda: None, ttl_s=_TTL_S, renew_s=_RENEW_S, clock=shell.monotonic
         )
         self._looked: set[str] = set()
+        self._unfinished: set[str] = set()
+        """The users of whom something may be left over since a collection broke off."""
 
     async def run(self) -> None:
         """Remove what is not needed, for ever; what cannot be done now is tried again."""
@@ -103,20 +105,24 @@ class CodeCollector:
             if self._is_stale(subject, one, keep, now_s)
         }
         users |= {subjects.code_owner(subject) for subject in records} - self._looked  # what a crash has left
-        self._looked |= users
+        users |= {subjects.code_owner(mark) for mark in await self._bus.list_code(subjects.CODE_MARKS)}
+        users |= self._unfinished
         return sum([await self._collect_of(user, keep, now_s) for user in sorted(users)])
 
     async def _collect_of(self, user: str, keep: set[Tree], now_s: float) -> int:
+        self._unfinished.add(user)  # what is left may be parts alone, which name nobody
         await self._bus.put_code([(subjects.code_mark(user), b"")])
         try:
             async with asyncio.timeout(_LONGEST_S):
-                return await self._remove(user, keep, now_s)
+                removed = await self._remove(user, keep, now_s)
         except TimeoutError:
             _log.info("code_collection_goes_on_later", user=user)
-            self._looked.discard(user)
             return 0
         finally:
             await self._bus.remove_code([subjects.code_mark(user)])
+        self._unfinished.discard(user)
+        self._looked.add(user)
+        return removed
 
     async def _remove(self, user: str, keep: set[Tree], now_s: float) -> int:
         records = await self._records(await self._bus.list_code(subjects.code_pattern(user, "tree")))

@@ -15,7 +15,7 @@ from gateway_cases import NOW_S, Gateway, gateway, joined, placed, refusal, spec
 
 import penstock
 from penstock.code_folder import CodeFolderError
-from penstock_bus import ServiceError
+from penstock_bus import ServiceError, Unavailable
 from penstock_bus.follower import FoldFollower
 from penstock_bus.memory import MemoryBus
 from penstock_bus.shell import Shell
@@ -370,6 +370,32 @@ async def test_a_collection_that_died_leaves_nothing_behind_for_good(
         monkeypatch.undo()
         assert await one.collect(NOW_S + 200 + GRACE_S) > 0
         assert one.bus.server.code == {}
+
+
+@pytest.mark.parametrize("broken", ["list_code", "remove_code"])
+async def test_a_collection_that_the_bus_breaks_off_is_done_over_and_its_mark_goes(
+    served: Gateway, folder: Path, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    """The bus fails once the records are gone, so nobody is left whose record is old."""
+    async with client_of(served, "alice") as client, collecting(served) as one:
+        await client.upload(folder)
+        real, of_parts = getattr(MemoryBus, broken), subjects.code_pattern("alice", "part")[:-1]
+
+        async def failing(self: MemoryBus, wanted: str | Sequence[str]) -> object:
+            asked = [wanted] if isinstance(wanted, str) else wanted
+            if any(subject.startswith((of_parts, subjects.code_mark("alice"))) for subject in asked):
+                raise Unavailable("the server is away")
+            return await real(self, wanted)
+
+        monkeypatch.setattr(MemoryBus, broken, failing)
+        later_s = NOW_S + 200 + GRACE_S
+        with pytest.raises(Unavailable):
+            await one.collect(later_s)
+        monkeypatch.undo()
+        assert not [subject for subject in one.bus.server.code if ".tree." in subject]
+        await one.collect(later_s)
+        assert one.bus.server.code == {}
+        assert (await client.upload(folder)).sent_bytes > 0
 
 
 async def test_a_script_that_is_left_out_is_said_before_anything_is_sent(served: Gateway, folder: Path) -> None:
