@@ -3,12 +3,14 @@ Collection of code: what no job needs any more is removed from the bus, by one g
 
 A tree is needed by jobs and sweeps that are not over, by the jobs from whose checkpoints these begin, and for
 ``code_keep_days`` after a job's end, so that it may be submitted again. :func:`needed` says which these are. A tree
-that was uploaded or named a short while ago stays in any case: its job may be on its way.
+that was uploaded or named a short while ago stays in any case: its job may be on its way. Parts that no tree has are
+removed too: whoever sends parts has said before which tree they are for.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -73,7 +75,9 @@ class CodeCollector:
         self.election = LeaderElection(
             bus, LEASE, shell.replica_id, lambda: None, ttl_s=_TTL_S, renew_s=_RENEW_S, clock=shell.monotonic
         )
-        self._looked: set[str] = set()
+        self._left: dict[str, int] = {}
+        """User → how many parts were left, of those who were looked at; only uploads change that."""
+        self._listed_s = float("-inf")
         self._unfinished: set[str] = set()
         """The users of whom something may be left over since a collection broke off."""
 
@@ -104,27 +108,37 @@ class CodeCollector:
             for subject, one in records.items()
             if self._is_stale(subject, one, keep, now_s)
         }
-        users |= {subjects.code_owner(subject) for subject in records} - self._looked  # what a crash has left
+        users |= {subjects.code_owner(subject) for subject in records} - {*self._left}  # what a crash has left
         users |= {subjects.code_owner(mark) for mark in await self._bus.list_code(subjects.CODE_MARKS)}
         users |= self._unfinished
-        return sum([await self._collect_of(user, keep, now_s) for user in sorted(users)])
+        removed = sum([await self._collect_of(user, keep, now_s) for user in sorted(users)])
+        others = await self._with_other_parts(now_s)
+        return removed + sum([await self._collect_of(user, keep, now_s) for user in sorted(others)])
+
+    async def _with_other_parts(self, now_s: float) -> set[str]:
+        """Return the users who have other parts than were left to them; now and then only, as all are listed."""
+        if now_s < self._listed_s + GRACE_S:
+            return set()
+        parts = Counter(map(subjects.code_owner, await self._bus.list_code(subjects.CODE_PARTS)))
+        self._listed_s = now_s
+        return {user for user, count in parts.items() if count != self._left.get(user)}
 
     async def _collect_of(self, user: str, keep: set[Tree], now_s: float) -> int:
         self._unfinished.add(user)  # what is left may be parts alone, which name nobody
         await self._bus.put_code([(subjects.code_mark(user), b"")])
         try:
             async with asyncio.timeout(_LONGEST_S):
-                removed = await self._remove(user, keep, now_s)
+                removed, self._left[user] = await self._remove(user, keep, now_s)
         except TimeoutError:
             _log.info("code_collection_goes_on_later", user=user)
             return 0
         finally:
             await self._bus.remove_code([subjects.code_mark(user)])
         self._unfinished.discard(user)
-        self._looked.add(user)
         return removed
 
-    async def _remove(self, user: str, keep: set[Tree], now_s: float) -> int:
+    async def _remove(self, user: str, keep: set[Tree], now_s: float) -> tuple[int, int]:
+        """Remove what one user does not need; return how many parts that were, and how many are left."""
         records = await self._records(await self._bus.list_code(subjects.code_pattern(user, "tree")))
         stale = {subject for subject, one in records.items() if self._is_stale(subject, one, keep, now_s)}
         gone = [subjects.code_ready(user, _digest(subject)) for subject in stale]
@@ -139,7 +153,7 @@ class CodeCollector:
             await self._bus.remove_code(unused[at : at + _REMOVED])
         if stale or unused:
             _log.info("code_removed", user=user, trees=len(stale), parts=len(unused))
-        return len(unused)
+        return len(unused), len(parts) - len(unused)
 
     @staticmethod
     def _is_stale(subject: str, record: CodeRecord, keep: set[Tree], now_s: float) -> bool:

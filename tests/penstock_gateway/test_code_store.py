@@ -398,6 +398,26 @@ async def test_a_collection_that_the_bus_breaks_off_is_done_over_and_its_mark_go
         assert (await client.upload(folder)).sent_bytes > 0
 
 
+async def test_parts_that_were_sent_for_no_tree_are_removed_and_those_of_trees_stay(
+    served: Gateway, folder: Path
+) -> None:
+    sent = msgspec.msgpack.encode(PartsRequest(parts=(b"one", b"two")))
+    async with client_of(served, "alice") as alice, client_of(served, "bob") as bob, collecting(served) as one:
+        code = (await alice.upload(folder)).digest
+        await alice.submit(name="a", command=COMMAND, code=code)
+        for client in (alice, bob):
+            await client.bus.request(subjects.command("upload_parts"), sent, 5.0)
+        assert await one.collect(NOW_S) == 4
+        kept = {*one.bus.server.code}
+        assert not [subject for subject in kept if subjects.code_owner(subject) == "bob"]
+        assert len([subject for subject in kept if ".part." in subject]) == 4
+        for client in (alice, bob):
+            await client.bus.request(subjects.command("upload_parts"), sent, 5.0)
+        assert await one.collect(NOW_S + GRACE_S - 1) == 0, "all parts are listed now and then only"
+        assert await one.collect(NOW_S + GRACE_S) == 4
+        assert {*one.bus.server.code} == kept
+
+
 async def test_a_script_that_is_left_out_is_said_before_anything_is_sent(served: Gateway, folder: Path) -> None:
     (folder / ".penstockignore").write_text("*.py\n!keep.py\n")
     (folder / "keep.py").write_text("print(1)\n")
