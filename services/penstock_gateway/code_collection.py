@@ -167,7 +167,8 @@ class CodeCollector:
         return removed
 
     async def _remove(self, user: str, begun: _Collection, keep: set[Tree], now_s: float) -> int:
-        records = await self._records(await self._bus.list_code(subjects.code_pattern(user, "tree")))
+        there = await self._bus.newest_code(await self._bus.list_code(subjects.code_pattern(user, "tree")))
+        records = {subject: _record.decode(body) for subject, body in there.items()}
         stale = self._stale(records, keep, now_s) - begun.read  # whose parts count as used now: they go next time
         gone = [subjects.code_ready(user, _digest(subject)) for subject in stale]
         await self._bus.remove_code([*gone, *stale])  # in this order: a mark without a record would be believed
@@ -191,6 +192,7 @@ class CodeCollector:
             listed = _subjects(user, record.parts)
             begun.unused.difference_update(listed)
             found = await self._bus.get_code(listed)
+            found |= await self._bus.newest_code([one for one in listed if one not in found])
             manifest = b"".join(found.get(one, b"") for one in listed)
             if code_tree.digest_of(manifest) == _digest(subject):
                 begun.unused.difference_update(await asyncio.to_thread(_used, user, manifest))
@@ -203,6 +205,7 @@ class CodeCollector:
         return {subject for subject in old if (subjects.code_owner(subject), _digest(subject)) not in keep}
 
     async def _records(self, wanted: list[str]) -> dict[str, CodeRecord]:
+        """Return records, perhaps as they were a moment ago: that does for where to look."""
         return {subject: _record.decode(body) for subject, body in (await self._bus.get_code(wanted)).items()}
 
 

@@ -23,7 +23,7 @@ from penstock_gateway import code_collection, code_store, machine
 from penstock_gateway.code_collection import GRACE_S, CodeCollector, needed
 from penstock_gateway.machine import GatewaySettings
 from penstock_log import AnyEvent, JobCancelled, SweepSubmitted, UserSet, code_tree, subjects
-from penstock_log.code_tree import PART_BYTES, CodeTree, TreeEntry
+from penstock_log.code_tree import PART_BYTES, CodeRecord, CodeTree, TreeEntry
 from penstock_log.request_bodies import PartsRequest, UploadRequest
 from penstock_testing import eventually
 
@@ -494,6 +494,34 @@ async def test_what_was_used_when_a_collection_began_goes_with_the_next(
         later_s = NOW_S + 200 + GRACE_S
         assert [await one.collect(later_s), await one.collect(later_s)] == [0, 4]
         assert one.bus.server.code == {}
+
+
+async def test_a_tree_that_was_just_named_stays_although_a_server_that_lags_answers_with_what_was(
+    served: Gateway, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that lags has the old records of two trees, and not the list of files of a third."""
+    async with client_of(served, "alice") as client, collecting(served) as one:
+        trees = [(await client.upload(folder)).digest]
+        (folder / "train.py").write_text("print(2)\n")
+        trees.append((await client.upload(folder)).digest)
+        lagging = dict(one.bus.server.code)
+        (folder / "train.py").write_text("print(3)\n")
+        trees.append((await client.upload(folder)).digest)
+        later_s = NOW_S + 200 + GRACE_S
+        for digest in trees:
+            subject = subjects.code_record("alice", digest)
+            record = msgspec.json.decode(one.bus.server.code[subject], type=CodeRecord)
+            named = msgspec.structs.replace(record, noted_s=later_s - 1)
+            await one.bus.put_code([(subject, msgspec.json.encode(named))])
+        there = dict(one.bus.server.code)
+
+        async def as_it_was(self: MemoryBus, wanted: Sequence[str]) -> dict[str, bytes]:
+            return {subject: lagging[subject] for subject in wanted if subject in lagging}
+
+        monkeypatch.setattr(MemoryBus, "get_code", as_it_was)
+        assert await one.collect(later_s) == 0
+        assert one.bus.server.code == there
+        await client.submit(name="a", command=COMMAND, code=trees[2])
 
 
 async def test_nothing_is_removed_by_a_gateway_that_has_no_lease(served: Gateway, folder: Path) -> None:
