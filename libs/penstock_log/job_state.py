@@ -120,6 +120,7 @@ class Job(msgspec.Struct, kw_only=True, omit_defaults=True):
         It waits for other jobs or sweeps (``after`` of its specification), which have not come that far.
     in_line : bool
         As many jobs of its array as may run at a time come before it: it is not to start before one of them is over.
+        One that is held or blocked has no place before others, and is in line too.
     unblocked_s : float
         When these had come; 0 before, and where it waits for none.
     limit_s : float

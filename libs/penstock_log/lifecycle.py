@@ -70,7 +70,8 @@ class ArrayWindow(msgspec.Struct):
     open : dict of str to None
         Jobs that may start, or have: ``most`` at most.
     line : list of (int, str)
-        Those that wait for one of them to be over, by their places. A job that is held is in neither.
+        Those that wait for one of them to be over, by their places. A job that is held, or waits for other jobs, is in
+        neither: else it could keep out the one that it waits for.
     begun : int
         How many jobs have come: the place of the next.
     """
@@ -89,11 +90,11 @@ class ArrayWindow(msgspec.Struct):
         self.settle(job)
 
     def settle(self, job: Job) -> None:
-        """Have a job that may have changed wait in line, or keep what it has; one that is over or held has neither."""
+        """Have a job that may have changed wait in line, or keep what it has, or have neither."""
         if job.state in TERMINAL:
             self.leave(job.id)
             job.in_line = False
-        elif job.held and job.state is JobState.PENDING:
+        elif (job.held or job.blocked) and job.state is JobState.PENDING:
             self._go(job.id)
             job.in_line = True
         elif job.in_line:
@@ -114,6 +115,12 @@ class ArrayWindow(msgspec.Struct):
         del self.line[:room]
         self.open.update(dict.fromkeys(found))
         return found
+
+    def swap(self, job_id: str, for_id: str) -> None:
+        """Let a job in line start in the place of one that has not, which waits in line from the next look on."""
+        self._go(job_id)
+        del self.open[for_id]
+        self.open[job_id] = None
 
     def _go(self, job_id: str) -> None:
         self.open.pop(job_id, None)
@@ -194,7 +201,7 @@ class JobTable(msgspec.Struct):
 
 
 def _with_line(jobs: JobTable, touched: list[Job], at_s: float) -> list[Job]:
-    """Let jobs of arrays start in the place of those that are over or held; return these and what was touched."""
+    """Let jobs of arrays start in the place of those that are over or cannot; return these and what was touched."""
     windows = {}
     for job in touched:
         window = jobs.arrays.get(_window_id(job.spec))
@@ -212,10 +219,14 @@ def _let_in(jobs: JobTable, window: ArrayWindow, at_s: float) -> list[Job]:
     """Let the first jobs in line start, as far as the window has room for them."""
     found = [jobs.by_id[job_id] for job_id in window.next()]
     for job in found:
-        job.in_line = False
-        if at_s > job.submitted_s:
-            job.unblocked_s = at_s
+        _leave_line(job, at_s)
     return found
+
+
+def _leave_line(job: Job, at_s: float) -> None:
+    job.in_line = False
+    if at_s > job.submitted_s:
+        job.unblocked_s = at_s
 
 
 def _window_id(spec: JobSpec) -> str:
@@ -295,9 +306,33 @@ def _apply_round(jobs: JobTable, event: RoundDecided) -> list[Job]:
             touched.append(job)
     for placement in event.placements:
         job = jobs.by_id.get(placement.job_id)
-        if job is not None and _place(job, placement, event.at_s):
+        if job is None:
+            continue
+        if job.in_line and placement.epoch == job.epoch + 1:
+            touched += _swapped(jobs, job, event.at_s)
+        if _place(job, placement, event.at_s):
             touched.append(job)
     return touched
+
+
+def _swapped(jobs: JobTable, job: Job, at_s: float) -> list[Job]:
+    """
+    Have a job that was placed start in the place of another of its array, if one has not started; return that one.
+
+    Whoever placed it counted the jobs of the array in another way: earlier versions had those that wait for other jobs
+    among them.
+    """
+    window = jobs.arrays.get(_window_id(job.spec))
+    if window is None or job.held or job.blocked or job.state is not JobState.PENDING:
+        return []
+    waiting = [one for one in window.open if jobs.by_id[one].state is JobState.PENDING]
+    if not waiting:
+        return []
+    last = max(waiting, key=window.places.__getitem__)
+    window.swap(job.id, last)
+    jobs.by_id[last].in_line = True
+    _leave_line(job, at_s)
+    return [jobs.by_id[last]]
 
 
 def _place(job: Job, placement: Placement, at_s: float) -> bool:
