@@ -10,7 +10,13 @@ from clusters import Cluster, facts, until
 from penstock_log import JobSpec
 
 STOP = ("idle_after_s=1", "idle_grace_s=1", "idle_action=stop")
-COMPUTES = "import pathlib, sys\nwhile not pathlib.Path(sys.argv[1]).exists(): pass"
+COMPUTES = """
+import pathlib, sys, time
+while not pathlib.Path(sys.argv[1]).exists():
+    sum(range(200_000))
+    time.sleep(0.02)
+"""
+"""It takes about a tenth of a processor: ten times what makes it busy, and the rest is left to the services."""
 
 
 @pytest.fixture
