@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
-from clusters import Cluster, facts, until
+from clusters import facts, running, until
 
 from penstock_log import JobSpec
 
@@ -21,10 +21,8 @@ while not pathlib.Path(sys.argv[1]).exists():
 
 @pytest.fixture
 def cluster(tmp_path):
-    it = Cluster(tmp_path / "data", "--emulate", "fast:2@0.1:4GiB")
-    it.up()
-    yield it
-    it.kill_all()
+    with running(tmp_path / "data", "--emulate", "fast:2@0.1:4GiB") as it:
+        yield it
 
 
 async def test_a_job_that_sleeps_is_warned_and_stopped_and_its_neighbour_that_computes_is_not(cluster, tmp_path):

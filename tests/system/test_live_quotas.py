@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from clusters import Cluster
+from clusters import Cluster, running
 
 from penstock_testing import eventually
 
@@ -18,10 +18,8 @@ BORROWERS_LEAVE_AT_ONCE = "[matcher]\nmin_run_s = 0.0\noverhead_share = 1.0\n"
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("quotas")
     (folder / "penstock.toml").write_text(BORROWERS_LEAVE_AT_ONCE)
-    one = Cluster(folder / "data", "--emulate", "fast:2", "--config", str(folder / "penstock.toml"))
-    one.up()
-    yield one
-    one.kill_all()
+    with running(folder / "data", "--emulate", "fast:2", "--config", str(folder / "penstock.toml")) as one:
+        yield one
 
 
 async def test_a_team_gets_its_own_back_by_a_quota_that_is_set_while_the_cluster_runs(cluster: Cluster) -> None:

@@ -8,15 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from clusters import Cluster
+from clusters import Cluster, running
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    one = Cluster(tmp_path_factory.mktemp("ordered") / "data", "--emulate", "fast:3")
-    one.up()
-    yield one
-    one.kill_all()
+    with running(tmp_path_factory.mktemp("ordered") / "data", "--emulate", "fast:3") as one:
+        yield one
 
 
 def submitted(cluster: Cluster, *words: str) -> str:
