@@ -518,8 +518,9 @@ def _spawn_directly(order: Order, confined: Any, writers: Sequence[int]) -> int:
     skipped, *data_bytes = order.limited or (0,)
     if data_bytes and min(data_bytes) < _DATA_BYTES:  # which may be too few for the shim
         return 0
-    here = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    here = -1
     try:
+        here = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         folders = {b"OLDPWD": os.fsencode(os.getcwd()), b"PWD": os.fsencode(order.cwd)}
         os.chdir(order.cwd)
         words = order.argv[skipped:]
@@ -537,8 +538,10 @@ def _spawn_directly(order: Order, confined: Any, writers: Sequence[int]) -> int:
         if data_bytes:
             with contextlib.suppress(OSError, ValueError):
                 resource.setrlimit(resource.RLIMIT_DATA, (resource.getrlimit(resource.RLIMIT_DATA)[1],) * 2)
-        os.fchdir(here)
-        os.close(here)
+        if here >= 0:
+            with contextlib.suppress(OSError):  # the program has begun, and this process needs no folder
+                os.fchdir(here)
+            os.close(here)
 
 
 def _found(name: str, where: str) -> str:
@@ -561,19 +564,21 @@ class _Entrance:
         self._order, self._tree = order, tree
         self._socket = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
         self.fds: tuple[int, ...] = ()
-        here = os.open(".", os.O_RDONLY | os.O_CLOEXEC)
+        folder = -1
         try:
-            os.chdir(order.folder)  # the name of a socket has room for some hundred bytes
+            folder = os.open(order.folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(ENTRANCE)
-            self._socket.bind(ENTRANCE)
+                os.unlink(ENTRANCE, dir_fd=folder)
+            self._socket.bind(
+                f"/proc/self/fd/{folder}/{ENTRANCE}"
+            )  # the folder's own name may be too long for a socket
             self._socket.listen(_WAITING)
             self.fds = (self._socket.fileno(),)
         except OSError as error:
             _say(f"nobody can enter: {error}")
         finally:
-            os.fchdir(here)
-            os.close(here)
+            if folder >= 0:
+                os.close(folder)
 
     def close(self) -> None:
         """Let nobody in any more: the program has ended."""
@@ -585,7 +590,12 @@ class _Entrance:
             fd, _ = self._socket._accept()  # type: ignore[attr-defined] # what socket.socket is made of
         except OSError:  # it has gone again
             return
-        if os.fork() == 0:
+        try:
+            pid = os.fork()
+        except OSError as error:  # no process can be had: whoever asked hears the end, and the program goes on
+            _say(f"a session did not begin: {error}")
+            pid = -1
+        if pid == 0:
             self._keep(fd)
         os.close(fd)
 
