@@ -26,6 +26,7 @@ from penstock_log.records import compose
 Mark = Literal["hello", "done", "warned"]
 SERIES: Final = "series"
 """Name of the file with the run's metrics, on the node of its first process."""
+_TRIES: Final = 10
 _log = structlog.get_logger("penstock.executor")
 
 
@@ -74,9 +75,13 @@ def rank_path(runs: Path, key: Key, rank: int) -> Path:
 
 
 def create(runs: Path, run: LocalRun) -> None:
-    """Make the folders of a run that is about to start."""
+    """Make the folders of a run that is about to start, though an earlier run of its job is just being removed."""
     folder = path_of(runs, run.key)
     runs.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for _ in range(_TRIES):
+        with suppress(FileNotFoundError):  # the job's folder has gone with its earlier run
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            break
     for rank in run.ranks:
         (folder / str(rank)).mkdir(mode=0o700, parents=True, exist_ok=True)
     (folder / "run.json").write_bytes(msgspec.json.encode(compose(RunRecord, run, ranks=tuple(run.ranks))))
