@@ -252,7 +252,8 @@ def _turns(given: _RoundInput, alpha: float) -> Iterator[FairnessTry]:
     """
     pool, now_s = given.pool, given.context.now_s
     exempt = {*pool.promised, *pool.reservations}
-    places = {r.job_id: (r.borrows and r.job_id not in exempt, r.level) for r in given.ready}
+    by_level = alpha < 1.0  # else all are in, and the order sees to it
+    places = {r.job_id: (r.borrows and r.job_id not in exempt, r.level * by_level) for r in given.ready}
     for place in sorted(set(places.values())) or [(False, 0)]:
         upto = [ranked for ranked in given.ready if places[ranked.job_id] <= place]
         before = {job_id for job_id, other in places.items() if other[0] == place[0] and other[1] < place[1]}

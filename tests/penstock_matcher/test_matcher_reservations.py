@@ -11,7 +11,7 @@ from penstock_log import ReservationCancelled, ReservationMade
 
 
 def reserved(
-    team: str = "a", gpus: int = 2, from_s: float = 100.0, until_s: float = 200.0, n: int = 1, kind: str = ""
+    team: str = "a", gpus: int = 2, from_s: float = 100.0, until_s: float = 200.0, *, n: int = 1, kind: str = ""
 ) -> Any:
     return ReservationMade(
         at_s=1.0,
