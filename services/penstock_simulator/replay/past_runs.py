@@ -29,6 +29,7 @@ from penstock_log import (
     WorkloadScaled,
 )
 from penstock_policies import scaling_model
+from penstock_policies.sample_plan import is_sampled
 from penstock_simulator.engine.tasks import VirtualTask, uncounted_work_s
 from penstock_simulator.replay.history import ClusterHistory, PastRun, key_of
 
@@ -148,6 +149,7 @@ class PastRunLedger:
         self._keys = {job.id: key_of(job) for job in history.jobs}
         self._scaled = _scaled(history)
         facts = [fact for statement in history.statements for fact in statement.facts]
+        self._asked = {self._keys.get(job_id, "") for job_id, spec in history.specs.items() if is_sampled(spec)}
         self._sampled = {fact.key for fact in facts if isinstance(fact, SamplesRequested)}
         self._answered_s: dict[str, float] = {}
         for fact in facts:
@@ -179,9 +181,16 @@ class PastRunLedger:
         return msgspec.structs.replace(spec, profile="off")
 
     def _waited(self, job: Job) -> bool:
-        """Return whether a job may have waited for samples: it did not if it was placed before their answer came."""
+        """
+        Return whether a job may have waited for samples: it did not if it was placed before their answer came.
+
+        A job that is none to be sampled does not wait for what is sampled for another of its workload. Where no job of
+        a sampled workload is one, an earlier version had other rules, and nobody knows which of them waited.
+        """
         key, runs = self._keys[job.id], self.history.placed.get(job.id, ())
-        if key not in self._sampled:
+        if key not in self._sampled or (
+            key in self._asked and not is_sampled(self.history.specs.get(job.id, job.spec))
+        ):
             return False
         answered_s = self._answered_s.get(key, math.inf)
         return job.spec.elastic or not runs or runs[0].placed_s >= min(answered_s, job.submitted_s + self._await_s)
