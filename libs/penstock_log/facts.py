@@ -314,6 +314,8 @@ class RunEnded(Event, frozen=True, kw_only=True, tag="run.ended.v1"):
         Whether it failed for want of memory.
     killed : bool
         Whether it failed because one of its processes was ended by a signal that its executor had not sent.
+    refuses_user : bool
+        Whether no process was started, as the node runs no jobs of the user: ``preempted``, and to be placed elsewhere.
     cap_bytes : int
         The most that each of its processes may hold of a device that it shares; 0 where it has its devices to itself.
     metrics : dict
@@ -344,6 +346,7 @@ class RunEnded(Event, frozen=True, kw_only=True, tag="run.ended.v1"):
     peak_memory_bytes: int = 0
     out_of_memory: bool = False
     killed: bool = False
+    refuses_user: bool = False
     cap_bytes: int = 0
     metrics: dict[str, float] = {}
     diverged: tuple[str, ...] = ()

@@ -276,11 +276,11 @@ class _AdmissionWalk:
 
     def _runs_anywhere(self, spec: JobSpec) -> bool:
         """
-        Say whether any node could run a job's image.
+        Say whether any node could run a job, as far as its image and its user go.
 
         Where only some can, it takes what falls free there: runs are not looked through for those whose nodes would do.
         """
-        return self.free.hosts is None or self.free.hosts.all_run_image(spec)
+        return self.free.hosts is None or self.free.hosts.all_run(spec)
 
     def _enough(self, ranked: RankedJob, kind: str) -> VictimChoice | None:
         """Return the lightest runs whose devices make up what the job lacks of a kind."""

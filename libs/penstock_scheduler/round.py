@@ -211,8 +211,6 @@ def _decided(
         return None, min(next_s, again_s) if is_due else next_s
     priced = explains and rules.max_waits and not only
     prices = _prices(draft, looked_at.singles(assignment.PRICED) if priced else ())
-    if not explains:
-        next_s = min(next_s, again_s)
     found = RoundDecided(
         at_s=now_s,
         pool=pool.name,

@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from penstock_cluster.nodes import NOTHING, Cluster, HostAmount, Node, fits, need_of, runs_image, share_of
+from penstock_cluster.nodes import NOTHING, Cluster, HostAmount, Node, fits, need_of, runs, share_of
 from penstock_log import Cause, Device, Job, JobSpec, Wait
 from penstock_log.spec import BESIDE_LOCAL_BYTES, runtimes_of
 from penstock_log.text import gibibytes, listed, rounded_down
@@ -132,11 +132,17 @@ def impossible_cause(
     if _largest(spec, present) >= spec.gpus:
         return _drained(spec, aftermath)
     if max(present.kinds_without_hosts(spec).values(), default=0) >= spec.gpus:
-        without = msgspec.structs.replace(spec, image="")
-        for_image = spec.image and _largest(without, present) >= spec.gpus
-        return WaitCause("never_fits", *(_no_containers if for_image else _too_much_of_a_host)(spec, aftermath))
+        return WaitCause("never_fits", *_kept_by_hosts(spec, aftermath, present))
     remedy = _relaxed(spec, aftermath.whole) or _bare(spec, aftermath.whole)
     return WaitCause("never_fits", _largest_text(spec, present, aftermath.pool), remedy)
+
+
+def _kept_by_hosts(spec: JobSpec, aftermath: RoundAftermath, present: FreeDevices) -> tuple[str, str]:
+    """Return why a job cannot have devices that would do, and what to do: their hosts refuse it, or lack something."""
+    if spec.refused_by and _largest(msgspec.structs.replace(spec, refused_by=()), present) >= spec.gpus:
+        return _refusing(spec, aftermath), _ONCE_MENDED
+    for_image = spec.image and _largest(msgspec.structs.replace(spec, image=""), present) >= spec.gpus
+    return (_no_containers if for_image else _too_much_of_a_host)(spec, aftermath)
 
 
 def _never_shares(spec: JobSpec, demand: SharingDemand, whole: FreeDevices, reserve_share: float) -> WaitCause | None:
@@ -197,12 +203,37 @@ def _no_containers(spec: JobSpec, aftermath: RoundAftermath) -> tuple[str, str]:
     """Return what runs a job's image, and that too few nodes have it; and what to do."""
     needs = " or ".join(runtimes_of(spec.image))
     able = [node for node in aftermath.nodes if any(fits(spec, device) for device in node.devices)]
-    some = [node.id for node in able if runs_image(spec, node)]
+    some = [node.id for node in able if runs(spec, node)]
     has = f"only {listed(some[:_MOST_NAMED])} of pool" if some else "no node of pool"
     evidence = f"its image `{spec.image}` needs {needs}; {has} `{aftermath.pool}` with such devices has it"
     if some:
         return evidence, "ask for fewer devices, or install it on more nodes"
     return evidence, f"install {needs} there ([executor] containers), or choose another pool"
+
+
+_ONCE_MENDED: Final = (
+    "`penstock story` of the job says why they refused it; once that is mended, start their executors again or say "
+    "`penstock node resume`, or submit as another user"
+)
+
+
+def _refusing(spec: JobSpec, aftermath: RoundAftermath) -> str:
+    """Return which of a pool's nodes have refused jobs of a job's user."""
+    refusing = [node.id for node in aftermath.nodes if node.id in spec.refused_by]
+    who = f"user `{spec.user}`" if spec.user else "nobody"
+    more = ", …" if len(refusing) > _MOST_NAMED else ""
+    does = "runs" if len(refusing) == 1 else "run"
+    return f"{listed(refusing[:_MOST_NAMED])}{more} {does} no jobs of {who}"
+
+
+def _refusal_capacity(spec: JobSpec, aftermath: RoundAftermath, ahead: int) -> WaitCause | None:
+    """Return that idle devices are on nodes which refuse a job's user; None where it does not wait for that."""
+    welcome = msgspec.structs.replace(spec, refused_by=())
+    idle = aftermath.idle.kinds(welcome) if spec.refused_by else {}
+    if not any(count >= spec.gpus for count in idle.values()):
+        return None
+    there = ", ".join(f"{count} {kind}" for kind, count in idle.items())
+    return WaitCause("capacity", f"idle: {there}, but {_refusing(spec, aftermath)}; {_place(ahead)}")
 
 
 def _image_capacity(spec: JobSpec, aftermath: RoundAftermath, ahead: int) -> WaitCause | None:
@@ -595,7 +626,8 @@ def _for_devices(job: Job, later: DeferredJob | None, aftermath: RoundAftermath,
         return _beside_idle(idle, later, "" if aftermath.backfills else first)
     if aftermath.sharing is not None and (demand := aftermath.sharing.demands.get(job.id)) is not None:
         return _sharing_capacity(job.spec, demand, aftermath.sharing, aftermath, ahead)
-    if reason := _image_capacity(job.spec, aftermath, ahead) or _host_capacity(job.spec, aftermath, ahead):
+    looks = (_refusal_capacity, _image_capacity, _host_capacity)
+    if reason := next((found for look in looks if (found := look(job.spec, aftermath, ahead))), None):
         return reason
     if job.id in aftermath.kept:
         return _kept_so_far(job.spec, aftermath, aftermath.kept[job.id])

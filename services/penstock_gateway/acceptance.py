@@ -68,7 +68,7 @@ from penstock_scheduler.pool import pool_settings
 from penstock_scheduler.pool.pool_settings import MatcherSettings
 
 _MOST_CHARACTERS: Final = 128
-_VOLATILE: Final = frozenset({"id"})
+_VOLATILE: Final = frozenset({"id", "refused_by"})
 _READ: Final = frozenset({"digest", "opaque"})
 """Fields that a client fills in from the script; empty where it cannot read it."""
 _LONGEST_NAME: Final = 63
@@ -131,9 +131,10 @@ def job(
         409 if the id belongs to something else; with ``strict``, 400 if the job could not run on the present nodes.
     """
     check(spec)
-    asked = validation.settled(spec)
+    asked = validation.settled(msgspec.structs.replace(spec, refused_by=()))
     spec = job_dependencies.with_whole_ids(state, asked, caller)
-    warnings = job_fit.warnings(fit or NodeFit(state.cluster), spec, job_fit.caps(state, spec))
+    welcome = state.jobs.with_refusals(spec, now_s)
+    warnings = job_fit.warnings(fit or NodeFit(state.cluster), welcome, job_fit.caps(state, spec))
     warnings += tuple(_too_many_servers(state, spec, now_s))
     there = state.jobs.get(spec.id)
     if there is not None:
@@ -634,9 +635,11 @@ def resume(
     if ask.device is not None:
         return _resume_device(node, _device_of(node, ask.device), ask, now_s)
     after = node.gone or "up"
-    if not node.drained:
+    refused = [user or "nobody" for user, nodes in state.jobs.refusals.items() if node.id in nodes]
+    if not node.drained and not refused:
         return _node_action(node, f"is not drained{_drained_devices(node)}", after)
-    return _node_action(node, "takes jobs again", after, NodeResumed(node_id=node.id, by=ask.by, at_s=now_s))
+    whose = "jobs again" if node.drained else f"jobs of {' and '.join(sorted(refused))} again, which it had refused"
+    return _node_action(node, f"takes {whose}", after, NodeResumed(node_id=node.id, by=ask.by, at_s=now_s))
 
 
 def remove(

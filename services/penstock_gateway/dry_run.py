@@ -49,7 +49,8 @@ def dry_run(
     them its samples, and the first size of an elastic job. Each change gets a round or two more, in case the job waits.
     """
     left = tuple(one for one in spec.after if not has_come(one, state.progress_of(target_of(one))))
-    spec = validation.settled(msgspec.structs.replace(spec, after=left))
+    settled = validation.settled(msgspec.structs.replace(spec, after=left))
+    spec = state.jobs.with_refusals(settled, now_s)
     warnings = job_fit.unknown_kinds(state.cluster, spec)
     rules = rules_of(state, spec.pool, settings or MatcherSettings())
     caps, kinds = job_fit.caps(state, spec), wait_causes.without_runs(state.cluster, spec.pool).whole.kinds(spec)

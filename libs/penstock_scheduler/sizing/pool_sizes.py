@@ -330,7 +330,7 @@ class _ProblemBuilder:
     def _fitting(self, spec: JobSpec) -> Iterator[str]:
         """Yield the kinds of the devices that a job fits, of each node no more than its host has room for."""
         free = {
-            node.id: nodes.of_node(node).holds(nodes.need_of(spec, nodes.share_of(node))) * nodes.runs_image(spec, node)
+            node.id: nodes.of_node(node).holds(nodes.need_of(spec, nodes.share_of(node))) * nodes.runs(spec, node)
             for node in (self._state.cluster.usable(spec.pool) if nodes.asks(spec) else ())
         }
         for (node_id, _), device in self._there.items():
