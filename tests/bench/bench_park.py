@@ -1,9 +1,9 @@
 """
 A preempted job with a costly load, parked and not: ``python tests/bench/bench_park.py [PREEMPTIONS] [LOAD_S]``.
 
-On a real cluster of one emulated device, a job whose script takes seconds to begin is preempted by short ones, one after
-the other, on a node that parks no run and on one that does. Printed are the seconds from the placement of the job, after
-a short one has ended, to its next step, and what the short jobs waited.
+On a real cluster of one emulated device, a job whose script takes seconds to begin is preempted by short ones, one
+after the other, on a node that parks no run and on one that does. Printed are the seconds from the placement of the
+job, after a short one has ended, to its next step, and what the short jobs waited.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from typing import NamedTuple
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 from clusters import Cluster, facts
-
-import penstock
 
 PREEMPTIONS, LOAD_S = 5, 3.0
 STEP_S = 0.02
@@ -77,7 +75,7 @@ async def preempted(cluster: Cluster, folder: Path, preemptions: int, load_s: fl
 async def until_it_steps(steps: Path) -> None:
     """Wait until a job has done some steps more: it has run long enough to be preempted."""
     before = steps.stat().st_size
-    while steps.stat().st_size == before:
+    while steps.stat().st_size == before:  # noqa: ASYNC110 - the file of another process
         await asyncio.sleep(STEP_S)
     await asyncio.sleep(1.0)
 
