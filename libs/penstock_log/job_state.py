@@ -316,6 +316,11 @@ class Job(msgspec.Struct, kw_only=True, omit_defaults=True):
         return self.placement is not None and self.placement.epoch == epoch and node_id in self.open_nodes
 
     @property
+    def parked_on(self) -> str:
+        """The node on which its process is parked; empty where none is."""
+        return self.parked.node_id if self.parked is not None else ""
+
+    @property
     def startable(self) -> bool:
         """Whether neither a person nor another job, or its array, keeps it from being started."""
         return not (self.held or self.blocked or self.in_line)

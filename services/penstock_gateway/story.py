@@ -312,7 +312,8 @@ class Timeline:
         after = f" after step {fact.steps}" if fact.steps else ""
         reason = _because(fact.reason) if fact.reason != self._sized else ""
         outcome = "stopped" if self._timed_out and fact.outcome == "preempted" else fact.outcome
-        return f"run {outcome} on {fact.node_id}{code}{after}{reason}"
+        parked = f", parked with {gibibytes(fact.parked_bytes)}" if fact.parked else ""
+        return f"run {outcome} on {fact.node_id}{'' if parked else code}{after}{reason}{parked}"
 
     def _of_measurement(self, fact: AggregationMeasured) -> Iterator[str]:
         """Yield the first short and the first long measurement since parts moved; they go on as the run does."""
