@@ -251,6 +251,24 @@ async def test_a_parked_run_ends_with_its_executor_and_its_job_goes_on_from_the_
     await world.says("j1", "loads")
 
 
+async def test_an_executor_that_dies_while_it_parks_a_run_has_preempted_it(world: World) -> None:
+    node = await node_of(world)
+    await world.run("j1", *script())
+    await world.says("j1", "step 3")
+    pid = number_of(await world.output("j1"), b"loaded")
+    await world.preempt("j1")
+    await eventually(lambda: state_of(pid) == "T")
+    await node.kill()
+    await gone(pid)
+    await node.start()
+    end = await world.ended("j1")
+    assert (end.outcome, end.steps) == ("preempted", (await world.fact(RunCheckpointed, "j1")).step)
+    await world.place("j1", epoch=2)
+    assert (await begun(world)).resumed_step == end.steps
+    await world.says("j1", "loads")
+    assert (await world.facts("j1")).count("RunEnded") == 1
+
+
 async def test_a_run_that_went_on_is_found_by_the_next_executor(world: World) -> None:
     node = await node_of(world)
     end, pid = await parked(world)
