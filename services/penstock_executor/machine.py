@@ -343,7 +343,7 @@ class _Node:
         if ending == "preempted" and run.greeted and not run.termed_s:
             if not run.asked_s:
                 self._decide_at(self.now_s + grace_s)
-                park = self.observed.parks and not self.observed.draining and may_park(job, run.world_size)
+                park = self.observed.parks and not self._is_closed() and may_park(job, run.world_size)
                 yield AskToStop(job_id=run.job_id, epoch=run.epoch, ending=ending, why=self._evicted(run), park=park)
                 return
             if not self._due(run.asked_s + grace_s):
@@ -396,14 +396,19 @@ class _Node:
         why = ""
         if job is None:
             why = "its job is over"
-        elif self.observed.draining:
-            why = f"node {self.id} is shutting down"
+        elif self._is_closed():
+            why = f"node {self.id} takes no jobs any more"
         elif job.epoch > parked.epoch and (job.placement is None or not self._has_grant(job)):
             why = "its job was given other nodes"
         elif job.epoch > parked.epoch and not job.stopping:
             why = self._why_not_on(parked, job)
         if why:
             yield EndParked(job_id=parked.job_id, why=why)
+
+    def _is_closed(self) -> bool:
+        """Return whether the node is to have no further run."""
+        known = self.state.cluster.nodes.get(self.id)
+        return self.observed.draining or (known is not None and known.drained)
 
     def _why_not_on(self, parked: ParkedRun, job: Job) -> str:
         given = devices_of(job, self.id)
@@ -455,6 +460,8 @@ class _Node:
 
     def _begin(self, job: Job, devices: tuple[int, ...]) -> Iterator[Action]:
         parked = self.observed.parked.get(job.id)
+        if job.id in self.observed.leaving:
+            return
         if parked is not None:
             if not self._why_not_on(parked, job) and self._due(self.observed.postponed.get((job.id, job.epoch), 0.0)):
                 self.taken |= dict.fromkeys(devices, sharing_of(job))

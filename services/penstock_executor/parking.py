@@ -2,8 +2,9 @@
 The parked runs of this node: parked, continued and ended. Part of the runner.
 
 The process of a parked run is stopped by its shim, which keeps it so for as long as a connection of this executor is
-open: whatever becomes of the executor, its parked processes end with it. What rules there are is in
-:mod:`penstock_executor.parked_run`.
+open: whatever becomes of the executor, its parked processes end with it. One that is parked no more leaves by itself,
+as the connection of its session is closed too, and does what scripts do at their end. The rules by which runs are
+parked and go on are in :mod:`penstock_executor.parked_run`.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ SHARE: Final = 4
 """By default, parked runs hold one of so many parts of the memory that no job has asked for."""
 PRESSURE: Final = 16
 """Where less than one of so many parts of the host's memory is left, parked runs give theirs."""
+MOST_RUNS: Final = 32
+"""The most parked runs of a node: each has a connection, of which a user has so many."""
 ANSWER_S: Final = 10.0
 """How long a shim may take to stop a process or to let it go on: it may wait for a slow disk."""
 _ANSWER_BYTES: Final = 4096
@@ -91,6 +94,12 @@ class ParkedRuns:
         self._clock, self._spawn, self._finish_output = clock, spawn, finish_output
         self._let_go, self._is_entered, self._report, self._wake = let_go, is_entered, report, wake
         self._held: dict[str, _Held] = {}
+        self._leaving: dict[int, str] = {}
+
+    @property
+    def leaving(self) -> frozenset[str]:
+        """The jobs whose processes are parked no more, and have not ended yet."""
+        return frozenset(self._leaving.values())
 
     @property
     def runs(self) -> dict[str, ParkedRun]:
@@ -159,7 +168,7 @@ class ParkedRuns:
         if held_bytes > most_bytes:
             raise _Refused(f"it holds {gibibytes(held_bytes)}, and {gibibytes(most_bytes)} may be parked here")
         for job_id in list(self._held):
-            if self.held_bytes + held_bytes <= most_bytes:
+            if self.held_bytes + held_bytes <= most_bytes and len(self._held) < MOST_RUNS:
                 break
             self.end(job_id, "another run was parked in its place")
         return max(1, held_bytes)
@@ -231,12 +240,11 @@ class ParkedRuns:
 
     # --- the end
     def end(self, job_id: str, why: str) -> None:
-        """End the parked run of a job, if there is one: by the end of its connection, its shim ends its processes."""
+        """End the parked run of a job, if there is one: by the end of its connections, its processes leave."""
         held = self._held.pop(job_id, None)
         if held is not None:
             self._forget(held, why)
             held.link.close()
-            self._host.launcher.kill(held.process)
 
     def end_under_pressure(self) -> None:
         """End the longest parked run where the host is short of memory."""
@@ -244,7 +252,7 @@ class ParkedRuns:
             self.end(next(iter(self._held)), why)
 
     def close(self) -> None:
-        """End all: their processes end with the connections, and what is left of them is removed at the next start."""
+        """End all: their processes leave with the connections; what they leave behind is removed at the next start."""
         for held in self._held.values():
             self._unwatch(held)
             os.close(held.exit_fd)
@@ -265,13 +273,16 @@ class ParkedRuns:
         _log.info("parked_run_ended", job_id=run.job_id, epoch=run.epoch, reason=why)
         node_id = self._host.site.node_id
         self._report(RunUnparked(job_id=run.job_id, epoch=run.epoch, node_id=node_id, reason=why, at_s=self._clock()))
+        self._leaving[held.exit_fd] = run.job_id
         self._spawn(self._clean(held))
         self._wake()
 
     async def _clean(self, held: _Held) -> None:
         """Remove what is left of a parked run, once its process has ended."""
         await _gone(held.exit_fd)
+        del self._leaving[held.exit_fd]
         self._host.remove_parked(held.run, held.process)
+        self._wake()
 
     @staticmethod
     def _unwatch(held: _Held) -> None:

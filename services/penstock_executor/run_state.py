@@ -276,6 +276,8 @@ class NodeObservation(msgspec.Struct, kw_only=True):
         When the matcher first answered this start of the executor; None before. From then on it answers no other.
     parked : dict of str to ParkedRun
         The parked runs, by job.
+    leaving : frozenset of str
+        Jobs whose processes are parked no more, and have not ended yet.
     parks : bool
         Whether runs may be parked here.
     devices : tuple of Device
@@ -294,6 +296,7 @@ class NodeObservation(msgspec.Struct, kw_only=True):
     unheard_s: float = 0.0
     alone_s: float | None = None
     parked: dict[str, ParkedRun] = {}
+    leaving: frozenset[str] = frozenset()
     parks: bool = False
     devices: tuple[Device, ...] = ()
     fences: bool = False

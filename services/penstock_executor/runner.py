@@ -370,6 +370,7 @@ class Executor:
             unheard_s=self.page.unheard_s,
             alone_s=self.alone_s,
             parked=self.parking.runs,
+            leaving=self.parking.leaving,
             parks=self.parking.is_on,
             devices=self.host.site.devices,
             fences=bool(self.host.site.heard),

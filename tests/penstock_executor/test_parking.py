@@ -11,7 +11,7 @@ import pytest
 from executor_cases import Node, World
 
 from penstock_executor.launchers import process_launcher
-from penstock_log import RunCheckpointed, RunEnded, RunStarted, RunUnparked
+from penstock_log import NodeDrained, RunCheckpointed, RunEnded, RunStarted, RunUnparked
 from penstock_testing import eventually
 
 pytestmark = pytest.mark.slow
@@ -210,6 +210,34 @@ async def test_a_parked_run_ends_with_its_job(world: World) -> None:
     await world.cancel("j1")
     assert (await world.fact(RunUnparked, "j1")).reason == "its job is over"
     await gone(pid)
+
+
+async def test_a_script_that_is_parked_no_more_does_what_it_does_at_its_end(world: World) -> None:
+    await node_of(world)
+    kept = world.folder / "kept"
+    at_end = f"import atexit; file = open({str(kept)!r}, 'w'); file.write('kept'); atexit.register(file.write, ' too')"
+    _, pid = await parked(world, "j1", *script(setup=at_end))
+    assert kept.read_text() == ""
+    await world.cancel("j1")
+    await gone(pid)
+    assert kept.read_text() == "kept too"
+
+
+async def test_a_script_that_does_not_come_to_its_end_is_ended(world: World) -> None:
+    await node_of(world)
+    _, pid = await parked(world, "j1", *script(setup="import atexit; atexit.register(time.sleep, 600)"))
+    await world.cancel("j1")
+    await gone(pid)
+
+
+async def test_a_drained_node_parks_nothing_and_ends_what_is_parked(world: World) -> None:
+    await node_of(world)
+    _, pid = await parked(world)
+    await world.run("j2", *script())
+    await world.says("j2", "step 3")
+    await world.write(NodeDrained(node_id="n1", by="alice", at_s=world.now_s()))
+    await gone(pid)
+    assert not (await preempted(world, "j2")).parked
 
 
 async def test_a_parked_run_ends_where_its_job_goes_on_elsewhere(world: World) -> None:

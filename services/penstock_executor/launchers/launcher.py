@@ -223,8 +223,8 @@ class Launcher(Protocol[ProcessT]):
         It takes and answers lines. ``park PID`` stops the program, if that is its pid, and all that it has started; it
         is answered by ``parked`` once they have stopped and their output is in the files. ``go FOLDER`` lets them go
         on, with their output in the files of that folder, and is answered by ``going``. Any other answer says why not.
-        Once the connection is closed, a process that is parked by it is ended, with the status of one that was asked to
-        leave.
+        Once the connection is closed, a process that is parked by it goes on to leave, is ended some seconds later, and
+        has the status of one that was asked to leave.
 
         Raises
         ------

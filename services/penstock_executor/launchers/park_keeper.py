@@ -3,8 +3,8 @@ Keeper of a parked program: stopped with all that it has started, until it goes 
 
 A part of the shim, which loads it by its path, like :mod:`fence_keeper`. The executor asks for it through a socket in
 the process's folder, and keeps that connection open for as long as the program is to be kept. So a parked program never
-outlives the executor that knows of it: once the connection has closed, however that came, the program is ended, with
-the status of one that has left because it was asked to.
+outlives the executor that knows of it: once the connection has closed, however that came, the program goes on to leave,
+as its session does then, and counts as one that was asked to. After :data:`LEAVE_S` it is ended.
 
 A line is ``park PID``, with who has said that it may be stopped: it has to be the program itself, and nothing that the
 program has started, such as a worker of a launcher that would go on without knowing. The answer is ``parked``, once all
@@ -17,11 +17,16 @@ from __future__ import annotations
 import _socket
 import contextlib
 import os
+import threading
+import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
 LEFT: Final = 75
 """``EX_TEMPFAIL``, as a program exits that was asked to stop and has saved a checkpoint."""
+LEAVE_S: Final = 5.0
+"""How long a program that is parked no more may take for what it does at its end."""
+_AGAIN_S: Final = 0.2
 _LINE_BYTES: Final = 8192
 
 
@@ -83,11 +88,18 @@ class ParkKeeper:
         return True
 
     def close(self) -> None:
-        """Close the connection, and end a program that is parked by it."""
+        """Close the connection, and have a program leave that is parked by it."""
         if self._holds:
             self._holds, self._tree.left = False, LEFT
-            self._tree.kill()
+            threading.Thread(target=self._end_later, daemon=True).start()
+            self._tree.unpark()
         self._socket.close()
+
+    def _end_later(self) -> None:
+        time.sleep(LEAVE_S)
+        while self._tree.code is None:
+            self._tree.kill()
+            time.sleep(_AGAIN_S)
 
     def _obey(self, line: str) -> str:
         what, _, whom = line.partition(" ")
