@@ -133,6 +133,25 @@ async def test_a_run_is_parked_again_and_again_and_ends_as_all_do(world: World) 
     assert (await world.facts("j1")).count("RunUnparked") == 0
 
 
+async def test_a_run_that_began_warm_is_parked_as_others_are(world: World) -> None:
+    await node_of(world)
+    code = SCRIPT.format(steps="int(sys.argv[1])", setup="pass", each="pass")
+    command = (sys.executable, "-c", code)
+    for number in range(40):
+        await world.run(f"w{number}", *command, "1")
+        assert (await world.ended(f"w{number}")).outcome == "completed"
+        if (await world.fact(RunStarted, f"w{number}")).start == "warm":
+            break
+    end, pid = await parked(world, "j1", *command, "100000")
+    assert (await world.fact(RunStarted, "j1")).start == "warm"
+    await world.place("j1", epoch=2)
+    assert (await begun(world)).start == "parked"
+    await world.says("j1", f"step {end.steps + 3} 2")
+    await world.cancel("j1")
+    assert (await world.ended("j1", 2)).outcome == "cancelled"
+    await gone(pid)
+
+
 async def test_all_that_a_script_has_started_is_stopped_and_goes_on_with_it(world: World) -> None:
     await node_of(world)
     end, pid = await parked(world, "j1", *script(setup=BESIDE, each='print("beats", len(beats), flush=True)'))
