@@ -96,7 +96,7 @@ def why_not_on(parked: ParkedRun, job: Job, devices: Sequence[Device], hold_s: f
 
 def _program(spec: JobSpec) -> JobSpec:
     """Return a specification without what no process is told of."""
-    return msgspec.structs.replace(spec, kinds=(), hold=False)
+    return msgspec.structs.replace(spec, kinds=(), hold=False, refused_by=())
 
 
 def _alike(before: Sequence[Device], now: Sequence[Device]) -> bool:

@@ -61,8 +61,10 @@ Place = tuple[Key, int]
 """A run and a rank."""
 LONGEST_ERROR: Final = 1000
 """Characters of what a job says of its errors."""
-_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE)
 _ADVICE: Final = {
+    errno.EMFILE: "raise the limit of open files of the executor (LimitNOFILE, ulimit -n)",
+    errno.ENFILE: "raise the limit of open files of the machine (fs.file-max)",
     errno.ENOSPC: "free some space there",
     errno.EDQUOT: "free some space there",
     errno.E2BIG: "give it a shorter command or environment",
@@ -211,6 +213,7 @@ class ProcessHost:
             world_size=len(gang),
             started_s=self._clock(),
             refused=refused or self._problem(job, mine[0]),
+            refuses_user=isinstance(account, IdentityRefused),
             uid=None if isinstance(account, IdentityRefused) else account.uid,
             hold_s=HOLD * environment.placement_of(job).patience_s if self.site.heard else 0.0,
             sharing=sharing_of(job),
@@ -404,6 +407,10 @@ class ProcessHost:
                 else:
                     self._track((run.key, index), process)
                     _log.info("process_adopted", job_id=run.job_id, epoch=run.epoch, rank=index, pid=process.pid)
+        if self.site.temporary is not None:
+            kept = {self._temporary(home, self.site.temporary) for home in self.homes()}
+            for left in {*self.site.temporary.glob("*")} - kept:
+                job_folders.remove_soon(left)
 
     def _end_parked(self, homes: Collection[Key]) -> None:
         """End parked processes of an earlier executor: they end with it, but may not have come to that."""
@@ -627,7 +634,7 @@ class ProcessHost:
         run_folders.remove(self.runs_dir, home)
         remove_files(self._secret_files(home))
         if self.site.temporary is not None:
-            job_folders.remove(self._temporary(home, self.site.temporary))
+            job_folders.remove_soon(self._temporary(home, self.site.temporary))
         if self.work is not None:
             self.work.end(home)
 

@@ -556,7 +556,12 @@ class _Entrance:
             fd, _ = self._socket._accept()  # type: ignore[attr-defined] # what socket.socket is made of
         except OSError:  # it has gone again
             return
-        if os.fork() == 0:
+        try:
+            pid = os.fork()
+        except OSError as error:  # no process can be had: whoever asked hears the end, and the program goes on
+            _say(f"a session did not begin: {error}")
+            pid = -1
+        if pid == 0:
             self._keep(fd)
         os.close(fd)
 
@@ -648,19 +653,19 @@ class _Parking:
 
 def _listen(listener: _socket.socket, folder: str, name: str) -> tuple[int, ...]:
     """Have a socket listen at a name in a folder; return its descriptor, or none where that cannot be."""
-    here = os.open(".", os.O_RDONLY | os.O_CLOEXEC)
+    at = -1
     try:
-        os.chdir(folder)  # the name of a socket has room for some hundred bytes
+        at = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(name)
-        listener.bind(name)
+            os.unlink(name, dir_fd=at)
+        listener.bind(f"/proc/self/fd/{at}/{name}")  # the folder's own name may be too long for a socket
         listener.listen(_WAITING)
     except OSError as error:
         _say(f"nobody is heard at {name}: {error}")
         return ()
     finally:
-        os.fchdir(here)
-        os.close(here)
+        if at >= 0:
+            os.close(at)
     return (listener.fileno(),)
 
 
