@@ -69,7 +69,7 @@ class ParkedRuns:
     finish_output : callable
         Publishes the rest of a process's output.
     let_go : callable
-        ``let_go(place)``: stops watching for the end of a process.
+        ``let_go(place)``: stops watching for the end of a process; returns False where it has ended.
     is_entered : callable
         ``is_entered(place)``: says whether people are in the run.
     report : callable
@@ -85,7 +85,7 @@ class ParkedRuns:
         clock: Callable[[], float],
         spawn: Callable[[Coroutine[Any, Any, None]], None],
         finish_output: Callable[[Place], Coroutine[Any, Any, None]],
-        let_go: Callable[[Place], None],
+        let_go: Callable[[Place], bool],
         is_entered: Callable[[Place], bool],
         report: Callable[[RunUnparked], None],
         wake: Callable[[], None],
@@ -95,6 +95,7 @@ class ParkedRuns:
         self._let_go, self._is_entered, self._report, self._wake = let_go, is_entered, report, wake
         self._held: dict[str, _Held] = {}
         self._leaving: dict[int, str] = {}
+        self._asked: set[Place] = set()
 
     @property
     def leaving(self) -> frozenset[str]:
@@ -120,8 +121,15 @@ class ParkedRuns:
     def park(self, place: Place, job: Job | None, step: int) -> None:
         """Park a run whose process says that it is ready, or have it leave."""
         agent = self._host.connections.get(place)
-        if agent is not None:
-            self._spawn(self._park(place, agent, job, step))
+        if agent is not None and place not in self._asked:
+            self._asked.add(place)
+            self._spawn(self._answer(place, agent, job, step))
+
+    async def _answer(self, place: Place, agent: AgentConnection, job: Job | None, step: int) -> None:
+        try:
+            await self._park(place, agent, job, step)
+        finally:
+            self._asked.discard(place)
 
     async def _park(self, place: Place, agent: AgentConnection, job: Job | None, step: int) -> None:
         key, _ = place
@@ -143,7 +151,10 @@ class ParkedRuns:
             agent.send(StopAtStep(step=step))
             return
         parked = self._describe(run, job, step, held_bytes)
-        self._let_go(place)
+        if not self._let_go(place):
+            os.close(exit_fd)
+            link.close()
+            return
         process = self._host.begin_parking(place, parked)
         held = _Held(run=parked, process=process, link=link, agent=agent, exit_fd=exit_fd)
         self._hold(held)
@@ -155,6 +166,8 @@ class ParkedRuns:
         run = self._host.runs.get(place[0])
         if run is None or not run.alive or run.termed_s or run.killed_s:
             raise _Refused("it is being ended")
+        if not run.may_park or run.stop_step is None:
+            raise _Refused("it was not asked to")
         if self._is_entered(place):
             raise _Refused("somebody is in it")
         return run

@@ -169,7 +169,7 @@ class Executor:
             clock=shell.now_s,
             spawn=self._spawn,
             finish_output=self.telemetry.finish_output,
-            let_go=self._unwatch,
+            let_go=self._let_go,
             is_entered=self.sessions.is_in,
             report=self.appender.report,
             wake=self.wake,
@@ -620,6 +620,13 @@ class Executor:
         asyncio.get_running_loop().remove_reader(fd)
         os.close(fd)
         self._note_giving_up()
+
+    def _let_go(self, place: Place) -> bool:
+        """Stop watching for a process's end; return False where that has come."""
+        if place not in self.watched:
+            return False
+        self._unwatch(place)
+        return True
 
     def _busy(self) -> bool:
         return bool(self.watched) and self.settings.on_shutdown == "preempt"

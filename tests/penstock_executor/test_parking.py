@@ -197,6 +197,15 @@ async def test_a_script_leaves(world: World, command: tuple[str, ...]) -> None:
     await world.says("j1", "loads")
 
 
+async def test_a_run_that_nobody_has_asked_is_not_parked(world: World) -> None:
+    await node_of(world)
+    says = "from penstock_log.agent_protocol import ReadyToPark as R; say = session._boundary._agent.send"
+    await world.run("j1", *script(setup=says, each="say(R(step=session.step))"))
+    end = await world.ended("j1")
+    assert (end.exit_code, end.parked) == (75, False)
+    assert (await parked(world, "j2"))[0].parked
+
+
 async def test_a_node_that_parks_nothing_has_its_runs_leave(world: World) -> None:
     await node_of(world, park_bytes=0)
     await world.run("j1", *script())
