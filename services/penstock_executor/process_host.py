@@ -541,7 +541,7 @@ class ProcessHost:
     def leader(self, place: Place) -> int:
         """Return the session of a process; 0 if it is gone."""
         process = self._processes.get(place)
-        return 0 if process is None else process.pid
+        return 0 if process is None else process.session
 
     def limited(self, place: Place, argv: Sequence[str]) -> list[str]:
         """Return the command line that holds a command to the limits of the process beside which it is to run."""

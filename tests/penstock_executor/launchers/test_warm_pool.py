@@ -22,9 +22,9 @@ class FakeServer:
 
     def __init__(self, command: WarmCommand, modules: Sequence[str], env: Mapping[str, str]) -> None:
         self.command, self.modules, self.env = command, tuple(modules), dict(env)
-        self.ready, self.refusal, self.closed = False, "", False
+        self.ready, self.refusal, self.closed, self.busy = False, "", False, False
         FakeServer.made.append(self)
-        self.pid = len(FakeServer.made)
+        self.pid = self.memory_pid = len(FakeServer.made)
 
     def is_ready(self) -> bool:
         if self.refusal:
