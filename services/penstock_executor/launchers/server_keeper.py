@@ -173,6 +173,7 @@ class Keeper:
             if said != "+":
                 raise ServerFault(said[1:])
             self._stop()
+            self._check_memory()
         except (ServerFault, OSError) as fault:
             text = f"; the end of what it printed: {_printed(printed)[-200:]!r}" if str(fault) == _HAS_ENDED else ""
             self._end_server(f"{fault}{text}")
@@ -232,10 +233,11 @@ class Keeper:
             self._tell(fork_server.reaped(message))
             return
         order = shim.Order(*message)
-        if why := self._doubt(order):
+        confined = confinement.read(order.folder) or confinement.Confinement()
+        if why := self._doubt(order, confined):
             self._tell((0, f"{COLD}{why}"))
         else:
-            self._fork_shim(order, pipes[0])
+            self._fork_shim(order, confined, pipes[0])
         for pipe in pipes:
             os.close(pipe)
 
@@ -342,9 +344,8 @@ class Keeper:
             if state in b"ZX" or _now_s() > end_s:
                 raise ServerFault(_HAS_ENDED if state in b"ZX" else "it does not stop")
             time.sleep(0.0002)
-        if below := shim.descendants(self._server):
+        if below := _children(self._server):
             raise ServerFault(f"it has started {len(below)} processes of its own")
-        self._check_memory()
 
     def _end_server(self, why: str) -> None:
         if not self._server:
@@ -358,11 +359,12 @@ class Keeper:
         self._talk.close()
 
     # --- programs
-    def _doubt(self, order: Any) -> str:
+    def _doubt(self, order: Any, confined: Any) -> str:
         """Return why a program cannot start warm now; empty where it can."""
         if self._run is not None:
             return "its server has another program, which runs"
         try:
+            self._give_temporary(confined)
             self._let_go_on()
             self._talk.send(marshal.dumps((0, *_masked(order))))
             said = self._answer(ANSWER_S, f"it did not answer within {ANSWER_S:g} s")
@@ -372,9 +374,8 @@ class Keeper:
             return f"its server was ended: {fault}"
         return "" if said == "+" else said[1:]
 
-    def _fork_shim(self, order: Any, pipe: int) -> None:
+    def _fork_shim(self, order: Any, confined: Any, pipe: int) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        confined = confinement.read(order.folder) or confinement.Confinement()
         keeper = os.getpid()
         pid = os.fork()
         if not pid:
@@ -432,7 +433,6 @@ class Keeper:
         """Have the server fork the program; return its process, once it is what it has to be."""
         if not self._server:
             raise ServerFault(self._lost)
-        self._give_temporary(run)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with ours, theirs:
             self._let_go_on()
@@ -457,7 +457,7 @@ class Keeper:
             ours.send(marshal.dumps(tuple(run.order._replace(folder=report, env=env))))
         return program
 
-    def _give_temporary(self, run: KeptRun) -> None:
+    def _give_temporary(self, confined: Any) -> None:
         """Mount the run's own temporary folder where the server's programs see it, in place of that of the last run."""
         if self._mounts < 0:
             return
@@ -465,7 +465,7 @@ class Keeper:
         if not pid:
             code = 1
             try:
-                trees = run.confined.open_temporary()
+                trees = confined.open_temporary()
                 confinement.enter_mounts(self._mounts)
                 confinement.attach_temporary(trees, instead=True)
                 code = 0
@@ -492,7 +492,9 @@ class Keeper:
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(pid, os.WNOHANG)
         if run is None:
-            self._is_clear()
+            strays = [*_children(), *(_children(self._server) if self._server else ())]
+            if strays not in ([], [self._server]):
+                self._is_clear()
         elif run.looks:
             self._end_run(run)
         return True
@@ -583,10 +585,10 @@ class KeptTree(shim.ProcessTree):  # type: ignore[misc] # loaded by its path
         with contextlib.suppress(OSError):
             self._channel.send(marshal.dumps((_END, None)))
         for _ in range(_LOOKS):
+            select.select([self._channel], [], [], _AGAIN_S)
             if self.reap() and self._is_clear:
                 return
             self.kill()
-            select.select([self._channel], [], [], _AGAIN_S)
 
     def _heard(self) -> Iterator[tuple[str, Any]]:
         """Yield what the keeper has said; where it is gone, nobody can hold the program any more, and all is ended."""
@@ -609,11 +611,14 @@ def _masked(order: Any) -> tuple[Any, ...]:
 
 
 def _children(pid: int = 0) -> list[int]:
-    """Return the children of a process of one thread; by default, one's own."""
-    pid = pid or os.getpid()
-    with contextlib.suppress(OSError):
-        return [*map(int, _read(f"/proc/{pid}/task/{pid}/children").split())]
-    return [child for child in shim.descendants(pid) if shim.parent(child) == pid]
+    """Return the children of a process, by default one's own, without a look at all processes of the host."""
+    pid, found = pid or os.getpid(), list[int]()
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            found += map(int, _read(f"/proc/{pid}/task/{thread}/children").split())
+    except OSError:  # it has ended, or the kernel does not tell it so
+        return [child for child in shim.descendants(pid) if shim.parent(child) == pid]
+    return found
 
 
 def _has_exited(pid: int) -> bool:

@@ -63,12 +63,12 @@ class ProgramForker(fork_server.Forker):  # type: ignore[misc] # loaded by its p
         self._descriptors: Sequence[int] = ()
 
     def say(self, can: bool, why: str = "") -> None:
-        """Tell the keeper whether something can be done, and why not."""
+        """Tell the keeper whether something can be done, and why not; who hears it stops this process."""
+        ctypes.CDLL(None).prctl(_DUMPABLE, 0, 0, 0, 0)  # another job of this user is not to write into its memory
         self._control.send(b"+" if can else b"-" + why.encode(errors="replace"))
 
     def serve(self, start: Callable[..., int], doubt: Callable[[Any], str]) -> None:
         """Answer, and fork a program for each order, until the keeper is gone."""
-        ctypes.CDLL(None).prctl(_DUMPABLE, 0, 0, 0, 0)  # another job of this user is not to write into its memory
         while True:
             body, fds, _, _ = socket.recv_fds(self._control, fork_server.MOST_BYTES, _MOST_FDS)
             if not body:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -198,10 +199,19 @@ def test_a_server_whose_files_have_changed_is_made_again(made: list[FakeServer])
 
 def test_what_a_program_says_that_it_has_imported_is_taken_for_names_alone(tmp_path: Path) -> None:
     (tmp_path / "modules").write_text("json\nos; import evil\n../x\nosé.path\n\nnumpy.linalg\n1a\n")
-    assert warm_pool.read_modules(tmp_path) == ["json", "osé.path", "numpy.linalg"]
+    assert warm_pool.read_modules(tmp_path / "modules") == ["json", "osé.path", "numpy.linalg"]
     (tmp_path / "modules").write_bytes(b"\xff\xfe")
-    assert warm_pool.read_modules(tmp_path) == []
+    assert warm_pool.read_modules(tmp_path / "modules") == []
     assert warm_pool.read_modules(tmp_path / "nowhere") == []
+
+
+def test_only_a_plain_file_is_read_of_what_a_program_has_left(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("password\n")
+    (tmp_path / "link").symlink_to("secret")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    for name in ("link", "pipe", "folder"):
+        assert warm_pool.read_modules(tmp_path / name) == []
 
 
 def test_no_more_modules_are_learnt_than_a_command_line_has_room_for(made: list[FakeServer]) -> None:
