@@ -14,6 +14,7 @@ In reading order:
 * ``warm_program``: The part of a fork server that makes a fork a new interpreter.
 * ``server_keeper``: The keeper of one warm server of another user than the executor's.
 * ``user_server``: The program of that server.
+* ``server_groups``: The control groups of such servers.
 * ``shim``: The program around each process.
 * ``fence_keeper``: What stops a run in time; loaded by the shim.
 * ``session_keeper``: What runs a command beside the program, for somebody who has entered the job.

@@ -25,8 +25,16 @@ from penstock_executor.launchers.confinement import Confinement
 from penstock_executor.launchers.fork_client import ForkError, ForkServer, KeptServer
 from penstock_executor.launchers.launcher import EntryRequest, OutputFate, OutputLimits, RunFence, WarmRequest
 from penstock_executor.launchers.process_launcher import ShimProcess
+from penstock_executor.launchers.server_groups import ServerGroups
 from penstock_executor.launchers.warm_command import StartsCold, warm_command
-from penstock_executor.launchers.warm_pool import MODULES_FILE, WarmKey, WarmPool, WarmRules, read_modules
+from penstock_executor.launchers.warm_pool import (
+    MODULES_FILE,
+    STILL_IMPORTING,
+    WarmKey,
+    WarmPool,
+    WarmRules,
+    read_modules,
+)
 
 _HOW: Final = "how"
 _log = structlog.get_logger("penstock.executor")
@@ -47,7 +55,8 @@ class ForkingLauncher:
     def __init__(self, rules: WarmRules | None = None) -> None:
         self._template: ForkServer | None = None
         self._forked: dict[int, ForkServer] = {}
-        self._pool = WarmPool(rules or WarmRules(servers=0), _now_s)
+        rules = rules or WarmRules(servers=0)
+        self._pool, self._groups = WarmPool(rules, _now_s), ServerGroups(rules.most_bytes)
         self._confined: dict[Path, Confinement] = {}
         self._keys: dict[Path, tuple[WarmKey, Path]] = {}
         """Folder of a process → its key, and the file in which it tells what it has imported."""
@@ -78,10 +87,10 @@ class ForkingLauncher:
             key = self._pool.place(WarmKey.of(command, common, warm.code or cwd, warm.modules, confined))
             told = folder / MODULES_FILE if confined.uid < 0 else Path(confined.tmp or folder, user_server.REPORT)
             self._keys[folder] = key, told
-            server = self._pool.server(key, common, confined)
+            server = self._pool.server(key, common, self._groups.confine(confined))
             forked = self._fork_warm(key, server, order._replace(warm=command.order()))
         except StartsCold as reason:
-            _note_how(folder, f"cold: {reason}")
+            _note_how(folder, f"{server_keeper.COLD}{reason}")
             return self._start_cold(folder, order, fence, keep)
         _note_how(folder, forked.how)
         if isinstance(server, KeptServer):
@@ -135,6 +144,8 @@ class ForkingLauncher:
         code = process_launcher.reap(process, folder)
         if (known := self._keys.pop(folder, None)) is not None:
             self._pool.learn(known[0], read_modules(known[1]))
+            if refused := self._pool.refusal(known[0]):
+                _note_refusal(folder, refused)
         server = self._forked.pop(process.pid, None)
         if server is None or not server.alive:
             return code
@@ -158,6 +169,7 @@ class ForkingLauncher:
     def close(self) -> None:
         """End the servers."""
         self._pool.close()
+        self._groups.close()
         if self._template is not None:
             self._template.close()
 
@@ -172,7 +184,8 @@ class ForkingLauncher:
 
     def memory_caps(self, cgroup: Path | None) -> MemoryCaps:
         """Return what holds processes to their part of the host's memory."""
-        return process_launcher.memory_caps(cgroup)
+        self._groups.caps = process_launcher.memory_caps(cgroup)
+        return self._groups.caps
 
     def confine(self, folder: Path, confinement: Confinement) -> None:
         """Have the process that is to start in a folder confined, before its program's first instruction."""
@@ -218,6 +231,13 @@ class ForkingLauncher:
 
 def _now_s() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def _note_refusal(folder: Path, why: str) -> None:
+    """Note for a program for which there was no server yet that there can be none."""
+    with contextlib.suppress(OSError):
+        if (folder / _HOW).read_text() == f"{server_keeper.COLD}{STILL_IMPORTING}":
+            _note_how(folder, f"{server_keeper.COLD}{why}")
 
 
 def _note_how(folder: Path, how: str) -> None:

@@ -43,6 +43,7 @@ MOST_KNOWN: Final = 256
 """Commands that are remembered."""
 MEASURED_S: Final = 10.0
 """For so long it is taken what was measured of a server: for that, the kernel walks through all of its memory."""
+STILL_IMPORTING: Final = "its server is still importing"
 MODULES_FILE: Final = "modules"
 _MOST_BYTES: Final = 1 << 18
 _MODULE: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -115,7 +116,7 @@ class WarmKey(NamedTuple):
         Its arguments do not count. Its limits count where another user's server has them, who cannot raise them.
         """
         confined = confined or Confinement()
-        whose = server_confinement(confined)._replace(kept=(), tmp="own" if confined.tmp else "")
+        whose = confined._replace(kept=(), tmp="own" if confined.tmp else "", cgroup="", data_bytes=())
         shared = shared_environment(env)
         text = json.dumps(shared if confined.uid < 0 else [shared, whose]).encode()
         where = cwd if command.kind != "command" else ""
@@ -123,16 +124,11 @@ class WarmKey(NamedTuple):
         return cls(alike, tuple(preload), hashlib.sha256(text).hexdigest(), confined.uid)
 
 
-def server_confinement(confined: Confinement) -> Confinement:
-    """Return of what a program is confined to that which holds for its server too."""
-    return confined._replace(cgroup="", data_bytes=())
-
-
 class _Entry:
     """What is known of a key."""
 
-    def __init__(self, env: Mapping[str, str], modules: Sequence[str], confined: Confinement) -> None:
-        self.confined = confined
+    def __init__(self, env: Mapping[str, str], modules: Sequence[str]) -> None:
+        self.confined = Confinement()
         self.env, self.modules, self.runs, self.learnt = dict(env), tuple(modules), 0, 0
         self.server: ForkServer | None = None
         self.next: ForkServer | None = None
@@ -195,15 +191,15 @@ class WarmPool:
 
     def server(self, key: WarmKey, env: Mapping[str, str], confined: Confinement | None = None) -> ForkServer:
         """
-        Return the server for a run that starts now.
+        Return the server for a run that starts now; ``confined`` is to what it is confined if it is another user's.
 
         Raises
         ------
         StartsCold
             If there is none yet, or never will be.
         """
-        own = server_confinement(confined or Confinement())
-        entry = self._entries.pop(key, None) or _Entry(env, key.preload, own)
+        entry = self._entries.pop(key, None) or _Entry(env, key.preload)
+        entry.confined = confined or entry.confined
         self._entries[key] = entry  # the last is what was used last
         while len(self._entries) > MOST_KNOWN:
             self._entries.pop(next(iter(self._entries))).close()
@@ -214,7 +210,7 @@ class WarmPool:
         if entry.server is None and entry.next is None and not entry.refusal:
             self._consider(key, entry)
         if entry.server is None:
-            raise StartsCold(entry.refusal or "its server is still importing")
+            raise StartsCold(entry.refusal or STILL_IMPORTING)
         return entry.server
 
     def _consider(self, key: WarmKey, entry: _Entry) -> None:
@@ -322,6 +318,11 @@ class WarmPool:
         if more and entry.learnt < MOST_LEARNT:
             entry.learnt += 1
             self._begin(key, entry, (*entry.modules, *more))
+
+    def refusal(self, key: WarmKey) -> str:
+        """Return why there can be no server for a key now; empty where there can."""
+        self._advance_all()
+        return entry.refusal if (entry := self._entries.get(key)) else ""
 
     def has_settled(self) -> bool:
         """Return whether every command that has a server has one with all that its runs have imported so far."""

@@ -6,6 +6,8 @@ import os
 import re
 import select
 import signal
+import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +19,7 @@ from warm_scripts import SCRIPTS, in_folder
 from penstock_executor.launchers import fork_client, process_launcher, shim
 from penstock_executor.launchers.confinement import Confinement
 from penstock_executor.launchers.fork_client import ForkError, KeptServer, ServerLimits
+from penstock_executor.launchers.launcher import EntryRequest, RunFence
 from penstock_executor.launchers.process_launcher import ShimProcess
 from penstock_executor.launchers.warm_command import warm_command
 from penstock_testing import eventually
@@ -79,10 +82,17 @@ class Place:
         process_launcher.confine(rank, confined)
         return rank
 
-    def start(self, rank: Path, server: KeptServer, argv: tuple[str, ...] = ARGV, **env: str) -> ShimProcess:
+    def start(
+        self,
+        rank: Path,
+        server: KeptServer,
+        argv: tuple[str, ...] = ARGV,
+        fence: RunFence | None = None,
+        **env: str,
+    ) -> ShimProcess:
         """Start a program warm."""
         command = warm_command(argv, {**ENV, **env}, str(self.code))
-        order = process_launcher.order(rank, argv, {**ENV, **env}, str(self.code))
+        order = process_launcher.order(rank, argv, {**ENV, **env}, str(self.code), fence=fence)
         forked = server.fork(order._replace(warm=command.order()))
         assert forked.how == "warm"
         return process_launcher.noted(rank, forked.pid, server.pid, server.memory_pid)
@@ -95,7 +105,7 @@ class Place:
     async def warm(self, server: KeptServer, argv: tuple[str, ...] = ARGV, **env: str) -> Ended:
         """Run a program from a server."""
         rank = self.rank()
-        return await self.ended(rank, self.start(rank, server, argv, **env), server)
+        return await self.ended(rank, self.start(rank, server, argv, None, **env), server)
 
     async def ended(self, rank: Path, process: ShimProcess, server: KeptServer | None) -> Ended:
         """Wait for the end of a program, and return what came of it."""
@@ -378,6 +388,80 @@ def test_a_server_that_answers_no_question_costs_the_executor_less_than_a_heartb
     order = process_launcher.order(rank, ARGV, ENV, str(place.code))
     forked = server.fork(order._replace(warm=warm_command(ARGV, ENV, str(place.code)).order()))
     assert forked == (0, "cold: its server was ended: it did not answer within 0.3 s")
+
+
+# --- the run
+FAMILY = """
+import os, signal, subprocess, sys, time
+others = [subprocess.Popen(["sleep", "600"], env={}, start_new_session=alone).pid for alone in (False, True)]
+print(os.getpid(), *others, flush=True)
+time.sleep(600)
+"""
+
+
+async def family(
+    place: Place, server: KeptServer, fence: RunFence | None = None
+) -> tuple[ShimProcess, Path, list[int]]:
+    """Start a program with two children, one of which has left its session; return it with all of their pids."""
+    in_folder(place.code, FAMILY)
+    rank = place.rank()
+    process = place.start(rank, server, fence=fence)
+    await eventually(lambda: (rank / "stdout").read_text() != "")
+    return process, rank, [int(word) for word in (rank / "stdout").read_text().split()]
+
+
+def write_heard(page: Path, at_s: float) -> None:
+    """Write when the node was heard."""
+    page.write_bytes(struct.pack("@q", int(at_s * 1e9)))
+
+
+async def test_all_of_a_program_is_stopped_while_its_node_is_not_heard_and_ends_with_its_shim(place: Place) -> None:
+    page = place.folder / "heard"
+    write_heard(page, time.clock_gettime(time.CLOCK_BOOTTIME) + 600)
+    fence = RunFence(page=page, hold_s=1.0, end_s=600.0, keep_s=600.0)
+    process, rank, pids = await family(place, ready(place.server()), fence)
+    assert {shim.state(pid) for pid in pids} == {b"S"}
+    write_heard(page, time.clock_gettime(time.CLOCK_BOOTTIME) - 2)
+    await eventually(lambda: {shim.state(pid) for pid in pids} == {b"T"})
+    write_heard(page, time.clock_gettime(time.CLOCK_BOOTTIME) + 600)
+    await eventually(lambda: {shim.state(pid) for pid in pids} == {b"S"})
+    os.kill(process.pid, signal.SIGKILL)
+    assert (await place.ended(rank, process, place.servers[0])).code is None
+    await eventually(lambda: all(map(is_gone, pids)))
+    await eventually(lambda: [*shim.descendants(process.keeper)] == [process.server])
+
+
+async def test_a_program_whose_keeper_is_killed_ends_with_all_that_it_has_started(place: Place) -> None:
+    process, rank, pids = await family(place, ready(place.server()))
+    os.kill(process.keeper, signal.SIGKILL)
+    await eventually(lambda: not process_launcher.is_alive(process))
+    assert process_launcher.reap(process, rank) is None
+    assert all(map(is_gone, pids[:1]))
+    await eventually(lambda: is_gone(process.server))
+
+
+async def test_a_program_whose_executor_kills_it_ends_with_all_that_it_has_started(place: Place) -> None:
+    process, rank, pids = await family(place, ready(place.server()))
+    process_launcher.kill(process)
+    assert (await place.ended(rank, process, place.servers[0])).code == 128 + signal.SIGKILL
+    assert all(map(is_gone, pids))
+
+
+async def test_a_command_beside_a_program_has_its_user_and_its_folders(place: Place) -> None:
+    in_folder(place.code, "open('/tmp/here', 'w').close(); print(1, flush=True); import time; time.sleep(600)")
+    rank, server = place.rank(), ready(place.server())
+    process = place.start(rank, server)
+    await eventually(lambda: (rank / "stdout").read_text() != "")
+    reader, writer = os.pipe()
+    asked = EntryRequest(argv=("/bin/sh", "-c", "id -u; ls /tmp | grep -v pytest"))
+    with process_launcher.enter(rank, asked, [writer, writer, writer]) as control:
+        os.close(writer)
+        with os.fdopen(reader) as said:
+            assert said.read() == f"{ALICE[0]}\nhere\n"
+        control.settimeout(WAIT_S)
+        assert control.recv(100) == b"0\n"
+    process_launcher.kill(process)
+    assert (await place.ended(rank, process, server)).code == 128 + signal.SIGKILL
 
 
 # --- the executor
