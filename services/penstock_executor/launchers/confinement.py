@@ -254,8 +254,10 @@ class Confinement(NamedTuple):
         """
         Return what replaces ``/tmp``, as mounts that are to be attached, in this order, in a namespace that is there.
         """
-        trees = [(where, _clone_of(self.tmp)) for where in TEMPORARY] if self.tmp else []
-        return trees + [(path, _clone_of(path)) for path in sorted(self.kept) if is_temporary(path)]
+        wanted = [(where, self.tmp) for where in TEMPORARY] if self.tmp else []
+        wanted += [(path, path) for path in sorted(self.kept) if is_temporary(path)]
+        handles = [(where, os.open(path, os.O_PATH | os.O_CLOEXEC | os.O_NOFOLLOW)) for where, path in wanted]
+        return [(where, _clone_of(handle)) for where, handle in handles]
 
     def _replace_tmp(self) -> bool:
         """Put the run's folder in the place of ``/tmp``, for this process alone; return whether it may."""
@@ -408,8 +410,7 @@ def enter_mounts(handle: int) -> None:
     _checked(_libc.setns(handle, _NEW_MOUNTS))
 
 
-def _clone_of(path: str) -> int:
-    handle = os.open(path, os.O_PATH | os.O_CLOEXEC | os.O_NOFOLLOW)
+def _clone_of(handle: int) -> int:
     tree = int(_libc.syscall(_OPEN_TREE, handle, b"", _CLONE_TREE))
     _checked(tree)
     os.close(handle)

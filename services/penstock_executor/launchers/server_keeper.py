@@ -231,6 +231,8 @@ class Keeper:
         message = marshal.loads(body)  # noqa: S302 - from the executor
         if isinstance(message, int):
             self._tell(fork_server.reaped(message))
+            if self._run is not None and self._run.shim == message:
+                self._shim_is_gone(self._run)
             return
         order = shim.Order(*message)
         confined = confinement.read(order.folder) or confinement.Confinement()
@@ -366,7 +368,7 @@ class Keeper:
         try:
             self._give_temporary(confined)
             self._let_go_on()
-            self._talk.send(marshal.dumps((0, *_masked(order))))
+            self._talk.send(marshal.dumps((0, *_masked(order))), socket.MSG_DONTWAIT)
             said = self._answer(ANSWER_S, f"it did not answer within {ANSWER_S:g} s")
             self._stop()
         except (ServerFault, OSError) as fault:
@@ -409,9 +411,8 @@ class Keeper:
             body, fds, _, _ = socket.recv_fds(run.channel, fork_server.MOST_BYTES, 3)
         except OSError:
             body, fds = b"", []
-        if not body:  # it has ended, and so does the run
-            run.channel.close()
-            run.shim, run.looks = 0, run.looks or 1
+        if not body:
+            self._shim_is_gone(run)
             return
         kind, value = marshal.loads(body)  # noqa: S302 - from the shim
         if kind == _END:
@@ -429,6 +430,12 @@ class Keeper:
         for fd in fds:
             os.close(fd)
 
+    def _shim_is_gone(self, run: KeptRun) -> None:
+        """End what is left of a run."""
+        run.channel.close()
+        run.shim, run.looks = 0, run.looks or 1
+        self._end_run(run)
+
     def _fork_program(self, run: KeptRun, left_open: int, fds: Sequence[int]) -> int:
         """Have the server fork the program; return its process, once it is what it has to be."""
         if not self._server:
@@ -437,7 +444,7 @@ class Keeper:
         with ours, theirs:
             self._let_go_on()
             told = marshal.dumps((left_open, *_masked(run.order)))
-            socket.send_fds(self._talk, [told], [*fds, theirs.fileno()])
+            socket.send_fds(self._talk, [told], [*fds, theirs.fileno()], socket.MSG_DONTWAIT)
             said = self._answer(FORK_S, f"it did not fork within {FORK_S:g} s")
             self._stop()
             children = [pid for pid in _children() if pid not in (self._server, run.shim)]
@@ -454,27 +461,30 @@ class Keeper:
                 report = confinement.TEMPORARY[0]
             elif report:
                 env.setdefault(b"TMPDIR", os.fsencode(report))
-            ours.send(marshal.dumps(tuple(run.order._replace(folder=report, env=env))))
+            ours.send(marshal.dumps(tuple(run.order._replace(folder=report, env=env))), socket.MSG_DONTWAIT)
         return program
 
     def _give_temporary(self, confined: Any) -> None:
         """Mount the run's own temporary folder where the server's programs see it, in place of that of the last run."""
         if self._mounts < 0:
             return
+        said, saying = os.pipe2(os.O_CLOEXEC)
         pid = os.fork()
         if not pid:
-            code = 1
             try:
                 trees = confined.open_temporary()
                 confinement.enter_mounts(self._mounts)
                 confinement.attach_temporary(trees, instead=True)
-                code = 0
-            except BaseException:  # whatever it is: this is a child of the keeper, and must not go on as one
-                sys.excepthook(*sys.exc_info())
+            except BaseException as error:  # whatever it is: this is a child of the keeper, and must not go on as one
+                os.write(saying, repr(error).encode(errors="replace")[:_MOST_SAID])
             finally:
-                os._exit(code)
-        if os.waitpid(pid, 0)[1]:
-            raise ServerFault("the run's temporary folder could not be mounted")
+                os._exit(0)
+        os.close(saying)
+        why = os.read(said, _MOST_SAID).decode(errors="replace")
+        os.close(said)
+        os.waitpid(pid, 0)
+        if why:
+            raise ServerFault(f"the run's temporary folder could not be mounted: {why}")
 
     # --- what there is
     def _look(self) -> bool:
@@ -485,7 +495,7 @@ class Keeper:
         if self._server and shim.state(self._server) not in b"Tt":
             self._end_server("somebody has let it go on")
         if run is not None and run.program and (code := _status(run.program)) is not None:
-            run.program = 0
+            run.program, run.looks = 0, 1  # with it, all ends that it has started
             run.tell(_ENDED, code)
         for pid in _children():
             if pid not in (self._server, run and run.shim, run and run.program):
@@ -581,7 +591,8 @@ class KeptTree(shim.ProcessTree):  # type: ignore[misc] # loaded by its path
 
     def end(self) -> None:
         """End all, and wait until they have ended."""
-        self._is_clear = False
+        if self.reap() and self._is_clear:
+            return
         with contextlib.suppress(OSError):
             self._channel.send(marshal.dumps((_END, None)))
         for _ in range(_LOOKS):

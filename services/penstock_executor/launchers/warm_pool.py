@@ -75,7 +75,7 @@ class WarmRules(NamedTuple):
     most_bytes: int = 4 << 30
     learns: bool = True
     user_servers: int = 0
-    user_import_s: float = 60.0
+    user_import_s: float = 120.0
     idle_s: float = 600.0
 
 

@@ -377,5 +377,5 @@ def test_users_servers_are_held_to_the_bounds_of_the_node(
     warm = users_pool(monkeypatch, most_bytes=77)
     with pytest.raises(StartsCold):
         warm.server(users_key(), ENV, ALICE)
-    assert made[0].limits == ServerLimits(import_s=60.0, most_bytes=77, idle_s=600.0)
+    assert made[0].limits == ServerLimits(import_s=120.0, most_bytes=77, idle_s=600.0)
     assert made[0].confined == ALICE
