@@ -185,7 +185,7 @@ class ExecutorSettings(msgspec.Struct, frozen=True, kw_only=True):
     warm_starts: Literal["learn", "preload", "off"] = "learn"
     warm_servers: Annotated[int, Meta(ge=0)] = 4
     warm_bytes: Annotated[int, Meta(ge=0)] = 4 * 2**30
-    warm_user_servers: Annotated[int, Meta(ge=0)] = 0
+    warm_user_servers: Annotated[int, Meta(ge=0)] = 2
     warm_idle_s: Annotated[float, Meta(gt=0)] = 600.0
     secrets_dir: str = ""
     secrets: dict[str, SharedSecret] = {}

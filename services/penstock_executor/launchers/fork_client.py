@@ -210,6 +210,10 @@ class ForkServer:
             return None
         return code if code >= 0 else None
 
+    def ended(self) -> str:
+        """Return why it has ended by itself since it was last asked for something; empty where that is not known."""
+        return ""
+
     def close(self) -> None:
         """End it; the shims that it has forked go on."""
         self._end()
@@ -287,7 +291,7 @@ class KeptServer(ForkServer):
         return super().reap(pid)
 
     def ended(self) -> str:
-        """Return why it has ended by itself since it was last asked for something; empty where it has not."""
+        """Return why it has ended by itself; see :meth:`ForkServer.ended`."""
         if not self.alive:
             return self.refusal or "it was ended"
         try:

@@ -22,9 +22,9 @@ from typing import Final, NamedTuple, Self
 
 import structlog
 
-from penstock_executor.launchers import fork_client
+from penstock_executor.launchers import fork_client, server_keeper
 from penstock_executor.launchers.confinement import Confinement
-from penstock_executor.launchers.fork_client import ForkError, ForkServer, KeptServer, ServerLimits
+from penstock_executor.launchers.fork_client import ForkError, ForkServer, ServerLimits
 from penstock_executor.launchers.warm_command import StartsCold, WarmCommand, shared_environment
 
 OFTEN: Final = 2
@@ -243,10 +243,16 @@ class WarmPool:
 
     def _advance(self, key: WarmKey, entry: _Entry) -> None:
         """Let a server that is ready now take its place."""
-        if isinstance(entry.server, KeptServer) and not entry.busy and (why := entry.server.ended()):
+        if entry.server is not None and not entry.busy and (why := entry.server.ended()):
             _log.info("warm_server_ended", target=key.command.target, uid=key.uid, reason=why)
             entry.server.close()
             entry.server = None
+            entry.losses += why != server_keeper.IDLE
+            if (
+                entry.losses > MOST_LOSSES
+            ):  # whatever ends it again and again costs each time that somebody waits for it
+                entry.losses = 0
+                self._refuse(entry, f"its server has ended {MOST_LOSSES + 1} times: {why}")
         if entry.next is None:
             return
         try:

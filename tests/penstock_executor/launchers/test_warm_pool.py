@@ -11,8 +11,17 @@ import pytest
 from penstock_executor.launchers import fork_client, warm_pool
 from penstock_executor.launchers.confinement import Confinement
 from penstock_executor.launchers.fork_client import ForkError, ServerLimits
+from penstock_executor.launchers.server_keeper import IDLE
 from penstock_executor.launchers.warm_command import StartsCold, WarmCommand
-from penstock_executor.launchers.warm_pool import AGAIN_S, MOST_KNOWN, MOST_LEARNT, WarmKey, WarmPool, WarmRules
+from penstock_executor.launchers.warm_pool import (
+    AGAIN_S,
+    MOST_KNOWN,
+    MOST_LEARNT,
+    MOST_LOSSES,
+    WarmKey,
+    WarmPool,
+    WarmRules,
+)
 
 ENV = {"PATH": "/bin"}
 
@@ -27,12 +36,16 @@ class FakeServer:
         self.ready, self.refusal, self.closed, self.busy = False, "", False, False
         FakeServer.made.append(self)
         self.pid = self.memory_pid = len(FakeServer.made)
+        self.why_ended = ""
         self.confined, self.limits = Confinement(), ServerLimits(0.0, 0, 0.0)
 
     def is_ready(self) -> bool:
         if self.refusal:
             raise ForkError(self.refusal)
         return self.ready
+
+    def ended(self) -> str:
+        return self.why_ended
 
     def close(self) -> None:
         self.closed = True
@@ -379,3 +392,29 @@ def test_users_servers_are_held_to_the_bounds_of_the_node(
         warm.server(users_key(), ENV, ALICE)
     assert made[0].limits == ServerLimits(import_s=120.0, most_bytes=77, idle_s=600.0)
     assert made[0].confined == ALICE
+
+
+def test_a_server_that_its_user_ends_again_and_again_is_not_made_again_for_a_while(
+    monkeypatch: pytest.MonkeyPatch, made: list[FakeServer]
+) -> None:
+    warm, whys = users_pool(monkeypatch), list[str]()
+    for _ in range(20):
+        try:
+            warm.server(users_key(), ENV, ALICE)
+        except StartsCold as reason:
+            whys.append(str(reason))
+        made[-1].why_ended = "it was killed" * made[-1].ready
+    assert len(made) == MOST_LOSSES + 1
+    assert whys[-1] == f"its server has ended {MOST_LOSSES + 1} times: it was killed"
+
+
+def test_a_server_that_nobody_used_is_made_again_when_its_command_comes(
+    monkeypatch: pytest.MonkeyPatch, made: list[FakeServer]
+) -> None:
+    warm = users_pool(monkeypatch)
+    for _ in range(20):
+        with pytest.raises(StartsCold, match="still importing"):
+            warm.server(users_key(), ENV, ALICE)
+        assert warm.server(users_key(), ENV, ALICE) is made[-1]
+        made[-1].why_ended = IDLE
+    assert len(made) == 20
