@@ -57,8 +57,10 @@ Place = tuple[Key, int]
 """A run and a rank."""
 LONGEST_ERROR: Final = 1000
 """Characters of what a job says of its errors."""
-_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE)
 _ADVICE: Final = {
+    errno.EMFILE: "raise the limit of open files of the executor (LimitNOFILE, ulimit -n)",
+    errno.ENFILE: "raise the limit of open files of the machine (fs.file-max)",
     errno.ENOSPC: "free some space there",
     errno.EDQUOT: "free some space there",
     errno.E2BIG: "give it a shorter command or environment",
@@ -204,6 +206,7 @@ class ProcessHost:
             world_size=len(gang),
             started_s=self._clock(),
             refused=refused or self._problem(job, mine[0]),
+            refuses_user=isinstance(account, IdentityRefused),
             uid=None if isinstance(account, IdentityRefused) else account.uid,
             hold_s=HOLD * environment.placement_of(job).patience_s if self.site.heard else 0.0,
             sharing=sharing_of(job),
@@ -393,6 +396,10 @@ class ProcessHost:
                 else:
                     self._track((run.key, index), process)
                     _log.info("process_adopted", job_id=run.job_id, epoch=run.epoch, rank=index, pid=process.pid)
+        if self.site.temporary is not None:
+            kept = {self._temporary(key, self.site.temporary) for key in self.runs}
+            for left in {*self.site.temporary.glob("*")} - kept:
+                job_folders.remove_soon(left)
 
     # --- ending
     def ask(self, key: Key, ending: Ending, why: str = "") -> None:
@@ -522,7 +529,7 @@ class ProcessHost:
         run_folders.remove(self.runs_dir, key)
         remove_files(self._secret_files(key))
         if self.site.temporary is not None:
-            job_folders.remove(self._temporary(key, self.site.temporary))
+            job_folders.remove_soon(self._temporary(key, self.site.temporary))
         if self.work is not None:
             self.work.end(key)
         self._rendezvous.release(key)

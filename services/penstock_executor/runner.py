@@ -7,7 +7,9 @@ import contextlib
 import os
 import uuid
 from collections.abc import AsyncIterator, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, assert_never
 
@@ -134,6 +136,7 @@ class Executor:
     ) -> None:
         self.shell, self.settings, self.live, self.tasks = shell, settings, live, tasks
         self.page = HeardPage(data / "heard")
+        self._page_thread = ThreadPoolExecutor(1, thread_name_prefix="heard")
         self.alone_s: float | None = None
         self.node_id, self.found, self.capacity = node_id, found, capacity
         self.boot, self.joins, self.left = uuid.uuid4().hex[:8], 0, False
@@ -529,7 +532,10 @@ class Executor:
             self.wake()  # they are ended first
             return
         held_s = self.page.unheard_s
-        await asyncio.to_thread(self.page.note, answer.ticks_s)  # a disk may hang; heartbeats must not
+        note = partial(self.page.note, answer.ticks_s)
+        await asyncio.get_running_loop().run_in_executor(
+            self._page_thread, note
+        )  # a disk may hang; heartbeats must not
         for run in list(self.host.runs.values()):
             began_in_time = self.shell.now_s() - run.started_s > held_s - run.hold_s  # maybe after the last heartbeat
             if run.alive and 0 < run.hold_s < held_s and began_in_time:
@@ -587,6 +593,7 @@ class Executor:
                 self.timer.cancel()
             broker.close()
             self.listener.close()
+            self._page_thread.shutdown(wait=False)
             for place in list(self.watched):
                 self._unwatch(place)
 

@@ -75,7 +75,7 @@ async def test_jobs_that_were_accepted_while_leaders_are_killed_run_once(cluster
     again = {entry["pid"] for entry in cluster.running["processes"].values()}
     assert not again & set(killed), "the supervisor has started them again"
     said = cluster.run("doctor").stdout
-    assert "8 streams on 3 servers each (R3), all current" in said
+    assert "10 streams on 3 servers each (R3), all current" in said
 
 
 async def facts(client: penstock.Client, job_id: str) -> list[penstock.views.EventView]:

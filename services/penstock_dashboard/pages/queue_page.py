@@ -25,6 +25,7 @@ CAUSES: Final = {
     "array": "its array runs so many at a time",
     "begin": "is not to begin yet",
     "reservation": "would run into a reservation",
+    "class_quota": "its user has all that its class allows",
     "never_fits": "can never fit",
     "no_nodes": "its pool has no node",
     "held": "on hold",

@@ -539,19 +539,21 @@ class _Entrance:
         self._order, self._tree = order, tree
         self._socket = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
         self.fds: tuple[int, ...] = ()
-        here = os.open(".", os.O_RDONLY | os.O_CLOEXEC)
+        folder = -1
         try:
-            os.chdir(order.folder)  # the name of a socket has room for some hundred bytes
+            folder = os.open(order.folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(ENTRANCE)
-            self._socket.bind(ENTRANCE)
+                os.unlink(ENTRANCE, dir_fd=folder)
+            self._socket.bind(
+                f"/proc/self/fd/{folder}/{ENTRANCE}"
+            )  # the folder's own name may be too long for a socket
             self._socket.listen(_WAITING)
             self.fds = (self._socket.fileno(),)
         except OSError as error:
             _say(f"nobody can enter: {error}")
         finally:
-            os.fchdir(here)
-            os.close(here)
+            if folder >= 0:
+                os.close(folder)
 
     def close(self) -> None:
         """Let nobody in any more: the program has ended."""
@@ -563,7 +565,12 @@ class _Entrance:
             fd, _ = self._socket._accept()  # type: ignore[attr-defined] # what socket.socket is made of
         except OSError:  # it has gone again
             return
-        if os.fork() == 0:
+        try:
+            pid = os.fork()
+        except OSError as error:  # no process can be had: whoever asked hears the end, and the program goes on
+            _say(f"a session did not begin: {error}")
+            pid = -1
+        if pid == 0:
             self._keep(fd)
         os.close(fd)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import resource
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -17,6 +19,7 @@ from typing import IO
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from other_users import ALICE, acting_as, as_root, let_through
 
 from penstock_executor.launchers import process_launcher, shim
 from penstock_executor.launchers.forking_launcher import ForkingLauncher
@@ -339,3 +342,50 @@ def test_over_the_limit_every_byte_is_kept_or_counted(printed: list[bytes], limi
         assert text.startswith(whole[:limit])
         assert text.endswith(whole[len(whole) - kept :])
         assert sink.over_bytes == len(whole) - limit - kept
+
+
+class Entered:
+    """What a shim's order says of where its socket is."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = str(folder)
+
+
+async def test_a_shim_that_gets_no_process_for_a_session_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entrance = shim._Entrance(Entered(tmp_path), shim.ProcessTree())  # type: ignore[arg-type]
+
+    def fork() -> int:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    with socket.socket(socket.AF_UNIX) as asking:
+        asking.connect(str(tmp_path / shim.ENTRANCE))
+        with monkeypatch.context() as patched:
+            patched.setattr(shim.os, "fork", fork)
+            entrance.let_in()
+        assert asking.recv(1) == b"", "whoever asked hears the end"
+    entrance.close()
+
+
+@as_root
+def test_a_shim_in_a_working_folder_that_is_closed_to_it_has_an_entrance_too(tmp_path: Path) -> None:
+    closed, own = tmp_path / "closed", tmp_path / "own"
+    closed.mkdir(mode=0o700)
+    own.mkdir()
+    os.chown(own, *ALICE)
+    let_through(tmp_path)
+    closed.chmod(0o700)
+
+    def make() -> None:
+        entrance = shim._Entrance(Entered(own), shim.ProcessTree())  # type: ignore[arg-type]
+        assert entrance.fds
+
+    here = os.open(".", os.O_PATH)
+    os.chdir(closed)
+    try:
+        acting_as(ALICE, make)
+    finally:
+        os.fchdir(here)
+        os.close(here)
+    assert (own / shim.ENTRANCE).is_socket()
