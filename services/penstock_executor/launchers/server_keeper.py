@@ -156,6 +156,8 @@ class Keeper:
         self._oom_score = _read("/proc/self/oom_score_adj").strip()
         self._server, self._mounts, self._lost = 0, -1, ""
         self._run: KeptRun | None = None
+        self._shims: set[int] = set()
+        """Those for whose status the executor has not asked: until then, nobody else is to have their numbers."""
         self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake[1], warn_on_full_buffer=False)
@@ -226,11 +228,13 @@ class Keeper:
             body, pipes = b"", []
         if not body:
             self._control = None
+            self._shims.clear()
             self._end_server("the executor is gone")
             return
         message = marshal.loads(body)  # noqa: S302 - from the executor
         if isinstance(message, int):
             self._tell(fork_server.reaped(message))
+            self._shims.discard(message)
             if self._run is not None and self._run.shim == message:
                 self._shim_is_gone(self._run)
             return
@@ -387,6 +391,7 @@ class Keeper:
         with contextlib.suppress(OSError):  # it does so itself, if it is the first
             os.setpgid(pid, pid)
         self._run = KeptRun(pid, order, confined, ours)
+        self._shims.add(pid)
         self._tell((pid, "warm"))
 
     def _be_shim(self, order: Any, pipe: int, tree: KeptTree) -> None:
@@ -447,7 +452,7 @@ class Keeper:
             socket.send_fds(self._talk, [told], [*fds, theirs.fileno()], socket.MSG_DONTWAIT)
             said = self._answer(FORK_S, f"it did not fork within {FORK_S:g} s")
             self._stop()
-            children = [pid for pid in _children() if pid not in (self._server, run.shim)]
+            children = [pid for pid in _children() if pid != self._server and pid not in self._shims]
             if said != "+" or len(children) != 1:
                 raise ServerFault(f"it was to fork one program, and {len(children)} processes are there")
             program = children[0]
@@ -498,12 +503,12 @@ class Keeper:
             run.program, run.looks = 0, 1  # with it, all ends that it has started
             run.tell(_ENDED, code)
         for pid in _children():
-            if pid not in (self._server, run and run.shim, run and run.program):
+            if pid not in (self._server, run and run.shim, run and run.program, *self._shims):
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(pid, os.WNOHANG)
         if run is None:
-            strays = [*_children(), *(_children(self._server) if self._server else ())]
-            if strays not in ([], [self._server]):
+            found = {*_children(), *(_children(self._server) if self._server else ())}
+            if found - {self._server} - self._shims:
                 self._is_clear()
         elif run.looks:
             self._end_run(run)

@@ -526,3 +526,16 @@ async def test_a_server_has_one_program_at_a_time(place: Place) -> None:
     assert forked == (0, "cold: its server has another program, which runs")
     process_launcher.kill(process)
     await eventually(lambda: is_gone(process.pid))
+
+
+async def test_a_shim_that_has_ended_keeps_its_number_until_its_executor_has_asked_for_its_status(place: Place) -> None:
+    in_folder(place.code, "raise SystemExit(3)")
+    server, rank = ready(place.server()), place.rank()
+    process = place.start(rank, server)
+    await eventually(lambda: shim.state(process.pid) == b"Z")
+    await eventually(lambda: [*shim.descendants(server.pid, without=(process.pid,))] == [server.memory_pid])
+    assert await place.warm(server) == Ended(3, "", "", "warm")  # meanwhile, another
+    assert shim.state(process.pid) == b"Z"
+    os.close(process_launcher.exit_fd(process))
+    assert server.reap(process.pid) == 3
+    assert shim.state(process.pid) == b"X"
