@@ -83,6 +83,7 @@ class _Start(NamedTuple):
     container: Container | None
 
 
+_COLD: Final = "cold: "
 _UNKNOWN: Final = _Start({}, None, RunIdentity(name="", uid=-1, gid=-1), SecretValues(), None)
 
 
@@ -564,9 +565,17 @@ class ProcessHost:
         process = self._processes.get(place)
         where = self.rank_dir(place)
         code = self.launcher.exit_code(where) if process is None else self.launcher.reap(process, where)
+        self._note_late_start(place[0], self.launcher.how(where))
         if code is None:
             self.limits.end(*place)  # the shim, which would have ended all, was killed itself
         return 128 + signal.SIGKILL if code is None and self.runs[place[0]].killed_s else code
+
+    def _note_late_start(self, key: Key, how: str) -> None:
+        """Tell once what came out about a start after it: that its modules cannot be imported, for example."""
+        run = self.runs[key]
+        if run.start and how.startswith(_COLD) and how != run.start:
+            run.start = how
+            self.warn(key, f"it did not start warm: {how.removeprefix(_COLD)}")
 
     def ended(self, place: Place, code: int | None, unfit: str = "") -> None:
         """
@@ -685,7 +694,7 @@ class ProcessHost:
     def leader(self, place: Place) -> int:
         """Return the session of a process; 0 if it is gone."""
         process = self._processes.get(place)
-        return 0 if process is None else process.pid
+        return 0 if process is None else process.session
 
     def limited(self, place: Place, argv: Sequence[str]) -> list[str]:
         """Return the command line that holds a command to the limits of the process beside which it is to run."""

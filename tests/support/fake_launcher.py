@@ -30,6 +30,7 @@ class FakeProcess:
     argv: tuple[str, ...]
     env: dict[str, str]
     pid: int = 0
+    session: int = 0
     code: int | None = None
     ended: int = field(default_factory=lambda: os.eventfd(0))
 

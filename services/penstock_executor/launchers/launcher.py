@@ -122,7 +122,11 @@ class LaunchedProcess(Protocol):
 
     @property
     def pid(self) -> int:
-        """The leader of its session on this host, by which its memory is counted; 0 where it runs elsewhere."""
+        """Its process on this host; 0 where it runs elsewhere."""
+
+    @property
+    def session(self) -> int:
+        """Its session on this host, by which its memory is counted; 0 where it runs elsewhere."""
 
 
 ProcessT = TypeVar("ProcessT", bound=LaunchedProcess)

@@ -249,7 +249,11 @@ class ProcessTree:
         Its exit status, once it has ended.
     left : int or None
         The status that it gets in place of its own; None: its own.
+    fds : tuple of int
+        Descriptors that say that something has ended, besides the signal of a child.
     """
+
+    fds: tuple[int, ...] = ()
 
     def __init__(self) -> None:
         self.program = 0
@@ -257,6 +261,14 @@ class ProcessTree:
         self.left: int | None = None
         self._held: set[int] = set()
         self._parked = False
+
+    def roots(self) -> list[int]:
+        """Return the processes from which all of them descend."""
+        return [os.getpid()]
+
+    def members(self) -> list[int]:
+        """Return all of them, in no order."""
+        return descendants(os.getpid())
 
     def reap(self) -> bool:
         """Reap the processes that have ended; return whether none is left."""
@@ -275,7 +287,7 @@ class ProcessTree:
     def hold(self) -> bool:
         """Stop all of them that run, again until none does, as one that runs may start another; return whether so."""
         for _ in range(_LOOKS):
-            running = [pid for pid in descendants(os.getpid()) if _state(pid) not in b"TtZX"]
+            running = [pid for pid in self.members() if state(pid) not in b"TtZX"]
             if not running:
                 return True
             for pid in running:
@@ -299,14 +311,14 @@ class ProcessTree:
         """Let those go on that :meth:`hold` has stopped, unless they are parked; who was stopped before stays so."""
         if self._parked:
             return
-        for pid in self._held.intersection(descendants(os.getpid()) if self._held else ()):
+        for pid in self._held.intersection(self.members() if self._held else ()):
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGCONT)
         self._held.clear()
 
     def kill(self) -> None:
         """Send KILL to all; whose parent goes becomes a child of ours, and is met at the next call."""
-        for pid in descendants(os.getpid()):
+        for pid in self.members():
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
 
@@ -319,21 +331,29 @@ class ProcessTree:
             time.sleep(min(0.001 * 2**look, _LOOK_S))
 
 
-def descendants(ancestor: int) -> list[int]:
-    """Return all processes below one, in no order."""
+def descendants(ancestor: int, without: Sequence[int] = ()) -> list[int]:
+    """Return all processes below one, in no order, without some of them and what is below these."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
             with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{name}/stat", "rb") as file:
                 stat = file.read()
                 children.setdefault(int(stat[stat.rindex(b")") + 2 :].split()[1]), []).append(int(name))
-    found = list(children.get(ancestor, ()))
+    found = [pid for pid in children.get(ancestor, ()) if pid not in without]
     for pid in found:
-        found += children.get(pid, ())
+        found += [child for child in children.get(pid, ()) if child not in without]
     return found
 
 
-def _state(pid: int) -> bytes:
+def parent(pid: int) -> int:
+    """Return the parent of a process; 0 where it is gone."""
+    with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{pid}/stat", "rb") as file:
+        stat = file.read()
+        return int(stat[stat.rindex(b")") + 2 :].split()[1])
+    return 0
+
+
+def state(pid: int) -> bytes:
     """Return the letter of a process's state; that of a dead one where it is gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
@@ -390,7 +410,11 @@ class _Ended(Exception):
     """TERM came before the program began."""
 
 
-def run(order: Order, start: Callable[[Order, Sequence[int], int], int] | None = None) -> int:
+def run(
+    order: Order,
+    start: Callable[[Order, Sequence[int], int], int] | None = None,
+    tree: ProcessTree | None = None,
+) -> int:
     """
     Be the shim of a program; return its exit status.
 
@@ -399,11 +423,14 @@ def run(order: Order, start: Callable[[Order, Sequence[int], int], int] | None =
     start : callable, optional
         ``start(order, writers, left_open)``: what starts the program, with the writers as its output and one descriptor
         left open, and returns its pid. By default, :func:`spawn`.
+    tree : ProcessTree, optional
+        What the program will be in; by default, a tree of the shim's own children.
     """
     _libc.prctl(_SUBREAPER, 1, 0, 0, 0)
     _libc.prctl(_DUMPABLE, 0, 0, 0, 0)  # a job of the same user is not to write into its memory
     folder = order.folder
-    tree, wake, kill_asked = ProcessTree(), os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK), [False]
+    tree = tree or ProcessTree()
+    wake, kill_asked = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK), [False]
     limit_bytes, room_s = order.limit.split(":")
     sinks = [OutputSink(os.path.join(order.output, name), int(limit_bytes)) for name in _NAMES]
     fence = load_beside("fence_keeper").parse(order.limits) if order.limits else None
@@ -484,7 +511,7 @@ def _turns(
 ) -> Iterator[None]:
     """Take in output, and those who enter or park it, until the program has ended; yield after each turn."""
     poll = select.poll()
-    for fd in (*sinks, wake, *entrance.fds, *parking.fds):
+    for fd in (*sinks, wake, *entrance.fds, *tree.fds, *parking.fds):
         os.set_blocking(fd, False)
         poll.register(fd, select.POLLIN)
     open_fds = set(sinks)
@@ -628,10 +655,10 @@ class _Entrance:
             signal.set_wakeup_fd(-1)
             os.closerange(3, fd)
             os.closerange(fd + 1, os.sysconf("SC_OPEN_MAX"))
-            program, self._tree.program, self._tree.code = self._tree.program, 0, None
+            program = self._tree.program
             confinement, keeper, order = load_beside("confinement"), load_beside("session_keeper"), self._order
             place = keeper.SessionPlace(
-                order.folder, order.cwd, order.env, confinement, self._tree, program, lambda: descendants(program)
+                order.folder, order.cwd, order.env, confinement, ProcessTree(), program, lambda: descendants(program)
             )
             keeper.serve(fd, place)
         except BaseException as error:  # whatever it is: this is a child of the shim, and must not go on as one
