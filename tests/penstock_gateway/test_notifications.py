@@ -13,6 +13,7 @@ import pytest
 from gateway_cases import NOW_S, PATIENCE_S, gateway, refusal, submitted, sweep_spec
 from gateway_cases import spec as job_spec
 from message_servers import webhook
+from structlog.testing import capture_logs
 
 from penstock_bus.follower import FoldFollower
 from penstock_bus.memory import MemoryBus
@@ -276,6 +277,14 @@ def test_addresses_without_a_rule_go_once_they_are_old_whatever_is_written_and_r
     monkeypatch.setattr(Path, "stat", stat_after_another_gateway)
     folder.tidy({"kept"}, NOW_S)
     assert {path.name for path in tmp_path.iterdir()} == {"kept", "new"}
+
+
+def test_a_folder_of_addresses_that_cannot_be_looked_at_is_told_in_the_log_and_nothing_else(tmp_path: Path) -> None:
+    with capture_logs() as logs:
+        TargetFolder(str(tmp_path / "not there")).tidy({"kept"}, NOW_S)
+        assert logs == []
+        TargetFolder(str(tmp_path / ("long" * 100))).tidy({"kept"}, NOW_S)
+    assert [(one["event"], one["reason"]) for one in logs] == [("addresses_not_tidied", "File name too long")]
 
 
 def notifier_on(bus: MemoryBus, folder: Path) -> tuple[Notifier, FoldFollower[GatewayState], TargetFolder]:

@@ -22,7 +22,7 @@ from penstock_cli import render
 from penstock_cli.commands.interactive import Rank
 from penstock_cli.invocation import Failure, JobId, bad_input, call, tell
 from penstock_cli.parameters import Argument, Context, Option
-from penstock_cli.tar_stream import BLOCK_BYTES, Packing, Unpacking
+from penstock_cli.tar_stream import BLOCK_BYTES, TarSource, TarTarget
 from penstock_log.text import gibibytes
 
 if TYPE_CHECKING:
@@ -257,7 +257,7 @@ async def _fetch(client: Client, job_id: str, path: str, target: Path, rank: int
     from penstock_log.session_messages import STDOUT
 
     name = posixpath.basename(path.rstrip("/"))
-    unpacking = Unpacking(_within(target, name))
+    unpacking = TarTarget(_within(target, name))
 
     async def take(session: JobSession) -> None:
         async for data in session.chunks(STDOUT):
@@ -284,7 +284,7 @@ async def _send(client: Client, job_id: str, source: Path, path: str, rank: int)
     """Copy into the job."""
     from penstock_log.session_messages import STDIN
 
-    packing = Packing(source)
+    packing = TarSource(source)
 
     async def give(session: JobSession) -> None:
         await session.feed(STDIN, packing.blocks())
@@ -323,7 +323,7 @@ async def _copied(
         return session_terminal.LOST
 
 
-def _told(side: Packing | Unpacking, code: int) -> int:
+def _told(side: TarSource | TarTarget, code: int) -> int:
     """Say to a person how much was copied; return the exit code."""
     if not code and os.isatty(2):
         tell(f"{render.count(side.files, 'file')}, {gibibytes(side.size_bytes)} copied")
