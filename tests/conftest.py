@@ -1,5 +1,7 @@
 import gc
 import os
+import signal
+import threading
 from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import groupby
@@ -70,6 +72,10 @@ def places(modules: Sequence[list[pytest.Item]]) -> Iterator[tuple[float, list[p
     for number, module in enumerate(modules):
         yield (number + 0.5) / len(modules), module
 
+
+if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # As in the background of a script: neither the tests that interrupt nor the processes that they start would notice.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 gc.set_threshold(100_000, 50, 100)
 """Garbage is looked for less often: among all the tests of a session that takes a tenth of the time they run."""

@@ -30,6 +30,8 @@ Aside = Callable[[Callable[[], T]], Awaitable[T]]
 """Returns what a function returns that reads files, which may take long."""
 _TOO_LARGE: Final = 413
 _HEADROOM: Final = 16 * 1024
+_MOST_PARTS: Final = 2000
+"""Parts of a request, however small they are: it is answered once they are stored."""
 _ROUNDS: Final = 8
 _SHOWN: Final = 6
 
@@ -165,7 +167,7 @@ async def _send(ask: Ask, bodies: Iterator[bytes], user: str, most_bytes: int) -
     some: list[bytes] = []
     size = 0
     for body in bodies:
-        if some and size + len(body) + 8 > room:
+        if some and (size + len(body) + 8 > room or len(some) == _MOST_PARTS):
             await ask("upload_parts", msgspec.msgpack.encode(PartsRequest(parts=tuple(some), user=user)))
             some, size = [], 0
         some.append(body)

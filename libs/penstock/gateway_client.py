@@ -403,8 +403,55 @@ class GatewayClient:
         )
         return await self._command("policy", ask, views.ActAnswer)
 
+    async def set_class(
+        self,
+        name: str,
+        weight: int,
+        *,
+        preempts: bool = False,
+        most_gpus: int = 0,
+        teams: Iterable[str] = (),
+        pool: str = "default",
+        reason: str = "",
+    ) -> views.ActAnswer:
+        """
+        Give a pool a priority class, or change it, from now on.
+
+        Parameters
+        ----------
+        weight : int
+            Jobs of a class with a higher weight come first; jobs without a class have 0.
+        preempts : bool
+            Whether runs of classes with a lower weight make way for its jobs.
+        most_gpus : int
+            Devices that its jobs of one user hold at once; 0: as many as there are.
+        teams : iterable of str
+            Who may use it; none: everybody.
+        """
+        rules: dict[str, Setting] = {
+            "weight": weight,
+            "preempts": preempts,
+            "most_gpus": most_gpus,
+            "teams": list(teams),
+        }
+        settings = {f"class.{name}.{field}": value for field, value in rules.items()}
+        return await self.set_policy(pool, settings, reason=reason)
+
+    async def remove_class(self, name: str, *, pool: str = "default", reason: str = "") -> views.ActAnswer:
+        """Go back to what the settings file says of a class, or to none; refused while a job names the class."""
+        unset = [f"class.{name}.{field}" for field in ("weight", "preempts", "most_gpus", "teams")]
+        return await self.set_policy(pool, unset=unset, reason=reason)
+
     async def reserve(
-        self, team: str, gpus: int, *, until_s: float, from_s: float = 0.0, pool: str = "default", reason: str = ""
+        self,
+        team: str,
+        gpus: int,
+        *,
+        until_s: float,
+        from_s: float = 0.0,
+        kind: str = "",
+        pool: str = "default",
+        reason: str = "",
     ) -> views.ActAnswer:
         """
         Reserve devices of a pool for a team; the answer's id is the reservation's.
@@ -415,12 +462,15 @@ class GatewayClient:
             Devices that are the team's own meanwhile, beside its quota.
         from_s, until_s : float
             Seconds since the epoch; without a begin it is now.
+        kind : str
+            Of the devices; empty: of whatever kinds.
         """
         ask = request_bodies.ReserveRequest(
             team=team,
             gpus=gpus,
             from_s=from_s,
             until_s=until_s,
+            kind=kind,
             pool=pool,
             by=_filler().user_name(),
             reason=reason,

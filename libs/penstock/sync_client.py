@@ -365,8 +365,51 @@ class SyncClient(SyncConnection):
         """
         return self._result(lambda: self._client.set_policy(pool, settings, unset=unset, reset=reset, reason=reason))
 
+    def set_class(
+        self,
+        name: str,
+        weight: int,
+        *,
+        preempts: bool = False,
+        most_gpus: int = 0,
+        teams: Iterable[str] = (),
+        pool: str = "default",
+        reason: str = "",
+    ) -> views.ActAnswer:
+        """
+        Give a pool a priority class, or change it, from now on.
+
+        Parameters
+        ----------
+        weight : int
+            Jobs of a class with a higher weight come first; jobs without a class have 0.
+        preempts : bool
+            Whether runs of classes with a lower weight make way for its jobs.
+        most_gpus : int
+            Devices that its jobs of one user hold at once; 0: as many as there are.
+        teams : iterable of str
+            Who may use it; none: everybody.
+        """
+        return self._result(
+            lambda: self._client.set_class(
+                name, weight, preempts=preempts, most_gpus=most_gpus, teams=teams, pool=pool, reason=reason
+            )
+        )
+
+    def remove_class(self, name: str, *, pool: str = "default", reason: str = "") -> views.ActAnswer:
+        """Go back to what the settings file says of a class, or to none; refused while a job names the class."""
+        return self._result(lambda: self._client.remove_class(name, pool=pool, reason=reason))
+
     def reserve(
-        self, team: str, gpus: int, *, until_s: float, from_s: float = 0.0, pool: str = "default", reason: str = ""
+        self,
+        team: str,
+        gpus: int,
+        *,
+        until_s: float,
+        from_s: float = 0.0,
+        kind: str = "",
+        pool: str = "default",
+        reason: str = "",
     ) -> views.ActAnswer:
         """
         Reserve devices of a pool for a team; the answer's id is the reservation's.
@@ -377,9 +420,13 @@ class SyncClient(SyncConnection):
             Devices that are the team's own meanwhile, beside its quota.
         from_s, until_s : float
             Seconds since the epoch; without a begin it is now.
+        kind : str
+            Of the devices; empty: of whatever kinds.
         """
         return self._result(
-            lambda: self._client.reserve(team, gpus, until_s=until_s, from_s=from_s, pool=pool, reason=reason)
+            lambda: self._client.reserve(
+                team, gpus, until_s=until_s, from_s=from_s, kind=kind, pool=pool, reason=reason
+            )
         )
 
     def unreserve(self, reservation_id: str, *, pool: str = "", reason: str = "") -> views.ActAnswer:

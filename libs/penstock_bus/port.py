@@ -486,7 +486,7 @@ class OutputPort(BodyLimit, Protocol):
 
 
 class SeriesPort(BodyLimit, Protocol):
-    """The metrics of runs as series, beside the output of jobs: of each run the newest message."""
+    """The metrics of runs as series, in a stream of their own: of each run the newest message."""
 
     async def write_series(self, job_id: str, epoch: int, body: bytes) -> None:
         """
@@ -498,7 +498,11 @@ class SeriesPort(BodyLimit, Protocol):
         """
 
     def read_series(self, job_id: str) -> AsyncGenerator[StoredMessage, None]:
-        """Yield what the stream holds of the runs of a job, then end; the stream drops its oldest."""
+        """
+        Yield what is kept of the runs of a job, then end; the stream drops its oldest.
+
+        What an earlier version kept beside the job's output comes first: of a run that has two, the newer is last.
+        """
 
 
 class ShadowPort(Protocol):

@@ -13,7 +13,8 @@ import math
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Final, Generic, TypeVar
 
 import msgspec
@@ -138,6 +139,22 @@ class LeaderElection:
             self._on_answer()
             pause_s = self._renew_s if self.held else self._renew_s / 2
             await asyncio.sleep(max(0.0, asked_at + pause_s - self._now()))
+
+    @asynccontextmanager
+    async def kept(self) -> AsyncIterator[None]:
+        """Keep the lease, or try to get it, while the body runs; resign after it."""
+        try:
+            async with background(self.keep()):
+                yield
+        finally:
+            await self.resign()
+
+    async def repeat(self, every_s: float, stopping: asyncio.Event, work: Callable[[], Awaitable[object]]) -> None:
+        """Do some work every ``every_s`` while the lease is held, until the service is to stop."""
+        while not stopping.is_set():
+            await pause(every_s, stopping)
+            if self.held and not stopping.is_set():
+                await work()
 
     async def resign(self) -> None:
         """Give the lease back; if that cannot be said, it runs out by itself."""

@@ -35,7 +35,7 @@ _PASSING: Final = {
         "profiling",
         "backoff",
     ),
-    *("dependency", "array", "begin", "reservation"),
+    *("dependency", "array", "begin", "reservation", "class_quota"),
 }
 _ONLY_WAIT: Final = "nothing known starts it sooner; it only has to wait"
 _CHECKPOINTED: Final = "checkpointed after step"
@@ -62,7 +62,7 @@ _BECAUSE: Final = {
 
 def job_table(jobs: Sequence[views.JobView] | Sequence[views.JobRow], *, wide: bool = False) -> Table:
     """
-    Return the list of jobs; it has batch sizes, and parts of hosts, only where a job has one.
+    Return the list of jobs; it has batch sizes, classes, and parts of hosts, only where a job has one.
 
     ``wide`` is for jobs in full, and not for rows.
     """
@@ -77,6 +77,7 @@ def job_table(jobs: Sequence[views.JobView] | Sequence[views.JobRow], *, wide: b
         "WAIT": lambda job: span(job.wait_s),
         "RUN": lambda job: span(job.run_s),
         "STEPS": lambda job: str(job.steps),
+        **({"CLASS": lambda job: job.priority_class or "-"} if any(j.priority_class for j in jobs) else {}),
         **(_wide_columns(with_host=any(j.cpus or j.host_memory_bytes for j in jobs)) if wide else {}),
         "NODES/REASON": place_or_reason,
     }
@@ -171,6 +172,7 @@ def job_lines(detail: views.JobDetail) -> list[str]:
         ("array", _array(spec)),
         ("in place of", spec.retry_of),
         ("pool", job.pool),
+        ("class", spec.priority_class),
         ("wants", _wants(detail)),
         *(_size_pairs(job, detail.sizing) if detail.sizing is not None else ()),
         ("shares", _shares(job)),

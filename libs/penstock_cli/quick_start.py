@@ -33,7 +33,7 @@ MODULE_OF: Final = {
         ("commands.memory", "memory"),
         ("commands.aggregation", "aggregation"),
         ("commands.accounts", "usage report"),
-        ("commands.policies", "policy quota"),
+        ("commands.policies", "policy quota class"),
         ("commands.reservations", "reserve reservations unreserve"),
         ("commands.replay", "replay"),
         ("commands.simulate", "sim"),

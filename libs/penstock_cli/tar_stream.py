@@ -1,7 +1,7 @@
 """
 A path as a stream of ``tar``, and such a stream as a path, beside an event loop.
 
-:class:`Packing` and :class:`Unpacking` have ``tarfile`` work in a thread, some blocks ahead of, or behind, the loop.
+:class:`TarSource` and :class:`TarTarget` have ``tarfile`` work in a thread, some blocks ahead of, or behind, the loop.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class _Piped:
         self.size_bytes += member.size
 
 
-class Packing(_Piped):
+class TarSource(_Piped):
     """A path here as a stream of ``tar``, whose first name is the path's own."""
 
     def __init__(self, source: Path) -> None:
@@ -111,7 +111,7 @@ class Packing(_Piped):
         return member
 
 
-class Unpacking(_Piped):
+class TarTarget(_Piped):
     """
     A stream of ``tar`` that becomes a path here, whatever its first name is there.
 

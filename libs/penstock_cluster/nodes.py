@@ -377,13 +377,15 @@ _NO_CONTAINERS: Final = frozenset[str]()
 
 
 def asks(spec: JobSpec) -> bool:
-    """Say whether a job asks for anything but the shares of its devices: more or less of a host, or its image."""
-    return spec.cpus > 0 or spec.host_memory_bytes > 0 or spec.least_host_bytes > 0 or bool(spec.image)
+    """Say whether a job cannot have any devices: it asks for more or less of a host, its image, or some refuse it."""
+    wants = spec.cpus > 0 or spec.host_memory_bytes > 0 or spec.least_host_bytes > 0
+    return wants or bool(spec.image) or bool(spec.refused_by)
 
 
-def runs_image(spec: JobSpec, node: Node) -> bool:
-    """Say whether a node has what runs a job's image; any has where the job has no image."""
-    return not spec.image or not {*runtimes_of(spec.image)}.isdisjoint(node.containers)
+def runs(spec: JobSpec, node: Node) -> bool:
+    """Say whether a node has what runs a job's image, which any has where there is none, and takes its user's jobs."""
+    has_runtime = not spec.image or not {*runtimes_of(spec.image)}.isdisjoint(node.containers)
+    return has_runtime and node.id not in spec.refused_by
 
 
 def of_node(node: Node) -> HostAmount:
@@ -442,19 +444,23 @@ class HostUsage:
 
     def fitting(self, node_id: str, free: int, spec: JobSpec) -> int:
         """Return for how many devices of a job a node has room, so many of whose devices are free."""
-        if not self.runs_image(spec, node_id):
+        if not self.runs(spec, node_id):
             return 0
         share = self.shares.get(node_id, NOTHING)
         need = need_of(spec, share)
         return min(free, self.left(node_id, free).holds(need))
 
-    def runs_image(self, spec: JobSpec, node_id: str) -> bool:
-        """Say whether a node has what runs a job's image; any has where the job has no image."""
+    def runs(self, spec: JobSpec, node_id: str) -> bool:
+        """Say whether a node has what runs a job's image, and takes its user's jobs: as :func:`runs`."""
+        if node_id in spec.refused_by:
+            return False
         return not spec.image or not self._containers.get(node_id, _NO_CONTAINERS).isdisjoint(runtimes_of(spec.image))
 
-    def all_run_image(self, spec: JobSpec) -> bool:
-        """Say whether all of the nodes have what runs a job's image."""
-        return not spec.image or all(self.runs_image(spec, node_id) for node_id in self._containers)
+    def all_run(self, spec: JobSpec) -> bool:
+        """Say whether all of the nodes can run a job, as far as its image and its user go."""
+        if not spec.image and not spec.refused_by:
+            return True
+        return all(self.runs(spec, node_id) for node_id in self._containers)
 
     def left(self, node_id: str, free: int) -> HostAmount:
         """Return what is left of a node so many of whose devices are free."""

@@ -95,6 +95,7 @@ Cause = Literal[
     "dependency",  # it waits for other jobs or sweeps, as its specification says
     "array",  # as many jobs of its array run as may at a time
     "reservation",  # it could not save, and would run into a reservation on the last devices that this needs
+    "class_quota",  # its user's jobs of its class hold as many devices as one user's may
     "begin",  # its specification says that it is not to begin yet
 ]
 FOR_DEVICES: Final = frozenset(

@@ -314,6 +314,8 @@ class RunEnded(Event, frozen=True, kw_only=True, tag="run.ended.v1"):
         Whether it failed for want of memory.
     killed : bool
         Whether it failed because one of its processes was ended by a signal that its executor had not sent.
+    refuses_user : bool
+        Whether no process was started, as the node runs no jobs of the user: ``preempted``, and to be placed elsewhere.
     cap_bytes : int
         The most that each of its processes may hold of a device that it shares; 0 where it has its devices to itself.
     metrics : dict
@@ -344,6 +346,7 @@ class RunEnded(Event, frozen=True, kw_only=True, tag="run.ended.v1"):
     peak_memory_bytes: int = 0
     out_of_memory: bool = False
     killed: bool = False
+    refuses_user: bool = False
     cap_bytes: int = 0
     metrics: dict[str, float] = {}
     diverged: tuple[str, ...] = ()
@@ -547,9 +550,11 @@ class ReservationMade(Event, frozen=True, kw_only=True, tag="policy.reserved.v1"
     reservation_id : str
         Unique within the pool.
     gpus : int
-        Devices of whatever kinds, beside the team's quota.
+        Devices, beside the team's quota.
     from_s, until_s : float
         Seconds since the epoch.
+    kind : str
+        Of the devices; empty: of whatever kinds.
     """
 
     pool: str
@@ -560,6 +565,7 @@ class ReservationMade(Event, frozen=True, kw_only=True, tag="policy.reserved.v1"
     until_s: float
     by: str = ""
     reason: str = ""
+    kind: str = ""
 
 
 class ReservationCancelled(Event, frozen=True, kw_only=True, tag="policy.unreserved.v1"):

@@ -32,6 +32,8 @@ from penstock_log.facts import (
     JobTimedOut,
     JobTimeSet,
     JobUnblocked,
+    NodeJoined,
+    NodeResumed,
     ProfileSample,
     RunCheckpointed,
     RunEnded,
@@ -49,6 +51,10 @@ __all__ = ["ACTIVE", "TERMINAL", "TRANSITIONS", "Checkpoint", "Job", "JobState",
 
 SharingJobs = dict[str, list[str]]
 """Node → the sharing jobs whose runs are under way there."""
+
+
+REFUSED_S: Final = 600.0
+"""So long after a node has refused a user's job, it gets no new ones of this user."""
 
 
 class ArrayWindow(msgspec.Struct):
@@ -136,11 +142,14 @@ class JobTable(msgspec.Struct):
     arrays : dict of str to ArrayWindow
         The arrays of which only so many jobs run at a time, while any of their jobs is not over: by id and user, as
         what one user submits is not to keep the jobs of another.
+    refusals : dict of str to dict of str to float
+        User → the nodes that have refused the user's jobs since they joined, and when each did last.
     """
 
     by_id: dict[str, Job] = msgspec.field(default_factory=dict)
     sharers: SharingJobs = msgspec.field(default_factory=dict)
     arrays: dict[str, ArrayWindow] = msgspec.field(default_factory=dict)
+    refusals: dict[str, dict[str, float]] = msgspec.field(default_factory=dict)
 
     def __getitem__(self, job_id: str) -> Job:
         return self.by_id[job_id]
@@ -158,6 +167,18 @@ class JobTable(msgspec.Struct):
     def not_over(self) -> Iterator[Job]:
         """Yield the jobs that are not over, in order of submission: no other holds a device."""
         return (job for job in self.by_id.values() if job.state not in TERMINAL)
+
+    def with_refusals(self, spec: JobSpec, at_s: float) -> JobSpec:
+        """
+        Return a job's specification with the nodes that refuse its user.
+
+        What is older than :data:`REFUSED_S` is left out: the node may know the user by now, and is tried again.
+        """
+        known = self.refusals.get(spec.user)
+        if not known:
+            return spec
+        nodes = (node_id for node_id, refused_s in known.items() if at_s < refused_s + REFUSED_S)
+        return msgspec.structs.replace(spec, refused_by=tuple(nodes))
 
     def forget(self, job_id: str) -> None:
         """Drop a job, with what it shares; facts about it are ignored from here on."""
@@ -236,6 +257,7 @@ def endings(job: Job, at_s: float) -> Iterator[Event]:
 
 
 def _submit(jobs: JobTable, job_id: str, spec: JobSpec, at_s: float) -> Job:
+    spec = jobs.with_refusals(spec, at_s)
     job = Job(id=job_id, spec=spec, submitted_s=at_s, pending_since_s=at_s, held=spec.hold)
     job.blocked, job.not_before_s, job.limit_s = bool(spec.after), spec.begin_s, spec.time_limit_s
     known = jobs.by_id.setdefault(job_id, job)
@@ -264,8 +286,9 @@ def _submit_sample(jobs: JobTable, event: SamplesRequested, sample: ProfileSampl
         array=None,
         parent="",
     )
+    is_new = sample.sample_id not in jobs.by_id
     job = _submit(jobs, sample.sample_id, spec, event.at_s)
-    if job.spec is spec:
+    if is_new:
         job.sample, job.profile_key = sample, event.key
     return job
 
@@ -595,7 +618,36 @@ def _on_ended(jobs: JobTable, event: RunEnded) -> list[Job]:
     if job is None or not _end_run(job, event):
         return []
     _leave_shared(jobs, [job], event.node_id, event.at_s)
-    return [job]
+    return [job, *_refuse(jobs, job, event)] if event.refuses_user else [job]
+
+
+def _refuse(jobs: JobTable, job: Job, event: RunEnded) -> list[Job]:
+    """Note that a node runs no jobs of a user; return the other jobs to which that matters."""
+    jobs.refusals.setdefault(job.spec.user, {})[event.node_id] = event.at_s
+    told = [
+        one
+        for one in jobs.not_over()
+        if one.spec.user == job.spec.user and one.placement is None and event.node_id not in one.spec.refused_by
+    ]
+    for one in {id(each): each for each in (job, *told)}.values():
+        if event.node_id not in one.spec.refused_by:
+            one.spec = msgspec.structs.replace(one.spec, refused_by=(*one.spec.refused_by, event.node_id))
+    return [one for one in told if one is not job]
+
+
+def _on_node(jobs: JobTable, event: NodeJoined | NodeResumed) -> list[Job]:
+    """Take back that a node refuses users: it has other settings now, or somebody says that it may be tried again."""
+    node_id, touched = event.node_id, []
+    users = {user for user, nodes in jobs.refusals.items() if nodes.pop(node_id, None) is not None}
+    for job in jobs.not_over() if users else ():
+        if node_id in job.spec.refused_by:
+            left = tuple(one for one in job.spec.refused_by if one != node_id)
+            job.spec = msgspec.structs.replace(job.spec, refused_by=left)
+            touched.append(job)
+    for user in users:
+        if not jobs.refusals[user]:
+            del jobs.refusals[user]
+    return touched
 
 
 def _on_scaled(jobs: JobTable, event: TrialsScaled | ScaleDecided) -> list[Job]:
@@ -657,6 +709,8 @@ _FOLDS: Final[dict[type[Event], Callable[[JobTable, Any], list[Job]]]] = {
     JobTimeSet: _on_one(_set_time),
     TrialsScaled: _on_scaled,
     ScaleDecided: _on_sized,
+    NodeJoined: _on_node,
+    NodeResumed: _on_node,
 }
 """Kind of fact → its fold, which returns the jobs that it touched; other kinds change nothing in a job's life."""
 

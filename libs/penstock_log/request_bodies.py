@@ -312,6 +312,8 @@ class ReserveRequest(GatewayRequest, frozen=True, kw_only=True):
     ----------
     from_s, until_s : float
         Seconds since the epoch; a begin in the past is now.
+    kind : str
+        Of the devices; empty: of whatever kinds.
     """
 
     team: Name
@@ -321,6 +323,7 @@ class ReserveRequest(GatewayRequest, frozen=True, kw_only=True):
     pool: Name = "default"
     by: Who = ""
     reason: Reason = ""
+    kind: Annotated[str, Meta(pattern=r"^([A-Za-z0-9][A-Za-z0-9_-]{0,62})?$")] = ""
 
 
 class UnreserveRequest(GatewayRequest, frozen=True, kw_only=True):

@@ -17,6 +17,10 @@ GroupName = Annotated[
     str,
     Meta(pattern=r"^([A-Za-z0-9][A-Za-z0-9_-]{0,62})?$", description="letters, digits, - and _; empty: in no group"),
 ]
+ClassName = Annotated[
+    str,
+    Meta(pattern=r"^([A-Za-z0-9][A-Za-z0-9_-]{0,62})?$", description="letters, digits, - and _; empty: of no class"),
+]
 EntityId = Annotated[
     str,
     Meta(
@@ -72,8 +76,8 @@ Image = Annotated[
         description="the name of an image, such as pytorch/pytorch:2.4.0, or the full path of a folder or a .sif file",
     ),
 ]
-HostDemand = tuple[float, int, int, tuple[ContainerRuntime, ...]]
-"""Processors, bytes in two ways, and what runs its image."""
+HostDemand = tuple[float, int, int, tuple[ContainerRuntime, ...], tuple[str, ...]]
+"""Processors, bytes in two ways, what runs its image, and nodes that refuse its user."""
 MOST_SERVERS: Final = 64
 MOST_DEFAULT_WARNING_S: Final = 60.0
 MOST_DEPENDENCIES: Final = 1_000
@@ -277,6 +281,9 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         For ``lane``: most jobs on one of its devices, itself among them; 0: as many as its pool allows.
     priority : int
         The higher, the sooner its turn, on devices whose turns go by priority.
+    priority_class : str
+        One of the pool's priority classes (``penstock class ls``): it says whether the job comes before others, whom it
+        preempts, and how many devices its user's jobs of the class may hold. Empty: none, with weight 0.
     idle : {"rule", "allow"}
         What is done while it holds devices and does nothing. ``rule``: what its pool's rule says. ``allow``: nothing,
         as for a notebook that waits for its user.
@@ -325,6 +332,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         there; where they cannot, they start as always. Without them executors go by what earlier runs have imported.
     parent : str
         The sweep this job is a trial of.
+    refused_by : tuple of str
+        Nodes that run no jobs of its user, as the log says by now; what is submitted says nothing of it.
     """
 
     name: Name
@@ -369,6 +378,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     share_with: Literal["user", "team", "anyone"] = "team"
     sharers: Annotated[int, Meta(ge=0, le=1000)] = 0
     priority: Annotated[int, Meta(ge=-1000, le=1000)] = 0
+    priority_class: ClassName = ""
     idle: Literal["rule", "allow"] = "rule"
     group: GroupName = ""
     array: Optional[ArrayMember] = None
@@ -387,6 +397,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     image: Image = ""
     preload: Annotated[tuple[Module, ...], Meta(max_length=MOST_MODULES)] = ()
     parent: str = ""
+    refused_by: tuple[str, ...] = ()
 
     def warning_s(self, limit_s: float) -> float:
         """Return how long before the end of a time limit it is warned; 0: not at all."""
@@ -406,8 +417,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def host_demand(self) -> HostDemand:
-        """What tells jobs apart that ask for different parts of a host, or for other programs on it."""
-        return self.cpus, self.host_memory_bytes, self.least_host_bytes, runtimes_of(self.image)
+        """What tells jobs apart that ask for different parts of a host or programs on it, or may not have some."""
+        return self.cpus, self.host_memory_bytes, self.least_host_bytes, runtimes_of(self.image), self.refused_by
 
     @property
     def widths(self) -> range:

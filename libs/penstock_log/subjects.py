@@ -16,17 +16,21 @@ EVT: Final = "EVT"
 LOG: Final = "LOG"
 INBOX: Final = "INBOX"
 REJECTED: Final = "REJECTED"
+SERIES: Final = "SERIES"  # the metrics of jobs' runs
 STATE: Final = "STATE"  # snapshots, in chunks
+NODES: Final = "NODES"  # those of the services on nodes
 SHADOW: Final = "SHADOW"  # what shadows would have done
 CODE: Final = "CODE"  # the files of folders in which jobs run
 LEASES: Final = "penstock-leases"  # a key-value bucket
 
 STREAM_SUBJECTS: Final[dict[str, str]] = {
     EVT: f"{ROOT}.evt.>",
-    LOG: f"{ROOT}.log.>",
+    LOG: f"{ROOT}.log.*.*",
+    SERIES: f"{ROOT}.log.*.series.*",
     INBOX: f"{ROOT}.inbox.>",
     REJECTED: f"{ROOT}.rejected.>",
-    STATE: f"{ROOT}.state.>",
+    STATE: f"{ROOT}.state.*",
+    NODES: f"{ROOT}.state.*.*",
     SHADOW: f"{ROOT}.shadow.>",
     CODE: f"{ROOT}.code.>",
 }
@@ -375,13 +379,13 @@ def all_series(job_id: str) -> str:
     return f"{ROOT}.log.{_token(job_id)}.series.*"
 
 
-def output_and_series(job_id: str) -> str:
+def all_output(job_id: str) -> str:
     """
-    Return the pattern for all that is kept of a job beside the log.
+    Return the pattern for all that LOG holds of a job: its output, and series that an earlier version kept there.
 
     Examples
     --------
-    >>> output_and_series("j1")
+    >>> all_output("j1")
     'penstock.log.j1.>'
     """
     return f"{ROOT}.log.{_token(job_id)}.>"
@@ -402,6 +406,18 @@ def state(name: str) -> str:
     """
     service, dot, whose = name.partition(".")
     return f"{ROOT}.state.{_token(service)}{dot}{_token(whose) if dot else ''}"
+
+
+def stream_of_state(name: str) -> str:
+    """
+    Return the stream of a service's snapshots: a node's are apart from those that only services beside the log write.
+
+    Examples
+    --------
+    >>> stream_of_state("matcher"), stream_of_state("executor.n1")
+    ('STATE', 'NODES')
+    """
+    return NODES if "." in name else STATE
 
 
 shadow: Final = _named("shadow")

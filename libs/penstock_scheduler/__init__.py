@@ -7,6 +7,8 @@ In reading order:
 * ``round_types``: What a round works on: jobs, runs, rules, context.
 * ``candidates``: The waiting jobs that a round looks at.
 * ``quotas``: Quota rules: who is covered, who borrows.
+* ``priority_classes``: Classes of jobs: who comes first, and whom they preempt.
+* ``class_limits``: Who waits because a class' jobs of his hold as much as they may.
 * ``reservations``: Quotas with a time, and who waits because one is to begin.
 * ``fairness``: Whose jobs enter a round.
 * ``admission``: One walk: who starts, who is preempted, what is kept free.

@@ -140,6 +140,11 @@ def _each_finds_one(waiting: Sequence[RankedJob], free: FreeDevices) -> bool:
     return True
 
 
+def _alike(one: RankedJob, other: RankedJob) -> bool:
+    """Say whether all runs that make way for the later of two jobs make way for the other one too."""
+    return one.job.spec.priority_class == other.job.spec.priority_class
+
+
 class _AdmissionWalk:
     """
     The walk of one try.
@@ -184,7 +189,7 @@ class _AdmissionWalk:
         sharing, closed_to, reserved = self.sharing, self.closed_to, ranked.job_id in self.reserved_before
         if sharing is not None and ranked.job_id in sharing.demands:
             served, self.closed_to = self._share(ranked, sharing), None
-        elif closed_to is not None and closed_to < ranked and not reserved:
+        elif closed_to is not None and closed_to < ranked and not reserved and _alike(closed_to, ranked):
             return False
         elif len(self.free) > 0 or len(self.coming) > 0 or self.victims.below(ranked) or reserved:
             served, self.closed_to = self._place(ranked), None
@@ -202,7 +207,7 @@ class _AdmissionWalk:
 
     def _place(self, ranked: RankedJob) -> bool:
         spec = ranked.job.spec
-        demand = (spec.kinds, spec.memory_bytes, spec.gpus, ranked.queue, spec.host_demand)
+        demand = (spec.kinds, spec.memory_bytes, spec.gpus, ranked.queue, spec.host_demand, spec.priority_class)
         if demand not in self.found_nothing:
             if self._start(ranked) or self._await_stopping(ranked) or self._preempt_for(ranked):
                 return True
@@ -271,11 +276,11 @@ class _AdmissionWalk:
 
     def _runs_anywhere(self, spec: JobSpec) -> bool:
         """
-        Say whether any node could run a job's image.
+        Say whether any node could run a job, as far as its image and its user go.
 
         Where only some can, it takes what falls free there: runs are not looked through for those whose nodes would do.
         """
-        return self.free.hosts is None or self.free.hosts.all_run_image(spec)
+        return self.free.hosts is None or self.free.hosts.all_run(spec)
 
     def _enough(self, ranked: RankedJob, kind: str) -> VictimChoice | None:
         """Return the lightest runs whose devices make up what the job lacks of a kind."""

@@ -28,7 +28,7 @@ from penstock_scheduler.wait_causes import PoolMoment
 LOOKED_AT: Final = 256
 """Most waiting jobs of one demand that shares which a round looks at: if all start, the next looks at the others."""
 
-_PASSING: Final = frozenset({"backoff", "begin", "profiling", "reservation"})
+_PASSING: Final = frozenset({"backoff", "begin", "profiling", "reservation", "class_quota"})
 """Reasons of single jobs; others hold for all jobs of a demand."""
 
 

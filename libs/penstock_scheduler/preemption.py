@@ -20,7 +20,8 @@ That is for orders in which jobs make way for lower queues. In one in which they
 lowest ranked.
 
 Runs that no quota covers (:mod:`penstock_scheduler.quotas`) go first, where they are enough, and whatever they lose:
-gain and cost are weighed only where the devices are a run's own.
+gain and cost are weighed only where the devices are a run's own. Nor are they weighed for a job of a higher class
+(:mod:`penstock_scheduler.priority_classes`): its class preempts runs of lower ones, or it does not.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from penstock_cluster.nodes import fits
 from penstock_log import JobSpec
 from penstock_scheduler.placement import Shape
 from penstock_scheduler.pool.run_columns import Bools, Floats, Ints, RunColumns
+from penstock_scheduler.priority_classes import any_preempts, crosses, reaches
 from penstock_scheduler.round_types import BORROWED, PreemptibleRun, RankedJob, RoundContext
 
 Key = tuple[float, int, float]
@@ -86,7 +88,12 @@ class _RunsByRow:
 
 @dataclass(eq=False)
 class _Group:
-    """Runs of one queue with equal devices, the lightest loss first: whoever takes any takes the first ones."""
+    """
+    Runs of one queue with equal devices, the lightest loss first: whoever takes any takes the first ones.
+
+    They are ``worthwhile`` if the gain from preempting them exceeds the cost; the others make way for higher classes
+    only.
+    """
 
     number: int
     queue: int
@@ -94,6 +101,7 @@ class _Group:
     shape: Shape
     members: deque[int]
     by_row: _RunsByRow
+    worthwhile: bool = True
 
     @property
     def head(self) -> Victim:
@@ -127,17 +135,19 @@ class PreemptionCandidates:
 
     def __init__(self, running: RunColumns, context: RoundContext) -> None:
         self._preempts = context.mode.preempts
-        waste_s, worthwhile, self._unripe = _weigh(running, context)
-        found = running.only(worthwhile) if len(running) else running
-        loss_gpu_s = found.devices * (0.0 if self._preempts == "position" else waste_s[worthwhile])
-        self._by_row = _RunsByRow(found, loss_gpu_s)
+        self._classes = context.rules.classes
+        waste_s, ripe, worthwhile, self._unripe = _weigh(running, context)
+        able = ripe if any_preempts(self._classes) else worthwhile
+        found = running.only(able) if len(running) else running
+        loss_gpu_s = found.devices * (0.0 if self._preempts == "position" else waste_s[able])
+        self._by_row, self._worthwhile = _RunsByRow(found, loss_gpu_s), worthwhile[able]
         self._lowest = int(found.queue.max()) if len(found) else -1
         self._for: dict[tuple[object, ...], dict[str, list[tuple[_Group, int]]]] = {}
 
     @cached_property
     def _groups(self) -> list[_Group]:
         """All of them; in most rounds, to know the lowest queue is enough."""
-        return list(_divided(self._by_row))
+        return list(_divided(self._by_row, self._worthwhile))
 
     @cached_property
     def _left(self) -> Counter[int]:
@@ -151,7 +161,7 @@ class PreemptionCandidates:
         """Say whether any run is left that ranks so much lower that the job may preempt it."""
         if ranked.sample or self._preempts == "never":
             return False
-        if self._preempts == "queue":
+        if self._preempts == "queue" and not self._classes:
             return self._lowest > ranked.queue
         return any(self._yields(group, ranked) for group in self._groups)
 
@@ -201,7 +211,9 @@ class PreemptionCandidates:
 
     def _yields(self, group: _Group, ranked: RankedJob) -> bool:
         """Say whether a group's first run makes way for the job, as far as ranks go."""
-        if not group.members or self._preempts == "never":
+        if not group.members or self._preempts == "never" or not reaches(ranked, group.queue, self._classes):
+            return False
+        if not group.worthwhile and not crosses(ranked, group.queue):
             return False
         return group.queue > ranked.queue if self._preempts == "queue" else _before(ranked, group.head.run)
 
@@ -217,33 +229,38 @@ class PreemptionCandidates:
         return found
 
 
-def _weigh(every: RunColumns, context: RoundContext) -> tuple[Floats, Bools, tuple[Floats, Floats]]:
-    """Return what stopping each run would waste, whether that is worth it, and the queues and times of unripe ones."""
+def _weigh(every: RunColumns, context: RoundContext) -> tuple[Floats, Bools, Bools, tuple[Floats, Floats]]:
+    """
+    Return what stopping each run would waste, whether it has lasted long enough, whether stopping it is worth it, and
+    the queues and times of unripe ones.
+    """
     if not len(every):
-        return every.left_s, every.saves, (every.queue, every.started_s)
+        return every.left_s, every.saves, every.saves, (every.queue, every.started_s)
     ripe_s = every.started_s + np.maximum(context.rules.min_run_s, every.overhead_s / context.rules.overhead_share)
     runs = every.started_s > 0
     unripe = runs & (ripe_s > context.now_s)
     unsaved_s = np.where(every.saves, 0.0, np.maximum(0.0, context.now_s - every.saved_s))
     waste_s = every.switch_s + unsaved_s
     lent = every.queue >= BORROWED  # what it runs on is not its own, whatever it loses
-    return waste_s, runs & ~unripe & (lent | (every.left_s > waste_s)), (every.queue[unripe], ripe_s[unripe])
+    ripe = runs & ~unripe
+    return waste_s, ripe, ripe & (lent | (every.left_s > waste_s)), (every.queue[unripe], ripe_s[unripe])
 
 
-def _divided(by_row: _RunsByRow) -> Iterator[_Group]:
+def _divided(by_row: _RunsByRow, worthwhile: Bools) -> Iterator[_Group]:
     """Yield the groups, their runs in order."""
     found, loss_gpu_s = by_row.runs, by_row.loss_gpu_s
     if not len(found):
         return
-    order = np.lexsort((-found.position, loss_gpu_s, found.group, found.queue))
-    alike = _same(found.queue[order]) & _same(found.group[order])
+    order = np.lexsort((-found.position, loss_gpu_s, ~worthwhile, found.group, found.queue))
+    alike = _same(found.queue[order]) & _same(found.group[order]) & (worthwhile[order][1:] == worthwhile[order][:-1])
     equal = alike & _same(loss_gpu_s[order]) & _same(found.position[order])
     starts = [0, *(np.flatnonzero(~alike) + 1).tolist(), len(found)]
     in_order = _by_name(order.tolist(), np.flatnonzero(equal).tolist(), found)
     for number, (start, end) in enumerate(pairwise(starts)):
         queue = int(found.queue[in_order[start]])
         kind, shape = found.shapes[found.group[in_order[start]]]
-        yield _Group(number, queue, kind, shape, deque(in_order[start:end]), by_row)
+        members = deque(in_order[start:end])
+        yield _Group(number, queue, kind, shape, members, by_row, bool(worthwhile[members[0]]))
 
 
 def _drop(members: deque[int], taken: set[int]) -> None:

@@ -15,6 +15,9 @@ of the pool holds.
 A run that shares its devices counts as its part of them, whoever the others are, so a device counts once; a job with a
 fraction counts as this fraction. A lane job that waits counts as whole devices: it may have to open them.
 
+What is reserved for a team of one kind (:mod:`penstock_scheduler.reservations`) covers its runs on that kind, and of
+its waiting jobs those that could run on no other.
+
 A partition that never lends is a pool of its own.
 
 :func:`coverage` decides who borrows, :func:`of_pool` asks it for a pool, and :func:`reasons` says why borrowers wait.
@@ -25,21 +28,27 @@ When borrowers enter a round is told in :mod:`penstock_scheduler.round`, and quo
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
 import msgspec
 
+from penstock_log import Job, JobSpec
 from penstock_policies.queue_policies import DispatchMode
 from penstock_scheduler.pool.pool_view import PoolView, can_be_stopped
+from penstock_scheduler.priority_classes import NO_CLASSES, Classes, crosses, reaches
+from penstock_scheduler.reservations import reserved_kinds
 from penstock_scheduler.round_types import BORROWED, RankedJob, RoundContext
 from penstock_scheduler.wait_causes import WaitCause
 
 ROUNDING: Final = 1e-9
 """Three thirds of a device are a device."""
 
+OfKinds = Mapping[str, Mapping[str, int]]
+"""Team → kind → devices of this kind that are the team's own beside its quota."""
+_NO_KINDS: Final[OfKinds] = MappingProxyType({})
 _WHOLE: Final[Mapping[str, float]] = MappingProxyType({})
 
 
@@ -98,6 +107,10 @@ def coverage(
     quotas: Mapping[str, int],
     mode: DispatchMode,
     parts: Mapping[str, float] = _WHOLE,
+    *,
+    classes: Classes = NO_CLASSES,
+    of_kinds: OfKinds = _NO_KINDS,
+    kind_of: Callable[[Job], str] = lambda _: "",
 ) -> QuotaCoverage:
     """
     Return which of a pool's jobs borrow.
@@ -114,6 +127,12 @@ def coverage(
         How the pool's order is walked.
     parts : mapping of str to float
         Job that shares → the number of devices that it counts as.
+    classes : mapping of str to PriorityClass
+        The pool's priority classes.
+    of_kinds : mapping of str to mapping of str to int
+        Team → kind → devices of this kind that are the team's own beside its quota.
+    kind_of : callable
+        Returns the kind on which a job runs, or the only one on which it could; empty where there are several.
 
     Notes
     -----
@@ -129,12 +148,18 @@ def coverage(
     ['j2']
     """
     left, closed, borrowers = {team: float(quota) for team, quota in quotas.items()}, set[str](), list[str]()
-    for ranked, runs in _in_turn(waiting, running, mode):
+    left_of = {(team, kind): float(count) for team, kinds in of_kinds.items() for kind, count in kinds.items()}
+    all_of = {team: sum(kinds.values()) for team, kinds in of_kinds.items()}
+    for ranked, runs in _in_turn(waiting, running, mode, classes):
         team, gpus = ranked.job.spec.team, parts.get(ranked.job_id, ranked.job.spec.gpus)
         if ranked.sample:
             continue
-        if gpus <= left.get(team, 0.0) + ROUNDING and (runs or team not in closed):
-            left[team] -= gpus
+        place = team, kind_of(ranked.job) if team in all_of else ""
+        there = min(gpus, left_of.get(place, 0.0))
+        if gpus - there <= left.get(team, 0.0) + ROUNDING and (runs or team not in closed):
+            if there:
+                left_of[place] -= there
+            left[team] -= gpus - there
         else:
             borrowers.append(ranked.job_id)
             if not runs and not mode.backfills:
@@ -142,21 +167,26 @@ def coverage(
     held: defaultdict[str, float] = defaultdict(float)
     for ranked in running:
         held[ranked.job.spec.team] += parts.get(ranked.job_id, ranked.job.spec.gpus)
-    covered = {team: quotas[team] - unused for team, unused in left.items()}
-    return QuotaCoverage(frozenset(borrowers), quotas, held, covered)
+    for (team, _), unused in left_of.items():
+        left[team] = left.get(team, 0.0) + unused
+    total = {team: quota + all_of.get(team, 0) for team, quota in quotas.items()}
+    covered = {team: total[team] - unused for team, unused in left.items()}
+    return QuotaCoverage(frozenset(borrowers), total, held, covered)
 
 
 def reclaiming(context: RoundContext) -> RoundContext:
-    """Return a context in which borrowers make way for covered jobs, although nobody else makes way."""
+    """Return a context in which borrowers and lower classes make way, although in the pool's order nobody does."""
     if context.mode.preempts != "never":
         return context
     return msgspec.structs.replace(context, mode=DispatchMode(context.mode.backfills, "queue", in_order=True))
 
 
 def _in_turn(
-    waiting: Iterable[RankedJob], running: Iterable[RankedJob], mode: DispatchMode
+    waiting: Iterable[RankedJob], running: Iterable[RankedJob], mode: DispatchMode, classes: Classes
 ) -> Iterable[tuple[RankedJob, bool]]:
     """Return all jobs in the order in which quotas cover them, and whether each runs."""
+    if classes and mode.preempts != "never":
+        return _merged(sorted(waiting), sorted(running), mode, classes)
     both = [*((ranked, True) for ranked in running), *((ranked, False) for ranked in waiting)]
     match mode.preempts:
         case "position":
@@ -167,11 +197,49 @@ def _in_turn(
             return sorted(both, key=lambda each: (not each[1], each[0][:3]))
 
 
+def _merged(
+    waiting: Sequence[RankedJob], running: Sequence[RankedJob], mode: DispatchMode, classes: Classes
+) -> Iterator[tuple[RankedJob, bool]]:
+    """Yield the waiting jobs in order, each behind the runs that do not make way for it."""
+    at = 0
+    for ranked in waiting:
+        while at < len(running) and not _comes_before(ranked, running[at], mode, classes):
+            yield running[at], True
+            at += 1
+        yield ranked, False
+    yield from ((run, True) for run in running[at:])
+
+
+def _comes_before(ranked: RankedJob, run: RankedJob, mode: DispatchMode, classes: Classes) -> bool:
+    if not reaches(ranked, run.queue, classes):
+        return False
+    if mode.preempts == "position":
+        return ranked[:2] < run[:2]
+    return crosses(ranked, run.queue) if mode.in_order else ranked.queue < run.queue
+
+
 def of_pool(pool: PoolView, ready: Sequence[RankedJob], context: RoundContext) -> QuotaCoverage:
     """Return the quota coverage of the pool's jobs."""
     going_on = [run.ranked for run in pool.index.runs() if can_be_stopped(run.ranked.job)]
     ranked = [pool.ranked_by(one, context.now_s) for one in going_on]
-    return coverage(ready, ranked, context.rules.quotas, context.mode, pool.index.sharing.parts())
+    return coverage(
+        ready,
+        ranked,
+        context.rules.quotas,
+        context.mode,
+        pool.index.sharing.parts(),
+        classes=context.rules.classes,
+        of_kinds=reserved_kinds(pool.team_reservations, context.now_s),
+        kind_of=lambda job: only_kind(job, pool.index.whole.kinds),
+    )
+
+
+def only_kind(job: Job, kinds: Callable[[JobSpec], Iterable[str]]) -> str:
+    """Return the kind on which a job runs, or the only one of which there are devices for it; else an empty name."""
+    if job.placement is not None:
+        return job.placement.kind
+    able = [*kinds(job.spec)]
+    return able[0] if len(able) == 1 else ""
 
 
 def reasons(left: Sequence[RankedJob], covered: QuotaCoverage) -> dict[str, WaitCause]:

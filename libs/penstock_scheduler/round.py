@@ -21,8 +21,9 @@ from penstock_scheduler.placement import Located, Shape, slots
 from penstock_scheduler.pool import pool_view, run_columns
 from penstock_scheduler.pool.pool_view import PoolView
 from penstock_scheduler.pool.run_columns import RunColumns
+from penstock_scheduler.priority_classes import any_preempts, called, crosses
 from penstock_scheduler.quotas import NO_QUOTAS, QuotaCoverage
-from penstock_scheduler.round_types import PreemptibleRun, RankedJob, RoundContext, RoundRules
+from penstock_scheduler.round_types import BORROWED, PreemptibleRun, RankedJob, RoundContext, RoundRules
 from penstock_scheduler.sharing import co_preemption
 from penstock_scheduler.wait_causes import PoolMoment, RoundAftermath, WaitCause
 
@@ -171,6 +172,8 @@ def borrowers_of(pool: PoolView, now_s: float, rules: RoundRules) -> Collection[
 def _input(pool: PoolView, now_s: float, rules: RoundRules) -> _RoundInput:
     rules = reservations.rules_at(rules, pool.team_reservations, now_s)
     context, supply, covered = pool.context(now_s, rules), pool.supply(), NO_QUOTAS
+    if any_preempts(rules.classes):
+        context = quotas.reclaiming(context)
     before = RoundAftermath(pool.name, pool.index.nodes, supply.whole, supply.free, backfills=pool.mode.backfills)
     moment = PoolMoment(pool, before, now_s, rules)
     looked_at = candidates(moment, supply, context)
@@ -208,8 +211,6 @@ def _decided(
         return None, min(next_s, again_s) if is_due else next_s
     priced = explains and rules.max_waits and not only
     prices = _prices(draft, looked_at.singles(assignment.PRICED) if priced else ())
-    if not explains:
-        next_s = min(next_s, again_s)
     found = RoundDecided(
         at_s=now_s,
         pool=pool.name,
@@ -223,8 +224,12 @@ def _decided(
     return found, next_s
 
 
-def _draft(given: _RoundInput) -> tuple[_Draft, Mapping[str, int]]:
-    """Return the first try that starts something, and the users who were left out of it."""
+def _draft(given: _RoundInput, *, by_class: bool = True) -> tuple[_Draft, Mapping[str, int]]:
+    """
+    Return the first try that starts something, and the users who were left out of it.
+
+    Without ``by_class`` the jobs of all classes enter at once, which shows what this round and the next ones would do.
+    """
     pool, supply, context = given.pool, given.supply, given.context
     alpha = pool.alpha(context.rules)
     left_out: Mapping[str, int] = {}
@@ -232,7 +237,7 @@ def _draft(given: _RoundInput) -> tuple[_Draft, Mapping[str, int]]:
         alpha = 1.0  # where nothing can start, all are in
     if alpha >= 1.0 and not given.covered.borrowers:
         return _try(given, given.ready), left_out
-    for turn in _turns(given, alpha):
+    for turn in _turns(given, alpha, by_class=by_class and alpha < 1.0):  # else the order sees to it
         draft = _try(given, turn.entering)
         left_out = turn.left_out
         if draft.acts or len(turn.entering) == len(given.ready):
@@ -241,14 +246,19 @@ def _draft(given: _RoundInput) -> tuple[_Draft, Mapping[str, int]]:
     return draft, left_out
 
 
-def _turns(given: _RoundInput, alpha: float) -> Iterator[FairnessTry]:
-    """Yield the tries: the jobs that quotas cover, the least-progressed users' first; borrowers only after them."""
+def _turns(given: _RoundInput, alpha: float, *, by_class: bool) -> Iterator[FairnessTry]:
+    """
+    Yield the tries: the jobs that quotas cover, the least-progressed users' first; borrowers only after them.
+
+    With ``by_class``, the jobs of higher classes come first of both: fairness between users holds within a class.
+    """
     pool, now_s = given.pool, given.context.now_s
     exempt = {*pool.promised, *pool.reservations}
-    own = [ranked for ranked in given.ready if not ranked.borrows or ranked.job_id in exempt]
-    if own and len(own) < len(given.ready):
-        yield from fairness.turns(own, pool.progress, exempt, alpha, now_s)
-    yield from fairness.turns(given.ready, pool.progress, exempt, alpha, now_s)
+    places = {r.job_id: (r.borrows and r.job_id not in exempt, r.level * by_class) for r in given.ready}
+    for place in sorted(set(places.values())) or [(False, 0)]:
+        upto = [ranked for ranked in given.ready if places[ranked.job_id] <= place]
+        before = {job_id for job_id, other in places.items() if other[0] == place[0] and other[1] < place[1]}
+        yield from fairness.turns(upto, pool.progress, exempt | before, alpha, now_s)
 
 
 def _try(given: _RoundInput, entering: Sequence[RankedJob]) -> _Draft:
@@ -345,14 +355,14 @@ def _tried(
 
 def _served(given: _RoundInput, entering: Sequence[RankedJob] | None) -> set[str]:
     """Return the jobs that a tried round serves; with None for ``entering``, jobs enter by turns."""
-    draft = _try(given, entering) if entering is not None else _draft(given)[0]
+    draft = _try(given, entering) if entering is not None else _draft(given, by_class=False)[0]
     draft.undo()
     return draft.served
 
 
 def _helps(given: _RoundInput, team: str) -> bool:
     """Say whether a team could get any device with a larger quota: idle, borrowed, or of a run that makes way."""
-    if given.pool.mode.preempts != "never":
+    if given.pool.mode.preempts != "never" or any_preempts(given.context.rules.classes):
         return True
     index, borrowers = given.pool.index, given.covered.borrowers
     lent = (index.entries[key[3]].ranked for key in index.granted if key[3] in borrowers)
@@ -409,6 +419,9 @@ def _preemptions(given: _RoundInput, admitted: Admission, evicted: Sequence[Pree
     reasons = {run.ranked.job_id: (run, _eviction(given.pool, run), "") for run in evicted}
     for victim, ranked in admitted.preempted:
         because = f"for job {ranked.job_id} of queue {ranked.own_queue}; this one is of queue {victim.ranked.own_queue}"
+        if crosses(ranked, victim.ranked.queue):
+            classes = called(ranked.job.spec), called(victim.ranked.job.spec)
+            because = f"for job {ranked.job_id} of {classes[0]}; this one is of {classes[1]}"
         if victim.ranked.borrows and not ranked.borrows:
             team = victim.ranked.job.spec.team
             because = f"for job {ranked.job_id}, whom a quota covers; {given.covered.in_use(team)}"
@@ -429,7 +442,7 @@ def _eviction(pool: PoolView, run: PreemptibleRun) -> str:
 
 def _aftermath(aftermath: RoundAftermath, runs: Sequence[PreemptibleRun], draft: _Draft) -> RoundAftermath:
     new = [
-        PreemptibleRun(ranked._replace(queue=ranked.own_queue), kind, tuple(devices))
+        PreemptibleRun(ranked._replace(queue=ranked.queue - BORROWED * ranked.borrows), kind, tuple(devices))
         for ranked, kind, devices in draft.started
     ]
     return msgspec.structs.replace(

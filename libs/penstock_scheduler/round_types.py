@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from penstock_log import Job, workload
+from penstock_log.spec import MOST_GPUS
 from penstock_policies.queue_policies import BY_QUEUE, DispatchMode
 from penstock_policies.workload_stats import PreemptionCost
 from penstock_scheduler.placement import PLACEMENTS, Located
@@ -35,6 +36,15 @@ Together = Callable[[Job], bool]
 BORROWED: Final = 1 << 20
 """Added to the queue of a job that its team's quota does not cover: see :mod:`penstock_scheduler.quotas`."""
 
+CLASS_STEP: Final = 1 << 12
+"""Added to a job's queue for each weight above its class': see :mod:`penstock_scheduler.priority_classes`."""
+
+MOST_CLASSES: Final = 64
+"""Classes of a pool; each has its own queues, all of which come before :data:`BORROWED`."""
+
+MOST_WEIGHT: Final = 1000
+"""Of a class; the least is as far below 0."""
+
 
 class RankedJob(NamedTuple):
     """A job in the order: samples (``queue`` -1) first, then by queue, and by its number in the pool."""
@@ -57,7 +67,12 @@ class RankedJob(NamedTuple):
     @property
     def own_queue(self) -> int:
         """The queue that its order gave it."""
-        return self.queue - BORROWED if self.borrows else self.queue
+        return self.queue % CLASS_STEP if self.queue >= CLASS_STEP else self.queue
+
+    @property
+    def level(self) -> int:
+        """How many weights are above that of its class; 0 for a sample."""
+        return max(0, self.queue % BORROWED) // CLASS_STEP if self.queue >= CLASS_STEP else 0
 
 
 class PreemptibleRun(NamedTuple):
@@ -74,6 +89,28 @@ class PreemptibleRun(NamedTuple):
     kind: str
     devices: tuple[Located, ...]
     left_s: float = math.inf
+
+
+class PriorityClass(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    A class of jobs: when their turn comes, whom they preempt, and how much of them there may be.
+
+    Attributes
+    ----------
+    weight : int
+        Jobs of a class with a higher weight come first, whatever the order says of them; jobs without a class have 0.
+    preempts : bool
+        Whether runs of classes with a lower weight make way for them.
+    most_gpus : int
+        Devices that jobs of the class of one user hold at once; 0: as many as there are.
+    teams : tuple of str
+        Who may use it; empty: everybody.
+    """
+
+    weight: Annotated[int, Meta(ge=-MOST_WEIGHT, le=MOST_WEIGHT)] = 0
+    preempts: bool = False
+    most_gpus: Annotated[int, Meta(ge=0, le=MOST_GPUS)] = 0
+    teams: tuple[str, ...] = ()
 
 
 class RoundRules(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,6 +158,8 @@ class RoundRules(msgspec.Struct, frozen=True, kw_only=True):
         begin; see :mod:`penstock_scheduler.reservations`.
     quotas : dict of str to int
         Team → devices that are its own; what nobody claims is lent. Empty: there are no quotas.
+    classes : dict of str to PriorityClass
+        Class → its rules; a job of a class that is not among them counts as one without a class.
     """
 
     assign: str = "allox"
@@ -141,6 +180,7 @@ class RoundRules(msgspec.Struct, frozen=True, kw_only=True):
     most_sharers: Annotated[int, Meta(ge=1, le=1000)] = 64
     reserve_ahead_s: Seconds = 3600.0
     quotas: dict[str, Annotated[int, Meta(ge=0)]] = {}
+    classes: Annotated[dict[str, PriorityClass], Meta(max_length=MOST_CLASSES)] = {}
 
     def __post_init__(self) -> None:
         workload.checked(self.skew_threshold)

@@ -21,6 +21,7 @@ from penstock_log import Job, JobState
 from penstock_log.text import count
 from penstock_policies import job_lengths
 from penstock_scheduler.pool.pool_view import PoolView
+from penstock_scheduler.priority_classes import reaches
 from penstock_scheduler.round_types import PreemptibleRun
 
 FINISHED: Final = 256
@@ -63,7 +64,8 @@ def expected_start(pool: PoolView, job_id: str, jobs: Iterable[Job], now_s: floa
         return None, f"no estimate: {why}" if silent else ""
     if start_s <= 0:  # it could start as far as this goes, but the round says that it has to wait
         return None, ""
-    demoted = sum(run.ranked.queue > own.key[0] for run in held)
+    classes = pool.index.classes
+    demoted = sum(run.ranked.queue > own.key[0] and reaches(own.ranked, run.ranked.queue, classes) for run in held)
     return start_s, "; ".join(_basis([*runs, *before], len(finished), demoted))
 
 

@@ -5,9 +5,9 @@ A remedy is true: it names only what, done alone, lets a job fit that can never 
 waits its turn, only the round itself can say: see :mod:`penstock_scheduler.what_if`.
 
 :func:`hindered` finds, before a round, the jobs that no device could start: they are held, can never fit, back off,
-wait for their speeds or size, or would run into a reservation. :func:`waits` explains, after the round, the jobs that
-it did not start, from the :class:`RoundAftermath`. Jobs that share devices have causes of their own: what they need
-beside others, and what there is.
+wait for their speeds or size, would run into a reservation, or are beyond the limit of their class. :func:`waits`
+explains, after the round, the jobs that it did not start, from the :class:`RoundAftermath`. Jobs that share devices
+have causes of their own: what they need beside others, and what there is.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from penstock_cluster.nodes import NOTHING, Cluster, HostAmount, Node, fits, need_of, runs_image, share_of
+from penstock_cluster.nodes import NOTHING, Cluster, HostAmount, Node, fits, need_of, runs, share_of
 from penstock_log import Cause, Device, Job, JobSpec, Wait
 from penstock_log.spec import BESIDE_LOCAL_BYTES, runtimes_of
 from penstock_log.text import gibibytes, listed, rounded_down
 from penstock_policies import sample_plan
-from penstock_scheduler import reservations
+from penstock_scheduler import class_limits, reservations
 from penstock_scheduler.assignment import DeferredJob
 from penstock_scheduler.placement import FreeDevices, Located
 from penstock_scheduler.pool.pool_view import PoolView
@@ -36,6 +36,8 @@ from penstock_scheduler.sharing.shared_devices import SharingDemand, asking
 from penstock_scheduler.sharing.shared_placement import SharedPlacement
 
 _MOST_NAMED: Final = 3
+_SMALLER: Final = "ask for fewer devices, or submit it in another class"
+_LIMIT: Final = "wait for the others, submit it in another class, or have the class' --most-gpus raised"
 _SHORTER: Final = "set a time limit that ends before it, or have the script save checkpoints"
 _MOST_DEMANDS: Final = 15
 """How many smaller demands on hosts are looked at, and the one that all nodes can meet."""
@@ -80,11 +82,13 @@ class RoundAftermath(msgspec.Struct, frozen=True, dict=True):
     sharing: SharedPlacement | None = None
 
     @cached_property
-    def queues(self) -> Mapping[str, Counter[int]]:
-        """Kind → how many runs of each queue have devices of it."""
-        found: defaultdict[str, Counter[int]] = defaultdict(Counter)
+    def queues(self) -> Mapping[str, Counter[tuple[int, str]]]:
+        """Kind → how many runs of each class and queue have devices of it; as they come in the order."""
+        found: defaultdict[str, Counter[tuple[int, str]]] = defaultdict(Counter)
         for run in self.running:
-            found[run.kind][run.ranked.queue] += 1
+            ranked, name = run.ranked, run.ranked.job.spec.priority_class
+            whose = f" of class `{name}`" if name else f" of queue {ranked.own_queue}"
+            found[run.kind][ranked.queue, "" if ranked.sample else whose] += 1
         return found
 
 
@@ -128,11 +132,17 @@ def impossible_cause(
     if _largest(spec, present) >= spec.gpus:
         return _drained(spec, aftermath)
     if max(present.kinds_without_hosts(spec).values(), default=0) >= spec.gpus:
-        without = msgspec.structs.replace(spec, image="")
-        for_image = spec.image and _largest(without, present) >= spec.gpus
-        return WaitCause("never_fits", *(_no_containers if for_image else _too_much_of_a_host)(spec, aftermath))
+        return WaitCause("never_fits", *_kept_by_hosts(spec, aftermath, present))
     remedy = _relaxed(spec, aftermath.whole) or _bare(spec, aftermath.whole)
     return WaitCause("never_fits", _largest_text(spec, present, aftermath.pool), remedy)
+
+
+def _kept_by_hosts(spec: JobSpec, aftermath: RoundAftermath, present: FreeDevices) -> tuple[str, str]:
+    """Return why a job cannot have devices that would do, and what to do: their hosts refuse it, or lack something."""
+    if spec.refused_by and _largest(msgspec.structs.replace(spec, refused_by=()), present) >= spec.gpus:
+        return _refusing(spec, aftermath), _ONCE_MENDED
+    for_image = spec.image and _largest(msgspec.structs.replace(spec, image=""), present) >= spec.gpus
+    return (_no_containers if for_image else _too_much_of_a_host)(spec, aftermath)
 
 
 def _never_shares(spec: JobSpec, demand: SharingDemand, whole: FreeDevices, reserve_share: float) -> WaitCause | None:
@@ -193,12 +203,37 @@ def _no_containers(spec: JobSpec, aftermath: RoundAftermath) -> tuple[str, str]:
     """Return what runs a job's image, and that too few nodes have it; and what to do."""
     needs = " or ".join(runtimes_of(spec.image))
     able = [node for node in aftermath.nodes if any(fits(spec, device) for device in node.devices)]
-    some = [node.id for node in able if runs_image(spec, node)]
+    some = [node.id for node in able if runs(spec, node)]
     has = f"only {listed(some[:_MOST_NAMED])} of pool" if some else "no node of pool"
     evidence = f"its image `{spec.image}` needs {needs}; {has} `{aftermath.pool}` with such devices has it"
     if some:
         return evidence, "ask for fewer devices, or install it on more nodes"
     return evidence, f"install {needs} there ([executor] containers), or choose another pool"
+
+
+_ONCE_MENDED: Final = (
+    "`penstock story` of the job says why they refused it; once that is mended, start their executors again or say "
+    "`penstock node resume`, or submit as another user"
+)
+
+
+def _refusing(spec: JobSpec, aftermath: RoundAftermath) -> str:
+    """Return which of a pool's nodes have refused jobs of a job's user."""
+    refusing = [node.id for node in aftermath.nodes if node.id in spec.refused_by]
+    who = f"user `{spec.user}`" if spec.user else "nobody"
+    more = ", …" if len(refusing) > _MOST_NAMED else ""
+    does = "runs" if len(refusing) == 1 else "run"
+    return f"{listed(refusing[:_MOST_NAMED])}{more} {does} no jobs of {who}"
+
+
+def _refusal_capacity(spec: JobSpec, aftermath: RoundAftermath, ahead: int) -> WaitCause | None:
+    """Return that idle devices are on nodes which refuse a job's user; None where it does not wait for that."""
+    welcome = msgspec.structs.replace(spec, refused_by=())
+    idle = aftermath.idle.kinds(welcome) if spec.refused_by else {}
+    if not any(count >= spec.gpus for count in idle.values()):
+        return None
+    there = ", ".join(f"{count} {kind}" for kind, count in idle.items())
+    return WaitCause("capacity", f"idle: {there}, but {_refusing(spec, aftermath)}; {_place(ahead)}")
 
 
 def _image_capacity(spec: JobSpec, aftermath: RoundAftermath, ahead: int) -> WaitCause | None:
@@ -296,10 +331,9 @@ def _kept_so_far(spec: JobSpec, aftermath: RoundAftermath, kind: str) -> WaitCau
 
 def _use(kind: str, count: int, aftermath: RoundAftermath) -> str:
     """Say what holds a kind's devices, such as ``3 fast busy with 1 sample, 1 job of queue 0, 1 job of queue 2``."""
-    queues: Mapping[int, int] = aftermath.queues.get(kind, {})
+    queues: Mapping[tuple[int, str], int] = aftermath.queues.get(kind, {})
     parts = ", ".join(
-        f"{_count(n, 'job')} of queue {queue}" if queue >= 0 else _count(n, "sample")
-        for queue, n in sorted(queues.items())
+        f"{_count(n, 'job')}{whose}" if whose else _count(n, "sample") for (_, whose), n in sorted(queues.items())
     )
     text = f"{count} {kind} busy with {parts or 'no job'}"
     keepers = [job_id for job_id, of in aftermath.kept.items() if of == kind]
@@ -458,25 +492,45 @@ class PoolMoment(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def held_back(self) -> Mapping[str, WaitCause]:
-        """The waiting jobs that would run into a reservation, and why each is not started."""
-        found = reservations.held_back(self.pool, len(self.aftermath.whole), self.now_s, self.rules.reserve_ahead_s)
-        return {job_id: WaitCause("reservation", evidence, _SHORTER) for job_id, evidence in found.items()}
+        """The waiting jobs that would run into a reservation or a limit of their class, and why each is not started."""
+        devices = Counter(device.kind for _, device in self.aftermath.whole) if self.pool.team_reservations else {}
+        early = reservations.held_back(self.pool, devices, self.now_s, self.rules.reserve_ahead_s)
+        found = {job_id: WaitCause("reservation", evidence, _SHORTER) for job_id, evidence in early.items()}
+        beyond = class_limits.beyond(self.pool, self.rules.classes, lambda ranked: self._could_start(ranked, found))
+        for job_id, evidence in beyond.items():
+            spec = self.pool.index.entries[job_id].ranked.job.spec
+            remedy = _SMALLER if class_limits.too_large(spec, self.rules.classes) else _LIMIT
+            found.setdefault(job_id, WaitCause("class_quota", evidence, remedy))
+        return found
+
+    @cached_property
+    def impossible(self) -> dict[tuple[object, ...], WaitCause | None]:
+        """Why the nodes can never take jobs of each demand that was looked at; None where they can."""
+        return {}
+
+    def never(self, ranked: RankedJob) -> WaitCause | None:
+        """Return why the nodes can never take a job; worked out once for all that ask for the same."""
+        spec, demand = ranked.job.spec, self.pool.index.sharing.demands.get(ranked.job_id)
+        key = (spec.kinds, spec.memory_bytes, spec.gpus, spec.host_demand, demand)
+        if key not in self.impossible:
+            found = impossible_cause(spec, self.aftermath, demand, self.rules.lane_reserve_share)
+            self.impossible[key] = found
+        return self.impossible[key]
+
+    def _could_start(self, ranked: RankedJob, held_back: Mapping[str, WaitCause]) -> bool:
+        job = ranked.job
+        if _own_hindrance(job) is not None or job.not_before_s > self.now_s or job.id in held_back:
+            return False
+        return self.never(ranked) is None and _unprofiled(job, self)[0] is None
 
 
 def hindered(waiting: Sequence[RankedJob], moment: PoolMoment) -> HinderedJobs:
-    """Return the waiting jobs that are held, can never fit, back off, would run into a reservation, or lack speeds."""
+    """Return the waiting jobs that are held, can never fit, back off, are held back, or lack speeds."""
     found = HinderedJobs()
-    impossible: dict[tuple[object, ...], WaitCause | None] = {}
-    for _, _, job_id, job in waiting:
-        demand = moment.pool.index.sharing.demands.get(job_id)
-        spec = job.spec
-        key = (spec.kinds, spec.memory_bytes, spec.gpus, spec.host_demand, demand)
-        if key not in impossible:
-            reserve_share = moment.rules.lane_reserve_share
-            impossible[key] = impossible_cause(job.spec, moment.aftermath, demand, reserve_share)
-        reason, until_s = _hindrance(job, impossible[key], moment)
+    for ranked in waiting:
+        reason, until_s = _hindrance(ranked.job, moment.never(ranked), moment)
         if reason is not None:
-            found.reasons[job_id] = reason
+            found.reasons[ranked.job_id] = reason
             found.wake_s = min(found.wake_s, until_s)
     return found
 
@@ -572,7 +626,8 @@ def _for_devices(job: Job, later: DeferredJob | None, aftermath: RoundAftermath,
         return _beside_idle(idle, later, "" if aftermath.backfills else first)
     if aftermath.sharing is not None and (demand := aftermath.sharing.demands.get(job.id)) is not None:
         return _sharing_capacity(job.spec, demand, aftermath.sharing, aftermath, ahead)
-    if reason := _image_capacity(job.spec, aftermath, ahead) or _host_capacity(job.spec, aftermath, ahead):
+    looks = (_refusal_capacity, _image_capacity, _host_capacity)
+    if reason := next((found for look in looks if (found := look(job.spec, aftermath, ahead))), None):
         return reason
     if job.id in aftermath.kept:
         return _kept_so_far(job.spec, aftermath, aftermath.kept[job.id])

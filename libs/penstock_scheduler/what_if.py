@@ -46,7 +46,7 @@ from penstock_policies import sample_plan
 from penstock_policies.queue_policies import newcomer
 from penstock_scheduler.fairness import FairnessProgress
 from penstock_scheduler.pool.pool_view import PoolView
-from penstock_scheduler.reservations import rules_at
+from penstock_scheduler.reservations import reserved_kinds, rules_at
 from penstock_scheduler.round import decide_pool
 from penstock_scheduler.round_types import RoundRules
 from penstock_scheduler.sizing.pool_sizes import ShownBehaviour, SizingKnowledge, asked, key_of
@@ -261,7 +261,7 @@ def first_size(
     now_s: float,
     settings: SizingSettings | None = None,
     *,
-    quotas: Mapping[str, int] | None = None,
+    rules: RoundRules | None = None,
 ) -> Job:
     """
     Return a new elastic job with its first size, or with its smallest size if there is no room for it.
@@ -278,8 +278,8 @@ def first_size(
         Workload key → its measured scaling on each kind of device.
     settings : SizingSettings, optional
         Settings of the autoscaler.
-    quotas : mapping of str to int, optional
-        Team → devices that are its own now.
+    rules : RoundRules, optional
+        The rules of the pool's rounds now: quotas and classes bound sizes.
     """
     entries, chosen = pool.index.entries, settings or SizingSettings()
     smallest = entries[TRIED].ranked.job
@@ -295,7 +295,9 @@ def first_size(
         costs,
         returning={},
         shown=shown,
-        quotas=quotas or {},
+        quotas=rules.quotas if rules is not None else {},
+        of_kinds=reserved_kinds(pool.team_reservations, now_s),
+        classes=pool.index.classes,
         mode=pool.mode,
     )
     problem = asked(known, jobs, pool.name, now_s, chosen)
@@ -340,8 +342,8 @@ def followed(
         if placement is None:
             pool = stack.enter_context(changed(pool, *samples))
             if spec.elastic and scaled is not None:
-                quotas = rules_at(rules, pool.team_reservations, now_s).quotas
-                sized = first_size(pool, spec, scaled, now_s, settings, quotas=quotas)
+                in_force = rules_at(rules, pool.team_reservations, now_s)
+                sized = first_size(pool, spec, scaled, now_s, settings, rules=in_force)
                 pool = stack.enter_context(changed(pool, sized))
             pool, placement = stack.enter_context(settled(pool, TRIED, now_s, rules))
         yield pool, placement

@@ -61,7 +61,7 @@ from penstock_policies.queue_policies import BY_QUEUE, DispatchMode
 from penstock_policies.workload_stats import PreemptionCosts, Speeds
 from penstock_scheduler.pool.pool_settings import MatcherSettings, overlaid
 from penstock_scheduler.pool.scheduler_state import PoolReservations, note_reservation
-from penstock_scheduler.reservations import next_change_s, rules_at
+from penstock_scheduler.reservations import next_change_s, reserved_kinds, rules_at
 from penstock_scheduler.sizing.pool_sizes import ShownBehaviour, SizingKnowledge, SizingProblem, asked, key_of
 from penstock_scheduler.sizing.problem import SizeGrant, SizeRequest, SizingDecision, SizingSettings
 
@@ -93,7 +93,7 @@ def decider(settings: SizingSettings | None = None, matcher: MatcherSettings | N
     return Decider(
         name="autoscaler",
         state=AutoscalerState,
-        schema="autoscaler.9",
+        schema="autoscaler.10",
         apply=apply,
         decide=partial(decide, settings=chosen, matcher=of_matcher),
         reads=OF_NODES | lifecycle.OF_JOBS | _OTHERS,
@@ -348,7 +348,9 @@ def _pool(
     """Return the changes of sizes in a pool, and when to look again if there are none."""
     pool = state.pools[name]
     due, next_s = _due(state, name, now_s)
-    quotas, changes_s = _quotas(state, name, now_s, matcher)
+    reserved = _reserved(state, name)
+    rules = rules_at(overlaid(matcher.of(name), state.live.get(name, {})), reserved, now_s)
+    changes_s = next_change_s(reserved, now_s)
     known = SizingKnowledge(
         state.cluster,
         state.ranks,
@@ -358,7 +360,9 @@ def _pool(
         state.returning,
         state.shown,
         idle={**state.shrunk, **due},
-        quotas=quotas,
+        quotas=rules.quotas,
+        of_kinds=reserved_kinds(reserved, now_s),
+        classes=rules.classes,
         mode=pool.mode,
     )
     wanted = asked(known, (state.jobs[job_id] for job_id in pool.jobs), name, now_s, settings)
@@ -380,12 +384,10 @@ def _pool(
     return fact, now_s
 
 
-def _quotas(state: AutoscalerState, name: str, now_s: float, matcher: MatcherSettings) -> tuple[dict[str, int], float]:
-    """Return the quotas of a pool's teams now, with what is reserved, and when a reservation begins or ends next."""
+def _reserved(state: AutoscalerState, name: str) -> tuple[ReservationMade, ...]:
+    """Return the reservations of a pool."""
     reserved = state.reserved.get(name)
-    reservations = tuple(reserved.by_id.values()) if reserved is not None else ()
-    rules = rules_at(overlaid(matcher.of(name), state.live.get(name, {})), reservations, now_s)
-    return rules.quotas, next_change_s(reservations, now_s)
+    return tuple(reserved.by_id.values()) if reserved is not None else ()
 
 
 def _demands(

@@ -66,17 +66,12 @@ async def export_spans(shell: Shell, exporter: SpanExporter, *, batch: int = BAT
     election = LeaderElection(
         shell.bus, NAME, shell.replica_id, changed.set, ttl_s=_LEASE_S, renew_s=_LEASE_S / 3, clock=shell.monotonic
     )
-    keeping = asyncio.create_task(election.keep())
-    try:
+    async with election.kept():
         while True:
             while not election.held:
                 await changed.wait()
                 changed.clear()
             await _SpanFollower(shell, exporter, lambda: election.held, batch, wait_s).run()
-    finally:
-        keeping.cancel()
-        await asyncio.gather(keeping, return_exceptions=True)
-        await election.resign()
 
 
 class _SpanFollower:

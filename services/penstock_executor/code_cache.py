@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import threading
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -42,6 +43,8 @@ class CodeCache:
     def __init__(self, folder: Path, most_bytes: int) -> None:
         self.folder, self._most_bytes = folder, most_bytes
         self._pinned: Counter[str] = Counter()
+        self._pinning = threading.Lock()
+        """Held while files are pinned, and from the look whether one is until it is removed."""
         self._size = -1
 
     def path(self, digest: str) -> Path:
@@ -107,12 +110,14 @@ class CodeCache:
     def pinned(self, tree: CodeTree) -> Iterator[None]:
         """Remove none of a tree's files while the context is open."""
         digests = [entry.sha256.hex() for entry in tree.entries if entry.kind == "file"]
-        self._pinned.update(digests)
+        with self._pinning:
+            self._pinned.update(digests)
         try:
             yield
         finally:
-            self._pinned.subtract(digests)
-            self._pinned += Counter()  # which drops the zeros
+            with self._pinning:
+                self._pinned.subtract(digests)
+                self._pinned += Counter()  # which drops the zeros
 
     def enter(self) -> None:
         """Remove what an earlier executor had not fetched completely."""
@@ -128,10 +133,12 @@ class CodeCache:
         for _, size, path in files:
             if self._size <= self._most_bytes:
                 break
-            if not self._pinned[path.name]:
+            with self._pinning:
+                if self._pinned[path.name]:
+                    continue
                 path.unlink(missing_ok=True)
-                self._size -= size
-                gone += 1
+            self._size -= size
+            gone += 1
         return gone
 
     def _files(self) -> Iterator[tuple[float, int, Path]]:

@@ -10,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import Callable, Container, Iterator
-from typing import Final, Literal
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Final, Literal, TypeVar
 
 import msgspec
 import structlog
@@ -26,6 +28,9 @@ from penstock_log.text import gibibytes
 
 FULL_S: Final = 2.0
 """Between two tries where the disk does not take the files."""
+AT_ONCE: Final = 4
+"""Runs whose code is fetched and laid out at the same time; the others wait."""
+_THREADS: Final = 2
 _ASKED_BYTES: Final = 8 << 20
 _LOOKS: Final = 5
 _LOOK_S: Final = 0.3
@@ -33,6 +38,7 @@ _LONG_S: Final = 5.0
 _PASSING: Final = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE)
 """What a disk says that may be well again."""
 _Key = tuple[str, int]
+_T = TypeVar("_T")
 _record: Final = msgspec.json.Decoder(CodeRecord)
 _log = structlog.get_logger("penstock.executor")
 
@@ -55,6 +61,9 @@ class CodeProgress(msgspec.Struct, frozen=True, kw_only=True):
 class PendingCode:
     """
     The code of runs that are about to start.
+
+    Few are fetched at once, by few threads, which are nobody else's: an array of a hundred runs whose trees have
+    thousands of files must not keep the node's heartbeats and fences waiting.
 
     Parameters
     ----------
@@ -83,6 +92,8 @@ class PendingCode:
         self._bus, self._cache, self.folders, self._tasks = bus, cache, folders, tasks
         self._rule, self._warn, self._wake = rule, warn, wake
         self._fetching: dict[_Key, asyncio.Task[None]] = {}
+        self._turns = asyncio.Semaphore(AT_ONCE)
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="code")
 
     def fetch(self, key: _Key, job: Job) -> None:
         """Begin to fetch the code of a run."""
@@ -99,6 +110,7 @@ class PendingCode:
         """Stop all fetching."""
         for fetching in self._fetching.values():
             fetching.cancel()
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _fetch(self, key: _Key, job: Job) -> None:
         log = _log.bind(job_id=key[0], epoch=key[1], code=job.spec.code)
@@ -109,7 +121,8 @@ class PendingCode:
         try:
             while True:
                 try:
-                    await self._bring(key, job)
+                    async with self._turns:
+                        await self._bring(key, job)
                 except OSError as error:
                     if error.errno not in _PASSING:
                         what = f"it cannot be laid out in {self.folders.folder}: {error.strerror or error}"
@@ -137,15 +150,18 @@ class PendingCode:
     async def _bring(self, key: _Key, job: Job) -> None:
         tree = await self._tree(job.spec.user, job.spec.code)
         with self._cache.pinned(tree):
-            missing = await asyncio.to_thread(self._cache.missing, tree)
+            missing = await self._in_thread(self._cache.missing, tree)
             if missing:
                 size = sum(entry.size for entry in missing)
                 _log.info("code_fetched", job_id=key[0], files=len(missing), size=gibibytes(size))
             for some in _groups(missing):
                 await self._bring_files(job.spec.user, some)
-            owner = await asyncio.to_thread(self._owner, job.spec.user)
-            await asyncio.to_thread(self.folders.make, key, tree, self._cache, owner)
-        await asyncio.to_thread(self._cache.evict)
+            owner = await self._in_thread(self._owner, job.spec.user)
+            await self._in_thread(self.folders.make, key, tree, self._cache, owner)
+        await self._in_thread(self._cache.evict)
+
+    async def _in_thread(self, function: Callable[..., _T], *arguments: object) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, partial(function, *arguments))
 
     def _owner(self, user: str) -> tuple[int, int] | None:
         """Return whose a run's folder is; None where it is the executor's, or nobody's since the run is refused."""
@@ -166,7 +182,7 @@ class PendingCode:
         manifest = b"".join(bodies[part] for part in parts)
         if code_tree.digest_of(manifest) != digest:
             raise BadTree("its list of files is not what was uploaded")
-        return await asyncio.to_thread(code_tree.decode, manifest)
+        return await self._in_thread(code_tree.decode, manifest)
 
     async def _bring_files(self, user: str, entries: list[TreeEntry]) -> None:
         """Fetch files whose sizes together are bounded, or one large file."""
@@ -180,7 +196,7 @@ class PendingCode:
             for entry, some in parts:
                 self._cache.add(entry, (_checked(bodies[_subject(user, part)], part) for part in some))
 
-        await asyncio.to_thread(keep)
+        await self._in_thread(keep)
 
     async def _bring_large(self, user: str, entry: TreeEntry, parts: list[TreePart]) -> None:
         """Fetch one file, and hold no more than a bound of it in memory."""
@@ -190,7 +206,7 @@ class PendingCode:
                 some = parts[at : at + step]
                 found = await self._get([_subject(user, part) for part in some])
                 body = b"".join(_checked(found[_subject(user, part)], part) for part in some)
-                await asyncio.to_thread(write, body)
+                await self._in_thread(write, body)
 
     async def _get(self, wanted: list[str]) -> dict[str, bytes]:
         """

@@ -14,6 +14,7 @@ import os
 import shutil
 import stat
 import subprocess
+import threading
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Final
@@ -168,6 +169,24 @@ def remove(folder: Path) -> None:
     if os.path.lexists(folder):
         with suppress(OSError):
             subprocess.run(["rm", "-rf", "--", str(folder)], stderr=subprocess.DEVNULL, check=False)
+
+
+def remove_soon(folder: Path) -> None:
+    """
+    Remove a folder that a job may have filled, as :func:`remove` does, and do not wait for it.
+
+    A job may leave hundreds of thousands of files; the thread that removes them ends with the executor.
+    """
+    try:
+        os.rmdir(folder)
+    except FileNotFoundError:
+        return
+    except OSError:
+        removing = threading.Thread(target=remove, args=(folder,), name="remove", daemon=True)
+        try:
+            removing.start()
+        except RuntimeError:  # no thread can be had
+            remove(folder)
 
 
 def hand_over(folder: Path, uid: int, gid: int) -> None:

@@ -15,6 +15,7 @@ import errno
 import fcntl
 import os
 import pty
+import resource
 import socket
 import struct
 import termios
@@ -56,6 +57,12 @@ MOST_SESSIONS: Final = 64
 """Of one process of a job, at a time."""
 MOST_CONNECTIONS: Final = 256
 """Of one session, at a time."""
+NODE_SHARE: Final = 4
+"""The part of the files that the executor may have open which all sessions together may take: a quarter."""
+USER_SHARE: Final = 2
+"""The part of those that one user's may take: a half."""
+_OF_SESSION: Final = 2
+"""Descriptors of a session beside its streams: what the launcher says, and a terminal."""
 LOOK_S: Final = 1.0
 STARTS_S: Final = 10.0
 """So long a run that was decided is waited for."""
@@ -116,6 +123,11 @@ class NodeSession:
         self._control: socket.socket | None = None
         self._master = -1
         self._said = b""
+
+    @property
+    def descriptors(self) -> int:
+        """How many it has open, those of connections that are being made included."""
+        return len(self.outgoing) + len(self.incoming) + 2 * len(self.connecting) + _OF_SESSION
 
     def begin(self, control: socket.socket, ended: Callable[[], str]) -> None:
         """Follow what the launcher says of the command; ``ended`` says why it has ended without an exit status."""
@@ -232,6 +244,9 @@ class JobSessions:
             return Reply(code=error.code, error=str(error))
         except ChunkRefused as error:
             return Reply(code=CONFLICT, error=str(error))
+        except OSError as error:
+            why = error.strerror or str(error)
+            return Reply(code=503, error=f"node {self._host.site.node_id} cannot do this now: {why}; try again")
 
     async def look(self) -> None:
         """End for ever the sessions whose clients are gone."""
@@ -318,6 +333,7 @@ class JobSessions:
         self._used[asked.session_id] = self._ticks()
         if sum(one.place == place and not one.over.is_set() for one in self._sessions.values()) >= MOST_SESSIONS:
             raise SessionRefused(TOO_MANY, f"{MOST_SESSIONS} sessions are open there already; end one first")
+        self._check_room(user, 3 + _OF_SESSION)
         session = self._sessions[asked.session_id] = NodeSession(asked, place, user, self._ticks())
         try:
             await self._started(place)
@@ -352,6 +368,22 @@ class JobSessions:
         if now_s - max(delivery.stored_s for delivery in found) > TICKET_S:
             raise SessionRefused(FORBIDDEN, f"that was more than {TICKET_S:.0f} s ago; enter the job again")
         return entered
+
+    def _check_room(self, user: str, more: int) -> None:
+        """Refuse what would have sessions take the descriptors that runs need."""
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // NODE_SHARE
+        used, own = 0, 0
+        for session in self._sessions.values():
+            count = session.descriptors
+            used += count
+            own += count if session.user == user else 0
+        if own + more > most // USER_SHARE or used + more > most:
+            whose = "your sessions" if own + more > most // USER_SHARE else "sessions"
+            raise SessionRefused(
+                TOO_MANY,
+                f"{whose} on node {self._host.site.node_id} have as much open as they may; end some, or have the "
+                "operator raise the executor's limit of open files (LimitNOFILE)",
+            )
 
     async def _started(self, place: Place) -> None:
         """Wait until a process of a run has started here."""
@@ -413,6 +445,8 @@ class JobSessions:
             except ValueError as error:
                 raise SessionRefused(BAD, str(error)) from error
             except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE):
+                    raise
                 starts = error.errno in (errno.ENOENT, errno.ECONNREFUSED, errno.EAGAIN)
                 if not starts or self._ticks() > end_s or not self._host.leader(place):
                     why = f"{self._why_ended(place)}: it cannot be entered ({error.strerror or error})"
@@ -422,16 +456,20 @@ class JobSessions:
     def _make_terminal(self, session: NodeSession, size: TerminalSize) -> int:
         """Make the session's terminal; return the command's end of it."""
         master, slave = pty.openpty()
-        modes = termios.tcgetattr(slave)
-        modes[0] |= _IUTF8
-        termios.tcsetattr(slave, termios.TCSANOW, modes)
-        run = self._host.runs[session.place[0]]
-        if self._host.switches and run.uid is not None:
-            os.fchown(slave, run.uid, -1)
         session.has_terminal(master)
-        session.resize(size)
-        session.outgoing[STDOUT] = OutgoingStream(os.dup(master))
-        session.incoming[STDIN] = IncomingStream(os.dup(master), "terminal")
+        try:
+            modes = termios.tcgetattr(slave)
+            modes[0] |= _IUTF8
+            termios.tcsetattr(slave, termios.TCSANOW, modes)
+            run = self._host.runs[session.place[0]]
+            if self._host.switches and run.uid is not None:
+                os.fchown(slave, run.uid, -1)
+            session.resize(size)
+            session.outgoing[STDOUT] = OutgoingStream(os.dup(master))
+            session.incoming[STDIN] = IncomingStream(os.dup(master), "terminal")
+        except BaseException:
+            os.close(slave)
+            raise
         return slave
 
     async def _connect(self, session: NodeSession, asked: OpenConnection) -> None:
@@ -444,6 +482,7 @@ class JobSessions:
                 raise SessionRefused(CONFLICT, session.status.reason or "the session has ended")
             if len(session.outgoing) + len(session.connecting) >= MOST_CONNECTIONS:
                 raise SessionRefused(TOO_MANY, f"{MOST_CONNECTIONS} connections are open there already")
+            self._check_room(session.user, 2)
             under_way = session.connecting[asked.stream] = asyncio.ensure_future(self._make_connection(session, asked))
         try:
             await _joined(under_way)
@@ -462,13 +501,21 @@ class JobSessions:
             raise SessionRefused(BAD_GATEWAY, f"port {asked.port} of the job on node {node}: {why}") from error
         finally:
             control.close()
-        session.outgoing[asked.stream] = OutgoingStream(os.dup(fd))
         session.incoming[asked.stream] = IncomingStream(fd, "connection")
+        session.outgoing[asked.stream] = OutgoingStream(os.dup(fd))
 
 
 def _make_pipes(session: NodeSession) -> list[int]:
     """Make the three pipes of a command; return its ends of them."""
-    stdin, stdout, stderr = (os.pipe2(os.O_CLOEXEC) for _ in range(3))
+    with contextlib.ExitStack() as made:
+        pipes = []
+        for _ in range(3):
+            pipe = os.pipe2(os.O_CLOEXEC)
+            pipes.append(pipe)
+            for fd in pipe:
+                made.callback(os.close, fd)
+        made.pop_all()  # all three could be had
+    stdin, stdout, stderr = pipes
     session.incoming[STDIN] = IncomingStream(stdin[1], "pipe")
     session.outgoing[STDOUT] = OutgoingStream(stdout[0])
     session.outgoing[STDERR] = OutgoingStream(stderr[0])

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Final
@@ -18,7 +17,7 @@ from typing import Final
 import msgspec
 
 from penstock_bus.port import Reply, Request
-from penstock_executor.job_folders import open_plainly
+from penstock_executor import job_folders
 from penstock_executor.run_state import Key
 from penstock_log import subjects
 from penstock_log.request_bodies import STREAMS, OutputAnswer, OutputChannel, OutputEnd, OutputOffset, OutputRequest
@@ -111,7 +110,7 @@ class OutputTail:
     def _measure(self) -> int:
         if self._fd < 0:
             try:
-                self._fd = open_plainly(self._path)
+                self._fd = job_folders.open_plainly(self._path)
             except OSError:
                 return 0
         return os.fstat(self._fd).st_size
@@ -185,7 +184,7 @@ class OutputStore:
             if now_s - last_s < age_s and used <= most_bytes:
                 break
             used -= _used_bytes(path)
-            shutil.rmtree(path, ignore_errors=True)
+            job_folders.remove(path)
             gone.append(path.name)
         return gone
 
@@ -193,7 +192,7 @@ class OutputStore:
         if not ask.epoch:
             return OutputAnswer(sizes=self.channels(ask.job_id))
         channel = OutputChannel(ask.epoch, self.node_id, ask.rank, ask.stream)
-        fd = open_plainly(self.rank_path((ask.job_id, ask.epoch), ask.rank) / ask.stream)
+        fd = job_folders.open_plainly(self.rank_path((ask.job_id, ask.epoch), ask.rank) / ask.stream)
         try:
             data = os.pread(fd, ask.most_bytes, ask.offset)
             return OutputAnswer(data=data, sizes=[(channel, os.fstat(fd).st_size)])

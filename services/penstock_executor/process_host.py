@@ -8,6 +8,7 @@ import math
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -57,8 +58,10 @@ Place = tuple[Key, int]
 """A run and a rank."""
 LONGEST_ERROR: Final = 1000
 """Characters of what a job says of its errors."""
-_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE)
 _ADVICE: Final = {
+    errno.EMFILE: "raise the limit of open files of the executor (LimitNOFILE, ulimit -n)",
+    errno.ENFILE: "raise the limit of open files of the machine (fs.file-max)",
     errno.ENOSPC: "free some space there",
     errno.EDQUOT: "free some space there",
     errno.E2BIG: "give it a shorter command or environment",
@@ -111,6 +114,9 @@ class ProcessHost:
         The largest checkpoint in memory, in bytes.
     rule : IdentityRule
         As whom processes run; by default, all as the executor.
+    beside : callable
+        ``beside(act)``: has something done that nobody waits for, and that a disk may keep for long; by default, it is
+        done at once.
 
     Attributes
     ----------
@@ -138,8 +144,9 @@ class ProcessHost:
         launcher: Launcher[Any] = process_launcher,
         rule: IdentityRule | None = None,
         checkpoint_most: int = 0,
+        beside: Callable[[Callable[[], None]], None] = lambda act: act(),
     ) -> None:
-        self._checkpoint_most = checkpoint_most
+        self._checkpoint_most, self._beside = checkpoint_most, beside
         self.work = WorkFolders(site.work) if site.work is not None else None
         self.site, self.runs_dir = site, runs_dir
         self._rule = rule or IdentityRule(run_as="executor")
@@ -203,6 +210,7 @@ class ProcessHost:
             world_size=len(gang),
             started_s=self._clock(),
             refused=refused or self._problem(job, mine[0]),
+            refuses_user=isinstance(account, IdentityRefused),
             uid=None if isinstance(account, IdentityRefused) else account.uid,
             hold_s=HOLD * environment.placement_of(job).patience_s if self.site.heard else 0.0,
             sharing=sharing_of(job),
@@ -304,7 +312,8 @@ class ProcessHost:
         except OSError as error:
             problem = _start_problem(error, self.runs_dir)
             if error.errno in _FULL and not any((run.key, member.rank) in self._processes for member in mine):
-                self.clean(run.key)
+                self._forget(run.key)
+                self._remove_folders(run.key)  # before the next try
                 raise DiskFull(problem) from error
             run.refused = problem
             self._abort(run)
@@ -392,6 +401,10 @@ class ProcessHost:
                 else:
                     self._track((run.key, index), process)
                     _log.info("process_adopted", job_id=run.job_id, epoch=run.epoch, rank=index, pid=process.pid)
+        if self.site.temporary is not None:
+            kept = {self._temporary(key, self.site.temporary) for key in self.runs}
+            for left in {*self.site.temporary.glob("*")} - kept:
+                job_folders.remove_soon(left)
 
     # --- ending
     def ask(self, key: Key, ending: Ending, why: str = "") -> None:
@@ -508,12 +521,18 @@ class ProcessHost:
                 self.end(key, "host_memory", why)
 
     def clean(self, key: Key) -> None:
-        """Remove a run whose end is in the log."""
-        self.limits.forget_host(key, self.runs[key].ranks if key in self.runs else ())
+        """Remove a run whose end is in the log; its folders go when the disk comes to it."""
+        self._forget(key)
+        self._beside(partial(self._remove_folders, key))
+
+    def _remove_folders(self, key: Key) -> None:
         run_folders.remove(self.runs_dir, key)
-        remove_files(self._secret_files(key))
         if self.site.temporary is not None:
-            job_folders.remove(self._temporary(key, self.site.temporary))
+            job_folders.remove_soon(self._temporary(key, self.site.temporary))
+
+    def _forget(self, key: Key) -> None:
+        self.limits.forget_host(key, self.runs[key].ranks if key in self.runs else ())
+        remove_files(self._secret_files(key))
         if self.work is not None:
             self.work.end(key)
         self._rendezvous.release(key)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import shutil
 import stat
 import traceback
 from collections.abc import Callable, Container, Coroutine, Iterator, Mapping
@@ -113,7 +112,7 @@ class SecretValues:
 
 def remove_files(folder: Path) -> None:
     """Remove the files of a run's secrets."""
-    shutil.rmtree(folder, ignore_errors=True)
+    job_folders.remove(folder)
 
 
 class NodeSecrets:

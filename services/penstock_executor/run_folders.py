@@ -11,7 +11,6 @@ its time is short. Output is elsewhere, since it stays longer.
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -20,13 +19,14 @@ from typing import Final, Literal
 import msgspec
 import structlog
 
-from penstock_executor.job_folders import open_plainly
+from penstock_executor import job_folders
 from penstock_executor.run_state import Ending, Key, LocalRun, RunProcess, Sharing
 from penstock_log.records import compose
 
 Mark = Literal["hello", "done", "warned"]
 SERIES: Final = "series"
 """Name of the file with the run's metrics, on the node of its first process."""
+_TRIES: Final = 10
 _log = structlog.get_logger("penstock.executor")
 
 
@@ -75,9 +75,13 @@ def rank_path(runs: Path, key: Key, rank: int) -> Path:
 
 
 def create(runs: Path, run: LocalRun) -> None:
-    """Make the folders of a run that is about to start."""
+    """Make the folders of a run that is about to start, though an earlier run of its job is just being removed."""
     folder = path_of(runs, run.key)
     runs.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for _ in range(_TRIES):
+        with suppress(FileNotFoundError):  # the job's folder has gone with its earlier run
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            break
     for rank in run.ranks:
         (folder / str(rank)).mkdir(mode=0o700, parents=True, exist_ok=True)
     (folder / "run.json").write_bytes(msgspec.json.encode(compose(RunRecord, run, ranks=tuple(run.ranks))))
@@ -110,7 +114,7 @@ def scan(runs: Path) -> Iterator[LocalRun]:
             started = _started.decode((folder / "run.json").read_bytes())
         except (OSError, msgspec.MsgspecError, ValueError, RecursionError) as error:
             _log.warning("run_folder_without_a_run_removed", folder=str(folder), error=str(error))
-            shutil.rmtree(folder, ignore_errors=True)
+            job_folders.remove(folder)
             continue
         records: list[RunRecord | StopRecord] = [started]
         with suppress(OSError, msgspec.MsgspecError, ValueError, RecursionError):
@@ -125,7 +129,7 @@ def remove(runs: Path, key: Key) -> None:
     """Remove a run's folder, and the job's folder after its last run."""
     folder = path_of(runs, key)
     if not _remove_plain(folder):
-        shutil.rmtree(folder, ignore_errors=True)
+        job_folders.remove(folder)
     try:
         os.rmdir(folder.parent)
     except OSError:
@@ -150,7 +154,7 @@ def _remove_plain(folder: Path, *, deeper: int = 1) -> bool:
 def last_line(path: Path, most_bytes: int = 4096) -> str:
     """Return the last line of a file that has more than white space in it; empty where there is none."""
     try:
-        with os.fdopen(open_plainly(path), "rb") as file:
+        with os.fdopen(job_folders.open_plainly(path), "rb") as file:
             end = file.seek(0, os.SEEK_END)
             file.seek(max(0, end - most_bytes))
             lines = file.read().replace(b"\0", b"").splitlines()

@@ -114,6 +114,8 @@ class LocalRun(msgspec.Struct, kw_only=True):
         Of the account that its processes run as; None: the executor's own.
     refused : str
         Why nothing was started; empty if something was.
+    refuses_user : bool
+        Whether that is as this node runs no jobs of the user.
     asked_s, termed_s, killed_s : float
         When it was asked to stop, got TERM, and got KILL; 0 where not yet.
     resumed_step, resumed_generation, resumed_digest : int, int, str
@@ -160,6 +162,7 @@ class LocalRun(msgspec.Struct, kw_only=True):
     started_s: float = 0.0
     uid: int | None = None
     refused: str = ""
+    refuses_user: bool = False
     asked_s: float = 0.0
     termed_s: float = 0.0
     killed_s: float = 0.0
@@ -314,7 +317,11 @@ def ended(run: LocalRun, job: Job, node_id: str, now_s: float, limit_s: float = 
         node_id=node_id,
         at_s=now_s,
         outcome=outcome,
-        exit_code=NOT_FOUND if run.refused and not job.sample else 0 if rank.unflushed else rank.exit_code,
+        exit_code=NOT_FOUND
+        if run.refused and not run.refuses_user and not job.sample
+        else 0
+        if rank.unflushed
+        else rank.exit_code,
         reason=reason,
         steps=saved if outcome == "preempted" else first.report.step,
         samples=first.saved_samples if outcome == "preempted" else first.report.samples,
@@ -326,7 +333,7 @@ def ended(run: LocalRun, job: Job, node_id: str, now_s: float, limit_s: float = 
 
 def _verdict(run: LocalRun, job: Job, limit_s: float) -> tuple[Outcome, str, RunProcess]:
     if run.refused:
-        return "failed", run.refused, RunProcess()
+        return "preempted" if run.refuses_user else "failed", run.refused, RunProcess()
     rank, ending = _decisive(run), _ending(run, job)
     if not any(each.failed for each in run.ranks.values()):
         if ending == "preempted" and run.termed_s and not all(each.done for each in run.ranks.values()):

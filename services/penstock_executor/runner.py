@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import os
 import uuid
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, assert_never
 
@@ -134,6 +136,7 @@ class Executor:
     ) -> None:
         self.shell, self.settings, self.live, self.tasks = shell, settings, live, tasks
         self.page = HeardPage(data / "heard")
+        self._page_thread = ThreadPoolExecutor(1, thread_name_prefix="heard")
         self.alone_s: float | None = None
         self.node_id, self.found, self.capacity = node_id, found, capacity
         self.boot, self.joins, self.left = uuid.uuid4().hex[:8], 0, False
@@ -152,6 +155,8 @@ class Executor:
         held = shell.metrics.gauge("penstock_warm_server_bytes", "Memory that servers for warm starts hold.")
         held.follow(lambda: self.host.launcher.kept()[1])
         self.work_folders = WorkFolders(data / "work")
+        self.removals: list[Callable[[], None]] = []
+        self.removing = False
         self.host = self._process_host(data)
         self.sessions = JobSessions(shell.bus, self.host, shell.monotonic)
         entered = shell.metrics.gauge("penstock_node_sessions", "Sessions of people in jobs on the node.")
@@ -192,7 +197,7 @@ class Executor:
         )
         self.watched: dict[Place, int] = {}
         self.postponed: dict[Key, float] = {}
-        self.removed = set(live.state.finished)
+        self.removed, self.looked_through = set(live.state.finished), live.state.finished
         readers = health_watch.readers(found.devices) if settings.device_health_s else ()
         self.devices = DeviceWatch(
             shell,
@@ -261,6 +266,7 @@ class Executor:
             rule=self.rule,
             checkpoint_most=settings.checkpoint_memory_bytes,
             limits=MemoryLimits(devices, caps, self.capacity.share(len(devices)), settings.most_tasks),
+            beside=self._remove_later,
         )
 
     def _write_behind(self) -> WriteBehind | None:
@@ -472,9 +478,13 @@ class Executor:
         self.appender.report(fact)
 
     def _remove_checkpoints(self) -> None:
-        fresh = [job_id for job_id in self.live.state.finished if job_id not in self.removed]
+        finished = self.live.state.finished
+        if finished is self.looked_through:
+            return
+        self.looked_through = finished  # the fold makes another list when a job is over
+        fresh = [job_id for job_id in finished if job_id not in self.removed]
         if fresh:
-            self.removed = set(self.live.state.finished)
+            self.removed = set(finished)
             for job_id in () if self.settings.keep_checkpoints else fresh:
                 self.host.remove_checkpoints(job_id)
                 if self.behind is not None:
@@ -529,7 +539,10 @@ class Executor:
             self.wake()  # they are ended first
             return
         held_s = self.page.unheard_s
-        await asyncio.to_thread(self.page.note, answer.ticks_s)  # a disk may hang; heartbeats must not
+        note = partial(self.page.note, answer.ticks_s)
+        await asyncio.get_running_loop().run_in_executor(
+            self._page_thread, note
+        )  # a disk may hang; heartbeats must not
         for run in list(self.host.runs.values()):
             began_in_time = self.shell.now_s() - run.started_s > held_s - run.hold_s  # maybe after the last heartbeat
             if run.alive and 0 < run.hold_s < held_s and began_in_time:
@@ -587,6 +600,7 @@ class Executor:
                 self.timer.cancel()
             broker.close()
             self.listener.close()
+            self._page_thread.shutdown(wait=False)
             for place in list(self.watched):
                 self._unwatch(place)
 
@@ -678,11 +692,34 @@ class Executor:
         job = self.live.state.jobs.get(key[0])
         return job is not None and job.may_run(key[1], self.node_id)
 
+    def _remove_later(self, act: Callable[[], None]) -> None:
+        """Have something removed by a thread: a disk that syncs the log keeps who removes a file for milliseconds."""
+        self.removals.append(act)
+        if not self.removing:
+            self.removing = True
+            self._spawn(self._remove())
+
+    async def _remove(self) -> None:
+        while self.removals:
+            acts, self.removals = self.removals, []
+            removal = asyncio.ensure_future(asyncio.to_thread(_do_all, acts))
+            try:
+                await asyncio.shield(removal)
+            except asyncio.CancelledError:
+                await removal  # whoever comes next looks through these folders
+                raise
+        self.removing = False
+
     def _spawn(self, task: Coroutine[Any, Any, None]) -> None:
         try:
             self.tasks.create_task(task)
         except RuntimeError:  # the executor is being ended; the next one finds in the run folders what it has to say
             task.close()
+
+
+def _do_all(acts: Sequence[Callable[[], None]]) -> None:
+    for act in acts:
+        act()
 
 
 def _agents_socket(folder: str, name: str) -> str:

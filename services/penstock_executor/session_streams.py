@@ -159,6 +159,8 @@ class IncomingStream:
             return ChunkTaken(closed=True)
         if number >= self._next + WINDOW:
             raise ChunkRefused(f"chunk {number} comes too early: the next one is {self._next}")
+        if len(data) > CHUNK_BYTES:
+            raise ChunkRefused(f"chunk {number} has {len(data):,} bytes, and {CHUNK_BYTES:,} may come at a time")
         self._held.setdefault(number, (data, last))
         waiting = self._waiting.setdefault(number, self._loop.create_future())
         self._turn()

@@ -15,7 +15,7 @@ import msgspec
 from penstock_bus import BusError, Unavailable
 from penstock_bus.clock import ticks
 from penstock_bus.follower import until_available
-from penstock_bus.port import StorageFull, TooLarge
+from penstock_bus.port import StorageFull
 from penstock_bus.shell import Shell
 from penstock_executor.fence import BEATS
 from penstock_executor.output_store import PIECE_BYTES, OutputPiece, OutputTail
@@ -231,7 +231,9 @@ class RunTelemetry:
         """Publish the metrics of a run whose first process has ended, if it has reported any since the last time."""
         try:
             await until_available(partial(self._write_series_again, key), "write_series", self._giving_up)
-        except (_LogFull, TooLarge) as error:
+        except Unavailable:
+            raise
+        except (_LogFull, BusError) as error:
             self._shell.log.warning("series_not_kept", job_id=key[0], epoch=key[1], reason=str(error))
             self._host.warn(key, f"its metrics are not kept as series up to its end: {error}")
 

@@ -19,6 +19,7 @@ In reading order:
 * ``acceptance``: The rules of commands about jobs, sweeps, nodes and pools.
 * ``job_entry``: Who may enter which process of a running job.
 * ``job_dependencies``: What a new job may wait for.
+* ``job_classes``: Which priority class a job may name, and which may be removed.
 * ``people``: The rules of commands about people.
 * ``team_reservations``: The rules of commands about reservations.
 * ``archived_ids``: Whose the ids of archived jobs were.

@@ -20,7 +20,7 @@ from typing import Any, Final, assert_never
 import msgspec
 
 from penstock_cluster.nodes import Node
-from penstock_gateway import dependencies, endpoints, job_dependencies, job_fit
+from penstock_gateway import dependencies, endpoints, job_classes, job_dependencies, job_fit
 from penstock_gateway.authority import SERVICE, Caller
 from penstock_gateway.endpoints import BAD, CONFLICT, NOT_FOUND, RequestRefused
 from penstock_gateway.job_fit import NodeFit
@@ -65,9 +65,10 @@ from penstock_log.validation import BadInput
 from penstock_policies import search
 from penstock_scheduler.aggregation.aggregator_choice import room_of
 from penstock_scheduler.pool import pool_settings
+from penstock_scheduler.pool.pool_settings import MatcherSettings
 
 _MOST_CHARACTERS: Final = 128
-_VOLATILE: Final = frozenset({"id"})
+_VOLATILE: Final = frozenset({"id", "refused_by"})
 _READ: Final = frozenset({"digest", "opaque"})
 """Fields that a client fills in from the script; empty where it cannot read it."""
 _LONGEST_NAME: Final = 63
@@ -110,6 +111,7 @@ def job(
     now_s: float,
     caller: Caller = SERVICE,
     fit: NodeFit | None = None,
+    settings: MatcherSettings | None = None,
 ) -> Acceptable:
     """
     Accept a job whose id is given.
@@ -118,6 +120,8 @@ def job(
     ----------
     fit : NodeFit, optional
         Of the state's nodes, where others have looked at them before.
+    settings : MatcherSettings, optional
+        Settings of the matcher, which may have priority classes.
 
     Raises
     ------
@@ -127,9 +131,10 @@ def job(
         409 if the id belongs to something else; with ``strict``, 400 if the job could not run on the present nodes.
     """
     check(spec)
-    asked = validation.settled(spec)
+    asked = validation.settled(msgspec.structs.replace(spec, refused_by=()))
     spec = job_dependencies.with_whole_ids(state, asked, caller)
-    warnings = job_fit.warnings(fit or NodeFit(state.cluster), spec, job_fit.caps(state, spec))
+    welcome = state.jobs.with_refusals(spec, now_s)
+    warnings = job_fit.warnings(fit or NodeFit(state.cluster), welcome, job_fit.caps(state, spec))
     warnings += tuple(_too_many_servers(state, spec, now_s))
     there = state.jobs.get(spec.id)
     if there is not None:
@@ -146,6 +151,7 @@ def job(
     _strictly(strict, warnings)
     check_beginning(state, spec)
     job_dependencies.check(state, spec, caller)
+    job_classes.check(state, spec, settings or MatcherSettings(), caller)
     fact = JobSubmitted(job_id=spec.id, spec=spec, at_s=now_s)
     warnings += tuple(_values_to_hide(spec))
     if spec.notify and not state.notifications.is_told(spec.user):
@@ -154,7 +160,15 @@ def job(
     return Acceptable(id=spec.id, subject=subjects.job(spec.id), fact=fact, warnings=warnings)
 
 
-def sweep(state: GatewayState, spec: SweepSpec, *, strict: bool, now_s: float, caller: Caller = SERVICE) -> Acceptable:
+def sweep(
+    state: GatewayState,
+    spec: SweepSpec,
+    *,
+    strict: bool,
+    now_s: float,
+    caller: Caller = SERVICE,
+    settings: MatcherSettings | None = None,
+) -> Acceptable:
     """Accept a sweep whose id is given; errors as for :func:`job`."""
     check(spec.job, "$.job")
     if spec.job.array is not None:
@@ -175,6 +189,7 @@ def sweep(state: GatewayState, spec: SweepSpec, *, strict: bool, now_s: float, c
     _check_free_id(state, spec.id, state.jobs.by_id, caller)
     _strictly(strict, warnings)
     job_dependencies.check(state, spec.job, caller, "$.job")
+    job_classes.check(state, spec.job, settings or MatcherSettings(), caller, "$.job")
     fact = SweepSubmitted(sweep_id=spec.id, spec=spec, at_s=now_s)
     warnings += tuple(_values_to_hide(spec.job))
     return Acceptable(id=spec.id, subject=subjects.request(spec.id), fact=fact, warnings=warnings)
@@ -628,9 +643,11 @@ def resume(
     if ask.device is not None:
         return _resume_device(node, _device_of(node, ask.device), ask, now_s)
     after = node.gone or "up"
-    if not node.drained:
+    refused = [user or "nobody" for user, nodes in state.jobs.refusals.items() if node.id in nodes]
+    if not node.drained and not refused:
         return _node_action(node, f"is not drained{_drained_devices(node)}", after)
-    return _node_action(node, "takes jobs again", after, NodeResumed(node_id=node.id, by=ask.by, at_s=now_s))
+    whose = "jobs again" if node.drained else f"jobs of {' and '.join(sorted(refused))} again, which it had refused"
+    return _node_action(node, f"takes {whose}", after, NodeResumed(node_id=node.id, by=ask.by, at_s=now_s))
 
 
 def remove(
@@ -677,8 +694,16 @@ def set_policy(
     ask: request_bodies.PolicyRequest,
     now_s: float,
     caller: Caller = SERVICE,  # noqa: ARG001 - all commands are called alike
+    settings: MatcherSettings | None = None,
 ) -> JobAction:
-    """Change a pool's settings from now on, or return to those of its services; 404 if there is no such pool."""
+    """
+    Change a pool's settings from now on, or return to those of its services.
+
+    Raises
+    ------
+    RequestRefused
+        404 if there is no such pool, 409 if it would lose a priority class that jobs name.
+    """
     check_pool(state, ask.pool)
     before = state.policies.get(ask.pool, {})
     known = pool_settings.names()
@@ -691,11 +716,12 @@ def set_policy(
     except ValueError as error:
         raise RequestRefused(BAD, f"$.set: {error}") from error
     kept = {} if ask.reset else {name: value for name, value in before.items() if name not in ask.unset}
-    settings = {**kept, **chosen}
-    if settings == before:
+    live = {**kept, **chosen}
+    if live == before:
         return JobAction(id=ask.pool, state="unchanged", message=f"pool {ask.pool} is run so already")
-    fact = PolicySet(pool=ask.pool, settings=settings, by=ask.by, reason=ask.reason, at_s=now_s)
-    message = f"pool {ask.pool}: {pairs(settings) or 'nothing'} set live"
+    job_classes.check_change(state, ask.pool, live, settings or MatcherSettings())
+    fact = PolicySet(pool=ask.pool, settings=live, by=ask.by, reason=ask.reason, at_s=now_s)
+    message = f"pool {ask.pool}: {pairs(live) or 'nothing'} set live"
     return JobAction(id=ask.pool, state="set", message=message, subject=subjects.policy(ask.pool), fact=fact)
 
 

@@ -33,6 +33,7 @@ from penstock_log.request_bodies import RunProgress
 from penstock_log.usage import RunReport
 from penstock_log.validation import BadInput
 from penstock_log.views import (
+    ClassView,
     GoodputView,
     JobDetail,
     JobRow,
@@ -182,6 +183,7 @@ def _row(model: ReadModel, one: Job, *, is_seen: bool) -> JobRow:
         pool=spec.pool,
         array=spec.array.id if spec.array is not None and is_seen else "",
         array_count=spec.array.count if spec.array is not None and is_seen else 0,
+        priority_class=spec.priority_class,
     )
 
 
@@ -292,6 +294,7 @@ def policies(model: ReadModel) -> PoliciesView:
             pool=name,
             settings=live.get(name, {}),
             quotas=dict(rules[name].quotas),
+            classes={one: ClassView.of(of_class) for one, of_class in rules[name].classes.items()},
             alpha=rules[name].alpha,
             learnt_gpu_s=learnt_thresholds_gpu_s(lengths[name].edition_gpu_s if name in lengths else ()),
             reservations=tuple(_reservations(reserved[name], model.now_s)),
@@ -315,6 +318,7 @@ def _reservations(reserved: Iterable[ReservationMade], now_s: float) -> Iterator
                 made_s=one.at_s,
                 by=one.by,
                 reason=one.reason,
+                kind=one.kind,
             )
 
 

@@ -26,7 +26,7 @@ from typing import IO, Final, Protocol
 import structlog
 
 from penstock_bus import Append, BusError, Conflict, Delivery, LeasePort, LogPort, LogTrimPort, TrimDenied
-from penstock_bus.follower import FoldFollower, background, pause, until_available
+from penstock_bus.follower import FoldFollower, until_available
 from penstock_bus.log_text import encode
 from penstock_bus.replica import LeaderElection
 from penstock_bus.shell import Shell
@@ -81,16 +81,10 @@ class Archiver:
         self._looked_until_s = self._archived_until_s = 0.0
 
     async def run(self) -> None:
-        """Archive what is due, for ever; what cannot be done now is tried again."""
+        """Archive what is due until the service is to stop; what cannot be done now is tried again."""
         look_s = min(_LOOK_S, max(1.0, self._settings.archive_every_s / 10))
-        try:
-            async with background(self.election.keep()):
-                while True:
-                    await pause(look_s, self._shell.stopping)
-                    if self.election.held and not self._shell.stopping.is_set():
-                        await self._look()
-        finally:
-            await self.election.resign()
+        async with self.election.kept():
+            await self.election.repeat(look_s, self._shell.stopping, self._look)
 
     async def _look(self) -> None:
         try:

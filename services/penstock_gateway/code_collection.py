@@ -18,7 +18,7 @@ import msgspec
 import structlog
 
 from penstock_bus import BusError, LeasePort
-from penstock_bus.follower import FoldFollower, background, pause
+from penstock_bus.follower import FoldFollower
 from penstock_bus.port import CodePort
 from penstock_bus.replica import LeaderElection
 from penstock_bus.shell import Shell
@@ -101,15 +101,9 @@ class CodeCollector:
         """User → what is known already, where a collection broke off."""
 
     async def run(self) -> None:
-        """Remove what is not needed, for ever; what cannot be done now is tried again."""
-        try:
-            async with background(self.election.keep()):
-                while True:
-                    await pause(_LOOK_S, self._shell.stopping)
-                    if self.election.held and not self._shell.stopping.is_set():
-                        await self._look()
-        finally:
-            await self.election.resign()
+        """Remove what is not needed until the service is to stop; what cannot be done now is tried again."""
+        async with self.election.kept():
+            await self.election.repeat(_LOOK_S, self._shell.stopping, self._look)
 
     async def _look(self) -> None:
         try:

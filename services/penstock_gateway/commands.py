@@ -13,6 +13,7 @@ import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -47,6 +48,7 @@ from penstock_gateway.user_queues import OpenJobsLimit, RateLimit, RepeatedReque
 from penstock_log import AnyEvent, Commit, JobSpec, SweepSpec, request_bodies, subjects, tracing, validation
 from penstock_log.validation import BadInput
 from penstock_log.views import ActAnswer, EnterAnswer, SubmitAnswer, View
+from penstock_scheduler.pool.pool_settings import MatcherSettings
 
 A = TypeVar("A", bound=request_bodies.GatewayRequest)
 D = TypeVar("D", acceptance.Acceptable, acceptance.JobAction, job_entry.JobEntry)
@@ -85,6 +87,8 @@ class Commands:
         Says who asks, or refuses them.
     code : CodeStore
         What users have uploaded.
+    matcher : MatcherSettings, optional
+        Settings of the matcher, which may have priority classes.
     """
 
     def __init__(
@@ -100,10 +104,12 @@ class Commands:
         ticks: Callable[[], float],
         admit: Admit,
         code: CodeStore,
+        matcher: MatcherSettings | None = None,
     ) -> None:
         self._bus, self._live, self._settings = bus, live, settings
         self._actor, self._now_s, self._admit, self._code = actor, now_s, admit, code
         self._new_id, self._new_commit_id = new_id, new_commit_id
+        self._matcher = matcher or MatcherSettings()
         self._limit = OpenJobsLimit(settings.open_jobs)
         self._archived = ArchivedIds(Path(settings.archive_dir)) if settings.archive_dir else None
         self._storing: dict[str, asyncio.Event] = {}
@@ -152,7 +158,9 @@ class Commands:
             "drain": self._acting(acceptance.drain, request_bodies.DrainRequest),
             "resume": self._acting(acceptance.resume, request_bodies.NodeResumeRequest),
             "remove": self._acting(acceptance.remove, request_bodies.ActRequest),
-            "policy": self._acting(acceptance.set_policy, request_bodies.PolicyRequest),
+            "policy": self._acting(
+                partial(acceptance.set_policy, settings=self._matcher), request_bodies.PolicyRequest
+            ),
             "reserve": self._acting(team_reservations.reserve, request_bodies.ReserveRequest),
             "unreserve": self._acting(team_reservations.unreserve, request_bodies.UnreserveRequest),
             "cancel_sweep": self._acting(acceptance.cancel_sweep, request_bodies.ActRequest),
@@ -282,7 +290,9 @@ class Commands:
         state = self._live.state
         if self._fit_seq != self._live.last_seq or self._fit.cluster is not state.cluster:
             self._fit, self._fit_seq = NodeFit(state.cluster), self._live.last_seq
-        decided = acceptance.job(state, spec, strict=strict, now_s=self._now_s(), caller=caller, fit=self._fit)
+        decided = acceptance.job(
+            state, spec, strict=strict, now_s=self._now_s(), caller=caller, fit=self._fit, settings=self._matcher
+        )
         if decided.fact is not None and not state.open_jobs.covers(spec):
             self._limit.check(state.open_jobs, spec.user, 1, self._most_open(spec.user))
         return decided
@@ -297,7 +307,14 @@ class Commands:
             await self._check_code(spec.job)
 
         def decide() -> acceptance.Acceptable:
-            decided = acceptance.sweep(self._live.state, spec, strict=asked.strict, now_s=self._now_s(), caller=caller)
+            decided = acceptance.sweep(
+                self._live.state,
+                spec,
+                strict=asked.strict,
+                now_s=self._now_s(),
+                caller=caller,
+                settings=self._matcher,
+            )
             self._check_trial(spec)
             if decided.fact is not None:
                 user = spec.job.user

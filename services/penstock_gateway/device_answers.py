@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from penstock_cluster.nodes import Node
 from penstock_gateway import answers, job_fit, why
@@ -27,6 +27,7 @@ from penstock_log.views import (
     QueueView,
 )
 from penstock_scheduler.pool.pool_settings import rules_of
+from penstock_scheduler.priority_classes import levels
 
 
 def devices(model: ReadModel, caller: Caller) -> DevicesView:
@@ -87,7 +88,7 @@ def _holder(job: Job, gives_to: list[str] | tuple[()], caller: Caller) -> Holder
 def queue(model: ReadModel, ask: request_bodies.QueueRequest, caller: Caller) -> QueueView:
     """Return the part of the waiting jobs that was asked for, in rank order, and counts of all that match."""
     wanted = {job.id for job in matching(model.state, ask, caller, among=model.state.jobs.not_over())}
-    found = [(place, job) for place, job in _ranked(model.state, model.now_s) if job.id in wanted]
+    found = [(place, job) for place, job in _ranked(model) if job.id in wanted]
     causes = {job.id: model.why.cause(job) for _, job in found}
     if ask.cause:
         found = [(place, job) for place, job in found if causes[job.id] == ask.cause]
@@ -105,23 +106,26 @@ def queue(model: ReadModel, ask: request_bodies.QueueRequest, caller: Caller) ->
     )
 
 
-def _ranked(state: GatewayState, now_s: float) -> Iterator[tuple[int, Job]]:
+def _ranked(model: ReadModel) -> Iterator[tuple[int, Job]]:
     """Yield waiting jobs with their places in their pools: unranked ones, then those that may not start, come last."""
-    waiting = [job for job in state.jobs.not_over() if job.state is JobState.PENDING and job.sample is None]
-    waiting.sort(key=lambda job: _key(state, job, now_s))
+    waiting = [job for job in model.state.jobs.not_over() if job.state is JobState.PENDING and job.sample is None]
+    pools = {job.spec.pool for job in waiting}
+    of_pools = {pool: levels(rules_of(model.state, pool, model.settings).classes) for pool in pools}
+    waiting.sort(key=lambda job: _key(model, job, of_pools[job.spec.pool]))
     places: Counter[str] = Counter()
     for job in waiting:
         places[job.spec.pool] += 1
         yield places[job.spec.pool], job
 
 
-def _key(state: GatewayState, job: Job, now_s: float) -> tuple[bool, float, float, float, str]:
-    last = not why.may_start(job, now_s)
-    past = state.histories.get(job.id)
+def _key(model: ReadModel, job: Job, of_classes: Mapping[str, int]) -> tuple[bool, int, float, float, float, str]:
+    last = not why.may_start(job, model.now_s)
+    past = model.state.histories.get(job.id)
     rank = past.rank if past is not None else None
+    level = of_classes.get(job.spec.priority_class, of_classes[""])
     if rank is None:
-        return last, math.inf, math.inf, job.submitted_s, job.id
-    return last, *rank.key
+        return last, level, math.inf, math.inf, job.submitted_s, job.id
+    return last, level, *rank.key
 
 
 def _queued(model: ReadModel, place: int, job: Job, caller: Caller) -> QueuedJobView:

@@ -49,7 +49,8 @@ def dry_run(
     them its samples, and the first size of an elastic job. Each change gets a round or two more, in case the job waits.
     """
     left = tuple(one for one in spec.after if not has_come(one, state.progress_of(target_of(one))))
-    spec = validation.settled(msgspec.structs.replace(spec, after=left))
+    settled = validation.settled(msgspec.structs.replace(spec, after=left))
+    spec = state.jobs.with_refusals(settled, now_s)
     warnings = job_fit.unknown_kinds(state.cluster, spec)
     rules = rules_of(state, spec.pool, settings or MatcherSettings())
     caps, kinds = job_fit.caps(state, spec), wait_causes.without_runs(state.cluster, spec.pool).whole.kinds(spec)
@@ -59,7 +60,7 @@ def dry_run(
     key, waits = workload.key(spec), job_fit.awaits_scaling(state, spec)
     size = job_fit.tried_size_text(spec, least, rules.await_profile_s if waits else 0.0)
     asks, is_sized = (spec, False) if waits else (least, spec.elastic)
-    pool_now = state.pool(spec.pool, state.jobs, rules.topology)
+    pool_now = state.pool(spec.pool, state.jobs, rules.topology, rules.classes)
     with what_if.submitted(pool_now, asks, now_s, key=key, sized=is_sized) as pool:
         samples = what_if.first_samples(state.cluster, spec, _history(state, spec, key), now_s)
         scaled = None if waits or not spec.elastic else {key: known.kinds for key, known in state.scaled.items()}

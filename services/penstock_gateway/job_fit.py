@@ -173,7 +173,7 @@ def taken(state: GatewayState, settings: MatcherSettings) -> dict[At, str]:
     found: dict[At, str] = {}
     for name in sorted(pools):
         rules = rules_of(state, name, settings)
-        index = state.pool(name, state.jobs, rules.topology).index.sharing
+        index = state.pool(name, state.jobs, rules.topology, rules.classes).index.sharing
         shared = index.shared(SharingLimits(rules.lane_reserve_share, rules.most_sharers))
         found |= {at: one.taken() for at, one in shared.items()}
     return found

@@ -246,6 +246,8 @@ def _kind(job: Job, event: Event) -> NotifyKind | None:
     match event:
         case RunStarted() if job.first_started_s == event.at_s:
             return "started"
+        case RunEnded() if event.refuses_user:
+            return None
         case RunEnded() if event.outcome == "preempted" and job.state is JobState.PENDING and not job.open_nodes:
             return "preempted"
         case JobFinished() if job.state in TERMINAL:

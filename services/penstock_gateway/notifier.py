@@ -17,7 +17,7 @@ from typing import Final, Protocol
 import structlog
 
 from penstock_bus import Append, BusError, LeasePort, LogPort
-from penstock_bus.follower import FoldFollower, background, pause, until_available
+from penstock_bus.follower import FoldFollower, until_available
 from penstock_bus.replica import LeaderElection
 from penstock_bus.shell import Shell
 from penstock_gateway import notifications
@@ -77,23 +77,22 @@ class Notifier:
         self._tidied_s = 0.0
 
     async def run(self) -> None:
-        """Send what is due, for ever."""
+        """Send what is due until the service is to stop."""
         look_s = min(_LOOK_S, max(0.05, self.pace.gather_s))
-        try:
-            async with background(self.election.keep()):
-                while True:
-                    await pause(look_s, self._shell.stopping)
-                    if self.election.held:
-                        await self.tidy(self._shell.now_s())
-                    now_s = self._shell.now_s()
-                    waits = await self.waiting(now_s) if self.election.held else {}
-                    if self.election.held and not self._shell.stopping.is_set():
-                        self.start_due(now_s, waits)
-        finally:
-            for task in self._under_way.values():
-                task.cancel()
-            await asyncio.gather(*self._under_way.values(), return_exceptions=True)
-            await self.election.resign()
+        async with self.election.kept():
+            try:
+                await self.election.repeat(look_s, self._shell.stopping, self._look)
+            finally:  # while the lease is held: who leads next would send them as well
+                for task in self._under_way.values():
+                    task.cancel()
+                await asyncio.gather(*self._under_way.values(), return_exceptions=True)
+
+    async def _look(self) -> None:
+        now_s = self._shell.now_s()
+        await self.tidy(now_s)
+        waits = await self.waiting(now_s)
+        if self.election.held and not self._shell.stopping.is_set():
+            self.start_due(now_s, waits)
 
     async def tidy(self, now_s: float) -> None:
         """Forget addresses that no rule has any more, where that was not done of late."""

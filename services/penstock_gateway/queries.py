@@ -34,6 +34,7 @@ from penstock_gateway import (
     answers,
     device_answers,
     dry_run,
+    job_classes,
     job_dependencies,
     log_reader,
     series_answers,
@@ -331,6 +332,7 @@ class Queries:
         acceptance.check_array(state, spec)
         acceptance.check_beginning(state, spec)
         job_dependencies.check(state, spec, caller)
+        job_classes.check(state, spec, self._settings, caller)
         return dry_run.dry_run(state, spec, self._now_s(), self._settings, self._sizes)
 
     async def _rejected(self, body: bytes, caller: Caller) -> RejectedListView:  # noqa: ARG002 - asked before

@@ -131,6 +131,7 @@ def commands_of(
         ticks=shell.monotonic,
         admit=admit,
         code=code,
+        matcher=load(MatcherSettings, "matcher"),
     )
 
 

@@ -375,7 +375,8 @@ def _submitted(fact: JobSubmitted) -> str:
     kinds = f" of {' or '.join(spec.kinds)}" if spec.kinds else ""
     parent = f" for sweep {spec.parent}" if spec.parent else ""
     size = job_sizes.range_text(spec) or count(spec.gpus, "device")
-    return f"submitted{_by(spec.user)}{parent}: {size}{kinds}{', on hold' if spec.hold else ''}{_later(spec)}"
+    in_class = f", in class {spec.priority_class}" if spec.priority_class else ""
+    return f"submitted{_by(spec.user)}{parent}: {size}{kinds}{in_class}{', on hold' if spec.hold else ''}{_later(spec)}"
 
 
 def _how_long(limit_s: float) -> str:
@@ -426,7 +427,10 @@ def _policy(fact: PolicySet) -> str:
 
 
 def _reservation(fact: ReservationMade) -> str:
-    what = f"{count(fact.gpus, 'device')} of pool {fact.pool} reserved for team {fact.team}"
+    of_kind = f" {fact.kind}" if fact.kind else ""
+    what = (
+        f"{fact.gpus}{of_kind} device{'' if fact.gpus == 1 else 's'} of pool {fact.pool} reserved for team {fact.team}"
+    )
     lasts = f"in {duration(fact.from_s - fact.at_s)}, for {duration(fact.until_s - fact.from_s)}"
     return f"{what} {lasts}{_by(fact.by)}{_because(fact.reason)}"
 

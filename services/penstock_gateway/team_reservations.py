@@ -9,6 +9,7 @@ second is decided anew.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import Final
 
 from penstock_gateway.acceptance import JobAction, check_pool
@@ -44,6 +45,8 @@ def reserve(
     if len(others) >= MOST:
         raise RequestRefused(CONFLICT, f"pool {ask.pool} has {MOST} reservations; cancel one of them first")
     _check_room(state, ask, most_reserved(others, from_s, ask.until_s))
+    if ask.kind:
+        _check_kind(state, ask, most_reserved(others, from_s, ask.until_s, ask.kind))
     made = state.reserved[ask.pool].made if ask.pool in state.reserved else 0
     fact = ReservationMade(
         pool=ask.pool,
@@ -54,13 +57,12 @@ def reserve(
         until_s=ask.until_s,
         by=ask.by,
         reason=ask.reason,
+        kind=ask.kind,
         at_s=now_s,
     )
     begins = f"in {duration(from_s - now_s)}" if from_s > now_s else "from now on"
-    message = (
-        f"reservation {fact.reservation_id}: {count(ask.gpus, 'device')} of pool {ask.pool} for team {ask.team} "
-        f"{begins}, for {duration(ask.until_s - from_s)}"
-    )
+    what = f"{count(ask.gpus, f'{ask.kind} device'.strip())} of pool {ask.pool} for team {ask.team}"
+    message = f"reservation {fact.reservation_id}: {what} {begins}, for {duration(ask.until_s - from_s)}"
     subject = subjects.policy(ask.pool)
     return JobAction(id=fact.reservation_id, state="reserved", message=message, subject=subject, fact=fact)
 
@@ -74,6 +76,19 @@ def _check_room(state: GatewayState, ask: request_bodies.ReserveRequest, reserve
         raise RequestRefused(
             CONFLICT, f"$.gpus: pool {ask.pool} has {count(devices, 'device')}{taken}; expected at most {max(0, left)}"
         )
+
+
+def _check_kind(state: GatewayState, ask: request_bodies.ReserveRequest, reserved: int) -> None:
+    """Refuse more of a kind than the pool has, and a kind that it does not have."""
+    there = Counter(device.kind for node in state.cluster.present(ask.pool) for device in node.devices)
+    if ask.kind not in there:
+        known = f"expected one of {listed(sorted(there))}" if there else "it has no device"
+        raise RequestRefused(BAD, f"$.kind: pool {ask.pool} has no device of kind {ask.kind!r}; {known}")
+    left = there[ask.kind] - reserved
+    if ask.gpus > left:
+        has = count(there[ask.kind], f"{ask.kind} device")
+        taken = f", and {reserved} of them are reserved at some time in between" if reserved else ""
+        raise RequestRefused(CONFLICT, f"$.gpus: pool {ask.pool} has {has}{taken}; expected at most {max(0, left)}")
 
 
 def unreserve(

@@ -42,8 +42,10 @@ _ENDINGS: Final = {
 }
 
 _NEVER: Final = {"never_fits", "no_nodes"}
-_NO_PLACE: Final = {*_NEVER, "held", "dependency", "array", "begin", "reservation"}
+_NO_PLACE: Final = {*_NEVER, "held", "dependency", "array", "begin", "reservation", "class_quota"}
 """Causes with which it does not matter who stands before the job."""
+_AGED: Final = {"fairness", "reservation", "class_quota"}
+"""Causes that may be others' by now."""
 _OF_THAT_MOMENT: Final = frozenset({"held", "dependency", "array", "begin", "backoff"})
 _RULED_OUT_FOR_DEVICES: Final = {"capacity", "gang", "order"}
 
@@ -125,11 +127,11 @@ class WaitExplainer:
     def _of_waiting(self, job: Job, view: WhyView) -> WhyView:
         """Ask the matcher's round what would start the job, and what it does not wait for."""
         rules = self._rules(job.spec.pool)
-        pool = self._state.pool(job.spec.pool, self._state.jobs, rules.topology)
+        pool = self._state.pool(job.spec.pool, self._state.jobs, rules.topology, rules.classes)
         decided = self._state.explained.get(job.spec.pool)
         unexplained = view.cause == UNDECIDED and decided is not None and decided.at_s >= job.pending_since_s
         in_force = rules_at(rules, pool.team_reservations, self._now_s)  # a round adds what is reserved by itself
-        aged = view.cause in {"fairness", "reservation"} or (bool(in_force.quotas) and view.cause in FOR_DEVICES)
+        aged = view.cause in _AGED or (bool(in_force.quotas) and view.cause in FOR_DEVICES)
         asks = unexplained or aged  # the round spoke of the first in the order alone; or others may be stopped by now
         if asks and (wait := what_if.wait_of(pool, job.id, self._now_s, rules)) is not None:
             view = msgspec.structs.replace(view, cause=wait.cause, evidence=wait.evidence, remedy=wait.remedy)

@@ -57,7 +57,7 @@ def decider(settings: MatcherSettings | None = None, heard: Heard | None = None)
     return Decider(
         name="matcher",
         state=MatcherState,
-        schema="matcher.20",
+        schema="matcher.21",
         apply=apply,
         decide=decide_now,
         reads=READ,
@@ -100,7 +100,7 @@ def _round(
     state: MatcherState, name: str, now_s: float, settings: MatcherSettings
 ) -> tuple[RoundDecided | None, float]:
     rules = rules_of(state, name, settings)
-    pool = state.pool(name, state.jobs, rules.topology)
+    pool = state.pool(name, state.jobs, rules.topology, rules.classes)
     found, next_s = decide_pool(pool, now_s, rules)
     return (found and named(pool, found, now_s, rules)), next_s
 

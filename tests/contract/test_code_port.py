@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from bus_harness import Harness
+import pytest
+from bus_harness import Harness, NatsHarness
 
-from penstock_bus import Bus
+from penstock_bus import Bus, StorageFull
 from penstock_log import subjects
 from penstock_log.code_tree import PART_BYTES
 
@@ -64,3 +65,29 @@ async def test_code_is_still_there_after_a_restart(harness: Harness) -> None:
     await harness.restart()
     async with harness.connect() as bus:
         assert await bus.get_code([part(1)]) == {part(1): b"one"}
+
+
+async def test_the_same_part_twice_at_a_time_is_stored_once(bus: Bus) -> None:
+    await bus.put_code([(part(1), b"one"), (part(2), b"two"), (part(1), b"one")])
+    assert await bus.get_code([part(1), part(2)]) == {part(1): b"one", part(2): b"two"}
+
+
+async def test_a_stream_of_an_earlier_version_that_takes_no_batches_stores_parts_one_by_one(
+    nats_alone: NatsHarness,
+) -> None:
+    many = {part(number): b"%d" % number for number in range(40)}
+    async with nats_alone.connect() as bus:
+        config = (await bus.link.api(f"STREAM.INFO.{subjects.CODE}"))["config"]
+        await bus.link.api(f"STREAM.UPDATE.{subjects.CODE}", config | {"allow_atomic": False})
+        await bus.put_code([*many.items()])
+        assert await bus.get_code([*many]) == many
+
+
+async def test_a_full_stream_refuses_parts_and_keeps_what_it_has(nats_alone: NatsHarness) -> None:
+    async with nats_alone.connect() as bus:
+        config = (await bus.link.api(f"STREAM.INFO.{subjects.CODE}"))["config"]
+        await bus.link.api(f"STREAM.UPDATE.{subjects.CODE}", config | {"max_bytes": 1 << 20})
+        await bus.put_code([(part(1), b"one")])
+        with pytest.raises(StorageFull):
+            await bus.put_code([(part(2 + number), bytes(PART_BYTES)) for number in range(4)])
+        assert (await bus.get_code([part(1)])) == {part(1): b"one"}

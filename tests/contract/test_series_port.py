@@ -1,4 +1,4 @@
-"""SeriesPort on both adapters: of the metrics of a run the newest message, beside the output of its job."""
+"""SeriesPort on both adapters: of the metrics of a run the newest message, in a stream of their own."""
 
 from __future__ import annotations
 
@@ -56,22 +56,12 @@ async def test_series_outlive_a_crash_of_the_server(harness: Harness) -> None:
         assert await bodies(bus, "j1") == [b"kept"]
 
 
-async def test_a_stream_of_an_earlier_version_takes_series_once_it_is_brought_up_to_date(
-    nats_alone: NatsHarness,
-) -> None:
-    async with nats_alone.connect() as bus:
-        config = (await bus.link.api(f"STREAM.INFO.{subjects.LOG}"))["config"]
-        await bus.link.api(f"STREAM.UPDATE.{subjects.LOG}", config | {"allow_rollup_hdrs": False})
-    async with nats_alone.connect() as bus:
-        await bus.write_series("j1", 1, b"a")
-        await bus.write_series("j1", 1, b"b")
-        assert await bodies(bus, "j1") == [b"b"]
-
-
-async def test_what_is_purged_of_a_job_is_its_output_and_its_series(nats_alone: NatsHarness) -> None:
+async def test_output_and_series_of_a_job_are_purged_each_by_itself(nats_alone: NatsHarness) -> None:
     async with nats_alone.connect() as bus:
         for job_id in ("j1", "j2"):
             await bus.write_output(job_id, 0, b"printed")
             await bus.write_series(job_id, 1, b"series")
-        assert await streams.purge(bus.link, subjects.LOG, subjects.output_and_series("j1")) == 2
+        assert await streams.purge(bus.link, subjects.LOG, subjects.all_output("j1")) == 1
+        assert await bodies(bus, "j1") == [b"series"]
+        assert await streams.purge(bus.link, subjects.SERIES, subjects.all_series("j1")) == 1
         assert (await bodies(bus, "j1"), await bodies(bus, "j2")) == ([], [b"series"])

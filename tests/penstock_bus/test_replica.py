@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 from penstock_bus import Append, Conflict, Decider, Decision, Lease, Unavailable
 from penstock_bus.memory import MemoryBus, MemoryServer
-from penstock_bus.replica import Replica, ReplicaPace, run_decider
+from penstock_bus.replica import LeaderElection, Replica, ReplicaPace, run_decider
 from penstock_bus.shell import Shell
 from penstock_log import Commit, Event, JobHeld, JobReleased, JobSubmitted, encode, subjects
 from penstock_testing import eventually
@@ -248,6 +248,29 @@ async def test_a_leader_that_lost_the_bus_says_that_it_no_longer_leads() -> None
         await eventually(lambda: shell.vitals.leading)
         shell.stopping.set()
         await task
+
+
+async def test_who_leads_works_again_and_again_and_the_other_takes_over_when_it_stops() -> None:
+    server, done = MemoryServer(), list[str]()
+    stopping = {name: asyncio.Event() for name in ("r1", "r2")}
+
+    async def serve(bus: MemoryBus, name: str) -> None:
+        election = LeaderElection(bus, "chores", name, lambda: None, ttl_s=3_600.0, renew_s=0.01)
+
+        async def work() -> None:
+            done.append(name)
+
+        async with election.kept():
+            await election.repeat(0.001, stopping[name], work)
+
+    async with MemoryBus(server) as bus_1, MemoryBus(server) as bus_2, asyncio.TaskGroup() as group:
+        group.create_task(serve(bus_1, "r1"))
+        await eventually(lambda: done.count("r1") >= 3)
+        group.create_task(serve(bus_2, "r2"))
+        stopping["r1"].set()
+        await eventually(lambda: done.count("r2") >= 3)
+        assert done == sorted(done)
+        stopping["r2"].set()
 
 
 class Clock:

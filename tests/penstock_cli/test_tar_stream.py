@@ -12,7 +12,7 @@ import pytest
 
 from penstock_cli import tar_stream
 from penstock_cli.invocation import Failure
-from penstock_cli.tar_stream import Packing, Unpacking
+from penstock_cli.tar_stream import TarSource, TarTarget
 
 
 @pytest.fixture(params=[True, False], autouse=True)
@@ -21,8 +21,8 @@ def filters(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(tar_stream, "HAS_FILTERS", request.param)
 
 
-async def unpacked(archive: bytes, into: Path, part: int = 1000) -> Unpacking:
-    unpacking = Unpacking(into)
+async def unpacked(archive: bytes, into: Path, part: int = 1000) -> TarTarget:
+    unpacking = TarTarget(into)
     try:
         for start in range(0, len(archive), part):
             await unpacking.put(archive[start : start + part])
@@ -33,7 +33,7 @@ async def unpacked(archive: bytes, into: Path, part: int = 1000) -> Unpacking:
 
 
 async def packed(source: Path) -> bytes:
-    packing = Packing(source)
+    packing = TarSource(source)
     return b"".join([block async for block in packing.blocks()])
 
 
@@ -195,7 +195,7 @@ async def test_half_an_archive_is_an_error(tmp_path: Path) -> None:
 
 async def test_who_stops_in_the_midst_waits_for_no_thread(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(bytes(30_000_000))
-    packing = Packing(tmp_path / "a")
+    packing = TarSource(tmp_path / "a")
     blocks = packing.blocks()
     assert await anext(blocks)
     packing.stop()

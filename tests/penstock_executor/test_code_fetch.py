@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -20,6 +22,7 @@ from penstock_bus.memory import MemoryBus
 from penstock_executor import code_cache, code_fetch, job_folders
 from penstock_executor.code_cache import CodeCache, WorkFolders
 from penstock_executor.launchers import sandbox
+from penstock_executor.run_identity import IdentityRule
 from penstock_log import JobSpec, ProfileSample, RunStarted, RunWarned, SamplesRequested, code_tree, subjects
 from penstock_log.code_tree import PART_BYTES, BadTree, CodeRecord, CodeTree, TreeEntry, TreePart
 from penstock_testing import eventually
@@ -228,19 +231,43 @@ async def test_what_nobody_expected_of_code_fails_its_run_and_not_the_executor(
     assert (await world.ended("j2")).outcome == "completed"
 
 
-@pytest.fixture
-def passing(tmp_path: Path) -> Iterator[Path]:
-    """A folder that goes with its test: pytest removes older ones by recursion, which ends at some depth."""
-    made = tmp_path / "passing"
-    made.mkdir()
-    yield made
-    subprocess.run(["rm", "-r", str(made)], check=True)
-
-
 def test_folders_are_made_one_after_the_other_however_deep_they_are(passing: Path) -> None:
     deep = b"/".join([b"a"] * 1024)
     code_cache.lay_out(CodeTree((TreeEntry(deep, "folder"),)), CodeCache(passing / "cache", 0), passing / "laid")
     assert os.path.isdir(os.path.join(os.fsencode(passing / "laid"), deep))
+
+
+async def test_trees_that_are_laid_out_keep_no_other_work_of_the_node_waiting(tmp_path: Path, folder: Path) -> None:
+    goes_on, looking = threading.Event(), []
+
+    class Slow(CodeCache):
+        def missing(self, tree: CodeTree) -> list[TreeEntry]:
+            looking.append(1)
+            assert goes_on.wait(60)
+            return super().missing(tree)
+
+    async with MemoryBus() as bus, asyncio.TaskGroup() as tasks:
+        code = await uploaded(bus, folder)
+        pending = code_fetch.PendingCode(
+            bus,
+            Slow(tmp_path / "cache", 1 << 30),
+            WorkFolders(tmp_path / "work"),
+            tasks,
+            rule=IdentityRule(run_as="executor"),
+            warn=lambda *_: None,
+            wake=lambda: None,
+        )
+        job: Any = SimpleNamespace(spec=SimpleNamespace(code=code, user=""))
+        try:
+            for number in range(40):
+                pending.fetch((f"j{number}", 1), job)
+            await eventually(lambda: bool(looking))
+            async with asyncio.timeout(30):  # heartbeats and fences take such a thread
+                assert await asyncio.to_thread(lambda: "a thread is free") == "a thread is free"
+        finally:
+            goes_on.set()
+        await eventually(lambda: all(one.at == "ready" for one in pending.found.values()))
+        pending.cancel()
 
 
 async def test_a_cancelled_job_is_not_fetched_for_any_more(

@@ -18,13 +18,14 @@ import pytest
 import uvloop
 from executor_cases import World, python, speaking, world_on
 
+from penstock_bus import BusError
 from penstock_bus.follower import background
 from penstock_bus.memory import MemoryBus
 from penstock_executor import agent_listener
 from penstock_executor.agent_listener import AgentConnection
 from penstock_executor.launchers import process_launcher
 from penstock_executor.launchers.forking_launcher import ForkingLauncher
-from penstock_log import RunCheckpointed
+from penstock_log import RunCheckpointed, RunWarned
 from penstock_log.agent_protocol import VERSION, FromJob, Hello, StepReached, StopAtStep
 from penstock_testing import eventually
 
@@ -216,3 +217,22 @@ def test_what_was_said_before_hanging_up_is_heard_although_nothing_can_be_answer
     assert listener.heard == SAID
     line.read()
     assert listener.left == [line]
+
+
+async def test_series_that_the_server_refuses_are_a_warning_and_the_executor_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bus = MemoryBus()
+
+    async def refused(*_: object) -> None:
+        raise BusError("rolling up is not permitted (of a stream that an earlier version made)")
+
+    monkeypatch.setattr(bus, "write_series", refused)
+    async with world_on(bus, tmp_path) as world:
+        await world.node(devices="fast:1@1.0:1GiB")
+        await world.run("j1", *speaking("6"))
+        assert (await world.ended("j1")).outcome == "completed"
+        warned = await world.fact(RunWarned, "j1")
+        assert "its metrics are not kept as series up to its end: rolling up" in warned.warning
+        await world.run("j2", *speaking("6"))
+        assert (await world.ended("j2")).outcome == "completed"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
+import resource
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,12 +19,14 @@ from other_users import ALICE, as_root, let_through
 
 from penstock_bus.memory import MemoryBus
 from penstock_bus.port import Append, Request
+from penstock_executor import job_sessions
 from penstock_executor.job_sessions import LOST_S, JobSessions
 from penstock_executor.launchers import process_launcher, sandbox
 from penstock_executor.launchers.confinement import Confinement
 from penstock_executor.run_state import LocalRun, RunProcess
 from penstock_log import Commit, JobEntered, subjects
 from penstock_log.session_messages import (
+    CHUNK_BYTES,
     POLL_S,
     STDIN,
     STDOUT,
@@ -190,6 +194,53 @@ async def test_a_session_of_which_nothing_is_heard_is_ended(node: Node) -> None:
     assert node.sessions.open == 0
     assert (await node.asked(KeepSession(session_id=ID)))[0] == 404
     assert POLL_S < LOST_S / 2
+
+
+async def test_sessions_leave_the_descriptors_that_runs_need(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    monkeypatch.setattr(job_sessions, "NODE_SHARE", most / 12)  # room for twelve, and six of one user's
+
+    async def opened(number: int, user: str) -> Any:
+        seq = await node.lets_in(f"{number:032x}", by=user)
+        asked = OpenSession(session_id=f"{number:032x}", seq=seq, job_id="j1", argv=("sleep", "600"))
+        return await node.asked(asked, user=user)
+
+    assert isinstance(await opened(1, "ada"), SessionStatus)
+    code, said = await opened(2, "ada")
+    assert (code, said.partition(" have")[0]) == (429, "your sessions on node n1")
+    code, said = await node.asked(OpenConnection(session_id=f"{1:032x}", stream=10, port=9))
+    assert (code, said.partition(" have")[0]) == (429, "your sessions on node n1")
+    assert isinstance(await opened(3, "bob"), SessionStatus)
+    code, said = await opened(4, "carol")
+    assert (code, said.partition(" have")[0]) == (429, "sessions on node n1")
+    await node.asked(CloseSession(session_id=f"{1:032x}"))
+    assert isinstance(await opened(5, "carol"), SessionStatus)
+
+
+async def test_a_chunk_is_no_longer_than_clients_send(node: Node) -> None:
+    await node.opened("cat")
+    code, said = await node.asked(WriteChunk(session_id=ID, stream=STDIN, number=0, data=b"x" * (CHUNK_BYTES + 1)))
+    assert (code, "may come at a time" in said) == (409, True)
+
+
+async def test_without_descriptors_a_session_is_refused_and_leaks_none(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, made = os.pipe2, []
+
+    def pipe(flags: int) -> tuple[int, int]:
+        if len(made) % 3 == 2:
+            made.append((-1, -1))
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        made.append(real(flags))
+        return made[-1]
+
+    before = len(os.listdir("/proc/self/fd"))
+    with monkeypatch.context() as patched:
+        patched.setattr(job_sessions.os, "pipe2", pipe)
+        code, said = await node.opened("cat")
+    assert (code, "node n1 cannot do this now: Too many open files" in said) == (503, True)
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 async def test_what_ends_with_the_run_says_why(node: Node) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from penstock_executor import run_credentials
 from penstock_executor.run_credentials import (
     OWN_FOLDER,
     CredentialLookups,
@@ -185,3 +186,16 @@ def test_the_settings_say_who_may_have_a_variable() -> None:
     given = {"secrets_dir": "/etc/s", "secrets": {"wandb": {"env": "W", "teams": ["vision"]}}}
     settings = msgspec.convert(given, ExecutorSettings)
     assert settings.secrets["wandb"] == SharedSecret(env="W", teams=("vision",))
+
+
+def test_files_of_secrets_go_however_deep_their_owner_has_nested_folders_beside_them(passing: Path) -> None:
+    """A job owns the folder of its secrets."""
+    at = os.open(passing, os.O_DIRECTORY)
+    for _ in range(1500):
+        os.mkdir("d", dir_fd=at)
+        below = os.open("d", os.O_DIRECTORY, dir_fd=at)
+        os.close(at)
+        at = below
+    os.close(at)
+    run_credentials.remove_files(passing)
+    assert not passing.exists()

@@ -202,14 +202,14 @@ async def test_a_job_runs_as_its_user_by_the_host_s_accounts(world: World) -> No
         ("", {}, "the job names no user"),
     ],
 )
-async def test_a_job_whose_user_may_not_run_here_fails_with_why(
+async def test_a_job_whose_user_may_not_run_here_is_given_back_with_why(
     world: World, user: str, settings: dict[str, Any], reason: str
 ) -> None:
     let_through(world.folder)
     await world.node("n1", **SHARED, **settings)
     await world.run("j1", "/bin/sh", "-c", f"touch {world.folder}/ran", user=user, cwd="/")
     ended = await world.ended("j1")
-    assert ended.outcome == "failed"
+    assert (ended.outcome, ended.refuses_user) == ("preempted", True)
     assert reason in ended.reason
     assert not (world.folder / "ran").exists()
 

@@ -21,7 +21,7 @@ from log_state import read_wire
 from penstock_autoscaler.machine import decider as autoscaler
 from penstock_bus import Append, BusError, Conflict, Delivery
 from penstock_bus.decider import Fold
-from penstock_bus.follower import FoldFollower, background
+from penstock_bus.follower import FoldFollower
 from penstock_bus.memory import MemoryBus, MemoryServer
 from penstock_bus.shell import Shell
 from penstock_executor.machine import decider as executor
@@ -129,10 +129,9 @@ async def cluster(
     async with bus_type(server) as bus, FoldFollower(bus, machine.decider(settings), name="none") as live:
         await live.caught_up()
         archiver = Archiver(Shell(bus, "gateway", replica_id="r1", clock=clock), bus, live, settings)
-        async with background(archiver.election.keep()):
+        async with archiver.election.kept():
             await eventually(lambda: archiver.election.held)
             yield Cluster(server, bus, clock, live, archiver, tmp_path / "archive")
-        await archiver.election.resign()
 
 
 def life(job_id: str, at_s: float = NOW_S, **spec: Any) -> list[AnyEvent]:

@@ -23,6 +23,7 @@ async def test_what_is_set_for_a_pool_stands_in_the_log_and_in_the_answer(memory
                 "pool": "default",
                 "settings": settings,
                 "quotas": {},
+                "classes": {},
                 "alpha": 0.5,
                 "learnt_gpu_s": [3600.0, 36000.0],
                 "reservations": [],

@@ -209,7 +209,9 @@ def test_nothing_is_returned_of_what_a_server_answers_but_its_status() -> None:
         error = carried_out(errand(f"json://127.0.0.1:{hook.port}")).error
     assert error == "the server answered 403 Forbidden"
     error = carried_out(errand(f"json://127.0.0.1:{hook.port}")).error
-    assert error == "the server could not be reached, or did not take the message"
+    assert error == "the server could not be reached: nothing listens at this address and port (connection refused)"
+    error = carried_out(errand("json://nowhere.invalid/hook")).error
+    assert error == "the server could not be reached: its name is not known"
 
 
 async def test_no_message_goes_to_a_network_that_is_refused_whatever_name_leads_there() -> None:

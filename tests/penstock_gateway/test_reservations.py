@@ -47,11 +47,14 @@ async def test_a_begin_in_the_past_is_now_and_the_quota_is_in_force(memory_bus: 
 @pytest.mark.parametrize(
     ("fields", "code", "said"),
     [
-        ({"gpus": 3}, 409, "pool default has 2 devices; expected at most 2"),
+        ({"gpus": 4}, 409, "pool default has 3 devices; expected at most 3"),
         ({"gpus": 0}, 400, "$.gpus"),
         ({"until_s": SOON_S}, 400, "it ends before it begins"),
         ({"from_s": 1.0, "until_s": 2.0}, 400, "it is over already"),
         ({"until_s": 1e400}, 400, "$.until_s"),
+        ({"kind": "slow", "gpus": 2}, 409, "$.gpus: pool default has 1 slow device; expected at most 1"),
+        ({"kind": "tpu"}, 400, "$.kind: pool default has no device of kind 'tpu'; expected one of fast, slow"),
+        ({"kind": "<script>"}, 400, "$.kind"),
         ({"pool": "lab"}, 404, "no pool is called 'lab'"),
         ({"team": "<script>"}, 400, "$.team"),
         ({"team": "visoin"}, 400, "nobody is in a team called visoin; expected one of speech, vision"),
@@ -62,7 +65,7 @@ async def test_what_cannot_be_reserved_is_refused(
     memory_bus: MemoryBus, fields: dict[str, Any], code: int, said: str
 ) -> None:
     person = UserSet(at_s=NOW_S, user="ann", teams=("vision", "speech"))
-    async with gateway(memory_bus, joined(), person) as served:
+    async with gateway(memory_bus, joined(slow=1), person) as served:
         found, message = await refusal(served.command("reserve", wanted(**fields)))
         assert (found, said in message) == (code, True), message
         assert await reservations(served) == []
@@ -76,6 +79,18 @@ async def test_those_that_overlap_are_no_more_than_the_pool_has(memory_bus: Memo
         assert (code, "and 2 of them are reserved" in message) == (409, True), message
         assert (await served.command("reserve", wanted(gpus=2, from_s=0.0, until_s=SOON_S)))["state"] == "reserved"
         assert (await served.command("reserve", wanted(from_s=LATER_S, until_s=LATER_S + 1.0)))["id"] == "vision-4"
+
+
+async def test_one_of_a_kind_is_listed_and_told_with_it_and_leaves_what_is_left_of_it(memory_bus: MemoryBus) -> None:
+    async with gateway(memory_bus, joined(slow=1)) as served:
+        made = await served.command("reserve", wanted(kind="fast"))
+        assert "1 fast device of pool default for team vision in" in made["message"]
+        (found,) = await reservations(served)
+        assert found["kind"] == "fast"
+        code, message = await refusal(served.command("reserve", wanted(kind="fast", gpus=2)))
+        assert (code, "2 fast devices, and 1 of them are reserved" in message) == (409, True), message
+        assert (await served.command("reserve", wanted(kind="slow")))["state"] == "reserved"
+        assert (await served.query("policies"))["pools"][0]["quotas"] == {}
 
 
 async def test_an_id_that_is_not_there_and_one_of_two_pools_are_refused(memory_bus: MemoryBus) -> None:

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from matcher_facts import Matcher, causes, ended, job, matcher, node, rounds, run_all
 
-from penstock_cluster.nodes import HostUsage, Node, asks, runs_image
+from penstock_cluster.nodes import HostUsage, Node, asks, runs
 from penstock_log import JobRank, JobSpec, JobsRanked, NodeJoined
 from penstock_log.spec import runtimes_of
 
@@ -71,8 +71,8 @@ def test_a_job_without_an_image_asks_for_nothing_of_that_kind() -> None:
     spec = JobSpec(name="a", command=("true",))
     bare = Node(id="n1")
     assert not asks(spec)
-    assert runs_image(spec, bare)
-    assert HostUsage([bare]).all_run_image(spec)
+    assert runs(spec, bare)
+    assert HostUsage([bare]).all_run(spec)
     assert runtimes_of("") == ()
 
 

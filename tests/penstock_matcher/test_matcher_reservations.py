@@ -10,7 +10,9 @@ from matcher_facts import causes, job, matcher, node, rounds, run_all
 from penstock_log import ReservationCancelled, ReservationMade
 
 
-def reserved(team: str = "a", gpus: int = 2, from_s: float = 100.0, until_s: float = 200.0, n: int = 1) -> Any:
+def reserved(
+    team: str = "a", gpus: int = 2, from_s: float = 100.0, until_s: float = 200.0, *, n: int = 1, kind: str = ""
+) -> Any:
     return ReservationMade(
         at_s=1.0,
         pool="default",
@@ -19,6 +21,7 @@ def reserved(team: str = "a", gpus: int = 2, from_s: float = 100.0, until_s: flo
         gpus=gpus,
         from_s=from_s,
         until_s=until_s,
+        kind=kind,
     )
 
 
@@ -113,3 +116,51 @@ def test_reservations_that_are_over_are_forgotten():
         ReservationMade(at_s=160.0, pool="default", reservation_id="b-2", team="b", gpus=1, from_s=170.0, until_s=180.0)
     )
     assert [made.reservation_id for made in one.state.reservations("default")] == ["b-2"]
+
+
+# --- of one kind
+def mixed(**more: Any) -> Any:
+    return matcher(min_run_s=1.0, **more).given(node("n1", fast=2, slow=2))
+
+
+def test_a_reservation_of_a_kind_takes_back_devices_of_this_kind_for_a_job_that_asks_for_it():
+    one = mixed().given(reserved(from_s=0.0, kind="fast"), *(job(f"b{i}", team="b") for i in range(4)))
+    kinds = run_all(one, 2.0)
+    one.given(job("a0", at_s=50.0, team="a", kinds=("fast",)))
+    (stopped,) = preempted(one.at(50.0).settle())
+    assert kinds[stopped] == "fast"
+
+
+def test_it_covers_no_job_that_could_run_on_another_kind_and_none_on_another():
+    one = mixed().given(reserved(from_s=0.0, kind="fast"), *(job(f"b{i}", team="b") for i in range(4)))
+    run_all(one, 2.0)
+    one.given(job("a0", at_s=50.0, team="a"), job("a1", at_s=50.0, team="a", kinds=("slow",)))
+    assert preempted(one.at(50.0).settle()) == {}
+
+
+def test_it_covers_no_more_than_is_reserved_and_adds_to_the_quota():
+    one = mixed(quotas={"a": 1, "b": 1}).given(reserved(gpus=1, from_s=0.0, kind="fast"))
+    one.given(*(job(f"b{i}", team="b", kinds=("fast",)) for i in range(2)))
+    run_all(one, 2.0)
+    one.given(*(job(f"a{i}", at_s=50.0, team="a", kinds=("fast",)) for i in range(2)))
+    assert len(preempted(one.at(50.0).settle())) == 1  # b0 is covered by b's quota
+    gang = mixed(quotas={"a": 1}).given(reserved(gpus=1, from_s=0.0, kind="fast"))
+    gang.given(*(job(f"b{i}", team="b", kinds=("fast",)) for i in range(2)))
+    run_all(gang, 2.0)
+    gang.given(job("a0", at_s=50.0, team="a", gpus=2, kinds=("fast",)))
+    assert len(preempted(gang.at(50.0).settle())) == 2
+
+
+def test_a_run_on_the_kind_keeps_it_whatever_it_asked_for():
+    one = mixed().given(reserved(from_s=0.0, kind="fast"), *(job(f"a{i}", team="a") for i in range(4)))
+    kinds = run_all(one, 2.0)
+    one.given(reserved("b", from_s=0.0, kind="fast", n=2, gpus=2), job("b0", at_s=50.0, team="b", gpus=2))
+    assert preempted(one.at(50.0).settle()) == {}
+    assert sorted(kinds.values()) == ["fast", "fast", "slow", "slow"]
+
+
+def test_before_it_begins_jobs_that_could_not_save_have_the_other_kinds():
+    one = mixed().given(reserved(kind="fast"), *(opaque(f"b{i}", team="b", kinds=("slow",)) for i in range(2)))
+    one.given(opaque("b2", team="b", kinds=("fast",)))
+    assert run_all(one, 2.0) == {"b0": "slow", "b1": "slow"}
+    assert causes(one) == {"b2": "reservation"}

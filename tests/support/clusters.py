@@ -87,9 +87,9 @@ class Cluster:
 
         All are stopped before the first is killed, so that nobody lives to see another die and note it.
         """
-        if not (self.data / "penstock.json").exists():
-            return
-        pids = {self.running["pid"], *(entry["pid"] for entry in self.running["processes"].values())}
+        pids = set(self._with_our_folder())  # those of one that did not become ready, too
+        if (self.data / "penstock.json").exists():
+            pids |= {self.running["pid"], *(entry["pid"] for entry in self.running["processes"].values())}
         stopped: set[int] = set()
         while fresh := pids - stopped:  # children of what is being stopped may still appear
             signal_all(fresh, signal.SIGSTOP)
@@ -113,12 +113,8 @@ def cluster_with(devices: str, folder: Path) -> Iterator[Cluster]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PENSTOCK_EXECUTOR_DEVICES", devices)
         patch.setenv("PENSTOCK_DASHBOARD_PORT", "0")
-        running = Cluster(folder)
-        running.up()
-        try:
-            yield running
-        finally:
-            running.down()
+        with running(folder) as cluster:
+            yield cluster
 
 
 def command_of(script: str, folder: Path) -> tuple[str, str]:
@@ -141,6 +137,17 @@ def identity(entry: Path) -> bytes:
         return (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
     except OSError:
         return b""
+
+
+@contextlib.contextmanager
+def running(data: Path, *options: str) -> Iterator[Cluster]:
+    """Start a cluster on a folder, and leave nothing of it, not even where it did not become ready."""
+    cluster = Cluster(data, *options)
+    try:
+        cluster.up()
+        yield cluster
+    finally:
+        cluster.kill_all()
 
 
 async def until(client: penstock.Client, entity_id: str, tag: str, count: int = 1, *, after: int = 0) -> int:

@@ -102,6 +102,29 @@ def test_ctrl_c_in_run_cancels_the_job(shell: Shell) -> None:
     assert "loop was cancelled" in said
 
 
+def test_a_closed_terminal_cancels_the_job_of_its_run(shell: Shell) -> None:
+    (shell.folder / "loop.py").write_text(LOOP)
+    ours, theirs = os.openpty()
+    program = (sys.executable, "-c", f"import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n{PENSTOCK[2]}")
+    words = ("run", "--id", "there", "--", sys.executable, "loop.py")
+    running = subprocess.Popen(
+        [*program, *words],
+        cwd=shell.folder,
+        env=shell.env,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+    )
+    os.close(theirs)
+    heard = b""
+    while b"step" not in heard:
+        heard += os.read(ours, 1024)
+    os.close(ours)
+    assert running.wait(timeout=110) == 128 + signal.SIGHUP
+    assert "penstock run was ended by SIGHUP" in shell("events", "there", "-o", "json")
+
+
 def test_a_drained_node_takes_no_jobs(shell: Shell) -> None:
     (node,) = json.loads(shell("nodes", "-o", "json"))["nodes"]
     shell("node", "drain", node["id"])

@@ -241,7 +241,7 @@ async def test_a_store_is_shown_and_purged_by_whoever_has_the_data_folder(tmp_pa
         assert "nothing was purged" in said
         assert "purged 1 message\n" in await purge("submissions", "--yes")
         assert "nothing to purge" in await purge("submissions")
-        assert "expected one of output, submissions" in await purge("log", code=2)
+        assert "expected one of output, series, submissions" in await purge("log", code=2)
         assert "nothing to purge: no output of j1" in await purge("output", "--job", "j1")
         said = await purge("--url", "nats://127.0.0.1:1", "output", "--yes", code=2)
         assert f"{data} is the folder of {record(tmp_path).url} and not of nats://127.0.0.1:1" in said

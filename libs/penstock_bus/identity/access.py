@@ -119,6 +119,8 @@ They enter no job: a session runs what it is told to as the job's user.
 """
 _CODE_GETS: Final = [f"{_API}.DIRECT.GET.{subjects.CODE}{more}" for more in ("", ".>")]
 """What jobs' folders hold is for the gateway, which has it from people, and for executors."""
+ON_NODES: Final = ("executor", "memory", "aggregator")
+"""Services of which each node has one: they take no lease, and have a snapshot for each node."""
 _MORE: Final[dict[str, list[str]]] = {
     "gateway": [
         f"$KV.{subjects.LEASES}.gateway.*",  # who sends notifications
@@ -235,7 +237,8 @@ def of_service(service: str, extensions: Sequence[str] = ()) -> Permissions:
 
     A known gap: services share an account, so one that was taken over may have the server publish for it; that readers
     drop facts out of place limits what comes of it. Another: who may write to a stream that takes ``Nats-Rollup``
-    headers may empty it by one, as an executor may the streams of output and of snapshots; no fact is lost by that.
+    headers may empty it by one. Of these, services on nodes write to SERIES and NODES, which hold copies of what nodes
+    have and of what the log says; extensions and services beside the log to STATE, and those to the leases.
 
     Parameters
     ----------
@@ -250,7 +253,7 @@ def of_service(service: str, extensions: Sequence[str] = ()) -> Permissions:
     root = subjects.ROOT
     allowed = [
         *([subjects.extended(service)] if service in extensions else subjects.writable(service)),
-        *_own(service),
+        *(_own(service) if service not in ON_NODES else [subjects.replicas(service)]),
         f"{root}.rejected.>",  # every reader reports what it cannot decode
         f"{root}.qry.>",
         *_MORE.get(EXTENSION if service in extensions else service, []),
@@ -296,6 +299,10 @@ def _reading() -> list[str]:
         f"{_API}.CONSUMER.INFO.{subjects.EVT}.*",
         f"{_API}.CONSUMER.MSG.NEXT.{subjects.EVT}.*",
     ]
-    looked = [f"{_API}.DIRECT.GET.{name}{more}" for name in (*_PUBLIC, subjects.STATE) for more in ("", ".>")]
+    looked = [
+        f"{_API}.DIRECT.GET.{name}{more}"
+        for name in (*_PUBLIC, subjects.SERIES, subjects.STATE, subjects.NODES)
+        for more in ("", ".>")
+    ]
     from_leader = [f"{_API}.STREAM.MSG.GET.{name}" for name in (subjects.EVT, subjects.SHADOW, _BUCKET)]
     return [f"{_API}.STREAM.INFO.*", *followed, *looked, *from_leader]

@@ -234,11 +234,11 @@ class MemoryLogClient(MemoryClient, LogPort, LogTrimPort, RejectionPort, OutputP
 
     async def write_series(self, job_id: str, epoch: int, body: bytes) -> None:
         await self.ready(len(body))
-        self.server.put_last(names.LOG, names.series(job_id, epoch), body)
+        self.server.put_last(names.SERIES, names.series(job_id, epoch), body)
 
     async def read_series(self, job_id: str) -> AsyncGenerator[StoredMessage, None]:
         await self.ready()
-        for message in list(self.server.streams[names.LOG].after(0, [names.all_series(job_id)])):
+        for message in list(self.server.streams[names.SERIES].after(0, [names.all_series(job_id)])):
             yield message
 
     async def write_shadow(self, subject: str, body: bytes, msg_id: str = "") -> None:

@@ -35,7 +35,7 @@ from penstock_bus.stored_messages import matches, matches_any
 from penstock_log import subjects
 from penstock_log.request_bodies import OutputEnd, OutputOffset
 
-_STREAMS: Final = (subjects.EVT, subjects.LOG, subjects.REJECTED, subjects.SHADOW)
+_STREAMS: Final = (subjects.EVT, subjects.LOG, subjects.SERIES, subjects.REJECTED, subjects.SHADOW)
 
 
 class Signal:

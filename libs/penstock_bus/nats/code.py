@@ -1,8 +1,8 @@
 """
 The files of folders in which jobs run, over NATS: a message for each part, under its own subject.
 
-Parts are read by direct gets of many subjects at a time. What there is is asked of the stream's leader, so that it is
-never stale, and so is what changes under its subject.
+Parts are stored in atomic batches, of which the server syncs each once, and read by direct gets of many subjects at a
+time. What there is, and what changes under its subject, is asked of the stream's leader, so that it is never stale.
 """
 
 from __future__ import annotations
@@ -15,11 +15,14 @@ import msgspec
 
 from penstock_bus.compat import aclosing
 from penstock_bus.nats import direct_get
-from penstock_bus.nats.link import PAUSE_S, TRY_S, Link, NatsClient, ReplyRow, fault
-from penstock_bus.port import CodePort, Unauthorized, Unavailable
+from penstock_bus.nats.atomic_batch import send_batch
+from penstock_bus.nats.link import PAUSE_S, TRY_S, ConnectionLost, Link, NatsClient, ReplyRow, fault
+from penstock_bus.port import CodePort, Timeout, Unauthorized, Unavailable
 from penstock_log import subjects as names
 
 _SIDE_BY_SIDE: Final = 32
+_TOGETHER: Final = 500
+"""Parts of a batch; a server takes a thousand."""
 _ASKED: Final = 128
 """Subjects of one get."""
 _ASKED_BYTES: Final = 8 << 20
@@ -31,6 +34,27 @@ class NatsCodeClient(NatsClient, CodePort):
     """Parts of code: stored, read, listed, removed."""
 
     async def put_code(self, items: Sequence[tuple[str, bytes]]) -> None:
+        by_subject = list(dict(items).items())
+        for some in _groups(by_subject, _TOGETHER):
+            if len(some) == 1 or not await self._put_batch(some):
+                await self._put_each(some)
+
+    async def _put_batch(self, items: Sequence[tuple[str, bytes]]) -> bool:
+        """Store parts as one batch; False where the server refuses it, such as one that takes none."""
+        messages = [(subject, body, dict[str, str]()) for subject, body in items]
+        for subject, body, _ in messages:
+            self.link.check_size(subject, body)
+        clock = asyncio.get_running_loop().time
+        end_s = clock() + self.link.timeout_s
+        while True:
+            try:
+                await self.link.online(max(end_s - clock(), 0.0))
+                return (await send_batch(self.link, self.new_id(), messages)).error is None
+            except (ConnectionLost, Timeout):  # the same parts again do no harm
+                if clock() >= end_s:
+                    raise
+
+    async def _put_each(self, items: Sequence[tuple[str, bytes]]) -> None:
         async def put(subject: str, body: bytes) -> None:
             ack = await self.link.store(subject, body, {})
             if ack.error is not None:

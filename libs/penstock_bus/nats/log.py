@@ -69,9 +69,6 @@ _COPIED: Final = "Nats-Stream"
 """
 A header of what the server answers to a get. Who may ask can have the answer sent to any subject; no commit has it.
 """
-_ROLLUP: Final = "Nats-Rollup"
-_OF_SUBJECT: Final = "sub"
-"""A message with this takes the place of those of its subject."""
 _PLACE: Final = "Penstock-Place"
 
 _log = get_logger("penstock.bus")
@@ -275,15 +272,15 @@ class NatsLogClient(NatsClient, LogPort, LogTrimPort, RejectionPort, OutputPort,
                 yield _line(job_id, message)
 
     async def write_series(self, job_id: str, epoch: int, body: bytes) -> None:
-        headers = {MSG_ID: self.new_id(), _ROLLUP: _OF_SUBJECT}
-        ack = await self.link.store(names.series(job_id, epoch), body, headers)
+        ack = await self.link.store(names.series(job_id, epoch), body, {MSG_ID: self.new_id()})
         if ack.error is not None:
             raise fault(f"series of {job_id}", ack.error)
 
     async def read_series(self, job_id: str) -> AsyncGenerator[StoredMessage, None]:
-        async with aclosing(direct_get.stored(self.link, names.LOG, names.all_series(job_id))) as messages:
-            async for message in messages:
-                yield message
+        for stream in (names.LOG, names.SERIES):  # earlier versions kept them beside the output
+            async with aclosing(direct_get.stored(self.link, stream, names.all_series(job_id))) as messages:
+                async for message in messages:
+                    yield message
 
     async def write_shadow(self, subject: str, body: bytes, msg_id: str = "") -> None:
         ack = await self.link.store(subject, body, {MSG_ID: msg_id or self.new_id()})

@@ -59,24 +59,25 @@ class NatsStateClient(NatsClient, SnapshotPort):
     async def load_snapshot(self, name: str) -> Snapshot | None:
         reason = ""
         for _ in range(_LOOKS):  # it may be replaced while we read
-            last = await direct_get.newest(self.link, names.STATE, names.state(name))
+            last = await direct_get.newest(self.link, names.stream_of_state(name), names.state(name))
             if last is None:
                 return None
             try:
-                return join(await self._bodies(last))
+                return join(await self._bodies(names.stream_of_state(name), last))
             except SnapshotDamaged as error:
                 reason = str(error)
         _log.warning("snapshot_damaged", name=name, error=reason)
         return None
 
     async def delete_snapshots(self) -> None:
-        await self.link.api(f"STREAM.PURGE.{names.STATE}", {})
+        for stream in (names.STATE, names.NODES):
+            await self.link.api(f"STREAM.PURGE.{stream}", {})
 
-    async def _bodies(self, last: direct_get.StreamMessage) -> list[bytes]:
+    async def _bodies(self, stream: str, last: direct_get.StreamMessage) -> list[bytes]:
         count = open_chunk(last.body).count
         if count == 1:
             return [last.body]
-        stored = direct_get.stored(self.link, names.STATE, last.subject, max(last.seq - count, 0))
+        stored = direct_get.stored(self.link, stream, last.subject, max(last.seq - count, 0))
         return [message.body async for message in stored if message.seq <= last.seq]
 
     async def _store_batch(self, subject: str, chunks: list[bytes]) -> Ack:

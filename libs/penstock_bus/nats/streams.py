@@ -24,8 +24,10 @@ _DAY_S: Final = 24 * 3600
 _NAME_IN_USE: Final = 10058
 
 _PARTS: Final = {
-    "log_bytes": 3 / 16,
-    "state_bytes": 1 / 8,
+    "log_bytes": 5 / 32,
+    "series_bytes": 1 / 32,
+    "state_bytes": 3 / 32,
+    "nodes_bytes": 1 / 32,
     "inbox_bytes": 1 / 16,
     "shadow_bytes": 1 / 16,
     "rejected_bytes": 1 / 32,
@@ -58,8 +60,11 @@ class StreamLimits(msgspec.Struct, frozen=True, kw_only=True):
         is not.
     inbox_bytes, leases_bytes, code_bytes
         When one of these streams is full, it refuses messages and the writer gets an error. The others drop the oldest.
-    state_bytes : int
-        The bound of all snapshots. If a part of one is dropped, the log is read instead.
+    state_bytes, nodes_bytes : int
+        The bounds of all snapshots, and of those of services on nodes. If a part of one is dropped, the log is read
+        instead.
+    log_age_s : float
+        So long output is kept, and series of metrics.
     duplicates_s : float
         How long a message id is remembered; longer than any retry, short because each id costs memory.
     """
@@ -72,6 +77,8 @@ class StreamLimits(msgspec.Struct, frozen=True, kw_only=True):
     leases_bytes: int = 16 * _MIB
     log_bytes: int = 1024 * _MIB
     log_age_s: float = 14 * _DAY_S
+    series_bytes: int = 256 * _MIB
+    nodes_bytes: int = 256 * _MIB
     rejected_bytes: int = 64 * _MIB
     rejected_count: int = 10_000
     shadow_bytes: int = 256 * _MIB
@@ -87,7 +94,7 @@ class StreamLimits(msgspec.Struct, frozen=True, kw_only=True):
         --------
         >>> small = StreamLimits.of_store(256 << 20)
         >>> small.log_bytes >> 20, small.inbox_bytes >> 20, StreamLimits.of_store(1 << 40) == StreamLimits()
-        (48, 16, True)
+        (40, 16, True)
         """
         default = cls()
         sizes = {name: min(getattr(default, name), int(store_bytes * part)) for name, part in _PARTS.items()}
@@ -108,7 +115,14 @@ def configs(limits: StreamLimits) -> dict[str, dict[str, Any]]:
             "max_bytes": limits.log_bytes,
             "max_age": int(limits.log_age_s * _S),
             "compression": compression,
-            "allow_rollup_hdrs": True,  # of the series of a run, the newest is kept
+            "deny_delete": True,
+        },
+        subjects.SERIES: {
+            "max_bytes": limits.series_bytes,
+            "max_age": int(limits.log_age_s * _S),
+            "compression": compression,
+            "max_msgs_per_subject": 1,  # of the series of a run, the newest is kept
+            "allow_rollup_hdrs": True,  # which executors of earlier versions send, and stop where they are refused
         },
         subjects.INBOX: {
             "subjects": list(subjects.SUBMITTED),
@@ -120,6 +134,7 @@ def configs(limits: StreamLimits) -> dict[str, dict[str, Any]]:
         },
         subjects.REJECTED: {"max_bytes": limits.rejected_bytes, "max_msgs": limits.rejected_count},
         subjects.STATE: {"allow_atomic": True, "allow_rollup_hdrs": True, "max_bytes": limits.state_bytes},
+        subjects.NODES: {"allow_atomic": True, "allow_rollup_hdrs": True, "max_bytes": limits.nodes_bytes},
         subjects.SHADOW: {
             "max_bytes": limits.shadow_bytes,
             "max_age": int(limits.shadow_age_s * _S),
@@ -127,6 +142,7 @@ def configs(limits: StreamLimits) -> dict[str, dict[str, Any]]:
         },
         subjects.CODE: {
             "max_bytes": limits.code_bytes,
+            "allow_atomic": True,
             "max_msgs_per_subject": 1,
             "discard": "new",
             "compression": compression,
@@ -134,7 +150,7 @@ def configs(limits: StreamLimits) -> dict[str, dict[str, Any]]:
     }
     streams = {name: _stream(name, [subjects.STREAM_SUBJECTS[name]], limits) | more for name, more in special.items()}
     for name in (subjects.EVT, subjects.LOG, subjects.SHADOW):
-        source = subjects.STREAM_SUBJECTS[name]
+        source = f"{subjects.ROOT}.{name.lower()}.>"
         streams[name]["republish"] = {"src": source, "dest": subjects.sign(source), "headers_only": True}
     return streams | {BUCKET: _bucket(limits)}
 
@@ -223,6 +239,8 @@ def outdated(found: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
         for key in ("deny_delete", "deny_purge", "allow_atomic", "allow_rollup_hdrs")
         if wanted.get(key) and not found.get(key)
     }
+    if found.get("allow_rollup_hdrs") and not wanted.get("allow_rollup_hdrs"):
+        changed["allow_rollup_hdrs"] = False  # with it, one message of whoever may write to a stream empties it
     if sorted(found["subjects"]) != sorted(wanted["subjects"]):
         changed["subjects"] = wanted["subjects"]
     if found.get("num_replicas", 1) < wanted["num_replicas"]:  # and never less: whoever made more of them wants them

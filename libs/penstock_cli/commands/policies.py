@@ -1,7 +1,8 @@
 """
-Commands about settings and workloads: ``policy``, ``quota`` and ``profile``.
+Commands about settings and workloads: ``policy``, ``quota``, ``class`` and ``profile``.
 
-``policy`` shows and sets by what the pools are run, ``quota`` what of them is each team's own. ``profile`` shows what
+``policy`` shows and sets by what the pools are run, ``quota`` what of them is each team's own, and ``class`` which jobs
+come before others. ``profile`` shows what
 is known of a workload, and of an elastic one how it scales with batch size and devices, as a table.
 """
 
@@ -18,7 +19,7 @@ import typer
 from penstock_cli import job_text, render
 from penstock_cli.invocation import AnswerOut, At, Out, bad_input, call
 from penstock_cli.typer_commands import PolicyCommand
-from penstock_cli.value_formats import moment
+from penstock_cli.value_formats import moment, words
 
 if TYPE_CHECKING:
     from penstock.client import Client
@@ -26,7 +27,15 @@ if TYPE_CHECKING:
 
 
 policy_app = typer.Typer(help="See and change what the pools are run by, while they run.", no_args_is_help=True)
-quota_app = typer.Typer(help="See and change the quotas of teams, while the pools run.", no_args_is_help=True)
+_QUOTA_HELP: Final = """
+See and change the quotas of teams, while the pools run.
+
+A quota is a guarantee and not a cap: so many devices come to the team's jobs first, and what nobody else needs, its
+jobs may borrow beyond that. Who borrows is preempted first. To cap a team, give it a pool of its own; to cap what
+each person holds, a priority class: penstock class set NAME --weight 0 --most-gpus N.
+"""
+quota_app = typer.Typer(help=_QUOTA_HELP, short_help="See and change the quotas of teams.", no_args_is_help=True)
+class_app = typer.Typer(help="See and change priority classes, while the pools run.", no_args_is_help=True)
 Pool = Annotated[str, typer.Option("--pool", help="Which pool.")]
 Why = Annotated[str, typer.Option("--reason", help="Kept in the log.")]
 
@@ -41,6 +50,10 @@ def register(app: typer.Typer) -> None:
     quota_app.command("set")(set_quotas)
     quota_app.command("rm")(remove_quotas)
     app.add_typer(quota_app, name="quota")
+    class_app.command("ls")(classes)
+    class_app.command("set")(set_class)
+    class_app.command("rm")(remove_classes)
+    app.add_typer(class_app, name="class")
     app.command()(profile)
 
 
@@ -136,7 +149,87 @@ def remove_quotas(
     render.show_answer(answer, answer.message, output)
 
 
+def classes(ctx: typer.Context, output: Out = "table") -> None:
+    """List the priority classes in force, those that come first before others, and what their jobs hold."""
+
+    async def looked_up(client: Client) -> tuple[views.PoliciesView, views.JobsView]:
+        return await client.policies(), await client.jobs(state=("R", "PR", "CG"), limit=_MOST_HELD, rows=True)
+
+    found, running = call(ctx, looked_up)
+    if render.as_json(found, output):
+        return
+    held: Counter[tuple[str, str]] = Counter()
+    for job in running.rows:
+        held[job.pool, job.priority_class] += job.gpus
+    rows = [
+        (
+            one.pool,
+            name,
+            str(rules.weight),
+            "yes" if rules.preempts else "",
+            str(rules.most_gpus or "any"),
+            ", ".join(rules.teams) or "all",
+            "yes" if any(setting.startswith(f"{_CLASS}{name}.") for setting in one.settings) else "",
+            str(held[one.pool, name]),
+        )
+        for one in found.pools
+        for name, rules in sorted(one.classes.items(), key=lambda item: (-item[1].weight, item[0]))
+    ]
+    if rows:
+        headers = ("POOL", "CLASS", "WEIGHT", "PREEMPTS", "MOST/USER", "TEAMS", "LIVE", "HELD")
+        render.show_table(headers, rows, wide=output == "wide")
+    else:
+        render.say("no pool has a priority class; `penstock class set NAME --weight 10` makes one")
+
+
+def set_class(
+    ctx: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Such as urgent.")],
+    *,
+    weight: Annotated[int, typer.Option("--weight", help="Higher comes first; jobs without a class have 0.")],
+    preempts: Annotated[bool, typer.Option("--preempts", help="Runs of a lower weight make way for its jobs.")] = False,
+    most_gpus: Annotated[
+        int, typer.Option("--most-gpus", min=0, help="Devices that a user's jobs of it hold at once; 0: any.")
+    ] = 0,
+    teams: Annotated[list[str] | None, typer.Option("--teams", help="Who may use it: vision,nlp; else all.")] = None,
+    pool: Pool = "default",
+    reason: Why = "",
+    output: AnswerOut = "text",
+) -> None:
+    """Give a pool a priority class, or change it, from now on; what is left out has its default."""
+    named = words(teams or [])
+    answer = call(
+        ctx,
+        lambda client: client.set_class(
+            name, weight, preempts=preempts, most_gpus=most_gpus, teams=named, pool=pool, reason=reason
+        ),
+    )
+    render.show_answer(answer, f"pool {pool}: class {name} is set", output)
+
+
+def remove_classes(
+    ctx: typer.Context,
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Which ones.")],
+    pool: Pool = "default",
+    reason: Why = "",
+    output: AnswerOut = "text",
+) -> None:
+    """Go back to what the settings file says of these classes, or to none; no job may name them."""
+
+    async def removed(client: Client) -> list[views.ActAnswer]:
+        known = next((one.classes for one in (await client.policies()).pools if one.pool == pool), {})
+        for name in names:
+            if name not in known:
+                bad_input(f"pool {pool} has no class {name!r}; expected one of {', '.join(sorted(known)) or 'none'}")
+        return [await client.remove_class(name, pool=pool, reason=reason) for name in names]
+
+    for name, answer in zip(names, call(ctx, removed), strict=True):
+        what = "has no class of its own" if answer.state == "unchanged" else "has dropped what was set live for class"
+        render.show_answer(answer, f"pool {pool} {what} {name}", output)
+
+
 _QUOTA: Final = "quota."
+_CLASS: Final = "class."
 _MOST_HELD: Final = 100_000
 
 

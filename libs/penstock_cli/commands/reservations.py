@@ -30,6 +30,7 @@ def reserve(
     *,
     gpus: Annotated[int, typer.Option("--gpus", min=1, help="How many devices, beside the team's quota.")],
     until: Annotated[str, typer.Option("--until", help="When it ends: 4h (from now), 22:00, or 2026-01-31T22:00.")],
+    kind: Annotated[str, typer.Option("--kind", help="Of this kind; else of whatever kinds.")] = "",
     begins: Annotated[str, typer.Option("--from", help="When it begins, as --until.")] = "now",
     pool: Annotated[str, typer.Option("--pool", help="Which pool.")] = "default",
     reason: Why = "",
@@ -49,7 +50,8 @@ def reserve(
         bad_input(f"--until {until!r} is not after --from {begins!r}; expected a reservation that ends after it begins")
     given_s = 0.0 if from_s <= present_s else from_s
     answer = call(
-        ctx, lambda client: client.reserve(team, gpus, until_s=until_s, from_s=given_s, pool=pool, reason=reason)
+        ctx,
+        lambda client: client.reserve(team, gpus, until_s=until_s, from_s=given_s, kind=kind, pool=pool, reason=reason),
     )
     render.show_answer(answer, answer.message, output)
 
@@ -65,7 +67,7 @@ def reservations(ctx: typer.Context, output: Out = "table") -> None:
             one.id,
             one.pool,
             one.team,
-            str(one.gpus),
+            f"{one.gpus} {one.kind}" if one.kind else str(one.gpus),
             one.state,
             *map(clock, (one.from_s, one.until_s)),
             one.by,

@@ -8,6 +8,8 @@ they did.
 from __future__ import annotations
 
 import os
+import re
+import signal
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Sequence
@@ -152,6 +154,9 @@ class JobOptions(CommandOptions, frozen=True):
     priority: Annotated[
         int | None, Option("--priority", min=-1000, max=1000, help="For devices whose turns go by priority.")
     ] = None
+    priority_class: Annotated[
+        str, Option("--class", metavar="NAME", help="A class of the pool: `penstock class ls` lists them.")
+    ] = ""
     idle: Annotated[
         Literal["rule", "allow"] | None,
         Option("--idle", help="allow: whatever its pool's rule, leave it its devices while it does nothing."),
@@ -247,6 +252,7 @@ class JobOptions(CommandOptions, frozen=True):
             "aggregation": self.aggregation,
             "servers": self.servers,
             "checkpoint_tier": self.checkpoint_tier,
+            "priority_class": self.priority_class,
             "idle": self.idle,
             "processes": self.processes,
             "grace_s": value_formats.duration_s(self.grace, "--grace") if self.grace else None,
@@ -388,7 +394,8 @@ def run(ctx: Context, job: JobOptions, files: Files = None, *, strict: Strict = 
     """
     Submit a job and show its output until it ends.
 
-    Ctrl-C cancels it. The exit code is the job's own; 1 where it has none, 130 where it was cancelled.
+    Ctrl-C cancels it, and so do TERM and HUP (a closed terminal; not under nohup), after which the command leaves with
+    143 or 129. The exit code is the job's own; 1 where it has none, 130 where it was cancelled.
     """
     spec = _spec(files or [], job.given(ctx.meta.get(COMMAND, ())), "run", check=check)
     if job.no_upload:
@@ -433,6 +440,7 @@ def expand(spec: JobSpec, given: value_formats.ArrayText | None) -> list[JobSpec
     """Return the job, or one for each index of an array, with the index behind the array's id."""
     if given is None:
         return [spec]
+    _warn_of_variables(spec.command)
     array_id, indices = spec.id or _array_id(), given.indices
     if len(array_id) > _LONGEST_ARRAY_ID:
         bad_input(f"--id {array_id!r} is too long for an array; expected {_LONGEST_ARRAY_ID} characters at most")
@@ -453,6 +461,14 @@ def expand(spec: JobSpec, given: value_formats.ArrayText | None) -> list[JobSpec
     ]
 
 
+def _warn_of_variables(command: Sequence[str]) -> None:
+    """Say that a program without a shell gets a variable's name, and not its value, where that is in its command."""
+    if not re.search(r"(^|/)(\w*sh|env|busybox)$", command[0]) and any(_OF_ARRAYS.search(word) for word in command[1:]):
+        advice = "have a shell do it: sh -c 'exec python train.py --seed $PENSTOCK_ARRAY_INDEX'"
+        tell(f"{command[0]} gets the word $PENSTOCK_ARRAY_… as it stands, since no shell expands it; {advice}")
+
+
+_OF_ARRAYS: Final = re.compile(r"\$\{?(PENSTOCK_ARRAY|SLURM_ARRAY)_")
 _LONGEST_ARRAY_ID: Final = 53
 
 
@@ -588,7 +604,7 @@ def submit_and_watch(ctx: Context, spec: JobSpec, *, strict: bool) -> None:
 
     async def follow(client: Client) -> views.JobView:
         client.on_upload = lambda code: tell(code.text)
-        with _Interrupts(client) as interrupts:
+        async with _Interrupts(client) as interrupts:
             answer = await client.submit(spec, strict=strict)
             for warning in answer.warnings:
                 tell(warning)
@@ -648,44 +664,100 @@ async def _tell_why_it_waits(client: Client, job_id: str) -> None:
 
 
 class _Interrupts:
-    """While open, the first Ctrl-C asks the gateway to cancel the job, and the second one leaves."""
+    """
+    While open, a signal has the gateway cancel the job.
+
+    After Ctrl-C the output is shown until the job ends; the second one leaves at once. A TERM or HUP leaves once the
+    gateway has answered, however often it comes: a shell that ends repeats the HUP of its terminal. A HUP that is
+    ignored, as by ``nohup``, stays so.
+    """
 
     def __init__(self, client: Client) -> None:
         import asyncio
 
         self._client = client
         self._job_id = ""
-        self._count = 0
+        self._interrupts = 0
+        self._ended_by: signal.Signals | None = None
         self._asked: asyncio.Task[views.ActAnswer] | None = None
+        self._leaving: asyncio.Task[None] | None = None
         self._loop, self._main = asyncio.get_running_loop(), asyncio.current_task()
 
-    def __enter__(self) -> _Interrupts:
-        import signal
-
+    async def __aenter__(self) -> _Interrupts:
         self._loop.add_signal_handler(signal.SIGINT, self._interrupt)
+        for signum in self._ending():
+            self._loop.add_signal_handler(signum, self._end, signum)
         return self
 
-    def __exit__(self, *_: object) -> None:
-        import signal
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, *_: object) -> None:
+        import asyncio
 
-        self._loop.remove_signal_handler(signal.SIGINT)
+        if isinstance(error, OSError):  # such as of a terminal that was hung up: its signal came before the error
+            for _turn in range(3):
+                await asyncio.sleep(0)
+        if self._asked is not None and self._interrupts < _LEAVES:
+            await self._answered(self._asked)
+        for signum in (signal.SIGINT, *self._ending()):
+            self._loop.remove_signal_handler(signum)
+        if self._ended_by is not None and self._interrupts < _LEAVES:
+            raise SystemExit(_OF_SIGNALS + self._ended_by) from None
+
+    @staticmethod
+    def _ending() -> list[signal.Signals]:
+        return [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) != signal.SIG_IGN]
 
     def submitted(self, job_id: str) -> None:
         """Say which job is meant; one that was interrupted while it was being submitted is cancelled now."""
         self._job_id = job_id
-        if self._count:
+        if self._interrupts or self._ended_by is not None:
             self._cancel()
 
     def _interrupt(self) -> None:
-        self._count += 1
-        if self._count > 1 and self._main is not None:
+        self._interrupts += 1
+        if self._interrupts >= _LEAVES and self._main is not None:
             self._main.cancel()
         elif self._job_id:
             self._cancel()
 
+    def _end(self, signum: signal.Signals) -> None:
+        if self._ended_by is None:
+            self._ended_by = signum
+            if self._job_id:
+                self._cancel()
+
     def _cancel(self) -> None:
-        tell(f"cancelling {self._job_id}; Ctrl-C again leaves at once")
-        self._asked = self._loop.create_task(self._client.cancel(self._job_id, "interrupted"))
+        """Ask for it once, and leave after the answer where that is wanted."""
+        if self._asked is None:
+            by = "interrupted" if self._ended_by is None else f"penstock run was ended by {self._ended_by.name}"
+            more = "; Ctrl-C again leaves at once" if self._ended_by is None else ""
+            with suppress(OSError):  # the terminal may be gone
+                tell(f"cancelling {self._job_id}{more}")
+            self._asked = self._loop.create_task(self._client.cancel(self._job_id, by))
+        if self._ended_by is not None and self._leaving is None:
+            self._leaving = self._loop.create_task(self._leave(self._asked))
+
+    async def _leave(self, asked: asyncio.Task[views.ActAnswer]) -> None:
+        await self._answered(asked)
+        if self._main is not None:
+            self._main.cancel()
+
+    async def _answered(self, asked: asyncio.Task[views.ActAnswer]) -> None:
+        """Wait until the gateway has answered, and say why the job was not cancelled where it was not."""
+        import asyncio
+
+        from penstock_bus.errors import BusError
+
+        try:
+            await asyncio.shield(asked)
+        except BusError as error:
+            with suppress(OSError):
+                tell(f"{self._job_id} may go on: {error}")
+
+
+_LEAVES: Final = 2
+"""So many Ctrl-C leave at once."""
+_OF_SIGNALS: Final = 128
+"""Exit codes of what a signal has ended begin here."""
 
 
 PLAIN: Final = {

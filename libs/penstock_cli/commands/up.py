@@ -266,10 +266,12 @@ def _data_flag(data: str) -> str:
 
 
 WHAT: Final = {
-    "output": ("LOG", "what jobs printed, and their metrics as series"),
+    "output": ("LOG", "what jobs printed"),
+    "series": ("SERIES", "jobs' metrics as series"),
     "submissions": ("INBOX", "submissions that no gateway has taken yet"),
     "rejected": ("REJECTED", "what was refused, and why"),
     "snapshots": ("STATE", "what makes services start fast; they read the log instead"),
+    "node-snapshots": ("NODES", "the same of services on nodes"),
     "shadows": ("SHADOW", "what shadows would have done"),
 }
 """What may be purged → its stream, and what that is."""
@@ -285,10 +287,13 @@ _NAMED: Final = 5
 def purge(
     ctx: typer.Context,
     what: Annotated[
-        str, typer.Argument(metavar="[WHAT]", help="output, submissions, rejected, snapshots or shadows.")
+        str,
+        typer.Argument(
+            metavar="[WHAT]", help="output, series, submissions, rejected, snapshots, node-snapshots or shadows."
+        ),
     ] = "",
     *,
-    job: Annotated[str, typer.Option("--job", help="Of output: this job's alone (the whole id).")] = "",
+    job: Annotated[str, typer.Option("--job", help="Of output or series: this job's alone (the whole id).")] = "",
     data: Annotated[Path, typer.Option("--data", help="Data folder of `penstock up`: it takes its administrator.")] = (
         Path("penstock-data")
     ),
@@ -299,20 +304,22 @@ def purge(
 
     The log itself, which everything else comes from, is never purged.
     """
+    from penstock_log import subjects
+
     if what and what not in WHAT:
         bad_input(f"{what!r} cannot be purged; expected one of {', '.join(WHAT)}")
-    if job and what != "output":
-        bad_input("--job is for `penstock purge output`")
+    of_job = {"output": subjects.all_output, "series": subjects.all_series}
+    if job and what not in of_job:
+        bad_input("--job is for `penstock purge output` and `penstock purge series`")
     if not what:
         _show(administrator(data, ctx.obj["url"]))
         return
     from penstock_bus.nats import streams
-    from penstock_log import subjects
 
     name, _ = WHAT[what]
     if job and not subjects.is_token(job):
         bad_input(f"{job!r} is no job id; `penstock ps` lists them")
-    pattern = subjects.output_and_series(job) if job else ">"
+    pattern = of_job[what](job) if job else ">"
     login = administrator(data, ctx.obj["url"])
     found = as_administrator(login, lambda link: streams.stream(link, name, pattern))
     count = sum(found.subjects.values())

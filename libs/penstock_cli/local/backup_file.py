@@ -55,8 +55,8 @@ _COPY: Final = "copy.json"
 _PART_BYTES: Final = 4 << 20
 _READ_BYTES: Final = 1 << 20
 _LEFT_OUT: Final = frozenset({streams.BUCKET})  # leases last for seconds; who leads is decided anew
-_FIRST: Final = (subjects.STATE, subjects.INBOX)
-_LAST: Final = (subjects.CODE, subjects.LOG, subjects.SHADOW)
+_FIRST: Final = (subjects.STATE, subjects.NODES, subjects.INBOX)
+_LAST: Final = (subjects.CODE, subjects.LOG, subjects.SERIES, subjects.SHADOW)
 """After the log, so that it has the code of the jobs that are in the log."""
 _OWNER_ONLY: Final = 0o600
 _FOLDER: Final = 0o700

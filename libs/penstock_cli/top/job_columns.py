@@ -75,6 +75,7 @@ COLUMNS: Final = (
     JobColumn("STEPS", lambda job: str(job.steps), lambda job: job.steps, 5, 10, right=True),
     JobColumn("TEAM", lambda job: job.team or "-", lambda job: job.team, 4, 12, is_wide=True),
     JobColumn("POOL", lambda job: job.pool, lambda job: job.pool, 4, 12, is_wide=True),
+    JobColumn("CLASS", lambda job: job.priority_class or "-", lambda job: job.priority_class, 5, 12, is_wide=True),
     JobColumn("QUEUE", lambda job: render.number(job.queue), None, 5, 5, right=True, is_wide=True),
     JobColumn("PREEMPTED", lambda job: str(job.preemptions), None, 9, 9, right=True, is_wide=True),
     JobColumn("METRICS", lambda job: render.mapping(job.metrics) or "-", None, 7, 28, is_wide=True),

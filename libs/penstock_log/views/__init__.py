@@ -58,6 +58,7 @@ if TYPE_CHECKING:
         SubmittedJobsView,
     )
     from penstock_log.views.cluster import (
+        ClassView,
         GoodputView,
         LanesView,
         MomentView,
@@ -134,8 +135,8 @@ else:
         ),
         "bulk": "BulkAnswer BulkView SubmittedJob SubmittedJobsView",
         "cluster": (
-            "GoodputView LanesView MomentView NodeLoginsView NodeLoginView NodeTokenView PoliciesView PolicyView "
-            "ReservationView RungView SchemaView SharedDeviceView SharedLaneView SharedRunView SignInView "
+            "ClassView GoodputView LanesView MomentView NodeLoginsView NodeLoginView NodeTokenView PoliciesView "
+            "PolicyView ReservationView RungView SchemaView SharedDeviceView SharedLaneView SharedRunView SignInView "
             "StreamPeerView StreamsView StreamView SweepsView SweepView TrialView UsersView UserView "
             "NotificationRuleView NotificationsView"
         ),
@@ -165,6 +166,7 @@ __all__ = [
     "AggregatorUseView",
     "BulkAnswer",
     "BulkView",
+    "ClassView",
     "DeviceOccupation",
     "DeviceView",
     "DevicesView",

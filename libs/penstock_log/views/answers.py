@@ -263,6 +263,7 @@ class JobView(View, frozen=True, kw_only=True):
     samples: int = 0
     cpus: float = 0.0
     host_memory_bytes: int = 0
+    priority_class: str = ""
 
 
 class JobRow(View, frozen=True, kw_only=True, array_like=True):
@@ -295,6 +296,7 @@ class JobRow(View, frozen=True, kw_only=True, array_like=True):
     pool: str = ""
     array: str = ""
     array_count: int = 0
+    priority_class: str = ""
 
 
 class JobsView(View, frozen=True, kw_only=True):

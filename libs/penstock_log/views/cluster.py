@@ -107,6 +107,8 @@ class ReservationView(View, frozen=True, kw_only=True):
         Seconds since the epoch.
     made_s : float
         When it was made.
+    kind : str
+        Of the devices; empty: of whatever kinds.
     """
 
     id: str
@@ -119,6 +121,29 @@ class ReservationView(View, frozen=True, kw_only=True):
     made_s: float
     by: str = ""
     reason: str = ""
+    kind: str = ""
+
+
+class ClassView(View, frozen=True, kw_only=True):
+    """
+    A priority class of a pool.
+
+    Attributes
+    ----------
+    weight : int
+        Jobs of a class with a higher weight come first; jobs without a class have 0.
+    preempts : bool
+        Whether runs of classes with a lower weight make way for its jobs.
+    most_gpus : int
+        Devices that its jobs of one user hold at once; 0: as many as there are.
+    teams : tuple of str
+        Who may use it; empty: everybody.
+    """
+
+    weight: int = 0
+    preempts: bool = False
+    most_gpus: int = 0
+    teams: tuple[str, ...] = ()
 
 
 class PolicyView(View, frozen=True, kw_only=True):
@@ -132,6 +157,8 @@ class PolicyView(View, frozen=True, kw_only=True):
     quotas : dict of str to int
         Team → devices: as set live, else as the gateway's settings file has them, with what is reserved at present;
         empty: there are none.
+    classes : dict of str to ClassView
+        Priority class → its rules, as set live, else as the gateway's settings file has them.
     alpha : float
         Share of the users whose jobs enter a round at first; with 1, fairness between users does not count.
     learnt_gpu_s : tuple of float
@@ -143,6 +170,7 @@ class PolicyView(View, frozen=True, kw_only=True):
     pool: str
     settings: dict[str, Setting]
     quotas: dict[str, int] = {}
+    classes: dict[str, ClassView] = {}
     alpha: float = 1.0
     learnt_gpu_s: tuple[float, ...] = ()
     reservations: tuple[ReservationView, ...] = ()

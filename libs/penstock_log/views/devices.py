@@ -122,6 +122,7 @@ class QueuedJobView(View, frozen=True, kw_only=True):
     since_s: float
     queue: Optional[int] = None
     held: bool = False
+    priority_class: str = ""
     name: str = ""
     model: str = ""
     parent: str = ""

@@ -26,6 +26,7 @@ from penstock_policies.queue_policies import DispatchMode
 from penstock_policies.sample_plan import is_sampled
 from penstock_scheduler.placement import FreeDevices, Located, Shape, device_class, in_order
 from penstock_scheduler.pool.run_columns import PoolGrants
+from penstock_scheduler.priority_classes import NO_CLASSES, Classes, levels, place
 from penstock_scheduler.round_types import PreemptibleRun, RankedJob
 from penstock_scheduler.sharing.co_preemption import tied
 from penstock_scheduler.sharing.shared_devices import At, SharedDevice, SharingDemand, SharingLimits, sharing_demand
@@ -105,6 +106,8 @@ class PoolIndex:
         Levels of domains that the pool's rules name.
     needs : mapping of str to MemoryNeed
         What runs of each workload have needed.
+    classes : mapping of str to PriorityClass
+        The pool's classes: jobs of higher ones come first.
 
     Attributes
     ----------
@@ -145,9 +148,10 @@ class PoolIndex:
         jobs: Iterable[Job],
         topology: Sequence[str] = (),
         needs: Mapping[str, MemoryNeed] = _NO_NEEDS,
+        classes: Classes = NO_CLASSES,
     ) -> None:
-        self.name, self.topology = name, tuple(topology)
-        self._ranks = ranks
+        self.name, self.topology, self.classes = name, tuple(topology), classes
+        self._ranks, self._levels = ranks, levels(classes)
         self.nodes: list[Node] = sorted(cluster.present(name), key=lambda node: node.id)
         usable = [node for node in self.nodes if node.usable]
         self._devices = {node.id: {device.index: device for device in node.schedulable} for node in usable}
@@ -217,7 +221,7 @@ class PoolIndex:
             entry = entries.get(rank.job_id)
             if entry is None:
                 continue
-            if entry.key == key_of(entry.ranked.job, self._ranks):
+            if entry.key == self._key(entry.ranked.job):
                 self._reckon(entry)
             else:
                 self.note(entry.ranked.job)
@@ -257,11 +261,14 @@ class PoolIndex:
             and before.nodes == len(job.open_nodes)
             and before.stopping == job.stopping
             and before.moving == (job.demand is not None)
-            and before.key == key_of(job, self._ranks)
+            and before.key == self._key(job)
         )
 
+    def _key(self, job: Job) -> Key:
+        return key_of(job, self._ranks, self._levels)
+
     def _entry(self, job: Job) -> IndexEntry:
-        key = key_of(job, self._ranks)
+        key = self._key(job)
         ranked = RankedJob(key[0], key[1], job.id, job)
         spec, sample = job.spec, job.sample is not None
         demand = (spec.kinds, spec.memory_bytes, spec.gpus, sample, spec.host_demand)
@@ -414,16 +421,24 @@ class PoolIndex:
         return entry.run.devices if whole and entry.run is not None else self._located(some)
 
 
-def key_of(job: Job, ranks: Mapping[str, JobRank]) -> Key:
+def key_of(job: Job, ranks: Mapping[str, JobRank], of_classes: Mapping[str, int]) -> Key:
     """
     Return what a job is sorted by.
 
     A job that the ranker has not seen yet counts as one of queue 0 at its submission: the matcher never waits.
+
+    Parameters
+    ----------
+    of_classes : mapping of str to int
+        The pool's classes, as :func:`penstock_scheduler.priority_classes.levels` returns them.
     """
     rank = ranks.get(job.id)
-    if rank is None or job.sample is not None:
-        return -1 if job.sample is not None else 0, job.submitted_s, job.submitted_s, job.id
-    return rank.key
+    if job.sample is not None:
+        return -1, job.submitted_s, job.submitted_s, job.id
+    if rank is None:
+        return place(0, job.spec, of_classes), job.submitted_s, job.submitted_s, job.id
+    key = rank.key
+    return key if len(of_classes) == 1 else (place(key[0], job.spec, of_classes), *key[1:])
 
 
 G = TypeVar("G")

@@ -27,7 +27,7 @@ from penstock_policies.queue_policies import QUEUE_POLICIES, policy_named
 from penstock_policies.queue_thresholds import DEFAULT_GPU_S, learnt_thresholds_gpu_s
 from penstock_policies.ranking import QueueLadder
 from penstock_scheduler.pool.scheduler_state import RulesInForce, SchedulerState
-from penstock_scheduler.round_types import RoundRules, Seconds
+from penstock_scheduler.round_types import MOST_WEIGHT, PriorityClass, RoundRules, Seconds
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -85,11 +85,14 @@ _KNOWN: Final[dict[str, type[msgspec.Struct]]] = {
     name: owner
     for owner in (OrderingSettings, RoundRules, IdleRules)
     for name in owner.__struct_fields__
-    if name != "quotas"
+    if name not in {"quotas", "classes"}
 }
-"""What can be set live under its own name; quotas are set one by one, under :data:`QUOTA` and the team."""
+"""What can be set live under its own name; quotas and classes are set one by one."""
 QUOTA: Final = "quota."
 """Before a team's name: its quota, set live, in place of the one that the file gives it."""
+CLASS: Final = "class."
+"""Before a priority class' name and a parameter of it: ``class.urgent.weight``, set live as quotas are."""
+_OF_CLASS: Final = re.compile(rf"([A-Za-z0-9][A-Za-z0-9_-]{{0,62}})\.({'|'.join(PriorityClass.__struct_fields__)})")
 _TEAM: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 
 
@@ -120,24 +123,56 @@ def checked(settings: Mapping[str, Setting]) -> dict[str, Setting]:
     {'order': 'fifo', 'thresholds_gpu_s': [60, 600]}
     >>> checked({"quota.vision": 16})
     {'quota.vision': 16}
+    >>> checked({"class.urgent.weight": 10, "class.urgent.preempts": True})
+    {'class.urgent.weight': 10, 'class.urgent.preempts': True}
     >>> checked({"ordre": "fifo"})
     Traceback (most recent call last):
     ValueError: no setting of a pool is called 'ordre'; did you mean 'order'?
     """
     for name in settings:
+        if name.startswith(CLASS) and not is_live(name):
+            fields = ", ".join(PriorityClass.__struct_fields__)
+            raise ValueError(
+                f"{name!r} is no parameter of a class: expected {CLASS}NAME.FIELD, the name of letters, digits, - and "
+                f"_, and the field one of {fields}"
+            )
         if not is_live(name):
             raise ValueError(f"no setting of a pool is called {name!r}; {_nearest_name(name, _KNOWN)}")
     for name, value in settings.items():
         if name.startswith(QUOTA):
-            if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MOST_GPUS:
-                wanted = f"expected a number of devices from 0 to {MOST_GPUS}"
-                raise ValueError(f"{name}: {wanted}, got {value!r}; unset it to go back to what the file says")
-            continue
-        try:
-            msgspec.convert({name: value}, _KNOWN[name])
-        except msgspec.ValidationError as error:
-            raise ValueError(_message_of(name, value, error)) from error
+            _check_quota(name, value)
+        elif name.startswith(CLASS):
+            _check_of_class(name, value)
+        else:
+            try:
+                msgspec.convert({name: value}, _KNOWN[name])
+            except msgspec.ValidationError as error:
+                raise ValueError(_message_of(name, value, error)) from error
     return dict(settings)
+
+
+def _check_quota(name: str, value: Setting) -> None:
+    """Refuse a value that a quota cannot have."""
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MOST_GPUS:
+        wanted = f"expected a number of devices from 0 to {MOST_GPUS}"
+        raise ValueError(f"{name}: {wanted}, got {value!r}; unset it to go back to what the file says")
+
+
+def _check_of_class(name: str, value: Setting) -> None:
+    """Refuse a value that a parameter of a class cannot have."""
+    field = name.rpartition(".")[2]
+    wanted = {
+        "weight": f"expected a whole number from {-MOST_WEIGHT} to {MOST_WEIGHT}",
+        "preempts": "expected true or false",
+        "most_gpus": f"expected a number of devices from 0 (any) to {MOST_GPUS}",
+        "teams": "expected a list of teams, empty for all",
+    }
+    try:
+        found = msgspec.convert({field: value}, PriorityClass)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{name}: {wanted[field]}, got {value!r}") from error
+    if odd := [team for team in found.teams if not _TEAM.fullmatch(team)]:
+        raise ValueError(f"{name}: {wanted[field]}, and {odd[0]!r} is the name of none")
 
 
 def is_live(name: str) -> bool:
@@ -148,8 +183,36 @@ def is_live(name: str) -> bool:
     --------
     >>> is_live("order"), is_live("quota.vision"), is_live("quota."), is_live("quotas")
     (True, True, False, False)
+    >>> is_live("class.urgent.weight"), is_live("class.urgent.colour"), is_live("class.urgent")
+    (True, False, False)
     """
+    if name.startswith(CLASS):
+        return _OF_CLASS.fullmatch(name.removeprefix(CLASS)) is not None
     return name in _KNOWN or (name.startswith(QUOTA) and _TEAM.fullmatch(name.removeprefix(QUOTA)) is not None)
+
+
+def class_settings(name: str, rules: PriorityClass) -> dict[str, Setting]:
+    """
+    Return a priority class as settings.
+
+    Examples
+    --------
+    >>> list(class_settings("urgent", PriorityClass(weight=10)).items())[:2]
+    [('class.urgent.weight', 10), ('class.urgent.preempts', False)]
+    """
+    return {f"{CLASS}{name}.{field}": value for field, value in msgspec.to_builtins(rules).items()}
+
+
+def classes_named(settings: Iterable[str]) -> list[str]:
+    """
+    Return the classes of which some parameter is among the names of settings.
+
+    Examples
+    --------
+    >>> classes_named(["order", "class.urgent.weight", "class.night.weight", "class.night.preempts"])
+    ['night', 'urgent']
+    """
+    return sorted({name.split(".")[1] for name in settings if name.startswith(CLASS)})
 
 
 def overlaid(base: S, settings: Mapping[str, Setting]) -> S:
@@ -165,6 +228,9 @@ def overlaid(base: S, settings: Mapping[str, Setting]) -> S:
     own: dict[str, Any] = {name: value for name, value in settings.items() if name in base.__struct_fields__}
     if isinstance(base, RoundRules) and (live := _live_quotas(settings)):
         own["quotas"] = {**base.quotas, **live}
+    if isinstance(base, RoundRules) and (classes := _live_classes(settings)):
+        before = {name: msgspec.to_builtins(rules) for name, rules in base.classes.items()}
+        own["classes"] = {**before, **{name: before.get(name, {}) | fields for name, fields in classes.items()}}
     if not own:
         return base
     try:
@@ -175,6 +241,15 @@ def overlaid(base: S, settings: Mapping[str, Setting]) -> S:
 
 def _live_quotas(settings: Mapping[str, Setting]) -> dict[str, Setting]:
     return {name.removeprefix(QUOTA): value for name, value in settings.items() if name.startswith(QUOTA)}
+
+
+def _live_classes(settings: Mapping[str, Setting]) -> dict[str, dict[str, Setting]]:
+    found: dict[str, dict[str, Setting]] = {}
+    for name, value in settings.items():
+        if name.startswith(CLASS):
+            _, of, field = name.split(".")
+            found.setdefault(of, {})[field] = value
+    return found
 
 
 def _message_of(name: str, value: Setting, error: msgspec.ValidationError) -> str:

@@ -37,6 +37,7 @@ from penstock_policies.queue_policies import BY_QUEUE, DispatchMode, newcomer
 from penstock_policies.workload_stats import Speeds
 from penstock_scheduler.pool.pool_index import PoolIndex
 from penstock_scheduler.pool.pool_view import PoolView, RoundHistory
+from penstock_scheduler.priority_classes import NO_CLASSES, Classes
 from penstock_scheduler.round_types import RoundRules
 
 REMEMBERED: Final = 256
@@ -193,13 +194,22 @@ class SchedulerState(msgspec.Struct, dict=True):
         index = self.cache.indices.get(name)
         return index is not None and not len(index.waiting) and not index.evicting and not index.moving
 
-    def pool(self, name: str, jobs: JobTable, topology: Sequence[str] = ()) -> PoolView:
-        """Return the view that a round of the pool is decided from; ``topology`` names the levels of domains."""
+    def pool(self, name: str, jobs: JobTable, topology: Sequence[str] = (), classes: Classes = NO_CLASSES) -> PoolView:
+        """
+        Return the view that a round of the pool is decided from.
+
+        Parameters
+        ----------
+        topology : sequence of str
+            Levels of domains.
+        classes : mapping of str to PriorityClass
+            The pool's classes; as the topology, they are of the rules by which its rounds are decided.
+        """
         explained = self.explained.get(name)
         return PoolView(
             name=name,
             cluster=self.cluster,
-            index=self._index(name, jobs, tuple(topology)),
+            index=self._index(name, jobs, tuple(topology), classes),
             ranks=self.ranks,
             mode=self.modes.get(name, BY_QUEUE),
             keys=self.keys,
@@ -224,11 +234,12 @@ class SchedulerState(msgspec.Struct, dict=True):
             ready[name] = FinishedService(self.finished_s.get(name, ()))
         return ready[name]
 
-    def _index(self, name: str, jobs: JobTable, topology: tuple[str, ...]) -> PoolIndex:
+    def _index(self, name: str, jobs: JobTable, topology: tuple[str, ...], classes: Classes) -> PoolIndex:
         index = self.cache.indices.get(name)
-        if index is None or index.topology != topology:
+        if index is None or index.topology != topology or index.classes != classes:
             found = self.jobs_of(name, jobs)
-            index = self.cache.indices[name] = PoolIndex(name, self.cluster, self.ranks, found, topology, self.needs)
+            index = PoolIndex(name, self.cluster, self.ranks, found, topology, self.needs, classes)
+            self.cache.indices[name] = index
         return index
 
 

@@ -25,6 +25,7 @@ from penstock_policies import job_lengths
 from penstock_policies.job_lengths import FinishedService
 from penstock_scheduler.placement import Located
 from penstock_scheduler.pool.run_columns import Bools, RunColumns, shape_of
+from penstock_scheduler.priority_classes import crosses, reaches
 from penstock_scheduler.round_types import BORROWED, PreemptibleRun, RankedJob, RoundContext
 from penstock_scheduler.sharing.shared_devices import At, SharedDevice, SharingDemand, key_of
 
@@ -67,7 +68,7 @@ class SharingRun(NamedTuple):
         if not self.comes_after(ranked, context) or self.ripe_s(context) > context.now_s:
             return False
         waste_s = self.loss_gpu_s / max(1, len(self.run.devices))
-        return self.queue >= BORROWED or self.left_s > waste_s
+        return self.queue >= BORROWED or crosses(ranked, self.queue) or self.left_s > waste_s
 
     def comes_after(self, ranked: RankedJob, context: RoundContext) -> bool:
         """Say whether the run ranks so much lower than a job that it may have to make way for it."""
@@ -75,7 +76,7 @@ class SharingRun(NamedTuple):
         if ranked.sample or preempts == "never":
             return False
         lower = ranked.queue < self.queue or (preempts == "position" and ranked[:2] < own)
-        return lower and self.stoppable
+        return lower and self.stoppable and reaches(ranked, self.queue, context.rules.classes)
 
     def ripe_s(self, context: RoundContext) -> float:
         """Return when the run will have lasted long enough to be preempted."""
@@ -228,7 +229,7 @@ def _left_s(
     return found
 
 
-Rank = tuple[float, ...]
+Rank = tuple[float | str, ...]
 """Of jobs for which the same runs make way."""
 
 
@@ -311,7 +312,8 @@ class PreemptibleSharingRuns:
                     yielding.on[at] = left
 
     def _yielding(self, ranked: RankedJob, context: RoundContext) -> _Yielding:
-        rank: Rank = ranked[:1] if context.mode.preempts == "queue" else ranked[:2]
+        order = ranked[:1] if context.mode.preempts == "queue" else ranked[:2]
+        rank: Rank = (ranked.job.spec.priority_class, *order)
         if rank in self._of_rank:
             return self._of_rank[rank]
         every = (member for job_id, member in self._sharing_runs().items() if job_id not in self._stopping)

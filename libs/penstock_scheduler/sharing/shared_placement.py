@@ -246,7 +246,7 @@ class SharedPlacement:
             return ()
         best = min(self._co_preemptions(ranked, context), key=lambda option: option[:4], default=None)
         if best is None:
-            self._not_preempted.note(ranked, demand, rank=ranked.queue)
+            self._not_preempted.note(ranked, demand, rank=(ranked.queue, ranked.job.spec.priority_class))
             return ()
         self._not_preempted.clear()
         self._stopping.update(member.job_id for member in best.runs)
@@ -351,7 +351,8 @@ class SharedPlacement:
 
     def _in_vain(self, ranked: RankedJob) -> bool:
         """Say whether a job that needs no more than this one has found no run that makes room for it."""
-        return self._not_preempted.seen(ranked, self.demands[ranked.job_id], rank=ranked.queue) > 0
+        rank = ranked.queue, ranked.job.spec.priority_class
+        return self._not_preempted.seen(ranked, self.demands[ranked.job_id], rank=rank) > 0
 
     def _put(self, ranked: RankedJob, shared: SharedDevice) -> None:
         self._surveys.clear()

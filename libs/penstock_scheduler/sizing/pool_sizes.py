@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import lru_cache
 from typing import Final, NamedTuple, TypeVar
@@ -40,8 +40,10 @@ from penstock_policies.elastic import ThroughputProfile
 from penstock_policies.queue_policies import BY_QUEUE, DispatchMode
 from penstock_policies.sample_plan import awaits_scaling
 from penstock_policies.workload_stats import PreemptionCosts, Speeds
+from penstock_scheduler.class_limits import most_of
 from penstock_scheduler.pool.pool_index import key_of as place_of
-from penstock_scheduler.quotas import coverage
+from penstock_scheduler.priority_classes import Classes, any_preempts, levels
+from penstock_scheduler.quotas import OfKinds, coverage, only_kind
 from penstock_scheduler.round_types import BORROWED, RankedJob
 from penstock_scheduler.sizing.decision import decide
 from penstock_scheduler.sizing.problem import FixedSizeJob, SizeRequest, SizingDecision, SizingRules, SizingSettings
@@ -129,12 +131,14 @@ class _ProblemBuilder:
         self, state: SizingKnowledge, jobs: Iterable[Job], name: str, now_s: float, settings: SizingSettings
     ) -> None:
         self._state, self._now_s, self._settings = state, now_s, settings
-        self._jobs = sorted(jobs, key=lambda job: place_of(job, state.ranks))
-        self._borrowers = self._beyond_quotas()
-        self._jobs.sort(key=lambda job: job.id in self._borrowers)
+        self._levels = levels(state.classes)
+        self._jobs = sorted(jobs, key=lambda job: place_of(job, state.ranks, self._levels))
+        self._room = _ClassRoom(state, self._jobs, now_s)
         self._there: Places = {
             (node.id, device.index): device for node in state.cluster.usable(name) for device in node.schedulable
         }
+        self._borrowers = self._beyond_quotas()
+        self._jobs.sort(key=lambda job: job.id in self._borrowers)
         gone = {at for job in self._jobs if _ends(job) or job.spec.sharing != "exclusive" for at in self._held(job)}
         self._devices = Counter(device.kind for at, device in self._there.items() if at not in gone)
         self._ending = any(map(_ends, self._jobs))
@@ -157,7 +161,7 @@ class _ProblemBuilder:
             self._state.returning,
             self._sampled,
             self._again_s,
-            reclaims=bool(self._borrowers),
+            reclaims=bool(self._borrowers) or any_preempts(self._state.classes),
         )
 
     def _beyond_quotas(self) -> Collection[str]:
@@ -166,7 +170,7 @@ class _ProblemBuilder:
             return ()
         waiting, running, parts = list[RankedJob](), list[RankedJob](), dict[str, float]()
         for job in self._jobs:
-            queue, position, *_ = place_of(job, self._state.ranks)
+            queue, position, *_ = place_of(job, self._state.ranks, self._levels)
             ranked = RankedJob(queue, position, job.id, job)
             if sizable(job):
                 parts[job.id] = job.spec.least_gpus
@@ -176,11 +180,28 @@ class _ProblemBuilder:
                 running += [] if _ends(job) else [ranked]
             elif job.startable and job.not_before_s <= self._now_s:
                 waiting.append(ranked)
-        return coverage(waiting, running, self._state.quotas, self._state.mode, parts).borrowers
+        return coverage(
+            waiting,
+            running,
+            self._state.quotas,
+            self._state.mode,
+            parts,
+            classes=self._state.classes,
+            of_kinds=self._state.of_kinds,
+            kind_of=self._only_kind,
+        ).borrowers
+
+    def _only_kind(self, job: Job) -> str:
+        return only_kind(job, lambda spec: {device.kind for device in self._there.values() if fits(spec, device)})
 
     def _of(self, job: Job) -> Iterator[SizeRequest | FixedSizeJob]:
         kept = job.placement is None and not job.startable
-        if _ends(job) or kept or (job.sample is not None and not self._is_sampled_now(job)):
+        if (
+            _ends(job)
+            or kept
+            or job.id in self._room.beyond
+            or (job.sample is not None and not self._is_sampled_now(job))
+        ):
             return
         if job.placement is None and job.not_before_s > self._now_s:
             self._look_again(job.not_before_s)
@@ -262,7 +283,7 @@ class _ProblemBuilder:
         return SizeRequest(
             job_id=job.id,
             profiles=profiles(state, job, self._whole(job)),
-            widths=job.spec.widths[:1] if job.id in state.idle else job.spec.widths,
+            widths=job.spec.widths[:1] if job.id in state.idle else self._room.widths(job),
             now=now,
             kind=kind,
             asks=Size(job.spec.gpus, used) if used else job.size,
@@ -309,7 +330,7 @@ class _ProblemBuilder:
     def _fitting(self, spec: JobSpec) -> Iterator[str]:
         """Yield the kinds of the devices that a job fits, of each node no more than its host has room for."""
         free = {
-            node.id: nodes.of_node(node).holds(nodes.need_of(spec, nodes.share_of(node))) * nodes.runs_image(spec, node)
+            node.id: nodes.of_node(node).holds(nodes.need_of(spec, nodes.share_of(node))) * nodes.runs(spec, node)
             for node in (self._state.cluster.usable(spec.pool) if nodes.asks(spec) else ())
         }
         for (node_id, _), device in self._there.items():
@@ -336,11 +357,63 @@ class _ProblemBuilder:
         return len(self._held(job)) < job.spec.gpus
 
     def _queue(self, job: Job) -> int:
-        own = max(0, place_of(job, self._state.ranks)[0])  # a sample comes first, but nobody makes way for it
+        own = max(
+            0, place_of(job, self._state.ranks, self._levels)[0]
+        )  # a sample comes first, but nobody makes way for it
         return own + BORROWED if job.id in self._borrowers else own
 
     def _look_again(self, at_s: float) -> None:
         self._again_s = min(self._again_s, at_s)
+
+
+class _ClassRoom:
+    """
+    What the limits of priority classes leave to the jobs of each user.
+
+    Every job has what it holds, or its least number of devices; what is left is for the first elastic one in the order.
+
+    Attributes
+    ----------
+    beyond : set of str
+        Waiting jobs that could not start within the limit.
+    """
+
+    def __init__(self, state: SizingKnowledge, in_order: Sequence[Job], now_s: float) -> None:
+        self.beyond: set[str] = set()
+        self._most: dict[str, int] = {}
+        left: dict[tuple[str, str], float] = {}
+        counted = [job for job in in_order if job.sample is None and most_of(job.spec, state.classes)]
+        for job in sorted(counted, key=lambda job: job.placement is None and job.id not in state.returning):
+            whose = job.spec.user, job.spec.priority_class
+            room = left.setdefault(whose, most_of(job.spec, state.classes))
+            runs = job.placement is not None or job.id in state.returning
+            if not runs and (not job.startable or job.not_before_s > now_s):
+                continue
+            base = self._base(job, runs=runs)
+            if runs or base <= room:
+                left[whose] -= base
+            else:
+                self.beyond.add(job.id)
+        for job in counted:
+            if sizable(job) and job.id not in self.beyond:
+                whose = job.spec.user, job.spec.priority_class
+                more = int(max(0, left.get(whose, 0)))
+                base = int(self._base(job, runs=job.placement is not None or job.id in state.returning))
+                self._most[job.id] = base + more
+                left[whose] = left.get(whose, 0) - more
+
+    def widths(self, job: Job) -> range:
+        """Return the numbers of devices that a job may be given."""
+        own = job.spec.widths
+        most = self._most.get(job.id)
+        return own if most is None else range(own.start, max(own.start + 1, min(own.stop, most + 1)))
+
+    @staticmethod
+    def _base(job: Job, *, runs: bool) -> float:
+        spec = job.spec
+        if spec.sharing == "fraction":
+            return spec.gpus * spec.fraction
+        return spec.least_gpus if sizable(job) and not runs else max(spec.gpus, job.demand.gpus if job.demand else 0)
 
 
 def sizable(job: Job) -> bool:
@@ -374,6 +447,10 @@ class SizingKnowledge(msgspec.Struct, frozen=True):
         Elastic jobs that have their least number of devices for as long as they do nothing.
     quotas : mapping of str to int
         Team → devices of the pool that are its own, with what is reserved for it now.
+    of_kinds : mapping of str to mapping of str to int
+        Team → kind → devices of this kind that are reserved for it now.
+    classes : mapping of str to PriorityClass
+        The pool's priority classes.
     mode : DispatchMode
         How the pool's order is walked.
     """
@@ -387,6 +464,8 @@ class SizingKnowledge(msgspec.Struct, frozen=True):
     shown: ShownBehaviour
     idle: Collection[str] = ()
     quotas: Mapping[str, int] = {}
+    of_kinds: OfKinds = {}
+    classes: Classes = {}
     mode: DispatchMode = BY_QUEUE
 
 

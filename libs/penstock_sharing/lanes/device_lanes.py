@@ -439,9 +439,10 @@ class LaneMembers:
             member.lane.measure()
         elif member.lane is not None:
             self._displace(member, now_s)
-        if more_bytes > 0 and self._allocator.soon_free_bytes < 0:
-            lacking = mib(-self._allocator.soon_free_bytes)
-            self._evict(member, now_s, f"it keeps {mib(more_bytes)} more between turns; others lack {lacking} of that")
+        lacking_bytes = -self._allocator.soon_free_bytes - sum(m.need.resident_bytes for m in self.leaving.values())
+        if more_bytes > 0 and lacking_bytes > 0:  # even when those have left that are leaving, who may be the cause
+            keeps, lacking = mib(more_bytes), mib(lacking_bytes)
+            self._evict(member, now_s, f"it keeps {keeps} more between turns; others lack {lacking} of that")
 
     def settle(self, now_s: float) -> None:
         """Bring everything in order that may have come out of it; turns last."""

@@ -105,6 +105,7 @@ def _outline(job: JobView) -> Iterator[Field]:
     yield "user", job.user or "nobody"
     yield "team", job.team
     yield "pool", job.pool
+    yield "class", job.priority_class
     yield "asks for", _asks(job)
     yield "devices", listed(job.placed_on, nothing="")
     yield "had before", listed([name for name in job.devices if name not in job.placed_on], nothing="")

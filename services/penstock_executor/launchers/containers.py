@@ -196,6 +196,7 @@ class RunContainers:
         self._adopted: set[Key] = set()
         self._made: dict[Key, ContainerRuntime] = {}
         self._tasks: dict[Key, asyncio.Task[None]] = {}
+        self._swept = asyncio.Event()
 
     def prepare(self, key: Key, image: str, devices: Sequence[Device]) -> Container | ImageRefused | None:
         """Return what a run's processes start in, once it is known; None while it is on its way."""
@@ -230,8 +231,18 @@ class RunContainers:
         await self._remove(engine, name)
 
     async def sweep(self, alive: Collection[Key]) -> None:
-        """Remove what earlier executors of this node have left, but for runs that go on."""
+        """
+        Remove what earlier executors of this node have left, but for runs that go on.
+
+        No container is made before that.
+        """
         self._adopted = {*alive}
+        try:
+            await self._remove_left()
+        finally:
+            self._swept.set()
+
+    async def _remove_left(self) -> None:
         used = (self._data / _HOLD_FILE).exists()  # else no container was ever made here
         for engine in self.runtimes.names if used else ():
             if engine not in _ENGINES:
@@ -246,7 +257,7 @@ class RunContainers:
                 kept = {self._name(key): key for key in self._adopted}  # less what has ended meanwhile
                 if name in kept:
                     self._made[kept[name]] = engine
-                elif name not in map(self._name, self._known):
+                else:
                     await self._remove(engine, name)
 
     def _name(self, key: Key) -> str:
@@ -284,6 +295,7 @@ class RunContainers:
         await self._pull(runtime, key, image)
         about = msgspec.json.decode(await _call(runtime, "image", "inspect", image), type=list[_ImageAbout])[0]
         hold = await asyncio.to_thread(_hold_program, self._data)
+        await self._swept.wait()  # an executor that was killed may have left one of this name
         self._made[key] = runtime
         await _call(*_run_command(runtime, image, devices, hold=hold, name=self._name(key), mark=self._mark))
         pid = int((await _call(runtime, "inspect", "--format", "{{.State.Pid}}", self._name(key))).strip() or 0)

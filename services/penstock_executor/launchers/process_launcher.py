@@ -30,7 +30,7 @@ from typing import Final
 
 import msgspec
 
-from penstock_cluster.host_limits import MemoryCaps, strongest_caps
+from penstock_cluster.host_limits import MemoryCaps, limits_of, strongest_caps
 from penstock_executor.launchers import session_keeper, shim
 from penstock_executor.launchers.confinement import Confinement
 from penstock_executor.launchers.launcher import EntryRequest, OutputFate, OutputLimits, RunFence, WarmRequest
@@ -114,7 +114,9 @@ def order(
     limits = "" if fence is None else f"{fence.hold_s}:{fence.end_s}:{fence.keep_s}:{fence.page}"
     own = {os.fsencode(name): os.fsencode(value) for name, value in {**env, AgentEnv.PROCESS: str(folder)}.items()}
     limit = f"{keep.limit_bytes}:{keep.room_s}"
-    return shim.Order(str(folder), str(keep.folder), limit, limits, cwd, tuple(argv), own)
+    program, data_bytes = limits_of(argv)
+    limited = (len(argv) - len(program), *data_bytes) if data_bytes else ()
+    return shim.Order(str(folder), str(keep.folder), limit, limits, cwd, tuple(argv), own, limited=limited)
 
 
 def noted(folder: Path, pid: int) -> ShimProcess:

@@ -32,6 +32,7 @@ import errno
 import fcntl
 import importlib.util
 import os
+import resource
 import select
 import signal
 import sys
@@ -51,6 +52,8 @@ HELD_BYTES: Final = 1 << 20
 LAST_BYTES: Final = 8 * 1024
 """Of what is over the limit, the end is kept: it holds the error message."""
 KEPT_BYTES: Final = 512
+_DATA_BYTES: Final = 256 << 20
+"""The shim itself has far less."""
 _RESERVE_BYTES: Final = 64 * 1024
 _AHEAD_BYTES: Final = 256 * 1024
 _READ_BYTES: Final = 256 * 1024
@@ -335,6 +338,9 @@ class Order(NamedTuple):
     warm : tuple
         What a warm server has to know of it (:class:`penstock_executor.launchers.warm_command.WarmCommand`); empty for
         programs that start by exec.
+    limited : tuple of int
+        Where ``argv`` begins with a shell that limits the program's data: how many words the shell has, and the limits,
+        soft and hard, in bytes. Empty: it does not.
     """
 
     folder: str
@@ -345,6 +351,7 @@ class Order(NamedTuple):
     argv: tuple[str, ...]
     env: dict[bytes, bytes]
     warm: tuple[Any, ...] = ()
+    limited: tuple[int, ...] = ()
 
     def shell(self) -> list[str]:
         """Return the command line that enters the program's folder and becomes the program."""
@@ -486,11 +493,61 @@ def _read_once(fd: int) -> bytes | None:
 
 def spawn(order: Order, writers: Sequence[int], left_open: int) -> int:
     """Start a program by exec; it inherits one descriptor more than its output."""
-    if os.path.exists(os.path.join(order.folder, "confinement")):
+    is_confined = os.path.exists(os.path.join(order.folder, "confinement"))
+    confined = load_beside("confinement").read(order.folder) if is_confined else None
+    if (confined is None or confined.is_slight) and (pid := _spawn_directly(order, confined, writers)):
+        return pid
+    if is_confined:
         return _spawn_confined(order, writers, left_open)
     shell = order.shell()
+    return _spawn(shell[0], shell, order.env, writers)
+
+
+def _spawn(path: str, words: list[str] | tuple[str, ...], env: dict[bytes, bytes], writers: Sequence[int]) -> int:
     actions = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(writers, 1)]
-    return os.posix_spawn(shell[0], shell, order.env, file_actions=actions, setsigmask=(), setsigdef=_catchable())
+    return os.posix_spawn(path, words, env, file_actions=actions, setsigmask=(), setsigdef=_catchable())
+
+
+def _spawn_directly(order: Order, confined: Any, writers: Sequence[int]) -> int:
+    """
+    Start a program as a shell would, without a shell and without a fork of this interpreter; return its pid.
+
+    What the program inherits, the shim itself takes on. Return 0, and leave the start to others, where something is in
+    the way: they say what.
+    """
+    skipped, *data_bytes = order.limited or (0,)
+    if data_bytes and min(data_bytes) < _DATA_BYTES:  # which may be too few for the shim
+        return 0
+    here = -1
+    try:
+        here = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        folders = {b"OLDPWD": os.fsencode(os.getcwd()), b"PWD": os.fsencode(order.cwd)}
+        os.chdir(order.cwd)
+        words = order.argv[skipped:]
+        path = _found(words[0], os.fsdecode(order.env.get(b"PATH", os.fsencode(os.defpath))))
+        if not path:
+            return 0
+        if confined is not None and not confined.enter_as_shim():
+            return 0
+        if data_bytes:
+            resource.setrlimit(resource.RLIMIT_DATA, (data_bytes[0], data_bytes[1]))
+        return _spawn(path, words, {**order.env, **folders}, writers)
+    except (OSError, ValueError):
+        return 0
+    finally:
+        if data_bytes:
+            with contextlib.suppress(OSError, ValueError):
+                resource.setrlimit(resource.RLIMIT_DATA, (resource.getrlimit(resource.RLIMIT_DATA)[1],) * 2)
+        if here >= 0:
+            with contextlib.suppress(OSError):  # the program has begun, and this process needs no folder
+                os.fchdir(here)
+            os.close(here)
+
+
+def _found(name: str, where: str) -> str:
+    """Return the file of a program, as a shell finds it; empty where it finds none that it could run."""
+    paths = [name] if "/" in name else [os.path.join(folder, name) for folder in where.split(":")]
+    return next((path for path in paths if os.path.isfile(path) and os.access(path, os.X_OK)), "")
 
 
 class _Entrance:
@@ -507,19 +564,21 @@ class _Entrance:
         self._order, self._tree = order, tree
         self._socket = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
         self.fds: tuple[int, ...] = ()
-        here = os.open(".", os.O_RDONLY | os.O_CLOEXEC)
+        folder = -1
         try:
-            os.chdir(order.folder)  # the name of a socket has room for some hundred bytes
+            folder = os.open(order.folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(ENTRANCE)
-            self._socket.bind(ENTRANCE)
+                os.unlink(ENTRANCE, dir_fd=folder)
+            self._socket.bind(
+                f"/proc/self/fd/{folder}/{ENTRANCE}"
+            )  # the folder's own name may be too long for a socket
             self._socket.listen(_WAITING)
             self.fds = (self._socket.fileno(),)
         except OSError as error:
             _say(f"nobody can enter: {error}")
         finally:
-            os.fchdir(here)
-            os.close(here)
+            if folder >= 0:
+                os.close(folder)
 
     def close(self) -> None:
         """Let nobody in any more: the program has ended."""
@@ -531,7 +590,12 @@ class _Entrance:
             fd, _ = self._socket._accept()  # type: ignore[attr-defined] # what socket.socket is made of
         except OSError:  # it has gone again
             return
-        if os.fork() == 0:
+        try:
+            pid = os.fork()
+        except OSError as error:  # no process can be had: whoever asked hears the end, and the program goes on
+            _say(f"a session did not begin: {error}")
+            pid = -1
+        if pid == 0:
             self._keep(fd)
         os.close(fd)
 
@@ -688,5 +752,6 @@ def _program_environment() -> dict[bytes, bytes]:
 
 
 if __name__ == "__main__":
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # whoever started the executor may have left it some
     _, where, output, limit, limits, cwd, *argv = sys.argv
     sys.exit(run(Order(where, output, limit, limits, cwd, tuple(argv), _program_environment())))

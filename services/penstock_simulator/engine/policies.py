@@ -26,9 +26,10 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from penstock_log import PolicySet, Setting
 from penstock_policies.queue_policies import QUEUE_POLICIES
 from penstock_ranker.machine import RankerSettings
-from penstock_scheduler.pool.pool_settings import MatcherSettings
+from penstock_scheduler.pool.pool_settings import CLASS, QUOTA, MatcherSettings, checked, overlaid
 from penstock_simulator import CONFIGURED
 from penstock_simulator.fast.fast_settings import converted
 
@@ -99,16 +100,63 @@ def choose(name: str, settings: Mapping[str, Any] | None = None) -> PolicySettin
     --------
     >>> choose("2d-las", {"thresholds_gpu_s": "3250,7200"}).ranker.thresholds_gpu_s
     (3250.0, 7200.0)
+    >>> choose("2d-las", {"class.urgent.weight": "5"}).matcher.classes["urgent"].weight
+    5
     """
     policy = SIMULATED_POLICIES.get(name)
     if policy is None:
         raise ValueError(f"there is no policy {name!r}; expected one of {', '.join(SIMULATED_POLICIES)}")
-    wanted = {**policy.settings, **{ALIASES.get(key, key): value for key, value in (settings or {}).items()}}
+    live = of_teams_and_classes(settings or {})
+    others = {key: value for key, value in (settings or {}).items() if key not in live}
+    wanted = {**policy.settings, **{ALIASES.get(key, key): value for key, value in others.items()}}
     known = {*RankerSettings.__struct_fields__, *MatcherSettings.__struct_fields__}
     for key in wanted:
         if key not in known:
             raise ValueError(f"there is no setting {key!r}; expected one of {', '.join(sorted(known))}")
-    return PolicySettings(_own(wanted, RankerSettings), _own(wanted, MatcherSettings), policy.declares)
+    matcher = overlaid(_own(wanted, MatcherSettings), live)
+    return PolicySettings(_own(wanted, RankerSettings), matcher, policy.declares)
+
+
+def of_teams_and_classes(settings: Mapping[str, Any]) -> dict[str, Setting]:
+    """
+    Return the quotas of teams and the priority classes among settings, as they are set live.
+
+    Raises
+    ------
+    ValueError
+        If one has a value that it cannot have.
+
+    Examples
+    --------
+    >>> of_teams_and_classes({"order": "fifo", "quota.vision": "4", "class.urgent.teams": "vision"})
+    {'quota.vision': 4, 'class.urgent.teams': ['vision']}
+    """
+    found: dict[str, Setting] = {}
+    for name, value in settings.items():
+        field = name.rpartition(".")[2]
+        if not name.startswith((QUOTA, CLASS)):
+            continue
+        form = int if name.startswith(QUOTA) else _OF_CLASS.get(field, str)
+        given = value.split(",") if isinstance(value, str) and form is not int and field == "teams" else value
+        try:
+            found[name] = msgspec.convert(given, form, strict=False)
+        except msgspec.ValidationError as error:
+            raise ValueError(f"{name} is {value!r}: {error}") from error
+    return checked(found)
+
+
+def restated(fact: PolicySet, policy: str, settings: Mapping[str, Any] | None) -> PolicySet:
+    """
+    Return what somebody has set live as it counts in a what-if: other quotas and classes stand in place of those.
+
+    Another policy than the configured one has its own order; who has how much, and what comes before it, stays.
+    """
+    ours = of_teams_and_classes(settings or {})
+    kept = fact.settings if policy == CONFIGURED else of_teams_and_classes(fact.settings)
+    return msgspec.structs.replace(fact, settings={**kept, **ours})
+
+
+_OF_CLASS: Final[dict[str, Any]] = {"weight": int, "preempts": bool, "most_gpus": int, "teams": list[str]}
 
 
 def _own(wanted: Mapping[str, Any], form: type[T]) -> T:

@@ -79,7 +79,7 @@ from penstock_simulator.engine import cluster_script
 from penstock_simulator.engine.cluster_script import Outage, Script
 from penstock_simulator.engine.engine import DecisionDelays, EventEngine
 from penstock_simulator.engine.executors import VirtualExecutors
-from penstock_simulator.engine.policies import SIMULATED_POLICIES, choose
+from penstock_simulator.engine.policies import SIMULATED_POLICIES, choose, restated
 from penstock_simulator.engine.simulation import SimulationOptions, play
 from penstock_simulator.outcome import Outcome
 from penstock_simulator.replay import past_outcome
@@ -180,7 +180,8 @@ def replay(
     chosen = _as_configured(SimulationOptions(**options), history, policy)
     rules = choose(policy, chosen.settings).matcher
     ledger = PastRunLedger(history, jobs, rules.node_timeout_s, rules.await_profile_s)
-    script = _script(ledger, jobs, policy, _nodes(history, added, without), rules.node_timeout_s)
+    nodes = _nodes(history, added, without)
+    script = _script(ledger, jobs, policy, nodes, rules.node_timeout_s, settings=chosen.settings)
     costs = replace(
         chosen.costs,
         stop_s=chosen.costs.stop_s or ledger.stop_s,
@@ -239,7 +240,15 @@ def _nodes(history: ClusterHistory, added: SimulatedNodes | None, without: Colle
     return found
 
 
-def _script(ledger: PastRunLedger, jobs: list[Job], policy: str, nodes: list[NodeJoined], silence_s: float) -> Script:
+def _script(
+    ledger: PastRunLedger,
+    jobs: list[Job],
+    policy: str,
+    nodes: list[NodeJoined],
+    silence_s: float,
+    *,
+    settings: Mapping[str, Any] | None,
+) -> Script:
     history = ledger.history
     trace = past_outcome.trace_of(history, jobs)
     first_s = min([*(joined.at_s for joined in history.joined), float(trace.submit_s[0])])
@@ -254,7 +263,11 @@ def _script(ledger: PastRunLedger, jobs: list[Job], policy: str, nodes: list[Nod
         return JobSubmitted(at_s=job.submitted_s + shift_s, job_id=job.id, spec=spec)
 
     known = {joined.node_id for joined in nodes}
-    people = [(subject, fact, "gateway/sim") for subject, fact in history.people_facts if _again(fact, policy, known)]
+    people = [
+        (subject, restated(fact, policy, settings) if isinstance(fact, PolicySet) else fact, "gateway/sim")
+        for subject, fact in history.people_facts
+        if not isinstance(fact, _OF_NODES) or fact.node_id in known
+    ]
     return Script(
         trace=trace,
         tasks=ledger.tasks,
@@ -324,12 +337,6 @@ def _cancels(history: ClusterHistory, ledger: PastRunLedger, shift_s: float) -> 
 
 
 _OF_NODES: Final = (NodeDrained, NodeResumed, DeviceDrained, DeviceResumed, DeviceFailed, DeviceRecovered)
-
-
-def _again(fact: AnyEvent, policy: str, known: Collection[str]) -> bool:
-    if isinstance(fact, _OF_NODES):
-        return fact.node_id in known
-    return policy == CONFIGURED or not isinstance(fact, PolicySet)
 
 
 def _moved(fact: Any, shift_s: float) -> Any:

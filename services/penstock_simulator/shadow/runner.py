@@ -59,17 +59,14 @@ async def _follow(shell: Shell, settings: ShadowSettings) -> None:
     changed = asyncio.Event()
     lead = LeaderElection(shell.bus, f"{shell.service}.{settings.called}", shell.replica_id, changed.set)
     shell.vitals.ready = True
-    try:
-        async with background(lead.keep()):
-            working = asyncio.ensure_future(_work(shell, settings, lead, changed))
-            stopping = asyncio.ensure_future(shell.stopping.wait())
-            await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            stopping.cancel()
-            working.cancel()
-            with suppress(asyncio.CancelledError):
-                await working
-    finally:
-        await lead.resign()
+    async with lead.kept():
+        working = asyncio.ensure_future(_work(shell, settings, lead, changed))
+        stopping = asyncio.ensure_future(shell.stopping.wait())
+        await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        working.cancel()
+        with suppress(asyncio.CancelledError):
+            await working
 
 
 async def planned(bus: ShadowedLog, settings: ShadowSettings, now_s: float) -> ShadowPlan:

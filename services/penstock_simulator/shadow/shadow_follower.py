@@ -67,7 +67,7 @@ from penstock_simulator import CONFIGURED
 from penstock_simulator.engine.cluster_script import RunCosts
 from penstock_simulator.engine.engine import EventEngine, VirtualLog
 from penstock_simulator.engine.executors import VirtualExecutors
-from penstock_simulator.engine.policies import choose
+from penstock_simulator.engine.policies import choose, restated
 from penstock_simulator.engine.tasks import VirtualRun, VirtualTask
 from penstock_simulator.shadow.live_work import LiveWork
 from penstock_simulator.shadow.plan import ShadowPlan, ShadowStatus
@@ -233,8 +233,8 @@ class ShadowFollower:
             self._apply_people(fact, touched)
         elif isinstance(fact, NodeJoined | NodeLeft):
             self._apply_node(subject, fact)
-        elif isinstance(fact, PolicySet) and self.plan.policy == CONFIGURED:
-            self._append(subject, fact)
+        elif isinstance(fact, PolicySet):
+            self._append(subject, restated(fact, self.plan.policy, self.plan.settings))
         elif isinstance(fact, JobsRanked) and self.plan.policy == CONFIGURED and not self.live:
             self._append(subject, fact)  # by other rules every job gets a place anew, by its service
         elif isinstance(fact, ScaleDecided | TrialsScaled) and not self.live:

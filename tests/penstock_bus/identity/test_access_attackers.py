@@ -188,6 +188,34 @@ async def test_a_services_password_writes_nothing_of_another_service(server: Ser
     assert await picture(server) == before
 
 
+async def test_no_message_of_an_executor_removes_one_of_output_of_a_service_or_of_a_lease(server: Server) -> None:
+    async with bus_of(server, ADMIN) as admin:
+        for number in range(20):
+            await admin.write_output("j1", number % 2, b"printed")
+        await admin.write_series("j1", 1, b"series")
+    before = await picture(server)
+    theirs = [
+        subjects.state("matcher"),
+        subjects.state("executor"),
+        *(f"{LEASE}{name}" for name in ("matcher", "executor")),
+    ]
+    await attack(server, "executor", writing(*theirs))
+    assert await picture(server) == before
+    async with raw(server, "executor") as executor:
+        for rollup in ("sub", "all"):
+            refused = await executor.request(
+                subjects.log("j1", 0), b"gone?", headers={"Nats-Rollup": rollup}, timeout=10
+            )
+            assert "rollup not permitted" in msgspec.json.decode(refused.data)["error"]["description"]
+    assert await picture(server) == before
+    series, nodes = subjects.series("evil", 1), subjects.state("executor.n1")
+    await attack(server, "executor", writing(series, nodes))
+    after = await picture(server)
+    assert {name for name in before if after[name] != before[name]} == {subjects.SERIES, subjects.NODES}
+    async with bus_of(server, CLIENT) as client:
+        assert len([line async for line in client.read_output("j1")]) == 21
+
+
 async def test_a_push_consumer_of_the_log_cannot_write_the_log(server: Server) -> None:
     before = await picture(server)
     push = {"stream_name": "EVT", "config": {"deliver_subject": "penstock.evt.job.evil", "deliver_policy": "all"}}

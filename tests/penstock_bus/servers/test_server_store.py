@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_bus import Append, StorageFull, Unauthorized, Unavailable
+from penstock_bus import Append, Snapshot, StorageFull, Unauthorized, Unavailable
 from penstock_bus.identity.access import ADMIN, CLIENT
 from penstock_bus.nats import NatsBus, StreamLimits, connect, streams
 from penstock_bus.nats.streams import configs, outdated
@@ -104,9 +104,9 @@ def test_streams_on_several_servers_are_not_compressed_also_where_an_earlier_ver
 
 
 async def old_streams(admin: NatsBus) -> None:
-    """Make the streams as the first version did: without limits, and the queue with a wildcard."""
+    """Make the streams as earlier versions did: without limits, and with all of a kind in one stream."""
     for name, config in configs(StreamLimits()).items():
-        if name == subjects.CODE:
+        if name in {subjects.CODE, subjects.SERIES, subjects.NODES}:
             continue
         old = {key: value for key, value in config.items() if not key.startswith("deny_") or "KV" in name}
         if name in {subjects.INBOX, subjects.STATE} or "KV" in name:
@@ -114,6 +114,8 @@ async def old_streams(admin: NatsBus) -> None:
         if name == subjects.INBOX:
             old |= {"subjects": ["penstock.inbox.>"], "discard": "old"}
             del old["max_msgs_per_subject"], old["discard_new_per_subject"]
+        if name in {subjects.LOG, subjects.STATE}:
+            old |= {"subjects": [f"penstock.{name.lower()}.>"], "allow_rollup_hdrs": True}
         small = {"max_bytes": MIB} if name in {subjects.LOG, subjects.SHADOW, subjects.REJECTED} else {}
         await admin.link.api(f"STREAM.CREATE.{name}", old | small)
 
@@ -153,6 +155,29 @@ async def test_a_full_store_of_an_earlier_version_starts_takes_facts_and_says_wh
         assert [one.seq for one in await admin.read(subjects.STREAM_SUBJECTS[subjects.EVT])] == [1]
         assert await admin.last_seq() == 1
     assert await server.widen_if_full() == ""
+
+
+async def test_output_series_and_snapshots_of_an_earlier_version_are_kept_when_their_streams_are_split(
+    server: ServerGroup,
+) -> None:
+    snapshot = Snapshot(schema="s", last_seq=7, state=b"true")
+    async with bus_of(server, as_client=True) as admin:
+        await old_streams(admin)
+        await admin.write_output("j1", 0, b"printed")
+        await admin.link.store(subjects.series("j1", 1), b"series", {"Nats-Rollup": "sub"})
+        await admin.save_snapshot("matcher", snapshot)
+    async with bus_of(server) as admin, bus_of(server, "executor") as executor:
+        assert [line.data async for line in admin.read_output("j1")] == [b"printed"]
+        assert await admin.load_snapshot("matcher") == snapshot
+        await executor.write_series("j1", 2, b"of the next run")
+        earlier = await executor.link.store(subjects.series("j1", 3), b"of an earlier executor", {"Nats-Rollup": "sub"})
+        assert earlier.error is None
+        found = [message.body async for message in admin.read_series("j1")]
+        assert found == [b"series", b"of the next run", b"of an earlier executor"]
+        await executor.save_snapshot("executor.n1", snapshot)
+        assert await executor.load_snapshot("executor.n1") == snapshot
+        for name, config in configs(StreamLimits.of_store(SMALL)).items():
+            assert outdated((await admin.link.api(f"STREAM.INFO.{name}"))["config"], config) == {}
 
 
 async def test_limits_that_an_operator_has_set_stay(server: ServerGroup) -> None:

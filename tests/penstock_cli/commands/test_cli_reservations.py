@@ -16,11 +16,12 @@ Run = Callable[..., tuple[int, str, str]]
 
 
 def test_a_reservation_goes_from_a_time_of_day_to_the_next_one(penstock: Run, gateway: FakeGateway) -> None:
-    words = ("reserve", "vision", "--gpus", "8", "--from", "22:00", "--until", "06:00", "--reason", "a deadline")
+    words = ("reserve", "vision", "--gpus", "8", "--from", "22:00", "--until", "06:00", "--kind", "fast")
+    words += ("--reason", "a deadline")
     assert penstock(*words)[:2] == (0, "reserved\n")
     (ask,) = gateway.asked
     assert isinstance(ask, request_bodies.ReserveRequest)
-    assert (ask.team, ask.gpus, ask.pool, ask.reason) == ("vision", 8, "default", "a deadline")
+    assert (ask.team, ask.gpus, ask.pool, ask.kind, ask.reason) == ("vision", 8, "default", "fast", "a deadline")
     begin, end = (datetime.fromtimestamp(at_s).astimezone() for at_s in (ask.from_s, ask.until_s))
     assert (begin.hour, end.hour) == (22, 6)
     assert ask.from_s < ask.until_s < ask.from_s + 86_400

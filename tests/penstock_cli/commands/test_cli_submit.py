@@ -219,6 +219,22 @@ def test_waiting_returns_the_jobs_exit_code(
     assert penstock("submit", "--wait", "--", "true") == (expected, "j1\n", f"penstock: {said}\n")
 
 
+@pytest.mark.parametrize(
+    ("command", "warned"),
+    [
+        (("python", "train.py", "--seed", "$PENSTOCK_ARRAY_INDEX"), True),
+        (("./train", "--seed=${PENSTOCK_ARRAY_INDEX}"), True),
+        (("/bin/bash", "-c", "python train.py --seed $PENSTOCK_ARRAY_INDEX"), False),
+        (("python", "train.py", "--price", "$5"), False),
+    ],
+)
+def test_a_variable_of_an_array_that_no_shell_expands_is_warned_of(
+    penstock: Run, command: tuple[str, ...], warned: bool
+) -> None:
+    code, _, err = penstock("submit", "--no-check", "--array", "0-1", "--", *command)
+    assert (code, "no shell expands it; have a shell do it: sh -c" in err) == (0, warned)
+
+
 def test_waiting_for_an_array_returns_the_worst(penstock: Run, gateway: FakeGateway) -> None:
     async def end(gateway: FakeGateway, job_id: str) -> None:
         await gateway.finish(job_id, "F" if job_id == "x-1" else "CD", 4 if job_id == "x-1" else 0)
@@ -290,6 +306,36 @@ def test_an_interrupted_run_cancels_the_job_and_waits_for_its_end(penstock: Run,
     assert code == 130
     assert gateway.jobs["j1"].state == "CA"
     assert "cancelling j1; Ctrl-C again leaves at once" in err
+
+
+@pytest.mark.parametrize("sent", [(signal.SIGTERM,), (signal.SIGHUP,), (signal.SIGHUP, signal.SIGHUP, signal.SIGTERM)])
+def test_a_run_that_is_ended_by_a_signal_cancels_its_job_and_leaves_whether_it_ends_or_not(
+    penstock: Run, gateway: FakeGateway, sent: tuple[signal.Signals, ...]
+) -> None:
+    async def end(_: FakeGateway, __: str) -> None:
+        for signum in sent:
+            os.kill(os.getpid(), signum)
+            await asyncio.sleep(0)
+
+    gateway.on_submit = end
+    code, _, err = penstock("run", "--", "true")
+    assert code == 128 + sent[0]
+    assert gateway.jobs["j1"].state == "CA"
+    assert err.endswith("cancelling j1\n")
+
+
+def test_a_hangup_that_nohup_has_ignored_stays_so(penstock: Run, gateway: FakeGateway) -> None:
+    async def hang_up(gateway: FakeGateway, job_id: str) -> None:
+        os.kill(os.getpid(), signal.SIGHUP)
+        await gateway.finish(job_id)
+
+    gateway.on_submit = hang_up
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert penstock("run", "--", "true")[0] == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert gateway.jobs["j1"].state == "CD"
 
 
 def test_a_dry_run_submits_nothing(penstock: Run, gateway: FakeGateway) -> None:

@@ -47,6 +47,7 @@ class Node:
     async def prepared(self, image: str = "a/b:1") -> Container | ImageRefused | None:
         """Return what a run would start in, once that is known."""
         assert self.containers.prepare(KEY, image, ()) is None
+        await self.containers.sweep(())
         async with asyncio.timeout(30):
             await self.here.wait()
         return self.containers.prepare(KEY, image, ())
@@ -111,6 +112,30 @@ async def test_an_engine_that_is_gone_is_a_refused_image_and_hinders_nothing(
     refused = await node.prepared()
     assert isinstance(refused, ImageRefused)
     assert "docker cannot be started: No such file or directory" in str(refused)
+    node.containers.release(KEY)
+    await asyncio.gather(*node.tasks)
+
+
+async def test_what_a_killed_executor_has_left_of_the_same_run_is_removed_before_its_container_is_made(
+    folder: Path,
+) -> None:
+    script = f"""
+    case "$1" in
+        ps) cat {folder}/there ;;
+        image) echo '[{{"Config": {{}}}}]' ;;
+        rm) rm -f {folder}/there; touch {folder}/there ;;
+        run) [ -s {folder}/there ] && echo "already in use" >&2 && exit 1; echo made > {folder}/there ;;
+        inspect) echo 1 ;;
+    esac
+    """
+    node = Node(folder, script)
+    (folder / "there").write_text(f"{node.containers._name(KEY)}\n")
+    (folder / "hold").touch()
+    refused = await node.prepared()
+    assert (folder / "there").read_text() == "made\n"
+    assert "not among this host's processes" in str(refused)  # no real engine: what runs is not a container
+    made = [call.split()[0] for call in node.calls()]
+    assert made.index("rm") < made.index("run")
     node.containers.release(KEY)
     await asyncio.gather(*node.tasks)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import resource
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -17,8 +19,11 @@ from typing import IO
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from other_users import ALICE, acting_as, as_root, let_through
 
+from penstock_cluster.host_limits import Rlimit
 from penstock_executor.launchers import process_launcher, shim
+from penstock_executor.launchers.confinement import Confinement
 from penstock_executor.launchers.forking_launcher import ForkingLauncher
 from penstock_executor.launchers.launcher import OutputLimits
 from penstock_executor.launchers.process_launcher import ShimProcess
@@ -78,6 +83,36 @@ async def test_how_a_program_ends_is_noted(tmp_path: Path, command: tuple[str, .
     process = process_launcher.start(tmp_path, command, PATH, str(tmp_path))
     assert await code_of(tmp_path, process) == code
     assert process_launcher.exit_code(tmp_path) == code
+
+
+@pytest.mark.parametrize("cap_bytes", [128 << 20, 1 << 30])
+async def test_a_program_has_the_limits_that_its_shell_would_have_set(tmp_path: Path, cap_bytes: int) -> None:
+    script = "import os, resource; print(*resource.getrlimit(resource.RLIMIT_DATA), os.getcwd(), os.environ['PWD'])"
+    (tmp_path / "work").mkdir()
+    command = Rlimit().command("j", [sys.executable, "-c", script], cap_bytes, 2 << 30)
+    process = process_launcher.start(tmp_path, command, PATH, str(tmp_path / "work"))
+    assert await code_of(tmp_path, process) == 0
+    where = str(tmp_path / "work")
+    assert (tmp_path / "stdout").read_text().split() == [str(cap_bytes), str(2 << 30), where, where]
+
+
+async def test_a_slightly_confined_program_has_no_new_privileges_and_its_own_descriptors_alone(tmp_path: Path) -> None:
+    left_open = os.dup(0)
+    os.set_inheritable(left_open, True)
+    process_launcher.confine(tmp_path, Confinement())
+    script = "grep NoNewPrivs /proc/self/status; ls /proc/$$/fd"
+    process = process_launcher.start(tmp_path, ["sh", "-c", script], PATH, "/")
+    assert await code_of(tmp_path, process) == 0
+    os.close(left_open)
+    assert (tmp_path / "stdout").read_text().split() == ["NoNewPrivs:", "1", "0", "1", "2"]
+
+
+async def test_a_script_that_does_not_say_what_runs_it_is_run_by_a_shell(tmp_path: Path) -> None:
+    (tmp_path / "script").write_text("echo $0 $1\n")
+    (tmp_path / "script").chmod(0o755)
+    process = process_launcher.start(tmp_path, ["./script", "a"], PATH, str(tmp_path))
+    assert await code_of(tmp_path, process) == 0
+    assert (tmp_path / "stdout").read_text() == "./script a\n"
 
 
 LEAVING = """
@@ -339,3 +374,50 @@ def test_over_the_limit_every_byte_is_kept_or_counted(printed: list[bytes], limi
         assert text.startswith(whole[:limit])
         assert text.endswith(whole[len(whole) - kept :])
         assert sink.over_bytes == len(whole) - limit - kept
+
+
+class Entered:
+    """What a shim's order says of where its socket is."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = str(folder)
+
+
+async def test_a_shim_that_gets_no_process_for_a_session_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entrance = shim._Entrance(Entered(tmp_path), shim.ProcessTree())  # type: ignore[arg-type]
+
+    def fork() -> int:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    with socket.socket(socket.AF_UNIX) as asking:
+        asking.connect(str(tmp_path / shim.ENTRANCE))
+        with monkeypatch.context() as patched:
+            patched.setattr(shim.os, "fork", fork)
+            entrance.let_in()
+        assert asking.recv(1) == b"", "whoever asked hears the end"
+    entrance.close()
+
+
+@as_root
+def test_a_shim_in_a_working_folder_that_is_closed_to_it_has_an_entrance_too(tmp_path: Path) -> None:
+    closed, own = tmp_path / "closed", tmp_path / "own"
+    closed.mkdir(mode=0o700)
+    own.mkdir()
+    os.chown(own, *ALICE)
+    let_through(tmp_path)
+    closed.chmod(0o700)
+
+    def make() -> None:
+        entrance = shim._Entrance(Entered(own), shim.ProcessTree())  # type: ignore[arg-type]
+        assert entrance.fds
+
+    here = os.open(".", os.O_PATH)
+    os.chdir(closed)
+    try:
+        acting_as(ALICE, make)
+    finally:
+        os.fchdir(here)
+        os.close(here)
+    assert (own / shim.ENTRANCE).is_socket()

@@ -236,7 +236,19 @@ def test_who_is_innocent_of_a_leak_does_not_have_to_leave_for_it():
     device.want("b", 0.0)
     device.boundary("b", 1.0, need=need(85, 5))
     assert device.measured("a", need(10, 19), 2.0) == [LaneResized(0, 19)]
+    assert kinds(device.measured("a", need(11, 19), 3.0)) == [MemberParked, LaneClosed]
     assert device.leaving == ("b",)
+    assert kinds(device.finish("b", 4.0)) == [LaneOpened, MemberUnparked]
+
+
+def test_who_keeps_more_than_a_leaver_gives_back_has_to_leave_as_well():
+    device = device_of(100, a=(10, 20), b=(30, 20), c=(10, 20))
+    device.want("b", 0.0)
+    device.boundary("b", 1.0, need=need(70, 5))
+    assert device.measured("a", need(71, 20), 2.0)[0] == MemberEvicted(
+        "a", "it keeps 0.0 MiB more between turns; others lack 0.0 MiB of that"
+    )
+    assert device.leaving == ("b", "a")
 
 
 def test_one_that_could_never_run_again_has_to_leave():

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from penstock_log import (
@@ -52,6 +52,14 @@ SPEED = {"mlp": {"fast": 1.0, "slow": 0.25}, "cnn": {"fast": 1.0, "slow": 0.6}}
 SET = {"min_run_s": 4.0, "thresholds_gpu_s": [8.0, 60.0]}
 
 
+CLASSES: dict[str, Any] = {
+    "class.urgent.weight": 10,
+    "class.urgent.preempts": True,
+    "class.gold.weight": 5,
+    "class.gold.most_gpus": 1,
+    "class.night.weight": -5,
+}
+
 OF_EACH_KIND = (
     "opaque",
     "steps",
@@ -68,6 +76,7 @@ OF_EACH_KIND = (
     "failed device",
     "policy set",
     "reservation",
+    "class",
 )
 
 
@@ -132,9 +141,10 @@ class Load:
             "failed device": self._add_device_failure,
             "policy set": self._add_policy,
             "reservation": self._add_reservation,
+            "class": self._add_class,
         }
-        # devices and reservations are tried alone, so that the seeds make what they made
-        mixed = [kind for kind in kinds if not kind.endswith("device") and kind != "reservation"]
+        # devices are tried alone, so that the seeds make what they made
+        mixed = [kind for kind in kinds if not kind.endswith("device")]
         kinds[self._only or str(self._rng.choice(mixed))](job_id)
 
     def _length_s(self, most_s: float = 12.0) -> float:
@@ -245,6 +255,11 @@ class Load:
         )
         self._say(0.2, subjects.policy("default"), made)
 
+    def _add_class(self, job_id: str) -> None:
+        name = str(self._rng.choice(["urgent", "gold", "night"]))
+        self._submit(job_id, self._length_s(), steps=bool(self._rng.random() < 0.5), priority_class=name)
+        self._say(0.1, subjects.policy("default"), PolicySet(at_s=0.0, pool="default", settings=CLASSES))
+
     def _sampled(self, asked: SamplesRequested, sample: ProfileSample) -> VirtualTask:
         name = sample.sample_id
         if asked.key in self._opaque:  # an executor refuses it: it could do anything
@@ -301,8 +316,25 @@ def test_a_reservation_begins_and_ends_in_a_replay_as_long_after_the_first_fact_
     assert_as_it_was(replay(read_log(lines), settings=SET))
 
 
+def test_a_replay_may_be_tried_with_other_classes_whatever_the_order(tmp_path: Path) -> None:
+    again(Load(2, 14, "class"), tmp_path)
+    history = read_log((tmp_path / "log").read_text().splitlines())
+    urgent = {job_id for job_id, spec in history.specs.items() if spec.priority_class == "urgent"}
+
+    def waited_s(policy: str = "configured", **more: Any) -> float:
+        found = replay(history, policy, settings={**SET, **more}).replayed
+        rows = [row for row, job_id in enumerate(found.trace.job_ids) if job_id in urgent]
+        return float(np.mean(found.start_s[rows] - found.trace.submit_s[rows]))
+
+    last = {"class.urgent.weight": -1000, "class.urgent.preempts": "false"}
+    assert waited_s() < waited_s(**last)
+    assert waited_s("fifo-backfill") < waited_s("fifo-backfill", **last)
+
+
+@example(34)  # a job that is not sampled, of a workload that is, waits for a device
+@example(74)  # a job waits for its speeds until a drain leaves one kind
 @given(st.integers(0, 10_000))
-@settings(max_examples=5, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=4, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_replay_of_a_simulation_is_that_simulation_for_mixed_jobs(tmp_path: Path, seed: int) -> None:
     assert_as_it_was(again(Load(seed, 16), tmp_path)[1])
 
