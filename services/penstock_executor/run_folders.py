@@ -6,6 +6,9 @@ A later executor finds its runs again by their folders. ``<data>/runs/<job>/<epo
 and ``kept`` (which the shim writes), how far the rank's output was streamed (``stdout.read``, ``stderr.read``),
 ``hello`` if the process spoke the agent protocol, ``done`` if it reported its end, and ``warned`` if it was told that
 its time is short. Output is elsewhere, since it stays longer.
+
+Processes of a run that was parked keep their folder in every later run of theirs. It has ``parked`` in place of
+``run.json`` then, and ``home`` of a later run's ``run.json`` names it.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from penstock_executor.run_state import Ending, Key, LocalRun, RunProcess, Shari
 from penstock_log.records import compose
 
 Mark = Literal["hello", "done", "warned"]
+PARKED: Final = "parked"
 SERIES: Final = "series"
 """Name of the file with the run's metrics, on the node of its first process."""
 _TRIES: Final = 10
@@ -47,6 +51,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     begun_from: str = ""
     copied_from: str = ""
     uid: int | None = None
+    home: int = 0
+    start: str = ""
 
 
 class StopRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,6 +116,8 @@ def replace_file(path: Path, body: bytes) -> None:
 def scan(runs: Path) -> Iterator[LocalRun]:
     """Yield every run that has a folder, as it was noted; remove runs that were never completely started."""
     for folder in sorted(runs.glob("*/*")):
+        if (folder / PARKED).exists():
+            continue
         try:
             started = _started.decode((folder / "run.json").read_bytes())
         except (OSError, msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -123,6 +131,22 @@ def scan(runs: Path) -> Iterator[LocalRun]:
         ranks = {rank: RunProcess(greeted="hello" in names, done="done" in names) for rank, names in has.items()}
         warned = any("warned" in names for names in has.values())
         yield compose(LocalRun, *records, ranks=ranks, warned=warned)
+
+
+def leave_parked(runs: Path, home: Key) -> None:
+    """Have a folder be the one of processes that outlive their run, and not of a run."""
+    folder = path_of(runs, home)
+    with suppress(OSError):  # of a full disk: what is there counts as a run that has ended, and its processes end
+        (folder / PARKED).touch()
+        for name in ("run.json", "stop.json", SERIES):
+            (folder / name).unlink(missing_ok=True)
+
+
+def parked(runs: Path) -> Iterator[Key]:
+    """Yield the runs whose folders are those of processes that have outlived them."""
+    for mark in runs.glob(f"*/*/{PARKED}"):
+        if mark.parent.name.isdecimal():
+            yield mark.parent.parent.name, int(mark.parent.name)
 
 
 def remove(runs: Path, key: Key) -> None:
