@@ -11,6 +11,8 @@ import sys
 from collections.abc import AsyncIterator, Iterable, Iterator
 from pathlib import Path
 
+import pytest
+
 import penstock
 from penstock_log import views
 
@@ -103,6 +105,23 @@ class Cluster:
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit() and int(entry.name) != os.getpid() and mine in identity(entry):
                 yield int(entry.name)
+
+
+@contextlib.contextmanager
+def cluster_with(devices: str, folder: Path) -> Iterator[Cluster]:
+    """Run a cluster whose node has these devices, and whose dashboard has any port."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PENSTOCK_EXECUTOR_DEVICES", devices)
+        patch.setenv("PENSTOCK_DASHBOARD_PORT", "0")
+        with running(folder) as cluster:
+            yield cluster
+
+
+def command_of(script: str, folder: Path) -> tuple[str, str]:
+    """Write a script, and return the command that runs it."""
+    path = folder / "training.py"
+    path.write_text(script)
+    return sys.executable, str(path)
 
 
 def signal_all(pids: Iterable[int], signum: signal.Signals) -> None:
