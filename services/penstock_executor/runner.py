@@ -148,21 +148,11 @@ class Executor:
         self.giving_up = asyncio.Event()
         """It is to end and has no process to end before: from then on it does not wait for a log that is away."""
         self.appender = FactAppender(shell.bus, live, f"executor/{node_id}", self._spawn, self.giving_up)
-        waiting = shell.metrics.gauge("penstock_outbox_facts", "Facts that wait for the log.")
-        waiting.follow(lambda: self.appender.waiting)
-        alive = shell.metrics.gauge("penstock_node_runs", "Runs whose processes live on the node.")
-        alive.follow(lambda: sum(run.alive for run in self.host.runs.values()))
-        servers = shell.metrics.gauge("penstock_warm_servers", "Servers that are kept for warm starts.")
-        servers.follow(lambda: self.host.launcher.kept()[0])
-        held = shell.metrics.gauge("penstock_warm_server_bytes", "Memory that servers for warm starts hold.")
-        held.follow(lambda: self.host.launcher.kept()[1])
         self.work_folders = WorkFolders(data / "work")
         self.removals: list[Callable[[], None]] = []
         self.removing = False
         self.host = self._process_host(data)
         self.sessions = JobSessions(shell.bus, self.host, shell.monotonic)
-        entered = shell.metrics.gauge("penstock_node_sessions", "Sessions of people in jobs on the node.")
-        entered.follow(lambda: self.sessions.open)
         self.telemetry = RunTelemetry(shell, settings, self.host, lambda: self.incarnation, self.giving_up)
         self.parking = ParkedRuns(
             self.host,
@@ -176,10 +166,7 @@ class Executor:
             report=self.appender.report,
             wake=self.wake,
         )
-        parked = shell.metrics.gauge("penstock_parked_runs", "Runs that are parked on the node.")
-        parked.follow(lambda: len(self.parking.runs))
-        parked_bytes = shell.metrics.gauge("penstock_parked_bytes", "Memory that parked runs hold.")
-        parked_bytes.follow(lambda: self.parking.held_bytes)
+        self._show_gauges()
         limits = CopyLimits(largest_bytes=settings.checkpoint_copy_bytes, longest_s=settings.checkpoint_copy_s)
         self.resumes = PendingResumes(
             CheckpointFinder(
@@ -241,6 +228,27 @@ class Executor:
             wake=self.wake,
             again=self._turn_later,
         )
+
+    def _show_gauges(self) -> None:
+        shown: tuple[tuple[str, str, Callable[[], float]], ...] = (
+            ("penstock_outbox_facts", "Facts that wait for the log.", lambda: self.appender.waiting),
+            (
+                "penstock_node_runs",
+                "Runs whose processes live on the node.",
+                lambda: sum(run.alive for run in self.host.runs.values()),
+            ),
+            ("penstock_warm_servers", "Servers that are kept for warm starts.", lambda: self.host.launcher.kept()[0]),
+            (
+                "penstock_warm_server_bytes",
+                "Memory that servers for warm starts hold.",
+                lambda: self.host.launcher.kept()[1],
+            ),
+            ("penstock_node_sessions", "Sessions of people in jobs on the node.", lambda: self.sessions.open),
+            ("penstock_parked_runs", "Runs that are parked on the node.", lambda: len(self.parking.runs)),
+            ("penstock_parked_bytes", "Memory that parked runs hold.", lambda: self.parking.held_bytes),
+        )
+        for name, about, follow in shown:
+            self.shell.metrics.gauge(name, about).follow(follow)
 
     def _process_host(self, data: Path) -> ProcessHost:
         settings, devices, for_all = self.settings, self.found.devices, self.rule.switches

@@ -150,7 +150,7 @@ class Confinement(NamedTuple):
 
     def enter_as_shim(self) -> bool:
         """Give up what is slight, in the shim itself, whose child has it no more then; return whether that is done."""
-        _leave_keyring()
+        leave_keyring()
         return self._leaves_new_privileges()
 
     def _leaves_new_privileges(self) -> bool:
