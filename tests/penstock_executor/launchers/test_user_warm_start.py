@@ -334,10 +334,6 @@ WHEN_IT_FORKS = {
     ),
     "a child": ("hostile = lambda: fork() if fork() else time.sleep(600)", "has started"),
     "its end": ("hostile = lambda: os._exit(3)", "has ended"),
-    "what it is not asked for": (
-        "s = socket.socket(fileno=3)\nwhile True:\n    s.send(b'+')\n    time.sleep(0.001)",
-        "was to fork one program, and 0 processes",
-    ),
     "a session": ("hostile = lambda: fork() or os.setsid() or 0", "Operation not permitted"),
 }
 
