@@ -153,7 +153,8 @@ class BulkRequest(GatewayRequest, frozen=True, kw_only=True):
     ids : tuple of str
         Ids, or unique beginnings of them; that of an array stands for all of its jobs.
     where : JobFilter or None
-        The jobs that match, of those in which the verb would change something; None where ``ids`` says which.
+        The jobs that match, of those in which the verb would change something; None where ``ids`` says which. One that
+        chooses by nothing is refused; ``name`` as ``*`` chooses all.
     state : tuple of str
         With ``ids``: leave out what is in none of these two-letter states; empty: nothing. Of an array, ``retry``
         leaves out in any case what neither failed nor was cancelled, and what was retried before.

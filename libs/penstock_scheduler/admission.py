@@ -341,7 +341,8 @@ class _AdmissionWalk:
 
     def _choose(self, among: FreeDevices, ranked: RankedJob, kind: str, count: int) -> list[Located]:
         job, context = ranked.job, self.context
-        return among.choose(job.spec, kind, count, together=context.together(job), first_fit=context.first_fit)
+        together, first_fit = context.together(job), context.first_fit
+        return among.choose(job.spec, kind, count, together=together, first_fit=first_fit, near=job.parked_on)
 
     # --- jobs that share devices
     def _share(self, ranked: RankedJob, sharing: SharedPlacement) -> bool:

@@ -34,7 +34,7 @@ from penstock_gateway.endpoints import (
 from penstock_gateway.machine import GatewayState
 from penstock_gateway.user_queues import RepeatedRequests, UserQueues, asker, names_itself
 from penstock_log import Job, JobSpec, request_bodies, subjects, validation
-from penstock_log.request_bodies import BulkRequest
+from penstock_log.request_bodies import BulkRequest, JobFilter
 from penstock_log.validation import BadInput
 from penstock_log.views import ActAnswer, BulkAnswer, BulkView, SubmitAnswer, SubmittedJob, SubmittedJobsView
 
@@ -137,7 +137,8 @@ class BulkCommands:
         """
         asked = validation.decode(body, BulkRequest)
         if bool(asked.ids) == (asked.where is not None):
-            raise BadInput("$: expected either `ids` or `where`; send `where` as {} for all jobs")
+            raise BadInput("$: expected either `ids` or `where`; one of them says which jobs")
+        _check_filter(asked, body)
         if asked.state and asked.where is not None:
             raise BadInput("$.state: goes with `ids`; send the states of `where` in it")
         await self._commands.catch_up()
@@ -193,7 +194,7 @@ class BulkCommands:
         jobs = self._commands.state.jobs
         return sorted(chosen, key=lambda job_id: (job := jobs.get(job_id)) is None or not job.in_line)
 
-    def _matching(self, asked: BulkRequest, where: request_bodies.JobFilter, caller: Caller) -> list[Job]:
+    def _matching(self, asked: BulkRequest, where: JobFilter, caller: Caller) -> list[Job]:
         """Return the jobs that a filter chooses, in the order of its pages."""
         matching = job_filter.matching(self._commands.state, where, caller)
         changing = (job for job in matching if acceptance.would_change(self._commands.state, asked, job))
@@ -263,7 +264,25 @@ class BulkCommands:
         return BulkAnswer.of(done, changed=done.fact is not None)
 
 
-def _last_first(asked: BulkRequest, where: request_bodies.JobFilter) -> bool:
+def _check_filter(asked: BulkRequest, body: bytes) -> None:
+    """Refuse an empty filter, and one that has an empty value: that of an unset variable is not to mean all jobs."""
+    if asked.where is None:
+        return
+    given = msgspec.json.decode(body, type=_GivenFilter).where
+    known = JobFilter.__struct_fields__
+    if empty := [name for name in known if name in given and given[name] in ("", [])]:
+        raise BadInput(*(f"$.where.{name}: expected a value, got an empty one; leave it out" for name in empty))
+    if asked.where == JobFilter():
+        raise BadInput(f'$.where: expected one of {", ".join(known)}; for all jobs, send {{"name": "*"}}')
+
+
+class _GivenFilter(msgspec.Struct):
+    """The filter of a request, with what stands in it though it says nothing."""
+
+    where: dict[str, Any]
+
+
+def _last_first(asked: BulkRequest, where: JobFilter) -> bool:
     """Return whether later jobs come on earlier pages: those that wait in line for the first jobs of an array do."""
     return asked.verb in _STOPS and bool(where.array or where.group)
 

@@ -95,7 +95,7 @@ async def pend(cluster: Cluster, count: int) -> float:
 async def clear(cluster: Cluster) -> None:
     """Cancel all jobs."""
     async with cluster.client() as client:
-        await client.act_on_all("cancel", where=JobFilter())
+        await client.act_on_all("cancel", where=JobFilter(name="*"))
 
 
 async def appends_s(folder: Path, count: int) -> float:

@@ -81,7 +81,7 @@ async def test_who_acts_is_who_the_server_says(served: Gateway) -> None:
 async def test_a_filter_chooses_what_the_verb_would_change(served: Gateway) -> None:
     for verb, where, expected in (
         ("hold", {"user": "uma"}, ["u1", "u2", "u3"]),
-        ("release", {}, ["u0"]),
+        ("release", {"name": "*"}, ["u0"]),
         ("cancel", {"team": "vision", "state": ["PD"]}, ["u0", "u1", "u2"]),
         ("cancel", {"pool": "big"}, ["b0", "b1"]),
         ("cancel", {"name": "train-1"}, ["u1", "u3"]),
@@ -98,7 +98,7 @@ async def test_a_filter_chooses_what_the_verb_would_change(served: Gateway) -> N
 async def test_a_filter_is_worked_off_in_pages(served: Gateway) -> None:
     after, pages = 0, []
     while True:
-        answer = await served.command("bulk", {"verb": "cancel", "where": {}, "limit": 4, "after": after})
+        answer = await served.command("bulk", {"verb": "cancel", "where": {"name": "*"}, "limit": 4, "after": after})
         pages.append((answer["matched"], [one["id"] for one in answer["answers"]]))
         if not (after := answer["next"]):
             break
@@ -107,9 +107,9 @@ async def test_a_filter_is_worked_off_in_pages(served: Gateway) -> None:
 
 async def test_jobs_of_others_that_a_filter_chooses_are_refused_and_left_behind(served: Gateway) -> None:
     uma = as_user(served, "uma")
-    first = await uma.command("bulk", {"verb": "cancel", "where": {}, "limit": 2})
+    first = await uma.command("bulk", {"verb": "cancel", "where": {"state": ["PD", "R"]}, "limit": 2})
     assert told(first) == [("b0", 403), ("b1", 403)]
-    rest = await uma.command("bulk", {"verb": "cancel", "where": {}, "after": first["next"]})
+    rest = await uma.command("bulk", {"verb": "cancel", "where": {"state": ["PD", "R"]}, "after": first["next"]})
     assert (rest["changed"], rest["refused"], rest["next"]) == (4, 0, 0)
 
 
@@ -177,13 +177,31 @@ class FaultyLog(MemoryBus):
         return seqs
 
 
+@pytest.mark.parametrize("verb", ["cancel", "hold", "release", "retry"])
+@pytest.mark.parametrize("where", [{}, {"array": ""}, {"user": "uma", "group": ""}, {"user": "uma", "state": []}])
+async def test_a_filter_in_which_a_value_is_missing_does_not_mean_all_jobs(
+    served: Gateway, verb: str, where: dict[str, Any]
+) -> None:
+    code, message = await refusal(served.command("bulk", {"verb": verb, "where": where}))
+    assert (code, message.startswith("$.where")) == (400, True)
+    assert {one["state"] for one in (await served.query("jobs", {}))["jobs"]} == {"PD", "R"}
+
+
+@pytest.mark.parametrize("job_id", ["", " ", "*"])
+async def test_an_empty_id_names_no_job_and_no_array(served: Gateway, job_id: str) -> None:
+    for command in ("cancel", "hold", "release"):
+        assert (await refusal(served.command(command, {"id": job_id})))[0] == 404
+        answer = await served.command("bulk", {"verb": command, "ids": [job_id]})
+        assert told(answer) == [(job_id, 404)]
+
+
 async def test_a_log_that_takes_nothing_as_one_gets_each_job_by_itself() -> None:
     asked = {"specs": [{**JOB, "id": f"k{i}"} for i in range(40)]}
     async with FaultyLog() as log, gateway(log, joined()) as served:
         log.refuses = True
         answer = await served.command("submit_all", asked)
         assert [(one["id"], one["created"]) for one in answer["answers"]] == [(f"k{i}", True) for i in range(40)]
-        answer = await served.command("bulk", {"verb": "cancel", "where": {}})
+        answer = await served.command("bulk", {"verb": "cancel", "where": {"name": "*"}})
         assert (answer["changed"], answer["refused"]) == (40, 0)
 
 
@@ -201,7 +219,7 @@ async def test_jobs_of_which_it_is_unknown_whether_they_are_stored_are_told_and_
         stored = [fact for one in await log.read("penstock.evt.job.*") for fact in one.commit.facts]
         assert len(stored) == 600
         log.lost = 1
-        some = await served.command("bulk", {"verb": "cancel", "where": {}})
+        some = await served.command("bulk", {"verb": "cancel", "where": {"name": "*"}})
         assert 0 < some["refused"] < 600
         log.lost = None
         rest = await served.command("bulk", {"verb": "cancel", "ids": [f"k{i}" for i in range(600)]})
@@ -291,6 +309,22 @@ async def test_of_an_array_what_failed_is_retried_and_the_rest_is_left_alone(ser
         found = told(await served.command("bulk", {"verb": "retry", "ids": ["exp"], "state": state}))
         assert found == [(job_id, "PD") for job_id in expected.split()]
     assert (await refusal(served.command("bulk", {"verb": "retry", "where": {}, "state": ["F"]})))[0] == 400
+
+
+async def test_a_job_is_retried_although_others_have_the_ids_that_its_retry_would_have(served: Gateway) -> None:
+    for job_id in ("lr", "lr-r1", "lr-r2"):
+        await served.command("submit", spec(id=job_id))
+    await served.command("cancel", {"id": "lr-r1"})
+    asked = {"verb": "retry", "where": {"state": ["CA"]}}
+    for how in ({"dry_run": True}, {}):
+        (one,) = (await served.command("bulk", {**asked, **how}))["answers"]
+        assert one["message"] == "job lr-r1 is retried as lr-r3"
+    assert told(await served.command("bulk", asked)) == [], "it was retried"
+    await served.command("cancel", {"id": "lr"})
+    (one,) = (await served.command("bulk", asked))["answers"]
+    assert one["message"] == "job lr is retried as lr-r4"
+    (again,) = (await served.command("bulk", {"verb": "retry", "ids": ["lr-r1"]}))["answers"]
+    assert again["message"] == "job lr-r1 was retried before, as lr-r3"
 
 
 async def test_an_array_where_one_job_is_asked_for_is_said_to_be_one(served: Gateway) -> None:

@@ -85,9 +85,9 @@ class Cluster:
 
         All are stopped before the first is killed, so that nobody lives to see another die and note it.
         """
-        if not (self.data / "penstock.json").exists():
-            return
-        pids = {self.running["pid"], *(entry["pid"] for entry in self.running["processes"].values())}
+        pids = set(self._with_our_folder())  # those of one that did not become ready, too
+        if (self.data / "penstock.json").exists():
+            pids |= {self.running["pid"], *(entry["pid"] for entry in self.running["processes"].values())}
         stopped: set[int] = set()
         while fresh := pids - stopped:  # children of what is being stopped may still appear
             signal_all(fresh, signal.SIGSTOP)
@@ -118,6 +118,17 @@ def identity(entry: Path) -> bytes:
         return (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
     except OSError:
         return b""
+
+
+@contextlib.contextmanager
+def running(data: Path, *options: str) -> Iterator[Cluster]:
+    """Start a cluster on a folder, and leave nothing of it, not even where it did not become ready."""
+    cluster = Cluster(data, *options)
+    try:
+        cluster.up()
+        yield cluster
+    finally:
+        cluster.kill_all()
 
 
 async def until(client: penstock.Client, entity_id: str, tag: str, count: int = 1, *, after: int = 0) -> int:

@@ -120,6 +120,10 @@ class FakeLauncher:
             theirs.sendall(b"-nobody listens" if asked.port else b"0\n")
         return ours
 
+    def park(self, folder: Path, /) -> socket.socket:
+        """No process can be stopped and kept."""
+        raise ConnectionRefusedError(errno.ECONNREFUSED, f"nothing is parked in {folder}")
+
     def signal_group(self, process: FakeProcess, signum: signal.Signals, /) -> None:
         process.end(128 + signum)
 

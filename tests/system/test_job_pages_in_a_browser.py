@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from clusters import Cluster, until
+from clusters import Cluster, running, until
 from dashboards import BrowserSession, Tab, browser
 
 import penstock
@@ -39,12 +39,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PENSTOCK_EXECUTOR_DEVICES", "fast:4@1.0:16GiB")
         patch.setenv("PENSTOCK_DASHBOARD_PORT", "0")
-        running = Cluster(tmp_path_factory.mktemp("d"))
-        running.up()
-        try:
-            yield running
-        finally:
-            running.down()
+        with running(tmp_path_factory.mktemp("d")) as one:
+            yield one
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from contextlib import aclosing
 
 import msgspec
 import pytest
-from clusters import Cluster, until
+from clusters import Cluster, running, until
 
 import penstock
 from penstock_log import subjects
@@ -40,12 +40,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PENSTOCK_EXECUTOR_DEVICES", "fast:2@1.0:16GiB")
         patch.setenv("PENSTOCK_DASHBOARD_PORT", "0")
-        running = Cluster(tmp_path_factory.mktemp("d"))
-        running.up()
-        try:
-            yield running
-        finally:
-            running.down()
+        with running(tmp_path_factory.mktemp("d")) as one:
+            yield one
 
 
 @pytest.fixture(scope="module")

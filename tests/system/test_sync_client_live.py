@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from clusters import Cluster
+from clusters import Cluster, running
 
 from penstock import SyncClient
 from penstock_bus import ServiceError, Unavailable
@@ -28,12 +28,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PENSTOCK_EXECUTOR_DEVICES", "fast:4@1.0:16GiB")
         patch.setenv("PENSTOCK_DASHBOARD_PORT", "0")
-        running = Cluster(tmp_path_factory.mktemp("d"))
-        running.up()
-        try:
-            yield running
-        finally:
-            running.down()
+        with running(tmp_path_factory.mktemp("d")) as one:
+            yield one
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from clusters import Cluster
+from clusters import Cluster, running
 
 SESSION = """
 import time
@@ -36,12 +36,8 @@ while :; do sleep 0.05; done
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    one = Cluster(tmp_path_factory.mktemp("cluster"), "--devices", "fast:2")
-    one.up()
-    try:
+    with running(tmp_path_factory.mktemp("cluster"), "--devices", "fast:2") as one:
         yield one
-    finally:
-        one.down()
 
 
 def test_a_session_knows_its_time_and_saves_when_it_is_short(cluster: Cluster, tmp_path: Path) -> None:

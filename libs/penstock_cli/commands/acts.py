@@ -197,6 +197,8 @@ def _act(
     reason: str = "",
     limit_s: float | None = None,
 ) -> None:
+    if not all(job.strip() for job in jobs):
+        bad_input(f"an empty id names no job; is a variable of the shell unset? Expected the ids of jobs, {_OTHERS}")
     jobs = [one for job in jobs for one in _members(job)]
     where, dry_run = chosen.where(jobs), chosen.dry_run
     if len(jobs) == 1 and not dry_run and verb in {"cancel", "hold", "release"}:

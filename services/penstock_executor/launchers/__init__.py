@@ -17,6 +17,7 @@ In reading order:
 * ``server_groups``: The control groups of such servers.
 * ``shim``: The program around each process.
 * ``fence_keeper``: What stops a run in time; loaded by the shim.
+* ``park_keeper``: What keeps a program parked; loaded by the shim.
 * ``session_keeper``: What runs a command beside the program, for somebody who has entered the job.
 * ``confinement``: What a process gives up before its program begins.
 * ``sandbox``: The command line of bubblewrap around a program.

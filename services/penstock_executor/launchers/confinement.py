@@ -109,6 +109,11 @@ class Confinement(NamedTuple):
     attached: tuple[tuple[str, str], ...] = ()
     data_bytes: tuple[int, ...] = ()
 
+    @property
+    def is_slight(self) -> bool:
+        """Whether nothing is to be given up that its shim could not do without as well."""
+        return self._replace(new_privileges=False) == Confinement()
+
     def write(self, folder: str) -> None:
         """Leave it in a process's folder, for its shim."""
         fd = os.open(os.path.join(folder, FILE), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -140,8 +145,16 @@ class Confinement(NamedTuple):
             _bound_capabilities()
         if self.uid >= 0:
             _try(f"become user {self.user!r} (uid {self.uid}, gid {self.gid})", self._change_user)
-        if not self.new_privileges and _libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0):
+        if not self._leaves_new_privileges():
             raise ConfinementError("the kernel does not take new privileges away (no_new_privs)")
+
+    def enter_as_shim(self) -> bool:
+        """Give up what is slight, in the shim itself, whose child has it no more then; return whether that is done."""
+        leave_keyring()
+        return self._leaves_new_privileges()
+
+    def _leaves_new_privileges(self) -> bool:
+        return self.new_privileges or not _libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0)
 
     def _change_user(self) -> None:
         os.setgroups(self.groups)

@@ -27,6 +27,7 @@ if sys.path and __file__.startswith(sys.path[0] + "/"):
 
 import contextlib
 import ctypes
+import gc
 import importlib.util
 import marshal
 import os
@@ -76,6 +77,8 @@ class ShownMemory:
         self._options = arguments + sum(len(word) + 1 for word in own), end
         text = ctypes.string_at(environment, last - environment)
         self._environment = environment, environment + text.rstrip(b"\0").rfind(b"\0") + 1, last
+        self._libc = ctypes.CDLL(None)
+        self._libc.sbrk.restype = ctypes.c_void_p
 
     def has_room(self, env: Mapping[bytes, bytes]) -> bool:
         """Return whether there is room for an environment."""
@@ -90,11 +93,11 @@ class ShownMemory:
         shown_end, shown_last = _overwrite(begin, end, words), _overwrite(room, last, more)
         self._fields[_ARGUMENTS + 1], self._fields[_ARGUMENTS + 3] = shown_end, shown_last
         code_data_heap = [self._fields[i] for i in (22, 23, 41, 42, 43)]
-        libc = ctypes.CDLL(None)
-        libc.sbrk.restype = ctypes.c_void_p
-        area = [*code_data_heap, libc.sbrk(0), self._fields[24], *self._fields[_ARGUMENTS:][:4], 0]
+        area = [*code_data_heap, self._libc.sbrk(0), self._fields[24], *self._fields[_ARGUMENTS:][:4], 0]
         whole = struct.pack("@12QIi", *area, 0, -1)  # struct prctl_mm_map
-        libc.prctl(_SET_MM, _SET_MM_MAP, whole, ctypes.c_ulong(len(whole)), 0)  # or empty strings are shown at the end
+        self._libc.prctl(
+            _SET_MM, _SET_MM_MAP, whole, ctypes.c_ulong(len(whole)), 0
+        )  # or empty strings are shown at the end
 
 
 def _overwrite(begin: int, end: int, texts: Sequence[bytes]) -> int:
@@ -241,7 +244,9 @@ def main(modules: Sequence[str]) -> None:
     if sys.flags.isolated and sys.flags.no_site and not modules:
         ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # not dumpable, as a shim
         control.send(marshal.dumps((True, "")))
-        Forker(control, shim).serve()
+        forker = Forker(control, shim)
+        gc.freeze()  # or each shim would copy what its collector only looks at
+        forker.serve()
     elif sys.version_info < OLDEST or sys.implementation.name != "cpython":
         needed = ".".join(map(str, OLDEST))
         control.send(marshal.dumps((False, f"warm starts need CPython {needed} or later")))

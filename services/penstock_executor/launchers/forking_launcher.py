@@ -208,6 +208,10 @@ class ForkingLauncher:
         """Have a command run beside a process, or a connection made, and return a socket about it."""
         return process_launcher.enter(folder, asked, fds)
 
+    def park(self, folder: Path) -> socket.socket:
+        """Return a connection by which a program is parked."""
+        return process_launcher.park(folder)
+
     def signal_group(self, process: ShimProcess, signum: signal.Signals) -> None:
         """Signal the process and what it has started."""
         process_launcher.signal_group(process, signum)

@@ -30,7 +30,7 @@ from typing import Final
 
 import msgspec
 
-from penstock_cluster.host_limits import MemoryCaps, strongest_caps
+from penstock_cluster.host_limits import MemoryCaps, limits_of, strongest_caps
 from penstock_executor.launchers import session_keeper, shim
 from penstock_executor.launchers.confinement import Confinement
 from penstock_executor.launchers.launcher import EntryRequest, OutputFate, OutputLimits, RunFence, WarmRequest
@@ -141,7 +141,9 @@ def order(
     limits = "" if fence is None else f"{fence.hold_s}:{fence.end_s}:{fence.keep_s}:{fence.page}"
     own = {os.fsencode(name): os.fsencode(value) for name, value in {**env, AgentEnv.PROCESS: str(folder)}.items()}
     limit = f"{keep.limit_bytes}:{keep.room_s}"
-    return shim.Order(str(folder), str(keep.folder), limit, limits, cwd, tuple(argv), own)
+    program, data_bytes = limits_of(argv)
+    limited = (len(argv) - len(program), *data_bytes) if data_bytes else ()
+    return shim.Order(str(folder), str(keep.folder), limit, limits, cwd, tuple(argv), own, limited=limited)
 
 
 def noted(folder: Path, pid: int, keeper: int = 0, server: int = 0) -> ShimProcess:
@@ -232,13 +234,28 @@ def enter(folder: Path, asked: EntryRequest, fds: Sequence[int]) -> socket.socke
     body = marshal.dumps(msgspec.structs.asdict(asked))
     if len(body) > _MOST_ENTRY_BYTES:
         raise ValueError(f"the command line has more than {_MOST_ENTRY_BYTES:,} bytes; put it into a script")
+    made = _connected(folder, shim.ENTRANCE)
+    try:
+        socket.send_fds(made, [session_keeper.LENGTH.pack(len(body))], fds)
+        made.sendall(body)
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+def park(folder: Path) -> socket.socket:
+    """Return a connection by which a program is parked; see :meth:`Launcher.park`."""
+    return _connected(folder, shim.PARKING)
+
+
+def _connected(folder: Path, name: str) -> socket.socket:
+    """Connect to a socket of the shim's in a folder; it never blocks."""
     at = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         made.setblocking(False)
-        made.connect(f"/proc/self/fd/{at}/{shim.ENTRANCE}")  # the folder's own name may be too long for a socket
-        socket.send_fds(made, [session_keeper.LENGTH.pack(len(body))], fds)
-        made.sendall(body)
+        made.connect(f"/proc/self/fd/{at}/{name}")  # the folder's own name may be too long for a socket
     except BaseException:
         made.close()
         raise

@@ -590,7 +590,7 @@ class KeptTree(shim.ProcessTree):  # type: ignore[misc] # loaded by its path
         none_left = bool(super().reap())
         for kind, value in self._heard():
             if kind == _ENDED:
-                self.code = value
+                self.code = value if self.left is None else self.left
             self._is_clear = self._is_clear or kind == _CLEAR
         return none_left
 

@@ -55,6 +55,7 @@ from penstock_log import (
     RunEnded,
     RunRewound,
     RunStarted,
+    RunUnparked,
     SamplesRequested,
     ScaleDecided,
     TrialsScaled,
@@ -237,7 +238,7 @@ class ShadowFollower:
             self._append(subject, restated(fact, self.plan.policy, self.plan.settings))
         elif isinstance(fact, JobsRanked) and self.plan.policy == CONFIGURED and not self.live:
             self._append(subject, fact)  # by other rules every job gets a place anew, by its service
-        elif isinstance(fact, ScaleDecided | TrialsScaled) and not self.live:
+        elif isinstance(fact, ScaleDecided | TrialsScaled | RunUnparked) and not self.live:
             self._append(subject, fact)
         elif isinstance(fact, ScaleDecided):
             self._size(subject, fact)

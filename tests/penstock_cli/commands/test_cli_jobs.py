@@ -294,6 +294,16 @@ def test_jobs_to_cancel_are_named_or_chosen(penstock: Run, gateway: FakeGateway,
     assert (code, "expected" in said, gateway.asked) == (2, True, [])
 
 
+@pytest.mark.parametrize("verb", ["cancel", "hold", "release", "retry", "extend"])
+@pytest.mark.parametrize("words", [("",), (" ",), ("", "b2"), ("", "--dry-run"), ("", "--yes")])
+def test_the_empty_id_of_an_unset_variable_stands_for_no_jobs(
+    penstock: Run, gateway: FakeGateway, verb: str, words: tuple[str, ...]
+) -> None:
+    words = ("", "--to", "2h") if verb == "extend" else words
+    code, _, said = penstock(verb, *words)
+    assert (code, "penstock: " in said, gateway.asked) == (2, True, [])
+
+
 def test_an_unknown_job_does_not_keep_the_others_from_being_cancelled(penstock: Run, gateway: FakeGateway) -> None:
     code, out, err = penstock("cancel", "nope", "b2", "--reason", "wrong data")
     assert code == 4
