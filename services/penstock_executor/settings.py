@@ -81,7 +81,7 @@ class ExecutorSettings(msgspec.Struct, frozen=True, kw_only=True):
     warm_bytes : int
         The most memory that they may hold together when another one begins, and an eighth of the host's at most.
     warm_user_servers : int
-        The most such servers of one user other than the executor's; 0: programs of other users start cold.
+        The most such servers of one user other than the executor's, such as 2; 0: programs of other users start cold.
     warm_idle_s : float
         A server of such a user ends when it was not used for so long, in seconds.
     park_bytes : int
@@ -189,7 +189,7 @@ class ExecutorSettings(msgspec.Struct, frozen=True, kw_only=True):
     warm_starts: Literal["learn", "preload", "off"] = "learn"
     warm_servers: Annotated[int, Meta(ge=0)] = 4
     warm_bytes: Annotated[int, Meta(ge=0)] = 4 * 2**30
-    warm_user_servers: Annotated[int, Meta(ge=0)] = 2
+    warm_user_servers: Annotated[int, Meta(ge=0)] = 0
     warm_idle_s: Annotated[float, Meta(gt=0)] = 600.0
     park_bytes: Annotated[int, Meta(ge=-1)] = -1
     secrets_dir: str = ""
