@@ -15,6 +15,8 @@ import os
 import socket
 import sys
 import zlib
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, NoReturn
 
@@ -25,6 +27,7 @@ from penstock_cli import render
 from penstock_cli.invocation import AnswerOut, Exit, Failure, Out, act_patiently, bad_input, call, tell
 from penstock_cli.value_formats import duration_s, now_s, span
 from penstock_cluster.host_limits import host_name
+from penstock_log.spec import Name
 
 if TYPE_CHECKING:
     from penstock_bus.identity.claims import SigningKey
@@ -93,12 +96,14 @@ def join(
     The logins stay in the data folder: afterwards it is `penstock node start`.
     """
     given = parsed(_read_token(text))
-    node = NodeFile(node_id=node_id or host_name(), devices=devices, memory=memory)
+    node = NodeFile(node_id=_name(node_id), devices=devices, memory=memory)
+    _check_devices(devices)
     folder = data.absolute()
     try:
         folder.mkdir(mode=0o711, parents=True, exist_ok=True)
-        own, agents = asyncio.run(_asked(given, node, folder, server))
-        _keep(folder, node, own, agents)
+        with _stopped(folder):
+            own, agents = asyncio.run(_asked(given, node, folder, server))
+            _keep(folder, node, own, agents)
     except OSError as error:
         raise Failure(
             f"the login cannot be kept in {folder}: {error.strerror}; name another folder with --data"
@@ -125,6 +130,9 @@ def start(data: Data = _FOLDER, memory: Memory = True) -> None:
         ) from error
     except (OSError, ValueError) as error:  # MsgspecError is the second
         raise Failure(f"what {folder} says of this node cannot be read: {error}; join with a new token") from error
+    _check_devices(node.devices)
+    with _stopped(folder):
+        pass  # or its executor would end with an error, and its agents would be started again and again
     _run(folder, msgspec.structs.replace(node, memory=node.memory and memory), own)
 
 
@@ -248,6 +256,55 @@ def _read_token(text: str) -> str:
         bad_input(f"{text!r} is neither a token, which begins with {_MARK}, nor a file with one ({reason})")
 
 
+def _name(given: str) -> str:
+    """Return the name of this node, which is the machine's where none is given."""
+    try:
+        return msgspec.convert(given or host_name(), type=Name)
+    except msgspec.ValidationError:
+        bad_input(
+            f"--name {given!r} is no name of a node; expected at most 63 letters, digits, - and _, the first of them a "
+            "letter or a digit"
+        )
+
+
+def _check_devices(described: str) -> None:
+    """Say before a token is used what the executor would refuse."""
+    from penstock_cli.commands.up import check_devices
+
+    check_devices(described)
+
+
+@contextmanager
+def _stopped(folder: Path) -> Iterator[None]:
+    """Keep the executor of a node's folder from running while the context is open; refuse where one does."""
+    from penstock_bus.service_folder import alone_in
+
+    class FolderInUse(Exception):
+        """An executor runs, or the folder cannot be written."""
+
+    with ExitStack() as held:
+        try:
+            held.enter_context(alone_in(str(_executors_folder(folder)), "executor", FolderInUse))
+        except FolderInUse as error:
+            if not isinstance(error.__cause__, BlockingIOError):
+                raise Failure(str(error)) from error
+            raise Failure(
+                f"{_whose(folder)} runs in {folder}: stop it first, or name another folder with --data", Exit.CONFLICT
+            ) from error
+        yield
+
+
+def _whose(folder: Path) -> str:
+    try:
+        return f"node {msgspec.json.decode((folder / _NODE).read_bytes(), type=NodeFile).node_id}"
+    except (OSError, ValueError):  # MsgspecError is the second
+        return "an executor"
+
+
+def _executors_folder(folder: Path) -> Path:
+    return folder / "executor"
+
+
 def _key(file: Path) -> SigningKey:
     """Return the key of a login of this machine: made before the token is used, and the same where that is repeated."""
     import nkeys
@@ -296,7 +353,7 @@ def _run(folder: Path, node: NodeFile, own: Login) -> NoReturn:
     env = {
         "PENSTOCK_URL": own.url,
         CREDENTIALS: str(folder / _LOGIN),
-        "PENSTOCK_EXECUTOR_DATA_DIR": str(folder / "executor"),
+        "PENSTOCK_EXECUTOR_DATA_DIR": str(_executors_folder(folder)),
         "PENSTOCK_EXECUTOR_NODE_ID": node.node_id,
         **({"PENSTOCK_EXECUTOR_DEVICES": node.devices} if node.devices else {}),
     }

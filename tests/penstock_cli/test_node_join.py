@@ -12,11 +12,13 @@ import pytest
 
 from penstock_bus.identity.claims import SigningKey
 from penstock_bus.identity.logins import Login, write_login
+from penstock_bus.service_folder import alone_in
 from penstock_bus.shell import EX_UNAVAILABLE
 from penstock_cli.node_join import VARIABLE, parsed, written
 
 Run = Callable[..., tuple[int, str, str]]
-SPOILT = written(Login(url="nats://127.0.0.1:9", user="join", user_jwt="a.e30.c"))[:-8]
+TOKEN = written(Login(url="nats://127.0.0.1:9", user="join", user_jwt="a.e30.c"))
+SPOILT = TOKEN[:-8]
 
 
 def test_a_token_is_its_login_in_one_word() -> None:
@@ -55,6 +57,45 @@ def test_a_machine_that_has_not_joined_is_told_how(penstock: Run, tmp_path: Path
     code, _, err = penstock("node", "start", "--data", str(tmp_path))
     assert code == 4
     assert "this machine has not joined with this folder; join with what `penstock node token` prints" in err
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--devices", "banana"), "--devices: 'banana' at column 1 is no group of devices; expected kind:count"),
+        (("--name", "a b"), "--name 'a b' is no name of a node; expected at most 63 letters, digits, - and _"),
+    ],
+)
+def test_what_a_node_is_to_be_is_checked_before_the_token_is_used(
+    penstock: Run, tmp_path: Path, flags: tuple[str, str], said: str
+) -> None:
+    code, _, err = penstock("node", "join", TOKEN, "--data", str(tmp_path / "node"), *flags)
+    assert (code, said in err) == (2, True)
+    assert not (tmp_path / "node").exists()
+
+
+def test_the_folder_of_a_running_node_is_joined_with_and_started_by_no_other(penstock: Run, tmp_path: Path) -> None:
+    write_login(tmp_path / "executor.json", Login(url="nats://127.0.0.1:9", user="executor", user_jwt="a.e30.c"))
+    (tmp_path / "node.json").write_text('{"node_id": "n2", "devices": "cpu"}')
+
+    def there() -> dict[str, bytes]:
+        return {str(path): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+    with alone_in(str(tmp_path / "executor"), "executor", OSError):
+        before = there()
+        for command in (("join", TOKEN, "--name", "n9"), ("start",)):
+            code, _, err = penstock("node", *command, "--data", str(tmp_path))
+            assert code == 5
+            assert f"node n2 runs in {tmp_path}: stop it first, or name another folder with --data" in err
+        assert there() == before
+
+
+def test_a_node_whose_devices_are_none_is_not_started(penstock: Run, tmp_path: Path) -> None:
+    write_login(tmp_path / "executor.json", Login(url="nats://127.0.0.1:9", user="executor", user_jwt="a.e30.c"))
+    (tmp_path / "node.json").write_text('{"node_id": "n2", "devices": "banana"}')
+    code, _, err = penstock("node", "start", "--data", str(tmp_path))
+    assert (code, err.count("\n")) == (2, 1)
+    assert "--devices: 'banana' at column 1 is no group of devices" in err
 
 
 def started(folder: Path, *flags: str, node: str) -> str:

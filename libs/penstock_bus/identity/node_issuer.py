@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from typing import Final
 
@@ -22,6 +22,7 @@ import structlog
 from penstock_bus.follower import background
 from penstock_bus.identity import access
 from penstock_bus.identity.issuer_requests import (
+    CONFLICT,
     FORBIDDEN,
     NOT_FOUND,
     Handler,
@@ -36,7 +37,7 @@ from penstock_bus.nats import NatsBus
 from penstock_bus.nats.accounts import AccountPort
 from penstock_bus.port import Append, BusError, Conflict, Endpoint, Reply, Request
 from penstock_log import Commit, NodeLoginIssued, NodeLoginRevoked, NodeLogins, NodeTokenIssued, subjects, views
-from penstock_log.facts import Event
+from penstock_log.facts import Event, NodeJoined, NodeLeft
 from penstock_log.login_facts import NodeLogin, NodeToken
 from penstock_log.request_bodies import JoinRequest, RevokeRequest, TokenRequest
 from penstock_log.services import ISSUER
@@ -45,6 +46,8 @@ from penstock_log.text import escaped
 _VERSION: Final = "1.0.0"
 _RETRY_S: Final = 1.0
 _ID_BYTES: Final = 6
+LISTEN_S: Final = 3.0
+"""For so long a node of a wished name is listened for: some heartbeats, and less than who joins waits for an answer."""
 _log = structlog.get_logger("penstock.issuer")
 
 
@@ -154,6 +157,7 @@ class NodeIssuer:
             found, seq = await self._history(token)
             if asked.key not in found.logins:
                 _check_token(found)
+                await self._check_name(asked.node_id)
                 about = {"node_id": asked.node_id, "key": asked.key, "machine": asked.machine}
                 about |= {name: key for name, key in _agents_keys(asked).items() if key}
                 fact = NodeLoginIssued(token=token, **about, at_s=self._now_s())
@@ -264,6 +268,27 @@ class NodeIssuer:
         if revoked_s:
             another = "delete the data folder, and join with another token"
             raise RefusedRequest(FORBIDDEN, f"this login was revoked {_at(revoked_s)}; {another}")
+
+    async def _check_name(self, node_id: str) -> None:
+        """
+        Refuse the name of a node whose executor runs: two logins of a name are ended by one revocation.
+
+        A machine that joins again, with its executor stopped, keeps its name.
+        """
+        deliveries = await self._bus.read(subjects.node(node_id))
+        facts = [fact for one in deliveries for fact in one.commit.known if isinstance(fact, NodeJoined | NodeLeft)]
+        if not facts or isinstance(last := facts[-1], NodeLeft):
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LISTEN_S):
+                async for _ in self._bus.subscribe(subjects.heartbeat(node_id)):
+                    break
+            where = escaped(last.labels.get("address", "another machine"))
+            raise RefusedRequest(
+                CONFLICT,
+                f"node {node_id} is running, on {where}: each node has a name of its own. Give this one another with "
+                f"--name; or, where it is to join again, stop that executor first",
+            )
 
     async def _append(self, token: str, expected: int | None, *facts: Event) -> int:
         commit = Commit(id=secrets.token_hex(16), actor=ISSUER, facts=facts)  # type: ignore[arg-type]

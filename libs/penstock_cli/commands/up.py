@@ -89,7 +89,7 @@ def up(
     from penstock_cli.local import supervisor
 
     described = ",".join(filter(None, [devices, *["cpu"] * cpu]))
-    _check_devices(described)
+    check_devices(described)
     options = UpOptions(
         data_dir=data,
         port=port,
@@ -207,6 +207,17 @@ def environment_of(
     return login
 
 
+def check_devices(described: str) -> None:
+    """Say now what the executor would only say to its log."""
+    from penstock_cluster.device_backend import DeviceError
+    from penstock_cluster.inventory import backends_of
+
+    try:
+        backends_of(described or "auto")
+    except DeviceError as error:
+        bad_input(f"--devices: {error}")
+
+
 def become(name: str, environment: dict[str, str]) -> NoReturn:
     """Replace this process by a service's program; the environment is added to this one's."""
     env = {**os.environ, **environment}
@@ -228,17 +239,6 @@ def _explained() -> Iterator[None]:
         yield
     except (UpError, BusError) as error:
         raise Failure(str(error)) from error
-
-
-def _check_devices(described: str) -> None:
-    """Say now what the executor would only say to its log."""
-    from penstock_cluster.device_backend import DeviceError
-    from penstock_cluster.inventory import backends_of
-
-    try:
-        backends_of(described or "auto")
-    except DeviceError as error:
-        bad_input(f"--devices: {error}")
 
 
 def _settings(kind: type[S], section: str, config: str) -> S:

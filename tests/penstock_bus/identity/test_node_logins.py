@@ -14,7 +14,7 @@ from test_access_people import added, bus_as, login_of, raw
 
 from penstock.client import Client
 from penstock_bus import Append, NoResponders, ServiceError, Unauthorized
-from penstock_bus.identity import claims
+from penstock_bus.identity import claims, node_issuer
 from penstock_bus.identity.access import ADMIN
 from penstock_bus.identity.claims import SigningKey
 from penstock_bus.identity.issuer import issuing
@@ -23,7 +23,7 @@ from penstock_bus.nats import connect
 from penstock_bus.servers.server import Server, ServerSettings, running
 from penstock_cli.commands import backup
 from penstock_cli.local import backup_file
-from penstock_log import Commit, NodeLoginIssued, subjects
+from penstock_log import Commit, NodeJoined, NodeLeft, NodeLoginIssued, subjects
 from penstock_log.request_bodies import JoinRequest
 from penstock_testing import eventually
 
@@ -190,6 +190,40 @@ async def test_one_login_is_revoked_at_once_and_after_every_restart(server: Serv
             for login in (stolen, other):
                 with pytest.raises(Unauthorized, match="it was revoked since"):
                     await writes(login, "n2")
+
+
+async def test_the_name_of_a_running_node_is_no_other_machines_until_it_is_silent(
+    server: Server, olga: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with issuer_of(server), bus_of(server, ADMIN) as admin:
+        login = await admitted(server, olga, "n2", 2)
+        fact = NodeJoined(
+            node_id="n2", incarnation="b-1", devices=(), pool="default", labels={"address": "10.0.0.7"}, at_s=NOW_S
+        )
+        async with connect(login.url, login=login, timeout_s=5.0) as node:
+            commit = Commit(id="joined", actor="executor", facts=(fact,))
+            await node.append(Append(subject=subjects.node("n2"), commit=commit, expected=None))
+
+            async def beat() -> None:
+                while True:
+                    await node.publish(subjects.heartbeat("n2"), b"{}")
+                    await asyncio.sleep(0.05)
+
+            beating = asyncio.create_task(beat())
+            name = claims.decoded((await olga.node_token(60.0)).user_jwt)["name"]
+            assert server.keyring is not None
+            token = server.keyring.join_login(server.url, name, NOW_S, 4e9)
+            with pytest.raises(
+                ServiceError, match=r"node n2 is running, on 10\.0\.0\.7: each node has a name of its own"
+            ):
+                await joined(token, "n2", 3)
+            assert [one.key for one in (await olga.node_logins()).logins] == [key(2).public]
+            beating.cancel()
+        monkeypatch.setattr(node_issuer, "LISTEN_S", 0.2)
+        await joined(token, "n2", 3)  # the token is not spent
+        left = Commit(id="left", actor="executor", facts=(NodeLeft(node_id="n2", at_s=NOW_S),))
+        await admin.append(Append(subject=subjects.node("n2"), commit=left, expected=None))
+        await admitted(server, olga, "n2", 4)
 
 
 @pytest.mark.parametrize(("role", "subject"), [("memory", subjects.memory), ("aggregator", subjects.aggregator)])
