@@ -135,6 +135,10 @@ def scan(folder: Path) -> FolderScan:
     """
     if not folder.is_dir():
         raise CodeFolderError(f"{folder} is no folder; give the one in which the job's files are (--workdir)")
+    if folder.resolve() == Path(folder.anchor):
+        raise CodeFolderError(
+            f"{folder} is the whole file system; give the folder in which the job's files are (--workdir)"
+        )
     found = FolderScan(folder, [], Counter())
     unreadable: list[str] = []
     _walk(found, b"", _Ignored(folder), unreadable)

@@ -439,7 +439,8 @@ class CodePort(BodyLimit, Protocol):
     """
     The files of folders in which jobs run, in parts under subjects of their own, one message each.
 
-    What was stored is seen by the next call, whichever server answers; :meth:`get_code` alone may miss what is new.
+    What was stored is seen by the next call, whichever server answers; :meth:`get_code` alone may miss what is new, or
+    return what was there before.
     """
 
     async def put_code(self, items: Sequence[tuple[str, bytes]]) -> None:
@@ -454,6 +455,9 @@ class CodePort(BodyLimit, Protocol):
 
     async def get_code(self, subjects: Sequence[str]) -> dict[str, bytes]:
         """Return the bodies of those subjects that are there."""
+
+    async def newest_code(self, subjects: Sequence[str]) -> dict[str, bytes]:
+        """Return what :meth:`get_code` does, but as it is now; each subject is asked for by itself."""
 
     async def list_code(self, pattern: str) -> list[str]:
         """Return the subjects that are there of a pattern."""

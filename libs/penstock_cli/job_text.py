@@ -189,6 +189,7 @@ def job_lines(detail: views.JobDetail) -> list[str]:
         ("ran", f"{span(job.run_s)}{f' of {span(detail.time_limit_s)} at most' if detail.time_limit_s else ''}"),
         ("took", span(job.jct_s) if job.jct_s is not None else ""),
         ("warm", _warm(detail)),
+        ("parked", _parked(detail)),
         ("steps", str(job.steps)),
         ("metrics", render.mapping(job.metrics)),
         ("tries", f"{job.attempts}, preempted {render.count(job.preemptions, 'time')}, retries allowed {spec.retries}"),
@@ -229,7 +230,23 @@ def secrets(spec: JobSpec) -> str:
 def _warm(detail: views.JobDetail) -> str:
     """Return whether the last run that has begun was warm, and why not where its job asked for that."""
     start = next((run.start for run in reversed(detail.runs) if run.started_s), "")
-    return "yes" if start == "warm" else f"no ({start.removeprefix('cold: ')})" if start else ""
+    return (
+        "yes"
+        if start == "warm"
+        else ""
+        if start == "parked"
+        else f"no ({start.removeprefix('cold: ')})"
+        if start
+        else ""
+    )
+
+
+def _parked(detail: views.JobDetail) -> str:
+    """Return where its process waits in memory, or whether its last run has gone on with one."""
+    if (parked := detail.parked) is not None:
+        return f"on {parked.node_id} ({render.size(parked.held_bytes)}), to go on there without a load"
+    start = next((run.start for run in reversed(detail.runs) if run.started_s), "")
+    return "went on without a load" if start == "parked" else ""
 
 
 def _wants(detail: views.JobDetail) -> str:

@@ -104,6 +104,15 @@ def _write_all(fd: int, data: bytes) -> None:
             select.select([], [fd], [])
 
 
+_OF_PEOPLE: Final = (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE)
+"""What ends a command because somebody wants it, who needs not be told."""
+_LIMITS: Final = {
+    signal.SIGXCPU: ", as for its limit on processor time",
+    signal.SIGXFSZ: ", as for its limit on the size of files",
+    signal.SIGKILL: ", as by the kernel for want of memory, or where the job ends",
+}
+
+
 async def pieces(fd: int) -> AsyncIterator[bytes]:
     """Yield what a descriptor gives, as it comes, until its end; a file is read in a thread."""
     loop, ready = asyncio.get_running_loop(), asyncio.Event()
@@ -278,3 +287,23 @@ def exit_code(status: SessionStatus) -> int:
         return status.exit_code
     tell(f"the session has ended: {status.reason or 'its command ended without an exit code'}")
     return LOST
+
+
+def signal_text(code: int) -> str:
+    """
+    Return which signal has ended a command, as its exit code says it; empty where it was none that needs a word.
+
+    Examples
+    --------
+    >>> signal_text(152)
+    'exit code 152: the command was ended by SIGXCPU, as for its limit on processor time'
+    >>> signal_text(139), signal_text(130), signal_text(1)
+    ('exit code 139: the command was ended by SIGSEGV', '', '')
+    """
+    try:
+        ended = signal.Signals(code - 128)
+    except ValueError:
+        return ""
+    if ended in _OF_PEOPLE:
+        return ""
+    return f"exit code {code}: the command was ended by {ended.name}{_LIMITS.get(ended, '')}"

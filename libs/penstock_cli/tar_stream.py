@@ -1,7 +1,7 @@
 """
 A path as a stream of ``tar``, and such a stream as a path, beside an event loop.
 
-:class:`Packing` and :class:`Unpacking` have ``tarfile`` work in a thread, some blocks ahead of, or behind, the loop.
+:class:`TarSource` and :class:`TarTarget` have ``tarfile`` work in a thread, some blocks ahead of, or behind, the loop.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class _Piped:
         self.size_bytes += member.size
 
 
-class Packing(_Piped):
+class TarSource(_Piped):
     """A path here as a stream of ``tar``, whose first name is the path's own."""
 
     def __init__(self, source: Path) -> None:
@@ -111,13 +111,13 @@ class Packing(_Piped):
         return member
 
 
-class Unpacking(_Piped):
+class TarTarget(_Piped):
     """
     A stream of ``tar`` that becomes a path here, whatever its first name is there.
 
-    Nothing is written outside of the path: what would be, such as a link out of it, is left out, and that is said. What
-    is new is made in a folder beside it, and takes its name once all of it is there; a folder that is there already is
-    written into.
+    Nothing is written outside of the path, nor by way of a link in it, which an earlier copy may have brought: what
+    would be, and a link out of it, is left out, and that is said. What is new is made in a folder beside it, and takes
+    its name once all of it is there; a folder that is there already is written into.
 
     Attributes
     ----------
@@ -128,7 +128,6 @@ class Unpacking(_Piped):
     def __init__(self, into: Path) -> None:
         super().__init__()
         self._into, self.left_out = into, 0
-        self._links: set[str] = set()
         self._unpacking: asyncio.Future[None] | None = None
 
     async def put(self, data: bytes) -> None:
@@ -220,16 +219,17 @@ class Unpacking(_Piped):
     def _extract_below(
         self, archive: tarfile.TarFile, member: tarfile.TarInfo, renamed: tarfile.TarInfo, root: Path
     ) -> None:
-        """Write something in a folder, and nothing by way of a link that came along: these may lead out in the end."""
-        for name in (renamed.name, renamed.linkname if member.islnk() else ""):
-            if ".." in name.split("/") or not self._links.isdisjoint(map(str, PurePosixPath(name).parents)):
-                raise _Outside(f"{member.name} lies in a link, or is to be the same as what does")
+        """Write something in a folder, and nothing by way of a link in it, whoever made that: it may lead out."""
+        name, same = PurePosixPath(renamed.name), PurePosixPath(renamed.linkname if member.islnk() else "")
+        through = {*name.parents, *([name] if member.isdir() else []), same, *same.parents} - {PurePosixPath()}
+        if ".." in (*name.parts, *same.parts) or any((root / one).is_symlink() for one in through):
+            raise _Outside(f"{member.name} lies in a link, or is to be the same as a link or what lies in one")
+        if member.isreg() and (root / name).is_symlink():
+            (root / name).unlink()  # or what it leads to would be written
         try:
             _write(archive, renamed, root)
         except KeyError as error:
             raise _Outside(f"{member.name} is the same as what has not come: {member.linkname}") from error
-        if member.issym() or (member.islnk() and renamed.linkname in self._links):
-            self._links.add(renamed.name)
 
     def _drain(self) -> None:
         """Take what still comes behind the archive's end."""
@@ -257,15 +257,16 @@ def _write(archive: tarfile.TarFile, member: tarfile.TarInfo, root: Path) -> Non
     if HAS_FILTERS:
         archive.extract(member, root, filter="data")
     else:
-        archive.extract(_as_data(member), root)
+        archive.extract(_as_data(member, root), root)
 
 
-def _as_data(member: tarfile.TarInfo) -> tarfile.TarInfo:
+def _as_data(member: tarfile.TarInfo, root: Path) -> tarfile.TarInfo:
     """Return a member as the filter ``data`` of later versions of Python does."""
     if not (member.isreg() or member.isdir() or member.issym() or member.islnk()):
         raise _Outside(f"{member.name} is a special file")
     target = posixpath.join(posixpath.dirname(member.name), member.linkname) if member.issym() else member.linkname
-    if target.startswith("/") or posixpath.normpath(target).split("/")[0] == "..":
+    leads_out = target.startswith("/") or posixpath.normpath(target).split("/")[0] == ".."
+    if leads_out or not (root / target).resolve().is_relative_to(root.resolve()):
         raise _Outside(f"{member.name} would link to {member.linkname}, which is outside the destination")
     found = copy.copy(member)
     found.uid, found.gid, found.uname, found.gname = os.getuid(), os.getgid(), "", ""

@@ -274,7 +274,7 @@ def time_limit_s(text: str, option: str = "--time") -> float:
         return 0.0
     found = re.fullmatch(r"(?:(\d{1,5})-)?(\d{1,9})(?::(\d\d))?(?::(\d\d))?", text.strip())
     if found is None:
-        return duration_s(text, option)
+        return duration_s(text, option, "; or as in Slurm: 90 (minutes), 1:30:00, 1-12:00:00 or UNLIMITED")
     days, first, second, third = (None if part is None else int(part) for part in found.groups())
     if days is not None or third is not None:  # hours come first
         limit_s = (days or 0) * 86400 + (first or 0) * 3600 + (second or 0) * 60 + (third or 0)
@@ -391,9 +391,9 @@ def _whole_span(whole: int) -> str:
     raise AssertionError(whole)
 
 
-def duration_s(text: str, option: str) -> float:
+def duration_s(text: str, option: str, others: str = "") -> float:
     """
-    Return how long a text says, in seconds.
+    Return how long a text says, in seconds; ``others`` says which forms the option takes beside these.
 
     Examples
     --------
@@ -402,7 +402,7 @@ def duration_s(text: str, option: str) -> float:
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text.strip())
     if found is None or not float(found[1]):
-        bad_input(f"{option} {text!r} is no duration; expected a number over 0 with s, m, h or d, such as 12h")
+        bad_input(f"{option} {text!r} is no duration; expected a number over 0 with s, m, h or d, such as 12h{others}")
     return float(found[1]) * TIME_UNITS[found[2]]
 
 

@@ -377,9 +377,13 @@ _NO_CONTAINERS: Final = frozenset[str]()
 
 
 def asks(spec: JobSpec) -> bool:
-    """Say whether a job cannot have any devices: it asks for more or less of a host, its image, or some refuse it."""
-    wants = spec.cpus > 0 or spec.host_memory_bytes > 0 or spec.least_host_bytes > 0
-    return wants or bool(spec.image) or bool(spec.refused_by)
+    """Say whether a job cannot have any devices: it asks for something of a host, or some refuse its user."""
+    return asks_of_host(spec) or bool(spec.refused_by)
+
+
+def asks_of_host(spec: JobSpec) -> bool:
+    """Say whether a job asks for anything but the shares of its devices: more or less of a host, or its image."""
+    return spec.cpus > 0 or spec.host_memory_bytes > 0 or spec.least_host_bytes > 0 or bool(spec.image)
 
 
 def runs(spec: JobSpec, node: Node) -> bool:

@@ -125,6 +125,7 @@ if TYPE_CHECKING:
         RunMeasured,
         RunRewound,
         RunStarted,
+        RunUnparked,
         RunWarned,
         SamplesRequested,
         Scalability,
@@ -179,7 +180,7 @@ else:
             "JobUnblocked KindSpeed LaneChanged "
             "NodeDrained NodeJoined NodeLeft NodeRemoved NodeResumed PolicySet ProfileSample ReservationCancelled "
             "ReservationMade RunCheckpointed "
-            "RunEnded RunMeasured RunRewound RunStarted RunWarned SamplesRequested Scalability "
+            "RunEnded RunMeasured RunRewound RunStarted RunUnparked RunWarned SamplesRequested Scalability "
             "SweepCancelled SweepSubmitted Timing UnknownFact UserRemoved UserSet WorkloadProfiled "
             "WorkloadScaled"
         ),
@@ -292,6 +293,7 @@ __all__ = [
     "RunMeasured",
     "RunRewound",
     "RunStarted",
+    "RunUnparked",
     "RunWarned",
     "SamplesRequested",
     "Scalability",

@@ -14,6 +14,11 @@ A process that takes turns on its device may wait for one for long, or for ever,
 more. So between two steps it may answer that it is ``held``: it begins none before it hears the verdict, and needs no
 margin. If all of a gang are, they leave after the step that they have done.
 Rank 0 alone sends :class:`CheckpointSaved`; the last message of the others is :class:`StepProgress`.
+
+A process that is a gang by itself may be parked in place of leaving. It is told so with the step; having saved its
+checkpoint it says :class:`ReadyToPark` and waits. It is stopped then, and hears :class:`GoOn` when it goes on as a
+later run of its job: it says :class:`Hello` on a new connection, and has nothing to load. If it hears
+:class:`StopAtStep` once more, or the connection ends, it leaves.
 """
 
 from __future__ import annotations
@@ -153,6 +158,12 @@ class SaveFailed(msgspec.Struct, frozen=True, kw_only=True, tag="save_failed"):
     error: str
 
 
+class ReadyToPark(msgspec.Struct, frozen=True, kw_only=True, tag="parks"):
+    """The checkpoint after this step is complete, and the process waits to be stopped with its memory kept."""
+
+    step: Count
+
+
 class SessionDone(LoopReport, frozen=True, kw_only=True, tag="done"):
     """The session was left in good order: last step and last metrics."""
 
@@ -166,10 +177,18 @@ class StopAtStep(msgspec.Struct, frozen=True, kw_only=True, tag="stop_at"):
     Save a checkpoint after this step, say :class:`CheckpointSaved` with ``leaving``, and exit with
     :data:`EXIT_PREEMPTED`.
 
-    A process that is a gang by itself may leave after an earlier one.
+    A process that is a gang by itself may leave after an earlier one. Where it may ``park``, it may say
+    :class:`ReadyToPark` in place of exiting.
     """
 
     step: Count
+    park: bool = False
+
+
+class GoOn(msgspec.Struct, frozen=True, kw_only=True, tag="go_on"):
+    """Go on as the run of this epoch, where the process has stopped: the last line on the earlier run's connection."""
+
+    epoch: Count
 
 
 class HoldMemory(msgspec.Struct, frozen=True, kw_only=True, tag="hold"):
@@ -212,8 +231,8 @@ class ConnectionRefused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"
     reason: str
 
 
-FromJob = Union[Hello, StepProgress, StepReached, CheckpointSaved, SaveFailed, SessionDone]
-ToJob = Union[StopRequest, StopAtStep, HoldMemory, TimeLeft, ConnectionRefused]
+FromJob = Union[Hello, StepProgress, StepReached, CheckpointSaved, SaveFailed, ReadyToPark, SessionDone]
+ToJob = Union[StopRequest, StopAtStep, GoOn, HoldMemory, TimeLeft, ConnectionRefused]
 
 EXIT_PREEMPTED: Final = 75
 """``EX_TEMPFAIL``: the process stopped because it was asked to, and will go on elsewhere."""

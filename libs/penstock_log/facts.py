@@ -192,6 +192,7 @@ class RunStarted(Event, frozen=True, kw_only=True, tag="run.started.v1"):
     copied_from : str
         The node from which the executor copied the checkpoint for this run; empty where it was there already.
     start : str
+        ``parked`` where its process is that of an earlier run, which was stopped with its memory kept and goes on.
         ``warm`` where its processes were forked from a server that had imported their modules; ``cold: `` and the
         reason where the job asks for that and it could not be; empty otherwise.
     """
@@ -330,6 +331,9 @@ class RunEnded(Event, frozen=True, kw_only=True, tag="run.ended.v1"):
         Samples that its sampler handed out and that were done, over all runs and epochs; 0 without a sampler.
     iteration_s, error_s : float
         Mean over the measured iterations of this run, and its standard error, in seconds; 0 where not known.
+    parked, parked_bytes : bool, int
+        Whether its process stays on the node, stopped, to go on as a later run; and the memory of the host that it
+        holds there.
     """
 
     job_id: str
@@ -355,6 +359,17 @@ class RunEnded(Event, frozen=True, kw_only=True, tag="run.ended.v1"):
     samples: int = 0
     iteration_s: float = 0.0
     error_s: float = 0.0
+    parked: bool = False
+    parked_bytes: int = 0
+
+
+class RunUnparked(Event, frozen=True, kw_only=True, tag="run.unparked.v1"):
+    """The process of a run that had ended as parked is gone: a later run begins from the checkpoint, by a load."""
+
+    job_id: str
+    epoch: int
+    node_id: str
+    reason: str = ""
 
 
 class RunWarned(Event, frozen=True, kw_only=True, tag="run.warned.v1"):

@@ -110,6 +110,25 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     peers: tuple[str, ...] = ()
 
 
+class Parked(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    Where a job's process stays in memory, stopped, since its last run was preempted.
+
+    Attributes
+    ----------
+    node_id, epoch : str, int
+        Of that run.
+    held_bytes : int
+        Memory of the host that it holds.
+    since_s : float
+    """
+
+    node_id: str
+    epoch: int
+    held_bytes: int = 0
+    since_s: float = 0.0
+
+
 class Job(msgspec.Struct, kw_only=True, omit_defaults=True):
     """
     One job as the log has it so far.
@@ -120,6 +139,7 @@ class Job(msgspec.Struct, kw_only=True, omit_defaults=True):
         It waits for other jobs or sweeps (``after`` of its specification), which have not come that far.
     in_line : bool
         As many jobs of its array as may run at a time come before it: it is not to start before one of them is over.
+        One that is held or blocked has no place before others, and is in line too.
     unblocked_s : float
         When these had come; 0 before, and where it waits for none.
     limit_s : float
@@ -182,6 +202,8 @@ class Job(msgspec.Struct, kw_only=True, omit_defaults=True):
         End of the back-off after a failure; before the first run, the time before which it is not to begin.
     diverged : tuple of str
         Metrics whose last value was no finite number.
+    parked : Parked or None
+        Where its process stays, to go on without a load; None where none does.
     """
 
     id: str
@@ -235,6 +257,7 @@ class Job(msgspec.Struct, kw_only=True, omit_defaults=True):
     reason: str = ""
     exit_code: Optional[int] = None
     finished_s: float = 0.0
+    parked: Optional[Parked] = None
 
     def executed_by(self, now_s: float) -> float:
         """Return the seconds executed over all runs up to ``now_s``."""
@@ -292,6 +315,11 @@ class Job(msgspec.Struct, kw_only=True, omit_defaults=True):
     def may_run(self, epoch: int, node_id: str) -> bool:
         """Say whether the processes of this epoch on this node are still wanted, in whatever state they are."""
         return self.placement is not None and self.placement.epoch == epoch and node_id in self.open_nodes
+
+    @property
+    def parked_on(self) -> str:
+        """The node on which its process is parked; empty where none is."""
+        return self.parked.node_id if self.parked is not None else ""
 
     @property
     def startable(self) -> bool:

@@ -33,6 +33,7 @@ from penstock_log.facts import (
     JobTimeSet,
     JobUnblocked,
     NodeJoined,
+    NodeLeft,
     NodeResumed,
     ProfileSample,
     RunCheckpointed,
@@ -40,9 +41,10 @@ from penstock_log.facts import (
     RunMeasured,
     RunRewound,
     RunStarted,
+    RunUnparked,
     SamplesRequested,
 )
-from penstock_log.job_state import ACTIVE, SEVERITY, TERMINAL, TRANSITIONS, Checkpoint, Job, JobState
+from penstock_log.job_state import ACTIVE, SEVERITY, TERMINAL, TRANSITIONS, Checkpoint, Job, JobState, Parked
 from penstock_log.spec import JobSpec, Outcome
 from penstock_log.text import duration
 
@@ -70,7 +72,8 @@ class ArrayWindow(msgspec.Struct):
     open : dict of str to None
         Jobs that may start, or have: ``most`` at most.
     line : list of (int, str)
-        Those that wait for one of them to be over, by their places. A job that is held is in neither.
+        Those that wait for one of them to be over, by their places. A job that is held, or waits for other jobs, is in
+        neither: else it could keep out the one that it waits for.
     begun : int
         How many jobs have come: the place of the next.
     """
@@ -89,11 +92,11 @@ class ArrayWindow(msgspec.Struct):
         self.settle(job)
 
     def settle(self, job: Job) -> None:
-        """Have a job that may have changed wait in line, or keep what it has; one that is over or held has neither."""
+        """Have a job that may have changed wait in line, or keep what it has, or have neither."""
         if job.state in TERMINAL:
             self.leave(job.id)
             job.in_line = False
-        elif job.held and job.state is JobState.PENDING:
+        elif (job.held or job.blocked) and job.state is JobState.PENDING:
             self._go(job.id)
             job.in_line = True
         elif job.in_line:
@@ -115,6 +118,12 @@ class ArrayWindow(msgspec.Struct):
         self.open.update(dict.fromkeys(found))
         return found
 
+    def swap(self, job_id: str, for_id: str) -> None:
+        """Let a job in line start in the place of one that has not, which waits in line from the next look on."""
+        self._go(job_id)
+        del self.open[for_id]
+        self.open[job_id] = None
+
     def _go(self, job_id: str) -> None:
         self.open.pop(job_id, None)
         entry = self.places.get(job_id, -1), job_id
@@ -135,6 +144,8 @@ class JobTable(msgspec.Struct):
     arrays : dict of str to ArrayWindow
         The arrays of which only so many jobs run at a time, while any of their jobs is not over: by id and user, as
         what one user submits is not to keep the jobs of another.
+    parked : dict of str to list of str
+        Node → jobs whose processes are parked there.
     refusals : dict of str to dict of str to float
         User → the nodes that have refused the user's jobs since they joined, and when each did last.
     """
@@ -142,6 +153,7 @@ class JobTable(msgspec.Struct):
     by_id: dict[str, Job] = msgspec.field(default_factory=dict)
     sharers: SharingJobs = msgspec.field(default_factory=dict)
     arrays: dict[str, ArrayWindow] = msgspec.field(default_factory=dict)
+    parked: dict[str, list[str]] = msgspec.field(default_factory=dict)
     refusals: dict[str, dict[str, float]] = msgspec.field(default_factory=dict)
 
     def __getitem__(self, job_id: str) -> Job:
@@ -178,6 +190,7 @@ class JobTable(msgspec.Struct):
         job = self.by_id.pop(job_id, None)
         if job is None:
             return
+        unpark(self, job)
         if (window := self.arrays.get(_window_id(job.spec))) is not None:
             window.leave(job_id)
             if not window.places:
@@ -190,11 +203,15 @@ class JobTable(msgspec.Struct):
         """Fold one fact in; return the jobs it touched."""
         fold = _FOLDS.get(type(event))
         touched = fold(self, event) if fold is not None else []
+        if self.parked:
+            for job in touched:
+                if job.state in TERMINAL or job.placement is not None:
+                    unpark(self, job)
         return _with_line(self, touched, event.at_s) if self.arrays else touched
 
 
 def _with_line(jobs: JobTable, touched: list[Job], at_s: float) -> list[Job]:
-    """Let jobs of arrays start in the place of those that are over or held; return these and what was touched."""
+    """Let jobs of arrays start in the place of those that are over or cannot; return these and what was touched."""
     windows = {}
     for job in touched:
         window = jobs.arrays.get(_window_id(job.spec))
@@ -212,10 +229,14 @@ def _let_in(jobs: JobTable, window: ArrayWindow, at_s: float) -> list[Job]:
     """Let the first jobs in line start, as far as the window has room for them."""
     found = [jobs.by_id[job_id] for job_id in window.next()]
     for job in found:
-        job.in_line = False
-        if at_s > job.submitted_s:
-            job.unblocked_s = at_s
+        _leave_line(job, at_s)
     return found
+
+
+def _leave_line(job: Job, at_s: float) -> None:
+    job.in_line = False
+    if at_s > job.submitted_s:
+        job.unblocked_s = at_s
 
 
 def _window_id(spec: JobSpec) -> str:
@@ -285,6 +306,7 @@ def _submit_sample(jobs: JobTable, event: SamplesRequested, sample: ProfileSampl
 def _apply_round(jobs: JobTable, event: RoundDecided) -> list[Job]:
     touched = []
     for node_id in event.lost_nodes:
+        touched += _unpark_all(jobs, node_id)
         held = [job for job in jobs.not_over() if node_id in job.open_nodes]
         touched += [job for job in held if _leave_node(job, node_id, "lost", event.at_s)]
         _leave_shared(jobs, touched, node_id, event.at_s)
@@ -295,9 +317,33 @@ def _apply_round(jobs: JobTable, event: RoundDecided) -> list[Job]:
             touched.append(job)
     for placement in event.placements:
         job = jobs.by_id.get(placement.job_id)
-        if job is not None and _place(job, placement, event.at_s):
+        if job is None:
+            continue
+        if job.in_line and placement.epoch == job.epoch + 1:
+            touched += _swapped(jobs, job, event.at_s)
+        if _place(job, placement, event.at_s):
             touched.append(job)
     return touched
+
+
+def _swapped(jobs: JobTable, job: Job, at_s: float) -> list[Job]:
+    """
+    Have a job that was placed start in the place of another of its array, if one has not started; return that one.
+
+    Whoever placed it counted the jobs of the array in another way: earlier versions had those that wait for other jobs
+    among them.
+    """
+    window = jobs.arrays.get(_window_id(job.spec))
+    if window is None or job.held or job.blocked or job.state is not JobState.PENDING:
+        return []
+    waiting = [one for one in window.open if jobs.by_id[one].state is JobState.PENDING]
+    if not waiting:
+        return []
+    last = max(waiting, key=window.places.__getitem__)
+    window.swap(job.id, last)
+    jobs.by_id[last].in_line = True
+    _leave_line(job, at_s)
+    return [jobs.by_id[last]]
 
 
 def _place(job: Job, placement: Placement, at_s: float) -> bool:
@@ -583,7 +629,40 @@ def _on_ended(jobs: JobTable, event: RunEnded) -> list[Job]:
     if job is None or not _end_run(job, event):
         return []
     _leave_shared(jobs, [job], event.node_id, event.at_s)
+    if event.parked and job.state is JobState.PENDING:
+        job.parked = Parked(node_id=event.node_id, epoch=event.epoch, held_bytes=event.parked_bytes, since_s=event.at_s)
+        jobs.parked.setdefault(event.node_id, []).append(job.id)
     return [job, *_refuse(jobs, job, event)] if event.refuses_user else [job]
+
+
+def unpark(jobs: JobTable, job: Job) -> bool:
+    """Note that no process of a job is parked any more; return whether one was."""
+    if job.parked is None:
+        return False
+    there = jobs.parked[job.parked.node_id]
+    there.remove(job.id)
+    if not there:
+        del jobs.parked[job.parked.node_id]
+    job.parked = None
+    return True
+
+
+def _unpark_all(jobs: JobTable, node_id: str) -> list[Job]:
+    """Note that no process is parked on a node any more: its executor has begun anew, or is gone."""
+    return [job for job_id in list(jobs.parked.get(node_id, ())) if unpark(jobs, job := jobs.by_id[job_id])]
+
+
+def _on_joined(jobs: JobTable, event: NodeJoined) -> list[Job]:
+    """Fold a node's joining: it has another executor and other settings."""
+    return [*_unpark_all(jobs, event.node_id), *_on_node(jobs, event)]
+
+
+def _on_unparked(jobs: JobTable, event: RunUnparked) -> list[Job]:
+    job = jobs.by_id.get(event.job_id)
+    if job is None or job.parked is None or (job.parked.node_id, job.parked.epoch) != (event.node_id, event.epoch):
+        return []
+    unpark(jobs, job)
+    return [job]
 
 
 def _refuse(jobs: JobTable, job: Job, event: RunEnded) -> list[Job]:
@@ -665,6 +744,8 @@ _FOLDS: Final[dict[type[Event], Callable[[JobTable, Any], list[Job]]]] = {
     RunEnded: _on_ended,
     RunCheckpointed: _on_one(_checkpoint),
     RunRewound: _on_one(_rewind),
+    RunUnparked: _on_unparked,
+    NodeLeft: lambda jobs, event: _unpark_all(jobs, event.node_id),
     RunMeasured: _on_one(_measure),
     JobCancelled: _on_one(_cancel),
     JobHeld: _on_one(_hold),
@@ -674,7 +755,7 @@ _FOLDS: Final[dict[type[Event], Callable[[JobTable, Any], list[Job]]]] = {
     JobTimeSet: _on_one(_set_time),
     TrialsScaled: _on_scaled,
     ScaleDecided: _on_sized,
-    NodeJoined: _on_node,
+    NodeJoined: _on_joined,
     NodeResumed: _on_node,
 }
 """Kind of fact → its fold, which returns the jobs that it touched; other kinds change nothing in a job's life."""

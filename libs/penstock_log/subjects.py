@@ -496,6 +496,10 @@ _NOBODY: Final = "%"
 """No name is written so."""
 CODE_RECORDS: Final = f"{ROOT}.code.*.tree.*"
 """The records of all trees of all users."""
+CODE_PARTS: Final = f"{ROOT}.code.*.part.>"
+"""All parts of all users."""
+CODE_MARKS: Final = f"{ROOT}.code.*.collecting"
+"""The marks of all users of whose code parts are being removed."""
 
 
 def code_record(user: str, digest: str) -> str:

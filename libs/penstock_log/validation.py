@@ -166,6 +166,25 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"; did you mean `{close[0]}`?" if close else ""
 
 
+_BY_OTHER_NAMES: Final = {
+    "time": ("time_limit_s", "a number of seconds, such as 43200 (`--time` takes 12h, 90m and 1-00:00:00 too)"),
+    "time_limit": ("time_limit_s", "a number of seconds, such as 43200 (`--time` takes 12h, 90m and 1-00:00:00 too)"),
+    "begin": ("begin_s", "seconds since 1970 (`--begin` takes 2h, 18:00 and tomorrow too)"),
+    "warn": ("warn_s", "a number of seconds, such as 300"),
+    "partition": ("pool", "a name, such as default"),
+    "dependency": ("after", 'a list, such as ["afterok:prepare"]'),
+    "memory_gb": ("memory_bytes", "a number of bytes"),
+    "job_name": ("name", "a text"),
+}
+"""What people call a field, by its flag or in Slurm → its name in a file, and what it holds."""
+
+
+def _meant(key: str, fields: Iterable[str]) -> str:
+    """Return which field was probably meant, and what it holds where that is another than the name lets expect."""
+    name, holds = _BY_OTHER_NAMES.get(key.lower().replace("-", "_"), ("", ""))
+    return f"; it is called `{name}` here, {holds}" if name in fields else nearest(key, fields)
+
+
 @cache
 def _type_info(type_: Any) -> inspect.Type:
     return inspect.type_info(type_)
@@ -194,7 +213,7 @@ def _struct(raw: Any, info: inspect.StructType, path: str) -> Iterator[str]:
     fields = {field.encode_name: field for field in info.fields}
     for key in raw:
         if key not in fields and key != info.tag_field:
-            yield f"{_under(path, key)}: unknown field{nearest(str(key), fields)}"
+            yield f"{_under(path, key)}: unknown field{_meant(str(key), fields)}"
     for name, field in fields.items():
         if name in raw:
             yield from _problems(raw[name], field.type, _under(path, name), "")
@@ -274,7 +293,8 @@ def _atom(raw: Any, info: inspect.Type, path: str, meant: str) -> Iterator[str]:
     if not good:
         bounded = getattr(info, "le", None) is not None
         fitting = "" if bounded else _fitting(raw)
-        yield _wrong(path, _expected(info, meant) + fitting, raw) + _closest_literal(raw, info)
+        unit = " (seconds)" if path.endswith("_s") and isinstance(raw, str) else ""
+        yield _wrong(path, _expected(info, meant) + unit + fitting, raw) + _closest_literal(raw, info)
 
 
 def _fits(raw: str, info: inspect.StrType) -> bool:

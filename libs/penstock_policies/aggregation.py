@@ -292,7 +292,7 @@ def assign(
     >>> assign([Task("R", "r", 6.0)], iteration_s, there, new_ids=["a3"]).allocated
     ('a3',)
     """
-    packing = _Packing(
+    packing = _TaskTable(
         aggregators, iteration_s, loss_limit, run_limit_s, new_ids=new_ids, may_allocate=may_allocate, strict=strict
     )
     packing.expect_new(tasks)
@@ -342,7 +342,7 @@ def recycle(
     >>> recycle(there, {"Q": 10.0, "R": 10.0})
     (TaskMove(task=Task(job='R', part='r1', cost_s=3.0), source='a1', target='a2'),)
     """
-    packing = _Packing(aggregators, iteration_s, loss_limit, run_limit_s)
+    packing = _TaskTable(aggregators, iteration_s, loss_limit, run_limit_s)
     before = packing.places
     while packing.empty_one(up_to):
         pass
@@ -384,7 +384,7 @@ def rebalance(
     >>> rebalance(there, {"P": 10.0, "Q": 10.0, "R": 10.0}).moves
     (TaskMove(task=Task(job='R', part='r', cost_s=5.0), source='a1', target='a2'),)
     """
-    packing = _Packing(aggregators, iteration_s, loss_limit, run_limit_s, new_ids=new_ids, may_allocate=may_allocate)
+    packing = _TaskTable(aggregators, iteration_s, loss_limit, run_limit_s, new_ids=new_ids, may_allocate=may_allocate)
     before = packing.places
     leaving = [task for name in aggregators for task in packing.relieve(name)]
     unplaced = packing.place_all(leaving)
@@ -521,7 +521,7 @@ class CycleSlots:
         return self._began_s + cycle_s
 
 
-class _Packing:
+class _TaskTable:
     """Tasks on aggregators while they are placed and moved."""
 
     def __init__(

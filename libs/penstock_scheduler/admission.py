@@ -28,7 +28,7 @@ from typing import Final
 
 import msgspec
 
-from penstock_cluster.nodes import asks, fits
+from penstock_cluster.nodes import asks, asks_of_host, fits
 from penstock_log import JobSpec
 from penstock_scheduler.assignment import DeviceSupply
 from penstock_scheduler.placement import FreeDevices, Located
@@ -214,7 +214,7 @@ class _AdmissionWalk:
             self.found_nothing.add(demand)
         if spec.gpus > 1:
             self._reserve_kind(ranked)
-        elif asks(spec):
+        elif asks_of_host(spec):
             self._reserve(ranked, lambda: self.free.roomiest(spec, self.whole))
         return False
 
@@ -279,6 +279,7 @@ class _AdmissionWalk:
         Say whether any node could run a job, as far as its image and its user go.
 
         Where only some can, it takes what falls free there: runs are not looked through for those whose nodes would do.
+        So a job whose user one node refuses preempts nobody; what lifts it: victims that are chosen by their nodes.
         """
         return self.free.hosts is None or self.free.hosts.all_run(spec)
 
@@ -341,7 +342,8 @@ class _AdmissionWalk:
 
     def _choose(self, among: FreeDevices, ranked: RankedJob, kind: str, count: int) -> list[Located]:
         job, context = ranked.job, self.context
-        return among.choose(job.spec, kind, count, together=context.together(job), first_fit=context.first_fit)
+        together, first_fit = context.together(job), context.first_fit
+        return among.choose(job.spec, kind, count, together=together, first_fit=first_fit, near=job.parked_on)
 
     # --- jobs that share devices
     def _share(self, ranked: RankedJob, sharing: SharedPlacement) -> bool:

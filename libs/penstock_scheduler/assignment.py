@@ -111,7 +111,7 @@ def _in_order(
             found_nothing.add((spec.kinds, spec.memory_bytes))
             continue
         kind = choose(ranked, kinds)
-        devices = supply.free.choose(spec, kind, 1, first_fit=context.first_fit)
+        devices = supply.free.choose(spec, kind, 1, first_fit=context.first_fit, near=ranked.job.parked_on)
         supply.free.take(devices)
         found.starts.append((ranked, kind, devices))
     return found
@@ -254,7 +254,7 @@ class _WindowWalk:
 
     def _start_on(self, like: Device, jobs: Sequence[RankedJob]) -> None:
         for ranked in jobs:
-            devices = self.free.choose_like(like, first_fit=self.context.first_fit)
+            devices = self.free.choose_like(like, first_fit=self.context.first_fit, near=ranked.job.parked_on)
             if not devices:
                 return  # a host has less room left than devices: they wait for the next round
             self.free.take(devices)

@@ -135,7 +135,14 @@ class FreeDevices:
         return {node_id: held for node_id, held in some.items() if held}
 
     def choose(
-        self, spec: JobSpec, kind: str, count: int, *, together: bool | None = None, first_fit: bool = False
+        self,
+        spec: JobSpec,
+        kind: str,
+        count: int,
+        *,
+        together: bool | None = None,
+        first_fit: bool = False,
+        near: str = "",
     ) -> list[Located]:
         """
         Return ``count`` devices of one kind, not taken yet; fewer if there are fewer.
@@ -147,11 +154,14 @@ class FreeDevices:
             as the model's skew in ``spec`` asks for.
         first_fit : bool
             On the first node that has enough, else on the first nodes that have, by id.
+        near : str
+            A node that is taken where none is better, since the job would begin sooner there; empty: none.
 
         Notes
         -----
-        One node with just enough is best, in the domains with the fewest free devices. Within a node, the smallest
-        memory that will do comes first. Equal choices go by node id and device number.
+        One node with just enough is best; of those the one that is ``near``, or else the one in the domains with the
+        fewest free devices. Within a node, the smallest memory that will do comes first. Equal choices go by node id
+        and device number.
         """
         if count < 1 or not (buckets := self._fitting(spec, kind)):
             return []
@@ -163,15 +173,19 @@ class FreeDevices:
         if first_fit:
             nodes = _first_nodes(nodes_by_free, count)
         elif enough:
-            nodes = [self._tightest(nodes_by_free[enough])]
+            nodes = [near if near in nodes_by_free[enough] else self._tightest(nodes_by_free[enough])]
         else:
             spread = consolidates(spec.skew) if together is None else together
             by_node = {node_id: free for free, held in nodes_by_free.items() for node_id in held}
             nodes = (fewest if spread else holes)(by_node, count, self._paths)
         return _first(buckets, nodes, count, limits)
 
-    def choose_like(self, like: Device, *, first_fit: bool = False) -> list[Located]:
-        """Return one device of a class, on the node with the fewest of them (or the first): what is whole stays so."""
+    def choose_like(self, like: Device, *, first_fit: bool = False, near: str = "") -> list[Located]:
+        """
+        Return one device of a class, on the node with the fewest of them (or the first): what is whole stays so.
+
+        Of equal nodes, the one that is ``near`` is taken.
+        """
         bucket = self._buckets.get(like)
         if bucket is None or not bucket.count:
             return []
@@ -180,9 +194,11 @@ class FreeDevices:
             nodes_by_free = _with(nodes_by_free, self._limits_of([bucket]))
             if not nodes_by_free:
                 return []
-        node_id = (
-            min(map(min, nodes_by_free.values())) if first_fit else self._tightest(nodes_by_free[min(nodes_by_free)])
-        )
+        fewest_free = nodes_by_free[min(nodes_by_free)]
+        if first_fit:
+            node_id = min(map(min, nodes_by_free.values()))
+        else:
+            node_id = near if near in fewest_free else self._tightest(fewest_free)
         held = bucket.held[node_id]
         return [(node_id, held[min(held)])]
 

@@ -224,8 +224,12 @@ def _decided(
     return found, next_s
 
 
-def _draft(given: _RoundInput) -> tuple[_Draft, Mapping[str, int]]:
-    """Return the first try that starts something, and the users who were left out of it."""
+def _draft(given: _RoundInput, *, by_class: bool = True) -> tuple[_Draft, Mapping[str, int]]:
+    """
+    Return the first try that starts something, and the users who were left out of it.
+
+    Without ``by_class`` the jobs of all classes enter at once, which shows what this round and the next ones would do.
+    """
     pool, supply, context = given.pool, given.supply, given.context
     alpha = pool.alpha(context.rules)
     left_out: Mapping[str, int] = {}
@@ -233,7 +237,7 @@ def _draft(given: _RoundInput) -> tuple[_Draft, Mapping[str, int]]:
         alpha = 1.0  # where nothing can start, all are in
     if alpha >= 1.0 and not given.covered.borrowers:
         return _try(given, given.ready), left_out
-    for turn in _turns(given, alpha):
+    for turn in _turns(given, alpha, by_class=by_class and alpha < 1.0):  # else the order sees to it
         draft = _try(given, turn.entering)
         left_out = turn.left_out
         if draft.acts or len(turn.entering) == len(given.ready):
@@ -242,15 +246,15 @@ def _draft(given: _RoundInput) -> tuple[_Draft, Mapping[str, int]]:
     return draft, left_out
 
 
-def _turns(given: _RoundInput, alpha: float) -> Iterator[FairnessTry]:
+def _turns(given: _RoundInput, alpha: float, *, by_class: bool) -> Iterator[FairnessTry]:
     """
     Yield the tries: the jobs that quotas cover, the least-progressed users' first; borrowers only after them.
 
-    Of both, the jobs of higher classes come first: fairness between users holds within a class.
+    With ``by_class``, the jobs of higher classes come first of both: fairness between users holds within a class.
     """
     pool, now_s = given.pool, given.context.now_s
     exempt = {*pool.promised, *pool.reservations}
-    places = {r.job_id: (r.borrows and r.job_id not in exempt, r.level) for r in given.ready}
+    places = {r.job_id: (r.borrows and r.job_id not in exempt, r.level * by_class) for r in given.ready}
     for place in sorted(set(places.values())) or [(False, 0)]:
         upto = [ranked for ranked in given.ready if places[ranked.job_id] <= place]
         before = {job_id for job_id, other in places.items() if other[0] == place[0] and other[1] < place[1]}
@@ -351,7 +355,7 @@ def _tried(
 
 def _served(given: _RoundInput, entering: Sequence[RankedJob] | None) -> set[str]:
     """Return the jobs that a tried round serves; with None for ``entering``, jobs enter by turns."""
-    draft = _try(given, entering) if entering is not None else _draft(given)[0]
+    draft = _try(given, entering) if entering is not None else _draft(given, by_class=False)[0]
     draft.undo()
     return draft.served
 

@@ -78,6 +78,8 @@ OF_REPLICAS: Final = (
     MetricKind("penstock_node_sessions", "gauge", _WHO, "Sessions of people in jobs on the node."),
     MetricKind("penstock_warm_servers", "gauge", _WHO, "Servers that are kept for warm starts."),
     MetricKind("penstock_warm_server_bytes", "gauge", _WHO, "Memory that servers for warm starts hold."),
+    MetricKind("penstock_parked_runs", "gauge", _WHO, "Runs that are parked on the node."),
+    MetricKind("penstock_parked_bytes", "gauge", _WHO, "Memory that parked runs hold."),
     MetricKind("penstock_last_seq", "gauge", _WHO, "Sequence of the last commit folded in."),
     MetricKind(
         "penstock_snapshot_too_large",

@@ -10,6 +10,8 @@ In reading order:
 * ``process_host``: This node's runs and what can be done to them.
 * ``run_identity``: As whom a run's processes run on this node.
 * ``run_credentials``: Credentials of a run: its account and the secrets of its job.
+* ``parked_run``: Parked runs, and the rules by which they go on. Pure.
+* ``parking``: The parked runs of this node: parked, continued and ended.
 * ``gang``: Rendezvous and stop barrier.
 * ``fence``: For how long runs go on while the matcher does not hear the node.
 * ``agent_listener``: The socket that jobs talk to.

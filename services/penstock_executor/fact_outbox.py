@@ -34,6 +34,7 @@ from penstock_log import (
     RunMeasured,
     RunRewound,
     RunStarted,
+    RunUnparked,
     RunWarned,
     encode,
     subjects,
@@ -51,6 +52,7 @@ RunFact = (
     | RunWarned
     | RunIdle
     | RunBusyAgain
+    | RunUnparked
     | RunMeasured
     | LaneChanged
 )
@@ -270,6 +272,7 @@ _IDENTITY: Final[dict[type[AnyEvent], tuple[str, ...]]] = {
     RunWarned: ("job_id", "epoch", "warning"),
     RunIdle: ("job_id", "epoch", "since_s"),
     RunBusyAgain: ("job_id", "epoch", "at_s"),
+    RunUnparked: ("job_id", "epoch"),
     RunMeasured: ("job_id", "epoch", "at_s"),  # the same may come again, and none is told by a later executor
     LaneChanged: ("job_id", "epoch", "at_s"),
     NodeJoined: ("incarnation",),

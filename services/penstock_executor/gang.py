@@ -26,6 +26,7 @@ from penstock_log.agent_protocol import (
     FromJob,
     Hello,
     LoopReport,
+    ReadyToPark,
     SaveFailed,
     SessionDone,
     StepProgress,
@@ -137,7 +138,7 @@ def note_message(run: LocalRun, index: int, message: FromJob) -> None:
             rank.saved_samples = max(rank.saved_samples, message.samples)
             _note_step(rank, message.step)
             rank.leaving = rank.leaving or message.leaving
-        case SaveFailed():
+        case SaveFailed() | ReadyToPark():
             _note_step(rank, message.step)
 
 
@@ -170,4 +171,4 @@ def settle_stop(run: LocalRun, agreed: int | None = None) -> StopAtStep | None:
         return None
     absent = run.absent | {index for index, rank in run.ranks.items() if not rank.alive}
     run.stop_step = stop_step(run.world_size, run.answers, absent, run.held) if agreed is None else agreed
-    return None if run.stop_step is None else StopAtStep(step=run.stop_step)
+    return None if run.stop_step is None else StopAtStep(step=run.stop_step, park=run.may_park)

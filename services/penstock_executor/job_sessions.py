@@ -227,6 +227,10 @@ class JobSessions:
                 found.setdefault(session.place, []).append(session.leader)
         return found
 
+    def is_in(self, place: Place) -> bool:
+        """Return whether somebody is in a process."""
+        return any(session.place == place and not session.over.is_set() for session in self._sessions.values())
+
     @property
     def open(self) -> int:
         """How many sessions have not ended."""

@@ -11,6 +11,7 @@ from penstock_bus import Decider, Decision
 from penstock_cluster.nodes import Cluster
 from penstock_executor import run_state
 from penstock_executor.checkpoint_transfer import ResumeRequest
+from penstock_executor.parked_run import ParkedRun, may_park, why_not_on
 from penstock_executor.run_state import HOLD, Ending, Key, LocalRun, NodeObservation, sharing_of
 from penstock_log import (
     TERMINAL,
@@ -102,11 +103,25 @@ class RequestLanes(msgspec.Struct, frozen=True, kw_only=True):
     job_id: str
 
 
+class ContinueRun(msgspec.Struct, frozen=True, kw_only=True):
+    """Let the job's parked run go on under its present placement."""
+
+    job_id: str
+
+
+class EndParked(msgspec.Struct, frozen=True, kw_only=True):
+    """End the job's parked run, and say why."""
+
+    job_id: str
+    why: str
+
+
 class AskToStop(RunAction, frozen=True, kw_only=True):
-    """Ask the run's processes over the socket to save a checkpoint and leave."""
+    """Ask the run's processes over the socket to save a checkpoint and leave, or to ``park`` there."""
 
     ending: Ending
     why: str = ""
+    park: bool = False
 
 
 class TerminateRun(RunAction, frozen=True, kw_only=True):
@@ -163,6 +178,8 @@ Action = (
     FindCheckpoint
     | FetchCode
     | StartRun
+    | ContinueRun
+    | EndParked
     | RequestLanes
     | AskToStop
     | TerminateRun
@@ -247,6 +264,7 @@ def decide(
     """
     node = _Node(state, node_id, observed, now_s, sample_limit_s)
     actions = [action for run in observed.runs.values() for action in node.settle(run)]
+    actions += [action for parked in observed.parked.values() for action in node.settle_parked(parked)]
     if not actions:
         actions += node.join()
     if node.joined:
@@ -319,13 +337,14 @@ class _Node:
 
     def _stop(self, run: LocalRun, job: Job) -> Iterator[Action]:
         ending = self._why_end(run, job)
-        if not ending:
+        if not ending or run.parking:
             return
         grace_s = job.spec.grace_s
         if ending == "preempted" and run.greeted and not run.termed_s:
             if not run.asked_s:
                 self._decide_at(self.now_s + grace_s)
-                yield AskToStop(job_id=run.job_id, epoch=run.epoch, ending=ending, why=self._evicted(run))
+                park = self.observed.parks and not self._is_closed() and may_park(job, run.world_size)
+                yield AskToStop(job_id=run.job_id, epoch=run.epoch, ending=ending, why=self._evicted(run), park=park)
                 return
             if not self._due(run.asked_s + grace_s):
                 return
@@ -371,6 +390,31 @@ class _Node:
         progress = self.observed.shared.get(run.key)
         return progress.reason if progress is not None and progress.at == "leaving" else ""
 
+    def settle_parked(self, parked: ParkedRun) -> Iterator[Action]:
+        """Yield the end of a parked run that nobody waits for any more, or that cannot go on."""
+        job = self.state.jobs.get(parked.job_id)
+        why = ""
+        if job is None:
+            why = "its job is over"
+        elif self._is_closed():
+            why = f"node {self.id} takes no jobs any more"
+        elif job.epoch > parked.epoch and (job.placement is None or not self._has_grant(job)):
+            why = "its job was given other nodes"
+        elif job.epoch > parked.epoch and not job.stopping:
+            why = self._why_not_on(parked, job)
+        if why:
+            yield EndParked(job_id=parked.job_id, why=why)
+
+    def _is_closed(self) -> bool:
+        """Return whether the node is to have no further run."""
+        known = self.state.cluster.nodes.get(self.id)
+        return self.observed.draining or (known is not None and known.drained)
+
+    def _why_not_on(self, parked: ParkedRun, job: Job) -> str:
+        given = devices_of(job, self.id)
+        devices = [device for device in self.observed.devices if device.index in given]
+        return why_not_on(parked, job, devices, self.observed.hold_s(_patience_s(job)))
+
     # --- grants that have no run here
     def grants(self) -> Iterator[Action]:
         """Yield what to do about grants of this node that have no run here yet."""
@@ -415,6 +459,14 @@ class _Node:
         )
 
     def _begin(self, job: Job, devices: tuple[int, ...]) -> Iterator[Action]:
+        parked = self.observed.parked.get(job.id)
+        if job.id in self.observed.leaving:
+            return
+        if parked is not None:
+            if not self._why_not_on(parked, job) and self._due(self.observed.postponed.get((job.id, job.epoch), 0.0)):
+                self.taken |= dict.fromkeys(devices, sharing_of(job))
+                yield ContinueRun(job_id=job.id)
+            return
         has_code = yield from self._has_code(job)
         if not (yield from self._resumes(job)) or not has_code:
             return

@@ -81,6 +81,7 @@ class MemoryLimits:
     ) -> None:
         self._most_tasks, self._unguarded = most_tasks, False
         self.hosted: dict[Key, HostShare] = {}
+        self._homes: dict[Key, int] = {}
         self._share = share
         self.caps: dict[Key, dict[int, int]] = {}
         self.framework_bytes: dict[Key, int] = {}
@@ -166,7 +167,7 @@ class MemoryLimits:
         if not cap_bytes:
             return self._hosted_command(key, rank, len(devices), argv)
         most_bytes = HOST_LEAST_BYTES + sum(self._devices[index].memory_bytes for index in devices)
-        return self.enforcer.command(_name(key, rank), argv, cap_bytes, most_bytes)
+        return self.enforcer.command(self._name(key, rank), argv, cap_bytes, most_bytes)
 
     def beside(self, key: Key, rank: int, devices: Sequence[int], argv: Sequence[str]) -> list[str]:
         """Return the command line that holds a command to the cap of the process beside which it runs."""
@@ -186,10 +187,10 @@ class MemoryLimits:
             If it cannot be held to so many processes.
         """
         capped = self._on_host(key, devices) or key in self.hosted
-        group = self.enforcer.group(_name(key, rank)) if capped else ""
+        group = self.enforcer.group(self._name(key, rank)) if capped else ""
         if group:
-            self.enforcer.bound(_name(key, rank), tasks=self._most_tasks)
-            self._guard(_name(key, rank), devices)
+            self.enforcer.bound(self._name(key, rank), tasks=self._most_tasks)
+            self._guard(self._name(key, rank), devices)
         return group
 
     def _guard(self, name: str, devices: Sequence[int]) -> None:
@@ -211,9 +212,9 @@ class MemoryLimits:
         cap_bytes = hosted.memory_bytes * devices
         if self.enforcer.name == "rlimit":  # which counts what is mapped, touched or not
             cap_bytes = cap_bytes + HOST_LEAST_BYTES if hosted.asked else max(cap_bytes, hosted.node_bytes)
-        command = self.enforcer.command(_name(key, rank), argv, cap_bytes)
+        command = self.enforcer.command(self._name(key, rank), argv, cap_bytes)
         if hosted.cpus:
-            self.enforcer.set_cpus(_name(key, rank), hosted.cpus * devices)
+            self.enforcer.set_cpus(self._name(key, rank), hosted.cpus * devices)
         return command
 
     def change(self, key: Key, rank: int, devices: Sequence[int], leader: int) -> None:
@@ -221,7 +222,7 @@ class MemoryLimits:
         cap_bytes = self._on_host(key, devices)
         if cap_bytes:
             try:
-                self.enforcer.change(_name(key, rank), leader, cap_bytes)
+                self.enforcer.change(self._name(key, rank), leader, cap_bytes)
             except DeviceError as error:
                 _log.warning("memory_cap_not_changed", job_id=key[0], epoch=key[1], rank=rank, error=str(error))
 
@@ -250,7 +251,7 @@ class MemoryLimits:
     def killed(self, key: Key, rank: int, devices: Sequence[int]) -> str:
         """Return how the kernel ended a process for its memory; empty if it did not."""
         cap_bytes = self._on_host(key, devices)
-        if not cap_bytes or not self.enforcer.usage(_name(key, rank), 0).killed:
+        if not cap_bytes or not self.enforcer.usage(self._name(key, rank), 0).killed:
             return ""
         return f"rank {rank} wanted more than the {_mib(cap_bytes)} that it may hold, and was ended by the kernel"
 
@@ -260,29 +261,43 @@ class MemoryLimits:
         if hosted is None:
             return ""
         if self.enforcer.name == "cgroup":
-            return _host_text(hosted, devices) if self.enforcer.usage(_name(key, rank), 0).killed else ""
+            return _host_text(hosted, devices) if self.enforcer.usage(self._name(key, rank), 0).killed else ""
         return f"{_host_text(hosted, devices)}: {last_line}" if hosted.asked and WANTS_MEMORY.search(last_line) else ""
 
     def end(self, key: Key, rank: int) -> None:
         """End everything that a process has left in its control group, if it has one."""
-        self.enforcer.end(_name(key, rank))
+        self.enforcer.end(self._name(key, rank))
+
+    def set_home(self, key: Key, home: int) -> None:
+        """Note that a run's processes were started in another run of its job, whose groups they are still in."""
+        self._homes[key] = home
+
+    def leave_host(self, key: Key) -> None:
+        """Note that a run has ended whose processes go on to hold their memory, in their groups."""
+        self.hosted.pop(key, None)
+        self._homes.pop(key, None)
 
     def forget_host(self, key: Key, ranks: Iterable[int]) -> None:
         """Remove what was made for a run that had its devices alone, and has ended."""
         if self.hosted.pop(key, None):
             for rank in ranks:
-                self.enforcer.forget(_name(key, rank))
+                self.enforcer.forget(self._name(key, rank))
+        self._homes.pop(key, None)
 
     def forget(self, key: Key, ranks: Mapping[int, object]) -> None:
         """Remove what was made for a run that has ended."""
         self.framework_bytes.pop(key, None)
         if self.caps.pop(key, None) and self._enforcer is not None:
             for rank in ranks:
-                self._enforcer.forget(_name(key, rank))
+                self._enforcer.forget(self._name(key, rank))
 
     def least_bytes(self, key: Key) -> int:
         """Return the smallest cap of a run on any of its devices; 0 if it has them alone."""
         return min(self.caps.get(key, {}).values(), default=0)
+
+    def _name(self, key: Key, rank: int) -> str:
+        """Return the name of a process's group, which is that of the run in which it was started."""
+        return f"{key[0]}-{self._homes.get(key, key[1])}-{rank}"
 
     def _offers(self, index: int) -> DeviceCapabilities:
         return CAPABILITIES[self._devices[index].backend]
@@ -301,10 +316,6 @@ class MemoryLimits:
 def _host_text(hosted: HostShare, devices: int) -> str:
     whose = "" if hosted.asked else ", its devices' share of the node (--host-memory asks for more)"
     return f"ended for using more than its {gibibytes(hosted.memory_bytes * devices)} of host memory{whose}"
-
-
-def _name(key: Key, rank: int) -> str:
-    return f"{key[0]}-{key[1]}-{rank}"
 
 
 def _mib(size_bytes: int) -> str:

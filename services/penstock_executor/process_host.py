@@ -7,10 +7,12 @@ import errno
 import math
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import msgspec
 import structlog
 
 from penstock_cluster import DeviceError
@@ -29,12 +31,14 @@ from penstock_executor.launchers.launcher import OUTPUT_BYTES, LaunchedProcess, 
 from penstock_executor.machine import TellTime
 from penstock_executor.memory_limits import MemoryLimits
 from penstock_executor.output_store import OutputStore
+from penstock_executor.parked_run import ParkedRun
 from penstock_executor.run_credentials import Credentials, SecretRefused, SecretValues, remove_files
 from penstock_executor.run_identity import IdentityRefused, IdentityRule, RunIdentity
 from penstock_executor.run_state import HOLD, Ending, Key, LocalRun, RunProcess, sharing_of
 from penstock_executor.series_store import SeriesStore
 from penstock_log import AnyEvent, Job, RunCheckpointed, RunRewound, RunWarned
 from penstock_log.agent_protocol import (
+    EXIT_PREEMPTED,
     LONGEST_METRIC,
     MOST_METRICS,
     AgentEnv,
@@ -43,6 +47,7 @@ from penstock_log.agent_protocol import (
     Hello,
     HoldMemory,
     MemoryReport,
+    ReadyToPark,
     SaveFailed,
     SessionDone,
     StepProgress,
@@ -78,6 +83,7 @@ class _Start(NamedTuple):
     container: Container | None
 
 
+_COLD: Final = "cold: "
 _UNKNOWN: Final = _Start({}, None, RunIdentity(name="", uid=-1, gid=-1), SecretValues(), None)
 
 
@@ -101,6 +107,8 @@ class ProcessHost:
         Called when something has changed.
     on_memory : callable
         ``on_memory(place, memory, iterations)``: called when a process reports its memory, with its iterations so far.
+    on_ready : callable
+        ``on_ready(place, step)``: called when a process has saved its checkpoint after a step, and may be parked.
     limits : MemoryLimits
         The memory limits of runs.
     outputs : OutputStore
@@ -113,6 +121,9 @@ class ProcessHost:
         The largest checkpoint in memory, in bytes.
     rule : IdentityRule
         As whom processes run; by default, all as the executor.
+    beside : callable
+        ``beside(act)``: has something done that nobody waits for, and that a disk may keep for long; by default, it is
+        done at once.
 
     Attributes
     ----------
@@ -134,26 +145,29 @@ class ProcessHost:
         report: Callable[[AnyEvent], None],
         wake: Callable[[], None],
         on_memory: Callable[[Place, MemoryReport, int], object] = lambda *_: None,
+        on_ready: Callable[[Place, int], object] = lambda *_: None,
         limits: MemoryLimits | None = None,
         outputs: OutputStore | None = None,
         output_bytes: int = OUTPUT_BYTES,
         launcher: Launcher[Any] = process_launcher,
         rule: IdentityRule | None = None,
         checkpoint_most: int = 0,
+        beside: Callable[[Callable[[], None]], None] = lambda act: act(),
     ) -> None:
-        self._checkpoint_most = checkpoint_most
+        self._checkpoint_most, self._beside = checkpoint_most, beside
         self.work = WorkFolders(site.work) if site.work is not None else None
         self.site, self.runs_dir = site, runs_dir
         self._rule = rule or IdentityRule(run_as="executor")
         self.limits = limits or MemoryLimits(site.devices)
         self.outputs = outputs or OutputStore(runs_dir.parent / "output", site.node_id)
         self._output_bytes, self.launcher = output_bytes, launcher
-        self._on_memory = on_memory
+        self._on_memory, self._on_ready = on_memory, on_ready
         self.runs: dict[Key, LocalRun] = {}
         self.connections: dict[Place, AgentConnection] = {}
         self.unpublished: set[Key] = set()
         self.series = SeriesStore(runs_dir)
         self._processes: dict[Place, LaunchedProcess] = {}
+        self._parked_homes: set[Key] = set()
         self._rendezvous = Rendezvous()
         self.checkpoints = CheckpointFolder(site.checkpoints, site.node_id, passable=self._rule.switches)
         self.memory: CheckpointFolder | None = None
@@ -307,7 +321,9 @@ class ProcessHost:
         except OSError as error:
             problem = _start_problem(error, self.runs_dir)
             if error.errno in _FULL and not any((run.key, member.rank) in self._processes for member in mine):
-                self.clean(run.key)
+                self.limits.forget_host(run.key, run.ranks)
+                self._remove_folders(run.key)  # before the next try
+                self._forget(run.key)
                 raise DiskFull(problem) from error
             run.refused = problem
             self._abort(run)
@@ -383,8 +399,12 @@ class ProcessHost:
 
     def adopt(self) -> Iterator[Place]:
         """Adopt the runs of an earlier executor; yield those processes that ended meanwhile."""
-        for run in run_folders.scan(self.runs_dir):
+        runs = list(run_folders.scan(self.runs_dir))
+        self._end_parked({(run.job_id, run.home) for run in runs})
+        for run in runs:
             self.runs[run.key] = run
+            if run.home:
+                self.limits.set_home(run.key, run.home)
             self.series.adopt_run(run.key, self._clock())
             for index in run.ranks:
                 folder = self.rank_dir((run.key, index))
@@ -396,15 +416,102 @@ class ProcessHost:
                     self._track((run.key, index), process)
                     _log.info("process_adopted", job_id=run.job_id, epoch=run.epoch, rank=index, pid=process.pid)
         if self.site.temporary is not None:
-            kept = {self._temporary(key, self.site.temporary) for key in self.runs}
+            kept = {self._temporary(home, self.site.temporary) for home in self.homes()}
             for left in {*self.site.temporary.glob("*")} - kept:
                 job_folders.remove_soon(left)
 
-    # --- ending
-    def ask(self, key: Key, ending: Ending, why: str = "") -> None:
-        """Ask all processes of a run for their steps, so that they can agree on where to stop."""
+    def _end_parked(self, homes: Collection[Key]) -> None:
+        """End parked processes of an earlier executor: they end with it, but may not have come to that."""
+        for home in run_folders.parked(self.runs_dir):
+            if home in homes:
+                continue
+            folder = run_folders.rank_path(self.runs_dir, home, 0)
+            if (process := self.launcher.adopt(folder)) is not None:
+                self.launcher.kill(process)
+            self.launcher.clean_up(folder)
+            self._remove_folders(home)
+
+    # --- parking
+    def process(self, place: Place) -> LaunchedProcess:
+        """Return a process that lives."""
+        return self._processes[place]
+
+    def begin_parking(self, place: Place, parked: ParkedRun) -> LaunchedProcess:
+        """Note that a run is about to end as parked; return its process, which is stopped."""
+        self.runs[place[0]].parking = True
+        self.connections.pop(place, None)
+        self._parked_homes.add((parked.job_id, parked.home))
+        return self._processes.pop(place)
+
+    def end_as_parked(self, place: Place, held_bytes: int) -> None:
+        """Note that a run has ended, with all of its output published; its process is kept where it holds memory."""
+        key, index = place
         run = self.runs[key]
-        run.ending, run.why, run.asked_s = ending, why, self._clock()
+        run.parked, run.parked_bytes = bool(held_bytes), held_bytes
+        rank = run.ranks[index]
+        rank.exit_code, rank.ended_s = EXIT_PREEMPTED, self._clock()
+        self._wake()
+
+    def start_parked(self, job: Job, parked: ParkedRun, process: LaunchedProcess) -> LocalRun:
+        """
+        Begin a run with the process of a parked one, which is not let go on yet.
+
+        Raises
+        ------
+        DiskFull
+            If the disk has no room for the run now; then nothing has begun.
+        """
+        checkpoint, placement = job.checkpoint, environment.placement_of(job)
+        run = LocalRun(
+            job_id=job.id,
+            epoch=job.epoch,
+            devices=tuple(index for slot in placement.slots for index in slot.devices),
+            ranks={0: RunProcess()},
+            started_s=self._clock(),
+            uid=parked.uid,
+            hold_s=parked.hold_s,
+            resumed_step=parked.step,
+            resumed_generation=parked.epoch,
+            resumed_digest=checkpoint.digest if checkpoint is not None else "",
+            start="parked",
+            home=parked.home,
+        )
+        try:
+            run_folders.create(self.runs_dir, run)
+            folder = self.outputs.create(run.key, 0)
+            for name in ("stdout", "stderr"):
+                os.close(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600))
+        except OSError as error:
+            run_folders.remove(self.runs_dir, run.key)
+            raise DiskFull(_start_problem(error, self.runs_dir)) from error
+        # a process that ends before it goes on has left as it was asked to, also for the next executor
+        run_folders.note_stopping(self.runs_dir, msgspec.structs.replace(run, ending="preempted"))
+        self.runs[run.key] = run
+        self._parked_homes.discard((parked.job_id, parked.home))
+        self.limits.set_home(run.key, parked.home)
+        self.limits.set_host(job)
+        self._track((run.key, 0), process)
+        return run
+
+    def note_going(self, run: LocalRun) -> None:
+        """Note that the process of a run that was parked goes on."""
+        run_folders.note_stopping(self.runs_dir, run)
+
+    def remove_parked(self, parked: ParkedRun, process: LaunchedProcess) -> None:
+        """Remove what is left of a parked run whose process has ended."""
+        home = parked.job_id, parked.home
+        place = home, 0
+        if self.launcher.reap(process, run_folders.rank_path(self.runs_dir, *place)) is None:
+            self.limits.end(*place)
+        self._parked_homes.discard(home)
+        if (parked.job_id, parked.epoch) not in self.runs:  # else that goes when its end is in the log
+            self._remove_folders(home)
+
+    # --- ending
+    def ask(self, key: Key, ending: Ending, why: str = "", *, park: bool = False) -> None:
+        """Ask all processes of a run for their steps, so that they can agree on where to stop, and ``park`` there."""
+        run = self.runs[key]
+        run.ending, run.why, run.asked_s, run.may_park = ending, why, self._clock(), park
         run_folders.note_stopping(self.runs_dir, run)
         self._send_all(run, StopRequest())
 
@@ -458,9 +565,17 @@ class ProcessHost:
         process = self._processes.get(place)
         where = self.rank_dir(place)
         code = self.launcher.exit_code(where) if process is None else self.launcher.reap(process, where)
+        self._note_late_start(place[0], self.launcher.how(where))
         if code is None:
             self.limits.end(*place)  # the shim, which would have ended all, was killed itself
         return 128 + signal.SIGKILL if code is None and self.runs[place[0]].killed_s else code
+
+    def _note_late_start(self, key: Key, how: str) -> None:
+        """Tell once what came out about a start after it: that its modules cannot be imported, for example."""
+        run = self.runs[key]
+        if run.start and how.startswith(_COLD) and how != run.start:
+            run.start = how
+            self.warn(key, f"it did not start warm: {how.removeprefix(_COLD)}")
 
     def ended(self, place: Place, code: int | None, unfit: str = "") -> None:
         """
@@ -515,18 +630,45 @@ class ProcessHost:
                 self.end(key, "host_memory", why)
 
     def clean(self, key: Key) -> None:
-        """Remove a run whose end is in the log."""
-        self.limits.forget_host(key, self.runs[key].ranks if key in self.runs else ())
-        run_folders.remove(self.runs_dir, key)
-        remove_files(self._secret_files(key))
-        if self.site.temporary is not None:
-            job_folders.remove_soon(self._temporary(key, self.site.temporary))
-        if self.work is not None:
-            self.work.end(key)
+        """
+        Remove a run whose end is in the log, but for what its processes have where they are parked.
+
+        Its folders go when the disk comes to it.
+        """
+        home = self.home(key)
+        if home in self._parked_homes:
+            self.limits.leave_host(key)
+            run_folders.leave_parked(self.runs_dir, home)
+        else:
+            self.limits.forget_host(key, self.runs[key].ranks if key in self.runs else ())
+            self._beside(partial(self._remove_folders, home))
+        if home != key:
+            self._beside(partial(run_folders.remove, self.runs_dir, key))
+        self._forget(key)
+
+    def _forget(self, key: Key) -> None:
         self._rendezvous.release(key)
         self.runs.pop(key, None)
         self.unpublished.discard(key)
         self.series.forget_run(key)
+
+    def _remove_folders(self, home: Key) -> None:
+        """Remove the folders of processes that have ended."""
+        run_folders.remove(self.runs_dir, home)
+        remove_files(self._secret_files(home))
+        if self.site.temporary is not None:
+            job_folders.remove_soon(self._temporary(home, self.site.temporary))
+        if self.work is not None:
+            self.work.end(home)
+
+    def home(self, key: Key) -> Key:
+        """Return the run in which the processes of a run were started, whose folders they have."""
+        run = self.runs.get(key)
+        return (key[0], run.home) if run is not None and run.home else key
+
+    def homes(self) -> set[Key]:
+        """Return the runs whose folders processes have: those that are here or parked."""
+        return {*map(self.home, self.runs), *self._parked_homes}
 
     def remove_checkpoints(self, job_id: str) -> None:
         """Remove the checkpoints of a job that is over."""
@@ -534,6 +676,10 @@ class ProcessHost:
 
     def rank_dir(self, place: Place) -> Path:
         """Return the folder of one process."""
+        return run_folders.rank_path(self.runs_dir, self.home(place[0]), place[1])
+
+    def marks_dir(self, place: Place) -> Path:
+        """Return the folder of what is noted of a process in one run of its job."""
         return run_folders.rank_path(self.runs_dir, *place)
 
     def may_take_turns(self, uid: int, who: LaneClientId | None) -> bool:
@@ -548,7 +694,7 @@ class ProcessHost:
     def leader(self, place: Place) -> int:
         """Return the session of a process; 0 if it is gone."""
         process = self._processes.get(place)
-        return 0 if process is None else process.pid
+        return 0 if process is None else process.session
 
     def limited(self, place: Place, argv: Sequence[str]) -> list[str]:
         """Return the command line that holds a command to the limits of the process beside which it is to run."""
@@ -603,21 +749,27 @@ class ProcessHost:
                 what = f"the checkpoint after step {message.step} could not be written: {error}"
                 self._report(RunWarned(warning=what, **self.about(key)))
             case StepProgress() | SessionDone():
-                if index == 0:
-                    self.unpublished.add(key)
-                    self.series.add_report(key, run.ranks[0].report, self._clock())
-                    self._report_rewind(run, max(0, message.step - message.loop_steps))
-                if run.ranks[index].crowded and "crowded" not in run.reported:
-                    run.reported.add("crowded")
-                    kept = f"{MOST_METRICS} are kept, by names of at most {LONGEST_METRIC} characters"
-                    self.warn(key, f"rank {index} reports more metrics than are kept: {kept}; the others are left out")
-                if isinstance(message, SessionDone):
-                    run_folders.note_mark(self.runs_dir, run, index, "done")
-                if message.memory is not None:
-                    self._on_memory((key, index), message.memory, message.loop_steps)
+                self._note_progress(run, index, message)
+            case ReadyToPark():
+                self._on_ready((key, index), message.step)
             case _:
                 pass
         self.settle(run)
+
+    def _note_progress(self, run: LocalRun, index: int, message: StepProgress | SessionDone) -> None:
+        key = run.key
+        if index == 0:
+            self.unpublished.add(key)
+            self.series.add_report(key, run.ranks[0].report, self._clock())
+            self._report_rewind(run, max(0, message.step - message.loop_steps))
+        if run.ranks[index].crowded and "crowded" not in run.reported:
+            run.reported.add("crowded")
+            kept = f"{MOST_METRICS} are kept, by names of at most {LONGEST_METRIC} characters"
+            self.warn(key, f"rank {index} reports more metrics than are kept: {kept}; the others are left out")
+        if isinstance(message, SessionDone):
+            run_folders.note_mark(self.runs_dir, run, index, "done")
+        if message.memory is not None:
+            self._on_memory((key, index), message.memory, message.loop_steps)
 
     def _note_saved(self, run: LocalRun, message: CheckpointSaved) -> None:
         about = self.about(run.key)

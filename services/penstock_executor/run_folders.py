@@ -6,6 +6,9 @@ A later executor finds its runs again by their folders. ``<data>/runs/<job>/<epo
 and ``kept`` (which the shim writes), how far the rank's output was streamed (``stdout.read``, ``stderr.read``),
 ``hello`` if the process spoke the agent protocol, ``done`` if it reported its end, and ``warned`` if it was told that
 its time is short. Output is elsewhere, since it stays longer.
+
+Processes of a run that was parked keep their folder in every later run of theirs. It has ``parked`` in place of
+``run.json`` then, and ``home`` of a later run's ``run.json`` names it.
 """
 
 from __future__ import annotations
@@ -24,8 +27,10 @@ from penstock_executor.run_state import Ending, Key, LocalRun, RunProcess, Shari
 from penstock_log.records import compose
 
 Mark = Literal["hello", "done", "warned"]
+PARKED: Final = "parked"
 SERIES: Final = "series"
 """Name of the file with the run's metrics, on the node of its first process."""
+_TRIES: Final = 10
 _log = structlog.get_logger("penstock.executor")
 
 
@@ -46,6 +51,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     begun_from: str = ""
     copied_from: str = ""
     uid: int | None = None
+    home: int = 0
+    start: str = ""
 
 
 class StopRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,9 +81,13 @@ def rank_path(runs: Path, key: Key, rank: int) -> Path:
 
 
 def create(runs: Path, run: LocalRun) -> None:
-    """Make the folders of a run that is about to start."""
+    """Make the folders of a run that is about to start, though an earlier run of its job is just being removed."""
     folder = path_of(runs, run.key)
     runs.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for _ in range(_TRIES):
+        with suppress(FileNotFoundError):  # the job's folder has gone with its earlier run
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            break
     for rank in run.ranks:
         (folder / str(rank)).mkdir(mode=0o700, parents=True, exist_ok=True)
     (folder / "run.json").write_bytes(msgspec.json.encode(compose(RunRecord, run, ranks=tuple(run.ranks))))
@@ -105,6 +116,8 @@ def replace_file(path: Path, body: bytes) -> None:
 def scan(runs: Path) -> Iterator[LocalRun]:
     """Yield every run that has a folder, as it was noted; remove runs that were never completely started."""
     for folder in sorted(runs.glob("*/*")):
+        if (folder / PARKED).exists():
+            continue
         try:
             started = _started.decode((folder / "run.json").read_bytes())
         except (OSError, msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -118,6 +131,22 @@ def scan(runs: Path) -> Iterator[LocalRun]:
         ranks = {rank: RunProcess(greeted="hello" in names, done="done" in names) for rank, names in has.items()}
         warned = any("warned" in names for names in has.values())
         yield compose(LocalRun, *records, ranks=ranks, warned=warned)
+
+
+def leave_parked(runs: Path, home: Key) -> None:
+    """Have a folder be the one of processes that outlive their run, and not of a run."""
+    folder = path_of(runs, home)
+    with suppress(OSError):  # of a full disk: what is there counts as a run that has ended, and its processes end
+        (folder / PARKED).touch()
+        for name in ("run.json", "stop.json", SERIES):
+            (folder / name).unlink(missing_ok=True)
+
+
+def parked(runs: Path) -> Iterator[Key]:
+    """Yield the runs whose folders are those of processes that have outlived them."""
+    for mark in runs.glob(f"*/*/{PARKED}"):
+        if mark.parent.name.isdecimal():
+            yield mark.parent.parent.name, int(mark.parent.name)
 
 
 def remove(runs: Path, key: Key) -> None:

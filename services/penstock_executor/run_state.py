@@ -16,7 +16,8 @@ import msgspec
 
 from penstock_executor.checkpoint_transfer import Resume
 from penstock_executor.code_fetch import CodeProgress
-from penstock_log import Job, JobState, Outcome, RunEnded, RunStarted
+from penstock_executor.parked_run import ParkedRun
+from penstock_log import Device, Job, JobState, Outcome, RunEnded, RunStarted
 from penstock_log.agent_protocol import EXIT_PREEMPTED, LoopReport
 from penstock_log.records import compose
 
@@ -126,6 +127,14 @@ class LocalRun(msgspec.Struct, kw_only=True):
         The node from which it was copied for this run.
     start : str
         How its processes began, as in :class:`penstock_log.RunStarted`.
+    home : int
+        Epoch of the run in which its processes were started, if that was parked: they have its folders; 0: this one.
+    may_park : bool
+        Whether its process may be parked in place of leaving, once it is asked to stop.
+    parking : bool
+        Whether its process is stopped, and the run about to end as parked.
+    parked, parked_bytes : bool, int
+        Whether it has ended so, and the memory that it holds.
     ending : Ending
         Why the run is ended.
     answers : dict of int to int
@@ -172,6 +181,11 @@ class LocalRun(msgspec.Struct, kw_only=True):
     begun_from: str = ""
     copied_from: str = ""
     start: str = ""
+    home: int = 0
+    may_park: bool = False
+    parking: bool = False
+    parked: bool = False
+    parked_bytes: int = 0
     ending: Ending = ""
     answers: dict[int, int] = {}
     held: set[int] = set()
@@ -263,6 +277,16 @@ class NodeObservation(msgspec.Struct, kw_only=True):
         How long ago the last heartbeat was sent that the matcher has answered.
     alone_s : float or None
         When the matcher first answered this start of the executor; None before. From then on it answers no other.
+    parked : dict of str to ParkedRun
+        The parked runs, by job.
+    leaving : frozenset of str
+        Jobs whose processes are parked no more, and have not ended yet.
+    parks : bool
+        Whether runs may be parked here.
+    devices : tuple of Device
+        Those of the node.
+    fences : bool
+        Whether its runs are stopped where the matcher does not hear it.
     """
 
     incarnation: str
@@ -274,6 +298,15 @@ class NodeObservation(msgspec.Struct, kw_only=True):
     code: dict[Key, CodeProgress] = {}
     unheard_s: float = 0.0
     alone_s: float | None = None
+    parked: dict[str, ParkedRun] = {}
+    leaving: frozenset[str] = frozenset()
+    parks: bool = False
+    devices: tuple[Device, ...] = ()
+    fences: bool = False
+
+    def hold_s(self, patience_s: float) -> float:
+        """Return after how long without the matcher the runs of a grant are stopped; 0: they are not."""
+        return HOLD * patience_s if self.fences else 0.0
 
     def busy_devices(self) -> dict[int, Sharing]:
         """Return the devices that a process is on, and how it has them."""
@@ -317,6 +350,7 @@ def ended(run: LocalRun, job: Job, node_id: str, now_s: float, limit_s: float = 
         node_id=node_id,
         at_s=now_s,
         outcome=outcome,
+        parked=outcome == "preempted" and run.parked,
         exit_code=NOT_FOUND
         if run.refused and not run.refuses_user and not job.sample
         else 0

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import uuid
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from functools import partial
@@ -42,6 +42,7 @@ from penstock_executor.launchers.launcher import LaunchedProcess
 from penstock_executor.memory_limits import MemoryLimits
 from penstock_executor.name_claim import NameClaim
 from penstock_executor.output_store import OutputStore
+from penstock_executor.parking import ParkedRuns
 from penstock_executor.process_host import DiskFull, Place, ProcessHost
 from penstock_executor.run_credentials import CredentialLookups, NodeSecrets
 from penstock_executor.run_folders import ExecutorError
@@ -51,6 +52,7 @@ from penstock_executor.settings import ExecutorSettings
 from penstock_executor.sharing.sharing_supervisor import SharingSupervisor
 from penstock_executor.telemetry import RunTelemetry
 from penstock_log import (
+    Job,
     NodeJoined,
     NodeLeft,
     RunEnded,
@@ -146,20 +148,25 @@ class Executor:
         self.giving_up = asyncio.Event()
         """It is to end and has no process to end before: from then on it does not wait for a log that is away."""
         self.appender = FactAppender(shell.bus, live, f"executor/{node_id}", self._spawn, self.giving_up)
-        waiting = shell.metrics.gauge("penstock_outbox_facts", "Facts that wait for the log.")
-        waiting.follow(lambda: self.appender.waiting)
-        alive = shell.metrics.gauge("penstock_node_runs", "Runs whose processes live on the node.")
-        alive.follow(lambda: sum(run.alive for run in self.host.runs.values()))
-        servers = shell.metrics.gauge("penstock_warm_servers", "Servers that are kept for warm starts.")
-        servers.follow(lambda: self.host.launcher.kept()[0])
-        held = shell.metrics.gauge("penstock_warm_server_bytes", "Memory that servers for warm starts hold.")
-        held.follow(lambda: self.host.launcher.kept()[1])
         self.work_folders = WorkFolders(data / "work")
+        self.removals: list[Callable[[], None]] = []
+        self.removing = False
         self.host = self._process_host(data)
         self.sessions = JobSessions(shell.bus, self.host, shell.monotonic)
-        entered = shell.metrics.gauge("penstock_node_sessions", "Sessions of people in jobs on the node.")
-        entered.follow(lambda: self.sessions.open)
         self.telemetry = RunTelemetry(shell, settings, self.host, lambda: self.incarnation, self.giving_up)
+        self.parking = ParkedRuns(
+            self.host,
+            capacity,
+            settings.park_bytes,
+            clock=shell.now_s,
+            spawn=self._spawn,
+            finish_output=self.telemetry.finish_output,
+            let_go=self._let_go,
+            is_entered=self.sessions.is_in,
+            report=self.appender.report,
+            wake=self.wake,
+        )
+        self._show_gauges()
         limits = CopyLimits(largest_bytes=settings.checkpoint_copy_bytes, longest_s=settings.checkpoint_copy_s)
         self.resumes = PendingResumes(
             CheckpointFinder(
@@ -195,7 +202,7 @@ class Executor:
         )
         self.watched: dict[Place, int] = {}
         self.postponed: dict[Key, float] = {}
-        self.removed = set(live.state.finished)
+        self.removed, self.looked_through = set(live.state.finished), live.state.finished
         readers = health_watch.readers(found.devices) if settings.device_health_s else ()
         self.devices = DeviceWatch(
             shell,
@@ -221,6 +228,27 @@ class Executor:
             wake=self.wake,
             again=self._turn_later,
         )
+
+    def _show_gauges(self) -> None:
+        shown: tuple[tuple[str, str, Callable[[], float]], ...] = (
+            ("penstock_outbox_facts", "Facts that wait for the log.", lambda: self.appender.waiting),
+            (
+                "penstock_node_runs",
+                "Runs whose processes live on the node.",
+                lambda: sum(run.alive for run in self.host.runs.values()),
+            ),
+            ("penstock_warm_servers", "Servers that are kept for warm starts.", lambda: self.host.launcher.kept()[0]),
+            (
+                "penstock_warm_server_bytes",
+                "Memory that servers for warm starts hold.",
+                lambda: self.host.launcher.kept()[1],
+            ),
+            ("penstock_node_sessions", "Sessions of people in jobs on the node.", lambda: self.sessions.open),
+            ("penstock_parked_runs", "Runs that are parked on the node.", lambda: len(self.parking.runs)),
+            ("penstock_parked_bytes", "Memory that parked runs hold.", lambda: self.parking.held_bytes),
+        )
+        for name, about, follow in shown:
+            self.shell.metrics.gauge(name, about).follow(follow)
 
     def _process_host(self, data: Path) -> ProcessHost:
         settings, devices, for_all = self.settings, self.found.devices, self.rule.switches
@@ -258,12 +286,14 @@ class Executor:
             report=self.appender.report,
             wake=self.wake,
             on_memory=self._note_memory,
+            on_ready=self._park,
             outputs=OutputStore(data / "output", self.node_id),
             output_bytes=settings.output_bytes,
             launcher=launcher,
             rule=self.rule,
             checkpoint_most=settings.checkpoint_memory_bytes,
             limits=MemoryLimits(devices, caps, self.capacity.share(len(devices)), settings.most_tasks),
+            beside=self._remove_later,
         )
 
     def _write_behind(self) -> WriteBehind | None:
@@ -353,6 +383,11 @@ class Executor:
             code=self.code.found,
             unheard_s=self.page.unheard_s,
             alone_s=self.alone_s,
+            parked=self.parking.runs,
+            leaving=self.parking.leaving,
+            parks=self.parking.is_on,
+            devices=self.host.site.devices,
+            fences=bool(self.host.site.heard),
         )
 
     def _over(self) -> bool:
@@ -361,10 +396,17 @@ class Executor:
     async def _act(self, action: machine.Action) -> None:
         host = self.host
         match action:
-            case machine.FindCheckpoint() | machine.FetchCode() | machine.RequestLanes() | machine.StartRun():
+            case (
+                machine.FindCheckpoint()
+                | machine.FetchCode()
+                | machine.RequestLanes()
+                | machine.StartRun()
+                | machine.ContinueRun()
+                | machine.EndParked()
+            ):
                 self._begin(action)
             case machine.AskToStop():
-                host.ask(action.key, action.ending, action.why)
+                host.ask(action.key, action.ending, action.why, park=action.park)
                 self.sharing.hurry(action.key)
                 await self.telemetry.publish_answers(host.runs[action.key])
             case machine.TerminateRun():
@@ -389,9 +431,19 @@ class Executor:
                 assert_never(action)
 
     def _begin(
-        self, action: machine.FindCheckpoint | machine.FetchCode | machine.RequestLanes | machine.StartRun
+        self,
+        action: machine.FindCheckpoint
+        | machine.FetchCode
+        | machine.RequestLanes
+        | machine.StartRun
+        | machine.ContinueRun
+        | machine.EndParked,
     ) -> None:
         match action:
+            case machine.ContinueRun():
+                self._continue(self.live.state.jobs[action.job_id])
+            case machine.EndParked():
+                self.parking.end(action.job_id, action.why)
             case machine.FetchCode():
                 self.code.fetch(action.key, self.live.state.jobs[action.job_id])
             case machine.FindCheckpoint():
@@ -461,6 +513,21 @@ class Executor:
         else:
             log.info("run_started", devices=started.devices, ranks=sorted(started.ranks))
 
+    def _continue(self, job: Job) -> None:
+        key = job.id, job.epoch
+        try:
+            run = self.parking.go_on(job)
+        except DiskFull as error:
+            if key not in self.postponed:
+                self.host.warn(key, f"{error}; it is tried again until then")
+            self.postponed[key] = self.shell.now_s() + RETRY_S
+            return
+        self.postponed.pop(key, None)
+        self.shell.log.info("run_continued", job_id=job.id, epoch=job.epoch, devices=run.devices, home=run.home)
+
+    def _park(self, place: Place, step: int) -> None:
+        self.parking.park(place, self.live.state.jobs.get(place[0][0]), step)
+
     def _may_start(self, key: Key) -> None:
         self.postponed.pop(key, None)
         self.wake()
@@ -475,9 +542,13 @@ class Executor:
         self.appender.report(fact)
 
     def _remove_checkpoints(self) -> None:
-        fresh = [job_id for job_id in self.live.state.finished if job_id not in self.removed]
+        finished = self.live.state.finished
+        if finished is self.looked_through:
+            return
+        self.looked_through = finished  # the fold makes another list when a job is over
+        fresh = [job_id for job_id in finished if job_id not in self.removed]
         if fresh:
-            self.removed = set(self.live.state.finished)
+            self.removed = set(finished)
             for job_id in () if self.settings.keep_checkpoints else fresh:
                 self.host.remove_checkpoints(job_id)
                 if self.behind is not None:
@@ -565,6 +636,13 @@ class Executor:
         os.close(fd)
         self._note_giving_up()
 
+    def _let_go(self, place: Place) -> bool:
+        """Stop watching for a process's end; return False where that has come."""
+        if place not in self.watched:
+            return False
+        self._unwatch(place)
+        return True
+
     def _busy(self) -> bool:
         return bool(self.watched) and self.settings.on_shutdown == "preempt"
 
@@ -592,6 +670,7 @@ class Executor:
             if self.timer is not None:
                 self.timer.cancel()
             broker.close()
+            self.parking.close()
             self.listener.close()
             self._page_thread.shutdown(wait=False)
             for place in list(self.watched):
@@ -620,6 +699,7 @@ class Executor:
             places, beside = self.host.places(), self.sessions.leaders()
             over = await asyncio.to_thread(self.host.limits.over_host, places, beside)  # a walk through their pages
             self.host.end_over_memory(over)
+            self.parking.end_under_pressure()
 
     async def _until_stopping(self) -> None:
         await self.shell.stopping.wait()
@@ -653,7 +733,7 @@ class Executor:
 
     def _keys(self) -> set[Key]:
         """Return the runs whose folders are in use, or are about to be."""
-        return {*self.host.runs, *self.code.found}
+        return {*self.host.runs, *self.host.homes(), *self.code.found}
 
     def _serving(self) -> AbstractAsyncContextManager[None]:
         """Answer requests for the output that this node keeps."""
@@ -685,11 +765,34 @@ class Executor:
         job = self.live.state.jobs.get(key[0])
         return job is not None and job.may_run(key[1], self.node_id)
 
+    def _remove_later(self, act: Callable[[], None]) -> None:
+        """Have something removed by a thread: a disk that syncs the log keeps who removes a file for milliseconds."""
+        self.removals.append(act)
+        if not self.removing:
+            self.removing = True
+            self._spawn(self._remove())
+
+    async def _remove(self) -> None:
+        while self.removals:
+            acts, self.removals = self.removals, []
+            removal = asyncio.ensure_future(asyncio.to_thread(_do_all, acts))
+            try:
+                await asyncio.shield(removal)
+            except asyncio.CancelledError:
+                await removal  # whoever comes next looks through these folders
+                raise
+        self.removing = False
+
     def _spawn(self, task: Coroutine[Any, Any, None]) -> None:
         try:
             self.tasks.create_task(task)
         except RuntimeError:  # the executor is being ended; the next one finds in the run folders what it has to say
             task.close()
+
+
+def _do_all(acts: Sequence[Callable[[], None]]) -> None:
+    for act in acts:
+        act()
 
 
 def _agents_socket(folder: str, name: str) -> str:

@@ -80,6 +80,14 @@ class ExecutorSettings(msgspec.Struct, frozen=True, kw_only=True):
         The most such servers; the one that was used longest ago goes first.
     warm_bytes : int
         The most memory that they may hold together when another one begins, and an eighth of the host's at most.
+    warm_user_servers : int
+        The most such servers of one user other than the executor's, such as 2; 0: programs of other users start cold.
+    warm_idle_s : float
+        A server of such a user ends when it was not used for so long, in seconds.
+    park_bytes : int
+        The most memory that runs may hold together which were preempted and stay in memory, stopped, to go on without a
+        load; the one that was parked first ends first. 0: none is parked. -1: a quarter of the host's memory that no
+        running job has asked for.
     secrets_dir : str
         Holds values of secrets that jobs name, put there by an operator: ``users/USER/NAME`` and ``teams/TEAM/NAME``,
         files that nobody but the executor's user, or that user, may read. A user's own are in
@@ -181,6 +189,9 @@ class ExecutorSettings(msgspec.Struct, frozen=True, kw_only=True):
     warm_starts: Literal["learn", "preload", "off"] = "learn"
     warm_servers: Annotated[int, Meta(ge=0)] = 4
     warm_bytes: Annotated[int, Meta(ge=0)] = 4 * 2**30
+    warm_user_servers: Annotated[int, Meta(ge=0)] = 0
+    warm_idle_s: Annotated[float, Meta(gt=0)] = 600.0
+    park_bytes: Annotated[int, Meta(ge=-1)] = -1
     secrets_dir: str = ""
     secrets: dict[str, SharedSecret] = {}
     data_dir: str = "penstock-data/executor"

@@ -129,7 +129,7 @@ class RunTelemetry:
         """Publish the output of a process from now on."""
         if place not in self._outputs:
             (key, rank), node_id = place, self._host.site.node_id
-            files, marks = self._host.outputs.rank_path(key, rank), self._host.rank_dir(place)
+            files, marks = self._host.outputs.rank_path(key, rank), self._host.marks_dir(place)
             most_bytes = self._settings.output_stream_bytes
             piece_bytes = min(PIECE_BYTES, self._shell.bus.max_body_bytes // 2)
             channels = [OutputChannel(key[1], node_id, rank, name) for name in STREAMS]

@@ -323,7 +323,7 @@ def check_array(state: GatewayState, spec: JobSpec) -> None:
         return
     own = f"{array.id}-{array.index}"
     before = state.jobs.get(spec.retry_of) if spec.retry_of else None
-    is_retry = before is not None and before.spec.array == array and spec.id == retry_id(before.id)
+    is_retry = before is not None and before.spec.array == array and spec.id == _id_of_retry(state, before)
     if spec.id and spec.id != own and not is_retry:
         raise BadInput(
             f"$.array: job {array.index} of the array {array.id} has the id {own}, got {spec.id}; leave `array` out"
@@ -566,7 +566,7 @@ def would_change(state: GatewayState, asked: request_bodies.BulkRequest, job: Jo
     if asked.verb == "retry":
         states = asked.where.state if asked.where is not None else asked.state or ("F", "CA")
         failed = job.state is JobState.FAILED or (job.state is JobState.CANCELLED and "CA" in states)
-        return failed and retry_id(job.id) not in state.jobs.by_id
+        return failed and _id_of_retry(state, job) not in state.jobs.by_id
     if job.state in TERMINAL or job.state is JobState.COMPLETING:
         return False
     if asked.verb == "extend":
@@ -593,6 +593,14 @@ def retry_id(job_id: str) -> str:
     return f"{root[: _LONGEST_NAME - len(ending)]}{ending}"
 
 
+def _id_of_retry(state: GatewayState, job: Job) -> str:
+    """Return the id of the job that runs in the place of one, or would: other jobs may have ids that look so."""
+    found = retry_id(job.id)
+    while (other := state.jobs.get(found)) is not None and other.spec.retry_of != job.id:
+        found = retry_id(found)
+    return found
+
+
 def retried(state: GatewayState, wanted: str, caller: Caller = SERVICE) -> JobSpec:
     """
     Return the job that runs in the place of one that failed or was cancelled.
@@ -615,7 +623,7 @@ def retried(state: GatewayState, wanted: str, caller: Caller = SERVICE) -> JobSp
     begins_from = asked.begins_from if asked.begins_from in state.jobs.by_id else ""
     return msgspec.structs.replace(
         asked,
-        id=retry_id(job.id),
+        id=_id_of_retry(state, job),
         retry_of=job.id,
         parent="",
         hold=False,

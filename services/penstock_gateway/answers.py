@@ -216,6 +216,7 @@ def detail(model: ReadModel, one: Job) -> JobDetail:
         left_out=past.account.left_out,
         usage=past.account.sums(runs),
         time_limit_s=one.limit_s,
+        parked=one.parked,
     )
 
 

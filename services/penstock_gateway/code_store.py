@@ -163,7 +163,7 @@ class CodeStore:
         if self._ticks() - self._known.get((user, digest), float("-inf")) < KNOWN_S:
             return
         subject = subjects.code_record(user, digest)
-        found = (await self._bus.get_code([subject])).get(subject)
+        found = (await self._bus.newest_code([subject])).get(subject)
         if found is not None:
             record = msgspec.structs.replace(_record.decode(found), noted_s=self._now_s())
             await self._put([(subject, msgspec.json.encode(record))])

@@ -120,14 +120,15 @@ def is_refused(host: object, networks: tuple[str, ...]) -> bool:
 
 
 class _Heard(logging.Handler):
-    """Keeps what apprise logs as a warning or worse."""
+    """Keeps what apprise logs: as a warning or worse in ``lines``, and below that in ``details``."""
 
     def __init__(self) -> None:
-        super().__init__(logging.WARNING)
+        super().__init__(logging.DEBUG)
         self.lines: list[str] = []
+        self.details: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
+        (self.lines if record.levelno >= logging.WARNING else self.details).append(record.getMessage())
 
 
 class Guard:
@@ -159,6 +160,7 @@ def carried_out(errand: Errand) -> SendOutcome:
     heard = _Heard()
     logger = logging.getLogger("apprise")
     logger.handlers, logger.propagate = [heard], False
+    logger.setLevel(logging.DEBUG)
     sender = apprise.Apprise(asset=apprise.AppriseAsset(secure_logging=True, async_mode=False))
     if why := _added(sender, errand):
         return SendOutcome(error=_said(heard, errand.url) or _UNREADABLE if why is _UNREADABLE else why)
@@ -193,7 +195,28 @@ def _failure(heard: _Heard) -> str:
     for number in re.findall(r"\berror=(\d{3})\b", " ".join(heard.lines)):
         with suppress(ValueError):
             return f"the server answered {number} {HTTPStatus(int(number)).phrase}"
+    said = " ".join([*heard.lines, *heard.details])
+    if mail := re.search(r"\(([45]\d\d), b['\"]", said):  # smtplib's, of which only the number is passed on
+        return f"the mail server answered {mail[1]}{_OF_MAIL.get(mail[1], '')}"
+    for pattern, reason in _UNREACHED:
+        if re.search(pattern, said, re.IGNORECASE):
+            return f"the server could not be reached: {reason}"
     return "the server could not be reached, or did not take the message"
+
+
+_OF_MAIL: Final = {
+    "530": ": it wants a login",
+    "535": ": it does not take this user and password",
+    "550": ": it does not take this sender or recipient",
+}
+_UNREACHED: Final = (
+    (r"connection refused", "nothing listens at this address and port (connection refused)"),
+    (r"failed to resolve|name or service not known|no address associated|name resolution", "its name is not known"),
+    (r"certificate.verify.failed", "its certificate is none that this machine trusts"),
+    (r"timed out|timeout", "it did not answer in time"),
+    (r"no route to host|network is unreachable", "no route leads there"),
+)
+"""What libraries say of a connection → what it means: words of ours, as theirs may hold parts of an address."""
 
 
 def _said(heard: _Heard, url: str) -> str:

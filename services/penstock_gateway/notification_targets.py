@@ -106,13 +106,15 @@ class TargetFolder:
         now_s : float
             Seconds since the epoch.
         """
-        if self._folder is None or not self._folder.is_dir():
+        if self._folder is None:
             return
         try:
             for path in list(self._folder.iterdir()):
                 with suppress(FileNotFoundError):
                     if path.name not in known and path.stat().st_mtime < now_s - _SURELY_KNOWN_S:
                         path.unlink()
+        except FileNotFoundError:  # nobody has had a rule yet
+            return
         except OSError as error:
             _log.warning("addresses_not_tidied", folder=str(self._folder), reason=error.strerror)
 

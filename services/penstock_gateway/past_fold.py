@@ -39,7 +39,12 @@ _TABLES: Final[dict[str, Any]] = {
 _OF_JOBS: Final = ("jobs", "histories")
 _LARGE: Final = 20_000
 """A table of which so many entries were read is not kept in memory."""
-_OF_JOB_TABLE: Final[dict[str, Any]] = {"sharers": SharingJobs, "arrays": dict[str, ArrayWindow]}
+OF_JOB_TABLE: Final[dict[str, Any]] = {
+    "sharers": SharingJobs,
+    "arrays": dict[str, ArrayWindow],
+    "parked": dict[str, list[str]],
+    "refusals": dict[str, dict[str, float]],
+}
 """What the table of jobs has beside them → its type."""
 _PREFIX: Final = "jobs."
 
@@ -76,7 +81,8 @@ class PastFold:
         tables = {kind: _table(file, kind, seq, places.get(kind, 0)) for kind in _TABLES}
         tables["sweeps"] = self._sweeps = PastSweeps.of_snapshot(file, seq, places.get("sweeps", 0))
         self._tables = tables
-        state.jobs = self._jobs = PastJobs(by_id=tables["jobs"], sharers=state.jobs.sharers, arrays=state.jobs.arrays)
+        beside = {name: getattr(state.jobs, name) for name in OF_JOB_TABLE}
+        state.jobs = self._jobs = PastJobs(by_id=tables["jobs"], **beside)
         if snapshot is not None:
             self._note_over(snapshot)
         for kind in _TABLES.keys() - {"jobs"}:
@@ -188,7 +194,7 @@ def _parts(state: GatewayState) -> Iterator[tuple[str, Any]]:
     for name in state.__struct_fields__:
         if name not in _TABLES:
             yield name, getattr(state, name)
-    for name in _OF_JOB_TABLE:
+    for name in OF_JOB_TABLE:
         yield f"{_PREFIX}{name}", getattr(state.jobs, name)
 
 
@@ -209,7 +215,7 @@ def _decoder(kind: str) -> msgspec.msgpack.Decoder[Any]:
 
 @cache
 def _part_decoder(name: str) -> msgspec.msgpack.Decoder[Any]:
-    return msgspec.msgpack.Decoder(_OF_JOB_TABLE.get(name.removeprefix(_PREFIX)) or _types()[name])
+    return msgspec.msgpack.Decoder(OF_JOB_TABLE.get(name.removeprefix(_PREFIX)) or _types()[name])
 
 
 @cache

@@ -75,6 +75,7 @@ from penstock_log import (
     RunMeasured,
     RunRewound,
     RunStarted,
+    RunUnparked,
     RunWarned,
     SamplesRequested,
     Scalability,
@@ -217,7 +218,7 @@ class Timeline:
             case JobFinished():
                 yield _finished(fact, self._cancelled_because)
             case RunStarted():
-                yield f"started {'warm ' * (fact.start == 'warm')}on {fact.node_id}{_resumed(fact)}{_cold(fact)}"
+                yield f"{_HOW.get(fact.start, 'started')} on {fact.node_id}{_resumed(fact)}{_cold(fact)}"
             case RunCheckpointed() if fact.generation and fact.generation != fact.epoch:
                 yield f"a checkpoint after step {fact.step} was found on {fact.node_id}, which nobody had reported"
             case RunCheckpointed() if fact.generation:
@@ -232,6 +233,8 @@ class Timeline:
                 yield f"warning from {fact.node_id}: {fact.warning}"
             case RunIdle():
                 yield idle_runs.measured(fact)
+            case RunUnparked():
+                yield f"no longer parked on {fact.node_id}{_because(fact.reason)}"
             case RunBusyAgain():
                 yield f"busy again on {fact.node_id}"
             case RunEnded():
@@ -309,7 +312,8 @@ class Timeline:
         after = f" after step {fact.steps}" if fact.steps else ""
         reason = _because(fact.reason) if fact.reason != self._sized else ""
         outcome = "stopped" if self._timed_out and fact.outcome == "preempted" else fact.outcome
-        return f"run {outcome} on {fact.node_id}{code}{after}{reason}"
+        parked = f", parked with {gibibytes(fact.parked_bytes)}" if fact.parked else ""
+        return f"run {outcome} on {fact.node_id}{'' if parked else code}{after}{reason}{parked}"
 
     def _of_measurement(self, fact: AggregationMeasured) -> Iterator[str]:
         """Yield the first short and the first long measurement since parts moved; they go on as the run does."""
@@ -403,6 +407,9 @@ def _resumed(fact: RunStarted) -> str:
     what = f"beginning with job {fact.begun_from}'s checkpoint" if fact.begun_from else "resuming"
     copied = f" (copied from {fact.copied_from})" if fact.copied_from else ""
     return f", {what} after step {fact.resumed_step}{copied}"
+
+
+_HOW: Final = {"warm": "started warm", "parked": "continued where it was parked,"}
 
 
 def _cold(fact: RunStarted) -> str:

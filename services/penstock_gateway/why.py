@@ -23,7 +23,7 @@ from penstock_gateway.past_tables import PastJobs
 from penstock_log import ACTIVE, TERMINAL, Job, JobTable, Wait, workload
 from penstock_log.decision_facts import FOR_DEVICES
 from penstock_log.job_state import JobState
-from penstock_log.text import count, duration, listed
+from penstock_log.text import count, duration, gibibytes, listed
 from penstock_log.views import RankView, WhyView
 from penstock_scheduler import start_forecast, what_if
 from penstock_scheduler.aggregation.aggregation_report import place_text, wait_text
@@ -56,6 +56,14 @@ class StateCause(NamedTuple):
     cause: str
     evidence: str
     remedy: str = ""
+
+
+def _with_parked(view: WhyView, job: Job) -> WhyView:
+    """Say where a waiting job's process is parked."""
+    if (parked := job.parked) is None:
+        return view
+    where = f"its process is parked on {parked.node_id} ({gibibytes(parked.held_bytes)}), to go on without a load"
+    return msgspec.structs.replace(view, evidence=f"{view.evidence}; {where}" if view.evidence else where)
 
 
 def ruled_out_causes(
@@ -122,7 +130,7 @@ class WaitExplainer:
             resized=past.sizing.resizes[-1] if past.sizing is not None and past.sizing.resizes else None,
             freed=past.freed if job.state is JobState.PENDING else {},
         )
-        return self._of_waiting(job, view) if job.state is JobState.PENDING else view
+        return _with_parked(self._of_waiting(job, view), job) if job.state is JobState.PENDING else view
 
     def _of_waiting(self, job: Job, view: WhyView) -> WhyView:
         """Ask the matcher's round what would start the job, and what it does not wait for."""

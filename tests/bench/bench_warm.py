@@ -1,10 +1,12 @@
 """
-Warm starts against cold ones: ``python tests/bench/bench_warm.py [STARTS] [PYTHON]``.
+Warm starts against cold ones: ``python tests/bench/bench_warm.py [STARTS] [PYTHON] [ACCOUNT]``.
 
 By one launcher in one run, alternately: from the order to start a program until its first step, and until its process
 has ended, of an empty script, one that imports numpy, and one that imports torch and makes a step of an optimiser,
 where ``PYTHON`` has it. Then a sweep of short trials on a real cluster, on a node that starts none warm, and on one
 that does.
+
+With an ``ACCOUNT``, as root: the programs run as that account and confined, by a ``PYTHON`` that it may run; no sweep.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import pwd
 import select
 import statistics
 import sys
@@ -27,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 from clusters import Cluster, facts
 
 import penstock
+from penstock_executor.launchers.confinement import Confinement
 from penstock_executor.launchers.forking_launcher import ForkingLauncher
 from penstock_executor.launchers.launcher import WarmRequest
 from penstock_executor.launchers.warm_pool import WarmRules
@@ -59,9 +63,21 @@ class Start(NamedTuple):
     end_s: float
 
 
-def start(launcher: ForkingLauncher, folder: Path, python: str, script: str) -> Start:
+def confined_as(account: str, folder: Path, code: Path) -> Confinement:
+    """Return what a program of an account gives up, with a temporary folder of its own."""
+    entry = pwd.getpwnam(account)
+    tmp = Path(tempfile.mkdtemp(dir=folder))
+    os.chown(tmp, entry.pw_uid, entry.pw_gid)
+    groups = tuple(os.getgrouplist(account, entry.pw_gid))
+    who = Confinement(user=account, uid=entry.pw_uid, gid=entry.pw_gid, groups=groups, most_tasks=4096)
+    return who._replace(tmp=str(tmp), kept=(str(code),))
+
+
+def start(launcher: ForkingLauncher, folder: Path, python: str, script: str, account: str = "") -> Start:
     """Start a script and wait for its end."""
-    rank = Path(tempfile.mkdtemp(dir=folder))
+    rank = Path(tempfile.mkdtemp(dir=folder.parent))
+    if account:
+        launcher.confine(rank, confined_as(account, folder.parent, folder))
     env = {**launcher.base_environment(), "CUDA_VISIBLE_DEVICES": ""}
     began_s = time.perf_counter()
     process = launcher.start(rank, (python, script), env, str(folder), warm=WarmRequest())
@@ -74,21 +90,22 @@ def start(launcher: ForkingLauncher, folder: Path, python: str, script: str) -> 
     return Start(launcher.how(rank), float((rank / "stdout").read_text()) - began_s, over_s - began_s)
 
 
-def compare(name: str, python: str, starts: int) -> None:
+def compare(name: str, python: str, starts: int, account: str = "") -> None:
     """Print how long cold and warm starts of a script take."""
-    cold, warm = ForkingLauncher(), ForkingLauncher(WarmRules())
+    cold, warm = ForkingLauncher(), ForkingLauncher(WarmRules(user_servers=1))
     with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o711)
         script = Path(folder, "run", "s.py")
         script.parent.mkdir()
         script.write_text(f"{SCRIPTS[name]}\n{FIRST_STEP}\n")
         for _ in range(LEARNING):
-            start(warm, script.parent, python, "s.py")
-            if warm.has_settled() and start(warm, script.parent, python, "s.py").how == "warm":
+            start(warm, script.parent, python, "s.py", account)
+            if warm.has_settled() and start(warm, script.parent, python, "s.py", account).how == "warm":
                 break
         found: dict[str, list[Start]] = {"cold": [], "warm": []}
         for _ in range(starts):
-            found["cold"].append(start(cold, script.parent, python, "s.py"))
-            found["warm"].append(start(warm, script.parent, python, "s.py"))
+            found["cold"].append(start(cold, script.parent, python, "s.py", account))
+            found["warm"].append(start(warm, script.parent, python, "s.py", account))
         assert all(one.how == "warm" for one in found["warm"]), found["warm"]
         _, held_bytes = warm.kept()
     cold.close(), warm.close()
@@ -160,6 +177,10 @@ def main() -> None:
     """Print all comparisons."""
     starts = int(sys.argv[1]) if len(sys.argv) > 1 else STARTS
     python = sys.argv[2] if len(sys.argv) > 2 else ""
+    if account := sys.argv[3] if len(sys.argv) > 3 else "":
+        for name in SCRIPTS:
+            compare(name, python, starts, account)
+        return
     for name in SCRIPTS:
         if python or not name.startswith("torch"):
             compare(name, python if name.startswith("torch") else sys.executable, starts)

@@ -29,6 +29,13 @@ async def test_a_body_takes_the_place_of_the_one_before_and_may_be_empty(bus: Bu
     assert await bus.list_code(part(1)) == [part(1)]
 
 
+async def test_what_changes_is_read_as_it_is_now(bus: Bus) -> None:
+    await bus.put_code([(part(1), b"old"), (part(2), b"")])
+    await bus.put_code([(part(1), b"new")])
+    assert await bus.newest_code([part(1), part(2), part(3)]) == {part(1): b"new", part(2): b""}
+    assert await bus.newest_code([]) == {}
+
+
 async def test_what_is_removed_is_gone_and_the_rest_stays(bus: Bus) -> None:
     await bus.put_code([(part(number), b"x") for number in range(5)])
     await bus.remove_code([part(1), part(3), part(9)])

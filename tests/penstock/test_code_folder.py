@@ -297,3 +297,12 @@ def test_a_tree_with_a_path_twice_or_below_a_file_or_a_link_is_none() -> None:
     for body in (b"", b"\xc1", b"{}", code_tree.encode(CodeTree((), 2))):
         with pytest.raises(BadTree):
             code_tree.decode(body)
+
+
+def test_the_whole_file_system_is_no_folder_of_a_job(tmp_path: Path) -> None:
+    (tmp_path / "all").symlink_to("/")
+    for folder in (Path("/"), tmp_path / "all"):
+        with pytest.raises(
+            CodeFolderError, match=r"is the whole file system; give the folder in which the job's files"
+        ):
+            code_folder.scan(folder)

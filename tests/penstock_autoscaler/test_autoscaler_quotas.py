@@ -16,9 +16,16 @@ from penstock_testing import Scenario
 OWNED = PolicySet(at_s=90.0, pool="default", settings={"quota.vision": 4})
 
 
-def reserved(from_s: float, until_s: float) -> ReservationMade:
+def reserved(from_s: float, until_s: float, kind: str = "") -> ReservationMade:
     return ReservationMade(
-        at_s=90.0, pool="default", reservation_id="vision-1", team="vision", gpus=4, from_s=from_s, until_s=until_s
+        at_s=90.0,
+        pool="default",
+        reservation_id="vision-1",
+        team="vision",
+        gpus=4,
+        from_s=from_s,
+        until_s=until_s,
+        kind=kind,
     )
 
 
@@ -28,7 +35,9 @@ def test_without_quotas_a_job_grows_before_one_behind_it_that_does_not_fit_in() 
     assert widths(it.settle()) == {"a": 4}
 
 
-@pytest.mark.parametrize("known", [OWNED, reserved(90.0, 200.0)], ids=["quota", "reservation"])
+@pytest.mark.parametrize(
+    "known", [OWNED, reserved(90.0, 200.0), reserved(90.0, 200.0, "fast")], ids=["quota", "reservation", "of a kind"]
+)
 def test_nobody_grows_onto_what_is_kept_for_others_who_wait(known: Any) -> None:
     it = seasoned(1, elastic(team="speech")).given(node("n2", at_s=90.0, fast=3), known)
     it.given(job("v", fixed(4, team="vision"), at_s=95.0), ranked(95.0, a=0.0, v=1.0)).at(100.0)
@@ -67,6 +76,12 @@ def test_the_quotas_of_the_matchers_file_count_too(quotas: dict[str, int], gpus:
     it = Scenario(machine.decider(SizingSettings(), MatcherSettings(quotas=quotas)))
     it.given(node(fast=4), scaled(work), job("v", fixed(4, team="vision")), job("a", work), ranked(1.5, a=0.0, v=1.0))
     assert widths(it.at(2.0).settle()) == {"a": gpus}
+
+
+def test_a_reservation_of_another_kind_keeps_nothing_of_this_one() -> None:
+    it = seasoned(1, elastic(team="speech")).given(node("n2", at_s=90.0, fast=3), reserved(90.0, 200.0, "slow"))
+    it.given(job("v", fixed(4, team="vision"), at_s=95.0), ranked(95.0, a=0.0, v=1.0)).at(100.0)
+    assert widths(it.settle()) == {"a": 4}
 
 
 # --- priority classes

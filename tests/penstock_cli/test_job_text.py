@@ -13,6 +13,7 @@ from penstock_cli import job_text
 from penstock_cli.commands.cluster import node_table
 from penstock_cli.job_text import dry_run_lines, job_lines, job_table
 from penstock_log import JobSpec, MemoryNeed, views
+from penstock_log.job_state import Parked
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -71,6 +72,7 @@ def test_a_job_shows_how_it_shares() -> None:
         (("",), []),
         (("warm",), ["yes"]),
         (("warm", "cold: its interpreter has the option -X"), ["no (its interpreter has the option -X)"]),
+        (("warm", "parked"), []),
     ],
 )
 def test_a_job_shows_whether_its_last_run_began_warm(starts: tuple[str, ...], shown: list[str]) -> None:
@@ -84,6 +86,22 @@ def test_a_job_shows_whether_its_last_run_began_warm(starts: tuple[str, ...], sh
 def test_a_dry_run_names_those_beside_it() -> None:
     view = views.DryRunView(starts=True, kind="fast", devices=("n1/fast0",), beside=("a", "b"))
     assert dry_run_lines(view)[0] == "would start at once on n1/fast0 (fast), beside a, b"
+
+
+@pytest.mark.parametrize(
+    ("start", "parked", "shown"),
+    [
+        ("warm", None, []),
+        ("parked", None, ["went on without a load"]),
+        ("", Parked(node_id="n1", epoch=1, held_bytes=3 * 2**29), ["on n1 (1.5GiB), to go on there without a load"]),
+    ],
+)
+def test_a_job_shows_where_it_is_parked(start: str, parked: Parked | None, shown: list[str]) -> None:
+    job, spec = job_view("j1"), JobSpec(name="train", command=("true",))
+    runs = (views.RunView(pending_s=0.0, epoch=1, started_s=1.0, start=start),)
+    about = {"workload": "w", "speeds": (), "seq": 1, "runs": runs, "parked": parked}
+    detail = views.JobDetail(job=job, spec=spec, why=why_view(job), **about)
+    assert [line.split(maxsplit=1)[1] for line in job_lines(detail) if line.startswith("parked:")] == shown
 
 
 def line_of(label: str, **fields: Any) -> str:

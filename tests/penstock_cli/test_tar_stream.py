@@ -12,7 +12,7 @@ import pytest
 
 from penstock_cli import tar_stream
 from penstock_cli.invocation import Failure
-from penstock_cli.tar_stream import Packing, Unpacking
+from penstock_cli.tar_stream import TarSource, TarTarget
 
 
 @pytest.fixture(params=[True, False], autouse=True)
@@ -21,8 +21,8 @@ def filters(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(tar_stream, "HAS_FILTERS", request.param)
 
 
-async def unpacked(archive: bytes, into: Path, part: int = 1000) -> Unpacking:
-    unpacking = Unpacking(into)
+async def unpacked(archive: bytes, into: Path, part: int = 1000) -> TarTarget:
+    unpacking = TarTarget(into)
     try:
         for start in range(0, len(archive), part):
             await unpacking.put(archive[start : start + part])
@@ -33,7 +33,7 @@ async def unpacked(archive: bytes, into: Path, part: int = 1000) -> Unpacking:
 
 
 async def packed(source: Path) -> bytes:
-    packing = Packing(source)
+    packing = TarSource(source)
     return b"".join([block async for block in packing.blocks()])
 
 
@@ -124,6 +124,50 @@ async def test_a_folder_that_is_there_is_written_into_and_keeps_what_else_it_has
     assert sorted(os.listdir(tmp_path / "real")) == ["a", "b"]
 
 
+LINK, FILE, FOLDER, SAME = tarfile.SYMTYPE, tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.LNKTYPE
+
+
+@pytest.mark.parametrize(
+    "copies",
+    [
+        [
+            ("top/p/q/l", LINK, b"", "../.."),
+            ("top/p/q/l/evil", LINK, b"", "../../../victim"),
+            ("top/evil/owned", FILE, b"x", ""),
+        ],
+        [("top/l", LINK, b"", "mine"), ("top/l/owned", FILE, b"x", "")],
+        [("top/p/q/l", LINK, b"", "../.."), ("top/h", SAME, b"", "top/p/q/l"), ("top/h/victim/owned", FILE, b"x", "")],
+        [("top/out", FOLDER, b"", ""), ("top/out/owned", FILE, b"x", "")],
+        [("top/k", LINK, b"", "out/kept")],
+    ],
+)
+async def test_several_copies_into_one_folder_write_nothing_by_way_of_links_in_it(
+    tmp_path: Path, copies: list[tuple[str, bytes, bytes, str]]
+) -> None:
+    into, victim = tmp_path / "deep" / "into", tmp_path / "deep" / "victim"
+    for folder in (into / "mine", victim):
+        folder.mkdir(parents=True)
+    (victim / "kept").write_text("kept")
+    (tmp_path / "victim").symlink_to("deep/victim")
+    victim.chmod(0o700)
+    (into / "out").symlink_to("../victim")  # its owner's own
+    done = [await unpacked(archive(copy), into) for copy in copies]
+    assert sum(one.left_out for one in done) >= 1
+    assert all(path.is_relative_to(into) for path in tmp_path.rglob("owned"))
+    assert (os.listdir(into / "mine"), os.listdir(victim), victim.stat().st_mode & 0o777) == ([], ["kept"], 0o700)
+    assert (victim / "kept").read_text() == "kept"
+    links = [path for path in into.rglob("*") if path.is_symlink() and path.name != "out"]
+    assert all(path.resolve().is_relative_to(into) for path in links)
+
+
+async def test_a_file_takes_the_place_of_a_link_in_a_folder_and_not_of_what_that_leads_to(tmp_path: Path) -> None:
+    (tmp_path / "into").mkdir()
+    (tmp_path / "kept").write_text("kept")
+    (tmp_path / "into" / "f").symlink_to("../kept")
+    assert (await unpacked(archive(("top/f", FILE, b"new", "")), tmp_path / "into")).left_out == 0
+    assert ((tmp_path / "into" / "f").read_text(), (tmp_path / "kept").read_text()) == ("new", "kept")
+
+
 async def test_a_link_alone_is_a_link_and_a_file_replaces_one(tmp_path: Path) -> None:
     link = archive(("top", tarfile.SYMTYPE, b"", "kept"))
     (tmp_path / "kept").write_text("kept")
@@ -151,7 +195,7 @@ async def test_half_an_archive_is_an_error(tmp_path: Path) -> None:
 
 async def test_who_stops_in_the_midst_waits_for_no_thread(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(bytes(30_000_000))
-    packing = Packing(tmp_path / "a")
+    packing = TarSource(tmp_path / "a")
     blocks = packing.blocks()
     assert await anext(blocks)
     packing.stop()

@@ -14,7 +14,7 @@ from gateway_cases import NOW_S, Gateway, gateway, joined, placed, started, subm
 
 from penstock_bus.memory import MemoryBus
 from penstock_dashboard.application import COOKIE
-from penstock_log import DeviceDrained, DeviceFailed, UserSet, subjects
+from penstock_log import DeviceDrained, DeviceFailed, PolicySet, ReservationMade, Setting, UserSet, subjects
 from penstock_log.device_samples import DeviceReading, DeviceSample, DevicesSampled
 
 PEOPLE = (
@@ -107,9 +107,44 @@ async def test_the_queue_is_in_rank_order_and_its_filters_are_in_the_address(
     for number in range(5):
         await served.told(submitted(f"j{number}", user=["alice", "bob"][number % 2], at_s=10.0 - number))
     visitor = await site.visitor("olga")
-    assert list((await visitor.get("/queue")).rows)[-6:-1] == ["j4", "j3", "j2", "j1", "j0"]
+    page = await visitor.get("/queue")
+    assert [key for key in page.rows if key[0] == "j"] == ["j4", "j3", "j2", "j1", "j0"]
     assert [key for key in (await visitor.get("/queue?user=bob")).rows if key[0] == "j"] == ["j3", "j1"]
     assert "1 to 2 of 5" in (await visitor.get("/queue?limit=2")).rows["pager"]
+
+
+async def test_the_queue_has_the_quotas_reservations_and_classes_below_it(
+    served: Gateway, site: RunningDashboard
+) -> None:
+    visitor = await site.visitor()
+    assert (await visitor.get("/queue")).rows["no limits"] == "No pool has any."
+    classes: dict[str, Setting] = {"class.urgent.weight": 10, "class.urgent.preempts": True, "class.night.weight": -5}
+    limits: dict[str, Setting] = {"class.urgent.most_gpus": 1, "class.urgent.teams": ["vision"], "quota.vision": 2}
+    await served.told(PolicySet(at_s=NOW_S, pool="default", settings={**classes, **limits}))
+    made = ReservationMade(
+        at_s=NOW_S,
+        pool="default",
+        reservation_id="nlp-1",
+        team="nlp",
+        gpus=2,
+        from_s=NOW_S + 1000.0,
+        until_s=NOW_S + 2000.0,
+        reason="<script>alert(1)</script>",
+        kind="fast",
+    )
+    await served.told(made, submitted("j1", priority_class="urgent"))
+    page = await visitor.get("/queue")
+    assert "<script>alert" not in page.text
+    rows = [row for key, row in page.rows.items() if key.partition(" ")[0] in {"quota", "reservation", "class"}]
+    assert [row.split(", from")[0] for row in rows] == [
+        "default quota vision 2 devices of its own, with what is reserved for it now",
+        "default reservation nlp-1 2 fast devices for nlp",
+        "default class urgent weight 10, runs of lower classes make way, at most 1 device for each user, for vision "
+        "only",
+        "default class night weight -5, nobody makes way",
+    ]
+    assert "urgent" in page.rows["j1"]
+    assert "urgent" in (await (await site.visitor("olga")).get("/jobs/j1")).text
 
 
 async def test_what_changes_is_sent_to_a_page_that_is_open(served: Gateway, site: RunningDashboard) -> None:

@@ -197,7 +197,7 @@ async def test_each_node_of_a_gang_has_a_copy_of_what_the_first_one_goes_on_from
 
 
 async def test_a_script_that_does_not_load_its_checkpoint_is_said_to_begin_where_it_does(world: World) -> None:
-    await world.node()
+    await world.node(park_bytes=0)
     folder = world.folder / "checkpoints" / "j1"
     await world.run("j1", *training(), checkpoint_s=1e-9)
     steps = await preempted(world, "j1")
@@ -232,7 +232,7 @@ async def test_an_executor_that_leaves_hands_out_what_its_jobs_need_elsewhere_be
 async def test_a_disk_that_is_away_is_waited_for_and_nothing_is_begun_anew(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await world.node()
+    await world.node(park_bytes=0)
     await world.run("j1", *training())
     steps = await preempted(world, "j1")
     held, away = CheckpointFolder.held, [True]

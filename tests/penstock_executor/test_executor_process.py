@@ -13,7 +13,8 @@ import pytest_asyncio
 from executor_cases import World, python, speaking, world_on
 
 from penstock_bus import Bus
-from penstock_log import NodeLeft, subjects
+from penstock_executor.launchers.process_launcher import gone
+from penstock_log import NodeLeft, RunStarted, subjects
 from penstock_testing import eventually
 from penstock_testing.fixtures import NatsAccount
 
@@ -22,6 +23,16 @@ import os, sys, time
 print('up', flush=True)
 while not os.path.exists(sys.argv[1]):
     time.sleep(0.01)
+"""
+
+SAVING = """
+import os, time, penstock
+print(os.getpid(), flush=True)
+with penstock.session() as session:
+    session.on_checkpoint(lambda folder: (folder / 'w').touch(), lambda folder: print('loads', flush=True))
+    for step in session.iterations(range(10**6)):
+        print('step', step, flush=True)
+        time.sleep(0.005)
 """
 
 
@@ -37,6 +48,7 @@ class Program:
             "PENSTOCK_EXECUTOR_DEVICES": "fast:2@1.0:1GiB",
             "PENSTOCK_EXECUTOR_DATA_DIR": str(folder / "n1"),
             "PENSTOCK_EXECUTOR_CHECKPOINT_DIR": str(folder / "checkpoints"),
+            "PENSTOCK_EXECUTOR_PASS_ENV": "PYTHONPATH",
         }
 
     async def start(self, world: World) -> None:
@@ -93,6 +105,22 @@ async def test_an_executor_killed_with_kill_9_finds_its_runs_again(
     for job_id in ("j1", "j2"):
         assert await real.facts(job_id) == ["RunStarted", "RunEnded"]
         assert await real.output(job_id) == b"up\n"
+
+
+async def test_what_is_parked_ends_with_an_executor_that_is_killed_with_kill_9(real: World, program: Program) -> None:
+    await program.start(real)
+    await real.run("j1", *python(SAVING))
+    await real.says("j1", "step 3")
+    await real.preempt("j1")
+    end = await real.ended("j1")
+    assert (end.outcome, end.parked) == ("preempted", True)
+    pid = int((await real.output("j1")).split()[0])
+    assert await program.end(signal.SIGKILL) == -signal.SIGKILL
+    await eventually(lambda: gone(pid))
+    await program.start(real)
+    await real.place("j1", epoch=2)
+    assert (await real.fact(RunStarted, "j1", lambda fact: fact.epoch == 2)).resumed_step == end.steps
+    await real.says("j1", "loads")
 
 
 async def test_an_executor_stopped_with_term_hands_its_runs_back(real: World, program: Program) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import msgspec
@@ -43,6 +44,23 @@ def test_a_run_is_found_in_its_folder_as_it_was_noted(tmp_path: Path) -> None:
     (found,) = run_folders.scan(tmp_path)
     ranks = {1: RunProcess(), 2: RunProcess(greeted=True)}
     assert found == msgspec.structs.replace(NOTED, ranks=ranks)
+
+
+def test_a_run_begins_while_the_earlier_one_of_its_job_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mkdir, folder, removed = os.mkdir, run_folders.path_of(tmp_path, NOTED.key), list[Path]()
+
+    def mkdir_after_removal(path: Path, mode: int = 0o777) -> None:
+        if Path(path) == folder and folder.parent.exists() and not removed:
+            removed.append(folder.parent)
+            folder.parent.rmdir()
+        mkdir(path, mode)
+
+    monkeypatch.setattr(os, "mkdir", mkdir_after_removal)
+    run_folders.create(tmp_path, NOTED)
+    assert removed
+    assert [found.key for found in run_folders.scan(tmp_path)] == [NOTED.key]
 
 
 @pytest.mark.parametrize(

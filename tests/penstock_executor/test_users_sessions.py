@@ -17,7 +17,7 @@ import penstock
 from penstock_aggregator.machine import AggregatorSettings
 from penstock_aggregator.runner import run as run_aggregation_agent
 from penstock_bus.shell import Shell
-from penstock_log import SlabsLent, subjects
+from penstock_log import RunStarted, SlabsLent, subjects
 from penstock_memory.machine import MemorySettings
 from penstock_memory.runner import run
 from penstock_testing import eventually
@@ -110,6 +110,36 @@ async def test_a_users_job_is_preempted_and_goes_on_on_another_node_with_its_own
         assert len(found) > 3
         assert {path.lstat().st_uid for path in found} == {NOBODY.pw_uid}
         assert job.stat().st_mode & 0o777 == 0o700
+
+
+async def test_a_users_run_is_parked_and_goes_on_and_ends_with_its_job(world: World) -> None:
+    let_through(world.folder)
+    await world.node("n1", **USERS)
+    steps = 10**9 + os.getpid()  # by which its process is known among all others
+    await world.submit("j1", *training(steps), user="alice", cwd="/", env=ENV)
+    await world.place("j1")
+    await world.says("j1", "far enough")
+    await world.preempt("j1")
+    end = await world.ended("j1")
+    assert end.parked
+    await world.place("j1", epoch=2)
+    again = await world.fact(RunStarted, "j1", lambda fact: fact.epoch == 2)
+    assert (again.start, again.resumed_step) == ("parked", end.steps)
+    await world.progress("j1", lambda told: told["step"] > end.steps)
+    await world.preempt("j1", 2)
+    assert (await world.ended("j1", 2)).parked
+    await world.cancel("j1")
+    mine = str(steps).encode()
+    await eventually(lambda: not any(mine in command_line(process) for process in Path("/proc").iterdir()))
+    assert (await world.output("j1")).count(b"begins at") == 1
+
+
+def command_line(process: Path) -> bytes:
+    """Return the command line of a process; empty where it has ended."""
+    try:
+        return (process / "cmdline").read_bytes() if process.name.isdigit() else b""
+    except OSError:
+        return b""
 
 
 async def test_jobs_of_two_users_take_turns_on_one_device(world: World) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import signal
@@ -12,7 +13,7 @@ import pytest
 from executor_cases import World, python, speaking
 
 from penstock_executor.launchers import process_launcher
-from penstock_log import RunCheckpointed, RunStarted
+from penstock_log import RunCheckpointed, RunStarted, RunWarned
 from penstock_testing import eventually
 
 pytestmark = pytest.mark.slow
@@ -92,6 +93,28 @@ async def test_a_job_whose_modules_are_not_there_runs_cold_and_is_told(world: Wo
             break
     assert start.startswith("cold: nothing_like_it cannot be imported: ModuleNotFoundError")
     assert await world.output(f"j{number}") == b"ran\n"
+
+
+def importing(module: str) -> list[str]:
+    """Return the processes that have a module's name in their command line."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            found += [path.parent.name] if module.encode() in path.read_bytes() else []
+    return found
+
+
+async def test_a_job_that_runs_once_is_told_too_that_its_modules_are_not_there(world: World, tmp_path: Path) -> None:
+    await world.node()
+    module = f"nothing_like_{os.getpid()}"
+    waiting = f"import os, time\nwhile not os.path.exists('{tmp_path}/go'): time.sleep(0.01)"
+    await world.run("j1", *python(waiting), preload=(module,))
+    assert (await world.fact(RunStarted, "j1")).start == "cold: its server is still importing"
+    await eventually(lambda: not importing(module))
+    (tmp_path / "go").touch()
+    assert (await world.ended("j1")).outcome == "completed"
+    warning = (await world.fact(RunWarned, "j1")).warning
+    assert warning.startswith(f"it did not start warm: {module} cannot be imported: ModuleNotFoundError")
 
 
 async def test_a_warm_run_is_asked_saves_and_goes_on_warm(world: World) -> None:

@@ -326,6 +326,22 @@ async def test_of_an_array_what_failed_is_retried_and_the_rest_is_left_alone(ser
     assert (await refusal(served.command("bulk", {"verb": "retry", "where": {}, "state": ["F"]})))[0] == 400
 
 
+async def test_a_job_is_retried_although_others_have_the_ids_that_its_retry_would_have(served: Gateway) -> None:
+    for job_id in ("lr", "lr-r1", "lr-r2"):
+        await served.command("submit", spec(id=job_id))
+    await served.command("cancel", {"id": "lr-r1"})
+    asked = {"verb": "retry", "where": {"state": ["CA"]}}
+    for how in ({"dry_run": True}, {}):
+        (one,) = (await served.command("bulk", {**asked, **how}))["answers"]
+        assert one["message"] == "job lr-r1 is retried as lr-r3"
+    assert told(await served.command("bulk", asked)) == [], "it was retried"
+    await served.command("cancel", {"id": "lr"})
+    (one,) = (await served.command("bulk", asked))["answers"]
+    assert one["message"] == "job lr is retried as lr-r4"
+    (again,) = (await served.command("bulk", {"verb": "retry", "ids": ["lr-r1"]}))["answers"]
+    assert again["message"] == "job lr-r1 was retried before, as lr-r3"
+
+
 async def test_an_array_where_one_job_is_asked_for_is_said_to_be_one(served: Gateway) -> None:
     await submit_array(served)
     said = "exp is an array of 4 jobs; name one of them, such as exp-0; `penstock ps --group exp` lists them"

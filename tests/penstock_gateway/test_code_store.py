@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -15,16 +15,17 @@ from gateway_cases import NOW_S, Gateway, gateway, joined, placed, refusal, spec
 
 import penstock
 from penstock.code_folder import CodeFolderError
-from penstock_bus import ServiceError
-from penstock_bus.follower import FoldFollower
+from penstock_bus import ServiceError, Unavailable
+from penstock_bus.follower import FoldFollower, background
 from penstock_bus.memory import MemoryBus
 from penstock_bus.shell import Shell
 from penstock_gateway import code_collection, code_store, machine
 from penstock_gateway.code_collection import GRACE_S, CodeCollector, needed
 from penstock_gateway.machine import GatewaySettings
 from penstock_log import AnyEvent, JobCancelled, SweepSubmitted, UserSet, code_tree, subjects
-from penstock_log.code_tree import PART_BYTES, CodeTree, TreeEntry
+from penstock_log.code_tree import PART_BYTES, CodeRecord, CodeTree, TreeEntry
 from penstock_log.request_bodies import PartsRequest, UploadRequest
+from penstock_testing import eventually
 
 DAY_S = 86_400.0
 COMMAND = ("python", "train.py")
@@ -274,7 +275,26 @@ class Collected:
 @asynccontextmanager
 async def collecting(served: Gateway) -> AsyncIterator[Collected]:
     async with FoldFollower(served.bus, machine.decider(GatewaySettings())) as live:
-        yield Collected(served.bus, live)  # type: ignore[arg-type]
+        one = Collected(served.bus, live)  # type: ignore[arg-type]
+        async with background(one.collector.election.keep()):
+            await eventually(lambda: one.collector.election.held)
+            yield one
+
+
+@contextmanager
+def without_marks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Have a collection break off once it has read the trees, when it is to mark their user."""
+    real = MemoryBus.put_code
+
+    async def put(self: MemoryBus, items: Sequence[tuple[str, bytes]]) -> None:
+        if items[0][0].endswith(".collecting"):
+            raise Unavailable("the server is away")
+        await real(self, items)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryBus, "put_code", put)
+        with pytest.raises(Unavailable):
+            yield
 
 
 async def test_code_is_kept_while_jobs_need_it_and_then_removed_with_all_that_is_no_others(
@@ -370,6 +390,146 @@ async def test_a_collection_that_died_leaves_nothing_behind_for_good(
         monkeypatch.undo()
         assert await one.collect(NOW_S + 200 + GRACE_S) > 0
         assert one.bus.server.code == {}
+
+
+@pytest.mark.parametrize("mark_stays", [True, False])
+async def test_a_collection_that_the_bus_breaks_off_is_done_over_and_its_mark_goes(
+    served: Gateway, folder: Path, monkeypatch: pytest.MonkeyPatch, mark_stays: bool
+) -> None:
+    """The bus fails once the records are gone, so nobody is left whose record is old."""
+    async with client_of(served, "alice") as client, collecting(served) as one:
+        await client.upload(folder)
+        real, failing = MemoryBus.remove_code, [subjects.code_pattern("alice", "part")[:-1]]
+        failing += [subjects.code_mark("alice")] if mark_stays else []
+
+        async def breaks_off(self: MemoryBus, wanted: Sequence[str]) -> None:
+            if any(subject.startswith(tuple(failing)) for subject in wanted):
+                raise Unavailable("the server is away")
+            await real(self, wanted)
+
+        monkeypatch.setattr(MemoryBus, "remove_code", breaks_off)
+        later_s = NOW_S + 200 + GRACE_S
+        with pytest.raises(Unavailable):
+            await one.collect(later_s)
+        monkeypatch.undo()
+        assert not [subject for subject in one.bus.server.code if ".tree." in subject]
+        await one.collect(later_s)
+        assert one.bus.server.code == {}
+        assert (await client.upload(folder)).sent_bytes > 0
+
+
+async def test_parts_that_were_sent_for_no_tree_are_removed_and_those_of_trees_stay(
+    served: Gateway, folder: Path
+) -> None:
+    sent = msgspec.msgpack.encode(PartsRequest(parts=(b"one", b"two")))
+    async with client_of(served, "alice") as alice, client_of(served, "bob") as bob, collecting(served) as one:
+        code = (await alice.upload(folder)).digest
+        await alice.submit(name="a", command=COMMAND, code=code)
+        for client in (alice, bob):
+            await client.bus.request(subjects.command("upload_parts"), sent, 5.0)
+        assert await one.collect(NOW_S) == 4
+        kept = {*one.bus.server.code}
+        assert not [subject for subject in kept if subjects.code_owner(subject) == "bob"]
+        assert len([subject for subject in kept if ".part." in subject]) == 4
+        for client in (alice, bob):
+            await client.bus.request(subjects.command("upload_parts"), sent, 5.0)
+        assert await one.collect(NOW_S + GRACE_S - 1) == 0, "all parts are listed now and then only"
+        assert await one.collect(NOW_S + GRACE_S) == 4
+        assert {*one.bus.server.code} == kept
+
+
+async def test_a_collection_goes_on_where_it_stopped_and_reads_trees_while_their_user_is_not_marked(
+    served: Gateway, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = msgspec.msgpack.encode(PartsRequest(parts=(b"one", b"two")))
+    async with client_of(served, "alice") as client, collecting(served) as one:
+        for number in range(4):
+            (folder / "train.py").write_text(f"print({number})\n")
+            await client.submit(name="a", command=COMMAND, workdir=str(folder))
+        kept = {*one.bus.server.code}
+        await client.bus.request(subjects.command("upload_parts"), sent, 5.0)
+        real, read = MemoryBus.get_code, list[str]()
+
+        async def one_tree_at_a_time(self: MemoryBus, wanted: Sequence[str]) -> dict[str, bytes]:
+            (of_trees,) = {".part." in subject for subject in wanted}
+            if of_trees:
+                assert subjects.code_mark("alice") not in self.server.code
+                read.extend(wanted)
+                if len(read) % 2 == 0:
+                    raise TimeoutError
+            return await real(self, wanted)
+
+        monkeypatch.setattr(MemoryBus, "get_code", one_tree_at_a_time)
+        removed = [await one.collect(NOW_S) for _ in range(4)]
+        assert removed == [0, 0, 0, 2]
+        assert len(read) == 4 + 3, "each once, and those again at which the time was over"
+        assert {*one.bus.server.code} == kept
+
+
+async def test_trees_that_come_and_go_while_a_collection_rests_are_treated_as_such(
+    served: Gateway, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = msgspec.msgpack.encode(PartsRequest(parts=(b"print(2)\n",)))
+    async with client_of(served, "alice") as client, collecting(served) as one:
+        old = (await client.upload(folder)).digest
+        await client.bus.request(subjects.command("upload_parts"), sent, 5.0)
+        with without_marks(monkeypatch):
+            await one.collect(NOW_S)  # the old tree is used, and the new script is not
+        (folder / "train.py").write_text("print(2)\n")
+        await client.submit(name="a", command=COMMAND, workdir=str(folder))
+        (new,) = one.trees - {old}
+        later_s = NOW_S + 200 + GRACE_S
+        assert await one.collect(later_s) + await one.collect(later_s) == 2, "the old list of files and the old script"
+        assert one.trees == {new}
+        assert len([subject for subject in one.bus.server.code if ".part." in subject]) == 4
+
+
+async def test_what_was_used_when_a_collection_began_goes_with_the_next(
+    served: Gateway, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with client_of(served, "alice") as client, collecting(served) as one:
+        await client.upload(folder)
+        with without_marks(monkeypatch):
+            await one.collect(NOW_S)
+        later_s = NOW_S + 200 + GRACE_S
+        assert [await one.collect(later_s), await one.collect(later_s)] == [0, 4]
+        assert one.bus.server.code == {}
+
+
+async def test_a_tree_that_was_just_named_stays_although_a_server_that_lags_answers_with_what_was(
+    served: Gateway, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that lags has the old records of two trees, and not the list of files of a third."""
+    async with client_of(served, "alice") as client, collecting(served) as one:
+        trees = [(await client.upload(folder)).digest]
+        (folder / "train.py").write_text("print(2)\n")
+        trees.append((await client.upload(folder)).digest)
+        lagging = dict(one.bus.server.code)
+        (folder / "train.py").write_text("print(3)\n")
+        trees.append((await client.upload(folder)).digest)
+        later_s = NOW_S + 200 + GRACE_S
+        for digest in trees:
+            subject = subjects.code_record("alice", digest)
+            record = msgspec.json.decode(one.bus.server.code[subject], type=CodeRecord)
+            named = msgspec.structs.replace(record, noted_s=later_s - 1)
+            await one.bus.put_code([(subject, msgspec.json.encode(named))])
+        there = dict(one.bus.server.code)
+
+        async def as_it_was(self: MemoryBus, wanted: Sequence[str]) -> dict[str, bytes]:
+            return {subject: lagging[subject] for subject in wanted if subject in lagging}
+
+        monkeypatch.setattr(MemoryBus, "get_code", as_it_was)
+        assert await one.collect(later_s) == 0
+        assert one.bus.server.code == there
+        await client.submit(name="a", command=COMMAND, code=trees[2])
+
+
+async def test_nothing_is_removed_by_a_gateway_that_has_no_lease(served: Gateway, folder: Path) -> None:
+    async with client_of(served, "alice") as client, collecting(served) as one:
+        await client.upload(folder)
+        await one.collector.election.resign()
+        assert await one.collect(NOW_S + 200 + GRACE_S) == 0
+        assert len(one.trees) == 1
 
 
 async def test_a_script_that_is_left_out_is_said_before_anything_is_sent(served: Gateway, folder: Path) -> None:

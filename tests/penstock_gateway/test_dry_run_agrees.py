@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import pytest
-from gateway_cluster import BEGIN_S, Dice, Settings, VirtualCluster, job, node, random_cluster, random_job
+from gateway_cluster import BEGIN_S, Dice, Settings, VirtualCluster, job, node, random_class, random_cluster, random_job
 
 from penstock_gateway.dry_run import dry_run
 from penstock_gateway.why import WaitExplainer
@@ -35,6 +35,7 @@ SEEN_TO_DIFFER = {
 
 DECLARED_CASES = 25
 RESERVED_CASES = 12
+CLASSED_CASES = 12
 
 
 class Answer(NamedTuple):
@@ -71,10 +72,11 @@ def seen(cluster: VirtualCluster, spec: JobSpec, work_s: float, *, sized: bool) 
     return Answer(starts=True, kind=one.placement.kind, devices=tuple(sorted(named)))
 
 
-def both(seed: int, *, reserved: bool = False) -> tuple[Answer, Answer]:
+def both(seed: int, *, reserved: bool = False, classed: bool = False) -> tuple[Answer, Answer]:
     """Return what the dry run of a random job on a random cluster says, and what becomes of the job."""
-    cluster, rng = random_cluster(seed, reserved=reserved), Dice(seed, stream=1)
+    cluster, rng = random_cluster(seed, reserved=reserved, classed=classed), Dice(seed, stream=1)
     spec, work_s = random_job(rng, "new")
+    spec = random_class(rng, spec) if classed else spec
     before = promised(asked(cluster, spec))
     if spec.elastic:
         before = before._replace(kind="", devices=())
@@ -90,6 +92,12 @@ def test_a_dry_run_says_what_the_deciders_then_do(seed: int) -> None:
 @pytest.mark.parametrize("seed", [*range(100, 100 + RESERVED_CASES), 148])
 def test_a_dry_run_knows_what_is_reserved(seed: int) -> None:
     said, became = both(seed, reserved=True)
+    assert said == became
+
+
+@pytest.mark.parametrize("seed", range(200, 200 + CLASSED_CASES))
+def test_a_dry_run_knows_priority_classes(seed: int) -> None:
+    said, became = both(seed, classed=True)
     assert said == became
 
 

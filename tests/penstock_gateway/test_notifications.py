@@ -13,6 +13,7 @@ import pytest
 from gateway_cases import NOW_S, PATIENCE_S, gateway, refusal, submitted, sweep_spec
 from gateway_cases import spec as job_spec
 from message_servers import webhook
+from structlog.testing import capture_logs
 
 from penstock_bus.follower import FoldFollower
 from penstock_bus.memory import MemoryBus
@@ -208,7 +209,9 @@ def test_nothing_is_returned_of_what_a_server_answers_but_its_status() -> None:
         error = carried_out(errand(f"json://127.0.0.1:{hook.port}")).error
     assert error == "the server answered 403 Forbidden"
     error = carried_out(errand(f"json://127.0.0.1:{hook.port}")).error
-    assert error == "the server could not be reached, or did not take the message"
+    assert error == "the server could not be reached: nothing listens at this address and port (connection refused)"
+    error = carried_out(errand("json://nowhere.invalid/hook")).error
+    assert error == "the server could not be reached: its name is not known"
 
 
 async def test_no_message_goes_to_a_network_that_is_refused_whatever_name_leads_there() -> None:
@@ -274,6 +277,14 @@ def test_addresses_without_a_rule_go_once_they_are_old_whatever_is_written_and_r
     monkeypatch.setattr(Path, "stat", stat_after_another_gateway)
     folder.tidy({"kept"}, NOW_S)
     assert {path.name for path in tmp_path.iterdir()} == {"kept", "new"}
+
+
+def test_a_folder_of_addresses_that_cannot_be_looked_at_is_told_in_the_log_and_nothing_else(tmp_path: Path) -> None:
+    with capture_logs() as logs:
+        TargetFolder(str(tmp_path / "not there")).tidy({"kept"}, NOW_S)
+        assert logs == []
+        TargetFolder(str(tmp_path / ("long" * 100))).tidy({"kept"}, NOW_S)
+    assert [(one["event"], one["reason"]) for one in logs] == [("addresses_not_tidied", "File name too long")]
 
 
 def notifier_on(bus: MemoryBus, folder: Path) -> tuple[Notifier, FoldFollower[GatewayState], TargetFolder]:

@@ -31,10 +31,11 @@ from penstock_gateway.answers import ReadModel
 from penstock_gateway.authority import SERVICE, Caller
 from penstock_gateway.endpoints import RequestRefused
 from penstock_gateway.machine import GatewaySettings, GatewayState
-from penstock_gateway.past_fold import PastFold, example
+from penstock_gateway.past_fold import OF_JOB_TABLE, PastFold, example
 from penstock_gateway.past_tables import PastJobs, PastTable
 from penstock_gateway.snapshot_file import SnapshotFile
 from penstock_log import Job, JobsArchived, JobState, RunCheckpointed, SweepFinished, SweepSubmitted
+from penstock_log.lifecycle import JobTable
 from penstock_log.request_bodies import JobsRequest, QueueRequest, SweepsRequest, UsageRequest
 from penstock_simulator.traces import log_file
 from penstock_testing import delivery
@@ -295,3 +296,7 @@ def test_a_list_of_jobs_reads_only_those_that_it_shows(tmp_path: Path) -> None:
     table = model.state.jobs.by_id
     assert isinstance(table, PastTable)
     assert sorted(key for key, _ in table.loaded()) == ["j098", "j099"]
+
+
+def test_the_past_keeps_all_that_the_table_of_jobs_has_beside_them() -> None:
+    assert {"by_id", *OF_JOB_TABLE} == {*JobTable.__struct_fields__}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 from gateway_cluster import Settings, VirtualCluster, job, node, random_cluster
 
@@ -27,6 +28,7 @@ from penstock_scheduler.pool.pool_settings import MatcherSettings
 pytestmark = pytest.mark.slow
 
 CASES = 11
+CLASSED_CASES = 8
 BEHIND_A_SAMPLE = 39
 SOON_S = 1.2
 """Time for whoever is preempted to stop."""
@@ -88,11 +90,16 @@ def hold_others(but: str) -> Change:
     return change
 
 
-def disagreements(seed: int) -> list[str]:
+def no_limits(cluster: VirtualCluster) -> None:
+    classes = cluster.settings.matcher.classes.items()
+    cluster.rule_by(classes={name: msgspec.structs.replace(rules, most_gpus=0) for name, rules in classes})
+
+
+def disagreements(seed: int, *, classed: bool = False) -> list[str]:
     """Return in which of the jobs that wait on a random cluster the cause is not the true one."""
 
     def cluster() -> VirtualCluster:
-        return random_cluster(seed, quotas=bool(seed % 3), fair=bool(seed % 2))
+        return random_cluster(seed, quotas=bool(seed % 3), fair=bool(seed % 2), classed=classed)
 
     now = cluster()
     views = {one.id: why(now, one.id) for one in waiting(now)}
@@ -101,7 +108,14 @@ def disagreements(seed: int) -> list[str]:
     fair_now, fair_soon = served(cluster(), no_fairness) if now.settings.matcher.alpha < 1.0 else (set(), set())
     larger = cluster()
     _, plenty = served(larger, more_devices)
-    plenty |= {one.id for one in waiting(larger) if why(larger, one.id).cause == "profiling"}  # on kinds new to it
+    causes = {one.id: why(larger, one.id).cause for one in waiting(larger)}
+    plenty |= {job_id for job_id, other in causes.items() if other == "profiling"}  # on kinds new to it
+    plenty |= {job_id for job_id, other in causes.items() if other == "class_quota"}  # which devices do not change
+    limitless = set[str]()
+    if any(view.cause == "class_quota" for view in views.values()):
+        free = cluster()
+        no_limits(free)
+        limitless = served(free, more_devices)[1]
     quota = {team: served(cluster(), more_quota(team)) for team in sorted(teams)}
     found = []
     for job_id, view in views.items():
@@ -115,6 +129,8 @@ def disagreements(seed: int) -> list[str]:
             found.append(f"{seed} {job_id}: {view.cause}, and a larger quota or alpha = 1 starts it")
         if view.cause in FOR_DEVICES and job_id not in plenty:
             found.append(f"{seed} {job_id}: {view.cause}, and more devices than anybody needs do not start it")
+        if view.cause == "class_quota" and job_id not in limitless:
+            found.append(f"{seed} {job_id}: class_quota, and it does not start without limits on many devices")
         if view.cause == "order":
             started = served(cluster(), hold_others(job_id))[1]
             if job_id not in started:
@@ -125,6 +141,11 @@ def disagreements(seed: int) -> list[str]:
 @pytest.mark.parametrize("seed", [*range(CASES), BEHIND_A_SAMPLE])
 def test_what_keeps_a_job_waiting_is_what_why_names(seed: int) -> None:
     assert disagreements(seed) == []
+
+
+@pytest.mark.parametrize("seed", range(300, 300 + CLASSED_CASES))
+def test_what_keeps_a_job_of_a_class_waiting_is_what_why_names(seed: int) -> None:
+    assert disagreements(seed, classed=True) == []
 
 
 # --- each cause: alone, and where it is there and keeps nobody waiting

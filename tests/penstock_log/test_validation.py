@@ -55,6 +55,12 @@ def test_a_body_that_is_no_json_says_where(body: bytes, expected: str) -> None:
     ("change", "expected"),
     [
         ({"gpu": 2}, "$.gpu: unknown field; did you mean `gpus`?"),
+        ({"time_limit_s": "12h"}, '$.time_limit_s: expected a finite number from 0 to 1e+09 (seconds), got "12h"'),
+        (
+            {"time": "x"},
+            "$.time: unknown field; it is called `time_limit_s` here, a number of seconds, such as 43200 "
+            "(`--time` takes 12h, 90m and 1-00:00:00 too)",
+        ),
         ({"zzz": 2}, "$.zzz: unknown field"),
         ({"gpus": 0}, "$.gpus: expected a whole number from 1 to 65536, got 0"),
         ({"gpus": 2.0}, "$.gpus: expected a whole number from 1 to 65536, got 2.0"),

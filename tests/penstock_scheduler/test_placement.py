@@ -90,6 +90,15 @@ def test_a_single_goes_where_it_breaks_the_least():
     assert [n for n, _ in free.choose_like(device_class(device(0)))] == ["n2"]
 
 
+def test_of_equal_nodes_the_one_where_a_job_begins_sooner_is_taken_and_no_worse_one():
+    free = FreeDevices({"n1": [device(0)], "n2": [device(0)], "n3": [device(0), device(1)]})
+    assert [n for n, _ in free.choose(job(), "fast", 1, near="n2")] == ["n2"]
+    assert [n for n, _ in free.choose_like(device_class(device(0)), near="n2")] == ["n2"]
+    for elsewhere in ("n3", "n9", ""):
+        assert [n for n, _ in free.choose(job(), "fast", 1, near=elsewhere)] == ["n1"]
+        assert [n for n, _ in free.choose_like(device_class(device(0)), near=elsewhere)] == ["n1"]
+
+
 def test_a_gang_of_no_skew_fills_the_holes_and_leaves_whole_nodes_whole():
     free = FreeDevices({f"n{size}": [device(i) for i in range(size)] for size in (1, 2, 3, 4)})
     assert used(free.choose(job(gpus=6), "fast", 6)) == {"n1": 1, "n2": 2, "n3": 3}

@@ -90,6 +90,7 @@ class Cluster(World):
             "checkpoint_memory_dir": str(where / "shm"),
             "memory_dir": str(where / "memory") if agent else "",
             "pass_env": ("PYTHONPATH",),
+            "park_bytes": 0,  # what is preempted is to load its checkpoint
             **settings,
         }
         return await self.node(node_id, **chosen)

@@ -11,6 +11,8 @@ import sys
 from collections.abc import AsyncIterator, Iterable, Iterator
 from pathlib import Path
 
+import pytest
+
 import penstock
 from penstock_log import views
 
@@ -85,9 +87,9 @@ class Cluster:
 
         All are stopped before the first is killed, so that nobody lives to see another die and note it.
         """
-        if not (self.data / "penstock.json").exists():
-            return
-        pids = {self.running["pid"], *(entry["pid"] for entry in self.running["processes"].values())}
+        pids = set(self._with_our_folder())  # those of one that did not become ready, too
+        if (self.data / "penstock.json").exists():
+            pids |= {self.running["pid"], *(entry["pid"] for entry in self.running["processes"].values())}
         stopped: set[int] = set()
         while fresh := pids - stopped:  # children of what is being stopped may still appear
             signal_all(fresh, signal.SIGSTOP)
@@ -105,6 +107,23 @@ class Cluster:
                 yield int(entry.name)
 
 
+@contextlib.contextmanager
+def cluster_with(devices: str, folder: Path) -> Iterator[Cluster]:
+    """Run a cluster whose node has these devices, and whose dashboard has any port."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PENSTOCK_EXECUTOR_DEVICES", devices)
+        patch.setenv("PENSTOCK_DASHBOARD_PORT", "0")
+        with running(folder) as cluster:
+            yield cluster
+
+
+def command_of(script: str, folder: Path) -> tuple[str, str]:
+    """Write a script, and return the command that runs it."""
+    path = folder / "training.py"
+    path.write_text(script)
+    return sys.executable, str(path)
+
+
 def signal_all(pids: Iterable[int], signum: signal.Signals) -> None:
     """Signal those that are still there; 0, which stands for a process not started yet, would be ourselves."""
     for pid in filter(None, pids):
@@ -118,6 +137,17 @@ def identity(entry: Path) -> bytes:
         return (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
     except OSError:
         return b""
+
+
+@contextlib.contextmanager
+def running(data: Path, *options: str) -> Iterator[Cluster]:
+    """Start a cluster on a folder, and leave nothing of it, not even where it did not become ready."""
+    cluster = Cluster(data, *options)
+    try:
+        cluster.up()
+        yield cluster
+    finally:
+        cluster.kill_all()
 
 
 async def until(client: penstock.Client, entity_id: str, tag: str, count: int = 1, *, after: int = 0) -> int:

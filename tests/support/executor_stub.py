@@ -87,14 +87,14 @@ class ExecutorStub:
                 raise TimeoutError(f"no {kind.__name__} from rank {rank}; heard {self.received[-5:]}")
             return found()[count - 1]
 
-    def preempt(self, ranks: int = 1) -> int:
-        """Ask all ranks to stop; return the step that was agreed."""
+    def preempt(self, ranks: int = 1, *, park: bool = False, count: int = 1) -> int:
+        """Ask all ranks to stop, for the ``count``-th time, and perhaps to park; return the step that was agreed."""
         for rank in range(ranks):
             self.say(StopRequest(), rank)
-        answers = [self.wait(StepReached, rank) for rank in range(ranks)]
+        answers = [self.wait(StepReached, rank, count=count) for rank in range(ranks)]
         step = max(answer.step + (0 if answer.held else STOP_MARGIN) for answer in answers)
         for rank in range(ranks):
-            self.say(StopAtStep(step=step), rank)
+            self.say(StopAtStep(step=step, park=park), rank)
         return step
 
     def _accept(self, listener: socket.socket) -> None:

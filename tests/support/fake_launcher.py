@@ -30,6 +30,7 @@ class FakeProcess:
     argv: tuple[str, ...]
     env: dict[str, str]
     pid: int = 0
+    session: int = 0
     code: int | None = None
     ended: int = field(default_factory=lambda: os.eventfd(0))
 
@@ -118,6 +119,10 @@ class FakeLauncher:
         with theirs:
             theirs.sendall(b"-nobody listens" if asked.port else b"0\n")
         return ours
+
+    def park(self, folder: Path, /) -> socket.socket:
+        """No process can be stopped and kept."""
+        raise ConnectionRefusedError(errno.ECONNREFUSED, f"nothing is parked in {folder}")
 
     def signal_group(self, process: FakeProcess, signum: signal.Signals, /) -> None:
         process.end(128 + signum)

@@ -48,6 +48,7 @@ from penstock_profiler.machine import decider as profiler
 from penstock_ranker.machine import RankerSettings
 from penstock_ranker.machine import decider as ranker
 from penstock_scheduler.pool.pool_settings import MatcherSettings
+from penstock_scheduler.round_types import PriorityClass
 from penstock_scheduler.sizing.problem import SizingSettings
 from penstock_simulator.engine.cluster_script import RunCosts
 from penstock_simulator.engine.engine import EventEngine, VirtualLog
@@ -290,7 +291,7 @@ class Dice:
 
 
 def random_cluster(
-    seed: int, *, quotas: bool | None = None, fair: bool | None = None, reserved: bool = False
+    seed: int, *, quotas: bool | None = None, fair: bool | None = None, reserved: bool = False, classed: bool = False
 ) -> VirtualCluster:
     """
     Return a cluster in the midst of its life.
@@ -301,9 +302,14 @@ def random_cluster(
         Whether there are quotas, and whether fairness counts; None: by chance.
     reserved : bool
         Whether devices are reserved for teams.
+    classed : bool
+        Whether jobs have priority classes (:func:`random_class`).
     """
-    rng = Dice(seed)
+    rng, of_classes = Dice(seed), Dice(seed, stream=3)
     settings = _random_settings(rng, quotas=quotas, fair=fair)
+    if classed:
+        rules = msgspec.structs.replace(settings.matcher, classes=CLASSES)
+        settings = replace(settings, matcher=rules)
     cluster = VirtualCluster(settings)
     nodes = list(_random_nodes(rng))
     cluster.at(BEGIN_S, *nodes)
@@ -314,6 +320,7 @@ def random_cluster(
     for job_id in jobs:
         at_s = rng.between(BEGIN_S + 0.5, until_s)
         spec, work_s = random_job(rng, job_id)
+        spec = random_class(of_classes, spec) if classed else spec
         failures = [(work_s * rng.between(0.0, 1.0), 0.0)] if rng.happens(0.1) else []
         cluster.submit_at(at_s, spec, work_s, failures=failures)
         cluster.at(at_s + rng.between(0.0, 60.0), *_random_acts(rng, job_id))
@@ -337,7 +344,20 @@ def _random_reservations(rng: Dice) -> Iterator[ReservationMade]:
             gpus=1 + rng.below(3),
             from_s=from_s,
             until_s=from_s + rng.between(1.0, 200.0),
+            kind="fast" if number == 1 else "",
         )
+
+
+CLASSES: Final = {
+    "urgent": PriorityClass(weight=10, preempts=True),
+    "gold": PriorityClass(weight=5, most_gpus=2),
+    "night": PriorityClass(weight=-5, most_gpus=3),
+}
+
+
+def random_class(rng: Dice, spec: JobSpec) -> JobSpec:
+    """Return a job with a class, or with none, or with one that there is not."""
+    return msgspec.structs.replace(spec, priority_class=rng.one(["urgent", "gold", "night", "", "gone"]))
 
 
 def random_job(rng: Dice, job_id: str, **fixed: Any) -> tuple[JobSpec, float]:

@@ -43,6 +43,7 @@ from penstock_log import (
     RunMeasured,
     RunRewound,
     RunStarted,
+    RunUnparked,
     RunWarned,
     SamplesRequested,
     ScaleDecided,
@@ -106,6 +107,7 @@ class RandomHistory:
             (18, self._started),
             (18, self._ended),
             (10, self._finished),
+            (5, self._unparked),
             (6, self._checkpointed),
             (6, self._ranked),
             (4, self._round),
@@ -190,7 +192,14 @@ class RandomHistory:
 
     def _ended(self) -> AnyEvent:
         outcome: Any = self._rng.choice(("completed", "completed", "failed", "preempted", "cancelled"))
-        return RunEnded(outcome=outcome, steps=self._rng.randint(0, 50), loop_steps=9, loop_s=3.0, **self._run())
+        parked = outcome == "preempted" and self._rng.random() < 0.5
+        refuses = outcome == "preempted" and not parked and self._rng.random() < 0.5
+        steps, held_bytes = self._rng.randint(0, 50), 2**30 if parked else 0
+        run = {"loop_steps": 9, "loop_s": 3.0, "parked": parked, "parked_bytes": held_bytes, **self._run()}
+        return RunEnded(outcome=outcome, refuses_user=refuses, steps=steps, **run)
+
+    def _unparked(self) -> AnyEvent:
+        return RunUnparked(reason="room", **self._run())
 
     def _finished(self) -> AnyEvent:
         state: Any = self._rng.choice(("completed", "failed"))

@@ -7,19 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from clusters import Cluster
+from clusters import Cluster, running
 
 VARIABLES = ("ID", "INDEX", "COUNT", "MIN", "MAX", "STEP")
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    one = Cluster(tmp_path_factory.mktemp("cluster"), "--emulate", "fast:4")
-    one.up()
-    try:
+    with running(tmp_path_factory.mktemp("cluster"), "--emulate", "fast:4") as one:
         yield one
-    finally:
-        one.down()
 
 
 def states(cluster: Cluster, *filters: str) -> dict[str, str]:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from clusters import Cluster, facts, until
+from clusters import Cluster, facts, running, until
 
 import penstock
 from penstock_bus import BusError, ServiceError
@@ -34,10 +34,8 @@ GOOD = {"name": "good", "command": ["true"], "profile": "off"}
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    it = Cluster(tmp_path_factory.mktemp("bad-input") / "data", "--emulate", "fast:2@1.0:4GiB")
-    it.up()
-    yield it
-    it.kill_all()
+    with running(tmp_path_factory.mktemp("bad-input") / "data", "--emulate", "fast:2@1.0:4GiB") as it:
+        yield it
 
 
 async def refused(client: penstock.Client, body: bytes, command: str = "submit") -> tuple[int, str]:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 import pytest_asyncio
-from clusters import Cluster, until
+from clusters import Cluster, running, until
 from dashboards import BrowserSession, browser
 
 from penstock_log.views import SignInView
@@ -21,12 +21,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PENSTOCK_EXECUTOR_DEVICES", "fast:4@1.0:16GiB,slow:2@0.4:16GiB")
         patch.setenv("PENSTOCK_DASHBOARD_PORT", "0")
-        running = Cluster(tmp_path_factory.mktemp("d"))
-        running.up()
-        try:
-            yield running
-        finally:
-            running.down()
+        with running(tmp_path_factory.mktemp("d")) as one:
+            yield one
 
 
 async def key(cluster: Cluster) -> SignInView:

@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from clusters import Cluster, facts, until
+from clusters import facts, running, until
 
 from penstock_log import JobSpec
 
@@ -17,10 +17,8 @@ STEPS = 300
 
 @pytest.fixture
 def cluster(tmp_path):
-    it = Cluster(tmp_path / "data", "--emulate", "fast:2@0.1:4GiB")
-    it.up()
-    yield it
-    it.kill_all()
+    with running(tmp_path / "data", "--emulate", "fast:2@0.1:4GiB") as it:
+        yield it
 
 
 def training(notes: Path) -> JobSpec:

@@ -10,7 +10,7 @@ import sys
 from contextlib import asynccontextmanager
 
 import pytest
-from clusters import Cluster, facts, until
+from clusters import facts, running, until
 
 from penstock_bus import Append, Unauthorized
 from penstock_bus.identity.logins import read_login
@@ -25,10 +25,8 @@ NOTED = "ext.billing.job_noted.v1"
 def cluster(tmp_path):
     config = tmp_path / "penstock.toml"
     config.write_text('[extensions]\nnames = ["billing"]\n')
-    it = Cluster(tmp_path / "data", "--emulate", "fast:1@1.0:4GiB", "--config", str(config))
-    it.up()
-    yield it
-    it.kill_all()
+    with running(tmp_path / "data", "--emulate", "fast:1@1.0:4GiB", "--config", str(config)) as it:
+        yield it
 
 
 def job() -> JobSpec:

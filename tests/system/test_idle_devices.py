@@ -5,20 +5,24 @@ from __future__ import annotations
 import sys
 
 import pytest
-from clusters import Cluster, facts, until
+from clusters import facts, running, until
 
 from penstock_log import JobSpec
 
 STOP = ("idle_after_s=1", "idle_grace_s=1", "idle_action=stop")
-COMPUTES = "import pathlib, sys\nwhile not pathlib.Path(sys.argv[1]).exists(): pass"
+COMPUTES = """
+import pathlib, sys, time
+while not pathlib.Path(sys.argv[1]).exists():
+    sum(range(200_000))
+    time.sleep(0.02)
+"""
+"""It takes about a tenth of a processor: ten times what makes it busy, and the rest is left to the services."""
 
 
 @pytest.fixture
 def cluster(tmp_path):
-    it = Cluster(tmp_path / "data", "--emulate", "fast:2@0.1:4GiB")
-    it.up()
-    yield it
-    it.kill_all()
+    with running(tmp_path / "data", "--emulate", "fast:2@0.1:4GiB") as it:
+        yield it
 
 
 async def test_a_job_that_sleeps_is_warned_and_stopped_and_its_neighbour_that_computes_is_not(cluster, tmp_path):

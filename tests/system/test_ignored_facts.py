@@ -14,7 +14,7 @@ from recorded_clusters import facts
 
 from penstock_assigner import machine as assigner
 from penstock_autoscaler import machine as autoscaler
-from penstock_bus import Decider
+from penstock_bus import Decider, Decision
 from penstock_bus.decider import Fold
 from penstock_gateway.machine import announcer
 from penstock_log import AnyEvent, JobFinished
@@ -56,16 +56,21 @@ def test_after_a_fact_that_is_ignored_there_is_nothing_new_to_propose(
     name: str, history: list[AnyEvent], in_order: bool
 ) -> None:
     decider = DECIDERS[name]()
-    fold = Fold(decider)
+    fold, before = Fold(decider), list[Decision]()
     for seq, fact in enumerate(facts() if in_order else history, start=1):
         ignored = not decider.heeds(delivery(seq, fact).commit)
-        before = [decider.decide(fold.state, now_s) for now_s in TIMES_S] if ignored else []
+        if ignored and not before:
+            before = decisions(decider, fold)
         fold.apply(delivery(seq, fact))
-        if ignored:
-            for now_s, then in zip(TIMES_S, before, strict=True):
-                now = decider.decide(fold.state, now_s)
-                assert all(proposal in then.proposals for proposal in now.proposals), f"{fact} made a difference"
-                assert (now.wake_at_s or math.inf) >= (then.wake_at_s or math.inf), f"{fact} made it wake sooner"
+        after = decisions(decider, fold) if ignored else []
+        for then, now in zip(before, after, strict=False):
+            assert all(proposal in then.proposals for proposal in now.proposals), f"{fact} made a difference"
+            assert (now.wake_at_s or math.inf) >= (then.wake_at_s or math.inf), f"{fact} made it wake sooner"
+        before = after
+
+
+def decisions(decider: Decider[Any], fold: Fold[Any]) -> list[Decision]:
+    return [decider.decide(fold.state, now_s) for now_s in TIMES_S]
 
 
 @pytest.mark.parametrize("name", DECIDERS)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from clusters import Cluster, until
+from clusters import Cluster, cluster_with, command_of, until
 from dashboards import BrowserSession, Tab, browser
 
 import penstock
@@ -36,23 +35,14 @@ with penstock.session() as session:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PENSTOCK_EXECUTOR_DEVICES", "fast:4@1.0:16GiB")
-        patch.setenv("PENSTOCK_DASHBOARD_PORT", "0")
-        running = Cluster(tmp_path_factory.mktemp("d"))
-        running.up()
-        try:
-            yield running
-        finally:
-            running.down()
+    with cluster_with("fast:4@1.0:16GiB", tmp_path_factory.mktemp("d")) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
 def training(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     """The command of a training that reports and prints."""
-    script = tmp_path_factory.mktemp("job") / "training.py"
-    script.write_text(TRAINING)
-    return sys.executable, str(script)
+    return command_of(TRAINING, tmp_path_factory.mktemp("job"))
 
 
 @pytest_asyncio.fixture

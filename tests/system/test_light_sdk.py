@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from clusters import Cluster
+from clusters import running
 
 from penstock_log import JobSpec, MemoryNeed
 
@@ -50,10 +50,8 @@ asyncio.run(main(sys.argv[1]))
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
-    it = Cluster(tmp_path_factory.mktemp("light") / "data", "--emulate", "fast:2@1.0:4GiB")
-    it.up()
-    yield it
-    it.kill_all()
+    with running(tmp_path_factory.mktemp("light") / "data", "--emulate", "fast:2@1.0:4GiB") as it:
+        yield it
 
 
 def interpreter(version: str) -> str | None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from clusters import Cluster
+from clusters import Cluster, running
 from message_servers import mail_server, webhook
 
 TOKEN = "tok-never-in-the-log"
@@ -21,12 +21,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in (("GATHER_S", "1"), ("EVERY_S", "0.2"), ("TIMEOUT_S", "100"), ("REFUSED", "[]")):
             patch.setenv(f"PENSTOCK_GATEWAY_NOTIFY_{name}", value)
-        one = Cluster(tmp_path_factory.mktemp("cluster"), "--devices", "fast:2")
-        one.up()
-        try:
+        with running(tmp_path_factory.mktemp("cluster"), "--devices", "fast:2") as one:
             yield one
-        finally:
-            one.down()
     kept = [path for path in _files(one.data) if TOKEN.encode() in path.read_bytes()]
     assert {path.parent.name for path in kept} <= {"notify"}
 

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import pytest
 import yaml
-from clusters import Cluster
+from clusters import Cluster, running
 from scrapes import Scrape, get
 
 import penstock
@@ -100,10 +100,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PENSTOCK_DASHBOARD_PORT", "0")
         patch.setenv("PENSTOCK_EXECUTOR_DEVICE_SAMPLE_S", "0.5")
-        it = Cluster(tmp_path_factory.mktemp("scrape") / "data", "--emulate", "fast:3@1.0:4GiB")
-        it.up()
-        yield it
-        it.kill_all()
+        with running(tmp_path_factory.mktemp("scrape") / "data", "--emulate", "fast:3@1.0:4GiB") as it:
+            yield it
 
 
 async def address(cluster: Cluster) -> str:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from contextlib import aclosing
 
 import msgspec
 import pytest
-from clusters import Cluster, until
+from clusters import Cluster, cluster_with, command_of, until
 
 import penstock
 from penstock_log import subjects
@@ -37,23 +36,14 @@ with penstock.session() as session:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PENSTOCK_EXECUTOR_DEVICES", "fast:2@1.0:16GiB")
-        patch.setenv("PENSTOCK_DASHBOARD_PORT", "0")
-        running = Cluster(tmp_path_factory.mktemp("d"))
-        running.up()
-        try:
-            yield running
-        finally:
-            running.down()
+    with cluster_with("fast:2@1.0:16GiB", tmp_path_factory.mktemp("d")) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
 def training(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     """The command of a training that reports and saves."""
-    script = tmp_path_factory.mktemp("job") / "training.py"
-    script.write_text(TRAINING)
-    return sys.executable, str(script)
+    return command_of(TRAINING, tmp_path_factory.mktemp("job"))
 
 
 async def submitted(client: penstock.Client, training: tuple[str, str], **params: float) -> str:

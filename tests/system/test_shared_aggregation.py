@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from clusters import Cluster, until
+from clusters import Cluster, running, until
 
 from penstock_log import JobSpec
 from penstock_testing import eventually
@@ -25,10 +25,8 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    it = Cluster(tmp_path_factory.mktemp("aggregation") / "data", "--emulate", "fast:4@1.0:4GiB")
-    it.up()
-    yield it
-    it.kill_all()
+    with running(tmp_path_factory.mktemp("aggregation") / "data", "--emulate", "fast:4@1.0:4GiB") as it:
+        yield it
 
 
 def training(job_id: str, **params: object) -> JobSpec:

@@ -8,7 +8,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from clusters import Cluster, facts, until
+from clusters import facts, running, until
 
 pytestmark = pytest.mark.timeout(300)  # four jobs start at once, and move to other devices several times
 
@@ -38,10 +38,8 @@ with penstock.session() as session, open(session.params["notes"], "a") as notes:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
-    it = Cluster(tmp_path_factory.mktemp("widths") / "data", "--emulate", "fast:2@0.1:4GiB")
-    it.up()
-    yield it
-    it.kill_all()
+    with running(tmp_path_factory.mktemp("widths") / "data", "--emulate", "fast:2@0.1:4GiB") as it:
+        yield it
 
 
 def sweep_file(folder) -> str:

@@ -9,7 +9,7 @@ import sys
 from collections import Counter
 
 import pytest
-from clusters import Cluster, facts, until
+from clusters import facts, running, until
 
 from penstock_log import subjects
 
@@ -34,10 +34,10 @@ with penstock.session() as session, open(session.params["notes"], "a") as notes:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
-    it = Cluster(tmp_path_factory.mktemp("sweeps") / "data", "--emulate", "fast:3@1.0:4GiB", "--replicas", "tuner=2")
-    it.up()
-    yield it
-    it.kill_all()
+    with running(
+        tmp_path_factory.mktemp("sweeps") / "data", "--emulate", "fast:3@1.0:4GiB", "--replicas", "tuner=2"
+    ) as it:
+        yield it
 
 
 def sweep_file(folder, search: str, **fields: object) -> str:

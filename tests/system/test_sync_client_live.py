@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from clusters import Cluster
+from clusters import Cluster, cluster_with
 
 from penstock import SyncClient
 from penstock_bus import ServiceError, Unavailable
@@ -25,15 +25,8 @@ PRINTER = (sys.executable, "-c", "for i in range(3): print('line', i, flush=True
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PENSTOCK_EXECUTOR_DEVICES", "fast:4@1.0:16GiB")
-        patch.setenv("PENSTOCK_DASHBOARD_PORT", "0")
-        running = Cluster(tmp_path_factory.mktemp("d"))
-        running.up()
-        try:
-            yield running
-        finally:
-            running.down()
+    with cluster_with("fast:4@1.0:16GiB", tmp_path_factory.mktemp("d")) as running:
+        yield running
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from clusters import Cluster
+from clusters import Cluster, running
 
 import penstock
 from penstock_log import JobSpec, subjects
@@ -24,10 +24,8 @@ SUBMITTERS, EACH = 3, 12
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    one = Cluster(tmp_path / "data", "--servers", "3", "--emulate", "fast:4@1.0:4GiB")
-    one.up()
-    yield one
-    one.kill_all()
+    with running(tmp_path / "data", "--servers", "3", "--emulate", "fast:4@1.0:4GiB") as one:
+        yield one
 
 
 async def leader(client: penstock.Client) -> str:

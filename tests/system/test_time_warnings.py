@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from clusters import Cluster
+from clusters import Cluster, running
 
 SESSION = """
 import time
@@ -30,18 +31,16 @@ with session:
 """
 FOREIGN = """
 trap 'echo got the signal; exit 0' USR1
+echo listens
 while :; do sleep 0.05; done
 """
+"""A shell that is slow to begin would die of a signal that comes before it listens."""
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    one = Cluster(tmp_path_factory.mktemp("cluster"), "--devices", "fast:2")
-    one.up()
-    try:
+    with running(tmp_path_factory.mktemp("cluster"), "--devices", "fast:2") as one:
         yield one
-    finally:
-        one.down()
 
 
 def test_a_session_knows_its_time_and_saves_when_it_is_short(cluster: Cluster, tmp_path: Path) -> None:
@@ -52,7 +51,7 @@ def test_a_session_knows_its_time_and_saves_when_it_is_short(cluster: Cluster, t
     assert "knows True short" in done.stdout
     assert done.stdout.count("warned True") == 1
     shown = " ".join(cluster.run("show", "warned").stdout.split())
-    assert "its time limit of 1 min 0 s ends it in 5" in shown
+    assert re.search(r"its time limit of 1 min 0 s ends it in [1-5]\d\.\d s", shown), shown
     assert "penstock extend gives it more" in shown
     story = cluster.run("story", "warned").stdout
     assert "its time limit of 1 min 0 s ends it in" in story
@@ -60,13 +59,15 @@ def test_a_session_knows_its_time_and_saves_when_it_is_short(cluster: Cluster, t
 
 
 def test_a_foreign_program_gets_the_signal_that_it_asks_for(cluster: Cluster) -> None:
-    done = cluster.run("run", "--id", "foreign", "--time", "60s", "--signal", "USR1@59", "--", "bash", "-c", FOREIGN)
+    done = cluster.run("run", "--id", "foreign", "--time", "60s", "--signal", "USR1@50", "--", "bash", "-c", FOREIGN)
     assert "got the signal" in done.stdout
 
 
-def test_a_limit_that_comes_later_is_told_and_nothing_without_one(cluster: Cluster) -> None:
+async def test_a_limit_that_comes_later_is_told_and_nothing_without_one(cluster: Cluster) -> None:
     cluster.run("submit", "--id", "later", "--signal", "USR1@60", "--time", "100h", "--", "bash", "-c", FOREIGN)
     cluster.run("submit", "--id", "without", "--", "true")
+    async with cluster.client() as client:
+        assert (await anext(client.logs("later", follow=True))).data == b"listens\n"
     cluster.run("extend", "later", "--to", "1m")
     cluster.run("logs", "-f", "later")
     assert "got the signal" in cluster.run("logs", "later").stdout

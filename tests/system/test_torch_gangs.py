@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from clusters import Cluster, facts, until
+from clusters import Cluster, facts, running, until
 
 from penstock_log import JobSpec
 from penstock_testing import eventually
@@ -28,10 +28,8 @@ LIKE_ONE = 1e-5
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
-    it = Cluster(tmp_path_factory.mktemp("torch") / "data", "--emulate", "fast:4@1.0:4GiB")
-    it.up()
-    yield it
-    it.kill_all()
+    with running(tmp_path_factory.mktemp("torch") / "data", "--emulate", "fast:4@1.0:4GiB") as it:
+        yield it
 
 
 def training(gpus: int, go: Path, **more: object) -> JobSpec:

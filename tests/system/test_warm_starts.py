@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from clusters import Cluster
+from clusters import Cluster, running
 
 MOST_RUNS = 40
 SCRIPT = """
@@ -20,12 +20,8 @@ print(helper.here, sorted(sys.argv[1:]), os.getcwd() == os.path.dirname(os.path.
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    one = Cluster(tmp_path_factory.mktemp("cluster"), "--devices", "fast:1")
-    one.up()
-    try:
+    with running(tmp_path_factory.mktemp("cluster"), "--devices", "fast:1") as one:
         yield one
-    finally:
-        one.down()
 
 
 def line_of(cluster: Cluster, job: str, label: str) -> str:

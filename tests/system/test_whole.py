@@ -8,7 +8,7 @@ import signal
 import sys
 
 import pytest
-from clusters import Cluster, facts, until
+from clusters import Cluster, facts, running, until
 
 from penstock_bus.identity.logins import read_login
 from penstock_bus.nats import connect
@@ -21,20 +21,16 @@ LEADERS = ("ranker", "autoscaler", "matcher", "tuner", "assigner")
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
     """One for all tests that leave it running, whatever they did to it meanwhile."""
-    it = Cluster(tmp_path_factory.mktemp("whole") / "data", *DEVICES)
-    it.up()
-    yield it
-    it.kill_all()
+    with running(tmp_path_factory.mktemp("whole") / "data", *DEVICES) as it:
+        yield it
 
 
 @pytest.fixture(scope="module")
 def doubled(tmp_path_factory):
     """One with a standby of every service that has a leader."""
     leaders = [word for service in LEADERS for word in ("--replicas", f"{service}=2")]
-    it = Cluster(tmp_path_factory.mktemp("doubled") / "data", *DEVICES, *leaders)
-    it.up()
-    yield it
-    it.kill_all()
+    with running(tmp_path_factory.mktemp("doubled") / "data", *DEVICES, *leaders) as it:
+        yield it
 
 
 def python(code: str, **more: object) -> JobSpec:

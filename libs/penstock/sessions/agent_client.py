@@ -34,8 +34,10 @@ from penstock_log.agent_protocol import (
     STOP_MARGIN,
     ConnectionRefused,
     FromJob,
+    GoOn,
     Hello,
     HoldMemory,
+    ReadyToPark,
     StepReached,
     StopAtStep,
     StopRequest,
@@ -87,6 +89,8 @@ class AgentClient:
     attention : bool
         Whether the next boundary has to ask for a :meth:`verdict`. It is set before the step is read for an answer, so
         that the loop can be one step beyond its answer at most when it comes to know of it.
+    may_park : bool
+        Whether the process may be parked where it was told to stop.
     """
 
     def __init__(
@@ -100,7 +104,8 @@ class AgentClient:
         on_limit: Callable[[float], object] = lambda fraction: None,  # noqa: ARG005 - named for who calls it
         on_time: Callable[[TimeLeft], object] = lambda left: None,  # noqa: ARG005 - named for who calls it
     ) -> None:
-        self.attention = False
+        self.attention = self.may_park = self._parks = False
+        self._next_epoch: int | None = None
         self._path = path
         self._hello = hello
         self._step, self._held, self._on_message, self._on_limit = step, held, on_message, on_limit
@@ -143,6 +148,19 @@ class AgentClient:
         with self._changed:
             self._vote.forget_stop()
             self.attention = False
+
+    def park(self, step: int) -> int | None:
+        """
+        Wait to be parked after a step, and to go on; return the epoch of the run as which it goes on.
+
+        None: it is to leave, as the executor says, or because it is gone.
+        """
+        with self._changed:
+            self._parks, self._next_epoch = True, None
+            if self._send(ReadyToPark(step=step)):
+                self._changed.wait_for(lambda: not self._parks)
+            self._parks = False
+            return self._next_epoch
 
     def send(self, message: FromJob) -> None:
         """Send a line; without a connection it is dropped, because a new connection begins with the state of then."""
@@ -214,9 +232,14 @@ class AgentClient:
             self._refusal = message.reason
             return
         with self._changed:
+            if isinstance(message, GoOn):
+                self._next_epoch, self._parks = message.epoch, False
+                self._changed.notify_all()
+                return
             self.attention = True  # before the step is read
             if isinstance(message, StopAtStep):
                 self._vote.agree(message.step)
+                self.may_park, self._parks = message.park, False
             elif isinstance(message, StopRequest):
                 self._answer(self._vote.ask)
             self._changed.notify_all()
@@ -232,6 +255,7 @@ class AgentClient:
         with self._changed:
             self._vote.void_question()
             self.attention = not self._vote.idle
+            self.may_park = self._parks = False
             self._hang_up()
             self._changed.notify_all()
 

@@ -23,6 +23,7 @@ from penstock.sessions.heartbeat_fence import HeartbeatFence
 from penstock.sessions.loop_position import LoopCourse, SamplerPosition
 from penstock.sessions.memory_tier import MemoryTier, SavedCheckpoint
 from penstock.sessions.pace import pace
+from penstock.sessions.parking import ParkRule, of_next_run
 from penstock.sessions.sampler_state import RunSize, SamplerState
 from penstock.sessions.setup import ProcessSetup
 from penstock.sessions.torch_support import AllocatorLimit
@@ -69,6 +70,8 @@ class Boundary:
         Whether the job was warned that its time is nearly over.
     skew : float
         Share of the model's largest tensor, once the script has described it; 0 before.
+    parking : ParkRule
+        Whether the process may be parked, and what the script does around that.
     """
 
     def __init__(self, setup: ProcessSetup, course: LoopCourse, sampling: SamplerState, sizing: RunSize) -> None:
@@ -78,10 +81,9 @@ class Boundary:
         self.skew = 0.0
         self.checkpoints: Checkpoints | None = None
         self._tier: MemoryTier | None = None
-        if setup.checkpoint_dir is not None:
-            self.checkpoints = Checkpoints(setup.checkpoint_dir, setup.epoch, beside=setup.checkpoint_memory)
-            self._tier = _memory_tier(setup, self.checkpoints)
+        self.parking = ParkRule(setup.backend)
         self._setup, self._sampling, self._sizing = setup, sampling, sizing
+        self._open_checkpoints()
         self._limit = AllocatorLimit(setup.memory_fraction)
         self._course = course
         self.turns: LaneClient | None = None
@@ -95,9 +97,23 @@ class Boundary:
         self._leaving = False
         self._pid = os.getpid()
 
+    def _open_checkpoints(self) -> None:
+        setup = self._setup
+        if setup.checkpoint_dir is not None:
+            self.checkpoints = Checkpoints(setup.checkpoint_dir, setup.epoch, beside=setup.checkpoint_memory)
+            self._tier = _memory_tier(setup, self.checkpoints)
+
     def connect(self) -> None:
         """Connect to the executor and to the lanes, where there are any."""
         self._limit.apply()
+        self._connect_agent()
+        if self._setup.lanes:
+            self.turns = _lane_client(self._setup)
+        if self._setup.heard:
+            self._fence = HeartbeatFence(self._setup.heard, self._setup.hold_s)
+            self._fence_due = self._due = 0.0
+
+    def _connect_agent(self) -> None:
         if self._setup.socket:
             self._agent = AgentClient(
                 self._setup.socket,
@@ -110,11 +126,6 @@ class Boundary:
             )
             make_current(self._agent)
             self._progress_due = self._due = 0.0
-        if self._setup.lanes:
-            self.turns = _lane_client(self._setup)
-        if self._setup.heard:
-            self._fence = HeartbeatFence(self._setup.heard, self._setup.hold_s)
-            self._fence_due = self._due = 0.0
 
     def begin(self) -> None:
         """A loop begins; a boundary that a ``break`` left out is made up for."""
@@ -355,9 +366,44 @@ class Boundary:
         self.send_progress()  # the last word on how many steps this run did, and in which time
         if self.save is None or self.checkpoints is None or self._setup.rank:
             self._exit(EXIT_PREEMPTED)
-        if self._checkpoint(leaving=True) or not self.alone:
+        if not (self._checkpoint(leaving=True) or not self.alone):
+            agent.forget_stop()
+        elif not self._park(agent):
             self._exit(EXIT_PREEMPTED)
-        agent.forget_stop()
+
+    def _park(self, agent: AgentClient) -> bool:
+        """Be parked, where that may be, and go on as another run; return whether so."""
+        parking = self.parking
+        if not (agent.may_park and parking.allows and self.alone and self.turns is None):
+            return False
+        if not parking.leave_device():
+            return False
+        epoch = agent.park(self._course.step)
+        if epoch is None:
+            return False
+        agent.close()
+        self._begin_next_run(epoch)
+        return True
+
+    def _begin_next_run(self, epoch: int) -> None:
+        """Be the run of another epoch, which begins after the step that is done: nothing has to be loaded."""
+        course, setup = self._course, self._setup
+        self._setup = of_next_run(setup, epoch, course.step)
+        course.loop_steps, course.waited_s = 0, 0.0
+        self.pace = pace(setup.emulated_speed)
+        self.time_is_short = self._warning_due = False
+        self._ends_at = None
+        self._fence_due = 0.0 if self._fence is not None else math.inf
+        self._open_checkpoints()
+        self._connect_agent()
+        self.claim_checkpoints()
+        if self.parking.back is not None:
+            self.parking.back()
+        if self._agent is not None:
+            self._agent.begin_loop()
+        self.put_off_checkpoint()
+        self.send_progress()
+        self.pace.resume()
 
     def _exit(self, code: int) -> None:
         self._leaving = True

@@ -231,6 +231,24 @@ class Session:
             boundary.send_progress()
         boundary.put_off_checkpoint()
 
+    def on_park(self, away: Callable[[], object] | None, back: Callable[[], object] | None = None) -> None:
+        """
+        Set what the script does where it is parked: preempted, stopped with its memory kept, and continued later.
+
+        Its checkpoint is saved before. Without this, a script whose devices are the host's own may be parked, and one
+        with GPUs is not: it leaves, and a later run loads its checkpoint.
+
+        Parameters
+        ----------
+        away : callable or None
+            Called before the process is stopped: moves off the device what the script has there. If it raises, the
+            process leaves. None: the process is never to be parked.
+        back : callable, optional
+            Called when it goes on: moves it back. What it raises ends the run as it would in the script's loop.
+        """
+        self._boundary.parking.refused |= away is None
+        self._boundary.parking.away, self._boundary.parking.back = away, back
+
     def report(self, **metrics: SupportsFloat) -> None:
         """
         Keep the latest value of each metric; sent a few times a second, and at the end.
@@ -420,6 +438,7 @@ class Session:
         except ImportError as error:
             raise SessionError(f"session.aggregate() needs numpy: {error}") from error
         about = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "betas": betas, "eps": eps}
+        self._boundary.parking.refused = True  # its agent knows a run by its token
         self._aggregation = aggregation_of(self._setup, values, rule, every, about)
         return self._aggregation
 

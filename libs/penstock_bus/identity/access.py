@@ -132,6 +132,7 @@ _MORE: Final[dict[str, list[str]]] = {
         subjects.STREAM_SUBJECTS[subjects.CODE],
         f"$KV.{subjects.LEASES}.gateway_code",
         f"{_API}.STREAM.PURGE.{subjects.CODE}",
+        f"{_API}.STREAM.MSG.GET.{subjects.CODE}",
         *_CODE_GETS,
     ],
     "tuner": [subjects.INBOX_JOBS],

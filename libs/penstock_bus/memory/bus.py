@@ -419,6 +419,10 @@ class MemoryCodeClient(MemoryClient, CodePort):
         await self.ready()
         return {subject: self.server.code[subject] for subject in subjects if subject in self.server.code}
 
+    async def newest_code(self, subjects: Sequence[str]) -> dict[str, bytes]:
+        await self.ready()
+        return {subject: self.server.code[subject] for subject in subjects if subject in self.server.code}
+
     async def list_code(self, pattern: str) -> list[str]:
         await self.ready()
         return [subject for subject in self.server.code if matches_any([pattern], subject)]

@@ -2,7 +2,7 @@
 The files of folders in which jobs run, over NATS: a message for each part, under its own subject.
 
 Parts are stored in atomic batches, of which the server syncs each once, and read by direct gets of many subjects at a
-time. What there is is asked of the stream's leader, so that it is never stale.
+time. What there is, and what changes under its subject, is asked of the stream's leader, so that it is never stale.
 """
 
 from __future__ import annotations
@@ -87,6 +87,16 @@ class NatsCodeClient(NatsClient, CodePort):
                 continue
             if len(found) == before:
                 break  # the others are not there
+        return found
+
+    async def newest_code(self, subjects: Sequence[str]) -> dict[str, bytes]:
+        async def get(subject: str) -> direct_get.StreamMessage | None:
+            return await direct_get.from_leader(self.link, names.CODE, {"last_by_subj": subject})
+
+        found: dict[str, bytes] = {}
+        for some in _groups(subjects, _SIDE_BY_SIDE):
+            messages = await asyncio.gather(*map(get, some))
+            found |= {message.subject: message.body for message in messages if message is not None}
         return found
 
     async def list_code(self, pattern: str) -> list[str]:

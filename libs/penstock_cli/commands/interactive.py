@@ -71,11 +71,15 @@ def exec_(ctx: Context, job: JobId, *, rank: Rank = 0, tty: Tty = None) -> None:
     terminal: penstock exec JOB -- bash. The exit code is the command's. The command ends with the job's run, and when
     nothing is heard of this program any more.
     """
+    from penstock_cli import session_terminal
+
     argv = tuple(ctx.meta.get(COMMAND, ()))
     if not argv:
         bad_input("there is no command; put it behind --: penstock exec JOB -- nvidia-smi")
     has_terminal = _is_terminal() if tty is None else tty
     code = call(ctx, lambda client: visit(client, job, argv, rank=rank, has_terminal=has_terminal))
+    if said := session_terminal.signal_text(code):
+        tell(said)
     if code:
         raise SystemExit(code)
 

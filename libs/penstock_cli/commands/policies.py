@@ -27,7 +27,14 @@ if TYPE_CHECKING:
 
 
 policy_app = typer.Typer(help="See and change what the pools are run by, while they run.", no_args_is_help=True)
-quota_app = typer.Typer(help="See and change the quotas of teams, while the pools run.", no_args_is_help=True)
+_QUOTA_HELP: Final = """
+See and change the quotas of teams, while the pools run.
+
+A quota is a guarantee and not a cap: so many devices come to the team's jobs first, and what nobody else needs, its
+jobs may borrow beyond that. Who borrows is preempted first. To cap a team, give it a pool of its own; to cap what
+each person holds, a priority class: penstock class set NAME --weight 0 --most-gpus N.
+"""
+quota_app = typer.Typer(help=_QUOTA_HELP, short_help="See and change the quotas of teams.", no_args_is_help=True)
 class_app = typer.Typer(help="See and change priority classes, while the pools run.", no_args_is_help=True)
 Pool = Annotated[str, typer.Option("--pool", help="Which pool.")]
 Why = Annotated[str, typer.Option("--reason", help="Kept in the log.")]

@@ -8,6 +8,7 @@ they did.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from collections import Counter
@@ -439,6 +440,7 @@ def expand(spec: JobSpec, given: value_formats.ArrayText | None) -> list[JobSpec
     """Return the job, or one for each index of an array, with the index behind the array's id."""
     if given is None:
         return [spec]
+    _warn_of_variables(spec.command)
     array_id, indices = spec.id or _array_id(), given.indices
     if len(array_id) > _LONGEST_ARRAY_ID:
         bad_input(f"--id {array_id!r} is too long for an array; expected {_LONGEST_ARRAY_ID} characters at most")
@@ -459,6 +461,14 @@ def expand(spec: JobSpec, given: value_formats.ArrayText | None) -> list[JobSpec
     ]
 
 
+def _warn_of_variables(command: Sequence[str]) -> None:
+    """Say that a program without a shell gets a variable's name, and not its value, where that is in its command."""
+    if not re.search(r"(^|/)(\w*sh|env|busybox)$", command[0]) and any(_OF_ARRAYS.search(word) for word in command[1:]):
+        advice = "have a shell do it: sh -c 'exec python train.py --seed $PENSTOCK_ARRAY_INDEX'"
+        tell(f"{command[0]} gets the word $PENSTOCK_ARRAY_… as it stands, since no shell expands it; {advice}")
+
+
+_OF_ARRAYS: Final = re.compile(r"\$\{?(PENSTOCK_ARRAY|SLURM_ARRAY)_")
 _LONGEST_ARRAY_ID: Final = 53
 
 

@@ -22,7 +22,7 @@ from penstock_cli import render
 from penstock_cli.commands.interactive import Rank
 from penstock_cli.invocation import Failure, JobId, bad_input, call, tell
 from penstock_cli.parameters import Argument, Context, Option
-from penstock_cli.tar_stream import BLOCK_BYTES, Packing, Unpacking
+from penstock_cli.tar_stream import BLOCK_BYTES, TarSource, TarTarget
 from penstock_log.text import gibibytes
 
 if TYPE_CHECKING:
@@ -180,12 +180,21 @@ async def _coming(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
 _HAS_TAR: Final = """\
 command -v tar > /dev/null || { echo "penstock: there is no tar where the job runs; cp needs it" >&2; exit 1; }
 """
-_PACK: Final = f"""\
+PACK: Final = f"""\
 {_HAS_TAR}t=$1
 case $t in /*) ;; *) t=./$t ;; esac
 [ -e "$t" ] || [ -L "$t" ] || {{ echo "penstock: the job has no $1; it was looked for in $(pwd)" >&2; exit 1; }}
-cd -- "$(dirname -- "$t")" && exec tar -cf - -- "$(basename -- "$t")"
+cd -- "$(dirname -- "$t")" || exit 1
+exec 3>&1
+said=$(LC_ALL=C tar -cf - -- "$(basename -- "$t")" 2>&1 >&3 3>&-)
+code=$?
+grown=': file changed as we read it$'
+gone=': File removed before we read it$'
+[ -z "$said" ] || printf '%s\\n' "$said" | grep -v -e "$grown" >&2
+[ $code = 1 ] && ! printf '%s\\n' "$said" | grep -q -v -e "$grown" -e "$gone" && exit 0
+exit $code
 """
+"""A file that is written meanwhile is copied as long as it was at first: GNU tar says so, and would return 1."""
 _UNPACK: Final = f"""\
 {_HAS_TAR}t=$1
 case $t in /*) ;; *) t=./$t ;; esac
@@ -212,7 +221,8 @@ def cp(
     Copy a file or a folder from a running job, or into one.
 
     Paths of the job are relative to its working folder, and read and written as its user. As with cp, a TO that is a
-    folder gets FROM into it, and any other TO is its new name. A path here with a colon: ./a:b.
+    folder gets FROM into it, and any other TO is its new name. A path here with a colon: ./a:b. Of a file that is being
+    written there comes what it held at the beginning.
     """
     there, here = job_path(source), job_path(target)
     if (there is None) == (here is None):
@@ -247,14 +257,14 @@ async def _fetch(client: Client, job_id: str, path: str, target: Path, rank: int
     from penstock_log.session_messages import STDOUT
 
     name = posixpath.basename(path.rstrip("/"))
-    unpacking = Unpacking(_within(target, name))
+    unpacking = TarTarget(_within(target, name))
 
     async def take(session: JobSession) -> None:
         async for data in session.chunks(STDOUT):
             await unpacking.put(data)
         await unpacking.finish()
 
-    argv = ("/bin/sh", "-c", _PACK, "sh", path)
+    argv = ("/bin/sh", "-c", PACK, "sh", path)
     try:
         code = await _copied(client, job_id, argv, rank, take)
     finally:
@@ -274,7 +284,7 @@ async def _send(client: Client, job_id: str, source: Path, path: str, rank: int)
     """Copy into the job."""
     from penstock_log.session_messages import STDIN
 
-    packing = Packing(source)
+    packing = TarSource(source)
 
     async def give(session: JobSession) -> None:
         await session.feed(STDIN, packing.blocks())
@@ -313,7 +323,7 @@ async def _copied(
         return session_terminal.LOST
 
 
-def _told(side: Packing | Unpacking, code: int) -> int:
+def _told(side: TarSource | TarTarget, code: int) -> int:
     """Say to a person how much was copied; return the exit code."""
     if not code and os.isatty(2):
         tell(f"{render.count(side.files, 'file')}, {gibibytes(side.size_bytes)} copied")

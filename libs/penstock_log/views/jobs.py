@@ -13,7 +13,7 @@ import msgspec
 
 from penstock_log.decision_facts import Alternative, TrialsMeasured
 from penstock_log.facts import KindSpeed, RunEnded, Scalability
-from penstock_log.job_state import Size
+from penstock_log.job_state import Parked, Size
 from penstock_log.spec import JobSpec, MemoryNeed
 from penstock_log.usage import Usage
 from penstock_log.views.answers import JobView, View
@@ -95,7 +95,8 @@ class RunView(View, frozen=True, kw_only=True, omit_defaults=True):
     outcome : str
         How it ended, ``timed_out`` where it was stopped for the job's time limit; empty where it goes on.
     start : str
-        ``warm``, or ``cold: `` with the reason where its job asked in vain that it begins warm; empty otherwise.
+        ``parked`` where it went on with the process of the run before, which was parked; ``warm``, or ``cold: `` with
+        the reason where its job asked in vain that it begins warm; empty otherwise.
     begun_step, end_step : int
         The steps after which it began and ended; the last is 0 where it goes on.
     usage : Usage
@@ -140,6 +141,8 @@ class JobDetail(View, frozen=True, kw_only=True):
         The device time of all of its runs; None from an earlier gateway.
     time_limit_s : float
         How long it may run, as was set last; 0: as long as it likes.
+    parked : Parked or None
+        Where its process stays in memory while it waits; None where none does.
     """
 
     job: JobView
@@ -156,6 +159,7 @@ class JobDetail(View, frozen=True, kw_only=True):
     left_out: int = 0
     usage: Optional[Usage] = None
     time_limit_s: float = 0.0
+    parked: Optional[Parked] = None
 
 
 class ProfileView(View, frozen=True, kw_only=True):

@@ -134,11 +134,11 @@ class _ProblemBuilder:
         self._levels = levels(state.classes)
         self._jobs = sorted(jobs, key=lambda job: place_of(job, state.ranks, self._levels))
         self._room = _ClassRoom(state, self._jobs, now_s)
-        self._borrowers = self._beyond_quotas()
-        self._jobs.sort(key=lambda job: job.id in self._borrowers)
         self._there: Places = {
             (node.id, device.index): device for node in state.cluster.usable(name) for device in node.schedulable
         }
+        self._borrowers = self._beyond_quotas()
+        self._jobs.sort(key=lambda job: job.id in self._borrowers)
         gone = {at for job in self._jobs if _ends(job) or job.spec.sharing != "exclusive" for at in self._held(job)}
         self._devices = Counter(device.kind for at, device in self._there.items() if at not in gone)
         self._ending = any(map(_ends, self._jobs))

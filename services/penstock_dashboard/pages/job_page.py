@@ -105,6 +105,7 @@ def _outline(job: JobView) -> Iterator[Field]:
     yield "user", job.user or "nobody"
     yield "team", job.team
     yield "pool", job.pool
+    yield "class", job.priority_class
     yield "asks for", _asks(job)
     yield "devices", listed(job.placed_on, nothing="")
     yield "had before", listed([name for name in job.devices if name not in job.placed_on], nothing="")
@@ -146,6 +147,8 @@ def _head(detail: JobDetail) -> Iterator[Field]:
     yield "samples", f"{job.samples:,}" if job.samples else ""
     yield "runs", _tries(detail)
     yield "sweep", ("sweep", job.parent) if job.parent else ""
+    if (parked := detail.parked) is not None:
+        yield "parked", f"on {parked.node_id} ({size(parked.held_bytes)})"
     yield "queue", str(job.queue) if job.queue is not None and job.state == JobState.PENDING else ""
     yield "reason", job.reason
     yield "exit code", str(job.exit_code) if job.exit_code is not None else ""

@@ -12,8 +12,12 @@ In reading order:
 * ``fork_client``: The executor's side of a fork server.
 * ``fork_server``: The program that forks shims.
 * ``warm_program``: The part of a fork server that makes a fork a new interpreter.
+* ``server_keeper``: The keeper of one warm server of another user than the executor's.
+* ``user_server``: The program of that server.
+* ``server_groups``: The control groups of such servers.
 * ``shim``: The program around each process.
 * ``fence_keeper``: What stops a run in time; loaded by the shim.
+* ``park_keeper``: What keeps a program parked; loaded by the shim.
 * ``session_keeper``: What runs a command beside the program, for somebody who has entered the job.
 * ``confinement``: What a process gives up before its program begins.
 * ``sandbox``: The command line of bubblewrap around a program.
@@ -40,4 +44,10 @@ LAUNCHERS: Final[dict[LauncherName, Callable[[ExecutorSettings], Launcher[Any]]]
 def _warm_rules(settings: ExecutorSettings) -> WarmRules:
     servers = 0 if settings.warm_starts == "off" else settings.warm_servers
     most_bytes = min(settings.warm_bytes, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // _HOST_PARTS)
-    return WarmRules(servers, most_bytes, learns=settings.warm_starts == "learn")
+    return WarmRules(
+        servers,
+        most_bytes,
+        learns=settings.warm_starts == "learn",
+        user_servers=settings.warm_user_servers,
+        idle_s=settings.warm_idle_s,
+    )

@@ -38,6 +38,8 @@ _BIND: Final = 1 << 12
 _RECURSIVE: Final = 1 << 14
 _SLAVE: Final = 1 << 19
 _PRIVATE: Final = 1 << 18
+_DETACH: Final = 0x2
+_NO_LINK: Final = 0x8
 _OPEN_TREE: Final = 428
 _MOVE_MOUNT: Final = 429
 _CLONE_TREE: Final = 0x1 | os.O_CLOEXEC | 0x8000 | 0x1000
@@ -107,6 +109,11 @@ class Confinement(NamedTuple):
     attached: tuple[tuple[str, str], ...] = ()
     data_bytes: tuple[int, ...] = ()
 
+    @property
+    def is_slight(self) -> bool:
+        """Whether nothing is to be given up that its shim could not do without as well."""
+        return self._replace(new_privileges=False) == Confinement()
+
     def write(self, folder: str) -> None:
         """Leave it in a process's folder, for its shim."""
         fd = os.open(os.path.join(folder, FILE), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -133,13 +140,21 @@ class Confinement(NamedTuple):
         if self.data_bytes:
             soft, hard = self.data_bytes
             _try("limit its memory", lambda: resource.setrlimit(resource.RLIMIT_DATA, (soft, hard)))
-        _leave_keyring()
+        leave_keyring()
         if self.namespace:
             _bound_capabilities()
         if self.uid >= 0:
             _try(f"become user {self.user!r} (uid {self.uid}, gid {self.gid})", self._change_user)
-        if not self.new_privileges and _libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0):
+        if not self._leaves_new_privileges():
             raise ConfinementError("the kernel does not take new privileges away (no_new_privs)")
+
+    def enter_as_shim(self) -> bool:
+        """Give up what is slight, in the shim itself, whose child has it no more then; return whether that is done."""
+        leave_keyring()
+        return self._leaves_new_privileges()
+
+    def _leaves_new_privileges(self) -> bool:
+        return self.new_privileges or not _libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0)
 
     def _change_user(self) -> None:
         os.setgroups(self.groups)
@@ -248,6 +263,15 @@ class Confinement(NamedTuple):
                 os.setegid(before[1])
                 os.setgroups(before[2])
 
+    def open_temporary(self) -> list[tuple[str, int]]:
+        """
+        Return what replaces ``/tmp``, as mounts that are to be attached, in this order, in a namespace that is there.
+        """
+        wanted = [(where, self.tmp) for where in TEMPORARY] if self.tmp else []
+        wanted += [(path, path) for path in sorted(self.kept) if is_temporary(path)]
+        handles = [(where, os.open(path, os.O_PATH | os.O_CLOEXEC | os.O_NOFOLLOW)) for where, path in wanted]
+        return [(where, _clone_of(handle)) for where, handle in handles]
+
     def _replace_tmp(self) -> bool:
         """Put the run's folder in the place of ``/tmp``, for this process alone; return whether it may."""
         if _libc.unshare(_NEW_MOUNTS) or _libc.mount(None, b"/", None, _SLAVE | _RECURSIVE, None):
@@ -355,6 +379,57 @@ def _attach(tree: int, path: str) -> None:
     os.close(at)
 
 
+def have_own_mounts() -> bool:
+    """Have mounts of one's own, which later ones of the host come to; return whether the kernel lets this process."""
+    return not (_libc.unshare(_NEW_MOUNTS) or _libc.mount(None, b"/", None, _SLAVE | _RECURSIVE, None))
+
+
+def attach_temporary(trees: Sequence[tuple[str, int]], *, instead: bool) -> None:
+    """
+    Put folders in the place of ``/tmp``, for all processes of this one's mount namespace.
+
+    Parameters
+    ----------
+    trees : sequence of (str, int)
+        Of :meth:`Confinement.open_temporary`.
+    instead : bool
+        Whether others are there in their place, which are taken away.
+
+    Raises
+    ------
+    OSError
+        If the kernel does not let this process.
+    """
+    for where in TEMPORARY if instead else ():
+        _checked(_libc.umount2(os.fsencode(where), _DETACH | _NO_LINK))
+    given = {where for where, _ in trees}
+    for where in TEMPORARY:
+        if where not in given:
+            options = b"mode=1777,size=64m"
+            _checked(_libc.mount(b"none", os.fsencode(where), b"tmpfs", _NO_SET_ID_NO_DEVICES, options))
+    for where, tree in trees:
+        _attach(tree, where)
+
+
+def enter_mounts(handle: int) -> None:
+    """
+    Enter a mount namespace.
+
+    Raises
+    ------
+    OSError
+        If the kernel does not let this process.
+    """
+    _checked(_libc.setns(handle, _NEW_MOUNTS))
+
+
+def _clone_of(handle: int) -> int:
+    tree = int(_libc.syscall(_OPEN_TREE, handle, b"", _CLONE_TREE))
+    _checked(tree)
+    os.close(handle)
+    return tree
+
+
 def _hide(path: str) -> None:
     """Mount an empty folder over one that a job has no business in."""
     if os.path.isdir(path):
@@ -408,7 +483,7 @@ def _names(path: str) -> Iterator[str]:
     return (name for name in path.split("/") if name)
 
 
-def _leave_keyring() -> None:
+def leave_keyring() -> None:
     """Begin with a keyring of its own: that of the executor's login may hold what opens its files and hosts."""
     if _KEYCTL is not None:
         _libc.syscall(_KEYCTL, _JOIN_SESSION_KEYRING, None)  # where there are no keyrings, there is nothing to leave

@@ -33,6 +33,9 @@ class HeldTree(Protocol):
 
     code: int | None
 
+    def roots(self) -> Iterable[int]:
+        """Return the processes from which all of them descend."""
+
     def hold(self) -> None:
         """Stop all of them that run."""
 
@@ -101,7 +104,7 @@ class Fence:
                 self._held_s = 0.0
                 tree.release()
                 self._set_timer(self._heard_s() + self._end_s)
-                self.tether.tie(_groups(os.getpid()))
+                self.tether.tie(_groups(tree.roots()))
                 look_s = min(2 * look_s, self._hold_s / 4)
                 time.sleep(min(left_s, look_s))
             else:
@@ -188,9 +191,9 @@ class Tether:
         os.close(self.inherited)
 
 
-def _groups(ancestor: int) -> set[int]:
-    """Return the process groups below one, as far as they are seen without looking at all processes of the machine."""
-    found, groups = [str(ancestor)], {ancestor}
+def _groups(ancestors: Iterable[int]) -> set[int]:
+    """Return the process groups below some, as far as they are seen without looking at all processes of the machine."""
+    found, groups = [*map(str, ancestors)], {os.getpgrp()}
     for pid in found:
         with contextlib.suppress(OSError):
             for thread in os.listdir(f"/proc/{pid}/task"):

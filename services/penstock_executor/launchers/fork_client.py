@@ -17,7 +17,9 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from penstock_executor.launchers import fork_server, shim
+from penstock_executor.launchers import fork_server, server_keeper, shim
+from penstock_executor.launchers import user_server as user_server_program
+from penstock_executor.launchers.confinement import Confinement
 from penstock_executor.launchers.warm_command import WarmCommand, shared_environment
 
 ROOM: Final = 16 * 1024
@@ -37,6 +39,25 @@ _MOST_BYTES: Final = 1 << 20
 _MOST_SENT: Final = 1 << 18
 _ending: Final[set[int]] = set()
 """Servers that were killed, and that the kernel has not done away with yet: one with much memory takes a while."""
+
+
+class ServerLimits(NamedTuple):
+    """
+    To what a server of another user is held.
+
+    Attributes
+    ----------
+    import_s : float
+        For so long it may import, in seconds.
+    most_bytes : int
+        So much memory it may hold, in bytes.
+    idle_s : float
+        It ends when it was not used for so long, in seconds.
+    """
+
+    import_s: float
+    most_bytes: int
+    idle_s: float
 
 
 class ForkError(Exception):
@@ -64,12 +85,22 @@ class ForkServer:
         Its environment; by default, an empty one.
     executable : str
         The interpreter's file, where the command does not begin with it.
+    program : str
+        What the interpreter runs.
+
+    Attributes
+    ----------
+    memory_pid : int
+        The process that has imported the modules.
 
     Raises
     ------
     OSError
         If it cannot be started.
     """
+
+    busy = False
+    """Whether it can fork no program now, since it has one that runs."""
 
     def __init__(
         self,
@@ -78,6 +109,7 @@ class ForkServer:
         env: Mapping[str, str] | None = None,
         *,
         executable: str = "",
+        program: str = fork_server.__file__,
     ) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.said: Any = None
@@ -85,7 +117,7 @@ class ForkServer:
         _reap_ended()
         reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         try:
-            argv = [*command, fork_server.__file__, ",".join(modules), "x" * ROOM]
+            argv = [*command, program, ",".join(modules), "x" * ROOM]
             self.pid = os.posix_spawn(
                 executable or command[0],
                 argv,
@@ -108,7 +140,12 @@ class ForkServer:
             theirs.close()
             os.close(writer)
         self._printed = reader
-        self._end = weakref.finalize(self, _end, self.pid, self._control, reader)
+        self.memory_pid = self.pid
+        self._end = weakref.finalize(self, self._ended_by, self.pid, self._control, reader)
+
+    @staticmethod
+    def _ended_by(pid: int, control: socket.socket, printed: int) -> None:
+        _end(pid, control, printed, signal.SIGKILL)
 
     @property
     def alive(self) -> bool:
@@ -137,7 +174,7 @@ class ForkServer:
 
     def fork(self, order: shim.Order) -> Forked:
         """
-        Fork the shim of a program, and let it begin.
+        Fork the shim of a program, and let it begin; its pid is 0 where the program cannot start warm now.
 
         Raises
         ------
@@ -154,6 +191,8 @@ class ForkServer:
             except OSError as error:
                 self._refuse(f"it has ended: {error}")
             pid, how = self._answer()
+            if not pid and how.startswith(server_keeper.COLD):
+                return Forked(0, how[:MOST_SAID])
             if not pid:
                 raise ForkError(how)
             os.write(begin, b"!")
@@ -171,6 +210,10 @@ class ForkServer:
             return None
         return code if code >= 0 else None
 
+    def ended(self) -> str:
+        """Return why it has ended by itself since it was last asked for something; empty where that is not known."""
+        return ""
+
     def close(self) -> None:
         """End it; the shims that it has forked go on."""
         self._end()
@@ -187,7 +230,7 @@ class ForkServer:
             body = b""
         if not body:
             self._refuse(f"it has ended; the end of what it printed: {self._read_printed()[-MOST_SAID:]!r}")
-        return marshal.loads(body)  # noqa: S302 - it runs as this user, from this file
+        return marshal.loads(body)  # noqa: S302 - from a process of this user
 
     def _readable(self, wait_s: float) -> bool:
         poll = select.poll()
@@ -205,6 +248,58 @@ class ForkServer:
         raise ForkError(self.refusal)
 
 
+class KeptServer(ForkServer):
+    """
+    A server of another user than this executor's, with the keeper that forks its shims.
+
+    Its keeper is root's and ends by itself: at once where no program runs, or else with the program.
+
+    Parameters
+    ----------
+    told : ServerOrder
+        What the keeper starts.
+    """
+
+    def __init__(self, told: server_keeper.ServerOrder) -> None:
+        super().__init__([sys.executable, "-I", "-S"], program=server_keeper.__file__)
+        try:
+            self._control.send(marshal.dumps(tuple(told)))
+        except OSError:
+            self.close()
+            raise
+
+    @staticmethod
+    def _ended_by(pid: int, control: socket.socket, printed: int) -> None:
+        _end(pid, control, printed, 0)
+
+    def is_ready(self, wait_s: float = 0.0) -> bool:
+        """Return whether it serves; see :meth:`ForkServer.is_ready`."""
+        ready = super().is_ready(wait_s)
+        if ready:
+            self.memory_pid = int(self.said)
+        return ready
+
+    def fork(self, order: shim.Order) -> Forked:
+        """Fork the shim of a program; see :meth:`ForkServer.fork`. Until that is reaped, it forks no other."""
+        forked = super().fork(order)
+        self.busy = bool(forked.pid)
+        return forked
+
+    def reap(self, pid: int) -> int | None:
+        """Return the exit status of its shim; see :meth:`ForkServer.reap`."""
+        self.busy = False
+        return super().reap(pid)
+
+    def ended(self) -> str:
+        """Return why it has ended by itself; see :meth:`ForkServer.ended`."""
+        if not self.alive:
+            return self.refusal or "it was ended"
+        try:
+            return str(self._received()[1]) if self._readable(0) else ""
+        except ForkError as error:
+            return str(error)
+
+
 def template() -> ForkServer:
     """Return a server that forks shims for programs that start by exec."""
     return ForkServer([sys.executable, "-I", "-S"])
@@ -216,11 +311,25 @@ def warm_server(command: WarmCommand, modules: Sequence[str], env: Mapping[str, 
     return ForkServer(command.interpreter, modules, own, executable=command.executable)
 
 
-def _end(pid: int, control: socket.socket, printed: int) -> None:
+def user_server(
+    command: WarmCommand,
+    modules: Sequence[str],
+    env: Mapping[str, str],
+    confined: Confinement,
+    limits: ServerLimits,
+) -> KeptServer:
+    """Return a server as :func:`warm_server` does, which runs as the user that its programs are confined to."""
+    own = {**shared_environment(env), _ROOM_NAME: "x" * ENVIRONMENT_ROOM}
+    argv = (*command.interpreter, user_server_program.__file__, ",".join(modules), "x" * ROOM)
+    told = server_keeper.ServerOrder(command.executable, argv, own, tuple(confined), *limits)
+    return KeptServer(told)
+
+
+def _end(pid: int, control: socket.socket, printed: int, signum: int) -> None:
     control.close()
     os.close(printed)
     with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, signum)
     _ending.add(pid)
     _reap_ended()
 

@@ -27,6 +27,7 @@ if sys.path and __file__.startswith(sys.path[0] + "/"):
 
 import contextlib
 import ctypes
+import gc
 import importlib.util
 import marshal
 import os
@@ -76,6 +77,8 @@ class ShownMemory:
         self._options = arguments + sum(len(word) + 1 for word in own), end
         text = ctypes.string_at(environment, last - environment)
         self._environment = environment, environment + text.rstrip(b"\0").rfind(b"\0") + 1, last
+        self._libc = ctypes.CDLL(None)
+        self._libc.sbrk.restype = ctypes.c_void_p
 
     def has_room(self, env: Mapping[bytes, bytes]) -> bool:
         """Return whether there is room for an environment."""
@@ -90,11 +93,11 @@ class ShownMemory:
         shown_end, shown_last = _overwrite(begin, end, words), _overwrite(room, last, more)
         self._fields[_ARGUMENTS + 1], self._fields[_ARGUMENTS + 3] = shown_end, shown_last
         code_data_heap = [self._fields[i] for i in (22, 23, 41, 42, 43)]
-        libc = ctypes.CDLL(None)
-        libc.sbrk.restype = ctypes.c_void_p
-        area = [*code_data_heap, libc.sbrk(0), self._fields[24], *self._fields[_ARGUMENTS:][:4], 0]
+        area = [*code_data_heap, self._libc.sbrk(0), self._fields[24], *self._fields[_ARGUMENTS:][:4], 0]
         whole = struct.pack("@12QIi", *area, 0, -1)  # struct prctl_mm_map
-        libc.prctl(_SET_MM, _SET_MM_MAP, whole, ctypes.c_ulong(len(whole)), 0)  # or empty strings are shown at the end
+        self._libc.prctl(
+            _SET_MM, _SET_MM_MAP, whole, ctypes.c_ulong(len(whole)), 0
+        )  # or empty strings are shown at the end
 
 
 def _overwrite(begin: int, end: int, texts: Sequence[bytes]) -> int:
@@ -117,10 +120,26 @@ class Forker:
         The executor's.
     shim : module
         :mod:`shim`.
+
+    Attributes
+    ----------
+    report : str
+        Name of the file in a program's folder that tells which modules it has imported.
     """
+
+    report = "modules"
 
     def __init__(self, control: socket.socket, shim: ModuleType) -> None:
         self._control, self.shim, self.shown, self.oom_score = control, shim, ShownMemory(), b""
+
+    def say(self, can: bool, why: str = "") -> None:
+        """Tell the executor whether the server can serve, and why not."""
+        self._control.send(marshal.dumps((can, why)))
+
+    def confine(self, order: Any, env: dict[bytes, bytes]) -> None:
+        """Give up, in a program's process, what the program is not to have."""
+        if (confined := self.shim.load_beside("confinement").read(order.folder)) is not None:
+            confined.enter(env)
 
     def serve(
         self,
@@ -143,7 +162,7 @@ class Forker:
                 return
             message = marshal.loads(body)  # noqa: S302 - from the executor
             if isinstance(message, int):
-                self._control.send(marshal.dumps(_reaped(message)))
+                self._control.send(marshal.dumps(reaped(message)))
                 continue
             order = self.shim.Order(*message)
             how = doubt(order)
@@ -162,9 +181,11 @@ class Forker:
             with open(_OOM_SCORE, "wb") as file:
                 file.write(self.oom_score)
 
-    def leave(self) -> None:
-        """Have nothing more of the server, in a program that was forked from it."""
+    def leave(self, order: Any, left_open: int) -> Any:
+        """Have nothing more of the server, in a program that was forked from it; return the program's order."""
+        del left_open
         self._control.detach()
+        return order
 
     def _be_shim(self, order: Any, pipe: int, how: str, start: Callable[..., int] | None) -> None:
         """Be a shim, in a child; only a program that begins warm comes back from here, by an exception."""
@@ -173,7 +194,7 @@ class Forker:
             os.setsid()
             self._go_as_late_as_before()
             self._control.send(marshal.dumps((os.getpid(), how)))
-            _redirect(order.folder, pipe)
+            redirect(order.folder, pipe)
             self.shown.show([*map(os.fsencode, (*order[:5], *order.argv))], order.env)
             if os.read(pipe, 1):
                 os.close(pipe)
@@ -190,7 +211,7 @@ class WarmStart(BaseException):
     """In the child that is to become a program: leave all that the shim was about to do."""
 
 
-def _reaped(pid: int) -> int:
+def reaped(pid: int) -> int:
     """Return the exit status of a shim that has ended; -1 where it left none."""
     try:
         _, status = os.waitpid(pid, os.WNOHANG)
@@ -199,13 +220,16 @@ def _reaped(pid: int) -> int:
     return os.WEXITSTATUS(status) if os.WIFEXITED(status) else -1
 
 
-def _redirect(folder: str, pipe: int) -> None:
-    """Take a shim's input and output, and keep no other descriptor but the pipe."""
+def redirect(folder: str, *kept: int) -> None:
+    """Take a shim's input and output, and keep no other descriptors than some."""
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     log = os.open(os.path.join(folder, "shim.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(log, 1), os.dup2(log, 2)
-    os.closerange(3, pipe)
-    os.closerange(pipe + 1, os.sysconf("SC_OPEN_MAX"))
+    first = 3
+    for fd in sorted(kept):
+        os.closerange(first, fd)
+        first = fd + 1
+    os.closerange(first, os.sysconf("SC_OPEN_MAX"))
 
 
 def main(modules: Sequence[str]) -> None:
@@ -220,14 +244,16 @@ def main(modules: Sequence[str]) -> None:
     if sys.flags.isolated and sys.flags.no_site and not modules:
         ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # not dumpable, as a shim
         control.send(marshal.dumps((True, "")))
-        Forker(control, shim).serve()
+        forker = Forker(control, shim)
+        gc.freeze()  # or each shim would copy what its collector only looks at
+        forker.serve()
     elif sys.version_info < OLDEST or sys.implementation.name != "cpython":
         needed = ".".join(map(str, OLDEST))
         control.send(marshal.dumps((False, f"warm starts need CPython {needed} or later")))
     else:
         forker = Forker(control, shim)
         forker.oom_score = _be_first_to_go()
-        load_beside("warm_program").serve(forker, control, modules, STARTUP, WarmStart)
+        load_beside("warm_program").serve(forker, modules, STARTUP, WarmStart)
 
 
 def _be_first_to_go() -> bytes:

@@ -20,13 +20,21 @@ from typing import Final
 import structlog
 
 from penstock_cluster.host_limits import MemoryCaps
-from penstock_executor.launchers import fork_client, process_launcher, shim
+from penstock_executor.launchers import fork_client, process_launcher, server_keeper, shim, user_server
 from penstock_executor.launchers.confinement import Confinement
-from penstock_executor.launchers.fork_client import ForkError, ForkServer
+from penstock_executor.launchers.fork_client import ForkError, ForkServer, KeptServer
 from penstock_executor.launchers.launcher import EntryRequest, OutputFate, OutputLimits, RunFence, WarmRequest
 from penstock_executor.launchers.process_launcher import ShimProcess
+from penstock_executor.launchers.server_groups import ServerGroups
 from penstock_executor.launchers.warm_command import StartsCold, warm_command
-from penstock_executor.launchers.warm_pool import WarmKey, WarmPool, WarmRules, read_modules
+from penstock_executor.launchers.warm_pool import (
+    MODULES_FILE,
+    STILL_IMPORTING,
+    WarmKey,
+    WarmPool,
+    WarmRules,
+    read_modules,
+)
 
 _HOW: Final = "how"
 _log = structlog.get_logger("penstock.executor")
@@ -47,9 +55,11 @@ class ForkingLauncher:
     def __init__(self, rules: WarmRules | None = None) -> None:
         self._template: ForkServer | None = None
         self._forked: dict[int, ForkServer] = {}
-        self._pool = WarmPool(rules or WarmRules(servers=0), _now_s)
+        rules = rules or WarmRules(servers=0)
+        self._pool, self._groups = WarmPool(rules, _now_s), ServerGroups(rules.most_bytes)
         self._confined: dict[Path, Confinement] = {}
-        self._keys: dict[Path, WarmKey] = {}
+        self._keys: dict[Path, tuple[WarmKey, Path]] = {}
+        """Folder of a process → its key, and the file in which it tells what it has imported."""
 
     def start(
         self,
@@ -71,28 +81,43 @@ class ForkingLauncher:
                 raise StartsCold("no program starts warm on this node")
             if warm is None:
                 raise StartsCold("it shares its devices, and its part of their memory is counted exactly")
-            _check_confinement(confined)
+            self._check_confinement(confined)
             command = warm_command(argv, env, cwd)
             common = {name: value for name, value in env.items() if name not in warm.private}
-            key = self._keys[folder] = WarmKey.of(command, common, warm.code or cwd, warm.modules)
-            forked = self._fork_warm(key, common, order._replace(warm=command.order()))
+            key = self._pool.place(WarmKey.of(command, common, warm.code or cwd, warm.modules, confined))
+            told = folder / MODULES_FILE if confined.uid < 0 else Path(confined.tmp or folder, user_server.REPORT)
+            self._keys[folder] = key, told
+            server = self._pool.server(key, common, self._groups.confine(confined))
+            forked = self._fork_warm(key, server, order._replace(warm=command.order()))
         except StartsCold as reason:
-            _note_how(folder, f"cold: {reason}")
+            _note_how(folder, f"{server_keeper.COLD}{reason}")
             return self._start_cold(folder, order, fence, keep)
         _note_how(folder, forked.how)
+        if isinstance(server, KeptServer):
+            return process_launcher.noted(folder, forked.pid, server.pid, server.memory_pid)
         return process_launcher.noted(folder, forked.pid)
 
-    def _fork_warm(self, key: WarmKey, env: Mapping[str, str], order: shim.Order) -> fork_client.Forked:
+    def _fork_warm(self, key: WarmKey, server: ForkServer, order: shim.Order) -> fork_client.Forked:
         """Fork a program from a server that has its modules."""
-        server = self._pool.server(key, env)
         try:
             forked = server.fork(order)
         except ForkError as error:
             self._pool.drop(key, str(error))
             raise StartsCold(str(error)) from error
-        self._forked[forked.pid] = server
         self._pool.note_answer(key, forked.how)
+        if not forked.pid:
+            raise StartsCold(forked.how.removeprefix(server_keeper.COLD))
+        self._forked[forked.pid] = server
         return forked
+
+    def _check_confinement(self, confined: Confinement) -> None:
+        """Refuse what a process gives up that keeps it from starting warm."""
+        if confined.uid >= 0 and not self._pool.serves_users:
+            raise StartsCold("it runs as another user than the executor, whose programs start cold on this node")
+        if confined.wrapper:
+            raise StartsCold("it runs in a sandbox")
+        if confined.namespace:
+            raise StartsCold("it runs in a container, which has other files than its server")
 
     def _start_cold(
         self, folder: Path, order: shim.Order, fence: RunFence | None, keep: OutputLimits | None
@@ -117,8 +142,10 @@ class ForkingLauncher:
     def reap(self, process: ShimProcess, folder: Path) -> int | None:
         """End what an ended process left behind, and return its exit status; see :meth:`Launcher.reap`."""
         code = process_launcher.reap(process, folder)
-        if (key := self._keys.pop(folder, None)) is not None:
-            self._pool.learn(key, read_modules(folder))
+        if (known := self._keys.pop(folder, None)) is not None:
+            self._pool.learn(known[0], read_modules(known[1]))
+            if refused := self._pool.refusal(known[0]):
+                _note_refusal(folder, refused)
         server = self._forked.pop(process.pid, None)
         if server is None or not server.alive:
             return code
@@ -142,6 +169,7 @@ class ForkingLauncher:
     def close(self) -> None:
         """End the servers."""
         self._pool.close()
+        self._groups.close()
         if self._template is not None:
             self._template.close()
 
@@ -156,7 +184,8 @@ class ForkingLauncher:
 
     def memory_caps(self, cgroup: Path | None) -> MemoryCaps:
         """Return what holds processes to their part of the host's memory."""
-        return process_launcher.memory_caps(cgroup)
+        self._groups.caps = process_launcher.memory_caps(cgroup)
+        return self._groups.caps
 
     def confine(self, folder: Path, confinement: Confinement) -> None:
         """Have the process that is to start in a folder confined, before its program's first instruction."""
@@ -178,6 +207,10 @@ class ForkingLauncher:
     def enter(self, folder: Path, asked: EntryRequest, fds: Sequence[int]) -> socket.socket:
         """Have a command run beside a process, or a connection made, and return a socket about it."""
         return process_launcher.enter(folder, asked, fds)
+
+    def park(self, folder: Path) -> socket.socket:
+        """Return a connection by which a program is parked."""
+        return process_launcher.park(folder)
 
     def signal_group(self, process: ShimProcess, signum: signal.Signals) -> None:
         """Signal the process and what it has started."""
@@ -204,14 +237,11 @@ def _now_s() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def _check_confinement(confined: Confinement) -> None:
-    """Refuse what a process gives up that keeps it from starting warm."""
-    if confined.uid >= 0:
-        raise StartsCold("it runs as another user than the executor, who has no server")
-    if confined.wrapper:
-        raise StartsCold("it runs in a sandbox")
-    if confined.namespace:
-        raise StartsCold("it runs in a container, which has other files than its server")
+def _note_refusal(folder: Path, why: str) -> None:
+    """Note for a program for which there was no server yet that there can be none."""
+    with contextlib.suppress(OSError):
+        if (folder / _HOW).read_text() == f"{server_keeper.COLD}{STILL_IMPORTING}":
+            _note_how(folder, f"{server_keeper.COLD}{why}")
 
 
 def _note_how(folder: Path, how: str) -> None:

@@ -122,7 +122,11 @@ class LaunchedProcess(Protocol):
 
     @property
     def pid(self) -> int:
-        """The leader of its session on this host, by which its memory is counted; 0 where it runs elsewhere."""
+        """Its process on this host; 0 where it runs elsewhere."""
+
+    @property
+    def session(self) -> int:
+        """Its session on this host, by which its memory is counted; 0 where it runs elsewhere."""
 
 
 ProcessT = TypeVar("ProcessT", bound=LaunchedProcess)
@@ -214,6 +218,22 @@ class Launcher(Protocol[ProcessT]):
             If the process does not listen: it has ended, or has not begun to, or an earlier version has started it.
         ValueError
             If the command line is too long.
+        """
+
+    def park(self, folder: Path, /) -> socket.socket:
+        """
+        Return a connection by which the process of a folder is parked, which never blocks.
+
+        It takes and answers lines. ``park PID`` stops the program, if that is its pid, and all that it has started; it
+        is answered by ``parked`` once they have stopped and their output is in the files. ``go FOLDER`` lets them go
+        on, with their output in the files of that folder, and is answered by ``going``. Any other answer says why not.
+        Once the connection is closed, a process that is parked by it goes on to leave, is ended some seconds later, and
+        has the status of one that was asked to leave.
+
+        Raises
+        ------
+        OSError
+            If the process does not listen: it has ended, or an earlier version has started it.
         """
 
     def signal_group(self, process: ProcessT, signum: signal.Signals, /) -> None:

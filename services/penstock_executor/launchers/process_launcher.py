@@ -30,7 +30,7 @@ from typing import Final
 
 import msgspec
 
-from penstock_cluster.host_limits import MemoryCaps, strongest_caps
+from penstock_cluster.host_limits import MemoryCaps, limits_of, strongest_caps
 from penstock_executor.launchers import session_keeper, shim
 from penstock_executor.launchers.confinement import Confinement
 from penstock_executor.launchers.launcher import EntryRequest, OutputFate, OutputLimits, RunFence, WarmRequest
@@ -49,6 +49,7 @@ PUBLIC: Final = ("PENSTOCK_URL",)
 _WITH_LOGIN: Final = re.compile(r"://[^/@\s]+@")
 """An address with a name, and perhaps a password, before its host: a proxy's, for example."""
 _SHIM: Final = shim.__file__
+_KEEPER: Final = "keeper"
 _SHAPES_THE_SHIM: Final = ("LD_", "LC_", "LANG", "GLIBC_", "MALLOC_")
 _BLOCKED: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, shim.KILL)
 _MOST_ENTRY_BYTES: Final = 100_000
@@ -58,10 +59,36 @@ _SWEEP_S: Final = 0.002
 
 
 class ShimProcess(msgspec.Struct, frozen=True):
-    """A shim: its pid, which is also its group and session, and when the kernel started it (in clock ticks)."""
+    """
+    A shim.
+
+    Attributes
+    ----------
+    pid : int
+        Its process, and its group.
+    ticks : int
+        When the kernel started it, in clock ticks.
+    keeper, server : int
+        Where another process keeps the program (:mod:`server_keeper`): that process, from which the program descends,
+        and a child of it that is not of the program; 0: the program descends from the shim.
+    """
 
     pid: int
     ticks: int
+    keeper: int = 0
+    server: int = 0
+
+    @property
+    def session(self) -> int:
+        """The session of the shim and its program."""
+        return self.keeper or self.pid
+
+    def members(self) -> list[int]:
+        """Return what descends from it, and all of its program's processes."""
+        found = shim.descendants(self.pid)
+        if self.keeper:
+            found += [pid for pid in shim.descendants(self.keeper, without=(self.pid,)) if pid != self.server]
+        return found
 
 
 def confine(folder: Path, confined: Confinement) -> None:
@@ -114,15 +141,20 @@ def order(
     limits = "" if fence is None else f"{fence.hold_s}:{fence.end_s}:{fence.keep_s}:{fence.page}"
     own = {os.fsencode(name): os.fsencode(value) for name, value in {**env, AgentEnv.PROCESS: str(folder)}.items()}
     limit = f"{keep.limit_bytes}:{keep.room_s}"
-    return shim.Order(str(folder), str(keep.folder), limit, limits, cwd, tuple(argv), own)
+    program, data_bytes = limits_of(argv)
+    limited = (len(argv) - len(program), *data_bytes) if data_bytes else ()
+    return shim.Order(str(folder), str(keep.folder), limit, limits, cwd, tuple(argv), own, limited=limited)
 
 
-def noted(folder: Path, pid: int) -> ShimProcess:
+def noted(folder: Path, pid: int, keeper: int = 0, server: int = 0) -> ShimProcess:
     """Note a shim that has just been started in its folder, and return it."""
     stat = _stat(pid)
     with contextlib.suppress(OSError), (folder / "pid").open("x") as file:
         file.write(stat)
-    return ShimProcess(pid, _ticks(stat))
+    with contextlib.suppress(OSError):
+        if keeper:
+            (folder / _KEEPER).write_text(f"{keeper} {_ticks(_stat(keeper))} {server}")
+    return ShimProcess(pid, _ticks(stat), keeper, server)
 
 
 def _hidden(name: str) -> str:
@@ -156,8 +188,17 @@ def adopt(folder: Path) -> ShimProcess | None:
         pid = int(noted.split(" ", 1)[0])
     except (OSError, ValueError):
         return None
-    process = ShimProcess(pid, _ticks(noted))
+    process = ShimProcess(pid, _ticks(noted), *_keeper(folder))
     return process if is_alive(process) else None
+
+
+def _keeper(folder: Path) -> tuple[int, int]:
+    """Return the process that keeps a program, and its server, as they were noted; zeros where there is none."""
+    try:
+        keeper, ticks, server = map(int, (folder / _KEEPER).read_text().split())
+    except (OSError, ValueError):
+        return 0, 0
+    return (keeper, server) if _ticks(_stat(keeper)) == ticks else (0, 0)
 
 
 def is_alive(process: ShimProcess) -> bool:
@@ -193,13 +234,28 @@ def enter(folder: Path, asked: EntryRequest, fds: Sequence[int]) -> socket.socke
     body = marshal.dumps(msgspec.structs.asdict(asked))
     if len(body) > _MOST_ENTRY_BYTES:
         raise ValueError(f"the command line has more than {_MOST_ENTRY_BYTES:,} bytes; put it into a script")
+    made = _connected(folder, shim.ENTRANCE)
+    try:
+        socket.send_fds(made, [session_keeper.LENGTH.pack(len(body))], fds)
+        made.sendall(body)
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+def park(folder: Path) -> socket.socket:
+    """Return a connection by which a program is parked; see :meth:`Launcher.park`."""
+    return _connected(folder, shim.PARKING)
+
+
+def _connected(folder: Path, name: str) -> socket.socket:
+    """Connect to a socket of the shim's in a folder; it never blocks."""
     at = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         made.setblocking(False)
-        made.connect(f"/proc/self/fd/{at}/{shim.ENTRANCE}")  # the folder's own name may be too long for a socket
-        socket.send_fds(made, [session_keeper.LENGTH.pack(len(body))], fds)
-        made.sendall(body)
+        made.connect(f"/proc/self/fd/{at}/{name}")  # the folder's own name may be too long for a socket
     except BaseException:
         made.close()
         raise
@@ -220,7 +276,7 @@ def kill(process: ShimProcess) -> None:
         return
     for signum in (shim.KILL, signal.SIGCONT):
         _kill(process.pid, signum)
-    for pid in shim.descendants(process.pid):
+    for pid in process.members():
         _kill(pid, signal.SIGKILL)  # the shim may have been stopped
 
 
@@ -296,9 +352,9 @@ def belongs_to(pid: int, process: ShimProcess) -> bool:
         return True
     except PermissionError:
         return False
-    while pid > 1 and pid != process.pid:
+    while pid > 1 and pid not in (process.pid, process.keeper, process.server):
         pid = _parent(_stat(pid))
-    return pid == process.pid
+    return pid > 1 and pid != process.server
 
 
 def _kill(pid: int, signum: int) -> None:

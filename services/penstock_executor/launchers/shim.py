@@ -15,6 +15,7 @@ a fork server (:mod:`fork_server`) forks it, which takes a tenth of the time.
   up between fork and exec.
 * In its folder it listens at ``enter``: there the executor asks for a command beside the program, or for a connection
   to one of its ports, and a child keeps that (:mod:`session_keeper`). What was entered ends with the program.
+* At ``park`` in its folder the executor asks it to keep the program stopped, and to let it go on (:mod:`park_keeper`).
 * It survives TERM, INT and HUP, which are the program's; a program to which they came before it began is not run.
 * It stops the program and all of its children when the matcher has not heard the node for too long, and lets them go on
   when it is heard again (:mod:`fence_keeper`). Should the shim itself be stopped, the kernel ends it and the program.
@@ -32,6 +33,7 @@ import errno
 import fcntl
 import importlib.util
 import os
+import resource
 import select
 import signal
 import sys
@@ -51,6 +53,8 @@ HELD_BYTES: Final = 1 << 20
 LAST_BYTES: Final = 8 * 1024
 """Of what is over the limit, the end is kept: it holds the error message."""
 KEPT_BYTES: Final = 512
+_DATA_BYTES: Final = 256 << 20
+"""The shim itself has far less."""
 _RESERVE_BYTES: Final = 64 * 1024
 _AHEAD_BYTES: Final = 256 * 1024
 _READ_BYTES: Final = 256 * 1024
@@ -66,6 +70,7 @@ _OURS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _IGNORED: Final = (signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGTSTP, signal.SIGPIPE)
 _NAMES: Final = ("stdout", "stderr")
 ENTRANCE: Final = "enter"
+PARKING: Final = "park"
 _WAITING: Final = 64
 """Those who ask to enter at a time, at most."""
 _NEWLINE: Final = 0x0A
@@ -234,12 +239,36 @@ class OutputSink:
 
 
 class ProcessTree:
-    """The program and all that descends from it, which are the shim's children and theirs."""
+    """
+    The program and all that descends from it, which are the shim's children and theirs.
+
+    Attributes
+    ----------
+    program : int
+    code : int or None
+        Its exit status, once it has ended.
+    left : int or None
+        The status that it gets in place of its own; None: its own.
+    fds : tuple of int
+        Descriptors that say that something has ended, besides the signal of a child.
+    """
+
+    fds: tuple[int, ...] = ()
 
     def __init__(self) -> None:
         self.program = 0
         self.code: int | None = None
+        self.left: int | None = None
         self._held: set[int] = set()
+        self._parked = False
+
+    def roots(self) -> list[int]:
+        """Return the processes from which all of them descend."""
+        return [os.getpid()]
+
+    def members(self) -> list[int]:
+        """Return all of them, in no order."""
+        return descendants(os.getpid())
 
     def reap(self) -> bool:
         """Reap the processes that have ended; return whether none is left."""
@@ -252,30 +281,44 @@ class ProcessTree:
                 return False
             if pid == self.program:
                 ended = os.waitstatus_to_exitcode(status)
-                self.code = 128 - ended if ended < 0 else ended
+                code = 128 - ended if ended < 0 else ended
+                self.code = code if self.left is None else self.left
 
-    def hold(self) -> None:
-        """Stop all of them that run, again until none does, as one that runs may start another."""
+    def hold(self) -> bool:
+        """Stop all of them that run, again until none does, as one that runs may start another; return whether so."""
         for _ in range(_LOOKS):
-            running = [pid for pid in descendants(os.getpid()) if _state(pid) not in b"TtZX"]
+            running = [pid for pid in self.members() if state(pid) not in b"TtZX"]
             if not running:
-                return
+                return True
             for pid in running:
                 self._held.add(pid)
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGSTOP)
             time.sleep(0.001)  # some are deep in the kernel, and stop when they come back from there
+        return False
+
+    def park(self) -> bool:
+        """Stop all of them, until :meth:`unpark`; return whether all have stopped."""
+        self._parked = True  # before: whoever keeps the fence releases them meanwhile
+        return self.hold()
+
+    def unpark(self) -> None:
+        """Let those go on that were stopped by :meth:`park`."""
+        self._parked = False
+        self.release()
 
     def release(self) -> None:
-        """Let those go on that :meth:`hold` has stopped; who was stopped before stays so."""
-        for pid in self._held.intersection(descendants(os.getpid()) if self._held else ()):
+        """Let those go on that :meth:`hold` has stopped, unless they are parked; who was stopped before stays so."""
+        if self._parked:
+            return
+        for pid in self._held.intersection(self.members() if self._held else ()):
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGCONT)
         self._held.clear()
 
     def kill(self) -> None:
         """Send KILL to all; whose parent goes becomes a child of ours, and is met at the next call."""
-        for pid in descendants(os.getpid()):
+        for pid in self.members():
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
 
@@ -288,21 +331,29 @@ class ProcessTree:
             time.sleep(min(0.001 * 2**look, _LOOK_S))
 
 
-def descendants(ancestor: int) -> list[int]:
-    """Return all processes below one, in no order."""
+def descendants(ancestor: int, without: Sequence[int] = ()) -> list[int]:
+    """Return all processes below one, in no order, without some of them and what is below these."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
             with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{name}/stat", "rb") as file:
                 stat = file.read()
                 children.setdefault(int(stat[stat.rindex(b")") + 2 :].split()[1]), []).append(int(name))
-    found = list(children.get(ancestor, ()))
+    found = [pid for pid in children.get(ancestor, ()) if pid not in without]
     for pid in found:
-        found += children.get(pid, ())
+        found += [child for child in children.get(pid, ()) if child not in without]
     return found
 
 
-def _state(pid: int) -> bytes:
+def parent(pid: int) -> int:
+    """Return the parent of a process; 0 where it is gone."""
+    with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{pid}/stat", "rb") as file:
+        stat = file.read()
+        return int(stat[stat.rindex(b")") + 2 :].split()[1])
+    return 0
+
+
+def state(pid: int) -> bytes:
     """Return the letter of a process's state; that of a dead one where it is gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
@@ -335,6 +386,9 @@ class Order(NamedTuple):
     warm : tuple
         What a warm server has to know of it (:class:`penstock_executor.launchers.warm_command.WarmCommand`); empty for
         programs that start by exec.
+    limited : tuple of int
+        Where ``argv`` begins with a shell that limits the program's data: how many words the shell has, and the limits,
+        soft and hard, in bytes. Empty: it does not.
     """
 
     folder: str
@@ -345,6 +399,7 @@ class Order(NamedTuple):
     argv: tuple[str, ...]
     env: dict[bytes, bytes]
     warm: tuple[Any, ...] = ()
+    limited: tuple[int, ...] = ()
 
     def shell(self) -> list[str]:
         """Return the command line that enters the program's folder and becomes the program."""
@@ -355,7 +410,11 @@ class _Ended(Exception):
     """TERM came before the program began."""
 
 
-def run(order: Order, start: Callable[[Order, Sequence[int], int], int] | None = None) -> int:
+def run(
+    order: Order,
+    start: Callable[[Order, Sequence[int], int], int] | None = None,
+    tree: ProcessTree | None = None,
+) -> int:
     """
     Be the shim of a program; return its exit status.
 
@@ -364,11 +423,14 @@ def run(order: Order, start: Callable[[Order, Sequence[int], int], int] | None =
     start : callable, optional
         ``start(order, writers, left_open)``: what starts the program, with the writers as its output and one descriptor
         left open, and returns its pid. By default, :func:`spawn`.
+    tree : ProcessTree, optional
+        What the program will be in; by default, a tree of the shim's own children.
     """
     _libc.prctl(_SUBREAPER, 1, 0, 0, 0)
     _libc.prctl(_DUMPABLE, 0, 0, 0, 0)  # a job of the same user is not to write into its memory
     folder = order.folder
-    tree, wake, kill_asked = ProcessTree(), os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK), [False]
+    tree = tree or ProcessTree()
+    wake, kill_asked = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK), [False]
     limit_bytes, room_s = order.limit.split(":")
     sinks = [OutputSink(os.path.join(order.output, name), int(limit_bytes)) for name in _NAMES]
     fence = load_beside("fence_keeper").parse(order.limits) if order.limits else None
@@ -386,14 +448,15 @@ def run(order: Order, start: Callable[[Order, Sequence[int], int], int] | None =
     for _, writer in pipes:
         os.close(writer)
     reading = {reader: sink for (reader, _), sink in zip(pipes, sinks, strict=True)}
-    entrance = _Entrance(order, tree)
+    entrance, parking = _Entrance(order, tree), _Parking(order, tree, sinks, reading, kept)
     with contextlib.nullcontext() if fence is None else fence.kept(tree):
-        for _ in _turns(tree, reading, wake[0], entrance):
+        for _ in _turns(tree, reading, wake[0], entrance, parking):
             if kill_asked[-1]:
                 tree.kill()
             kept.note()
         entrance.close()
         tree.end()
+        parking.close()
     for reader, sink in reading.items():
         for data in _read(reader):
             sink.put(data)
@@ -443,10 +506,12 @@ def _begin(
     fence.tether.hand_over()
 
 
-def _turns(tree: ProcessTree, sinks: dict[int, OutputSink], wake: int, entrance: _Entrance) -> Iterator[None]:
-    """Take in output, and those who enter, until the program has ended; yield after each turn."""
+def _turns(
+    tree: ProcessTree, sinks: dict[int, OutputSink], wake: int, entrance: _Entrance, parking: _Parking
+) -> Iterator[None]:
+    """Take in output, and those who enter or park it, until the program has ended; yield after each turn."""
     poll = select.poll()
-    for fd in (*sinks, wake, *entrance.fds):
+    for fd in (*sinks, wake, *entrance.fds, *tree.fds, *parking.fds):
         os.set_blocking(fd, False)
         poll.register(fd, select.POLLIN)
     open_fds = set(sinks)
@@ -459,8 +524,8 @@ def _turns(tree: ProcessTree, sinks: dict[int, OutputSink], wake: int, entrance:
         for fd, _ in poll.poll(1000 * _AGAIN_S if waits else None):
             if fd == wake:
                 _read_once(wake)
-            elif fd in entrance.fds:
-                entrance.let_in()
+            elif fd in (*entrance.fds, *parking.fds):
+                _let_in(fd, entrance, parking, poll)
             elif fd in open_fds and (data := _read_once(fd)) is not None:
                 if data:
                     sinks[fd].put(data)
@@ -469,6 +534,13 @@ def _turns(tree: ProcessTree, sinks: dict[int, OutputSink], wake: int, entrance:
                     poll.unregister(fd)
         for sink in sinks.values():
             sink.flush()
+
+
+def _let_in(fd: int, entrance: _Entrance, parking: _Parking, poll: select.poll) -> None:
+    if fd in entrance.fds:
+        entrance.let_in()
+    else:
+        parking.look(fd, poll)
 
 
 def _read(fd: int) -> Iterator[bytes]:
@@ -486,11 +558,61 @@ def _read_once(fd: int) -> bytes | None:
 
 def spawn(order: Order, writers: Sequence[int], left_open: int) -> int:
     """Start a program by exec; it inherits one descriptor more than its output."""
-    if os.path.exists(os.path.join(order.folder, "confinement")):
+    is_confined = os.path.exists(os.path.join(order.folder, "confinement"))
+    confined = load_beside("confinement").read(order.folder) if is_confined else None
+    if (confined is None or confined.is_slight) and (pid := _spawn_directly(order, confined, writers)):
+        return pid
+    if is_confined:
         return _spawn_confined(order, writers, left_open)
     shell = order.shell()
+    return _spawn(shell[0], shell, order.env, writers)
+
+
+def _spawn(path: str, words: list[str] | tuple[str, ...], env: dict[bytes, bytes], writers: Sequence[int]) -> int:
     actions = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(writers, 1)]
-    return os.posix_spawn(shell[0], shell, order.env, file_actions=actions, setsigmask=(), setsigdef=_catchable())
+    return os.posix_spawn(path, words, env, file_actions=actions, setsigmask=(), setsigdef=_catchable())
+
+
+def _spawn_directly(order: Order, confined: Any, writers: Sequence[int]) -> int:
+    """
+    Start a program as a shell would, without a shell and without a fork of this interpreter; return its pid.
+
+    What the program inherits, the shim itself takes on. Return 0, and leave the start to others, where something is in
+    the way: they say what.
+    """
+    skipped, *data_bytes = order.limited or (0,)
+    if data_bytes and min(data_bytes) < _DATA_BYTES:  # which may be too few for the shim
+        return 0
+    here = -1
+    try:
+        here = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        folders = {b"OLDPWD": os.fsencode(os.getcwd()), b"PWD": os.fsencode(order.cwd)}
+        os.chdir(order.cwd)
+        words = order.argv[skipped:]
+        path = _found(words[0], os.fsdecode(order.env.get(b"PATH", os.fsencode(os.defpath))))
+        if not path:
+            return 0
+        if confined is not None and not confined.enter_as_shim():
+            return 0
+        if data_bytes:
+            resource.setrlimit(resource.RLIMIT_DATA, (data_bytes[0], data_bytes[1]))
+        return _spawn(path, words, {**order.env, **folders}, writers)
+    except (OSError, ValueError):
+        return 0
+    finally:
+        if data_bytes:
+            with contextlib.suppress(OSError, ValueError):
+                resource.setrlimit(resource.RLIMIT_DATA, (resource.getrlimit(resource.RLIMIT_DATA)[1],) * 2)
+        if here >= 0:
+            with contextlib.suppress(OSError):  # the program has begun, and this process needs no folder
+                os.fchdir(here)
+            os.close(here)
+
+
+def _found(name: str, where: str) -> str:
+    """Return the file of a program, as a shell finds it; empty where it finds none that it could run."""
+    paths = [name] if "/" in name else [os.path.join(folder, name) for folder in where.split(":")]
+    return next((path for path in paths if os.path.isfile(path) and os.access(path, os.X_OK)), "")
 
 
 class _Entrance:
@@ -506,22 +628,7 @@ class _Entrance:
     def __init__(self, order: Order, tree: ProcessTree) -> None:
         self._order, self._tree = order, tree
         self._socket = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
-        self.fds: tuple[int, ...] = ()
-        folder = -1
-        try:
-            folder = os.open(order.folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(ENTRANCE, dir_fd=folder)
-            self._socket.bind(
-                f"/proc/self/fd/{folder}/{ENTRANCE}"
-            )  # the folder's own name may be too long for a socket
-            self._socket.listen(_WAITING)
-            self.fds = (self._socket.fileno(),)
-        except OSError as error:
-            _say(f"nobody can enter: {error}")
-        finally:
-            if folder >= 0:
-                os.close(folder)
+        self.fds = _listen(self._socket, order.folder, ENTRANCE)
 
     def close(self) -> None:
         """Let nobody in any more: the program has ended."""
@@ -548,16 +655,102 @@ class _Entrance:
             signal.set_wakeup_fd(-1)
             os.closerange(3, fd)
             os.closerange(fd + 1, os.sysconf("SC_OPEN_MAX"))
-            program, self._tree.program, self._tree.code = self._tree.program, 0, None
+            program = self._tree.program
             confinement, keeper, order = load_beside("confinement"), load_beside("session_keeper"), self._order
             place = keeper.SessionPlace(
-                order.folder, order.cwd, order.env, confinement, self._tree, program, lambda: descendants(program)
+                order.folder, order.cwd, order.env, confinement, ProcessTree(), program, lambda: descendants(program)
             )
             keeper.serve(fd, place)
         except BaseException as error:  # whatever it is: this is a child of the shim, and must not go on as one
             _say(f"a session ended: {error!r}")
         finally:
             os._exit(0)
+
+
+class _Parking:
+    """
+    Where the executor asks for the program to be parked: a socket in the process's folder.
+
+    Attributes
+    ----------
+    fds : tuple of int
+        The socket, and the connection of who has asked last; none where the socket cannot be made.
+    """
+
+    def __init__(
+        self,
+        order: Order,
+        tree: ProcessTree,
+        sinks: list[OutputSink],
+        reading: dict[int, OutputSink],
+        kept: _Kept,
+    ) -> None:
+        self._tree, self._sinks, self._reading, self._kept = tree, sinks, reading, kept
+        self._limit_bytes = int(order.limit.split(":")[0])
+        self._socket = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+        self._listening = self.fds = _listen(self._socket, order.folder, PARKING)
+        self._keeper: Any = None
+
+    def look(self, fd: int, poll: select.poll) -> None:
+        """Let somebody in, unless there is one, or do what is asked."""
+        if self._keeper is not None and fd == self._keeper.fd:
+            if not self._keeper.read():
+                poll.unregister(fd)
+                self._keeper, self.fds = None, self._listening
+            return
+        try:
+            made, _ = self._socket._accept()  # type: ignore[attr-defined] # what socket.socket is made of
+        except OSError:  # it has gone again
+            return
+        if self._keeper is not None:
+            os.close(made)
+            return
+        self._keeper = load_beside("park_keeper").ParkKeeper(made, self._tree, self._drain, self._redirect)
+        self.fds = (*self._listening, made)
+        poll.register(made, select.POLLIN)
+
+    def close(self) -> None:
+        """Let nobody in any more, and hang up: the program has ended."""
+        if self._keeper is not None:
+            self._keeper.close()
+        self._socket.close()
+
+    def _drain(self) -> bool:
+        """Take in all that the program has printed; return whether it is in the files."""
+        for reader, sink in self._reading.items():
+            while data := _read_once(reader):
+                sink.put(data)
+            sink.flush()
+        self._kept.note()
+        return not any(sink.holds for sink in self._sinks)
+
+    def _redirect(self, folder: str) -> None:
+        """Have the output go to another folder from now on, each file of it with a limit of its own."""
+        fresh = [OutputSink(os.path.join(folder, name), self._limit_bytes) for name in _NAMES]
+        for sink in self._sinks:
+            sink.close()
+        for reader, sink in zip(list(self._reading), fresh, strict=True):
+            self._reading[reader] = sink
+        self._sinks[:] = fresh
+        self._kept.note()
+
+
+def _listen(listener: _socket.socket, folder: str, name: str) -> tuple[int, ...]:
+    """Have a socket listen at a name in a folder; return its descriptor, or none where that cannot be."""
+    at = -1
+    try:
+        at = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=at)
+        listener.bind(f"/proc/self/fd/{at}/{name}")  # the folder's own name may be too long for a socket
+        listener.listen(_WAITING)
+    except OSError as error:
+        _say(f"nobody is heard at {name}: {error}")
+        return ()
+    finally:
+        if at >= 0:
+            os.close(at)
+    return (listener.fileno(),)
 
 
 def _say(text: str) -> None:
@@ -695,5 +888,6 @@ def _program_environment() -> dict[bytes, bytes]:
 
 
 if __name__ == "__main__":
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # whoever started the executor may have left it some
     _, where, output, limit, limits, cwd, *argv = sys.argv
     sys.exit(run(Order(where, output, limit, limits, cwd, tuple(argv), _program_environment())))

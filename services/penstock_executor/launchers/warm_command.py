@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import stat
 from collections.abc import Mapping, Sequence
 from typing import Final, Literal, NamedTuple
 
@@ -123,10 +124,15 @@ def _end_of_options(argv: Sequence[str]) -> int:
 
 def _is_elf(path: str) -> bool:
     try:
-        with open(path, "rb") as file:
-            return file.read(len(_ELF)) == _ELF
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # it may be anything: a user has named it
     except OSError:
         return False
+    try:
+        return stat.S_ISREG(os.fstat(fd).st_mode) and os.read(fd, len(_ELF)) == _ELF
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
 
 
 def shared_environment(env: Mapping[str, str]) -> dict[str, str]:

@@ -12,7 +12,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import re
+import stat
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -20,8 +22,9 @@ from typing import Final, NamedTuple, Self
 
 import structlog
 
-from penstock_executor.launchers import fork_client
-from penstock_executor.launchers.fork_client import ForkError, ForkServer
+from penstock_executor.launchers import fork_client, server_keeper
+from penstock_executor.launchers.confinement import Confinement
+from penstock_executor.launchers.fork_client import ForkError, ForkServer, ServerLimits
 from penstock_executor.launchers.warm_command import StartsCold, WarmCommand, shared_environment
 
 OFTEN: Final = 2
@@ -40,6 +43,7 @@ MOST_KNOWN: Final = 256
 """Commands that are remembered."""
 MEASURED_S: Final = 10.0
 """For so long it is taken what was measured of a server: for that, the kernel walks through all of its memory."""
+STILL_IMPORTING: Final = "its server is still importing"
 MODULES_FILE: Final = "modules"
 _MOST_BYTES: Final = 1 << 18
 _MODULE: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -58,39 +62,83 @@ class WarmRules(NamedTuple):
         The most memory that they hold together.
     learns : bool
         Whether programs do whose jobs do not ask for it.
+    user_servers : int
+        The most servers of one user other than the executor's, of which each has one program at a time; 0: programs of
+        other users start cold.
+    user_import_s : float
+        For so long a server of such a user may import, in seconds.
+    idle_s : float
+        A server of such a user ends when it was not used for so long, in seconds.
     """
 
     servers: int = 4
     most_bytes: int = 4 << 30
     learns: bool = True
+    user_servers: int = 0
+    user_import_s: float = 120.0
+    idle_s: float = 600.0
 
 
 class WarmKey(NamedTuple):
-    """What two runs have in common that can start from one server; ``preload`` is what their jobs ask for."""
+    """
+    What two runs have in common that can start from one server.
+
+    Attributes
+    ----------
+    preload : tuple of str
+        What their jobs ask for.
+    environment : str
+        A digest of their environment, and of what they are confined to.
+    uid : int
+        Their user; -1: the executor's own.
+    place : int
+        Which of their user's servers of this kind.
+    """
 
     command: WarmCommand
     preload: tuple[str, ...]
     environment: str
+    uid: int = -1
+    place: int = 0
 
     @classmethod
-    def of(cls, command: WarmCommand, env: Mapping[str, str], cwd: str, preload: Sequence[str]) -> Self:
-        """Return that of a command in an environment: its arguments and limits do not count."""
-        text = json.dumps(shared_environment(env)).encode()
+    def of(
+        cls,
+        command: WarmCommand,
+        env: Mapping[str, str],
+        cwd: str,
+        preload: Sequence[str],
+        confined: Confinement | None = None,
+    ) -> Self:
+        """
+        Return that of a command in an environment.
+
+        Its arguments do not count. Its limits count where another user's server has them, who cannot raise them.
+        """
+        confined = confined or Confinement()
+        whose = confined._replace(kept=(), tmp="own" if confined.tmp else "", cgroup="", data_bytes=())
+        shared = shared_environment(env)
+        text = json.dumps(shared if confined.uid < 0 else [shared, whose]).encode()
         where = cwd if command.kind != "command" else ""
-        alike = command._replace(args=(where,), data_bytes=())
-        return cls(alike, tuple(preload), hashlib.sha256(text).hexdigest())
+        alike = command._replace(args=(where,), data_bytes=() if confined.uid < 0 else command.data_bytes)
+        return cls(alike, tuple(preload), hashlib.sha256(text).hexdigest(), confined.uid)
 
 
 class _Entry:
     """What is known of a key."""
 
     def __init__(self, env: Mapping[str, str], modules: Sequence[str]) -> None:
+        self.confined = Confinement()
         self.env, self.modules, self.runs, self.learnt = dict(env), tuple(modules), 0, 0
         self.server: ForkServer | None = None
         self.next: ForkServer | None = None
         self.next_modules: tuple[str, ...] = ()
         self.next_s = 0.0
         self.refusal, self.refused_s, self.losses = "", 0.0, 0
+
+    @property
+    def busy(self) -> bool:
+        return self.server is not None and self.server.busy
 
     def close(self) -> None:
         for server in filter(None, (self.server, self.next)):
@@ -119,9 +167,31 @@ class WarmPool:
         """Whether any program starts warm."""
         return self._rules.servers > 0
 
-    def server(self, key: WarmKey, env: Mapping[str, str]) -> ForkServer:
+    @property
+    def serves_users(self) -> bool:
+        """Whether programs of other users than the executor's start warm."""
+        return self._rules.user_servers > 0
+
+    def place(self, key: WarmKey) -> WarmKey:
         """
-        Return the server for a run that starts now.
+        Return the key of that server of a user which is to have the next program: each has one at a time.
+
+        Raises
+        ------
+        StartsCold
+            If all that a user may have are at work.
+        """
+        if key.uid < 0:
+            return key
+        for number in range(self._rules.user_servers):
+            placed = key._replace(place=number)
+            if placed not in self._entries or not self._entries[placed].busy:
+                return placed
+        raise StartsCold(f"its user's {self._rules.user_servers} servers for it have other programs, which run")
+
+    def server(self, key: WarmKey, env: Mapping[str, str], confined: Confinement | None = None) -> ForkServer:
+        """
+        Return the server for a run that starts now; ``confined`` is to what it is confined if it is another user's.
 
         Raises
         ------
@@ -129,6 +199,7 @@ class WarmPool:
             If there is none yet, or never will be.
         """
         entry = self._entries.pop(key, None) or _Entry(env, key.preload)
+        entry.confined = confined or entry.confined
         self._entries[key] = entry  # the last is what was used last
         while len(self._entries) > MOST_KNOWN:
             self._entries.pop(next(iter(self._entries))).close()
@@ -139,7 +210,7 @@ class WarmPool:
         if entry.server is None and entry.next is None and not entry.refusal:
             self._consider(key, entry)
         if entry.server is None:
-            raise StartsCold(entry.refusal or "its server is still importing")
+            raise StartsCold(entry.refusal or STILL_IMPORTING)
         return entry.server
 
     def _consider(self, key: WarmKey, entry: _Entry) -> None:
@@ -154,7 +225,12 @@ class WarmPool:
         self._make_room(key)
         entry.refusal = ""
         try:
-            entry.next = fork_client.warm_server(key.command, modules, entry.env)
+            if key.uid < 0:
+                entry.next = fork_client.warm_server(key.command, modules, entry.env)
+            else:
+                limits = ServerLimits(self._rules.user_import_s, self._rules.most_bytes, self._rules.idle_s)
+                confined = entry.confined._replace(data_bytes=key.command.data_bytes)
+                entry.next = fork_client.user_server(key.command, modules, entry.env, confined, limits)
         except OSError as error:
             self._refuse(entry, f"its server could not be started: {error}")
             return
@@ -167,6 +243,16 @@ class WarmPool:
 
     def _advance(self, key: WarmKey, entry: _Entry) -> None:
         """Let a server that is ready now take its place."""
+        if entry.server is not None and not entry.busy and (why := entry.server.ended()):
+            _log.info("warm_server_ended", target=key.command.target, uid=key.uid, reason=why)
+            entry.server.close()
+            entry.server = None
+            entry.losses += why != server_keeper.IDLE
+            if (
+                entry.losses > MOST_LOSSES
+            ):  # whatever ends it again and again costs each time that somebody waits for it
+                entry.losses = 0
+                self._refuse(entry, f"its server has ended {MOST_LOSSES + 1} times: {why}")
         if entry.next is None:
             return
         try:
@@ -197,6 +283,11 @@ class WarmPool:
     def _make_room(self, key: WarmKey) -> None:
         """End the servers that were used longest ago, where there are too many or they hold too much."""
         kept = [other for other, entry in self._entries.items() if other != key and (entry.server or entry.next)]
+        kept.sort(key=lambda other: self._entries[other].busy)  # in their order otherwise
+        same = [other for other in kept if other.uid == key.uid >= 0]
+        while len(same) >= max(self._rules.user_servers, 1):
+            kept.remove(same[0])
+            self._entries[same.pop(0)].close()
         while kept and (len(kept) >= self._rules.servers or self._held()[1] > self._rules.most_bytes):
             self._entries[kept.pop(0)].close()
 
@@ -234,6 +325,11 @@ class WarmPool:
             entry.learnt += 1
             self._begin(key, entry, (*entry.modules, *more))
 
+    def refusal(self, key: WarmKey) -> str:
+        """Return why there can be no server for a key now; empty where there can."""
+        self._advance_all()
+        return entry.refusal if (entry := self._entries.get(key)) else ""
+
     def has_settled(self) -> bool:
         """Return whether every command that has a server has one with all that its runs have imported so far."""
         self._advance_all()
@@ -248,10 +344,10 @@ class WarmPool:
         servers = [server for entry in self._entries.values() for server in (entry.server, entry.next) if server]
         now_s, known = self._clock(), self._measured
         self._measured = {}
-        for pid in (server.pid for server in servers):
+        for pid in (server.memory_pid for server in servers):
             measured = known.get(pid, (now_s - MEASURED_S, 0))
             self._measured[pid] = measured if now_s < measured[0] + MEASURED_S else (now_s, _held_bytes(pid))
-        return len(servers), sum(self._measured[server.pid][1] for server in servers)
+        return len(servers), sum(self._measured[server.memory_pid][1] for server in servers)
 
     def close(self) -> None:
         """End the servers."""
@@ -260,12 +356,18 @@ class WarmPool:
         self._entries.clear()
 
 
-def read_modules(folder: Path) -> list[str]:
-    """Return the names that a program has left in its folder; none of what is no module's name."""
+def read_modules(path: Path) -> list[str]:
+    """
+    Return the names of modules that a program has left in a file; none of what is no module's name.
+
+    The file may be a job's, in a folder that is its user's: only a plain one is read.
+    """
     with contextlib.suppress(OSError, ValueError):
-        with (folder / MODULES_FILE).open("rb") as file:
-            text = file.read(_MOST_BYTES).decode()
-        return [name for name in text.splitlines() if _MODULE.fullmatch(name)]
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(fd, "rb") as file:
+            if stat.S_ISREG(os.fstat(fd).st_mode):
+                text = file.read(_MOST_BYTES).decode()
+                return [name for name in text.splitlines() if _MODULE.fullmatch(name)]
     return []
 
 

@@ -24,14 +24,12 @@ import functools
 import gc
 import importlib
 import importlib.machinery
-import marshal
 import operator
 import os
 import resource
 import runpy
 import signal
 import site
-import socket
 import sys
 import sysconfig
 import threading
@@ -158,7 +156,7 @@ class WarmServer:
         if pid:
             return pid
         try:
-            self._forker.leave()
+            order = self._forker.leave(order, left_open)
             self._shim.take_output(writers, left_open)
             self._enter(order)
         except BaseException as error:  # whatever it is: this is a child of the shim, and must not go on as one
@@ -170,8 +168,7 @@ class WarmServer:
     def _enter(self, order: Any) -> None:
         """Have what the program of an exec has of its process: limits, folder, environment, signals."""
         ctypes.CDLL(None).prctl(_DUMPABLE, 1, 0, 0, 0)
-        if (confined := self._shim.load_beside("confinement").read(order.folder)) is not None:
-            confined.enter(order.env)
+        self._forker.confine(order, order.env)
         if data := order.warm[3]:
             resource.setrlimit(resource.RLIMIT_DATA, data)
         env = {**self._coerced, **order.env, b"OLDPWD": os.fsencode(os.getcwd()), b"PWD": os.fsencode(order.cwd)}
@@ -222,19 +219,21 @@ class WarmServer:
         if not _is_safe():
             sys.path.insert(0, "" if order.warm[0] == "command" else self._first_path(order))
         _renew(order.cwd)
-        atexit.register(_report_modules, os.path.join(order.folder, "modules"), os.getpid(), frozenset(sys.modules))
+        if order.folder:
+            report = os.path.join(order.folder, self._forker.report)
+            atexit.register(_report_modules, report, os.getpid(), frozenset(sys.modules))
 
 
-def serve(forker: Any, control: socket.socket, modules: Sequence[str], startup: frozenset[str], leave: type) -> None:
+def serve(forker: Any, modules: Sequence[str], startup: frozenset[str], leave: type) -> None:
     """Import the modules, say whether that went well, and serve the executor until it is gone."""
     if sys.version_info[:2] > NEWEST:
-        control.send(marshal.dumps((False, f"warm starts are tried with Python {'.'.join(map(str, NEWEST))} at most")))
+        forker.say(False, f"warm starts are tried with Python {'.'.join(map(str, NEWEST))} at most")
         return
     server = WarmServer(forker, startup, leave)
     if why := server.preload(modules):
-        control.send(marshal.dumps((False, why)))
+        forker.say(False, why)
         return
-    control.send(marshal.dumps((True, "")))
+    forker.say(True)
     ended = _thread.allocate_lock()
     ended.acquire()
     if stack_bytes := _stack_bytes():

@@ -52,6 +52,7 @@ from penstock_log import (
     RunMeasured,
     RunRewound,
     RunStarted,
+    RunUnparked,
     SamplesRequested,
     ScaleDecided,
     Size,
@@ -78,8 +79,9 @@ _OF_PEOPLE: Final = (
     PolicySet,
     ReservationMade,
     ReservationCancelled,
+    RunUnparked,
 )
-"""What comes from without, and comes again at its time in a replay: of people, and of devices that fail."""
+"""What comes from without, and comes again at its time in a replay: of people, of devices, of the memory of hosts."""
 _OF_RUNS: Final = (RunStarted, RunEnded, RunCheckpointed, RunMeasured, RunRewound)
 _OF_SERVICES: Final = (SamplesRequested, WorkloadProfiled, WorkloadScaled, TrialsScaled)
 _MOST_LAG_S: Final = 0.25

@@ -10,7 +10,8 @@ takes: then it is as fast as the job's other runs were there, and if there are n
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Final, Literal
@@ -18,9 +19,15 @@ from typing import Final, Literal
 import msgspec
 
 from penstock_log import (
+    DeviceDrained,
+    DeviceFailed,
+    DeviceRecovered,
+    DeviceResumed,
     Job,
     JobSpec,
     JobState,
+    NodeDrained,
+    NodeResumed,
     ProfileSample,
     SamplesRequested,
     Scalability,
@@ -29,6 +36,7 @@ from penstock_log import (
     WorkloadScaled,
 )
 from penstock_policies import scaling_model
+from penstock_policies.sample_plan import is_sampled
 from penstock_simulator.engine.tasks import VirtualTask, uncounted_work_s
 from penstock_simulator.replay.history import ClusterHistory, PastRun, key_of
 
@@ -148,6 +156,8 @@ class PastRunLedger:
         self._keys = {job.id: key_of(job) for job in history.jobs}
         self._scaled = _scaled(history)
         facts = [fact for statement in history.statements for fact in statement.facts]
+        self._nodes_s = sorted(_nodes_changed_s(history))
+        self._asked = {self._keys.get(job_id, "") for job_id, spec in history.specs.items() if is_sampled(spec)}
         self._sampled = {fact.key for fact in facts if isinstance(fact, SamplesRequested)}
         self._answered_s: dict[str, float] = {}
         for fact in facts:
@@ -179,12 +189,28 @@ class PastRunLedger:
         return msgspec.structs.replace(spec, profile="off")
 
     def _waited(self, job: Job) -> bool:
-        """Return whether a job may have waited for samples: it did not if it was placed before their answer came."""
+        """
+        Return whether a job may have waited for samples.
+
+        It did not if it was placed before their answer came, unless nodes had changed meanwhile.
+
+        A job that is none to be sampled does not wait for what is sampled for another of its workload. Where no job of
+        a sampled workload is one, an earlier version had other rules, and nobody knows which of them waited.
+        """
         key, runs = self._keys[job.id], self.history.placed.get(job.id, ())
-        if key not in self._sampled:
+        if key not in self._sampled or (
+            key in self._asked and not is_sampled(self.history.specs.get(job.id, job.spec))
+        ):
             return False
         answered_s = self._answered_s.get(key, math.inf)
-        return job.spec.elastic or not runs or runs[0].placed_s >= min(answered_s, job.submitted_s + self._await_s)
+        if job.spec.elastic or not runs or runs[0].placed_s >= min(answered_s, job.submitted_s + self._await_s):
+            return True
+        return self._had_other_nodes(job.submitted_s, runs[0].placed_s)
+
+    def _had_other_nodes(self, from_s: float, until_s: float) -> bool:
+        """Return whether nodes changed in a time: where one kind is left, no job waits for speeds any more."""
+        at = bisect_right(self._nodes_s, from_s)
+        return at < len(self._nodes_s) and self._nodes_s[at] <= until_s
 
     def per_s(self, task: PastTask, kind: str, size: Size) -> float:
         """Return the work that a task's next run does in a second."""
@@ -426,6 +452,17 @@ def _failures(attempts: Sequence[PastAttempt], unit: Unit) -> list[tuple[float, 
 def _reached(attempt: PastAttempt, unit: Unit) -> float:
     run = attempt.run
     return float(run.samples) if unit == "samples" else float(max(run.steps, run.resumed_step + run.loop_steps))
+
+
+def _nodes_changed_s(history: ClusterHistory) -> Iterator[float]:
+    """Yield when nodes came and went, and when they or their devices were drained, failed, or came back."""
+    changes = (NodeDrained, NodeResumed, DeviceDrained, DeviceResumed, DeviceFailed, DeviceRecovered)
+    yield from (fact.at_s for _, fact in history.people_facts if isinstance(fact, changes))
+    yield from (joined.at_s for joined in history.joined)
+    for at_s, _, back, _ in history.gone:
+        yield at_s
+        if back is not None:
+            yield back.at_s
 
 
 def _scaled(history: ClusterHistory) -> Mapping[str, Mapping[str, Scalability]]:

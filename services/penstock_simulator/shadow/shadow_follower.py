@@ -55,8 +55,10 @@ from penstock_log import (
     RunEnded,
     RunRewound,
     RunStarted,
+    RunUnparked,
     SamplesRequested,
     ScaleDecided,
+    Setting,
     TrialsScaled,
     WorkloadProfiled,
     subjects,
@@ -136,6 +138,7 @@ class ShadowFollower:
         self.preempted_before: dict[str, int] = {}
         self.live = False
         self._forgets, self._away = forgets, set[str]()
+        self._live_settings: dict[str, dict[str, Setting]] = {}
         chosen = choose(plan.policy, plan.settings)
         deciders: list[Decider[Any]] = [ranker(chosen.ranker, chosen.ranker.priors()), matcher(chosen.matcher)]
         self.engine = EventEngine(deciders, VirtualLog())
@@ -234,15 +237,21 @@ class ShadowFollower:
         elif isinstance(fact, NodeJoined | NodeLeft):
             self._apply_node(subject, fact)
         elif isinstance(fact, PolicySet):
-            self._append(subject, restated(fact, self.plan.policy, self.plan.settings))
+            self._set_policy(subject, restated(fact, self.plan.policy, self.plan.settings))
         elif isinstance(fact, JobsRanked) and self.plan.policy == CONFIGURED and not self.live:
             self._append(subject, fact)  # by other rules every job gets a place anew, by its service
-        elif isinstance(fact, ScaleDecided | TrialsScaled) and not self.live:
+        elif isinstance(fact, ScaleDecided | TrialsScaled | RunUnparked) and not self.live:
             self._append(subject, fact)
         elif isinstance(fact, ScaleDecided):
             self._size(subject, fact)
         elif isinstance(fact, _ONLY_THERE):
             self._learn(subject, fact, touched)
+
+    def _set_policy(self, subject: str, fact: PolicySet) -> None:
+        """Set live what counts here of what somebody has set; by other rules most of it changes nothing."""
+        if self.plan.policy == CONFIGURED or fact.settings != self._live_settings.get(fact.pool, {}):
+            self._live_settings[fact.pool] = fact.settings
+            self._append(subject, fact)
 
     def _apply_people(self, fact: AnyEvent, touched: list[Job]) -> None:
         if not self.live:

@@ -32,6 +32,7 @@ async def server(tmp_path: Path) -> AsyncIterator[Server]:
 async def test_the_gateway_stores_reads_lists_and_removes(server: Server) -> None:
     async with bus_of(server, "gateway") as gateway:
         assert await gateway.get_code([PART]) == {PART: b"secret"}
+        assert await gateway.newest_code([PART]) == {PART: b"secret"}
         assert await gateway.list_code(subjects.code_pattern("alice", "part")) == [PART]
         await gateway.remove_code([PART])
         assert await gateway.get_code([PART]) == {}
@@ -55,6 +56,8 @@ async def test_no_other_service_and_no_person_reads_or_hears_it(server: Server) 
             other.link.timeout_s = 0.5
             with pytest.raises(BusError):
                 await other.get_code([PART])
+            with pytest.raises(BusError):
+                await other.newest_code([PART])
             with pytest.raises(BusError):
                 await other.put_code([(PART, b"evil")])
     heard: list[bytes] = []

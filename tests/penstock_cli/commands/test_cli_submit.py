@@ -219,6 +219,22 @@ def test_waiting_returns_the_jobs_exit_code(
     assert penstock("submit", "--wait", "--", "true") == (expected, "j1\n", f"penstock: {said}\n")
 
 
+@pytest.mark.parametrize(
+    ("command", "warned"),
+    [
+        (("python", "train.py", "--seed", "$PENSTOCK_ARRAY_INDEX"), True),
+        (("./train", "--seed=${PENSTOCK_ARRAY_INDEX}"), True),
+        (("/bin/bash", "-c", "python train.py --seed $PENSTOCK_ARRAY_INDEX"), False),
+        (("python", "train.py", "--price", "$5"), False),
+    ],
+)
+def test_a_variable_of_an_array_that_no_shell_expands_is_warned_of(
+    penstock: Run, command: tuple[str, ...], warned: bool
+) -> None:
+    code, _, err = penstock("submit", "--no-check", "--array", "0-1", "--", *command)
+    assert (code, "no shell expands it; have a shell do it: sh -c" in err) == (0, warned)
+
+
 def test_waiting_for_an_array_returns_the_worst(penstock: Run, gateway: FakeGateway) -> None:
     async def end(gateway: FakeGateway, job_id: str) -> None:
         await gateway.finish(job_id, "F" if job_id == "x-1" else "CD", 4 if job_id == "x-1" else 0)

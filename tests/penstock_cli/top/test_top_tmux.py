@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from clusters import Cluster
+from clusters import Cluster, running
 
 pytestmark = [
     pytest.mark.slow,
@@ -72,12 +72,8 @@ class TmuxTerminal:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    made = Cluster(tmp_path_factory.mktemp("top") / "data", "--emulate", "fast:2@1.0:16GiB")
-    made.up()
-    try:
+    with running(tmp_path_factory.mktemp("top") / "data", "--emulate", "fast:2@1.0:16GiB") as made:
         yield made
-    finally:
-        made.down()
 
 
 @pytest.fixture

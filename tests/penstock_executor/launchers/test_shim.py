@@ -21,7 +21,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from other_users import ALICE, acting_as, as_root, let_through
 
+from penstock_cluster.host_limits import Rlimit
 from penstock_executor.launchers import process_launcher, shim
+from penstock_executor.launchers.confinement import Confinement
 from penstock_executor.launchers.forking_launcher import ForkingLauncher
 from penstock_executor.launchers.launcher import OutputLimits
 from penstock_executor.launchers.process_launcher import ShimProcess
@@ -81,6 +83,36 @@ async def test_how_a_program_ends_is_noted(tmp_path: Path, command: tuple[str, .
     process = process_launcher.start(tmp_path, command, PATH, str(tmp_path))
     assert await code_of(tmp_path, process) == code
     assert process_launcher.exit_code(tmp_path) == code
+
+
+@pytest.mark.parametrize("cap_bytes", [128 << 20, 1 << 30])
+async def test_a_program_has_the_limits_that_its_shell_would_have_set(tmp_path: Path, cap_bytes: int) -> None:
+    script = "import os, resource; print(*resource.getrlimit(resource.RLIMIT_DATA), os.getcwd(), os.environ['PWD'])"
+    (tmp_path / "work").mkdir()
+    command = Rlimit().command("j", [sys.executable, "-c", script], cap_bytes, 2 << 30)
+    process = process_launcher.start(tmp_path, command, PATH, str(tmp_path / "work"))
+    assert await code_of(tmp_path, process) == 0
+    where = str(tmp_path / "work")
+    assert (tmp_path / "stdout").read_text().split() == [str(cap_bytes), str(2 << 30), where, where]
+
+
+async def test_a_slightly_confined_program_has_no_new_privileges_and_its_own_descriptors_alone(tmp_path: Path) -> None:
+    left_open = os.dup(0)
+    os.set_inheritable(left_open, True)
+    process_launcher.confine(tmp_path, Confinement())
+    script = "grep NoNewPrivs /proc/self/status; ls /proc/$$/fd"
+    process = process_launcher.start(tmp_path, ["sh", "-c", script], PATH, "/")
+    assert await code_of(tmp_path, process) == 0
+    os.close(left_open)
+    assert (tmp_path / "stdout").read_text().split() == ["NoNewPrivs:", "1", "0", "1", "2"]
+
+
+async def test_a_script_that_does_not_say_what_runs_it_is_run_by_a_shell(tmp_path: Path) -> None:
+    (tmp_path / "script").write_text("echo $0 $1\n")
+    (tmp_path / "script").chmod(0o755)
+    process = process_launcher.start(tmp_path, ["./script", "a"], PATH, str(tmp_path))
+    assert await code_of(tmp_path, process) == 0
+    assert (tmp_path / "stdout").read_text() == "./script a\n"
 
 
 LEAVING = """

@@ -87,7 +87,7 @@ def writers(folder: Path) -> int:
 
 
 def states(process: ShimProcess) -> set[str]:
-    return {shim._state(pid).decode() for pid in shim.descendants(process.pid)}
+    return {shim.state(pid).decode() for pid in shim.descendants(process.pid)}
 
 
 async def ended(process: ShimProcess) -> None:

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from penstock_executor.launchers import fork_client, warm_pool
-from penstock_executor.launchers.fork_client import ForkError
+from penstock_executor.launchers.confinement import Confinement
+from penstock_executor.launchers.fork_client import ForkError, ServerLimits
+from penstock_executor.launchers.server_keeper import IDLE
 from penstock_executor.launchers.warm_command import StartsCold, WarmCommand
-from penstock_executor.launchers.warm_pool import AGAIN_S, MOST_KNOWN, MOST_LEARNT, WarmKey, WarmPool, WarmRules
+from penstock_executor.launchers.warm_pool import (
+    AGAIN_S,
+    MOST_KNOWN,
+    MOST_LEARNT,
+    MOST_LOSSES,
+    WarmKey,
+    WarmPool,
+    WarmRules,
+)
 
 ENV = {"PATH": "/bin"}
 
@@ -22,14 +33,19 @@ class FakeServer:
 
     def __init__(self, command: WarmCommand, modules: Sequence[str], env: Mapping[str, str]) -> None:
         self.command, self.modules, self.env = command, tuple(modules), dict(env)
-        self.ready, self.refusal, self.closed = False, "", False
+        self.ready, self.refusal, self.closed, self.busy = False, "", False, False
         FakeServer.made.append(self)
-        self.pid = len(FakeServer.made)
+        self.pid = self.memory_pid = len(FakeServer.made)
+        self.why_ended = ""
+        self.confined, self.limits = Confinement(), ServerLimits(0.0, 0, 0.0)
 
     def is_ready(self) -> bool:
         if self.refusal:
             raise ForkError(self.refusal)
         return self.ready
+
+    def ended(self) -> str:
+        return self.why_ended
 
     def close(self) -> None:
         self.closed = True
@@ -198,10 +214,19 @@ def test_a_server_whose_files_have_changed_is_made_again(made: list[FakeServer])
 
 def test_what_a_program_says_that_it_has_imported_is_taken_for_names_alone(tmp_path: Path) -> None:
     (tmp_path / "modules").write_text("json\nos; import evil\n../x\nosé.path\n\nnumpy.linalg\n1a\n")
-    assert warm_pool.read_modules(tmp_path) == ["json", "osé.path", "numpy.linalg"]
+    assert warm_pool.read_modules(tmp_path / "modules") == ["json", "osé.path", "numpy.linalg"]
     (tmp_path / "modules").write_bytes(b"\xff\xfe")
-    assert warm_pool.read_modules(tmp_path) == []
+    assert warm_pool.read_modules(tmp_path / "modules") == []
     assert warm_pool.read_modules(tmp_path / "nowhere") == []
+
+
+def test_only_a_plain_file_is_read_of_what_a_program_has_left(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("password\n")
+    (tmp_path / "link").symlink_to("secret")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    for name in ("link", "pipe", "folder"):
+        assert warm_pool.read_modules(tmp_path / name) == []
 
 
 def test_no_more_modules_are_learnt_than_a_command_line_has_room_for(made: list[FakeServer]) -> None:
@@ -260,3 +285,136 @@ def test_a_server_whose_imports_do_not_end_is_counted_no_longer(made: list[FakeS
     why(warm, key(preload=("hangs",)))
     clock.now_s = warm_pool.IMPORT_S
     assert (warm.kept(), made[0].closed) == ((0, 0), True)
+
+
+# --- servers of other users than the executor's
+ALICE = Confinement(user="alice", uid=1001, gid=1001, groups=(1001,), tmp="/data/tmp/j1-1", kept=("/home",))
+
+
+def users_pool(monkeypatch: pytest.MonkeyPatch, **rules: int) -> WarmPool:
+    """Return a pool in which such servers are fakes too, and ready."""
+
+    def server(
+        command: WarmCommand,
+        modules: Sequence[str],
+        env: Mapping[str, str],
+        confined: Confinement,
+        limits: ServerLimits,
+    ) -> FakeServer:
+        made = FakeServer(command, modules, env)
+        made.confined, made.limits, made.ready = confined, limits, True
+        return made
+
+    monkeypatch.setattr(fork_client, "user_server", server)
+    return pool(**{"user_servers": 2, **rules})
+
+
+def users_key(name: str = "train.py", confined: Confinement = ALICE) -> WarmKey:
+    command = WarmCommand("/bin/python", ("python",), "file", name, ())
+    return WarmKey.of(command, ENV, "/home", ("json",), confined)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Confinement(),
+        ALICE._replace(user="bob", uid=1002),
+        ALICE._replace(gid=1002),
+        ALICE._replace(groups=(1001, 27)),
+        ALICE._replace(new_privileges=True),
+        ALICE._replace(most_tasks=10),
+        ALICE._replace(tmp=""),
+    ],
+)
+def test_no_server_is_for_another_user_or_for_other_rights(other: Confinement) -> None:
+    assert users_key() != users_key(confined=other)
+
+
+def test_a_server_is_for_all_runs_of_its_user_whatever_folders_and_group_these_have() -> None:
+    assert users_key() == users_key(confined=ALICE._replace(tmp="/data/tmp/j2-1", kept=("/x",), cgroup="/sys/j2"))
+
+
+def test_a_users_server_has_the_limits_of_its_programs_which_he_cannot_raise() -> None:
+    command = WarmCommand("/bin/python", ("python",), "file", "s.py", (), (1, 2))
+    unlimited = WarmKey.of(command._replace(data_bytes=()), ENV, "/", (), ALICE)
+    assert WarmKey.of(command, ENV, "/", (), ALICE) != unlimited
+    assert WarmKey.of(command, ENV, "/", ()) == WarmKey.of(command._replace(data_bytes=()), ENV, "/", ())
+
+
+def test_runs_at_the_same_time_have_servers_of_their_own_up_to_what_a_user_may_have(
+    monkeypatch: pytest.MonkeyPatch, made: list[FakeServer]
+) -> None:
+    warm = users_pool(monkeypatch)
+    found: list[WarmKey] = []
+    for _ in range(2):
+        placed = warm.place(users_key())
+        with pytest.raises(StartsCold, match="still importing"):
+            warm.server(placed, ENV, ALICE)
+        assert warm.server(placed, ENV, ALICE) is made[-1]
+        made[-1].busy = True
+        found.append(placed)
+    assert len({*found}) == len(made) == 2
+    with pytest.raises(StartsCold, match="its user's 2 servers for it have other programs, which run"):
+        warm.place(users_key())
+    made[1].busy = False
+    assert warm.place(users_key()) == found[1]
+
+
+def test_a_user_takes_the_place_of_his_own_servers_before_that_of_others(
+    monkeypatch: pytest.MonkeyPatch, made: list[FakeServer]
+) -> None:
+    warm = users_pool(monkeypatch, servers=8)
+    bob = ALICE._replace(user="bob", uid=1002)
+    keys = [(users_key("s.py", bob), bob), *((users_key(f"{i}.py"), ALICE) for i in range(3))]
+    for asked, confined in keys:
+        with pytest.raises(StartsCold):
+            warm.server(asked, ENV, confined)
+    assert [server.closed for server in made] == [False, True, False, False]
+
+
+def test_a_server_that_has_a_program_goes_last(monkeypatch: pytest.MonkeyPatch, made: list[FakeServer]) -> None:
+    warm = users_pool(monkeypatch, servers=2)
+    for name in ("a.py", "b.py"):
+        with pytest.raises(StartsCold):
+            warm.server(users_key(name), ENV, ALICE)
+        warm.server(users_key(name), ENV, ALICE)
+    made[0].busy = True
+    with pytest.raises(StartsCold):
+        warm.server(users_key("c.py"), ENV, ALICE)
+    assert [server.closed for server in made] == [False, True, False]
+
+
+def test_users_servers_are_held_to_the_bounds_of_the_node(
+    monkeypatch: pytest.MonkeyPatch, made: list[FakeServer]
+) -> None:
+    warm = users_pool(monkeypatch, most_bytes=77)
+    with pytest.raises(StartsCold):
+        warm.server(users_key(), ENV, ALICE)
+    assert made[0].limits == ServerLimits(import_s=120.0, most_bytes=77, idle_s=600.0)
+    assert made[0].confined == ALICE
+
+
+def test_a_server_that_its_user_ends_again_and_again_is_not_made_again_for_a_while(
+    monkeypatch: pytest.MonkeyPatch, made: list[FakeServer]
+) -> None:
+    warm, whys = users_pool(monkeypatch), list[str]()
+    for _ in range(20):
+        try:
+            warm.server(users_key(), ENV, ALICE)
+        except StartsCold as reason:
+            whys.append(str(reason))
+        made[-1].why_ended = "it was killed" * made[-1].ready
+    assert len(made) == MOST_LOSSES + 1
+    assert whys[-1] == f"its server has ended {MOST_LOSSES + 1} times: it was killed"
+
+
+def test_a_server_that_nobody_used_is_made_again_when_its_command_comes(
+    monkeypatch: pytest.MonkeyPatch, made: list[FakeServer]
+) -> None:
+    warm = users_pool(monkeypatch)
+    for _ in range(20):
+        with pytest.raises(StartsCold, match="still importing"):
+            warm.server(users_key(), ENV, ALICE)
+        assert warm.server(users_key(), ENV, ALICE) is made[-1]
+        made[-1].why_ended = IDLE
+    assert len(made) == 20

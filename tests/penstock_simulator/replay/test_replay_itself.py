@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from penstock_log import (
@@ -143,8 +143,8 @@ class Load:
             "reservation": self._add_reservation,
             "class": self._add_class,
         }
-        # devices, reservations and classes are tried alone, so that the seeds make what they made
-        mixed = [kind for kind in kinds if not kind.endswith("device") and kind not in {"reservation", "class"}]
+        # devices are tried alone, so that the seeds make what they made
+        mixed = [kind for kind in kinds if not kind.endswith("device")]
         kinds[self._only or str(self._rng.choice(mixed))](job_id)
 
     def _length_s(self, most_s: float = 12.0) -> float:
@@ -331,8 +331,10 @@ def test_a_replay_may_be_tried_with_other_classes_whatever_the_order(tmp_path: P
     assert waited_s("fifo-backfill") < waited_s("fifo-backfill", **last)
 
 
+@example(34)  # a job that is not sampled, of a workload that is, waits for a device
+@example(74)  # a job waits for its speeds until a drain leaves one kind
 @given(st.integers(0, 10_000))
-@settings(max_examples=5, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=4, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_replay_of_a_simulation_is_that_simulation_for_mixed_jobs(tmp_path: Path, seed: int) -> None:
     assert_as_it_was(again(Load(seed, 16), tmp_path)[1])
 
