@@ -242,7 +242,7 @@ def _is_person() -> bool:
     return sys.stdin is not None and sys.stdin.isatty() and sys.stdout is not None and sys.stdout.isatty()
 
 
-async def _one(client: GatewayClient, verb: Verb, job: str, reason: str, *, asks: bool) -> views.ActAnswer:
+async def _one(client: GatewayClient, verb: Verb, job: str, reason: str, *, asks: bool = False) -> views.ActAnswer:
     """Act on one job by its own command, which says more where the id is none; or on an array, after a question."""
     from penstock_bus.errors import ServiceError
     from penstock_log import views
