@@ -73,9 +73,11 @@ def places(modules: Sequence[list[pytest.Item]]) -> Iterator[tuple[float, list[p
         yield (number + 0.5) / len(modules), module
 
 
-if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # As in the background of a script: neither the tests that interrupt nor the processes that they start would notice.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+if threading.current_thread() is threading.main_thread():
+    # As in the background of a script, or below nohup: neither tests that signal nor what they start would notice.
+    for signum, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(signum) is signal.SIG_IGN:
+            signal.signal(signum, handler)
 
 gc.set_threshold(100_000, 50, 100)
 """Garbage is looked for less often: among all the tests of a session that takes a tenth of the time they run."""

@@ -573,7 +573,7 @@ class ProcessHost:
     def _note_late_start(self, key: Key, how: str) -> None:
         """Tell once what came out about a start after it: that its modules cannot be imported, for example."""
         run = self.runs[key]
-        if run.start and how.startswith(_COLD) and how != run.start:
+        if run.start not in ("", "parked") and how.startswith(_COLD) and how != run.start:
             run.start = how
             self.warn(key, f"it did not start warm: {how.removeprefix(_COLD)}")
 

@@ -230,25 +230,19 @@ class Executor:
         )
 
     def _show_gauges(self) -> None:
-        shown: tuple[tuple[str, str, Callable[[], float]], ...] = (
-            ("penstock_outbox_facts", "Facts that wait for the log.", lambda: self.appender.waiting),
-            (
-                "penstock_node_runs",
-                "Runs whose processes live on the node.",
-                lambda: sum(run.alive for run in self.host.runs.values()),
-            ),
-            ("penstock_warm_servers", "Servers that are kept for warm starts.", lambda: self.host.launcher.kept()[0]),
-            (
-                "penstock_warm_server_bytes",
-                "Memory that servers for warm starts hold.",
-                lambda: self.host.launcher.kept()[1],
-            ),
-            ("penstock_node_sessions", "Sessions of people in jobs on the node.", lambda: self.sessions.open),
-            ("penstock_parked_runs", "Runs that are parked on the node.", lambda: len(self.parking.runs)),
-            ("penstock_parked_bytes", "Memory that parked runs hold.", lambda: self.parking.held_bytes),
-        )
-        for name, about, follow in shown:
-            self.shell.metrics.gauge(name, about).follow(follow)
+        metrics, host, parking = self.shell.metrics, self.host, self.parking
+        metrics.gauge("penstock_outbox_facts", "Facts that wait for the log.").follow(lambda: self.appender.waiting)
+        alive = metrics.gauge("penstock_node_runs", "Runs whose processes live on the node.")
+        alive.follow(lambda: sum(run.alive for run in host.runs.values()))
+        servers = metrics.gauge("penstock_warm_servers", "Servers that are kept for warm starts.")
+        servers.follow(lambda: host.launcher.kept()[0])
+        held = metrics.gauge("penstock_warm_server_bytes", "Memory that servers for warm starts hold.")
+        held.follow(lambda: host.launcher.kept()[1])
+        entered = metrics.gauge("penstock_node_sessions", "Sessions of people in jobs on the node.")
+        entered.follow(lambda: self.sessions.open)
+        metrics.gauge("penstock_parked_runs", "Runs that are parked on the node.").follow(lambda: len(parking.runs))
+        held_bytes = metrics.gauge("penstock_parked_bytes", "Memory that parked runs hold.")
+        held_bytes.follow(lambda: parking.held_bytes)
 
     def _process_host(self, data: Path) -> ProcessHost:
         settings, devices, for_all = self.settings, self.found.devices, self.rule.switches

@@ -87,8 +87,8 @@ async def test_how_kinds_are_given_out_changes_from_one_job_to_the_next_in_that_
         shown = json.loads(cluster.run("policy", "show", "-o", "json").stdout)
         learnt = {"learnt_gpu_s": [3600.0, 36000.0], "reservations": []}
         assert shown["pools"] == [
-            {"pool": "default", "settings": {}, "quotas": {}, "alpha": 0.5, **learnt},
-            {"pool": "lab", "settings": {"assign": "first-fit"}, "quotas": {}, "alpha": 0.5, **learnt},
+            {"pool": "default", "settings": {}, "quotas": {}, "classes": {}, "alpha": 0.5, **learnt},
+            {"pool": "lab", "settings": {"assign": "first-fit"}, "quotas": {}, "classes": {}, "alpha": 0.5, **learnt},
         ]
         (first, _) = await facts(client, "lab", "policy.set.v1")
         assert first.fact["reason"] == "spread them"
