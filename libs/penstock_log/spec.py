@@ -321,8 +321,9 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     after : tuple of Dependency
         Other jobs or sweeps that it waits for, all of them: ``after:ID`` until that has started, ``afterok:ID`` until
         it has completed, ``afterany:ID`` until it has ended in whatever way, ``afternotok:ID`` until it has failed or
-        was cancelled. A job for which that can never come is cancelled. The id of an array stands for all of its jobs;
-        ``aftercorr:ID`` is ``afterok`` for that job of the array which has the same index.
+        was cancelled. A job for which that can never come is cancelled. The id of an array stands for all of its jobs,
+        and ``afternotok`` comes where all have ended and one of them has failed or was cancelled; ``aftercorr:ID`` is
+        ``afterok`` for that job of the array which has the same index.
     image : str
         The image whose files its processes see in place of the node's: the name of one that docker or podman has or
         pulls, or the full path of a folder with a root file system, or of a ``.sif`` file of Apptainer. Its command is

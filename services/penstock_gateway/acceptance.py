@@ -75,6 +75,7 @@ _LONGEST_NAME: Final = 63
 MOST_STRING_BYTES: Final = 128 * 1024
 """The longest argument or variable of a program under Linux, its final zero included (``MAX_ARG_STRLEN``)."""
 _HASH: Final = 12
+_OF_ARRAY: Final = re.compile(r"(.+)-\d+")
 _RETRY: Final = re.compile(r"(.+)-r(\d{1,6})")
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _MOST_SECRETS: Final = 64
@@ -265,10 +266,19 @@ def _check_free_id(state: GatewayState, wanted: str, others: Container[str], cal
     sweep_id = next((one for one in state.sweeps if wanted.startswith(f"{one}-")), "")
     if sweep_id and not caller.is_service:
         raise RequestRefused(CONFLICT, f"ids that begin with {sweep_id}- are of that sweep's trials; choose another id")
-    if wanted in others or wanted in state.cluster.nodes or wanted in state.pools() or wanted in state.users.by_name:
-        raise RequestRefused(
-            CONFLICT, f"the id {wanted} is that of something else here; choose another id, or leave the id out"
-        )
+    if wanted in others or wanted in state.members or _names_what_is_no_job(state, wanted):
+        raise id_of_something_else(wanted)
+
+
+def _names_what_is_no_job(state: GatewayState, wanted: str) -> bool:
+    return wanted in state.cluster.nodes or wanted in state.pools() or wanted in state.users.by_name
+
+
+def id_of_something_else(wanted: str) -> RequestRefused:
+    """Return the refusal of an id that a job, an array, a sweep, a node, a pool or a person has."""
+    return RequestRefused(
+        CONFLICT, f"the id {wanted} is that of something else here; choose another id, or leave the id out"
+    )
 
 
 def check_parent(spec: JobSpec, caller: Caller) -> None:
@@ -300,8 +310,16 @@ def _strictly(strict: bool, warnings: tuple[str, ...]) -> None:
 
 
 def check_array(state: GatewayState, spec: JobSpec) -> None:
-    """Refuse a job of an array whose id is another than its own there, or whose array is another user's."""
+    """
+    Refuse a job of an array whose id is another than its own there, or whose array's id is of something else.
+
+    A job of no array has no id that one of another user's array may have.
+    """
     if (array := spec.array) is None:
+        found = _OF_ARRAY.fullmatch(spec.id) if not spec.parent else None
+        others = state.members.get(found[1]) if found is not None else None
+        if others and state.jobs[others[0]].spec.user != spec.user:
+            raise id_taken(spec.id)
         return
     own = f"{array.id}-{array.index}"
     before = state.jobs.get(spec.retry_of) if spec.retry_of else None
@@ -313,6 +331,10 @@ def check_array(state: GatewayState, spec: JobSpec) -> None:
     members = state.members.get(array.id, ())
     if members and state.jobs[members[0]].spec.user != spec.user:
         raise RequestRefused(CONFLICT, f"the id {array.id} is that of another array; choose another id")
+    if not members and (
+        array.id in state.jobs.by_id or array.id in state.sweeps or _names_what_is_no_job(state, array.id)
+    ):
+        raise id_of_something_else(array.id)
 
 
 def check_beginning(state: GatewayState, spec: JobSpec) -> None:

@@ -113,12 +113,15 @@ class BulkCommands:
 
         specs: dict[int, JobSpec] = {}
         answers: dict[int, SubmittedJob] = {}
+        ids, arrays = set[str](), set[str]()
         async with self._commands.submissions.queued(user, len(body), len(given)):
             for place, raw in enumerate(given):
                 if place % _AT_A_STRETCH == _AT_A_STRETCH - 1:
                     await asyncio.sleep(0)
                 try:
-                    specs[place] = self._commands.named(caller.stamp(job_of(raw)))
+                    spec = self._commands.named(caller.stamp(job_of(raw)))
+                    _note_ids(spec, ids, arrays)
+                    specs[place] = spec
                 except (BadInput, RequestRefused) as error:
                     answers[place] = _refused_job(raw, *_reason(error))
             work = _Work(submit_together, submit_alone, _refused_spec)
@@ -262,6 +265,17 @@ class BulkCommands:
         except RequestRefused as error:
             return _refused(job_id, error.code, str(error))
         return BulkAnswer.of(done, changed=done.fact is not None)
+
+
+def _note_ids(spec: JobSpec, ids: set[str], arrays: set[str]) -> None:
+    """Note the ids of one of many jobs that are submitted; refuse one that another has for something else."""
+    if spec.id in arrays:
+        raise acceptance.id_of_something_else(spec.id)
+    if spec.array is not None:
+        if spec.array.id in ids:
+            raise acceptance.id_of_something_else(spec.array.id)
+        arrays.add(spec.array.id)
+    ids.add(spec.id)
 
 
 def _check_filter(asked: BulkRequest, body: bytes) -> None:

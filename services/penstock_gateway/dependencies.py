@@ -25,6 +25,7 @@ from penstock_log import (
     Job,
     JobCancelled,
     JobSpec,
+    JobSubmitted,
     JobTable,
     JobUnblocked,
     RunCheckpointed,
@@ -62,12 +63,29 @@ class DependencyProgress(NamedTuple):
 
 
 ProgressOf = Callable[[str], DependencyProgress | None]
-"""Gives the progress of a job or a sweep; None of what is not known."""
+"""Gives the progress of a job, a sweep or an array; None of what is not known."""
 
 
 def progress_of_job(job: Job) -> DependencyProgress:
     """Return how far a job has come."""
     return DependencyProgress(job.first_started_s > 0, ENDINGS[job.state] if job.state in TERMINAL else "")
+
+
+def progress_of_array(members: Iterable[DependencyProgress]) -> DependencyProgress:
+    """
+    Return how far an array has come, whose jobs have come so far: it has ended once all have, and failed if one has.
+
+    Examples
+    --------
+    >>> progress_of_array([DependencyProgress(True, "completed"), DependencyProgress(True, "failed")]).ended
+    'failed'
+    >>> progress_of_array([DependencyProgress(True, "failed"), DependencyProgress(True)]).ended
+    ''
+    """
+    found = [*members]
+    endings = {one.ended for one in found}
+    ended = next(how for how in ("", "failed", "cancelled", "completed") if how in endings)
+    return DependencyProgress(any(one.started for one in found), ended)
 
 
 def target_of(dependency: str) -> str:
@@ -92,6 +110,15 @@ def needs(spec: JobSpec) -> list[str]:
     ['j1', 'j2']
     """
     return [*map(target_of, spec.after), *([spec.begins_from] if spec.begins_from else [])]
+
+
+def moved(job: Job) -> Iterator[str]:
+    """Yield what has come further where a job has: itself, its sweep and its array."""
+    yield job.id
+    if job.spec.parent:
+        yield job.spec.parent
+    if job.spec.array is not None:
+        yield job.spec.array.id
 
 
 def moves(job: Job, event: Event) -> bool:
@@ -264,6 +291,8 @@ class UnblockerState(msgspec.Struct):
         The sweeps of which a trial has started, in the order in which they did.
     sweeps : dict of str to None
         All sweeps that were submitted, in order.
+    members : dict of str to list of str
+        Array → its jobs.
     dependents : Dependents
         The jobs that wait for others.
     """
@@ -272,14 +301,17 @@ class UnblockerState(msgspec.Struct):
     ended: dict[str, str] = msgspec.field(default_factory=dict)
     begun: dict[str, None] = msgspec.field(default_factory=dict)
     sweeps: dict[str, None] = msgspec.field(default_factory=dict)
+    members: dict[str, list[str]] = msgspec.field(default_factory=dict)
     dependents: Dependents = msgspec.field(default_factory=Dependents)
 
     def progress_of(self, entity_id: str) -> DependencyProgress | None:
-        """Return how far a job or a sweep has come; None of what is not there."""
+        """Return how far a job, a sweep or an array has come; None of what is not there."""
         if (job := self.jobs.get(entity_id)) is not None:
             return progress_of_job(job)
         if entity_id not in self.ended and entity_id not in self.sweeps:
-            return None
+            if (members := self.members.get(entity_id)) is None:
+                return None
+            return progress_of_array(one for job_id in members if (one := self.progress_of(job_id)) is not None)
         return DependencyProgress(entity_id in self.begun, self.ended.get(entity_id, ""))
 
 
@@ -288,7 +320,7 @@ def unblocker() -> Decider[UnblockerState]:
     return Decider(
         name="gateway",  # it writes about the gateway's entities
         state=UnblockerState,
-        schema="unblocker.v4",
+        schema="unblocker.v5",
         apply=_apply,
         decide=_decide,
         leads=False,
@@ -298,23 +330,25 @@ def unblocker() -> Decider[UnblockerState]:
 
 
 def _apply(state: UnblockerState, event: Event, seq: int) -> None:
-    moved: list[str] = []
+    further: list[str] = []
     if isinstance(event, SweepSubmitted):
         state.sweeps[event.sweep_id] = None
     elif isinstance(event, SweepFinished):
         state.ended[event.sweep_id] = event.state
-        moved.append(event.sweep_id)
+        further.append(event.sweep_id)
     for job in state.jobs.apply(event):
+        if isinstance(event, JobSubmitted) and job.spec.array is not None:
+            state.members.setdefault(job.spec.array.id, []).append(job.id)
         if isinstance(event, RunStarted) and job.spec.parent:
             state.begun[job.spec.parent] = None
         if job.spec.after:
             state.dependents.note(job, state.progress_of, seq)
         if moves(job, event):
-            moved += [job.id, job.spec.parent]
+            further += moved(job)
         if job.state in TERMINAL:
             state.ended[job.id] = ENDINGS[job.state]
             state.jobs.forget(job.id)
-    for target in moved if state.dependents.of else ():
+    for target in further if state.dependents.of else ():
         state.dependents.follow(target, state.progress_of, seq)
 
 

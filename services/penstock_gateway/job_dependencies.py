@@ -18,6 +18,8 @@ from penstock_log import JobSpec
 from penstock_log.spec import MOST_DEPENDENCIES
 from penstock_log.validation import BadInput
 
+_OF_ONE: Final = "afternotok"
+"""The dependency that an array satisfies as one: all of its jobs have ended, and one of them badly."""
 _MOST_SHORT: Final = 16
 """Dependencies among which ids may be short: each that is looks at all jobs."""
 
@@ -44,7 +46,7 @@ def with_whole_ids(state: GatewayState, spec: JobSpec, caller: Caller) -> JobSpe
 
 
 def _of_array(state: GatewayState, spec: JobSpec, dependency: str) -> list[str]:
-    """Return what a dependency on an array stands for: one on each of its jobs, or on that of the same index."""
+    """Return what a dependency on an array stands for: one on each of its jobs, on that of the same index, or on it."""
     kind, _, wanted = dependency.partition(":")
     if kind == "aftercorr":
         index = spec.array.index if spec.array is not None else None
@@ -52,6 +54,8 @@ def _of_array(state: GatewayState, spec: JobSpec, dependency: str) -> list[str]:
             raise BadInput(f"$.after: {dependency} is for a job of an array; use afterok")
         return [f"afterok:{wanted}-{index}"]
     if wanted in state.jobs.by_id or wanted in state.sweeps or not (members := members_of(state, wanted)):
+        return [dependency]
+    if kind == _OF_ONE:
         return [dependency]
     members = [member for member in members if state.jobs[member].spec.user == spec.user] or members
     return [f"{kind}:{member}" for member in members]
@@ -70,7 +74,7 @@ def members_of(state: GatewayState, array: str) -> list[str]:
 
 def _with_whole_id(state: GatewayState, dependency: str, caller: Caller) -> str:
     kind, _, wanted = dependency.partition(":")
-    if wanted in state.jobs.by_id or wanted in state.sweeps:
+    if wanted in state.jobs.by_id or wanted in state.sweeps or (kind == _OF_ONE and wanted in state.members):
         return dependency
     seen = _seen(state, wanted, caller)
     return f"{kind}:{seen[0]}" if len(seen) == 1 else dependency
@@ -95,6 +99,8 @@ def check(state: GatewayState, spec: JobSpec, caller: Caller, path: str = "$") -
             continue
         sweep = state.sweeps.get(target)
         found = state.jobs.get(target)
+        if found is None and sweep is None and one.startswith(f"{_OF_ONE}:") and (of := members_of(state, target)):
+            found = state.jobs[of[0]]
         there = sweep.spec.job if sweep is not None else found.spec if found is not None else None
         if there is None:
             problems.append(

@@ -192,11 +192,13 @@ class GatewayState(SchedulerState):
         return [job for job in self.jobs if job.state not in TERMINAL or job.finished_s >= since_s]
 
     def progress_of(self, entity_id: str) -> DependencyProgress | None:
-        """Return how far a job or a sweep has come; None where there is no such thing."""
+        """Return how far a job, a sweep or an array has come; None where there is no such thing."""
         if (job := self.jobs.get(entity_id)) is not None:
             return dependencies.progress_of_job(job)
         if (sweep := self.sweeps.get(entity_id)) is None:
-            return None
+            if not (members := self.members.get(entity_id)):
+                return None
+            return dependencies.progress_of_array(dependencies.progress_of_job(self.jobs[one]) for one in members)
         ended = sweep.finished.state if sweep.finished is not None else ""
         return DependencyProgress(sweep.begun, ended)
 
@@ -272,13 +274,13 @@ def _note_rules(state: GatewayState, event: Event, seq: int) -> None:
 
 def _note_dependents(state: GatewayState, changed: Iterable[Job], event: Event, seq: int) -> None:
     """Note jobs that wait for others, and look again at those that wait for what has started or ended."""
-    moved = [event.sweep_id] if isinstance(event, SweepFinished) else []
+    further = [event.sweep_id] if isinstance(event, SweepFinished) else []
     for job in changed:
         if job.spec.after:
             state.dependents.note(job, state.progress_of, seq)
         if dependencies.moves(job, event):
-            moved += [job.id, job.spec.parent]
-    for target in moved if state.dependents.of else ():
+            further += dependencies.moved(job)
+    for target in further if state.dependents.of else ():
         state.dependents.follow(target, state.progress_of, seq)
 
 

@@ -98,6 +98,8 @@ def expired(state: GatewayState, before_s: float, now_s: float, most: int = MOST
     """
     old = {job.id: job for job in state.jobs if _is_over(state, job, before_s)}
     _keep(old, {job.spec.begins_from for job in state.jobs if job.state not in TERMINAL})
+    awaited = (state.members.get(target, ()) for target in state.dependents.of)
+    _keep(old, (job_id for ids in awaited for job_id in ids))
     kept_sweeps = [ids for sweep_id, ids in state.children.items() if not _ends(state, sweep_id, before_s)]
     _keep(old, (job_id for ids in kept_sweeps for job_id in ids))
     used = {key_of(state, job) for job in state.jobs if job.sample is None and job.id not in old}

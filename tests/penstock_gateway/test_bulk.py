@@ -8,7 +8,19 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from gateway_cases import NOW_S, Gateway, ended, gateway, joined, placed, refusal, spec, started, submitted
+from gateway_cases import (
+    NOW_S,
+    Gateway,
+    ended,
+    gateway,
+    joined,
+    placed,
+    refusal,
+    spec,
+    started,
+    submitted,
+    sweep_spec,
+)
 
 from penstock.client import Client
 from penstock_bus import Append, BatchRefused, ServiceError, Unavailable
@@ -44,10 +56,13 @@ def told(answer: dict[str, Any]) -> list[tuple[str, object]]:
     return [(one["id"], one.get("code") or one["state"]) for one in answer["answers"]]
 
 
+def member_of_exp(index: int) -> dict[str, Any]:
+    return {"id": "exp", "index": index, "count": 4, "max": 3}
+
+
 async def submit_array(served: Gateway) -> None:
     for index in range(4):
-        member = {"id": "exp", "index": index, "count": 4, "max": 3}
-        await served.command("submit", {**JOB, "id": f"exp-{index}", "array": member, "retries": 0})
+        await served.command("submit", {**JOB, "id": f"exp-{index}", "array": member_of_exp(index), "retries": 0})
 
 
 async def test_many_jobs_are_cancelled_each_by_a_fact_of_its_own(served: Gateway) -> None:
@@ -464,3 +479,39 @@ async def test_the_jobs_of_an_array_that_wait_are_stopped_on_earlier_pages(serve
         pages.append((answer["matched"], [int(one["id"][4:]) for one in answer["answers"]]))
         after = answer["next"]
     assert pages == [(10, [6, 7, 8, 9]), (6, [2, 3, 4, 5]), (2, [0, 1])]
+
+
+async def test_an_id_is_either_a_jobs_or_an_arrays(served: Gateway) -> None:
+    taken = "the id {} is that of something else here; choose another id, or leave the id out"
+    await submit_array(served)
+    assert await refusal(served.command("submit", {**JOB, "id": "exp"})) == (409, taken.format("exp"))
+    assert (await refusal(served.command("tune", sweep_spec(id="exp", job=spec()))))[0] == 409
+    of_u1 = {**JOB, "id": "u1-0", "array": {"id": "u1", "index": 0, "count": 1, "max": 0}}
+    assert await refusal(served.command("submit", of_u1)) == (409, taken.format("u1"))
+    assert await refusal(served.query("dryrun", of_u1)) == (409, taken.format("u1"))
+    again = await served.command("submit", {**JOB, "id": "exp-0", "array": member_of_exp(0), "retries": 0})
+    assert not again["created"]
+
+
+@pytest.mark.parametrize("count", [2, 9])
+async def test_a_job_and_an_array_of_one_id_are_not_accepted_in_one_request(served: Gateway, count: int) -> None:
+    of_array = [
+        {**JOB, "id": f"both-{i}", "array": {"id": "both", "index": i, "count": count, "max": 0}} for i in range(count)
+    ]
+    one = {**JOB, "id": "both"}
+    for specs, refused in (([one, *of_array], count), ([*of_array, one], count)):
+        answers = (await served.command("submit_all", {"specs": specs}))["answers"]
+        assert sum(answer.get("code") == 409 for answer in answers) >= refused
+    created = {job["id"] for job in (await served.query("jobs", {}))["jobs"] if job["id"].startswith("both")}
+    assert created == {"both"}
+
+
+async def test_nobody_else_takes_the_id_of_an_array_or_one_that_its_jobs_have(served: Gateway) -> None:
+    uma, bob = as_user(served, "uma"), as_user(served, "bob")
+    for index in range(2):
+        member = {"id": "run", "index": index, "count": 2, "max": 0}
+        await uma.command("submit", {**JOB, "id": f"run-{index}", "array": member})
+    for wanted in ("run", "run-9"):
+        assert (await refusal(bob.command("submit", {**JOB, "id": wanted})))[0] == 409
+    assert (await uma.command("submit", {**JOB, "id": "run-9"}))["created"]
+    assert (await bob.command("submit", {**JOB, "id": "run-x"}))["created"]

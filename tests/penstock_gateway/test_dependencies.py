@@ -26,6 +26,7 @@ from penstock_log import (
     SweepSubmitted,
     UserSet,
 )
+from penstock_log.spec import ArrayMember
 
 WENT_ON = {
     "completed": DependencyProgress(True, "completed"),
@@ -255,3 +256,61 @@ def test_a_simulation_remembers_how_what_is_over_has_ended() -> None:
         fold.apply(Delivery(subject=f"penstock.evt.job.{seq}", seq=seq, stored_s=fact.at_s, pending=0, commit=commit))
     (made,) = fold.decider.decide(fold.state, NOW_S + 10).proposals
     assert isinstance(made.facts[0], JobCancelled)
+
+
+def of_array(index: int) -> JobSubmitted:
+    return submitted(f"exp-{index}", array=ArrayMember(id="exp", index=index, count=3, max=2))
+
+
+def ran(job_id: str, outcome: str) -> list[AnyEvent]:
+    return [placed(job_id), started(job_id), ended(job_id, outcome)]
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "becomes"),
+    [
+        (("completed", "failed", "completed"), JobUnblocked),
+        (("failed", "failed", "failed"), JobUnblocked),
+        (("completed", "completed", "completed"), JobCancelled),
+        (("failed", "completed"), None),
+    ],
+)
+async def test_a_clean_up_of_an_array_starts_once_it_has_ended_and_one_of_its_jobs_badly(
+    outcomes: tuple[str, ...], becomes: type[AnyEvent] | None
+) -> None:
+    before = [joined(), *map(of_array, range(3))]
+    after = [fact for index, outcome in enumerate(outcomes) for fact in ran(f"exp-{index}", outcome)]
+    async with gateway(MemoryBus(), *before) as served:
+        await served.command("submit", {"spec": spec(id="j1", after=("afternotok:exp",))})
+        (waiting,) = await facts_about(served, "j1", JobSubmitted)
+        assert waiting.spec.after == ("afternotok:exp",)
+        again = await served.command("submit", {"spec": spec(id="j1", after=("afternotok:exp",))})
+        assert not again["created"]
+    fold = Fold(dependencies.unblocker())
+    for seq, fact in enumerate([*before, submitted("j1", after=("afternotok:exp",)), *after], 1):
+        commit = Commit(id=str(seq), actor="test", facts=(fact,))
+        fold.apply(Delivery(subject=f"penstock.evt.job.{seq}", seq=seq, stored_s=fact.at_s, pending=0, commit=commit))
+    found = [fact for one in fold.decider.decide(fold.state, NOW_S + 10).proposals for fact in one.facts]
+    assert [type(fact) for fact in found] == ([becomes] if becomes else [])
+    async with gateway(MemoryBus(), *before, submitted("j1", after=("afternotok:exp",)), *after) as served:
+        if becomes is not None:
+            assert type(await decided(served, "j1")) is becomes
+        else:
+            said = await served.query("why", {"id": "j1"})
+            assert "exp has failed or was cancelled (it has started)" in str(said)
+
+
+async def test_an_array_that_has_failed_before_is_cleaned_up_at_once_and_a_good_one_never() -> None:
+    bad = [
+        *map(of_array, range(3)),
+        *(fact for i in range(3) for fact in ran(f"exp-{i}", ("completed", "failed")[i % 2])),
+    ]
+    async with gateway(MemoryBus(), joined(), *bad) as served:
+        await served.command("submit", {"spec": spec(id="j1", after=("afternotok:exp",))})
+        assert isinstance(await decided(served, "j1"), JobUnblocked)
+    good = [*map(of_array, range(3)), *(fact for i in range(3) for fact in ran(f"exp-{i}", "completed"))]
+    async with gateway(MemoryBus(), joined(), *good) as served:
+        code, text = await refusal(served.command("submit", {"spec": spec(id="j1", after=("afternotok:exp",))}))
+        assert (code, "exp has completed; leave it out" in text) == (400, True)
+        code, text = await refusal(served.command("submit", {"spec": spec(id="j1", after=("afternotok:nope",))}))
+        assert (code, "no job or sweep 'nope'" in text) == (400, True)

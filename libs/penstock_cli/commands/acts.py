@@ -18,6 +18,7 @@ from penstock_cli.invocation import (
     AnswerOut,
     CommandOptions,
     Exit,
+    Failure,
     act,
     ask,
     bad_input,
@@ -202,7 +203,8 @@ def _act(
     jobs = [one for job in jobs for one in _members(job)]
     where, dry_run = chosen.where(jobs), chosen.dry_run
     if len(jobs) == 1 and not dry_run and verb in {"cancel", "hold", "release"}:
-        return act(ctx, jobs, lambda client, job: _one(client, verb, job, reason), output)
+        asks = not chosen.yes and _is_person()
+        return act(ctx, jobs, lambda client, job: _one(client, verb, job, reason, asks=asks), output)
     asks = where is not None and not chosen.yes and not dry_run and _is_person()
 
     async def act_on_them(client: GatewayClient) -> views.BulkView | None:
@@ -240,8 +242,8 @@ def _is_person() -> bool:
     return sys.stdin is not None and sys.stdin.isatty() and sys.stdout is not None and sys.stdout.isatty()
 
 
-async def _one(client: GatewayClient, verb: Verb, job: str, reason: str) -> views.ActAnswer:
-    """Act on one job by its own command, which says more where the id is none; or on an array that has this id."""
+async def _one(client: GatewayClient, verb: Verb, job: str, reason: str, *, asks: bool = False) -> views.ActAnswer:
+    """Act on one job by its own command, which says more where the id is none; or on an array, after a question."""
     from penstock_bus.errors import ServiceError
     from penstock_log import views
     from penstock_log.request_bodies import JobFilter, JobsRequest
@@ -253,7 +255,12 @@ async def _one(client: GatewayClient, verb: Verb, job: str, reason: str) -> view
     except ServiceError as error:
         if error.code not in {_NOT_FOUND, _CONFLICT}:
             raise
-        done = await client.act_on_all(verb, where=JobFilter(array=job), reason=reason)
+        where = JobFilter(array=job)
+        if asks:
+            found = await client.act_on_all(verb, where=where, dry_run=True)
+            if found.changed > 1 and not _agreed(verb, found.changed, where):
+                raise Failure(f"nothing was {_DONE[verb]}") from error
+        done = await client.act_on_all(verb, where=where, reason=reason)
         if not done.matched:
             if not (await client.jobs_page(JobsRequest(array=job, limit=1))).total:
                 raise
@@ -275,6 +282,8 @@ def _resolved(where: JobFilter | None, client: GatewayClient) -> JobFilter | Non
 
 def _agreed(verb: Verb, count: int, where: JobFilter | None) -> bool:
     whose = f" of {where.user}" if where is not None and where.user else " of everybody"
+    if where is not None and where.array:
+        whose = f" of array {where.array}"
     sys.stderr.write(render.seen(f"{verb} {render.count(count, 'job')}{whose}? [y/N] "))
     sys.stderr.flush()
     return sys.stdin.readline().strip().lower() in {"y", "yes"}

@@ -58,6 +58,7 @@ HOLD: Final = "/.penstock-hold"
 _KEYCTL: Final = {"x86_64": 250, "aarch64": 219}.get(platform.machine())
 _JOIN_SESSION_KEYRING: Final = 1
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_PLACE: Final = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
 _libc.mount.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_void_p)
@@ -269,7 +270,7 @@ class Confinement(NamedTuple):
         """
         wanted = [(where, self.tmp) for where in TEMPORARY] if self.tmp else []
         wanted += [(path, path) for path in sorted(self.kept) if is_temporary(path)]
-        handles = [(where, os.open(path, os.O_PATH | os.O_CLOEXEC | os.O_NOFOLLOW)) for where, path in wanted]
+        handles = [(where, _open_straight(path, _PLACE)) for where, path in wanted]
         return [(where, _clone_of(handle)) for where, handle in handles]
 
     def _replace_tmp(self) -> bool:
@@ -277,7 +278,7 @@ class Confinement(NamedTuple):
         if _libc.unshare(_NEW_MOUNTS) or _libc.mount(None, b"/", None, _SLAVE | _RECURSIVE, None):
             return False
         own = os.open(self.tmp, _FOLDER)  # among the new mounts, and before the folders above it are replaced
-        handles = {path: os.open(path, _FOLDER) for path in self.kept if is_temporary(path)}
+        handles = {path: _open_straight(path, _FOLDER) for path in self.kept if is_temporary(path)}
         for where in TEMPORARY:
             _try(f"mount its folder on {where}", lambda where=where: _bind(f"/proc/self/fd/{own}", where))
         for path, handle in handles.items():
@@ -336,6 +337,30 @@ def hide_from_jobs() -> None:
 def is_temporary(path: str) -> bool:
     """Return whether a folder lies below one that is replaced."""
     return any(path.startswith(f"{where}/") for where in TEMPORARY)
+
+
+def _open_straight(path: str, flags: int) -> int:
+    """
+    Open what is at a path whose links were resolved before; return its descriptor.
+
+    Folders below ``/tmp`` are users' own. One of them may have put a link in the place of a folder since, by which root
+    would come to what this user must not see.
+
+    Raises
+    ------
+    OSError
+        If there is a link on the way, or nothing.
+    """
+    *above, last = [name for name in path.split("/") if name]
+    at = os.open("/", _PLACE | os.O_DIRECTORY)
+    try:
+        for name in above:
+            below = os.open(name, _PLACE | os.O_DIRECTORY, dir_fd=at)
+            os.close(at)
+            at = below
+        return os.open(last, flags, dir_fd=at)
+    finally:
+        os.close(at)
 
 
 def _try(what: str, act: object) -> None:

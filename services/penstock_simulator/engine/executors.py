@@ -161,7 +161,7 @@ class VirtualExecutors:
     def _hold(self, run: VirtualRun) -> None:
         """Count a run's devices as held."""
         self.runs[run.task.id] = run
-        self.busy += run.task.gpus
+        self.busy += sum(map(len, run.open.values()))
         self.running += run.task.row >= 0
         for node_id in run.open:
             self._here[node_id][run.task.id] = run

@@ -299,7 +299,9 @@ def _later(spec: JobSpec, history: ClusterHistory, shift_s: float) -> JobSpec:
     after: list[str] = []
     for one in spec.after:
         target = target_of(one)
-        if target in history.specs:
+        if target in history.specs or any(
+            other.array is not None and other.array.id == target for other in history.specs.values()
+        ):
             after.append(one)
         else:
             after += [f"afterany:{job_id}" for job_id, other in history.specs.items() if other.parent == target]

@@ -286,6 +286,17 @@ def test_a_person_at_a_terminal_is_asked_before_many_jobs_are_cancelled(
     assert "[y/N]" not in penstock("cancel", "--user", "ann", "--yes")[2]
 
 
+@pytest.mark.parametrize("typed", ["y", ""])
+def test_a_person_at_a_terminal_is_asked_before_an_array_is_cancelled(
+    penstock: Run, gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch, typed: str
+) -> None:
+    monkeypatch.setattr(acts, "_is_person", lambda: True)
+    code, _, said = penstock("cancel", "zz2", stdin=f"{typed}\n")
+    assert (code, " jobs of array zz2? [y/N] " in said) == (0 if typed else 1, True)
+    assert [asked.dry_run for asked in bulk_asked(gateway)] == [True] + [False] * bool(typed)
+    assert "[y/N]" not in penstock("cancel", "zz2", "--yes")[2]
+
+
 @pytest.mark.parametrize(
     "words", [(), ("b2", "--user", "ann"), ("--dry-run",), ("--everybody",), ("--everybody", "--all")]
 )
