@@ -12,7 +12,7 @@ In reading order:
 * ``service_folder``: The folder of a service of one node: its lock, and sockets for the node's processes.
 * ``data_port``: Listening sockets whose connections prove a lease, each served in a thread of its own.
 * ``local_clients``: The clients of such a service: JSON lines over a Unix socket.
-* ``child_processes``: Child processes that do not outlive their parent.
+* ``child_processes``: Child processes that do not outlive their parent, nor import from the current folder.
 * ``extension``: The loop of an extension: follow, fold, react, publish, remember.
 * ``log_text``: The log as text, one fact a line.
 * ``settings``: Settings from a file and the environment, decoded once.

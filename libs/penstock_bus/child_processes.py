@@ -1,10 +1,11 @@
-"""Child processes that do not outlive their parent."""
+"""Child processes: they do not outlive their parent, and import nothing from the folder where it was started."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import signal
+import sys
 from collections.abc import Callable
 from typing import Final
 
@@ -22,3 +23,14 @@ def dies_with_parent(signum: signal.Signals = signal.SIGTERM) -> Callable[[], No
             os._exit(1)
 
     return before_exec
+
+
+def module_command(module: str, *arguments: str) -> tuple[str, ...]:
+    """
+    Return the command line that runs a module of ours.
+
+    Its imports do not come from the current folder: that is where somebody happened to start Penstock, and a
+    ``queue.py`` there would be taken for the standard library's. It is an option rather than ``PYTHONSAFEPATH``, which
+    the jobs would inherit, whose scripts count on their own folder.
+    """
+    return (sys.executable, "-P", "-m", module, *arguments)

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 from types import TracebackType
 from typing import Final, Self
 
-from penstock_bus.child_processes import dies_with_parent
+from penstock_bus.child_processes import dies_with_parent, module_command
 from penstock_bus.servers.server import end
 from penstock_bus.shell import Shell
 from penstock_policies.matching import KERNELS, warm
@@ -102,9 +101,7 @@ class MatchingKernels:
 
         try:
             process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                WARMING,
+                *module_command(WARMING),
                 stdin=asyncio.subprocess.DEVNULL,
                 start_new_session=True,
                 preexec_fn=before_exec,

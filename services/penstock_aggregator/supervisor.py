@@ -11,7 +11,6 @@ import asyncio
 import os
 import signal
 import socket
-import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -21,7 +20,7 @@ from typing import Final, Literal, NamedTuple
 import msgspec
 
 from penstock_aggregator.machine import AggregatorView, Ordered
-from penstock_bus.child_processes import dies_with_parent
+from penstock_bus.child_processes import dies_with_parent, module_command
 from penstock_bus.logger import get_logger
 from penstock_log.aggregation_messages import (
     AggregatorPong,
@@ -43,7 +42,7 @@ END_S: Final = 10.0
 RECYCLE_S: Final = 5.0
 """So long one that is recycled may still be asked for results of parts that have moved away."""
 LONGEST_LINE: Final = 1 << 20
-PROGRAM: Final = (sys.executable, "-m", "penstock_aggregator.process")
+PROGRAM: Final = module_command("penstock_aggregator.process")
 _KEPT_LINES: Final = 5
 _ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 Why = Literal["recycled", "killed", "hung", "failed"]

@@ -32,6 +32,7 @@ from penstock_log.text import duration
 
 PROGRAM: Final = (
     sys.executable,
+    "-P",
     "-c",
     "import os, runpy; os.nice(15); runpy.run_module('penstock', run_name='__main__', alter_sys=True)",
 )

@@ -22,6 +22,7 @@ import msgspec
 import structlog
 
 from penstock_bus import Endpoint
+from penstock_bus.child_processes import module_command
 from penstock_gateway import endpoints
 from penstock_gateway.acceptance import JobAction, job_named
 from penstock_gateway.authority import FORBIDDEN, Admit, Caller
@@ -126,7 +127,7 @@ def send(settings: GatewaySettings) -> Send:
     async def sending(errand: Errand) -> str:
         errand = msgspec.structs.replace(errand, schemes=settings.notify_schemes, refused=settings.notify_refused)
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "penstock_gateway.notification_sender"),
+            *module_command("penstock_gateway.notification_sender"),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,

@@ -35,7 +35,7 @@ def test_each_service_of_the_list_has_its_container_and_its_login() -> None:
     nodes = [one for one in SERVICES.values() if "penstock_cli.local.node_processes" in one["entrypoint"]]
     assert len(nodes) == 2  # with emulated devices, and with GPUs
     for one in nodes:
-        assert one["entrypoint"][3:] == [f"/auth/{name}/{name}.json" for name in logins.NODE_ROLES]
+        assert one["entrypoint"][4:] == [f"/auth/{name}/{name}.json" for name in logins.NODE_ROLES]
         assert {f"auth-{name}:/auth/{name}:ro" for name in beside} < set(one["volumes"])
         said = one["environment"]
         for agent in ("MEMORY", "AGGREGATOR"):

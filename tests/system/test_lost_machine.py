@@ -101,7 +101,9 @@ async def test_jobs_that_ran_run_again_and_all_others_are_what_they_were(
     one.burn()
 
     assert "is whole" in two.say("restore", str(file), "--check")
-    assert "no login from before counts there" in two.say("restore", str(file), "--data", str(two.folder))
+    restored = two.say("restore", str(file), "--data", str(two.folder))
+    assert "no login from before counts there" in restored
+    assert "the copy would run the same people's open jobs a second time" in restored
     two.up()
     go.touch()
     async with two.client() as client:

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from penstock_bus.nats.link import Link
     from penstock_cli.local.backup_file import BackupContent
 
+_TWICE: Final = (
+    "do not start it while the cluster that was backed up still runs: the copy would run the same people's open jobs a "
+    "second time"
+)
 _NEW_LOGINS: Final = (
     "no login from before counts there, as the backup does not know whose were revoked since. Nodes come back by "
     "`penstock node token --uses N`, and on each `penstock node join TOKEN` with its folder as it is; people by "
@@ -78,7 +82,8 @@ def restore(
     Make a data folder from a backup, for `penstock up`.
 
     `penstock up` then goes on from there. Jobs that ran when the backup was made run again, from their last checkpoint
-    where it is still there. Stop executors that still run for the lost server first.
+    where it is still there. Stop executors that still run for the lost server first: beside a cluster that goes on, the
+    copy runs the same people's open jobs a second time.
 
     Nobody's login from before counts there, since the backup does not know whose were revoked later: nodes join again,
     and people get new logins.
@@ -99,6 +104,7 @@ def restore(
     render.say(f"{data} holds what {file} held: {_about(content)}")
     flag = "" if str(data) == "penstock-data" else f" --data {data}"
     render.say(f"start it with `penstock up{flag}`")
+    render.say(_TWICE)
     render.say(_NEW_LOGINS)
 
 

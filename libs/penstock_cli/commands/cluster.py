@@ -96,7 +96,8 @@ def node_table(
 def _node_row(node: views.NodeView, now_s: float) -> tuple[str, ...]:
     busy = sum(1 for device in node.devices if device.job_id)
     out = Counter(device.state for device in node.devices if device.state and not device.job_id)
-    idle = " ".join([str(len(node.devices) - busy - out.total()), *(f"+{out[one]} {one}" for one in sorted(out))])
+    there = len(node.devices) - busy - out.total() if node.state not in {"lost", "left"} else 0
+    idle = " ".join([str(there), *(f"+{out[one]} {one}" for one in sorted(out))])
     real = _kinds(view.device for view in node.devices if not _is_emulated(view.device))
     emulated = _kinds(view.device for view in node.devices if _is_emulated(view.device))
     kinds = " ".join(filter(None, [real, emulated and f"{emulated} (emulated)"]))
@@ -342,7 +343,8 @@ async def _collect(ctx: Context, data: Path) -> list[Finding]:
 def disk(data: Path) -> Finding:
     """Check that the data folder can be written to and has space left."""
     if not data.exists():
-        return Finding("ok", "data folder", f"{data} is not on this machine, or `penstock up` has not run yet")
+        remedy = "where `penstock up` runs on this machine, name its folder with --data"
+        return Finding("warn", "data folder", f"not checked: there is no {data}", remedy)
     if not os.access(data, os.W_OK | os.X_OK):
         return Finding("fail", "data folder", f"{data} cannot be written to by this user", "check its owner and mode")
     import shutil

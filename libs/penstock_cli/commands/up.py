@@ -220,8 +220,10 @@ def check_devices(described: str) -> None:
 
 def become(name: str, environment: dict[str, str]) -> NoReturn:
     """Replace this process by a service's program; the environment is added to this one's."""
+    from penstock_bus.child_processes import module_command
+
     env = {**os.environ, **environment}
-    os.execve(sys.executable, [sys.executable, "-m", f"penstock_{name}"], env)  # noqa: S606 - it is to be this process
+    os.execve(sys.executable, module_command(f"penstock_{name}"), env)  # noqa: S606 - it is to be this process
 
 
 def _supervised(work: Coroutine[Any, Any, T]) -> T:

@@ -15,7 +15,6 @@ import asyncio
 import json
 import os
 import signal
-import sys
 import tempfile
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
@@ -29,7 +28,7 @@ import msgspec
 import numpy as np
 
 from penstock_bus import Append
-from penstock_bus.child_processes import dies_with_parent
+from penstock_bus.child_processes import dies_with_parent, module_command
 from penstock_bus.identity.logins import Login
 from penstock_bus.nats import NatsBus, connect
 from penstock_bus.service_folder import AGGREGATOR_SOCKET, path_in, secret_in
@@ -333,9 +332,7 @@ class BenchCluster:
         ready, log = self._folder / f"{service}.ready", self._folder / f"{service}.log"
         with log.open("ab") as into:
             process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                f"penstock_{service}",
+                *module_command(f"penstock_{service}"),
                 env=service_environment(self._bus, settings, ready),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=into,
@@ -414,10 +411,7 @@ class BenchJob:
                 "OPENBLAS_NUM_THREADS": "1",
             }
             process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "penstock_cli.local.aggregation_worker",
-                msgspec.json.encode(task).decode(),
+                *module_command("penstock_cli.local.aggregation_worker", msgspec.json.encode(task).decode()),
                 env=environment,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,

@@ -15,7 +15,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -29,7 +28,7 @@ import numpy as np
 
 from penstock.memory.block_store import BlockStore, open_store
 from penstock.memory.nbd_server import NbdServer
-from penstock_bus.child_processes import dies_with_parent
+from penstock_bus.child_processes import dies_with_parent, module_command
 from penstock_cli.local.bench_services import BenchError, last_lines, nats_server, service_environment
 
 _MIB: Final = 1 << 20
@@ -204,7 +203,7 @@ class BenchAgent:
         self._ready.unlink(missing_ok=True)
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "penstock_memory"],
+                module_command("penstock_memory"),
                 env=self._environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -18,7 +18,7 @@ from typing import IO, Final
 
 import structlog
 
-from penstock_bus.child_processes import dies_with_parent
+from penstock_bus.child_processes import dies_with_parent, module_command
 from penstock_bus.identity.logins import VARIABLE as CREDENTIALS
 from penstock_bus.logs import Logging, configure
 from penstock_bus.servers.server import Process, signal_if_there
@@ -104,7 +104,7 @@ async def _keep(agent: Child) -> None:
 
 async def _begin(service: str, environment: Mapping[str, str]) -> Process:
     return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", f"penstock_{service}"),
+        *module_command(f"penstock_{service}"),
         env={**os.environ, **environment},
         stdin=asyncio.subprocess.DEVNULL,
         start_new_session=True,  # an interrupt at the terminal is for this process alone, which tells them in turn

@@ -32,7 +32,7 @@ from typing import IO, Final, Self
 
 import msgspec
 
-from penstock_bus.child_processes import dies_with_parent
+from penstock_bus.child_processes import dies_with_parent, module_command
 from penstock_bus.servers.server import end
 
 _MOST_BYTES: Final = 1 << 17
@@ -147,7 +147,7 @@ class ServiceTemplate:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", __name__, *self._services),
+                *module_command(__name__, *self._services),
                 env={name: value for name, value in os.environ.items() if name != _OF_ONE_SERVICE},
                 stdin=theirs.fileno(),
                 start_new_session=True,  # an interrupt at the terminal is for the supervisor alone

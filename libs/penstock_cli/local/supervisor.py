@@ -24,6 +24,7 @@ import structlog
 
 from penstock_bus import health, logs
 from penstock_bus.addresses import is_loopback
+from penstock_bus.child_processes import module_command
 from penstock_bus.follower import background
 from penstock_bus.identity import access, certificates, logins
 from penstock_bus.identity.certificates import TlsFiles
@@ -133,7 +134,7 @@ async def detach(options: UpOptions, say: Say = lambda _: None) -> data_folder.S
         log = private_log(log_file)
     with log:
         process = subprocess.Popen(  # not asyncio's: it outlives this event loop  # noqa: ASYNC220
-            [sys.executable, "-m", "penstock_cli.local.supervisor", msgspec.json.encode(options).decode()],
+            module_command("penstock_cli.local.supervisor", msgspec.json.encode(options).decode()),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -314,6 +314,15 @@ def test_the_doctor_says_how_runs_are_held_to_their_part_of_the_hosts_memory() -
     assert cluster.host_memory(views.NodesView(nodes=(node_view(),), seq=1)) is None
 
 
+@pytest.mark.parametrize("state", ["lost", "left"])
+def test_a_node_that_is_gone_has_no_idle_devices(penstock: Run, gateway: FakeGateway, state: str) -> None:
+    gateway.nodes = [node_view(), node_view("n2", state=state)]
+    _, out, _ = penstock("nodes")
+    header, up, gone = (line.split() for line in out.splitlines())
+    at = header.index("IDLE")
+    assert (up[at], gone[at]) == ("1", "0")
+
+
 def test_the_doctor_warns_of_lost_nodes() -> None:
     found = views.NodesView(nodes=(node_view(), node_view("n2", state="lost")), seq=1)
     assert cluster.check_nodes(found).detail == "1 up with 2 devices; lost: n2"
@@ -340,7 +349,8 @@ def test_the_doctor_tells_a_dead_port_from_a_server_that_is_not_nats() -> None:
 
 
 def test_the_doctor_sees_a_full_disk_coming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert cluster.disk(tmp_path / "none").level == "ok"
+    none = cluster.disk(tmp_path / "none")
+    assert (none.level, none.detail) == ("warn", f"not checked: there is no {tmp_path / 'none'}")
     for free, level in ((50 << 20, "fail"), (500 << 20, "warn"), (50 << 30, "ok")):
         usage = type("Usage", (), {"free": free})
         monkeypatch.setattr("shutil.disk_usage", lambda _, usage=usage: usage)
