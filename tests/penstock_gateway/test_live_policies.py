@@ -58,6 +58,10 @@ async def test_the_past_is_shown_as_it_was(memory_bus: MemoryBus) -> None:
     [
         ({"set": {"order": "by-mood"}}, "$.set: order is 'by-mood': expected one of fifo"),
         ({"set": {"thresholds_gpu_s": [4, 3]}}, "$.set: thresholds_gpu_s is"),
+        (
+            {"set": {"thresholds_gpu_s": 15}},
+            "expected rising GPU-seconds with commas between, such as 3600,36000, or l",
+        ),
         ({"set": {"ordre": "fifo"}}, "did you mean 'order'"),
         ({"unset": ["ordre"]}, "$.unset: no setting of a pool is called ordre"),
         ({"pool": "no such", "set": {}}, "$.pool"),
