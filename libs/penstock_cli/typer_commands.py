@@ -8,6 +8,7 @@ parameters are declared by :mod:`penstock_cli.parameters`.
 from __future__ import annotations
 
 import inspect
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
@@ -73,6 +74,20 @@ class DashedCommand(TyperCommand):
         if "--" in args:
             at = args.index("--")
             ctx.meta[COMMAND], args = tuple(args[at + 1 :]), args[:at]
+        return super().parse_args(ctx, args)
+
+
+class ExecCommand(DashedCommand):
+    """``exec``, which says where a command belongs that stands without ``--`` behind the job."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Refuse a second word before ``--``, and show the line as it is meant."""
+        before = args[: args.index("--")] if "--" in args else args
+        loose = [at for at, word in enumerate(before) if word[:1] != "-" and (not at or before[at - 1] != "--rank")]
+        if len(loose) > 1:
+            command = [*before[loose[1] :], *args[len(before) + 1 :]]
+            meant = shlex.join(["penstock", "exec", *before[: loose[1]], "--", *command])
+            bad_input(f"the command stands behind --; write: {meant}")
         return super().parse_args(ctx, args)
 
 

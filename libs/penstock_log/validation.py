@@ -228,7 +228,10 @@ def _union(raw: Any, info: inspect.UnionType, path: str) -> Iterator[str]:
         return
     tagged = {t.tag: t for t in info.types if isinstance(t, inspect.StructType)}
     if not tagged:
-        if all(any(_problems(raw, t, path, "")) for t in info.types):
+        arrays = [t for t in info.types if isinstance(t, (inspect.VarTupleType, inspect.ListType))]
+        if isinstance(raw, (list, tuple)) and len(arrays) == 1:
+            yield from _array(raw, arrays[0], path)
+        elif all(any(_problems(raw, t, path, "")) for t in info.types):
             yield _wrong(path, _any_of(info.types) + _fitting(raw), raw)
         return
     field = next(iter(tagged.values())).tag_field or "type"
@@ -325,6 +328,8 @@ def _expected(info: inspect.Type, meant: str) -> str:
         return "a whole number" + _range(info)
     if isinstance(info, inspect.FloatType):
         return "a finite number" + _range(info)
+    if isinstance(info, (inspect.VarTupleType, inspect.ListType)):
+        return "an array"
     if isinstance(info, inspect.LiteralType):
         return "one of " + ", ".join(f'"{value}"' for value in info.values)
     return _PLAIN.get(type(info), type(info).__name__.removesuffix("Type").lower())

@@ -724,7 +724,8 @@ def set_policy(
     Raises
     ------
     RequestRefused
-        404 if there is no such pool, 409 if it would lose a priority class that jobs name.
+        404 if there is no such pool, 400 if nobody is in a team that is given a quota, 409 if it would lose a priority
+        class that jobs name.
     """
     check_pool(state, ask.pool)
     before = state.policies.get(ask.pool, {})
@@ -737,14 +738,27 @@ def set_policy(
         chosen = pool_settings.checked(ask.set)
     except ValueError as error:
         raise RequestRefused(BAD, f"$.set: {error}") from error
+    for name in chosen.keys() - before.keys():
+        if name.startswith(pool_settings.QUOTA):
+            check_team(state, name.removeprefix(pool_settings.QUOTA), "$.set")
     kept = {} if ask.reset else {name: value for name, value in before.items() if name not in ask.unset}
     live = {**kept, **chosen}
     if live == before:
         return JobAction(id=ask.pool, state="unchanged", message=f"pool {ask.pool} is run so already")
     job_classes.check_change(state, ask.pool, live, settings or MatcherSettings())
     fact = PolicySet(pool=ask.pool, settings=live, by=ask.by, reason=ask.reason, at_s=now_s)
-    message = f"pool {ask.pool}: {pairs(live) or 'nothing'} set live"
+    unset = [name for name in before if name not in live]
+    changes = [f"{pairs(chosen)} set live"] if chosen else []
+    changes += [f"{listed(unset)} no longer set live"] if unset else []
+    message = f"pool {ask.pool}: {'; '.join(changes)}"
     return JobAction(id=ask.pool, state="set", message=message, subject=subjects.policy(ask.pool), fact=fact)
+
+
+def check_team(state: GatewayState, team: str, place: str) -> None:
+    """Refuse, with 400, a team that nobody is in, where people are in teams; ``place`` is its field of the request."""
+    teams = sorted({team for person in state.users.by_name.values() for team in person.teams})
+    if teams and team not in teams:
+        raise RequestRefused(BAD, f"{place}: nobody is in a team called {team}; expected one of {listed(teams)}")
 
 
 def job_named(state: GatewayState, wanted: str, caller: Caller = SERVICE) -> Job:

@@ -12,7 +12,7 @@ import math
 from collections import Counter
 from typing import Final
 
-from penstock_gateway.acceptance import JobAction, check_pool
+from penstock_gateway.acceptance import JobAction, check_pool, check_team
 from penstock_gateway.authority import SERVICE, Caller
 from penstock_gateway.endpoints import BAD, CONFLICT, NOT_FOUND, RequestRefused
 from penstock_gateway.machine import GatewayState
@@ -38,9 +38,7 @@ def reserve(
     if ask.until_s <= from_s:
         late = "it is over already" if ask.until_s <= now_s else "it ends before it begins"
         raise RequestRefused(BAD, f"$.until_s: {late}; expected an end after its begin and after now")
-    teams = sorted({team for person in state.users.by_name.values() for team in person.teams})
-    if teams and ask.team not in teams:
-        raise RequestRefused(BAD, f"$.team: nobody is in a team called {ask.team}; expected one of {listed(teams)}")
+    check_team(state, ask.team, "$.team")
     others = [one for one in state.reservations(ask.pool) if one.until_s > now_s]
     if len(others) >= MOST:
         raise RequestRefused(CONFLICT, f"pool {ask.pool} has {MOST} reservations; cancel one of them first")

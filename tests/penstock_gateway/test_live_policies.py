@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from gateway_cases import Gateway, gateway, joined, refusal
+from gateway_cases import NOW_S, Gateway, gateway, joined, refusal
 
 from penstock_bus.memory import MemoryBus
-from penstock_log import PolicySet, subjects
+from penstock_log import PolicySet, UserSet, subjects
 
 
 async def test_what_is_set_for_a_pool_stands_in_the_log_and_in_the_answer(memory_bus: MemoryBus) -> None:
@@ -45,6 +45,25 @@ async def test_what_is_not_named_stays_and_what_is_unset_goes(memory_bus: Memory
         assert len(await facts(served)) == 3
 
 
+async def test_the_answer_says_what_was_changed_and_nothing_else(memory_bus: MemoryBus) -> None:
+    async with gateway(memory_bus, joined()) as served:
+        await served.command("policy", {"set": {"order": "fifo"}})
+        made = await served.command("policy", {"set": {"quota.vision": 1}})
+        assert made["message"] == "pool default: quota.vision = 1 set live"
+        gone = await served.command("policy", {"unset": ["quota.vision"]})
+        assert gone["message"] == "pool default: quota.vision no longer set live"
+
+
+async def test_a_team_that_nobody_is_in_is_given_no_quota(memory_bus: MemoryBus) -> None:
+    async with gateway(memory_bus, joined()) as served:
+        await served.command("policy", {"set": {"quota.old": 1}})  # while nobody was in a team
+        await served.told(UserSet(at_s=NOW_S, user="ann", teams=("vision", "speech")))
+        code, message = await refusal(served.command("policy", {"set": {"quota.visoin": 1}}))
+        assert (code, message) == (400, "$.set: nobody is in a team called visoin; expected one of speech, vision")
+        await served.command("policy", {"set": {"quota.vision": 1, "quota.old": 0}})
+        assert await live(served) == {"quota.vision": 1, "quota.old": 0}
+
+
 async def test_the_past_is_shown_as_it_was(memory_bus: MemoryBus) -> None:
     async with gateway(memory_bus, joined()) as served:
         first = await served.command("policy", {"set": {"order": "fifo"}})
@@ -58,6 +77,10 @@ async def test_the_past_is_shown_as_it_was(memory_bus: MemoryBus) -> None:
     [
         ({"set": {"order": "by-mood"}}, "$.set: order is 'by-mood': expected one of fifo"),
         ({"set": {"thresholds_gpu_s": [4, 3]}}, "$.set: thresholds_gpu_s is"),
+        (
+            {"set": {"thresholds_gpu_s": 15}},
+            "expected rising GPU-seconds with commas between, such as 3600,36000, or l",
+        ),
         ({"set": {"ordre": "fifo"}}, "did you mean 'order'"),
         ({"unset": ["ordre"]}, "$.unset: no setting of a pool is called ordre"),
         ({"pool": "no such", "set": {}}, "$.pool"),

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_log import JobSpec, SweepSpec, validation
+from penstock_log import JobSpec, SweepSpec, request_bodies, validation
 from penstock_log.validation import MOST_PROBLEMS, BadInput, convert, decode, parse
 
 GOOD: dict[str, Any] = {"name": "a", "command": ["x"]}
@@ -93,6 +93,17 @@ def test_a_body_that_is_no_json_says_where(body: bytes, expected: str) -> None:
 )
 def test_each_wrong_field_is_named_with_its_path(change: dict[str, Any], expected: str) -> None:
     assert message({**GOOD, **change}) == expected
+
+
+@pytest.mark.parametrize(
+    ("teams", "expected"),
+    [
+        (["a,b"], '$.teams[0]: expected 1 to 63 letters, digits, - and _, got "a,b"'),
+        ("a", '$.teams: expected an array, null, got "a"'),
+    ],
+)
+def test_a_list_that_may_be_left_out_is_checked_item_by_item(teams: Any, expected: str) -> None:
+    assert message({"user": "bob", "teams": teams}, request_bodies.UserRequest) == expected
 
 
 def test_a_missing_field_is_named() -> None:

@@ -54,6 +54,8 @@ _OTHERS: Final = "or --user, --state, --name, --group, --sweep, --pool, --team o
 _NOT_FOUND: Final = 404
 _CONFLICT: Final = 409
 _MEMBERS: Final = re.compile(r"(.+)-\[([0-9,:-]+)\]")
+_CUT_INDICES: Final = re.compile(r"(.+)-(\d+)\[(\d+)-(\d+)\]")
+"""A pattern of a shell, with the first digits of the indices before the brackets."""
 
 
 class JobSelection(CommandOptions, frozen=True):
@@ -234,6 +236,9 @@ def _members(job: str) -> list[str]:
     >>> _members("exp-[3-5,9]"), _members("exp")
     (['exp-3', 'exp-4', 'exp-5', 'exp-9'], ['exp'])
     """
+    if (cut := _CUT_INDICES.fullmatch(job)) is not None:
+        array_id, tens, first, last = cut.groups()
+        bad_input(f"{job!r} is no job; indices stand whole in the brackets: '{array_id}-[{tens}{first}-{tens}{last}]'")
     found = _MEMBERS.fullmatch(job)
     return [f"{found[1]}-{index}" for index in array(found[2]).indices] if found is not None else [job]
 

@@ -56,9 +56,9 @@ exec "$SHELL"
 
 def register(app: typer.Typer) -> None:
     """Add the commands, in the order of the help."""
-    from penstock_cli.typer_commands import DashedCommand
+    from penstock_cli.typer_commands import DashedCommand, ExecCommand
 
-    app.command("exec", cls=DashedCommand)(exec_)
+    app.command("exec", cls=ExecCommand)(exec_)
     app.command("shell", cls=DashedCommand)(shell)
     app.command("attach")(attach)
 

@@ -229,6 +229,8 @@ def remove_classes(
 
 
 _QUOTA: Final = "quota."
+_THRESHOLDS: Final = "thresholds_gpu_s"
+"""A list, of which one number may be typed alone."""
 _CLASS: Final = "class."
 _MOST_HELD: Final = 100_000
 
@@ -241,6 +243,8 @@ def parsed(text: str) -> tuple[str, Setting]:
     --------
     >>> parsed("order=2d-las"), parsed("thresholds_gpu_s=60,600"), parsed("promote_knob=off"), parsed("window=64")
     (('order', '2d-las'), ('thresholds_gpu_s', [60, 600]), ('promote_knob', None), ('window', 64))
+    >>> parsed("thresholds_gpu_s=15")
+    ('thresholds_gpu_s', [15])
     >>> parsed("thresholds_gpu_s=[]"), parsed("topology=zone,rack"), parsed("thresholds_gpu_s=60,")
     (('thresholds_gpu_s', []), ('topology', ['zone', 'rack']), ('thresholds_gpu_s', [60]))
     """
@@ -250,7 +254,10 @@ def parsed(text: str) -> tuple[str, Setting]:
     if "," in value and not value.startswith("["):
         items = [_one(item) for item in value.split(",") if item.strip()]
         return name, [item for item in items if isinstance(item, str | int | float)]
-    return name, _one(value)
+    found = _one(value)
+    if name == _THRESHOLDS and isinstance(found, int | float) and not isinstance(found, bool):
+        return name, [found]
+    return name, found
 
 
 def _one(value: str) -> Setting:

@@ -256,6 +256,8 @@ def _message_of(name: str, value: Setting, error: msgspec.ValidationError) -> st
     """Return the error of a value, with the setting's name in its message."""
     if name == "order":
         return f"order is {value!r}: expected one of {', '.join(QUEUE_POLICIES)}"
+    if name == "thresholds_gpu_s" and not isinstance(value, list):
+        return f"{name} is {value!r}: expected rising GPU-seconds with commas between, such as 3600,36000, or learnt"
     found = next(problems({name: value}, _KNOWN[name]), "").removeprefix("$.")
     return found or str(error).split(" - at ")[0]
 

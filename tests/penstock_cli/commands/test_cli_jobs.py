@@ -336,3 +336,21 @@ def test_the_address_may_stand_behind_the_command(penstock: Run, gateway: FakeGa
     assert gateway.url == "nats://elsewhere:4222"
     assert json.loads(penstock("--url=nats://b:1", "ps", "-o", "json")[1])["seq"] == 7
     assert gateway.url == "nats://b:1"
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        (("j1", "ls"), "j1 -- ls"),
+        (("--rank", "1", "j1", "ls", "-l", "a b"), "--rank 1 j1 -- ls -l 'a b'"),
+        (("j1", "env", "--", "A=1"), "j1 -- env A=1"),
+    ],
+)
+def test_a_command_of_exec_without_dashes_is_shown_with_them(penstock: Run, typed: tuple[str, ...], meant: str) -> None:
+    code, _, err = penstock("exec", *typed)
+    assert (code, err) == (2, f"penstock: the command stands behind --; write: penstock exec {meant}\n")
+
+
+def test_indices_that_are_cut_at_the_brackets_are_shown_whole(penstock: Run, gateway: FakeGateway) -> None:
+    code, _, err = penstock("hold", "exp-1[5-9]")
+    assert (code, "'exp-[15-19]'" in err, gateway.asked) == (2, True, [])

@@ -22,6 +22,13 @@ def test_settings_are_given_as_names_and_values(penstock: Run, gateway: FakeGate
     assert ask.by
 
 
+def test_one_number_is_one_threshold(penstock: Run, gateway: FakeGateway) -> None:
+    assert penstock("policy", "set", "thresholds_gpu_s=15")[0] == 0
+    (ask,) = gateway.asked
+    assert isinstance(ask, request_bodies.PolicyRequest)
+    assert ask.set == {"thresholds_gpu_s": [15]}
+
+
 @pytest.mark.parametrize("text", ["order", "=fifo"])
 def test_what_is_no_setting_is_refused_with_an_example(penstock: Run, gateway: FakeGateway, text: str) -> None:
     code, _, said = penstock("policy", "set", text)
