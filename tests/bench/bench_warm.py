@@ -31,7 +31,7 @@ from clusters import Cluster, facts
 
 import penstock
 from penstock_executor.launchers.confinement import Confinement
-from penstock_executor.launchers.forking_launcher import ForkingLauncher
+from penstock_executor.launchers.fork_launcher import ForkLauncher
 from penstock_executor.launchers.launcher import WarmRequest
 from penstock_executor.launchers.warm_pool import WarmRules
 from penstock_log import SweepSpec, validation
@@ -73,7 +73,7 @@ def confined_as(account: str, folder: Path, code: Path) -> Confinement:
     return who._replace(tmp=str(tmp), kept=(str(code),))
 
 
-def start(launcher: ForkingLauncher, folder: Path, python: str, script: str, account: str = "") -> Start:
+def start(launcher: ForkLauncher, folder: Path, python: str, script: str, account: str = "") -> Start:
     """Start a script and wait for its end."""
     rank = Path(tempfile.mkdtemp(dir=folder.parent))
     if account:
@@ -92,7 +92,7 @@ def start(launcher: ForkingLauncher, folder: Path, python: str, script: str, acc
 
 def compare(name: str, python: str, starts: int, account: str = "") -> None:
     """Print how long cold and warm starts of a script take."""
-    cold, warm = ForkingLauncher(), ForkingLauncher(WarmRules(user_servers=1))
+    cold, warm = ForkLauncher(), ForkLauncher(WarmRules(user_servers=1))
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o711)
         script = Path(folder, "run", "s.py")
