@@ -359,7 +359,7 @@ class WarmPool:
         entry.refusal, entry.refused_s = why, self._clock()
 
     def _keep_to_memory(self, key: WarmKey, entry: _Entry) -> None:
-        """End those that were used longest ago where a server that has just begun holds more than there was room for."""
+        """End those that were used longest ago where one that has just begun holds more than there was room for."""
         kept = sorted(self._others(key), key=lambda other: self._entries[other].busy)  # in their order otherwise
         while kept and entry.held_bytes + sum(self._entries[one].held_bytes for one in kept) > self._rules.most_bytes:
             self._entries[kept.pop(0)].give_place()
