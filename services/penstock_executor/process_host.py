@@ -346,7 +346,7 @@ class ProcessHost:
                 self.checkpoints.give(run.job_id, account.uid, account.gid)
             else:
                 self.site.checkpoints.mkdir(mode=0o700, parents=True, exist_ok=True)
-                if container is not None:  # what is attached has to be there
+                if container is not None or self.site.sandbox != "none":  # what is attached has to be there
                     (self.site.checkpoints / run.job_id).mkdir(mode=0o700, exist_ok=True)
         shares = container is not None and not container.namespace  # or what enters it would have another /tmp
         if self.site.temporary is None or not (self.site.keeps_apart or shares):

@@ -77,9 +77,9 @@ class ExecutorSettings(msgspec.Struct, frozen=True, kw_only=True):
         command comes again, with what its earlier runs have imported; those alone whose job names modules; none.
         ``docs/warm-starts.md`` says which can.
     warm_servers : int
-        The most such servers; the one that was used longest ago goes first.
+        The most such servers. Where they are all used, a command that comes often enough has the place of another.
     warm_bytes : int
-        The most memory that they may hold together when another one begins, and an eighth of the host's at most.
+        The most memory that they may hold together, and an eighth of the host's at most.
     warm_user_servers : int
         The most such servers of one user other than the executor's, such as 2; 0: programs of other users start cold.
     warm_idle_s : float

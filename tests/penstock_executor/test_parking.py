@@ -9,13 +9,15 @@ import sys
 
 import pytest
 from executor_cases import Node, World
+from structlog.testing import capture_logs
 
-from penstock_executor.launchers import process_launcher
+from penstock_executor.launchers import process_launcher, sandbox
 from penstock_log import NodeDrained, RunCheckpointed, RunEnded, RunStarted, RunUnparked
 from penstock_testing import eventually
 
 pytestmark = pytest.mark.slow
 
+NO_SANDBOX = sandbox.problem(None)
 SCRIPT = """
 import os, sys, threading, time
 import penstock
@@ -192,6 +194,21 @@ async def test_a_script_leaves(world: World, command: tuple[str, ...]) -> None:
     await world.says("j1", "step 3")
     end = await preempted(world, "j1")
     assert (end.outcome, end.exit_code, end.parked) == ("preempted", 75, False)
+    await world.place("j1", epoch=2)
+    assert (await begun(world)).resumed_step == end.steps
+    await world.says("j1", "loads")
+
+
+@pytest.mark.skipif(bool(NO_SANDBOX), reason=f"NOT TESTED: {NO_SANDBOX}")
+async def test_a_script_in_a_sandbox_leaves_and_the_executor_says_why(world: World) -> None:
+    await node_of(world, run_as="executor", sandbox="bubblewrap")
+    await world.run("j1", *script())
+    await world.says("j1", "step 3")
+    with capture_logs() as said:
+        end = await preempted(world, "j1")
+    assert (end.outcome, end.exit_code, end.parked) == ("preempted", 75, False)
+    reasons = [line["reason"] for line in said if line["event"] == "run_not_parked"]
+    assert reasons == ["a process of its program asks, and not itself"]
     await world.place("j1", epoch=2)
     assert (await begun(world)).resumed_step == end.steps
     await world.says("j1", "loads")
