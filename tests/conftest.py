@@ -16,11 +16,15 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, is_hypothesis_test, settings
 
+from sweeps import examples
+
 pytest_plugins = ["penstock_testing.fixtures", "cli_fixtures"]
 
 # How long an example takes says how busy the machine is. What else differs where CI is set (always the same examples)
 # is hypothesis' own profile, which this one goes on from.
-settings.register_profile("busy", settings(deadline=None, suppress_health_check=[HealthCheck.too_slow]))
+settings.register_profile(
+    "busy", settings(deadline=None, max_examples=examples(100), suppress_health_check=[HealthCheck.too_slow])
+)
 settings.load_profile("busy")
 
 FOLDERS_WITH_PROCESSES: Final = {"bench", "compose", "contract", "examples", "system"}

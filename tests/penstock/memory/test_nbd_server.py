@@ -50,6 +50,7 @@ from nbd_cases import (
 
 from penstock.memory.block_store import open_store
 from penstock.memory.nbd_server import MOST_BYTES, MOST_CONNECTIONS, NbdServer
+from sweeps import examples
 
 MIB = 1 << 20
 SIZE = 48 * MIB
@@ -436,7 +437,7 @@ def test_a_client_that_disconnects_is_let_go(client: RawClient) -> None:
 
 
 @given(st.lists(st.binary(max_size=40) | st.just(b"IHAVEOPT\0\0\0\7\0\0\0\6" + chosen()), max_size=6))
-@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(50), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_bytes_whatever_hinder_other_clients(server: NbdServer, path: Path, sent: list[bytes]) -> None:
     with RawClient(path) as bad, suppress(OSError):  # it may have been hung up on already
         for data in [b"\0\0\0\3", *sent]:
