@@ -183,7 +183,9 @@ def crowd(alpha: float, assign: str, backlog: int = 20) -> Pool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("assign", "rounds"), [*sampled([("first-fit", 2_500), ("first-fit", 10_000)]), ("allox", 500)])
+@pytest.mark.parametrize(
+    ("assign", "rounds"), [*sampled([("first-fit", 2_500), ("first-fit", 10_000)]), ("allox", 500)]
+)
 def test_no_user_starves(assign, rounds, record_property):
     pool = crowd(1 / USERS, assign)
     while pool.rounds < rounds:

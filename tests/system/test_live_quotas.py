@@ -51,6 +51,7 @@ async def test_a_team_gets_its_own_back_by_a_quota_that_is_set_while_the_cluster
     cluster.run("cancel", *other)
 
 
+@pytest.mark.thorough
 async def test_a_team_gets_its_devices_when_its_reservation_begins(cluster: Cluster) -> None:
     """Others run until it begins, then make way."""
     assert "nothing is reserved" in cluster.run("reservations").stdout

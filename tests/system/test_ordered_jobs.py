@@ -88,6 +88,7 @@ with penstock.session() as session:
 """
 
 
+@pytest.mark.thorough
 async def test_a_run_whose_time_is_over_saves_a_checkpoint_and_its_job_has_failed(
     cluster: Cluster, tmp_path: Path
 ) -> None:

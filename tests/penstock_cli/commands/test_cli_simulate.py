@@ -134,6 +134,7 @@ def test_the_first_simulation_on_a_machine_says_that_it_compiles(
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_policies_in_processes_of_their_own_find_the_same(jobs: str) -> None:
     asked = SimulationArguments(Path(jobs), cluster="1x4", policies=("srtf", "fifo"), processes=2)
     planned = simulation_plan.plan(asked, timeline=False, spells=False)
