@@ -453,6 +453,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(path)], check=True)
 
 
+@pytest.mark.thorough
 async def test_on_a_full_disk_nothing_is_accepted_or_lost_and_all_goes_on_by_itself_once_there_is_room(
     small_disk: Path,
 ) -> None:

@@ -10,6 +10,8 @@ from clusters import Cluster, running
 
 from penstock_testing import eventually
 
+pytestmark = pytest.mark.thorough
+
 BORROWERS_LEAVE_AT_ONCE = "[matcher]\nmin_run_s = 0.0\noverhead_share = 1.0\n"
 """Else a run that has just begun stays for some forty seconds, so that a preemption costs little beside it."""
 
@@ -51,7 +53,6 @@ async def test_a_team_gets_its_own_back_by_a_quota_that_is_set_while_the_cluster
     cluster.run("cancel", *other)
 
 
-@pytest.mark.thorough
 async def test_a_team_gets_its_devices_when_its_reservation_begins(cluster: Cluster) -> None:
     """Others run until it begins, then make way."""
     assert "nothing is reserved" in cluster.run("reservations").stdout

@@ -21,7 +21,7 @@ from sweeps import sampled
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 STEPS = 330  # 30 epochs of 11 whole batches, over two processes
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.thorough, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")
