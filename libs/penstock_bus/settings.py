@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import types
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal, Optional, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -246,7 +247,7 @@ def load(cls: type[T], section: str, *, environ: Mapping[str, str] | None = None
     """
     environ = os.environ if environ is None else environ
     fields = {field.name: field for field in msgspec.structs.fields(cls)}
-    types_ = get_type_hints(cls, include_extras=True)
+    types_ = _types_of(cls)
     values = {
         name: _convert(value, types_[name], f"{source}, key {name!r}", strict=True)
         for name, (value, source) in _from_file(section, fields, environ).items()
@@ -261,6 +262,11 @@ def load(cls: type[T], section: str, *, environ: Mapping[str, str] | None = None
         return cls(**values)
     except ValueError as error:  # from the Struct's own __post_init__
         raise SettingsError(f"[{section}]: {error}") from error
+
+
+@cache  # Python compiles each annotation anew, each time that it is asked
+def _types_of(cls: type[msgspec.Struct]) -> dict[str, Any]:
+    return get_type_hints(cls, include_extras=True)
 
 
 def _from_file(

@@ -143,6 +143,7 @@ def test_what_a_command_leaves_behind_ends_with_it(entered: Entered, job: str) -
     until(lambda: gone("left-behind-31"))
 
 
+@pytest.mark.thorough
 def test_clients_that_vanish_leave_nothing_behind_and_a_shell_gives_its_devices_back(
     entered: Entered, job: str
 ) -> None:
@@ -354,6 +355,7 @@ def test_files_and_folders_are_copied_both_ways_under_the_names_that_cp_gives(en
     assert "run.sh" in os.listdir(entered.folder / "all")
 
 
+@pytest.mark.thorough
 def test_what_cannot_be_copied_is_said(entered: Entered, job: str) -> None:
     code, _, said = entered.ran("cp", f"{job}:nowhere", "x")
     assert (code, f"the job has no nowhere; it was looked for in {entered.folder}" in said) == (1, True)
@@ -363,6 +365,7 @@ def test_what_cannot_be_copied_is_said(entered: Entered, job: str) -> None:
     assert "there is no file-4" in entered.ran("cp", "file-4", f"{job}:")[2]
 
 
+@pytest.mark.thorough
 def test_a_forwarded_port_carries_many_connections_and_says_where_nobody_listens(entered: Entered) -> None:
     (entered.folder / "page").write_bytes(BIG)
     serve = "import http.server as s; h = s.ThreadingHTTPServer(('127.0.0.1', 0), s.SimpleHTTPRequestHandler); "
@@ -402,6 +405,7 @@ def test_a_forwarded_port_carries_many_connections_and_says_where_nobody_listens
     assert (forward.returncode, "was cancelled" in stderr.decode()) == (LOST, True)
 
 
+@pytest.mark.thorough
 def test_people_enter_their_own_jobs_and_nobody_elses(entered: Entered, job: str) -> None:
     logins = {}
     for name, role in (("jane", "user"), ("sam", "operator")):
