@@ -12,7 +12,7 @@ import re
 import signal
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
@@ -355,20 +355,53 @@ def _specs(files: list[str], given: dict[str, Any], *, check: bool) -> tuple[lis
     """
     if len(files) == 1:
         return [_spec([files[0]] if files[0] else [], dict(given), "submit", check=check)], None
-    specs, problems = [], []
+    specs: list[JobSpec] = []
+    problems: dict[str, str] = {}
     for file in files:
         try:
             specs.append(_spec([file], dict(given), "submit", check=check))
         except spec_file.SpecError as error:
-            problems.append(str(error))
+            problems[file] = str(error)
         except Failure as error:
-            problems.append(f"{file}: {error}")
+            problems[file] = f"{file}: {error}"
     if not problems:
         return specs, None
-    _tell_once_each(problems)
+    for line in problem_lines(problems):
+        tell(line)
     if not specs:
         bad_input(f"none of {len(files)} files can be used; nothing was submitted")
     return specs, Failure(f"{len(problems)} of {len(files)} files cannot be used, as said above", Exit.USAGE)
+
+
+def problem_lines(problems: Mapping[str, str]) -> list[str]:
+    """
+    Return what is wrong with files, once for all that have the same mistake, and no more than a screen of it.
+
+    Parameters
+    ----------
+    problems : mapping of str to str
+        File → what is wrong with it, which names the file.
+
+    Examples
+    --------
+    >>> problem_lines({"a.toml": "a.toml:2: no", "b.toml": "b.toml:2: no", "c.toml": "c.toml: what?"})
+    ['a.toml:2: no (and so in b.toml)', 'c.toml: what?']
+    """
+    alike: dict[str, list[str]] = {}
+    for file, text in problems.items():
+        alike.setdefault(text.replace(file, "\0"), []).append(file)
+    lines = []
+    for first, *others in list(alike.values())[:_MOST_PROBLEMS]:
+        names = ", ".join(others[:_NAMED])
+        more = f" and {len(others) - _NAMED:,} more" if len(others) > _NAMED else ""
+        lines.append(f"{problems[first]} (and so in {names}{more})" if others else problems[first])
+    if left := sum(map(len, list(alike.values())[_MOST_PROBLEMS:])):
+        lines.append(f"{left:,} more {'file has' if left == 1 else 'files have'} other mistakes; correct these first")
+    return lines
+
+
+_MOST_PROBLEMS: Final = 10
+_NAMED: Final = 3
 
 
 def _tell_once_each(texts: Iterable[str]) -> None:

@@ -162,6 +162,21 @@ def test_of_many_files_those_that_cannot_be_used_do_not_keep_the_others(
     assert err.count("completed") == 2 * len(wait)
 
 
+def test_the_same_mistake_of_many_files_is_told_once_and_many_mistakes_are_no_flood(penstock: Run, here: Path) -> None:
+    for number in range(80):
+        (here / f"{number}.toml").write_text('name = "a"\ncommand = ["true"]\ngpu = 2\n')
+        (here / f"other{number}.toml").write_text(f'name = "a"\ncommand = ["true"]\ngpu{number} = 2\n')
+    code, out, err = penstock("submit", *(f"{number}.toml" for number in range(80)))
+    said, last = err.splitlines()
+    assert (code, out) == (2, "")
+    assert said.startswith("penstock: 0.toml:3: gpu: ")
+    assert said.endswith(" (and so in 1.toml, 2.toml, 3.toml and 76 more)")
+    assert last == "penstock: none of 80 files can be used; nothing was submitted"
+    *lines, more, _ = penstock("submit", *(f"other{number}.toml" for number in range(80)))[2].splitlines()
+    assert len(lines) == 10
+    assert more == "penstock: 70 more files have other mistakes; correct these first"
+
+
 def test_a_refused_job_beside_a_file_that_cannot_be_used_is_told_too(
     penstock: Run, gateway: FakeGateway, here: Path
 ) -> None:
@@ -183,7 +198,7 @@ def test_where_no_file_can_be_used_nothing_is_asked(penstock: Run, gateway: Fake
 def test_what_is_wrong_with_a_flag_is_told_once_for_all_files(penstock: Run, here: Path) -> None:
     (here / "other.toml").write_text('name = "b"\ncommand = ["true"]\n')
     code, _, err = penstock("submit", "--name", "no way", "job.toml", "other.toml")
-    assert (code, err.count("name (given on the command line)"), "(and for 1 more)" in err) == (2, 1, True)
+    assert (code, err.count("name (given on the command line)"), "(and so in other.toml)" in err) == (2, 1, True)
 
 
 def test_a_warning_about_many_jobs_is_said_once(penstock: Run, gateway: FakeGateway) -> None:
