@@ -18,6 +18,7 @@ from penstock.retries import RetriedAnswer, RetryPolicy, is_open, new_id
 from penstock_bus.errors import BusError, ServiceError, Unanswered
 from penstock_log import request_bodies, subjects, views
 from penstock_log.spec import JobSpec, SweepSpec
+from penstock_log.text import listed
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -38,6 +39,8 @@ _PATIENCE_S: Final = 4.0
 TRACE_VARIABLE: Final = "TRACEPARENT"
 """Where programs that start others leave the trace to which they belong."""
 _HEADROOM: Final = 4096
+_NOT_FOUND: Final = 404
+_NAMED: Final = 20
 _SHOWN_BY: Final = {
     "cancel_sweep": "penstock sweep show {}",
     **dict.fromkeys(("drain", "resume", "remove"), "penstock nodes"),
@@ -648,15 +651,27 @@ class GatewayClient:
         ----------
         names, most
             As for :meth:`metrics`, of each trial.
+
+        Raises
+        ------
+        ServiceError
+            With code 404 where no trial has a metric of one of the names, though they have others.
         """
-        sweep, wanted = await self.sweep(sweep_id, at), set(names)
-        found = []
+        sweep, wanted = await self.sweep(sweep_id, at), dict.fromkeys(names)
+        found, known = [], dict[str, None]()
         for trial in sweep.trials:
             if trial.state:
                 series = await self.metrics(trial.job_id, most=most, at=at)
+                known.update(dict.fromkeys(series.metrics))
                 chosen = {name: values for name, values in series.metrics.items() if not wanted or name in wanted}
                 series = msgspec.structs.replace(series, metrics=chosen)
                 found.append(views.TrialSeries(trial=trial.number, params=trial.params, series=series))
+        unknown = [name for name in wanted if name not in known]
+        if unknown and known:
+            has = f"{listed([*known][:_NAMED])}{', …' if len(known) > _NAMED else ''}"
+            raise ServiceError(
+                _NOT_FOUND, f"sweep {sweep.id} has no series of {listed(unknown)}; its trials have {has}"
+            )
         return views.SweepSeriesView(id=sweep.id, name=sweep.name, trials=tuple(found))
 
     async def nodes(self, at: request_bodies.At = None) -> views.NodesView:
