@@ -84,6 +84,8 @@ class GatewayClient:
         """Under which name the server knows who asks; empty before it was asked, and where it knows nobody."""
         self.on_upload: Callable[[UploadedCode], object] = lambda _: None
         """Called after each upload of a job's folder."""
+        self.on_submit: Callable[[Sequence[str]], object] = lambda _: None
+        """Called with the ids of jobs, or of a sweep, right before the gateway is asked to take them."""
 
     async def whoami(self) -> views.UserView:
         """Return as whom the gateway takes who asks; with an empty name where the server knows nobody."""
@@ -205,6 +207,7 @@ class GatewayClient:
             ask = request_bodies.SubmitAllRequest(specs=tuple(some), strict=strict)
             again = "each has its id, under which it is not submitted twice"
             ids = f"{some[0].id}{' and so on' if len(some) > 1 else ''}"
+            self.on_submit([spec.id for spec in some])
             body, tries = await self._carried_out("submit_all", ask, f"penstock show {ids}", again, _PATIENCE_S)
             found = read_answer(subjects.command("submit_all"), body, views.SubmittedJobsView).answers
             for i, answer in zip(left, found):
@@ -837,6 +840,7 @@ class GatewayClient:
             identified = spec if spec.id else msgspec.structs.replace(spec, id=self._new_id())
             shown = f"penstock {'sweep show' if name == 'tune' else 'show'} {identified.id}"
             again = f"under the id {identified.id} it is the same one, and not submitted twice"
+            self.on_submit([identified.id])
             try:
                 body, tries = await self._carried_out(name, ask(identified), shown, again)
             except ServiceError as error:

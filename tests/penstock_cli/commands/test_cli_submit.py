@@ -14,6 +14,7 @@ import msgspec
 import pytest
 from fake_gateway import FakeGateway, why_view
 
+from penstock.gateway_client import GatewayClient
 from penstock_bus import Reply
 from penstock_bus.logger import get_logger
 from penstock_cli import value_formats
@@ -494,3 +495,34 @@ def test_every_field_of_a_job_that_people_choose_has_a_flag(penstock: Run, gatew
     assert (spec.begins_from, spec.keep_checkpoint, spec.sharers) == ("j1", True, 3)
     assert penstock("submit", "--id", "none", "--checkpoint-every", "0", "--", "true")[0] == 0
     assert gateway.specs["none"].checkpoint_s == 0.0
+
+
+@pytest.mark.parametrize("wait", [(), ("--wait",)])
+def test_who_interrupts_a_submission_is_told_whether_the_job_was_submitted(
+    penstock: Run, gateway: FakeGateway, here: Path, wait: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accept = gateway._submit
+
+    async def interrupt(asked: request_bodies.SubmitRequest) -> views.SubmitAnswer:
+        await accept(asked)
+        os.kill(os.getpid(), signal.SIGINT)
+        return await asyncio.Future()  # no answer comes
+
+    monkeypatch.setattr(gateway, "_submit", interrupt)
+    code, out, err = penstock("submit", *wait, "job.toml")
+    assert (code, out) == (130, "")
+    assert err == "penstock: interrupted: j1 was submitted and goes on; end it with `penstock cancel j1`\n"
+
+
+def test_who_interrupts_before_the_gateway_was_asked_has_submitted_nothing(
+    penstock: Run, gateway: FakeGateway, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def interrupted(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(GatewayClient, "_with_code", interrupted)
+    for command in ("submit", "run"):
+        code, out, err = penstock(command, "job.toml")
+        assert (code, out, gateway.asked) == (130, "", [])
+        assert err == "penstock: interrupted: nothing was submitted\n"
