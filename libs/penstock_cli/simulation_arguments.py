@@ -62,6 +62,10 @@ class SimulationArguments(CommandOptions, frozen=True, dict=True):
         Path | None, typer.Option("--speedups", help="TOML or JSON: how fast each model is on each device kind.")
     ] = None
     overhead_s: Annotated[float, typer.Option(min=0, help="Seconds that a run needs before it advances.")] = 0.0
+    parked_s: Annotated[
+        float | None,
+        typer.Option(min=0, help="The same for a run that goes on where it is parked; without: none is parked."),
+    ] = None
     seed: Annotated[
         list[int] | None,
         typer.Option("--seed", min=0, help="Of failures, errors and recipes; repeatable: mean and spread over all."),
@@ -120,7 +124,7 @@ class SimulationArguments(CommandOptions, frozen=True, dict=True):
 
     def described(self) -> dict[str, str]:
         """Return what was set otherwise than by default, in words."""
-        shown = ("placement", "compat", "overhead_s", "mtbf_s", "length_error", "borrow", "window_s")
+        shown = ("placement", "compat", "overhead_s", "parked_s", "mtbf_s", "length_error", "borrow", "window_s")
         default = self.defaults()
         found = {name: str(getattr(self, name)) for name in shown if getattr(self, name) != default[name]}
         if self.seeds:

@@ -26,7 +26,7 @@ from penstock_scheduler.pool.pool_settings import MatcherSettings
 from penstock_simulator import fast, virtual_cluster
 from penstock_simulator.engine import cluster_script, simulation
 from penstock_simulator.engine import policies as virtual
-from penstock_simulator.engine.cluster_script import Failures, Speedups
+from penstock_simulator.engine.cluster_script import Failures, RunCosts, Speedups
 from penstock_simulator.fast import fast_settings
 from penstock_simulator.fast.fast_settings import Curves, FastSettings, FastSizingSettings, Profiles
 from penstock_simulator.outcome import Outcome
@@ -131,6 +131,7 @@ def _needs_deciders(
         "--log": asked.log,
         "--gantt": spells,
         "--mtbf-s": asked.mtbf_s,
+        "--parked-s": asked.parked_s is not None,
         "--length-error": asked.length_error,
     }
     yield from (option for option, value in given.items() if value)
@@ -224,7 +225,7 @@ class SimulationPlan:
             self.nodes,
             policy,
             settings=decided_settings(asked),
-            overhead_s=asked.overhead_s,
+            costs=RunCosts(start_s=asked.overhead_s, parked_start_s=asked.parked_s),
             speedups=self.speedups,
             failures=Failures(asked.mtbf_s, asked.repair_s) if asked.mtbf_s else None,
             length_error=asked.length_error,

@@ -227,8 +227,8 @@ class ParkedRuns:
 
         Raises
         ------
-        DiskFull
-            If the disk has no room for the run now: it stays parked.
+        NodeExhausted
+            If the node lacks something for the run now: it stays parked.
         """
         held = self._held[job.id]
         run = self._host.start_parked(job, held.run, held.process)

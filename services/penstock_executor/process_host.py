@@ -27,6 +27,7 @@ from penstock_executor.code_cache import WorkFolders
 from penstock_executor.gang import Rendezvous
 from penstock_executor.launchers import containers, environment, process_launcher
 from penstock_executor.launchers.containers import Container, ImageRefused
+from penstock_executor.launchers.fork_server import COLD
 from penstock_executor.launchers.launcher import OUTPUT_BYTES, LaunchedProcess, Launcher, OutputLimits, WarmRequest
 from penstock_executor.machine import TellTime
 from penstock_executor.memory_limits import MemoryLimits
@@ -62,12 +63,15 @@ Place = tuple[Key, int]
 """A run and a rank."""
 LONGEST_ERROR: Final = 1000
 """Characters of what a job says of its errors."""
-_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE)
+_EXHAUSTED: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM})
+"""What a node lacks for a while, and has again when other runs end."""
 _ADVICE: Final = {
     errno.EMFILE: "raise the limit of open files of the executor (LimitNOFILE, ulimit -n)",
     errno.ENFILE: "raise the limit of open files of the machine (fs.file-max)",
     errno.ENOSPC: "free some space there",
     errno.EDQUOT: "free some space there",
+    errno.EAGAIN: "raise the limit of processes of the executor (TasksMax, ulimit -u), or give the node fewer devices",
+    errno.ENOMEM: "end what holds the node's memory",
     errno.E2BIG: "give it a shorter command or environment",
 }
 _log = structlog.get_logger("penstock.executor")
@@ -83,12 +87,11 @@ class _Start(NamedTuple):
     container: Container | None
 
 
-_COLD: Final = "cold: "
 _UNKNOWN: Final = _Start({}, None, RunIdentity(name="", uid=-1, gid=-1), SecretValues(), None)
 
 
-class DiskFull(Exception):
-    """The disk under the run folders is full: a run can only be started later."""
+class NodeExhausted(Exception):
+    """The node has no room, descriptor, process or memory for a run now: it can only be started later."""
 
 
 class ProcessHost:
@@ -203,8 +206,8 @@ class ProcessHost:
 
         Raises
         ------
-        DiskFull
-            If the disk has no room for the run now; then nothing was started.
+        NodeExhausted
+            If the node lacks something for the run now; then nothing was started.
         """
         gang = environment.members(environment.placement_of(job), job.spec.processes)
         mine = [member for member in gang if member.node_id == self.site.node_id]
@@ -320,11 +323,11 @@ class ProcessHost:
             self._abort(run)
         except OSError as error:
             problem = _start_problem(error, self.runs_dir)
-            if error.errno in _FULL and not any((run.key, member.rank) in self._processes for member in mine):
+            if error.errno in _EXHAUSTED and not any((run.key, member.rank) in self._processes for member in mine):
                 self.limits.forget_host(run.key, run.ranks)
                 self._remove_folders(run.key)  # before the next try
                 self._forget(run.key)
-                raise DiskFull(problem) from error
+                raise NodeExhausted(problem) from error
             run.refused = problem
             self._abort(run)
 
@@ -458,8 +461,8 @@ class ProcessHost:
 
         Raises
         ------
-        DiskFull
-            If the disk has no room for the run now; then nothing has begun.
+        NodeExhausted
+            If the node lacks something for the run now; then nothing has begun.
         """
         checkpoint, placement = job.checkpoint, environment.placement_of(job)
         run = LocalRun(
@@ -483,7 +486,7 @@ class ProcessHost:
                 os.close(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600))
         except OSError as error:
             run_folders.remove(self.runs_dir, run.key)
-            raise DiskFull(_start_problem(error, self.runs_dir)) from error
+            raise NodeExhausted(_start_problem(error, self.runs_dir)) from error
         # a process that ends before it goes on has left as it was asked to, also for the next executor
         run_folders.note_stopping(self.runs_dir, msgspec.structs.replace(run, ending="preempted"))
         self.runs[run.key] = run
@@ -573,9 +576,11 @@ class ProcessHost:
     def _note_late_start(self, key: Key, how: str) -> None:
         """Tell once what came out about a start after it: that its modules cannot be imported, for example."""
         run = self.runs[key]
-        if run.start not in ("", "parked") and how.startswith(_COLD) and how != run.start:
+        if run.home:
+            return  # its processes were started for an earlier run
+        if run.start and how.startswith(COLD) and how != run.start:
             run.start = how
-            self.warn(key, f"it did not start warm: {how.removeprefix(_COLD)}")
+            self.warn(key, f"it did not start warm: {how.removeprefix(COLD)}")
 
     def ended(self, place: Place, code: int | None, unfit: str = "") -> None:
         """

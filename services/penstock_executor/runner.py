@@ -43,7 +43,7 @@ from penstock_executor.memory_limits import MemoryLimits
 from penstock_executor.name_claim import NameClaim
 from penstock_executor.output_store import OutputStore
 from penstock_executor.parking import ParkedRuns
-from penstock_executor.process_host import DiskFull, Place, ProcessHost
+from penstock_executor.process_host import NodeExhausted, Place, ProcessHost
 from penstock_executor.run_credentials import CredentialLookups, NodeSecrets
 from penstock_executor.run_folders import ExecutorError
 from penstock_executor.run_identity import IdentityRule
@@ -494,7 +494,7 @@ class Executor:
         try:
             found = self.resumes.found.get(key)
             started = self.host.start(job, self.live.state.cluster, found, credentials, container)
-        except DiskFull as error:
+        except NodeExhausted as error:
             if key not in self.postponed:
                 log.warning("run_postponed", reason=str(error))
                 self.host.warn(key, f"{error}; it is tried again until then")
@@ -511,7 +511,7 @@ class Executor:
         key = job.id, job.epoch
         try:
             run = self.parking.go_on(job)
-        except DiskFull as error:
+        except NodeExhausted as error:
             if key not in self.postponed:
                 self.host.warn(key, f"{error}; it is tried again until then")
             self.postponed[key] = self.shell.now_s() + RETRY_S

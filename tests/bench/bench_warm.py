@@ -3,8 +3,9 @@ Warm starts against cold ones: ``python tests/bench/bench_warm.py [STARTS] [PYTH
 
 By one launcher in one run, alternately: from the order to start a program until its first step, and until its process
 has ended, of an empty script, one that imports numpy, and one that imports torch and makes a step of an optimiser,
-where ``PYTHON`` has it. Then a sweep of short trials on a real cluster, on a node that starts none warm, and on one
-that does.
+where ``PYTHON`` has it. Then five commands in turn on a node with four servers, and on one with none: processor time of
+all that was started, servers included, and the time to the first step. Then a sweep of short trials on a real cluster,
+on a node that starts none warm, and on one that does.
 
 With an ``ACCOUNT``, as root: the programs run as that account and confined, by a ``PYTHON`` that it may run; no sweep.
 """
@@ -15,6 +16,7 @@ import asyncio
 import contextlib
 import os
 import pwd
+import resource
 import select
 import statistics
 import sys
@@ -31,12 +33,13 @@ from clusters import Cluster, facts
 
 import penstock
 from penstock_executor.launchers.confinement import Confinement
-from penstock_executor.launchers.forking_launcher import ForkingLauncher
+from penstock_executor.launchers.fork_launcher import ForkLauncher
 from penstock_executor.launchers.launcher import WarmRequest
 from penstock_executor.launchers.warm_pool import WarmRules
 from penstock_log import SweepSpec, validation
 
 STARTS, TRIALS, LEARNING = 12, 50, 30
+COMMANDS, IN_TURN = 5, 50
 STARTED = "run.started.v1"
 FIRST_STEP = "import time; print(time.clock_gettime(time.CLOCK_MONOTONIC), flush=True)"
 SCRIPTS = {
@@ -73,7 +76,7 @@ def confined_as(account: str, folder: Path, code: Path) -> Confinement:
     return who._replace(tmp=str(tmp), kept=(str(code),))
 
 
-def start(launcher: ForkingLauncher, folder: Path, python: str, script: str, account: str = "") -> Start:
+def start(launcher: ForkLauncher, folder: Path, python: str, script: str, account: str = "") -> Start:
     """Start a script and wait for its end."""
     rank = Path(tempfile.mkdtemp(dir=folder.parent))
     if account:
@@ -92,7 +95,7 @@ def start(launcher: ForkingLauncher, folder: Path, python: str, script: str, acc
 
 def compare(name: str, python: str, starts: int, account: str = "") -> None:
     """Print how long cold and warm starts of a script take."""
-    cold, warm = ForkingLauncher(), ForkingLauncher(WarmRules(user_servers=1))
+    cold, warm = ForkLauncher(), ForkLauncher(WarmRules(user_servers=1))
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o711)
         script = Path(folder, "run", "s.py")
@@ -115,6 +118,40 @@ def compare(name: str, python: str, starts: int, account: str = "") -> None:
         f"ratio {step[1] / step[0]:.3f}; to the end cold {end[0]:.0f} ms, warm {end[1]:.0f} ms, "
         f"ratio {end[1] / end[0]:.3f}; its server holds {held_bytes / 2**20:.0f} MiB"
     )
+
+
+def compare_in_turn() -> None:
+    """Print what starts of five commands in turn cost with four servers, and with none."""
+    spent_s: dict[str, float] = {}
+    found: dict[str, list[Start]] = {}
+    for way, rules in (("off", WarmRules(servers=0)), ("warm", WarmRules())):
+        launcher, before_s = ForkLauncher(rules), processor_s()
+        with tempfile.TemporaryDirectory() as folder:
+            code = Path(folder, "run")
+            code.mkdir()
+            for number in range(COMMANDS):
+                (code / f"s{number}.py").write_text(f"{SCRIPTS['numpy, a product']}\n{FIRST_STEP}\n")
+            scripts = [f"s{number % COMMANDS}.py" for number in range(IN_TURN)]
+            found[way] = [start(launcher, code, sys.executable, script) for script in scripts]
+            launcher.close()
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                os.waitpid(-1, 0)  # the servers, whose time counts too
+        spent_s[way] = processor_s() - before_s
+    warm = sum(one.how == "warm" for one in found["warm"])
+    off_ms, warm_ms = (median_ms(found[way], "step_s") for way in ("off", "warm"))
+    off_s, warm_s = spent_s["off"], spent_s["warm"]
+    print(
+        f"{COMMANDS} commands in turn, {IN_TURN} starts, of which {warm} warm: processor time off {off_s:.1f} s, "
+        f"with servers {warm_s:.1f} s, ratio {warm_s / off_s:.2f}; to the first step off {off_ms:.0f} ms, "
+        f"with servers {warm_ms:.0f} ms, ratio {warm_ms / off_ms:.2f}"
+    )
+
+
+def processor_s() -> float:
+    """Return the processor time of all children that have ended and were waited for, and of theirs."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def median_ms(starts: list[Start], field: str) -> float:
@@ -184,6 +221,7 @@ def main() -> None:
     for name in SCRIPTS:
         if python or not name.startswith("torch"):
             compare(name, python if name.startswith("torch") else sys.executable, starts)
+    compare_in_turn()
     compare_sweeps()
 
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from penstock_bus import service_folder
 from penstock_executor import fact_outbox, gang, run_state, runner
 from penstock_executor.launchers import environment, process_launcher
-from penstock_executor.launchers.forking_launcher import ForkingLauncher
+from penstock_executor.launchers.fork_launcher import ForkLauncher
 from penstock_executor.run_state import LocalRun, RunProcess
 from penstock_log import Job, JobSpec, RunStarted, RunWarned
 from penstock_log.agent_protocol import STOP_MARGIN, Hello
@@ -167,26 +167,36 @@ async def test_a_process_that_is_not_of_the_run_is_hung_up_on(world: World, line
     assert (await world.ended("j1")).outcome == "cancelled"
 
 
-async def test_a_run_in_a_folder_without_room_waits_for_some_is_warned_and_completes(
-    world: World, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("number", "says"),
+    [
+        (errno.ENOSPC, "No space left on device (ENOSPC); free some space there"),
+        (errno.EMFILE, "Too many open files (EMFILE); raise the limit of open files of the executor"),
+        (errno.EAGAIN, "Resource temporarily unavailable (EAGAIN); raise the limit of processes of the executor"),
+        (errno.ENOMEM, "Cannot allocate memory (ENOMEM); end what holds the node's memory"),
+    ],
+)
+async def test_a_run_for_which_its_node_lacks_something_waits_for_it_is_warned_and_completes(
+    world: World, monkeypatch: pytest.MonkeyPatch, number: int, says: str
 ) -> None:
-    spawn, tries = ForkingLauncher.start, 0
+    spawn, tries = ForkLauncher.start, 0
 
     def full_at_first(*arguments: Any, **more: Any) -> process_launcher.ShimProcess:
         nonlocal tries
         tries += 1
         if tries <= 3:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            raise OSError(number, os.strerror(number))
         return spawn(*arguments, **more)
 
     await world.node()
-    monkeypatch.setattr(ForkingLauncher, "start", full_at_first)
+    monkeypatch.setattr(ForkLauncher, "start", full_at_first)
     monkeypatch.setattr(runner, "RETRY_S", 0.05)
     await world.run("j1", "true")
     assert (await world.ended("j1")).outcome == "completed"
     assert await world.facts("j1") == ["RunWarned", "RunStarted", "RunEnded"]
     warning = (await world.fact(RunWarned, "j1")).warning
-    assert "No space left on device (ENOSPC); free some space there; it is tried again until then" in warning
+    assert says in warning
+    assert warning.endswith("; it is tried again until then")
 
 
 async def test_a_run_that_waits_for_room_can_be_cancelled(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,7 +204,7 @@ async def test_a_run_that_waits_for_room_can_be_cancelled(world: World, monkeypa
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     await world.node()
-    monkeypatch.setattr(ForkingLauncher, "start", full)
+    monkeypatch.setattr(ForkLauncher, "start", full)
     await world.run("j1", "true")
     await world.fact(RunWarned, "j1")
     await world.cancel("j1")
@@ -204,7 +214,7 @@ async def test_a_run_that_waits_for_room_can_be_cancelled(world: World, monkeypa
 async def test_a_gang_of_which_some_have_started_when_the_room_ends_fails_with_the_reason(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spawn, tries = ForkingLauncher.start, 0
+    spawn, tries = ForkLauncher.start, 0
 
     def full_at_last(*arguments: Any, **more: Any) -> process_launcher.ShimProcess:
         nonlocal tries
@@ -214,7 +224,7 @@ async def test_a_gang_of_which_some_have_started_when_the_room_ends_fails_with_t
         return spawn(*arguments, **more)
 
     await world.node()
-    monkeypatch.setattr(ForkingLauncher, "start", full_at_last)
+    monkeypatch.setattr(ForkLauncher, "start", full_at_last)
     await world.submit("j1", "sleep", "60", gpus=2)
     await world.place("j1", 0, 1)
     ended = await world.ended("j1")

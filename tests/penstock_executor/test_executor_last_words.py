@@ -24,7 +24,7 @@ from penstock_bus.memory import MemoryBus
 from penstock_executor import agent_listener
 from penstock_executor.agent_listener import AgentConnection
 from penstock_executor.launchers import process_launcher
-from penstock_executor.launchers.forking_launcher import ForkingLauncher
+from penstock_executor.launchers.fork_launcher import ForkLauncher
 from penstock_log import RunCheckpointed, RunWarned
 from penstock_log.agent_protocol import VERSION, FromJob, Hello, StepReached, StopAtStep
 from penstock_testing import eventually
@@ -57,7 +57,7 @@ time.sleep(600)
 @pytest.fixture
 def blocked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the loop stand still from a process's start to its end: all that it says is unread then."""
-    start = ForkingLauncher.start
+    start = ForkLauncher.start
 
     def started(*arguments: Any, **more: Any) -> process_launcher.ShimProcess:
         process = start(*arguments, **more)
@@ -66,7 +66,7 @@ def blocked(monkeypatch: pytest.MonkeyPatch) -> None:
         os.close(ended)
         return process
 
-    monkeypatch.setattr(ForkingLauncher, "start", started)
+    monkeypatch.setattr(ForkLauncher, "start", started)
 
 
 @asynccontextmanager

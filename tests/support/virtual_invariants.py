@@ -23,12 +23,13 @@ class Broken(AssertionError):
 
 
 class Held(NamedTuple):
-    """One run as the log has it: how long it held its devices, how long it worked on which kind, and how it ended."""
+    """A run as the log has it: how long it held its devices and worked, on which kind, and how it began and ended."""
 
     held_s: float
     worked_s: float
     kind: str
     outcome: str
+    start: str
 
 
 class Invariants:
@@ -38,6 +39,7 @@ class Invariants:
     * Virtual time never goes back.
     * No device is leased twice at a time, none that its node does not have, and none of another kind.
     * A run's facts are of the epoch in force, so no executor works on a lease that is over.
+    * A run goes on with a parked process only where the log says that its job is parked.
     * A job neither gets lost nor ends twice: whoever was submitted waits, holds a lease or is over.
 
     After the end, :meth:`check_service`: what a job worked is its work and what of it was lost, no more and no less;
@@ -52,6 +54,8 @@ class Invariants:
         self._holds: defaultdict[str, set[Where]] = defaultdict(set)
         self._runs: defaultdict[str, list[Held]] = defaultdict(list)
         self._over: set[str] = set()
+        self._may_go_on: set[tuple[str, int]] = set()
+        self._starts: dict[tuple[str, int], str] = {}
         self._now_s = 0.0
         engine.witness(self.check)
 
@@ -66,6 +70,13 @@ class Invariants:
                 _expect(self._jobs[fact.job_id].may_run(fact.epoch, fact.node_id), f"{fact} is of no lease in force")
             if isinstance(fact, RunEnded):
                 self._note_run(self._jobs[fact.job_id], fact)
+            if isinstance(fact, RunStarted):
+                self._starts[fact.job_id, fact.epoch] = fact.start
+                parked = fact.start != "parked" or (fact.job_id, fact.epoch) in self._may_go_on
+                _expect(parked, f"{fact} goes on where it is not parked")
+            for placement in fact.placements if isinstance(fact, RoundDecided) else ():
+                if self._jobs[placement.job_id].parked_on in {slot.node_id for slot in placement.slots}:
+                    self._may_go_on.add((placement.job_id, placement.epoch))
             self._cluster.apply(fact)
             touched = self._jobs.apply(fact)
             for placement in fact.placements if isinstance(fact, RoundDecided) else ():
@@ -75,7 +86,8 @@ class Invariants:
 
     def check_service(self) -> None:
         """Check that no service appeared or vanished."""
-        stop_s = self._executors.costs.stop_s
+        costs = self._executors.costs
+        stop_s = costs.stop_s
         for task in self._executors.tasks.values():
             job, runs = self._jobs[task.id], self._runs[task.id]
             _expect(task.over == (job.state in TERMINAL), f"{task.id} is over here or there only")
@@ -84,17 +96,17 @@ class Invariants:
             if task.over and len(runs) == job.attempts:  # of runs that nodes took with them, the log has no figures
                 _expect(_near(done_s, task.work_s + task.lost_s), f"{task.id} worked {done_s} s; it is {task}")
             for run in runs:
-                costs_s = {
-                    "completed": task.starting_s,
-                    "preempted": min(task.starting_s, run.held_s - stop_s) + stop_s,
-                }
+                start_s = costs.parked_start_s if run.start == "parked" else task.starting_s
+                _expect(start_s is not None, f"{task.id}: {run} was parked where none is")
+                costs_s = {"completed": start_s, "preempted": min(start_s, run.held_s - stop_s) + stop_s}
                 if run.outcome in costs_s and not task.lost_s and not task.startings_s:
                     _expect(_near(run.held_s - run.worked_s, costs_s[run.outcome]), f"{task.id}: {run} cost too much")
 
     def _note_run(self, job: Job, fact: RunEnded) -> None:
         if len(job.open_nodes) == 1 and job.started_s and job.placement is not None:
             outcome = fact.outcome if job.outcome == "completed" else job.outcome
-            held = Held(fact.at_s - job.started_s, fact.loop_s, job.placement.kind, outcome)
+            start = self._starts.get((job.id, fact.epoch), "")
+            held = Held(fact.at_s - job.started_s, fact.loop_s, job.placement.kind, outcome, start)
             self._runs[job.id].append(held)
 
     def _check_job(self, job: Job) -> None:

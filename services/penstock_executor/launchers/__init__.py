@@ -6,7 +6,7 @@ In reading order:
 * ``launcher``: Port of launchers; ``LAUNCHERS`` here has them by name.
 * ``environment``: Ranks and environment of a run's processes.
 * ``process_launcher``: The process launcher.
-* ``forking_launcher``: The launcher of executors, which forks instead.
+* ``fork_launcher``: The launcher of executors, which forks instead.
 * ``warm_pool``: The warm servers of an executor, and the modules that they have.
 * ``warm_command``: Whether a command line may start warm.
 * ``fork_client``: The executor's side of a fork server.
@@ -29,14 +29,14 @@ import os
 from collections.abc import Callable
 from typing import Any, Final
 
-from penstock_executor.launchers.forking_launcher import ForkingLauncher
+from penstock_executor.launchers.fork_launcher import ForkLauncher
 from penstock_executor.launchers.launcher import Launcher
 from penstock_executor.launchers.warm_pool import WarmRules
 from penstock_executor.settings import ExecutorSettings, LauncherName
 
 _HOST_PARTS: Final = 8
 LAUNCHERS: Final[dict[LauncherName, Callable[[ExecutorSettings], Launcher[Any]]]] = {
-    "process": lambda settings: ForkingLauncher(_warm_rules(settings)),
+    "process": lambda settings: ForkLauncher(_warm_rules(settings)),
 }
 """Makers of launchers, by the name that ``launcher`` in the executor's settings gives them."""
 

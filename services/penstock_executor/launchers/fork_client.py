@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple
 from penstock_executor.launchers import fork_server, server_keeper, shim
 from penstock_executor.launchers import user_server as user_server_program
 from penstock_executor.launchers.confinement import Confinement
+from penstock_executor.launchers.fork_server import COLD
 from penstock_executor.launchers.warm_command import WarmCommand, shared_environment
 
 ROOM: Final = 16 * 1024
@@ -36,7 +37,9 @@ MOST_SAID: Final = 200
 CHANGED: Final = "files of its modules have changed since they were imported"
 _ROOM_NAME: Final = "PENSTOCK_ROOM"
 _MOST_BYTES: Final = 1 << 20
-_MOST_SENT: Final = 1 << 18
+_MOST_ORDER_BYTES: Final = 1 << 18
+_MOST_ASKED_BYTES: Final = 1 << 16
+"""Of a question: more may be too long for one message."""
 _ending: Final[set[int]] = set()
 """Servers that were killed, and that the kernel has not done away with yet: one with much memory takes a while."""
 
@@ -64,8 +67,8 @@ class ForkError(Exception):
     """A fork server cannot serve; the message says why."""
 
 
-class Forked(NamedTuple):
-    """A shim that a server has forked: its pid, and how its program starts."""
+class ForkReply(NamedTuple):
+    """What a server has done about a program: the pid of its shim, 0 for none, and how it starts, or why not."""
 
     pid: int
     how: str
@@ -172,7 +175,7 @@ class ForkServer:
             self.said = said
         return self.said is not None
 
-    def fork(self, order: shim.Order) -> Forked:
+    def fork(self, order: shim.Order) -> ForkReply:
         """
         Fork the shim of a program, and let it begin; its pid is 0 where the program cannot start warm now.
 
@@ -181,22 +184,32 @@ class ForkServer:
         ForkError
             If it cannot; then nothing was started.
         """
+        question = marshal.dumps(tuple(fork_server.Question.about(order)))
+        if len(question) > _MOST_ASKED_BYTES:
+            return ForkReply(0, f"{COLD}its folder, script and PYTHONPATH are too long for one message")
+        try:
+            told = fork_server.write_order(order, _MOST_ORDER_BYTES)
+        except ValueError as error:
+            return ForkReply(0, f"{COLD}{error}")
+        try:
+            return self._fork(question, told)
+        finally:
+            os.close(told)
+
+    def _fork(self, question: bytes, told: int) -> ForkReply:
         begins, begin = os.pipe2(os.O_CLOEXEC)
         try:
-            message = marshal.dumps(tuple(order))
-            if len(message) > _MOST_SENT:
-                raise ForkError("its command line and environment are too long for one message")
             try:
-                socket.send_fds(self._control, [message], [begins])
+                socket.send_fds(self._control, [question], [told, begins])
             except OSError as error:
                 self._refuse(f"it has ended: {error}")
             pid, how = self._answer()
-            if not pid and how.startswith(server_keeper.COLD):
-                return Forked(0, how[:MOST_SAID])
+            if not pid and how.startswith(COLD):
+                return ForkReply(0, how[:MOST_SAID])
             if not pid:
                 raise ForkError(how)
             os.write(begin, b"!")
-            return Forked(pid, how[:MOST_SAID])
+            return ForkReply(pid, how[:MOST_SAID])
         finally:
             os.close(begins)
             os.close(begin)
@@ -279,7 +292,7 @@ class KeptServer(ForkServer):
             self.memory_pid = int(self.said)
         return ready
 
-    def fork(self, order: shim.Order) -> Forked:
+    def fork(self, order: shim.Order) -> ForkReply:
         """Fork the shim of a program; see :meth:`ForkServer.fork`. Until that is reaped, it forks no other."""
         forked = super().fork(order)
         self.busy = bool(forked.pid)

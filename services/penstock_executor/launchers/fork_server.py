@@ -8,10 +8,12 @@ and it ends with the executor. There are two kinds:
 * A **warm server**, run by a job's interpreter with the job's options and environment: it imports modules, and forks
   shims whose child becomes the program instead of executing it (:mod:`warm_program`).
 
-Messages are marshalled tuples. To the server: an order with a pipe, or the pid of a shim that is to be reaped. From it:
-once whether it can serve, and why not; for each order the shim's pid and how its program starts (``exec``, ``warm``, or
-``cold: `` with the reason); and for each pid the exit status, or -1. A shim begins when a byte comes through the pipe,
-and ends where none can come.
+Messages are marshalled tuples. To the server: a question with two descriptors, or the pid of a shim that is to be
+reaped. From it: once whether it can serve, and why not; for each question the shim's pid and how its program starts
+(``exec``, ``warm``, or ``cold: `` with the reason), or 0 where no shim was forked; and for each pid the exit status, or
+-1. The first descriptor holds the order, which the shim alone reads: the environment of a program, with its secrets, is
+never in the memory of a server, from which the next program is forked. A shim begins when a byte comes through the
+second, a pipe, and ends where none can come.
 """
 
 # ruff: noqa: E402 - what an interpreter has imported by itself is noted first
@@ -36,7 +38,7 @@ import socket
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 CONTROL = 3
 _ARGUMENTS = 44
@@ -49,6 +51,8 @@ _OWN_WORDS = 3
 """Words of a server's command line behind the interpreter and its options: this file, the modules, and the room."""
 MOST_BYTES = 1 << 20
 OLDEST = (3, 10)
+COLD = "cold: "
+"""Before the reason why a program does not start warm."""
 BLOCKED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGRTMIN + 7)
 """As a shim has them when it begins: what comes early waits until it can be answered."""
 FOLDER = os.path.dirname(os.path.abspath(__file__))
@@ -60,6 +64,67 @@ def load_beside(name: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
     spec.loader.exec_module(module)  # type: ignore[union-attr]
     return module
+
+
+class Question(NamedTuple):
+    """
+    What a server is told of a program that it is to fork.
+
+    Attributes
+    ----------
+    cwd : str
+        The folder that the program runs in.
+    kind, target : str
+        What its interpreter runs (:class:`penstock_executor.launchers.warm_command.WarmCommand`), but for a text; empty
+        for a program that starts by exec.
+    python_path : str
+        Its ``PYTHONPATH``.
+    environment_bytes : int
+        The size of its environment.
+    """
+
+    cwd: str
+    kind: str
+    target: str
+    python_path: str
+    environment_bytes: int
+
+    @classmethod
+    def about(cls, order: Any) -> Question:
+        """Return what a server is told of an order."""
+        kind, target = order.warm[:2] or ("", "")
+        python_path = os.fsdecode(order.env.get(b"PYTHONPATH", b""))
+        size = sum(len(name) + len(value) + 2 for name, value in order.env.items())
+        return cls(order.cwd, kind, "" if kind == "command" else target, python_path, size)
+
+
+def write_order(order: Sequence[Any], most_bytes: int = 0) -> int:
+    """
+    Return a descriptor from which an order can be read, by whoever has it.
+
+    Raises
+    ------
+    ValueError
+        If it has more than ``most_bytes``; 0: it may have any number.
+    """
+    body = marshal.dumps(tuple(order))
+    if most_bytes and len(body) > most_bytes:
+        raise ValueError(f"its command line and environment have {len(body):,} bytes, more than {most_bytes:,}")
+    fd = os.memfd_create("order")
+    try:
+        with open(fd, "wb", closefd=False) as file:
+            file.write(body)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def read_order(fd: int) -> Any:
+    """Return the values of an order that is in a descriptor."""
+    with open(os.dup(fd), "rb") as file:
+        file.seek(0)
+        return marshal.loads(file.read())  # noqa: S302 - from the executor, or a process of root's
 
 
 class ShownMemory:
@@ -80,10 +145,10 @@ class ShownMemory:
         self._libc = ctypes.CDLL(None)
         self._libc.sbrk.restype = ctypes.c_void_p
 
-    def has_room(self, env: Mapping[bytes, bytes]) -> bool:
+    def has_room(self, environment_bytes: int) -> bool:
         """Return whether there is room for an environment."""
         _, room, end = self._environment
-        return sum(len(name) + len(value) + 2 for name, value in env.items()) <= end - room
+        return environment_bytes <= end - room
 
     def show(self, words: Sequence[bytes], env: Mapping[bytes, bytes]) -> None:
         """Show these words behind the interpreter and its options, and the variables that the server has not."""
@@ -144,7 +209,7 @@ class Forker:
     def serve(
         self,
         start: Callable[..., int] | None = None,
-        doubt: Callable[[Any], str] = lambda order: "exec",  # noqa: ARG005 - that of a warm server looks at it
+        doubt: Callable[[Question], str] = lambda question: "exec",  # noqa: ARG005 - that of a warm server looks at it
     ) -> None:
         """
         Fork a shim for each order, until the executor is gone.
@@ -154,27 +219,26 @@ class Forker:
         start : callable, optional
             What starts programs; by default they are executed.
         doubt : callable
-            ``doubt(order)``: how a program is to start, as the executor is told.
+            ``doubt(question)``: how a program is to start, as the executor is told.
         """
         while True:
-            body, pipes, _, _ = socket.recv_fds(self._control, MOST_BYTES, 1)
+            body, fds, _, _ = socket.recv_fds(self._control, MOST_BYTES, 2)
             if not body:
                 return
             message = marshal.loads(body)  # noqa: S302 - from the executor
             if isinstance(message, int):
                 self._control.send(marshal.dumps(reaped(message)))
                 continue
-            order = self.shim.Order(*message)
-            how = doubt(order)
+            how = doubt(Question(*message))
             try:
                 pid = os.fork()
             except OSError as error:
-                self._control.send(marshal.dumps((0, str(error.strerror))))
+                self._control.send(marshal.dumps((0, f"{COLD}its server can have no process: {error.strerror}")))
                 pid = -1
             if not pid:
-                self._be_shim(order, pipes[0], how, start if how == "warm" else None)
-            for pipe in pipes:
-                os.close(pipe)
+                self._be_shim(fds[0], fds[1], how, start if how == "warm" else None)
+            for fd in fds:
+                os.close(fd)
 
     def _go_as_late_as_before(self) -> None:
         if self.oom_score:
@@ -187,13 +251,14 @@ class Forker:
         self._control.detach()
         return order
 
-    def _be_shim(self, order: Any, pipe: int, how: str, start: Callable[..., int] | None) -> None:
+    def _be_shim(self, told: int, pipe: int, how: str, start: Callable[..., int] | None) -> None:
         """Be a shim, in a child; only a program that begins warm comes back from here, by an exception."""
         code = 1
         try:
             os.setsid()
             self._go_as_late_as_before()
             self._control.send(marshal.dumps((os.getpid(), how)))
+            order = self.shim.Order(*read_order(told))
             redirect(order.folder, pipe)
             self.shown.show([*map(os.fsencode, (*order[:5], *order.argv))], order.env)
             if os.read(pipe, 1):

@@ -40,7 +40,6 @@ ANSWER_S: Final = 0.3
 FORK_S: Final = 3.0
 """For how long it may take to fork one; only the program's shim waits for that."""
 IDLE: Final = "it was not used for long"
-COLD: Final = "cold: "
 _SHIM_S: Final = 4 * FORK_S
 _STOP_S: Final = 1.0
 _LOOK_S: Final = 0.5
@@ -117,8 +116,8 @@ class KeptRun:
     ----------
     shim, program : int
         Their processes; 0: the shim is gone, the program has not begun or has ended.
-    order : Order
-        What the shim was told.
+    order, question : Order, Question
+        What the shim was told, and what the server is told of it.
     confined : Confinement
         What the program gives up.
     channel : socket
@@ -129,6 +128,7 @@ class KeptRun:
 
     def __init__(self, pid: int, order: Any, confined: Any, channel: socket.socket) -> None:
         self.shim, self.order, self.confined, self.channel = pid, order, confined, channel
+        self.question = fork_server.Question.about(order)
         self.program = self.looks = 0
 
     def tell(self, kind: str, value: Any = None) -> None:
@@ -223,9 +223,9 @@ class Keeper:
 
     def _hear_executor(self, control: socket.socket) -> None:
         try:
-            body, pipes, _, _ = socket.recv_fds(control, fork_server.MOST_BYTES, 1)
+            body, fds, _, _ = socket.recv_fds(control, fork_server.MOST_BYTES, 2)
         except OSError:
-            body, pipes = b"", []
+            body, fds = b"", []
         if not body:
             self._control = None
             self._shims.clear()
@@ -238,14 +238,15 @@ class Keeper:
             if self._run is not None and self._run.shim == message:
                 self._shim_is_gone(self._run)
             return
-        order = shim.Order(*message)
+        told, begins = fds
+        order = shim.Order(*fork_server.read_order(told))
         confined = confinement.read(order.folder) or confinement.Confinement()
-        if why := self._doubt(order, confined):
-            self._tell((0, f"{COLD}{why}"))
+        if why := self._doubt(fork_server.Question(*message), confined):
+            self._tell((0, f"{fork_server.COLD}{why}"))
         else:
-            self._fork_shim(order, confined, pipes[0])
-        for pipe in pipes:
-            os.close(pipe)
+            self._fork_shim(order, confined, begins)
+        for fd in fds:
+            os.close(fd)
 
     def _tell(self, message: Any) -> None:
         if self._control is not None:
@@ -365,14 +366,14 @@ class Keeper:
         self._talk.close()
 
     # --- programs
-    def _doubt(self, order: Any, confined: Any) -> str:
+    def _doubt(self, question: Any, confined: Any) -> str:
         """Return why a program cannot start warm now; empty where it can."""
         if self._run is not None:
             return "its server has another program, which runs"
         try:
             self._give_temporary(confined)
             self._let_go_on()
-            self._talk.send(marshal.dumps((0, *_masked(order))), socket.MSG_DONTWAIT)
+            self._talk.send(marshal.dumps((0, *question)), socket.MSG_DONTWAIT)
             said = self._answer(ANSWER_S, f"it did not answer within {ANSWER_S:g} s")
             self._stop()
         except (ServerFault, OSError) as fault:
@@ -448,7 +449,7 @@ class Keeper:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with ours, theirs:
             self._let_go_on()
-            told = marshal.dumps((left_open, *_masked(run.order)))
+            told = marshal.dumps((left_open, *run.question))
             socket.send_fds(self._talk, [told], [*fds, theirs.fileno()], socket.MSG_DONTWAIT)
             said = self._answer(FORK_S, f"it did not fork within {FORK_S:g} s")
             self._stop()
@@ -466,7 +467,11 @@ class Keeper:
                 report = confinement.TEMPORARY[0]
             elif report:
                 env.setdefault(b"TMPDIR", os.fsencode(report))
-            ours.send(marshal.dumps(tuple(run.order._replace(folder=report, env=env))), socket.MSG_DONTWAIT)
+            order = fork_server.write_order(run.order._replace(folder=report, env=env))
+            try:
+                socket.send_fds(ours, [_BEGIN], [order], socket.MSG_DONTWAIT)
+            finally:
+                os.close(order)
         return program
 
     def _give_temporary(self, confined: Any) -> None:
@@ -582,7 +587,7 @@ class KeptTree(shim.ProcessTree):  # type: ignore[misc] # loaded by its path
         with contextlib.suppress(OSError):
             os.write(writers[1], f"penstock: the program starts cold: {why}\n".encode(errors="replace"))
         with contextlib.suppress(OSError):
-            _write(os.path.join(order.folder, "how"), f"{COLD}{why}".encode(errors="replace"))
+            _write(os.path.join(order.folder, "how"), f"{fork_server.COLD}{why}".encode(errors="replace"))
         return int(shim.spawn(order, writers, left_open))
 
     def reap(self) -> bool:
@@ -618,12 +623,6 @@ class KeptTree(shim.ProcessTree):  # type: ignore[misc] # loaded by its path
             if not body:
                 os.killpg(0, signal.SIGKILL)
             yield marshal.loads(body)  # noqa: S302 - from the keeper
-
-
-def _masked(order: Any) -> tuple[Any, ...]:
-    """Return of an order what a server may know: not what is in the program's environment, but how much."""
-    env = {name: value if name == b"PYTHONPATH" else b"x" * len(value) for name, value in order.env.items()}
-    return tuple(order._replace(folder="", output="", env=env))
 
 
 def _children(pid: int = 0) -> list[int]:

@@ -9,9 +9,9 @@ process that appears among its own children for the program, and sees to what be
 A program is forked twice, so that its parent is gone and it becomes a child of the keeper. It then waits until it has
 been put into its group, and is told what it is to be: the server itself never has its environment, with its secrets.
 
-Messages to the server are marshalled and come from the keeper: a question, how a program would start, is an order; an
-order with descriptors (for the output, for what is left open, and the socket by which the program is told) is to be
-forked. Those from it are plain text, ``+`` or ``-`` and the reason.
+Messages to the server are marshalled questions (:class:`fork_server.Question`) and come from the keeper: one without
+descriptors asks how a program would start; one with them (for the output, for what is left open, and the socket by
+which the program gets its order) has it forked. Those from the server are plain text, ``+`` or ``-`` and the reason.
 """
 
 # ruff: noqa: E402 - what an interpreter has imported by itself is noted first
@@ -39,6 +39,7 @@ REPORT = ".penstock-modules"
 """In the run's temporary folder, which is its user's: the one that belongs to the process is not."""
 _DUMPABLE = 4
 _MOST_FDS = 4
+_MOST_SAID = 16
 _beside = importlib.util.spec_from_file_location(
     "fork_server", os.path.join(os.path.dirname(os.path.abspath(__file__)), "fork_server.py")
 )
@@ -74,15 +75,16 @@ class ProgramForker(fork_server.Forker):  # type: ignore[misc] # loaded by its p
             if not body:
                 return
             left_open, *told = marshal.loads(body)  # noqa: S302 - from the keeper, which is root's
-            order = self.shim.Order(*told)
+            question = fork_server.Question(*told)
             if not fds:
-                how = doubt(order) if os.access(order.cwd, os.X_OK) else "its user cannot enter its working directory"
-                self.say(how == "warm", how.removeprefix("cold: "))
+                may_enter = os.access(question.cwd, os.X_OK)
+                how = doubt(question) if may_enter else "its user cannot enter its working directory"
+                self.say(how == "warm", how.removeprefix(fork_server.COLD))
                 continue
             between = os.fork()
             if not between:
                 self._descriptors = fds
-                start(order, fds[:2], left_open)
+                start(None, fds[:2], left_open)
                 os._exit(0)
             os.waitpid(between, 0)
             for fd in fds:
@@ -95,11 +97,12 @@ class ProgramForker(fork_server.Forker):  # type: ignore[misc] # loaded by its p
         *streams, told = self._descriptors
         if len(streams) > 2:
             os.dup2(streams[2], left_open)
-        body = os.read(told, fork_server.MOST_BYTES)
-        if not body:
+        with socket.socket(fileno=told) as keeper:
+            _, fds, _, _ = socket.recv_fds(keeper, _MOST_SAID, 1)
+        if not fds:
             os._exit(1)  # the keeper is gone, or does not take this process for the program
         del order
-        return self.shim.Order(*marshal.loads(body))  # noqa: S302 - from the keeper
+        return self.shim.Order(*fork_server.read_order(fds[0]))
 
     def confine(self, order: Any, env: dict[bytes, bytes]) -> None:
         """Do what the server has not done for all programs: the rest of it holds for the server itself."""

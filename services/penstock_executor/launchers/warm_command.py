@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final, Literal, NamedTuple
 
 from penstock_cluster.host_limits import limits_of
@@ -25,6 +25,7 @@ _AT_START: Final = (
     *("PYTHONPERFSUPPORT", "PYTHONDUMPREFS", "LD_PRELOAD", "LD_AUDIT"),
 )
 """Variables by which an interpreter does more at its start than a server could do for it."""
+_READ_AT_START: Final = re.compile(r"PYTHON.*|LD_.*|LC_.*|LANG|LANGUAGE|PATH|HOME|TZ")
 PER_RUN: Final = re.compile(
     r"PENSTOCK_.*|RANK|LOCAL_RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT|CUDA_VISIBLE_DEVICES|CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 )
@@ -70,9 +71,16 @@ class WarmCommand(NamedTuple):
         return (self.kind, self.target, self.args, self.data_bytes, words, words + len(self.interpreter))
 
 
-def warm_command(argv: Sequence[str], env: Mapping[str, str], cwd: str) -> WarmCommand:
+def warm_command(
+    argv: Sequence[str], env: Mapping[str, str], cwd: str, private: Collection[str] = frozenset()
+) -> WarmCommand:
     """
     Return what a warm server has to know of a command line.
+
+    Parameters
+    ----------
+    private : collection of str
+        Variables that its server does not get.
 
     Raises
     ------
@@ -84,6 +92,8 @@ def warm_command(argv: Sequence[str], env: Mapping[str, str], cwd: str) -> WarmC
     for variable in _AT_START:
         if env.get(variable):
             raise StartsCold(f"{variable} is set")
+    if read := sorted(filter(_READ_AT_START.fullmatch, private)):
+        raise StartsCold(f"{read[0]} is a secret, and an interpreter reads it when it starts")
     if not all(map(os.path.isabs, env.get("PYTHONPATH", "/").split(os.pathsep))):
         raise StartsCold("PYTHONPATH has a relative path")
     begin = _end_of_options(argv)

@@ -3,8 +3,18 @@ The warm servers of an executor: one for each command and environment, with the 
 
 A server begins when a command has come :data:`OFTEN` times, or at once for a job that names its modules. What more a
 run has imported, it reports at its end; then another server with these modules takes the place of the first. So
-nothing is imported for a command that its own runs do not import. Servers are bounded by their number and by their
-memory; the one that was used longest ago goes first.
+nothing is imported for a command that its own runs do not import.
+
+Servers are bounded by their number and by their memory. Where all places are taken, a command earns one: it has to
+start several times while another's server is not used at all. With five commands in turn and four places, four of them
+start warm and the fifth does not; were the server that was used longest ago ended for whoever comes, each start would
+end the very one that comes next. A command whose server was ended before it had served as many starts pays twice as
+much for the next. So at most one server is made for so many cold starts, and whoever comes in whatever order, starts
+cost little more than without any server.
+
+References
+----------
+Karlin et al., Competitive snoopy caching, Algorithmica 3, 1988: something is bought when as much was spent without it.
 """
 
 from __future__ import annotations
@@ -29,6 +39,9 @@ from penstock_executor.launchers.warm_command import StartsCold, WarmCommand, sh
 
 OFTEN: Final = 2
 """Runs of a command before a server is kept for it that nobody has asked for."""
+PRICE: Final = 3
+"""Starts of a command, while another's server is not used, for which it has the place of that server."""
+MOST_PRICE: Final = 96
 AGAIN_S: Final = 300.0
 """After that long it is tried again to have a server where there could be none."""
 IMPORT_S: Final = 300.0
@@ -44,6 +57,7 @@ MOST_KNOWN: Final = 256
 MEASURED_S: Final = 10.0
 """For so long it is taken what was measured of a server: for that, the kernel walks through all of its memory."""
 STILL_IMPORTING: Final = "its server is still importing"
+OTHERS_NEED_THEM: Final = "all servers of its node are used by other commands"
 MODULES_FILE: Final = "modules"
 _MOST_BYTES: Final = 1 << 18
 _MODULE: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -125,7 +139,20 @@ class WarmKey(NamedTuple):
 
 
 class _Entry:
-    """What is known of a key."""
+    """
+    What is known of a key.
+
+    Attributes
+    ----------
+    uses : int
+        Programs that had its server, since it was made in the place of another or in an empty one.
+    missed : dict of WarmKey to int
+        Starts of others that had no place, since this one's server was last used.
+    price : int
+        So many starts it has to miss to have the place of another.
+    held_bytes : int
+        What its last server held, in bytes; 0: nobody knows.
+    """
 
     def __init__(self, env: Mapping[str, str], modules: Sequence[str]) -> None:
         self.confined = Confinement()
@@ -135,15 +162,28 @@ class _Entry:
         self.next_modules: tuple[str, ...] = ()
         self.next_s = 0.0
         self.refusal, self.refused_s, self.losses = "", 0.0, 0
+        self.uses, self.price, self.held_bytes = 0, PRICE, 0
+        self.missed: dict[WarmKey, int] = {}
 
     @property
     def busy(self) -> bool:
         return self.server is not None and self.server.busy
 
+    @property
+    def has_place(self) -> bool:
+        return self.server is not None or self.next is not None
+
     def close(self) -> None:
         for server in filter(None, (self.server, self.next)):
             server.close()
         self.server = self.next = None
+
+    def give_place(self) -> None:
+        """End its server for that of another."""
+        self.close()
+        self.price = PRICE if self.uses >= self.price else min(2 * self.price, MOST_PRICE)
+        self.uses = 0
+        self.missed.clear()
 
 
 class WarmPool:
@@ -207,10 +247,12 @@ class WarmPool:
         if entry.refusal and self._clock() >= entry.refused_s + AGAIN_S:
             entry.refusal = ""
         self._advance_all()
-        if entry.server is None and entry.next is None and not entry.refusal:
+        if not entry.has_place and not entry.refusal:
             self._consider(key, entry)
+        entry.missed.clear()
         if entry.server is None:
             raise StartsCold(entry.refusal or STILL_IMPORTING)
+        entry.uses += 1
         return entry.server
 
     def _consider(self, key: WarmKey, entry: _Entry) -> None:
@@ -219,10 +261,44 @@ class WarmPool:
             raise StartsCold("its job names no modules (preload)")
         if entry.runs < OFTEN and not key.preload:
             raise StartsCold("it is the first run of its command here")
+        self._take_place(key, entry)
         self._begin(key, entry, entry.modules)
 
+    def _take_place(self, key: WarmKey, entry: _Entry) -> None:
+        """Have a place for the server of a key: a free one, or those of others that were not used for long enough."""
+        kept = self._others(key)
+        taken: list[WarmKey] = []
+        for other in kept if self._lacks_place(key, entry, kept) else ():
+            rival = self._entries[other]
+            if not rival.busy:
+                rival.missed[key] = rival.missed.get(key, 0) + 1
+        while self._lacks_place(key, entry, kept):
+            same = [other for other in kept if other.uid == key.uid]
+            among = same if self._has_all_places(key, kept) else kept
+            unused = [other for other in among if self._entries[other].missed.get(key, 0) >= entry.price]
+            if not unused:
+                raise StartsCold(OTHERS_NEED_THEM)
+            taken.append(unused[0])  # the one that was used longest ago
+            kept.remove(unused[0])
+        for other in taken:
+            self._entries[other].give_place()
+
+    def _others(self, key: WarmKey) -> list[WarmKey]:
+        """Return the keys but one that have a place, in the order of their last uses."""
+        self._held()  # what they hold
+        return [other for other, entry in self._entries.items() if other != key and entry.has_place]
+
+    def _lacks_place(self, key: WarmKey, entry: _Entry, kept: Sequence[WarmKey]) -> bool:
+        """Return whether there is no place for the server of a key beside those of some others."""
+        held_bytes = entry.held_bytes + sum(self._entries[other].held_bytes for other in kept)
+        is_full = len(kept) >= self._rules.servers or held_bytes > self._rules.most_bytes
+        return bool(kept) and (is_full or self._has_all_places(key, kept))
+
+    def _has_all_places(self, key: WarmKey, kept: Sequence[WarmKey]) -> bool:
+        """Return whether the user of a key has all the servers that a user may have."""
+        return key.uid >= 0 and sum(other.uid == key.uid for other in kept) >= max(self._rules.user_servers, 1)
+
     def _begin(self, key: WarmKey, entry: _Entry, modules: tuple[str, ...]) -> None:
-        self._make_room(key)
         entry.refusal = ""
         try:
             if key.uid < 0:
@@ -274,22 +350,19 @@ class WarmPool:
         if entry.server is not None:
             entry.server.close()
         entry.server, entry.next, entry.modules = entry.next, None, entry.next_modules
+        self._measured.pop(entry.server.memory_pid, None)  # of the time when it was importing
+        self._keep_to_memory(key, entry)
         _log.info("warm_server_ready", target=key.command.target, modules=len(entry.modules), pid=entry.server.pid)
 
     def _refuse(self, entry: _Entry, why: str) -> None:
         entry.close()
         entry.refusal, entry.refused_s = why, self._clock()
 
-    def _make_room(self, key: WarmKey) -> None:
-        """End the servers that were used longest ago, where there are too many or they hold too much."""
-        kept = [other for other, entry in self._entries.items() if other != key and (entry.server or entry.next)]
-        kept.sort(key=lambda other: self._entries[other].busy)  # in their order otherwise
-        same = [other for other in kept if other.uid == key.uid >= 0]
-        while len(same) >= max(self._rules.user_servers, 1):
-            kept.remove(same[0])
-            self._entries[same.pop(0)].close()
-        while kept and (len(kept) >= self._rules.servers or self._held()[1] > self._rules.most_bytes):
-            self._entries[kept.pop(0)].close()
+    def _keep_to_memory(self, key: WarmKey, entry: _Entry) -> None:
+        """End those that were used longest ago where one that has just begun holds more than there was room for."""
+        kept = sorted(self._others(key), key=lambda other: self._entries[other].busy)  # in their order otherwise
+        while kept and entry.held_bytes + sum(self._entries[one].held_bytes for one in kept) > self._rules.most_bytes:
+            self._entries[kept.pop(0)].give_place()
 
     def drop(self, key: WarmKey, why: str) -> None:
         """Note that a key's server has not forked: another one is made, unless that happens again and again."""
@@ -347,6 +420,9 @@ class WarmPool:
         for pid in (server.memory_pid for server in servers):
             measured = known.get(pid, (now_s - MEASURED_S, 0))
             self._measured[pid] = measured if now_s < measured[0] + MEASURED_S else (now_s, _held_bytes(pid))
+        for entry in self._entries.values():
+            if entry.server is not None:
+                entry.held_bytes = self._measured[entry.server.memory_pid][1]
         return len(servers), sum(self._measured[server.memory_pid][1] for server in servers)
 
     def close(self) -> None:

@@ -113,26 +113,25 @@ class WarmServer:
         return _leftovers()
 
     # --- for each program
-    def doubt(self, order: Any) -> str:
+    def doubt(self, question: Any) -> str:
         """Return ``warm`` for a program that can start so, or ``cold: `` with the reason why it cannot."""
-        return f"cold: {why}" if (why := self._why_not(order)) else "warm"
+        return f"cold: {why}" if (why := self._why_not(question)) else "warm"
 
-    def _why_not(self, order: Any) -> str:
+    def _why_not(self, question: Any) -> str:
         if self._have_changed():
             return "files of its modules have changed since they were imported"
-        kind, target = order.warm[:2]
+        cwd, kind, target, python_path, environment_bytes = question
         if kind == "file":
-            path = os.path.join(order.cwd, target)
+            path = os.path.join(cwd, target)
             if not os.path.isfile(path) or path.endswith(".pyc"):
                 return f"{target} is no file with Python's source"
         if kind == "module" and target in sys.modules:
             return f"{target} was imported, and is to be run as the main module"
-        folders = [] if _is_safe() else [self._first_path(order)]
-        folders += os.fsdecode(order.env.get(b"PYTHONPATH", b"")).split(os.pathsep)
-        for folder in filter(None, folders):
-            if found := _shadow(os.path.join(order.cwd, folder), self._names):
+        folders = [] if _is_safe() else [self._first_path(cwd, kind, target)]
+        for folder in filter(None, [*folders, *python_path.split(os.pathsep)]):
+            if found := _shadow(os.path.join(cwd, folder), self._names):
                 return found
-        return "" if self._forker.shown.has_room(order.env) else "its environment is too long"
+        return "" if self._forker.shown.has_room(environment_bytes) else "its environment is too long"
 
     def _have_changed(self) -> bool:
         """Return whether a file that was imported, or a folder that says what there is, has changed."""
@@ -143,12 +142,9 @@ class WarmServer:
         return any(_stamp(path) != stamp for path, stamp in self._stamps.items())
 
     @staticmethod
-    def _first_path(order: Any) -> str:
+    def _first_path(cwd: str, kind: str, target: str) -> str:
         """Return what Python puts at the front of ``sys.path`` for a command line, as an absolute path."""
-        kind, target = order.warm[:2]
-        if kind == "file":
-            return str(os.path.dirname(os.path.realpath(os.path.join(order.cwd, target))))
-        return str(order.cwd)
+        return os.path.dirname(os.path.realpath(os.path.join(cwd, target))) if kind == "file" else cwd
 
     def start(self, order: Any, writers: Sequence[int], left_open: int) -> int:
         """Fork the program from its shim; return its pid. In the child, leave the shim."""
@@ -217,7 +213,8 @@ class WarmServer:
         """Have what the interpreter of an exec has: its arguments and path, and no state from the time of imports."""
         sys.orig_argv = [*order.argv[-order.warm[5] :]]
         if not _is_safe():
-            sys.path.insert(0, "" if order.warm[0] == "command" else self._first_path(order))
+            kind, target = order.warm[:2]
+            sys.path.insert(0, "" if kind == "command" else self._first_path(order.cwd, kind, target))
         _renew(order.cwd)
         if order.folder:
             report = os.path.join(order.folder, self._forker.report)

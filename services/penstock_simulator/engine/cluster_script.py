@@ -322,12 +322,18 @@ class RunCosts:
         checkpoints are those of preemptions.
     iteration_s : float
         Time of one iteration on the fastest kind; steps count iterations.
+    parked_start_s : float or None
+        In place of ``start_s`` for a run that goes on where its job is parked; None: no run is parked.
+    most_parked : int
+        The most runs that are parked on a node; of more, the longest parked is ended.
     """
 
     start_s: float = 0.0
     stop_s: float = 0.0
     checkpoint_s: float = 0.0
     iteration_s: float = 1.0
+    parked_start_s: float | None = None
+    most_parked: int = 32
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,10 @@ kind, and the run ends when none is left. A preempted run keeps what it has done
 node fails, its runs stand still, gangs on all their nodes, and keep what the last checkpoint has. Nobody hears of the
 failure until the matcher misses the node's heartbeats, or until the node's executor is back and finds the processes
 gone. A task that does not save keeps nothing after a preemption or a failure.
+
+Where ``parked_start_s`` is given, a preempted run of one device whose task saves is parked on its node, and the next
+one goes on in that time if it is placed there, on a device of that kind. It is parked until the job is placed, or has
+ended, until its node is gone, or until others need the room.
 """
 
 from __future__ import annotations
@@ -33,6 +37,7 @@ from penstock_log import (
     RoundDecided,
     RunEnded,
     RunStarted,
+    RunUnparked,
     SamplesRequested,
     subjects,
 )
@@ -85,6 +90,8 @@ class VirtualExecutors:
         self.down_s: dict[str, float] = {}
         self.busy = self.running = self.ended = 0
         self._here: defaultdict[str, dict[str, VirtualRun]] = defaultdict(dict)  # node → job → run
+        self._parked: defaultdict[str, dict[str, VirtualRun]] = defaultdict(dict)  # the same; the longest parked first
+        self._parked_on: dict[str, str] = {}
         self._engine, self._event_queue, self._append = engine, engine.event_queue, engine.append
         self.speed, self.costs, self._sampled, self._on_ended = speed, costs, sampled, on_ended
 
@@ -104,6 +111,7 @@ class VirtualExecutors:
     def fail(self, node_id: str, heard_s: float | None = None) -> None:
         """Take a node down; it was last heard of at ``heard_s``, by default now."""
         now_s = self._engine.now_s
+        self._parked.pop(node_id, None)
         self.down_s[node_id] = now_s if heard_s is None else heard_s
         for run in self._here[node_id].values():
             if not run.halted:
@@ -125,6 +133,7 @@ class VirtualExecutors:
 
     def leave(self, left: NodeLeft) -> None:
         """Shut a node down in good order: its runs are preempted, then the node leaves."""
+        self._parked.pop(left.node_id, None)
         reason = f"node {left.node_id} is shutting down"
         for run in list(self._here[left.node_id].values()):
             run.asked = True
@@ -139,6 +148,7 @@ class VirtualExecutors:
         if task is None or task.over or task.cancelled:
             return
         task.cancelled = True
+        self._unpark(task.id)
         run = self.runs.get(task.id)
         self._append(subjects.job(task.id), msgspec.structs.replace(fact, at_s=now_s), "gateway/sim")
         if run is None:
@@ -155,6 +165,8 @@ class VirtualExecutors:
         slots = {slot.node_id: slot.devices for slot in placement.slots}
         task.gpus = sum(map(len, slots.values()))
         run = VirtualRun(task, placement.epoch, kind, self._pace(task, kind), slots, set(slots))
+        node_id, parked = self._unpark(task.id)
+        run.goes_on = parked is not None and parked.kind == kind and node_id in slots and task.gpus == 1
         self._hold(run)
         self._event_queue.at(self._engine.now_s + self._launch_s(run), self._start, run)
 
@@ -183,7 +195,8 @@ class VirtualExecutors:
             run.missing.discard(node_id)
             self._report_start(run, node_id, now_s)
         if not run.missing and not run.halted:
-            run.begins_s = now_s + run.task.begin()
+            start_s, parked_start_s = run.task.begin(), self.costs.parked_start_s
+            run.begins_s = now_s + (parked_start_s if run.goes_on and parked_start_s is not None else start_s)
             left_s = run.task.next_s - run.task.kept_s
             self._event_queue.at(run.begins_s + left_s / run.speed, self._complete, run)
 
@@ -200,6 +213,7 @@ class VirtualExecutors:
             node_id=node_id,
             devices=run.open[node_id],
             resumed_step=task.steps(task.kept_s),
+            start="parked" if run.goes_on else "",
         )
         self._append(subjects.run(task.id), started, f"executor/{node_id}")
 
@@ -223,10 +237,13 @@ class VirtualExecutors:
         run = self.runs.get(preemption.job_id)
         if run is None or run.epoch != preemption.epoch or run.asked:
             return
-        run.asked = True
+        run.asked, now_s = True, self._engine.now_s
+        works = not run.halted and now_s >= run.begins_s  # or its script has not come to its loop
+        parks = self.costs.parked_start_s is not None and self.costs.most_parked > 0
+        run.parks = parks and works and run.task.saves and run.task.gpus == 1
         if not run.halted:
-            self._halt(run, self._engine.now_s, saved=True)
-        self._event_queue.at(self._engine.now_s + self._stop_s(run), self._end_all, run, preemption.reason)
+            self._halt(run, now_s, saved=True)
+        self._event_queue.at(now_s + self._stop_s(run), self._end_all, run, preemption.reason)
 
     def _stop_s(self, _run: VirtualRun) -> float:
         """Return how long a run that is asked to stop still holds its devices."""
@@ -265,8 +282,27 @@ class VirtualExecutors:
 
     def _end(self, run: VirtualRun, node_id: str, outcome: Outcome, reason: str = "") -> None:
         ended = self._ended(run, node_id, outcome, reason)
+        if run.parks and outcome == "preempted" and not run.task.cancelled:
+            self._park(run, node_id)
+            ended = msgspec.structs.replace(ended, parked=True)
         self._append(subjects.run(run.task.id), ended, f"executor/{node_id}")
         self._leave(run, node_id, outcome)
+
+    def _park(self, run: VirtualRun, node_id: str) -> None:
+        """Keep a run's process on its node; the longest parked one there makes room."""
+        there = self._parked[node_id]
+        if len(there) >= self.costs.most_parked:
+            job_id, first = next(iter(there.items()))
+            del there[job_id]
+            why, now_s = "another run was parked in its place", self._engine.now_s
+            gone = RunUnparked(job_id=job_id, epoch=first.epoch, node_id=node_id, reason=why, at_s=now_s)
+            self._append(subjects.run(job_id), gone, f"executor/{node_id}")
+        there[run.task.id], self._parked_on[run.task.id] = run, node_id
+
+    def _unpark(self, job_id: str) -> tuple[str, VirtualRun | None]:
+        """Return the node on which a job was parked, and the run that was; it is parked no more."""
+        node_id = self._parked_on.pop(job_id, "")
+        return node_id, self._parked[node_id].pop(job_id, None) if node_id else None
 
     def _ended(self, run: VirtualRun, node_id: str, outcome: Outcome, reason: str) -> RunEnded:
         """Return what a node says at the end of its part of a run."""

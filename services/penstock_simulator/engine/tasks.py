@@ -128,6 +128,8 @@ class VirtualRun:
         Work done in this run once it has come to a stop; nan before.
     asked : bool
         Whether the run was asked to stop.
+    goes_on, parks : bool
+        Whether it goes on with the process of a parked run, and is parked when it is preempted.
     """
 
     task: VirtualTask
@@ -140,6 +142,8 @@ class VirtualRun:
     begins_s: float = math.inf
     done_s: float = math.nan
     asked: bool = False
+    goes_on: bool = False
+    parks: bool = False
     outcome: RunOutcome = "completed"
 
     @property

@@ -24,7 +24,7 @@ from other_users import ALICE, acting_as, as_root, let_through
 from penstock_cluster.host_limits import Rlimit
 from penstock_executor.launchers import process_launcher, shim
 from penstock_executor.launchers.confinement import Confinement
-from penstock_executor.launchers.forking_launcher import ForkingLauncher
+from penstock_executor.launchers.fork_launcher import ForkLauncher
 from penstock_executor.launchers.launcher import OutputLimits
 from penstock_executor.launchers.process_launcher import ShimProcess
 from penstock_testing import eventually
@@ -40,7 +40,7 @@ def _started_by(request: pytest.FixtureRequest) -> Iterator[None]:
     """Let shims be programs of their own, and forks of a template."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "fork":
-            launcher = ForkingLauncher()
+            launcher = ForkLauncher()
             patch.setattr(process_launcher, "start", launcher.start)
             patch.setattr(sys.modules[__name__], "reap", launcher.reap)
         yield

@@ -243,6 +243,14 @@ async def test_a_server_has_no_descriptor_right_or_secret_but_its_users(place: P
                 assert b"hunter2-of-the-run" not in memory.read(end - begin)
 
 
+async def test_a_long_command_line_and_environment_cost_no_warm_start(place: Place) -> None:
+    in_folder(place.code, "import os, sys; print(len(sys.argv[1]), len(sys.argv[2]), len(os.environ['LONG']))")
+    server = ready(place.server())
+    argv = (SYSTEM_PYTHON, "s.py", "x" * 100_000, "y" * 100_000)
+    for _ in range(2):
+        assert await place.warm(server, argv, LONG="z" * 30_000) == Ended(0, "100000 100000 30000\n", "", "warm")
+
+
 async def test_a_server_is_stopped_while_it_has_nothing_to_fork(place: Place) -> None:
     in_folder(place.code, "import time; print('up', flush=True); time.sleep(600)")
     server = ready(place.server())

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from penstock_executor.launchers import fork_client, warm_pool
@@ -18,6 +20,8 @@ from penstock_executor.launchers.warm_pool import (
     MOST_KNOWN,
     MOST_LEARNT,
     MOST_LOSSES,
+    OTHERS_NEED_THEM,
+    PRICE,
     WarmKey,
     WarmPool,
     WarmRules,
@@ -160,25 +164,112 @@ def test_a_server_that_refuses_is_tried_again_after_some_time(made: list[FakeSer
     assert len(made) == 2
 
 
-def test_the_server_that_was_used_longest_ago_goes_first(made: list[FakeServer]) -> None:
-    warm = pool(servers=2)
-    for name in ("a", "b"):
+def served(warm: WarmPool, *names: str) -> None:
+    """Have servers made for jobs that name these modules, and ready."""
+    for name in names:
         why(warm, key(preload=(name,)))
-        made[-1].ready = True
+        FakeServer.made[-1].ready = True
+        assert why(warm, key(preload=(name,))) == ""
+
+
+def test_a_command_takes_the_place_of_the_server_that_was_not_used_while_it_started_often(
+    made: list[FakeServer],
+) -> None:
+    warm = pool(servers=2)
+    served(warm, "a", "b")
+    for _ in range(PRICE - 1):
+        assert why(warm, key(preload=("c",))) == OTHERS_NEED_THEM
     assert why(warm, key(preload=("a",))) == ""
-    why(warm, key(preload=("c",)))
+    assert why(warm, key(preload=("c",))) == "its server is still importing"
     assert [(server.modules, server.closed) for server in made] == [(("a",), False), (("b",), True), (("c",), False)]
 
 
-def test_servers_that_hold_too_much_make_room_for_another(
+def test_a_command_gets_no_place_while_all_servers_are_used_between_its_starts(made: list[FakeServer]) -> None:
+    warm = pool(servers=2)
+    served(warm, "a", "b")
+    for _ in range(20):
+        assert why(warm, key(preload=("c",))) == OTHERS_NEED_THEM
+        served(warm, "a", "b")
+    assert [server.closed for server in made] == [False, False]
+
+
+def test_a_command_whose_server_was_hardly_used_pays_more_for_the_next(made: list[FakeServer]) -> None:
+    warm = pool(servers=1)
+    served(warm, "a")
+    starts = []
+    for name in "bababa":
+        before = len(made)
+        while len(made) == before:
+            why(warm, key(preload=(name,)))
+            starts.append(name)
+    counts = [len([*group]) for _, group in itertools.groupby(starts)]
+    assert counts == [PRICE, 2 * PRICE, 2 * PRICE, 4 * PRICE, 4 * PRICE, 8 * PRICE]
+
+
+def test_servers_that_hold_too_much_make_room_for_one_that_has_begun_and_not_again_and_again(
     made: list[FakeServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(warm_pool, "_held_bytes", lambda _: 300)
     warm = pool(servers=100, most_bytes=500)
-    for name in "abc":
-        why(warm, key(preload=(name,)))
-    assert [server.closed for server in made] == [True, False, False]
-    assert warm.kept() == (2, 600)
+    served(warm, "a", "b")
+    assert [server.closed for server in made] == [True, False]
+    assert warm.kept() == (1, 300)
+    for _ in range(10):
+        assert why(warm, key(preload=("a",))) == OTHERS_NEED_THEM
+        assert why(warm, key(preload=("b",))) == ""
+    for _ in range(2 * PRICE):  # since its first server had served one start
+        why(warm, key(preload=("a",)))
+    assert [server.closed for server in made] == [True, True, False]
+
+
+# --- what servers cost: a cold start costs 1, as a server does that is made; a warm start costs a tenth
+COLD, MADE, WARM = 1.0, 1.0, 0.1
+
+
+def cost(names: Iterable[str], servers: int = 4) -> float:
+    """Return what starts of commands in this order cost, beside what they cost without any server."""
+    FakeServer.made.clear()
+    warm, starts, spent = pool(servers=servers), 0, 0.0
+    for name in names:
+        for server in FakeServer.made:
+            server.ready = True
+        spent += COLD if why(warm, key(name)) else WARM
+        starts += 1
+    return (spent + MADE * len(FakeServer.made)) / (COLD * starts)
+
+
+def in_turn(commands: int, times: int, each: int = 1) -> Iterator[str]:
+    for _, number, _ in itertools.product(range(times), range(commands), range(each)):
+        yield f"{number}.py"
+
+
+@pytest.mark.parametrize("each", [1, 2, 3, 4, 5, 8, 13])
+@pytest.mark.parametrize("commands", [5, 6, 9, 40])
+def test_commands_in_turn_cost_little_more_with_servers_than_without_however_often_each_comes(
+    commands: int, each: int
+) -> None:
+    once, often = cost(in_turn(commands, 1, each)), cost(in_turn(commands, 400 // commands, each))
+    assert once <= 1.0 + 1.0 / PRICE + 4 / (commands * each)
+    assert often < 1.05
+
+
+@pytest.mark.parametrize(("commands", "most"), [(3, 0.2), (5, 0.32), (6, 0.45), (8, 0.6)])
+def test_commands_in_turn_have_as_many_warm_starts_as_there_are_servers(commands: int, most: float) -> None:
+    assert cost(in_turn(commands, 60)) < most
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_commands_at_random_cost_less_the_more_often_some_of_them_come(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    alike = rng.integers(8, size=2000)
+    skewed = rng.zipf(1.5, size=2000).clip(max=100)
+    assert cost(map(str, alike)) < 0.85
+    assert cost(map(str, skewed)) < 0.5
+
+
+def test_commands_of_another_day_have_the_places_of_those_of_yesterday() -> None:
+    days = (f"{day}-{name}" for day in range(5) for name in in_turn(4, 25))
+    assert cost(days) < 0.28
 
 
 def test_commands_are_remembered_up_to_a_number(made: list[FakeServer]) -> None:
@@ -366,21 +457,22 @@ def test_a_user_takes_the_place_of_his_own_servers_before_that_of_others(
     warm = users_pool(monkeypatch, servers=8)
     bob = ALICE._replace(user="bob", uid=1002)
     keys = [(users_key("s.py", bob), bob), *((users_key(f"{i}.py"), ALICE) for i in range(3))]
-    for asked, confined in keys:
+    for asked, confined in (*keys, *[keys[-1]] * (PRICE - 1)):
         with pytest.raises(StartsCold):
             warm.server(asked, ENV, confined)
     assert [server.closed for server in made] == [False, True, False, False]
 
 
-def test_a_server_that_has_a_program_goes_last(monkeypatch: pytest.MonkeyPatch, made: list[FakeServer]) -> None:
+def test_a_server_that_has_a_program_is_used(monkeypatch: pytest.MonkeyPatch, made: list[FakeServer]) -> None:
     warm = users_pool(monkeypatch, servers=2)
     for name in ("a.py", "b.py"):
         with pytest.raises(StartsCold):
             warm.server(users_key(name), ENV, ALICE)
         warm.server(users_key(name), ENV, ALICE)
     made[0].busy = True
-    with pytest.raises(StartsCold):
-        warm.server(users_key("c.py"), ENV, ALICE)
+    for _ in range(PRICE):
+        with pytest.raises(StartsCold):
+            warm.server(users_key("c.py"), ENV, ALICE)
     assert [server.closed for server in made] == [False, True, False]
 
 

@@ -11,7 +11,7 @@ import sys
 import venv
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from warm_scripts import SCRIPTS, in_folder
@@ -19,7 +19,7 @@ from warm_scripts import SCRIPTS, in_folder
 from penstock_executor.launchers import fork_client, process_launcher
 from penstock_executor.launchers.confinement import Confinement
 from penstock_executor.launchers.fork_client import ForkError, ForkServer
-from penstock_executor.launchers.forking_launcher import ForkingLauncher
+from penstock_executor.launchers.fork_launcher import ForkLauncher
 from penstock_executor.launchers.launcher import WarmRequest
 from penstock_executor.launchers.warm_command import StartsCold, WarmCommand, warm_command
 from penstock_executor.launchers.warm_pool import WarmRules
@@ -281,24 +281,87 @@ async def test_a_module_that_was_imported_is_run_cold_as_the_main_module(tmp_pat
     assert warm == cold._replace(how="cold: json.tool was imported, and is to be run as the main module")
 
 
-async def test_a_server_has_no_secret_and_serves_the_same_code_in_another_folder(tmp_path: Path) -> None:
-    launcher, seen = ForkingLauncher(WarmRules()), []
+LOOKS_FOR_SECRETS = """
+import os, re
+def found(pid):
+    with open(f"/proc/{pid}/maps") as maps, open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+        for line in maps:
+            begin, end = (int(word, 16) for word in line.split()[0].split("-"))
+            if "rw" in line.split()[1]:
+                memory.seek(begin)
+                yield from re.findall(rb"secret-of-ru[n]-[0-9]+", memory.read(end - begin))
+print(os.environ["KEY"], sorted({*found("self")}))
+"""
+"""A script that prints its own secret, and those that are in its memory."""
+
+
+async def test_a_secret_is_in_no_memory_but_that_of_its_own_run(tmp_path: Path) -> None:
+    launcher, warm, in_server = ForkLauncher(WarmRules()), 0, set[bytes]()
+    scan: dict[str, Any] = {}
+    exec(LOOKS_FOR_SECRETS.rpartition("print")[0], scan)  # noqa: S102 - what the script does
     for number in range(MOST_RUNS):
-        rank, script = tmp_path / f"rank{number}", "import os; print(os.environ['KEY'])"
-        folder = in_folder(tmp_path / f"run{number}", script)
+        rank, folder = tmp_path / f"rank{number}", in_folder(tmp_path / f"run{number}", LOOKS_FOR_SECRETS)
         rank.mkdir()
         asked = WarmRequest(code="a digest", private=frozenset({"KEY"}))
-        process = launcher.start(rank, ("python", "s.py"), {**ENV, "KEY": f"secret{number}"}, str(folder), warm=asked)
+        env = {**ENV, "KEY": f"secret-of-run-{number}"}
+        process = launcher.start(rank, ("python", "s.py"), env, str(folder), warm=asked)
         await eventually(lambda process=process: not process_launcher.is_alive(process))
-        server = Path(f"/proc/{Path(f'/proc/{process.pid}/stat').read_text().split()[3]}/environ").read_bytes()
-        assert launcher.reap(process, rank) == 0
-        seen.append((rank / "stdout").read_text())
         if launcher.how(rank) == "warm":
+            warm += 1
+            server = int(Path(f"/proc/{process.pid}/stat").read_text().split()[3])
+            in_server.update(scan["found"](server))
+            assert b"PATH=" in Path(f"/proc/{server}/environ").read_bytes()
+        assert launcher.reap(process, rank) == 0
+        own = f"secret-of-run-{number}"
+        assert (rank / "stdout").read_text() == f"{own} {[own.encode()]}\n"
+        if warm == 4:
             break
-    assert launcher.how(rank) == "warm"
-    assert b"PATH=" in server
-    assert b"secret" not in server
-    assert seen == [f"secret{number}\n" for number in range(len(seen))]
+    assert (warm, in_server) == (4, set())
+    launcher.close()
+
+
+async def test_what_an_interpreter_reads_when_it_starts_is_no_secret_of_a_warm_start(tmp_path: Path) -> None:
+    with pytest.raises(StartsCold, match="PYTHONHASHSEED is a secret, and an interpreter reads it when it starts"):
+        warm_command(("python", "s.py"), {**ENV, "PYTHONHASHSEED": "1"}, str(tmp_path), {"PYTHONHASHSEED", "KEY"})
+
+
+@pytest.mark.parametrize(
+    ("argv", "env", "how"),
+    [
+        (
+            ("python", "s.py", *(letter * 100_000 for letter in "xyz")),
+            {},
+            "cold: its command line and environment have 30",
+        ),
+        (("python", "s.py"), {f"LONG{letter}": letter * 100_000 for letter in "xyz"}, "cold: its command line and env"),
+        (("python", "s.py"), {"LONG": "x" * 100_000}, "cold: its environment is too long"),
+        (("python", "-c", f"print(1) # {'x' * 100_000}"), {}, "warm"),
+        (("python", "s.py", "x" * 100_000), {}, "warm"),
+    ],
+)
+async def test_a_program_whose_order_is_too_long_starts_cold_and_its_server_serves_the_next(
+    tmp_path: Path, argv: tuple[str, ...], env: dict[str, str], how: str
+) -> None:
+    launcher = ForkLauncher(WarmRules())
+    folder = in_folder(tmp_path / "run", "import os, sys; print(len(sys.argv), len(os.environ))")
+    private = frozenset(env)
+
+    async def ended(number: int, words: tuple[str, ...], more: dict[str, str]) -> str:
+        rank = tmp_path / f"rank{number}"
+        rank.mkdir()
+        asked = WarmRequest(modules=("json",), private=private)
+        process = launcher.start(rank, words, {**ENV, **more}, str(folder), warm=asked)
+        await eventually(lambda: not process_launcher.is_alive(process))
+        assert launcher.reap(process, rank) == 0
+        return launcher.how(rank)
+
+    usual = argv[:2] if argv[1] == "s.py" else argv
+    for number in range(MOST_RUNS):
+        if await ended(number, usual, {}) == "warm":
+            break
+    assert (await ended(MOST_RUNS, argv, env)).startswith(how)
+    assert await ended(MOST_RUNS + 1, usual, {}) == "warm"
+    assert launcher.kept()[0] == 1
     launcher.close()
 
 
@@ -313,7 +376,7 @@ async def test_a_server_has_no_secret_and_serves_the_same_code_in_another_folder
 )
 @pytest.mark.skipif(os.geteuid() != 0, reason="not root: no process can run as another user")
 async def test_a_program_that_is_kept_apart_starts_cold(tmp_path: Path, confined: Confinement | None, why: str) -> None:
-    launcher = ForkingLauncher(WarmRules())
+    launcher = ForkLauncher(WarmRules())
     for number in range(4):
         rank = tmp_path / f"rank{number}"
         rank.mkdir()

@@ -6,6 +6,7 @@ import gzip
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,7 @@ def test_no_device_is_given_twice_no_job_is_lost_and_no_service(
         cluster,
         policy,
         settings={"thresholds_gpu_s": [10.0, 60.0], "min_run_s": 1.0},
-        costs=RunCosts(start_s=cost_s, stop_s=cost_s / 2, checkpoint_s=20.0),
+        costs=RunCosts(start_s=cost_s, stop_s=cost_s / 2, checkpoint_s=20.0, parked_start_s=cost_s / 5 or None),
         speedups={"mlp": {"gpu": 1.0, "fast": 3.0}, "cnn": {"gpu": 1.0, "fast": 1.0}},
         failures=Failures(mtbf_s=300.0, repair_s=30.0) if failing else None,
         seed=len(jobs),
@@ -204,6 +205,51 @@ def test_a_preempted_job_keeps_its_work_and_pays_for_stopping_and_starting() -> 
     assert outcome.start_s.tolist() == [0.0, 21.0]
     assert outcome.end_s.tolist() == [112.0, 28.0]  # 18 s of work by 20 s, 82 s from 28 + 2 on
     assert outcome.executed_s.tolist() == [21.0 + 84.0, 7.0]
+
+
+PARKED = RunCosts(start_s=2.0, stop_s=1.0, parked_start_s=0.5)
+PREEMPTED_ONCE = {"thresholds_gpu_s": [10.0], **QUICK}
+
+
+def test_a_preempted_job_goes_on_where_it_is_parked_without_a_start(tmp_path: Path) -> None:
+    jobs, log = trace((0.0, 1, 100.0), (20.0, 1, 5.0)), tmp_path / "log"
+    outcome = checked(jobs, "1x1", "2d-las", settings=PREEMPTED_ONCE, costs=PARKED, log=log)
+    assert outcome.preemptions.tolist() == [1, 0]
+    assert outcome.end_s.tolist() == [110.5, 28.0]  # 18 s of work by 20 s, 82 s from 28 + 0.5 on
+    text = log.read_text()
+    assert (text.count('"parked":true'), text.count('"start":"parked"')) == (1, 1)
+
+
+def test_of_two_jobs_that_make_way_the_longest_parked_gives_its_room_and_starts_anew(tmp_path: Path) -> None:
+    jobs = trace((0.0, 1, 100.0), (0.5, 1, 100.0), (20.0, 1, 5.0), (21.5, 1, 5.0))
+    starts = []
+    for most in (2, 1, 0):
+        log, costs = tmp_path / f"log{most}", replace(PARKED, most_parked=most)
+        checked(jobs, "1x2", "2d-las", settings=PREEMPTED_ONCE, costs=costs, log=log)
+        starts.append((log.read_text().count('"start":"parked"'), log.read_text().count("run.unparked.v1")))
+    assert starts == [(2, 0), (1, 1), (0, 0)]
+
+
+def test_a_gang_and_a_job_that_had_not_come_to_its_loop_are_not_parked(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    checked(trace((0.0, 2, 100.0), (20.0, 1, 5.0)), "1x2", "2d-las", settings=PREEMPTED_ONCE, costs=PARKED, log=log)
+    assert '"parked"' not in log.read_text()
+
+
+def test_no_job_goes_on_where_its_node_was_gone_meanwhile(tmp_path: Path) -> None:
+    jobs, log = trace(*[(4.0 * i, 1, 40.0) for i in range(20)]), tmp_path / "log"
+    checked(
+        jobs,
+        "2x2",
+        "2d-las",
+        settings=PREEMPTED_ONCE,
+        costs=replace(PARKED, checkpoint_s=5.0),
+        failures=Failures(mtbf_s=60.0, repair_s=10.0),
+        seed=2,
+        log=log,
+    )
+    text = log.read_text()
+    assert 0 < text.count('"start":"parked"') < text.count('"parked":true')
 
 
 def test_a_job_of_a_failed_node_resumes_from_its_last_checkpoint() -> None:

@@ -20,9 +20,10 @@ from typing import Final
 import structlog
 
 from penstock_cluster.host_limits import MemoryCaps
-from penstock_executor.launchers import fork_client, process_launcher, server_keeper, shim, user_server
+from penstock_executor.launchers import fork_client, process_launcher, shim, user_server
 from penstock_executor.launchers.confinement import Confinement
 from penstock_executor.launchers.fork_client import ForkError, ForkServer, KeptServer
+from penstock_executor.launchers.fork_server import COLD
 from penstock_executor.launchers.launcher import EntryRequest, OutputFate, OutputLimits, RunFence, WarmRequest
 from penstock_executor.launchers.process_launcher import ShimProcess
 from penstock_executor.launchers.server_groups import ServerGroups
@@ -40,7 +41,7 @@ _HOW: Final = "how"
 _log = structlog.get_logger("penstock.executor")
 
 
-class ForkingLauncher:
+class ForkLauncher:
     """
     One :class:`~penstock_executor.launchers.launcher.Launcher`.
 
@@ -82,7 +83,7 @@ class ForkingLauncher:
             if warm is None:
                 raise StartsCold("it shares its devices, and its part of their memory is counted exactly")
             self._check_confinement(confined)
-            command = warm_command(argv, env, cwd)
+            command = warm_command(argv, env, cwd, warm.private)
             common = {name: value for name, value in env.items() if name not in warm.private}
             key = self._pool.place(WarmKey.of(command, common, warm.code or cwd, warm.modules, confined))
             told = folder / MODULES_FILE if confined.uid < 0 else Path(confined.tmp or folder, user_server.REPORT)
@@ -90,14 +91,14 @@ class ForkingLauncher:
             server = self._pool.server(key, common, self._groups.confine(confined))
             forked = self._fork_warm(key, server, order._replace(warm=command.order()))
         except StartsCold as reason:
-            _note_how(folder, f"{server_keeper.COLD}{reason}")
+            _note_how(folder, f"{COLD}{reason}")
             return self._start_cold(folder, order, fence, keep)
         _note_how(folder, forked.how)
         if isinstance(server, KeptServer):
             return process_launcher.noted(folder, forked.pid, server.pid, server.memory_pid)
         return process_launcher.noted(folder, forked.pid)
 
-    def _fork_warm(self, key: WarmKey, server: ForkServer, order: shim.Order) -> fork_client.Forked:
+    def _fork_warm(self, key: WarmKey, server: ForkServer, order: shim.Order) -> fork_client.ForkReply:
         """Fork a program from a server that has its modules."""
         try:
             forked = server.fork(order)
@@ -106,7 +107,7 @@ class ForkingLauncher:
             raise StartsCold(str(error)) from error
         self._pool.note_answer(key, forked.how)
         if not forked.pid:
-            raise StartsCold(forked.how.removeprefix(server_keeper.COLD))
+            raise StartsCold(forked.how.removeprefix(COLD))
         self._forked[forked.pid] = server
         return forked
 
@@ -125,6 +126,8 @@ class ForkingLauncher:
         try:
             server = self._template_of_shims()
             forked = server.fork(order)
+            if not forked.pid:
+                raise ForkError(forked.how.removeprefix(COLD))
         except ForkError as error:
             _log.warning("shim_not_forked", error=str(error))
             env = {os.fsdecode(name): os.fsdecode(value) for name, value in order.env.items()}
@@ -240,8 +243,8 @@ def _now_s() -> float:
 def _note_refusal(folder: Path, why: str) -> None:
     """Note for a program for which there was no server yet that there can be none."""
     with contextlib.suppress(OSError):
-        if (folder / _HOW).read_text() == f"{server_keeper.COLD}{STILL_IMPORTING}":
-            _note_how(folder, f"{server_keeper.COLD}{why}")
+        if (folder / _HOW).read_text() == f"{COLD}{STILL_IMPORTING}":
+            _note_how(folder, f"{COLD}{why}")
 
 
 def _note_how(folder: Path, how: str) -> None:
