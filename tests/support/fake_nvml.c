@@ -59,6 +59,8 @@ int nvmlDeviceGetMigDeviceHandleByIndex(void *handle, unsigned index, void **ins
 
 int nvmlDeviceGetGpuInstanceId(void *handle, unsigned *id) { *id = number(handle); return OK; }
 
+int nvmlDeviceGetComputeInstanceId(void *handle, unsigned *id) { *id = 0; return OK; }
+
 int nvmlDeviceGetPciInfo_v3(void *handle, struct pci *pci) {
     snprintf(pci->bus_id, sizeof pci->bus_id, "00000000:0%ld:00.0", number(handle));
     return OK;

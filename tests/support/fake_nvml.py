@@ -56,6 +56,7 @@ class FakeGpu:
     mig: tuple[int, int] | None = None
     instances: Sequence[FakeGpu | None] = ()
     gpu_instance: int = 0
+    compute_instance: int = 0
     links: Sequence[str] = ()
     processes: Sequence[FakeProcess] = ()
     mps_processes: Sequence[FakeProcess] | None = None
@@ -69,6 +70,7 @@ class FakeGpu:
     remapped: tuple[int, int, int, int] | None = None
     retiring: int | None = None
     lost: bool = False
+    forbidden: bool = False
 
 
 @dataclass
@@ -99,7 +101,7 @@ class FakeNvml:
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> FakeGpu:  # noqa: N802
         self._ready()
-        return self.gpus[index]
+        return _given(None if self.gpus[index].forbidden else self.gpus[index], pynvml.NVML_ERROR_NO_PERMISSION)
 
     def nvmlDeviceGetHandleByUUID(self, uuid: str) -> FakeGpu:  # noqa: N802
         self._ready()
@@ -132,6 +134,9 @@ class FakeNvml:
     def nvmlDeviceGetGpuInstanceId(self, device: FakeGpu) -> int:  # noqa: N802
         self._ready()
         return device.gpu_instance
+
+    def nvmlDeviceGetComputeInstanceId(self, device: FakeGpu) -> int:  # noqa: N802
+        return device.compute_instance
 
     def nvmlDeviceGetPciInfo(self, handle: FakeGpu) -> FakePci:  # noqa: N802
         return FakePci(handle.bus)
