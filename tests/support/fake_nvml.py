@@ -20,10 +20,11 @@ class FakePci:
 class FakeMemory:
     total: int
     used: int = 0
+    reserved: int = 0
 
     @property
     def free(self) -> int:
-        return self.total - self.used
+        return self.total - self.used - self.reserved
 
 
 @dataclass
@@ -61,6 +62,7 @@ class FakeGpu:
     processes: Sequence[FakeProcess] = ()
     mps_processes: Sequence[FakeProcess] | None = None
     used_bytes: int = 0
+    reserved_bytes: int | None = 0
     minor: int | None = 0
     percent: int | None = 0
     celsius: int | None = 40
@@ -116,8 +118,11 @@ class FakeNvml:
     def nvmlDeviceGetUUID(self, handle: FakeGpu) -> str:  # noqa: N802
         return handle.uuid
 
-    def nvmlDeviceGetMemoryInfo(self, handle: FakeGpu) -> FakeMemory:  # noqa: N802
-        return FakeMemory(handle.memory_bytes, handle.used_bytes)
+    def nvmlDeviceGetMemoryInfo(self, handle: FakeGpu, version: int | None = None) -> FakeMemory:  # noqa: N802
+        if version is None:
+            return FakeMemory(handle.memory_bytes, handle.used_bytes + (handle.reserved_bytes or 0))
+        reserved_bytes = _given(handle.reserved_bytes, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+        return FakeMemory(handle.memory_bytes, handle.used_bytes, reserved_bytes)
 
     def nvmlDeviceGetComputeMode(self, handle: FakeGpu) -> int:  # noqa: N802
         return handle.mode

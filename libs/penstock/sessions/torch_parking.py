@@ -22,6 +22,7 @@ import gc
 import logging
 import mmap
 import sys
+import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Optional
@@ -86,10 +87,12 @@ class TorchParking:
         torch: Any = sys.modules.get("torch")
         if torch is None or (self._kind == "cuda" and not torch.cuda.is_initialized()):
             return
-        _refuse_graphs(torch)
+        objects = _objects()
+        _refuse_graphs(torch, objects)
         _settle(torch)
         with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
-            storages, fixed = _storages(all_tensors(torch) if tensors is None else tensors, self._kind)
+            storages, fixed = _storages(all_tensors(torch, objects) if tensors is None else tensors, self._kind)
+            del objects
             self._move(torch, storages)
         _give_back(torch)
         self._look_at_rest(torch, fixed)
@@ -106,7 +109,7 @@ class TorchParking:
                 _content(torch, each).copy_(memory.part(each.at, each.bytes), non_blocking=True)
         _settle(torch)
         self._moved, self._memory = [], None
-        memory.free()
+        threading.Thread(target=memory.free, daemon=True).start()  # 20 GiB take half a second
 
     def _move(self, torch: Any, storages: list[Any]) -> None:
         self._moved, at = [], 0
@@ -141,11 +144,11 @@ class TorchParking:
         _log.info("parking_leaves_on_device %s", self.left)
 
 
-def all_tensors(torch: Any) -> Iterator[Any]:
+def all_tensors(torch: Any, objects: Optional[Iterable[Any]] = None) -> Iterator[Any]:
     """Yield the tensors of this process that can be found, with the gradients of leaves; some more than once."""
     tensor_kinds: dict[type, bool] = {}
     module_kinds: dict[type, bool] = {}
-    for each in _objects():
+    for each in _objects() if objects is None else objects:
         kind = type(each)  # an instance's own word, __class__, may be a proxy's
         if kind not in tensor_kinds:
             tensor_kinds[kind] = issubclass(kind, torch.Tensor)
@@ -207,19 +210,23 @@ def _content(torch: Any, moved: _Moved) -> Any:
     return torch.empty(0, dtype=torch.uint8, device=moved.device).set_(moved.storage)
 
 
-def _refuse_graphs(torch: Any) -> None:
+def _refuse_graphs(torch: Any, objects: Iterable[Any]) -> None:
     """Refuse a process with CUDA graphs: by the graphs themselves, and by the memory that is kept for them."""
     graph_kind = getattr(torch.cuda, "CUDAGraph", None)
-    graphs = graph_kind is not None and any(issubclass(type(each), graph_kind) for each in _objects())
-    if torch.cuda.is_initialized():
-        graphs = graphs or any(
-            segment.get("segment_pool_id", (0, 0)) != (0, 0) for segment in torch.cuda.memory_snapshot()
-        )
+    graphs = graph_kind is not None and any(issubclass(type(each), graph_kind) for each in objects)
+    if not graphs and torch.cuda.is_initialized() and _has_pools(torch):
+        torch.cuda.empty_cache()  # of graphs that are gone
+        graphs = _has_pools(torch)
     if graphs:
         raise SessionError(
             "it has CUDA graphs, which remember addresses; they are torch.cuda.CUDAGraph or torch.compile with "
             "mode='reduce-overhead' or 'max-autotune'"
         )
+
+
+def _has_pools(torch: Any) -> bool:
+    """Return whether PyTorch keeps memory apart from the rest, as it does for CUDA graphs."""
+    return any(segment.get("segment_pool_id", (0, 0)) != (0, 0) for segment in torch.cuda.memory_snapshot())
 
 
 def _settle(torch: Any) -> None:
@@ -239,8 +246,7 @@ class HostMemory:
     """
     Memory of the host's, one mapping of this process's own; its pages are locked for copies where the driver does that.
 
-    Memory that the driver gives (``cudaHostAlloc``) is no part of what the kernel says that a process holds, so that
-    neither its control group nor who parks it would see it; and PyTorch rounds it up to a power of two.
+    PyTorch's own pinned memory would be rounded up to a power of two, and kept afterwards.
 
     Raises
     ------
@@ -262,6 +268,7 @@ class HostMemory:
         with contextlib.suppress(OSError, AttributeError):  # a kernel without huge pages
             self._map.madvise(mmap.MADV_HUGEPAGE)
         self._torch, self._bytes = torch, torch.frombuffer(self._map, dtype=torch.uint8)
+        self._bytes.zero_()  # by all threads of PyTorch: the driver would have the pages made one after the other
         self._pinned = pinned and self._pin(size)
 
     def part(self, at: int, size: int) -> Any:
