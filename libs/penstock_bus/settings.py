@@ -338,6 +338,11 @@ class _SettingsFile:
         return f"{self.path}:{line}" if line else self.path
 
 
+@cache  # Python compiles each annotation anew, each time that it is asked
+def _types_of(cls: type[msgspec.Struct]) -> dict[str, Any]:
+    return get_type_hints(cls, include_extras=True)
+
+
 def _from_file(section: str, environ: Mapping[str, str], mistakes: list[str]) -> dict[str, tuple[Any, str]]:
     file = _SettingsFile(environ)
     if not section:
