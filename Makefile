@@ -8,13 +8,14 @@ PYTEST := $(BIN)/python -m pytest
 # therefore stay together; tests/conftest.py says in which order.
 WORKERS ?= $(shell expr $$(nproc) + 4)
 PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+HERE := not compose and not bench and not faults and not browser
 
 # Clusters start eight processes each: without bytecode every one of them would compile all it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test quick check format lint types imports docs docs-check bench chaos faults compose-test browser-test tree clean lock pictures
-.PHONY: audit sbom prepared
+.PHONY: audit sbom prepared thorough
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  \033[1m%-14s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,10 +24,14 @@ demo: $(VENV)/.examples $(VENV)/.kernels ## Run the main job on an embedded NATS
 	@cd examples && ../$(BIN)/python -m demo $(ARGS)
 
 test: $(VENV)/.dev $(VENV)/.kernels ## Install what the tests need and run them
-	@$(PYTEST) -q $(PARALLEL) -m "not compose and not bench and not faults and not browser" $(ARGS)
+	@$(PYTEST) -q $(PARALLEL) -m "$(HERE) and not thorough" $(ARGS)
+
+# What `make test` leaves out, and all properties with all of their examples: tests/support/sweeps.py.
+thorough: $(VENV)/.dev $(VENV)/.kernels ## Run what `make test` takes a sample of: whole sweeps, and more scenarios
+	@PENSTOCK_TESTS_THOROUGH=1 $(PYTEST) -q $(PARALLEL) -m "$(HERE) and (thorough or hypothesis)" $(ARGS)
 
 quick: $(VENV)/.dev $(VENV)/.kernels ## Run what takes a moment: no servers, no processes, no properties
-	@$(PYTEST) -q $(PARALLEL) -m "not slow and not faults and not browser" $(ARGS)
+	@$(PYTEST) -q $(PARALLEL) -m "not slow and not faults and not browser and not thorough" $(ARGS)
 
 check: $(VENV)/.dev ## Everything CI runs: format, lint, types, import contracts, generated documents, tests
 	@$(BIN)/ruff format --check .

@@ -16,11 +16,15 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, is_hypothesis_test, settings
 
+from sweeps import examples
+
 pytest_plugins = ["penstock_testing.fixtures", "cli_fixtures"]
 
 # How long an example takes says how busy the machine is. What else differs where CI is set (always the same examples)
 # is hypothesis' own profile, which this one goes on from.
-settings.register_profile("busy", settings(deadline=None, suppress_health_check=[HealthCheck.too_slow]))
+settings.register_profile(
+    "busy", settings(deadline=None, max_examples=examples(100), suppress_health_check=[HealthCheck.too_slow])
+)
 settings.load_profile("busy")
 
 FOLDERS_WITH_PROCESSES: Final = {"bench", "compose", "contract", "examples", "system"}
@@ -41,7 +45,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.browser)
         if needs_processes(item) or is_hypothesis_test(getattr(item, "obj", None)):
             item.add_marker(pytest.mark.slow)
-    modules = [list(module) for _, module in groupby(items, lambda item: item.path)]
+    modules = [list(module) for _, module in groupby(items, lambda item: unit_of(item.nodeid))]
     waiting = [module for module in modules if any(map(needs_processes, module))]
     waiting.sort(key=lambda module: "system" not in folders(module[0]))  # the longest ones must not be the last
     computing = [module for module in modules if not any(map(needs_processes, module))]
@@ -65,6 +69,27 @@ def folders(item: pytest.Item) -> Sequence[str]:
 @cache
 def _folders(path: Path) -> Sequence[str]:
     return path.relative_to(Path(__file__).parent).parts[:-1]
+
+
+ONE_PROCESS: Final = ("tests/system/one_cluster/",)
+"""Folders whose modules share what takes long to start, and which one process therefore runs as if they were one."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """Give each test process whole modules, and whole folders of `ONE_PROCESS`."""
+    from xdist.scheduler import LoadFileScheduling  # noqa: PLC0415 - only where there is xdist
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return unit_of(nodeid)
+
+    return Scheduling(config, log)
+
+
+def unit_of(nodeid: str) -> str:
+    """Return the module of a test, or the folder of `ONE_PROCESS` in which it is."""
+    return next((folder for folder in ONE_PROCESS if nodeid.startswith(folder)), nodeid.partition("::")[0])
 
 
 def places(modules: Sequence[list[pytest.Item]]) -> Iterator[tuple[float, list[pytest.Item]]]:

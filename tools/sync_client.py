@@ -101,7 +101,8 @@ def _imports(body: str) -> list[str]:
     head = HEAD.replace("    {imports}", "    pass")
     own = {alias.name for node in ast.parse(head).body if isinstance(node, ast.ImportFrom) for alias in node.names}
     tree = ast.parse(f"class _:\n{body}")
-    wanted = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} | {"logins"}
+    given = {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
+    wanted = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} - given | {"logins"}
     plain: set[str] = set()
     homes: dict[str, str] = {}
     for file, _ in SOURCES:

@@ -11,9 +11,9 @@ import asyncio
 import contextlib
 import os
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from types import TracebackType
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Optional, TypeVar
 
 import msgspec
 
@@ -23,12 +23,13 @@ from penstock.output_reader import OutputReader
 from penstock.retries import RetriedAnswer, RetryPolicy, new_id
 from penstock_bus.compat import aclosing, timeout
 from penstock_bus.identity import logins
-from penstock_bus.port import Bus, Delivery, LogLine, Timeout
+from penstock_bus.port import Bus, BusError, Delivery, LogLine, Timeout
 from penstock_bus.settings import BusAddress, load
 from penstock_log import (
     TERMINAL,
     Event,
     JobFinished,
+    JobState,
     SweepFinished,
     SweepSpec,
     fields_of,
@@ -37,6 +38,7 @@ from penstock_log import (
     tag_of,
     views,
 )
+from penstock_log.text import listed
 
 T = TypeVar("T")
 CONNECT_S: Final = 2.0
@@ -44,6 +46,11 @@ _TRY_S: Final = 3.0
 _TRIES: Final = 4
 _LOOK_S: Final = 0.1
 _TOLD_S: Final = 30.0
+_DOING: Final[dict[str, str]] = {
+    JobState.RUNNING: "runs",
+    JobState.PREEMPTING: "is being preempted",
+    JobState.COMPLETING: "is being stopped",
+}
 
 
 class _BusAsker:
@@ -252,18 +259,28 @@ class Client(GatewayClient):
         return msgspec.json.decode(body, type=views.SignInView)
 
     # --- following
-    async def wait(self, job_id: str) -> views.JobView:
+    async def wait(self, job_id: str, *, timeout: Optional[float] = None) -> views.JobView:
         """
         Return the job once it has ended.
 
         It follows the job's own subject in the log, so it costs nothing while it waits and outlives restarts of the
         server and the gateway.
 
+        Parameters
+        ----------
+        timeout : float, optional
+            Wait no longer than this, in seconds; by default for as long as it takes. The job goes on.
+
         Raises
         ------
+        TimeoutError
+            If it has not ended by then; the message says what it is doing.
         ValueError
             If it is a profiler's sample: its end is not announced.
         """
+        return await self._in_time(self._ended(job_id), timeout, lambda: self._doing(job_id))
+
+    async def _ended(self, job_id: str) -> views.JobView:
         job = (await self.job(job_id)).job
         if job.sample:
             raise ValueError(f"{job.id} is a sample of the profiler; wait for the job that it is taken for")
@@ -273,14 +290,47 @@ class Client(GatewayClient):
         job = (await self.job(job.id)).job
         return job if job.state in TERMINAL else (await self.job(job.id, at=seq)).job
 
-    async def wait_sweep(self, sweep_id: str) -> views.SweepView:
+    async def wait_sweep(self, sweep_id: str, *, timeout: Optional[float] = None) -> views.SweepView:
         """Return the sweep once it has ended, as :meth:`wait` does a job."""
+        return await self._in_time(self._ended_sweep(sweep_id), timeout, lambda: self._doing_sweep(sweep_id))
+
+    async def _ended_sweep(self, sweep_id: str) -> views.SweepView:
         sweep = await self.sweep(sweep_id)
         if sweep.finished_s is not None:
             return sweep
         seq = await self._announced(subjects.sweep(sweep.id), SweepFinished)
         sweep = await self.sweep(sweep.id)
         return sweep if sweep.finished_s is not None else await self.sweep(sweep.id, at=seq)
+
+    async def _in_time(self, end: Awaitable[T], timeout_s: Optional[float], doing: Callable[[], Awaitable[str]]) -> T:
+        """Return what is waited for; raise TimeoutError with what is ``doing`` where it takes too long."""
+        ending = asyncio.ensure_future(end)
+        try:
+            over, _ = await asyncio.wait([ending], timeout=timeout_s)
+            if over:
+                return ending.result()
+        finally:
+            ending.cancel()
+            await asyncio.gather(ending, return_exceptions=True)
+        try:
+            what = await doing()
+        except BusError as error:
+            what = f"what it is doing is not known: {error}"
+        raise TimeoutError(f"waited {timeout_s:g} s: {what}")
+
+    async def _doing(self, job_id: str) -> str:
+        """Return in words what a job is doing that has not ended."""
+        job = (await self.job(job_id)).job
+        if job.state == JobState.PENDING:
+            why = await self.why(job.id)
+            return f"{job.id} ({job.name}) waits ({why.cause.replace('_', ' ')}): {why.evidence}"
+        step = f", after step {job.steps}" if job.steps else ""
+        what = _DOING.get(job.state, "has just ended")
+        return f"{job.id} ({job.name}) {what}{f' on {listed(job.placed_on)}' if job.placed_on else ''}{step}"
+
+    async def _doing_sweep(self, sweep_id: str) -> str:
+        sweep = await self.sweep(sweep_id)
+        return f"sweep {sweep.id} ({sweep.name}) is {sweep.state}: {sweep.done} of {sweep.wanted} trials are done"
 
     async def follow_sweep(self, sweep_id: str, every_s: float = 2.0) -> AsyncIterator[views.SweepView]:
         """Yield a sweep as it is now, then again every so often while it runs, and once more when it has ended."""

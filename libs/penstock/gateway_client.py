@@ -18,6 +18,7 @@ from penstock.retries import RetriedAnswer, RetryPolicy, is_open, new_id
 from penstock_bus.errors import BusError, ServiceError, Unanswered
 from penstock_log import request_bodies, subjects, views
 from penstock_log.spec import JobSpec, SweepSpec
+from penstock_log.text import listed
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -38,6 +39,8 @@ _PATIENCE_S: Final = 4.0
 TRACE_VARIABLE: Final = "TRACEPARENT"
 """Where programs that start others leave the trace to which they belong."""
 _HEADROOM: Final = 4096
+_NOT_FOUND: Final = 404
+_NAMED: Final = 20
 _SHOWN_BY: Final = {
     "cancel_sweep": "penstock sweep show {}",
     **dict.fromkeys(("drain", "resume", "remove"), "penstock nodes"),
@@ -81,6 +84,8 @@ class GatewayClient:
         """Under which name the server knows who asks; empty before it was asked, and where it knows nobody."""
         self.on_upload: Callable[[UploadedCode], object] = lambda _: None
         """Called after each upload of a job's folder."""
+        self.on_submit: Callable[[Sequence[str]], object] = lambda _: None
+        """Called with the ids of jobs, or of a sweep, right before the gateway is asked to take them."""
 
     async def whoami(self) -> views.UserView:
         """Return as whom the gateway takes who asks; with an empty name where the server knows nobody."""
@@ -202,6 +207,7 @@ class GatewayClient:
             ask = request_bodies.SubmitAllRequest(specs=tuple(some), strict=strict)
             again = "each has its id, under which it is not submitted twice"
             ids = f"{some[0].id}{' and so on' if len(some) > 1 else ''}"
+            self.on_submit([spec.id for spec in some])
             body, tries = await self._carried_out("submit_all", ask, f"penstock show {ids}", again, _PATIENCE_S)
             found = read_answer(subjects.command("submit_all"), body, views.SubmittedJobsView).answers
             for i, answer in zip(left, found):
@@ -648,15 +654,27 @@ class GatewayClient:
         ----------
         names, most
             As for :meth:`metrics`, of each trial.
+
+        Raises
+        ------
+        ServiceError
+            With code 404 where no trial has a metric of one of the names, though they have others.
         """
-        sweep, wanted = await self.sweep(sweep_id, at), set(names)
-        found = []
+        sweep, wanted = await self.sweep(sweep_id, at), dict.fromkeys(names)
+        found, known = [], dict[str, None]()
         for trial in sweep.trials:
             if trial.state:
                 series = await self.metrics(trial.job_id, most=most, at=at)
+                known.update(dict.fromkeys(series.metrics))
                 chosen = {name: values for name, values in series.metrics.items() if not wanted or name in wanted}
                 series = msgspec.structs.replace(series, metrics=chosen)
                 found.append(views.TrialSeries(trial=trial.number, params=trial.params, series=series))
+        unknown = [name for name in wanted if name not in known]
+        if unknown and known:
+            has = f"{listed([*known][:_NAMED])}{', …' if len(known) > _NAMED else ''}"
+            raise ServiceError(
+                _NOT_FOUND, f"sweep {sweep.id} has no series of {listed(unknown)}; its trials have {has}"
+            )
         return views.SweepSeriesView(id=sweep.id, name=sweep.name, trials=tuple(found))
 
     async def nodes(self, at: request_bodies.At = None) -> views.NodesView:
@@ -822,6 +840,7 @@ class GatewayClient:
             identified = spec if spec.id else msgspec.structs.replace(spec, id=self._new_id())
             shown = f"penstock {'sweep show' if name == 'tune' else 'show'} {identified.id}"
             again = f"under the id {identified.id} it is the same one, and not submitted twice"
+            self.on_submit([identified.id])
             try:
                 body, tries = await self._carried_out(name, ask(identified), shown, again)
             except ServiceError as error:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, Optional, TypeVar
 
 import msgspec
 
-from penstock_bus.port import BusError, NoResponders, ServiceError, Timeout, Unavailable
+from penstock_bus.port import BusError, NoResponders, ServiceError, Timeout, Unauthorized, Unavailable
 from penstock_log import subjects
 from penstock_log.session_messages import (
     CHUNK_BYTES,
@@ -278,6 +278,8 @@ class JobSession:
                 if error.code in _GONE and not isinstance(message, OpenSession):
                     raise SessionLost(f"the session has ended: {error}") from error
                 raise
+            except Unauthorized as error:
+                raise SessionLost(f"the session has ended: {error}") from error
             except (NoResponders, Timeout, Unavailable) as error:
                 if clock() > end_s:
                     raise SessionLost(

@@ -21,6 +21,7 @@ stays at home: Slurm exports everything, tokens and all, and the log is kept for
 _SCRIPT: Final = re.compile(r"\.(py|sh|bash|pl|rb|jl|R|lua|js)$")
 _MAGIC_OF_BINARIES: Final = b"\x7fELF"
 _READ_BYTES: Final = 2**20
+_FIRST_BYTES: Final = 4096
 
 
 def fill(spec: JobSpec, environ: Mapping[str, str] = os.environ, *, is_known: bool = False) -> JobSpec:
@@ -207,6 +208,8 @@ def start_problem(spec: JobSpec, verb: str) -> str:
     import shutil  # noqa: PLC0415
 
     is_executable = os.access(path, os.X_OK)
+    if is_executable and "/" in word:
+        return workload.first_line_problem(shlex.quote(word), beginning_of(path), lambda _program: True)
     if is_executable if "/" in word else shutil.which(word, path=spec.env.get("PATH")):
         return ""
     if "/" in word:
@@ -217,6 +220,21 @@ def start_problem(spec: JobSpec, verb: str) -> str:
     how = "give its path" if is_executable else "put what runs it before it"
     advice = f"{how}: penstock {verb} -- {shlex.join(words)}" if words else other
     return f"{wrong}; {advice} (or give --no-check, if the nodes differ)"
+
+
+def line_ends_warning(spec: JobSpec) -> str:
+    """Return what is to be known of a script whose lines a shell reads otherwise than its author; empty for others."""
+    word = script(spec.command)
+    if not word or os.path.basename(spec.command[0]) not in workload.SHELLS:
+        return ""
+    path = here(spec) / word
+    if b"\r\n" not in beginning_of(path)[:_FIRST_BYTES]:
+        return ""
+    import shlex  # noqa: PLC0415 - few scripts are from Windows
+
+    advice = workload.WITHOUT_CR.format(name=shlex.quote(str(path)))
+    shell = spec.command[0]
+    return f"the lines of {word} end as on Windows (CRLF), and {shell} takes the CR for a part of each line; {advice}"
 
 
 def missing_script(spec: JobSpec) -> Path | None:

@@ -133,23 +133,30 @@ class SyncClient(SyncConnection):
         """Return an address of the dashboard that signs one browser in as who asks."""
         return self._result(self._client.sign_in)
 
-    def wait(self, job_id: str) -> views.JobView:
+    def wait(self, job_id: str, *, timeout: Optional[float] = None) -> views.JobView:
         """
         Return the job once it has ended.
 
         It follows the job's own subject in the log, so it costs nothing while it waits and outlives restarts of the
         server and the gateway.
 
+        Parameters
+        ----------
+        timeout : float, optional
+            Wait no longer than this, in seconds; by default for as long as it takes. The job goes on.
+
         Raises
         ------
+        TimeoutError
+            If it has not ended by then; the message says what it is doing.
         ValueError
             If it is a profiler's sample: its end is not announced.
         """
-        return self._result(lambda: self._client.wait(job_id))
+        return self._result(lambda: self._client.wait(job_id, timeout=timeout))
 
-    def wait_sweep(self, sweep_id: str) -> views.SweepView:
+    def wait_sweep(self, sweep_id: str, *, timeout: Optional[float] = None) -> views.SweepView:
         """Return the sweep once it has ended, as :meth:`wait` does a job."""
-        return self._result(lambda: self._client.wait_sweep(sweep_id))
+        return self._result(lambda: self._client.wait_sweep(sweep_id, timeout=timeout))
 
     def follow_sweep(self, sweep_id: str, every_s: float = 2.0) -> Iterator[views.SweepView]:
         """Yield a sweep as it is now, then again every so often while it runs, and once more when it has ended."""

@@ -35,7 +35,7 @@ from importlib import import_module
 
 TYPE_CHECKING = False  # type checkers know the name; importing it from typing costs more than all the rest
 if TYPE_CHECKING:
-    from penstock_bus.decider import Decider, Decision, Proposal
+    from penstock_bus.decider import UNHURRIED_S, Decider, Decision, Proposal
     from penstock_bus.port import (
         Append,
         BatchRefused,
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         Conflict,
         Delivery,
         Endpoint,
+        Gathering,
         Handler,
         Lease,
         LeasePort,
@@ -82,9 +83,9 @@ if TYPE_CHECKING:
     )
 else:
     _NAMES = {
-        "decider": "Decider Decision Proposal",
+        "decider": "Decider Decision Proposal UNHURRIED_S",
         "port": (
-            "Append BodyLimit Bus Delivery Endpoint Handler Lease LeasePort LogLine LogPort LogReader "
+            "Append BodyLimit Bus Delivery Endpoint Gathering Handler Lease LeasePort LogLine LogPort LogReader "
             "LogTrimPort OutputPort Rejection RejectionPort RelayPort ReplicationPort Reply Request "
             "RequestPort SeriesPort ShadowPort Shadowed Snapshot SnapshotPort TelemetryPort Work WorkPort"
         ),
@@ -105,6 +106,7 @@ else:
 
 
 __all__ = [
+    "UNHURRIED_S",
     "Append",
     "BatchRefused",
     "BodyLimit",
@@ -115,6 +117,7 @@ __all__ = [
     "Decision",
     "Delivery",
     "Endpoint",
+    "Gathering",
     "Handler",
     "Lease",
     "LeasePort",

@@ -6,7 +6,8 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 _PR_SET_PDEATHSIG: Final = 1
@@ -34,3 +35,25 @@ def module_command(module: str, *arguments: str) -> tuple[str, ...]:
     the jobs would inherit, whose scripts count on their own folder.
     """
     return (sys.executable, "-P", "-m", module, *arguments)
+
+
+@contextmanager
+def safe_imports() -> Iterator[None]:
+    """
+    Have processes that ``multiprocessing`` starts within import nothing from the current folder.
+
+    For those that run no job: they inherit the variable. ``spawn`` begins them with ``python -c``, which looks for
+    every module in the current folder first, and takes no options of ours.
+    """
+    before = os.environ.get(_SAFE_PATH)
+    os.environ[_SAFE_PATH] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(_SAFE_PATH, None)
+        else:
+            os.environ[_SAFE_PATH] = before
+
+
+_SAFE_PATH: Final = "PYTHONSAFEPATH"

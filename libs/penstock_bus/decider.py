@@ -33,6 +33,10 @@ from penstock_log import (
 S = TypeVar("S")
 
 
+UNHURRIED_S: Final = 0.05
+"""For so long facts gather before a decider whom nobody waits for: people and jobs do not notice."""
+
+
 class Proposal(msgspec.Struct, frozen=True, kw_only=True):
     """
     Facts of one entity that the decider proposes to append, all or none.
@@ -85,6 +89,9 @@ class Decider(Generic[S]):
         shell need not call ``decide`` after these either.
     extends : tuple of type
         Facts of extensions that the fold reads; it ignores all others that are unknown.
+    gather_s : callable, optional
+        For how long new facts may gather before they are folded in together and decided on, in a state; seconds. 0:
+        somebody waits for each decision now. None: always so.
     """
 
     name: str
@@ -96,6 +103,7 @@ class Decider(Generic[S]):
     reads: Optional[frozenset[type[Event]]] = None
     ignores: frozenset[type[Event]] = frozenset()
     extends: tuple[type[Event], ...] = ()
+    gather_s: Optional[Callable[[S], float]] = None
 
     def __post_init__(self) -> None:
         """

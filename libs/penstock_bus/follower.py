@@ -19,7 +19,17 @@ from typing import Final, Generic, Protocol, Self, TypeVar
 
 from penstock_bus.decider import Decider, Fold
 from penstock_bus.logger import get_logger
-from penstock_bus.port import Delivery, LogReader, NoResponders, Snapshot, SnapshotPort, Timeout, TooLarge, Unavailable
+from penstock_bus.port import (
+    Delivery,
+    Gathering,
+    LogReader,
+    NoResponders,
+    Snapshot,
+    SnapshotPort,
+    Timeout,
+    TooLarge,
+    Unavailable,
+)
 from penstock_log import subjects as names
 
 S = TypeVar("S")
@@ -65,6 +75,10 @@ class FoldFollower(Generic[S]):
         self._bus = bus
         self._subjects = tuple(subjects)
         self._on_delivery = on_delivery
+        self._gathering: Gathering | None = None
+        """Nothing gathers while somebody waits for a certain sequence."""
+        if (gather_s := decider.gather_s) is not None:
+            self._gathering = Gathering(lambda: gather_s(self.fold.state))
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
         self._order = count()
         self._saved_seq = 0
@@ -113,6 +127,8 @@ class FoldFollower(Generic[S]):
             return
         waiter = asyncio.get_running_loop().create_future()
         heapq.heappush(self._waiting, (seq, next(self._order), waiter))
+        if self._gathering is not None:
+            self._gathering.hurry.set()
         try:
             async with asyncio.timeout(timeout_s):
                 await waiter
@@ -184,7 +200,7 @@ class FoldFollower(Generic[S]):
             return self.fold.restore(snapshot)
 
     async def _follow(self) -> None:
-        deliveries = self._bus.follow(after_seq=self.last_seq, subjects=self._subjects)
+        deliveries = self._bus.follow(self.last_seq, self._subjects, self._gathering)
         since_yield = 0
         async for delivery in deliveries:
             self._take(delivery)
@@ -203,6 +219,8 @@ class FoldFollower(Generic[S]):
             _, _, waiter = heapq.heappop(self._waiting)
             if not waiter.done():
                 waiter.set_result(None)
+        if self._gathering is not None and not self._waiting:
+            self._gathering.hurry.clear()
         self.changed.set()
 
     async def _remaining(self, after_seq: int, until_seq: int) -> bool:

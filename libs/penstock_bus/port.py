@@ -12,12 +12,14 @@ Times are seconds. All methods raise :class:`BusError` or a child of it, and not
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from typing import Final, Optional, Protocol, Union
 
 import msgspec
 
+from penstock_bus.compat import timeout
 from penstock_bus.errors import BatchRefused as BatchRefused
 from penstock_bus.errors import BusError as BusError
 from penstock_bus.errors import Conflict as Conflict
@@ -224,16 +226,45 @@ class BodyLimit(Protocol):
         """The largest body that the server takes."""
 
 
+class Gathering:
+    """
+    How a follower that is in no hurry lets new messages gather, and is woken for many at once.
+
+    Each message that is delivered by itself costs the server a packet and the reader a turn of its event loop, and they
+    come just when somebody else has to act on the same fact.
+
+    Parameters
+    ----------
+    most_s : callable
+        For how long they may gather from now on, in seconds; 0: deliver each at once. Asked before each time.
+    """
+
+    def __init__(self, most_s: Callable[[], float]) -> None:
+        self.most_s = most_s
+        self.hurry = asyncio.Event()
+        """While it is set nothing gathers: somebody waits for a certain message."""
+
+    async def wait(self) -> None:
+        """Wait until what has gathered is to be fetched."""
+        if (most_s := self.most_s()) > 0 and not self.hurry.is_set():
+            with suppress(TimeoutError):
+                async with timeout(most_s):
+                    await self.hurry.wait()
+
+
 class LogReader(Protocol):
     """Reading the log: what a fold, a query or a client needs of it."""
 
-    def follow(self, after_seq: int = 0, subjects: Sequence[str] = ()) -> AsyncGenerator[Delivery, None]:
+    def follow(
+        self, after_seq: int = 0, subjects: Sequence[str] = (), gathering: Gathering | None = None
+    ) -> AsyncGenerator[Delivery, None]:
         """
         Yield every commit after a sequence, then every new one, for ever, in order, each once.
 
         Goes on over disconnects, server restarts and stalled consumers. An undecodable message goes to REJECTED once;
         a delivery whose commit has no id and no facts keeps its place, so that readers catch up and writers know the
-        subject's last sequence. ``subjects`` are patterns; empty means all.
+        subject's last sequence. ``subjects`` are patterns; empty means all. New ones come at once, or as many together
+        as ``gathering`` lets gather.
 
         Raises
         ------

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal, Optional, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -178,7 +180,7 @@ def origin(section: str, name: str, *, environ: Mapping[str, str] | None = None)
     environ = os.environ if environ is None else environ
     if (variable := _variable(section, name)) in environ:
         return variable
-    written = _from_file(section, {name: None}, environ, strict=False)
+    written = _from_file(section, environ, [])
     return written[name][1] if name in written else ""
 
 
@@ -194,7 +196,7 @@ def written(section: str, name: str, *, environ: Mapping[str, str] | None = None
     environ = os.environ if environ is None else environ
     if (variable := _variable(section, name)) in environ:
         return environ[variable]
-    return str(_from_file(section, {name: None}, environ, strict=False).get(name, ("",))[0])
+    return str(_from_file(section, environ, []).get(name, ("",))[0])
 
 
 def came_as(connection: BusAddress, *, environ: Mapping[str, str] | None = None) -> str:
@@ -244,50 +246,155 @@ def load(cls: type[T], section: str, *, environ: Mapping[str, str] | None = None
     >>> load(BusAddress, "", environ={"PENSTOCK_URL": "nats://bus:4222"}).url
     'nats://bus:4222'
     """
-    environ = os.environ if environ is None else environ
+    mistakes: list[str] = []
+    found = _gathered(cls, section, os.environ if environ is None else environ, mistakes)
+    if found is None:
+        raise SettingsError(mistakes[0])
+    return found
+
+
+def mistakes_in(cls: type[msgspec.Struct], section: str, *, environ: Mapping[str, str] | None = None) -> list[str]:
+    """
+    Return everything that :func:`load` would refuse in a section, each with its file and line, or its variable.
+
+    What only shows once all values of the section are right, such as two that do not go together, comes alone. What is
+    required and not set is no mistake: whoever starts the service may add it.
+
+    Raises
+    ------
+    SettingsError
+        If the file cannot be read at all.
+    """
+    mistakes: list[str] = []
+    _gathered(cls, section, os.environ if environ is None else environ, mistakes, is_whole=False)
+    return mistakes
+
+
+def tables_in(*, environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """
+    Return the tables of the settings file, each with where it stands there; none where there is no file.
+
+    Raises
+    ------
+    SettingsError
+        If the file cannot be read.
+    """
+    file = _SettingsFile(os.environ if environ is None else environ)
+    return {name: file.place(name) for name, value in file.content.items() if isinstance(value, dict)}
+
+
+def _gathered(
+    cls: type[T], section: str, environ: Mapping[str, str], mistakes: list[str], *, is_whole: bool = True
+) -> Optional[T]:
+    """
+    Return the settings of a section; None, and what is wrong with them in ``mistakes``, where something is.
+
+    Unless it ``is_whole``, what is required and not set is no mistake.
+    """
     fields = {field.name: field for field in msgspec.structs.fields(cls)}
-    types_ = get_type_hints(cls, include_extras=True)
-    values = {
-        name: _convert(value, types_[name], f"{source}, key {name!r}", strict=True)
-        for name, (value, source) in _from_file(section, fields, environ).items()
-    }
-    for name, (text, variable) in _from_environment(section, fields, environ).items():
-        values[name] = _convert(_parsed(text, types_[name]), types_[name], f"variable {variable}", strict=False)
-    for name, field in fields.items():
-        if name not in values and field.required:
-            where = f"variable {_variable(section, name)} or key {name!r} of [{section}]"
-            raise SettingsError(f"{where} is missing in {DEFAULT_FILE}; expected {_type_name(types_[name])}: set it")
+    types_ = _types_of(cls)
+    values: dict[str, Any] = {}
+    for name, (value, source) in _from_file(section, environ, mistakes).items():
+        if name not in fields:
+            mistakes.append(f"{source}: unknown key {name!r}; {_near(name, fields)}")
+            continue
+        where = f"{source}, key {name!r}"
+        _convert(values, name, value, types_[name], where=where, mistakes=mistakes, strict=True)
+    for name, (text, variable) in _from_environment(section, fields, environ, mistakes).items():
+        parsed = _parsed(text, types_[name])
+        where = f"variable {variable}"
+        _convert(values, name, parsed, types_[name], where=where, mistakes=mistakes, strict=False)
+    missing = [name for name, field in fields.items() if name not in values and field.required]
+    if missing and is_whole and not mistakes:
+        either = f"variable {_variable(section, missing[0])} or key {missing[0]!r} of [{section}]"
+        wanted = _type_name(types_[missing[0]])
+        mistakes.append(f"{either} is missing in {DEFAULT_FILE}; expected {wanted}: set it")
+    if mistakes or missing:
+        return None
     try:
         return cls(**values)
     except ValueError as error:  # from the Struct's own __post_init__
-        raise SettingsError(f"[{section}]: {error}") from error
+        mistakes.append(f"{_place_of_table(section, environ)}[{section}]: {error}")
+        return None
 
 
-def _from_file(
-    section: str, known: Mapping[str, object], environ: Mapping[str, str], *, strict: bool = True
-) -> dict[str, tuple[Any, str]]:
-    path = environ.get(CONFIG_VARIABLE) or DEFAULT_FILE
-    table = _read(Path(path), wanted=CONFIG_VARIABLE in environ)
-    if section:
-        table = table.get(section, {})
-        if not isinstance(table, dict):
-            raise SettingsError(f"{path}: {section!r} is not a table; write it as [{section}]")
-    else:
-        table = {name: value for name, value in table.items() if not isinstance(value, dict)}
-    where = f"{path}, [{section}]" if section else path
-    for name in table:
-        if strict and name not in known:
-            raise SettingsError(f"{where}: unknown key {name!r}; expected one of {', '.join(sorted(known))}")
-    return {name: (value, where) for name, value in table.items()}
+class _SettingsFile:
+    """
+    The settings file as it is written, or nothing where there is none.
+
+    Raises
+    ------
+    SettingsError
+        If it cannot be read, or is no TOML.
+    """
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self.path = environ.get(CONFIG_VARIABLE) or DEFAULT_FILE
+        self._text, self.content = _read(Path(self.path), wanted=CONFIG_VARIABLE in environ)
+
+    def place(self, section: str, name: str = "") -> str:
+        """Return the file, and the line on which a table or its key stands, as far as that can be had."""
+        line = _line_of(self._text, section, name) or (_line_of(self._text, section) if name and section else None)
+        return f"{self.path}:{line}" if line else self.path
 
 
-def _read(path: Path, *, wanted: bool) -> dict[str, Any]:
+@cache  # Python compiles each annotation anew, each time that it is asked
+def _types_of(cls: type[msgspec.Struct]) -> dict[str, Any]:
+    return get_type_hints(cls, include_extras=True)
+
+
+def _from_file(section: str, environ: Mapping[str, str], mistakes: list[str]) -> dict[str, tuple[Any, str]]:
+    file = _SettingsFile(environ)
+    if not section:
+        own = {name: value for name, value in file.content.items() if not isinstance(value, dict)}
+        return {name: (value, file.place("", name)) for name, value in own.items()}
+    table = file.content.get(section, {})
+    if not isinstance(table, dict):
+        mistakes.append(f"{file.place('', section)}: {section!r} is not a table; write it as [{section}]")
+        return {}
+    return {name: (value, f"{file.place(section, name)}, [{section}]") for name, value in table.items()}
+
+
+def _place_of_table(section: str, environ: Mapping[str, str]) -> str:
+    """Return where a table stands, to be put before its name; empty where there is none in the file."""
+    file = _SettingsFile(environ)
+    return f"{file.place(section)}, " if isinstance(file.content.get(section), dict) else ""
+
+
+def _line_of(text: str, section: str, name: str = "") -> Optional[int]:
+    """
+    Return the line, from 1 on, on which a table of TOML begins, or a key stands in it; None where it is not seen.
+
+    Examples
+    --------
+    >>> text = "url = 'x'\\n[gateway]\\nport = 1\\n[gateway.limits]\\nport = 2\\n"
+    >>> _line_of(text, "gateway"), _line_of(text, "gateway", "port"), _line_of(text, "", "url"), _line_of(text, "a")
+    (2, 3, 1, None)
+    """
+    table = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        key = line.partition("=")[0].strip().strip("\"'")
+        if header := _HEADER.fullmatch(line):
+            table = re.sub(r"[\s\"']", "", header[1])
+            if table == (f"{section}.{name}" if name else section) or (name and table.startswith(f"{section}.{name}.")):
+                return number
+        elif name and (
+            (table == section and key.partition(".")[0] == name) or (not table and key == f"{section}.{name}")
+        ):
+            return number
+    return None
+
+
+_HEADER: Final = re.compile(r"""\s*\[+\s*([\w\s."'-]+?)\s*\]+\s*(?:#.*)?""")
+
+
+def _read(path: Path, *, wanted: bool) -> tuple[str, dict[str, Any]]:
     try:
         text = path.read_text(encoding="utf-8")
         import tomllib  # noqa: PLC0415 - only where there is a file: Python has it from 3.11 on
     except FileNotFoundError as error:
         if not wanted:
-            return {}
+            return "", {}
         raise SettingsError(f"{CONFIG_VARIABLE} names {path}, which does not exist; create it or unset it") from error
     except ModuleNotFoundError as error:
         raise SettingsError(
@@ -296,22 +403,22 @@ def _read(path: Path, *, wanted: bool) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path} cannot be read as TOML: {error}; correct it") from error
     try:
-        return tomllib.loads(text)
+        return text, tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # not TOML, a number of too many digits, or nested too deeply
         raise SettingsError(f"{path} cannot be read as TOML: {error}; correct it") from error
 
 
 def _from_environment(
-    section: str, known: Mapping[str, object], environ: Mapping[str, str]
+    section: str, known: Mapping[str, object], environ: Mapping[str, str], mistakes: list[str]
 ) -> dict[str, tuple[str, str]]:
     if section:
         prefix, inherited = _variable(section, ""), _of_jobs()
         for variable in environ:
             if variable in inherited:
                 continue
-            if variable.startswith(prefix) and variable.removeprefix(prefix).lower() not in known:
-                names = ", ".join(prefix + name.upper() for name in sorted(known))
-                raise SettingsError(f"unknown variable {variable}; expected one of {names}")
+            if variable.startswith(prefix) and variable[len(prefix) :].lower() not in known:
+                wanted = _near(variable[len(prefix) :].lower(), known, lambda name: prefix + name.upper())
+                mistakes.append(f"unknown variable {variable}; {wanted}")
     variables = {name: _variable(section, name) for name in known}
     return {name: (environ[variable], variable) for name, variable in variables.items() if variable in environ}
 
@@ -354,17 +461,53 @@ def _words(wanted: Any) -> tuple[Any, ...]:
     return get_args(wanted) if get_origin(wanted) is Literal else ()
 
 
-def _convert(value: Any, wanted: Any, where: str, *, strict: bool) -> Any:
+def _convert(
+    values: dict[str, Any], name: str, value: Any, wanted: Any, *, where: str, mistakes: list[str], strict: bool
+) -> None:
+    """Add a value as what is wanted, or a mistake."""
     try:
-        return msgspec.convert(value, wanted, strict=strict)
+        values[name] = msgspec.convert(value, wanted, strict=strict)
     except msgspec.ValidationError as error:
         shown = "(hidden)" if any(word in where.lower() for word in ("password", "token")) else _shortened(repr(value))
-        raise SettingsError(f"{where}: {error}; got {shown}, expected {_type_name(wanted)}") from error
+        mistakes.append(f"{where}: {error}; got {shown}, expected {_type_name(wanted)}")
 
 
 def _shortened(text: str) -> str:
     return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 1]}…"
 
 
+def _near(name: str, known: Iterable[str], shown: Callable[[str], str] = str) -> str:
+    """Return what was expected in place of a name, the nearest first."""
+    import difflib  # noqa: PLC0415 - only where something is wrong
+
+    near = difflib.get_close_matches(name, known, 1)
+    return f"{f'did you mean {shown(near[0])}? ' if near else ''}expected one of {', '.join(map(shown, sorted(known)))}"
+
+
+_BOUNDS: Final = {"gt": "more than", "ge": "at least", "lt": "less than", "le": "at most", "pattern": "in the form"}
+
+
 def _type_name(wanted: Any) -> str:
-    return wanted.__name__ if isinstance(wanted, type) else str(wanted).replace("typing.", "")
+    """
+    Return a type in words.
+
+    Examples
+    --------
+    >>> _type_name(int), _type_name(Literal["a", "b"]), _type_name(Optional[float])
+    ('int', "one of 'a', 'b'", 'float or None')
+    """
+    origin, args = get_origin(wanted), get_args(wanted)
+    if hasattr(wanted, "__metadata__"):  # Annotated
+        bounds = [f"{words} {bound}" for meta in wanted.__metadata__ for words, bound in _bounds(meta)]
+        return f"{_type_name(args[0])}{', ' if bounds else ''}{' and '.join(bounds)}"
+    if origin is Literal:
+        return f"one of {', '.join(map(repr, args))}"
+    if origin in {Union, getattr(types, "UnionType", Union)}:
+        return " or ".join("None" if arg is type(None) else _type_name(arg) for arg in args)
+    return wanted.__name__ if isinstance(wanted, type) and not args else re.sub(r"\b(\w+\.)+", "", str(wanted))
+
+
+def _bounds(meta: Any) -> Iterator[tuple[str, Any]]:
+    for name, words in _BOUNDS.items():
+        if (bound := getattr(meta, name, None)) is not None:
+            yield words, bound

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Final, Literal
 import typer
 
 from penstock_cli import render
-from penstock_cli.invocation import bad_input, named_url, server_url, tell
+from penstock_cli.invocation import LOCAL, bad_input, named_url, server_url, tell
 from penstock_cli.quick_start import MODULE_OF
 from penstock_cli.typer_commands import CommandGroup, adapt
 
@@ -88,7 +88,13 @@ def root(
     ] = False,
 ) -> None:
     """Keep every GPU of a shared cluster doing useful work."""
-    ctx.obj = {**(ctx.obj or {}), "url": server_url(url), "named_url": named_url(url)}
+    try:
+        found = {"url": server_url(url), "named_url": named_url(url)}
+    except ValueError:
+        if ctx.invoked_subcommand != "up":  # which tells of everything that is wrong with the settings
+            raise
+        found = {"url": url or LOCAL, "named_url": url}
+    ctx.obj = {**(ctx.obj or {}), **found}
 
 
 new_app = typer.Typer(help="Write a skeleton to start from.", no_args_is_help=True)

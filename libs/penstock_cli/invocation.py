@@ -380,7 +380,7 @@ def bad_input(message: str) -> NoReturn:
 
 def require_script(spec: JobSpec, verb: str = "submit") -> None:
     """End with a message if the script that a job's command names is not there, or its program cannot be started."""
-    from penstock.submission import missing_script, start_problem
+    from penstock.submission import line_ends_warning, missing_script, start_problem
 
     if spec.image:  # which may have both
         return
@@ -388,6 +388,8 @@ def require_script(spec: JobSpec, verb: str = "submit") -> None:
         bad_input(problem)
     if missing := missing_script(spec):
         bad_input(f"there is no script {missing}; check the path, or give --no-check if only the nodes have it")
+    if warning := line_ends_warning(spec):
+        tell(warning)
 
 
 def _silence() -> None:

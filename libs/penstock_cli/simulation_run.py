@@ -24,6 +24,7 @@ from typing import Any, Final, NamedTuple, Self
 
 import typer
 
+from penstock_bus.child_processes import safe_imports
 from penstock_cli import render
 from penstock_cli.invocation import Exit, Failure, tell
 from penstock_cli.render import count, seen
@@ -158,12 +159,13 @@ def _at_once(planned: SimulationPlan, progress: ComputationProgress) -> list[Pol
     """Run policies and seeds in processes of their own; return what they found in the order in which it was asked."""
     runs = [(policy, seed) for seed in planned.seeds for policy in planned.asked.policies]
     context = get_context("spawn")
-    stop = context.Event()
+    with safe_imports():  # the event has a process too, which tidies up
+        stop = context.Event()
     found: dict[tuple[str, int], Outcome] = {}
     with ProcessPoolExecutor(
         min(planned.asked.processes, len(runs)), mp_context=context, initializer=_heed, initargs=(stop,)
     ) as pool:
-        with progress.ignoring_interrupts():  # as processes do that are started now: the event stops them
+        with progress.ignoring_interrupts(), safe_imports():  # processes are started now, and the event stops them
             running = {pool.submit(_run, planned, policy, seed): (policy, seed) for policy, seed in runs}
         report, waiting = progress.steps("simulations", len(runs)), set(running)
         while waiting:

@@ -4,7 +4,8 @@ CUDA devices, as NVIDIA's management library (NVML) reports them.
 :class:`CudaBackend` has the host's devices, their labels and their processes. Penstock changes nothing on a device:
 MIG, MPS and modes are the operator's. A GPU in MIG mode is not a device; each of its instances is one. Compute
 instances of one GPU instance share its memory, which nothing divides between them. Each gets an equal part of it here,
-so that together they get no more.
+so that together they get no more. GPUs that this process may not use are left out, see
+:mod:`penstock_cluster.cuda_visibility`.
 
 :class:`NvmlLibrary` has the functions of ``pynvml`` that are used, under their own names; tests put a library of their
 own in its place. Every function may raise ``pynvml.NVMLError``. A function for which a device has no answer raises it
@@ -36,6 +37,7 @@ from typing import Final, Protocol, Self, TypeVar
 import msgspec
 import pynvml
 
+from penstock_cluster.cuda_visibility import VARIABLE, ListedGpu, ListedInstance, may_open, named
 from penstock_cluster.device_backend import DeviceBackend, DeviceError
 from penstock_cluster.device_health import HealthReader
 from penstock_cluster.device_monitor import DeviceMonitor
@@ -73,13 +75,18 @@ class _Gpu(msgspec.Struct, frozen=True):
 
 
 class _Found(msgspec.Struct, frozen=True):
-    """What was read once: devices; of the whole GPUs among them (W) their numbers, modes and links (W, W)."""
+    """
+    What was read once: devices; of the whole GPUs among them (W) their numbers, modes and links (W, W).
+
+    ``hidden`` says which others the driver lists that are not for this process.
+    """
 
     devices: tuple[Device, ...] = ()
     whole: list[int] = []
     modes: list[int] = []
     links: list[list[str]] = []
     mig: dict[str, str] = {}
+    hidden: str = ""
 
 
 def running(environ: Mapping[str, str]) -> Path | None:
@@ -143,13 +150,24 @@ class CudaBackend(DeviceBackend):
     ----------
     library : NvmlLibrary
         The driver's library, or one that answers in its place.
+    environ : mapping of str to str, optional
+        Whose ``CUDA_VISIBLE_DEVICES`` says which they are; this process's.
+    may_use : callable
+        ``may_use(minor)``: says whether this process may open a GPU.
     """
 
     name = "cuda"
 
-    def __init__(self, library: NvmlLibrary = pynvml) -> None:
+    def __init__(
+        self,
+        library: NvmlLibrary = pynvml,
+        *,
+        environ: Mapping[str, str] | None = None,
+        may_use: Callable[[int], bool] = may_open,
+    ) -> None:
         self.reason = ""
-        self._library = library
+        self._library, self._may_use = library, may_use
+        self._environ = os.environ if environ is None else environ
         self._pipe = running(os.environ)
         self._found = self._find()
 
@@ -178,7 +196,7 @@ class CudaBackend(DeviceBackend):
         return " names the CUDA devices a second time; expected them once"
 
     def devices(self) -> tuple[Device, ...]:
-        """Return the devices in the driver's order, MIG instances in the place of their GPU."""
+        """Return the devices in the driver's order, MIG instances in the place of their GPU, that are not hidden."""
         return self._found.devices
 
     def labels(self, first: int = 0) -> dict[str, str]:
@@ -187,7 +205,7 @@ class CudaBackend(DeviceBackend):
 
         ``links.N``: to each other device, see :func:`penstock_cluster.cuda_backend.links`. ``compute_mode.N``: where it
         is not the default. ``mig.UUID``: of each GPU in MIG mode, or about to change it. ``mps``: the pipe
-        directory.
+        directory. ``hidden``: which GPUs of the host are not this node's.
         """
         numbers = [first + number for number in self._found.whole]
         modes = zip(numbers, self._found.modes, strict=True)
@@ -196,6 +214,7 @@ class CudaBackend(DeviceBackend):
             **{f"compute_mode.{number}": _MODES[mode] for number, mode in modes if mode in _MODES},
             **{f"mig.{uuid}": state for uuid, state in self._found.mig.items()},
             **({"mps": str(self._pipe)} if self._pipe and self._found.devices else {}),
+            **({"hidden": self._found.hidden} if self._found.hidden and self._found.devices else {}),
         }
 
     @staticmethod
@@ -293,23 +312,54 @@ class CudaBackend(DeviceBackend):
             raise DeviceError(f"an NVIDIA device cannot be read: {error}; does nvidia-smi list it?") from error
 
     def _read(self) -> _Found:
-        gpus = [self._gpu(i) for i in range(self._library.nvmlDeviceGetCount())]
-        parts = [(part, among, gpu) for gpu in gpus for part, among in gpu.parts]
+        count = self._library.nvmlDeviceGetCount()
+        gpus = [gpu for gpu in map(self._gpu, range(count)) if gpu is not None]
+        every = [(part, among, gpu) for gpu in gpus for part, among in gpu.parts]
+        visible = named([self._listed(gpu) for gpu in gpus], self._environ)
+        parts = [part for part in every if visible is None or self._uuid(part[0]) in visible]
+        seen = gpus if visible is None else [gpu for gpu in gpus if any(part[2] is gpu for part in parts)]
         whole = [(number, gpu.handle) for number, (_, _, gpu) in enumerate(parts) if not gpu.mig]
         handles = [handle for _, handle in whole]
+        hidden = self._hidden(count - len(gpus), len(every) - len(parts))
+        if count and not parts:
+            self.reason = hidden or "all GPUs are in MIG mode and have no instances"
         return _Found(
             devices=tuple(self._device(number, *part) for number, part in enumerate(parts)),
             whole=[number for number, _ in whole],
             modes=[self._mode(handle) for handle in handles],
             links=links(self._library, handles),
-            mig={gpu.uuid: _mig_state(gpu) for gpu in gpus if gpu.mig or gpu.pending},
+            mig={gpu.uuid: _mig_state(gpu) for gpu in seen if gpu.mig or gpu.pending},
+            hidden=hidden,
         )
 
-    def _gpu(self, index: int) -> _Gpu:
-        handle = self._library.nvmlDeviceGetHandleByIndex(index)
+    def _hidden(self, closed: int, unnamed: int) -> str:
+        """Say which devices the driver lists that are not for this process."""
+        said = [f"{closed} that this process may not open"] if closed else []
+        if unnamed:
+            said.append(f"{unnamed} by {VARIABLE}={self._environ.get(VARIABLE, '')!r}")
+        return ", ".join(said)
+
+    def _gpu(self, index: int) -> _Gpu | None:
+        """Return a GPU; None where this process may not open it."""
+        handle = answer(lambda: self._library.nvmlDeviceGetHandleByIndex(index), None)
+        if handle is None:
+            return None
+        minor = answer(lambda: self._library.nvmlDeviceGetMinorNumber(handle), None)
+        if minor is not None and not self._may_use(minor):
+            return None
         now, pending = answer(lambda: self._library.nvmlDeviceGetMigMode(handle), (0, 0))
-        uuid = text(self._library.nvmlDeviceGetUUID(handle))
-        return _Gpu(handle, uuid, bool(now), bool(pending), self._instances(handle) if now else [])
+        return _Gpu(handle, self._uuid(handle), bool(now), bool(pending), self._instances(handle) if now else [])
+
+    def _uuid(self, handle: Handle) -> str:
+        return text(self._library.nvmlDeviceGetUUID(handle))
+
+    def _listed(self, gpu: _Gpu) -> ListedGpu:
+        instances = tuple(ListedInstance(self._uuid(handle), self._ids(handle)) for handle, _ in gpu.instances)
+        return ListedGpu(gpu.uuid, text(self._library.nvmlDeviceGetName(gpu.handle)), gpu.mig, instances)
+
+    def _ids(self, instance: Handle) -> str:
+        compute = answer(lambda: self._library.nvmlDeviceGetComputeInstanceId(instance), 0)
+        return f"{self._library.nvmlDeviceGetGpuInstanceId(instance)}/{compute}"
 
     def _instances(self, gpu: Handle) -> list[tuple[Handle, int]]:
         most = answer(lambda: self._library.nvmlDeviceGetMaxMigDeviceCount(gpu), 0)
@@ -331,7 +381,7 @@ class CudaBackend(DeviceBackend):
             kind=f"{kind_of(product)}-{_kind_part(profile or 'mig')}" if gpu.mig else kind_of(product),
             memory_bytes=int(self._library.nvmlDeviceGetMemoryInfo(handle).total) // among,
             backend=self.name,
-            uuid=text(self._library.nvmlDeviceGetUUID(handle)),
+            uuid=self._uuid(handle),
             mig=(profile or "mig") if gpu.mig else "",
             parent=gpu.uuid if gpu.mig else "",
             mps=self._pipe is not None and not gpu.mig,
@@ -418,11 +468,13 @@ class NvmlLibrary(Protocol):
     def nvmlDeviceGetUUID(self, handle: Handle) -> str | bytes: ...  # noqa: N802, D102
     def nvmlDeviceGetMemoryInfo(self, handle: Handle) -> NvmlMemory: ...  # noqa: N802, D102
     def nvmlDeviceGetUtilizationRates(self, handle: Handle) -> NvmlUtilization: ...  # noqa: N802, D102
+    def nvmlDeviceGetMinorNumber(self, handle: Handle) -> int: ...  # noqa: N802, D102
     def nvmlDeviceGetComputeMode(self, handle: Handle) -> int: ...  # noqa: N802, D102
     def nvmlDeviceGetMigMode(self, device: Handle) -> Sequence[int]: ...  # noqa: N802, D102
     def nvmlDeviceGetMaxMigDeviceCount(self, device: Handle) -> int: ...  # noqa: N802, D102
     def nvmlDeviceGetMigDeviceHandleByIndex(self, device: Handle, index: int) -> Handle: ...  # noqa: N802, D102
     def nvmlDeviceGetGpuInstanceId(self, device: Handle) -> int: ...  # noqa: N802, D102
+    def nvmlDeviceGetComputeInstanceId(self, device: Handle) -> int: ...  # noqa: N802, D102
     def nvmlDeviceGetPciInfo(self, handle: Handle) -> NvmlPci: ...  # noqa: N802, D102
     def nvmlDeviceGetTopologyCommonAncestor(self, device1: Handle, device2: Handle) -> int: ...  # noqa: N802, D102
     def nvmlDeviceGetNvLinkState(self, device: Handle, link: int) -> int: ...  # noqa: N802, D102

@@ -62,7 +62,7 @@ class NvmlMonitoring(Protocol):
     def nvmlDeviceGetName(self, handle: Handle) -> str | bytes: ...  # noqa: N802, D102
     def nvmlDeviceGetUUID(self, handle: Handle) -> str | bytes: ...  # noqa: N802, D102
     def nvmlDeviceGetMinorNumber(self, handle: Handle) -> int: ...  # noqa: N802, D102
-    def nvmlDeviceGetMemoryInfo(self, handle: Handle) -> NvmlUsedMemory: ...  # noqa: N802, D102
+    def nvmlDeviceGetMemoryInfo(self, handle: Handle, version: int | None = None) -> NvmlUsedMemory: ...  # noqa: N802, D102
     def nvmlDeviceGetUtilizationRates(self, handle: Handle) -> NvmlUtilisation: ...  # noqa: N802, D102
     def nvmlDeviceGetTemperature(self, handle: Handle, sensor: int) -> int: ...  # noqa: N802, D102
     def nvmlDeviceGetPowerUsage(self, handle: Handle) -> int: ...  # noqa: N802, D102
@@ -126,7 +126,9 @@ class CudaMonitor(DeviceMonitor):
         own = library.nvmlDeviceGetHandleByUUID(device.uuid)
         gpu = library.nvmlDeviceGetHandleByUUID(device.parent) if device.parent else own
         self._watch(gpu, device.parent or device.uuid)
-        memory = library.nvmlDeviceGetMemoryInfo(own)
+        memory = answer(lambda: library.nvmlDeviceGetMemoryInfo(own, pynvml.nvmlMemory_v2), None)
+        if memory is None:  # an older driver: what it keeps for itself is in what is used
+            memory = library.nvmlDeviceGetMemoryInfo(own)
         milliwatts = _told(lambda: library.nvmlDeviceGetPowerUsage(gpu))
         percent = None if device.parent else _told(lambda: library.nvmlDeviceGetUtilizationRates(own).gpu)
         return DeviceReading(

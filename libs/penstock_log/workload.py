@@ -111,6 +111,45 @@ def run_by(command: Sequence[str], *, is_executable: bool) -> tuple[str, ...]:
     return (interpreter, *command) if interpreter else ()
 
 
+def first_line_problem(name: str, head: bytes, is_there: Callable[[str], bool]) -> str:
+    """
+    Return why the kernel cannot start a script whose file begins so, and what helps; empty where it can.
+
+    Parameters
+    ----------
+    name : str
+        What the script is called in the message.
+    is_there : callable
+        Says whether the program that its first line names is there.
+
+    Examples
+    --------
+    >>> first_line_problem("go.sh", b"#!/bin/sh\\n", lambda _: True)
+    ''
+    >>> first_line_problem("go.sh", b"#!/bin/sh\\r\\n", lambda _: True).partition(", and")[0]
+    'the lines of go.sh end as on Windows (CRLF), so its first line names /bin/sh^M (bad interpreter)'
+    >>> first_line_problem("go.sh", b"#!/bin/zsh -e\\n", lambda _: False)
+    'the first line of go.sh names /bin/zsh to run it, which is not there; install it, or name another program'
+    """
+    first, ended, _ = head.partition(b"\n")
+    if not first.startswith(b"#!"):
+        return ""
+    named = first[2:].strip().decode(errors="backslashreplace")
+    if ended and first.endswith(b"\r"):
+        wrong = f"so its first line names {named}^M (bad interpreter), and not {named}"
+        return f"the lines of {name} end as on Windows (CRLF), {wrong}; {WITHOUT_CR.format(name=name)}"
+    program = named.split()[0] if named else ""
+    if ended and program.startswith("/") and not is_there(program):
+        what = f"the first line of {name} names {program} to run it, which is not there"
+        return f"{what}; install it, or name another program"
+    return ""
+
+
+WITHOUT_CR: Final = "convert it: sed -i 's/\\r$//' {name}"
+SHELLS: Final = frozenset({"sh", "bash", "dash", "ksh", "zsh"})
+"""Programs that take the CR at the end of a line for a part of its last word."""
+
+
 def _module_files(command: Sequence[str]) -> list[str]:
     """Return where ``python -m package.module`` would find it in the working directory."""
     modules = [after.replace(".", "/") for flag, after in zip(command, command[1:]) if flag == "-m"]

@@ -15,7 +15,7 @@ from typing import Annotated, Final, get_args
 import msgspec
 from msgspec import Meta
 
-from penstock_bus import Decider, Decision
+from penstock_bus import UNHURRIED_S, Decider, Decision
 from penstock_log import (
     TERMINAL,
     AggregationAsked,
@@ -237,6 +237,7 @@ def decider(node_id: str) -> Decider[AggregatorState]:
         decide=lambda state, now_s: Decision(),  # noqa: ARG005 - what a decider is called with
         leads=False,
         reads=lifecycle.OF_JOBS | _FOLDED,
+        gather_s=lambda state: 0.0 if state.runs else UNHURRIED_S,
     )
 
 

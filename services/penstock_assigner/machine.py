@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from penstock_bus import Decider, Decision, Proposal
+from penstock_bus import UNHURRIED_S, Decider, Decision, Proposal
 from penstock_cluster.nodes import OF_NODES, Cluster
 from penstock_log import (
     TERMINAL,
@@ -40,6 +40,7 @@ def decider(settings: AssignerSettings | None = None) -> Decider[AssignerState]:
         decide=partial(decide, settings=settings or AssignerSettings()),
         reads=OF_NODES | OF_AGGREGATION | lifecycle.OF_JOBS,
         ignores=frozenset({RunMeasured, RunCheckpointed, RunRewound}),
+        gather_s=lambda state: 0.0 if state.table.runs else UNHURRIED_S,
     )
 
 

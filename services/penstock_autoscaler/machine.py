@@ -18,7 +18,7 @@ from typing import Final, Literal, NamedTuple
 
 import msgspec
 
-from penstock_bus import Decider, Decision, Proposal
+from penstock_bus import UNHURRIED_S, Decider, Decision, Proposal
 from penstock_cluster.nodes import OF_NODES, Cluster
 from penstock_log import (
     TERMINAL,
@@ -98,6 +98,7 @@ def decider(settings: SizingSettings | None = None, matcher: MatcherSettings | N
         decide=partial(decide, settings=chosen, matcher=of_matcher),
         reads=OF_NODES | lifecycle.OF_JOBS | _OTHERS,
         ignores=frozenset({RunMeasured}),
+        gather_s=lambda state: 0.0 if any(pool.elastic for pool in state.pools.values()) else UNHURRIED_S,
     )
 
 

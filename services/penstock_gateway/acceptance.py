@@ -154,7 +154,7 @@ def job(
     job_dependencies.check(state, spec, caller)
     job_classes.check(state, spec, settings or MatcherSettings(), caller)
     fact = JobSubmitted(job_id=spec.id, spec=spec, at_s=now_s)
-    warnings += tuple(_values_to_hide(spec))
+    warnings += (*without_checkpoint(state, spec), *_values_to_hide(spec))
     if spec.notify and not state.notifications.is_told(spec.user):
         whom = spec.user or "nobody"
         warnings += (f"nobody is told, as {whom} has no address for it; give one: penstock notify add URL",)
@@ -348,6 +348,15 @@ def check_beginning(state: GatewayState, spec: JobSpec) -> None:
             f"$.begins_from: job {spec.begins_from} {whose}; expected a job of the same user, of which a "
             "checkpoint is kept (keep_checkpoint = true)"
         )
+
+
+def without_checkpoint(state: GatewayState, spec: JobSpec) -> Iterator[str]:
+    """Yield what is to be known of a job that begins from one which has no checkpoint, and never will."""
+    origin = state.jobs.get(spec.begins_from) if spec.begins_from else None
+    if origin is None or origin.checkpoint is not None or (origin.state not in TERMINAL and not origin.spec.opaque):
+        return  # one that is not over may still save
+    why = "saves none, as its command does not use penstock.session" if origin.spec.opaque else "has ended without one"
+    yield f"there is no checkpoint to begin from: job {origin.id} {why}; this job begins from its own beginning"
 
 
 def check(spec: JobSpec, path: str = "$") -> None:

@@ -181,8 +181,8 @@ def _row(model: ReadModel, one: Job, *, is_seen: bool) -> JobRow:
         host_memory_bytes=spec.host_memory_bytes,
         team=spec.team,
         pool=spec.pool,
-        array=spec.array.id if spec.array is not None and is_seen else "",
-        array_count=spec.array.count if spec.array is not None and is_seen else 0,
+        array=spec.array.id if spec.array is not None else "",
+        array_count=spec.array.count if spec.array is not None else 0,
         priority_class=spec.priority_class,
     )
 

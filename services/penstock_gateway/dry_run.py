@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from penstock_gateway import job_fit
+from penstock_gateway import acceptance, job_fit
 from penstock_gateway.dependencies import has_come, target_of
 from penstock_gateway.job_history import device_names
 from penstock_gateway.machine import GatewayState
@@ -56,6 +56,7 @@ def dry_run(
     caps, kinds = job_fit.caps(state, spec), wait_causes.without_runs(state.cluster, spec.pool).whole.kinds(spec)
     if too_large := job_fit.problem(spec, caps, kinds, spec.pool):
         warnings = (*warnings, too_large)
+    warnings = (*warnings, *acceptance.without_checkpoint(state, spec))
     least = smallest_size.smallest(spec, caps, kinds)
     key, waits = workload.key(spec), job_fit.awaits_scaling(state, spec)
     size = job_fit.tried_size_text(spec, least, rules.await_profile_s if waits else 0.0)

@@ -167,7 +167,8 @@ class Timeline:
         self._job = job
         self._queue: int | None = None
         self._cause, self._sized, self._cancelled_because = "", "", ""
-        self._timed_out = False
+        self._timed_out = self._is_over = False
+        self._epoch = 0
         self._nodes: set[str] = set()
         self._measured: set[tuple[str, int, int, bool]] = set()
         self._kind = job.placement.kind if job.placement is not None else ""
@@ -216,6 +217,7 @@ class Timeline:
             case JobReleased():
                 yield f"released{_by(fact.by)}"
             case JobFinished():
+                self._is_over = True
                 yield _finished(fact, self._cancelled_because)
             case RunStarted():
                 yield f"{_HOW.get(fact.start, 'started')} on {fact.node_id}{_resumed(fact)}{_cold(fact)}"
@@ -306,6 +308,8 @@ class Timeline:
                 assert_never(fact)
 
     def _of_end(self, fact: RunEnded) -> str:
+        if self._epoch and (fact.epoch != self._epoch or fact.node_id not in self._nodes):
+            return self._of_late_end(fact)
         self._nodes.discard(fact.node_id)
         known = f"exit code {fact.exit_code}" in fact.reason
         code = f" with exit code {fact.exit_code}" if fact.exit_code and not known else ""
@@ -314,6 +318,17 @@ class Timeline:
         outcome = "stopped" if self._timed_out and fact.outcome == "preempted" else fact.outcome
         parked = f", parked with {gibibytes(fact.parked_bytes)}" if fact.parked else ""
         return f"run {outcome} on {fact.node_id}{'' if parked else code}{after}{reason}{parked}"
+
+    def _of_late_end(self, fact: RunEnded) -> str:
+        """Return how a run ended that had been given up before, and what that means for the job."""
+        now = f"run {self._epoch}" if fact.epoch != self._epoch else "its next run"
+        ended = f"run {fact.epoch} {fact.outcome} on {fact.node_id}{f' after step {fact.steps}' if fact.steps else ''}"
+        what = f"{ended}, after it had been given up as lost"
+        if self._is_over:
+            return f"{what}: the job was over by then, and this changes nothing"
+        if fact.outcome == "completed":
+            return f"{what}: this does not count, and {now} does it again from the last checkpoint that is known"
+        return f"{what}: this changes nothing, and {now} goes on from the last checkpoint that is known"
 
     def _of_measurement(self, fact: AggregationMeasured) -> Iterator[str]:
         """Yield the first short and the first long measurement since parts moved; they go on as the run does."""
@@ -360,7 +375,8 @@ class Timeline:
                 )
         for placement in fact.placements:
             if placement.job_id == self._job.id:
-                self._cause, self._nodes = "", {slot.node_id for slot in placement.slots}
+                self._cause, self._epoch = "", placement.epoch
+                self._nodes = {slot.node_id for slot in placement.slots}
                 self._kind = placement.kind
                 yield f"placed on {listed(device_names(placement))} (run {placement.epoch})"
         for wait in fact.waits:

@@ -8,7 +8,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from penstock_bus import Decider, Decision
+from penstock_bus import UNHURRIED_S, Decider, Decision
 from penstock_log import TERMINAL, Event, Job, JobTable, RunStarted, lifecycle
 
 GRACE_S: Final = 30.0
@@ -116,6 +116,7 @@ def decider(node_id: str) -> Decider[MemoryState]:
         decide=lambda state, now_s: Decision(),  # noqa: ARG005 - what a decider is called with
         leads=False,
         reads=lifecycle.OF_JOBS,
+        gather_s=lambda _: UNHURRIED_S,
     )
 
 

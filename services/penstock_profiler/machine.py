@@ -21,7 +21,7 @@ from functools import partial
 
 import msgspec
 
-from penstock_bus import Decider, Decision, Proposal
+from penstock_bus import UNHURRIED_S, Decider, Decision, Proposal
 from penstock_cluster.nodes import Cluster, fits
 from penstock_log import (
     TERMINAL,
@@ -87,6 +87,7 @@ def decider(
         apply=apply,
         decide=partial(decide, settings=settings or ProfilerSettings(), mine=mine),
         leads=False,
+        gather_s=lambda state: 0.0 if state.unsettled else UNHURRIED_S,
     )
 
 

@@ -24,7 +24,7 @@ from typing import Final, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from penstock_bus import Decider, Decision, Proposal
+from penstock_bus import UNHURRIED_S, Decider, Decision, Proposal
 from penstock_log import (
     TERMINAL,
     Event,
@@ -108,6 +108,7 @@ def decider(
         apply=apply,
         decide=partial(decide, chosen=chosen),
         reads=lifecycle.OF_JOBS | {JobsRanked, JobsArchived, PolicySet},
+        gather_s=lambda _: UNHURRIED_S,  # a job without a rank is placed as a new one
     )
 
 

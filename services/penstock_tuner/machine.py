@@ -21,7 +21,7 @@ from typing import Final
 
 import msgspec
 
-from penstock_bus import Decider, Decision, Proposal
+from penstock_bus import UNHURRIED_S, Decider, Decision, Proposal
 from penstock_cluster.nodes import Cluster
 from penstock_log import (
     TERMINAL,
@@ -61,7 +61,14 @@ _TAKEN: Final = "its id belongs to another job"
 
 def decider(_settings: TunerSettings | None = None) -> Decider[TunerState]:
     """Return the tuner as the shell, the simulator and tests run it; no setting changes what it decides."""
-    return Decider(name="tuner", state=TunerState, schema="tuner.11", apply=apply, decide=SweepDecisions().decide)
+    return Decider(
+        name="tuner",
+        state=TunerState,
+        schema="tuner.11",
+        apply=apply,
+        decide=SweepDecisions().decide,
+        gather_s=lambda state: 0.0 if state.sweeps else UNHURRIED_S,
+    )
 
 
 def apply(state: TunerState, event: Event, seq: int) -> None:

@@ -3,9 +3,9 @@ Warm starts against cold ones: ``python tests/bench/bench_warm.py [STARTS] [PYTH
 
 By one launcher in one run, alternately: from the order to start a program until its first step, and until its process
 has ended, of an empty script, one that imports numpy, and one that imports torch and makes a step of an optimiser,
-where ``PYTHON`` has it. Then five commands in turn on a node with four servers, and on one with none: processor time of
-all that was started, servers included, and the time to the first step. Then a sweep of short trials on a real cluster,
-on a node that starts none warm, and on one that does.
+where ``PYTHON`` has it; the last on a GPU, too, where there is one. Then five commands in turn on a node with four
+servers, and on one with none: processor time of all that was started, servers included, and the time to the first step.
+Then a sweep of short trials on a real cluster, on a node that starts none warm, and on one that does.
 
 With an ``ACCOUNT``, as root: the programs run as that account and confined, by a ``PYTHON`` that it may run; no sweep.
 """
@@ -49,6 +49,10 @@ SCRIPTS = {
         "import torch; layer = torch.nn.Linear(64, 64); layer(torch.ones(8, 64)).sum().backward(); "
         "torch.optim.SGD(layer.parameters(), lr=0.1).step()"
     ),
+    "torch, a step of SGD on a GPU": (
+        "import torch; layer = torch.nn.Linear(64, 64).cuda(); layer(torch.ones(8, 64).cuda()).sum().backward(); "
+        "torch.optim.SGD(layer.parameters(), lr=0.1).step(); torch.cuda.synchronize()"
+    ),
 }
 TRIAL = """
 import penstock, numpy
@@ -81,7 +85,10 @@ def start(launcher: ForkLauncher, folder: Path, python: str, script: str, accoun
     rank = Path(tempfile.mkdtemp(dir=folder.parent))
     if account:
         launcher.confine(rank, confined_as(account, folder.parent, folder))
-    env = {**launcher.base_environment(), "CUDA_VISIBLE_DEVICES": ""}
+    env = {
+        **launcher.base_environment(),
+        "CUDA_VISIBLE_DEVICES": "0" if "cuda" in Path(folder, script).read_text() else "",
+    }
     began_s = time.perf_counter()
     process = launcher.start(rank, (python, script), env, str(folder), warm=WarmRequest())
     ended = launcher.exit_fd(process)
@@ -219,6 +226,8 @@ def main() -> None:
             compare(name, python, starts, account)
         return
     for name in SCRIPTS:
+        if "GPU" in name and not Path("/dev/nvidia0").exists():
+            continue
         if python or not name.startswith("torch"):
             compare(name, python if name.startswith("torch") else sys.executable, starts)
     compare_in_turn()

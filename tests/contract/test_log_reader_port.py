@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 import msgspec
 import pytest
 from bus_harness import Harness, append, ids, take
 
-from penstock_bus import Bus, Unavailable
+from penstock_bus import Bus, Delivery, Gathering, Unavailable
 from penstock_log import fields_of, subjects
 from penstock_testing import eventually
 
+GATHERING = pytest.mark.parametrize("gather_s", [None, 0.0, 0.01])
+"""A follower is the same, whether messages come at once, one after the other, or many together."""
 GARBAGE = b'{"id": "x", "actor": "y", "facts": [{"type": "job.submitted.v9", "at_s": 1.0}]}'
 
 
@@ -57,10 +60,15 @@ async def test_the_servers_time_is_that_of_what_it_stores(bus: Bus) -> None:
     assert before_s - 0.001 <= stored.stored_s <= await bus.now_s() + 0.001
 
 
-async def test_a_follower_gets_what_is_stored_and_then_what_comes(bus: Bus) -> None:
+def follow(bus: Bus, gather_s: float | None, after_seq: int = 0) -> AsyncGenerator[Delivery, None]:
+    return bus.follow(after_seq, (), None if gather_s is None else Gathering(lambda: gather_s))
+
+
+@GATHERING
+async def test_a_follower_gets_what_is_stored_and_then_what_comes(bus: Bus, gather_s: float | None) -> None:
     stored = [append(f"j{i}") for i in range(5)]
     await bus.append_many(stored)
-    async with aclosing(bus.follow()) as deliveries:
+    async with aclosing(follow(bus, gather_s)) as deliveries:
         old = await take(deliveries, 5)
         assert ids(old) == [item.commit.id for item in stored]
         assert [one.seq for one in old] == [1, 2, 3, 4, 5]
@@ -78,9 +86,10 @@ async def test_a_follower_may_start_behind_a_sequence(bus: Bus) -> None:
         assert [one.seq for one in await take(deliveries, 3)] == [8, 9, 10]
 
 
-async def test_a_follower_behind_the_end_waits_for_the_next(bus: Bus) -> None:
+@GATHERING
+async def test_a_follower_behind_the_end_waits_for_the_next(bus: Bus, gather_s: float | None) -> None:
     last = await bus.append(append("j0"))
-    async with aclosing(bus.follow(after_seq=last)) as deliveries:
+    async with aclosing(follow(bus, gather_s, last)) as deliveries:
         waiting = asyncio.create_task(take(deliveries, 1))
         await bus.append(append("j1"))
         assert [one.seq for one in await waiting] == [last + 1]
@@ -146,16 +155,18 @@ async def test_an_unreadable_message_keeps_its_place_for_writers(harness: Harnes
     assert [one.seq for one in await bus.read(subjects.job("j1"))] == [2]
 
 
-async def test_a_slow_follower_loses_nothing(bus: Bus) -> None:
-    async with aclosing(bus.follow()) as deliveries:
+@GATHERING
+async def test_a_slow_follower_loses_nothing(bus: Bus, gather_s: float | None) -> None:
+    async with aclosing(follow(bus, gather_s)) as deliveries:
         await bus.append(append("first"))
         await take(deliveries, 1)
         await bus.append_many([append(f"j{i}") for i in range(10_000)])  # more than is read ahead
         assert [one.seq for one in await take(deliveries, 10_000)] == list(range(2, 10_002))
 
 
-async def test_a_follower_goes_on_over_a_disconnect(harness: Harness, bus: Bus) -> None:
-    async with aclosing(bus.follow()) as deliveries:
+@GATHERING
+async def test_a_follower_goes_on_over_a_disconnect(harness: Harness, bus: Bus, gather_s: float | None) -> None:
+    async with aclosing(follow(bus, gather_s)) as deliveries:
         await bus.append_many([append(f"a{i}") for i in range(50)])
         before = await take(deliveries, 20)
         harness.cut()
@@ -165,8 +176,11 @@ async def test_a_follower_goes_on_over_a_disconnect(harness: Harness, bus: Bus) 
         assert [one.seq for one in before + await waiting] == list(range(1, 81))
 
 
-async def test_a_follower_goes_on_over_a_crash_of_the_server(harness: Harness, bus: Bus) -> None:
-    async with aclosing(bus.follow()) as deliveries:
+@GATHERING
+async def test_a_follower_goes_on_over_a_crash_of_the_server(
+    harness: Harness, bus: Bus, gather_s: float | None
+) -> None:
+    async with aclosing(follow(bus, gather_s)) as deliveries:
         seen = []
         for round_ in range(3):
             await bus.append_many([append(f"before{round_}-{i}") for i in range(40)])
@@ -179,10 +193,11 @@ async def test_a_follower_goes_on_over_a_crash_of_the_server(harness: Harness, b
         assert [one.seq for one in seen] == list(range(1, 151))
 
 
-async def test_a_follower_on_a_closed_bus_ends_with_an_error(harness: Harness) -> None:
+@GATHERING
+async def test_a_follower_on_a_closed_bus_ends_with_an_error(harness: Harness, gather_s: float | None) -> None:
     async with harness.connect() as bus:
         await bus.append(append("j1"))
-        async with aclosing(bus.follow()) as deliveries:
+        async with aclosing(follow(bus, gather_s)) as deliveries:
             await take(deliveries, 1)
             waiting = asyncio.create_task(take(deliveries, 1))
             await asyncio.sleep(0)

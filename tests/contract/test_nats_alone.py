@@ -21,7 +21,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from structlog.testing import capture_logs
 
-from penstock_bus import BatchRefused, Endpoint, Reply, Request, Unauthorized, Unavailable
+from penstock_bus import BatchRefused, Endpoint, Gathering, Reply, Request, Unauthorized, Unavailable
 from penstock_bus.identity.logins import Login
 from penstock_bus.nats import NatsBus, connect, consumer, direct_get
 from penstock_bus.nats.link import TRY_S, ApiError, ConnectionLost, LateAnswerClient, NotSettled, fault
@@ -184,14 +184,22 @@ async def _pause_consumers(nats_alone: NatsHarness, stream: str) -> None:
             await js.pause_consumer(stream, info.name, "2126-01-01T00:00:00Z")
 
 
+GATHERING = pytest.mark.parametrize("gather_s", [None, 0.01])
+
+
+def _gathering(gather_s: float | None) -> Gathering | None:
+    return None if gather_s is None else Gathering(lambda: gather_s)
+
+
 Breaking = Callable[[NatsHarness, str], Awaitable[None]]
 
 
+@GATHERING
 @pytest.mark.parametrize("breaking", [_delete_consumers, _pause_consumers], ids=["deleted", "paused"])
 async def test_a_consumer_that_stalls_while_the_stream_advances_is_made_again(
-    nats_alone: NatsHarness, breaking: Breaking
+    nats_alone: NatsHarness, breaking: Breaking, gather_s: float | None
 ) -> None:
-    async with nats_alone.connect() as bus, aclosing(bus.follow()) as deliveries:
+    async with nats_alone.connect() as bus, aclosing(bus.follow(gathering=_gathering(gather_s))) as deliveries:
         await bus.append(append("j1"))
         await take(deliveries, 1)
         for i in range(2):
@@ -214,8 +222,11 @@ async def test_a_deleted_consumer_of_the_work_queue_is_made_again(nats_alone: Na
             assert (await waiting).body == b"2"
 
 
-async def test_a_follower_resumes_about_a_second_after_the_server_is_back(nats_alone: NatsHarness) -> None:
-    async with nats_alone.connect() as bus, aclosing(bus.follow()) as deliveries:
+@GATHERING
+async def test_a_follower_resumes_about_a_second_after_the_server_is_back(
+    nats_alone: NatsHarness, gather_s: float | None
+) -> None:
+    async with nats_alone.connect() as bus, aclosing(bus.follow(gathering=_gathering(gather_s))) as deliveries:
         await bus.append(append("j1"))
         await take(deliveries, 1)
         waiting = asyncio.create_task(take(deliveries, 1))
@@ -226,8 +237,15 @@ async def test_a_follower_resumes_about_a_second_after_the_server_is_back(nats_a
             assert [one.seq for one in await waiting] == [2]
 
 
-async def test_what_a_dying_connection_swallowed_comes_again_before_what_is_behind_it(nats_alone: NatsHarness) -> None:
-    async with nats_alone.connect() as bus, nats_alone.bare() as client, aclosing(bus.follow()) as deliveries:
+@GATHERING
+async def test_what_a_dying_connection_swallowed_comes_again_before_what_is_behind_it(
+    nats_alone: NatsHarness, gather_s: float | None
+) -> None:
+    async with (
+        nats_alone.connect() as bus,
+        nats_alone.bare() as client,
+        aclosing(bus.follow(gathering=_gathering(gather_s))) as deliveries,
+    ):
         await bus.append(append("j1"))
         await take(deliveries, 1)  # from here on the reader is busy, and its consumer is still asked for more
         nats_alone.gate.swallows = True
@@ -602,3 +620,26 @@ async def test_the_submissions_of_one_person_fill_that_persons_part_of_the_inbox
         await bus.submit(alice, b"3")
         async with aclosing(bus.work("rest", [bob])) as work:
             assert (await anext(work)).body == b"bob"
+
+
+async def test_messages_gather_on_the_server_until_somebody_is_in_a_hurry(nats_alone: NatsHarness) -> None:
+    asked = asyncio.Event()
+
+    def most_s() -> float:
+        asked.set()
+        return 3600.0
+
+    gathering = Gathering(most_s)
+    async with nats_alone.connect() as bus, aclosing(bus.follow(gathering=gathering)) as deliveries:
+        await bus.append(append("first"))
+        gathering.hurry.set()
+        await take(deliveries, 1)
+        gathering.hurry.clear()
+        asked.clear()
+        gathered = asyncio.create_task(take(deliveries, 5))
+        await asked.wait()
+        await bus.append_many([append(f"j{i}") for i in range(5)])
+        assert await bus.last_seq() == 6
+        assert not gathered.done()
+        gathering.hurry.set()
+        assert [one.pending for one in await gathered] == [4, 3, 2, 1, 0]

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 TESTS = Path(__file__).parents[1]
 
 # In one process, since they load the same libraries; each finds the path and the modules of a new one.
@@ -28,6 +30,7 @@ print("; ".join(failed), end="")
 """
 
 
+@pytest.mark.thorough
 def test_each_benchmark_imports_what_it_measures():
     ran = subprocess.run(
         [sys.executable, "-c", IMPORT_ALL, str(TESTS)], capture_output=True, text=True, check=False, timeout=120

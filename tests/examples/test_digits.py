@@ -18,6 +18,7 @@ from penstock_log import validation
 from penstock_log.agent_protocol import EXIT_PREEMPTED, CheckpointSaved, SessionDone
 from penstock_log.spec import Choice, JobSpec, SweepSpec
 from penstock_testing import free_port
+from sweeps import sampled
 
 SLOWLY = {"EMULATED_SPEED": "0.02"}  # such that it is not at its end before it is asked to stop
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -57,14 +58,14 @@ def state(folder: Path, step: int) -> dict[str, np.ndarray]:
         return dict(arrays)
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("script", sampled(SCRIPTS))
 def test_the_example_learns_to_read_digits_by_hand(script: str) -> None:
     code, output = end(start(script, {}, {}))
     assert code == 0
     assert float(output.split("accuracy ")[-1].split()[0]) > 0.95
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("script", sampled(SCRIPTS))
 def test_a_preempted_run_ends_bit_for_bit_as_one_that_was_left_alone(
     script: str, executor: ExecutorStub, tmp_path: Path
 ) -> None:

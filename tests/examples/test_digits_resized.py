@@ -20,6 +20,7 @@ def training(folder: Path, name: str, seed: int = 0, epochs: int = EPOCHS) -> Re
     )
 
 
+@pytest.mark.thorough
 def test_a_gang_resized_from_one_to_four_to_two_sees_the_same_samples_and_learns_as_much(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:

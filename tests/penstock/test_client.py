@@ -106,6 +106,22 @@ async def test_waiting_for_a_job_that_has_ended_returns_at_once() -> None:
         assert (await client.wait("j1")).state == "CD"
 
 
+@pytest.mark.parametrize(
+    ("view", "doing"),
+    [
+        ({"state": "PD"}, r"waited 0 s: j1 \(\w+\) waits \(\w+\): "),
+        ({"state": "R", "placed_on": ("n1/fast0",), "steps": 7}, r"j1 \(\w+\) runs on n1/fast0, after step 7$"),
+    ],
+)
+async def test_who_waits_no_longer_is_told_what_the_job_is_doing(view: dict[str, Any], doing: str) -> None:
+    gateway = FakeGateway(job_view("j1", **view))
+    async with gateway.client() as client:
+        with pytest.raises(TimeoutError, match=doing):
+            await client.wait("j1", timeout=0)
+        await gateway.finish("j1")
+        assert (await client.wait("j1", timeout=60)).state == "CD"
+
+
 async def test_nobody_waits_for_a_sample() -> None:
     gateway = FakeGateway(job_view("j1", sample=True))
     async with gateway.client() as client:
@@ -169,6 +185,8 @@ async def test_waiting_for_a_sweep_returns_its_best_trial() -> None:
     )
     async with gateway.client() as client:
         answer = await client.tune(spec)
+        with pytest.raises(TimeoutError, match=r"sweep \w+ \(s\) is running: 0 of \d+ trials are done"):
+            await client.wait_sweep(answer.id, timeout=0)
         waiting = asyncio.ensure_future(client.wait_sweep(answer.id))
         await gateway.finish_sweep(answer.id)
         assert (await asyncio.wait_for(waiting, 60)).best_job_id == "s1-3"

@@ -100,7 +100,8 @@ def test_penstockignore_has_the_syntax_of_gitignore(folder: Path) -> None:
     for name in ("a.ckpt", "keep.ckpt", "pkg/b.ckpt", "data/big.bin", "pkg/data/small.bin", "out/deep/x"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).touch()
-    (folder / ".penstockignore").write_text("# weights\n*.ckpt\n!keep.ckpt\n/data/\nout/**\n")
+    text = "# weights\n*.ckpt\n!keep.ckpt\n/data/\nout/**\n"
+    (folder / ".penstockignore").write_text(text.replace("\n", "\r\n"))  # as an editor on Windows writes it
     assert paths(folder) == [b".penstockignore", b"keep.ckpt", b"pkg/__init__.py", b"pkg/data/small.bin", b"train.py"]
 
 

@@ -21,6 +21,7 @@ from penstock_bus.port import Endpoint, LogLine
 from penstock_executor.output_store import OutputStore
 from penstock_log import Commit, RunStarted, subjects
 from penstock_log.request_bodies import MOST_BYTES, OutputChannel, OutputEnd, OutputGrown, OutputOffset
+from sweeps import examples
 
 OUT, ERR = OutputChannel(1, "n1", 0, "stdout"), OutputChannel(1, "n1", 0, "stderr")
 TEXT = b"".join(b"line %d\n" % i for i in range(60))
@@ -63,7 +64,7 @@ async def whole(bus: MemoryBus) -> bytes:
 pieces = st.lists(st.tuples(st.integers(0, len(TEXT)), st.integers(0, 200)), max_size=12)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(pieces, pieces, st.booleans(), st.integers(0, 70))
 def test_whatever_of_it_the_stream_has_all_is_given_out_once_and_in_order(
     out: list[tuple[int, int]], err: list[tuple[int, int]], ended: bool, lines: int

@@ -34,6 +34,7 @@ from penstock_log import (
 from penstock_log.aggregation_facts import node_of
 from penstock_policies.aggregation import AggregatorLoad, Task
 from penstock_scheduler.aggregation.aggregation_table import AggregationRun
+from sweeps import examples
 
 NODES = ("n1", "n2", "n3")
 NUMBERS = st.integers(0, 7)
@@ -198,7 +199,7 @@ class World:
         return {name: AggregatorLoad(tuple(held), alone_s) for name, held in tasks.items()}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(acts)
 def test_each_part_has_one_aggregator_and_what_is_to_be_alone_is_alone(history: list[tuple[str, Any]]) -> None:
     world = World()
@@ -207,7 +208,7 @@ def test_each_part_has_one_aggregator_and_what_is_to_be_alone_is_alone(history: 
     world.it.decision()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(acts)
 def test_limits_are_kept_once_all_has_come_to_rest(history: list[tuple[str, Any]]) -> None:
     world = World()

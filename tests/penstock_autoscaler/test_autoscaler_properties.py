@@ -35,6 +35,7 @@ from penstock_log import (
     RunCheckpointed,
     ScaleDecided,
 )
+from sweeps import examples
 
 KINDS: dict[str, JobSpec] = {
     "any": elastic(),
@@ -163,7 +164,7 @@ class World:
         assert promised <= len(there)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(acts)
 def test_no_device_is_promised_twice_and_each_decision_is_made_once(history: list[tuple[str, Any]]) -> None:
     world = World()
@@ -178,7 +179,7 @@ def test_no_device_is_promised_twice_and_each_decision_is_made_once(history: lis
     world.it.decision()
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(acts)
 def test_a_cluster_to_which_nothing_happens_any_more_comes_to_rest(history: list[tuple[str, Any]]) -> None:
     world = World()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 from penstock_bus.child_processes import module_command
@@ -29,3 +31,24 @@ def test_every_module_of_ours_is_started_so() -> None:
     sources = [path for folder in ("libs", "services") for path in (ROOT / folder).rglob("*.py")]
     unsafe = re.compile(r'(?<!_set_command_line\()sys\.executable,\s*"-[mc]"')
     assert [path for path in sources if unsafe.search(path.read_text())] == []
+
+
+def test_processes_of_multiprocessing_do_not_import_from_the_current_folder(tmp_path: Path) -> None:
+    here, program = tmp_path / "here", tmp_path / "program"
+    here.mkdir()
+    program.mkdir()
+    (here / "queue.py").write_text("raise SystemExit('the wrong queue')\n")
+    (program / "main.py").write_text(
+        "from concurrent.futures import ProcessPoolExecutor\n"
+        "from multiprocessing import get_context\n"
+        "import os\n"
+        "from penstock_bus.child_processes import safe_imports\n"
+        "if __name__ == '__main__':\n"
+        "    with safe_imports(), ProcessPoolExecutor(1, mp_context=get_context('spawn')) as pool:\n"
+        "        there = pool.submit(abs, -7).result()\n"
+        "    print(there, os.environ.get('PYTHONSAFEPATH'))\n"
+    )
+    command = (sys.executable, str(program / "main.py"))
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
+    done = subprocess.run(command, cwd=here, env=env, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("7 None\n", "")

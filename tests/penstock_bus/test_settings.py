@@ -3,7 +3,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from penstock_bus.settings import BusAddress, SettingsError, load
+from penstock_bus.settings import BusAddress, SettingsError, load, mistakes_in, tables_in
 
 
 class Inner(msgspec.Struct, frozen=True):
@@ -55,7 +55,7 @@ def test_structs_come_as_json_from_a_variable(config: Path) -> None:
 
 def test_an_unknown_key_is_refused_naming_the_file_and_what_is_known(config: Path) -> None:
     config.write_text("[sample]\nreplica = 2\n")
-    with pytest.raises(SettingsError, match=r"penstock\.toml, \[sample\]: unknown key 'replica'; expected one of"):
+    with pytest.raises(SettingsError, match=r"penstock\.toml:2, \[sample\]: .*'replica'; did you mean replicas\? exp"):
         load(Sample, "sample", environ={})
 
 
@@ -141,3 +141,25 @@ def test_a_long_wrong_value_is_shown_short(config: Path, value: str) -> None:
     with pytest.raises(SettingsError) as refused:
         load(Sample, "sample", environ={"PENSTOCK_SAMPLE_REPLICAS": value, "PENSTOCK_SAMPLE_DEVICES": value})
     assert len(str(refused.value)) < 400
+
+
+def test_everything_that_is_wrong_with_a_section_is_told_at_once_with_its_line(config: Path) -> None:
+    config.write_text("url = 'x'\n\n[sample]\nreplicas = 'two'\ncolour = 1\n\n[sample.devices]\nkind = 3\n")
+    found = mistakes_in(Sample, "sample", environ={"PENSTOCK_SAMPLE_VERBOSE": "maybe", "PENSTOCK_SAMPLE_X": "1"})
+    assert [text.partition(": ")[0] for text in found] == [
+        "penstock.toml:4, [sample], key 'replicas'",
+        "penstock.toml:5, [sample]",
+        "penstock.toml:7, [sample], key 'devices'",
+        "unknown variable PENSTOCK_SAMPLE_X; expected one of PENSTOCK_SAMPLE_DEBOUNCE_S, PENSTOCK_SAMPLE_DEVICES, "
+        "PENSTOCK_SAMPLE_LABEL, PENSTOCK_SAMPLE_POOLS, PENSTOCK_SAMPLE_REPLICAS, PENSTOCK_SAMPLE_VERBOSE",
+        "variable PENSTOCK_SAMPLE_VERBOSE",
+    ]
+
+
+def test_what_is_required_and_not_set_is_no_mistake_of_what_is_set(config: Path) -> None:
+    assert mistakes_in(Needed, "executor", environ={}) == []
+
+
+def test_the_tables_of_the_file_are_told_with_their_lines(config: Path) -> None:
+    config.write_text("url = 'x'\n[a]\nlist = [\n  ['b'],\n  ['c']]\n[ d . e ] # a comment\n['f']\n")
+    assert tables_in(environ={}) == {"a": "penstock.toml:2", "d": "penstock.toml", "f": "penstock.toml:7"}

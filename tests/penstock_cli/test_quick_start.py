@@ -24,6 +24,7 @@ from penstock_cli.parameters import Argument, NotPlain, PlainCommand, PlainConte
 from penstock_cli.quick_start import run_quickly
 from penstock_cli.typer_commands import DashedCommand, typed
 from penstock_log import views
+from sweeps import examples
 
 PLAIN: dict[str, PlainCommand] = {**acts.PLAIN, **cluster.PLAIN, **jobs.PLAIN, **metrics.PLAIN, **submit.PLAIN}
 USUAL = """
@@ -153,7 +154,7 @@ def names_of(annotation: Any) -> list[str]:
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(command_lines())
 def test_what_is_read_plainly_is_what_typer_reads(asked: tuple[PlainCommand, list[str]]) -> None:
     command, words = asked

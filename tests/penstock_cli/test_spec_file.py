@@ -50,8 +50,14 @@ log = true
 
 def write(folder: Path, name: str, text: str) -> spec_file.SpecSource:
     path = folder / name
-    path.write_text(text)
+    path.write_text(text, newline="")
     return spec_file.read(str(path), lambda _: "")
+
+
+@pytest.mark.parametrize(("name", "text"), [("a.toml", TOML), ("a.yaml", YAML), ("a.json", JSON)])
+def test_a_file_whose_lines_end_as_on_windows_says_the_same(tmp_path: Path, name: str, text: str) -> None:
+    same = spec_file.job(write(tmp_path, name, text))
+    assert spec_file.job(write(tmp_path, name, text.replace("\n", "\r\n"))) == same
 
 
 def message(folder: Path, name: str, text: str, **overrides: object) -> str:

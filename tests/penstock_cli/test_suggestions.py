@@ -180,3 +180,34 @@ def test_a_file_that_nothing_is_known_to_run_may_be_made_a_program(penstock: Run
     assert err.startswith(f"penstock: ./tool is not executable; make it so: chmod +x {here / 'tool'}")
     assert "is not executable; chmod +x it in " in process_launcher.problem(["./tool"], str(here), os.defpath)
     assert penstock("submit", "--no-check", "--", "./tool")[0] == 0
+
+
+def test_lines_that_end_as_on_windows_are_named_where_they_keep_a_program_from_starting(
+    penstock: Run, here: Path
+) -> None:
+    tool = here / "tool.sh"
+    tool.write_bytes(b"#!/bin/sh -e\r\necho hello\r\n")
+    tool.chmod(0o755)
+    said = "end as on Windows (CRLF), so its first line names /bin/sh -e^M (bad interpreter), and not /bin/sh -e; "
+    code, out, err = penstock("submit", "--", "./tool.sh")
+    assert (code, out) == (2, "")
+    assert err == f"penstock: the lines of ./tool.sh {said}convert it: sed -i 's/\\r$//' ./tool.sh\n"
+    assert said in process_launcher.problem(["./tool.sh"], str(here), os.defpath)
+    code, out, err = penstock("submit", "--", "sh", "tool.sh")
+    assert (code, out) == (0, "j1\n")
+    assert "the lines of tool.sh end as on Windows (CRLF), and sh takes the CR for a part of each line; convert" in err
+    subprocess.run(["sed", "-i", "s/\\r$//", str(tool)], check=True)
+    assert penstock("submit", "--", "./tool.sh")[::2] == penstock("submit", "--", "sh", "tool.sh")[::2] == (0, "")
+    assert not process_launcher.problem(["./tool.sh"], str(here), os.defpath)
+
+
+def test_python_reads_lines_as_on_windows_and_needs_no_advice(penstock: Run, here: Path) -> None:
+    (here / "win.py").write_bytes(b"print(1)\r\nprint(2)\r\n")
+    assert penstock("submit", "--", "python", "win.py")[::2] == (0, "")
+
+
+def test_a_script_whose_interpreter_a_node_does_not_have_is_told_its_name(here: Path) -> None:
+    (here / "odd").write_text("#!/opt/no/such/fish -c\n")
+    (here / "odd").chmod(0o755)
+    said = process_launcher.problem(["./odd"], str(here), os.defpath)
+    assert said.startswith("the first line of program './odd' names /opt/no/such/fish to run it, which is not there")

@@ -14,8 +14,9 @@ from penstock_cluster.host_backends import EmulatedBackend
 
 @pytest.fixture(autouse=True)
 def pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A pipe directory without a daemon, whatever this host runs."""
+    """A pipe directory without a daemon, and no GPUs that are named, whatever this host has."""
     monkeypatch.setenv(PIPE_DIRECTORY, str(tmp_path))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     return tmp_path
 
 

@@ -93,6 +93,7 @@ def test_of_very_many_metrics_the_first_are_kept() -> None:
     assert (len(series.by_name), series.left_out) == (MOST_METRICS, 5)
 
 
+@pytest.mark.thorough
 def test_very_many_short_jobs_take_bounded_memory() -> None:
     now = [0.0]
     tracemalloc.start()

@@ -402,6 +402,7 @@ async def test_a_users_job_runs_in_a_folder_of_its_users_on_a_node_of_roots(worl
 
 @as_root
 @pytest.mark.parametrize("within", [{"sandbox": "bubblewrap"}, {"containers": "bubblewrap"}])
+@pytest.mark.thorough
 async def test_the_whole_folder_is_seen_and_written_in_a_sandbox_and_in_an_image(
     world: World, folder: Path, tmp_path_factory: pytest.TempPathFactory, within: dict[str, str]
 ) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import subprocess
 
 import pytest
-from gateway_cases import joined, spec, submitted
+from gateway_cases import NOW_S, ended, joined, placed, spec, started, submitted
 
-from penstock_gateway import acceptance
+from penstock_gateway import acceptance, dry_run
 from penstock_gateway.machine import GatewayState, apply
-from penstock_log import AggregatorsOffered
+from penstock_log import AggregatorsOffered, RunCheckpointed
 from penstock_log.validation import BadInput
 
 
@@ -23,6 +23,28 @@ def state() -> GatewayState:
 def test_a_job_may_begin_where_another_one_of_its_user_ended(state):
     made = acceptance.job(state, spec(id="b", user="ada", begins_from="a"), strict=False, now_s=1.0)
     assert made.fact is not None
+
+
+@pytest.mark.parametrize(
+    ("origin", "told", "said"),
+    [
+        ({}, [], ""),  # it may still save
+        ({}, [placed("o"), started("o"), ended("o")], "has ended without one"),
+        ({"opaque": True}, [], "saves none, as its command does not use penstock.session"),
+        (
+            {},
+            [placed("o"), RunCheckpointed(at_s=NOW_S, job_id="o", epoch=1, node_id="n1", step=3), ended("o")],
+            "",
+        ),
+    ],
+)
+def test_who_begins_from_a_job_that_has_no_checkpoint_is_told_unless_it_may_still_save_one(state, origin, told, said):
+    for seq, fact in enumerate((joined(), submitted("o", user="ada", **origin), *told), 2):
+        apply(state, fact, seq)
+    asked = spec(id="b", user="ada", begins_from="o")
+    texts = [f"there is no checkpoint to begin from: job o {said}; this job begins from its own beginning"]
+    for warnings in (acceptance.job(state, asked, strict=False, now_s=1.0), dry_run.dry_run(state, asked, NOW_S)):
+        assert [text for text in warnings.warnings if "checkpoint" in text] == (texts if said else [])
 
 
 @pytest.mark.parametrize(("user", "begins_from", "why"), [("ada", "x", "job x is not there"), ("eve", "a", "is ada's")])

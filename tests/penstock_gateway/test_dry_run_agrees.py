@@ -13,6 +13,7 @@ from penstock_log import JobSpec
 from penstock_log.views import DryRunView
 from penstock_ranker.machine import RankerSettings
 from penstock_scheduler.pool.pool_settings import MatcherSettings
+from sweeps import sampled
 
 pytestmark = pytest.mark.slow
 
@@ -83,19 +84,19 @@ def both(seed: int, *, reserved: bool = False, classed: bool = False) -> tuple[A
     return before, seen(cluster, spec, work_s, sized=spec.elastic)
 
 
-@pytest.mark.parametrize("seed", [*range(CASES), *SEEN_TO_DIFFER])
+@pytest.mark.parametrize("seed", [*sampled(range(CASES)), *SEEN_TO_DIFFER])
 def test_a_dry_run_says_what_the_deciders_then_do(seed: int) -> None:
     said, became = both(seed)
     assert said == became
 
 
-@pytest.mark.parametrize("seed", [*range(100, 100 + RESERVED_CASES), 148])
+@pytest.mark.parametrize("seed", [*sampled(range(100, 100 + RESERVED_CASES)), 148])
 def test_a_dry_run_knows_what_is_reserved(seed: int) -> None:
     said, became = both(seed, reserved=True)
     assert said == became
 
 
-@pytest.mark.parametrize("seed", range(200, 200 + CLASSED_CASES))
+@pytest.mark.parametrize("seed", sampled(range(200, 200 + CLASSED_CASES)))
 def test_a_dry_run_knows_priority_classes(seed: int) -> None:
     said, became = both(seed, classed=True)
     assert said == became
@@ -124,7 +125,7 @@ def waited_s(cluster: VirtualCluster, spec: JobSpec) -> float:
     return cluster.state.jobs[spec.id].first_started_s - at_s
 
 
-@pytest.mark.parametrize("seed", range(DECLARED_CASES))
+@pytest.mark.parametrize("seed", sampled(range(DECLARED_CASES)))
 def test_where_nobody_overtakes_and_all_say_truly_how_long_they_take_the_estimate_is_exact(seed: int) -> None:
     cluster, spec = declared_cluster(seed)
     view = asked(cluster, spec)

@@ -29,6 +29,7 @@ from penstock_log import (
     Wait,
 )
 from penstock_testing import Scenario, check_replay, delivery
+from sweeps import examples
 
 Gateway = Scenario[machine.GatewayState]
 
@@ -175,7 +176,7 @@ facts = st.lists(st.sampled_from([joined(), sweep(), cancelled_sweep(), *_life("
 
 
 @given(facts)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_replaying_any_log_gives_the_live_state(log: list[AnyEvent]) -> None:
     deliveries = [delivery(seq, fact) for seq, fact in enumerate(log, 1)]
     live = Fold(machine.decider(GatewaySettings()))
@@ -185,7 +186,7 @@ def test_replaying_any_log_gives_the_live_state(log: list[AnyEvent]) -> None:
 
 
 @given(facts)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_after_any_log_the_gateway_comes_to_rest_with_every_ended_job_announced(log: list[AnyEvent]) -> None:
     gateway = Scenario(machine.decider(GatewaySettings())).at(NOW_S + 50).given(*log)
     gateway.settle(rounds=5)

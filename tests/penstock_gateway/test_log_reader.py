@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+import msgspec
 import pytest
 from gateway_cases import NOW_S, ended, gateway, joined, placed, ranked, refusal, started, submitted, waits
 from hypothesis import given
@@ -17,6 +18,7 @@ from penstock_bus.memory import MemoryBus, MemoryServer
 from penstock_gateway import log_reader, queries, story
 from penstock_gateway.machine import GatewaySettings
 from penstock_log import Commit, Job, JobSpec, RoundDecided, Wait, subjects
+from penstock_testing import eventually
 
 JOB = {"name": "mnist", "command": ["python", "train.py"]}
 
@@ -179,6 +181,36 @@ async def test_the_story_of_a_job_says_that_its_node_was_lost(memory_bus: Memory
         assert lines[-2:] == [
             "lost with its node n1, which was no longer heard of",
             "placed on n2/fast0 (run 2)",
+        ]
+
+
+async def test_the_story_says_of_a_run_that_completed_after_it_was_given_up_that_this_does_not_count(
+    memory_bus: MemoryBus,
+) -> None:
+    async with gateway(memory_bus, joined(), joined("n2")) as served:
+        lost = RoundDecided(at_s=NOW_S + 9, pool="default", lost_nodes=("n1",))
+        again, late = placed("j1", epoch=2, node="n2", at_s=NOW_S + 9), ended("j1", at_s=NOW_S + 10)
+        await served.told(submitted("j1"), placed("j1"), started("j1"), lost, late, again, late)
+        whole = msgspec.structs.replace(ended("j1", epoch=2, at_s=NOW_S + 20), node_id="n2")
+        await served.told(started("j1", epoch=2, node="n2"), whole)
+
+        async def is_over() -> bool:
+            found = await served.query("story", {"id": "j1"})
+            return str(found["lines"][-1]["text"]).startswith("completed")
+
+        await eventually(is_over)
+        await served.told(late)
+        lines = [line["text"] for line in (await served.query("story", {"id": "j1"}))["lines"]]
+        what = "run 1 completed on n1, after it had been given up as lost"
+        assert lines[3:] == [
+            "lost with its node n1, which was no longer heard of",
+            f"{what}: this does not count, and its next run does it again from the last checkpoint that is known",
+            "placed on n2/fast0 (run 2)",
+            f"{what}: this does not count, and run 2 does it again from the last checkpoint that is known",
+            "started on n2",
+            "run completed on n2",
+            "completed (ran 25.0 s in 2 runs)",
+            f"{what}: the job was over by then, and this changes nothing",
         ]
 
 

@@ -35,6 +35,7 @@ from penstock_log.usage import Usage
 from penstock_log.views import UsageView
 from penstock_simulator.traces import log_file
 from penstock_testing import Scenario, delivery
+from sweeps import examples
 
 DATA = Path(__file__).parents[1] / "data"
 LOGS = sorted(path.name for folder in ("logs", "recorded") for path in (DATA / folder).glob("*.log.gz"))
@@ -134,7 +135,7 @@ def test_columns_groups_and_windows_add_up(name: str) -> None:
                 assert {one: sum(half.get(one, 0.0) for half in halves) for one in row} == pytest.approx(row, abs=1e-6)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_random_runs_have_what_the_raw_facts_say(seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -24,6 +24,7 @@ from penstock_log import (
 from penstock_log.views import WhyView
 from penstock_ranker.machine import RankerSettings
 from penstock_scheduler.pool.pool_settings import MatcherSettings
+from sweeps import sampled
 
 pytestmark = pytest.mark.slow
 
@@ -138,12 +139,12 @@ def disagreements(seed: int, *, classed: bool = False) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("seed", [*range(CASES), BEHIND_A_SAMPLE])
+@pytest.mark.parametrize("seed", [*sampled(range(CASES)), BEHIND_A_SAMPLE])
 def test_what_keeps_a_job_waiting_is_what_why_names(seed: int) -> None:
     assert disagreements(seed) == []
 
 
-@pytest.mark.parametrize("seed", range(300, 300 + CLASSED_CASES))
+@pytest.mark.parametrize("seed", sampled(range(300, 300 + CLASSED_CASES)))
 def test_what_keeps_a_job_of_a_class_waiting_is_what_why_names(seed: int) -> None:
     assert disagreements(seed, classed=True) == []
 

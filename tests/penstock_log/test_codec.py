@@ -34,6 +34,7 @@ from penstock_log import (
 )
 from penstock_log.codec import UPCASTS
 from penstock_log.services import WRITERS
+from sweeps import examples
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 TEXT = st.text(st.characters(codec="utf-8", exclude_categories=("Cs",)), max_size=12)
@@ -99,7 +100,7 @@ st.register_type_strategy(
 
 
 @pytest.mark.parametrize("event", get_args(AnyEvent), ids=tag_of)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(data=st.data())
 def test_every_fact_survives_the_codec(event, data):
     fact = data.draw(st.builds(event))
@@ -159,7 +160,7 @@ def test_every_kind_of_entity_has_facts() -> None:
     assert {kind_of(event) for event in get_args(AnyEvent)} == set(WRITERS)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.from_type(AnyEvent), st.sampled_from(sorted(WRITERS)), NAME)
 def test_a_fact_is_heard_on_its_own_subject_and_on_no_other(fact: AnyEvent, kind: str, entity_id: str) -> None:
     assume("<factory>" not in repr(fact))  # a default that hypothesis takes for a value, which none is

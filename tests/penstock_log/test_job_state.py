@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from penstock_log import Batch, Demand, Event, Job, JobCancelled, JobState, JobTable, RoundDecided, RunCheckpointed
 from penstock_log.decision_facts import ScaleDecided
 from penstock_log.job_state import TERMINAL, Size
+from sweeps import examples
 
 BATCH = Batch(min=32, max=512, step=32, base=64)
 LOST = RoundDecided(at_s=9.0, pool="default", lost_nodes=("n1",))
@@ -414,11 +415,11 @@ class Life(RuleBasedStateMachine):
         assert self.job.demand is None or self.job.placement is not None
 
 
-Life.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+Life.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=30, deadline=None)
 TestLife = Life.TestCase
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(SIZES), st.booleans()), min_size=40, max_size=40))
 def test_a_job_that_fails_whenever_it_starts_does_not_go_on_for_ever(asked):
     jobs = resized(2)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from matcher_facts import job, matcher, node, rounds, run_all
 
 from penstock_scheduler.pool.pool_settings import MatcherSettings
+from sweeps import examples
 
 MIN_RUN_S, SHARE, STOP_S, RESUME_S = 5.0, 0.2, 1.0, 2.0
 PAYS_S = (STOP_S + RESUME_S) / SHARE
@@ -44,7 +45,7 @@ arrivals = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(arrivals)
 def test_a_job_is_preempted_no_more_often_than_its_service_allows(arrivals):
     check_preemptions(busy(arrivals))
@@ -70,7 +71,7 @@ def streams(draw):
 
 
 @pytest.mark.parametrize("assign", ["allox", "first-fit"])
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 @given(streams())
 def test_a_gang_starts_after_its_patience_and_the_runs_that_are_under_way_then(assign, drawn):
     kinds, gpus, before, stream = drawn
@@ -92,7 +93,7 @@ def test_a_gang_starts_after_its_patience_and_the_runs_that_are_under_way_then(a
     assert pool.first_start_s.get("gang", 1e9) <= max(over_s, under_way_s) + 1e-6
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 @given(st.floats(3.0, 100.0), st.floats(0.5, 100.0))
 @example(8.04856457515181, 8.0)  # 16.04… - 8.0 is less than 8.04…
 def test_a_gang_keeps_what_is_free_at_the_time_at_which_the_matcher_wakes_for_it(since_s, patience_s):

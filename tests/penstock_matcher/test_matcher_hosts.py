@@ -13,6 +13,7 @@ from matcher_facts import GIB, Matcher, causes, ended, job, matcher, node, queue
 
 from penstock_cluster.nodes import HostAmount, need_of, of_node, share_of
 from penstock_log import ACTIVE, NodeJoined, RoundDecided
+from sweeps import examples
 
 
 def hosted(node_id: str, cpus: float = 8.0, memory_gib: float = 32.0, **kinds: int) -> NodeJoined:
@@ -128,7 +129,7 @@ def test_a_gang_that_no_hosts_can_hold_is_told_how_much_each_of_its_devices_may_
     assert fact.waits[0].remedy == "ask for at most 2.666 cpus a device"
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     fields=asked,
     nodes=st.lists(st.tuples(st.sampled_from([0.0, 2.0, 7.5]), st.sampled_from([0.0, 7.3, 21.54]), st.integers(1, 4))),
@@ -192,7 +193,7 @@ def test_who_waits_for_a_host_past_its_patience_has_it_kept_free() -> None:
     assert run_all(one, 50.0) == {"c": "fast"}
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(fields=st.lists(asked, min_size=1, max_size=10), order=st.randoms(use_true_random=False))
 def test_no_host_is_given_twice_and_all_that_fit_run_in_the_end(fields: list[dict[str, Any]], order: Any) -> None:
     one = matcher(patience_s=5.0).given(hosted("n1", fast=3, slow=1), hosted("n2", cpus=4, memory_gib=24, fast=2))

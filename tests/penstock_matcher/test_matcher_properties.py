@@ -24,6 +24,7 @@ from penstock_log import (
     NodeResumed,
 )
 from penstock_log.decision_facts import Placement, RoundDecided
+from sweeps import examples
 
 fields = st.fixed_dictionaries(
     {},
@@ -159,11 +160,11 @@ class Cluster(RuleBasedStateMachine):
 
 TestCluster = Cluster.TestCase
 TestCluster.settings = settings(
-    max_examples=25, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=examples(25), stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(st.lists(st.integers(0, 1), min_size=1, max_size=8), st.integers(2, 6))
 def test_two_jobs_do_not_preempt_each_other_in_turn(demotions, arrivals):
     """Whatever the ranker does downwards, a job is preempted at most once for each queue it can be overtaken from."""

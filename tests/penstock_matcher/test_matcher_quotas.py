@@ -16,6 +16,7 @@ from penstock_bus.settings import load
 from penstock_log import Job, JobRank, JobsRanked, RunEnded
 from penstock_policies.queue_policies import QUEUE_POLICIES
 from penstock_scheduler.pool.pool_settings import MatcherSettings
+from sweeps import examples
 
 
 def shared(**more: Any) -> Any:
@@ -163,7 +164,7 @@ def worked(run: Job, at_s: float) -> RunEnded:
     return msgspec.structs.replace(end, steps=10, loop_steps=10, loop_s=at_s - run.started_s)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from("abx"), st.integers(0, 2)), min_size=1, max_size=14),
     st.sampled_from(["fifo-backfill", "2d-las", "srtf"]),

@@ -62,6 +62,7 @@ async def test_a_client_borrows_from_the_other_node_and_shares_memory_where_that
         await eventually(lambda: shared[0:6] == bytes(6), why="the memory is the kernel's again, whoever maps it")
 
 
+@pytest.mark.thorough
 async def test_slabs_are_spread_over_the_machines_that_have_none_of_the_client(
     nats_account: NatsAccount, tmp_path: Path
 ) -> None:
@@ -101,6 +102,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.thorough
 async def test_a_donor_that_is_killed_and_comes_again_knows_no_lease_of_before(
     nats_account: NatsAccount, tmp_path: Path
 ) -> None:
@@ -118,6 +120,7 @@ async def test_a_donor_that_is_killed_and_comes_again_knows_no_lease_of_before(
         assert again.generation > address.generation
 
 
+@pytest.mark.thorough
 async def test_a_donor_that_is_killed_and_stays_away_is_given_up_when_the_lease_is_over(
     nats_account: NatsAccount, tmp_path: Path
 ) -> None:
@@ -151,6 +154,7 @@ async def test_a_second_agent_of_a_nodes_name_is_refused(nats_account: NatsAccou
         assert b"another memory agent runs as node n1" in said
 
 
+@pytest.mark.thorough
 async def test_what_was_lent_and_returned_stands_in_the_log(nats_account: NatsAccount, tmp_path: Path) -> None:
     async with agents(nats_account, tmp_path, "n1", "n2") as (n1, _), nats_account.connect() as bus:
         client = await LineClient.connect(n1.socket, job_id="j1")

@@ -10,6 +10,7 @@ from penstock_packed.device_queue import DeviceQueue, PackedTurn
 from penstock_packed.member import PackedMember
 from penstock_sharing.lanes import TURN_POLICIES, LaneRules, MemoryNeed
 from penstock_sharing.lanes.turn_policy import MemberStanding, TurnQueue
+from sweeps import examples
 
 TINY = MemoryNeed(1, 0, 1)
 
@@ -160,7 +161,7 @@ def test_a_step_that_is_too_long_for_a_target_waits_until_the_model_is_idle() ->
 @given(
     arrivals=st.lists(st.floats(0.02, 0.3), min_size=1, max_size=30), lengths=st.tuples(*[st.floats(0.001, 0.2)] * 3)
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_a_target_is_kept_wherever_one_step_allows_it(arrivals: list[float], lengths: tuple[float, ...]) -> None:
     """Single requests, each after the one before was due: only trials can be in their way."""
     played = Played(patience_s=None, quiet_s=10.0)
@@ -195,7 +196,7 @@ def test_a_target_is_kept_wherever_one_step_allows_it(arrivals: list[float], len
     busy=st.booleans(),
     lanes=st.integers(1, 3),
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 def test_every_trial_gets_turns_under_every_policy_even_while_models_are_asked_all_the_time(
     policy: str, lengths: list[float], priorities: list[int], busy: bool, lanes: int
 ) -> None:

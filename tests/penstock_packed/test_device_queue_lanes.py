@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from penstock_packed.device_queue import DeviceQueue, PackedTurn
 from penstock_packed.member import PackedMember
 from penstock_sharing.lanes import TURN_POLICIES, LaneRules, MemoryNeed
+from sweeps import examples
 
 
 class Plan(NamedTuple):
@@ -87,7 +88,7 @@ class Workers:
 @given(
     plans, st.sampled_from(sorted(TURN_POLICIES)), st.integers(1, 4), st.integers(0, 2**32).map(np.random.default_rng)
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_every_member_of_every_lane_comes_to_its_end_whatever_it_needs(
     plans: list[Plan], policy: str, lanes: int, chance: np.random.Generator
 ) -> None:

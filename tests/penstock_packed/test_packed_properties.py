@@ -10,6 +10,7 @@ from packed_cases import Count, Ledger
 
 from penstock_packed import LaneRules, MemoryNeed, PackedHost
 from penstock_sharing.lanes import TURN_POLICIES
+from sweeps import examples
 
 CAPACITY = 100
 
@@ -67,7 +68,7 @@ class Planned(Count):
 
 
 @given(plans=plans, policy=st.sampled_from(sorted(TURN_POLICIES)))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 def test_every_member_comes_to_its_end_and_who_keeps_to_its_need_is_never_ended_for_others(
     plans: list[Plan], policy: str
 ) -> None:
@@ -91,7 +92,7 @@ def test_every_member_comes_to_its_end_and_who_keeps_to_its_need_is_never_ended_
 
 
 @given(plans=plans)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 def test_memory_is_never_over_capacity_while_members_keep_to_their_needs(plans: list[Plan]) -> None:
     device = Ledger(CAPACITY)
     most = 0

@@ -15,6 +15,7 @@ from hypothesis.extra import numpy as npst
 
 from penstock_policies import elastic
 from penstock_policies.elastic import Floats, ThroughputProfile, added, allocate, best_batch, scaling, smallest, table
+from sweeps import examples
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +91,7 @@ def total(rows: Floats, widths: Any) -> float:
     return float(sum(row[width - 1] for row, width in zip(rows, widths, strict=True) if width))
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(curves, st.integers(0, 9))
 def test_nothing_that_could_be_tried_is_better(rows: Floats, gpus: int) -> None:
     found = allocate(rows, gpus)

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock_policies import gittins
+from sweeps import examples
 
 lengths = st.lists(st.one_of(st.integers(1, 12).map(float), st.floats(0.01, 1e6)), min_size=1, max_size=25)
 services = st.lists(st.one_of(st.integers(0, 13).map(float), st.floats(0.0, 1.1e6)), min_size=1, max_size=10)
@@ -105,7 +106,7 @@ def test_a_service_that_is_none_is_refused(attained):
         gittins.index([1.0], [attained], None)
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(st.lists(st.floats(0.1, 100.0), min_size=40, max_size=200), st.integers(0, 2**32 - 1))
 def test_the_order_of_the_samples_does_not_matter(samples, seed):
     mixed = np.random.default_rng(seed).permutation(samples)

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock_policies.job_lengths import FADING, FIRST, KEPT, Lengths, blend, read_prior
+from sweeps import examples
 
 times = st.lists(st.floats(0.1, 1e6), max_size=60)
 
@@ -56,7 +57,7 @@ def test_a_job_that_took_no_device_time_says_nothing():
     assert lengths == Lengths()
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(times, times)
 def test_a_prior_gives_way_one_for_one(edition, prior):
     found = blend(edition, sorted(prior))

@@ -13,6 +13,7 @@ from order_oracle import columns, rank
 
 from penstock_policies.queue_policies import QUEUE_POLICIES, LengthKnowledge
 from penstock_policies.ranking import PoolRanking, QueueLadder, RankMove
+from sweeps import examples
 
 LIMITS = (4.0, 8.0, 16.0)
 SAMPLES = (1.0, 2.0, 3.0, 5.0, 6.5, 7.0, 7.5, 12.0, 15.0, 20.0, 40.0)
@@ -69,7 +70,7 @@ steps = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(st.sampled_from(sorted(QUEUE_POLICIES)), steps)
 def test_whatever_happens_it_is_in_the_order_that_a_rescan_gives(name, steps):
     """Times are whole, service and thresholds too: so that a queue is entered at the same instant in both."""
@@ -164,7 +165,7 @@ class Ticked:
             self.queue, self.entered_s, self.served_s, self.waited_s = 0, now_s, 0.0, 0.0
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(
     st.sampled_from(["las", "2d-las", "2d-gittins"]),
     st.sampled_from([1.0, 2.0, 4.0]),

@@ -22,6 +22,7 @@ from penstock_policies.scaling_model import (
     refined,
     throughput,
 )
+from sweeps import examples
 
 
 def timing(gpus: int, local_batch: int, iteration_s: float, error_s: float = 0.001) -> Timing:
@@ -168,7 +169,7 @@ def test_observations_that_agree_make_it_surer_and_others_less_sure() -> None:
     assert refined(before, 0.2, 0.002).error_s > 0.002
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     st.lists(st.floats(0.01, 1.0), min_size=2, max_size=4),
     st.lists(st.floats(0.01, 2.0), max_size=3),

@@ -43,6 +43,7 @@ from penstock_log import (
 from penstock_policies import scaling_model
 from penstock_profiler.machine import ProfilerState, decider
 from penstock_testing import Scenario
+from sweeps import examples
 
 
 @pytest.fixture
@@ -468,7 +469,7 @@ def stories(draw: Any) -> list[Any]:
 endings = st.sampled_from(["well", "oom", "failed", "nan", "never"])
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(story=stories(), how=st.lists(endings, min_size=1, max_size=30))
 def test_every_elastic_workload_is_answered_in_time_and_no_size_is_sampled_twice(story, how):
     profiler, said, number = Scenario(decider()).at(2.0), [], 0

@@ -12,6 +12,7 @@ from penstock_log import JobCancelled, ProfileSample, SamplesRequested
 from penstock_ranker import machine
 from penstock_ranker.machine import RankerSettings
 from penstock_testing import Scenario
+from sweeps import examples
 
 
 @pytest.fixture
@@ -112,7 +113,7 @@ def test_so_are_they_where_a_service_loads_its_settings():
 times = st.lists(st.floats(0.1, 20.0), min_size=1, max_size=12)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(runs=times, gaps=times, gpus=st.integers(1, 3))
 def test_following_the_wake_ups_a_job_falls_one_queue_at_a_time_and_never_later_than_its_crossing(runs, gaps, gpus):
     ranker = Scenario(machine.decider(RankerSettings(thresholds_gpu_s=(4.0, 8.0, 16.0))))

@@ -16,6 +16,7 @@ from penstock_policies.queue_policies import QUEUE_POLICIES
 from penstock_ranker import machine
 from penstock_ranker.machine import PoolSettings, RankerSettings
 from penstock_testing import Scenario, delivery
+from sweeps import examples
 
 LIMITS = (4.0, 8.0)
 
@@ -239,7 +240,7 @@ class Leader:
 acts = st.sampled_from(["submit", "start", "preempted", "failed", "completed", "cancel", "decide"])
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(
     st.sampled_from(sorted(QUEUE_POLICIES)),
     st.sampled_from([None, 0.5]),

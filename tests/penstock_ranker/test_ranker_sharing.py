@@ -12,6 +12,7 @@ from penstock_log import AnyEvent, JobSubmitted
 from penstock_ranker import machine
 from penstock_ranker.machine import RankerSettings
 from penstock_testing import Scenario
+from sweeps import examples
 
 
 @pytest.fixture
@@ -52,7 +53,7 @@ def test_service_of_shared_and_of_own_runs_adds_up(ranker):
 steps = st.lists(st.tuples(st.sampled_from("abc"), st.floats(0.25, 3.0)), min_size=1, max_size=20)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(steps)
 def test_whatever_comes_and_goes_ranks_agree_with_the_service_that_the_log_shows(changes):
     """Deciding also checks that replay equals live, and that a snapshot in the middle changes nothing."""

@@ -20,6 +20,7 @@ from penstock_scheduler.assignment import (
 )
 from penstock_scheduler.placement import FreeDevices
 from penstock_scheduler.round_types import RankedJob, RoundContext, RoundRules
+from sweeps import examples
 
 SLOW = 0.5
 
@@ -116,7 +117,7 @@ def test_a_price_is_what_one_more_device_saves():
     assert prices_s(waiting, supply, busy, context()) == {"fast": 10.0, "slow": 0.0}
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(jobs, st.integers(0, 3), st.integers(0, 3), st.lists(st.floats(0.1, 50.0), max_size=3))
 def test_what_starts_is_part_of_a_schedule_that_nothing_betters(specs, fast, slow, busy_s):
     waiting = [single(i, 0, length, kinds) for i, (_, length, kinds) in enumerate(specs)]

@@ -12,6 +12,7 @@ from penstock_policies.matching import UNFIT
 from penstock_policies.matching.solver import assign
 from penstock_scheduler.assignment import LONGEST_US, DeviceSchedule, begins_us
 from penstock_scheduler.placement import FreeDevices
+from sweeps import examples
 
 
 def machines(ready_us: list[list[int]]) -> DeviceSchedule:
@@ -21,7 +22,7 @@ def machines(ready_us: list[list[int]]) -> DeviceSchedule:
     return found
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(instances())
 def test_a_window_is_solved_exactly_and_proved(instance):
     lengths, ready = instance
@@ -32,7 +33,7 @@ def test_a_window_is_solved_exactly_and_proved(instance):
     assert int(ends.sum()) == assign_lsa(lengths, ready).total_us
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(instances())
 def test_starts_are_those_of_a_walk_along_each_machine(instance):
     lengths, ready = instance
@@ -40,7 +41,7 @@ def test_starts_are_those_of_a_walk_along_each_machine(instance):
     assert begins_us(lengths, ready, found).tolist() == starts_us(lengths, ready, found).tolist()
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(instances(max_jobs=8))
 def test_a_saving_is_what_solving_once_more_finds(instance):
     lengths, ready = instance

@@ -17,6 +17,7 @@ from penstock_scheduler.fairness import HALF_LIFE_S, FairnessProgress, least_pro
 from penstock_scheduler.pool.scheduler_state import SchedulerState, fold
 from penstock_scheduler.round import decide_pool
 from penstock_scheduler.round_types import RankedJob, RoundRules
+from sweeps import sampled
 
 progress = st.lists(st.floats(0.0, 1e6), min_size=1, max_size=30)
 
@@ -182,7 +183,9 @@ def crowd(alpha: float, assign: str, backlog: int = 20) -> Pool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("assign", "rounds"), [("first-fit", 10_000), ("allox", 500)])
+@pytest.mark.parametrize(
+    ("assign", "rounds"), [*sampled([("first-fit", 2_500), ("first-fit", 10_000)]), ("allox", 500)]
+)
 def test_no_user_starves(assign, rounds, record_property):
     pool = crowd(1 / USERS, assign)
     while pool.rounds < rounds:

@@ -27,6 +27,7 @@ from penstock_scheduler.round import decide_pool
 from penstock_scheduler.round_types import RoundRules
 from penstock_scheduler.what_if import Alternatives, wait_of
 from penstock_testing import Scenario
+from sweeps import examples
 
 KINDS = ("fast", "slow", "cpu")
 MODELS = ("mlp", "lstm", "")
@@ -68,7 +69,7 @@ def profiles(draw: st.DrawFn) -> list[WorkloadProfiled]:
     return [profiled(spec(model=model), fast=1.0, slow=draw(speeds), cpu=0.1) for model in known]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(nodes(), jobs(), profiles(), st.sampled_from([1.0, 0.5]), st.lists(st.integers(0, 7), max_size=3))
 def test_every_alternative_that_is_named_starts_the_job(there, asked, known, alpha, done):
     one = matcher(alpha=alpha, max_tries=100).given(*there, *known, *asked)
@@ -87,7 +88,7 @@ def test_every_alternative_that_is_named_starts_the_job(there, asked, known, alp
             assert taken(one, waiting.id, best, 4.0) == best.kind
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(nodes(), jobs(), profiles(), st.sampled_from([1.0, 0.5]))
 def test_the_cause_of_one_job_is_the_one_that_a_round_gives_among_those_of_all(there, asked, known, alpha):
     one = matcher(alpha=alpha).given(*there, *known, *asked)

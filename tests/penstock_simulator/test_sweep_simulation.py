@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from penstock_log import Budget, Choice, JobSpec, SweepSpec, Uniform
 from penstock_simulator.sweep_simulation import FILLINGS, BadCurves, LearningCurves, TrialModel, play, read
+from sweeps import examples
 
 LR = Uniform(low=0.001, high=1.0, log=True)
 CSV = "lr,width,unit_s,1,9\n0.01,64,2.0,0.5,0.9\n0.1,64,1.0,0.4,\n0.1,128,4.0,0.6,0.8\n"
@@ -79,7 +80,7 @@ def test_spreading_helps_where_few_are_left_and_packing_where_many_wait():
     overhead_s=st.sampled_from([0.0, 7.0, 500.0]),
     c=st.integers(1, 4),
 )
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_no_device_does_more_than_it_can_and_nothing_is_left_undone(name, search, gpus, overhead_s, c):
     spec = sweep(search, trials=9, budget=Budget(least=1, most=9) if search != "random" else None)
     model = TrialModel(gpus=gpus, overhead_s=overhead_s, packing_c=c, alpha=1.0, beta=1.0)

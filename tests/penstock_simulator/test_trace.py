@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from penstock_simulator.trace import Trace, about, anonymized, sample, scale_load, window
 from penstock_simulator.traces import TraceError
+from sweeps import examples
 
 
 def hourly(jobs: int) -> Trace:
@@ -38,7 +39,7 @@ def test_an_empty_window_tells_the_span() -> None:
 
 
 @given(jobs=st.integers(1, 20), seed=st.integers(0, 99))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 def test_a_sample_has_each_job_at_most_once_in_the_order_of_the_trace(jobs: int, seed: int) -> None:
     trace = hourly(20)
     part = sample(trace, jobs, np.random.default_rng(seed))

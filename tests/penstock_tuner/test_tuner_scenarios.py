@@ -26,6 +26,7 @@ from penstock_log import (
 )
 from penstock_testing import Scenario
 from penstock_tuner.machine import decider, submission
+from sweeps import examples
 
 
 class World:
@@ -95,7 +96,7 @@ class World:
         return found
 
 
-@settings(max_examples=10)
+@settings(max_examples=examples(10))
 @given(
     st.lists(st.integers(0, 1000), min_size=1, max_size=20),
     st.integers(1, 4),

@@ -43,6 +43,16 @@ int nvmlDeviceGetMemoryInfo(void *handle, struct memory *memory) {
     return OK;
 }
 
+struct memory_v2 { unsigned version; unsigned long long total, reserved, free, used; };
+
+int nvmlDeviceGetMemoryInfo_v2(void *handle, struct memory_v2 *memory) {
+    memory->total = (number(handle) > 9 ? 10ULL : 80ULL) << 30;
+    memory->reserved = 1ULL << 29;
+    memory->used = ((unsigned long long)number(handle) << 30) - memory->reserved;
+    memory->free = memory->total - memory->used - memory->reserved;
+    return OK;
+}
+
 int nvmlDeviceGetComputeMode(void *handle, unsigned *mode) { *mode = number(handle) == 1 ? 3 : 0; return OK; }
 
 int nvmlDeviceGetMigMode(void *handle, unsigned *now, unsigned *pending) {
@@ -58,6 +68,8 @@ int nvmlDeviceGetMigDeviceHandleByIndex(void *handle, unsigned index, void **ins
 }
 
 int nvmlDeviceGetGpuInstanceId(void *handle, unsigned *id) { *id = number(handle); return OK; }
+
+int nvmlDeviceGetComputeInstanceId(void *handle, unsigned *id) { *id = 0; return OK; }
 
 int nvmlDeviceGetPciInfo_v3(void *handle, struct pci *pci) {
     snprintf(pci->bus_id, sizeof pci->bus_id, "00000000:0%ld:00.0", number(handle));

@@ -20,10 +20,11 @@ class FakePci:
 class FakeMemory:
     total: int
     used: int = 0
+    reserved: int = 0
 
     @property
     def free(self) -> int:
-        return self.total - self.used
+        return self.total - self.used - self.reserved
 
 
 @dataclass
@@ -56,10 +57,12 @@ class FakeGpu:
     mig: tuple[int, int] | None = None
     instances: Sequence[FakeGpu | None] = ()
     gpu_instance: int = 0
+    compute_instance: int = 0
     links: Sequence[str] = ()
     processes: Sequence[FakeProcess] = ()
     mps_processes: Sequence[FakeProcess] | None = None
     used_bytes: int = 0
+    reserved_bytes: int | None = 0
     minor: int | None = 0
     percent: int | None = 0
     celsius: int | None = 40
@@ -69,6 +72,7 @@ class FakeGpu:
     remapped: tuple[int, int, int, int] | None = None
     retiring: int | None = None
     lost: bool = False
+    forbidden: bool = False
 
 
 @dataclass
@@ -99,7 +103,7 @@ class FakeNvml:
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> FakeGpu:  # noqa: N802
         self._ready()
-        return self.gpus[index]
+        return _given(None if self.gpus[index].forbidden else self.gpus[index], pynvml.NVML_ERROR_NO_PERMISSION)
 
     def nvmlDeviceGetHandleByUUID(self, uuid: str) -> FakeGpu:  # noqa: N802
         self._ready()
@@ -114,8 +118,11 @@ class FakeNvml:
     def nvmlDeviceGetUUID(self, handle: FakeGpu) -> str:  # noqa: N802
         return handle.uuid
 
-    def nvmlDeviceGetMemoryInfo(self, handle: FakeGpu) -> FakeMemory:  # noqa: N802
-        return FakeMemory(handle.memory_bytes, handle.used_bytes)
+    def nvmlDeviceGetMemoryInfo(self, handle: FakeGpu, version: int | None = None) -> FakeMemory:  # noqa: N802
+        if version is None:
+            return FakeMemory(handle.memory_bytes, handle.used_bytes + (handle.reserved_bytes or 0))
+        reserved_bytes = _given(handle.reserved_bytes, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+        return FakeMemory(handle.memory_bytes, handle.used_bytes, reserved_bytes)
 
     def nvmlDeviceGetComputeMode(self, handle: FakeGpu) -> int:  # noqa: N802
         return handle.mode
@@ -132,6 +139,9 @@ class FakeNvml:
     def nvmlDeviceGetGpuInstanceId(self, device: FakeGpu) -> int:  # noqa: N802
         self._ready()
         return device.gpu_instance
+
+    def nvmlDeviceGetComputeInstanceId(self, device: FakeGpu) -> int:  # noqa: N802
+        return device.compute_instance
 
     def nvmlDeviceGetPciInfo(self, handle: FakeGpu) -> FakePci:  # noqa: N802
         return FakePci(handle.bus)

@@ -423,6 +423,7 @@ async def test_a_second_up_on_the_same_folder_is_refused_and_disturbs_nothing(cl
 # --- no room
 
 
+@pytest.mark.thorough
 async def test_what_was_accepted_before_the_store_was_full_ends_once_there_is_room(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path / "data", "--emulate", "fast:2@1.0:4GiB", "--max-store", "8MiB")
     cluster.up()
@@ -452,6 +453,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(path)], check=True)
 
 
+@pytest.mark.thorough
 async def test_on_a_full_disk_nothing_is_accepted_or_lost_and_all_goes_on_by_itself_once_there_is_room(
     small_disk: Path,
 ) -> None:

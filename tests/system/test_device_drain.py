@@ -39,6 +39,7 @@ async def until_explained(client, job_id: str, cause: str) -> None:
             return
 
 
+@pytest.mark.thorough
 async def test_the_training_on_a_drained_device_goes_on_beside_it_and_loses_no_step(cluster, tmp_path):
     notes = tmp_path / "notes"
     notes.touch()

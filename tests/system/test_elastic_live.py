@@ -19,6 +19,8 @@ from clusters import Cluster, facts, identity, until
 import penstock
 from penstock_log import Batch, JobSpec
 
+pytestmark = pytest.mark.thorough
+
 SCRIPT = Path(__file__).parents[1] / "support" / "elastic_job.py"
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SAMPLES = 1438

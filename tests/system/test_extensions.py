@@ -51,6 +51,7 @@ async def billing(cluster, folder):
             await service.wait()
 
 
+@pytest.mark.thorough
 async def test_an_extension_publishes_its_facts_and_everything_else_goes_on_as_without_them(cluster, tmp_path):
     write_service("billing", tmp_path)
     async with cluster.client() as client, billing(cluster, tmp_path):

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from clusters import Cluster, until
 
 FOREIGN = """
@@ -18,6 +19,7 @@ raise ImportError("of the folder")
 NAMES = {*sys.stdlib_module_names, "msgspec", "numpy", "penstock_bus", "penstock_executor", "scipy", "structlog"}
 
 
+@pytest.mark.thorough
 async def test_no_service_imports_from_where_it_was_started_and_a_script_does_from_its_own(tmp_path: Path) -> None:
     cluster, folder = Cluster(tmp_path / "data"), tmp_path / "folder"
     folder.mkdir()

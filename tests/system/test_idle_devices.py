@@ -25,6 +25,7 @@ def cluster(tmp_path):
         yield it
 
 
+@pytest.mark.thorough
 async def test_a_job_that_sleeps_is_warned_and_stopped_and_its_neighbour_that_computes_is_not(cluster, tmp_path):
     enough = tmp_path / "enough"
     async with cluster.client() as client:

@@ -21,6 +21,7 @@ from penstock_log import AnyEvent, JobFinished
 from penstock_matcher import machine as matcher
 from penstock_ranker import machine as ranker
 from penstock_testing import delivery
+from sweeps import examples
 
 DECIDERS: dict[str, Callable[[], Decider[Any]]] = {
     "announcer": announcer,
@@ -50,7 +51,7 @@ def test_a_kind_that_is_not_read_need_not_be_ignored_as_well() -> None:
 
 
 @pytest.mark.parametrize("name", DECIDERS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(history=st.permutations(facts()), in_order=st.booleans())
 def test_after_a_fact_that_is_ignored_there_is_nothing_new_to_propose(
     name: str, history: list[AnyEvent], in_order: bool

@@ -11,6 +11,7 @@ import pty
 import re
 import select
 import signal
+import socket
 import subprocess
 import sys
 import termios
@@ -143,6 +144,7 @@ def test_what_a_command_leaves_behind_ends_with_it(entered: Entered, job: str) -
     until(lambda: gone("left-behind-31"))
 
 
+@pytest.mark.thorough
 def test_clients_that_vanish_leave_nothing_behind_and_a_shell_gives_its_devices_back(
     entered: Entered, job: str
 ) -> None:
@@ -354,15 +356,21 @@ def test_files_and_folders_are_copied_both_ways_under_the_names_that_cp_gives(en
     assert "run.sh" in os.listdir(entered.folder / "all")
 
 
+@pytest.mark.thorough
 def test_what_cannot_be_copied_is_said(entered: Entered, job: str) -> None:
     code, _, said = entered.ran("cp", f"{job}:nowhere", "x")
     assert (code, f"the job has no nowhere; it was looked for in {entered.folder}" in said) == (1, True)
     assert "make it first" in entered.ran("cp", "/etc/hostname", f"{job}:no/such/name")[2]
     assert entered.ran("cp", "a", "b")[0] == 2
     assert entered.ran("cp", f"{job}:a", f"{job}:b")[0] == 2
-    assert "there is no file-4" in entered.ran("cp", "file-4", f"{job}:")[2]
+    code, _, said = entered.ran("cp", "file-4", f"{job}:")
+    assert (code, "there is no file-4" in said) == (1, True)
+    code, _, said = entered.ran("cp", f"{job}:/etc/hostname", "no/such/name")
+    assert (code, "there is no folder no/such; make it first" in said) == (1, True)
+    assert entered.ran("cp", "no-job:a", "x")[0] == 4
 
 
+@pytest.mark.thorough
 def test_a_forwarded_port_carries_many_connections_and_says_where_nobody_listens(entered: Entered) -> None:
     (entered.folder / "page").write_bytes(BIG)
     serve = "import http.server as s; h = s.ThreadingHTTPServer(('127.0.0.1', 0), s.SimpleHTTPRequestHandler); "
@@ -396,12 +404,19 @@ def test_a_forwarded_port_carries_many_connections_and_says_where_nobody_listens
 
     with pytest.raises(ConnectionResetError):
         asyncio.run(refused())
+    # the same port here, where nothing else listens yet, is connected to by the executor: it would go round for ever
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    code, _, said = entered.ran("port-forward", job, str(port))
+    assert (code, f"where port {port} is now this command's own" in said) == (1, True)
     entered.cluster.run("cancel", job)
     _, stderr = forward.communicate(timeout=PATIENCE_S)
     assert "port 1 of the job on node" in stderr.decode()
     assert (forward.returncode, "was cancelled" in stderr.decode()) == (LOST, True)
 
 
+@pytest.mark.thorough
 def test_people_enter_their_own_jobs_and_nobody_elses(entered: Entered, job: str) -> None:
     logins = {}
     for name, role in (("jane", "user"), ("sam", "operator")):
@@ -417,6 +432,40 @@ def test_people_enter_their_own_jobs_and_nobody_elses(entered: Entered, job: str
     assert "by sam" in entered.cluster.run("story", hers).stdout
     code, stdout, stderr = entered.ran("shell", "--profile", "off", "-T", "--", "echo", "hers", env=logins["jane"])
     assert (code, stdout, "runs on" in stderr) == (0, b"hers\n", True)
+    entered.cluster.run("cancel", hers)
+
+
+def test_who_waits_and_whose_login_is_renewed_or_removed_is_told_and_what_to_do(entered: Entered) -> None:
+    login = {"PENSTOCK_CREDENTIALS": str(entered.folder / "rose.json")}
+    entered.cluster.run("user", "add", "rose", "--out", login["PENSTOCK_CREDENTIALS"])
+    script = "echo begun; exec sleep 600"
+    hers = entered.ran("submit", "--profile", "off", "--", "sh", "-c", script, env=login)[1].decode().strip()
+    entered.comes_to(hers, "R")
+    waiting = {
+        words[0]: entered.begin(*words, env=login)
+        for words in (("logs", "-f", hers), ("attach", hers), ("exec", hers, "--", "sh", "-c", script))
+    }
+    for process in waiting.values():
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"begun\n"
+    entered.cluster.run("user", "rotate", "rose", "--out", str(entered.folder / "rose2.json"))
+    for name, process in waiting.items():
+        _, stderr = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == (LOST if name == "exec" else 3)
+        assert re.search(
+            r"refused user 'rose', whose login .* does not count: it was revoked .*`penstock login FILE`",
+            stderr.decode(),
+        )
+        assert "bus_error" not in stderr.decode()
+    login["PENSTOCK_CREDENTIALS"] = str(entered.folder / "rose2.json")
+    again = entered.begin("logs", "-f", hers, env=login)
+    assert again.stdout is not None
+    assert again.stdout.readline() == b"begun\n"
+    entered.cluster.run("user", "rm", "rose")
+    assert "have an admin run" in again.communicate(timeout=PATIENCE_S)[1].decode()
+    assert again.returncode == 3
+    code, _, stderr = entered.ran("logs", "-f", hers, env=login)
+    assert (code, "refused user 'rose'" in stderr) == (3, True)
     entered.cluster.run("cancel", hers)
 
 

@@ -80,6 +80,7 @@ def job(contained: Contained, folder: Path, script: str, **more: object) -> JobS
     return JobSpec(image=contained.image, **spec)  # type: ignore[arg-type]
 
 
+@pytest.mark.thorough
 async def test_a_session_in_a_container_goes_on_from_its_checkpoint_on_the_other_node(
     contained: Contained, tmp_path: Path
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from clusters import Cluster
 
 import penstock
@@ -16,6 +17,7 @@ async def until(client: penstock.Client, job: str, kind: str) -> None:
             return
 
 
+@pytest.mark.thorough
 async def test_an_urgent_job_has_a_run_make_way_and_the_next_one_waits_for_the_limit(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path / "data", "--emulate", "fast:1")
     cluster.up()

@@ -10,6 +10,8 @@ from clusters import Cluster, running
 
 from penstock_testing import eventually
 
+pytestmark = pytest.mark.thorough
+
 BORROWERS_LEAVE_AT_ONCE = "[matcher]\nmin_run_s = 0.0\noverhead_share = 1.0\n"
 """Else a run that has just begun stays for some forty seconds, so that a preemption costs little beside it."""
 

@@ -52,6 +52,7 @@ class ReadingClient:
                 self.wrong += int((found != self.words[begin : begin + len(found)]).sum())
 
 
+@pytest.mark.thorough
 async def test_a_job_that_declares_host_memory_has_the_slabs_of_its_node_taken_back_within_two_seconds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

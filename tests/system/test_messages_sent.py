@@ -71,6 +71,7 @@ def listed_with(cluster: Cluster, word: str) -> None:
     raise AssertionError(f"{word!r} is not in {shown}")
 
 
+@pytest.mark.thorough
 def test_many_ends_are_one_message_and_a_target_that_is_down_is_tried_again(cluster: Cluster) -> None:
     with webhook() as down, webhook() as good:
         down.status = 503
@@ -113,6 +114,7 @@ def test_what_waits_for_long_and_what_a_job_asks_for_itself_is_told(cluster: Clu
         assert hook.wait(2)[1][0] == "Penstock: true (asks) completed"
 
 
+@pytest.mark.thorough
 async def test_another_gateway_tells_what_the_one_that_was_killed_did_not(tmp_path: Path) -> None:
     with webhook() as hook, pytest.MonkeyPatch.context() as patch:
         for name, value in (("GATHER_S", "0.5"), ("EVERY_S", "0.2"), ("TIMEOUT_S", "100"), ("REFUSED", "[]")):

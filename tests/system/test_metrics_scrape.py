@@ -30,6 +30,8 @@ from penstock_log import JobSpec, subjects
 from penstock_log.device_samples import DeviceReading, DeviceSample, DevicesSampled, DeviceUser
 from penstock_testing import eventually, free_port
 
+pytestmark = pytest.mark.thorough
+
 DEPLOY = Path(__file__).parents[2] / "deploy"
 RULES = DEPLOY / "prometheus/alerts.yaml"
 GRAFANA = DEPLOY / "grafana/penstock.json"

@@ -21,6 +21,7 @@ def submitted(cluster: Cluster, *words: str) -> str:
     return cluster.run("submit", "--profile", "off", *words).stdout.strip()
 
 
+@pytest.mark.thorough
 async def test_a_pipeline_runs_in_its_order_whatever_the_gateway_goes_through(cluster: Cluster, tmp_path: Path) -> None:
     """Prepare, then two trainings, then a report; what a failure makes impossible is cancelled, a cleanup runs."""
     written, go = tmp_path / "written", tmp_path / "go"
@@ -88,6 +89,7 @@ with penstock.session() as session:
 """
 
 
+@pytest.mark.thorough
 async def test_a_run_whose_time_is_over_saves_a_checkpoint_and_its_job_has_failed(
     cluster: Cluster, tmp_path: Path
 ) -> None:

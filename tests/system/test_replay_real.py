@@ -6,6 +6,7 @@ import json
 import sys
 from pathlib import Path
 
+import pytest
 from clusters import Cluster
 
 from penstock_log import JobSpec
@@ -21,6 +22,7 @@ with penstock.session() as session:
 """
 
 
+@pytest.mark.thorough
 async def test_a_real_cluster_replayed_under_its_own_settings_is_close_to_what_happened(tmp_path: Path) -> None:
     """On a host as busy as one that runs tests; docs/simulation.md has figures of longer runs."""
     (tmp_path / "train.py").write_text(TRAIN)

@@ -17,10 +17,11 @@ from clusters import Cluster, running, until
 
 from penstock_log import JobSpec
 from penstock_testing import eventually
+from sweeps import sampled
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 STEPS = 330  # 30 epochs of 11 whole batches, over two processes
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.thorough, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +58,7 @@ def aggregators(cluster: Cluster) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("rule", ["mean", "momentum"])
+@pytest.mark.parametrize("rule", sampled(["momentum", "mean"]))
 async def test_a_gang_whose_aggregators_are_killed_learns_what_it_learns_without_bit_for_bit(
     cluster: Cluster, rule: str
 ) -> None:

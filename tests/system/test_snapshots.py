@@ -19,6 +19,7 @@ from penstock_bus.nats import NatsBus
 from penstock_log import AnyEvent
 from penstock_log.services import CORE, ISSUER, WRITERS
 from penstock_testing import check_replay
+from sweeps import examples
 
 FOLDING = [service for service in CORE if find_spec(f"penstock_{service}.machine") is not None]
 """Services that decide by a fold of the log; one that only answers has no machine."""
@@ -57,7 +58,7 @@ def test_a_snapshot_anywhere_in_the_history_changes_nothing(service: str) -> Non
 
 
 @pytest.mark.parametrize("service", FOLDING)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(history=st.permutations(facts()))
 def test_no_order_of_facts_is_refused_and_all_replay_alike(service: str, history: list[AnyEvent]) -> None:
     check_replay(decider_of(service), log(history))

@@ -117,6 +117,7 @@ async def test_a_taken_port_is_named(tmp_path: Path) -> None:
             await supervisor.up(other, lambda _: None, asyncio.Event())
 
 
+@pytest.mark.thorough
 async def test_a_service_with_wrong_settings_stops_it_with_the_place_to_look(tmp_path: Path) -> None:
     config = tmp_path / "penstock.toml"
     config.write_text("[ranker]\nspeed = 'very'\n")

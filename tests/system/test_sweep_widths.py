@@ -59,6 +59,7 @@ def sweep_file(folder) -> str:
     return str(folder / "sweep.json")
 
 
+@pytest.mark.thorough
 async def test_trials_share_devices_and_the_last_goes_on_on_both_without_losing_a_step(cluster, tmp_path):
     sweep_id = cluster.run("tune", sweep_file(tmp_path)).stdout.strip()
     async with cluster.client() as client:

@@ -160,6 +160,7 @@ def machines() -> Iterator[dict[str, EmulatedMachine]]:
         yield {name: EmulatedMachine(name, namespace, folder) for name, namespace in namespaces.items()}
 
 
+@pytest.mark.thorough
 async def test_a_gang_runs_over_two_machines_until_one_is_revoked(
     machines: dict[str, EmulatedMachine], tmp_path: Path
 ) -> None:
@@ -184,6 +185,7 @@ async def test_a_gang_runs_over_two_machines_until_one_is_revoked(
         first.run("submit", "--wait", "--id", "after", "--", "true")
 
 
+@pytest.mark.thorough
 async def test_a_job_borrows_memory_of_the_other_machine_until_that_is_revoked(
     machines: dict[str, EmulatedMachine], tmp_path: Path
 ) -> None:

@@ -119,6 +119,7 @@ async def test_an_executor_killed_and_restarted_neither_loses_nor_doubles_a_runn
         assert noted == list(range(200))
 
 
+@pytest.mark.thorough
 async def test_a_preempted_job_goes_on_after_its_last_step(tmp_path):
     cluster = Cluster(tmp_path / "data", "--emulate", "fast:1@1.0:4GiB", "--config", str(_quick(tmp_path)))
     cluster.up()
@@ -150,6 +151,7 @@ async def test_a_hot_standby_takes_over_from_a_leader_killed_with_9(doubled, ser
         assert await _leader(client, service) != leader
 
 
+@pytest.mark.thorough
 async def test_a_node_that_is_cut_off_loses_its_jobs_to_another(tmp_path):
     config = tmp_path / "penstock.toml"
     config.write_text("[matcher]\nnode_timeout_s = 3.0\n")
@@ -174,6 +176,7 @@ async def test_a_node_that_is_cut_off_loses_its_jobs_to_another(tmp_path):
         cluster.kill_all()
 
 
+@pytest.mark.thorough
 async def test_without_any_snapshot_everything_comes_back_the_same(cluster):
     async with cluster.client() as client:
         ids = [(await client.submit(python(f"print({i})"))).id for i in range(4)]

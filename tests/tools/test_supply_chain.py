@@ -20,6 +20,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from sweeps import sampled
+
 ROOT = Path(__file__).parents[2]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 EXTRAS: dict[str, list[str]] = PROJECT["project"]["optional-dependencies"]
@@ -146,8 +148,13 @@ def wheel(folder: Path, name: str, version: str) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("version", "right_hash", "installed", "may_go_by_ranges"),
-    [("1.0", True, True, None), ("1.0", False, False, False), ("2.0", True, False, True)],
-    ids=["as locked", "another file under its name", "not on this index"],
+    sampled(
+        [
+            pytest.param("1.0", False, False, False, id="another file under its name"),
+            pytest.param("1.0", True, True, None, id="as locked"),
+            pytest.param("2.0", True, False, True, id="not on this index"),
+        ]
+    ),
 )
 def test_only_a_file_that_the_index_lacks_is_taken_unlocked(
     tmp_path: Path,

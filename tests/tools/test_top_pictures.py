@@ -34,6 +34,7 @@ def test_the_pictures_in_docs_show_what_is_said_of_them_and_fetch_nothing(name: 
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_the_command_draws_them_anew(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT / "libs", ROOT / "services")))}
     command = [sys.executable, str(ROOT / "tools" / "top_pictures.py"), str(tmp_path)]

@@ -10,6 +10,7 @@ In reading order:
 * ``checkpoint``: The job's checkpoint folders.
 * ``memory_tier``: Checkpoints in memory, of which two other nodes have copies before they count.
 * ``parking``: Whether a process may be parked where it is preempted, and what its script does around that.
+* ``torch_parking``: What PyTorch holds on GPUs, moved to the host's memory and back.
 * ``loop_position``: Where a script is in its loops, so that a resumed one repeats nothing.
 * ``sampler_state``: How far a sampler has come, and the batch of a run.
 * ``sampler``: Which samples each step takes, over how many processes and in which batch.

@@ -380,6 +380,7 @@ class Boundary:
             return False
         epoch = agent.park(self._course.step)
         if epoch is None:
+            parking.stay()
             return False
         agent.close()
         self._begin_next_run(epoch)

@@ -35,6 +35,8 @@ class ParkRule:
     ----------
     away, back : callable or None
         What moves its state off the device, and back.
+    undo : callable or None
+        What is done where its state was moved off the device and the process leaves all the same.
     refused : bool
         Whether the script has said that it is never to be parked, or cannot be.
     """
@@ -43,6 +45,7 @@ class ParkRule:
         self._backend = backend
         self.away: Optional[Move] = None
         self.back: Optional[Move] = None
+        self.undo: Optional[Move] = None
         self.refused = False
 
     @property
@@ -58,12 +61,32 @@ class ParkRule:
         except Exception as error:  # whatever the user's function raises, the checkpoint is there
             _log.warning("not_parked error=%r; it leaves, and goes on from its checkpoint", error)
             return False
+        self.flush_output()
+        return True
+
+    def move_torch(self) -> None:
+        """Have what PyTorch holds on the devices moved."""
+        from penstock.sessions.torch_parking import TorchParking  # noqa: PLC0415 - for scripts that ask for it
+
+        torch = TorchParking()
+        self.away, self.back, self.undo = torch.leave, torch.come_back, torch.come_back
+
+    def stay(self) -> None:
+        """Undo what was moved: the process is not parked after all, and what its script does at its end may need it."""
+        try:
+            if self.undo is not None:
+                self.undo()
+        except Exception as error:  # it leaves in any case
+            _log.warning("not_moved_back error=%r; the process leaves", error)
+
+    @staticmethod
+    def flush_output() -> None:
+        """Write out what was printed."""
         for stream in (sys.stdout, sys.stderr):
             try:
                 stream.flush()
             except (AttributeError, OSError, ValueError):
                 continue  # closed by the script
-        return True
 
 
 def of_next_run(setup: ProcessSetup, epoch: int, step: int) -> ProcessSetup:

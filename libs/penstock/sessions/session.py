@@ -246,8 +246,20 @@ class Session:
         back : callable, optional
             Called when it goes on: moves it back. What it raises ends the run as it would in the script's loop.
         """
-        self._boundary.parking.refused |= away is None
-        self._boundary.parking.away, self._boundary.parking.back = away, back
+        parking = self._boundary.parking
+        parking.refused |= away is None
+        parking.away, parking.back, parking.undo = away, back, None
+
+    def park_torch(self) -> None:
+        """
+        Let the script be parked on GPUs: what PyTorch holds there is moved to the host's memory, and back later.
+
+        All tensors of the process are moved, models, optimizers and gradients among them, and stay the objects that
+        they are; nothing has to be named. It takes as much of the host's memory as they have on the device. Where there
+        is less, where there are CUDA graphs, and where something large cannot be moved, the process leaves as without
+        parking, and says why. It is what :meth:`on_park` sets; the last of both calls counts.
+        """
+        self._boundary.parking.move_torch()
 
     def report(self, **metrics: SupportsFloat) -> None:
         """

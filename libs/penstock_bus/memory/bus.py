@@ -22,6 +22,7 @@ from penstock_bus.port import (
     CodePort,
     Delivery,
     Endpoint,
+    Gathering,
     Lease,
     LeasePort,
     LogLine,
@@ -171,7 +172,12 @@ class MemoryLogClient(MemoryClient, LogPort, LogTrimPort, RejectionPort, OutputP
         await self.ready(max(map(len, bodies)))
         return self.server.put_all(items, bodies)
 
-    async def follow(self, after_seq: int = 0, subjects: Sequence[str] = ()) -> AsyncGenerator[Delivery, None]:
+    async def follow(
+        self,
+        after_seq: int = 0,
+        subjects: Sequence[str] = (),
+        gathering: Gathering | None = None,  # noqa: ARG002 - a delivery costs nothing here
+    ) -> AsyncGenerator[Delivery, None]:
         async for message, pending in self._messages(names.EVT, after_seq, subjects):
             yield self._deliver(message, pending)
 

@@ -91,8 +91,10 @@ async def connect(
     if len(servers) > 1:
         connect_timeout_s = max(connect_timeout_s, _LEAST_S * (len(servers) + 1))  # each in turn, also behind dead ones
     client = LateAnswerClient()
+    client.comes_again = as_client
     link = Link(client, ", ".join(map(shown_address, servers)), timeout_s)
-    attempts = _Attempts(link, next((urlsplit(one).username or "" for one in servers), ""))
+    named = next((urlsplit(one).username or "" for one in servers), "")
+    attempts = _Attempts(link, login, named, gives_up=as_client)
     shown: dict[str, Any] = {}
     renewing: asyncio.Future[None] | None = None
     if login is not None and is_by_token(login):
@@ -172,6 +174,8 @@ _ASKED_S: Final = 6.0
 _ASK_AGAIN_S: Final = 1.0
 _REFUSED_S: Final = 60.0
 """Who was let in before and is refused for so long gives up: until then what checks tokens may be starting again."""
+_CERTAIN_S: Final = 1.0
+"""A person who was let in before and is refused for so long gives up: a server whose settings change refuses nobody."""
 _PING_S: Final = 5
 _PING_ONE_OF_MANY_S: Final = 2
 """Three pings without an answer are the sign to go to another server: one that hangs keeps its connections open."""
@@ -182,9 +186,10 @@ _REPLICAS: Final = 3
 class _Attempts:
     """The errors of a connection that is being made; later errors go to the link."""
 
-    def __init__(self, link: Link, named: str) -> None:
+    def __init__(self, link: Link, login: Login | None, named: str, *, gives_up: bool) -> None:
         self.link = link
         self.named = named  # the user in the address
+        self._login, self._gives_up = login, gives_up
         self.count = 0
         self.last: Exception | None = None
         self.refused = asyncio.Event()
@@ -200,8 +205,8 @@ class _Attempts:
         # one whose login came too late over a slow network is asked for it again; that says nothing against the login
         if ("authorization" in text or "authentication" in text) and "timeout" not in text:
             self.refused.set()
-            if self.token is not None and self.was_let_in and not self.link.is_online:
-                await self._refused_again(self.token)
+            if self.was_let_in and not self.link.is_online:
+                await self._refused_again()
         await self.link.failed(error)
 
     async def renewed(self) -> bool:
@@ -212,25 +217,29 @@ class _Attempts:
             self.link.has_new_token = await self.token.renew()
             return self.link.has_new_token
         except Unauthorized as ended:
-            self.link.end(str(ended))
+            self.link.end_refused(str(ended))
             return False
 
-    async def _refused_again(self, token: LoginToken) -> None:
-        """Renew the token of who was let in before and is refused now, or give up after a while."""
+    async def _refused_again(self) -> None:
+        """Give up after a while where somebody was let in before and is refused now; renew a token meanwhile."""
         now_s = asyncio.get_running_loop().time()
         if now_s - self._last_refused_s > _REFUSED_S / 2:
             self._first_refused_s = now_s
         self._last_refused_s = now_s
+        if self.token is None:
+            if self._gives_up and now_s - self._first_refused_s >= _CERTAIN_S:
+                self._give_up(refused_login(self.link.address, self._login, self.named))
+            return
         try:
-            await token.renew()
+            await self.token.renew()
         except Unauthorized as ended:
-            self._give_up(str(ended))
+            self._give_up(ended)
             return
         if now_s - self._first_refused_s >= _REFUSED_S:
-            self._give_up(str(_token_refused(self.link.address, token.current())))
+            self._give_up(_token_refused(self.link.address, self.token.current()))
 
-    def _give_up(self, reason: str) -> None:
-        self.link.end(reason)
+    def _give_up(self, reason: Unauthorized) -> None:
+        self.link.end_refused(str(reason))
         self.link.client.options["max_reconnect_attempts"] = 1  # which ends them
 
 

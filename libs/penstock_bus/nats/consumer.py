@@ -21,7 +21,7 @@ from nats.aio.subscription import Subscription
 from penstock_bus.compat import timeout
 from penstock_bus.logger import get_logger
 from penstock_bus.nats.link import Link, ServerRefusal, unsubscribe
-from penstock_bus.port import BusError, LogWentBack, Unavailable
+from penstock_bus.port import BusError, Gathering, LogWentBack, Unavailable
 
 _AHEAD: Final = 4000  # messages asked for beyond what the reader took
 _FORGOTTEN_S: Final = 10  # the server drops a reader's consumer this long after the reader is gone
@@ -107,8 +107,16 @@ class StreamReader:
         Sequence of the last message that was used; the user of the batches moves it.
     """
 
-    def __init__(self, link: Link, stream: str, after_seq: int, patterns: Sequence[str]) -> None:
+    def __init__(
+        self,
+        link: Link,
+        stream: str,
+        after_seq: int,
+        patterns: Sequence[str],
+        gathering: Gathering | None = None,
+    ) -> None:
         self.seen = after_seq
+        self._gathering = gathering
         self._link = link
         self._stream = stream
         self._patterns = list(patterns)
@@ -127,7 +135,9 @@ class StreamReader:
         pause_s = _PAUSE_S
         while True:
             try:
-                async with consume(self._link, self._stream, await self._create(), _AHEAD) as pull:
+                async with consume(
+                    self._link, self._stream, await self._create(), _AHEAD, gathering=self._gathering
+                ) as pull:
                     delivered = 0
                     while True:
                         batch = await pull.take()
@@ -223,7 +233,13 @@ class ConsumerStalled(Exception):
 
 @asynccontextmanager
 async def consume(
-    link: Link, stream: str, consumer: str, ahead: int, leave: Callable[[Msg], None] | None = None
+    link: Link,
+    stream: str,
+    consumer: str,
+    ahead: int,
+    leave: Callable[[Msg], None] | None = None,
+    *,
+    gathering: Gathering | None = None,
 ) -> AsyncIterator[ConsumerPull]:
     """
     Read one consumer while the context is open; at its end the server drops the requests that are under way.
@@ -234,6 +250,8 @@ async def consume(
         Messages on their way or waiting here, at most.
     leave : callable, optional
         Called at the end with each message that came and was not taken.
+    gathering : Gathering, optional
+        How long messages may gather on the server; without it they come one by one.
 
     Raises
     ------
@@ -241,7 +259,7 @@ async def consume(
         If the first messages cannot be asked for.
     """
     inbox = link.client.new_inbox()
-    pull = ConsumerPull(link, stream, consumer, ahead, inbox)
+    pull = ConsumerPull(link, stream, consumer, ahead, inbox, gathering=gathering)
     sub: Subscription | None = None
     link.on_lost.add(pull.lost)
     try:
@@ -265,11 +283,16 @@ class ConsumerPull:
     One consumer that is read; made by :func:`consume`.
 
     It asks for messages in advance, never for more than ``ahead`` beyond what the reader took. So nothing overflows,
-    and a slow reader holds the server back.
+    and a slow reader holds the server back. Where messages may gather, it asks for the next one alone, and then for
+    all that have gathered behind it.
     """
 
-    def __init__(self, link: Link, stream: str, consumer: str, ahead: int, inbox: str) -> None:
+    def __init__(
+        self, link: Link, stream: str, consumer: str, ahead: int, inbox: str, *, gathering: Gathering | None = None
+    ) -> None:
         self._link, self._stream, self._consumer, self._ahead, self._inbox = link, stream, consumer, ahead, inbox
+        self._gathering = gathering
+        self._full = True  # there may be more on the server already, as at the beginning
         self._messages: list[Msg] = []
         self._asked = 0  # messages that open requests may still bring
         self._heartbeat = False
@@ -291,7 +314,35 @@ class ConsumerPull:
             If the consumer is gone, the connection was lost, no heartbeat comes, or messages wait on the server that
             do not come.
         """
+        if self._gathering is not None:
+            await self._gather(self._gathering)
+        else:
+            await self._until(lambda: bool(self._messages))
+        taken, self._messages = self._messages, []
+        if self._gathering is None and self._asked <= self._ahead // 2 and not self._broken:
+            await self.ask()
+        return taken
+
+    async def _gather(self, gathering: Gathering) -> None:
+        """Have those messages that gather now; if there is none, the next one and those that gather behind it."""
+        if not self._full:
+            await gathering.wait()
+        await self._fetch()
         while not self._messages:
+            await self._ask(1)
+            await self._until(lambda: bool(self._messages) or not self._asked)
+            if self._messages and gathering.most_s() > 0:
+                await gathering.wait()
+                await self._fetch()
+        self._full = len(self._messages) >= self._ahead
+
+    async def _fetch(self) -> None:
+        """Have what is on the server by now."""
+        await self._ask(self._ahead, wait=False)
+        await self._until(lambda: not self._asked)
+
+    async def _until(self, done: Callable[[], bool]) -> None:
+        while not done():
             if self._broken:
                 raise ConsumerStalled(self._broken)
             self._wake.clear()
@@ -300,22 +351,21 @@ class ConsumerPull:
                     await self._wake.wait()
             except TimeoutError:
                 await self._check()
-        taken, self._messages = self._messages, []
-        if self._asked <= self._ahead // 2 and not self._broken:
-            await self.ask()
-        return taken
 
     async def ask(self) -> None:
-        """Ask for as many messages as may be on their way."""
+        """Ask for as many messages as may be on their way; not where they gather, which :meth:`take` sees to."""
+        if self._gathering is None:
+            await self._ask(self._ahead - self._asked)
+
+    async def _ask(self, wanted: int, *, wait: bool = True) -> None:
         subject = f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{self._consumer}"
-        wanted = self._ahead - self._asked
         self._asked += wanted
-        request = {
-            "batch": wanted,
-            "max_bytes": _MOST_BYTES,
-            "expires": int(EXPIRES_S * _S),
-            "idle_heartbeat": int(HEARTBEAT_S * _S),
-        }
+        request: dict[str, int] = {"batch": wanted, "max_bytes": _MOST_BYTES}
+        if wait:
+            request |= {"expires": int(EXPIRES_S * _S), "idle_heartbeat": int(HEARTBEAT_S * _S)}
+        else:
+            request |= {"no_wait": True}
+            self._heartbeat = True  # the answer comes at once, and has none
         try:
             await self._link.client.publish(subject, msgspec.json.encode(request), reply=self._inbox)
         except (nats.errors.Error, OSError) as error:
@@ -341,6 +391,7 @@ class ConsumerPull:
         if status in ("404", "408") or pending:  # one request ended
             left = int(pending) if pending.isascii() and pending.isdigit() else self._asked
             self._asked -= min(left, self._asked)
+            self._wake.set()
             if self._asked <= self._ahead // 2 and not self._messages:
                 await self.ask()
             return

@@ -29,6 +29,8 @@ from penstock_bus.stored_messages import DroppedMessages
 TRY_S: Final = 2.0  # after this long without an acknowledgement the same message is sent again
 PAUSE_S: Final = 0.1
 _CLOSE_S: Final = 2.0
+_ENDS_OF_LOGINS: Final = ("maximum subscriptions exceeded", "authentication expired")
+"""What the server may say while it takes a login, or its account, from who is connected by it."""
 
 _log = get_logger("penstock.bus")
 
@@ -67,11 +69,17 @@ class LateAnswerClient(Client):
     is a ConnectionResetError, as with asyncio's own loop.
     """
 
+    comes_again = False
+    """Whether to come again, once, where the server ends the connection as it does with logins that count no more."""
     renew_token: Optional[Callable[[], Awaitable[bool]]] = None
     """Says whether there is a token with which to come again, where it has come with one."""
 
     async def _process_err(self, err_msg: str) -> None:
         if "authentication expired" in err_msg.lower() and self.renew_token is not None and await self.renew_token():
+            await self._process_op_err(nats.errors.StaleConnectionError())
+            return
+        if self.comes_again and any(text in err_msg.lower() for text in _ENDS_OF_LOGINS):
+            self.comes_again = False  # and who is refused then hears what is the matter
             await self._process_op_err(nats.errors.StaleConnectionError())
             return
         await super()._process_err(err_msg)
@@ -170,8 +178,11 @@ class Link:
 
     async def closed(self) -> None:
         """End all calls, once: the connection is closed for good."""
-        self._refused = "authentication revoked" in str(self.client.last_error)
-        self.end(f"the server at {self.address} closed the connection: {self.client.last_error}")
+        reason = f"the server at {self.address} closed the connection: {self.client.last_error}"
+        if "authentication revoked" in str(self.client.last_error):
+            self.end_refused(f"{reason}; get another login")
+        else:
+            self.end(reason)
         await self.disconnected()
 
     async def failed(self, error: Exception) -> None:
@@ -182,7 +193,7 @@ class Link:
             self.replies.fail(denied(subject), subject)
         elif "permissions violation for subscription to" in text:
             self._unheard(text.partition(' to "')[2].partition('"')[0], text)
-        elif self._online.is_set():
+        elif self._online.is_set() and not self._ended:
             _log.warning("bus_error", error=text or repr(error))
 
     def _unheard(self, subject: str, text: str) -> None:
@@ -195,6 +206,11 @@ class Link:
         """Fail all calls from now on, those that wait for the server at once."""
         self._ended = self._ended or reason
         self._online.set()
+
+    def end_refused(self, reason: str) -> None:
+        """Fail all calls as :meth:`end` does, because the server does not take the login any more."""
+        self._refused = self._refused or not self._ended
+        self.end(reason)
 
     # --- calls
     @property
@@ -213,7 +229,7 @@ class Link:
         """
         while not self.is_online:
             if self._refused:
-                raise Unauthorized(f"{self._ended}; get another login")
+                raise Unauthorized(self._ended)
             if self._ended:
                 raise Unavailable(f"{self._ended}; connect again")
             try:

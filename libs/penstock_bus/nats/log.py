@@ -41,6 +41,7 @@ from penstock_bus.port import (
     BusError,
     Conflict,
     Delivery,
+    Gathering,
     LogLine,
     LogPort,
     LogTrimPort,
@@ -186,12 +187,14 @@ class NatsLogClient(NatsClient, LogPort, LogTrimPort, RejectionPort, OutputPort,
     async def append_all(self, items: Sequence[Append]) -> list[int]:
         return await append_batch(self.link, items)
 
-    async def follow(self, after_seq: int = 0, subjects: Sequence[str] = ()) -> AsyncGenerator[Delivery, None]:
+    async def follow(
+        self, after_seq: int = 0, subjects: Sequence[str] = (), gathering: Gathering | None = None
+    ) -> AsyncGenerator[Delivery, None]:
         if self.options.as_client:
             async with aclosing(tail_stream(self.link, names.EVT, subjects, after_seq)) as messages:
                 async for message in messages:
                     yield self._deliver(message.seq, message.subject, message.stored_s, message.pending, message.body)
-        reader = StreamReader(self.link, names.EVT, after_seq, subjects)
+        reader = StreamReader(self.link, names.EVT, after_seq, subjects, gathering)
         async with aclosing(reader.batches()) as batches:
             async for batch in batches:
                 for msg in batch:

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Final, TypeVar
 
 from penstock_cli import job_text, render, size_chart
-from penstock_cli.invocation import At, JobId, LogFile, Out, ask, bad_input, call, tell
+from penstock_cli.invocation import At, Exit, Failure, JobId, LogFile, Out, ask, bad_input, call, tell
 from penstock_cli.parameters import Argument, Context, Option, PlainCommand
 from penstock_cli.value_formats import job_states, moment, now_s
 from penstock_log.request_bodies import OutputOffset
+from penstock_log.text import listed
 
 if TYPE_CHECKING:
     import typer
@@ -364,14 +365,34 @@ async def stream(
     reader = OutputReader(client.bus, detail.job.id)
     ranks, guarded = detail.spec.gpus > 1 and rank is None, not raw and render.terminal_width() is not None
     printer = Printer(ranks=ranks, terminal=_terminal_output() if guarded else None)
+    heard: set[int] = set()
+    if rank is not None:
+        _check_rank(detail, rank)
     if tail is not None:
         last = await reader.last(tail, rank)
         _write(last_lines(b"".join(_shown(printer, line) for line in last), tail))
     if follow or tail is None:
         async for line in client.follow_output(detail, reader) if follow else reader.stored():
+            heard.add(line.rank)
             if rank in {None, line.rank}:
                 _write(_shown(printer, line))
     _write(printer.rest())
+    if heard and rank is not None and rank not in heard:
+        others = listed([str(one) for one in sorted(heard)[:_RANKS_NAMED]])
+        have = f"rank {others} has" if len(heard) == 1 else f"ranks {others} have"
+        tell(f"rank {rank} of {detail.job.id} has printed nothing; {have}")
+
+
+_RANKS_NAMED: Final = 20
+
+
+def _check_rank(detail: views.JobDetail, rank: int) -> None:
+    """End with a message where a job never has a process of a rank, however many devices it is given."""
+    spec = detail.spec
+    most = max(spec.gpus, spec.max_gpus)
+    if rank >= most:
+        has = f"{most} processes at most, ranks 0 to {most - 1}" if most > 1 else "one process, rank 0"
+        raise Failure(f"job {detail.job.id} has {has}; there is no rank {rank}", Exit.NOT_FOUND)
 
 
 def _terminal_output() -> TerminalOutput:

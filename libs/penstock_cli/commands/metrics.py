@@ -90,7 +90,8 @@ async def _found(client: GatewayClient, what: str, names: tuple[str, ...], most:
         try:
             return await client.sweep_metrics(what, names, most=most, at=at)
         except ServiceError as other:
-            raise (error if other.code == _NOT_FOUND else other) from None
+            is_about_job = other.code == _NOT_FOUND and "no series of" not in str(other)
+            raise (error if is_about_job else other) from None
 
 
 def draw(ctx: Context, job: str, names: list[str], output: str, at: str | None, *, follow: bool) -> None:

@@ -11,8 +11,9 @@ import os
 import re
 import signal
 import sys
+import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
@@ -355,20 +356,53 @@ def _specs(files: list[str], given: dict[str, Any], *, check: bool) -> tuple[lis
     """
     if len(files) == 1:
         return [_spec([files[0]] if files[0] else [], dict(given), "submit", check=check)], None
-    specs, problems = [], []
+    specs: list[JobSpec] = []
+    problems: dict[str, str] = {}
     for file in files:
         try:
             specs.append(_spec([file], dict(given), "submit", check=check))
         except spec_file.SpecError as error:
-            problems.append(str(error))
+            problems[file] = str(error)
         except Failure as error:
-            problems.append(f"{file}: {error}")
+            problems[file] = f"{file}: {error}"
     if not problems:
         return specs, None
-    _tell_once_each(problems)
+    for line in problem_lines(problems):
+        tell(line)
     if not specs:
         bad_input(f"none of {len(files)} files can be used; nothing was submitted")
     return specs, Failure(f"{len(problems)} of {len(files)} files cannot be used, as said above", Exit.USAGE)
+
+
+def problem_lines(problems: Mapping[str, str]) -> list[str]:
+    """
+    Return what is wrong with files, once for all that have the same mistake, and no more than a screen of it.
+
+    Parameters
+    ----------
+    problems : mapping of str to str
+        File → what is wrong with it, which names the file.
+
+    Examples
+    --------
+    >>> problem_lines({"a.toml": "a.toml:2: no", "b.toml": "b.toml:2: no", "c.toml": "c.toml: what?"})
+    ['a.toml:2: no (and so in b.toml)', 'c.toml: what?']
+    """
+    alike: dict[str, list[str]] = {}
+    for file, text in problems.items():
+        alike.setdefault(text.replace(file, "\0"), []).append(file)
+    lines = []
+    for first, *others in list(alike.values())[:_MOST_PROBLEMS]:
+        names = ", ".join(others[:_NAMED])
+        more = f" and {len(others) - _NAMED:,} more" if len(others) > _NAMED else ""
+        lines.append(f"{problems[first]} (and so in {names}{more})" if others else problems[first])
+    if left := sum(map(len, list(alike.values())[_MOST_PROBLEMS:])):
+        lines.append(f"{left:,} more {'file has' if left == 1 else 'files have'} other mistakes; correct these first")
+    return lines
+
+
+_MOST_PROBLEMS: Final = 10
+_NAMED: Final = 3
 
 
 def _tell_once_each(texts: Iterable[str]) -> None:
@@ -519,12 +553,16 @@ def submit_jobs(
     Where a job was refused, or files were ``unusable``, that is said at the end, and the exit code stands for it.
     """
 
+    asked, answered = list[str](), list[str]()
+
     async def submitted(client: GatewayClient) -> tuple[list[views.SubmitAnswer], ServiceError | None]:
         client.on_upload = lambda code: tell(code.text)
+        client.on_submit = asked.extend
         if len(specs) == 1:
             answers, refused = [await client.submit(specs[0], strict=strict)], None
         else:
             answers, refused = _sorted(specs, await client.submit_all(specs, strict=strict))
+        answered.extend(asked)
         _tell_once_each(warning for answer in answers for warning in answer.warnings)
         for answer in answers:
             _announce(answer, output)
@@ -534,16 +572,73 @@ def submit_jobs(
         answers, refused = await submitted(client)
         return await _wait_all(client, answers), refused
 
-    if not wait:
-        _, refused = ask(ctx, submitted)
-        _raise_first(unusable, refused)
-        return
-    ended, refused = call(ctx, waited_for)
+    try:
+        if not wait:
+            _, refused = ask(ctx, submitted)
+            _raise_first(unusable, refused)
+            return
+        ended, refused = call(ctx, waited_for)
+    except KeyboardInterrupt:
+        if not answered:
+            tell(_interrupted(ctx, asked))
+        raise
     for job in ended:
         _tell_end(job)
     _raise_first(unusable, refused)
     if code := max(map(exit_code, ended), default=0):
         raise SystemExit(code)
+
+
+def _interrupted(ctx: Context, ids: Sequence[str]) -> str:
+    """
+    Return what has become of a submission that was interrupted, as the gateway says it.
+
+    Parameters
+    ----------
+    ids : sequence of str
+        The jobs that it was asked to take; what was uploaded for others it removes by itself.
+    """
+    from penstock_bus.errors import BusError
+
+    some, found = ids[:_LOOKED_FOR], list[str]()
+    try:
+        for pause_s in _LOOKS_S if ids else ():
+            time.sleep(pause_s)  # nothing else is done any more
+            found = ask(ctx, lambda client: _those_there(client, some))
+            if len(found) == len(some):
+                break
+    except BusError as error:
+        return f"interrupted: whether {' '.join(some)} was submitted is not known: {error}"
+    if not found:
+        return "interrupted: nothing was submitted"
+    end = f"with `penstock cancel {' '.join(found)}`"
+    if len(ids) == 1:
+        return f"interrupted: {found[0]} was submitted and goes on; end it {end}"
+    jobs = f"{len(found):,} of {render.count(len(ids), 'job')} that were asked for were submitted and go on"
+    if len(some) < len(ids):
+        return f"interrupted: at least {jobs}: `penstock ps` lists them"
+    return f"interrupted: {jobs}; end them {end}"
+
+
+_LOOKED_FOR: Final = 20
+_LOOKS_S: Final = (0.2, 0.3, 0.5)
+"""Between looks for what may be under way, in seconds."""
+
+
+async def _those_there(client: GatewayClient, ids: Sequence[str]) -> list[str]:
+    from penstock_bus.errors import ServiceError
+
+    found = []
+    for job_id in ids:
+        try:
+            found += [job_id] if (await client.job(job_id)).job.id == job_id else []
+        except ServiceError as error:
+            if error.code != _NOT_FOUND:
+                raise
+    return found
+
+
+_NOT_FOUND: Final = 404
 
 
 def _sorted(
@@ -605,6 +700,7 @@ def submit_and_watch(ctx: Context, spec: JobSpec, *, strict: bool) -> None:
     async def follow(client: Client) -> views.JobView:
         client.on_upload = lambda code: tell(code.text)
         async with _Interrupts(client) as interrupts:
+            client.on_submit = interrupts.asked
             answer = await client.submit(spec, strict=strict)
             for warning in answer.warnings:
                 tell(warning)
@@ -677,6 +773,7 @@ class _Interrupts:
 
         self._client = client
         self._job_id = ""
+        self._is_asked = False
         self._interrupts = 0
         self._ended_by: signal.Signals | None = None
         self._asked: asyncio.Task[views.ActAnswer] | None = None
@@ -706,6 +803,10 @@ class _Interrupts:
     def _ending() -> list[signal.Signals]:
         return [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) != signal.SIG_IGN]
 
+    def asked(self, _ids: Sequence[str]) -> None:
+        """Say that the gateway is asked now; an interrupt before that leaves at once."""
+        self._is_asked = True
+
     def submitted(self, job_id: str) -> None:
         """Say which job is meant; one that was interrupted while it was being submitted is cancelled now."""
         self._job_id = job_id
@@ -714,7 +815,9 @@ class _Interrupts:
 
     def _interrupt(self) -> None:
         self._interrupts += 1
-        if self._interrupts >= _LEAVES and self._main is not None:
+        if not self._is_asked:
+            tell("interrupted: nothing was submitted")
+        if (self._interrupts >= _LEAVES or not self._is_asked) and self._main is not None:
             self._main.cancel()
         elif self._job_id:
             self._cancel()

@@ -14,13 +14,13 @@ import posixpath
 import re
 import socket
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, NamedTuple, cast
 
 from penstock_cli import render
 from penstock_cli.commands.interactive import Rank
-from penstock_cli.invocation import Failure, JobId, bad_input, call, tell
+from penstock_cli.invocation import Exit, Failure, JobId, bad_input, call, tell
 from penstock_cli.parameters import Argument, Context, Option
 from penstock_cli.tar_stream import BLOCK_BYTES, TarSource, TarTarget
 from penstock_log.text import gibibytes
@@ -95,43 +95,110 @@ async def _forward(client: Client, job_id: str, pairs: list[PortPair], address: 
         with session_terminal.ended_in_order():
             opening = JobSession(client, job_id, rank=rank, purpose="forward")
             async with opening as session, contextlib.AsyncExitStack() as servers:
-                for pair in pairs:
-                    await servers.enter_async_context(await _listen(session, pair, address))
+                listeners = [Listener(session, pair) for pair in pairs]
+                for listener in listeners:
+                    await servers.enter_async_context(await listener.listen(address))
+                await refuse_loops(session, listeners)
+                for listener in listeners:
+                    listener.open()
                 return session_terminal.exit_code(await session.wait())
     except SessionLost as error:
         tell(str(error))
         return session_terminal.LOST
 
 
-async def _listen(session: JobSession, pair: PortPair, address: str) -> asyncio.Server:
-    from penstock_log.session_messages import CHUNK_BYTES
+class Listener:
+    """A port here, each of whose connections is carried to a port of the job, once it is open."""
 
-    carriers: set[asyncio.Task[None]] = set()
+    def __init__(self, session: JobSession, pair: PortPair) -> None:
+        self.pair = pair
+        self.port = 0
+        self.held: list[asyncio.Future[bytes]] = []
+        """The first bytes of connections that came before it was open."""
+        self._session, self._shown = session, ""
+        self._carriers: set[asyncio.Task[None]] = set()
+        self._is_open = asyncio.Event()
 
-    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = cast("asyncio.Task[None]", asyncio.current_task())
-        carriers.add(task)
+    async def listen(self, address: str) -> asyncio.Server:
+        """
+        Begin to take connections.
+
+        Raises
+        ------
+        Failure
+            If the port cannot be had.
+        """
+        from penstock_log.session_messages import CHUNK_BYTES
+
         try:
-            await carry_connection(session, pair.remote, reader, writer)
-        finally:
-            carriers.discard(task)
+            server = await asyncio.start_server(self._carry, address, self.pair.local, limit=CHUNK_BYTES)
+        except OSError as error:
+            why = error.strerror or str(error)
+            raise Failure(
+                f"cannot listen at {address}:{self.pair.local}: {why}; give another port: LOCAL:REMOTE"
+            ) from error
+        host, self.port = server.sockets[0].getsockname()[:2]
+        self._shown = f"[{host}]" if ":" in host else host
+        return server
 
-    try:
-        server = await asyncio.start_server(carry, address, pair.local, limit=CHUNK_BYTES)
-    except OSError as error:
-        why = error.strerror or str(error)
-        raise Failure(f"cannot listen at {address}:{pair.local}: {why}; give another port: LOCAL:REMOTE") from error
-    host, port = server.sockets[0].getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
-    job_id = session.entry.id if session.entry is not None else ""
-    render.say(f"http://{shown}:{port} is port {pair.remote} of job {job_id} on {session.node_id}; Ctrl-C ends it")
-    return server
+    def open(self) -> None:
+        """Carry what comes, and say where."""
+        job_id = self._session.entry.id if self._session.entry is not None else ""
+        where = f"http://{self._shown}:{self.port} is port {self.pair.remote}"
+        render.say(f"{where} of job {job_id} on {self._session.node_id}; Ctrl-C ends it")
+        self._is_open.set()
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = cast("asyncio.Task[None]", asyncio.current_task())
+        self._carriers.add(task)
+        first = b""
+        try:
+            if not self._is_open.is_set():
+                beginning = asyncio.ensure_future(reader.read(1))
+                self.held.append(beginning)
+                await self._is_open.wait()
+                first = await beginning
+            await carry_connection(self._session, self.pair.remote, reader, writer, first)
+        finally:
+            self._carriers.discard(task)
+
+
+async def refuse_loops(session: JobSession, listeners: Sequence[Listener]) -> None:
+    """
+    End with a message where a port of the job's host is one of these listeners: each connection would make another.
+
+    The job is on this machine then. Each such port is connected to and hung up, and a listener here that hears of a
+    connection which ends at once was the one. Nobody else knows of the listeners yet.
+    """
+    from penstock_bus.errors import BusError
+
+    own = {listener.port for listener in listeners}
+    for listener in listeners:
+        remote = listener.pair.remote
+        if remote not in own:
+            continue
+        try:
+            await session.close_stream(await session.connect(remote))
+        except BusError:  # nothing listens there yet, and not one of ours
+            continue
+        heard = [beginning for one in listeners if one.port == remote for beginning in one.held]
+        if heard:
+            await asyncio.wait(heard, timeout=_HANGS_UP_S, return_when=asyncio.FIRST_COMPLETED)
+        if any(one.done() and not one.cancelled() and not one.result() for one in heard):
+            other = remote + 10_000 if remote + 10_000 <= _HIGHEST else 0
+            raise Failure(
+                f"the job runs on this machine, where port {remote} is now this command's own: connections would go "
+                f"round for ever. Give another port here: {other or ''}:{remote}"
+            )
+
+
+_HANGS_UP_S: Final = 2.0
 
 
 async def carry_connection(
-    session: JobSession, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    session: JobSession, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, first: bytes = b""
 ) -> None:
-    """Carry one connection that has come in here to a port of the job, both ways, each to its end."""
+    """Carry one connection that has come in here to a port of the job, both ways; ``first`` was read of it before."""
     from penstock_bus.errors import BusError
 
     try:
@@ -141,7 +208,7 @@ async def carry_connection(
         _reset(writer)
         return
     down = asyncio.ensure_future(_carry_down(session, stream, writer))
-    up = asyncio.ensure_future(session.feed(stream, _coming(reader)))
+    up = asyncio.ensure_future(session.feed(stream, _coming(reader, first)))
     try:
         await asyncio.gather(down, up)
     except (BusError, OSError):
@@ -171,7 +238,9 @@ async def _carry_down(session: JobSession, stream: int, writer: asyncio.StreamWr
         writer.write_eof()
 
 
-async def _coming(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
+async def _coming(reader: asyncio.StreamReader, first: bytes) -> AsyncIterator[bytes]:
+    if first:
+        yield first
     while data := await reader.read(BLOCK_BYTES):
         yield data
 
@@ -222,7 +291,8 @@ def cp(
 
     Paths of the job are relative to its working folder, and read and written as its user. As with cp, a TO that is a
     folder gets FROM into it, and any other TO is its new name. A path here with a colon: ./a:b. Of a file that is being
-    written there comes what it held at the beginning.
+    written there comes what it held at the beginning. Exits with 1 where something was not copied, with 255 where the
+    session was lost.
     """
     there, here = job_path(source), job_path(target)
     if (there is None) == (here is None):
@@ -233,7 +303,7 @@ def cp(
     else:
         job, path = cast("tuple[str, str]", here)
         if not os.path.lexists(source):
-            bad_input(f"there is no {source}; check the path")
+            raise Failure(f"there is no {source}; check the path")
         code = call(ctx, lambda client: _send(client, job, Path(source), path, rank))
     if code:
         raise SystemExit(code)
@@ -276,7 +346,7 @@ def _within(target: Path, name: str) -> Path:
     """Return where something of a name is to be: in a folder that is there, or else as that name."""
     into = target / name if target.is_dir() and name not in {"", ".", "..", "/"} else target
     if not into.parent.is_dir():
-        bad_input(f"there is no folder {into.parent}; make it first")
+        raise Failure(f"there is no folder {into.parent}; make it first")
     return into
 
 
@@ -317,7 +387,8 @@ async def _copied(
         with session_terminal.ended_in_order():
             async with JobSession(client, job_id, argv, rank=rank, purpose="copy") as session:
                 await asyncio.gather(complain(session), carry(session))
-                return session_terminal.exit_code(await session.wait())
+                code = session_terminal.exit_code(await session.wait())
+                return code if code in {Exit.OK, session_terminal.LOST} else Exit.FAILED  # whatever tar makes of it
     except SessionLost as error:
         tell(str(error))
         return session_terminal.LOST

@@ -78,16 +78,20 @@ def up(
     ] = "",
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return when all are ready.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Keep the services' logs in files only.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Only say what is wrong with the settings, all of it.")
+    ] = False,
 ) -> None:
     """
     Run NATS and all services on this machine.
 
-    Until Ctrl-C, or with --detach until `penstock down`.
+    Until Ctrl-C, or with --detach until `penstock down`. Settings that are wrong are told, and nothing is started.
     """
     from penstock_bus.identity.access import Extensions
     from penstock_bus.identity.token_verifier import OidcSettings
     from penstock_cli.local import supervisor
 
+    _check_configuration(config)
     described = ",".join(filter(None, [devices, *["cpu"] * cpu]))
     check_devices(described)
     options = UpOptions(
@@ -112,6 +116,10 @@ def up(
         options.check_name()
         options.check_servers()
         options.processes()  # or say now what is wrong with them
+        supervisor.tls_of(options)
+    if check:
+        render.say(f"{_settings_file(config)}: nothing is wrong with it; nothing was started")
+        return
     if detach:
         record = _supervised(supervisor.detach(options, tell))
         render.say(f"penstock is up at {record.url}; its log is {options.folder / 'penstock.log'}")
@@ -243,13 +251,37 @@ def _explained() -> Iterator[None]:
         raise Failure(str(error)) from error
 
 
+def _check_configuration(config: str) -> None:
+    """End with everything that is wrong with the settings, a line each."""
+    from penstock_cli.local import configuration_check
+
+    found = configuration_check.mistakes(_environment(config))
+    for text in found:
+        tell(text)
+    if found:
+        bad_input(f"{render.count(len(found), 'setting')} cannot be used, as said above; nothing was started")
+
+
+def _settings_file(config: str) -> str:
+    """Return what the settings are called: the file, or the environment alone."""
+    from penstock_bus.settings import CONFIG_VARIABLE, DEFAULT_FILE
+
+    file = _environment(config).get(CONFIG_VARIABLE, DEFAULT_FILE)
+    return file if Path(file).exists() else "the environment (there is no penstock.toml)"
+
+
+def _environment(config: str) -> dict[str, str]:
+    from penstock_bus.settings import CONFIG_VARIABLE
+
+    return {**os.environ, **({CONFIG_VARIABLE: config} if config else {})}
+
+
 def _settings(kind: type[S], section: str, config: str) -> S:
     """Return a table of the settings file, or of the environment."""
-    from penstock_bus.settings import CONFIG_VARIABLE, SettingsError, load
+    from penstock_bus.settings import SettingsError, load
 
     try:
-        environ = {**os.environ, **({CONFIG_VARIABLE: config} if config else {})}
-        return load(kind, section, environ=environ)
+        return load(kind, section, environ=_environment(config))
     except SettingsError as error:
         raise Failure(str(error)) from error
 

@@ -5,6 +5,7 @@ In reading order:
 
 * ``supervisor``: ``penstock up``: the server and all services as children, kept running until told to stop.
 * ``service_template``: The process that services are forked from.
+* ``configuration_check``: Everything that is wrong with ``penstock.toml`` and the environment, before they are used.
 * ``data_folder``: The data folder: its lock, its record, its options.
 * ``node_processes``: ``penstock node start``: the executor of a machine that has joined, and its memory agent.
 * ``lane_bench``: What turns cost on this machine.

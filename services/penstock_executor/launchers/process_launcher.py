@@ -431,11 +431,14 @@ def problem(command: Sequence[str], cwd: str, path: str) -> str:
     """Return why a command cannot start in a folder under a ``PATH``; empty where nothing is known against it."""
     if not os.path.isdir(cwd):
         return f"the working directory {cwd} does not exist on this node; create it or set cwd to one that does"
-    if not _program(command[0], cwd, path):
+    program = _program(command[0], cwd, path)
+    if not program:
         if os.path.isfile(os.path.join(cwd, command[0])):
             return _not_started(command, cwd, path)
         where = cwd if "/" in command[0] else f"PATH ({path})"
         return f"program {command[0]!r} was not found; looked in {where}; install it on this node or give its full path"
+    if bad := workload.first_line_problem(f"program {command[0]!r}", _head(program), os.path.exists):
+        return bad
     script = _script(command)
     if script and not os.path.isfile(os.path.join(cwd, script)):
         return (
@@ -443,6 +446,19 @@ def problem(command: Sequence[str], cwd: str, path: str) -> str:
             "submit from the folder that holds it, set cwd, or give its full path"
         )
     return ""
+
+
+def _head(program: str) -> bytes:
+    """Return how a program's file begins; nothing where it may be started and not read."""
+    try:
+        with open(program, "rb", buffering=0) as file:
+            return file.read(_FIRST_LINE_BYTES)
+    except OSError:
+        return b""
+
+
+_FIRST_LINE_BYTES: Final = 256
+"""So much of a script's first line the kernel looks at."""
 
 
 def _not_started(command: Sequence[str], cwd: str, path: str) -> str:

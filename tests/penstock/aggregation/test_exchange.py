@@ -12,6 +12,7 @@ from aggregator_harness import Training, aggregated, in_threads, plain_results, 
 
 from penstock.aggregation import AggregationError, aggregator_talk
 from penstock_log.aggregation_messages import RunMeasuredHere, UpdateRule, VectorLayout
+from sweeps import sampled
 
 MEAN = UpdateRule()
 RULES = [
@@ -33,7 +34,7 @@ def test_a_mean_is_that_of_a_plain_sum_in_the_order_of_ranks(tmp_path: Path, wor
     assert shares == [3 if shared else 0] * world_size
 
 
-@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("shared", sampled([True, False]))
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 def test_updated_parameters_are_those_of_a_local_optimizer(tmp_path: Path, rule: UpdateRule, shared: bool) -> None:
     with aggregated(tmp_path, LAYOUT, 2, rule, shared=shared) as run:

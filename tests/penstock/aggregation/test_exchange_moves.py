@@ -12,13 +12,16 @@ import pytest
 from aggregator_harness import AggregatedRun, Training, aggregated, in_threads, plain_results
 
 from penstock_log.aggregation_messages import UpdateRule, VectorLayout
+from sweeps import sampled
 
 MEAN, ADAMW = UpdateRule(), UpdateRule(name="adamw", lr=0.01, weight_decay=0.1)
+EACH_WAY = [
+    pytest.param(rule, shared, id=f"{rule.name}-{shared}") for shared in (True, False) for rule in (ADAMW, MEAN)
+]
 LAYOUT = VectorLayout(dtype="f4", parts=(40_000, 1, 4_000, 20_000))
 
 
-@pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("rule", [MEAN, ADAMW], ids=lambda rule: rule.name)
+@pytest.mark.parametrize(("rule", "shared"), sampled(EACH_WAY))
 def test_thirty_moves_in_mid_training_change_no_result(tmp_path: Path, rule: UpdateRule, shared: bool) -> None:
     steps, moves = 150, 30
     with aggregated(tmp_path, LAYOUT, 2, rule, aggregators=2, shared=shared) as run:
@@ -50,8 +53,7 @@ def kill_and_replace(run: AggregatedRun, name: str) -> None:
     run.replace(name)
 
 
-@pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("rule", [MEAN, ADAMW], ids=lambda rule: rule.name)
+@pytest.mark.parametrize(("rule", "shared"), sampled(EACH_WAY))
 def test_aggregators_that_are_killed_at_any_moment_change_no_result(
     tmp_path: Path, rule: UpdateRule, shared: bool
 ) -> None:
@@ -202,7 +204,7 @@ def disturb(run: AggregatedRun, training: Training, rng: np.random.Generator) ->
                 run.join_anew([part for part, source in before.items() if source == victim])
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", sampled(range(3, -1, -1)))
 def test_results_stay_the_same_through_moves_kills_and_cuts(tmp_path: Path, seed: int) -> None:
     rng = np.random.default_rng(seed)
     rule, world_size = (MEAN, ADAMW)[seed % 2], 2 + seed // 2

@@ -265,6 +265,7 @@ def test_a_forked_child_reads_what_was_written_and_writes_nothing(store):
     assert (store.stats().bound, store.stats().lost) == (1, 0)
 
 
+@pytest.mark.thorough
 def test_forks_under_load_find_the_store_in_order(store):
     over = threading.Event()
 
@@ -439,6 +440,7 @@ def test_a_store_whose_garbage_its_own_thread_collects_is_written_all_the_same(m
     assert (tmp_path / "content").read_bytes()[:9] == b"forgotten"
 
 
+@pytest.mark.thorough
 def test_forks_of_two_threads_at_once_release_what_they_lock():
     def fork():
         for _ in range(20):

@@ -50,6 +50,7 @@ from nbd_cases import (
 
 from penstock.memory.block_store import open_store
 from penstock.memory.nbd_server import MOST_BYTES, MOST_CONNECTIONS, NbdServer
+from sweeps import examples
 
 MIB = 1 << 20
 SIZE = 48 * MIB
@@ -153,6 +154,7 @@ def test_qemu_img_converts_to_it_and_compares(server: NbdServer, tmp_path: Path)
 
 
 @pytest.mark.parametrize("block", ["4k", "64k", "1M"])
+@pytest.mark.thorough
 def test_fio_verifies_what_it_wrote_by_several_jobs(server: NbdServer, block: str, tmp_path: Path) -> None:
     require("fio")
     if "nbd" not in run_client("fio", "--enghelp").stdout.split():
@@ -187,6 +189,7 @@ def test_a_program_uses_it_as_a_file_by_nbdfuse(server: NbdServer, store: Memory
             mounted.terminate()
 
 
+@pytest.mark.thorough
 def test_a_store_above_a_disk_holds_up_under_fio_and_nbdcopy(path: Path, tmp_path: Path) -> None:
     (tmp_path / "in").write_bytes(np.random.default_rng(4).bytes(SIZE))
     with open_store(SIZE, local_bytes=4 * MIB, socket="") as store, NbdServer(store, path) as served:
@@ -302,6 +305,7 @@ def test_bytes_come_back_where_they_were_written(client: RawClient, store: Memor
     assert client.request(READ, SIZE - 1, 1) == Answer(0, b"\0")
 
 
+@pytest.mark.thorough
 def test_the_longest_request_is_answered(client: RawClient) -> None:
     data = np.random.default_rng(3).bytes(MOST_BYTES)
     assert client.request(WRITE, 1, data=data) == OK
@@ -436,7 +440,7 @@ def test_a_client_that_disconnects_is_let_go(client: RawClient) -> None:
 
 
 @given(st.lists(st.binary(max_size=40) | st.just(b"IHAVEOPT\0\0\0\7\0\0\0\6" + chosen()), max_size=6))
-@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(50), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_bytes_whatever_hinder_other_clients(server: NbdServer, path: Path, sent: list[bytes]) -> None:
     with RawClient(path) as bad, suppress(OSError):  # it may have been hung up on already
         for data in [b"\0\0\0\3", *sent]:

@@ -19,8 +19,6 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
-from sklearn.linear_model import SGDClassifier
-from sklearn.preprocessing import StandardScaler
 
 from penstock.memory import BlockStore, RemoteFile, SpillDict, open_store
 
@@ -272,6 +270,9 @@ def test_an_array_that_does_not_fit_is_refused(file):
 
 
 def test_an_estimator_learns_from_slices(file):
+    from sklearn.linear_model import SGDClassifier  # noqa: PLC0415 - it takes a second, in each process that collects
+    from sklearn.preprocessing import StandardScaler  # noqa: PLC0415 - as above
+
     rng = np.random.default_rng(0)
     samples = rng.normal(size=(2000, 10))
     labels = (samples[:, 0] > 0).astype(int)

@@ -15,6 +15,7 @@ import penstock
 from penstock.sessions.checkpoint import Checkpoints
 from penstock.sessions.loop_position import FinishedLoops, LoopHistory
 from penstock.sessions.setup import read
+from sweeps import examples
 
 
 def trained(folder: Path, loops: list[int], begin: Path | None = None, **env: str) -> tuple[list[str], int, int]:
@@ -50,7 +51,7 @@ def test_more_epochs_go_on_after_the_last_one(tmp_path: Path) -> None:
     assert (seen, steps, now) == ([f"{n}/{i}" for n in range(4) for i in range(2)], 8, 4)
 
 
-@settings(max_examples=12)
+@settings(max_examples=examples(12))
 @given(rungs=st.lists(st.integers(1, 6), min_size=2, max_size=4), epochs=st.booleans())
 def test_rung_upon_rung_does_each_step_once(tmp_path_factory: pytest.TempPathFactory, rungs: list[int], epochs: bool):
     folder = tmp_path_factory.mktemp("rungs")

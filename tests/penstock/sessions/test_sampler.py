@@ -19,6 +19,7 @@ import penstock
 from penstock.sessions.loop_position import SamplerPosition
 from penstock.sessions.sampler import DataSampler, Rows
 from penstock.sessions.setup import SessionError, read
+from sweeps import examples
 
 
 class Stopped(Exception):
@@ -95,7 +96,7 @@ widths = st.integers(1, 4)
 runs = st.lists(st.tuples(widths, st.integers(4, 9), st.integers(0, 7), st.integers(0, 1)), max_size=4)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(size=st.integers(1, 40), epochs=st.integers(1, 3), cut=runs, last=st.tuples(widths, st.integers(4, 9)))
 def test_each_epoch_sees_each_sample_once_over_all_widths_batch_sizes_and_resumes(
     tmp_path_factory: pytest.TempPathFactory,
@@ -115,7 +116,7 @@ def test_each_epoch_sees_each_sample_once_over_all_widths_batch_sizes_and_resume
     assert samples == size * epochs
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(size=st.integers(1, 200), batch=st.integers(8, 30), world_size=st.integers(1, 8), seed=st.integers(0, 99))
 def test_the_parts_of_a_step_are_the_batch_whatever_the_width(
     size: int, batch: int, world_size: int, seed: int

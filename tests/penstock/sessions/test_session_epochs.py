@@ -21,6 +21,7 @@ from penstock_log.agent_protocol import (
     StopAtStep,
     StopRequest,
 )
+from sweeps import examples
 
 
 class Killed(Exception):
@@ -102,7 +103,7 @@ SCRIPTS = [with_epochs, with_loops, with_two_loops]
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(epochs=st.integers(1, 4), batches=st.integers(1, 4), kills=st.lists(st.integers(0, 12), max_size=4))
 def test_a_script_that_is_killed_again_and_again_does_what_one_does_that_is_not(
     tmp_path_factory: pytest.TempPathFactory, script: Script, epochs: int, batches: int, kills: list[int]

@@ -20,6 +20,7 @@ class Logged(FakeGateway):
         ("g1", 0, b"a0\nb"),
         ("g1", 1, b"a1\n"),
         ("g1", 0, b"0\nend"),
+        ("quiet", 0, b"x\n"),
         ("s1", 0, b"one\ntwo\n"),
         ("s1", 0, b"three\n"),
     )
@@ -34,7 +35,7 @@ class Logged(FakeGateway):
 
 @pytest.fixture
 def gateway() -> FakeGateway:
-    return Logged(job_view("g1", state="CD", gpus=2), job_view("s1", state="CD"))
+    return Logged(job_view("g1", state="CD", gpus=2), job_view("quiet", state="CD", gpus=2), job_view("s1", state="CD"))
 
 
 @pytest.mark.parametrize(
@@ -52,6 +53,19 @@ def gateway() -> FakeGateway:
 )
 def test_what_is_shown(penstock: Run, args: tuple[str, ...], expected: str) -> None:
     assert penstock("logs", *args) == (0, expected, "")
+
+
+@pytest.mark.parametrize("args", [(), ("-f",), ("--tail", "3")])
+def test_a_rank_that_there_is_not_is_exit_code_4_and_says_which_there_are(penstock: Run, args: tuple[str, ...]) -> None:
+    code, out, err = penstock("logs", "g1", "--rank", "2", *args)
+    assert (code, out) == (4, "")
+    assert err == "penstock: job g1 has 2 processes at most, ranks 0 to 1; there is no rank 2\n"
+    assert penstock("logs", "s1", "--rank", "1", *args)[2].endswith("has one process, rank 0; there is no rank 1\n")
+
+
+def test_a_rank_that_has_printed_nothing_is_told_beside_those_that_have(penstock: Run) -> None:
+    code, out, err = penstock("logs", "quiet", "--rank", "1")
+    assert (code, out, err) == (0, "", "penstock: rank 1 of quiet has printed nothing; rank 0 has\n")
 
 
 def test_the_output_of_an_unknown_job_is_exit_code_4(penstock: Run) -> None:

@@ -23,6 +23,7 @@ from penstock_simulator.fast import kernel_state
 from penstock_simulator.outcome import Outcome
 from penstock_simulator.report import policy_comparison
 from penstock_simulator.virtual_cluster import load
+from sweeps import sampled
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -133,6 +134,7 @@ def test_the_first_simulation_on_a_machine_says_that_it_compiles(
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_policies_in_processes_of_their_own_find_the_same(jobs: str) -> None:
     asked = SimulationArguments(Path(jobs), cluster="1x4", policies=("srtf", "fifo"), processes=2)
     planned = simulation_plan.plan(asked, timeline=False, spells=False)
@@ -401,8 +403,12 @@ def shown_until(terminal: int, words: str) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("more", "shown"),
-    [((), ("elastic (2 of 2): ", " jobs/s, ", " left")), (("--jobs", "2"), ("simulations: ", "1 of 2 done, "))],
-    ids=["one process", "several"],
+    sampled(
+        [
+            pytest.param((), ("elastic (2 of 2): ", " jobs/s, ", " left"), id="one process"),
+            pytest.param(("--jobs", "2"), ("simulations: ", "1 of 2 done, "), id="several"),
+        ]
+    ),
 )
 def test_ctrl_c_leaves_what_a_real_process_has(folder: Path, more: tuple[str, ...], shown: tuple[str, ...]) -> None:
     """The second policy would take minutes; a terminal shows how far it is."""

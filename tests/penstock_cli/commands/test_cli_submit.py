@@ -14,6 +14,7 @@ import msgspec
 import pytest
 from fake_gateway import FakeGateway, why_view
 
+from penstock.gateway_client import GatewayClient
 from penstock_bus import Reply
 from penstock_bus.logger import get_logger
 from penstock_cli import value_formats
@@ -162,6 +163,21 @@ def test_of_many_files_those_that_cannot_be_used_do_not_keep_the_others(
     assert err.count("completed") == 2 * len(wait)
 
 
+def test_the_same_mistake_of_many_files_is_told_once_and_many_mistakes_are_no_flood(penstock: Run, here: Path) -> None:
+    for number in range(80):
+        (here / f"{number}.toml").write_text('name = "a"\ncommand = ["true"]\ngpu = 2\n')
+        (here / f"other{number}.toml").write_text(f'name = "a"\ncommand = ["true"]\ngpu{number} = 2\n')
+    code, out, err = penstock("submit", *(f"{number}.toml" for number in range(80)))
+    said, last = err.splitlines()
+    assert (code, out) == (2, "")
+    assert said.startswith("penstock: 0.toml:3: gpu: ")
+    assert said.endswith(" (and so in 1.toml, 2.toml, 3.toml and 76 more)")
+    assert last == "penstock: none of 80 files can be used; nothing was submitted"
+    *lines, more, _ = penstock("submit", *(f"other{number}.toml" for number in range(80)))[2].splitlines()
+    assert len(lines) == 10
+    assert more == "penstock: 70 more files have other mistakes; correct these first"
+
+
 def test_a_refused_job_beside_a_file_that_cannot_be_used_is_told_too(
     penstock: Run, gateway: FakeGateway, here: Path
 ) -> None:
@@ -183,7 +199,7 @@ def test_where_no_file_can_be_used_nothing_is_asked(penstock: Run, gateway: Fake
 def test_what_is_wrong_with_a_flag_is_told_once_for_all_files(penstock: Run, here: Path) -> None:
     (here / "other.toml").write_text('name = "b"\ncommand = ["true"]\n')
     code, _, err = penstock("submit", "--name", "no way", "job.toml", "other.toml")
-    assert (code, err.count("name (given on the command line)"), "(and for 1 more)" in err) == (2, 1, True)
+    assert (code, err.count("name (given on the command line)"), "(and so in other.toml)" in err) == (2, 1, True)
 
 
 def test_a_warning_about_many_jobs_is_said_once(penstock: Run, gateway: FakeGateway) -> None:
@@ -479,3 +495,34 @@ def test_every_field_of_a_job_that_people_choose_has_a_flag(penstock: Run, gatew
     assert (spec.begins_from, spec.keep_checkpoint, spec.sharers) == ("j1", True, 3)
     assert penstock("submit", "--id", "none", "--checkpoint-every", "0", "--", "true")[0] == 0
     assert gateway.specs["none"].checkpoint_s == 0.0
+
+
+@pytest.mark.parametrize("wait", [(), ("--wait",)])
+def test_who_interrupts_a_submission_is_told_whether_the_job_was_submitted(
+    penstock: Run, gateway: FakeGateway, here: Path, wait: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accept = gateway._submit
+
+    async def interrupt(asked: request_bodies.SubmitRequest) -> views.SubmitAnswer:
+        await accept(asked)
+        os.kill(os.getpid(), signal.SIGINT)
+        return await asyncio.Future()  # no answer comes
+
+    monkeypatch.setattr(gateway, "_submit", interrupt)
+    code, out, err = penstock("submit", *wait, "job.toml")
+    assert (code, out) == (130, "")
+    assert err == "penstock: interrupted: j1 was submitted and goes on; end it with `penstock cancel j1`\n"
+
+
+def test_who_interrupts_before_the_gateway_was_asked_has_submitted_nothing(
+    penstock: Run, gateway: FakeGateway, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def interrupted(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(GatewayClient, "_with_code", interrupted)
+    for command in ("submit", "run"):
+        code, out, err = penstock(command, "job.toml")
+        assert (code, out, gateway.asked) == (130, "", [])
+        assert err == "penstock: interrupted: nothing was submitted\n"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,10 @@ from penstock import results
 from penstock.results import study
 from penstock_log import Budget, Choice, Integers, JobSpec, SweepSpec, Uniform, views
 
-optuna = pytest.importorskip("optuna")
-mpl = pytest.importorskip("matplotlib")
-plt = pytest.importorskip("matplotlib.pyplot")
+# Imported by the tests themselves: each process that collects tests would wait half a second for them.
+pytestmark = pytest.mark.skipif(
+    not all(map(find_spec, ("optuna", "matplotlib"))), reason="optuna or matplotlib is not here"
+)
 
 Run = Callable[..., tuple[int, str, str]]
 SPACE = {
@@ -84,6 +87,7 @@ def test_a_sweep_without_budgets_or_with_the_least_as_the_best_has_pictures_too(
 
 @pytest.mark.slow
 def test_drawing_leaves_matplotlib_as_it_was(tmp_path: Path) -> None:
+    mpl, plt, optuna = map(import_module, ("matplotlib", "matplotlib.pyplot", "optuna"))
     before = dict(mpl.rcParams), mpl.get_backend(), optuna.logging.get_verbosity()
     results.draw(STAGED, tmp_path)
     assert (dict(mpl.rcParams), mpl.get_backend(), optuna.logging.get_verbosity()) == before
@@ -109,7 +113,7 @@ def test_a_sweep_without_a_value_has_nothing_to_draw(shown: Run, gateway: FakeGa
 def test_a_sweep_is_exported_as_an_optuna_study_once(shown: Run, tmp_path: Path) -> None:
     kept_in = f"sqlite:///{tmp_path}/studies.db"
     assert shown("sweep", "export", "s1", "--optuna", kept_in) == (0, f"s-s1: 3 trials in {kept_in}\n", "")
-    loaded: Any = optuna.load_study(study_name="s-s1", storage=kept_in)
+    loaded: Any = import_module("optuna").load_study(study_name="s-s1", storage=kept_in)
     assert loaded.best_value == 0.9
     code, _, err = shown("sweep", "export", "s1", "--optuna", kept_in)
     assert (code, "has a study s-s1 already; name another storage" in err) == (1, True)

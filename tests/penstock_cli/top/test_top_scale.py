@@ -27,6 +27,7 @@ def largest_request(screen: TopScreen) -> int:
     return max(ask["limit"] for name, ask in screen.bus.asked if name == "jobs")
 
 
+@pytest.mark.thorough
 async def test_only_the_rows_that_are_seen_are_asked_for_wherever_one_is() -> None:
     async with top_screen(*facts()) as screen:
         await screen.sees("1 to 18 of 10,000 jobs", "j00000")
@@ -50,6 +51,7 @@ def ids_of(screen: TopScreen) -> list[str]:
     return [word for word in words if word[0] == "j" and word[1:].isdigit()]
 
 
+@pytest.mark.thorough
 async def test_all_are_searched_and_sorted_and_loaded_seldom() -> None:
     async with top_screen(*facts()) as screen:
         await screen.press("slash")

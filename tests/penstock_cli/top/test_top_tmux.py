@@ -15,6 +15,7 @@ import pytest
 from clusters import Cluster, running
 
 pytestmark = [
+    pytest.mark.thorough,
     pytest.mark.slow,
     pytest.mark.timeout(300),  # a whole cluster is started
     pytest.mark.skipif(shutil.which("tmux") is None, reason="NOT TESTED: there is no tmux; install it (apt, brew)"),

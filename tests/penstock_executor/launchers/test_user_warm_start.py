@@ -23,6 +23,7 @@ from penstock_executor.launchers.launcher import EntryRequest, RunFence
 from penstock_executor.launchers.process_launcher import ShimProcess
 from penstock_executor.launchers.warm_command import warm_command
 from penstock_testing import eventually
+from sweeps import sampled
 
 pytestmark = [
     pytest.mark.slow,
@@ -149,7 +150,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Place, Ke
 
 
 # --- the same as after an exec
-@pytest.mark.parametrize("name", sorted({*SCRIPTS} - OF_THE_SHIM))
+@pytest.mark.parametrize("name", sampled(sorted({*SCRIPTS} - OF_THE_SHIM), every=3))
 async def test_a_script_of_another_user_does_the_same_warm_and_cold(
     shared: tuple[Place, KeptServer], name: str
 ) -> None:

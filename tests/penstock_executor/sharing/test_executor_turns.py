@@ -107,6 +107,7 @@ async def test_a_job_that_hangs_may_be_left_behind(world: World, notes: Notes) -
     assert (await world.ended("j1")).outcome == "cancelled"
 
 
+@pytest.mark.thorough
 async def test_a_job_that_takes_more_than_it_may_hold_ends_alone(world: World, notes: Notes) -> None:
     await world.node(**{**ONE_LANE, "devices": "fast:1@1.0:384MiB"})
     await share(world, "j1", notes.command(300))
@@ -203,6 +204,7 @@ async def test_an_evicted_job_does_every_step_once(world: World, notes: Notes) -
     assert notes.steps("j2") == list(range(1_000))
 
 
+@pytest.mark.thorough
 async def test_a_parked_job_that_is_preempted_does_every_step_once(world: World, notes: Notes) -> None:
     await world.node(**SMALL)
     await share(world, "j1", notes.command(100_000), memory=SMALL_NEED)
@@ -220,6 +222,7 @@ async def test_a_parked_job_that_is_preempted_does_every_step_once(world: World,
     assert notes.steps("j2") == list(range(1_000))
 
 
+@pytest.mark.thorough
 async def test_a_gang_takes_its_turns_on_two_devices_together(world: World, notes: Notes) -> None:
     await world.node(lane_most=1, devices="fast:2@1.0:4GiB")
     await share(world, "gang", notes.command(60, f"meet={world.folder}"), 0, 1)
@@ -230,6 +233,7 @@ async def test_a_gang_takes_its_turns_on_two_devices_together(world: World, note
     assert all(first.end <= second.begin for first, second in pairwise(on_device_1))
 
 
+@pytest.mark.thorough
 async def test_one_process_on_two_devices_takes_both_lanes_for_a_turn(world: World, notes: Notes) -> None:
     await world.node(lane_most=1, devices="fast:2@1.0:4GiB")
     await share(world, "both", notes.command(60), 0, 1, processes="node")

@@ -12,6 +12,7 @@ from sharing_node import stage
 from penstock_log import MemoryNeed
 from penstock_sharing.lanes import LaneRules
 from penstock_sharing.token import LaneClientId
+from sweeps import examples
 
 RUNS = {"gang": ((0,), (1,)), "j1": ((1,),), "j2": ((0,),)}
 
@@ -117,4 +118,4 @@ def test_a_gang_that_asks_while_a_lane_is_found_for_it_is_heard_and_goes_on() ->
 
 
 TestGangs = Gangs.TestCase
-TestGangs.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
+TestGangs.settings = settings(max_examples=examples(30), stateful_step_count=40, deadline=None)

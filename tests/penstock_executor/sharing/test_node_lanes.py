@@ -16,6 +16,7 @@ from penstock_executor.sharing.sharing_state import LEAVING_S
 from penstock_log import Device, MemoryNeed, RunMeasured, RunWarned
 from penstock_sharing.lanes import TURN_POLICIES, LaneRules, MemoryReading
 from penstock_sharing.token.protocol import LaneClientId
+from sweeps import examples
 
 SMALL = MemoryNeed(10, 0, 100)
 ONE_LANE = LaneRules(most_lanes=1, patience_s=None)
@@ -354,7 +355,7 @@ NEEDS = st.builds(MemoryNeed, st.integers(0, 120), st.just(0), st.integers(1, 40
 
 @pytest.mark.parametrize("policy", sorted(TURN_POLICIES))
 @given(data=st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_whatever_happens_memory_is_safe_and_everybody_comes_to_an_end(policy: str, data: st.DataObject) -> None:
     play = Play(devices=2, rules=LaneRules(policy=policy, patience_s=None))
     coming = data.draw(st.lists(st.tuples(NEEDS, st.sampled_from([(0,), (1,), (0, 1)])), min_size=1, max_size=6))

@@ -13,6 +13,7 @@ from published import reference
 from penstock_policies.matching import UNFIT, warm
 from penstock_policies.matching.flow import KERNELS
 from penstock_policies.matching.solver import KeptMatching, assign
+from sweeps import examples, sampled
 
 
 def test_the_worked_example_has_its_total_and_its_makespan():
@@ -34,7 +35,7 @@ def test_the_random_cases_have_their_totals():
         assert ends.sum() == found.total_us, case["seed"]
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(instances())
 def test_total_and_places_are_those_of_the_expanded_matrix(instance):
     p, ready = instance
@@ -54,7 +55,7 @@ def interpreted(p, ready):
         KERNELS.interpreted = False
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 @given(instances())
 def test_interpreted_kernels_find_the_very_schedule_that_compiled_ones_do(instance):
     with np.errstate(all="raise"):
@@ -70,14 +71,14 @@ def test_jobs_that_are_all_alike_have_the_same_machines_interpreted_as_compiled(
     assert interpreted(p, ready).machine.tolist() == assign(p, ready).machine.tolist()
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 @given(instances(max_jobs=8))
 def test_total_and_places_are_those_of_a_min_cost_flow(instance):
     found = assign(*instance)
     assert (found.total_us, found.place.sum()) == by_flow(*instance)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 @given(instances(max_jobs=20))
 def test_the_schedule_fills_every_machine_without_gaps_and_has_the_total_it_says(instance):
     p, ready = instance
@@ -91,7 +92,7 @@ def test_the_schedule_fills_every_machine_without_gaps_and_has_the_total_it_says
     assert ends.sum() == found.total_us
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 @given(instances(), st.data())
 def test_a_kept_matching_stays_optimal_as_jobs_come_and_go_and_machines_change(instance, data):
     p, ready = instance
@@ -139,7 +140,7 @@ def test_jobs_that_all_prefer_the_same_kinds_equally_are_proved_optimal(jobs):
 
 
 @pytest.mark.parametrize("lengths", [1, 3, 400])
-@pytest.mark.parametrize("workloads", [1, 4, 60])
+@pytest.mark.parametrize("workloads", sampled([4, 1, 60]))
 def test_many_jobs_of_few_workloads_are_matched_as_by_the_expanded_matrix(workloads, lengths):
     rng = np.random.default_rng(workloads + lengths)
     speeds, base = rng.lognormal(0, 0.5, (workloads, 3)), rng.integers(1000, 90_000, lengths)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from matching_oracle import assign_lsa, savings_us, starts_us
 
 from penstock_policies.matching import UNFIT
+from sweeps import examples
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +69,7 @@ def instances(draw):
     return np.array(rows, dtype=np.int64), [np.array(r, dtype=np.int64) for r in ready]
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(instances())
 def test_the_total_is_optimal_and_ties_go_to_the_least_sum_of_places(instance):
     p, ready = instance
@@ -80,7 +81,7 @@ def test_the_total_is_optimal_and_ties_go_to_the_least_sum_of_places(instance):
         assert (found.total_us, found.place.sum()) == brute_force(p[fitting], ready)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 @given(instances())
 def test_every_machine_is_filled_from_its_last_place_without_gaps(instance):
     p, ready = instance
@@ -91,7 +92,7 @@ def test_every_machine_is_filled_from_its_last_place_without_gaps(instance):
             assert places == list(range(1, len(places) + 1))
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 @given(instances())
 def test_a_price_is_what_one_more_machine_saves(instance):
     p, ready = instance

@@ -16,6 +16,7 @@ from penstock_log.spec import Budget
 from penstock_policies.search import ALGORITHMS, BadSpace, RunHistory, WantedRun, check, drivers, next_runs
 from penstock_policies.search.drivers import perturbed
 from penstock_policies.search.runs import halving, hyperband
+from sweeps import examples
 
 SPECS = {
     "random": sweep("random", trials=7),
@@ -69,7 +70,7 @@ def test_every_search_passes_its_own_check_and_comes_to_an_end(spec):
 
 
 @given(spec=searches, chance=st.integers(0, 1000), devices=st.integers(1, 8), failing=st.floats(0.0, 1.0))
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_no_run_is_opened_twice_and_nobody_who_failed_goes_on(spec, chance, devices, failing):
     def objective(params: dict[str, Any], budget: int) -> float | None:
         return hill(params, budget) if (params["lr"] * 1e6) % 1 >= failing else None
@@ -112,7 +113,7 @@ def test_a_group_that_was_opened_in_part_is_completed_and_not_repeated(spec):
 
 
 @given(spec=searches, chance=st.integers(0, 1000))
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 def test_what_is_known_of_each_rung_agrees_with_the_runs(spec, chance):
     past = play(spec, chance=chance)
     for bracket, rung in {(run.bracket, run.rung) for run in past.runs}:
@@ -196,7 +197,7 @@ def test_asha_promotes_without_waiting_for_a_rung_to_be_full():
 
 
 @given(devices=st.integers(1, 9), chance=st.integers(0, 100), search=st.sampled_from(["asha", "bohb-async"]))
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 def test_an_asynchronous_search_never_has_more_open_than_there_is_room(devices, chance, search):
     spec = sweep(search, trials=12, budget=budget(), sampler="random")
 

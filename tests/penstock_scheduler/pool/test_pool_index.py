@@ -39,6 +39,7 @@ from penstock_scheduler.pool.pool_view import PoolView, can_be_stopped
 from penstock_scheduler.pool.run_columns import shape_of
 from penstock_scheduler.round_types import PreemptibleRun, RoundRules
 from penstock_testing import delivery
+from sweeps import examples
 
 SEATS = ((0, 1), (0, 1), (3, 4))
 """Where runs of two devices are, on the nodes in turn."""
@@ -116,7 +117,7 @@ def said(index: PoolIndex) -> dict[str, Any]:
     }
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(st.lists(facts(), max_size=40), st.lists(st.integers(0, 39), max_size=3))
 def test_a_roster_that_followed_is_one_that_is_built_anew(history, asked_at):
     fold = Fold(machine.decider())
@@ -194,7 +195,7 @@ many = st.fixed_dictionaries(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(
     st.lists(st.tuples(many, st.integers(0, 2), st.floats(0.0, 50.0)), min_size=1, max_size=14),
     st.integers(0, 3),

@@ -23,6 +23,7 @@ from penstock_log import (
     NodeDrained,
     NodeResumed,
 )
+from sweeps import examples
 
 GIB8 = 8 * 2**30
 needs = st.builds(gib, st.floats(0.1, 4.0), st.floats(0.1, 4.0))
@@ -193,11 +194,11 @@ class Shared(RuleBasedStateMachine):
 
 TestShared = Shared.TestCase
 TestShared.settings = settings(
-    max_examples=25, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=examples(25), stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.lists(needs, min_size=1, max_size=8), st.integers(0, 2**32 - 1))
 def test_everybody_who_fits_a_device_gets_one_in_the_end(wanted, seed):
     """Whoever is ahead, jobs end, and then there is room."""
@@ -217,7 +218,7 @@ def test_everybody_who_fits_a_device_gets_one_in_the_end(wanted, seed):
     assert not len(one.state.jobs)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.lists(st.sampled_from([0.1, 0.25, 0.5, 0.75]), min_size=1, max_size=12))
 def test_a_fraction_waits_only_where_no_device_has_as_much_left(wanted):
     one = matcher().given(node("n1", fast=2))
@@ -233,7 +234,7 @@ def test_a_fraction_waits_only_where_no_device_has_as_much_left(wanted):
     assert all(share > 1.0 - min(used.values()) - 1e-9 for share in waiting)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.lists(st.tuples(needs, groups), min_size=1, max_size=16))
 def test_a_lane_job_waits_only_where_no_device_that_it_may_share_has_room(wanted):
     """What is remembered of others that found nothing never keeps anybody from room that there is."""

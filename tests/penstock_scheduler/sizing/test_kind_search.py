@@ -12,6 +12,7 @@ from sizing_cases import Curves, best_kinds, score, some_curves, some_requests, 
 from penstock_scheduler.sizing import kind_search
 from penstock_scheduler.sizing.decision import decide
 from penstock_scheduler.sizing.problem import SizingRules
+from sweeps import examples
 
 
 def gap(jobs: list[Curves], capacity: dict[str, int]) -> float | None:
@@ -71,7 +72,7 @@ def test_what_one_search_leaves_over_is_done_before_the_decision_stands(monkeypa
     assert not any(each.changed for each in decide(after, devices, SizingRules()).jobs.values())
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(st.integers(0, 10_000), st.integers(2, 5))
 def test_no_job_is_put_where_its_smallest_width_finds_no_room(seed: int, jobs: int) -> None:
     capacity = {"x": 3, "y": 2}

@@ -21,6 +21,7 @@ from penstock_policies.queue_policies import DispatchMode
 from penstock_scheduler.sizing.decision import decide
 from penstock_scheduler.sizing.kind_search import rows
 from penstock_scheduler.sizing.problem import Asking, FixedSizeJob, SizeRequest, SizingDecision, SizingRules
+from sweeps import examples
 
 FREE = SizingRules(least_gain=0.0)
 FAST = ThroughputProfile(b_min=64, b_max=512, per_gpu_cap=128, batch_step=32, t_proc_s={32: 0.1, 64: 0.18, 128: 0.34})
@@ -317,7 +318,7 @@ def then(order: Sequence[Asking], found: SizingDecision) -> list[Asking]:
     return after
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.data(), st.sampled_from([["x"], ["x", "y"]]), rules_of, modes)
 def test_deciding_again_changes_nothing(
     data: st.DataObject, kinds: list[str], rules: SizingRules, mode: DispatchMode
@@ -332,7 +333,7 @@ def test_deciding_again_changes_nothing(
     assert again.fixed == found.fixed
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.data(), st.sampled_from([["x"], ["x", "y"]]), rules_of, modes)
 def test_no_device_is_given_twice_and_each_size_is_feasible(
     data: st.DataObject, kinds: list[str], rules: SizingRules, mode: DispatchMode
@@ -391,7 +392,7 @@ def worth(order: Sequence[SizeRequest], found: SizingDecision, rules: SizingRule
     return total
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(
     st.lists(
         st.tuples(profiles_of(), st.integers(2, 4), st.integers(0, 4), st.sampled_from([0.0, 60.0, 300.0])),
@@ -415,7 +416,7 @@ def test_no_other_sizes_get_more_done_within_the_horizon(
         assert 0 in least or sum(least) > devices
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.lists(profiles_of(), min_size=1, max_size=4), st.integers(0, 8))
 def test_more_devices_never_make_it_worse(jobs: list[ThroughputProfile], devices: int) -> None:
     order = [request(f"j{number}", one, 4) for number, one in enumerate(jobs)]
@@ -426,7 +427,7 @@ def test_more_devices_never_make_it_worse(jobs: list[ThroughputProfile], devices
         assert after.scaling >= before.scaling - 1e-9
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.data())
 def test_what_is_given_was_held_and_is_got(data: st.DataObject) -> None:
     order = data.draw(askings(["x"]))

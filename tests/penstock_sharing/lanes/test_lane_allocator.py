@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from penstock_sharing.lanes import MemoryNeed
 from penstock_sharing.lanes.lane import LaneChoice, LaneSize, best, find, to_close
 from penstock_sharing.lanes.lane_allocator import LaneGains
+from sweeps import examples
 
 OWN = LaneChoice(None)
 
@@ -68,7 +69,7 @@ sizes = st.lists(st.integers(0, 30), min_size=1, max_size=5).map(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(st.integers(0, 60), st.integers(0, 60), sizes, st.integers(-20, 40))
 def test_the_fewest_lanes_close_that_make_a_job_fit(resident, ephemeral, there, free):
     largest = max(there, key=lambda size: (size.size_bytes, -size.lane))

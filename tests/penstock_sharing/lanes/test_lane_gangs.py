@@ -23,6 +23,7 @@ from penstock_sharing.lanes import (
     MemoryNeed,
     TurnGranted,
 )
+from sweeps import examples
 
 
 def need(resident: int, ephemeral: int) -> MemoryNeed:
@@ -140,7 +141,7 @@ needs_on_some = st.dictionaries(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.lists(needs_on_some, min_size=1, max_size=8),
     st.sampled_from(sorted(TURN_POLICIES)),

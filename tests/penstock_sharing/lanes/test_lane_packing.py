@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock_sharing.lanes import DeviceLanes, DeviceLoad, LaneEntered, LaneRules, MemoryNeed
+from sweeps import examples
 
 USABLE = 100
 needs = st.builds(MemoryNeed, st.integers(0, 30), st.integers(0, 10), st.integers(0, 70))
@@ -37,14 +38,14 @@ def fullest(jobs: list[MemoryNeed]) -> list[int]:
     return next((some for some in sets if is_safe([[jobs[at] for at in some]])), [])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(needs, max_size=5), needs)
 def test_jobs_can_share_if_and_only_if_some_division_into_lanes_is_safe(there, newcomer):
     expected = any(is_safe(lanes) for lanes in divisions([*there, newcomer]))
     assert DeviceLoad.of(USABLE + 7, 7, there).holds(newcomer) is expected
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(needs, max_size=8), st.randoms(use_true_random=False))
 def test_a_device_lets_in_all_that_it_holds_in_whatever_order_they_come(jobs, random):
     order = fullest(jobs)
@@ -56,7 +57,7 @@ def test_a_device_lets_in_all_that_it_holds_in_whatever_order_they_come(jobs, ra
     assert sorted(job_id for lane in device.lanes for job_id in lane.members) == sorted(f"j{at}" for at in order)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(needs, max_size=8))
 def test_one_that_waits_at_the_head_of_the_line_would_fit_into_no_division(jobs):
     device = DeviceLanes(USABLE)
@@ -67,7 +68,7 @@ def test_one_that_waits_at_the_head_of_the_line_would_fit_into_no_division(jobs)
         assert not DeviceLoad.of(USABLE, 0, inside).holds(device.need(device.waiting[0]))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(needs, max_size=8))
 def test_without_merging_the_board_is_safe_and_never_lets_in_more_than_the_fullest_set(jobs):
     device = DeviceLanes(USABLE, rules=LaneRules(merges=False))

@@ -24,6 +24,7 @@ from penstock_sharing.lanes import (
     MemoryNeed,
     TurnGranted,
 )
+from sweeps import examples
 
 CAPACITY, RESERVE = 110, 10
 USABLE = CAPACITY - RESERVE
@@ -205,5 +206,5 @@ class Device(RuleBasedStateMachine):
 
 TestDevice = Device.TestCase
 TestDevice.settings = settings(
-    max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=examples(40), stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )

@@ -23,6 +23,7 @@ from penstock_sharing.lanes import (
     TurnForecast,
     TurnGranted,
 )
+from sweeps import examples
 
 ONE_LANE = {"most_lanes": 1}
 
@@ -47,7 +48,7 @@ def granted(changes: list[object]) -> list[str]:
     longer=st.lists(st.sampled_from([0.0, 0.5, 2.0]), min_size=1, max_size=25),
     priorities=st.lists(st.integers(0, 1), min_size=3, max_size=3),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @example(policy="fair", patience_s=3.0, longer=[2.0, 2.0, 0.0, 0.0, 0.0], priorities=[0, 0, 0])
 def test_a_turn_that_is_handed_on_as_said_goes_to_whom_the_board_would_have_given_it(
     policy: str, patience_s: float | None, longer: list[float], priorities: list[int]

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock_sharing.lanes import MemoryEstimate, MemoryNeed, MemoryReading, differs
+from sweeps import examples
 
 samples = st.builds(
     lambda allocated, more, framework: MemoryReading(allocated, allocated + more, framework),
@@ -34,7 +35,7 @@ def test_the_first_iteration_does_not_count():
     assert estimate.need == MemoryNeed(300, 0, 600)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(st.lists(samples, min_size=2, max_size=20), st.integers(1, 5))
 def test_the_need_covers_every_remembered_peak(seen, window):
     estimate = MemoryEstimate(window)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from penstock_executor.settings import ExecutorSettings
 from penstock_sharing.lanes import LaneRules, turn_policy
 from penstock_sharing.lanes.turn_policy import TURN_POLICIES, MemberStanding, TurnPolicyName, TurnQueue, quantum
+from sweeps import examples
 
 LISTED = Path(__file__).parents[3] / "docs/lanes.md"
 
@@ -144,7 +145,7 @@ def test_patience_serves_who_has_asked_too_long_and_then_the_policy_again():
     assert order("fifo", members, 12, patience_s=4.0) == "aaaabaaaabaa"
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     st.sampled_from(sorted(TURN_POLICIES)),
     st.lists(st.tuples(st.floats(0.1, 3.0), st.floats(0, 50.0), st.integers(0, 3)), min_size=2, max_size=6),
@@ -159,7 +160,7 @@ def test_with_patience_nobody_waits_longer_than_it_and_a_turn_of_each(policy, fi
         asked_s[job_id] = now_s + turn_s[job_id]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.lists(st.floats(0.1, 3.0), min_size=2, max_size=6))
 def test_fair_keeps_any_two_within_a_turn_of_each(lengths):
     members = [MemberStanding(f"{at}", at) for at in range(len(lengths))]
@@ -171,7 +172,7 @@ def test_fair_keeps_any_two_within_a_turn_of_each(lengths):
             assert had[one] - had[other] <= turn_s[one] + turn_s[other] + 1e-9
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.integers(2, 7), st.lists(st.integers(0, 6), max_size=60))
 def test_in_round_robin_nobody_passes_twice_while_one_asks(count, pattern):
     asking = TurnQueue(TURN_POLICIES["round-robin"], None)

@@ -14,6 +14,7 @@ from penstock_sharing.token.slot_wait import (
     SpinTuner,
     turn_ns,
 )
+from sweeps import examples
 
 MS = 1_000_000
 OUTCOMES: tuple[Outcome, ...] = ("came", "overslept", "in vain")
@@ -56,7 +57,7 @@ def test_it_wakes_up_so_early_that_the_turn_ends_in_the_middle_of_its_spin() -> 
     assert spin == Spin(5 * MS - FIRST_LATE_NS - 50_000, 100_000)
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(st.integers(1, 10**12), st.lists(st.sampled_from(OUTCOMES), max_size=30))
 def test_it_never_spins_for_more_than_its_share(length_ns: int, outcomes: list[Outcome]) -> None:
     spinning = SpinTuner(8)

@@ -13,6 +13,7 @@ from penstock_sharing.token.lane_token import open_lane
 from penstock_sharing.token.protocol import LaneClientId, TokenEvent, TokenPassed, TurnRequested
 from penstock_sharing.token.shared_page import BUSY, NOBODY, STATE, SharedPage, slot_of
 from penstock_sharing.token.token_slot import TokenSlot
+from sweeps import examples
 
 NAMES = "abcd"
 TICK_NS = 10_000_000
@@ -159,5 +160,5 @@ class Histories(RuleBasedStateMachine):
         os.close(self.lane.call_fd)
 
 
-Histories.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+Histories.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
 TestHistories = Histories.TestCase

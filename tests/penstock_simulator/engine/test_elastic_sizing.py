@@ -21,6 +21,7 @@ from penstock_simulator.fast.fast_settings import EXPONENT, Curves, FastSizingSe
 from penstock_simulator.outcome import Outcome, summary
 from penstock_simulator.trace import Trace
 from penstock_simulator.virtual_cluster import parse
+from sweeps import examples
 
 EVEN: Curves = {"*": {1: 1.0, 2: 2.0, 3: 2.9, 4: 4.0, 64: 64.0}}
 """As fast as it is wide, but on 3: so 4 devices are best shared as 2 and 2."""
@@ -83,7 +84,7 @@ def test_where_more_devices_bring_nothing_everybody_has_one() -> None:
     assert found.end_s == pytest.approx([10, 10], rel=1e-5)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 50), st.sampled_from([1, 2, 4]), st.integers(1, 60)), min_size=1, max_size=8),
     st.integers(1, 6),

@@ -29,6 +29,7 @@ from penstock_simulator.outcome import Outcome, summary
 from penstock_simulator.trace import Trace
 from penstock_simulator.traces.log_file import decode
 from penstock_simulator.virtual_cluster import parse
+from sweeps import examples
 
 QUICK = {"min_run_s": 0.0, "overhead_share": 1.0}
 
@@ -78,7 +79,7 @@ GANG_LOSES_A_NODE = trace(
 """A gang over two nodes ends on one of them, and a job takes a device there, before the other is known to be lost."""
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     traces(),
     st.sampled_from(sorted(SIMULATED_POLICIES)),
@@ -142,6 +143,7 @@ simulate(
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_the_same_seed_gives_the_same_log_however_strings_are_hashed(tmp_path: Path) -> None:
     logs = [tmp_path / name for name in ("a", "b")]
     for log, hashing in zip(logs, ("1", "2"), strict=True):

@@ -15,8 +15,9 @@ from penstock_simulator.fast.tiresias_2019 import Count, PublishedJob, Published
 from penstock_simulator.outcome import summary
 from penstock_simulator.traces import read
 from penstock_simulator.virtual_cluster import parse
+from sweeps import examples
 
-FEW = settings(max_examples=40, deadline=None)
+FEW = settings(max_examples=examples(40), deadline=None)
 PREEMPTIVE = ("fewest-gpus", "srtf", "srsf", "las", "2d-las", "2d-gittins")
 SETTINGS = st.fixed_dictionaries(
     {"thresholds_gpu_s": st.sampled_from([(4.0, 16.0), (3.0,), ()]), "levels": st.sampled_from([0, 4])},

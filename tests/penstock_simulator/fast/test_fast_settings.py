@@ -23,6 +23,7 @@ from penstock_simulator.fast.fast_settings import FastSizingSettings, Policy, sh
 from penstock_simulator.outcome import Outcome, summary
 from penstock_simulator.trace import Trace
 from penstock_simulator.virtual_cluster import parse
+from sweeps import examples
 
 NET = ThroughputProfile(
     b_min=8, b_max=64, per_gpu_cap=16, batch_step=8, t_proc_s={8: 1.0, 16: 1.6}, t_comm_s={2: 0.4, 4: 0.4}
@@ -116,7 +117,7 @@ JOBS = st.lists(
 )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(JOBS, st.integers(4, 7), st.sampled_from(fast_settings.SIZED_POLICIES), st.sampled_from([0.0, 4.0]))
 def test_every_job_does_its_samples_on_the_devices_there_are(
     jobs: list[tuple[int, int, int, int]], gpus: int, policy: Policy, overhead_s: float
@@ -143,7 +144,7 @@ class Thorough(SizedJobs):
         return list(self.order)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(JOBS, st.integers(4, 7), st.sampled_from(fast_settings.SIZED_POLICIES), st.sampled_from(["fifo", "2d-las"]))
 def test_asking_about_less_and_less_often_decides_the_same(
     jobs: list[tuple[int, int, int, int]], gpus: int, policy: Policy, order: str

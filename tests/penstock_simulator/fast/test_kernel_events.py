@@ -18,6 +18,7 @@ from penstock_simulator.fast.fast_path import prepare
 from penstock_simulator.fast.fast_settings import FastSettings
 from penstock_simulator.fast.kernel_events import advance
 from penstock_simulator.fast.kernel_state import RUNNING
+from sweeps import examples
 
 DEVICES = 4
 LENGTHS = np.array([2.0, 3.0, 6.0, 6.0, 11.0, 30.0])
@@ -119,7 +120,7 @@ def counted(trace, policy: str, chosen: FastSettings) -> Iterator[tuple[float, f
         yield float(at_s[0]), frozenset(trace.job_ids[job] for job in np.flatnonzero(sim.jobs.phase == RUNNING))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(
     traces(),
     st.sampled_from(sorted(QUEUE_POLICIES)),

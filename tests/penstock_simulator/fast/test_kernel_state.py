@@ -6,12 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock_simulator.fast.kernel_state import NO_JOB, new_heap, push, remove
+from sweeps import examples
 
 JOBS = 24
 acts = st.lists(st.tuples(st.integers(0, JOBS - 1), st.integers(0, 3), st.integers(0, 2)), max_size=80)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(acts)
 def test_the_first_is_the_least_whoever_is_put_in_or_taken_out_anywhere(acts):
     heap, inside = new_heap(2, JOBS), dict[int, tuple[float, float, int]]()

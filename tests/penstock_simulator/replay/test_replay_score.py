@@ -23,6 +23,7 @@ from penstock_simulator.replay.replay import replay
 from penstock_simulator.replay.score import MOST, estimate, score, survival
 from penstock_simulator.trace import Trace
 from penstock_simulator.virtual_cluster import parse
+from sweeps import examples
 
 JOBS = 24
 
@@ -79,7 +80,7 @@ def test_the_product_limit_of_a_textbook_case() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 50), st.booleans()), min_size=1, max_size=30))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_whoever_is_censored_never_lowers_the_mean(found: list[tuple[int, bool]]) -> None:
     times_s, completed = np.array([pair[0] for pair in found], float), np.array([pair[1] for pair in found], bool)
     horizon_s = float(times_s.max())

@@ -10,6 +10,7 @@ from outcome_rows import outcome_of, random_trace
 
 from penstock_simulator.report import device_timeline
 from penstock_simulator.trace import Floats
+from sweeps import examples
 
 MODULES = ("devices", "facts", "folder", "palette", "table", "text_gantt", "thin", "plots.by_gpus", "plots.style")
 Steps = list[tuple[int, int]]
@@ -25,7 +26,7 @@ def by_the_second(drawn: Steps, until_s: int) -> Floats:
     return value
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(steps, st.integers(1, 20))
 def test_a_column_has_the_mean_the_least_and_the_most_of_its_seconds(drawn: Steps, count: int) -> None:
     until_s = 12 * count

@@ -48,6 +48,7 @@ from penstock_simulator.replay.replay import replay
 from penstock_simulator.shadow import shadow_follower
 from penstock_simulator.shadow.plan import ShadowPlan
 from penstock_simulator.shadow.shadow_follower import ShadowFollower
+from sweeps import examples
 
 pytestmark = pytest.mark.slow
 
@@ -114,7 +115,7 @@ def test_a_live_shadow_ends_no_job_before_it_really_ended(log: list[Delivery]) -
     assert shadow.executors.ahead > 0
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=examples(10), deadline=None)
 @given(looks=st.lists(st.floats(0.0, 1.0), max_size=20), cut=st.floats(0.0, 1.0))
 def test_whoever_reads_the_log_again_finds_the_same_decisions(looks: list[float], cut: float) -> None:
     log = commits(*SMALL)

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from penstock_simulator import traces
 from penstock_simulator.trace import STATES, Trace
 from penstock_simulator.traces import TraceError, plain_formats
+from sweeps import examples
 
 NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), min_size=1, max_size=8)
 TIMES = st.floats(0, 1e9, allow_subnormal=False)
@@ -70,7 +71,7 @@ def same(one: Trace, other: Trace) -> bool:
 
 
 @given(trace=any_trace(), suffix=st.sampled_from(["", ".gz", ".xz", ".bz2"]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_our_own_form_and_back_is_the_identity(tmp_path_factory, trace: Trace, suffix: str) -> None:
     path = tmp_path_factory.getbasetemp() / f"own.jsonl{suffix}"
     traces.write(trace, path)
@@ -78,7 +79,7 @@ def test_our_own_form_and_back_is_the_identity(tmp_path_factory, trace: Trace, s
 
 
 @given(trace=any_trace())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_the_plain_form_and_back_keeps_every_job(tmp_path_factory, trace: Trace) -> None:
     path = tmp_path_factory.getbasetemp() / "plain.csv"
     traces.write(trace, path)

@@ -27,6 +27,7 @@ from penstock_simulator.traces.generator import (
     generate,
     speedups,
 )
+from sweeps import examples
 
 TOML = """\
 jobs = 400
@@ -94,7 +95,7 @@ def test_a_recipe_is_read_and_made(spec: Path) -> None:
     ),
     gpu_time=st.sampled_from([LOGNORMAL, Pareto(least_s=60, alpha=0.5), Mixture(parts=(LOGNORMAL,))]),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 def test_the_same_seed_makes_the_same_trace_and_every_trace_makes_sense(seed, arrivals, gpu_time) -> None:
     wanted = made(jobs=50, seed=seed, arrivals=arrivals, gpu_time=gpu_time, least_s=2.0, most_s=1e6)
     one, other = generate(wanted), generate(wanted)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from clusters import Cluster, running
+from clusters import Cluster
 
 SESSION = """
 import time
@@ -35,12 +34,6 @@ echo listens
 while :; do sleep 0.05; done
 """
 """A shell that is slow to begin would die of a signal that comes before it listens."""
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with running(tmp_path_factory.mktemp("cluster"), "--devices", "fast:2") as one:
-        yield one
 
 
 def test_a_session_knows_its_time_and_saves_when_it_is_short(cluster: Cluster, tmp_path: Path) -> None:

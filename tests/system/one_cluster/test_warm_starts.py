@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-from clusters import Cluster, running
+from clusters import Cluster
 
 MOST_RUNS = 40
 SCRIPT = """
@@ -16,12 +14,6 @@ import os, sys, statistics
 import helper
 print(helper.here, sorted(sys.argv[1:]), os.getcwd() == os.path.dirname(os.path.abspath(__file__)))
 """
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with running(tmp_path_factory.mktemp("cluster"), "--devices", "fast:1") as one:
-        yield one
 
 
 def line_of(cluster: Cluster, job: str, label: str) -> str:

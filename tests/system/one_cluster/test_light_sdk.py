@@ -11,11 +11,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from clusters import running
 
 from penstock_log import JobSpec, MemoryNeed
 
-LIBS = Path(__file__).parents[2] / "libs"
+LIBS = Path(__file__).parents[3] / "libs"
 PACKAGES = ("msgspec", "nats", "nkeys", "nacl", "cffi", "_cffi_backend", "pycparser")
 """What the SDK depends on; the last five are ``nats-py[nkeys]``, by which a login is proved."""
 VERSIONS = [f"3.{minor}" for minor in range(9, 15)]
@@ -46,12 +45,6 @@ async def main(script):
         print(job.id in [job.id for job in (await client.jobs()).jobs], (await client.story(job.id)).id == job.id)
 asyncio.run(main(sys.argv[1]))
 """
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory):
-    with running(tmp_path_factory.mktemp("light") / "data", "--emulate", "fast:2@1.0:4GiB") as it:
-        yield it
 
 
 def interpreter(version: str) -> str | None:

@@ -7,10 +7,10 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from clusters import Cluster
 
 PENSTOCK = (sys.executable, "-c", "from penstock_cli import main; main()")
 LOOP = """\
@@ -45,13 +45,21 @@ class Shell:
 
 
 @pytest.fixture(scope="module")
-def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
+def shell(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Shell:
     shell = Shell(tmp_path_factory.mktemp("shell"))
-    said = shell("up", "--detach", "--port", "-1", "--emulate", "fast:2@1.0:1GiB")
-    (url,) = [line.partition("=")[2] for line in said.splitlines() if "export PENSTOCK_URL=" in line]
-    shell.env["PENSTOCK_URL"] = url
-    yield shell
-    shell("down")
+    shell.env["PENSTOCK_URL"] = cluster.url
+    return shell
+
+
+@pytest.mark.thorough
+def test_up_and_down_need_no_option(tmp_path: Path) -> None:
+    shell = Shell(tmp_path)
+    try:
+        said = shell("up", "--detach", "--port", "-1", "--emulate", "fast:2@1.0:1GiB")
+        (url,) = [line.partition("=")[2] for line in said.splitlines() if "export PENSTOCK_URL=" in line]
+        assert "fast" in shell("nodes", "--url", url)
+    finally:
+        shell("down")
 
 
 def test_run_shows_the_output_of_a_gang_and_returns_its_exit_code(shell: Shell) -> None:

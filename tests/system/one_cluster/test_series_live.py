@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from contextlib import aclosing
 
 import msgspec
 import pytest
-from clusters import Cluster, cluster_with, command_of, until
+from clusters import Cluster, command_of, until
 
 import penstock
 from penstock_log import subjects
@@ -32,12 +31,6 @@ with penstock.session() as session:
             session.report(loss=math.nan)
         time.sleep(pause_s)
 """
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with cluster_with("fast:2@1.0:16GiB", tmp_path_factory.mktemp("d")) as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

@@ -14,19 +14,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from clusters import Cluster, cluster_with
+from clusters import Cluster
 
 from penstock import SyncClient
 from penstock_bus import ServiceError, Unavailable
 
 SLEEPER = (sys.executable, "-c", "import time; time.sleep(600)")
 PRINTER = (sys.executable, "-c", "for i in range(3): print('line', i, flush=True)")
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with cluster_with("fast:4@1.0:16GiB", tmp_path_factory.mktemp("d")) as running:
-        yield running
 
 
 @pytest.fixture

@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-from clusters import Cluster, running
+from clusters import Cluster
 
 VARIABLES = ("ID", "INDEX", "COUNT", "MIN", "MAX", "STEP")
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with running(tmp_path_factory.mktemp("cluster"), "--emulate", "fast:4") as one:
-        yield one
 
 
 def states(cluster: Cluster, *filters: str) -> dict[str, str]:
