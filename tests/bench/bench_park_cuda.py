@@ -16,12 +16,15 @@ import os
 import statistics
 import sys
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 from clusters import Cluster, facts
+
+from penstock_cluster.cuda_backend import CudaBackend
 
 PREEMPTIONS, GIB = 2, 4.0
 WIDTH = 4096
@@ -153,6 +156,9 @@ def alone(folder: Path, layers: int, steps: int) -> dict[int, float]:
 
 def main() -> None:
     """Print both ways."""
+    if not CudaBackend().devices() or find_spec("torch") is None:
+        print("NOT MEASURED: it wants a CUDA device, and PyTorch for it")
+        return
     preemptions = int(sys.argv[1]) if len(sys.argv) > 1 else PREEMPTIONS
     gib = float(sys.argv[2]) if len(sys.argv) > 2 else GIB
     layers = max(1, round(gib * 2**30 / 4 / (WIDTH * WIDTH * 4)))
