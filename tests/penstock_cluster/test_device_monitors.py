@@ -35,6 +35,16 @@ def test_a_gpu_is_read_in_units_of_ours() -> None:
     )
 
 
+def test_of_an_older_driver_what_it_keeps_for_itself_is_in_what_is_used() -> None:
+    new, old = (FakeGpu("GPU-0", used_bytes=3 * GIB, reserved_bytes=kept) for kept in (GIB, None))
+    old.used_bytes += GIB
+    told = [CudaMonitor(FakeNvml([one])).read(gpu(), {}) for one in (new, old)]
+    assert [(one.memory_used_bytes, one.memory_free_bytes) for one in told] == [
+        (3 * GIB, 76 * GIB),
+        (4 * GIB, 76 * GIB),
+    ]
+
+
 def test_what_a_gpu_does_not_tell_is_none() -> None:
     silent = FakeGpu("GPU-0", percent=None, celsius=None, milliwatts=None, clock_mhz=None, double_bit=None, minor=None)
     found = CudaMonitor(FakeNvml([silent], tells_events=False)).read(gpu(), {})

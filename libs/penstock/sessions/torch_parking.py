@@ -67,7 +67,7 @@ class TorchParking:
         self.left = ""
         self._kind = kind
         self._moved: list[_Moved] = []
-        self._memory: Optional[HostMemory] = None
+        self._memory: Optional[HostCopy] = None
 
     def leave(self, tensors: Optional[Iterable[Any]] = None) -> None:
         """
@@ -118,7 +118,7 @@ class TorchParking:
             at += -(-storage.nbytes() // _ALIGNED) * _ALIGNED
         if not at:
             return
-        self._memory = HostMemory(torch, at, pinned=self._kind == "cuda")
+        self._memory = HostCopy(torch, at, pinned=self._kind == "cuda")
         for each in self._moved:
             self._memory.part(each.at, each.bytes).copy_(_content(torch, each), non_blocking=True)
         _settle(torch)
@@ -242,7 +242,7 @@ def _give_back(torch: Any) -> None:
         torch.cuda.empty_cache()
 
 
-class HostMemory:
+class HostCopy:
     """
     Memory of the host's, one mapping of this process's own; its pages are locked for copies where the driver does that.
 

@@ -100,6 +100,26 @@ def test_it_leaves_when_it_is_told_so_after_all(executor: ExecutorStub, tmp_path
     assert end(process)[0] == EXIT_PREEMPTED
 
 
+def test_what_pytorch_holds_is_moved_without_being_named(executor: ExecutorStub, tmp_path: Path) -> None:
+    process = start(executor, tmp_path, "session.park_torch()", backend="cuda")
+    executor.wait(StepProgress)
+    step = executor.preempt(park=True)
+    executor.wait(ReadyToPark)
+    executor.say(GoOn(epoch=3))
+    assert executor.wait(Hello, count=2).step == step
+    assert end(process)[0] == 0
+
+
+def test_what_was_moved_is_moved_back_where_it_is_not_parked_after_all(executor: ExecutorStub, tmp_path: Path) -> None:
+    undo = 'session.on_park(lambda: 0); session._boundary.parking.undo = lambda: print("undone") or 1 / 0'
+    process = start(executor, tmp_path, undo, backend="cuda")
+    executor.wait(StepProgress)
+    step = executor.preempt(park=True)
+    executor.wait(ReadyToPark)
+    executor.say(StopAtStep(step=step))
+    assert end(process) == (EXIT_PREEMPTED, "undone\n")
+
+
 def test_it_leaves_when_its_executor_is_gone(executor: ExecutorStub, tmp_path: Path) -> None:
     process = start(executor, tmp_path)
     executor.wait(StepProgress)
