@@ -56,7 +56,7 @@ def test_a_device_is_taken_while_the_lease_is_open_on_its_node(cluster):
 
 
 def test_no_field_of_a_node_keeps_its_default_because_the_fact_has_another_name() -> None:
-    own = {"id", "joined_s", "drained", "evicting", "drain_reason", "outages", "gone", "gone_s"}
+    own = {"id", "joined_s", "drained", "evicting", "drain_reason", "outages", "leaving", "gone", "gone_s"}
     assert set(Node.__struct_fields__) - set(NodeJoined.__struct_fields__) == own
 
 

@@ -275,4 +275,4 @@ def test_a_job_that_nodes_could_hold_is_told_when_one_of_them_has_left():
     one.given(job("b", at_s=3.0, gpus=2)).at(3.0)
     assert [wait.cause for wait in waits(one)] == ["gang"]
     one.given(NodeLeft(node_id="n2", at_s=5.0)).at(5.0)
-    assert [wait.cause for wait in waits(one) if wait.job_id == "b"] == ["never_fits"]
+    assert [wait.cause for wait in waits(one) if wait.job_id == "b"] == ["node_down"]
