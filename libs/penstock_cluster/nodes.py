@@ -35,6 +35,7 @@ from penstock_log import (
     JobSpec,
     NodeDrained,
     NodeJoined,
+    NodeLeaving,
     NodeLeft,
     NodeRemoved,
     NodeResumed,
@@ -108,10 +109,12 @@ class Node(msgspec.Struct, kw_only=True):
         for the day when they come back.
     cpus, host_memory_bytes, held_by, containers
         As :class:`penstock_log.NodeJoined` has them.
+    leaving : bool
+        Its executor has said that it stops: it takes no new jobs until the next ``NodeJoined``.
     gone : {"", "left", "lost"}
         Empty while its executor is up; anything else lasts until the next ``NodeJoined``.
     gone_s : float
-        Since when it has been gone.
+        Since when it has been gone; 0 where it is not.
     """
 
     id: str
@@ -128,6 +131,7 @@ class Node(msgspec.Struct, kw_only=True):
     host_memory_bytes: int = 0
     held_by: Literal["", "cgroup", "rlimit"] = ""
     containers: tuple[str, ...] = ()
+    leaving: bool = False
     gone: Literal["", "left", "lost"] = ""
     gone_s: float = 0.0
 
@@ -137,9 +141,14 @@ class Node(msgspec.Struct, kw_only=True):
         return not self.gone
 
     @property
+    def staying(self) -> bool:
+        """Whether its executor is up, and has not said that it stops."""
+        return not self.gone and not self.leaving
+
+    @property
     def usable(self) -> bool:
         """Whether it takes new jobs."""
-        return not self.gone and not self.drained
+        return self.staying and not self.drained
 
     @property
     def schedulable(self) -> tuple[Device, ...]:
@@ -183,6 +192,7 @@ def device_key(device: Device) -> str:
 OF_NODES: Final[frozenset[type[Event]]] = frozenset(
     {
         NodeJoined,
+        NodeLeaving,
         NodeLeft,
         NodeDrained,
         NodeRemoved,
@@ -229,6 +239,8 @@ class Cluster(msgspec.Struct):
                 return True
             case DeviceFailed() | DeviceRecovered() | DeviceDrained() | DeviceResumed():
                 return self._apply_device(event)
+            case NodeLeaving():
+                return self._leave(event.node_id)
             case NodeLeft():
                 return self._lose(event.node_id, "left", event.at_s)
             case NodeRemoved():
@@ -245,12 +257,20 @@ class Cluster(msgspec.Struct):
         return {node.pool for node in self.nodes.values()}
 
     def present(self, pool: str | None = None) -> Iterator[Node]:
-        """Yield the nodes whose executors are up, drained ones among them."""
+        """Yield the nodes whose executors are up, drained and leaving ones among them."""
         return (node for node in self.nodes.values() if node.present and pool in {None, node.pool})
+
+    def staying(self, pool: str | None = None) -> Iterator[Node]:
+        """Yield the nodes whose executors are up and have not said that they stop, drained ones among them."""
+        return (node for node in self.present(pool) if node.staying)
+
+    def away(self, pool: str | None = None) -> Iterator[Node]:
+        """Yield the nodes that left, were lost or are leaving, and may come back."""
+        return (node for node in self.nodes.values() if not node.staying and pool in {None, node.pool})
 
     def usable(self, pool: str | None = None) -> Iterator[Node]:
         """Yield the nodes that take new jobs."""
-        return (node for node in self.present(pool) if not node.drained)
+        return (node for node in self.present(pool) if node.usable)
 
     def free(self, jobs: Iterable[Job], pool: str | None = None) -> dict[str, list[Device]]:
         """
@@ -279,6 +299,11 @@ class Cluster(msgspec.Struct):
 
     def _remove(self, node_id: str) -> bool:
         return self.nodes.pop(node_id, None) is not None
+
+    def _leave(self, node_id: str) -> bool:
+        if (node := self.nodes.get(node_id)) is not None:
+            node.leaving = True
+        return node is not None
 
     def _lose(self, node_id: str, gone: Literal["left", "lost"], at_s: float) -> bool:
         if (node := self.nodes.get(node_id)) is not None:

@@ -111,6 +111,7 @@ if TYPE_CHECKING:
         LaneChanged,
         NodeDrained,
         NodeJoined,
+        NodeLeaving,
         NodeLeft,
         NodeRemoved,
         NodeResumed,
@@ -178,8 +179,8 @@ else:
             "DeviceDrained DeviceFailed DeviceRecovered DeviceResumed RunBusyAgain RunIdle "
             "Event JobCancelled JobEntered JobFinished JobHeld JobReleased JobSubmitted JobTimeSet JobTimedOut "
             "JobUnblocked KindSpeed LaneChanged "
-            "NodeDrained NodeJoined NodeLeft NodeRemoved NodeResumed PolicySet ProfileSample ReservationCancelled "
-            "ReservationMade RunCheckpointed "
+            "NodeDrained NodeJoined NodeLeaving NodeLeft NodeRemoved NodeResumed PolicySet ProfileSample "
+            "ReservationCancelled ReservationMade RunCheckpointed "
             "RunEnded RunMeasured RunRewound RunStarted RunUnparked RunWarned SamplesRequested Scalability "
             "SweepCancelled SweepSubmitted Timing UnknownFact UserRemoved UserSet WorkloadProfiled "
             "WorkloadScaled"
@@ -264,6 +265,7 @@ __all__ = [
     "MisplacedFact",
     "NodeDrained",
     "NodeJoined",
+    "NodeLeaving",
     "NodeLeft",
     "NodeLoginIssued",
     "NodeLoginRevoked",

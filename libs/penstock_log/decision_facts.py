@@ -89,6 +89,7 @@ Cause = Literal[
     "fairness",  # its user has had more than others whose jobs wait
     "profiling",  # its speeds are being measured
     "backoff",  # it failed and is waiting for its next try
+    "node_down",  # nodes that would hold it have left or are lost, and may come back
     "never_fits",  # no set of present nodes could ever hold it
     "no_nodes",  # the pool has no node that takes jobs
     "held",  # its user or an operator holds it

@@ -446,6 +446,24 @@ class NodeJoined(Event, frozen=True, kw_only=True, tag="node.joined.v2"):
     containers: tuple[str, ...] = ()
 
 
+class NodeLeaving(Event, frozen=True, kw_only=True, tag="node.leaving.v1"):
+    """
+    The executor begins to stop: its node takes no new jobs, and those that run there are preempted next.
+
+    It is in the log before the first of them has ended, so that none is placed there again. It holds until the next
+    ``NodeJoined``.
+
+    Attributes
+    ----------
+    incarnation : str
+        Which start of the executor ends.
+    """
+
+    node_id: str
+    incarnation: str = ""
+    reason: str = ""
+
+
 class NodeLeft(Event, frozen=True, kw_only=True, tag="node.left.v1"):
     """The executor stopped in good order and all of its runs have ended."""
 

@@ -174,7 +174,10 @@ def _input(pool: PoolView, now_s: float, rules: RoundRules) -> _RoundInput:
     context, supply, covered = pool.context(now_s, rules), pool.supply(), NO_QUOTAS
     if any_preempts(rules.classes):
         context = quotas.reclaiming(context)
-    before = RoundAftermath(pool.name, pool.index.nodes, supply.whole, supply.free, backfills=pool.mode.backfills)
+    index = pool.index
+    before = RoundAftermath(
+        pool.name, index.nodes, supply.whole, supply.free, away=index.away, backfills=pool.mode.backfills
+    )
     moment = PoolMoment(pool, before, now_s, rules)
     looked_at = candidates(moment, supply, context)
     if rules.quotas:

@@ -17,6 +17,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
+from datetime import UTC, datetime
 from functools import cached_property
 from typing import Final, NamedTuple
 
@@ -59,7 +60,7 @@ class RoundAftermath(msgspec.Struct, frozen=True, dict=True):
     ----------
     pool : str
     nodes : sequence of Node
-        The pool's nodes whose executors are up, including drained ones.
+        The pool's nodes whose executors are up and stay, including drained ones.
     whole, idle : FreeDevices
         Devices of nodes that take jobs: all of them, and those that nobody has or keeps.
     running : sequence of PreemptibleRun
@@ -70,6 +71,8 @@ class RoundAftermath(msgspec.Struct, frozen=True, dict=True):
         Whether jobs behind one that does not fit may start.
     sharing : SharedPlacement or None
         The devices that jobs share; None where none does.
+    away : sequence of Node
+        The pool's nodes that left, were lost or are leaving, and are not forgotten.
     """
 
     pool: str
@@ -80,6 +83,7 @@ class RoundAftermath(msgspec.Struct, frozen=True, dict=True):
     kept: Mapping[str, str] = field(default_factory=dict)
     backfills: bool = True
     sharing: SharedPlacement | None = None
+    away: Sequence[Node] = ()
 
     @cached_property
     def queues(self) -> Mapping[str, Counter[tuple[int, str]]]:
@@ -94,10 +98,11 @@ class RoundAftermath(msgspec.Struct, frozen=True, dict=True):
 
 def without_runs(cluster: Cluster, pool: str) -> RoundAftermath:
     """Return a pool's nodes as if nothing ran on them."""
-    nodes = tuple(sorted(cluster.present(pool), key=lambda node: node.id))
+    nodes = tuple(sorted(cluster.staying(pool), key=lambda node: node.id))
+    away = tuple(sorted(cluster.away(pool), key=lambda node: node.id))
     usable = [node for node in nodes if node.usable]
     whole = FreeDevices({node.id: node.schedulable for node in usable}, hosts=usable)
-    return RoundAftermath(pool=pool, nodes=nodes, whole=whole, idle=FreeDevices({}))
+    return RoundAftermath(pool=pool, nodes=nodes, whole=whole, idle=FreeDevices({}), away=away)
 
 
 def impossible_cause(
@@ -121,6 +126,15 @@ def impossible_cause(
     """
     if _largest(spec, aftermath.whole) >= spec.gpus:
         return None if demand is None else _never_shares(spec, demand, aftermath.whole, reserve_share)
+    return _out_of_reach(spec, aftermath)
+
+
+def _out_of_reach(spec: JobSpec, aftermath: RoundAftermath) -> WaitCause:
+    """Return why the nodes that take jobs cannot hold a job: others that are away or drained could, or none."""
+    present = FreeDevices({node.id: node.devices for node in aftermath.nodes}, hosts=aftermath.nodes)
+    fits_here = _largest(spec, present) >= spec.gpus
+    if not fits_here and (down := _down(spec, aftermath)) is not None:
+        return down
     if not aftermath.nodes:
         remedy = "start an executor in it, or choose another pool"
         return WaitCause("no_nodes", f"pool `{aftermath.pool}` has no node", remedy)
@@ -128,13 +142,37 @@ def impossible_cause(
         evidence = f"{_count(len(aftermath.nodes), 'node')} of pool `{aftermath.pool}`, all drained"
         some = [(node.id, device) for node in aftermath.nodes[:3] for device in node.devices[:1]]
         return WaitCause("no_nodes", evidence, _resume(_lacking(spec, aftermath) or some, aftermath))
-    present = FreeDevices({node.id: node.devices for node in aftermath.nodes}, hosts=aftermath.nodes)
-    if _largest(spec, present) >= spec.gpus:
+    if fits_here:
         return _drained(spec, aftermath)
     if max(present.kinds_without_hosts(spec).values(), default=0) >= spec.gpus:
         return WaitCause("never_fits", *_kept_by_hosts(spec, aftermath, present))
     remedy = _relaxed(spec, aftermath.whole) or _bare(spec, aftermath.whole)
     return WaitCause("never_fits", _largest_text(spec, present, aftermath.pool), remedy)
+
+
+def _down(spec: JobSpec, aftermath: RoundAftermath) -> WaitCause | None:
+    """Return which nodes that are down would hold the job, with those that are up; None where even these would not."""
+    able = [node for node in aftermath.away if runs(spec, node) and any(fits(spec, device) for device in node.devices)]
+    known = [*aftermath.nodes, *able]
+    if not able or _largest(spec, FreeDevices({node.id: node.devices for node in known}, hosts=known)) < spec.gpus:
+        return None
+    latest = sorted(able, key=lambda node: (-node.gone_s, node.id))
+    more = f" and {len(able) - _MOST_NAMED} more" if len(able) > _MOST_NAMED else ""
+    there = f"{_largest(spec, aftermath.whole)} there {_that_take_jobs(aftermath)}"
+    evidence = f"needs {spec.gpus}, {there}; down: {', '.join(map(_absence, latest[:_MOST_NAMED]))}{more}"
+    remedy = f"start the executor of `{able[0].id}` again" if len(able) == 1 else "start their executors again"
+    return WaitCause("node_down", evidence, remedy)
+
+
+def _absence(node: Node) -> str:
+    """Say how a node is away, and since when."""
+    if not node.gone:
+        return f"`{node.id}` (leaving)"
+    return f"`{node.id}` ({node.gone} at {datetime.fromtimestamp(node.gone_s, UTC):%Y-%m-%d %H:%M:%S} UTC)"
+
+
+def _that_take_jobs(aftermath: RoundAftermath) -> str:
+    return "on nodes that take jobs" if any(node.drained for node in aftermath.nodes) else "that take jobs"
 
 
 def _kept_by_hosts(spec: JobSpec, aftermath: RoundAftermath, present: FreeDevices) -> tuple[str, str]:
@@ -342,8 +380,9 @@ def _use(kind: str, count: int, aftermath: RoundAftermath) -> str:
 
 def _drained(spec: JobSpec, aftermath: RoundAftermath) -> WaitCause:
     left = _largest(spec, aftermath.whole)
-    what = "on nodes that take jobs" if any(node.drained for node in aftermath.nodes) else "that take jobs"
-    evidence = "; ".join([f"needs {spec.gpus}, {left} left {what}", *_out_of_service(spec, aftermath)])
+    evidence = "; ".join(
+        [f"needs {spec.gpus}, {left} left {_that_take_jobs(aftermath)}", *_out_of_service(spec, aftermath)]
+    )
     return WaitCause("capacity", evidence, _resume(_lacking(spec, aftermath), aftermath))
 
 

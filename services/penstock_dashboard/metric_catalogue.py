@@ -142,8 +142,13 @@ OF_CLUSTER: Final = (
         "Device time of runs that ended: used in iterations, idle while held, unmeasured or lost, as was known then.",
     ),
     MetricKind("penstock_open_gpu_seconds", "gauge", (*_TEAM, "use"), "Device time so far of runs that go on, by use."),
-    MetricKind("penstock_nodes", "gauge", ("pool", "state"), "Nodes: up, draining, drained, lost or left."),
-    MetricKind("penstock_devices", "gauge", ("pool", "kind", "state"), "Devices: busy, idle, drained, lost or left."),
+    MetricKind("penstock_nodes", "gauge", ("pool", "state"), "Nodes: up, draining, drained, leaving, lost or left."),
+    MetricKind(
+        "penstock_devices",
+        "gauge",
+        ("pool", "kind", "state"),
+        "Devices: busy, idle, drained, failed, leaving, lost or left.",
+    ),
 )
 """What the gateway says of the cluster; it is the same whichever gateway is asked, and goes on over restarts."""
 

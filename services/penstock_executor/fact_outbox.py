@@ -26,6 +26,7 @@ from penstock_log import (
     DeviceRecovered,
     LaneChanged,
     NodeJoined,
+    NodeLeaving,
     NodeLeft,
     RunBusyAgain,
     RunCheckpointed,
@@ -198,7 +199,7 @@ class FactAppender:
             self._delivered.remove(job_id)
             del self._outboxes[job_id]
 
-    async def append_node(self, fact: NodeJoined | NodeLeft | DeviceFailed | DeviceRecovered) -> None:
+    async def append_node(self, fact: NodeJoined | NodeLeaving | NodeLeft | DeviceFailed | DeviceRecovered) -> None:
         """Append a fact about this node, and wait until the fold has it."""
         subject = subjects.node(fact.node_id)
         await self._append(subject, commit(self._actor, (fact,)))
@@ -276,6 +277,7 @@ _IDENTITY: Final[dict[type[AnyEvent], tuple[str, ...]]] = {
     RunMeasured: ("job_id", "epoch", "at_s"),  # the same may come again, and none is told by a later executor
     LaneChanged: ("job_id", "epoch", "at_s"),
     NodeJoined: ("incarnation",),
+    NodeLeaving: ("incarnation",),
     NodeLeft: ("at_s",),
     DeviceFailed: ("index", "at_s"),
     DeviceRecovered: ("index", "at_s"),

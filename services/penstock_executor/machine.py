@@ -12,7 +12,7 @@ from penstock_cluster.nodes import Cluster
 from penstock_executor import run_state
 from penstock_executor.checkpoint_transfer import ResumeRequest
 from penstock_executor.parked_run import ParkedRun, may_park, why_not_on
-from penstock_executor.run_state import HOLD, Ending, Key, LocalRun, NodeObservation, sharing_of
+from penstock_executor.run_state import HOLD, Ending, Key, LocalRun, NodeObservation, NodeStop, sharing_of
 from penstock_log import (
     TERMINAL,
     Event,
@@ -170,6 +170,10 @@ class AnnounceNode(msgspec.Struct, frozen=True):
     """Append that this node offers its devices."""
 
 
+class AnnounceLeaving(msgspec.Struct, frozen=True):
+    """Append that this node begins to stop, and wait until the log has it, for a while; no run is ended before."""
+
+
 class WithdrawNode(msgspec.Struct, frozen=True):
     """Append that this node is gone; nothing else is left to do here."""
 
@@ -188,6 +192,7 @@ Action = (
     | ReportFact
     | RemoveRun
     | AnnounceNode
+    | AnnounceLeaving
     | WithdrawNode
 )
 
@@ -204,7 +209,7 @@ def decider() -> Decider[ExecutorState]:
     return Decider(
         name="executor",
         state=ExecutorState,
-        schema="executor.v8",
+        schema="executor.v9",
         apply=apply,
         decide=lambda state, now_s: Decision(),  # noqa: ARG005
         leads=False,
@@ -263,7 +268,9 @@ def decide(
         Seconds since the epoch, and the longest time for a sample.
     """
     node = _Node(state, node_id, observed, now_s, sample_limit_s)
-    actions = [action for run in observed.runs.values() for action in node.settle(run)]
+    if node.is_to_say_that_it_leaves:
+        return NodePlan(actions=[AnnounceLeaving()])
+    actions: list[Action] = [action for run in observed.runs.values() for action in node.settle(run)]
     actions += [action for parked in observed.parked.values() for action in node.settle_parked(parked)]
     if not actions:
         actions += node.join()
@@ -308,6 +315,10 @@ class _Node:
         self.taken = observed.busy_devices()
         known = state.cluster.nodes.get(node_id)
         self.joined = known is not None and known.present and known.incarnation.startswith(observed.incarnation)
+        self.leaving = self.joined and known is not None and known.leaving
+        self.is_to_say_that_it_leaves = (
+            observed.draining and self.joined and not self.leaving and not observed.told_leaving
+        )
 
     # --- runs that are here
     def settle(self, run: LocalRun) -> Iterator[Action]:
@@ -322,7 +333,8 @@ class _Node:
             yield from self._tell_time(run, job)
             yield from self._stop(run, job)
         elif "ended" not in run.reported and not self._holds_back():
-            yield ReportFact(fact=run_state.ended(run, job, self.id, self.now_s, self.sample_limit_s))
+            stop = self._stop_of(job)
+            yield ReportFact(fact=run_state.ended(run, job, self.id, self.now_s, self.sample_limit_s, stop=stop))
 
     def _abandon(self, run: LocalRun) -> Iterator[Action]:
         """End a run that the log no longer wants: its epoch is over, and another may have begun elsewhere."""
@@ -332,8 +344,30 @@ class _Node:
             yield KillRun(job_id=run.job_id, epoch=run.epoch)
 
     def _holds_back(self) -> bool:
-        """Whether to keep back the ends of runs: a draining node that reported them one by one would get new runs."""
-        return self.observed.draining and any(run.alive for run in self.observed.runs.values())
+        """
+        Whether to keep back the ends of runs.
+
+        A draining node that reported them one by one would get new runs, where the log does not know that it leaves.
+        """
+        if not self.observed.draining or self.leaving:
+            return False
+        return any(run.alive for run in self.observed.runs.values())
+
+    def _stop_of(self, job: Job) -> NodeStop:
+        """Return whether a node of a job's run is being stopped, as far as this node and the log know."""
+        nodes = self.state.cluster.nodes
+        known = nodes.get(self.id)
+        if self.observed.draining or (known is not None and known.leaving):
+            return NodeStop(self._shutting_down(self.id))
+        slots = job.placement.slots if job.placement is not None else ()
+        for slot in slots:
+            if (other := nodes.get(slot.node_id)) is not None and other.leaving:
+                return NodeStop(self._shutting_down(other.id), is_elsewhere=True)
+        return NodeStop()
+
+    @staticmethod
+    def _shutting_down(node_id: str) -> str:
+        return f"node {node_id} is shutting down"
 
     def _stop(self, run: LocalRun, job: Job) -> Iterator[Action]:
         ending = self._why_end(run, job)
@@ -437,7 +471,7 @@ class _Node:
             yield self._never_ran(job, "preempted", job.reason)
         elif self.observed.draining:
             if not self._holds_back():
-                yield self._never_ran(job, "preempted", f"node {self.id} is shutting down")
+                yield self._never_ran(job, "preempted", self._shutting_down(self.id))
         elif self._may_have(job, devices) and self._is_heard(job) and not self._older_epoch_runs(job):
             yield from self._begin(job, devices)
 

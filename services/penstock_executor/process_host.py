@@ -35,7 +35,7 @@ from penstock_executor.output_store import OutputStore
 from penstock_executor.parked_run import ParkedRun
 from penstock_executor.run_credentials import Credentials, SecretRefused, SecretValues, remove_files
 from penstock_executor.run_identity import IdentityRefused, IdentityRule, RunIdentity
-from penstock_executor.run_state import HOLD, Ending, Key, LocalRun, RunProcess, sharing_of
+from penstock_executor.run_state import HOLD, Ending, Key, LocalRun, RunProcess, is_stopping_signal, sharing_of
 from penstock_executor.series_store import SeriesStore
 from penstock_log import AnyEvent, Job, RunCheckpointed, RunRewound, RunWarned
 from penstock_log.agent_protocol import (
@@ -581,6 +581,17 @@ class ProcessHost:
         if run.start and how.startswith(COLD) and how != run.start:
             run.start = how
             self.warn(key, f"it did not start warm: {how.removeprefix(COLD)}")
+
+    def may_be_stopped(self, place: Place, code: int | None) -> bool:
+        """Say whether a process that ended may have got the signal with which its node is stopped: it got no other."""
+        run = self.runs[place[0]]
+        return is_stopping_signal(code) and not (run.ending or run.termed_s or run.killed_s)
+
+    def note_stopped(self, place: Place) -> None:
+        """Note that a process has ended as its node was being stopped."""
+        key, index = place
+        self.runs[key].ranks[index].stopped = True
+        run_folders.note_mark(self.runs_dir, self.runs[key], index, "stopped")
 
     def ended(self, place: Place, code: int | None, unfit: str = "") -> None:
         """

@@ -4,8 +4,8 @@ Files that outlive the executor.
 A later executor finds its runs again by their folders. ``<data>/runs/<job>/<epoch>/run.json`` says what was started,
 ``stop.json`` how far the run's end had come, and ``series`` has its metrics. Each rank's folder holds ``pid``, ``exit``
 and ``kept`` (which the shim writes), how far the rank's output was streamed (``stdout.read``, ``stderr.read``),
-``hello`` if the process spoke the agent protocol, ``done`` if it reported its end, and ``warned`` if it was told that
-its time is short. Output is elsewhere, since it stays longer.
+``hello`` if the process spoke the agent protocol, ``done`` if it reported its end, ``stopped`` if it ended as its node
+was being stopped, and ``warned`` if it was told that its time is short. Output is elsewhere, since it stays longer.
 
 Processes of a run that was parked keep their folder in every later run of theirs. It has ``parked`` in place of
 ``run.json`` then, and ``home`` of a later run's ``run.json`` names it.
@@ -26,7 +26,7 @@ from penstock_executor import job_folders
 from penstock_executor.run_state import Ending, Key, LocalRun, RunProcess, Sharing
 from penstock_log.records import compose
 
-Mark = Literal["hello", "done", "warned"]
+Mark = Literal["hello", "done", "warned", "stopped"]
 PARKED: Final = "parked"
 SERIES: Final = "series"
 """Name of the file with the run's metrics, on the node of its first process."""
@@ -99,7 +99,7 @@ def note_stopping(runs: Path, run: LocalRun) -> None:
 
 
 def note_mark(runs: Path, run: LocalRun, rank: int, mark: Mark) -> None:
-    """Write down that a process speaks the agent protocol, or that it has reported that all is done."""
+    """Write down what has become known of a process, for an executor that comes later."""
     replace_file(rank_path(runs, run.key, rank) / mark, b"")
 
 
@@ -128,7 +128,10 @@ def scan(runs: Path) -> Iterator[LocalRun]:
         with suppress(OSError, msgspec.MsgspecError, ValueError, RecursionError):
             records.append(_stopping.decode((folder / "stop.json").read_bytes()))
         has = {rank: {path.name for path in (folder / str(rank)).glob("*")} for rank in started.ranks}
-        ranks = {rank: RunProcess(greeted="hello" in names, done="done" in names) for rank, names in has.items()}
+        ranks = {
+            rank: RunProcess(greeted="hello" in names, done="done" in names, stopped="stopped" in names)
+            for rank, names in has.items()
+        }
         warned = any("warned" in names for names in has.values())
         yield compose(LocalRun, *records, ranks=ranks, warned=warned)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import signal
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
@@ -65,6 +65,9 @@ class RunProcess(msgspec.Struct, kw_only=True):
         Step and samples of its last complete checkpoint in this run.
     leaving : bool
         Whether it saved a checkpoint because it was asked to stop.
+    stopped : bool
+        Whether it ended, or may have ended, because its node was being stopped: what stops a node often sends the same
+        signal to all that runs there.
     done : bool
         Whether it reported that it left its session in good order, all steps done.
     crowded : bool
@@ -81,6 +84,7 @@ class RunProcess(msgspec.Struct, kw_only=True):
     saved_step: int = 0
     saved_samples: int = 0
     leaving: bool = False
+    stopped: bool = False
     done: bool = False
     crowded: bool = False
     last_line: str = ""
@@ -220,10 +224,10 @@ class LocalRun(msgspec.Struct, kw_only=True):
 
     @property
     def crashed(self) -> bool:
-        """Whether any process failed by itself: before TERM, and not because it was asked to leave."""
+        """Whether any process failed by itself: before TERM, and not because it was to leave or its node stopped."""
         return any(
             rank.failed
-            and not (rank.leaving or rank.exit_code == EXIT_PREEMPTED)
+            and not (rank.leaving or rank.stopped or rank.exit_code == EXIT_PREEMPTED)
             and (not self.termed_s or rank.ended_s < self.termed_s)
             for rank in self.ranks.values()
         )
@@ -265,6 +269,8 @@ class NodeObservation(msgspec.Struct, kw_only=True):
         Names this start of the executor.
     draining : bool
         Whether the executor is being stopped, and its runs go elsewhere.
+    told_leaving : bool
+        Whether it has told the log that it stops, or could not within the time that it has for that.
     postponed : dict of (job id, epoch) to float
         Runs that could not be started for want of room on the disk, and when to try again.
     shared : dict of (job id, epoch) to SharingProgress
@@ -292,6 +298,7 @@ class NodeObservation(msgspec.Struct, kw_only=True):
     incarnation: str
     runs: dict[Key, LocalRun] = {}
     draining: bool = False
+    told_leaving: bool = False
     postponed: dict[Key, float] = {}
     shared: dict[Key, SharingProgress] = {}
     resumes: dict[Key, Resume] = {}
@@ -314,6 +321,8 @@ class NodeObservation(msgspec.Struct, kw_only=True):
 
 
 WANTS_MEMORY: Final = re.compile(r"MemoryError|out ?of ?memory|allocate memory|bad_alloc", re.IGNORECASE)
+STOPPING: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+"""Signals with which a node is stopped, and that what stops it may send to all that runs there."""
 _VANISHING: Final = frozenset(
     {signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL}
 )
@@ -327,7 +336,40 @@ def started(run: LocalRun, node_id: str) -> RunStarted:
     return compose(RunStarted, run, node_id=node_id, at_s=run.started_s)
 
 
-def ended(run: LocalRun, job: Job, node_id: str, now_s: float, limit_s: float = 0.0) -> RunEnded:
+class NodeStop(NamedTuple):
+    """
+    Whether a node of a run is being stopped.
+
+    Attributes
+    ----------
+    why : str
+        In one sentence; empty where none is.
+    is_elsewhere : bool
+        Whether it is another node than this one: then the gang's processes here fail for want of those there.
+    """
+
+    why: str = ""
+    is_elsewhere: bool = False
+
+
+STAYING: Final = NodeStop()
+
+
+def is_stopping_signal(code: int | None) -> bool:
+    """
+    Say whether a process was ended by a signal with which a node is stopped.
+
+    Examples
+    --------
+    >>> is_stopping_signal(143), is_stopping_signal(137), is_stopping_signal(None)
+    (True, False, False)
+    """
+    return code is not None and code - 128 in STOPPING
+
+
+def ended(
+    run: LocalRun, job: Job, node_id: str, now_s: float, limit_s: float = 0.0, *, stop: NodeStop = STAYING
+) -> RunEnded:
     """
     Return the fact that ends a run without living processes; of its loop it has what its first process reported last.
 
@@ -337,8 +379,10 @@ def ended(run: LocalRun, job: Job, node_id: str, now_s: float, limit_s: float = 
         The job as the log has it, with any request to stop it.
     limit_s : float
         The time limit that ended the run; 0 if none did.
+    stop : NodeStop
+        Whether one of its nodes is being stopped.
     """
-    outcome, reason, rank = _verdict(run, job, limit_s)
+    outcome, reason, rank = _verdict(run, job, limit_s, stop)
     first = run.ranks.get(0, RunProcess())
     of_this_run = job.checkpoint is not None and job.checkpoint.generation == run.epoch  # on whichever of its nodes
     saved = max(first.saved_step, run.resumed_step, job.checkpoint_step if of_this_run else 0)
@@ -365,17 +409,30 @@ def ended(run: LocalRun, job: Job, node_id: str, now_s: float, limit_s: float = 
     )
 
 
-def _verdict(run: LocalRun, job: Job, limit_s: float) -> tuple[Outcome, str, RunProcess]:
+def _verdict(run: LocalRun, job: Job, limit_s: float, stop: NodeStop) -> tuple[Outcome, str, RunProcess]:
     if run.refused:
         return "preempted" if run.refuses_user else "failed", run.refused, RunProcess()
     rank, ending = _decisive(run), _ending(run, job)
     if not any(each.failed for each in run.ranks.values()):
-        if ending == "preempted" and run.termed_s and not all(each.done for each in run.ranks.values()):
-            return "preempted", run.why or job.reason, rank  # it has heeded TERM, as programs do that save then
+        termed = ending == "preempted" and run.termed_s and not all(each.done for each in run.ranks.values())
+        stopped = ending in {"", "preempted"} and any(each.stopped and not each.done for each in run.ranks.values())
+        if termed or stopped:  # it has heeded TERM, whoever sent it, as programs do that save then
+            return "preempted", run.why or job.reason or stop.why, rank
         return "completed", "", rank
     if run.unfit and run.crashed and ending != "cancelled":
         return "lost", f"{run.unfit}; {_reason(run, rank)}", rank
-    return (*_outcome(run, job, ending, rank, limit_s), rank)
+    outcome, reason = _outcome(run, job, ending, rank, limit_s)
+    if outcome == "failed" and ending in {"", "preempted", "gang"} and _is_stopped(run, stop):
+        return "preempted", f"{stop.why or _STOPPED}; {reason}", rank
+    return outcome, reason or (stop.why if outcome == "preempted" else ""), rank
+
+
+_STOPPED: Final = "its node was being stopped"
+
+
+def _is_stopped(run: LocalRun, stop: NodeStop) -> bool:
+    """Return whether a run's failure comes of the stop of one of its nodes, as far as can be known."""
+    return stop.is_elsewhere or (not run.crashed and any(rank.stopped for rank in run.ranks.values()))
 
 
 def _outcome(run: LocalRun, job: Job, ending: Ending, rank: RunProcess, limit_s: float) -> tuple[Outcome, str]:

@@ -54,6 +54,7 @@ from penstock_executor.telemetry import RunTelemetry
 from penstock_log import (
     Job,
     NodeJoined,
+    NodeLeaving,
     NodeLeft,
     RunEnded,
     RunStarted,
@@ -66,6 +67,11 @@ __all__ = ["Executor", "ExecutorError", "run"]
 
 RETRY_S: Final = 1.0
 """How long a run that found no room on the disk waits for its next try."""
+LEAVING_S: Final = 2.0
+"""How long an executor that stops tries to tell the log so before it begins to end its runs."""
+SIGNAL_S: Final = 1.0
+"""How long the executor waits for a signal to itself after one such as TERM has ended a process: for this long the end
+may be a part of its node's own."""
 SERVE_ON_S: Final = 15.0
 """How long an executor that has left hands out checkpoints for which jobs wait that it had to preempt."""
 LANES_LOOK_S: Final = 0.5
@@ -142,6 +148,7 @@ class Executor:
         self.alone_s: float | None = None
         self.node_id, self.found, self.capacity = node_id, found, capacity
         self.boot, self.joins, self.left = uuid.uuid4().hex[:8], 0, False
+        self.told_leaving = False
         self.claim = NameClaim(shell.bus, node_id, data, self.boot, settings.heartbeat_s)
         self.rule = settings.identities(node_id)
         self.wake = live.changed.set
@@ -307,7 +314,7 @@ class Executor:
         """Reconcile until the shell stops."""
         with contextlib.closing(self.host.launcher), self._listening():
             for place in self.ended:
-                self._spawn(self._conclude(place))
+                self._spawn(self._conclude(place, found=True))
             self._recall()
             self._spawn(self.containers.sweep({key for key, run in self.host.runs.items() if run.alive}))
             self.host.checkpoints.enter()
@@ -371,6 +378,7 @@ class Executor:
             incarnation=self.boot,
             runs=self.host.runs,
             draining=self.shell.stopping.is_set(),
+            told_leaving=self.told_leaving,
             postponed=self.postponed,
             shared=self.sharing.progress,
             resumes=self.resumes.found,
@@ -415,14 +423,23 @@ class Executor:
                 host.clean(action.key)
                 self.containers.release(action.key)
                 self.appender.forget(action.job_id)
+            case machine.AnnounceNode() | machine.AnnounceLeaving() | machine.WithdrawNode():
+                await self._tell_of_node(action)
+            case _:
+                assert_never(action)
+
+    async def _tell_of_node(
+        self, action: machine.AnnounceNode | machine.AnnounceLeaving | machine.WithdrawNode
+    ) -> None:
+        match action:
             case machine.AnnounceNode():
                 await self._announce()
+            case machine.AnnounceLeaving():
+                await self._announce_leaving()
             case machine.WithdrawNode():
                 left = NodeLeft(node_id=self.node_id, reason="shutdown", at_s=self.shell.now_s())
                 await self.appender.append_node(left)
                 self.left = True
-            case _:
-                assert_never(action)
 
     def _begin(
         self,
@@ -569,6 +586,18 @@ class Executor:
         self.shell.vitals.ready = True
         self.shell.log.info("node_joined", node_id=self.node_id, devices=len(self.host.site.devices), address=address)
 
+    async def _announce_leaving(self) -> None:
+        """Tell the log that this node stops, before any of its runs is ended; a log that is away delays that little."""
+        self.told_leaving = True
+        leaving = NodeLeaving(
+            node_id=self.node_id, incarnation=self.incarnation, reason="shutdown", at_s=self.shell.now_s()
+        )
+        try:
+            async with asyncio.timeout(LEAVING_S):
+                await self.appender.append_node(leaving)
+        except TimeoutError:
+            self.shell.log.warning("leaving_not_announced", within_s=LEAVING_S)
+
     @property
     def incarnation(self) -> str:
         """The name of this life of the node: another after each start, and after each return from being lost."""
@@ -644,12 +673,40 @@ class Executor:
         if self.shell.stopping.is_set() and not self._busy():
             self.giving_up.set()
 
-    async def _conclude(self, place: Place) -> None:
-        """Publish the rest of a process's output, then report its end."""
+    async def _conclude(self, place: Place, *, found: bool = False) -> None:
+        """
+        Publish the rest of a process's output, then report its end.
+
+        Parameters
+        ----------
+        found : bool
+            Whether it ended while there was no executor.
+        """
         code = self.host.reap(place)
+        if await self._is_stopped(place, code, found):
+            self.host.note_stopped(place)
         unfit = await self.devices.why_unfit(place) if code else ""
         await self.telemetry.finish_output(place)
         self.host.ended(place, code, unfit)
+
+    async def _is_stopped(self, place: Place, code: int | None, found: bool) -> bool:
+        """
+        Say whether a process has ended as its node was being stopped, by whatever stops it.
+
+        Slurm's ``scancel``, systemd and a terminal signal the processes of jobs as well, in no order: so after an end
+        by such a signal ours is waited for. Where there was no executor, nobody can say more than that it was one.
+        """
+        if self.settings.on_shutdown != "preempt":
+            return found and self.host.may_be_stopped(place, code)
+        if found:
+            node = self.live.state.cluster.nodes.get(self.node_id)
+            is_leaving = node is not None and node.leaving
+            return is_leaving or self.host.may_be_stopped(place, code)
+        if self.host.may_be_stopped(place, code):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(SIGNAL_S):
+                    await self.shell.stopping.wait()
+        return self.shell.stopping.is_set()
 
     # --- the frame
     @contextmanager

@@ -270,7 +270,8 @@ def nodes(model: ReadModel, *, sees_all: bool = False) -> NodesView:
         held = ((each, holders.get((node.id, each.index), ())) for each in node.devices)
         devices = tuple(job_fit.device(node, each, jobs, taken) for each, jobs in held)
         state, heard_s = node_state(model.state, node), model.heartbeats.get(node.id)
-        found.append(NodeView.of(node, state=state, devices=devices, heard_s=heard_s))
+        gone_s = node.gone_s if node.gone else None
+        found.append(NodeView.of(node, state=state, devices=devices, heard_s=heard_s, gone_s=gone_s))
     memory = [_memory(node_id, *heard, sees_all=sees_all) for node_id, heard in sorted(model.memory.items())]
     return NodesView(nodes=tuple(found), seq=model.seq, memory=tuple(memory))
 
@@ -341,6 +342,8 @@ def node_state(state: GatewayState, node: Node) -> str:
     """Return a node's state in one word; ``draining`` while a drained node still has running jobs."""
     if node.gone:
         return node.gone
+    if node.leaving:
+        return "leaving"
     if not node.drained:
         return "up"
     return "draining" if any(node.id in job.open_nodes for job in state.jobs.not_over()) else "drained"
@@ -352,19 +355,22 @@ def _job_counts(state: GatewayState) -> dict[str, int]:
     return dict(Counter(str(job.state) for job in state.jobs if job.sample is None))
 
 
-_DEVICE_STATES: Final = ("busy", "idle", "lost", "drained", "failed")
+_DEVICE_STATES: Final = ("busy", "idle", "lost", "leaving", "drained", "failed")
 
 
 def _device_counts(state: GatewayState) -> dict[str, dict[str, int]]:
     taken = taken_devices(state.jobs.not_over())
     counts: dict[str, dict[str, int]] = {}
     for node in state.cluster.nodes.values():
-        idle = "lost" if node.gone else "drained" if node.drained else "idle"
+        idle = "lost" if node.gone else "leaving" if node.leaving else "drained" if node.drained else "idle"
         for device in node.devices:
+            is_taken = (node.id, device.index) in taken
+            if node.gone == "left" and not is_taken:  # in good order: nobody misses it
+                continue
             of_kind = counts.setdefault(device.kind, dict.fromkeys(_DEVICE_STATES, 0))
             outage = node.outage(device.index) if not node.gone else None
             free = outage.state if outage is not None else idle
-            of_kind["busy" if (node.id, device.index) in taken else free] += 1
+            of_kind["busy" if is_taken else free] += 1
     return counts
 
 

@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from penstock_log import Event, NodeDrained, NodeJoined, NodeLeft, NodeRemoved, NodeResumed, RoundDecided
+from penstock_log import Event, NodeDrained, NodeJoined, NodeLeaving, NodeLeft, NodeRemoved, NodeResumed, RoundDecided
 
 MOST_CHANGES: Final = 200
 """Changes of a node that are kept; the oldest are dropped."""
@@ -21,7 +21,8 @@ class NodeHistory(msgspec.Struct):
     Attributes
     ----------
     changes : list of (float, str)
-        Since when it is in which state: ``up``, ``drained``, ``lost`` or ``left``. Before the first it was not here.
+        Since when it is in which state: ``up``, ``drained``, ``leaving``, ``lost`` or ``left``. Before the first it was
+        not here.
     drained : bool
         Whether it takes no new jobs; that survives a restart of its executor.
     """
@@ -63,6 +64,8 @@ def note(histories: dict[str, NodeHistory], event: Event) -> None:
         case NodeJoined():
             found = histories.setdefault(event.node_id, NodeHistory())
             found.change(event.at_s, "drained" if found.drained else UP)
+        case NodeLeaving():
+            _change(histories, event.node_id, event.at_s, "leaving")
         case NodeLeft():
             _change(histories, event.node_id, event.at_s, "left")
         case RoundDecided():

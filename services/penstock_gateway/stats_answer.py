@@ -75,8 +75,8 @@ def _open_usage(model: ReadModel, job: Job) -> Usage:
 
 
 def _node_state(node: Node, is_used: bool) -> str:
-    if node.gone or not node.drained:
-        return node.gone or "up"
+    if node.gone or node.leaving or not node.drained:
+        return node.gone or ("leaving" if node.leaving else "up")
     return "draining" if is_used else "drained"
 
 
@@ -86,7 +86,7 @@ def _of_nodes(nodes: Iterable[Node], taken: set[tuple[str, int]]) -> tuple[dict[
     devices: dict[str, dict[str, int]] = {}
     for node in nodes:
         states[_node_state(node, node.id in used)] += 1
-        free = node.gone or ("drained" if node.drained else "idle")
+        free = node.gone or ("leaving" if node.leaving else "drained" if node.drained else "idle")
         for device in node.devices:
             of_kind = devices.setdefault(device.kind, dict.fromkeys(DEVICE_STATES, 0))
             outage = node.outage(device.index) if not node.gone else None

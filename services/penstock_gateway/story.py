@@ -54,6 +54,7 @@ from penstock_log import (
     MemoryOffered,
     NodeDrained,
     NodeJoined,
+    NodeLeaving,
     NodeLeft,
     NodeLoginIssued,
     NodeLoginRevoked,
@@ -266,7 +267,7 @@ class Timeline:
             case ReservationCancelled():
                 what = f"reservation {fact.reservation_id} of pool {fact.pool} is cancelled"
                 yield f"{what}{_by(fact.by)}{_because(fact.reason)}"
-            case NodeJoined() | NodeLeft() | NodeDrained() | NodeResumed() | NodeRemoved():
+            case NodeJoined() | NodeLeaving() | NodeLeft() | NodeDrained() | NodeResumed() | NodeRemoved():
                 return
             case DeviceFailed() | DeviceRecovered() | DeviceDrained() | DeviceResumed():
                 return

@@ -41,7 +41,8 @@ _ENDINGS: Final = {
     JobState.CANCELLED: "was cancelled",
 }
 
-_NEVER: Final = {"never_fits", "no_nodes"}
+_NEVER: Final = {"never_fits", "no_nodes", "node_down"}
+"""Causes of jobs that no node could start now, whatever ends."""
 _NO_PLACE: Final = {*_NEVER, "held", "dependency", "array", "begin", "reservation", "class_quota"}
 """Causes with which it does not matter who stands before the job."""
 _AGED: Final = {"fairness", "reservation", "class_quota"}

@@ -16,6 +16,7 @@ from penstock_log import (
     JobSpec,
     NodeDrained,
     NodeJoined,
+    NodeLeaving,
     NodeLeft,
     NodeResumed,
     Placement,
@@ -56,7 +57,7 @@ def test_a_device_is_taken_while_the_lease_is_open_on_its_node(cluster):
 
 
 def test_no_field_of_a_node_keeps_its_default_because_the_fact_has_another_name() -> None:
-    own = {"id", "joined_s", "drained", "evicting", "drain_reason", "outages", "gone", "gone_s"}
+    own = {"id", "joined_s", "drained", "evicting", "drain_reason", "outages", "leaving", "gone", "gone_s"}
     assert set(Node.__struct_fields__) - set(NodeJoined.__struct_fields__) == own
 
 
@@ -70,6 +71,7 @@ def test_a_gang_keeps_only_the_nodes_on_which_it_still_runs(cluster):
     ("fact", "present", "usable"),
     [
         (NodeDrained(node_id="n1", at_s=2.0), True, False),
+        (NodeLeaving(node_id="n1", at_s=2.0), True, False),
         (NodeLeft(node_id="n1", at_s=2.0), False, False),
         (RoundDecided(pool="default", at_s=2.0, lost_nodes=("n1",)), False, False),
         (RoundDecided(pool="default", at_s=2.0), True, True),
@@ -100,6 +102,16 @@ def test_joining_again_ends_being_lost_but_not_being_drained(cluster):
     cluster.apply(joined(at_s=4.0))
     node = cluster.nodes["n1"]
     assert (node.present, node.usable, node.evicting, node.joined_s) == (True, False, True, 4.0)
+
+
+def test_joining_again_ends_leaving_and_resuming_does_not(cluster):
+    cluster.apply(NodeLeaving(node_id="n1", at_s=2.0))
+    cluster.apply(NodeResumed(node_id="n1", at_s=3.0))
+    assert not cluster.nodes["n1"].usable
+    assert [node.id for node in cluster.away()] == ["n1"]
+    cluster.apply(joined(at_s=4.0))
+    assert cluster.nodes["n1"].usable
+    assert not [*cluster.away()]
 
 
 def test_pools_are_apart(cluster):

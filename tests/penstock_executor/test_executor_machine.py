@@ -10,6 +10,7 @@ from executor_machine_cases import (
     cancelled,
     ended,
     joined,
+    leaving,
     lost,
     placed,
     preempted,
@@ -22,6 +23,7 @@ from hypothesis import strategies as st
 
 from penstock_executor import machine
 from penstock_executor.machine import (
+    AnnounceLeaving,
     AnnounceNode,
     AskToStop,
     RemoveRun,
@@ -291,10 +293,70 @@ def test_a_run_is_cleaned_up_once_its_end_is_in_the_log(node: Node) -> None:
 
 
 # --- stopping
-def test_a_draining_node_tells_the_ends_of_its_runs_together_and_then_leaves(node: Node) -> None:
+def test_a_node_that_stops_says_so_before_it_ends_a_run_and_tells_each_end_at_once(node: Node) -> None:
     node.given(submitted("j1"), submitted("j2"), placed("j1"), placed("j2", device=1), started("j1"), started("j2"))
     first, second = node.running("j1"), node.running("j2", device=1)
     node.observed.draining = True
+    node.then(AnnounceLeaving())
+    node.given(leaving())
+    assert [type(action) for action in node.plan().actions] == [TerminateRun, TerminateRun]
+    for run in (first, second):
+        run.ending, run.termed_s = "preempted", node.now_s
+    first.ranks[0] = RunProcess(exit_code=143, ended_s=node.now_s)
+    assert (node.fact().job_id, node.fact().outcome) == ("j1", "preempted")
+    node.observed.runs.clear()
+    node.given(ended("j1", outcome="preempted"), ended("j2", outcome="preempted")).then(WithdrawNode())
+
+
+def test_a_node_that_has_not_joined_has_nothing_to_say_when_it_stops(node: Node) -> None:
+    node.given(joined(incarnation="another-1"))
+    node.observed.draining = True
+    node.then()
+
+
+def test_a_process_that_ends_while_its_node_stops_is_preempted_unless_it_was_done(node: Node) -> None:
+    node.given(submitted(), placed(), started(), leaving())
+    run = node.running()
+    for code, done, expected in (
+        (143, False, "preempted"),
+        (1, False, "preempted"),
+        (0, False, "preempted"),
+        (0, True, "completed"),
+    ):
+        run.ranks[0] = RunProcess(exit_code=code, ended_s=node.now_s, stopped=True, done=done)
+        assert node.fact().outcome == expected, (code, done)
+    run.ranks[0] = RunProcess(exit_code=143, ended_s=node.now_s, stopped=True)
+    assert node.fact().reason == "node n1 is shutting down; signal SIGTERM (exit code 143)"
+    assert not node.fact().killed
+    run.ranks[0].stopped = False  # it ended before anything was stopped
+    assert node.fact().outcome == "failed"
+
+
+def test_what_a_run_was_ended_for_counts_though_its_node_stops(node: Node) -> None:
+    node.given(submitted(), placed(), started(), leaving())
+    run = node.running()
+    run.ranks[0] = RunProcess(exit_code=137, ended_s=node.now_s, stopped=True)
+    run.ending, run.why = "host_memory", "it took more than its share"
+    assert (node.fact().outcome, node.fact().reason) == ("failed", "it took more than its share")
+    run.ending, run.why = "", ""
+    node.given(cancelled())
+    assert node.fact().outcome == "cancelled"
+
+
+def test_the_part_of_a_gang_that_fails_as_another_node_stops_is_preempted(node: Node) -> None:
+    node.given(joined("n2"), submitted(gpus=2), placed(nodes=("n1", "n2")), started())
+    run = node.running(world=2)
+    run.ranks[0] = RunProcess(exit_code=1, ended_s=node.now_s, last_line="connection reset by peer")
+    assert node.fact().outcome == "failed"
+    node.given(leaving("n2"))
+    reason = "node n2 is shutting down; rank 0 of 2: exit code 1: connection reset by peer"
+    assert (node.fact().outcome, node.fact().reason) == ("preempted", reason)
+
+
+def test_a_node_that_cannot_say_that_it_stops_tells_the_ends_of_its_runs_together_and_then_leaves(node: Node) -> None:
+    node.given(submitted("j1"), submitted("j2"), placed("j1"), placed("j2", device=1), started("j1"), started("j2"))
+    first, second = node.running("j1"), node.running("j2", device=1)
+    node.observed.draining = node.observed.told_leaving = True
     actions = node.plan().actions
     assert [type(action) for action in actions] == [TerminateRun, TerminateRun]
     for run in (first, second):
@@ -308,7 +370,7 @@ def test_a_draining_node_tells_the_ends_of_its_runs_together_and_then_leaves(nod
 
 
 def test_a_draining_node_hands_a_new_lease_back(node: Node) -> None:
-    node.given(submitted(), placed())
+    node.given(submitted(), placed(), leaving())
     node.observed.draining = True
     fact = node.fact()
     assert (fact.outcome, fact.reason) == ("preempted", "node n1 is shutting down")

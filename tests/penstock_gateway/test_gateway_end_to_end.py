@@ -345,6 +345,7 @@ async def test_a_failed_device_counts_as_failed_and_an_operator_may_resume_it(se
         "busy": 0,
         "idle": 1,
         "lost": 0,
+        "leaving": 0,
         "drained": 0,
         "failed": 1,
     }
@@ -586,7 +587,7 @@ async def test_status_counts_jobs_and_devices_and_names_the_services(served: Gat
     await eventually(lambda: _sees(served, "matcher"))
     status = await served.query("status")
     assert status["jobs"] == {"R": 1}
-    assert status["devices"]["fast"] == {"busy": 1, "idle": 1, "lost": 0, "drained": 0, "failed": 0}
+    assert status["devices"]["fast"] == {"busy": 1, "idle": 1, "lost": 0, "leaving": 0, "drained": 0, "failed": 0}
     assert status["nodes"] == {"up": 1}
     assert status["backlog"] == 0
 

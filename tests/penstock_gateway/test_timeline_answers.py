@@ -11,7 +11,7 @@ from gateway_cases import NOW_S, Gateway, ended, gateway, joined, placed, refusa
 
 from penstock_bus.memory import MemoryBus
 from penstock_gateway.node_history import MOST_CHANGES, NodeHistory, note
-from penstock_log import NodeDrained, NodeJoined, NodeLeft, NodeResumed, RoundDecided, UserSet, subjects
+from penstock_log import NodeDrained, NodeJoined, NodeLeaving, NodeLeft, NodeResumed, RoundDecided, UserSet, subjects
 
 BEGIN_S = NOW_S - 3600.0
 
@@ -129,6 +129,18 @@ def test_a_drained_node_that_joins_again_is_still_drained() -> None:
     ):
         note(histories, event)
     assert list(histories["n1"].down(0.0, 9.0)) == [(2.0, 3.0, "drained"), (3.0, 4.0, "left"), (4.0, 5.0, "drained")]
+
+
+def test_a_node_that_leaves_is_called_so_until_it_has_left() -> None:
+    histories: dict[str, NodeHistory] = {}
+    for event in (
+        NodeJoined(at_s=1.0, node_id="n1", devices=()),
+        NodeLeaving(at_s=2.0, node_id="n1"),
+        NodeDrained(at_s=3.0, node_id="n1"),
+        NodeLeft(at_s=4.0, node_id="n1"),
+    ):
+        note(histories, event)
+    assert list(histories["n1"].down(0.0, 9.0)) == [(2.0, 4.0, "leaving"), (4.0, 9.0, "left")]
 
 
 def test_of_a_node_that_comes_and_goes_the_last_changes_are_kept() -> None:

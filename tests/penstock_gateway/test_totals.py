@@ -184,7 +184,15 @@ def test_devices_and_nodes_are_counted_by_state():
     broken = DeviceFailed(at_s=NOW_S, node_id="n1", index=1, code="xid 79", reason="it fell off the bus")
     found = default(folded(*facts, *gone, lost, broken, submitted(), placed()))
     assert found.nodes == {"up": 1, "drained": 1, "left": 1, "lost": 1}
-    assert found.devices["fast"] == {"busy": 1, "idle": 0, "drained": 2, "failed": 1, "left": 2, "lost": 2}
+    assert found.devices["fast"] == {
+        "busy": 1,
+        "idle": 0,
+        "drained": 2,
+        "failed": 1,
+        "leaving": 0,
+        "left": 2,
+        "lost": 2,
+    }
     assert found.devices["slow"]["left"] == 1
 
 

@@ -557,7 +557,7 @@ def test_a_pool_rests_again_once_nobody_is_on_its_failed_device(pair):
 def test_a_node_that_left_takes_nothing_until_it_joins_again(pair):
     pair.given(NodeLeft(node_id="n1", at_s=1.0), job("a")).at(2.0)
     assert where(pair.settle()) == {}
-    assert causes(pair) == {"a": "no_nodes"}
+    assert causes(pair) == {"a": "node_down"}
     assert where(pair.given(node("n1", at_s=3.0, fast=2)).at(3.0).settle()) == {"a": "fast"}
 
 

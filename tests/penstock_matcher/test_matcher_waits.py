@@ -30,8 +30,11 @@ from penstock_log import (
     JobSubmitted,
     NodeDrained,
     NodeJoined,
+    NodeLeaving,
     NodeLeft,
+    NodeRemoved,
     NodeResumed,
+    RoundDecided,
     Wait,
 )
 
@@ -269,10 +272,62 @@ def test_as_many_drained_nodes_are_named_as_it_takes():
     assert run_all(one, 3.0) == {"g": "fast"}
 
 
+DOWN = RoundDecided(pool="default", at_s=86_400.0, lost_nodes=("n2",))
+
+
+@pytest.mark.parametrize(
+    ("gpus", "away", "how"),
+    [
+        (2, DOWN, "lost at 1970-01-02 00:00:00 UTC"),
+        (2, NodeLeft(node_id="n2", at_s=61.0), "left at 1970-01-01 00:01:01 UTC"),
+        (2, NodeLeaving(node_id="n2", at_s=61.0), "leaving"),
+        (3, DOWN, "lost at 1970-01-02 00:00:00 UTC"),
+    ],
+)
+def test_a_job_that_a_node_which_is_down_would_hold_waits_for_it(gpus, away, how):
+    one = matcher().given(node("n1", fast=1), node("n2", fast=2), away, job("j", at_s=90_000.0, gpus=gpus)).at(90_000.0)
+    evidence = f"needs {gpus}, 1 there that take jobs; down: `n2` ({how})"
+    assert told(one) == [("node_down", evidence, "start the executor of `n2` again")]
+    one.given(node("n2", at_s=90_001.0, fast=2))
+    assert run_all(one, 90_001.0) == {"j": "fast"}
+
+
+@pytest.mark.parametrize(
+    "forgotten",
+    [NodeRemoved(node_id="n2", at_s=3.0), RoundDecided(pool="default", at_s=3.0, forgotten_nodes=("n2",))],
+)
+def test_a_node_that_is_forgotten_or_removed_counts_no_more(forgotten):
+    there = [node("n1", fast=1), node("n2", fast=2), NodeLeft(node_id="n2", at_s=2.0)]
+    one = matcher().given(*there, forgotten, job("j", at_s=4.0, gpus=2)).at(4.0)
+    assert [cause for cause, _, _ in told(one)] == ["never_fits"]
+
+
+def test_a_job_that_no_node_would_hold_never_fits_though_some_are_down():
+    one = matcher().given(node("n1", fast=1), node("n2", fast=2), DOWN, job("j", at_s=4.0, gpus=4)).at(90_000.0)
+    assert [cause for cause, _, _ in told(one)] == ["never_fits"]
+
+
+def test_of_many_nodes_that_are_down_those_that_went_last_are_named():
+    there = [node(f"n{i}", fast=1) for i in range(6)]
+    away = [NodeLeft(node_id=f"n{i}", at_s=10.0 + i) for i in range(6)]
+    one = matcher().given(*there, *away, job("j", at_s=20.0)).at(20.0)
+    ((cause, evidence, remedy),) = told(one)
+    assert (cause, remedy) == ("node_down", "start their executors again")
+    assert evidence.startswith("needs 1, 0 there that take jobs; down: `n5` (left at 1970-01-01 00:00:15 UTC), `n4`")
+    assert evidence.endswith("and 3 more")
+
+
+def test_nothing_is_placed_on_a_node_that_leaves_until_it_joins_again():
+    one = matcher().given(node("n1", fast=1), NodeLeaving(node_id="n1", at_s=1.0), job("j", at_s=2.0)).at(2.0)
+    assert run_all(one, 2.0) == {}
+    one.given(node("n1", at_s=3.0, fast=1))
+    assert run_all(one, 3.0) == {"j": "fast"}
+
+
 def test_a_job_that_nodes_could_hold_is_told_when_one_of_them_has_left():
     one = matcher().given(node("n1", fast=1), node("n2", fast=2), job("a", gpus=2))
     run_all(one, 2.0)
     one.given(job("b", at_s=3.0, gpus=2)).at(3.0)
     assert [wait.cause for wait in waits(one)] == ["gang"]
     one.given(NodeLeft(node_id="n2", at_s=5.0)).at(5.0)
-    assert [wait.cause for wait in waits(one) if wait.job_id == "b"] == ["never_fits"]
+    assert [wait.cause for wait in waits(one) if wait.job_id == "b"] == ["node_down"]

@@ -12,6 +12,7 @@ from penstock_log import (
     JobSpec,
     JobSubmitted,
     NodeJoined,
+    NodeLeaving,
     Placement,
     Preemption,
     RoundDecided,
@@ -70,6 +71,10 @@ class Node:
 
 def joined(node_id: str = "n1", incarnation: str = "boot-1") -> NodeJoined:
     return NodeJoined(node_id=node_id, devices=FAST, incarnation=incarnation, at_s=0.0)
+
+
+def leaving(node_id: str = "n1") -> NodeLeaving:
+    return NodeLeaving(node_id=node_id, incarnation="boot-1", at_s=4.0)
 
 
 def submitted(job_id: str = "j1", **spec: object) -> JobSubmitted:

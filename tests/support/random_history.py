@@ -28,6 +28,7 @@ from penstock_log import (
     LogTrimmed,
     MemoryNeed,
     NodeDrained,
+    NodeLeaving,
     NodeLeft,
     NodeResumed,
     NotificationRuleSet,
@@ -286,6 +287,8 @@ class RandomHistory:
             return NodeResumed(at_s=at_s, node_id=node, by="ada")
         if kind == 3 and node == "n3":
             return NodeLeft(at_s=at_s, node_id=node)
+        if kind == 4 and node == "n3":
+            return NodeLeaving(at_s=at_s, node_id=node)
         return joined(node)
 
     def _sweep(self) -> AnyEvent:

@@ -50,6 +50,7 @@ from penstock_log import (
     MemoryOffered,
     NodeDrained,
     NodeJoined,
+    NodeLeaving,
     NodeLeft,
     NodeLoginIssued,
     NodeLoginRevoked,
@@ -289,6 +290,7 @@ def _node_lost() -> list[AnyEvent]:
         RoundDecided(at_s=0, pool="default", lost_nodes=("n2",), prices={"fast": 1.5}),
         _placed("l1", epoch=2),
         _started("l1", epoch=2),
+        NodeLeaving(at_s=0, node_id="n2", incarnation="b", reason="shutdown"),
         NodeLeft(at_s=0, node_id="n2", reason="gone"),
         NodeRemoved(at_s=0, node_id="n2", by="ada"),
     ]

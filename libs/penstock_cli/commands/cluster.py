@@ -13,6 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal, NamedTuple
 
+from msgspec import structs
+
 from penstock_cli import job_text, render
 from penstock_cli.invocation import AnswerOut, At, Exit, Failure, Out, Output, act, bad_input
 from penstock_cli.invocation import ask as ask_once
@@ -56,12 +58,24 @@ def register(app: typer.Typer) -> None:
     app.command()(doctor)
 
 
-def nodes(ctx: Context, output: Out = "table", at: At = None) -> None:
+def nodes(
+    ctx: Context,
+    everything: Annotated[bool, Option("-a", "--all", help="Also those that left in good order.")] = False,
+    output: Out = "table",
+    at: At = None,
+) -> None:
     """List nodes; with -o wide what runs on their devices."""
     found = ask_once(ctx, lambda client: client.nodes(moment(at)))
+    if not everything:
+        found = structs.replace(found, nodes=tuple(node for node in found.nodes if _is_of_interest(node)))
     if not render.as_json(found, output):
         table = node_table(found.nodes, now_s(), wide=output == "wide", memory=found.memory)
         render.show_table(*table, wide=output == "wide")
+
+
+def _is_of_interest(node: views.NodeView) -> bool:
+    """Say whether a node is listed by itself: not one that left in good order, unless a job is still on it."""
+    return node.state != "left" or any(device.job_id for device in node.devices)
 
 
 def node_table(
@@ -148,7 +162,8 @@ def _holders(view: views.DeviceView) -> str:
 
 
 def _heard(node: views.NodeView, now_s: float) -> str:
-    return "-" if node.heard_s is None else f"{span(now_s - node.heard_s)} ago"
+    last_s = node.heard_s if node.gone_s is None else node.gone_s
+    return "-" if last_s is None else f"{span(now_s - last_s)} ago"
 
 
 def drain(  # noqa: PLR0917 - what people may say of it

@@ -31,7 +31,7 @@ _DRAINED: Final = "--"
 _LOST: Final = "xx"
 _UNKNOWN: Final = "??"
 _MOST_NAMED: Final = 8
-_OUT: Final = {"lost": _LOST, "left": _LOST, "draining": _DRAINED, "drained": _DRAINED}
+_OUT: Final = {"lost": _LOST, "left": _LOST, "draining": _DRAINED, "drained": _DRAINED, "leaving": _DRAINED}
 
 
 class DeviceLine(NamedTuple):
@@ -143,7 +143,7 @@ class DeviceMap:
         letters = self.glyphs.plain(name)[:2] if name.isascii() else self.glyphs.fitted(self.glyphs.plain(name), 2)
         text = f"{letters[:1]}{min(len(view.job_ids), 9)}" if len(view.job_ids) > 1 else f"{letters:<2}"
         style = f"{self._style(name)} reverse"
-        return text, style if node.state in {"up", "draining", "drained"} else "red reverse"
+        return text, style if node.state in {"up", "draining", "drained", "leaving"} else "red reverse"
 
     def _name(self, view: views.DeviceOccupation) -> str:
         job = self.holders.get(view.job_ids[0])

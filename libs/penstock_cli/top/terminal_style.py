@@ -21,7 +21,14 @@ Span = tuple[str, str]
 Line = Sequence[Span]
 
 STATE_STYLES: Final = {"R": "green", "PR": "yellow", "CG": "yellow", "F": "red", "CA": "magenta", "CD": "blue"}
-NODE_STYLES: Final = {"up": "green", "draining": "yellow", "drained": "yellow", "lost": "red", "left": "red"}
+NODE_STYLES: Final = {
+    "up": "green",
+    "draining": "yellow",
+    "drained": "yellow",
+    "leaving": "yellow",
+    "lost": "red",
+    "left": "red",
+}
 _PALETTE: Final = (
     *("cyan", "green", "yellow", "magenta", "blue"),
     *("bright_cyan", "bright_green", "bright_yellow", "bright_magenta", "bright_blue"),

@@ -45,8 +45,10 @@ class NodeView(View, frozen=True, kw_only=True):
 
     Attributes
     ----------
-    state : {"up", "draining", "drained", "lost", "left"}
-        ``draining`` while a drained node still has running jobs.
+    state : {"up", "draining", "drained", "leaving", "lost", "left"}
+        ``draining`` while a drained node still has running jobs, ``leaving`` once its executor has said that it stops.
+    gone_s : float or None
+        Since when it has been lost, or when it left; None while its executor is up.
     heard_s : float or None
         When this gateway last got a heartbeat; None where it got none, and in answers about the past.
     cpus, host_memory_bytes : float, int
@@ -62,6 +64,7 @@ class NodeView(View, frozen=True, kw_only=True):
     state: str
     devices: tuple[DeviceView, ...]
     joined_s: float
+    gone_s: Optional[float] = None
     heard_s: Optional[float] = None
     labels: dict[str, str] = {}
     cpus: float = 0.0

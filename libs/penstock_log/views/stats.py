@@ -9,7 +9,7 @@ import msgspec
 from penstock_log.totals import DeviceTime, PoolTotals
 from penstock_log.views.answers import View
 
-DEVICE_STATES: Final = ("busy", "idle", "drained", "failed", "lost", "left")
+DEVICE_STATES: Final = ("busy", "idle", "drained", "failed", "leaving", "lost", "left")
 """States of a device: a job has it, or nobody, or it takes no jobs, or it is out of order, or its node is away."""
 
 

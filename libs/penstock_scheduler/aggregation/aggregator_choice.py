@@ -50,7 +50,7 @@ def room_of(table: AggregationTable, cluster: Cluster, pool: str, now_s: float) 
             continue
         most += agent.most
         left = agent.most - table.used(node_id)
-        if left <= 0 or (node is not None and node.drained):
+        if left <= 0 or (node is not None and not node.usable):
             continue
         if agent.until_s > now_s:
             again_s = min(again_s, agent.until_s)

@@ -298,12 +298,16 @@ class PoolLook:
             return ()
         if places is None:
             return ()
-        drained = listed(f"node {node_id} is drained" for node_id in sorted(nodes_of(sources)))
+        drained = listed(f"node {node_id} {self._closing(node_id)}" for node_id in sorted(nodes_of(sources)))
         return self._assigned(run, places, "rebalanced", drained, new=new)
 
     def _is_drained(self, name: str) -> bool:
         node = self._cluster.nodes.get(node_of(name))
-        return node is not None and node.drained and not node.gone
+        return node is not None and not node.gone and not node.usable
+
+    def _closing(self, node_id: str) -> str:
+        node = self._cluster.nodes.get(node_id)
+        return "is shutting down" if node is not None and node.leaving else "is drained"
 
     # --- aggregators without a part, and balance
 

@@ -152,7 +152,8 @@ class PoolIndex:
     ) -> None:
         self.name, self.topology, self.classes = name, tuple(topology), classes
         self._ranks, self._levels = ranks, levels(classes)
-        self.nodes: list[Node] = sorted(cluster.present(name), key=lambda node: node.id)
+        self.nodes: list[Node] = sorted(cluster.staying(name), key=lambda node: node.id)
+        self.away: list[Node] = sorted(cluster.away(name), key=lambda node: node.id)
         usable = [node for node in self.nodes if node.usable]
         self._devices = {node.id: {device.index: device for device in node.schedulable} for node in usable}
         self._class_of = {device: device_class(device) for node in usable for device in node.schedulable}

@@ -19,7 +19,7 @@ Coloring = Callable[[HolderView], str]
 _USE: Final = "use"
 _STEPS: Final = 10
 """So many shades of utilisation, and steps of its bar: finer ones would change each second."""
-_OUT: Final = frozenset({"lost", "left", "drained"})
+_OUT: Final = frozenset({"leaving", "lost", "left", "drained"})
 _MOST_LEGEND: Final = 24
 _MANY: Final = 256
 """With more devices than this, cells are small and bear no text."""
@@ -47,7 +47,9 @@ async def device_page(visit: PageRequest) -> PageContent:
     if coloring not in COLORINGS and coloring != _USE:
         coloring = "user"
     pool, node = visit.query.get("pool", ""), visit.query.get("node", "")
-    nodes = [one for one in view.nodes if pool in ("", one.pool) and one.id.startswith(node)]
+    nodes = [
+        one for one in view.nodes if pool in ("", one.pool) and one.id.startswith(node) and (node or _is_missed(one))
+    ]
     jobs = {job.id: job for job in view.jobs}
     devices = sum(len(one.devices) for one in nodes)
     return PageContent(
@@ -63,12 +65,17 @@ async def device_page(visit: PageRequest) -> PageContent:
     )
 
 
+def _is_missed(node: NodeDevicesView) -> bool:
+    """Say whether a node is shown to who names none: not one that left in good order, unless a job is still on it."""
+    return node.state != "left" or any(device.job_ids for device in node.devices)
+
+
 def _counts(nodes: list[NodeDevicesView]) -> dict[str, str]:
     states = Counter(_device_state(node, device) for node in nodes for device in node.devices)
     shown = [("nodes", len(nodes)), ("devices", sum(states.values()))]
     shown += [
         (state, states[state])
-        for state in ("busy", "idle", "draining", "drained", "failed", "lost", "left")
+        for state in ("busy", "idle", "draining", "drained", "failed", "leaving", "lost", "left")
         if states[state]
     ]
     return {name: TEMPLATES.render("pieces/count.html", key=name, number=number) for name, number in shown}

@@ -33,6 +33,7 @@ CAUSES: Final = {
     "begin": "is not to begin yet",
     "reservation": "would run into a reservation",
     "class_quota": "its user has all that its class allows",
+    "node_down": "its node is down",
     "never_fits": "can never fit",
     "no_nodes": "its pool has no node",
     "held": "on hold",

@@ -39,6 +39,7 @@ from penstock_log import (
     JobTable,
     NodeDrained,
     NodeJoined,
+    NodeLeaving,
     NodeLeft,
     NodeResumed,
     Outcome,
@@ -72,6 +73,7 @@ _OF_PEOPLE: Final = (
     JobReleased,
     NodeDrained,
     NodeResumed,
+    NodeLeaving,
     DeviceDrained,
     DeviceResumed,
     DeviceFailed,
@@ -81,7 +83,7 @@ _OF_PEOPLE: Final = (
     ReservationCancelled,
     RunUnparked,
 )
-"""What comes from without, and comes again at its time in a replay: of people, of devices, of the memory of hosts."""
+"""What comes from without, and comes again at its time in a replay: of people, devices, nodes, hosts' memory."""
 _OF_RUNS: Final = (RunStarted, RunEnded, RunCheckpointed, RunMeasured, RunRewound)
 _OF_SERVICES: Final = (SamplesRequested, WorkloadProfiled, WorkloadScaled, TrialsScaled)
 _MOST_LAG_S: Final = 0.25

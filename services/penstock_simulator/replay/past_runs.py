@@ -27,6 +27,7 @@ from penstock_log import (
     JobSpec,
     JobState,
     NodeDrained,
+    NodeLeaving,
     NodeResumed,
     ProfileSample,
     SamplesRequested,
@@ -456,7 +457,7 @@ def _reached(attempt: PastAttempt, unit: Unit) -> float:
 
 def _nodes_changed_s(history: ClusterHistory) -> Iterator[float]:
     """Yield when nodes came and went, and when they or their devices were drained, failed, or came back."""
-    changes = (NodeDrained, NodeResumed, DeviceDrained, DeviceResumed, DeviceFailed, DeviceRecovered)
+    changes = (NodeDrained, NodeResumed, NodeLeaving, DeviceDrained, DeviceResumed, DeviceFailed, DeviceRecovered)
     yield from (fact.at_s for _, fact in history.people_facts if isinstance(fact, changes))
     yield from (joined.at_s for joined in history.joined)
     for at_s, _, back, _ in history.gone:

@@ -62,6 +62,7 @@ from penstock_log import (
     JobTable,
     NodeDrained,
     NodeJoined,
+    NodeLeaving,
     NodeLeft,
     NodeResumed,
     PolicySet,
@@ -338,7 +339,7 @@ def _cancels(history: ClusterHistory, ledger: PastRunLedger, shift_s: float) -> 
             yield subjects.job(task.id), JobCancelled(at_s=at_s + shift_s, job_id=task.id), "gateway/sim"
 
 
-_OF_NODES: Final = (NodeDrained, NodeResumed, DeviceDrained, DeviceResumed, DeviceFailed, DeviceRecovered)
+_OF_NODES: Final = (NodeDrained, NodeResumed, NodeLeaving, DeviceDrained, DeviceResumed, DeviceFailed, DeviceRecovered)
 
 
 def _moved(fact: Any, shift_s: float) -> Any:

@@ -18,6 +18,7 @@ from penstock_bus.health import VERSION, Metrics, Vitals, endpoints
 from penstock_bus.memory import MemoryBus
 from penstock_cli.commands import cluster, up
 from penstock_cli.commands.cluster import node_table
+from penstock_cli.value_formats import now_s
 from penstock_log import Device, request_bodies, views
 
 Run = Callable[..., tuple[int, str, str]]
@@ -317,10 +318,22 @@ def test_the_doctor_says_how_runs_are_held_to_their_part_of_the_hosts_memory() -
 @pytest.mark.parametrize("state", ["lost", "left"])
 def test_a_node_that_is_gone_has_no_idle_devices(penstock: Run, gateway: FakeGateway, state: str) -> None:
     gateway.nodes = [node_view(), node_view("n2", state=state)]
-    _, out, _ = penstock("nodes")
+    _, out, _ = penstock("nodes", "-a")
     header, up, gone = (line.split() for line in out.splitlines())
     at = header.index("IDLE")
     assert (up[at], gone[at]) == ("1", "0")
+
+
+def test_nodes_that_left_are_listed_where_all_are_asked_for_with_when(penstock: Run, gateway: FakeGateway) -> None:
+    gone_s = now_s() - 3_600.0
+    gone = [node_view(state, state=state, gone_s=gone_s, devices=()) for state in ("lost", "left")]
+    gateway.nodes = [node_view(), *gone]
+    assert [line.split()[0] for line in penstock("nodes")[1].splitlines()] == ["NODE", "n1", "lost"]
+    everything = penstock("nodes", "-a")[1].splitlines()
+    assert everything[3].split()[2] == "left"
+    assert everything[3].endswith("1h00m ago")
+    found = msgspec.json.decode(penstock("nodes", "-o", "json")[1], type=views.NodesView)
+    assert [node.id for node in found.nodes] == ["n1", "lost"]
 
 
 def test_the_doctor_warns_of_lost_nodes() -> None:

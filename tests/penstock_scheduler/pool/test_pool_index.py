@@ -24,6 +24,7 @@ from penstock_log import (
     JobReleased,
     JobsRanked,
     NodeDrained,
+    NodeLeaving,
     NodeLeft,
     NodeResumed,
     Placement,
@@ -86,6 +87,7 @@ def facts(draw: st.DrawFn) -> AnyEvent:
         JobsRanked(pool="default", at_s=at_s, ranks=(draw(ranks(name, at_s)),)),
         draw(st.sampled_from([JobHeld, JobReleased, JobCancelled]))(job_id=name, at_s=at_s),
         node(node_id, at_s, fast=2, slow=1),
+        NodeLeaving(node_id=node_id, at_s=at_s),
         NodeLeft(node_id=node_id, at_s=at_s),
         NodeDrained(node_id=node_id, at_s=at_s, preempt=draw(st.booleans())),
         NodeResumed(node_id=node_id, at_s=at_s),
@@ -103,6 +105,7 @@ def said(index: PoolIndex) -> dict[str, Any]:
     return {
         "entries": index.entries,
         "nodes": index.nodes,
+        "away": index.away,
         "free": index.free.by_node(),
         "whole": index.whole.by_node(),
         "waiting": list(index.waiting),
