@@ -581,6 +581,11 @@ class SyncClient(SyncConnection):
         ----------
         names, most
             As for :meth:`metrics`, of each trial.
+
+        Raises
+        ------
+        ServiceError
+            With code 404 where no trial has a metric of one of the names, though they have others.
         """
         return self._result(lambda: self._client.sweep_metrics(sweep_id, names, most=most, at=at))
 

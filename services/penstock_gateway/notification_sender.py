@@ -19,6 +19,7 @@ from http import HTTPStatus
 from ipaddress import IPv6Address, ip_address, ip_network
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qs, urlsplit
+from urllib.request import getproxies
 
 import msgspec
 
@@ -147,8 +148,24 @@ class Guard:
             return
         host = args[1][0] if isinstance(args[1], tuple) else args[1]
         if is_refused(host, self.networks):
-            self.refused = "its host is in a network to which no messages go; an operator can allow it: notify_refused"
+            self.refused = _REFUSED_NETWORK
             raise PermissionError(self.refused)
+
+
+_REFUSED_NETWORK: Final = "its host is in a network to which no messages go; an operator can allow it: notify_refused"
+
+
+def _is_never_reached(host: object, networks: tuple[str, ...]) -> bool:
+    """
+    Return whether no message can reach a host, as the address has it; what a name stands for only sending shows.
+
+    Behind a proxy it is the proxy that connects.
+    """
+    address = "127.0.0.1" if host == "localhost" else str(host).strip("[]")
+    with suppress(ValueError):
+        ip_address(address)
+        return is_refused(address, networks) and not getproxies()
+    return False
 
 
 def carried_out(errand: Errand) -> SendOutcome:
@@ -163,7 +180,8 @@ def carried_out(errand: Errand) -> SendOutcome:
     logger.setLevel(logging.DEBUG)
     sender = apprise.Apprise(asset=apprise.AppriseAsset(secure_logging=True, async_mode=False))
     if why := _added(sender, errand):
-        return SendOutcome(error=_said(heard, errand.url) or _UNREADABLE if why is _UNREADABLE else why)
+        said = _said(heard, errand.url) if why is _UNREADABLE else ""
+        return SendOutcome(error=f"apprise does not take this address: {said}" if said else why)
     if errand.body and not sender.notify(title=errand.title, body=errand.body, body_format=apprise.NotifyFormat.TEXT):
         return SendOutcome(error=_failure(heard))
     return SendOutcome()
@@ -182,11 +200,20 @@ def _added(sender: apprise.Apprise, errand: Errand) -> str:
         return why
     if (service := sender.instantiate(errand.url, asset=sender.asset)) is None:
         return _UNREADABLE
+    if why := _unwanted(service, errand):
+        return why
+    service.socket_connect_timeout, service.socket_read_timeout = CONNECT_S, READ_S
+    sender.add(service)
+    return ""
+
+
+def _unwanted(service: Any, errand: Errand) -> str:
+    """Return why nothing is sent to what an address stands for; empty where nothing speaks against it."""
+    if not errand.body and _is_never_reached(getattr(service, "host", ""), errand.refused):
+        return _REFUSED_NETWORK
     recipients = len(service) + sum(len(getattr(service, copies, ())) for copies in ("cc", "bcc"))
     if recipients > MOST_RECIPIENTS:
         return f"this is {recipients} recipients, and {MOST_RECIPIENTS} are the most of one rule"
-    service.socket_connect_timeout, service.socket_read_timeout = CONNECT_S, READ_S
-    sender.add(service)
     return ""
 
 

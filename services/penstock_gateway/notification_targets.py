@@ -350,7 +350,10 @@ def rule_named(state: GatewayState, wanted: str, caller: Caller) -> Notification
     rules = state.notifications.rules
     if (rule := rules.get(wanted)) is None:
         own = [one for one in rules if caller.sees_all or rules[one].user == caller.name]
-        return rules[endpoints.one({one: one for one in own}, wanted, "rule")]
+        try:
+            return rules[endpoints.one({one: one for one in own}, wanted, "rule")]
+        except RequestRefused as refused:
+            raise RequestRefused(refused.code, f"{refused}; `penstock notify list` shows yours") from None
     if not caller.sees_all and rule.user != caller.name:
         raise RequestRefused(FORBIDDEN, f"rule {wanted} is somebody else's; `penstock notify list` shows yours")
     return rule

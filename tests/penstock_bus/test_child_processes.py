@@ -37,7 +37,8 @@ def test_processes_of_multiprocessing_do_not_import_from_the_current_folder(tmp_
     here, program = tmp_path / "here", tmp_path / "program"
     here.mkdir()
     program.mkdir()
-    (here / "queue.py").write_text("raise SystemExit('the wrong queue')\n")
+    for name in ("queue", "pickle", "random", "runpy"):
+        (here / f"{name}.py").write_text(f"raise SystemExit('the wrong {name}')\n")
     (program / "main.py").write_text(
         "from concurrent.futures import ProcessPoolExecutor\n"
         "from multiprocessing import get_context\n"

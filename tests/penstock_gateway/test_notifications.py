@@ -221,6 +221,20 @@ async def test_no_message_goes_to_a_network_that_is_refused_whatever_name_leads_
         assert hook.tries == 0
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1:80", "localhost", "[::1]:80", "127.9.9.9"])
+def test_an_address_that_no_message_ever_reaches_is_refused_when_it_is_added(
+    host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("http_proxy", raising=False)
+    monkeypatch.delenv("https_proxy", raising=False)
+    settings = GatewaySettings()
+    asked = errand(f"json://{host}/hook", body="", refused=settings.notify_refused)
+    assert "notify_refused" in carried_out(asked).error
+    assert carried_out(msgspec.structs.replace(asked, refused=())).error == ""
+    elsewhere = errand("json://hooks.example.org/127.0.0.1", body="", refused=settings.notify_refused)
+    assert carried_out(elsewhere).error == ""
+
+
 def test_networks_that_are_none_are_refused_in_the_settings() -> None:
     with pytest.raises(msgspec.ValidationError, match="does not appear to be"):
         msgspec.convert({"notify_refused": ["localhost"]}, GatewaySettings)
@@ -237,7 +251,7 @@ def test_the_end_of_a_sweep_is_told_with_its_best_value() -> None:
 
 async def test_a_rule_that_is_asked_for_again_is_the_same_rule(tmp_path: Path) -> None:
     settings = GatewaySettings(append_timeout_s=60.0, query_timeout_s=60.0, notify_dir=str(tmp_path / "notify"))
-    asked = {"url": "json://127.0.0.1/token", "on": ["failed"], "rule": "n12345678", "by": "ada"}
+    asked = {"url": "json://192.0.2.1/token", "on": ["failed"], "rule": "n12345678", "by": "ada"}
     async with MemoryBus() as bus, gateway(bus, settings=settings) as running:
         first, second = await asyncio.gather(running.command("notify", asked), running.command("notify", asked))
         third = await running.command("notify", {**asked, "name": "other"})
@@ -253,7 +267,7 @@ async def test_a_rule_that_is_asked_for_again_is_the_same_rule(tmp_path: Path) -
         (kept,) = (tmp_path / "notify").iterdir()
         assert kept.read_text() == asked["url"]
         assert kept.stat().st_mode & 0o777 == 0o600
-        other = {**asked, "url": "json://127.0.0.1/other"}
+        other = {**asked, "url": "json://192.0.2.1/other"}
         assert (await running.command("notify", other))["message"] == "n12345678 is there already"
         assert [path.read_text() for path in (tmp_path / "notify").iterdir()] == [asked["url"]]
         await running.command("remove_notification", {"id": "n12345678", "by": "ada"})
@@ -309,12 +323,12 @@ async def test_the_address_of_a_removed_person_goes_while_the_same_gateway_leads
 
 async def test_of_two_people_who_ask_for_one_id_at_once_the_first_has_it_with_their_own_address(tmp_path: Path) -> None:
     settings = GatewaySettings(append_timeout_s=60.0, query_timeout_s=60.0, notify_dir=str(tmp_path / "notify"))
-    people = [{"url": f"json://127.0.0.1/{by}", "rule": "n12345678", "by": by} for by in ("ann", "bob")]
+    people = [{"url": f"json://192.0.2.1/{by}", "rule": "n12345678", "by": by} for by in ("ann", "bob")]
     async with MemoryBus() as bus, gateway(bus, settings=settings) as running:
         asked = (running.command("notify", one) for one in people)
         found = await asyncio.gather(*asked, return_exceptions=True)
         ((rule,), (kept,)) = (await running.query("notifications"))["rules"], (tmp_path / "notify").iterdir()
-        assert kept.read_text() == f"json://127.0.0.1/{rule['user']}"
+        assert kept.read_text() == f"json://192.0.2.1/{rule['user']}"
         told = {one["by"]: isinstance(answer, dict) for one, answer in zip(people, found, strict=True)}
         assert told == {one["by"]: one["by"] == rule["user"] for one in people}
 

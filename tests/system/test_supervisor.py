@@ -125,7 +125,7 @@ async def test_a_service_with_wrong_settings_stops_it_with_the_place_to_look(tmp
         async with running(options(tmp_path, config=str(config), replicas={"executor": 0})):
             pass
     said = (tmp_path / "data" / "logs" / "ranker-1.log").read_text()
-    assert f"{config}, [ranker]: unknown key 'speed'; expected one of" in said
+    assert f"{config}:2, [ranker]: unknown key 'speed'; expected one of" in said
 
 
 async def test_detached_it_is_ready_on_return_and_down_waits_for_its_end(tmp_path: Path) -> None:

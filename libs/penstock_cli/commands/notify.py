@@ -21,6 +21,7 @@ Rule = Annotated[str, typer.Argument(metavar="RULE", help="Id of a rule, as `pen
 _KINDS: Final = get_args(NotifyKind)
 _WAITING: Final = re.compile(r"waiting\s*>\s*(\S+)")
 _STDIN: Final = "-"
+_DEFAULT: Final = "failed,timed_out"
 
 
 def register(app: typer.Typer) -> None:
@@ -29,6 +30,8 @@ def register(app: typer.Typer) -> None:
     notify_app.command("list")(list_)
     notify_app.command()(remove)
     notify_app.command("test")(send_test)
+    notify_app.command("ls", hidden=True)(list_)  # as the other commands have it
+    notify_app.command("rm", hidden=True)(remove)
     app.add_typer(notify_app, name="notify")
 
 
@@ -37,8 +40,11 @@ def add(
     url: Annotated[str, typer.Argument(metavar="URL", help="As apprise has it: mailto://…, slack://…; - for stdin.")],
     *,
     on: Annotated[
-        str, typer.Option("--on", help=f"Of what, with commas: {', '.join(_KINDS)}, waiting>1h.")
-    ] = "failed,timed_out",
+        str | None,
+        typer.Option(
+            "--on", help=f"Of what, with commas: {', '.join(_KINDS)}, waiting>1h.", show_default="failed,timed_out"
+        ),
+    ] = None,
     about: Annotated[
         str, typer.Option("--job", "--sweep", metavar="ID", help="Of this job or sweep; else of all of yours.")
     ] = "",
@@ -51,7 +57,11 @@ def add(
 
     The URL may hold a token: give it by `-`, on standard input, where others see your command lines.
     """
-    kinds, waiting_s = _events("" if by_job else on)
+    if by_job and on:
+        bad_input("--on says of what this rule tells, and --by-job leaves that to each job; give one of them")
+    if on is not None and not on.strip(" ,"):
+        bad_input(f"--on names nothing; expected {', '.join(_KINDS)}, waiting>1h, or --by-job in its place")
+    kinds, waiting_s = _events("" if by_job else on or _DEFAULT)
     address = sys.stdin.readline().strip() if url == _STDIN else url
     answer = call(ctx, lambda client: client.notify(address, kinds, waiting_s=waiting_s, about=about, name=name))
     render.show_answer(answer, answer.message, output)
