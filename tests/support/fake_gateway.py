@@ -74,6 +74,8 @@ class FakeGateway:
     ----------
     on_submit : callable
         Awaited with the gateway and the id of every job that was accepted.
+    turns_until_cancelled : int
+        Turns of the loop between the end of a job that is cancelled and the answer to who has asked for that.
     refusal : Reply or None
         Answers every request, where it is set.
     sweep_end : dict
@@ -98,6 +100,7 @@ class FakeGateway:
         self.events: tuple[views.EventView, ...] = ()
         self.dry: views.DryRunView = views.DryRunView(starts=True, kind="fast", devices=("n1/fast0", "n1/fast1"))
         self.on_submit: Callable[[FakeGateway, str], Awaitable[None]] | None = None
+        self.turns_until_cancelled = 0
         self.refusal: Reply | None = None
         self.sweep_end: dict[str, Any] = {}
         self.on_sweep: Callable[[views.SweepView], views.SweepView] = lambda sweep: sweep
@@ -271,6 +274,8 @@ class FakeGateway:
     async def _cancel(self, ask: request_bodies.ActRequest) -> views.ActAnswer:
         job = self._found(ask.id)
         await self.finish(job.id, "CA", None, ask.reason)
+        for _turn in range(self.turns_until_cancelled):
+            await asyncio.sleep(0)
         return views.ActAnswer(id=job.id, changed=True, state="CA", message=f"{job.id} is cancelled")
 
     def _list(self, ask: request_bodies.JobsRequest) -> views.JobsView:

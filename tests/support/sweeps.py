@@ -18,7 +18,7 @@ def examples(all_of_them: int) -> int:
     """
     Return how many random examples a property is tried with: a quarter of all of them, unless the session is thorough.
 
-    Few enough are tried always: whoever asks for no more than `FEWEST` has a reason that is about each of them.
+    At least `FEWEST` are tried, or all of them where there are fewer.
     """
     return all_of_them if THOROUGH else max(all_of_them // 4, min(all_of_them, FEWEST))
 

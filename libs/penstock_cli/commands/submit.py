@@ -789,6 +789,8 @@ class _Interrupts:
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, *_: object) -> None:
         import asyncio
 
+        if self._leaving is not None:
+            self._leaving.cancel()  # else it cancels, where the answer comes only now, what leaves already
         if isinstance(error, OSError):  # such as of a terminal that was hung up: its signal came before the error
             for _turn in range(3):
                 await asyncio.sleep(0)

@@ -340,6 +340,17 @@ def test_a_run_that_is_ended_by_a_signal_cancels_its_job_and_leaves_whether_it_e
     assert err.endswith("cancelling j1\n")
 
 
+def test_a_run_that_a_hangup_ends_says_so_also_where_its_job_ends_before_the_gateway_answers(
+    penstock: Run, gateway: FakeGateway
+) -> None:
+    async def hang_up(_: FakeGateway, __: str) -> None:
+        os.kill(os.getpid(), signal.SIGHUP)
+
+    gateway.on_submit, gateway.turns_until_cancelled = hang_up, 1000
+    assert penstock("run", "--", "true")[0] == 128 + signal.SIGHUP
+    assert gateway.jobs["j1"].state == "CA"
+
+
 def test_a_hangup_that_nohup_has_ignored_stays_so(penstock: Run, gateway: FakeGateway) -> None:
     async def hang_up(gateway: FakeGateway, job_id: str) -> None:
         os.kill(os.getpid(), signal.SIGHUP)
