@@ -212,9 +212,9 @@ class _AdmissionWalk:
             if self._start(ranked) or self._await_stopping(ranked) or self._preempt_for(ranked):
                 return True
             self.found_nothing.add(demand)
-        if spec.gpus > 1:
+        if spec.gpus > 1 and spec.gpus_per_node < 2:
             self._reserve_kind(ranked)
-        elif asks_of_host(spec):
+        elif spec.gpus_per_node > 1 or asks_of_host(spec):
             self._reserve(ranked, lambda: self.free.roomiest(spec, self.whole))
         return False
 
