@@ -234,6 +234,8 @@ class _Translation:
             self.problems.append(f"{total} devices are more than a job may have, {MOST_GPUS}")
             return
         self.job.fields["gpus"] = total
+        if nodes and each > 1:
+            self.job.fields["gpus_per_node"] = each
         self.job.plan |= {
             "nodes": nodes,
             "gpus_per_node": each if nodes else 0,

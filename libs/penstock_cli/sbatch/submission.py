@@ -133,6 +133,7 @@ def _laid_over(job: SbatchJob, overrides: Mapping[str, Any]) -> dict[str, Any]:
         if nodes and total % nodes:
             bad_input(f"--gpus {total} are not equally many on each of the script's {nodes} nodes")
         plan |= {"has_gpus": True, "gpus_per_node": total // nodes if nodes else 0}
+        fields["gpus_per_node"] = overrides.get("gpus_per_node") or (total // nodes if nodes else 0)
     return fields
 
 

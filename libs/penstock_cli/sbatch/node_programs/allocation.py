@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import socket
-from typing import Any, Dict, List, Mapping, NamedTuple, Sequence
+from typing import Any, Mapping, NamedTuple, Sequence
 
 from .hostlist import compress
 
@@ -51,7 +51,7 @@ class Allocation(NamedTuple):
     tasks: Sequence[int]
 
     @property
-    def names(self) -> List[str]:
+    def names(self) -> list[str]:
         """Return the names of its nodes, in their order."""
         return [node.name for node in self.nodes]
 
@@ -99,7 +99,7 @@ def numbers(environ: Mapping[str, str]) -> Sequence[str]:
     return job_id, array_id, index
 
 
-def tasks_of(plan: Plan, nodes: Sequence[BatchNode]) -> List[int]:
+def tasks_of(plan: Plan, nodes: Sequence[BatchNode]) -> list[int]:
     """Return how many tasks each node has: so many on each, or all divided as evenly as can be."""
     if plan.get("ntasks_per_node"):
         return [int(plan["ntasks_per_node"])] * len(nodes)
@@ -108,7 +108,7 @@ def tasks_of(plan: Plan, nodes: Sequence[BatchNode]) -> List[int]:
     return spread(int(plan.get("ntasks") or len(nodes)), len(nodes))
 
 
-def spread(tasks: int, nodes: int) -> List[int]:
+def spread(tasks: int, nodes: int) -> list[int]:
     """
     Return tasks divided among nodes, the first ones having one more where that does not come out even.
 
@@ -140,7 +140,7 @@ def counted(counts: Sequence[int]) -> str:
     return ",".join(words)
 
 
-def job_variables(allocation: Allocation, plan: Plan, environ: Mapping[str, str]) -> Dict[str, str]:
+def job_variables(allocation: Allocation, plan: Plan, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that Slurm sets in every process of a job."""
     names, tasks = compress(allocation.names), allocation.tasks
     cpus = [max(1, count) * int(plan.get("cpus_per_task") or 1) for count in tasks]
@@ -161,6 +161,8 @@ def job_variables(allocation: Allocation, plan: Plan, environ: Mapping[str, str]
         "SLURM_SUBMIT_DIR": str(plan["submit_dir"]),
         "SLURM_SUBMIT_HOST": str(plan["submit_host"]),
         "SLURM_CLUSTER_NAME": "penstock",
+        "SLURM_NODE_ALIASES": "(null)",
+        "SLURM_PRIO_PROCESS": "0",
     }
     if plan.get("ntasks") or plan.get("ntasks_per_node") or plan.get("ntasks_per_gpu"):
         found["SLURM_NTASKS"] = found["SLURM_NPROCS"] = str(sum(tasks))
@@ -180,7 +182,7 @@ def job_variables(allocation: Allocation, plan: Plan, environ: Mapping[str, str]
     return found
 
 
-def _array_variables(allocation: Allocation, environ: Mapping[str, str]) -> Dict[str, str]:
+def _array_variables(allocation: Allocation, environ: Mapping[str, str]) -> dict[str, str]:
     if not allocation.array_id:
         return {}
     found = {"SLURM_ARRAY_JOB_ID": allocation.array_id, "SLURM_ARRAY_TASK_ID": allocation.task_id}
@@ -189,7 +191,7 @@ def _array_variables(allocation: Allocation, environ: Mapping[str, str]) -> Dict
     return found
 
 
-def node_variables(allocation: Allocation, plan: Plan, number: int, environ: Mapping[str, str]) -> Dict[str, str]:
+def node_variables(allocation: Allocation, plan: Plan, number: int, environ: Mapping[str, str]) -> dict[str, str]:
     """
     Return the variables of one node of the allocation: its name, its number, and its devices.
 
@@ -201,6 +203,8 @@ def node_variables(allocation: Allocation, plan: Plan, number: int, environ: Map
         "SLURMD_NODENAME": node.name,
         "SLURM_NODEID": str(number),
         "SLURM_CPUS_ON_NODE": str(cpus),
+        "SLURM_TOPOLOGY_ADDR": node.name,
+        "SLURM_TOPOLOGY_ADDR_PATTERN": "node",
     }
     if plan.get("has_gpus"):
         found["SLURM_GPUS_ON_NODE"] = str(len(node.devices))
@@ -209,7 +213,7 @@ def node_variables(allocation: Allocation, plan: Plan, number: int, environ: Map
     return found
 
 
-def device_variables(environ: Mapping[str, str], places: Sequence[int]) -> Dict[str, str]:
+def device_variables(environ: Mapping[str, str], places: Sequence[int]) -> dict[str, str]:
     """Return the variables by which a process sees those of the run's devices alone that stand at some places."""
     named = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "PENSTOCK_DEVICES")
     return {name: some_of(environ[name], places) for name in named if environ.get(name)}

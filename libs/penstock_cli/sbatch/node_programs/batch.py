@@ -19,7 +19,7 @@ import tempfile
 import threading
 import time
 from queue import SimpleQueue
-from typing import Any, Dict, List, Mapping, NoReturn, Optional
+from typing import Any, Mapping, NoReturn, Optional
 
 from . import allocation as allocations
 from .allocation import Allocation, BatchError, Plan
@@ -46,7 +46,7 @@ def main() -> NoReturn:
         sys.exit(1)
 
 
-def _run(environ: Dict[str, str]) -> int:
+def _run(environ: dict[str, str]) -> int:
     folder = environ["PENSTOCK_CODE_DIR"]
     with open(os.path.join(folder, "plan.json")) as file:
         plan = json.load(file)
@@ -94,7 +94,7 @@ def _serve(environ: Mapping[str, str], plan: Plan, allocation: Allocation, secre
     return 0 if server.serve(machine, address) else 1
 
 
-def _environment(environ: Mapping[str, str], plan: Plan) -> Dict[str, str]:
+def _environment(environ: Mapping[str, str], plan: Plan) -> dict[str, str]:
     """Return the environment of the script without Slurm's variables: the submitter's, and over it the run's own."""
     folder = environ["PENSTOCK_CODE_DIR"]
     with open(os.path.join(folder, "environment.json")) as file:
@@ -110,7 +110,7 @@ def _environment(environ: Mapping[str, str], plan: Plan) -> Dict[str, str]:
     return env
 
 
-def _login_environment(run: Mapping[str, str]) -> Dict[str, str]:
+def _login_environment(run: Mapping[str, str]) -> dict[str, str]:
     """Return what a login shell of the job's user has, as Slurm gives it to jobs that bring no environment."""
     kept = {name: run[name] for name in ("HOME", "USER", "LOGNAME", "SHELL") if name in run}
     path = {"PATH": "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"}
@@ -189,11 +189,11 @@ class BatchScript:
         if signum == signal.SIGTERM and os.path.exists(os.path.join(self._run_dir, REQUEUED)):
             threading.Timer(_REQUEUE_S, lambda: self._events.put(("kill",))).start()
 
-    def _steps(self) -> List[int]:
+    def _steps(self) -> list[int]:
         """Return the processes of ``srun`` that run."""
         return [int(name) for name in os.listdir(os.path.join(self._run_dir, "steps")) if name.isdigit()]
 
-    def _command(self) -> List[str]:
+    def _command(self) -> list[str]:
         """Return what runs the script: the words of its first line, as the kernel takes them, and its arguments."""
         path = os.path.join(self._folder, "script", str(self._plan["script"]))
         with open(path, "rb") as file:
@@ -207,7 +207,7 @@ class BatchScript:
             )
         return [interpreter, *filter(None, [argument.strip()]), path, *sys.argv[1:]]
 
-    def _variables(self, environ: Mapping[str, str]) -> Dict[str, str]:
+    def _variables(self, environ: Mapping[str, str]) -> dict[str, str]:
         plan, allocation = self._plan, self._allocation
         env = _environment(environ, plan)
         env.update(allocations.job_variables(allocation, plan, environ))
@@ -237,7 +237,7 @@ class BatchScript:
         except OSError as error:
             raise BatchError(f"the script's --input {name} cannot be read ({error.strerror})") from error
 
-    def _open_output(self) -> List[Optional[_OutputFile]]:
+    def _open_output(self) -> list[Optional[_OutputFile]]:
         """Open the files of standard output and standard error, which are one if only one is named."""
         default = "slurm-%A_%a.out" if self._allocation.array_id else "slurm-%j.out"
         output = self._open(self._plan.get("output") or default)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from typing import Dict, Iterable, Iterator, List, Tuple
+from typing import Any, Iterable, Iterator
 
 _NUMBERED = re.compile(r"(.*?)(\d+)$")
 _PART = re.compile(r"[^,\[\]]*(?:\[[^\]]*\][^,\[\]]*)*")
@@ -25,7 +25,7 @@ def compress(names: Iterable[str]) -> str:
     ('n[1-3,7],login', 'gpu[08-10]', 'a,a')
     """
     groups: dict[tuple[str, int], list[int]] = {}
-    order: list[tuple[str, Optional[tuple[str, int]]]] = []
+    order: list[tuple[str, Any]] = []
     for name in names:
         found = _NUMBERED.match(name)
         if found is None:
@@ -40,19 +40,19 @@ def compress(names: Iterable[str]) -> str:
     return ",".join(name if key is None else prefix_and_numbers(name, key[1], groups[key]) for name, key in order)
 
 
-def _same_group(groups: Dict[Tuple[str, int], List[int]], prefix: str, digits: str, width: int) -> Tuple[str, int]:
+def _same_group(groups: dict[tuple[str, int], list[int]], prefix: str, digits: str, width: int) -> tuple[str, int]:
     """Return the group of a number; one without leading zeros joins a padded group that is as wide as it is."""
     return (prefix, len(digits)) if not width and (prefix, len(digits)) in groups else (prefix, width)
 
 
-def prefix_and_numbers(prefix: str, width: int, numbers: List[int]) -> str:
+def prefix_and_numbers(prefix: str, width: int, numbers: list[int]) -> str:
     """Return one group: its prefix, and its number or its numbers in brackets."""
     if len(numbers) == 1:
         return "{}{:0{}d}".format(prefix, numbers[0], width)
     return "{}[{}]".format(prefix, ",".join(_ranges(numbers, width)))
 
 
-def _ranges(numbers: List[int], width: int) -> Iterator[str]:
+def _ranges(numbers: list[int], width: int) -> Iterator[str]:
     begin = last = numbers[0]
     for number in [*numbers[1:], -1]:
         if number == last + 1:
@@ -63,7 +63,7 @@ def _ranges(numbers: List[int], width: int) -> Iterator[str]:
         begin = last = number
 
 
-def expand(text: str) -> List[str]:
+def expand(text: str) -> list[str]:
     """
     Return the hosts of a list.
 
@@ -89,7 +89,7 @@ def expand(text: str) -> List[str]:
     return found
 
 
-def _numbers(brackets: str) -> List[str]:
+def _numbers(brackets: str) -> list[str]:
     found: list[str] = []
     for part in brackets[1:-1].split(","):
         numbers = re.match(r"(\d+)(?:-(\d+))?$", part.strip())

@@ -15,7 +15,7 @@ from typing import NoReturn, Optional, Sequence
 
 from .allocation import BatchError
 from .batch import REQUEUED
-from .hostlist import expand
+from .hostlist import compress, expand
 
 
 def main() -> NoReturn:
@@ -47,12 +47,12 @@ def scontrol(words: Sequence[str]) -> int:
 
 def _show(what: str, rest: Sequence[str]) -> Optional[int]:
     """Show hosts, jobs or nodes; return None for anything else."""
-    if (
-        what.startswith("hostlist")
-        or ("hostnames".startswith(what) and len(what) > 4)
-        or (what in ("job", "jobs") and (not rest or _is_own(rest[0])))
-    ):
-        pass
+    if what.startswith("hostlist"):
+        _say(compress(sorted(_hosts(rest)) if what == "hostlistsorted" else _hosts(rest)))
+    elif "hostnames".startswith(what) and len(what) > 4:
+        _say("\n".join(_hosts(rest)))
+    elif what in ("job", "jobs") and (not rest or _is_own(rest[0])):
+        _say(_job_text())
     elif what in ("job", "jobs"):
         return _penstock("show", _id(rest[0]))
     elif what in ("node", "nodes"):
@@ -60,6 +60,10 @@ def _show(what: str, rest: Sequence[str]) -> Optional[int]:
     else:
         return None
     return 0
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
 
 
 def _hosts(rest: Sequence[str]) -> list[str]:
@@ -149,7 +153,7 @@ def sbatch(words: Sequence[str]) -> int:
 def missing(words: Sequence[str]) -> int:
     """Say that there is no such program."""
     raise BatchError(
-        f"{' '.join(words)}: Penstock has no such program; `penstock usage` and `penstock show` tell what jobs have used"
+        f"{' '.join(words)}: there is no such program; `penstock usage` and `penstock show` tell what jobs have used"
     )
 
 

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import threading
 from queue import SimpleQueue
-from typing import Any, List, Mapping, NamedTuple, Sequence
+from typing import Any, Mapping, NamedTuple, Sequence
 
 _CHUNK = 1 << 16
 NOT_FOUND, NOT_RUN = 127, 126
@@ -102,6 +102,6 @@ class LocalTasks:
         self.signal(signal.SIGKILL)
 
     @property
-    def numbers(self) -> List[int]:
+    def numbers(self) -> list[int]:
         """The tasks that have not ended."""
         return list(self._running)

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from queue import SimpleQueue
-from typing import Any, Dict, List, Mapping, NamedTuple, NoReturn, Optional, Sequence, Set, Tuple
+from typing import Any, Mapping, NamedTuple, NoReturn, Optional, Sequence, Set
 
 from . import allocation as allocations
 from .allocation import BatchError
@@ -145,7 +145,7 @@ def _parts(word: str) -> tuple[str, str, str]:
     return word[1], "=" if len(word) > 2 else "", word[2:]
 
 
-def _names(text: str) -> Dict[str, str]:
+def _names(text: str) -> dict[str, str]:
     """Return the name of each option, by what may be typed."""
     found: dict[str, str] = {}
     for word in text.split():
@@ -199,7 +199,7 @@ class Step:
                 os.unlink(mark)
 
     # --- which tasks
-    def layout(self) -> List[StepTask]:
+    def layout(self) -> list[StepTask]:
         """Return the tasks of the step in the order of their numbers, once there is room for them."""
         options, job = self._options, self._allocation
         nodes = self._chosen_nodes()
@@ -221,12 +221,12 @@ class Step:
             tasks += [StepTask(len(tasks) + at, node, at, of_task[node][at]) for at in range(count)]
         return tasks
 
-    def _room(self, nodes: Sequence[int], total: int) -> List[int]:
+    def _room(self, nodes: Sequence[int], total: int) -> list[int]:
         """Divide tasks among nodes: as the job's own are, where they are as many; else evenly."""
         own = [self._allocation.tasks[node] for node in nodes]
         return own if sum(own) == total else allocations.spread(total, len(nodes))
 
-    def _chosen_nodes(self) -> List[int]:
+    def _chosen_nodes(self) -> list[int]:
         options, names = self._options, self._allocation.names
         nodes = list(range(len(names)))
         wanted = expand(options.given.get("nodelist", ""))
@@ -243,7 +243,7 @@ class Step:
         return nodes[:most]
 
     # --- which devices
-    def _devices_of_tasks(self, nodes: Sequence[int], counts: Sequence[int]) -> Dict[int, List[Sequence[int]]]:
+    def _devices_of_tasks(self, nodes: Sequence[int], counts: Sequence[int]) -> dict[int, list[Sequence[int]]]:
         """Return the devices of each task of each node; devices that the step asks for are its own while it runs."""
         given, job = self._options.given, self._allocation
         each = _gpus(given.get("gpus-per-task", "")) or (
@@ -273,7 +273,7 @@ class Step:
             return _gpus(given["gpus-per-node"])
         return allocations.spread(_gpus(given["gpus"]), nodes)[at] if given.get("gpus") else 0
 
-    def _hold(self, node: int, places: Sequence[int], count: int) -> List[int]:
+    def _hold(self, node: int, places: Sequence[int], count: int) -> list[int]:
         """Take so many devices of a node that no other step has, once there are; they are given back at the end."""
         machine = self._allocation.nodes[node].machine
         while True:
@@ -370,7 +370,7 @@ class Step:
         except (OSError, ValueError, KeyError):
             self._events.put(("lost", name, sorted(left)))
 
-    def _environment(self, tasks: Sequence[StepTask]) -> Dict[str, str]:
+    def _environment(self, tasks: Sequence[StepTask]) -> dict[str, str]:
         """Return what all tasks of the step have."""
         job, given = self._allocation, self._options.given
         nodes = sorted({task.node for task in tasks})
@@ -416,7 +416,7 @@ class Step:
             file.write(str(number + 1))
         return str(number)
 
-    def _own(self, task: StepTask, tasks: Sequence[StepTask]) -> Dict[str, str]:
+    def _own(self, task: StepTask, tasks: Sequence[StepTask]) -> dict[str, str]:
         """Return what one task has for itself, but for its devices."""
         nodes = sorted({one.node for one in tasks})
         beside = [str(one.number) for one in tasks if one.node == task.node]
@@ -427,13 +427,14 @@ class Step:
             "SLURM_NODEID": str(nodes.index(task.node)),
             "SLURM_GTIDS": ",".join(beside),
             "SLURMD_NODENAME": node.name,
+            "SLURM_TOPOLOGY_ADDR": node.name,
             "SLURM_CPUS_ON_NODE": str(
                 max(1, self._allocation.tasks[task.node]) * int(self._plan.get("cpus_per_task") or 1)
             ),
             **({"SLURM_GPUS_ON_NODE": str(len(node.devices))} if self._plan.get("has_gpus") else {}),
         }
 
-    def _devices_here(self, task: StepTask) -> Dict[str, str]:
+    def _devices_here(self, task: StepTask) -> dict[str, str]:
         """Return how a task on this machine sees its devices, of which the script has a part alone."""
         whole = {
             "CUDA_VISIBLE_DEVICES": self._environ.get("PENSTOCK_BATCH_CUDA", ""),
@@ -479,7 +480,7 @@ class Step:
         self._signal(signal.SIGTERM)
         self._after(_END_S, ("kill",))
 
-    def _after(self, wait_s: float, event: Tuple[str, ...]) -> None:
+    def _after(self, wait_s: float, event: tuple[str, ...]) -> None:
         timer = threading.Timer(wait_s, lambda: self._events.put(event))
         timer.daemon = True
         timer.start()
@@ -512,7 +513,7 @@ def _now_s() -> float:
     return time.monotonic()  # noqa: TID251 - how long other machines may take to come
 
 
-def _few(environ: Mapping[str, str]) -> Dict[str, str]:
+def _few(environ: Mapping[str, str]) -> dict[str, str]:
     """Return what a step has that takes nothing of the environment: what Slurm and Penstock say."""
     kept = ("SLURM_", "PENSTOCK_", "CUDA_VISIBLE", "NVIDIA_VISIBLE")
     return {name: value for name, value in environ.items() if name.startswith(kept) or name in ("HOME", "USER", "PATH")}

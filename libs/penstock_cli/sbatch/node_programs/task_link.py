@@ -19,7 +19,7 @@ import struct
 import threading
 import time
 from queue import SimpleQueue
-from typing import Any, Dict, List, Mapping, Tuple
+from typing import Any, Mapping
 
 from .allocation import BatchError, device_variables
 from .local_tasks import LocalTasks, TaskOrder
@@ -47,7 +47,7 @@ class TaskLink:
         """Send a message."""
         self.send(MESSAGE, 0, json.dumps(message).encode())
 
-    def receive(self) -> Tuple[bytes, int, bytes]:
+    def receive(self) -> tuple[bytes, int, bytes]:
         """
         Return the next frame.
 
@@ -61,7 +61,7 @@ class TaskLink:
             raise ConnectionError(f"a frame of {size} bytes")
         return kind, number, self._exactly(size)
 
-    def hear(self) -> Dict[str, Any]:
+    def hear(self) -> dict[str, Any]:
         """Return the next frame, which is a message."""
         kind, _, body = self.receive()
         if kind != MESSAGE:
@@ -98,7 +98,7 @@ def accept(connection: socket.socket, secret: bytes) -> TaskLink:
     return link
 
 
-def connect(address: Tuple[str, int], secret: bytes) -> TaskLink:
+def connect(address: tuple[str, int], secret: bytes) -> TaskLink:
     """Return a link to a listener that knows the secret; an ``OSError`` if there is none."""
     connection = socket.create_connection(address, _PATIENCE_S)
     link, nonce = TaskLink(connection), secrets.token_hex(16)
@@ -193,7 +193,7 @@ class TaskServer:
         self._listener = _server(0)
         self._steps: list[LocalTasks] = []
 
-    def serve(self, machine: int, address: Tuple[str, int]) -> bool:
+    def serve(self, machine: int, address: tuple[str, int]) -> bool:
         """Serve steps until the script has ended; return whether it has, or its machine was lost."""
         threading.Thread(target=self._accept_all, daemon=True).start()
         while True:
@@ -264,7 +264,7 @@ class TaskServer:
             tasks.signal(signal.SIGTERM)
             events.put(("gone",))
 
-    def _environment(self, base: Mapping[str, str], own: Mapping[str, str], places: List[int]) -> Dict[str, str]:
+    def _environment(self, base: Mapping[str, str], own: Mapping[str, str], places: list[int]) -> dict[str, str]:
         """Return a task's environment: the step's, with this machine's folders and devices."""
         env, here = dict(base), self._environ
         there = env.get("PENSTOCK_CODE_DIR", "")
