@@ -131,6 +131,11 @@ echo "steps $(ls -d lock-* 2>/dev/null | wc -l)"
     assert (done.stdout, done.stderr) == ("steps 0\n", "")
 
 
+def test_functions_of_the_shell_reach_the_tasks(tmp_path: Path) -> None:
+    body = "#!/bin/bash\n#SBATCH -G1\nmodule() { echo loaded $1; }\nexport -f module\nsrun bash -c 'module cuda'\n"
+    assert BatchRun(tmp_path, body).run().stdout == "loaded cuda\n"
+
+
 def test_an_interpreter_that_is_not_there_is_named(tmp_path: Path) -> None:
     done = BatchRun(tmp_path, "#!/opt/none/bash -l\n#SBATCH -G1\ntrue\n").run()
     assert "names /opt/none/bash, which this node does not have" in done.stderr

@@ -34,6 +34,8 @@ _SIGNALS = ("HUP", "INT", "QUIT", "USR1", "USR2", "ALRM", "TERM", "URG", "WINCH"
 _LAST_OUTPUT_S = 2.0
 _REQUEUE_S = 5.0
 _LOGIN_S = 60.0
+_LONGEST_INTERPRETER = 100
+"""Characters of an interpreter's path in a script's first line, which old kernels cut."""
 REQUEUED = "requeued"
 
 
@@ -59,6 +61,7 @@ def _run(environ: dict[str, str]) -> int:
     _refuse_to_begin(plan, allocation)
     run_dir = tempfile.mkdtemp(prefix="penstock-batch-")
     os.mkdir(os.path.join(run_dir, "steps"))
+    _write_programs(os.path.join(run_dir, "bin"), folder)
     registry = Registry(port, machines, secret, os.path.join(run_dir, "machines")) if machines > 1 else None
     try:
         return BatchScript(folder, plan, allocation, run_dir).run(environ)
@@ -66,6 +69,23 @@ def _run(environ: dict[str, str]) -> int:
         if registry is not None:
             registry.end()
         shutil.rmtree(run_dir, ignore_errors=True)
+
+
+def _write_programs(path: str, folder: str) -> None:
+    """
+    Write ``srun`` and ``sbatch`` as programs of this interpreter, which hand on the environment as it is.
+
+    Those of the folder are run by a shell, and some shells drop the functions that bash exports, such as ``module``.
+    """
+    os.mkdir(path)
+    if len(sys.executable) > _LONGEST_INTERPRETER or " " in sys.executable:
+        return
+    for name, module in (("srun", "srun"), ("sbatch", "job_control")):
+        words = "" if name == "srun" else f"sys.argv.insert(1, {name!r})\n"
+        begin = f"#!{sys.executable} -I\nimport sys\nsys.path.insert(0, {folder!r})\n{words}"
+        with open(os.path.join(path, name), "w") as file:
+            file.write(f"{begin}from penstock_batch.{module} import main\nmain()\n")
+        os.chmod(os.path.join(path, name), 0o755)
 
 
 def _refuse_to_begin(plan: Plan, allocation: Allocation) -> None:
@@ -221,6 +241,7 @@ class BatchScript:
                 "PENSTOCK_BATCH_PID": str(os.getpid()),
                 "SLURM_JOB_START_TIME": str(now_s),
                 "PENSTOCK_BATCH_DIR": self._run_dir,
+                "PATH": os.path.join(self._run_dir, "bin") + ":" + env["PATH"],
                 "PENSTOCK_BATCH_CUDA": environ.get("CUDA_VISIBLE_DEVICES", ""),
                 "PENSTOCK_BATCH_NVIDIA": environ.get("NVIDIA_VISIBLE_DEVICES", ""),
                 "PENSTOCK_BATCH_DEVICES": environ.get("PENSTOCK_DEVICES", ""),
