@@ -85,7 +85,7 @@ def _write_programs(path: str, folder: str) -> None:
         begin = f"#!{sys.executable} -I\nimport sys\nsys.path.insert(0, {folder!r})\n{words}"
         with open(os.path.join(path, name), "w") as file:
             file.write(f"{begin}from penstock_batch.{module} import main\nmain()\n")
-        os.chmod(os.path.join(path, name), 0o755)
+        os.chmod(os.path.join(path, name), 0o700)
 
 
 def _refuse_to_begin(plan: Plan, allocation: Allocation) -> None:
