@@ -227,7 +227,7 @@ class _Translation:
             nodes = total // each
         elif nodes and total % nodes:
             name = next(one for one in ("gpus", "gpus-per-task", "ntasks-per-gpu", "ntasks") if one in self.said)
-            self._refuse(name, f"{total} devices are not equally many on each of {nodes} nodes")
+            self._refuse(name, f"{total} in all cannot be equally many on each of {nodes} nodes")
         elif nodes:
             each = total // nodes
         if total > MOST_GPUS:

@@ -134,7 +134,7 @@ def test_options_become_fields(lines: list[str], wanted: dict[str, object]) -> N
 @pytest.mark.parametrize(
     ("lines", "why"),
     [
-        (["-G 3", "-N 2"], "3 devices are not equally many on each of 2 nodes"),
+        (["-G 3", "-N 2"], "3 in all cannot be equally many on each of 2 nodes"),
         (["-G1", "-N 1-4"], "say --nodes=1"),
         (["--gres=gpu:a:1,gpu:b:1"], "devices of one kind"),
         (["--gres=shard:2"], "`shard`"),
