@@ -19,7 +19,7 @@ import struct
 import threading
 import time
 from queue import SimpleQueue
-from typing import Any, Mapping
+from typing import Any, Iterator, Mapping
 
 from .allocation import BatchError, device_variables
 from .local_tasks import LocalTasks, TaskOrder
@@ -85,15 +85,15 @@ class TaskLink:
 
 
 def accept(connection: socket.socket, secret: bytes) -> TaskLink:
-    """Return a link to whoever has connected, if they know the secret; ``ConnectionError`` if not."""
+    """Return a link to whoever has connected, if they know the secret; ``OSError`` if not."""
     connection.settimeout(_PATIENCE_S)
     link, nonce = TaskLink(connection), secrets.token_hex(16)
-    link.tell({"nonce": nonce})
-    said = link.hear()
-    if not hmac.compare_digest(str(said.get("proof")), _proof(secret, "connects", nonce)):
-        link.close()
-        raise ConnectionError("somebody has connected who does not know the secret")
-    link.tell({"proof": _proof(secret, "accepts", str(said.get("nonce")))})
+    with _closed_in_failure(link):
+        link.tell({"nonce": nonce})
+        said = link.hear()
+        if not hmac.compare_digest(str(said.get("proof")), _proof(secret, "connects", nonce)):
+            raise ConnectionError("somebody has connected who does not know the secret")
+        link.tell({"proof": _proof(secret, "accepts", str(said.get("nonce")))})
     connection.settimeout(None)
     return link
 
@@ -102,13 +102,22 @@ def connect(address: tuple[str, int], secret: bytes) -> TaskLink:
     """Return a link to a listener that knows the secret; an ``OSError`` if there is none."""
     connection = socket.create_connection(address, _PATIENCE_S)
     link, nonce = TaskLink(connection), secrets.token_hex(16)
-    link.tell({"proof": _proof(secret, "connects", str(link.hear().get("nonce"))), "nonce": nonce})
-    if not hmac.compare_digest(str(link.hear().get("proof")), _proof(secret, "accepts", nonce)):
-        link.close()
-        raise ConnectionError("the listener does not know the secret")
+    with _closed_in_failure(link):
+        link.tell({"proof": _proof(secret, "connects", str(link.hear().get("nonce"))), "nonce": nonce})
+        if not hmac.compare_digest(str(link.hear().get("proof")), _proof(secret, "accepts", nonce)):
+            raise ConnectionError("the listener does not know the secret")
     connection.settimeout(None)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     return link
+
+
+@contextlib.contextmanager
+def _closed_in_failure(link: TaskLink) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        link.close()
+        raise
 
 
 def _proof(secret: bytes, who: str, nonce: str) -> str:
