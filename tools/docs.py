@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from docgen import asyncapi, events_md, metric_tables, policy_tables, states
+from docgen import asyncapi, events_md, metric_tables, policy_tables, sbatch_tables, states
 
 from penstock_log import spec
 
@@ -18,6 +18,7 @@ DOCUMENTS: dict[str, Callable[[], str]] = {
     "metrics.md": lambda: metric_tables.render(DOCS / "metrics.md"),
     "ranking.md": lambda: policy_tables.ranking(DOCS / "ranking.md"),
     "simulation.md": lambda: policy_tables.simulation(DOCS / "simulation.md"),
+    "sbatch.md": lambda: sbatch_tables.render(DOCS / "sbatch.md"),
     "job.schema.json": lambda: _json(spec.job_schema()),
     "sweep.schema.json": lambda: _json(spec.sweep_schema()),
 }

@@ -18,6 +18,7 @@ In reading order:
 * ``plain_values``: TOML, YAML and JSON text as plain values, within bounds.
 * ``yaml_values``: The YAML of it.
 * ``spec_file``: Job and sweep files, read strictly.
+* ``sbatch/``: Scripts of Slurm's sbatch, as jobs.
 * ``simulation_arguments``: What was typed of a simulation.
 * ``simulation_plan``: A simulation that can start: arguments, engine, seeds.
 * ``simulation_run``: A simulation or comparison from its plan to what is shown, with its progress.
@@ -57,6 +58,8 @@ def hoisted(args: Sequence[str]) -> list[str]:
     (['--url', 'nats://a', 'ps', '-a'], ['run', '--', 'x', '--url', 'y'])
     """
     end = args.index("--") if "--" in args else len(args)
+    if args and args[0] == "sbatch":  # what stands behind it is the script's
+        return list(args)
     first: list[str] = []
     rest: list[str] = []
     i = 0

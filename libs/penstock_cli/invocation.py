@@ -313,9 +313,10 @@ def _missing(path: Path) -> str:
 def _is_bad_input(error: ValueError) -> bool:
     from penstock_bus import settings
     from penstock_cli import spec_file
+    from penstock_cli.sbatch.options import SbatchError
     from penstock_log import validation
 
-    return isinstance(error, spec_file.SpecError | validation.BadInput | settings.SettingsError)
+    return isinstance(error, spec_file.SpecError | SbatchError | validation.BadInput | settings.SettingsError)
 
 
 def _explain_bus(error: Exception, url: str) -> Failure | None:

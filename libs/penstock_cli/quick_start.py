@@ -19,6 +19,7 @@ MODULE_OF: Final = {
     name: module
     for module, names in (
         ("commands.submit", "submit run"),
+        ("commands.sbatch", "sbatch"),
         ("commands.jobs", "ps show why story events"),
         ("commands.acts", "cancel hold release retry extend"),
         ("commands.jobs", "logs"),

@@ -77,6 +77,17 @@ class DashedCommand(TyperCommand):
         return super().parse_args(ctx, args)
 
 
+class RawCommand(TyperCommand):
+    """A command that reads all of its words itself, but for ``--help``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Leave all words to the command."""
+        if args[:1] in (["--help"], ["-h"]):
+            return super().parse_args(ctx, args)
+        ctx.meta[COMMAND] = tuple(args)
+        return super().parse_args(ctx, [])
+
+
 class ExecCommand(DashedCommand):
     """``exec``, which says where a command belongs that stands without ``--`` behind the job."""
 

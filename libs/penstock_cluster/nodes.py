@@ -402,8 +402,25 @@ _NO_CONTAINERS: Final = frozenset[str]()
 
 
 def asks(spec: JobSpec) -> bool:
-    """Say whether a job cannot have any devices: it asks for something of a host, or some refuse its user."""
-    return asks_of_host(spec) or bool(spec.refused_by)
+    """Say whether a job cannot have any devices: it asks for something of hosts or nodes, or some refuse its user."""
+    return asks_of_host(spec) or asks_of_nodes(spec) or bool(spec.refused_by)
+
+
+def asks_of_nodes(spec: JobSpec) -> bool:
+    """Say whether a job asks for certain nodes, or for more than one device at a time of a node."""
+    return spec.gpus_per_node > 1 or bool(spec.nodes or spec.exclude)
+
+
+def whole_parts(spec: JobSpec, count: int) -> int:
+    """
+    Return how many of so many devices of a node a job can use, which may ask for several at a time.
+
+    Examples
+    --------
+    >>> whole_parts(JobSpec(name="a", command=("true",), gpus=4, gpus_per_node=2), 3)
+    2
+    """
+    return count - count % spec.gpus_per_node if spec.gpus_per_node > 1 else count
 
 
 def asks_of_host(spec: JobSpec) -> bool:
@@ -414,7 +431,7 @@ def asks_of_host(spec: JobSpec) -> bool:
 def runs(spec: JobSpec, node: Node) -> bool:
     """Say whether a node has what runs a job's image, which any has where there is none, and takes its user's jobs."""
     has_runtime = not spec.image or not {*runtimes_of(spec.image)}.isdisjoint(node.containers)
-    return has_runtime and node.id not in spec.refused_by
+    return has_runtime and node.id not in spec.refused_by and spec.may_be_on(node.id)
 
 
 def of_node(node: Node) -> HostAmount:
@@ -477,18 +494,20 @@ class HostUsage:
             return 0
         share = self.shares.get(node_id, NOTHING)
         need = need_of(spec, share)
-        return min(free, self.left(node_id, free).holds(need))
+        return whole_parts(spec, min(free, self.left(node_id, free).holds(need)))
 
     def runs(self, spec: JobSpec, node_id: str) -> bool:
         """Say whether a node has what runs a job's image, and takes its user's jobs: as :func:`runs`."""
-        if node_id in spec.refused_by:
+        if node_id in spec.refused_by or not spec.may_be_on(node_id):
             return False
         return not spec.image or not self._containers.get(node_id, _NO_CONTAINERS).isdisjoint(runtimes_of(spec.image))
 
     def all_run(self, spec: JobSpec) -> bool:
         """Say whether all of the nodes can run a job, as far as its image and its user go."""
-        if not spec.image and not spec.refused_by:
+        if not spec.image and not spec.refused_by and not asks_of_nodes(spec):
             return True
+        if spec.gpus_per_node > 1:  # devices that fall free on several nodes are none
+            return False
         return all(self.runs(spec, node_id) for node_id in self._containers)
 
     def left(self, node_id: str, free: int) -> HostAmount:

@@ -272,6 +272,9 @@ class AgentEnv:
     LR_RULE: Final = "PENSTOCK_LR_RULE"  # keep, linear, sqrt or callback
     SAMPLE_ITERATIONS: Final = "PENSTOCK_SAMPLE_ITERATIONS"  # only in a profiler's sample
     DEVICE_KIND: Final = "PENSTOCK_DEVICE_KIND"
+    NODES: Final = "PENSTOCK_NODES"  # the run's nodes in the order of its ranks, as `n1:4 n2:4`: with its devices there
+    CODE_DIR: Final = "PENSTOCK_CODE_DIR"  # the run's copy of the uploaded folder, if there is one
+    PYTHON: Final = "PENSTOCK_PYTHON"  # the executor's interpreter
     DEVICES: Final = "PENSTOCK_DEVICES"  # this process's device numbers, with commas
     BACKEND: Final = "PENSTOCK_BACKEND"
     EMULATED_SPEED: Final = "PENSTOCK_EMULATED_SPEED"  # only on an emulated device

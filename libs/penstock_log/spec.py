@@ -76,8 +76,12 @@ Image = Annotated[
         description="the name of an image, such as pytorch/pytorch:2.4.0, or the full path of a folder or a .sif file",
     ),
 ]
-HostDemand = tuple[float, int, int, tuple[ContainerRuntime, ...], tuple[str, ...]]
-"""Processors, bytes in two ways, what runs its image, and nodes that refuse its user."""
+NodeShape = tuple[int, tuple[str, ...], tuple[str, ...]]
+"""Of how many devices a node gives a multiple, on which nodes alone, and on which not."""
+HostDemand = tuple[float, int, int, tuple[ContainerRuntime, ...], tuple[str, ...], NodeShape]
+"""Processors, bytes in two ways, what runs its image, nodes that refuse its user, and what it asks of its nodes."""
+MOST_NODES_NAMED: Final = 1_000
+NodeName = Annotated[str, Meta(min_length=1, max_length=128)]
 MOST_SERVERS: Final = 64
 MOST_DEFAULT_WARNING_S: Final = 60.0
 MOST_DEPENDENCIES: Final = 1_000
@@ -209,6 +213,11 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         present. ``"1..8"`` is short for 1, with ``min_gpus = 1`` and ``max_gpus = 8``.
     min_gpus, max_gpus : int
         Between how many devices an elastic job may be given; both 0: always ``gpus``.
+    gpus_per_node : int
+        Of its devices, a node gives a whole multiple of so many, so that two of four are not spread as three and five;
+        as many as ``gpus``: all on one node. 0: any number.
+    nodes, exclude : tuple of str
+        Nodes on which alone it may run, and nodes on which it may not; both empty: all of its pool.
     kinds : tuple of str
         Accepted device kinds; empty means every kind that is not a bare CPU.
     memory_bytes : int
@@ -350,6 +359,9 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     host_memory_bytes: Size = 0
     local_memory_bytes: Size = 0
     spill_bytes: Size = 0
+    gpus_per_node: Annotated[int, Meta(ge=0, le=MOST_GPUS)] = 0
+    nodes: Annotated[tuple[NodeName, ...], Meta(max_length=MOST_NODES_NAMED)] = ()
+    exclude: Annotated[tuple[NodeName, ...], Meta(max_length=MOST_NODES_NAMED)] = ()
     min_gpus: Annotated[int, Meta(ge=0, le=MOST_GPUS)] = 0
     max_gpus: Annotated[int, Meta(ge=0, le=MOST_GPUS)] = 0
     model: str = ""
@@ -419,7 +431,12 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def host_demand(self) -> HostDemand:
         """What tells jobs apart that ask for different parts of a host or programs on it, or may not have some."""
-        return self.cpus, self.host_memory_bytes, self.least_host_bytes, runtimes_of(self.image), self.refused_by
+        runtimes, shape = runtimes_of(self.image), (self.gpus_per_node, self.nodes, self.exclude)
+        return self.cpus, self.host_memory_bytes, self.least_host_bytes, runtimes, self.refused_by, shape
+
+    def may_be_on(self, node_id: str) -> bool:
+        """Say whether a node is one on which it may run, as far as its own words go."""
+        return node_id not in self.exclude and (not self.nodes or node_id in self.nodes)
 
     @property
     def widths(self) -> range:

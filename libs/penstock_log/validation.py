@@ -655,11 +655,24 @@ def check(spec: JobSpec | SweepSpec) -> None:
         With all that :func:`elastic_problems` finds in a job; of a sweep, if its trials were to be elastic.
     """
     if isinstance(spec, JobSpec):
-        found = [f"$.{problem}" for problem in elastic_problems(spec)]
+        found = [f"$.{problem}" for problem in (*elastic_problems(spec), *_shape_problems(spec))]
     else:
         found = [f"$.job.{field}: {_SIZED_BY_SWEEP}" for field in _elastic_fields(spec.job)]
     if found:
         raise BadInput(*found)
+
+
+def _shape_problems(spec: JobSpec) -> Iterator[str]:
+    """Yield what cannot be meant so about the nodes that a job asks for."""
+    each = spec.gpus_per_node
+    if each and (spec.max_gpus or spec.batch is not None):
+        yield "gpus_per_node: an elastic job is given whatever number of devices helps it; leave one of them out"
+    elif each and spec.gpus % each:
+        yield f"gpus_per_node: {spec.gpus} devices are no whole multiple of {each}; expected such as gpus = {2 * each}"
+    if each and spec.sharing != "exclusive":
+        yield "gpus_per_node: a job that shares its devices has one, or takes them as they come; leave it out"
+    if both := sorted({*spec.nodes} & {*spec.exclude}):
+        yield f"exclude: {both[0]} is one of its nodes; leave it out of one of the two"
 
 
 def _elastic_fields(spec: JobSpec) -> Iterator[str]:

@@ -212,9 +212,9 @@ class _AdmissionWalk:
             if self._start(ranked) or self._await_stopping(ranked) or self._preempt_for(ranked):
                 return True
             self.found_nothing.add(demand)
-        if spec.gpus > 1:
+        if spec.gpus > 1 and spec.gpus_per_node < 2:
             self._reserve_kind(ranked)
-        elif asks_of_host(spec):
+        elif spec.gpus_per_node > 1 or asks_of_host(spec):
             self._reserve(ranked, lambda: self.free.roomiest(spec, self.whole))
         return False
 
@@ -279,9 +279,10 @@ class _AdmissionWalk:
         Say whether any node could run a job, as far as its image and its user go.
 
         Where only some can, it takes what falls free there: runs are not looked through for those whose nodes would do.
-        So a job whose user one node refuses preempts nobody; what lifts it: victims that are chosen by their nodes.
+        So a job whose user one node refuses, or that takes several devices of a node at a time, preempts nobody; what
+        lifts it: victims that are chosen by their nodes.
         """
-        return self.free.hosts is None or self.free.hosts.all_run(spec)
+        return spec.gpus_per_node < 2 and (self.free.hosts is None or self.free.hosts.all_run(spec))
 
     def _enough(self, ranked: RankedJob, kind: str) -> VictimChoice | None:
         """Return the lightest runs whose devices make up what the job lacks of a kind."""

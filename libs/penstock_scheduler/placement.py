@@ -18,7 +18,19 @@ from itertools import accumulate
 from operator import attrgetter
 from typing import Final
 
-from penstock_cluster.nodes import NOTHING, HostAmount, HostUsage, Node, Path, asks, fewest, fits, holes
+from penstock_cluster.nodes import (
+    NOTHING,
+    HostAmount,
+    HostUsage,
+    Node,
+    Path,
+    asks,
+    asks_of_nodes,
+    fewest,
+    fits,
+    holes,
+    whole_parts,
+)
 from penstock_log import Device, JobSpec, Slot
 from penstock_log.workload import consolidates
 
@@ -243,20 +255,42 @@ class FreeDevices:
     def is_tight(self, spec: JobSpec) -> bool:
         """Say whether hosts could have less room for a job than devices: it, or a run, asks for more than shares."""
         hosts = self.hosts
-        return hosts is not None and (asks(spec) or bool(hosts.beyond))
+        return asks_of_nodes(spec) or (hosts is not None and (asks(spec) or bool(hosts.beyond)))
 
     def left_of(self, node_id: str) -> HostAmount:
         """Return what is left of a node's processors and memory."""
         return self.hosts.left(node_id, self._free_on(node_id)) if self.hosts is not None else NOTHING
 
     def roomiest(self, spec: JobSpec, whole: FreeDevices) -> list[Located]:
-        """Return the free devices of the node with the most host memory left, of those that could hold the job."""
+        """
+        Return the free devices of the node with the most host memory left, of those that could hold the job.
+
+        Of one that asks for several devices of a node at a time: of as many nodes as it needs, those with most of it.
+        """
         able = {node_id for kind in whole.kinds(spec) for node_id in whole.standing(spec, kind)}
         held = {node_id: devices for node_id, devices in self.by_node().items() if node_id in able}
         if not held:
             return []
+        if spec.gpus_per_node > 1:
+            return self._gathered(spec, held, whole)
         node_id = max(held, key=lambda node_id: (self.left_of(node_id)[::-1], node_id))
         return [(node_id, device) for device in held[node_id]]
+
+    def _gathered(self, spec: JobSpec, held: Mapping[str, Sequence[Device]], whole: FreeDevices) -> list[Located]:
+        """Return the free devices of nodes that could hold a job together: of the kind of which most is free there."""
+        found: list[Located] = []
+        for kind in sorted(whole.kinds(spec)):
+            room = {node_id: len(devices) for node_id, devices in whole.standing(spec, kind).items()}
+            if sum(room.values()) < spec.gpus:
+                continue
+            free = {node_id: [one for one in held.get(node_id, ()) if one.kind == kind] for node_id in room}
+            gathered, left = [], spec.gpus
+            for node_id in sorted(room, key=lambda node_id: (room[node_id] - len(free[node_id]), node_id)):
+                if left > 0:
+                    gathered += [(node_id, device) for device in free[node_id]]
+                    left -= room[node_id]
+            found = max(found, gathered, key=len)
+        return found
 
     def _free_on(self, node_id: str) -> int:
         return sum(len(bucket.held.get(node_id, ())) for bucket in self._buckets.values())
@@ -267,21 +301,30 @@ class FreeDevices:
         such device, else those on which others have left less room than devices.
         """
         hosts = self.hosts
-        if hosts is None:
+        if hosts is None and (spec is None or not asks_of_nodes(spec)):
             return {}
         asking = spec is not None and asks(spec)
         key = (*map(id, buckets), spec.host_demand if spec else ())
         if (known := self._limits.get(key)) is not None:
             return known
-        nodes = dict.fromkeys(node_id for bucket in buckets for node_id in bucket.held) if asking else hosts.beyond
+        beyond = {} if hosts is None else hosts.beyond
+        nodes = dict.fromkeys(node_id for bucket in buckets for node_id in bucket.held) if asking else beyond
         limits: dict[str, int] = {}
         for node_id in nodes:
             count = sum(len(bucket.held.get(node_id, ())) for bucket in buckets)
-            free = min(count, hosts.fitting(node_id, self._free_on(node_id), spec or _ASKING_NOTHING)) if count else 0
+            free = self._room_on(node_id, count, spec or _ASKING_NOTHING) if count else 0
             if asking or free < count:
                 limits[node_id] = free
         self._limits[key] = limits
         return limits
+
+    def _room_on(self, node_id: str, count: int, spec: JobSpec) -> int:
+        """Return how many of so many free devices of a node a job can have."""
+        if self.hosts is not None:
+            count = min(count, self.hosts.fitting(node_id, self._free_on(node_id), spec))
+        elif not spec.may_be_on(node_id):
+            return 0
+        return whole_parts(spec, count)
 
     def _available(self, buckets: Sequence[_Bucket], spec: JobSpec | None = None) -> int:
         """Return how many free devices a job, or any that asks for nothing, can have as far as hosts have room."""

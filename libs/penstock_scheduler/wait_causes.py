@@ -179,6 +179,11 @@ def _kept_by_hosts(spec: JobSpec, aftermath: RoundAftermath, present: FreeDevice
     """Return why a job cannot have devices that would do, and what to do: their hosts refuse it, or lack something."""
     if spec.refused_by and _largest(msgspec.structs.replace(spec, refused_by=()), present) >= spec.gpus:
         return _refusing(spec, aftermath), _ONCE_MENDED
+    anywhere = _anywhere(spec)
+    if anywhere != spec and _largest(anywhere, present) >= spec.gpus:
+        return f"pool `{aftermath.pool}` has {_largest(anywhere, present)} devices for it, but {_nodes_text(spec)}", (
+            "ask for fewer devices of a node (gpus_per_node, --nodes), or for other nodes"
+        )
     for_image = spec.image and _largest(msgspec.structs.replace(spec, image=""), present) >= spec.gpus
     return (_no_containers if for_image else _too_much_of_a_host)(spec, aftermath)
 
@@ -262,6 +267,33 @@ def _refusing(spec: JobSpec, aftermath: RoundAftermath) -> str:
     more = ", …" if len(refusing) > _MOST_NAMED else ""
     does = "runs" if len(refusing) == 1 else "run"
     return f"{listed(refusing[:_MOST_NAMED])}{more} {does} no jobs of {who}"
+
+
+def _anywhere(spec: JobSpec) -> JobSpec:
+    """Return a job without what it asks of its nodes."""
+    return msgspec.structs.replace(spec, gpus_per_node=0, nodes=(), exclude=())
+
+
+def _nodes_text(spec: JobSpec) -> str:
+    """Return what a job asks of its nodes, in words."""
+    said = []
+    if spec.gpus_per_node > 1:
+        said.append(f"it takes them {spec.gpus_per_node} at a time of a node")
+    for names, where in ((spec.nodes, "runs only on"), (spec.exclude, "does not run on")):
+        if names:
+            more = ", …" if len(names) > _MOST_NAMED else ""
+            said.append(f"it {where} {listed(names[:_MOST_NAMED])}{more}")
+    return " and ".join(said)
+
+
+def _nodes_capacity(spec: JobSpec, aftermath: RoundAftermath, ahead: int) -> WaitCause | None:
+    """Return that idle devices are not as a job asks of its nodes; None where it does not wait for that."""
+    anywhere = _anywhere(spec)
+    idle = aftermath.idle.kinds(anywhere) if anywhere != spec else {}
+    if not any(count >= spec.gpus for count in idle.values()):
+        return None
+    there = ", ".join(f"{count} {kind}" for kind, count in idle.items())
+    return WaitCause("capacity", f"idle: {there}, but {_nodes_text(spec)}; {_place(ahead)}")
 
 
 def _refusal_capacity(spec: JobSpec, aftermath: RoundAftermath, ahead: int) -> WaitCause | None:
@@ -665,7 +697,7 @@ def _for_devices(job: Job, later: DeferredJob | None, aftermath: RoundAftermath,
         return _beside_idle(idle, later, "" if aftermath.backfills else first)
     if aftermath.sharing is not None and (demand := aftermath.sharing.demands.get(job.id)) is not None:
         return _sharing_capacity(job.spec, demand, aftermath.sharing, aftermath, ahead)
-    looks = (_refusal_capacity, _image_capacity, _host_capacity)
+    looks = (_refusal_capacity, _nodes_capacity, _image_capacity, _host_capacity)
     if reason := next((found for look in looks if (found := look(job.spec, aftermath, ahead))), None):
         return reason
     if job.id in aftermath.kept:

@@ -403,8 +403,11 @@ def _code_problems(spec: JobSpec) -> Iterator[str]:
             "instead (`penstock submit --workdir`, or the Python client)"
         )
     cwd = posixpath.normpath(spec.cwd)
-    if spec.code and cwd != "." and not code_tree.is_inside(cwd.encode(errors="replace")):
-        yield f"cwd: expected a folder of the uploaded code, relative to it, got {json.dumps(spec.cwd)}"
+    if spec.code and cwd != "." and not cwd.startswith("/") and not code_tree.is_inside(cwd.encode(errors="replace")):
+        yield (
+            "cwd: expected a folder of the uploaded code, relative to it, or the full path of one that nodes have, got "
+            f"{json.dumps(spec.cwd)}"
+        )
 
 
 def _late_warning(spec: JobSpec) -> Iterator[str]:

@@ -4,6 +4,7 @@ The commands of ``penstock``, one file for each group; a command is found by its
 In reading order:
 
 * ``submit``: ``submit``, ``run``.
+* ``sbatch``: ``sbatch``.
 * ``jobs``: ``ps``, ``show``, ``why``, ``story``, ``events``, ``logs``, ``cancel``, ``hold``, ``release``.
 * ``metrics``: ``metrics``.
 * ``interactive``: ``exec``, ``shell``, ``attach``.

@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from penstock.client import Client
     from penstock.gateway_client import GatewayClient
     from penstock_bus.errors import ServiceError
+    from penstock_cli.sbatch.submission import BatchSubmission
 
 Files = Annotated[
     list[str] | None, Argument(metavar="[FILE] [-- COMMAND...]", help="Job in TOML, YAML or JSON; - for stdin.")
@@ -72,6 +73,11 @@ class JobOptions(CommandOptions, frozen=True):
         str,
         Option("--gpus", "-g", metavar="N|MIN..MAX", help="Devices, all of one kind and all at once; or 1..8."),
     ] = ""
+    gpus_per_node: Annotated[
+        int | None, Option("--gpus-per-node", min=1, help="Of a node a multiple of so many; as --gpus: all on one.")
+    ] = None
+    node: Annotated[list[str] | None, Option("--node", help="A node on which alone it may run; repeatable.")] = None
+    exclude: Annotated[list[str] | None, Option("--exclude", help="A node on which it may not run; repeatable.")] = None
     batch: Annotated[
         str,
         Option("--batch", metavar="N|MIN..MAX", help="Examples of a step over all devices: 256, or between 64..512."),
@@ -244,6 +250,9 @@ class JobOptions(CommandOptions, frozen=True):
             "cwd": submission.absolute(self.cwd) if self.cwd and not self.workdir else self.cwd,
             "workdir": submission.absolute(self.workdir) if self.workdir else "",
             "retries": self.retries,
+            "gpus_per_node": self.gpus_per_node,
+            "nodes": value_formats.words(self.node or []),
+            "exclude": value_formats.words(self.exclude or []),
             "kinds": value_formats.words(self.kind or []),
             "memory_bytes": value_formats.size(self.memory) if self.memory else None,
             "cpus": self.cpus,
@@ -322,15 +331,24 @@ def submit(
     ] = "",
     dry_run: Annotated[bool, Option("--dry-run", help="Only say where and when it would start, or why not.")] = False,
     wait: Annotated[bool, Option("--wait", help="Until it ends; the exit code is the job's.")] = False,
+    without: Annotated[
+        str, Option("--without", metavar="NAMES", help="Options of a script's #SBATCH lines that are left out.")
+    ] = "",
     output: AnswerOut = "text",
 ) -> None:
     """
-    Submit a job: a file, several, or the command behind --.
+    Submit a job: a file, several, a script of sbatch, or the command behind --.
 
     Flags win over the file. Prints the job's id. Of many files, one that is refused does not keep the others. With
     --wait the exit code is the job's own; 1 where it has none, 130 where it was cancelled.
     """
     given = job.given(ctx.meta.get(COMMAND, ())) | ({"hold": True} if hold else {})
+    if files and is_batch_script(files[0]):
+        from penstock_cli.commands.sbatch import show_submission
+
+        found = _of_batch_script(files, given, array=array, without=without)
+        show_submission(ctx, found, strict=strict, output=output, wait=wait, dry_run=dry_run)
+        return
     named = _each_file(files or [], given)
     if dry_run and len(named) > 1:
         bad_input(f"--dry-run tells about one job, and there are {len(named)} files; give one")
@@ -343,6 +361,25 @@ def submit(
         return
     all_of_them = [one for spec in specs for one in expand(spec, indices)]
     submit_jobs(ctx, all_of_them, strict=strict, wait=wait, output=output, unusable=unusable)
+
+
+def is_batch_script(path: str) -> bool:
+    """Say whether a path is that of a script of sbatch, and no job file."""
+    if spec_file.is_format(path):
+        return False
+    from penstock_cli.sbatch.script import is_script
+
+    return is_script(path)
+
+
+def _of_batch_script(files: list[str], given: dict[str, Any], *, array: str, without: str) -> BatchSubmission:
+    """Return the job of a script; its arguments stand behind it, or behind ``--``."""
+    from penstock_cli.sbatch import script, submission
+    from penstock_cli.sbatch.options import read_environment
+
+    words = (*files[1:], *given.get("command", ()))
+    found = script.read(files[0])
+    return submission.prepare(found, words, read_environment(os.environ), overrides=given, array=array, without=without)
 
 
 def _specs(files: list[str], given: dict[str, Any], *, check: bool) -> tuple[list[JobSpec], Failure | None]:
@@ -405,7 +442,7 @@ _MOST_PROBLEMS: Final = 10
 _NAMED: Final = 3
 
 
-def _tell_once_each(texts: Iterable[str]) -> None:
+def tell_once_each(texts: Iterable[str]) -> None:
     """Say each of some texts once, and for how many more jobs it holds."""
     for text, times in Counter(texts).items():
         tell(f"{text} (and for {times - 1:,} more)" if times > 1 else text)
@@ -561,16 +598,16 @@ def submit_jobs(
         if len(specs) == 1:
             answers, refused = [await client.submit(specs[0], strict=strict)], None
         else:
-            answers, refused = _sorted(specs, await client.submit_all(specs, strict=strict))
+            answers, refused = sorted_answers(specs, await client.submit_all(specs, strict=strict))
         answered.extend(asked)
-        _tell_once_each(warning for answer in answers for warning in answer.warnings)
+        tell_once_each(warning for answer in answers for warning in answer.warnings)
         for answer in answers:
             _announce(answer, output)
         return answers, refused
 
     async def waited_for(client: Client) -> tuple[list[views.JobView], ServiceError | None]:
         answers, refused = await submitted(client)
-        return await _wait_all(client, answers), refused
+        return await wait_all(client, answers), refused
 
     try:
         if not wait:
@@ -582,9 +619,14 @@ def submit_jobs(
         if not answered:
             tell(_interrupted(ctx, asked))
         raise
+    exit_as(ended, lambda: _raise_first(unusable, refused))
+
+
+def exit_as(ended: Sequence[views.JobView], before: Callable[[], None] = lambda: None) -> None:
+    """Say how jobs ended, and exit with the largest of their codes; ``before`` is called in between."""
     for job in ended:
         _tell_end(job)
-    _raise_first(unusable, refused)
+    before()
     if code := max(map(exit_code, ended), default=0):
         raise SystemExit(code)
 
@@ -641,7 +683,7 @@ async def _those_there(client: GatewayClient, ids: Sequence[str]) -> list[str]:
 _NOT_FOUND: Final = 404
 
 
-def _sorted(
+def sorted_answers(
     specs: Sequence[JobSpec], answers: Sequence[views.SubmittedJob]
 ) -> tuple[list[views.SubmitAnswer], ServiceError | None]:
     """Return the answers of the jobs that were accepted, and what all others met as one error: the first one's."""
@@ -667,7 +709,8 @@ def _raise_first(unusable: Failure | None, refused: ServiceError | None) -> None
         raise refused
 
 
-async def _wait_all(client: Client, answers: Sequence[views.SubmitAnswer]) -> list[views.JobView]:
+async def wait_all(client: Client, answers: Sequence[views.SubmitAnswer]) -> list[views.JobView]:
+    """Return the jobs of some answers once all have ended."""
     import asyncio
 
     try:

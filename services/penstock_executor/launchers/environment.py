@@ -7,6 +7,7 @@ Ranks and environment of a run's processes, whatever launcher starts them.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -140,6 +141,8 @@ def environment_of(
         AgentEnv.BATCH_SIZE: str(spec.batch_size),
         AgentEnv.DEVICE_KIND: placement.kind,
         AgentEnv.DEVICES: ",".join(map(str, member.devices)),
+        AgentEnv.NODES: " ".join(f"{slot.node_id}:{len(slot.devices)}" for slot in placement.slots),
+        AgentEnv.PYTHON: sys.executable,
         AgentEnv.BACKEND: devices[0].backend if devices else "cpu",
         "RANK": str(member.rank),
         "LOCAL_RANK": str(member.local_rank),
@@ -147,12 +150,9 @@ def environment_of(
     if spec.batch is not None:
         ours[AgentEnv.BASE_BATCH_SIZE] = str(spec.batch.base)
         ours[AgentEnv.LR_RULE] = spec.batch.lr
-    if spec.begins_from:
-        ours[AgentEnv.BEGIN_DIR] = str(site.checkpoints / spec.begins_from)
-    if resume is not None:
-        ours[AgentEnv.RESUME_STEP] = str(resume.held.step if resume.held is not None else 0)
-    if resume is not None and spec.begins_from:
-        ours[AgentEnv.BEGIN_STEP] = str(resume.begun.step if resume.begun is not None else 0)
+    if folder := _code_folder(job, site):
+        ours[AgentEnv.CODE_DIR] = folder
+    ours |= _of_checkpoints(spec, site, resume)
     if spec.keep_checkpoint:
         ours[AgentEnv.SAVE_AT_END] = "1"
     if sharing_of(job) == "lane":
@@ -164,6 +164,18 @@ def environment_of(
     ours |= _of_array(spec)
     borrowed = _borrowed_memory(spec, len(member.devices))
     return {**threads, **spec.env, **ours, **borrowed, **rendezvous, **environment(devices)}
+
+
+def _of_checkpoints(spec: JobSpec, site: LaunchSite, resume: Resume | None) -> dict[str, str]:
+    """Return from which checkpoints a process may go on."""
+    found = {}
+    if spec.begins_from:
+        found[AgentEnv.BEGIN_DIR] = str(site.checkpoints / spec.begins_from)
+    if resume is not None:
+        found[AgentEnv.RESUME_STEP] = str(resume.held.step if resume.held is not None else 0)
+    if resume is not None and spec.begins_from:
+        found[AgentEnv.BEGIN_STEP] = str(resume.begun.step if resume.begun is not None else 0)
+    return found
 
 
 def _of_array(spec: JobSpec) -> dict[str, str]:
@@ -236,7 +248,8 @@ def confinement_of(
     home = identity.home if identity.switches else os.path.expanduser("~")
     writable = [path.replace("~", home, 1) if path.startswith("~") else path for path in site.writable]
     if container is not None:
-        folders, hidden = _folders_in_container(job, site, folder, [*writable, *passed])
+        outside = () if _is_below(cwd, folder) or os.path.realpath(cwd) in NOT_ATTACHED else (cwd,)
+        folders, hidden = _folders_in_container(job, site, folder, [*writable, *passed, *outside])
         return _in_container(container, confinement, folders, hidden, (site, member, cwd))
     if site.sandbox == "none":
         return confinement
@@ -247,11 +260,16 @@ def confinement_of(
             str(site.checkpoints / job.id),
             *([] if in_memory is None else [str(in_memory)]),
             *sandbox.own_folder(folder, identity.uid),
+            *(sandbox.own_folder(cwd, identity.uid) if folder != cwd and not _is_below(cwd, folder) else ()),
             *writable,
         ),
         devices=[device for device in site.devices if device.index in member.devices],
     )
     return confinement._replace(wrapper=wrapper, tmp="", kept=())
+
+
+def _is_below(path: str, folder: str) -> bool:
+    return os.path.normpath(path) == folder or os.path.normpath(path).startswith(f"{folder}/")
 
 
 def _code_folder(job: Job, site: LaunchSite) -> str:

@@ -1,0 +1,149 @@
+"""The programs that a script finds on its nodes, run as nodes run them."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+from batch_runs import BatchRun
+
+pytestmark = pytest.mark.slow
+STEPS = """#!/bin/bash
+#SBATCH --nodes=3 --gres=gpu:2 --ntasks-per-node=2 --gpus-per-task=1
+echo "$SLURM_JOB_NODELIST $SLURM_NTASKS $SLURM_TASKS_PER_NODE $CUDA_VISIBLE_DEVICES $TOLD $1"
+scontrol show hostnames
+srun -l bash -c 'echo $SLURM_LOCALID $SLURM_NODEID $SLURMD_NODENAME $CUDA_VISIBLE_DEVICES $PENSTOCK_NODE' | sort -n
+srun -N3 --ntasks-per-node=1 sh -c 'exit $SLURM_PROCID'
+echo "code $?"
+srun -w n2 -n1 sh -c 'cat; echo "$SLURM_NNODES $SLURM_NTASKS"' < /dev/null
+srun --mpi=pmix true
+"""
+
+
+def test_tasks_run_on_all_machines_and_two_nodes_may_be_on_one(tmp_path: Path) -> None:
+    done = BatchRun(tmp_path, STEPS, nodes="n1:4 n2:2").run("a word")
+    assert done.stdout.splitlines() == [
+        "n[1,1-2] 6 2(x3) 0,1 yes a word",
+        *("n1", "n1", "n2"),
+        "0: 0 0 n1 0 n1",
+        "1: 1 0 n1 1 n1",
+        "2: 0 1 n1 2 n1",
+        "3: 1 1 n1 3 n1",
+        "4: 0 2 n2 0 n2",
+        "5: 1 2 n2 1 n2",
+        "code 2",
+        "1 1",
+    ]
+    assert "have mpirun do it" in done.stderr
+    assert done.returncode == 1
+    assert (tmp_path / "slurm-123456789.out").read_text().splitlines()[0].endswith("a word")
+
+
+def test_devices_that_do_not_make_the_nodes_are_told(tmp_path: Path) -> None:
+    done = BatchRun(tmp_path, "#!/bin/sh\n#SBATCH -N2 --gres=gpu:2\ntrue\n", nodes="n1:3 n2:1").run()
+    assert done.returncode == 1
+    assert "n1 has 3 of its devices, and the script asks for 2 on each node" in done.stderr
+
+
+def test_a_machine_whose_script_is_killed_ends_the_others(tmp_path: Path) -> None:
+    run = BatchRun(
+        tmp_path, "#!/bin/sh\n#SBATCH -N2 --gres=gpu:1\nsrun sh -c 'echo up; exec sleep 100'\n", nodes="n1:1 n2:1"
+    )
+    first, second = run.begin()
+    assert first.stdout is not None
+    assert [first.stdout.readline(), first.stdout.readline()] == ["up\n", "up\n"]
+    first.kill()
+    assert second.wait(60) == 1
+    first.wait()
+
+
+@pytest.mark.parametrize(("flag", "shell", "step"), [("B:", True, False), ("", False, True)])
+def test_the_warning_goes_to_the_shell_or_to_the_steps(tmp_path: Path, flag: str, shell: bool, step: bool) -> None:
+    body = f"""#!/bin/bash
+#SBATCH --gpus=1 --time=10 --signal={flag}USR1@60
+trap 'echo shell; kill $!' USR1
+srun bash -c 'trap "echo step; exit 0" USR1; trap "exit 0" TERM; echo up; while :; do sleep 0.05; done' &
+wait $!
+"""
+    (process,) = BatchRun(tmp_path, body).begin()
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    process.send_signal(signal.SIGUSR1)
+    output, _ = process.communicate(timeout=60)
+    assert (("shell" in output), ("step" in output)) == (shell, step)
+
+
+def test_output_goes_to_files_as_the_script_says_and_to_penstock_too(tmp_path: Path) -> None:
+    body = "#!/bin/bash\n#SBATCH -J fit --gpus=1 -o %x-%A_%a-%5j.out -e %u.err\necho out; echo err >&2; exit 7\n"
+    more = {"PENSTOCK_ARRAY_ID": "1000", "PENSTOCK_ARRAY_INDEX": "3"}
+    more |= {f"PENSTOCK_ARRAY_{name}": "3" for name in ("COUNT", "MIN", "MAX", "STEP")}
+    done = BatchRun(tmp_path, body, **more).run(job_id="1000-3")
+    assert (done.stdout, done.stderr, done.returncode) == ("out\n", "err\n", 7)
+    assert (tmp_path / "fit-1000_3-01003.out").read_text() == "out\n"
+    assert (tmp_path / "ada.err").read_text() == "err\n"
+
+
+def test_a_file_of_output_that_cannot_be_opened_fails_the_job_with_the_folder(tmp_path: Path) -> None:
+    done = BatchRun(tmp_path, "#!/bin/sh\n#SBATCH -G1 -o nowhere/a.out\necho hi\n").run()
+    assert done.returncode == 1
+    assert f"there is no folder {tmp_path}/nowhere; make it first" in done.stderr
+
+
+def test_a_disk_that_is_full_keeps_the_job_running(tmp_path: Path) -> None:
+    (tmp_path / "full").symlink_to("/dev/full")
+    done = BatchRun(tmp_path, "#!/bin/sh\n#SBATCH -G1 -o full\necho one; echo two\n").run()
+    assert (done.stdout, done.returncode) == ("one\ntwo\n", 0)
+    assert done.stderr.count("takes no more (the disk is full)") == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "epoch", "why"),
+    [("--no-requeue", "2", "is not begun again"), ("--deadline=2020-01-01 -t 5", "1", "--deadline is over")],
+)
+def test_a_script_is_not_begun_where_it_says_so(tmp_path: Path, options: str, epoch: str, why: str) -> None:
+    run = BatchRun(tmp_path, "#!/bin/sh\n#SBATCH -G1\necho begun\n", options=options, PENSTOCK_EPOCH=epoch)
+    done = run.run()
+    assert (done.stdout, done.returncode) == ("", 1)
+    assert why in done.stderr
+
+
+def test_the_environment_is_that_of_a_login_shell_where_none_is_exported(tmp_path: Path) -> None:
+    run = BatchRun(
+        tmp_path, '#!/bin/sh\n#SBATCH -G1\necho "${VIRTUAL_ENV:-none} $TOLD $SLURM_JOB_NAME"\n', VIRTUAL_ENV="/x"
+    )
+    plan = json.loads((run.code / "plan.json").read_text())
+    (run.code / "plan.json").write_text(json.dumps({**plan, "export": "NONE"}))
+    assert run.run().stdout == "none yes job.sbatch\n"
+
+
+def test_steps_that_want_devices_of_their_own_wait_for_each_other(tmp_path: Path) -> None:
+    body = """#!/bin/bash
+#SBATCH -N1 --gres=gpu:2 -n 4
+for step in 1 2 3 4; do
+  srun --exact -n1 --gres=gpu:1 sh -c 'd=lock-$CUDA_VISIBLE_DEVICES; mkdir $d && sleep 0.1 && rmdir $d' &
+done
+wait
+echo "steps $(ls -d lock-* 2>/dev/null | wc -l)"
+"""
+    done = BatchRun(tmp_path, body, nodes="n1:2").run()
+    assert (done.stdout, done.stderr) == ("steps 0\n", "")
+
+
+def test_functions_of_the_shell_reach_the_tasks(tmp_path: Path) -> None:
+    body = "#!/bin/bash\n#SBATCH -G1\nmodule() { echo loaded $1; }\nexport -f module\nsrun bash -c 'module cuda'\n"
+    assert BatchRun(tmp_path, body).run().stdout == "loaded cuda\n"
+
+
+def test_an_interpreter_that_is_not_there_is_named(tmp_path: Path) -> None:
+    done = BatchRun(tmp_path, "#!/opt/none/bash -l\n#SBATCH -G1\ntrue\n").run()
+    assert "names /opt/none/bash, which this node does not have" in done.stderr
+
+
+def test_a_term_reaches_the_script_and_its_code_is_the_jobs(tmp_path: Path) -> None:
+    (process,) = BatchRun(tmp_path, "#!/bin/bash\n#SBATCH -G1\ntrap 'exit 9' TERM\necho up\nsleep 100 & wait\n").begin()
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 9

@@ -1,0 +1,135 @@
+"""Scripts of sbatch on a real cluster: from submission to output, arrays, and scripts that submit and requeue."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from clusters import Cluster, running
+
+COLLECTION = Path(__file__).parents[1] / "data" / "sbatch"
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        running(tmp_path_factory.mktemp("cluster"), "--emulate", "fast:4") as one,
+    ):
+        patch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")  # where jobs find penstock
+        yield one
+
+
+def script(folder: Path, *lines: str, name: str = "job.sbatch") -> str:
+    """Write a script, and return its name."""
+    (folder / name).write_text("\n".join(["#!/bin/bash", *lines, ""]))
+    return name
+
+
+async def ends(cluster: Cluster, *job_ids: str) -> list[str]:
+    """Return the states in which jobs have ended."""
+    async with cluster.client() as client:
+        return [(await client.wait(job_id)).state for job_id in job_ids]
+
+
+def jobs_named(cluster: Cluster, name: str) -> list[str]:
+    """Return the ids of all jobs of a name."""
+    found = json.loads(cluster.run("ps", "-a", "--name", name, "-o", "json").stdout)["jobs"]
+    return [job["id"] for job in found]
+
+
+async def test_a_script_runs_as_it_was_submitted_and_its_output_is_in_its_file_too(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    lines = (
+        "#SBATCH -J fit --gres=gpu:2 -t 1:00:00 -o %x-%j.out",
+        'echo "$1 $SLURM_GPUS_ON_NODE $SLURM_JOB_ID"',
+        "exit 3",
+    )
+    name = script(tmp_path, *lines)
+    done = cluster.tried("submit", name, "--hold", "--", "--lr 1", cwd=tmp_path)
+    job_id = done.stdout.strip()
+    assert re.fullmatch(r"\d{9}", job_id), done.stderr
+    script(tmp_path, "#SBATCH --gpus=1", "echo changed")
+    cluster.run("release", job_id)
+    assert await ends(cluster, job_id) == ["F"]
+    said = f"--lr 1 2 {job_id}\n"
+    assert said in cluster.run("logs", job_id).stdout  # behind the rank, as of all jobs with several devices
+    assert (tmp_path / f"fit-{job_id}.out").read_text() == said
+    spec = json.loads(cluster.run("show", job_id, "-o", "json").stdout)["spec"]
+    assert (spec["gpus"], spec["gpus_per_node"], spec["time_limit_s"], spec["cwd"]) == (2, 2, 3600.0, str(tmp_path))
+    assert not [name for name in spec["env"] if name.startswith("SLURM")]
+
+
+async def test_the_exit_code_of_a_script_is_that_of_wait_and_sbatch_speaks_as_slurm_does(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    done = cluster.tried("sbatch", "--wait", str(COLLECTION / "30_exit_code.sbatch"), "-x", cwd=tmp_path)
+    assert done.returncode == 7
+    assert re.fullmatch(r"Submitted batch job \d{9}\n", done.stdout)
+    quiet = cluster.tried(
+        "sbatch", "--parsable", "--gpus=1", "--begin=now+1day", "--wrap", "echo wrapped", cwd=tmp_path
+    )
+    assert re.fullmatch(r"\d{9}\n", quiet.stdout)
+    assert cluster.tried("sbatch", "--test-only", "--gpus=1", "--wrap", "true", cwd=tmp_path).returncode == 0
+    cluster.run("cancel", quiet.stdout.strip())
+
+
+async def test_an_array_has_one_number_and_a_file_for_each_job(cluster: Cluster, tmp_path: Path) -> None:
+    array = cluster.tried(
+        "sbatch", "--parsable", str(COLLECTION / "05_array_of_files.sbatch"), cwd=tmp_path
+    ).stdout.strip()
+    behind = script(tmp_path, f"#SBATCH -G1 -d afterok:{array} -o behind.out", "ls files_*")
+    last = cluster.tried("submit", behind, cwd=tmp_path).stdout.strip()
+    assert await ends(cluster, last) == ["CD"]
+    names = [f"files_{array}_{index}.out" for index in (1, 2, 3)]
+    assert (tmp_path / "behind.out").read_text().split() == names
+    assert (tmp_path / names[1]).read_text() == "b.txt: 2 of 1-3, 3 in all\n"
+
+
+async def test_scripts_submit_others_and_requeue_themselves(cluster: Cluster, tmp_path: Path) -> None:
+    name = script(
+        tmp_path,
+        "#SBATCH -J again --gpus=1 -t 10 -o %x-%j.out",
+        'echo "run ${SLURM_RESTART_COUNT:-0}"',
+        '[ "$SLURM_RESTART_COUNT" ] && exit 0',
+        'scontrol requeue "$SLURM_JOB_ID" && sleep 100',
+    )
+    first = cluster.tried("submit", name, cwd=tmp_path).stdout.strip()
+    (tmp_path / "08_dependency_chain.sh").write_bytes((COLLECTION / "08_dependency_chain.sh").read_bytes())
+    chained = cluster.tried("submit", "08_dependency_chain.sh", cwd=tmp_path).stdout.strip()
+    assert await ends(cluster, first) == ["CD"], cluster.run("logs", first).stderr
+    (second,) = [job for job in jobs_named(cluster, "again") if job != first]
+    assert await ends(cluster, second) == ["CD"]
+    assert (tmp_path / f"again-{second}.out").read_text() == "run 1\n"
+    assert await ends(cluster, chained) == ["CD"]
+    for _ in range(2):  # each has submitted the next one before it ended
+        assert set(await ends(cluster, *jobs_named(cluster, "chain"))) == {"CD"}
+    assert sorted(cluster.run("logs", job).stdout.splitlines()[0] for job in jobs_named(cluster, "chain")) == [
+        "step 1",
+        "step 2",
+        "step 3",
+    ]
+
+
+def test_what_cannot_be_honoured_is_told_and_nothing_is_submitted(cluster: Cluster, tmp_path: Path) -> None:
+    before = len(json.loads(cluster.run("ps", "-a", "-o", "json").stdout)["jobs"])
+    done = cluster.tried("submit", str(COLLECTION / "28_licenses.sbatch"), cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.count("is not honoured") == 3
+    assert "--without hint,licenses,reservation" in done.stderr
+    assert len(json.loads(cluster.run("ps", "-a", "-o", "json").stdout)["jobs"]) == before
+    left_out = cluster.tried(
+        "submit",
+        str(COLLECTION / "28_licenses.sbatch"),
+        "--without",
+        "hint,licenses,reservation",
+        "--wait",
+        cwd=tmp_path,
+    )
+    assert left_out.returncode == 0, left_out.stderr
