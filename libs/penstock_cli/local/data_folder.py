@@ -407,6 +407,11 @@ def environment(options: UpOptions, service: str, number: int, *, url: str) -> d
         env |= _of_executor(options, number)
     if service in AGENTS:
         env |= _of_agent(options, service, number)
+    if service == "allocator":
+        own_folders = {"data_dir": options.folder / "allocator", "checkpoint_dir": options.folder / "checkpoints"}
+        for name, folder in own_folders.items():
+            if not _set_in("allocator", options, name):
+                env[f"PENSTOCK_ALLOCATOR_{name.upper()}"] = str(folder.absolute())
     if service == "gateway":
         env |= _gateway_folders(options.folder, {**os.environ, **env})
     if service == "dashboard" and not _set_in("dashboard", options, "secret_file"):
