@@ -188,8 +188,8 @@ def _look(
 ) -> tuple[PilotDemand, float]:
     """Return the demand for an allocation's pilots, if it is time to look, and when it will be time else."""
     last = state.looks.get(allocation.name)
-    if last is not None and last.seq == state.seq and not last.found.pilots:
-        return NO_DEMAND, math.inf
+    if last is not None and last.seq == state.seq:
+        return last.found, math.inf
     if last is not None and now_s < last.at_s + settings.look_s:
         return NO_DEMAND, last.at_s + settings.look_s
     found = demand_of(state, allocation, now_s, matcher, most)

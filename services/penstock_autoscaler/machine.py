@@ -93,7 +93,7 @@ def decider(settings: SizingSettings | None = None, matcher: MatcherSettings | N
     return Decider(
         name="autoscaler",
         state=AutoscalerState,
-        schema="autoscaler.10",
+        schema="autoscaler.11",
         apply=apply,
         decide=partial(decide, settings=chosen, matcher=of_matcher),
         reads=OF_NODES | lifecycle.OF_JOBS | _OTHERS,

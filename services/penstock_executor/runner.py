@@ -566,6 +566,7 @@ class Executor:
             host_memory_bytes=self.capacity.memory_bytes,
             held_by=self.host.limits.enforcer.name,
             containers=self.containers.runtimes.names,
+            until_s=self.settings.leave_at_s,
             at_s=self.shell.now_s(),
         )
         await self.appender.append_node(joined)
@@ -712,7 +713,7 @@ class Executor:
             if any(run.alive for run in self.host.runs.values()) or self._has_grant():
                 idle_since_s = self.shell.monotonic()
             if settings.leave_at_s and self.shell.now_s() >= settings.leave_at_s:
-                self.shell.log.info("leaving", reason="its time is over", until_s=settings.until_s)
+                self.shell.log.info("leaving", reason="its time is over", leave_at_s=settings.leave_at_s)
                 self.shell.stopping.set()
             elif settings.leave_idle_s and self.shell.monotonic() - idle_since_s >= settings.leave_idle_s:
                 self.shell.log.info("leaving", reason="no run was here", idle_s=settings.leave_idle_s)

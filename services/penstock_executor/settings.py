@@ -132,10 +132,7 @@ class ExecutorSettings(msgspec.Struct, frozen=True, kw_only=True):
         elsewhere), or they go on and are adopted at the next start.
     leave_at_s : float
         When this node begins to leave, in seconds since the epoch: its runs are preempted, and its executor ends. 0:
-        never by itself. For a node that another cluster has lent for a while.
-    until_s : float
-        When the machine is taken away, in seconds since the epoch; 0: nobody knows. The matcher begins no job that
-        could not save by ``leave_at_s``.
+        never by itself. For a node that another cluster has lent for a while; shortly before, no job begins there.
     leave_idle_s : float
         The executor ends after so many seconds in which no run was on this node; 0: it stays.
     sample_limit_s : float
@@ -216,7 +213,6 @@ class ExecutorSettings(msgspec.Struct, frozen=True, kw_only=True):
     keep_checkpoints: bool = True
     on_shutdown: Literal["preempt", "leave"] = "preempt"
     leave_at_s: Annotated[float, Meta(ge=0)] = 0.0
-    until_s: Annotated[float, Meta(ge=0)] = 0.0
     leave_idle_s: Annotated[float, Meta(ge=0)] = 0.0
     sample_limit_s: Annotated[float, Meta(gt=0)] = 60.0
     device_sample_s: Annotated[float, Meta(ge=0.1)] = 5.0

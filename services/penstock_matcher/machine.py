@@ -57,7 +57,7 @@ def decider(settings: MatcherSettings | None = None, heard: Heard | None = None)
     return Decider(
         name="matcher",
         state=MatcherState,
-        schema="matcher.21",
+        schema="matcher.22",
         apply=apply,
         decide=decide_now,
         reads=READ,
