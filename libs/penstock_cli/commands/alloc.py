@@ -136,7 +136,10 @@ def dry_run(
         "on each machine:",
         *(f"  {line}" for line in found.node_script.splitlines()),
     ]
-    render.show_answer(found, "\n".join(lines), output)
+    if output == "text":
+        render.say_lines(lines)
+    else:
+        render.show_answer(found, "", output)
     if not found.accepted:
         raise Failure("the provider would refuse this pilot")
 

@@ -87,6 +87,7 @@ def test_a_dry_run_shows_the_scripts_and_fails_where_the_provider_would_refuse(
     gateway.trial = views.PilotTrialView(accepted=True, said="to start at noon", pilots=2, script="#!/bin/bash\ntrue\n")
     code, out, _ = penstock("alloc", "dry-run", "slurm")
     assert (code, "provider: to start at noon" in out, "now: 2 would be submitted" in out) == (0, True, True)
+    assert "  #!/bin/bash\n  true\n" in out
     gateway.trial = msgspec.structs.replace(gateway.trial, accepted=False, said="sbatch: Invalid account")
     code, out, told = penstock("alloc", "dry-run", "slurm")
     assert (code, "Invalid account" in out, "would refuse" in told) == (1, True, True)
