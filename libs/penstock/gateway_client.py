@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from penstock.code_upload import UploadedCode
     from penstock_bus.identity import logins
     from penstock_log import session_messages
+    from penstock_log.allocation_facts import AllocationSpec
     from penstock_log.spec import NotifyKind, Role, Setting
 
 _IDS: Final = 3
@@ -46,6 +47,7 @@ _SHOWN_BY: Final = {
     **dict.fromkeys(("drain", "resume", "remove"), "penstock nodes"),
     "policy": "penstock policy show",
     **dict.fromkeys(("reserve", "unreserve"), "penstock reservations"),
+    **dict.fromkeys((f"{verb}_allocation" for verb in ("add", "remove", "pause", "resume")), "penstock alloc ls"),
 }
 """Commands about other things than jobs: how people see what became of them."""
 T = TypeVar("T")
@@ -488,6 +490,23 @@ class GatewayClient:
         ask = request_bodies.UnreserveRequest(id=reservation_id, pool=pool, by=_filler().user_name(), reason=reason)
         return await self._command("unreserve", ask, views.ActAnswer)
 
+    async def add_allocation(self, name: str, spec: AllocationSpec) -> views.ActAnswer:
+        """Add an allocation: from now on pilots are submitted where jobs wait that would run on them."""
+        ask = request_bodies.AllocationRequest(name=name, spec=spec, by=_filler().user_name())
+        return await self._command("add_allocation", ask, views.ActAnswer)
+
+    async def remove_allocation(self, name: str, *, reason: str = "") -> views.ActAnswer:
+        """Remove an allocation; its pilots are cancelled, and their runs go on elsewhere."""
+        return await self._act("remove_allocation", name, reason)
+
+    async def pause_allocation(self, name: str, *, reason: str = "") -> views.ActAnswer:
+        """Submit no more pilots of an allocation; those that there are go on."""
+        return await self._act("pause_allocation", name, reason)
+
+    async def resume_allocation(self, name: str, *, reason: str = "") -> views.ActAnswer:
+        """Submit pilots of an allocation again, whoever has paused it."""
+        return await self._act("resume_allocation", name, reason)
+
     async def set_user(
         self,
         user: str,
@@ -785,6 +804,16 @@ class GatewayClient:
         """
         ask = request_bodies.UsageRequest(by=by, since=since, until=until, order=order, limit=limit, at=at)
         return await self._query("usage", ask, views.UsageView)
+
+    async def allocations(self, at: request_bodies.At = None) -> views.AllocationsView:
+        """Return all allocations with their pilots, now or as they were at some moment."""
+        return await self._query("allocations", request_bodies.AllRequest(at=at), views.AllocationsView)
+
+    async def try_pilot(self, name: str, spec: AllocationSpec) -> views.PilotTrialView:
+        """Return what a pilot of an allocation would be, and what its provider says of it; nothing is submitted."""
+        return await self._query(
+            "try_pilot", request_bodies.AllocationRequest(name=name, spec=spec), views.PilotTrialView
+        )
 
     async def policies(self, at: request_bodies.At = None) -> views.PoliciesView:
         """Return what is set live for each pool."""

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from penstock_bus.identity import logins
     from penstock_bus.port import LogLine
     from penstock_log import request_bodies, session_messages, views
+    from penstock_log.allocation_facts import AllocationSpec
     from penstock_log.spec import JobSpec, NotifyKind, Role, Setting, SweepSpec
 
 
@@ -440,6 +441,22 @@ class SyncClient(SyncConnection):
         """Cancel a reservation, whether or not it has begun; the pool need be named only where several have the id."""
         return self._result(lambda: self._client.unreserve(reservation_id, pool=pool, reason=reason))
 
+    def add_allocation(self, name: str, spec: AllocationSpec) -> views.ActAnswer:
+        """Add an allocation: from now on pilots are submitted where jobs wait that would run on them."""
+        return self._result(lambda: self._client.add_allocation(name, spec))
+
+    def remove_allocation(self, name: str, *, reason: str = "") -> views.ActAnswer:
+        """Remove an allocation; its pilots are cancelled, and their runs go on elsewhere."""
+        return self._result(lambda: self._client.remove_allocation(name, reason=reason))
+
+    def pause_allocation(self, name: str, *, reason: str = "") -> views.ActAnswer:
+        """Submit no more pilots of an allocation; those that there are go on."""
+        return self._result(lambda: self._client.pause_allocation(name, reason=reason))
+
+    def resume_allocation(self, name: str, *, reason: str = "") -> views.ActAnswer:
+        """Submit pilots of an allocation again, whoever has paused it."""
+        return self._result(lambda: self._client.resume_allocation(name, reason=reason))
+
     def set_user(
         self,
         user: str,
@@ -680,6 +697,14 @@ class SyncClient(SyncConnection):
             Answer as of this moment.
         """
         return self._result(lambda: self._client.usage(by, since=since, until=until, order=order, limit=limit, at=at))
+
+    def allocations(self, at: request_bodies.At = None) -> views.AllocationsView:
+        """Return all allocations with their pilots, now or as they were at some moment."""
+        return self._result(lambda: self._client.allocations(at))
+
+    def try_pilot(self, name: str, spec: AllocationSpec) -> views.PilotTrialView:
+        """Return what a pilot of an allocation would be, and what its provider says of it; nothing is submitted."""
+        return self._result(lambda: self._client.try_pilot(name, spec))
 
     def policies(self, at: request_bodies.At = None) -> views.PoliciesView:
         """Return what is set live for each pool."""

@@ -54,11 +54,16 @@ def register(app: typer.Typer) -> None:
 
 
 class NodeFile(msgspec.Struct, frozen=True, kw_only=True):
-    """``node.json`` in the data folder of a node: its name, and its devices and ``--no-memory`` as they were given."""
+    """``node.json`` in the data folder of a node: its name, devices, and which agents it has, as they were given."""
 
     node_id: str
     devices: str = ""
     memory: bool = True
+    agents: bool = True
+
+    def wants(self, service: str) -> bool:
+        """Say whether an agent is to run beside the executor."""
+        return self.agents and (service != "memory" or self.memory)
 
 
 def token(
@@ -88,6 +93,7 @@ def join(
     node_id: Annotated[str, typer.Option("--name", help="Of the node; the machine's name unless told otherwise.")] = "",
     server: Annotated[str, typer.Option("--server", help="HOST[:PORT] of the server, if not as the token says.")] = "",
     memory: Memory = True,
+    executor_only: Annotated[bool, typer.Option("--executor-only", help="Run the executor, and no agents.")] = False,
     start: Annotated[bool, typer.Option("--start/--no-start", help="Run the node now, until Ctrl-C.")] = True,
 ) -> None:
     """
@@ -96,7 +102,7 @@ def join(
     The logins stay in the data folder: afterwards it is `penstock node start`.
     """
     given = parsed(_read_token(text))
-    node = NodeFile(node_id=_name(node_id), devices=devices, memory=memory)
+    node = NodeFile(node_id=_name(node_id), devices=devices, memory=memory, agents=not executor_only)
     _check_devices(devices)
     folder = data.absolute()
     try:
@@ -180,8 +186,9 @@ def revoke(
 
 def written(login: Login) -> str:
     """Return a login as one word."""
-    packed = zlib.compress(msgspec.json.encode(login), 9)
-    return _MARK + base64.urlsafe_b64encode(packed).decode().rstrip("=")
+    from penstock_bus.identity.logins import node_token_text
+
+    return node_token_text(login)
 
 
 def parsed(text: str) -> Login:
@@ -359,7 +366,7 @@ def _run(folder: Path, node: NodeFile, own: Login) -> NoReturn:
     }
     agents: dict[str, dict[str, str]] = {}
     for service, words in _AGENTS.items():
-        if service == "memory" and not node.memory:
+        if not node.wants(service):
             continue
         if not _agents_login(folder, service).exists():
             tell(
@@ -408,7 +415,7 @@ async def _asked(given: Login, node: NodeFile, folder: Path, server: str) -> tup
         given = msgspec.structs.replace(given, url=at_host(given.url, server), hosts=())
     subject = f"{subjects.command('join', 'issuer')}.{claims.get('name', '')}"
     machine = f"{socket.gethostname()} uid {os.getuid()}"
-    wanted = [service for service in _AGENTS if service != "memory" or node.memory]
+    wanted = [service for service in _AGENTS if node.wants(service)]
     key, agents = _key(folder / _KEY), {service: _key(_agents_key(folder, service)) for service in wanted}
     keys = {f"{service}_key": agents_key.public for service, agents_key in agents.items()}
     body = msgspec.json.encode(JoinRequest(node_id=node.node_id, machine=machine, key=key.public, **keys))

@@ -36,6 +36,7 @@ MODULE_OF: Final = {
         ("commands.accounts", "usage report"),
         ("commands.policies", "policy quota class"),
         ("commands.reservations", "reserve reservations unreserve"),
+        ("commands.alloc", "alloc"),
         ("commands.replay", "replay"),
         ("commands.simulate", "sim"),
         ("commands.shadow", "shadow"),

@@ -107,7 +107,7 @@ class Node(msgspec.Struct, kw_only=True):
     outages : dict of str to DeviceOutage
         Its devices that take no new jobs, by :func:`device_key`. Those that are not among its devices now are kept
         for the day when they come back.
-    cpus, host_memory_bytes, held_by, containers
+    cpus, host_memory_bytes, held_by, containers, until_s
         As :class:`penstock_log.NodeJoined` has them.
     leaving : bool
         Its executor has said that it stops: it takes no new jobs until the next ``NodeJoined``.
@@ -131,6 +131,7 @@ class Node(msgspec.Struct, kw_only=True):
     host_memory_bytes: int = 0
     held_by: Literal["", "cgroup", "rlimit"] = ""
     containers: tuple[str, ...] = ()
+    until_s: float = 0.0
     leaving: bool = False
     gone: Literal["", "left", "lost"] = ""
     gone_s: float = 0.0

@@ -11,6 +11,7 @@ In reading order:
 * ``decision_facts``: Facts that deciders write: rank, round, scale, sweep.
 * ``totals``: Totals since the log began, by pool and team.
 * ``archive_facts``: Facts about what of the log was copied to files, forgotten and removed.
+* ``allocation_facts``: Facts about nodes taken for a while of another cluster: allocations and their pilots.
 * ``login_facts``: Facts about the logins of nodes, and their fold.
 * ``notification_facts``: Facts about notifications.
 * ``memory_facts``: Facts about memory that nodes lend each other.
@@ -53,6 +54,18 @@ if TYPE_CHECKING:
         AggregatorUnreachable,
         PartMoved,
         PartPlaced,
+    )
+    from penstock_log.allocation_facts import (
+        AllocationAdded,
+        AllocationPaused,
+        AllocationRemoved,
+        AllocationResumed,
+        AllocationSpec,
+        PilotEnded,
+        PilotPlanned,
+        PilotsPaused,
+        PilotStarted,
+        PilotSubmitted,
     )
     from penstock_log.archive_facts import ARCHIVE, JobsArchived, LogCopied, LogTrimmed, PoolLearnt
     from penstock_log.codec import (
@@ -166,6 +179,10 @@ else:
             "AggregatorEnded AggregatorStarted AggregatorUnreachable AggregatorsAllocated AggregatorsOffered "
             "AggregatorsRecycled PartMoved PartPlaced"
         ),
+        "allocation_facts": (
+            "AllocationAdded AllocationPaused AllocationRemoved AllocationResumed AllocationSpec PilotEnded "
+            "PilotPlanned PilotStarted PilotSubmitted PilotsPaused"
+        ),
         "archive_facts": "ARCHIVE JobsArchived LogCopied LogTrimmed PoolLearnt",
         "codec": (
             "AnyEvent CodecError Commit LOG_FORMAT LoggedFact MisplacedFact belongs decode decode_at encode "
@@ -221,6 +238,11 @@ __all__ = [
     "AggregatorsAllocated",
     "AggregatorsOffered",
     "AggregatorsRecycled",
+    "AllocationAdded",
+    "AllocationPaused",
+    "AllocationRemoved",
+    "AllocationResumed",
+    "AllocationSpec",
     "Alternative",
     "AnyEvent",
     "Batch",
@@ -280,6 +302,11 @@ __all__ = [
     "Param",
     "PartMoved",
     "PartPlaced",
+    "PilotEnded",
+    "PilotPlanned",
+    "PilotStarted",
+    "PilotSubmitted",
+    "PilotsPaused",
     "Placement",
     "PolicySet",
     "PoolLearnt",

@@ -32,6 +32,17 @@ from penstock_log.aggregation_facts import (
     AggregatorUnreachable,
     PartMoved,
 )
+from penstock_log.allocation_facts import (
+    AllocationAdded,
+    AllocationPaused,
+    AllocationRemoved,
+    AllocationResumed,
+    PilotEnded,
+    PilotPlanned,
+    PilotsPaused,
+    PilotStarted,
+    PilotSubmitted,
+)
 from penstock_log.archive_facts import JobsArchived, LogCopied, LogTrimmed
 from penstock_log.decision_facts import (
     JobsRanked,
@@ -165,6 +176,15 @@ AnyEvent = Union[
     NotificationRuleSet,
     NotificationRuleRemoved,
     NotificationSent,
+    AllocationAdded,
+    AllocationRemoved,
+    AllocationPaused,
+    AllocationResumed,
+    PilotPlanned,
+    PilotSubmitted,
+    PilotStarted,
+    PilotEnded,
+    PilotsPaused,
 ]
 """Every fact of today. A ``match`` over it ends in ``assert_never``, or in ``case _`` where a fold ignores the rest."""
 
@@ -473,6 +493,8 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "notify": ("user",),
     "request": ("sweep_id", "node_id"),
     "archive": ("archive",),
+    "alloc": ("name",),
+    "pilot": ("name",),
     "login": ("token",),
     "memory": ("node_id",),
     "aggregator": ("node_id",),

@@ -433,6 +433,8 @@ class NodeJoined(Event, frozen=True, kw_only=True, tag="node.joined.v2"):
         How the executor enforces their share of it; empty: it does not.
     containers : tuple of str
         What runs the images of jobs here; empty: nothing, so no job with an image comes here.
+    until_s : float
+        When the node will leave by itself, in seconds since the epoch: it was lent for a while. 0: nobody knows.
     """
 
     node_id: str
@@ -444,6 +446,7 @@ class NodeJoined(Event, frozen=True, kw_only=True, tag="node.joined.v2"):
     host_memory_bytes: int = 0
     held_by: Literal["", "cgroup", "rlimit"] = ""
     containers: tuple[str, ...] = ()
+    until_s: float = 0.0
 
 
 class NodeLeaving(Event, frozen=True, kw_only=True, tag="node.leaving.v1"):

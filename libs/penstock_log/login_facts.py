@@ -23,12 +23,15 @@ class NodeTokenIssued(Event, frozen=True, kw_only=True, tag="login.token_issued.
         Its id, which is no secret.
     expires_s : float
         Seconds since the epoch.
+    login_s : float
+        So many seconds after a machine has joined, its logins end; 0: they stay until they are revoked.
     """
 
     token: str
     uses: int
     expires_s: float
     by: str = ""
+    login_s: float = 0.0
 
 
 class NodeLoginIssued(Event, frozen=True, kw_only=True, tag="login.issued.v1"):
@@ -100,6 +103,8 @@ class NodeToken(msgspec.Struct, kw_only=True):
     ----------
     logins : dict of str to NodeLogin
         By public key, in the order in which they were issued.
+    login_s : float
+        As :class:`NodeTokenIssued` has it.
     revoked_s : float
         Since when it admits nobody, seconds since the epoch; 0 while it does.
     """
@@ -108,6 +113,7 @@ class NodeToken(msgspec.Struct, kw_only=True):
     uses: int
     expires_s: float
     by: str
+    login_s: float = 0.0
     logins: dict[str, NodeLogin] = msgspec.field(default_factory=dict)
     revoked_s: float = 0.0
 
@@ -127,7 +133,9 @@ class NodeLogins(msgspec.Struct):
     def apply(self, event: Event) -> None:
         """Take in one fact; what is about a token that is not known is passed over."""
         if isinstance(event, NodeTokenIssued):
-            made = NodeToken(token=event.token, uses=event.uses, expires_s=event.expires_s, by=event.by)
+            made = NodeToken(
+                token=event.token, uses=event.uses, expires_s=event.expires_s, by=event.by, login_s=event.login_s
+            )
             self.tokens.setdefault(event.token, made)
         elif isinstance(event, NodeLoginIssued) and event.token in self.tokens:
             login = NodeLogin(

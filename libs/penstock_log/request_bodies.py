@@ -19,11 +19,15 @@ from typing import Annotated, Final, Literal, Optional, Union
 import msgspec
 from msgspec import Meta
 
+from penstock_log.allocation_facts import AllocationSpec
 from penstock_log.session_messages import Purpose, SessionId
 from penstock_log.spec import MOST_GPUS, JobSpec, Name, NotifyKind, Role, Seconds, Setting, SweepSpec
 
 At = Optional[Union[int, float, str]]
 Limit = Annotated[int, Meta(ge=1, le=1000)]
+AllocationName = Annotated[
+    str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,39}$", description="at most 40 letters, digits, - and _")
+]
 MOST_ROWS: Final = 10_000
 MOST_AT_ONCE: Final = 1000
 """Jobs that one request submits or acts on at most; a client splits what is more."""
@@ -403,10 +407,18 @@ class LoginRequest(GatewayRequest, frozen=True, kw_only=True):
 
 
 class TokenRequest(GatewayRequest, frozen=True, kw_only=True):
-    """A token with which so many machines join as nodes, for so many seconds; asked of the issuer."""
+    """
+    A token with which so many machines join as nodes, for so many seconds; asked of the issuer.
+
+    Attributes
+    ----------
+    login_s : float
+        So many seconds after a machine has joined, its logins end; 0: they stay until they are revoked.
+    """
 
     valid_s: Annotated[float, Meta(gt=0, le=30 * 24 * 3600)] = 3600.0
     uses: Annotated[int, Meta(ge=1, le=10_000)] = 1
+    login_s: Annotated[float, Meta(ge=0, le=400 * 24 * 3600)] = 0.0
 
 
 class JoinRequest(GatewayRequest, frozen=True, kw_only=True):
@@ -437,6 +449,14 @@ class RevokeRequest(GatewayRequest, frozen=True, kw_only=True):
 
     id: str
     reason: Reason = ""
+
+
+class AllocationRequest(GatewayRequest, frozen=True, kw_only=True):
+    """Add an allocation: from now on pilots may be submitted; or, as a query, what a pilot of it would be."""
+
+    name: AllocationName
+    spec: AllocationSpec
+    by: Who = ""
 
 
 # --- queries

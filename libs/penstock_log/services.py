@@ -31,7 +31,7 @@ class Service(msgspec.Struct, frozen=True):
 
 
 SERVICES: Final = (
-    Service("gateway", writes=("job", "request", "policy", "user", "notify", "archive")),
+    Service("gateway", writes=("job", "request", "policy", "user", "notify", "archive", "alloc")),
     Service("profiler", writes=("profile",)),
     Service("ranker", writes=("rank",)),
     Service("autoscaler", writes=("scale",)),
@@ -41,6 +41,7 @@ SERVICES: Final = (
     Service("memory", writes=("memory",)),
     Service("assigner", writes=("aggregation",)),
     Service("aggregator", writes=("aggregator",)),
+    Service("allocator", writes=("pilot",)),
     Service("dashboard"),
     Service("shadow", core=False),
 )

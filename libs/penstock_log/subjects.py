@@ -244,6 +244,8 @@ archive: Final = _named("evt.archive")
 memory: Final = _named("evt.memory")  # of nodes: who lends to whom
 aggregator: Final = _named("evt.aggregator")  # of nodes: what their aggregation agents and aggregators do
 aggregation: Final = _named("evt.aggregation")  # of pools: what the assigner decides
+allocation: Final = _named("evt.alloc")  # what people ask of an allocation
+pilots: Final = _named("evt.pilot")  # of an allocation: what becomes of its pilots
 login: Final = _named("evt.login")  # of nodes, by the token with which they came
 """Log subject of one entity, by its id: ``penstock.evt.KIND.ID``."""
 ROUNDS: Final = f"{ROOT}.evt.round.*"

@@ -156,12 +156,23 @@ def decide_pool(
     evicted = pool.evicted()
     if not len(pool.index.waiting) and not evicted:
         return None, math.inf
-    given = _input(pool, now_s, rules)
-    draft, left_out = _draft(given)
+    closing = _closing(pool, now_s, rules)
+    pool.index.free.take(closing)
     try:
-        return _decided(given, draft, left_out, evicted, only)
+        given = _input(pool, now_s, rules)
+        draft, left_out = _draft(given)
+        try:
+            return _decided(given, draft, left_out, evicted, only)
+        finally:
+            draft.undo()
     finally:
-        draft.undo()
+        pool.index.free.give(closing)
+
+
+def _closing(pool: PoolView, now_s: float, rules: RoundRules) -> list[Located]:
+    """Return the free devices of nodes that leave by themselves too soon for a job to begin there."""
+    nodes = {node.id for node in pool.cluster.nodes.values() if 0 < node.until_s < now_s + rules.least_left_s}
+    return [located for located in pool.index.free if located[0] in nodes] if nodes else []
 
 
 def borrowers_of(pool: PoolView, now_s: float, rules: RoundRules) -> Collection[str]:

@@ -156,6 +156,8 @@ class RoundRules(msgspec.Struct, frozen=True, kw_only=True):
     reserve_ahead_s : float
         A job that could not save and says nothing of its length is taken to run this long where a reservation is to
         begin; see :mod:`penstock_scheduler.reservations`.
+    least_left_s : float
+        No job is begun on a node that leaves by itself in less time than this: it would hardly come to save.
     quotas : dict of str to int
         Team → devices that are its own; what nobody claims is lent. Empty: there are no quotas.
     classes : dict of str to PriorityClass
@@ -179,6 +181,7 @@ class RoundRules(msgspec.Struct, frozen=True, kw_only=True):
     lane_reserve_share: Annotated[float, Meta(ge=0, lt=1)] = 0.05
     most_sharers: Annotated[int, Meta(ge=1, le=1000)] = 64
     reserve_ahead_s: Seconds = 3600.0
+    least_left_s: Seconds = 5.0
     quotas: dict[str, Annotated[int, Meta(ge=0)]] = {}
     classes: Annotated[dict[str, PriorityClass], Meta(max_length=MOST_CLASSES)] = {}
 

@@ -17,7 +17,7 @@ import msgspec
 import structlog
 
 from penstock_bus.addresses import reachable_address
-from penstock_bus.follower import FoldFollower, background, until_available
+from penstock_bus.follower import FoldFollower, background, pause, until_available
 from penstock_bus.health import VERSION, Vitals
 from penstock_bus.port import Endpoint
 from penstock_bus.service_folder import AGGREGATOR_SOCKET, MEMORY_SOCKET, alone_in, path_in, secret_in
@@ -82,6 +82,8 @@ LANES_PUBLISH_S: Final = 0.9
 SNAPSHOT_EVERY: Final = 5_000
 SNAPSHOT_LOOK_S: Final = 10.0
 EXPIRE_LOOK_S: Final = 60.0
+LEAVE_LOOK_S: Final = 0.5
+"""How often it is looked whether the node is to leave."""
 _NOBODY: Final = 65_534
 _log: Final = structlog.get_logger("penstock.executor")
 
@@ -335,6 +337,7 @@ class Executor:
                     self.devices.watch_health(),
                     self.devices.watch_idle_runs(),
                     self._until_stopping(),
+                    self._leave_in_time(),
                     self._save(),
                     self._expire_output(),
                     self.sessions.look(),
@@ -580,6 +583,7 @@ class Executor:
             host_memory_bytes=self.capacity.memory_bytes,
             held_by=self.host.limits.enforcer.name,
             containers=self.containers.runtimes.names,
+            until_s=self.settings.leave_at_s,
             at_s=self.shell.now_s(),
         )
         await self.appender.append_node(joined)
@@ -756,6 +760,25 @@ class Executor:
         await self.shell.stopping.wait()
         self._note_giving_up()
         self.wake()
+
+    async def _leave_in_time(self) -> None:
+        """Begin to stop when this node is to leave, or when no run was here for as long as it may be idle."""
+        settings, idle_since_s = self.settings, self.shell.monotonic()
+        if not (settings.leave_at_s or settings.leave_idle_s):
+            return
+        while not self.shell.stopping.is_set():
+            if any(run.alive for run in self.host.runs.values()) or self._has_grant():
+                idle_since_s = self.shell.monotonic()
+            if settings.leave_at_s and self.shell.now_s() >= settings.leave_at_s:
+                self.shell.log.info("leaving", reason="its time is over", leave_at_s=settings.leave_at_s)
+                self.shell.stopping.set()
+            elif settings.leave_idle_s and self.shell.monotonic() - idle_since_s >= settings.leave_idle_s:
+                self.shell.log.info("leaving", reason="no run was here", idle_s=settings.leave_idle_s)
+                self.shell.stopping.set()
+            await pause(LEAVE_LOOK_S, self.shell.stopping)
+
+    def _has_grant(self) -> bool:
+        return any(self.node_id in job.open_nodes for job in self.live.state.jobs)
 
     async def _save(self) -> None:
         while True:

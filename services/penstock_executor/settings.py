@@ -130,6 +130,11 @@ class ExecutorSettings(msgspec.Struct, frozen=True, kw_only=True):
     on_shutdown : {"preempt", "leave"}
         What becomes of running jobs when the executor is stopped in good order: they are preempted (checkpoint, then
         elsewhere), or they go on and are adopted at the next start.
+    leave_at_s : float
+        When this node begins to leave, in seconds since the epoch: its runs are preempted, and its executor ends. 0:
+        never by itself. For a node that another cluster has lent for a while; shortly before, no job begins there.
+    leave_idle_s : float
+        The executor ends after so many seconds in which no run was on this node; 0: it stays.
     sample_limit_s : float
         Longest time for a profiler's sample, in seconds.
     device_sample_s : float
@@ -207,6 +212,8 @@ class ExecutorSettings(msgspec.Struct, frozen=True, kw_only=True):
     pass_env: tuple[str, ...] = ()
     keep_checkpoints: bool = True
     on_shutdown: Literal["preempt", "leave"] = "preempt"
+    leave_at_s: Annotated[float, Meta(ge=0)] = 0.0
+    leave_idle_s: Annotated[float, Meta(ge=0)] = 0.0
     sample_limit_s: Annotated[float, Meta(gt=0)] = 60.0
     device_sample_s: Annotated[float, Meta(ge=0.1)] = 5.0
     device_health_s: Annotated[float, Meta(ge=0)] = 2.0

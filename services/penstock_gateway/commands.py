@@ -35,7 +35,7 @@ from penstock_bus import (
 )
 from penstock_bus.fair_semaphore import FairSemaphore
 from penstock_bus.follower import FoldFollower
-from penstock_gateway import acceptance, dependencies, job_entry, people, team_reservations
+from penstock_gateway import acceptance, allocation_requests, dependencies, job_entry, people, team_reservations
 from penstock_gateway.archived_ids import ArchivedIds
 from penstock_gateway.authority import SERVICE, Admit, Caller
 from penstock_gateway.code_store import CodeStore
@@ -163,6 +163,10 @@ class Commands:
             ),
             "reserve": self._acting(team_reservations.reserve, request_bodies.ReserveRequest),
             "unreserve": self._acting(team_reservations.unreserve, request_bodies.UnreserveRequest),
+            "add_allocation": self._acting(allocation_requests.add, request_bodies.AllocationRequest),
+            "remove_allocation": self._acting(allocation_requests.remove, request_bodies.ActRequest),
+            "pause_allocation": self._acting(allocation_requests.pause, request_bodies.ActRequest),
+            "resume_allocation": self._acting(allocation_requests.resume, request_bodies.ActRequest),
             "cancel_sweep": self._acting(acceptance.cancel_sweep, request_bodies.ActRequest),
             "set_user": self._acting(people.set_user, request_bodies.UserRequest),
             "remove_user": self._acting(people.remove_user, request_bodies.ActRequest),

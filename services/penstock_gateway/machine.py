@@ -21,6 +21,7 @@ import msgspec
 from msgspec import Meta
 
 from penstock_bus import Decider, Decision, Proposal
+from penstock_cluster.allocations import AllocationTable
 from penstock_cluster.nodes import OF_NODES
 from penstock_gateway import dependencies, idle_runs, job_sizes, node_history, sweep_table, time_limits
 from penstock_gateway.dependencies import DependencyProgress, Dependents
@@ -112,6 +113,7 @@ class GatewayState(SchedulerState):
     ----------
     jobs : JobTable
         All jobs that are not archived, samples among them.
+    allocations : AllocationTable
     children : dict of str to list of str
         Sweep id → ids of its trials' jobs.
     members : dict of str to list of str
@@ -157,6 +159,7 @@ class GatewayState(SchedulerState):
     """
 
     jobs: JobTable = msgspec.field(default_factory=JobTable)
+    allocations: AllocationTable = msgspec.field(default_factory=AllocationTable)
     histories: dict[str, JobHistory] = msgspec.field(default_factory=dict)
     sweeps: dict[str, SweepRecord] = msgspec.field(default_factory=dict)
     children: dict[str, list[str]] = msgspec.field(default_factory=dict)
@@ -218,9 +221,7 @@ def apply(state: GatewayState, event: Event, seq: int) -> None:
         if (idle := state.idle.get(job.id)) is not None and not idle.is_of(job):
             del state.idle[job.id]
         sweep_table.follow(state.sweeps, job, event)
-    _note_gone(state, event, seq)
-    if type(event) in OF_NODES:
-        node_history.note(state.node_histories, event)
+    _note_nodes(state, event, seq)
     _note_idle(state, event)
     sweep_table.apply(state.sweeps, event, seq)
     _note_dependents(state, changed, event, seq)
@@ -239,6 +240,14 @@ def apply(state: GatewayState, event: Event, seq: int) -> None:
                 _follow_up(state, state.jobs[job_id], seq)
         case _:
             _learn(state, event)
+
+
+def _note_nodes(state: GatewayState, event: Event, seq: int) -> None:
+    """Note what a fact says of nodes, and of allocations, from which some of them come."""
+    state.allocations.apply(event)
+    _note_gone(state, event, seq)
+    if type(event) in OF_NODES:
+        node_history.note(state.node_histories, event)
 
 
 def decide(state: GatewayState, now_s: float) -> Decision:

@@ -23,14 +23,17 @@ from penstock_bus import (
     LogReader,
     RejectionPort,
     ReplicationPort,
+    RequestPort,
     SeriesPort,
     TelemetryPort,
 )
 from penstock_bus.follower import FoldFollower
 from penstock_bus.health import GONE_AFTER_S, VERSION, Vitals, parse_vitals
+from penstock_bus.port import NoResponders, ServiceError
 from penstock_gateway import (
     acceptance,
     aggregation_answers,
+    allocation_requests,
     answers,
     device_answers,
     dry_run,
@@ -46,7 +49,7 @@ from penstock_gateway import (
 )
 from penstock_gateway.answers import ReadModel
 from penstock_gateway.authority import Admit, Caller
-from penstock_gateway.endpoints import ask, endpoint, job_asked
+from penstock_gateway.endpoints import BAD, UNAVAILABLE, RequestRefused, ask, endpoint, job_asked
 from penstock_gateway.machine import GatewayState
 from penstock_gateway.past_models import PastModels
 from penstock_gateway.snapshot_file import IndexDamaged
@@ -58,6 +61,7 @@ from penstock_log.request_bodies import RunProgress
 from penstock_log.services import CORE
 from penstock_log.views import (
     AggregationView,
+    AllocationsView,
     DevicesView,
     DryRunView,
     EventsView,
@@ -65,6 +69,7 @@ from penstock_log.views import (
     MomentView,
     NodesView,
     NotificationsView,
+    PilotTrialView,
     ProfileView,
     QueueView,
     RejectedListView,
@@ -91,9 +96,11 @@ V = TypeVar("V", bound=View)
 Answering = Callable[[bytes, Caller], Awaitable[View]]
 _SHOWN_BYTES: Final = 2_000
 _REJECTED: Final = 200
+_PROVIDER_S: Final = 90.0
+"""How long the allocator may take to ask a provider."""
 
 
-class QuerySource(LogReader, RejectionPort, ReplicationPort, SeriesPort, BodyLimit, Protocol):
+class QuerySource(LogReader, RejectionPort, ReplicationPort, RequestPort, SeriesPort, BodyLimit, Protocol):
     """What is answered from beside the read model: the log, what was rejected, metrics, and where streams are kept."""
 
 
@@ -172,6 +179,8 @@ class Queries:
             "aggregation": self._aggregation,
             "events": self._events,
             "policies": self._whole(answers.policies),
+            "allocations": self._allocations,
+            "try_pilot": self._try_pilot,
             "moment": self._moment,
             "sweeps": self._sweeps,
             "sweep": self._of_one(sight.sweep, answers.sweep),
@@ -340,6 +349,23 @@ class Queries:
         newest = (await self._bus.rejections())[-_REJECTED:]
         shown = [RejectedView.of(one, body=one.body[:_SHOWN_BYTES].decode(errors="replace")) for one in newest]
         return RejectedListView(rejected=tuple(shown))
+
+    async def _allocations(self, body: bytes, caller: Caller) -> AllocationsView:
+        model = await self._model(ask(body, request_bodies.AllRequest).at)
+        return allocation_requests.answer(model, sees_all=caller.sees_all)
+
+    async def _try_pilot(self, body: bytes, caller: Caller) -> PilotTrialView:  # noqa: ARG002 - admins have asked
+        """Ask the allocator, which knows where its pilots run: people do not ask it themselves."""
+        asked = ask(body, request_bodies.AllocationRequest)
+        allocation_requests.check(asked)
+        subject = subjects.query("try_pilot", "allocator")
+        try:
+            found = await self._bus.request(subject, msgspec.json.encode(asked), timeout_s=_PROVIDER_S)
+        except ServiceError as error:
+            raise RequestRefused(BAD, str(error)) from error
+        except NoResponders as error:
+            raise RequestRefused(UNAVAILABLE, "no allocator runs; start one: `penstock service allocator`") from error
+        return msgspec.json.decode(found, type=PilotTrialView)
 
     async def _streams(self, body: bytes, caller: Caller) -> StreamsView:  # noqa: ARG002 - everybody may see it
         ask(body, request_bodies.EmptyRequest)

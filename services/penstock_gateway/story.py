@@ -29,6 +29,10 @@ from penstock_log import (
     AggregatorsRecycled,
     AggregatorStarted,
     AggregatorUnreachable,
+    AllocationAdded,
+    AllocationPaused,
+    AllocationRemoved,
+    AllocationResumed,
     AnyEvent,
     DeviceDrained,
     DeviceFailed,
@@ -65,6 +69,11 @@ from penstock_log import (
     NotificationRuleSet,
     NotificationSent,
     PartMoved,
+    PilotEnded,
+    PilotPlanned,
+    PilotsPaused,
+    PilotStarted,
+    PilotSubmitted,
     PolicySet,
     ReservationCancelled,
     ReservationMade,
@@ -272,6 +281,10 @@ class Timeline:
             case DeviceFailed() | DeviceRecovered() | DeviceDrained() | DeviceResumed():
                 return
             case SweepSubmitted() | SweepCancelled() | SweepFinished() | TrialsMeasured() | TrialGroupOpened():
+                return
+            case AllocationAdded() | AllocationRemoved() | AllocationPaused() | AllocationResumed() | PilotsPaused():
+                return
+            case PilotPlanned() | PilotSubmitted() | PilotStarted() | PilotEnded():
                 return
             case UserSet() | UserRemoved() | NodeTokenIssued() | NodeLoginIssued() | NodeLoginRevoked():
                 return

@@ -9,6 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from penstock_log import (
+    AllocationSpec,
     AnyEvent,
     Batch,
     Choice,
@@ -92,6 +93,16 @@ def demands() -> st.SearchStrategy[Demand]:
 st.register_type_strategy(MemoryNeed, needs())
 st.register_type_strategy(Demand, demands())
 st.register_type_strategy(JobSpec, specs())
+st.register_type_strategy(
+    AllocationSpec,
+    st.builds(
+        AllocationSpec,
+        provider=st.sampled_from(("slurm", "local", "ssh")),
+        options=st.lists(NAME, max_size=2).map(tuple),
+        setup=TEXT,
+        environment=st.dictionaries(NAME, NAME, max_size=2),
+    ),
+)
 st.register_type_strategy(Choice, st.builds(Choice, values=st.lists(FINITE, min_size=1, max_size=3).map(tuple)))
 st.register_type_strategy(
     SweepSpec,

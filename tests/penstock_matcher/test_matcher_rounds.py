@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import msgspec
 import pytest
 from matcher_facts import (
     GIB,
@@ -564,3 +565,16 @@ def test_a_node_that_left_takes_nothing_until_it_joins_again(pair):
 def test_a_drained_node_that_restarts_stays_drained(pair):
     pair.given(NodeDrained(node_id="n1", at_s=1.0), node("n1", at_s=2.0, fast=2), job("a")).at(3.0)
     assert where(pair.settle()) == {}
+
+
+def test_no_job_begins_on_a_node_that_leaves_by_itself_too_soon():
+    lent = msgspec.structs.replace(node("n1", fast=1), until_s=100.0)
+    one = matcher(least_left_s=5.0).given(lent, job("j"))
+    assert not where(one.at(96.0).settle())
+    one.given(node("n2", fast=1))
+    assert where(one.settle()) == {"j": "n2"}
+
+
+def test_a_job_begins_on_a_node_with_time_left():
+    lent = msgspec.structs.replace(node("n1", fast=1), until_s=100.0)
+    assert where(matcher(least_left_s=5.0).given(lent, job("j")).at(94.0).settle()) == {"j": "n1"}

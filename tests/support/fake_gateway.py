@@ -113,6 +113,8 @@ class FakeGateway:
         self.series: dict[str, views.SeriesView] = {}
         self.whys: dict[str, views.WhyView] = {}
         self.policies = views.PoliciesView(pools=(), defaults={}, seq=7)
+        self.allocations = views.AllocationsView(allocations=(), seq=7)
+        self.trial = views.PilotTrialView(accepted=True, said="it would start at once")
         self.users = views.UsersView(users=(), seq=7)
         self.usage: Callable[[request_bodies.UsageRequest], views.UsageView] | None = None
         self.url = ""
@@ -172,6 +174,17 @@ class FakeGateway:
                 request_bodies.UnreserveRequest,
                 lambda ask: views.ActAnswer(id=ask.id, changed=True, state="cancelled", message="cancelled"),
             ),
+            "add_allocation": (
+                request_bodies.AllocationRequest,
+                lambda ask: views.ActAnswer(id=ask.name, changed=True, state="active", message="added"),
+            ),
+            **{
+                f"{verb}_allocation": (
+                    request_bodies.ActRequest,
+                    lambda ask: views.ActAnswer(id=ask.id, changed=True, state="", message="done"),
+                )
+                for verb in ("remove", "pause", "resume")
+            },
             "set_user": (
                 request_bodies.UserRequest,
                 lambda ask: views.ActAnswer(id=ask.user, changed=True, state="user", message="set"),
@@ -189,6 +202,8 @@ class FakeGateway:
                 lambda _: views.NodesView(nodes=tuple(self.nodes), seq=7, memory=self.memory),
             ),
             "policies": (request_bodies.AllRequest, lambda _: self.policies),
+            "allocations": (request_bodies.AllRequest, lambda _: self.allocations),
+            "try_pilot": (request_bodies.AllocationRequest, lambda _: self.trial),
             "usage": (request_bodies.UsageRequest, lambda ask: self.usage(ask) if self.usage is not None else None),
             "users": (request_bodies.AllRequest, lambda _: self.users),
             "sweeps": (

@@ -20,6 +20,11 @@ from penstock_log import (
     AggregatorsRecycled,
     AggregatorStarted,
     AggregatorUnreachable,
+    AllocationAdded,
+    AllocationPaused,
+    AllocationRemoved,
+    AllocationResumed,
+    AllocationSpec,
     AnyEvent,
     Batch,
     Choice,
@@ -63,6 +68,11 @@ from penstock_log import (
     Outcome,
     PartMoved,
     PartPlaced,
+    PilotEnded,
+    PilotPlanned,
+    PilotsPaused,
+    PilotStarted,
+    PilotSubmitted,
     Placement,
     PolicySet,
     PoolLearnt,
@@ -117,7 +127,7 @@ SWEEP = SweepSpec(name="lr", job=MLP, space={"lr": Choice(values=(0.1, 0.01))}, 
 def facts() -> list[AnyEvent]:
     """Return the history in order, one fact a second."""
     history = [*_nodes(), *_policies(), *_profiled(), *_gang(), *_elastic(), *_retried_and_cancelled()]
-    history += [*_sweep(), *_node_lost(), *_memory(), *_aggregation(), *_users(), *_archived()]
+    history += [*_sweep(), *_node_lost(), *_memory(), *_aggregation(), *_users(), *_allocations(), *_archived()]
     return [msgspec.structs.replace(fact, at_s=T0 + i) for i, fact in enumerate(history)]
 
 
@@ -149,6 +159,28 @@ def _policies() -> list[AnyEvent]:
             at_s=0, pool="default", reservation_id="vision-1", team="vision", gpus=1, from_s=0.0, until_s=1.0, by="ada"
         ),
         ReservationCancelled(at_s=0, pool="default", reservation_id="vision-1", by="ada", reason="not needed"),
+    ]
+
+
+def _allocations() -> list[AnyEvent]:
+    spec = AllocationSpec(provider="slurm", max_pilots=2, options=("--partition=gpu", "--gres=gpu:a100:1"))
+    fast = (Device(index=0, kind="a100", memory_bytes=1 << 30, backend="emulated"),)
+    labels = {"allocation": "lab", "pilot": "lab-1"}
+    return [
+        AllocationAdded(at_s=0, name="lab", spec=spec, by="ada"),
+        PilotPlanned(at_s=0, name="lab", pilot_id="lab-1", reason="1 job would start: j1"),
+        PilotSubmitted(at_s=0, name="lab", pilot_id="lab-1", provider_id="17", token="0f"),
+        PilotStarted(at_s=0, name="lab", pilot_id="lab-1", hosts=("gpu-3",)),
+        NodeJoined(at_s=0, node_id="lab-1", devices=fast, labels=labels, incarnation="a"),
+        NodeLeft(at_s=0, node_id="lab-1", reason="shutdown"),
+        PilotEnded(at_s=0, name="lab", pilot_id="lab-1", state="finished", reason="COMPLETED"),
+        PilotPlanned(at_s=0, name="lab", pilot_id="lab-2"),
+        PilotEnded(at_s=0, name="lab", pilot_id="lab-2", state="refused", reason="sbatch: Invalid account"),
+        PilotsPaused(at_s=0, name="lab", failures=1, reason="sbatch: Invalid account"),
+        AllocationResumed(at_s=0, name="lab", by="ada"),
+        AllocationPaused(at_s=0, name="lab", by="ada", reason="for the night"),
+        AllocationAdded(at_s=0, name="here", spec=AllocationSpec(provider="local"), by="ada"),
+        AllocationRemoved(at_s=0, name="here", by="ada"),
     ]
 
 

@@ -136,6 +136,7 @@ _MORE: Final[dict[str, list[str]]] = {
         *_CODE_GETS,
     ],
     "tuner": [subjects.INBOX_JOBS],
+    "allocator": [subjects.command(name, ISSUER) for name in ("token", "revoke")],  # for its pilots
     "matcher": [f"{subjects.ROOT}.tel.matcher.heard.*"],  # no executor may say it of another, or of itself
     SHADOW: [f"{subjects.ROOT}.shadow.>", f"$KV.{subjects.LEASES}.{SHADOW}.*"],
     "executor": [
@@ -277,7 +278,10 @@ def of_service(service: str, extensions: Sequence[str] = ()) -> Permissions:
         private += [subjects.by_anybody(subject) for subject in _relayed()]
     return Permissions(
         publish=tuple(allowed),
-        publish_not=(f"{root}.cmd.{ISSUER}.>", *(pattern for name in others for pattern in _own(name))),
+        publish_not=(
+            *([] if service == "allocator" else [f"{root}.cmd.{ISSUER}.>"]),
+            *(pattern for name in others for pattern in _own(name)),
+        ),
         subscribe=(">",),
         subscribe_not=(*answers, *private, *inboxes),
     )

@@ -281,9 +281,19 @@ class Keyring:
     def _scope_key(self, name: str) -> SigningKey:
         return SigningKey.derived("account", self._secret, f"scope {name}")
 
-    def node_login(self, url: str, public: str, now_s: float, ca: str = "", *, role: str = "executor") -> Login:
-        """Return the login of a service on another machine, which has the secret half of this public key."""
-        token = claims.scoped_user(self._scope_key(role), self.services, public, role, int(now_s))
+    def node_login(
+        self,
+        url: str,
+        public: str,
+        now_s: float,
+        ca: str = "",
+        *,
+        role: str = "executor",
+        expires_s: float = 0.0,
+    ) -> Login:
+        """Return the login of a service on another machine, which has the secret half of this key; 0 s: for ever."""
+        signer, until_s = self._scope_key(role), int(expires_s)
+        token = claims.scoped_user(signer, self.services, public, role, int(now_s), expires_s=until_s)
         return Login(url=url, user=role, user_jwt=token, ca=ca)
 
     def join_login(self, url: str, token_id: str, now_s: float, expires_s: float, ca: str = "") -> Login:

@@ -11,8 +11,10 @@ address. The fields are those of a context of the ``nats`` command line. :func:`
 
 from __future__ import annotations
 
+import base64
 import os
 import pwd
+import zlib
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from datetime import datetime, timezone
@@ -43,6 +45,10 @@ _OWNER_ONLY: Final = 0o600
 _FOLDER: Final = 0o700
 _PORT: Final = 4222
 _HERE: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+NODE_TOKEN: Final = "penstock-node-"  # noqa: S105 - what each of them begins with
+"""What the tokens begin with by which machines join as nodes."""
 
 
 class Provider(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -298,6 +304,12 @@ def remove_context(name: str, environ: Mapping[str, str]) -> None:
     (tokens_in(folder) / file_name(name)).unlink(missing_ok=True)
     if selected_context(environ) == name:
         select_context("", environ)
+
+
+def node_token_text(login: Login) -> str:
+    """Return the login by which a machine asks for its own as one word: a node's token."""
+    packed = zlib.compress(msgspec.json.encode(login), 9)
+    return NODE_TOKEN + base64.urlsafe_b64encode(packed).decode().rstrip("=")
 
 
 def find_logins(role: Role, url: str, environ: Mapping[str, str], data: Path = DATA) -> LoginSearch:

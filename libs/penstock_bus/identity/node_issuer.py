@@ -141,7 +141,9 @@ class NodeIssuer:
         await check_admin(request, self._is_admin, "nodes are added")
         now_s, token = self._now_s(), secrets.token_hex(_ID_BYTES)
         expires_s = now_s + asked.valid_s
-        issued = NodeTokenIssued(token=token, uses=asked.uses, expires_s=expires_s, by=request.user, at_s=now_s)
+        issued = NodeTokenIssued(
+            token=token, uses=asked.uses, expires_s=expires_s, by=request.user, login_s=asked.login_s, at_s=now_s
+        )
         await self._append(token, 0, issued)
         _log.info("node_token_issued", token=token, uses=asked.uses, valid_s=asked.valid_s, by=request.user)
         login = self._keyring.join_login(self._url, token, now_s, expires_s, self._ca)
@@ -170,14 +172,16 @@ class NodeIssuer:
                 key not in ("", getattr(found.logins[asked.key], name)) for name, key in _agents_keys(asked).items()
             ):
                 raise RefusedRequest(FORBIDDEN, "this machine has joined with other keys; join with another token")
-            return Reply(body=msgspec.json.encode(self._node_logins(asked)))
+            return Reply(body=msgspec.json.encode(self._node_logins(asked, found.login_s)))
 
-    def _node_logins(self, asked: JoinRequest) -> JoinAnswer:
+    def _node_logins(self, asked: JoinRequest, login_s: float) -> JoinAnswer:
         now_s, keyring = self._now_s(), self._keyring
-        executor = keyring.node_login(self._url, asked.key, now_s, self._ca)
+        expires_s = now_s + login_s if login_s else 0.0
+        executor = keyring.node_login(self._url, asked.key, now_s, self._ca, expires_s=expires_s)
 
         def claim(role: str, key: str) -> str:
-            return keyring.node_login(self._url, key, now_s, role=role).user_jwt if key else ""
+            found = keyring.node_login(self._url, key, now_s, role=role, expires_s=expires_s) if key else None
+            return found.user_jwt if found is not None else ""
 
         return JoinAnswer(
             **msgspec.structs.asdict(executor),

@@ -407,6 +407,8 @@ def environment(options: UpOptions, service: str, number: int, *, url: str) -> d
         env |= _of_executor(options, number)
     if service in AGENTS:
         env |= _of_agent(options, service, number)
+    if service == "allocator":
+        env |= _of_allocator(options)
     if service == "gateway":
         env |= _gateway_folders(options.folder, {**os.environ, **env})
     if service == "dashboard" and not _set_in("dashboard", options, "secret_file"):
@@ -415,6 +417,13 @@ def environment(options: UpOptions, service: str, number: int, *, url: str) -> d
         own = "penstock-dashboard.port" if number == FIRST else f"penstock-dashboard-{number}.port"
         env["PENSTOCK_DASHBOARD_PORT_FILE"] = str(options.folder.absolute() / own)
     return env
+
+
+def _of_allocator(options: UpOptions) -> dict[str, str]:
+    """Give pilots a folder of their own, and the checkpoints that this machine's executors have."""
+    folders = {"data_dir": options.folder / "allocator", "checkpoint_dir": options.folder / "checkpoints"}
+    missing = {name: folder for name, folder in folders.items() if not _set_in("allocator", options, name)}
+    return {f"PENSTOCK_ALLOCATOR_{name.upper()}": str(folder.absolute()) for name, folder in missing.items()}
 
 
 def _of_executor(options: UpOptions, number: int) -> dict[str, str]:

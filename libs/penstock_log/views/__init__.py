@@ -12,6 +12,7 @@ In reading order:
 * ``nodes``: Nodes, services, and the whole at one glance.
 * ``cluster``: Streams, policies, lanes, sweeps, people.
 * ``devices``: All devices and all waiting jobs, for who looks at them at once.
+* ``allocations``: Allocations, their pilots, and what a pilot would be.
 * ``timeline``: Who held which device when.
 * ``aggregation``: Aggregators, and the runs that have parts on them.
 * ``series``: The metrics of a job over its runs.
@@ -34,6 +35,12 @@ if TYPE_CHECKING:
         AggregatedJobView,
         AggregationView,
         AggregatorUseView,
+    )
+    from penstock_log.views.allocations import (
+        AllocationsView,
+        AllocationView,
+        PilotTrialView,
+        PilotView,
     )
     from penstock_log.views.answers import (
         ActAnswer,
@@ -129,6 +136,7 @@ else:
     _NAMES = {
         "accounts": "UsageRowView UsageView WaitsView",
         "aggregation": "AggregatedJobView AggregationView AggregatorUseView",
+        "allocations": "AllocationView AllocationsView PilotTrialView PilotView",
         "answers": (
             "ActAnswer EnterAnswer EventsView EventView JobRow JobsView JobView RejectedListView RejectedView "
             "StoryLine StoryView SubmitAnswer UploadView View"
@@ -164,6 +172,8 @@ __all__ = [
     "AggregatedJobView",
     "AggregationView",
     "AggregatorUseView",
+    "AllocationView",
+    "AllocationsView",
     "BulkAnswer",
     "BulkView",
     "ClassView",
@@ -191,6 +201,8 @@ __all__ = [
     "NodesView",
     "NotificationRuleView",
     "NotificationsView",
+    "PilotTrialView",
+    "PilotView",
     "PoliciesView",
     "PolicyView",
     "PoolStatsView",

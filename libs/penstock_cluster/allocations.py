@@ -1,0 +1,293 @@
+"""
+Allocations and their pilots as the log has them.
+
+:class:`AllocationTable` folds what people ask of allocations, what the allocator says of pilots, and which nodes came
+of these. An :class:`Allocation` learns from the first node of a pilot what its nodes have.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from typing import Final, Literal
+
+import msgspec
+
+from penstock_cluster.nodes import Node
+from penstock_log import (
+    AllocationAdded,
+    AllocationPaused,
+    AllocationRemoved,
+    AllocationResumed,
+    AllocationSpec,
+    Device,
+    Event,
+    NodeJoined,
+    PilotEnded,
+    PilotPlanned,
+    PilotsPaused,
+    PilotStarted,
+    PilotSubmitted,
+)
+from penstock_log.allocation_facts import LABEL_ALLOCATION, LABEL_PILOT
+
+KEPT: Final = 20
+"""Ended pilots of an allocation that are remembered."""
+GUESSED_BYTES: Final = 1 << 50
+"""Memory of a device of which nothing is known yet: it holds any job."""
+GUESSED_KIND: Final = "unknown"
+
+OF_ALLOCATIONS: Final[frozenset[type[Event]]] = frozenset(
+    {
+        AllocationAdded,
+        AllocationPaused,
+        AllocationRemoved,
+        AllocationResumed,
+        NodeJoined,
+        PilotEnded,
+        PilotPlanned,
+        PilotStarted,
+        PilotSubmitted,
+        PilotsPaused,
+    }
+)
+"""Kinds of facts that may say something of allocations."""
+
+
+class Pilot(msgspec.Struct, kw_only=True):
+    """
+    One pilot.
+
+    Attributes
+    ----------
+    reason : str
+        For which jobs it was planned, in words.
+    provider_id, token : str
+        As :class:`penstock_log.PilotSubmitted` has them.
+    planned_s, submitted_s, started_s, joined_s, ended_s : float
+        When, seconds since the epoch; 0 for what has not happened. It has joined when the first of its nodes has.
+    nodes : tuple of str
+        Its nodes that have joined.
+    end, end_reason : str
+        How it ended, and why in words.
+    """
+
+    id: str
+    planned_s: float
+    reason: str = ""
+    provider_id: str = ""
+    token: str = ""
+    hosts: tuple[str, ...] = ()
+    submitted_s: float = 0.0
+    started_s: float = 0.0
+    joined_s: float = 0.0
+    ended_s: float = 0.0
+    nodes: tuple[str, ...] = ()
+    end: str = ""
+    end_reason: str = ""
+
+    @property
+    def state(self) -> Literal["planned", "waiting", "starting", "running", "ended"]:
+        """What it does: ``waiting`` for its start at the provider, ``starting`` until its first node joins."""
+        if self.ended_s:
+            return "ended"
+        if self.joined_s:
+            return "running"
+        if self.started_s:
+            return "starting"
+        return "waiting" if self.submitted_s else "planned"
+
+
+class Allocation(msgspec.Struct, kw_only=True):
+    """
+    One allocation.
+
+    Attributes
+    ----------
+    removed_s : float
+        Since when it is being removed, which takes until the last pilot has ended; 0 while it is not.
+    paused_s : float
+        Since when no pilots are submitted; 0 while they are.
+    paused_by, paused_reason : str
+        Who paused it, empty for the allocator itself, and why.
+    made : int
+        Pilots that were planned so far.
+    failures : int
+        Pilots that failed one after the other since the last one joined.
+    failed_s : float
+        When the last one did.
+    failure : str
+        Why, in words.
+    pilots : dict of str to Pilot
+        Those that have not ended.
+    ended : list of Pilot
+        The last ones that have.
+    devices : tuple of Device
+        What a node of its pilots had last; empty before the first one joined.
+    cpus, host_memory_bytes, containers
+        As :class:`penstock_log.NodeJoined` has them, of that node.
+    """
+
+    name: str
+    spec: AllocationSpec
+    added_s: float
+    by: str = ""
+    removed_s: float = 0.0
+    paused_s: float = 0.0
+    paused_by: str = ""
+    paused_reason: str = ""
+    made: int = 0
+    failures: int = 0
+    failed_s: float = 0.0
+    failure: str = ""
+    pilots: dict[str, Pilot] = msgspec.field(default_factory=dict)
+    ended: list[Pilot] = msgspec.field(default_factory=list)
+    devices: tuple[Device, ...] = ()
+    cpus: float = 0.0
+    host_memory_bytes: int = 0
+    containers: tuple[str, ...] = ()
+
+    @property
+    def state(self) -> Literal["active", "paused", "removing"]:
+        """What it does."""
+        if self.removed_s:
+            return "removing"
+        return "paused" if self.paused_s else "active"
+
+    @property
+    def coming(self) -> list[Pilot]:
+        """Its pilots that have no node yet."""
+        return [pilot for pilot in self.pilots.values() if not pilot.joined_s]
+
+    def pilot_name(self, pilot_id: str) -> str:
+        """
+        Return what the provider is to call a pilot: another allocation of the same name has other names.
+
+        Examples
+        --------
+        >>> lab = Allocation(name="lab", spec=AllocationSpec(provider="slurm"), added_s=5.0)
+        >>> lab.pilot_name("lab-1")
+        'penstock-5e6cb0f8-lab-1'
+        """
+        return f"penstock-{zlib.crc32(f'{self.name} {self.added_s!r}'.encode()):08x}-{pilot_id}"
+
+    def new_nodes(self, pilot_id: str) -> Iterator[Node]:
+        """Yield the nodes that a pilot would bring, as the last one had them; as the allocation says before that."""
+        devices = self.devices or tuple(
+            Device(index=index, kind=kind, memory_bytes=GUESSED_BYTES, backend="emulated")
+            for index, kind in enumerate(_guessed(self.spec))
+        )
+        for number in range(self.spec.nodes):
+            yield Node(
+                id=f"{pilot_id}-{number}",
+                pool=self.spec.pool,
+                devices=devices,
+                cpus=self.cpus,
+                host_memory_bytes=self.host_memory_bytes,
+                containers=self.containers or ("docker", "podman", "apptainer", "bubblewrap"),
+            )
+
+
+def _guessed(spec: AllocationSpec) -> list[str]:
+    kinds = spec.kinds or (GUESSED_KIND,)
+    return [kinds[index % len(kinds)] for index in range(max(spec.gpus, len(spec.kinds)))]
+
+
+class AllocationTable(msgspec.Struct):
+    """
+    All allocations by name; one that was removed stays until its last pilot has ended.
+
+    Attributes
+    ----------
+    made : dict of str to int
+        Name of an allocation that is gone → how many pilots it had: another one of its name counts on.
+    """
+
+    by_name: dict[str, Allocation] = msgspec.field(default_factory=dict)
+    made: dict[str, int] = msgspec.field(default_factory=dict)
+
+    def apply(self, event: Event) -> bool:
+        """Fold one fact in; return whether it said anything of an allocation that is known."""
+        match event:
+            case AllocationAdded():
+                return self._add(event)
+            case NodeJoined():
+                return self._join(event)
+            case AllocationRemoved() | AllocationPaused() | AllocationResumed() | PilotsPaused():
+                return self._note_act(event)
+            case PilotPlanned() | PilotSubmitted() | PilotStarted() | PilotEnded():
+                return self._note_pilot(event)
+            case _:
+                return False
+
+    def _add(self, event: AllocationAdded) -> bool:
+        if event.name in self.by_name:
+            return False
+        made = self.made.pop(event.name, 0)
+        self.by_name[event.name] = Allocation(
+            name=event.name, spec=event.spec, added_s=event.at_s, by=event.by, made=made
+        )
+        return True
+
+    def _note_act(self, event: AllocationRemoved | AllocationPaused | AllocationResumed | PilotsPaused) -> bool:
+        found = self.by_name.get(event.name)
+        if found is None:
+            return False
+        match event:
+            case AllocationRemoved():
+                found.removed_s = found.removed_s or event.at_s
+                self._forget_if_over(found)
+            case AllocationPaused():
+                found.paused_s, found.paused_by, found.paused_reason = event.at_s, event.by, event.reason
+            case PilotsPaused():
+                found.paused_s, found.paused_by, found.paused_reason = event.at_s, "", event.reason
+            case AllocationResumed():
+                found.paused_s, found.paused_by, found.paused_reason = 0.0, "", ""
+                found.failures, found.failed_s = 0, 0.0
+        return True
+
+    def _note_pilot(self, event: PilotPlanned | PilotSubmitted | PilotStarted | PilotEnded) -> bool:
+        found = self.by_name.get(event.name)
+        if found is None:
+            return False
+        if isinstance(event, PilotPlanned):
+            found.made += 1
+            found.pilots[event.pilot_id] = Pilot(id=event.pilot_id, planned_s=event.at_s, reason=event.reason)
+            return True
+        pilot = found.pilots.get(event.pilot_id)
+        if pilot is None:
+            return False
+        match event:
+            case PilotSubmitted():
+                pilot.provider_id, pilot.token, pilot.submitted_s = event.provider_id, event.token, event.at_s
+            case PilotStarted():
+                pilot.hosts, pilot.started_s = event.hosts, event.at_s
+            case PilotEnded():
+                self._end(found, pilot, event)
+        return True
+
+    def _end(self, found: Allocation, pilot: Pilot, event: PilotEnded) -> None:
+        pilot.ended_s, pilot.end, pilot.end_reason = event.at_s, event.state, event.reason
+        found.ended.append(found.pilots.pop(pilot.id))
+        del found.ended[:-KEPT]
+        if event.state in {"failed", "refused", "lost"} and not pilot.joined_s:
+            found.failures += 1
+            found.failed_s, found.failure = event.at_s, event.reason
+        self._forget_if_over(found)
+
+    def _forget_if_over(self, found: Allocation) -> None:
+        if found.removed_s and not found.pilots:
+            self.made[found.name] = found.made
+            del self.by_name[found.name]
+
+    def _join(self, event: NodeJoined) -> bool:
+        found = self.by_name.get(event.labels.get(LABEL_ALLOCATION, ""))
+        pilot = found.pilots.get(event.labels.get(LABEL_PILOT, "")) if found is not None else None
+        if found is None or pilot is None:
+            return False
+        pilot.joined_s = pilot.joined_s or event.at_s
+        pilot.nodes = (*(node for node in pilot.nodes if node != event.node_id), event.node_id)
+        found.failures = 0
+        found.devices, found.cpus = event.devices, event.cpus
+        found.host_memory_bytes, found.containers = event.host_memory_bytes, event.containers
+        return True

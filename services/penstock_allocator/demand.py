@@ -1,0 +1,141 @@
+"""
+How many more pilots waiting jobs would run on.
+
+:func:`wanted` asks the matcher's own round: it adds the nodes of one more pilot to the pool, one after the other, and
+looks at which jobs would start then that would not without it. The nodes of pilots that are on their way are there in
+every round, so that no pilot is submitted twice for one job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from typing import Final, NamedTuple
+
+import msgspec
+
+from penstock_cluster.allocations import GUESSED_KIND, Allocation
+from penstock_cluster.nodes import Cluster, Node
+from penstock_log import Job, JobTable, Placement
+from penstock_log.text import count, listed
+from penstock_scheduler import what_if
+from penstock_scheduler.pool.pool_index import PoolIndex
+from penstock_scheduler.pool.pool_view import PoolView
+from penstock_scheduler.pool.scheduler_state import SchedulerState
+from penstock_scheduler.round import decide_pool
+from penstock_scheduler.round_types import RoundRules
+
+NAMED: Final = 3
+"""Jobs that a pilot's reason names."""
+
+
+class PilotDemand(NamedTuple):
+    """How many more pilots, and for which jobs, in words."""
+
+    pilots: int
+    reason: str
+
+
+NO_DEMAND: Final = PilotDemand(0, "")
+
+
+def wanted(
+    state: SchedulerState,
+    jobs: JobTable,
+    allocation: Allocation,
+    others: Iterable[Allocation],
+    *,
+    now_s: float,
+    rules: RoundRules,
+    most: int,
+) -> PilotDemand:
+    """
+    Return how many more pilots of an allocation would let jobs start that wait now.
+
+    Parameters
+    ----------
+    others : iterable of Allocation
+        All other allocations of its pool, whose pilots may be on their way.
+    rules : RoundRules
+        The pool's.
+    most : int
+        The most pilots that may be submitted now.
+
+    Notes
+    -----
+    At most ``most`` + 2 times the rounds of one moment, each on an index of the pool that is made for it: O(J log J)
+    for J jobs of the pool. Where nothing is known of an allocation's nodes yet, one pilot is tried, with every kind
+    that a waiting job names.
+    """
+    waiting = [job for job in state.jobs_of(allocation.spec.pool, jobs) if job.placement is None and job.startable]
+    if most < 1 or not waiting:
+        return NO_DEMAND
+    coming = [node for one in (allocation, *others) for pilot in one.coming for node in one.new_nodes(pilot.id)]
+    trial = _Trial(state, jobs, allocation.spec.pool, now_s, rules)
+    before = trial.starts(coming)
+    for shape in _shapes(allocation, waiting):
+        pilots, started = 0, before
+        while pilots < (most if allocation.devices or allocation.spec.kinds else min(most, 1 - len(allocation.coming))):
+            more = [node for number in range(pilots + 1) for node in _named(shape, f"more-{number}")]
+            found = trial.starts([*coming, *more])
+            if len(found) <= len(started):
+                break
+            pilots, started = pilots + 1, found
+        if pilots:
+            return PilotDemand(pilots, _because(started, before))
+    return NO_DEMAND
+
+
+def _shapes(allocation: Allocation, waiting: Sequence[Job]) -> Iterator[list[Node]]:
+    """Yield what the nodes of a pilot may be like: as the last ones were, or of any kind that is asked for."""
+    nodes = list(allocation.new_nodes("shape"))
+    yield nodes
+    if allocation.devices or allocation.spec.kinds:
+        return
+    for kind in sorted({kind for job in waiting for kind in job.spec.kinds} - {GUESSED_KIND}):
+        yield [
+            msgspec.structs.replace(node, devices=tuple(msgspec.structs.replace(d, kind=kind) for d in node.devices))
+            for node in nodes
+        ]
+
+
+def _named(shape: Iterable[Node], name: str) -> Iterator[Node]:
+    for number, node in enumerate(shape):
+        yield msgspec.structs.replace(node, id=f"{name}/{number}")  # no real node has this name
+
+
+def _because(started: Sequence[Placement], before: Sequence[Placement]) -> str:
+    known = {placement.job_id for placement in before}
+    fresh = [placement.job_id for placement in started if placement.job_id not in known] or ["others"]
+    shown = fresh[:NAMED] + ([f"{len(fresh) - NAMED} more"] if len(fresh) > NAMED else [])
+    return f"{count(len(fresh), 'job')} would start: {listed(shown)}"
+
+
+class _Trial:
+    """The rounds of one moment, of a pool with more nodes."""
+
+    def __init__(self, state: SchedulerState, jobs: JobTable, pool: str, now_s: float, rules: RoundRules) -> None:
+        self._state, self._jobs, self._pool, self._now_s = state, jobs, pool, now_s
+        self._rules = msgspec.structs.replace(rules, max_waits=0)
+
+    def starts(self, more: Iterable[Node]) -> list[Placement]:
+        """Return what starts in the next rounds if these nodes are there as well."""
+        placed: list[Placement] = []
+        with ExitStack() as stack:
+            pool = self._view({node.id: node for node in more})
+            for _ in range(what_if.MOST_ROUNDS):
+                found, _again_s = decide_pool(pool, self._now_s, self._rules)
+                if found is None or not (found.placements or found.preemptions):
+                    break
+                placed += found.placements
+                pool = stack.enter_context(what_if.decided(pool, found))
+        return placed
+
+    def _view(self, more: dict[str, Node]) -> PoolView:
+        state, name, rules = self._state, self._pool, self._rules
+        cluster = Cluster(nodes={**state.cluster.nodes, **more})
+        topology = tuple(rules.topology)
+        found = state.jobs_of(name, self._jobs)
+        index = PoolIndex(name, cluster, state.ranks, found, topology, state.needs, rules.classes)
+        view = state.pool(name, self._jobs, rules.topology, rules.classes)
+        return msgspec.structs.replace(view, cluster=cluster, index=index)

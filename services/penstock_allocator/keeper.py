@@ -1,0 +1,250 @@
+"""
+Pilots at their providers: submitted, looked after, cancelled.
+
+:class:`PilotKeeper` makes what the providers have match what the log says. A pilot is planned in the log before it is
+submitted, and it is known to its provider by a name that follows from the log: after a crash in between, the next
+keeper finds it there and takes it on, or submits it. A provider that does not answer says nothing of its pilots: they
+stay as they are until it does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from penstock_allocator.machine import AllocatorSettings, AllocatorState, demand_of, room
+from penstock_allocator.pilot_script import PilotFolder, batch_script, node_script, write_pilot
+from penstock_allocator.providers import PilotProvider, ProviderJob, ProviderSilent, SubmissionRefused
+from penstock_allocator.providers.slurm import command
+from penstock_bus import Append, BusError, Conflict
+from penstock_bus.identity.claims import decoded
+from penstock_bus.identity.logins import Login, node_token_text
+from penstock_bus.port import NoResponders, Reply, Request, ServiceError
+from penstock_bus.replica import Replica
+from penstock_bus.shell import Shell
+from penstock_cluster.allocations import Allocation, Pilot
+from penstock_log import Commit, PilotEnded, PilotStarted, PilotSubmitted, subjects
+from penstock_log.allocation_facts import PilotEnd
+from penstock_log.codec import AnyEvent
+from penstock_log.request_bodies import AllocationRequest, RevokeRequest, TokenRequest
+from penstock_log.views import PilotTrialView
+from penstock_scheduler.pool.pool_settings import MatcherSettings
+
+_BAD: Final = 400
+_FORBIDDEN: Final = 403
+_QUEUE_S: Final = 30 * 86_400.0
+"""How long a pilot's token admits its machines: a pilot may wait for its start for days."""
+_LOGIN_MARGIN_S: Final = 600.0
+"""How much longer than its walltime a pilot's logins count."""
+
+
+class NoToken(Exception):
+    """The issuer gave no token; the message says why."""
+
+
+class PilotKeeper:
+    """
+    Pilots at their providers.
+
+    Parameters
+    ----------
+    shell, replica
+        The allocator's; nothing is done while the replica does not lead.
+    providers : mapping of str to Provider
+    """
+
+    def __init__(
+        self,
+        shell: Shell,
+        replica: Replica[AllocatorState],
+        settings: AllocatorSettings,
+        providers: Mapping[str, PilotProvider],
+        matcher: MatcherSettings,
+    ) -> None:
+        self._matcher = matcher
+        self._shell, self._replica, self._settings, self._providers = shell, replica, settings, providers
+        self._folder = Path(settings.data_dir).absolute()
+        self._looked_s: dict[str, float] = {}
+        self.moved = asyncio.Event()
+        """Set where there may be something to do before the next look."""
+
+    def place(self, pilot_id: str) -> PilotFolder:
+        """Return the files of a pilot."""
+        checkpoints = Path(self._settings.checkpoint_dir or self._folder / "checkpoints").absolute()
+        return PilotFolder(self._folder / "pilots" / pilot_id, checkpoints)
+
+    async def keep(self) -> None:
+        """Look after the pilots for ever."""
+        while True:
+            try:
+                async with asyncio.timeout(min(1.0, self._settings.poll_s)):
+                    await self.moved.wait()
+            except TimeoutError:
+                pass
+            self.moved.clear()
+            if self._replica.settled and self._shell.vitals.ready:
+                await self._look()
+
+    async def answer_trial(self, request: Request) -> Reply:
+        """Answer what a pilot of an allocation would be: the gateway asks, in the name of an admin."""
+        if request.user:
+            return Reply(code=_FORBIDDEN, error="people ask the gateway, which knows who may")
+        try:
+            asked = msgspec.json.decode(request.body, type=AllocationRequest)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            return Reply(code=_BAD, error=f"not a request for a pilot: {error}")
+        state, now_s = self._replica.live.state, self._shell.now_s()
+        allocation = Allocation(name=asked.name, spec=asked.spec, added_s=now_s)
+        demand = demand_of(state, allocation, now_s, self._matcher, room(allocation))
+        place = self.place(f"{asked.name}.trial")
+        try:
+            write_pilot(place, allocation, f"{asked.name}-1", "no token: nothing is submitted")
+            said, accepted = await self._providers[asked.spec.provider].try_out(asked.spec, place), True
+        except (SubmissionRefused, ProviderSilent, OSError) as error:
+            said, accepted = str(error), False
+        view = PilotTrialView(
+            accepted=accepted,
+            said=said,
+            pilots=demand.pilots,
+            reason=demand.reason,
+            script=batch_script(place, allocation),
+            node_script=node_script(place, allocation, f"{asked.name}-1"),
+            command=tuple(command(asked.spec, allocation.pilot_name(f"{asked.name}-1"), place)),
+        )
+        shutil.rmtree(place.folder, ignore_errors=True)
+        return Reply(body=msgspec.json.encode(view))
+
+    async def _look(self) -> None:
+        for allocation in list(self._replica.live.state.allocations.by_name.values()):
+            pilots = list(allocation.pilots.values())
+            due = self._shell.monotonic() >= self._looked_s.get(allocation.name, 0.0)
+            if not pilots or not (due or allocation.removed_s or any(not pilot.submitted_s for pilot in pilots)):
+                continue
+            self._looked_s[allocation.name] = self._shell.monotonic() + self._settings.poll_s
+            try:
+                await self._look_at(allocation, pilots)
+            except ProviderSilent as error:
+                self._shell.log.warning("provider_unavailable", allocation=allocation.name, error=str(error))
+            except Conflict:  # the decider was faster; the next look sees what it did
+                self.moved.set()
+            except BusError as error:
+                self._shell.log.warning("pilots_not_looked_at", allocation=allocation.name, error=str(error))
+
+    async def _look_at(self, allocation: Allocation, pilots: Sequence[Pilot]) -> None:
+        provider = self._providers[allocation.spec.provider]
+        names = {allocation.pilot_name(pilot.id): self.place(pilot.id) for pilot in pilots}
+        found = await provider.list_jobs(names)
+        for pilot in pilots:
+            job = found.get(allocation.pilot_name(pilot.id))
+            if not pilot.submitted_s:
+                await self._begin(provider, allocation, pilot, job)
+            elif job is None or job.state in {"ended", "cancelled"}:
+                await self._conclude(allocation, pilot, job)
+            elif allocation.removed_s:
+                await provider.cancel(job, self.place(pilot.id))
+            elif job.state == "running" and not pilot.started_s:
+                fact = PilotStarted(name=allocation.name, pilot_id=pilot.id, hosts=job.hosts, at_s=self._shell.now_s())
+                await self._append(allocation, fact)
+            elif pilot.started_s and not pilot.joined_s:
+                await self._give_up_late(provider, allocation, pilot, job)
+
+    async def _begin(
+        self, provider: PilotProvider, allocation: Allocation, pilot: Pilot, job: ProviderJob | None
+    ) -> None:
+        """Submit a pilot that is planned, unless its provider has it already: an earlier allocator ended in between."""
+        now_s, token = self._shell.now_s(), ""
+        if job is None and allocation.removed_s:
+            await self._end(allocation, pilot, "cancelled", "its allocation was removed")
+            return
+        if job is None:
+            others = [one.provider_id for one in allocation.pilots.values() if one.provider_id]
+            try:
+                text, token = await self._token(allocation)
+                write_pilot(self.place(pilot.id), allocation, pilot.id, text)
+                name = allocation.pilot_name(pilot.id)
+                number = await provider.submit(allocation.spec, name, self.place(pilot.id), others)
+            except (SubmissionRefused, NoToken) as error:
+                await self._end(allocation, pilot, "refused", str(error))
+                return
+            except OSError as error:
+                await self._end(allocation, pilot, "refused", f"its files cannot be written: {error}")
+                return
+        else:
+            number = job.id
+            self._shell.log.info("pilot_adopted", allocation=allocation.name, pilot=pilot.id, provider_id=number)
+        fact = PilotSubmitted(name=allocation.name, pilot_id=pilot.id, provider_id=number, token=token, at_s=now_s)
+        self._shell.log.info("pilot_submitted", allocation=allocation.name, pilot=pilot.id, provider_id=number)
+        await self._append(allocation, fact)
+
+    async def _conclude(self, allocation: Allocation, pilot: Pilot, job: ProviderJob | None) -> None:
+        """Say how a pilot ended that its provider has no more, or says has ended."""
+        said = job.reason if job is not None else "the provider has it no more"
+        if allocation.removed_s or (job is not None and job.state == "cancelled"):
+            await self._end(allocation, pilot, "cancelled", said)
+        elif pilot.joined_s:
+            await self._end(allocation, pilot, "finished", said)
+        else:
+            words = self.place(pilot.id).last_words()
+            await self._end(allocation, pilot, "failed", f"no node joined; {said}" + (f": {words}" if words else ""))
+
+    async def _give_up_late(
+        self, provider: PilotProvider, allocation: Allocation, pilot: Pilot, job: ProviderJob
+    ) -> None:
+        if self._shell.now_s() - pilot.started_s < self._settings.join_s:
+            return
+        await provider.cancel(job, self.place(pilot.id))
+        words = self.place(pilot.id).last_words()
+        said = f"no node joined within {self._settings.join_s:g} s" + (f": {words}" if words else "")
+        await self._end(allocation, pilot, "failed", said)
+
+    async def _end(self, allocation: Allocation, pilot: Pilot, state: PilotEnd, reason: str) -> None:
+        """Note that a pilot has ended; its token admits nobody more."""
+        place = self.place(pilot.id)
+        try:
+            place.token.unlink(missing_ok=True)
+        except OSError as error:
+            self._shell.log.warning("token_not_removed", file=str(place.token), error=str(error))
+        if pilot.token and len(pilot.nodes) < allocation.spec.nodes:
+            ask = RevokeRequest(id=pilot.token, reason=f"pilot {pilot.id} has ended")
+            try:
+                await self._ask_issuer("revoke", ask)
+            except BusError as error:  # it ends by itself
+                self._shell.log.warning("token_not_revoked", token=pilot.token, error=str(error))
+        at_s = self._shell.now_s()
+        self._shell.log.info("pilot_ended", allocation=allocation.name, pilot=pilot.id, state=state, reason=reason)
+        fact = PilotEnded(name=allocation.name, pilot_id=pilot.id, state=state, reason=reason[:1_000], at_s=at_s)
+        await self._append(allocation, fact)
+
+    async def _token(self, allocation: Allocation) -> tuple[str, str]:
+        """
+        Return a token for a pilot's machines, as one word, and its id.
+
+        Raises
+        ------
+        NoToken
+            If the issuer refuses it.
+        """
+        spec = allocation.spec
+        ask = TokenRequest(valid_s=_QUEUE_S, uses=spec.nodes, login_s=spec.walltime_s + _LOGIN_MARGIN_S)
+        try:
+            login = msgspec.json.decode(await self._ask_issuer("token", ask), type=Login)
+        except (ServiceError, NoResponders) as error:
+            advice = "pilots join a server of `penstock up`, which has logins"
+            raise NoToken(f"the issuer gave no token: {error}; {advice}") from error
+        return node_token_text(login), str(decoded(login.user_jwt).get("name", ""))
+
+    async def _ask_issuer(self, what: str, ask: msgspec.Struct) -> bytes:
+        return await self._shell.bus.request(subjects.command(what, "issuer"), msgspec.json.encode(ask), timeout_s=10.0)
+
+    async def _append(self, allocation: Allocation, *facts: AnyEvent) -> None:
+        subject = subjects.pilots(allocation.name)
+        commit = Commit(id=uuid.uuid4().hex, actor=f"{self._shell.service}/{self._shell.replica_id}", facts=facts)
+        expected = self._replica.live.heads.get(subject, 0)
+        seq = await self._shell.bus.append(Append(subject=subject, commit=commit, expected=expected))
+        await self._replica.live.reached(seq)

@@ -1,0 +1,137 @@
+"""
+Pilots as processes on this machine, or on hosts that are reached by SSH.
+
+A pilot is a process group that outlives the allocator. Its folder holds a file ``process`` with its number and the time
+at which it began, which it writes itself and only where there is none: a pilot that is submitted twice runs once. On a
+host that is reached by SSH the folder has to be there under the same path. ``timeout`` ends a pilot at its walltime.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Collection, Mapping
+from typing import Final
+
+from penstock_allocator.pilot_script import PilotFolder
+from penstock_allocator.providers.provider import (
+    CommandResult,
+    ProviderJob,
+    ProviderSilent,
+    SubmissionRefused,
+    run_command,
+)
+from penstock_log import AllocationSpec
+
+_HERE: Final = ""
+"""The host that is this machine."""
+_SSH: Final = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
+_UNREACHED: Final = 255
+"""Exit code of ``ssh`` where it could not connect."""
+_KILL_AFTER_S: Final = 10
+
+_BEGIN: Final = r"""
+cd -- "$1" || exit 1
+setsid bash -c 'set -C; echo "$$ $(cut -d" " -f22 "/proc/$$/stat")" > process || exit 1
+  exec timeout --kill-after="$1" "$2" bash ./pilot.sh' bash "$2" "$3" > output.txt 2>&1 < /dev/null &
+for _ in $(seq 200); do
+  if [ -s process ]; then cat process; exit 0; fi
+  sleep 0.05
+done
+echo "the pilot did not begin" >&2
+exit 1
+"""
+_LOOK: Final = r"""
+for folder in "$@"; do
+  if read -r pid began < "$folder/process"; then
+    read -r state now < <(cut -d" " -f3,22 "/proc/$pid/stat")
+    if [ "$now" = "$began" ] && [ "$state" != Z ]; then echo "running $pid"; else echo "ended $pid"; fi
+  else
+    echo "unknown -"
+  fi
+done 2> /dev/null
+"""
+_END: Final = r"""
+read -r pid began < "$1/process" || exit 0
+if [ "$(cut -d" " -f22 "/proc/$pid/stat" 2> /dev/null)" = "$began" ]; then kill -TERM "$pid"; fi
+"""
+
+
+class HostProvider:
+    """
+    Pilots as processes.
+
+    Parameters
+    ----------
+    over_ssh : bool
+        Whether they run on the hosts of their allocation, one on each; otherwise all of them run here.
+    """
+
+    def __init__(self, *, over_ssh: bool) -> None:
+        self._over_ssh = over_ssh
+
+    async def submit(self, spec: AllocationSpec, name: str, place: PilotFolder, others: Collection[str]) -> str:  # noqa: ARG002 - the port's
+        """Start a pilot; see :meth:`PilotProvider.submit`."""
+        host = self._free_host(spec, others)
+        (place.folder / "host").write_text(host, encoding="utf-8")
+        done = await _run(host, _BEGIN, str(place.folder), str(_KILL_AFTER_S), f"{spec.walltime_s:g}")
+        if done.code:
+            raise SubmissionRefused(f"{host or 'this machine'}: {done.error or 'the pilot did not begin'}")
+        return f"{host}:{done.output.split()[0]}"
+
+    async def list_jobs(self, pilots: Mapping[str, PilotFolder]) -> Mapping[str, ProviderJob]:
+        """Return which pilots run; see :meth:`PilotProvider.list_jobs`."""
+        by_host: dict[str, list[str]] = {}
+        for name, place in pilots.items():
+            host = _host_of(place)
+            if host is not None:
+                by_host.setdefault(host, []).append(name)
+        found: dict[str, ProviderJob] = {}
+        for host, names in by_host.items():
+            done = await _run(host, _LOOK, *(str(pilots[name].folder) for name in names))
+            for name, line in zip(names, done.output.splitlines(), strict=False):
+                state, _, pid = line.partition(" ")
+                if state in {"running", "ended"}:
+                    found[name] = ProviderJob(f"{host}:{pid}", "running" if state == "running" else "ended", (host,))
+        return found
+
+    async def cancel(self, job: ProviderJob, place: PilotFolder) -> None:
+        """End a pilot; see :meth:`PilotProvider.cancel`."""
+        await _run(job.id.rpartition(":")[0], _END, str(place.folder))
+
+    async def try_out(self, spec: AllocationSpec, place: PilotFolder) -> str:
+        """Return where pilots would run, if each host can be reached; see :meth:`PilotProvider.try_out`."""
+        hosts = spec.hosts if self._over_ssh else (_HERE,)
+        for host in hosts:
+            done = await _run(host, 'test -d "$1" || { echo "it has no folder $1" >&2; exit 1; }', str(place.folder))
+            if done.code:
+                raise SubmissionRefused(f"{host or 'this machine'}: {done.error}")
+        return f"a pilot would run on {' or '.join(hosts) if self._over_ssh else 'this machine'}"
+
+    def _free_host(self, spec: AllocationSpec, others: Collection[str]) -> str:
+        if not self._over_ssh:
+            return _HERE
+        taken = {one.rpartition(":")[0] for one in others}
+        free = [host for host in spec.hosts if host not in taken]
+        if not free:
+            raise ProviderSilent("each of its hosts has a pilot")
+        return free[0]
+
+
+def _host_of(place: PilotFolder) -> str | None:
+    """Return the host of a pilot; None where it was never begun."""
+    try:
+        return (place.folder / "host").read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ProviderSilent(f"{place.folder} cannot be read: {error.strerror}") from error
+
+
+async def _run(host: str, script: str, *words: str) -> CommandResult:
+    """Run a script with arguments on a host; its text goes over standard input, where its length does not matter."""
+    if host == _HERE:
+        return await run_command(["bash", "-s", "--", *words], stdin=script.encode())
+    done = await run_command([*_SSH, "--", host, f"bash -s -- {shlex.join(words)}"], stdin=script.encode())
+    if done.code == _UNREACHED:
+        raise ProviderSilent(f"{host} is not reached: {done.error}")
+    return done

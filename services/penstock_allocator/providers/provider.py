@@ -1,0 +1,126 @@
+"""The port of providers: where pilots are submitted, listed and cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final, Literal, NamedTuple, Protocol
+
+from penstock_allocator.pilot_script import PilotFolder
+from penstock_log import AllocationSpec
+
+LONGEST_S: Final = 60.0
+"""A command of a provider that takes longer than this is ended."""
+
+
+class ProviderError(Exception):
+    """What a provider could not do."""
+
+
+class SubmissionRefused(ProviderError):
+    """A pilot that the provider does not take; another of the same kind would fare no better."""
+
+
+class ProviderSilent(ProviderError):
+    """The provider does not answer now; nothing is known of what was asked."""
+
+
+class ProviderJob(NamedTuple):
+    """
+    A pilot as its provider has it.
+
+    Attributes
+    ----------
+    id : str
+        As the provider calls it.
+    state : {"waiting", "running", "ended", "cancelled"}
+    hosts : tuple of str
+        Where it runs.
+    reason : str
+        Why it waits or how it ended, in the provider's words.
+    """
+
+    id: str
+    state: Literal["waiting", "running", "ended", "cancelled"]
+    hosts: tuple[str, ...] = ()
+    reason: str = ""
+
+
+class PilotProvider(Protocol):
+    """
+    Where pilots run.
+
+    All methods may raise :class:`ProviderSilent`.
+    """
+
+    async def submit(self, spec: AllocationSpec, name: str, place: PilotFolder, others: Collection[str]) -> str:
+        """
+        Submit a pilot under a name, and return its id; ``others`` are those of its allocation's other pilots.
+
+        Raises
+        ------
+        SubmissionRefused
+            If it will not be taken.
+        """
+
+    async def list_jobs(self, pilots: Mapping[str, PilotFolder]) -> Mapping[str, ProviderJob]:
+        """
+        Return, by name, what the provider knows of these pilots.
+
+        One that ended a while ago may be missing, as one that was never submitted is.
+        """
+
+    async def cancel(self, job: ProviderJob, place: PilotFolder) -> None:
+        """End a pilot; one that has ended is passed over."""
+
+    async def try_out(self, spec: AllocationSpec, place: PilotFolder) -> str:
+        """
+        Return what the provider says of a pilot that is not submitted.
+
+        Raises
+        ------
+        SubmissionRefused
+            If it would not be taken.
+        """
+
+
+class CommandResult(NamedTuple):
+    """What a command printed, and its exit code."""
+
+    code: int
+    output: str
+    error: str
+
+
+async def run_command(command: Sequence[str], *, stdin: bytes = b"") -> CommandResult:
+    """
+    Run a command of a provider.
+
+    Raises
+    ------
+    ProviderSilent
+        If it is not installed here, or does not end within :data:`LONGEST_S`.
+    """
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        )
+    except OSError as error:
+        raise ProviderSilent(
+            f"{command[0]} cannot be run on the allocator's machine: {error.strerror}; run `penstock service "
+            "allocator` where it can"
+        ) from error
+    try:
+        async with asyncio.timeout(LONGEST_S):
+            output, problem = await process.communicate(stdin)
+    except TimeoutError as error:
+        process.kill()
+        await process.wait()
+        raise ProviderSilent(f"{command[0]} did not end within {LONGEST_S:.0f} s") from error
+    except asyncio.CancelledError:
+        process.kill()
+        await process.wait()
+        raise
+    return CommandResult(
+        process.returncode or 0, output.decode("utf-8", "replace").strip(), problem.decode("utf-8", "replace").strip()
+    )

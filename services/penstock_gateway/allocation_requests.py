@@ -1,0 +1,194 @@
+"""
+Commands and answers about allocations: nodes for a while of another cluster.
+
+As in :mod:`penstock_gateway.acceptance`, the commands are pure functions, from the read model and a request to the fact
+that is to be appended. Facts about an allocation stand on one subject, so of two commands the second is decided anew.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+
+import msgspec
+
+from penstock_cluster.allocations import Allocation, Pilot
+from penstock_gateway.acceptance import JobAction
+from penstock_gateway.answers import ReadModel
+from penstock_gateway.authority import SERVICE, Caller
+from penstock_gateway.endpoints import BAD, CONFLICT, NOT_FOUND, RequestRefused
+from penstock_gateway.machine import GatewayState
+from penstock_log import (
+    AllocationAdded,
+    AllocationPaused,
+    AllocationRemoved,
+    AllocationResumed,
+    AllocationSpec,
+    Device,
+    request_bodies,
+    subjects,
+)
+from penstock_log.text import count, duration, listed
+from penstock_log.views import AllocationsView, AllocationView, PilotView
+
+
+def add(
+    state: GatewayState,
+    ask: request_bodies.AllocationRequest,
+    now_s: float,
+    caller: Caller = SERVICE,  # noqa: ARG001 - all commands are called alike
+) -> JobAction:
+    """Add an allocation; 409 if there is one of its name, 400 if it could not work."""
+    if (known := state.allocations.by_name.get(ask.name)) is not None:
+        advice = (
+            "wait until its last pilot has ended (`penstock alloc show`)"
+            if known.removed_s
+            else f"remove it first (`penstock alloc rm {ask.name}`), or choose another name"
+        )
+        what = "being removed" if known.removed_s else "there already"
+        raise RequestRefused(CONFLICT, f"allocation {ask.name} is {what}; {advice}")
+    check(ask)
+    fact = AllocationAdded(name=ask.name, spec=ask.spec, by=ask.by, at_s=now_s)
+    spec = ask.spec
+    most = count(spec.max_pilots, "pilot")
+    each = f", of {spec.nodes} nodes each" if spec.nodes > 1 else ""
+    message = f"allocation {ask.name}: at most {most}{each} of {duration(spec.walltime_s)}, where jobs wait for them"
+    return JobAction(id=ask.name, state="active", message=message, subject=subjects.allocation(ask.name), fact=fact)
+
+
+def check(ask: request_bodies.AllocationRequest) -> None:
+    """Refuse an allocation that could not work, with 400."""
+    spec = ask.spec
+    if spec.provider == "ssh" and not spec.hosts:
+        raise RequestRefused(BAD, "$.spec.hosts: pilots over SSH run on hosts that are named; expected at least one")
+    if spec.provider != "ssh" and spec.hosts:
+        raise RequestRefused(BAD, f"$.spec.hosts: pilots of {spec.provider} have no hosts that are named; leave it out")
+    if spec.provider != "slurm" and spec.options:
+        raise RequestRefused(BAD, f"$.spec.options: {spec.provider} takes no arguments; leave them out")
+    if spec.provider != "slurm" and spec.nodes > 1:
+        raise RequestRefused(BAD, f"$.spec.nodes: a pilot of {spec.provider} has one node; expected 1")
+    if spec.min_pilots > spec.max_pilots:
+        raise RequestRefused(BAD, "$.spec.min_pilots: more than max_pilots; expected that many at most")
+    if not math.isfinite(spec.walltime_s) or not math.isfinite(spec.idle_s):
+        raise RequestRefused(BAD, "$.spec: walltime_s and idle_s are seconds; expected finite numbers")
+    for name in spec.environment:
+        if not (name.isascii() and name.isidentifier()):
+            raise RequestRefused(BAD, f"$.spec.environment: {name!r} names no variable; expected letters, digits and _")
+    _check_options(spec)
+
+
+def _check_options(spec: AllocationSpec) -> None:
+    """Refuse arguments that the allocator itself sets."""
+    long = {"--time", "--job-name", "--nodes", "--requeue", "--output", "--array", "--wrap"}
+    short = {"-t", "-J", "-N", "-o", "-a"}
+    for option in spec.options:
+        name = option.partition("=")[0]
+        if name in long or option[:2] in short:
+            raise RequestRefused(
+                BAD,
+                f"$.spec.options: {name} is the allocator's to set; expected other arguments (--walltime and "
+                "--nodes of `penstock alloc add` set the first ones)",
+            )
+
+
+def remove(
+    state: GatewayState,
+    ask: request_bodies.ActRequest,
+    now_s: float,
+    caller: Caller = SERVICE,  # noqa: ARG001 - all commands are called alike
+) -> JobAction:
+    """Remove an allocation: its pilots are cancelled."""
+    found = _allocation(state, ask.id)
+    if found.removed_s:
+        return JobAction(id=ask.id, state="removing", message=f"allocation {ask.id} is being removed already")
+    pilots = count(len(found.pilots), "pilot")
+    message = f"allocation {ask.id} is removed" + (f"; its {pilots} will end" if found.pilots else "")
+    fact = AllocationRemoved(name=ask.id, by=ask.by, reason=ask.reason, at_s=now_s)
+    return JobAction(id=ask.id, state="removing", message=message, subject=subjects.allocation(ask.id), fact=fact)
+
+
+def pause(
+    state: GatewayState,
+    ask: request_bodies.ActRequest,
+    now_s: float,
+    caller: Caller = SERVICE,  # noqa: ARG001 - all commands are called alike
+) -> JobAction:
+    """Submit no more pilots of an allocation; those that there are go on."""
+    found = _allocation(state, ask.id)
+    if found.removed_s or found.paused_s:
+        how = "is being removed" if found.removed_s else "is paused already"
+        return JobAction(id=ask.id, state=found.state, message=f"allocation {ask.id} {how}")
+    fact = AllocationPaused(name=ask.id, by=ask.by, reason=ask.reason, at_s=now_s)
+    left = f"; its {count(len(found.pilots), 'pilot')} go on" if found.pilots else ""
+    message = f"allocation {ask.id} is paused{left}"
+    return JobAction(id=ask.id, state="paused", message=message, subject=subjects.allocation(ask.id), fact=fact)
+
+
+def resume(
+    state: GatewayState,
+    ask: request_bodies.ActRequest,
+    now_s: float,
+    caller: Caller = SERVICE,  # noqa: ARG001 - all commands are called alike
+) -> JobAction:
+    """Submit pilots of an allocation again; failures so far no longer count."""
+    found = _allocation(state, ask.id)
+    if found.removed_s:
+        raise RequestRefused(CONFLICT, f"allocation {ask.id} is being removed; add another one")
+    if not found.paused_s and not found.failures:
+        return JobAction(id=ask.id, state=found.state, message=f"allocation {ask.id} is not paused")
+    fact = AllocationResumed(name=ask.id, by=ask.by, reason=ask.reason, at_s=now_s)
+    message = f"allocation {ask.id} is active"
+    return JobAction(id=ask.id, state="active", message=message, subject=subjects.allocation(ask.id), fact=fact)
+
+
+def _allocation(state: GatewayState, name: str) -> Allocation:
+    found = state.allocations.by_name.get(name)
+    if found is None:
+        known = listed(sorted(state.allocations.by_name)) or "none"
+        raise RequestRefused(NOT_FOUND, f"no allocation is called {name!r}; known: {known}")
+    return found
+
+
+def answer(model: ReadModel, *, sees_all: bool) -> AllocationsView:
+    """Return all allocations; ``sees_all``: with the scripts and the variables that they have."""
+    found = sorted(model.state.allocations.by_name.values(), key=lambda one: one.name)
+    return AllocationsView(allocations=tuple(_view(one, sees_all=sees_all) for one in found), seq=model.seq)
+
+
+def _view(one: Allocation, *, sees_all: bool) -> AllocationView:
+    spec = one.spec if sees_all else msgspec.structs.replace(one.spec, setup="", teardown="", environment={})
+    return AllocationView(
+        name=one.name,
+        state=one.state,
+        spec=spec,
+        added_s=one.added_s,
+        by=one.by,
+        reason=one.paused_reason,
+        made=one.made,
+        failures=one.failures,
+        failure=one.failure if one.failures else "",
+        devices=_devices(one.devices),
+        pilots=tuple(_pilot(pilot) for pilot in (*one.pilots.values(), *reversed(one.ended))),
+    )
+
+
+def _devices(devices: Iterable[Device]) -> str:
+    kinds = Counter(device.kind for device in devices)
+    return ", ".join(f"{number} {kind}" for kind, number in kinds.items())
+
+
+def _pilot(pilot: Pilot) -> PilotView:
+    return PilotView(
+        id=pilot.id,
+        state=pilot.end or pilot.state,
+        provider_id=pilot.provider_id,
+        nodes=pilot.nodes,
+        hosts=pilot.hosts,
+        planned_s=pilot.planned_s,
+        submitted_s=pilot.submitted_s or None,
+        started_s=pilot.started_s or None,
+        joined_s=pilot.joined_s or None,
+        ended_s=pilot.ended_s or None,
+        reason=pilot.end_reason or pilot.reason,
+    )

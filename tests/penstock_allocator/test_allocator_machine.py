@@ -1,0 +1,198 @@
+"""Which pilots the allocator plans: where jobs wait that would run on them, and never without end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from matcher_facts import device, job, node
+
+from penstock_allocator.machine import AllocatorSettings, AllocatorState, decider
+from penstock_log import (
+    AllocationAdded,
+    AllocationPaused,
+    AllocationRemoved,
+    AllocationResumed,
+    AllocationSpec,
+    AnyEvent,
+    JobCancelled,
+    NodeJoined,
+    NodeLeft,
+    PilotEnded,
+    PilotPlanned,
+    PilotsPaused,
+    PilotStarted,
+    PilotSubmitted,
+)
+from penstock_testing import Scenario, delivery
+
+Allocator = Scenario[AllocatorState]
+
+
+def allocator(**settings: Any) -> Allocator:
+    return Scenario(decider(AllocatorSettings(look_s=0.001, **settings)))
+
+
+def added(name: str = "lab", **fields: Any) -> AllocationAdded:
+    return AllocationAdded(name=name, spec=AllocationSpec(provider="slurm", **{"max_pilots": 4, **fields}), at_s=0.0)
+
+
+def submitted(pilot_id: str, at_s: float = 2.0) -> PilotSubmitted:
+    name = pilot_id.rpartition("-")[0]
+    return PilotSubmitted(name=name, pilot_id=pilot_id, provider_id="1", at_s=at_s)
+
+
+def joined(pilot_id: str, at_s: float = 3.0, **kinds: int) -> tuple[PilotStarted, NodeJoined]:
+    name = pilot_id.rpartition("-")[0]
+    labels = {"allocation": name, "pilot": pilot_id}
+    devices = [device(n, kind) for n, kind in enumerate(k for k, many in kinds.items() for _ in range(many))]
+    return (
+        PilotStarted(name=name, pilot_id=pilot_id, at_s=at_s),
+        NodeJoined(node_id=pilot_id, devices=tuple(devices), labels=labels, at_s=at_s),
+    )
+
+
+def ended(pilot_id: str, state: str = "finished", at_s: float = 9.0, reason: str = "") -> PilotEnded:
+    name = pilot_id.rpartition("-")[0]
+    return PilotEnded(name=name, pilot_id=pilot_id, state=state, reason=reason, at_s=at_s)  # type: ignore[arg-type]
+
+
+def planned(facts: list[AnyEvent]) -> list[str]:
+    return [fact.pilot_id for fact in facts if isinstance(fact, PilotPlanned)]
+
+
+def known(**fields: Any) -> Allocator:
+    """Return an allocator whose first pilot has shown two fast devices, and has ended."""
+    first = [PilotPlanned(name="lab", pilot_id="lab-1", at_s=1.0), submitted("lab-1"), *joined("lab-1", fast=2)]
+    gone = NodeLeft(node_id="lab-1", at_s=8.0)
+    return allocator().given(added(**fields), *first, gone, ended("lab-1")).at(10.0)
+
+
+def test_no_pilot_is_planned_where_no_job_waits() -> None:
+    assert allocator().given(added()).at(5.0).settle() == []
+
+
+def test_one_pilot_is_planned_for_many_jobs_before_it_is_known_what_a_pilot_has() -> None:
+    found = allocator().given(added(), *(job(f"j{n}") for n in range(9))).at(5.0).settle()
+    assert planned(found) == ["lab-1"]
+
+
+def test_the_first_pilot_is_planned_for_a_job_of_a_kind_that_nobody_has_seen() -> None:
+    assert planned(allocator().given(added(), job("j", kinds=("a100",))).at(5.0).settle()) == ["lab-1"]
+
+
+def test_as_many_pilots_are_planned_as_the_waiting_jobs_would_fill() -> None:
+    assert planned(known(backlog=9).given(*(job(f"j{n}") for n in range(3))).settle()) == ["lab-2", "lab-3"]
+
+
+def test_no_more_pilots_wait_for_their_start_than_the_backlog() -> None:
+    one = known(backlog=1).given(*(job(f"j{n}") for n in range(6)))
+    assert planned(one.settle()) == ["lab-2"]
+    one.given(submitted("lab-2"), *joined("lab-2", at_s=11.0, fast=2)).at(12.0)
+    assert planned(one.settle()) == ["lab-3"]
+
+
+def test_there_are_never_more_pilots_than_the_most() -> None:
+    one = known(backlog=9, max_pilots=2).given(*(job(f"j{n}") for n in range(20)))
+    assert planned(one.settle()) == ["lab-2", "lab-3"]
+
+
+def test_no_pilot_is_planned_for_a_job_that_would_not_run_on_it() -> None:
+    assert known().given(job("j", kinds=("slow",))).settle() == []
+    assert known().given(job("j", gpus=3)).settle() == []
+
+
+def test_a_gang_over_several_pilots_gets_all_of_them() -> None:
+    assert planned(known(backlog=9).given(job("j", gpus=2), job("k", gpus=2)).settle()) == ["lab-2", "lab-3"]
+
+
+def test_no_pilot_is_planned_for_a_job_that_an_idle_node_takes() -> None:
+    assert known().given(node("own", fast=1), job("j")).settle() == []
+
+
+def test_a_pilot_on_its_way_counts_for_the_job_that_it_was_planned_for() -> None:
+    one = known().given(job("j"))
+    assert planned(one.settle()) == ["lab-2"]
+    assert one.given(submitted("lab-2")).at(100.0).settle() == []
+
+
+def test_two_allocations_submit_no_two_pilots_for_one_job() -> None:
+    one = allocator().given(added("a", kinds=("fast",)), added("b", kinds=("fast",)), job("j")).at(5.0)
+    assert len(planned(one.facts())) >= 1
+    one.given(PilotPlanned(name="a", pilot_id="a-1", at_s=5.0)).at(6.0)
+    assert one.settle() == []
+
+
+def test_each_kind_is_asked_of_the_allocation_that_has_it() -> None:
+    one = allocator().given(added("a", kinds=("a100",)), added("v", kinds=("v100",)), job("j", kinds=("v100",)))
+    assert planned(one.at(5.0).settle()) == ["v-1"]
+
+
+def test_a_paused_allocation_and_a_removed_one_plan_nothing() -> None:
+    one = known().given(AllocationPaused(name="lab", at_s=9.0), job("j"))
+    assert one.settle() == []
+    one.given(AllocationResumed(name="lab", at_s=10.0))
+    assert planned(one.settle()) == ["lab-2"]
+    assert known().given(AllocationRemoved(name="lab", at_s=9.0), job("j")).settle() == []
+
+
+def test_so_many_pilots_are_kept_as_are_asked_for_though_no_job_waits() -> None:
+    assert planned(known(min_pilots=2, backlog=9).settle()) == ["lab-2", "lab-3"]
+
+
+@pytest.mark.parametrize("state", ["failed", "refused"])
+def test_pilots_that_fail_come_more_slowly_and_then_no_more(state: str) -> None:
+    one, at_s = allocator(most_failures=3, backoff_s=10.0).given(added(), job("j")), 5.0
+    for number, wait_s in ((1, 10.0), (2, 20.0)):
+        assert planned(one.at(at_s).settle()) == [f"lab-{number}"]
+        one.given(ended(f"lab-{number}", state, at_s, "no such account"))
+        one.at(at_s + wait_s - 1.0).then().then_wakes_at(at_s + wait_s)
+        at_s += wait_s
+    assert planned(one.at(at_s).settle()) == ["lab-3"]
+    one.given(ended("lab-3", state, at_s, "no such account"))
+    paused = one.at(at_s + 1e6).settle()
+    assert [type(fact) for fact in paused] == [PilotsPaused]
+    assert "no such account" in paused[0].reason  # type: ignore[union-attr]
+    assert one.at(at_s + 2e6).settle() == []
+    one.given(AllocationResumed(name="lab", at_s=at_s + 2e6))
+    assert planned(one.settle()) == ["lab-4"]
+
+
+def test_a_pilot_that_joined_ends_a_row_of_failures() -> None:
+    one = allocator(most_failures=2).given(added(), job("j")).at(5.0)
+    one.settle()
+    one.given(ended("lab-1", "failed", 5.0)).at(100.0)
+    assert planned(one.settle()) == ["lab-2"]
+    one.given(submitted("lab-2"), *joined("lab-2", fast=1), NodeLeft(node_id="lab-2", at_s=8.0), ended("lab-2"))
+    assert one.state.allocations.by_name["lab"].failures == 0
+
+
+def test_cancelled_pilots_are_no_failures() -> None:
+    one = allocator(most_failures=1).given(added(), job("j")).at(5.0)
+    one.settle()
+    one.given(ended("lab-1", "cancelled")).at(50.0)
+    assert planned(one.settle()) == ["lab-2"]
+
+
+def test_an_allocation_of_a_name_that_was_removed_counts_its_pilots_on() -> None:
+    one = known().given(AllocationRemoved(name="lab", at_s=9.0))
+    assert "lab" not in one.state.allocations.by_name
+    one.given(added(), job("j"))
+    assert planned(one.settle()) == ["lab-2"]
+
+
+def test_a_removed_allocation_stays_until_its_last_pilot_has_ended() -> None:
+    one = known().given(job("j"))
+    one.settle()
+    one.given(AllocationRemoved(name="lab", at_s=11.0))
+    assert one.state.allocations.by_name["lab"].state == "removing"
+    one.given(JobCancelled(job_id="j", at_s=12.0), ended("lab-2", "cancelled", 12.0))
+    assert not one.state.allocations.by_name
+
+
+def test_two_thousand_jobs_ask_for_no_more_pilots_than_the_backlog() -> None:
+    one = known(backlog=2, max_pilots=100)
+    for number in range(2_000):  # a fold checks each of them; more take no other way
+        one.fold.apply(delivery(one.fold.last_seq + 1, job(f"j{number}")))
+    decision = one.decider.decide(one.state, 10.0)
+    assert len(planned([fact for proposal in decision.proposals for fact in proposal.facts])) == 2

@@ -1,0 +1,64 @@
+"""Pilots as processes of this machine: begun once, seen by another allocator, ended with all that they started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock_allocator.pilot_script import PilotFolder
+from penstock_allocator.providers import HostProvider, ProviderSilent, SubmissionRefused
+from penstock_log import AllocationSpec
+from penstock_testing import eventually
+
+LOCAL = AllocationSpec(provider="local", walltime_s=60.0)
+
+
+def pilot(tmp_path: Path, script: str) -> PilotFolder:
+    place = PilotFolder(tmp_path / "lab-1", tmp_path / "checkpoints")
+    place.folder.mkdir()
+    place.batch.write_text(f"#!/bin/bash\n{script}\n")
+    return place
+
+
+@pytest.mark.slow
+async def test_a_pilot_runs_until_it_is_cancelled_whoever_looks_at_it(tmp_path: Path) -> None:
+    place = pilot(tmp_path, "echo begun; sleep 600")
+    number = await HostProvider(over_ssh=False).submit(LOCAL, "p", place, ())
+    other = HostProvider(over_ssh=False)
+    found = (await other.list_jobs({"p": place}))["p"]
+    assert (found.id, found.state) == (number, "running")
+    await other.cancel(found, place)
+
+    async def over() -> bool:
+        return (await other.list_jobs({"p": place}))["p"].state == "ended"
+
+    await eventually(over)
+    assert "begun" in place.last_words()
+
+
+@pytest.mark.slow
+async def test_a_pilot_that_is_submitted_again_is_not_begun_twice(tmp_path: Path) -> None:
+    place = pilot(tmp_path, "echo once >> begun; sleep 600")
+    provider = HostProvider(over_ssh=False)
+    first = await provider.submit(LOCAL, "p", place, ())
+    assert await provider.submit(LOCAL, "p", place, ()) == first
+    await provider.cancel((await provider.list_jobs({"p": place}))["p"], place)
+
+
+async def test_a_pilot_that_was_never_begun_is_not_listed(tmp_path: Path) -> None:
+    place = PilotFolder(tmp_path / "lab-1", tmp_path / "checkpoints")
+    assert await HostProvider(over_ssh=False).list_jobs({"p": place}) == {}
+
+
+async def test_each_host_has_one_pilot_at_a_time(tmp_path: Path) -> None:
+    provider, spec = HostProvider(over_ssh=True), AllocationSpec(provider="ssh", hosts=("a", "b"))
+    assert provider._free_host(spec, ["a:17"]) == "b"
+    with pytest.raises(ProviderSilent, match="each of its hosts has a pilot"):
+        provider._free_host(spec, ["a:17", "b:3"])
+
+
+async def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    place = PilotFolder(tmp_path / "none", tmp_path / "checkpoints")
+    with pytest.raises(SubmissionRefused, match="has no folder"):
+        await HostProvider(over_ssh=False).try_out(LOCAL, place)

@@ -1,0 +1,199 @@
+"""Pilots at their providers: submitted once, adopted after a crash, cancelled, and left alone while nobody answers."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+from matcher_facts import job
+
+from penstock_allocator import runner
+from penstock_allocator.machine import AllocatorSettings
+from penstock_allocator.pilot_script import PilotFolder
+from penstock_allocator.providers import ProviderJob, ProviderSilent, SubmissionRefused
+from penstock_bus import Append, Endpoint, Reply
+from penstock_bus.identity.logins import Login
+from penstock_bus.memory import MemoryBus
+from penstock_bus.port import Request
+from penstock_bus.shell import Shell
+from penstock_cluster.allocations import Allocation
+from penstock_log import (
+    AllocationAdded,
+    AllocationRemoved,
+    AllocationSpec,
+    AnyEvent,
+    Commit,
+    PilotEnded,
+    PilotPlanned,
+    PilotsPaused,
+    PilotStarted,
+    PilotSubmitted,
+    subjects,
+)
+from penstock_testing import eventually, subject_of
+
+LOGIN = Login(url="nats://127.0.0.1:9", user="join", user_jwt="a.eyJuYW1lIjogIjBmIn0.c")
+
+
+class FakeProvider:
+    """A provider that has what a test says."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[str, ProviderJob] = {}
+        self.submissions: list[str] = []
+        self.cancelled: list[str] = []
+        self.refuses = ""
+        self.silent = False
+        self.tokens: list[str] = []
+
+    async def submit(self, _spec: AllocationSpec, name: str, place: PilotFolder, _others: Collection[str]) -> str:
+        self._answer()
+        self.submissions.append(name)
+        if self.refuses:
+            raise SubmissionRefused(self.refuses)
+        self.tokens.append(oct(place.token.stat().st_mode)[-3:])
+        self.jobs[name] = ProviderJob(str(len(self.submissions)), "waiting")
+        return self.jobs[name].id
+
+    async def list_jobs(self, pilots: Mapping[str, PilotFolder]) -> Mapping[str, ProviderJob]:
+        self._answer()
+        return {name: found for name, found in self.jobs.items() if name in pilots}
+
+    async def cancel(self, one: ProviderJob, _place: PilotFolder) -> None:
+        self._answer()
+        self.cancelled.append(one.id)
+        self.jobs = {name: found for name, found in self.jobs.items() if found.id != one.id}
+
+    async def try_out(self, _spec: AllocationSpec, _place: PilotFolder) -> str:
+        return "it would start at once"
+
+    def _answer(self) -> None:
+        if self.silent:
+            raise ProviderSilent("no controller")
+
+    def move(self, state: str) -> None:
+        self.jobs = {name: found._replace(state=state) for name, found in self.jobs.items()}  # type: ignore[arg-type]
+
+
+async def _token(_request: Request) -> Reply:
+    return Reply(body=msgspec.json.encode(LOGIN))
+
+
+@pytest.fixture
+def provider(monkeypatch: pytest.MonkeyPatch) -> FakeProvider:
+    found = FakeProvider()
+    monkeypatch.setattr(runner, "providers", lambda: {"slurm": found})
+    return found
+
+
+@asynccontextmanager
+async def allocator(bus: MemoryBus, folder: Path, **settings: float) -> AsyncIterator[Shell]:
+    shell = Shell(bus, "allocator", "r1")
+    chosen = {"look_s": 0.001, "poll_s": 0.01, "backoff_s": 0.0, **settings}
+    endpoints = [
+        Endpoint(name=name, subject=subjects.command(name, "issuer"), handler=_token) for name in ("token", "revoke")
+    ]
+    async with bus.serve("issuer", "1.0.0", endpoints):
+        task = asyncio.create_task(runner.run(shell, AllocatorSettings(data_dir=str(folder), **chosen)))  # type: ignore[arg-type]
+        try:
+            yield shell
+        finally:
+            shell.stopping.set()
+            await task
+
+
+async def tell(bus: MemoryBus, *facts: AnyEvent) -> None:
+    for fact in facts:
+        commit = Commit(id=uuid.uuid4().hex, actor="test", facts=(fact,))
+        await bus.append(Append(subject=subject_of(fact), commit=commit, expected=None))
+
+
+async def told(bus: MemoryBus, kind: type[AnyEvent]) -> list[AnyEvent]:
+    deliveries = await bus.read(subjects.pilots("lab"))
+    return [fact for one in deliveries for fact in one.commit.facts if isinstance(fact, kind)]
+
+
+def count_of(bus: MemoryBus, kind: type[AnyEvent], count: int) -> Callable[[], Awaitable[bool]]:
+    async def reached() -> bool:
+        return len(await told(bus, kind)) >= count
+
+    return reached
+
+
+ADDED = AllocationAdded(name="lab", spec=AllocationSpec(provider="slurm", max_pilots=2), at_s=1.0)
+
+
+async def test_a_planned_pilot_is_submitted_once_and_followed_to_its_end(
+    memory_bus: MemoryBus, provider: FakeProvider, tmp_path: Path
+) -> None:
+    async with allocator(memory_bus, tmp_path):
+        await tell(memory_bus, ADDED, job("j"))
+        await eventually(count_of(memory_bus, PilotSubmitted, 1))
+        assert provider.tokens == ["600"]
+        provider.move("running")
+        await eventually(count_of(memory_bus, PilotStarted, 1))
+        assert provider.submissions == list(provider.jobs)
+        await tell(memory_bus, AllocationRemoved(name="lab", at_s=2.0))
+        await eventually(count_of(memory_bus, PilotEnded, 1))
+    assert [fact.state for fact in await told(memory_bus, PilotEnded)] == ["cancelled"]  # type: ignore[union-attr]
+    assert provider.cancelled == ["1"]
+    assert not (tmp_path / "pilots" / "lab-1" / "token").exists()
+
+
+async def test_a_pilot_that_an_earlier_allocator_has_submitted_is_adopted(
+    memory_bus: MemoryBus, provider: FakeProvider, tmp_path: Path
+) -> None:
+    await tell(memory_bus, ADDED, job("j"), PilotPlanned(name="lab", pilot_id="lab-1", at_s=2.0))
+    name = Allocation(name="lab", spec=ADDED.spec, added_s=ADDED.at_s).pilot_name("lab-1")
+    provider.jobs[name] = ProviderJob("17", "waiting")
+    async with allocator(memory_bus, tmp_path):
+        await eventually(count_of(memory_bus, PilotSubmitted, 1))
+    assert [fact.provider_id for fact in await told(memory_bus, PilotSubmitted)] == ["17"]  # type: ignore[union-attr]
+    assert not provider.submissions
+
+
+async def test_nothing_is_concluded_while_the_provider_does_not_answer(
+    memory_bus: MemoryBus, provider: FakeProvider, tmp_path: Path
+) -> None:
+    async with allocator(memory_bus, tmp_path):
+        await tell(memory_bus, ADDED, job("j"))
+        await eventually(count_of(memory_bus, PilotSubmitted, 1))
+        provider.silent, provider.jobs = True, {}
+        await tell(memory_bus, job("k"), job("l"))
+        await eventually(count_of(memory_bus, PilotPlanned, 1))
+        assert not await told(memory_bus, PilotEnded)
+        provider.silent = False
+        await eventually(count_of(memory_bus, PilotEnded, 1))
+    assert len(provider.submissions) <= 3
+
+
+async def test_refused_submissions_pause_the_allocation_and_are_not_repeated(
+    memory_bus: MemoryBus, provider: FakeProvider, tmp_path: Path
+) -> None:
+    provider.refuses = "sbatch: Invalid account"
+    async with allocator(memory_bus, tmp_path, most_failures=3):
+        await tell(memory_bus, ADDED, job("j"))
+        await eventually(count_of(memory_bus, PilotsPaused, 1))
+        await tell(memory_bus, job("k"))
+        assert len(provider.submissions) == 3
+    [paused] = await told(memory_bus, PilotsPaused)
+    assert "Invalid account" in paused.reason  # type: ignore[union-attr]
+
+
+async def test_a_pilot_that_ends_before_a_node_joins_has_failed_with_what_it_printed(
+    memory_bus: MemoryBus, provider: FakeProvider, tmp_path: Path
+) -> None:
+    async with allocator(memory_bus, tmp_path):
+        await tell(memory_bus, ADDED, job("j"))
+        await eventually(count_of(memory_bus, PilotSubmitted, 1))
+        (tmp_path / "pilots" / "lab-1" / "output.txt").write_text("module: command not found\n")
+        provider.move("ended")
+        await eventually(count_of(memory_bus, PilotEnded, 1))
+    first = (await told(memory_bus, PilotEnded))[0]
+    assert first.state == "failed"  # type: ignore[union-attr]
+    assert "module: command not found" in first.reason  # type: ignore[union-attr]

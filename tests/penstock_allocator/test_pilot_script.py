@@ -1,0 +1,53 @@
+"""The scripts of a pilot: quoted, private, and of one node or several."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from penstock_allocator.pilot_script import PilotFolder, batch_script, node_script, write_pilot
+from penstock_cluster.allocations import Allocation
+from penstock_log import AllocationSpec
+
+
+def place(folder: Path) -> PilotFolder:
+    return PilotFolder(folder / "lab-1", folder / "checkpoints")
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        AllocationSpec(provider="slurm"),
+        AllocationSpec(provider="slurm", nodes=3, devices="fast:1@1.0:4GiB", setup="module load cuda"),
+        AllocationSpec(provider="slurm", environment={"NAME": 'it\'s "odd" $(reboot) <script>'}, teardown="date"),
+    ],
+)
+def test_the_scripts_are_shell(spec: AllocationSpec, tmp_path: Path) -> None:
+    folder = tmp_path / "an odd 'name' $(touch oops)"
+    allocation = Allocation(name="lab", spec=spec, added_s=1.0)
+    write_pilot(place(folder), allocation, "lab-1", "a token")
+    for script in (place(folder).node, place(folder).batch):
+        assert subprocess.run(["bash", "-n", str(script)], check=False).returncode == 0
+
+
+def test_the_token_is_its_owners_alone_and_no_script_has_it(tmp_path: Path) -> None:
+    allocation = Allocation(name="lab", spec=AllocationSpec(provider="slurm"), added_s=1.0)
+    write_pilot(place(tmp_path), allocation, "lab-1", "penstock-node-secret")
+    assert oct(place(tmp_path).token.stat().st_mode)[-3:] == "600"
+    assert oct(place(tmp_path).folder.stat().st_mode)[-3:] == "700"
+    assert "secret" not in place(tmp_path).node.read_text() + place(tmp_path).batch.read_text()
+
+
+def test_each_node_of_a_pilot_of_several_has_a_name_of_its_own(tmp_path: Path) -> None:
+    allocation = Allocation(name="lab", spec=AllocationSpec(provider="slurm", nodes=2), added_s=1.0)
+    assert 'node=lab-1-"$rank"' in node_script(place(tmp_path), allocation, "lab-1")
+    assert "srun --ntasks-per-node=1 --nodes=2" in batch_script(place(tmp_path), allocation)
+
+
+def test_a_folder_whose_files_an_earlier_try_has_left_is_written_anew(tmp_path: Path) -> None:
+    allocation = Allocation(name="lab", spec=AllocationSpec(provider="slurm"), added_s=1.0)
+    for token in ("first", "second"):
+        write_pilot(place(tmp_path), allocation, "lab-1", token)
+    assert place(tmp_path).token.read_text() == "second"

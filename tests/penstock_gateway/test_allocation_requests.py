@@ -1,0 +1,72 @@
+"""Commands about allocations: what is accepted, what is refused, and what is answered."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock_gateway import allocation_requests
+from penstock_gateway.endpoints import RequestRefused
+from penstock_gateway.machine import GatewayState
+from penstock_log import AllocationSpec, PilotPlanned
+from penstock_log.request_bodies import ActRequest, AllocationRequest
+
+
+def asked(name: str = "lab", **fields: Any) -> AllocationRequest:
+    return AllocationRequest(name=name, spec=AllocationSpec(**{"provider": "slurm", **fields}), by="ada")
+
+
+def with_one() -> GatewayState:
+    state = GatewayState()
+    fact = allocation_requests.add(state, asked(), 1.0).fact
+    assert fact is not None
+    state.allocations.apply(fact)
+    return state
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"provider": "ssh"}, "expected at least one"),
+        ({"hosts": ("a",)}, "have no hosts"),
+        ({"provider": "local", "options": ("--x",)}, "takes no arguments"),
+        ({"provider": "local", "nodes": 2}, "has one node"),
+        ({"min_pilots": 2}, "more than max_pilots"),
+        ({"environment": {"A B": "c"}}, "names no variable"),
+        ({"options": ("--time=5",)}, "allocator's to set"),
+        ({"options": ("-t5",)}, "allocator's to set"),
+        ({"options": ("--array=0-9",)}, "allocator's to set"),
+    ],
+)
+def test_an_allocation_that_could_not_work_is_refused(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(RequestRefused, match=said):
+        allocation_requests.add(GatewayState(), asked(**fields), 1.0)
+
+
+def test_a_name_is_taken_until_the_last_pilot_of_it_has_ended() -> None:
+    state = with_one()
+    with pytest.raises(RequestRefused, match="there already"):
+        allocation_requests.add(state, asked(), 2.0)
+    state.allocations.apply(PilotPlanned(name="lab", pilot_id="lab-1", at_s=2.0))
+    removed = allocation_requests.remove(state, ActRequest(id="lab"), 3.0)
+    assert removed.fact is not None
+    state.allocations.apply(removed.fact)
+    with pytest.raises(RequestRefused, match="being removed"):
+        allocation_requests.add(state, asked(), 4.0)
+    assert allocation_requests.remove(state, ActRequest(id="lab"), 5.0).fact is None
+
+
+def test_pausing_twice_changes_nothing_and_resuming_goes_on() -> None:
+    state = with_one()
+    for act, state_then in ((allocation_requests.pause, "paused"), (allocation_requests.resume, "active")):
+        first = act(state, ActRequest(id="lab"), 2.0)
+        assert first.fact is not None
+        state.allocations.apply(first.fact)
+        assert state.allocations.by_name["lab"].state == state_then
+        assert act(state, ActRequest(id="lab"), 3.0).fact is None
+
+
+def test_an_allocation_that_nobody_knows_is_not_found() -> None:
+    with pytest.raises(RequestRefused, match="no allocation is called 'x'; known: lab"):
+        allocation_requests.pause(with_one(), ActRequest(id="x"), 2.0)
