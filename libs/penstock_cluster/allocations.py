@@ -29,7 +29,7 @@ from penstock_log import (
     PilotStarted,
     PilotSubmitted,
 )
-from penstock_log.allocation_facts import LABEL_ALLOCATION, LABEL_PILOT
+from penstock_log.allocation_spec import LABEL_ALLOCATION, LABEL_PILOT
 
 KEPT: Final = 20
 """Ended pilots of an allocation that are remembered."""

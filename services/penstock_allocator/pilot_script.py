@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from penstock_cluster.allocations import Allocation
-from penstock_log.allocation_facts import LABEL_ALLOCATION, LABEL_PILOT, AllocationSpec
+from penstock_log.allocation_spec import LABEL_ALLOCATION, LABEL_PILOT, AllocationSpec
 
 TOKEN: Final = "token"  # noqa: S105 - the name of a file
 OUTPUT: Final = "output.txt"

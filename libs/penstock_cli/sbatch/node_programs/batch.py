@@ -22,7 +22,7 @@ from queue import SimpleQueue
 from typing import Any, Mapping, NoReturn, Optional
 
 from . import allocation as allocations
-from .allocation import Allocation, BatchError, Plan
+from .allocation import BatchError, Plan, RunAllocation
 from .task_link import Registry, TaskServer
 
 _CHUNK = 1 << 16
@@ -88,7 +88,7 @@ def _write_programs(path: str, folder: str) -> None:
         os.chmod(os.path.join(path, name), 0o700)
 
 
-def _refuse_to_begin(plan: Plan, allocation: Allocation) -> None:
+def _refuse_to_begin(plan: Plan, allocation: RunAllocation) -> None:
     """End the job where it says that it may not be begun again, or not so late."""
     if allocation.restarts and not plan.get("requeue", True):
         raise BatchError("the job was begun before, and --no-requeue says that it is not begun again")
@@ -97,7 +97,7 @@ def _refuse_to_begin(plan: Plan, allocation: Allocation) -> None:
         raise BatchError("its --deadline is over before it could end")
 
 
-def _serve(environ: Mapping[str, str], plan: Plan, allocation: Allocation, secret: bytes, address: Any) -> int:
+def _serve(environ: Mapping[str, str], plan: Plan, allocation: RunAllocation, secret: bytes, address: Any) -> int:
     """Serve the steps of ``srun`` on a further machine."""
     machine = int(environ["RANK"])
     first = next(at for at, node in enumerate(allocation.nodes) if node.machine == machine)
@@ -154,7 +154,7 @@ def _login_environment(run: Mapping[str, str]) -> dict[str, str]:
 class BatchScript:
     """The script of a job, while it runs."""
 
-    def __init__(self, folder: str, plan: Plan, allocation: Allocation, run_dir: str) -> None:
+    def __init__(self, folder: str, plan: Plan, allocation: RunAllocation, run_dir: str) -> None:
         self._folder, self._plan, self._allocation, self._run_dir = folder, plan, allocation, run_dir
         self._events: SimpleQueue[Any] = SimpleQueue()
 
