@@ -337,7 +337,7 @@ def submit(
     output: AnswerOut = "text",
 ) -> None:
     """
-    Submit a job: files, a script of sbatch, or a command behind --.
+    Submit a job: files, a script of sbatch, or a command.
 
     Flags win over the file. Prints the job's id. Of many files, one that is refused does not keep the others. With
     --wait the exit code is the job's own; 1 where it has none, 130 where it was cancelled.
