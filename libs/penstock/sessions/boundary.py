@@ -378,7 +378,11 @@ class Boundary:
             return False
         if not parking.leave_device():
             return False
-        epoch = agent.park(self._course.step)
+        try:
+            epoch = agent.park(self._course.step)
+        except ConnectionResetError:  # as it is ended where it is parked; the checkpoint is there
+            parking.give_up(EXIT_PREEMPTED)
+            return False
         if epoch is None:
             parking.stay()
             return False
