@@ -145,6 +145,19 @@ def test_a_script_that_moves_its_state_by_itself_does_what_it_does_at_its_end(
     assert end(process) == (EXIT_PREEMPTED, "away\nends\n")
 
 
+def test_what_was_moved_is_back_where_the_run_that_goes_on_is_given_up_at_once(
+    executor: ExecutorStub, tmp_path: Path
+) -> None:
+    process = start(executor, tmp_path, ON_PARK, backend="cuda")
+    executor.wait(StepProgress)
+    executor.preempt(park=True)
+    executor.wait(ReadyToPark)
+    (tmp_path / ".epoch").write_text("9")
+    executor.say(GoOn(epoch=3))
+    code, output = end(process)
+    assert (code, output.split()[::2]) == (EXIT_PREEMPTED, ["away", "back"])
+
+
 def test_it_leaves_when_its_executor_is_gone(executor: ExecutorStub, tmp_path: Path) -> None:
     process = start(executor, tmp_path)
     executor.wait(StepProgress)
