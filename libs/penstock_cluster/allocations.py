@@ -180,6 +180,7 @@ class Allocation(msgspec.Struct, kw_only=True):
         for number in range(self.spec.nodes):
             yield Node(
                 id=f"{pilot_id}-{number}",
+                labels={LABEL_ALLOCATION: self.name, LABEL_PILOT: pilot_id},
                 pool=self.spec.pool,
                 devices=devices,
                 cpus=self.cpus,

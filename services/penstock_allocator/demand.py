@@ -8,7 +8,8 @@ every round, so that no pilot is submitted twice for one job.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Final, NamedTuple
 
@@ -17,6 +18,7 @@ import msgspec
 from penstock_cluster.allocations import GUESSED_KIND, Allocation
 from penstock_cluster.nodes import Cluster, Node
 from penstock_log import Job, JobTable, Placement
+from penstock_log.allocation_facts import LABEL_ALLOCATION
 from penstock_log.text import count, listed
 from penstock_scheduler import what_if
 from penstock_scheduler.pool.pool_index import PoolIndex
@@ -45,6 +47,7 @@ def wanted(
     allocation: Allocation,
     others: Iterable[Allocation],
     *,
+    refused: Mapping[str, Collection[str]],
     now_s: float,
     rules: RoundRules,
     most: int,
@@ -56,6 +59,8 @@ def wanted(
     ----------
     others : iterable of Allocation
         All other allocations of its pool, whose pilots may be on their way.
+    refused : mapping of str to collection of str
+        Allocation → the users whose jobs its pilots refuse.
     rules : RoundRules
         The pool's.
     most : int
@@ -71,7 +76,7 @@ def wanted(
     if most < 1 or not waiting:
         return NO_DEMAND
     coming = [node for one in (allocation, *others) for pilot in one.coming for node in one.new_nodes(pilot.id)]
-    trial = _Trial(state, jobs, allocation.spec.pool, now_s, rules)
+    trial = _Trial(state, jobs, allocation.spec.pool, refused=refused, now_s=now_s, rules=rules)
     before = trial.starts(coming)
     for shape in _shapes(allocation, waiting):
         pilots, started = 0, before
@@ -114,8 +119,17 @@ def _because(started: Sequence[Placement], before: Sequence[Placement]) -> str:
 class _Trial:
     """The rounds of one moment, of a pool with more nodes."""
 
-    def __init__(self, state: SchedulerState, jobs: JobTable, pool: str, now_s: float, rules: RoundRules) -> None:
-        self._state, self._jobs, self._pool, self._now_s = state, jobs, pool, now_s
+    def __init__(
+        self,
+        state: SchedulerState,
+        jobs: JobTable,
+        pool: str,
+        *,
+        refused: Mapping[str, Collection[str]],
+        now_s: float,
+        rules: RoundRules,
+    ) -> None:
+        self._state, self._jobs, self._pool, self._refused, self._now_s = state, jobs, pool, refused, now_s
         self._rules = msgspec.structs.replace(rules, max_waits=0)
 
     def starts(self, more: Iterable[Node]) -> list[Placement]:
@@ -135,7 +149,20 @@ class _Trial:
         state, name, rules = self._state, self._pool, self._rules
         cluster = Cluster(nodes={**state.cluster.nodes, **more})
         topology = tuple(rules.topology)
-        found = state.jobs_of(name, self._jobs)
+        found = self._with_refusals(state.jobs_of(name, self._jobs), more.values())
         index = PoolIndex(name, cluster, state.ranks, found, topology, state.needs, rules.classes)
         view = state.pool(name, self._jobs, rules.topology, rules.classes)
         return msgspec.structs.replace(view, cluster=cluster, index=index)
+
+    def _with_refusals(self, jobs: Sequence[Job], more: Iterable[Node]) -> Sequence[Job]:
+        """Return the jobs with those of the added nodes that refuse their users, as refusals of real nodes are told."""
+        nodes_of: defaultdict[str, list[str]] = defaultdict(list)
+        for node in more:
+            for user in self._refused.get(node.labels.get(LABEL_ALLOCATION, ""), ()):
+                nodes_of[user].append(node.id)
+        return [_refused_by(job, nodes_of[job.spec.user]) if job.spec.user in nodes_of else job for job in jobs]
+
+
+def _refused_by(job: Job, nodes: Iterable[str]) -> Job:
+    spec = msgspec.structs.replace(job.spec, refused_by=(*job.spec.refused_by, *nodes))
+    return msgspec.structs.replace(job, spec=spec)

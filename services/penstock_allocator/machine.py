@@ -20,7 +20,18 @@ from msgspec import Meta
 from penstock_allocator.demand import NO_DEMAND, PilotDemand, wanted
 from penstock_bus import Decider, Decision, Proposal
 from penstock_cluster.allocations import OF_ALLOCATIONS, Allocation, AllocationTable
-from penstock_log import TERMINAL, Event, JobTable, PilotPlanned, PilotsPaused, subjects
+from penstock_log import (
+    TERMINAL,
+    AllocationAdded,
+    AllocationResumed,
+    Event,
+    JobTable,
+    PilotPlanned,
+    PilotsPaused,
+    RunEnded,
+    subjects,
+)
+from penstock_log.allocation_facts import LABEL_ALLOCATION
 from penstock_log.codec import AnyEvent
 from penstock_scheduler.pool.pool_settings import MatcherSettings, rules_of
 from penstock_scheduler.pool.scheduler_state import READ, SchedulerState, fold
@@ -78,12 +89,15 @@ class AllocatorState(SchedulerState):
     jobs : JobTable
         Open jobs.
     allocations : AllocationTable
+    refused : dict of str to dict of str to None
+        Allocation → the users whose jobs a node of its pilots has refused: further pilots would refuse them as well.
     seq : int
         Sequence of the last fact that could change what is decided.
     """
 
     jobs: JobTable = msgspec.field(default_factory=JobTable)
     allocations: AllocationTable = msgspec.field(default_factory=AllocationTable)
+    refused: dict[str, dict[str, None]] = msgspec.field(default_factory=dict)
     seq: int = 0
 
     @cached_property
@@ -106,7 +120,7 @@ def decider(
     return Decider(
         name="allocator",
         state=AllocatorState,
-        schema="allocator.1",
+        schema="allocator.2",
         apply=apply,
         decide=partial(decide, settings=settings or AllocatorSettings(), matcher=matcher or MatcherSettings()),
         reads=READ | OF_ALLOCATIONS,
@@ -119,8 +133,23 @@ def apply(state: AllocatorState, event: Event, seq: int) -> None:
     for job in changed:
         if job.state in TERMINAL:
             state.jobs.forget(job.id)
+    _note_refusal(state, event)
     if state.allocations.apply(event) or matters:
         state.seq = seq
+
+
+def _note_refusal(state: AllocatorState, event: Event) -> None:
+    """Note that a pilot's node runs no jobs of a user, until a person resumes the allocation or adds it anew."""
+    match event:
+        case RunEnded(refuses_user=True):
+            node, job = state.cluster.nodes.get(event.node_id), state.jobs.get(event.job_id)
+            name = node.labels.get(LABEL_ALLOCATION, "") if node is not None else ""
+            if job is not None and name in state.allocations.by_name:
+                state.refused.setdefault(name, {})[job.spec.user] = None
+        case AllocationAdded() | AllocationResumed():
+            state.refused.pop(event.name, None)
+        case _:
+            pass
 
 
 def decide(state: AllocatorState, now_s: float, settings: AllocatorSettings, matcher: MatcherSettings) -> Decision:
@@ -204,7 +233,7 @@ def demand_of(
     pool = allocation.spec.pool
     others = [one for one in state.allocations.by_name.values() if one is not allocation and one.spec.pool == pool]
     rules = rules_of(state, pool, matcher)
-    return wanted(state, state.jobs, allocation, others, now_s=now_s, rules=rules, most=most)
+    return wanted(state, state.jobs, allocation, others, refused=state.refused, now_s=now_s, rules=rules, most=most)
 
 
 def _planned(allocation: Allocation, found: PilotDemand, now_s: float) -> Iterator[PilotPlanned]:

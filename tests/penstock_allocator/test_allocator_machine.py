@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from matcher_facts import device, job, node
+from matcher_facts import ended as run_ended
 
 from penstock_allocator.machine import AllocatorSettings, AllocatorState, decider
 from penstock_log import (
@@ -23,6 +25,9 @@ from penstock_log import (
     PilotsPaused,
     PilotStarted,
     PilotSubmitted,
+    Placement,
+    RoundDecided,
+    Slot,
 )
 from penstock_testing import Scenario, delivery
 
@@ -126,6 +131,42 @@ def test_two_allocations_submit_no_two_pilots_for_one_job() -> None:
 def test_each_kind_is_asked_of_the_allocation_that_has_it() -> None:
     one = allocator().given(added("a", kinds=("a100",)), added("v", kinds=("v100",)), job("j", kinds=("v100",)))
     assert planned(one.at(5.0).settle()) == ["v-1"]
+
+
+def refused(one: Allocator, pilot_id: str, job_id: str) -> Allocator:
+    """Let a job be placed on a pilot's node, which refuses its user; the pilot ends for want of runs."""
+    slots = (Slot(node_id=pilot_id, devices=(0,)),)
+    placement = Placement(job_id=job_id, kind="fast", slots=slots, epoch=1)
+    round_ = RoundDecided(pool="default", placements=(placement,), at_s=12.0)
+    end = msgspec.structs.replace(run_ended(job_id, 13.0, pilot_id, outcome="preempted"), refuses_user=True)
+    return one.given(submitted(pilot_id), *joined(pilot_id, 11.0, fast=2), round_, end)
+
+
+def test_no_second_pilot_is_planned_for_a_user_whose_jobs_the_pilots_refuse() -> None:
+    one = known().given(job("j", user="bob"))
+    assert planned(one.settle()) == ["lab-2"]
+    refused(one, "lab-2", "j").at(20.0)
+    assert one.settle() == []
+    one.given(NodeLeft(node_id="lab-2", at_s=30.0), ended("lab-2", at_s=31.0)).at(1e6)
+    assert one.settle() == []
+    assert planned(one.given(job("own", user="ada")).at(2e6).settle()) == ["lab-3"]
+
+
+def test_a_pilot_on_its_way_is_none_for_a_user_whose_jobs_it_refuses() -> None:
+    one = known(backlog=9).given(job("j", user="bob"))
+    assert planned(one.settle()) == ["lab-2"]
+    refused(one, "lab-2", "j").given(PilotPlanned(name="lab", pilot_id="lab-3", at_s=14.0))
+    one.given(added("other", kinds=("fast",))).at(20.0)
+    assert planned(one.settle()) == ["other-1"]
+
+
+def test_an_allocation_that_is_resumed_tries_the_users_again_that_it_refused() -> None:
+    one = refused(
+        known().given(job("j", user="bob"), PilotPlanned(name="lab", pilot_id="lab-2", at_s=10.0)), "lab-2", "j"
+    )
+    one.given(NodeLeft(node_id="lab-2", at_s=30.0), ended("lab-2", at_s=31.0)).at(40.0)
+    assert one.settle() == []
+    assert planned(one.given(AllocationResumed(name="lab", at_s=41.0)).at(42.0).settle()) == ["lab-3"]
 
 
 def test_a_paused_allocation_and_a_removed_one_plan_nothing() -> None:
