@@ -153,12 +153,20 @@ def _note_refusal(state: AllocatorState, event: Event) -> None:
 
 
 def decide(state: AllocatorState, now_s: float, settings: AllocatorSettings, matcher: MatcherSettings) -> Decision:
-    """Return the pilots to be planned, and the pauses of allocations whose pilots fail."""
-    proposals, wake_s = [], math.inf
+    """
+    Return the pilots to be planned, and the pauses of allocations whose pilots fail.
+
+    Of a pool, one allocation plans at a time: the next one is asked once the log has the pilots of the first, which
+    count then.
+    """
+    proposals, wake_s, planning = [], math.inf, set[str]()
     for allocation in state.allocations.by_name.values():
+        if allocation.spec.pool in planning:
+            continue
         facts, again_s = _decided(state, allocation, now_s, settings, matcher)
         wake_s = min(wake_s, again_s)
         if facts:
+            planning.add(allocation.spec.pool)
             proposals.append(Proposal(subject=subjects.pilots(allocation.name), facts=facts, cause=state.seq))
     return Decision(proposals, wake_at_s=None if math.isinf(wake_s) else wake_s)
 

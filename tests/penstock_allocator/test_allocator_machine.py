@@ -123,9 +123,20 @@ def test_a_pilot_on_its_way_counts_for_the_job_that_it_was_planned_for() -> None
 
 def test_two_allocations_submit_no_two_pilots_for_one_job() -> None:
     one = allocator().given(added("a", kinds=("fast",)), added("b", kinds=("fast",)), job("j")).at(5.0)
-    assert len(planned(one.facts())) >= 1
-    one.given(PilotPlanned(name="a", pilot_id="a-1", at_s=5.0)).at(6.0)
-    assert one.settle() == []
+    assert planned(one.facts()) == ["a-1"]
+    assert planned(one.settle()) == ["a-1"]
+    assert one.at(6.0).settle() == []
+
+
+def test_two_allocations_share_what_one_alone_may_not_submit() -> None:
+    one = allocator().given(added("a", kinds=("fast",), max_pilots=1), added("b", kinds=("fast",), max_pilots=1))
+    one.given(*(job(f"j{n}") for n in range(9))).at(5.0)
+    assert planned(one.settle()) == ["a-1", "b-1"]
+
+
+def test_allocations_of_two_pools_plan_at_once() -> None:
+    one = allocator().given(added("a"), added("b", pool="other"), job("j"), job("k", pool="other")).at(5.0)
+    assert planned(one.facts()) == ["a-1", "b-1"]
 
 
 def test_each_kind_is_asked_of_the_allocation_that_has_it() -> None:
