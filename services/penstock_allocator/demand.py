@@ -8,6 +8,7 @@ every round, so that no pilot is submitted twice for one job.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -32,10 +33,18 @@ NAMED: Final = 3
 
 
 class PilotDemand(NamedTuple):
-    """How many more pilots, and for which jobs, in words."""
+    """
+    How many more pilots, and for which jobs, in words.
+
+    Attributes
+    ----------
+    again_s : float
+        When it may be otherwise although nothing happens: a job's time to start has come; infinite if nothing will.
+    """
 
     pilots: int
     reason: str
+    again_s: float = math.inf
 
 
 NO_DEMAND: Final = PilotDemand(0, "")
@@ -78,6 +87,8 @@ def wanted(
     coming = [node for one in (allocation, *others) for pilot in one.coming for node in one.new_nodes(pilot.id)]
     trial = _Trial(state, jobs, allocation.spec.pool, refused=refused, now_s=now_s, rules=rules)
     before = trial.starts(coming)
+    later_s = (job.not_before_s for job in waiting if job.not_before_s > now_s)  # a pool without nodes does not tell
+    again_s = min(trial.again_s, min(later_s, default=math.inf))
     for shape in _shapes(allocation, waiting):
         pilots, started = 0, before
         while pilots < (most if allocation.devices or allocation.spec.kinds else min(most, 1 - len(allocation.coming))):
@@ -87,8 +98,8 @@ def wanted(
                 break
             pilots, started = pilots + 1, found
         if pilots:
-            return PilotDemand(pilots, _because(started, before))
-    return NO_DEMAND
+            return PilotDemand(pilots, _because(started, before), again_s)
+    return NO_DEMAND._replace(again_s=again_s)
 
 
 def _shapes(allocation: Allocation, waiting: Sequence[Job]) -> Iterator[list[Node]]:
@@ -117,7 +128,14 @@ def _because(started: Sequence[Placement], before: Sequence[Placement]) -> str:
 
 
 class _Trial:
-    """The rounds of one moment, of a pool with more nodes."""
+    """
+    The rounds of one moment, of a pool with more nodes.
+
+    Attributes
+    ----------
+    again_s : float
+        When the last of them is to be decided again although nothing happens.
+    """
 
     def __init__(
         self,
@@ -131,6 +149,7 @@ class _Trial:
     ) -> None:
         self._state, self._jobs, self._pool, self._refused, self._now_s = state, jobs, pool, refused, now_s
         self._rules = msgspec.structs.replace(rules, max_waits=0)
+        self.again_s = math.inf
 
     def starts(self, more: Iterable[Node]) -> list[Placement]:
         """Return what starts in the next rounds if these nodes are there as well."""
@@ -138,7 +157,7 @@ class _Trial:
         with ExitStack() as stack:
             pool = self._view({node.id: node for node in more})
             for _ in range(what_if.MOST_ROUNDS):
-                found, _again_s = decide_pool(pool, self._now_s, self._rules)
+                found, self.again_s = decide_pool(pool, self._now_s, self._rules)
                 if found is None or not (found.placements or found.preemptions):
                     break
                 placed += found.placements

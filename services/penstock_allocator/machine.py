@@ -225,13 +225,14 @@ def _look(
 ) -> tuple[PilotDemand, float]:
     """Return the demand for an allocation's pilots, if it is time to look, and when it will be time else."""
     last = state.looks.get(allocation.name)
-    if last is not None and last.seq == state.seq:
-        return last.found, math.inf
+    if last is not None and last.seq == state.seq and now_s < last.found.again_s:
+        return last.found, last.found.again_s
     if last is not None and now_s < last.at_s + settings.look_s:
         return NO_DEMAND, last.at_s + settings.look_s
     found = demand_of(state, allocation, now_s, matcher, most)
+    found = found._replace(again_s=max(found.again_s, now_s + settings.look_s))
     state.looks[allocation.name] = DemandLook(state.seq, now_s, found)
-    return found, math.inf
+    return found, found.again_s
 
 
 def demand_of(

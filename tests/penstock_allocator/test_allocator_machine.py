@@ -115,6 +115,15 @@ def test_no_pilot_is_planned_for_a_job_that_an_idle_node_takes() -> None:
     assert known().given(node("own", fast=1), job("j")).settle() == []
 
 
+def test_a_job_that_is_to_begin_later_brings_a_pilot_when_its_time_comes() -> None:
+    one = known().given(job("j", begin_s=1_000.0), job("k", begin_s=2_000.0, gpus=2))
+    one.then().then_wakes_at(1_000.0)
+    assert planned(one.at(1_000.0).settle()) == ["lab-2"]
+    one.at(1_001.0).then_wakes_at(2_000.0)
+    assert planned(one.at(2_000.0).settle()) == ["lab-3"]
+    one.at(2_001.0).then_wakes_at(None)
+
+
 def test_a_pilot_on_its_way_counts_for_the_job_that_it_was_planned_for() -> None:
     one = known().given(job("j"))
     assert planned(one.settle()) == ["lab-2"]
