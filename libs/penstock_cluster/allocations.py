@@ -7,6 +7,7 @@ of these. An :class:`Allocation` learns from the first node of a pilot what its 
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Iterator
 from typing import Final, Literal
@@ -170,6 +171,24 @@ class Allocation(msgspec.Struct, kw_only=True):
         'penstock-5e6cb0f8-lab-1'
         """
         return f"penstock-{zlib.crc32(f'{self.name} {self.added_s!r}'.encode()):08x}-{pilot_id}"
+
+    def missing_nodes(self, now_s: float, join_s: float) -> Iterator[Node]:
+        """
+        Yield the nodes of its pilots that have not joined yet.
+
+        Parameters
+        ----------
+        join_s : float
+            So many seconds after the first node of a pilot, nobody expects the others any more.
+        """
+        for pilot in self.pilots.values():
+            if not pilot.joined_s or now_s < pilot.joined_s + join_s:
+                yield from list(self.new_nodes(pilot.id))[len(pilot.nodes) :]
+
+    def missing_until_s(self, now_s: float, join_s: float) -> float:
+        """Return when the next of its missing nodes is not expected any more; infinite where there is none."""
+        begun = (one for one in self.pilots.values() if one.joined_s and len(one.nodes) < self.spec.nodes)
+        return min((one.joined_s + join_s for one in begun if now_s < one.joined_s + join_s), default=math.inf)
 
     def new_nodes(self, pilot_id: str) -> Iterator[Node]:
         """Yield the nodes that a pilot would bring, as the last one had them; as the allocation says before that."""

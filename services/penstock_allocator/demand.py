@@ -54,10 +54,11 @@ def wanted(
     state: SchedulerState,
     jobs: JobTable,
     allocation: Allocation,
-    others: Iterable[Allocation],
+    others: Sequence[Allocation],
     *,
     refused: Mapping[str, Collection[str]],
     now_s: float,
+    join_s: float,
     rules: RoundRules,
     most: int,
 ) -> PilotDemand:
@@ -66,10 +67,12 @@ def wanted(
 
     Parameters
     ----------
-    others : iterable of Allocation
+    others : sequence of Allocation
         All other allocations of its pool, whose pilots may be on their way.
     refused : mapping of str to collection of str
         Allocation → the users whose jobs its pilots refuse.
+    join_s : float
+        As :meth:`penstock_cluster.allocations.Allocation.missing_nodes` has it.
     rules : RoundRules
         The pool's.
     most : int
@@ -84,11 +87,12 @@ def wanted(
     waiting = [job for job in state.jobs_of(allocation.spec.pool, jobs) if job.placement is None and job.startable]
     if most < 1 or not waiting:
         return NO_DEMAND
-    coming = [node for one in (allocation, *others) for pilot in one.coming for node in one.new_nodes(pilot.id)]
+    coming = [node for one in (allocation, *others) for node in one.missing_nodes(now_s, join_s)]
     trial = _Trial(state, jobs, allocation.spec.pool, refused=refused, now_s=now_s, rules=rules)
     before = trial.starts(coming)
     later_s = (job.not_before_s for job in waiting if job.not_before_s > now_s)  # a pool without nodes does not tell
-    again_s = min(trial.again_s, min(later_s, default=math.inf))
+    missing_s = (one.missing_until_s(now_s, join_s) for one in (allocation, *others))
+    again_s = min(trial.again_s, *later_s, *missing_s)
     for shape in _shapes(allocation, waiting):
         pilots, started = 0, before
         while pilots < (most if allocation.devices or allocation.spec.kinds else min(most, 1 - len(allocation.coming))):

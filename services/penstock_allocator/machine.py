@@ -60,7 +60,8 @@ class AllocatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     backoff_s : float
         Seconds before a pilot is submitted after one that failed; doubles with each further one, to ten minutes.
     join_s : float
-        A pilot that has run for so many seconds, and whose nodes have not joined, is cancelled.
+        A pilot that has run for so many seconds, and whose nodes have not joined, is cancelled. Where some have, the
+        others are expected for as long.
     """
 
     data_dir: str = "penstock-data/allocator"
@@ -229,20 +230,36 @@ def _look(
         return last.found, last.found.again_s
     if last is not None and now_s < last.at_s + settings.look_s:
         return NO_DEMAND, last.at_s + settings.look_s
-    found = demand_of(state, allocation, now_s, matcher, most)
+    found = demand_of(state, allocation, now_s, matcher, most, join_s=settings.join_s)
     found = found._replace(again_s=max(found.again_s, now_s + settings.look_s))
     state.looks[allocation.name] = DemandLook(state.seq, now_s, found)
     return found, found.again_s
 
 
 def demand_of(
-    state: AllocatorState, allocation: Allocation, now_s: float, matcher: MatcherSettings, most: int
+    state: AllocatorState,
+    allocation: Allocation,
+    now_s: float,
+    matcher: MatcherSettings,
+    most: int,
+    *,
+    join_s: float,
 ) -> PilotDemand:
     """Return how many more pilots of an allocation the jobs that wait would run on, ``most`` at most."""
     pool = allocation.spec.pool
     others = [one for one in state.allocations.by_name.values() if one is not allocation and one.spec.pool == pool]
     rules = rules_of(state, pool, matcher)
-    return wanted(state, state.jobs, allocation, others, refused=state.refused, now_s=now_s, rules=rules, most=most)
+    return wanted(
+        state,
+        state.jobs,
+        allocation,
+        others,
+        refused=state.refused,
+        now_s=now_s,
+        join_s=join_s,
+        rules=rules,
+        most=most,
+    )
 
 
 def _planned(allocation: Allocation, found: PilotDemand, now_s: float) -> Iterator[PilotPlanned]:

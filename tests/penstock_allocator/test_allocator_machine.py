@@ -47,13 +47,13 @@ def submitted(pilot_id: str, at_s: float = 2.0) -> PilotSubmitted:
     return PilotSubmitted(name=name, pilot_id=pilot_id, provider_id="1", at_s=at_s)
 
 
-def joined(pilot_id: str, at_s: float = 3.0, **kinds: int) -> tuple[PilotStarted, NodeJoined]:
+def joined(pilot_id: str, at_s: float = 3.0, node_id: str = "", **kinds: int) -> tuple[PilotStarted, NodeJoined]:
     name = pilot_id.rpartition("-")[0]
     labels = {"allocation": name, "pilot": pilot_id}
     devices = [device(n, kind) for n, kind in enumerate(k for k, many in kinds.items() for _ in range(many))]
     return (
         PilotStarted(name=name, pilot_id=pilot_id, at_s=at_s),
-        NodeJoined(node_id=pilot_id, devices=tuple(devices), labels=labels, at_s=at_s),
+        NodeJoined(node_id=node_id or pilot_id, devices=tuple(devices), labels=labels, at_s=at_s),
     )
 
 
@@ -113,6 +113,25 @@ def test_a_gang_over_several_pilots_gets_all_of_them() -> None:
 
 def test_no_pilot_is_planned_for_a_job_that_an_idle_node_takes() -> None:
     assert known().given(node("own", fast=1), job("j")).settle() == []
+
+
+def of_two_nodes(*, gpus: int) -> Allocator:
+    """Return an allocator that has a pilot of two nodes on its way, of two devices each, for such a gang."""
+    one = known(nodes=2, backlog=9).given(job("j", gpus=gpus)).at(10.0)
+    assert planned(one.settle()) == ["lab-2"]
+    return one.given(submitted("lab-2"), *joined("lab-2", 20.0, "lab-2-0", fast=2)).at(21.0)
+
+
+def test_the_other_nodes_of_a_pilot_are_on_their_way_after_the_first() -> None:
+    one = of_two_nodes(gpus=4)
+    assert one.settle() == []
+    one.given(joined("lab-2", 25.0, "lab-2-1", fast=2)[1]).at(26.0)
+    assert one.settle() == []
+
+
+def test_nodes_of_a_pilot_that_do_not_follow_the_first_are_not_awaited_for_ever() -> None:
+    one = of_two_nodes(gpus=4).then().then_wakes_at(320.0)
+    assert planned(one.at(320.0).settle()) == ["lab-3"]
 
 
 def test_a_job_that_is_to_begin_later_brings_a_pilot_when_its_time_comes() -> None:
