@@ -1,9 +1,9 @@
 """
 How many more pilots waiting jobs would run on.
 
-:func:`wanted` asks the matcher's own round: it adds the nodes of one more pilot to the pool, one after the other, and
-looks at which jobs would start then that would not without it. The nodes of pilots that are on their way are there in
-every round, so that no pilot is submitted twice for one job.
+:func:`wanted` asks the matcher's own round: it adds the nodes of more pilots to the pool, and looks at which jobs would
+start then that would not without them. The nodes of pilots that are on their way are there in every round, so that no
+pilot is submitted twice for one job.
 """
 
 from __future__ import annotations
@@ -80,9 +80,10 @@ def wanted(
 
     Notes
     -----
-    At most ``most`` + 2 times the rounds of one moment, each on an index of the pool that is made for it: O(J log J)
-    for J jobs of the pool. Where nothing is known of an allocation's nodes yet, one pilot is tried, with every kind
-    that a waiting job names.
+    The rounds of one moment, at most 2 log2(``most``) + 3 times, each on an index of the pool that is made for it:
+    O(J log J) for J jobs of the pool. The number of pilots is doubled while more jobs start, and then bisected. A job
+    that the nodes of one pilot do not hold brings none. Where nothing is known of an allocation's nodes yet, one pilot
+    is tried, with every kind that a waiting job names.
     """
     waiting = [job for job in state.jobs_of(allocation.spec.pool, jobs) if job.placement is None and job.startable]
     if most < 1 or not waiting:
@@ -93,17 +94,38 @@ def wanted(
     later_s = (job.not_before_s for job in waiting if job.not_before_s > now_s)  # a pool without nodes does not tell
     missing_s = (one.missing_until_s(now_s, join_s) for one in (allocation, *others))
     again_s = min(trial.again_s, *later_s, *missing_s)
+    limit = most if allocation.devices or allocation.spec.kinds else min(most, 1 - len(allocation.coming))
     for shape in _shapes(allocation, waiting):
-        pilots, started = 0, before
-        while pilots < (most if allocation.devices or allocation.spec.kinds else min(most, 1 - len(allocation.coming))):
-            more = [node for number in range(pilots + 1) for node in _named(shape, f"more-{number}")]
-            found = trial.starts([*coming, *more])
-            if len(found) <= len(started):
-                break
-            pilots, started = pilots + 1, found
+        pilots, started = _fewest(trial, coming, shape, before, limit)
         if pilots:
             return PilotDemand(pilots, _because(started, before), again_s)
     return NO_DEMAND._replace(again_s=again_s)
+
+
+def _fewest(
+    trial: _Trial, coming: Sequence[Node], shape: Sequence[Node], before: Sequence[Placement], most: int
+) -> tuple[int, Sequence[Placement]]:
+    """Return the fewest pilots with which as many jobs start as with more, and what starts with them."""
+
+    def starts(pilots: int) -> Sequence[Placement]:
+        return trial.starts([*coming, *(node for n in range(pilots) for node in _named(shape, f"more-{n}"))])
+
+    too_few, enough, started = 0, 0, before
+    while enough < most:
+        pilots = min(most, max(1, 2 * enough))
+        found = starts(pilots)
+        if len(found) <= len(started):
+            break
+        too_few, enough, started = enough, pilots, found
+    count_of_all = len(started)
+    while enough - too_few > 1:
+        pilots = (too_few + enough) // 2
+        found = starts(pilots)
+        if len(found) < count_of_all:
+            too_few = pilots
+        else:
+            enough, started = pilots, found
+    return enough, started
 
 
 def _shapes(allocation: Allocation, waiting: Sequence[Job]) -> Iterator[list[Node]]:

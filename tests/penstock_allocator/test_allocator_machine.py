@@ -9,6 +9,7 @@ import pytest
 from matcher_facts import device, job, node
 from matcher_facts import ended as run_ended
 
+from penstock_allocator import demand
 from penstock_allocator.machine import AllocatorSettings, AllocatorState, decider
 from penstock_log import (
     AllocationAdded,
@@ -29,6 +30,7 @@ from penstock_log import (
     RoundDecided,
     Slot,
 )
+from penstock_scheduler.pool.pool_index import PoolIndex
 from penstock_testing import Scenario, delivery
 
 Allocator = Scenario[AllocatorState]
@@ -107,8 +109,19 @@ def test_no_pilot_is_planned_for_a_job_that_would_not_run_on_it() -> None:
     assert known().given(job("j", gpus=3)).settle() == []
 
 
-def test_a_gang_over_several_pilots_gets_all_of_them() -> None:
+def test_each_gang_that_fills_a_pilot_gets_one() -> None:
     assert planned(known(backlog=9).given(job("j", gpus=2), job("k", gpus=2)).settle()) == ["lab-2", "lab-3"]
+
+
+def test_a_gang_over_the_nodes_of_a_pilot_gets_one_and_a_larger_one_gets_none() -> None:
+    assert planned(known(nodes=2, backlog=9).given(job("j", gpus=4)).settle()) == ["lab-2"]
+    assert known(nodes=2, backlog=9).given(job("j", gpus=5)).settle() == []
+
+
+@pytest.mark.parametrize("jobs", range(1, 20))
+def test_as_many_pilots_come_as_jobs_fill_however_many_there_are(jobs: int) -> None:
+    one = known(backlog=7, max_pilots=7).given(*(job(f"j{n}", gpus=2) for n in range(jobs)))
+    assert len(planned(one.facts())) == min(7, jobs)
 
 
 def test_no_pilot_is_planned_for_a_job_that_an_idle_node_takes() -> None:
@@ -268,6 +281,21 @@ def test_a_removed_allocation_stays_until_its_last_pilot_has_ended() -> None:
     assert one.state.allocations.by_name["lab"].state == "removing"
     one.given(JobCancelled(job_id="j", at_s=12.0), ended("lab-2", "cancelled", 12.0))
     assert not one.state.allocations.by_name
+
+
+def test_a_look_for_many_pilots_tries_few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    class CountedIndex(PoolIndex):
+        def __init__(self, *args: Any) -> None:
+            made.append(self)
+            super().__init__(*args)
+
+    monkeypatch.setattr(demand, "PoolIndex", CountedIndex)
+    one = known(backlog=50, max_pilots=50).given(*(job(f"j{n}") for n in range(75)))
+    decision = one.decider.decide(one.state, 10.0)
+    assert len(planned([fact for proposal in decision.proposals for fact in proposal.facts])) == 38
+    assert len(made) <= 14
 
 
 def test_two_thousand_jobs_ask_for_no_more_pilots_than_the_backlog() -> None:
