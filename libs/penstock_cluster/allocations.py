@@ -172,6 +172,20 @@ class Allocation(msgspec.Struct, kw_only=True):
         """
         return f"penstock-{zlib.crc32(f'{self.name} {self.added_s!r}'.encode()):08x}-{pilot_id}"
 
+    def keeps(self, pilot_id: str) -> bool:
+        """
+        Say whether a pilot stays though no run is there: it is one of the first ``min_pilots`` that there are.
+
+        Examples
+        --------
+        >>> lab = Allocation(name="lab", spec=AllocationSpec(provider="slurm", min_pilots=1), added_s=5.0)
+        >>> lab.pilots.update({name: Pilot(id=name, planned_s=6.0) for name in ("lab-1", "lab-2")})
+        >>> lab.keeps("lab-1"), lab.keeps("lab-2")
+        (True, False)
+        """
+        before = [*self.pilots, pilot_id].index(pilot_id)
+        return before < self.spec.min_pilots
+
     def missing_nodes(self, now_s: float, join_s: float) -> Iterator[Node]:
         """
         Yield the nodes of its pilots that have not joined yet.
