@@ -42,7 +42,7 @@ class AllocationSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     walltime_s : float
         After so many seconds the provider ends a pilot. Its nodes leave in time before that.
     idle_s : float
-        A pilot without a run ends itself after so many seconds; 0: it stays for its walltime.
+        A pilot without a run ends itself after so many seconds; 0: it stays for its walltime, as kept ones do.
     nodes : int
         Nodes of one pilot.
     devices : str

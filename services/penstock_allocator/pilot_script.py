@@ -121,7 +121,7 @@ def node_script(place: PilotFolder, allocation: Allocation, pilot_id: str) -> st
         "trap 'rm -rf \"$data\"' EXIT",
         f"end={end}",
         f"export PENSTOCK_EXECUTOR_LEAVE_AT_S=$(( end - {int(margin_s(spec))} ))",
-        f"export PENSTOCK_EXECUTOR_LEAVE_IDLE_S={spec.idle_s:g}",
+        f"export PENSTOCK_EXECUTOR_LEAVE_IDLE_S={0 if allocation.keeps(pilot_id) else spec.idle_s:g}",
         f"export PENSTOCK_EXECUTOR_CHECKPOINT_DIR={shlex.quote(str(place.checkpoints))}",
         f"export PENSTOCK_EXECUTOR_POOL={shlex.quote(spec.pool)}",
         f"export PENSTOCK_EXECUTOR_LABELS={shlex.quote(json.dumps(labels))}",

@@ -571,8 +571,10 @@ def test_no_job_begins_on_a_node_that_leaves_by_itself_too_soon():
     lent = msgspec.structs.replace(node("n1", fast=1), until_s=100.0)
     one = matcher(least_left_s=5.0).given(lent, job("j"))
     assert not where(one.at(96.0).settle())
-    one.given(node("n2", slow=1))
-    assert where(one.settle()) == {"j": "slow"}
+    one.given(node("n2", fast=1))
+    assert [on(placement) for fact in rounds(one.settle()) for placement in fact.placements] == [
+        ("j", "fast", 1, (("n2", (0,)),))
+    ]
 
 
 def test_a_job_begins_on_a_node_with_time_left():
