@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from pathlib import Path
 
 import pytest
-from batch_runs import BatchRun
+from batch_runs import BatchRun, ended_with
 
 pytestmark = pytest.mark.slow
 STEPS = """#!/bin/bash
@@ -147,3 +148,24 @@ def test_a_term_reaches_the_script_and_its_code_is_the_jobs(tmp_path: Path) -> N
     process.stdout.readline()
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 9
+
+
+def test_a_machine_that_comes_when_the_script_is_over_ends_well(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "alive")
+    run = BatchRun(tmp_path, "#!/bin/sh\n#SBATCH -N2 --gres=gpu:1\nexec 9> alive\n", nodes="n1:1 n2:1")
+    first = run.begin_machine(0)
+    with ended_with(first):
+        assert (tmp_path / "alive").read_text() == ""  # to its end, which is the script's
+        second = run.begin_machine(1)
+        with ended_with(second):
+            assert (second.wait(30), first.wait(30)) == (0, 0)
+
+
+def test_a_run_that_is_ended_waits_for_no_machine(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "alive")
+    run = BatchRun(tmp_path, "#!/bin/sh\n#SBATCH -N2 --gres=gpu:1\nexec 9> alive\n", nodes="n1:1 n2:1")
+    first = run.begin_machine(0)
+    with ended_with(first):
+        (tmp_path / "alive").read_text()
+        first.send_signal(signal.SIGTERM)
+        assert first.wait(30) == 0

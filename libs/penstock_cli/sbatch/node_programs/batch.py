@@ -63,11 +63,14 @@ def _run(environ: dict[str, str]) -> int:
     os.mkdir(os.path.join(run_dir, "steps"))
     _write_programs(os.path.join(run_dir, "bin"), folder)
     registry = Registry(port, machines, secret, os.path.join(run_dir, "machines")) if machines > 1 else None
+    script, code = BatchScript(folder, plan, allocation, run_dir), 1
     try:
-        return BatchScript(folder, plan, allocation, run_dir).run(environ)
+        code = script.run(environ)
+        return code
     finally:
         if registry is not None:
-            registry.end()
+            signal.signal(signal.SIGTERM, lambda _signum, _frame: registry.stop_waiting())
+            registry.end(waits=code == 0 and not script.is_stopped)  # a run that fails or is stopped ends as a whole
         shutil.rmtree(run_dir, ignore_errors=True)
 
 
@@ -157,11 +160,20 @@ class BatchScript:
     def __init__(self, folder: str, plan: Plan, allocation: Allocation, run_dir: str) -> None:
         self._folder, self._plan, self._allocation, self._run_dir = folder, plan, allocation, run_dir
         self._events: SimpleQueue[Any] = SimpleQueue()
+        self._is_termed = False
+
+    @property
+    def is_stopped(self) -> bool:
+        """Say whether the run was told to end; a script that requeued itself has ended by itself."""
+        return self._is_termed and not self._is_requeued()
+
+    def _is_requeued(self) -> bool:
+        return os.path.exists(os.path.join(self._run_dir, REQUEUED))
 
     def run(self, environ: Mapping[str, str]) -> int:
         """Run the script to its end; return its exit code, 128 + n where signal n has ended it."""
         for name in _SIGNALS:
-            signal.signal(getattr(signal, "SIG" + name), lambda signum, _: self._events.put(("signal", signum)))
+            signal.signal(getattr(signal, "SIG" + name), self._hear)
         files = self._open_output()
         process = subprocess.Popen(
             self._command(),
@@ -182,9 +194,13 @@ class BatchScript:
         code = self._follow(process)
         for reader in readers:
             reader.join(_LAST_OUTPUT_S)  # what the script has left behind may hold its output open
-        if os.path.exists(os.path.join(self._run_dir, REQUEUED)):
+        if self._is_requeued():
             return 0
         return 128 - code if code < 0 else code
+
+    def _hear(self, signum: int, _frame: Any) -> None:
+        self._is_termed = self._is_termed or signum == signal.SIGTERM
+        self._events.put(("signal", signum))
 
     def _follow(self, process: subprocess.Popen[bytes]) -> int:
         while True:
@@ -206,7 +222,7 @@ class BatchScript:
                     os.kill(target, signum)
             return
         _signal_group(pid, signum)
-        if signum == signal.SIGTERM and os.path.exists(os.path.join(self._run_dir, REQUEUED)):
+        if signum == signal.SIGTERM and self._is_requeued():
             threading.Timer(_REQUEUE_S, lambda: self._events.put(("kill",))).start()
 
     def _steps(self) -> list[int]:
