@@ -169,3 +169,25 @@ def test_a_run_that_is_ended_waits_for_no_machine(tmp_path: Path) -> None:
         (tmp_path / "alive").read_text()
         first.send_signal(signal.SIGTERM)
         assert first.wait(30) == 0
+
+
+SAVER = """trap 'echo saving; read -r < go; echo saved; exit 0' TERM
+echo up
+while :; do sleep 0.05; done
+"""
+"""A program that saves its work at a TERM, and is not done before it may."""
+
+
+def test_tasks_on_further_machines_may_save_their_work_at_a_term(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "go")
+    (tmp_path / "saver.sh").write_text(SAVER)
+    body = "#!/bin/bash\n#SBATCH -N2 --gres=gpu:1\nsrun -w n2 -n1 bash saver.sh\n"
+    first, second = BatchRun(tmp_path, body, nodes="n1:1 n2:1").begin()
+    with ended_with(first, second):
+        assert first.stdout is not None
+        assert first.stdout.readline() == "up\n"
+        second.send_signal(signal.SIGTERM)
+        assert first.stdout.readline() == "saving\n"
+        (tmp_path / "go").write_text("on\n")
+        assert first.communicate(timeout=30)[0] == "saved\n"
+        assert (first.returncode, second.wait(30)) == (0, 0)

@@ -107,9 +107,11 @@ def _serve(environ: Mapping[str, str], plan: Plan, allocation: Allocation, secre
     own = {**_environment(environ, plan), **allocations.node_variables(allocation, plan, first, environ)}
     server = TaskServer(own, secret)
 
-    def end(signum: int, _frame: Any) -> NoReturn:
+    def end(signum: int, _frame: Any) -> None:
+        """Pass the signal on, and serve until the script has ended, as tasks may take their time to save their work."""
+        if not server.is_linked:
+            os._exit(128 + signum)
         server.signal(signum)
-        os._exit(128 + signum)
 
     signal.signal(signal.SIGTERM, end)
     for name in ("USR1", "USR2", "HUP", "ALRM"):

@@ -228,6 +228,8 @@ class TaskServer:
         self._environ, self._secret = environ, secret
         self._listener = _server(0)
         self._steps: list[LocalTasks] = []
+        self.is_linked = False
+        """Whether the script's machine has been found."""
 
     def serve(self, machine: int, address: tuple[str, int]) -> bool:
         """
@@ -247,6 +249,7 @@ class TaskServer:
                     sys.stderr.write(f"penstock: no script was at {where} ({error}); this node ends without it\n")
                     return True
                 time.sleep(_AGAIN_S)  # the script's machine begins later
+        self.is_linked = True
         try:
             link.tell({"machine": machine, "port": self._listener.getsockname()[1]})
             return bool(link.hear().get("end"))
@@ -258,7 +261,7 @@ class TaskServer:
 
     def signal(self, signum: int) -> None:
         """Send a signal to all tasks."""
-        for tasks in self._steps:
+        for tasks in list(self._steps):
             tasks.signal(signum)
 
     def _accept_all(self) -> None:
