@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from pathlib import Path
+from subprocess import TimeoutExpired
 
 import pytest
 from batch_runs import BatchRun, ended_with
@@ -191,3 +192,21 @@ def test_tasks_on_further_machines_may_save_their_work_at_a_term(tmp_path: Path)
         (tmp_path / "go").write_text("on\n")
         assert first.communicate(timeout=30)[0] == "saved\n"
         assert (first.returncode, second.wait(30)) == (0, 0)
+
+
+@pytest.mark.parametrize("words", ["", "srun ", "set -m; srun "], ids=["child", "step", "step of its own group"])
+def test_the_job_ends_once_what_the_script_has_started_has_saved_its_work(tmp_path: Path, words: str) -> None:
+    for name in ("go", "said"):
+        os.mkfifo(tmp_path / name)
+    (tmp_path / "saver.sh").write_text(SAVER)
+    body = f"#!/bin/bash\n#SBATCH --gres=gpu:1\n{words}bash saver.sh > said 2> /dev/null\necho not reached\n"
+    (process,) = BatchRun(tmp_path, body).begin()
+    with ended_with(process), (tmp_path / "said").open() as said:
+        assert said.readline() == "up\n"
+        process.send_signal(signal.SIGTERM)
+        assert said.readline() == "saving\n"
+        with pytest.raises(TimeoutExpired):
+            process.wait(1)
+        (tmp_path / "go").write_text("on\n")
+        assert said.read() == "saved\n"
+        assert process.wait(30) == 128 + signal.SIGTERM

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, Mapping, NoReturn, Optional
 
 from . import allocation as allocations
@@ -33,6 +33,7 @@ _OF_SUBMITTER = ("PATH", "VIRTUAL_ENV", "PYTHONPATH", "LANG")
 _SIGNALS = ("HUP", "INT", "QUIT", "USR1", "USR2", "ALRM", "TERM", "URG", "WINCH", "CONT")
 _LAST_OUTPUT_S = 2.0
 _REQUEUE_S = 5.0
+_LOOK_S = 0.1
 _LOGIN_S = 60.0
 _LONGEST_INTERPRETER = 100
 """Characters of an interpreter's path in a script's first line, which old kernels cut."""
@@ -205,14 +206,28 @@ class BatchScript:
         self._events.put(("signal", signum))
 
     def _follow(self, process: subprocess.Popen[bytes]) -> int:
-        while True:
-            event = self._events.get()
+        """
+        Return the script's code once it has ended; after a TERM, once all that it has started has ended too.
+
+        A shell without a trap dies of the signal, while its programs save their work.
+        """
+        code: Optional[int] = None
+        while code is None or (self._is_termed and self._is_alive(process.pid)):
+            try:
+                event = self._events.get(timeout=None if code is None else _LOOK_S)
+            except Empty:
+                continue
             if event[0] == "exit":
-                return int(event[1])
-            if event[0] == "kill":
-                _signal_group(process.pid, signal.SIGKILL)
+                code = int(event[1])
+            elif event[0] == "kill":
+                self._signal_all(process.pid, signal.SIGKILL)
             else:
                 self._pass_on(process.pid, event[1])
+        return code
+
+    def _is_alive(self, pid: int) -> bool:
+        """Say whether a process of the script's group runs, or a step."""
+        return _group_runs(pid) or any(_runs(step) for step in self._steps())
 
     def _pass_on(self, pid: int, signum: int) -> None:
         """Pass a signal on: the warning before the time limit to those that it is for, all others to everybody."""
@@ -223,9 +238,19 @@ class BatchScript:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(target, signum)
             return
-        _signal_group(pid, signum)
+        self._signal_all(pid, signum)
         if signum == signal.SIGTERM and self._is_requeued():
-            threading.Timer(_REQUEUE_S, lambda: self._events.put(("kill",))).start()
+            timer = threading.Timer(_REQUEUE_S, lambda: self._events.put(("kill",)))
+            timer.daemon = True
+            timer.start()
+
+    def _signal_all(self, pid: int, signum: int) -> None:
+        """Send a signal to the script's group, and to steps that have left it: by setsid, or a shell's job control."""
+        for step in self._steps():
+            if _group(step) != pid:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(step, signum)
+        _signal_group(pid, signum)
 
     def _steps(self) -> list[int]:
         """Return the processes of ``srun`` that run."""
@@ -335,3 +360,33 @@ def _write_all(fd: int, data: bytes) -> None:
 def _signal_group(pid: int, signum: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signum)
+
+
+def _group(pid: int) -> int:
+    """Return a process's group; 0 if there is no such process."""
+    try:
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return 0
+
+
+def _runs(pid: int) -> bool:
+    """Say whether a process runs; one that has ended, and was not waited for, does not."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+    except OSError:
+        return not os.path.isdir("/proc/self") and bool(_group(pid))
+
+
+def _group_runs(group: int) -> bool:
+    """Say whether a process of a group runs."""
+    try:
+        os.killpg(group, 0)
+    except PermissionError:
+        return True
+    except ProcessLookupError:
+        return False
+    if not os.path.isdir("/proc/self"):
+        return True
+    return any(name.isdigit() and _group(int(name)) == group and _runs(int(name)) for name in os.listdir("/proc"))
