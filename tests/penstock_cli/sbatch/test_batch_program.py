@@ -210,3 +210,9 @@ def test_the_job_ends_once_what_the_script_has_started_has_saved_its_work(tmp_pa
         (tmp_path / "go").write_text("on\n")
         assert said.read() == "saved\n"
         assert process.wait(30) == 128 + signal.SIGTERM
+
+
+def test_each_node_on_a_further_machine_has_its_own_devices(tmp_path: Path) -> None:
+    body = "#!/bin/bash\n#SBATCH -N4 --gres=gpu:1\nsrun -l sh -c 'echo $SLURMD_NODENAME $CUDA_VISIBLE_DEVICES' | sort\n"
+    done = BatchRun(tmp_path, body, nodes="a:2 b:2").run()
+    assert done.stdout.splitlines() == ["0: a 0", "1: a 1", "2: b 0", "3: b 1"]

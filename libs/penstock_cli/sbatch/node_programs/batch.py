@@ -58,7 +58,7 @@ def _run(environ: dict[str, str]) -> int:
     allocation = allocations.read(environ, plan)
     machines, port = int(environ.get("WORLD_SIZE") or 1), int(environ.get("MASTER_PORT") or 0)
     if int(environ.get("RANK") or 0):
-        return _serve(environ, plan, allocation, secret, (environ["MASTER_ADDR"], port))
+        return _serve(environ, plan, secret, (environ["MASTER_ADDR"], port))
     _refuse_to_begin(plan, allocation)
     run_dir = tempfile.mkdtemp(prefix="penstock-batch-")
     os.mkdir(os.path.join(run_dir, "steps"))
@@ -101,12 +101,10 @@ def _refuse_to_begin(plan: Plan, allocation: Allocation) -> None:
         raise BatchError("its --deadline is over before it could end")
 
 
-def _serve(environ: Mapping[str, str], plan: Plan, allocation: Allocation, secret: bytes, address: Any) -> int:
+def _serve(environ: Mapping[str, str], plan: Plan, secret: bytes, address: Any) -> int:
     """Serve the steps of ``srun`` on a further machine."""
     machine = int(environ["RANK"])
-    first = next(at for at, node in enumerate(allocation.nodes) if node.machine == machine)
-    own = {**_environment(environ, plan), **allocations.node_variables(allocation, plan, first, environ)}
-    server = TaskServer(own, secret)
+    server = TaskServer(_environment(environ, plan), secret)
 
     def end(signum: int, _frame: Any) -> None:
         """Pass the signal on, and serve until the script has ended, as tasks may take their time to save their work."""

@@ -221,7 +221,8 @@ class TaskServer:
     Parameters
     ----------
     environ : mapping
-        The environment of the run's process here: its own variables win over those that a step brings.
+        The environment of the run's process here: its own variables win over those that a step brings. It has all of
+        the run's devices on this machine, of which each task is given some.
     """
 
     def __init__(self, environ: Mapping[str, str], secret: bytes) -> None:
