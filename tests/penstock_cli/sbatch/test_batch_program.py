@@ -216,3 +216,16 @@ def test_each_node_on_a_further_machine_has_its_own_devices(tmp_path: Path) -> N
     body = "#!/bin/bash\n#SBATCH -N4 --gres=gpu:1\nsrun -l sh -c 'echo $SLURMD_NODENAME $CUDA_VISIBLE_DEVICES' | sort\n"
     done = BatchRun(tmp_path, body, nodes="a:2 b:2").run()
     assert done.stdout.splitlines() == ["0: a 0", "1: a 1", "2: b 0", "3: b 1"]
+
+
+def test_a_shell_on_a_further_machine_can_trap_the_warning(tmp_path: Path) -> None:
+    (tmp_path / "task.sh").write_text("trap 'echo heard; exit 0' USR1; echo up; while :; do sleep 0.05; done\n")
+    body = "#!/bin/bash\n#SBATCH -N2 --gres=gpu:1 --signal=USR1@60 -t 5\nsrun -w n2 -n1 bash task.sh\n"
+    first, second = BatchRun(tmp_path, body, nodes="n1:1 n2:1").begin()
+    with ended_with(first, second):
+        assert first.stdout is not None
+        assert first.stdout.readline() == "up\n"
+        second.send_signal(signal.SIGUSR1)  # as nodes do; those of tasks come over srun
+        first.send_signal(signal.SIGUSR1)
+        assert first.stdout.readline() == "heard\n"
+        assert (first.wait(30), second.wait(30)) == (0, 0)

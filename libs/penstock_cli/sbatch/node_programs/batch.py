@@ -114,7 +114,8 @@ def _serve(environ: Mapping[str, str], plan: Plan, secret: bytes, address: Any) 
 
     signal.signal(signal.SIGTERM, end)
     for name in ("USR1", "USR2", "HUP", "ALRM"):
-        signal.signal(getattr(signal, "SIG" + name), signal.SIG_IGN)  # srun passes them on
+        # srun passes them on; SIG_IGN would be inherited by tasks, and no shell can trap what it was begun to ignore
+        signal.signal(getattr(signal, "SIG" + name), lambda _signum, _frame: None)
     return 0 if server.serve(machine, address) else 1
 
 
