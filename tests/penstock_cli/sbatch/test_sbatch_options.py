@@ -176,3 +176,5 @@ def test_a_script_is_known_by_its_lines_or_its_suffix(tmp_path: Path) -> None:
     assert [name for name in texts if is_script(str(tmp_path / name))] == ["a.sh", "c.slurm"]
     assert not is_script(str(tmp_path / "nowhere.sh"))
     assert not is_script(str(tmp_path))
+    os.mkfifo(tmp_path / "fifo")
+    assert not is_script(str(tmp_path / "fifo"))  # and is not waited for
