@@ -229,3 +229,10 @@ def test_a_shell_on_a_further_machine_can_trap_the_warning(tmp_path: Path) -> No
         first.send_signal(signal.SIGUSR1)
         assert first.stdout.readline() == "heard\n"
         assert (first.wait(30), second.wait(30)) == (0, 0)
+
+
+def test_a_job_that_is_not_to_be_begun_again_cannot_requeue_itself(tmp_path: Path) -> None:
+    body = '#!/bin/sh\n#SBATCH -G1 --no-requeue\nscontrol requeue "$SLURM_JOB_ID"\necho "code $?"\n'
+    done = BatchRun(tmp_path, body).run()
+    assert (done.stdout, done.returncode) == ("code 1\n", 0)
+    assert "the job was submitted with --no-requeue" in done.stderr
