@@ -236,3 +236,13 @@ def test_a_job_that_is_not_to_be_begun_again_cannot_requeue_itself(tmp_path: Pat
     done = BatchRun(tmp_path, body).run()
     assert (done.stdout, done.returncode) == ("code 1\n", 0)
     assert "the job was submitted with --no-requeue" in done.stderr
+
+
+def test_tasks_go_where_their_devices_are(tmp_path: Path) -> None:
+    body = """#!/bin/bash
+#SBATCH --ntasks=4 --gpus-per-task=1
+echo "$SLURM_TASKS_PER_NODE"
+srun -l sh -c 'echo $SLURMD_NODENAME $CUDA_VISIBLE_DEVICES' | sort
+"""
+    done = BatchRun(tmp_path, body, nodes="a:3 b:1").run()
+    assert done.stdout.splitlines() == ["3,1", "0: a 0", "1: a 1", "2: a 2", "3: b 0"]
