@@ -377,6 +377,11 @@ def _of_batch_script(files: list[str], given: dict[str, Any], *, array: str, wit
     from penstock_cli.sbatch import script, submission
     from penstock_cli.sbatch.options import read_environment
 
+    if more := [name for name in files[1:] if is_batch_script(name)]:
+        bad_input(
+            f"{more[0]} is a script of sbatch too, and one is submitted at a time: for script in *.sbatch; do "
+            f'penstock submit "$script"; done; as an argument of {files[0]} it stands behind --'
+        )
     words = (*files[1:], *given.get("command", ()))
     found = script.read(files[0])
     return submission.prepare(found, words, read_environment(os.environ), overrides=given, array=array, without=without)

@@ -100,12 +100,23 @@ def numbers(environ: Mapping[str, str]) -> Sequence[str]:
 
 
 def tasks_of(plan: Plan, nodes: Sequence[BatchNode]) -> list[int]:
-    """Return how many tasks each node has: so many on each, or all divided as evenly as can be."""
+    """
+    Return how many tasks each node has: so many on each, or all divided as evenly as can be.
+
+    Where each task has devices of its own, and some nodes have too few for an even part, they go where devices are.
+    """
     if plan.get("ntasks_per_node"):
         return [int(plan["ntasks_per_node"])] * len(nodes)
     if plan.get("ntasks_per_gpu"):
         return [int(plan["ntasks_per_gpu"]) * len(node.devices) for node in nodes]
-    return spread(int(plan.get("ntasks") or len(nodes)), len(nodes))
+    tasks, each = int(plan.get("ntasks") or len(nodes)), int(plan.get("gpus_per_task") or 0)
+    even = spread(tasks, len(nodes))
+    if not each or all(count * each <= len(node.devices) for count, node in zip(even, nodes)):
+        return even
+    found: list[int] = []
+    for node in nodes:
+        found.append(min(len(node.devices) // each, tasks - sum(found)))
+    return found if sum(found) == tasks else even
 
 
 def spread(tasks: int, nodes: int) -> list[int]:
