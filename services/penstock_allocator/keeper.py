@@ -217,9 +217,9 @@ class PilotKeeper:
             except BusError as error:  # it ends by itself
                 self._shell.log.warning("token_not_revoked", token=pilot.token, error=str(error))
         at_s = self._shell.now_s()
-        self._shell.log.info("pilot_ended", allocation=allocation.name, pilot=pilot.id, state=state, reason=reason)
         fact = PilotEnded(name=allocation.name, pilot_id=pilot.id, state=state, reason=reason[:1_000], at_s=at_s)
         await self._append(allocation, fact)
+        self._shell.log.info("pilot_ended", allocation=allocation.name, pilot=pilot.id, state=state, reason=reason)
 
     async def _token(self, allocation: Allocation) -> tuple[str, str]:
         """

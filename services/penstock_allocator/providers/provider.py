@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final, Literal, NamedTuple, Protocol
 
@@ -96,15 +97,20 @@ async def run_command(command: Sequence[str], *, stdin: bytes = b"") -> CommandR
     """
     Run a command of a provider.
 
+    Its input is a file and not a pipe: one that ends before it has read it leaves a pipe to which nobody can write.
+
     Raises
     ------
     ProviderSilent
         If it is not installed here, or does not end within :data:`LONGEST_S`.
     """
     try:
-        process = await asyncio.create_subprocess_exec(
-            *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
-        )
+        with tempfile.TemporaryFile() as given:
+            given.write(stdin)
+            given.seek(0)
+            process = await asyncio.create_subprocess_exec(
+                *command, stdin=given, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+            )
     except OSError as error:
         raise ProviderSilent(
             f"{command[0]} cannot be run on the allocator's machine: {error.strerror}; run `penstock service "
@@ -112,7 +118,7 @@ async def run_command(command: Sequence[str], *, stdin: bytes = b"") -> CommandR
         ) from error
     try:
         async with asyncio.timeout(LONGEST_S):
-            output, problem = await process.communicate(stdin)
+            output, problem = await process.communicate()
     except TimeoutError as error:
         process.kill()
         await process.wait()
