@@ -22,6 +22,24 @@ async def test_a_command_reads_its_input_and_what_it_prints_is_told() -> None:
     assert done == CommandResult(3, "word next", "no")
 
 
+async def test_a_command_has_nothing_of_the_allocators_own_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (
+        "PENSTOCK_EXECUTOR_DEVICES",
+        "SLURM_JOB_ID",
+        "SLURM_NTASKS",
+        "SBATCH_WAIT",
+        "SLURM_CONF",
+        "LAB_GREETING",
+    ):
+        monkeypatch.setenv(name, "set")
+    done = await run_command(["env"])
+    names = {line.partition("=")[0] for line in done.output.splitlines()}
+    assert {name for name in names if name.startswith(("PENSTOCK_", "SLURM_", "SBATCH_", "LAB_"))} == {
+        "LAB_GREETING",
+        "SLURM_CONF",
+    }
+
+
 async def test_a_command_that_is_not_installed_says_nothing_of_pilots() -> None:
     with pytest.raises(ProviderSilent, match="sbatch-of-nobody cannot be run on the allocator's machine"):
         await run_command(["sbatch-of-nobody"])
