@@ -25,7 +25,7 @@ import msgspec
 
 from penstock_cluster.nodes import NOTHING, Cluster, HostAmount, Node, fits, need_of, runs, share_of
 from penstock_log import Cause, Device, Job, JobSpec, Wait
-from penstock_log.allocation_facts import LABEL_ALLOCATION, LABEL_PILOT
+from penstock_log.allocation_spec import LABEL_ALLOCATION, LABEL_PILOT
 from penstock_log.spec import BESIDE_LOCAL_BYTES, runtimes_of
 from penstock_log.text import gibibytes, listed, rounded_down
 from penstock_policies import sample_plan

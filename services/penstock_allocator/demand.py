@@ -19,7 +19,7 @@ import msgspec
 from penstock_cluster.allocations import GUESSED_KIND, Allocation
 from penstock_cluster.nodes import Cluster, Node
 from penstock_log import Job, JobTable, Placement
-from penstock_log.allocation_facts import LABEL_ALLOCATION
+from penstock_log.allocation_spec import LABEL_ALLOCATION
 from penstock_log.text import count, listed
 from penstock_scheduler import what_if
 from penstock_scheduler.pool.pool_index import PoolIndex

@@ -31,7 +31,7 @@ from penstock_log import (
     RunEnded,
     subjects,
 )
-from penstock_log.allocation_facts import LABEL_ALLOCATION
+from penstock_log.allocation_spec import LABEL_ALLOCATION
 from penstock_log.codec import AnyEvent
 from penstock_scheduler.pool.pool_settings import MatcherSettings, rules_of
 from penstock_scheduler.pool.scheduler_state import READ, SchedulerState, fold
