@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -71,6 +71,8 @@ class PilotKeeper:
         self._shell, self._replica, self._settings, self._providers = shell, replica, settings, providers
         self._folder = Path(settings.data_dir).absolute()
         self._looked_s: dict[str, float] = {}
+        self._looking: set[str] = set()
+        self._tokens: dict[str, tuple[str, str]] = {}
         self.moved = asyncio.Event()
         """Set where there may be something to do before the next look."""
 
@@ -81,15 +83,16 @@ class PilotKeeper:
 
     async def keep(self) -> None:
         """Look after the pilots for ever."""
-        while True:
-            try:
-                async with asyncio.timeout(min(1.0, self._settings.poll_s)):
-                    await self.moved.wait()
-            except TimeoutError:
-                pass
-            self.moved.clear()
-            if self._replica.settled and self._shell.vitals.ready:
-                await self._look()
+        async with asyncio.TaskGroup() as looks:
+            while True:
+                try:
+                    async with asyncio.timeout(min(1.0, self._settings.poll_s)):
+                        await self.moved.wait()
+                except TimeoutError:
+                    pass
+                self.moved.clear()
+                if self._replica.settled and self._shell.vitals.ready:
+                    self._begin_looks(looks)
 
     async def answer_trial(self, request: Request) -> Reply:
         """Answer what a pilot of an allocation would be: the gateway asks, in the name of an admin."""
@@ -120,39 +123,68 @@ class PilotKeeper:
         shutil.rmtree(place.folder, ignore_errors=True)
         return Reply(body=msgspec.json.encode(view))
 
-    async def _look(self) -> None:
+    def _begin_looks(self, looks: asyncio.TaskGroup) -> None:
+        """Look at the allocations that are due, side by side: a provider that takes its time delays no other's."""
         for allocation in list(self._replica.live.state.allocations.by_name.values()):
             pilots = list(allocation.pilots.values())
             due = self._shell.monotonic() >= self._looked_s.get(allocation.name, 0.0)
-            if not pilots or not (due or allocation.removed_s or any(not pilot.submitted_s for pilot in pilots)):
-                continue
-            self._looked_s[allocation.name] = self._shell.monotonic() + self._settings.poll_s
-            try:
-                await self._look_at(allocation, pilots)
-            except ProviderSilent as error:
-                self._shell.log.warning("provider_unavailable", allocation=allocation.name, error=str(error))
-            except Conflict:  # the decider was faster; the next look sees what it did
-                self.moved.set()
-            except BusError as error:
-                self._shell.log.warning("pilots_not_looked_at", allocation=allocation.name, error=str(error))
+            due = due or bool(allocation.removed_s) or any(not pilot.submitted_s for pilot in pilots)
+            if pilots and due and allocation.name not in self._looking:
+                self._looked_s[allocation.name] = self._shell.monotonic() + self._settings.poll_s
+                self._looking.add(allocation.name)
+                looks.create_task(self._look(allocation, pilots))
+
+    async def _look(self, allocation: Allocation, pilots: Sequence[Pilot]) -> None:
+        try:
+            await self._look_at(allocation, pilots)
+            await asyncio.to_thread(self._remove_folders, allocation.name, _over(allocation))
+        except ProviderSilent as error:
+            self._shell.log.warning("provider_unavailable", allocation=allocation.name, error=str(error))
+        except Conflict:  # the decider was faster; the next look sees what it did
+            self.moved.set()
+        except BusError as error:
+            self._shell.log.warning("pilots_not_looked_at", allocation=allocation.name, error=str(error))
+        finally:
+            self._looking.discard(allocation.name)
+
+    def _remove_folders(self, name: str, over: Collection[str]) -> None:
+        """Remove what pilots have left behind that have long ended."""
+        try:
+            for folder in (self._folder / "pilots").iterdir():
+                if folder.name in over:
+                    shutil.rmtree(folder)
+        except OSError as error:
+            self._shell.log.warning("folders_not_removed", allocation=name, error=str(error))
 
     async def _look_at(self, allocation: Allocation, pilots: Sequence[Pilot]) -> None:
         provider = self._providers[allocation.spec.provider]
         names = {allocation.pilot_name(pilot.id): self.place(pilot.id) for pilot in pilots}
         found = await provider.list_jobs(names)
         for pilot in pilots:
-            job = found.get(allocation.pilot_name(pilot.id))
-            if not pilot.submitted_s:
-                await self._begin(provider, allocation, pilot, job)
-            elif job is None or job.state in {"ended", "cancelled"}:
-                await self._conclude(allocation, pilot, job)
-            elif allocation.removed_s:
-                await provider.cancel(job, self.place(pilot.id))
-            elif job.state == "running" and not pilot.started_s:
-                fact = PilotStarted(name=allocation.name, pilot_id=pilot.id, hosts=job.hosts, at_s=self._shell.now_s())
-                await self._append(allocation, fact)
-            elif pilot.started_s and not pilot.joined_s:
-                await self._give_up_late(provider, allocation, pilot, job)
+            try:
+                await self._move_on(provider, allocation, pilot, found.get(allocation.pilot_name(pilot.id)))
+            except ProviderSilent as error:
+                self._shell.log.warning(
+                    "provider_unavailable", allocation=allocation.name, pilot=pilot.id, error=str(error)
+                )
+
+    async def _move_on(
+        self, provider: PilotProvider, allocation: Allocation, pilot: Pilot, job: ProviderJob | None
+    ) -> None:
+        """Do what is next for a pilot, by what its provider says of it."""
+        if job is not None and job.state == "silent":
+            raise ProviderSilent(job.reason)
+        if not pilot.submitted_s:
+            await self._begin(provider, allocation, pilot, job)
+        elif job is None or job.state in {"ended", "cancelled"}:
+            await self._conclude(allocation, pilot, job)
+        elif allocation.removed_s:
+            await provider.cancel(job, self.place(pilot.id))
+        elif job.state == "running" and not pilot.started_s:
+            fact = PilotStarted(name=allocation.name, pilot_id=pilot.id, hosts=job.hosts, at_s=self._shell.now_s())
+            await self._append(allocation, fact)
+        elif pilot.started_s and not pilot.joined_s:
+            await self._give_up_late(provider, allocation, pilot, job)
 
     async def _begin(
         self, provider: PilotProvider, allocation: Allocation, pilot: Pilot, job: ProviderJob | None
@@ -165,7 +197,7 @@ class PilotKeeper:
         if job is None:
             others = [one.provider_id for one in allocation.pilots.values() if one.provider_id]
             try:
-                text, token = await self._token(allocation)
+                text, token = await self._token(allocation, pilot)
                 write_pilot(self.place(pilot.id), allocation, pilot.id, text)
                 name = allocation.pilot_name(pilot.id)
                 number = await provider.submit(allocation.spec, name, self.place(pilot.id), others)
@@ -176,11 +208,12 @@ class PilotKeeper:
                 await self._end(allocation, pilot, "refused", f"its files cannot be written: {error}")
                 return
         else:
-            number = job.id
+            number, token = job.id, self._tokens.get(pilot.id, ("", ""))[1]
             self._shell.log.info("pilot_adopted", allocation=allocation.name, pilot=pilot.id, provider_id=number)
         fact = PilotSubmitted(name=allocation.name, pilot_id=pilot.id, provider_id=number, token=token, at_s=now_s)
-        self._shell.log.info("pilot_submitted", allocation=allocation.name, pilot=pilot.id, provider_id=number)
         await self._append(allocation, fact)
+        self._tokens.pop(pilot.id, None)
+        self._shell.log.info("pilot_submitted", allocation=allocation.name, pilot=pilot.id, provider_id=number)
 
     async def _conclude(self, allocation: Allocation, pilot: Pilot, job: ProviderJob | None) -> None:
         """Say how a pilot ended that its provider has no more, or says has ended."""
@@ -210,34 +243,40 @@ class PilotKeeper:
             place.token.unlink(missing_ok=True)
         except OSError as error:
             self._shell.log.warning("token_not_removed", file=str(place.token), error=str(error))
-        if pilot.token and len(pilot.nodes) < allocation.spec.nodes:
-            ask = RevokeRequest(id=pilot.token, reason=f"pilot {pilot.id} has ended")
+        token = pilot.token or self._tokens.pop(pilot.id, ("", ""))[1]
+        if token and len(pilot.nodes) < allocation.spec.nodes:
+            ask = RevokeRequest(id=token, reason=f"pilot {pilot.id} has ended")
             try:
                 await self._ask_issuer("revoke", ask)
             except BusError as error:  # it ends by itself
-                self._shell.log.warning("token_not_revoked", token=pilot.token, error=str(error))
+                self._shell.log.warning("token_not_revoked", token=token, error=str(error))
         at_s = self._shell.now_s()
-        self._shell.log.info("pilot_ended", allocation=allocation.name, pilot=pilot.id, state=state, reason=reason)
         fact = PilotEnded(name=allocation.name, pilot_id=pilot.id, state=state, reason=reason[:1_000], at_s=at_s)
         await self._append(allocation, fact)
+        self._shell.log.info("pilot_ended", allocation=allocation.name, pilot=pilot.id, state=state, reason=reason)
 
-    async def _token(self, allocation: Allocation) -> tuple[str, str]:
+    async def _token(self, allocation: Allocation, pilot: Pilot) -> tuple[str, str]:
         """
-        Return a token for a pilot's machines, as one word, and its id.
+        Return a token for a pilot's machines, as one word, and its id; the same one while it is not submitted.
 
         Raises
         ------
         NoToken
             If the issuer refuses it.
+        ProviderSilent
+            If no issuer answers now.
         """
-        spec = allocation.spec
-        ask = TokenRequest(valid_s=_QUEUE_S, uses=spec.nodes, login_s=spec.walltime_s + _LOGIN_MARGIN_S)
-        try:
-            login = msgspec.json.decode(await self._ask_issuer("token", ask), type=Login)
-        except (ServiceError, NoResponders) as error:
-            advice = "pilots join a server of `penstock up`, which has logins"
-            raise NoToken(f"the issuer gave no token: {error}; {advice}") from error
-        return node_token_text(login), str(decoded(login.user_jwt).get("name", ""))
+        if pilot.id not in self._tokens:
+            spec = allocation.spec
+            ask = TokenRequest(valid_s=_QUEUE_S, uses=spec.nodes, login_s=spec.walltime_s + _LOGIN_MARGIN_S)
+            try:
+                login = msgspec.json.decode(await self._ask_issuer("token", ask), type=Login)
+            except NoResponders as error:
+                raise ProviderSilent(f"no issuer of logins answers, such as `penstock up` has: {error}") from error
+            except ServiceError as error:
+                raise NoToken(f"the issuer gave no token: {error}") from error
+            self._tokens[pilot.id] = node_token_text(login), str(decoded(login.user_jwt).get("name", ""))
+        return self._tokens[pilot.id]
 
     async def _ask_issuer(self, what: str, ask: msgspec.Struct) -> bytes:
         return await self._shell.bus.request(subjects.command(what, "issuer"), msgspec.json.encode(ask), timeout_s=10.0)
@@ -248,3 +287,9 @@ class PilotKeeper:
         expected = self._replica.live.heads.get(subject, 0)
         seq = await self._shell.bus.append(Append(subject=subject, commit=commit, expected=expected))
         await self._replica.live.reached(seq)
+
+
+def _over(allocation: Allocation) -> set[str]:
+    """Return the pilots of which nobody asks any more; a later allocator's, of which this log says nothing, are not."""
+    kept = {*allocation.pilots, *(pilot.id for pilot in allocation.ended)}
+    return {f"{allocation.name}-{number}" for number in range(1, allocation.made + 1)} - kept

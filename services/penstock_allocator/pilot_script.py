@@ -116,9 +116,10 @@ def node_script(place: PilotFolder, allocation: Allocation, pilot_id: str) -> st
         f"# One node of pilot {pilot_id}, of Penstock's allocation {allocation.name}.",
         "rank=${SLURM_PROCID:-${PENSTOCK_PILOT_RANK:-0}}",
         f"node={shlex.quote(pilot_id)}" + ('-"$rank"' if spec.nodes > 1 else ""),
-        'data=${SLURM_TMPDIR:-${TMPDIR:-/tmp}}/penstock-$(id -u)-"$node"',
-        'mkdir -p -m 711 "$data" || exit 1',
+        # A new one: nobody else can have made it, nor another cluster's pilot of the same name.
+        'data=$(mktemp -d "${SLURM_TMPDIR:-${TMPDIR:-/tmp}}/penstock-$node-XXXXXXXX") || exit 1',
         "trap 'rm -rf \"$data\"' EXIT",
+        'chmod 711 "$data" || exit 1',
         f"end={end}",
         f"export PENSTOCK_EXECUTOR_LEAVE_AT_S=$(( end - {int(margin_s(spec))} ))",
         f"export PENSTOCK_EXECUTOR_LEAVE_IDLE_S={0 if allocation.keeps(pilot_id) else spec.idle_s:g}",
@@ -148,7 +149,9 @@ def batch_script(place: PilotFolder, allocation: Allocation) -> str:
     node = shlex.quote(str(place.node))
     run = f"bash {node}"
     if allocation.spec.nodes > 1:
-        run = f"srun --ntasks-per-node=1 --nodes={allocation.spec.nodes} --kill-on-bad-exit=0 bash {node}"
+        # One task of each node has all of its processors, and not the first one alone.
+        each = f"--ntasks-per-node=1 --nodes={allocation.spec.nodes} --cpu-bind=none"
+        run = f"srun {each} --kill-on-bad-exit=0 bash {node}"
     return (
         f"#!/bin/bash\ntrap : TERM INT\n{run} &\nwhile kill -0 $! 2> /dev/null; do wait $!; code=$?; done\nexit $code\n"
     )

@@ -19,7 +19,7 @@ import structlog
 from penstock_bus.addresses import reachable_address
 from penstock_bus.follower import FoldFollower, background, pause, until_available
 from penstock_bus.health import VERSION, Vitals
-from penstock_bus.port import Endpoint
+from penstock_bus.port import BusError, Endpoint
 from penstock_bus.service_folder import AGGREGATOR_SOCKET, MEMORY_SOCKET, alone_in, path_in, secret_in
 from penstock_bus.shell import Shell
 from penstock_cluster import DeviceSurvey, host_limits, survey
@@ -599,8 +599,8 @@ class Executor:
         try:
             async with asyncio.timeout(LEAVING_S):
                 await self.appender.append_node(leaving)
-        except TimeoutError:
-            self.shell.log.warning("leaving_not_announced", within_s=LEAVING_S)
+        except (TimeoutError, BusError) as error:
+            self.shell.log.warning("leaving_not_announced", within_s=LEAVING_S, error=str(error))
 
     @property
     def incarnation(self) -> str:

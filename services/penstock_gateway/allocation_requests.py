@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable
+from typing import Final
 
 import msgspec
 
@@ -68,6 +69,9 @@ def check(ask: request_bodies.AllocationRequest) -> None:
         raise RequestRefused(BAD, f"$.spec.options: {spec.provider} takes no arguments; leave them out")
     if spec.provider != "slurm" and spec.nodes > 1:
         raise RequestRefused(BAD, f"$.spec.nodes: a pilot of {spec.provider} has one node; expected 1")
+    if spec.provider == "ssh" and spec.max_pilots > len(spec.hosts):
+        most = f"expected {len(spec.hosts)} or fewer"
+        raise RequestRefused(BAD, f"$.spec.max_pilots: each host has one pilot at a time; {most}")
     if spec.min_pilots > spec.max_pilots:
         raise RequestRefused(BAD, "$.spec.min_pilots: more than max_pilots; expected that many at most")
     if not math.isfinite(spec.walltime_s) or not math.isfinite(spec.idle_s):
@@ -78,18 +82,49 @@ def check(ask: request_bodies.AllocationRequest) -> None:
     _check_options(spec)
 
 
+_OWN_LONG: Final = (
+    *("--time", "--job-name", "--nodes", "--requeue", "--output", "--array", "--wrap", "--clusters", "--cluster"),
+    *("--wait", "--test-only", "--parsable", "--help", "--usage", "--version"),
+)
+_OWN_SHORT: Final = frozenset({"-t", "-J", "-N", "-o", "-a", "-M", "-W", "-h", "-V"})
+_WITHOUT_VALUE: Final = frozenset(
+    {"--contiguous", "--exclusive", "--hold", "--no-requeue", "--overcommit", "--oversubscribe", "--propagate"}
+    | {"--quiet", "--reboot", "--spread-job", "--use-min-nodes", "--verbose", "-H", "-O", "-Q", "-s", "-v"}
+)
+
+
 def _check_options(spec: AllocationSpec) -> None:
-    """Refuse arguments that the allocator itself sets."""
-    long = {"--time", "--job-name", "--nodes", "--requeue", "--output", "--array", "--wrap"}
-    short = {"-t", "-J", "-N", "-o", "-a"}
+    """Refuse arguments that the allocator sets, also abbreviated, and words that sbatch would take for its script."""
+    is_value = False
     for option in spec.options:
-        name = option.partition("=")[0]
-        if name in long or option[:2] in short:
+        if not is_value and (not option.startswith("-") or option in {"-", "--"}):
             raise RequestRefused(
                 BAD,
-                f"$.spec.options: {name} is the allocator's to set; expected other arguments (--walltime and "
-                "--nodes of `penstock alloc add` set the first ones)",
+                f"$.spec.options: {option!r} is no argument, and sbatch would take it for its script; expected words "
+                "such as --partition=gpu",
             )
+        is_value = False if is_value else _takes_value(option)
+
+
+def _takes_value(option: str) -> bool:
+    """Return whether the next word is the value of an argument; refuse one that is the allocator's."""
+    name, has_value, _ = option.partition("=")
+    if name.startswith("--"):
+        names, is_whole = [name], not has_value
+        is_own = any(own.startswith(name) for own in _OWN_LONG)
+    else:
+        names = ["-" + letter for letter in option[1:]]
+        last = next((at for at, one in enumerate(names) if one not in _WITHOUT_VALUE), len(names) - 1)
+        names, is_whole = names[: last + 1], last == len(names) - 1
+        is_own = names[-1] in _OWN_SHORT
+    if is_own:
+        raise RequestRefused(
+            BAD,
+            f"$.spec.options: {names[-1]} is the allocator's to set; expected other arguments, with their whole names "
+            "(--walltime and --nodes of `penstock alloc add` set the time and the nodes; the cluster is that of the "
+            "allocator's SLURM_CONF)",
+        )
+    return is_whole and names[-1] not in _WITHOUT_VALUE
 
 
 def remove(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -62,3 +63,50 @@ async def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
     place = PilotFolder(tmp_path / "none", tmp_path / "checkpoints")
     with pytest.raises(SubmissionRefused, match="has no folder"):
         await HostProvider(over_ssh=False).try_out(LOCAL, place)
+
+
+async def test_a_pilot_whose_folder_cannot_be_listed_is_silent_and_not_over(tmp_path: Path) -> None:
+    places = {name: PilotFolder(tmp_path / name, tmp_path / "checkpoints") for name in ("p", "q")}
+    for place in places.values():
+        place.folder.mkdir()
+        (place.folder / "host").write_text("")
+    provider = HostProvider(over_ssh=False)
+    assert await provider.list_jobs(places) == {}, "nobody has begun them"
+    (places["p"].folder / "process").write_text("1 0\n")
+    assert {name: job.state for name, job in (await provider.list_jobs(places)).items()} == {"p": "ended"}
+    (places["q"].folder / "host").unlink()
+    places["q"].folder.rmdir()
+    found = await provider._look_at("", places)
+    assert {name: job.state for name, job in found.items()} == {"p": "silent", "q": "silent"}
+    assert "No such file" in found["p"].reason
+
+
+SSH = """#!/bin/bash
+host="${@: -2:1}"
+echo "$host" >> "$(dirname "$0")/asked"
+if [ "$host" = dead ]; then echo "ssh: connect to host dead: No route to host" >&2; exit 255; fi
+exec bash -c "${@: -1}"
+"""
+
+
+@pytest.mark.slow
+async def test_a_host_that_is_not_reached_keeps_no_pilot_from_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "ssh").write_text(SSH)
+    (tmp_path / "bin" / "ssh").chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    spec = AllocationSpec(provider="ssh", hosts=("dead", "live"), walltime_s=60.0, max_pilots=2)
+    provider, place = HostProvider(over_ssh=True), pilot(tmp_path, "sleep 600")
+    with pytest.raises(ProviderSilent, match="dead is not reached"):
+        await provider.submit(spec, "p", place, ())
+    assert await provider.list_jobs({"p": place}) == {}
+    assert (await provider.submit(spec, "p", place, ())).startswith("live:")
+    other = PilotFolder(tmp_path / "lab-2", tmp_path / "checkpoints")
+    other.folder.mkdir()
+    (other.folder / "host").write_text("dead")
+    found = await provider.list_jobs({"p": place, "q": other})
+    assert (found["p"].state, found["q"].state) == ("running", "silent")
+    assert "No route to host" in found["q"].reason
+    await provider.cancel(found["p"], place)

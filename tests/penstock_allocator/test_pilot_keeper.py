@@ -24,6 +24,7 @@ from penstock_bus.shell import Shell
 from penstock_cluster.allocations import Allocation
 from penstock_log import (
     AllocationAdded,
+    AllocationPaused,
     AllocationRemoved,
     AllocationSpec,
     AnyEvent,
@@ -48,11 +49,14 @@ class FakeProvider:
         self.submissions: list[str] = []
         self.cancelled: list[str] = []
         self.refuses = ""
-        self.silent = False
+        self.silent = self.full = False
+        self.asked = 0
         self.tokens: list[str] = []
 
     async def submit(self, _spec: AllocationSpec, name: str, place: PilotFolder, _others: Collection[str]) -> str:
         self._answer()
+        if self.full:
+            raise ProviderSilent("each of its hosts has a pilot")
         self.submissions.append(name)
         if self.refuses:
             raise SubmissionRefused(self.refuses)
@@ -73,6 +77,7 @@ class FakeProvider:
         return "it would start at once"
 
     def _answer(self) -> None:
+        self.asked += 1
         if self.silent:
             raise ProviderSilent("no controller")
 
@@ -80,8 +85,22 @@ class FakeProvider:
         self.jobs = {name: found._replace(state=state) for name, found in self.jobs.items()}  # type: ignore[arg-type]
 
 
-async def _token(_request: Request) -> Reply:
-    return Reply(body=msgspec.json.encode(LOGIN))
+class Issuer:
+    """What gives tokens, and takes them back."""
+
+    def __init__(self) -> None:
+        self.issued, self.revoked = 0, 0
+        self.refuses = ""
+
+    async def token(self, _request: Request) -> Reply:
+        if self.refuses:
+            return Reply(code=503, error=self.refuses)
+        self.issued += 1
+        return Reply(body=msgspec.json.encode(LOGIN))
+
+    async def revoke(self, _request: Request) -> Reply:
+        self.revoked += 1
+        return Reply(body=b"{}")
 
 
 @pytest.fixture
@@ -92,19 +111,33 @@ def provider(monkeypatch: pytest.MonkeyPatch) -> FakeProvider:
 
 
 @asynccontextmanager
-async def allocator(bus: MemoryBus, folder: Path, **settings: float) -> AsyncIterator[Shell]:
-    shell = Shell(bus, "allocator", "r1")
-    chosen = {"look_s": 0.001, "poll_s": 0.01, "backoff_s": 0.0, **settings}
+async def issuing(bus: MemoryBus) -> AsyncIterator[Issuer]:
+    issuer = Issuer()
+    handlers = {"token": issuer.token, "revoke": issuer.revoke}
     endpoints = [
-        Endpoint(name=name, subject=subjects.command(name, "issuer"), handler=_token) for name in ("token", "revoke")
+        Endpoint(name=name, subject=subjects.command(name, "issuer"), handler=handler)
+        for name, handler in handlers.items()
     ]
     async with bus.serve("issuer", "1.0.0", endpoints):
-        task = asyncio.create_task(runner.run(shell, AllocatorSettings(data_dir=str(folder), **chosen)))  # type: ignore[arg-type]
-        try:
-            yield shell
-        finally:
-            shell.stopping.set()
-            await task
+        yield issuer
+
+
+@asynccontextmanager
+async def allocator(bus: MemoryBus, folder: Path, **settings: float) -> AsyncIterator[Shell]:
+    async with issuing(bus), alone(bus, folder, **settings) as shell:
+        yield shell
+
+
+@asynccontextmanager
+async def alone(bus: MemoryBus, folder: Path, **settings: float) -> AsyncIterator[Shell]:
+    shell = Shell(bus, "allocator", "r1")
+    chosen = {"look_s": 0.001, "poll_s": 0.01, "backoff_s": 0.0, **settings}
+    task = asyncio.create_task(runner.run(shell, AllocatorSettings(data_dir=str(folder), **chosen)))  # type: ignore[arg-type]
+    try:
+        yield shell
+    finally:
+        shell.stopping.set()
+        await task
 
 
 async def tell(bus: MemoryBus, *facts: AnyEvent) -> None:
@@ -123,6 +156,11 @@ def count_of(bus: MemoryBus, kind: type[AnyEvent], count: int) -> Callable[[], A
         return len(await told(bus, kind)) >= count
 
     return reached
+
+
+async def asked_twice_more(provider: FakeProvider) -> None:
+    before = provider.asked
+    await eventually(lambda: provider.asked >= before + 2)
 
 
 ADDED = AllocationAdded(name="lab", spec=AllocationSpec(provider="slurm", max_pilots=2), at_s=1.0)
@@ -165,7 +203,7 @@ async def test_nothing_is_concluded_while_the_provider_does_not_answer(
         await eventually(count_of(memory_bus, PilotSubmitted, 1))
         provider.silent, provider.jobs = True, {}
         await tell(memory_bus, job("k"), job("l"))
-        await eventually(count_of(memory_bus, PilotPlanned, 1))
+        await asked_twice_more(provider)
         assert not await told(memory_bus, PilotEnded)
         provider.silent = False
         await eventually(count_of(memory_bus, PilotEnded, 1))
@@ -179,8 +217,10 @@ async def test_refused_submissions_pause_the_allocation_and_are_not_repeated(
     async with allocator(memory_bus, tmp_path, most_failures=3):
         await tell(memory_bus, ADDED, job("j"))
         await eventually(count_of(memory_bus, PilotsPaused, 1))
-        await tell(memory_bus, job("k"))
-        assert len(provider.submissions) == 3
+        other = AllocationAdded(name="other", spec=AllocationSpec(provider="slurm"), at_s=2.0)
+        await tell(memory_bus, job("k"), other)
+        await eventually(lambda: any("other" in name for name in provider.submissions))
+        assert sum("other" not in name for name in provider.submissions) == 3
     [paused] = await told(memory_bus, PilotsPaused)
     assert "Invalid account" in paused.reason  # type: ignore[union-attr]
 
@@ -197,3 +237,63 @@ async def test_a_pilot_that_ends_before_a_node_joins_has_failed_with_what_it_pri
     first = (await told(memory_bus, PilotEnded))[0]
     assert first.state == "failed"  # type: ignore[union-attr]
     assert "module: command not found" in first.reason  # type: ignore[union-attr]
+
+
+async def test_a_pilot_has_one_token_however_often_its_submission_is_tried(
+    memory_bus: MemoryBus, provider: FakeProvider, tmp_path: Path
+) -> None:
+    provider.full = True
+    async with issuing(memory_bus) as issuer, alone(memory_bus, tmp_path):
+        await tell(memory_bus, ADDED, job("j"))
+        await eventually(lambda: issuer.issued == 1)
+        await asked_twice_more(provider)
+        await asked_twice_more(provider)
+        assert issuer.issued == 1
+        await tell(memory_bus, AllocationRemoved(name="lab", at_s=2.0))
+        await eventually(lambda: issuer.revoked == 1)
+
+
+async def test_an_issuer_that_is_away_is_waited_for_and_one_that_refuses_is_a_failure(
+    memory_bus: MemoryBus, provider: FakeProvider, tmp_path: Path
+) -> None:
+    async with alone(memory_bus, tmp_path):
+        await tell(memory_bus, ADDED, job("j"))
+        await eventually(count_of(memory_bus, PilotPlanned, 1))
+        await asked_twice_more(provider)
+        assert not await told(memory_bus, PilotEnded)
+        async with issuing(memory_bus) as issuer:
+            issuer.refuses = "no keys"
+            await eventually(count_of(memory_bus, PilotEnded, 1))
+    ended = (await told(memory_bus, PilotEnded))[0]
+    assert (ended.state, "no keys" in ended.reason) == ("refused", True)  # type: ignore[union-attr]
+
+
+async def test_a_pilot_whose_host_is_silent_keeps_no_other_from_its_submission(
+    memory_bus: MemoryBus, provider: FakeProvider, tmp_path: Path
+) -> None:
+    async with allocator(memory_bus, tmp_path):
+        await tell(memory_bus, ADDED, job("j"))
+        await eventually(count_of(memory_bus, PilotSubmitted, 1))
+        provider.move("silent")
+        await tell(memory_bus, PilotPlanned(name="lab", pilot_id="lab-2", at_s=3.0))
+        await eventually(count_of(memory_bus, PilotSubmitted, 2))
+        assert not await told(memory_bus, PilotEnded)
+
+
+async def test_the_folders_of_pilots_that_ended_long_ago_are_removed_and_no_others(
+    memory_bus: MemoryBus, provider: FakeProvider, tmp_path: Path
+) -> None:
+    kept = ("lab-25", "lab-6", "lab-99", "lab-1-2", "other-1")
+    for name in (*kept, "lab-1", "lab-5"):
+        (tmp_path / "pilots" / name).mkdir(parents=True)
+    paused = AllocationPaused(name="lab", at_s=1.5)
+    await tell(memory_bus, ADDED, paused)
+    for number in range(1, 26):
+        pilot_id = f"lab-{number}"
+        await tell(memory_bus, PilotPlanned(name="lab", pilot_id=pilot_id, at_s=2.0))
+        await tell(memory_bus, PilotEnded(name="lab", pilot_id=pilot_id, state="finished", reason="", at_s=2.0))
+    await tell(memory_bus, PilotPlanned(name="lab", pilot_id="lab-26", at_s=2.0))
+    async with allocator(memory_bus, tmp_path):
+        await eventually(lambda: not (tmp_path / "pilots" / "lab-5").exists())
+        await asked_twice_more(provider)
+    assert sorted(folder.name for folder in (tmp_path / "pilots").iterdir()) == sorted((*kept, "lab-26"))

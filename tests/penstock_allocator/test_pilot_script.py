@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -43,7 +44,7 @@ def test_the_token_is_its_owners_alone_and_no_script_has_it(tmp_path: Path) -> N
 def test_each_node_of_a_pilot_of_several_has_a_name_of_its_own(tmp_path: Path) -> None:
     allocation = Allocation(name="lab", spec=AllocationSpec(provider="slurm", nodes=2), added_s=1.0)
     assert 'node=lab-1-"$rank"' in node_script(place(tmp_path), allocation, "lab-1")
-    assert "srun --ntasks-per-node=1 --nodes=2" in batch_script(place(tmp_path), allocation)
+    assert "srun --ntasks-per-node=1 --nodes=2 --cpu-bind=none" in batch_script(place(tmp_path), allocation)
 
 
 def test_a_folder_whose_files_an_earlier_try_has_left_is_written_anew(tmp_path: Path) -> None:
@@ -66,3 +67,23 @@ def test_the_pilots_that_are_kept_do_not_end_for_want_of_runs(tmp_path: Path) ->
     del allocation.pilots["lab-4"]  # another one is planned in its place once lab-5 is over too
     del allocation.pilots["lab-5"]
     assert leaves_idle_s("lab-6") == "0"
+
+
+def test_a_node_has_a_new_folder_whoever_has_made_others_of_its_name(tmp_path: Path) -> None:
+    spec = AllocationSpec(provider="slurm", setup='stat -c "%a %n" "$data"; exit 3')
+    (tmp_path / f"penstock-{os.getuid()}-lab-1").mkdir()
+    (tmp_path / f"penstock-{os.getuid()}-lab-1" / "key").write_text("planted")
+    script = node_script(place(tmp_path), Allocation(name="lab", spec=spec, added_s=1.0), "lab-1")
+    ran = [
+        subprocess.run(
+            ["bash", "-c", script],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, "TMPDIR": str(tmp_path)},
+        )
+        for _ in range(2)
+    ]
+    assert [(one.returncode, one.stdout[:4]) for one in ran] == [(3, "711 ")] * 2
+    assert ran[0].stdout != ran[1].stdout
+    assert [entry.name for entry in tmp_path.iterdir()] == [f"penstock-{os.getuid()}-lab-1"]

@@ -37,11 +37,32 @@ def with_one() -> GatewayState:
         ({"options": ("--time=5",)}, "allocator's to set"),
         ({"options": ("-t5",)}, "allocator's to set"),
         ({"options": ("--array=0-9",)}, "allocator's to set"),
+        ({"options": ("--job-na=x",)}, "--job-na is the allocator's to set"),
+        ({"options": ("-M", "other")}, "-M is the allocator's to set"),
+        ({"options": ("--clusters=all",)}, "allocator's to set"),
+        ({"options": ("-HJname",)}, "-J is the allocator's to set"),
+        ({"options": ("job.sh",)}, "'job.sh' is no argument, and sbatch would take it for its script"),
+        ({"options": ("--exclusive", "job.sh")}, "'job.sh' is no argument"),
+        ({"options": ("--partition=gpu", "job.sh")}, "'job.sh' is no argument"),
+        ({"options": ("-pgpu", "-")}, "'-' is no argument"),
+        ({"provider": "ssh", "hosts": ("a", "b"), "max_pilots": 3}, "one pilot at a time; expected 2 or fewer"),
     ],
 )
 def test_an_allocation_that_could_not_work_is_refused(fields: dict[str, Any], said: str) -> None:
     with pytest.raises(RequestRefused, match=said):
         allocation_requests.add(GatewayState(), asked(**fields), 1.0)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("-p", "gpu", "--gres", "gpu:1", "-A", "-odd"),
+        ("--nodelist=n1", "--no-requeue", "--time-min=1", "-pgpu", "--exclusive"),
+        ("-Hp", "gpu", "--exclusive=user", "--cluster-constraint=a"),
+    ],
+)
+def test_other_arguments_of_sbatch_are_taken_as_they_are(options: tuple[str, ...]) -> None:
+    assert allocation_requests.add(GatewayState(), asked(options=options), 1.0).fact is not None
 
 
 def test_a_name_is_taken_until_the_last_pilot_of_it_has_ended() -> None:

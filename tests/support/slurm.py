@@ -8,14 +8,16 @@ import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-NEEDED = ("slurmctld", "slurmd", "sbatch", "squeue", "scancel", "scontrol", "sinfo", "munged")
+NEEDED = ("slurmctld", "slurmd", "sbatch", "srun", "squeue", "scancel", "scontrol", "sinfo", "munged")
 _PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+_NOT_PASSED = ("SLURM_", "PENSTOCK_")
 _CONFIG = """
-ClusterName=pilots
+ClusterName=lab
 SlurmctldHost={host}(127.0.0.1)
 SlurmUser={user}
 SlurmdUser={user}
@@ -62,11 +64,13 @@ class SlurmCluster:
     home : Path
         A short path: munge's socket is in it.
     nodes : int
-        Each with four processors and one emulated GPU.
+        Each with four processors.
+    gpus : int
+        Emulated ones of each node.
     """
 
-    def __init__(self, home: Path, nodes: int) -> None:
-        self.home, self.nodes = home, [f"n{number}" for number in range(1, nodes + 1)]
+    def __init__(self, home: Path, nodes: int, gpus: int = 1) -> None:
+        self.home, self.nodes, self.gpus = home, [f"n{number}" for number in range(1, nodes + 1)], gpus
         self.environment = {"SLURM_CONF": str(home / "slurm.conf"), "PATH": _PATH}
 
     def up(self) -> None:
@@ -74,18 +78,18 @@ class SlurmCluster:
         home, host = self.home, socket.gethostname().partition(".")[0]
         for folder in ("state", "dev", *(f"spool-{node}" for node in self.nodes)):
             (home / folder).mkdir()
-        (home / "dev" / "gpu").write_text("")
+        devices = [home / "dev" / f"nvidia{number}" for number in range(self.gpus)]
+        for device in devices:
+            device.write_text("")
         (home / "key").write_bytes(os.urandom(32))
         (home / "key").chmod(0o600)
         user = subprocess.run(["id", "-un"], capture_output=True, text=True, check=True).stdout.strip()
         ports = _free_ports(1 + len(self.nodes))
-        lines = [
-            f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=4 RealMemory=4000 Gres=gpu:1"
-            for node, port in zip(self.nodes, ports[1:], strict=True)
-        ]
+        common = f"NodeHostname={host} NodeAddr=127.0.0.1 CPUs=4 RealMemory=4000 Gres=gpu:{self.gpus}"
+        lines = [f"NodeName={node} Port={port} {common}" for node, port in zip(self.nodes, ports[1:], strict=True)]
         text = _CONFIG.format(host=host, user=user, home=home, port=ports[0], nodes="\n".join(lines))
         (home / "slurm.conf").write_text(text)
-        gres = [f"NodeName={node} Name=gpu File={home}/dev/gpu\n" for node in self.nodes]
+        gres = [f"NodeName={node} Name=gpu File={device}\n" for node in self.nodes for device in devices]
         (home / "gres.conf").write_text("".join(gres))
         names = {"key": "key-file", "munge.sock": "socket", "munged.pid": "pid-file", "seed": "seed-file"}
         options = [f"--{option}={home / name}" for name, option in names.items()]
@@ -96,19 +100,31 @@ class SlurmCluster:
         self.until("sinfo", "-h", "-N", "-p", "main", "-t", "idle", "-o", "%N", lines=len(self.nodes))
 
     def down(self) -> None:
-        """Stop everything, pilots included."""
-        with contextlib.suppress(subprocess.CalledProcessError, subprocess.TimeoutExpired):
+        """Stop everything, jobs included."""
+        with contextlib.suppress(subprocess.CalledProcessError, subprocess.TimeoutExpired, OSError):
             self.command("scancel", "--user", str(os.getuid()), "--signal=KILL", "--full")
-        for name in (*(f"slurmd-{node}" for node in self.nodes), "slurmctld", "munged"):
-            with contextlib.suppress(OSError, ValueError):
-                os.kill(int((self.home / f"{name}.pid").read_text()), signal.SIGKILL)
+        while pids := [pid for pid, _, _ in self._processes()]:  # children of what is being killed may still appear
+            _kill(pids)
 
-    def command(self, *words: str) -> str:
-        """Run a command of Slurm, and return what it prints."""
-        environment = {**os.environ, **self.environment}
+    def command(self, *words: str, cwd: Path | None = None, user: str = "") -> str:
+        """
+        Run a command of Slurm, and return what it prints.
+
+        Parameters
+        ----------
+        user : str
+            The name that it has in its environment; empty: as here.
+
+        Raises
+        ------
+        subprocess.CalledProcessError
+            If it fails.
+        """
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_PASSED)}
+        environment = {**kept, **self.environment, **({"USER": user} if user else {})}
         path = shutil.which(words[0], path=_PATH) or words[0]
         done = subprocess.run(
-            [path, *words[1:]], capture_output=True, text=True, env=environment, timeout=60, check=True
+            [path, *words[1:]], capture_output=True, text=True, env=environment, timeout=110, check=True, cwd=cwd
         )
         return done.stdout
 
@@ -118,18 +134,17 @@ class SlurmCluster:
 
     def kill_node(self, node: str) -> None:
         """Kill -9 a node's slurmd, and what it runs, as a machine's loss does."""
-        pid = int((self.home / f"slurmd-{node}.pid").read_text())
-        os.kill(pid, signal.SIGKILL)
-        mine = f"SLURMD_NODENAME={node}\0".encode(), self.environment["SLURM_CONF"].encode()
-        for entry in Path("/proc").iterdir():
-            with contextlib.suppress(OSError):
-                variables = (entry / "environ").read_bytes() if entry.name.isdigit() else b""
-                if all(own in variables for own in mine):
-                    os.kill(int(entry.name), signal.SIGKILL)
+        mine = [f"slurmstepd: [{number}." for number, _, at in self.jobs() if at == node]
+        of_node = f"SLURMD_NODENAME={node}\0".encode()
+        _kill(
+            pid
+            for pid, command, variables in self._processes()
+            if command.endswith(f"slurmd -N {node}") or command.startswith(tuple(mine)) or of_node in variables
+        )
 
     def restart_controller(self) -> None:
         """Kill -9 slurmctld and start it again: it goes on from its files."""
-        os.kill(int((self.home / "slurmctld.pid").read_text()), signal.SIGKILL)
+        _kill(pid for pid, command, _ in self._processes() if "slurmctld" in command)
         self.command("slurmctld")
 
     def jobs(self) -> list[tuple[str, str, str]]:
@@ -144,6 +159,24 @@ class SlurmCluster:
             time.sleep(0.1)
         raise AssertionError((words, found))
 
+    def _processes(self) -> Iterator[tuple[int, str, bytes]]:
+        """Yield number, command and environment of what has this SLURM_CONF: daemons, jobs, and what these started."""
+        mine = f"SLURM_CONF={self.environment['SLURM_CONF']}\0".encode()
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit() or int(entry.name) == os.getpid():
+                continue
+            with contextlib.suppress(OSError):
+                variables = (entry / "environ").read_bytes()  # empty of a dead one
+                if mine in variables:
+                    command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
+                    yield int(entry.name), command.strip(), variables
+
+
+def _kill(pids: Iterable[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
 
 def _free_ports(count: int) -> list[int]:
     with contextlib.ExitStack() as stack:
@@ -154,11 +187,12 @@ def _free_ports(count: int) -> list[int]:
 
 
 @contextlib.contextmanager
-def running_slurm(home: Path, nodes: int) -> Iterator[SlurmCluster]:
-    """Run a Slurm on a folder, and leave nothing of it."""
-    found = SlurmCluster(home, nodes)
-    try:
-        found.up()
-        yield found
-    finally:
-        found.down()
+def running_slurm(nodes: int, gpus: int = 1) -> Iterator[SlurmCluster]:
+    """Run a Slurm on a folder of its own, and leave nothing of it."""
+    with tempfile.TemporaryDirectory(prefix="slurm-", ignore_cleanup_errors=True) as folder:
+        found = SlurmCluster(Path(folder), nodes, gpus)
+        try:
+            found.up()
+            yield found
+        finally:
+            found.down()

@@ -6,16 +6,16 @@ import asyncio
 import json
 import os
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from clusters import Cluster, running
 from slurm import SlurmCluster, missing, running_slurm
 
 import penstock
-from penstock_log import AllocationSpec, views
+from penstock_log import AllocationSpec
 
 pytestmark = [
     pytest.mark.faults,
@@ -30,7 +30,7 @@ MOST_S = 420.0
 
 @pytest.fixture
 def slurm() -> Iterator[SlurmCluster]:
-    with tempfile.TemporaryDirectory(prefix="slurm-") as folder, running_slurm(Path(folder), nodes=4) as found:
+    with running_slurm(nodes=4) as found:
         yield found
 
 
@@ -47,17 +47,19 @@ def cluster(tmp_path: Path, slurm: SlurmCluster) -> Iterator[Cluster]:
             yield found
 
 
-def spec(notes: Path, number: int) -> dict[str, object]:
+def spec(notes: Path, name: str, **more: object) -> dict[str, Any]:
     return {
-        "id": f"job-{number}",
-        "name": "digits",
+        "name": name,
         "command": (sys.executable, str(JOBS / "session_job.py"), str(STEPS), str(STEP_S)),
         "env": {"CHAOS_NOTES": str(notes), "PYTHONPATH": os.environ.get("PYTHONPATH", "")},
         "profile": "off",
+        **more,
     }
 
 
-async def test_every_job_ends_once_with_all_its_steps(cluster: Cluster, slurm: SlurmCluster, tmp_path: Path) -> None:
+async def test_every_job_and_every_trial_ends_once_with_all_its_steps(
+    cluster: Cluster, slurm: SlurmCluster, tmp_path: Path
+) -> None:
     notes = tmp_path / "notes"
     allocation = AllocationSpec(
         provider="slurm",
@@ -69,16 +71,24 @@ async def test_every_job_ends_once_with_all_its_steps(cluster: Cluster, slurm: S
         options=("--partition=main", "--gres=gpu:1"),
         environment={"PENSTOCK_EXECUTOR_RUN_AS": "executor"},
     )
+    search = {
+        "space": {"lr": {"kind": "uniform", "low": 0.1, "high": 1.0}},
+        "metric": "loss",
+        "search": "random",
+        "trials": 4,
+    }
     async with cluster.client() as client:
         await client.add_allocation("lab", allocation)
-        ids = [(await client.submit(**spec(notes, number))).id for number in range(30)]
-        faults = asyncio.ensure_future(_faults(client, slurm))
+        sweep_id = (await client.tune(name="search", job=spec(notes, "trial"), **search)).id
+        ids = [(await client.submit(**spec(notes, "digits", id=f"job-{number}"))).id for number in range(30)]
         async with asyncio.timeout(MOST_S):
-            jobs = [await client.wait(job_id) for job_id in ids]
-            await faults
+            _, sweep, *jobs = await asyncio.gather(
+                _faults(client, slurm), client.wait_sweep(sweep_id), *(client.wait(job_id) for job_id in ids)
+            )
             found = (await client.allocations()).allocations[0]
-        assert {job.state for job in jobs} == {"CD"}
-        for job_id in ids:
+        assert [(job.id, job.reason) for job in jobs if job.state != "CD"] == []
+        assert (sweep.state, sweep.done, sweep.failed) == ("completed", 4, 0), sweep
+        for job_id in (*ids, *(trial.job_id for trial in sweep.trials)):
             lines = [json.loads(line) for line in (notes / f"{job_id}.jsonl").read_text().splitlines()]
             assert [(one["sum"], one["step"]) for one in lines if one["what"] == "end"] == [(SUM, STEPS)], job_id
         assert found.state == "active", found
@@ -87,29 +97,29 @@ async def test_every_job_ends_once_with_all_its_steps(cluster: Cluster, slurm: S
             while (await client.allocations()).allocations:  # noqa: ASYNC110 - of another process
                 await asyncio.sleep(0.2)
     assert slurm.jobs() == []
+    assert "service_failed" not in (cluster.data / "logs" / "allocator-1.log").read_text()
 
 
 async def _faults(client: penstock.Client, slurm: SlurmCluster) -> None:
-    """Take a machine, a pilot, and the controller away, each once all pilots that may be are running."""
-    pilots = await _until_running(client, 4)
-    await asyncio.to_thread(slurm.command, "scancel", pilots[0].provider_id)
-    pilots = await _until_running(client, 3, but=pilots[:1])
-    killed = next(at for number, _, at in slurm.jobs() if number == pilots[0].provider_id)
+    """Take a pilot, a machine, another machine's future and the controller away, each while most pilots are running."""
+    gone = set[str]()
+    number, _ = await _one_of_running(client, slurm, 4, gone)
+    await asyncio.to_thread(slurm.command, "scancel", number)
+    _, killed = await _one_of_running(client, slurm, 3, gone)
     await asyncio.to_thread(slurm.kill_node, killed)
-    pilots = await _until_running(client, 3, but=pilots[:1])
-    node = next(at for number, _, at in slurm.jobs() if number == pilots[0].provider_id)
-    await asyncio.to_thread(slurm.command, "scontrol", "update", f"nodename={node}", "state=drain", "reason=test")
+    _, drained = await _one_of_running(client, slurm, 3, gone)
+    await asyncio.to_thread(slurm.command, "scontrol", "update", f"nodename={drained}", "state=drain", "reason=test")
     await asyncio.to_thread(slurm.restart_controller)
     await asyncio.to_thread(slurm.start_node, killed)
 
 
-async def _until_running(
-    client: penstock.Client, count: int, but: list[views.PilotView] | None = None
-) -> list[views.PilotView]:
-    gone = {pilot.id for pilot in but or ()}
+async def _one_of_running(client: penstock.Client, slurm: SlurmCluster, count: int, gone: set[str]) -> tuple[str, str]:
+    """Return Slurm's number and the machine of a pilot, once so many run by the view and by Slurm; it is gone then."""
     while True:
-        found = (await client.allocations()).allocations[0].pilots
-        running_now = [pilot for pilot in found if pilot.state == "running" and pilot.id not in gone]
-        if len(running_now) >= count:
-            return running_now
+        pilots = (await client.allocations()).allocations[0].pilots
+        running_now = {pilot.provider_id for pilot in pilots if pilot.state == "running"} - gone
+        there = [(number, at) for number, _, at in await asyncio.to_thread(slurm.jobs) if number in running_now]
+        if len(there) >= count:
+            gone.add(there[0][0])
+            return there[0]
         await asyncio.sleep(0.2)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import re
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import script_slurm
 from batch_runs import BatchRun
-from script_slurm import ScriptSlurm
+from slurm import SlurmCluster, missing, running_slurm
 
 COLLECTION = Path(__file__).parents[1] / "data" / "sbatch"
 MACHINES = {
@@ -39,30 +36,24 @@ shown "$OWN" batch
 srun bash -c "shown '$OWN' \\$SLURM_PROCID" | sort
 """
 pytestmark = pytest.mark.skipif(
-    bool(script_slurm.missing()), reason=f"scripts were not run beside Slurm: {script_slurm.missing()} is not installed"
+    bool(missing()), reason=f"scripts were not run beside Slurm: {missing()} is not installed"
 )
 
 
 @pytest.fixture(scope="module")
-def slurm() -> Iterator[ScriptSlurm]:
-    home = Path(tempfile.mkdtemp(prefix="slurm"))
-    cluster = ScriptSlurm(home)
-    try:
-        cluster.up()
-        yield cluster
-    finally:
-        cluster.down()
-        shutil.rmtree(home, ignore_errors=True)
+def slurm() -> Iterator[SlurmCluster]:
+    with running_slurm(nodes=2, gpus=2) as found:
+        yield found
 
 
-def printed_by_slurm(slurm: ScriptSlurm, bodies: dict[str, str], folder: Path) -> dict[str, str]:
+def printed_by_slurm(slurm: SlurmCluster, bodies: dict[str, str], folder: Path) -> dict[str, str]:
     """Return what each script prints in Slurm."""
     ids = []
     for name, body in bodies.items():
         (folder / name).mkdir()
         (folder / name / "job.sbatch").write_text(body)
         words = ("--parsable", "--output=printed", "--error=/dev/null", "job.sbatch")
-        ids.append(slurm.command("sbatch", *words, cwd=folder / name).strip())
+        ids.append(slurm.command("sbatch", *words, cwd=folder / name, user="ada").strip())
     behind = f"--dependency=afterany:{':'.join(ids)}"
     slurm.command("sbatch", "--wait", behind, "--output=/dev/null", "--wrap=true")
     return {name: (folder / name / "printed").read_text() for name in bodies}
@@ -74,7 +65,7 @@ def printed_by_penstock(body: str, folder: Path, nodes: str) -> str:
     return BatchRun(folder, body, nodes=nodes).run().stdout
 
 
-def test_both_print_the_same(slurm: ScriptSlurm, tmp_path: Path) -> None:
+def test_both_print_the_same(slurm: SlurmCluster, tmp_path: Path) -> None:
     bodies = {name: (COLLECTION / name).read_text() for name in MACHINES} | {"variables": VARIABLES}
     (tmp_path / "slurm").mkdir()
     found = printed_by_slurm(slurm, bodies, tmp_path / "slurm")

@@ -8,8 +8,10 @@ host that is reached by SSH the folder has to be there under the same path. ``ti
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import shlex
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 from penstock_allocator.pilot_script import PilotFolder
@@ -28,6 +30,8 @@ _SSH: Final = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
 _UNREACHED: Final = 255
 """Exit code of ``ssh`` where it could not connect."""
 _KILL_AFTER_S: Final = 10
+_LOOKED: Final = 3
+"""Words of a line of :data:`_LOOK`: a pilot, its state, its process."""
 
 _BEGIN: Final = r"""
 cd -- "$1" || exit 1
@@ -41,14 +45,18 @@ echo "the pilot did not begin" >&2
 exit 1
 """
 _LOOK: Final = r"""
-for folder in "$@"; do
-  if read -r pid began < "$folder/process"; then
-    read -r state now < <(cut -d" " -f3,22 "/proc/$pid/stat")
-    if [ "$now" = "$began" ] && [ "$state" != Z ]; then echo "running $pid"; else echo "ended $pid"; fi
+while [ $# -gt 1 ]; do
+  name=$1 folder=$2
+  shift 2
+  if read -r pid began 2> /dev/null < "$folder/process"; then
+    state="" now=""
+    read -r state now < <(cut -d" " -f3,22 "/proc/$pid/stat" 2> /dev/null)
+    if [ "$now" = "$began" ] && [ "$state" != Z ]; then echo "$name running $pid"; else echo "$name ended $pid"; fi
   else
-    echo "unknown -"
+    ls "$folder" > /dev/null || exit 1
+    echo "$name unknown -"
   fi
-done 2> /dev/null
+done
 """
 _END: Final = r"""
 read -r pid began < "$1/process" || exit 0
@@ -68,12 +76,20 @@ class HostProvider:
 
     def __init__(self, *, over_ssh: bool) -> None:
         self._over_ssh = over_ssh
+        self._silent: dict[str, int] = {}
+        self._tries = itertools.count(1)
 
     async def submit(self, spec: AllocationSpec, name: str, place: PilotFolder, others: Collection[str]) -> str:  # noqa: ARG002 - the port's
         """Start a pilot; see :meth:`PilotProvider.submit`."""
         host = self._free_host(spec, others)
         (place.folder / "host").write_text(host, encoding="utf-8")
-        done = await _run(host, _BEGIN, str(place.folder), str(_KILL_AFTER_S), f"{spec.walltime_s:g}")
+        try:
+            done = await _run(host, _BEGIN, str(place.folder), str(_KILL_AFTER_S), f"{spec.walltime_s:g}")
+        except ProviderSilent:
+            self._silent[host] = next(self._tries)
+            if not (place.folder / "process").exists():  # it may begin on another, and on this one no more
+                (place.folder / "host").unlink(missing_ok=True)
+            raise
         if done.code:
             raise SubmissionRefused(f"{host or 'this machine'}: {done.error or 'the pilot did not begin'}")
         return f"{host}:{done.output.split()[0]}"
@@ -85,14 +101,27 @@ class HostProvider:
             host = _host_of(place)
             if host is not None:
                 by_host.setdefault(host, []).append(name)
-        found: dict[str, ProviderJob] = {}
-        for host, names in by_host.items():
-            done = await _run(host, _LOOK, *(str(pilots[name].folder) for name in names))
-            for name, line in zip(names, done.output.splitlines(), strict=False):
-                state, _, pid = line.partition(" ")
-                if state in {"running", "ended"}:
-                    found[name] = ProviderJob(f"{host}:{pid}", "running" if state == "running" else "ended", (host,))
-        return found
+        looks = [self._look_at(host, {name: pilots[name] for name in names}) for host, names in by_host.items()]
+        return {name: job for found in await asyncio.gather(*looks) for name, job in found.items()}
+
+    async def _look_at(self, host: str, pilots: Mapping[str, PilotFolder]) -> dict[str, ProviderJob]:
+        """Return the pilots of one host; all are silent where it does not say something of each."""
+        words = [word for name, place in pilots.items() for word in (name, str(place.folder))]
+        try:
+            done = await _run(host, _LOOK, *words)
+        except ProviderSilent as error:
+            return _all_silent(host, pilots, str(error))
+        lines = [line.split() for line in done.output.splitlines()]
+        said = {line[0]: (line[1], line[2]) for line in lines if len(line) == _LOOKED}
+        if done.code or said.keys() != pilots.keys():
+            return _all_silent(
+                host, pilots, f"{host or 'this machine'}: {done.error or 'it did not tell of each pilot'}"
+            )
+        return {
+            name: ProviderJob(f"{host}:{pid}", "running" if state == "running" else "ended", (host,))
+            for name, (state, pid) in said.items()
+            if state != "unknown"
+        }
 
     async def cancel(self, job: ProviderJob, place: PilotFolder) -> None:
         """End a pilot; see :meth:`PilotProvider.cancel`."""
@@ -114,7 +143,11 @@ class HostProvider:
         free = [host for host in spec.hosts if host not in taken]
         if not free:
             raise ProviderSilent("each of its hosts has a pilot")
-        return free[0]
+        return min(free, key=lambda host: self._silent.get(host, 0))  # of those that are silent, another each time
+
+
+def _all_silent(host: str, pilots: Iterable[str], reason: str) -> dict[str, ProviderJob]:
+    return dict.fromkeys(pilots, ProviderJob(f"{host}:", "silent", (host,), reason))
 
 
 def _host_of(place: PilotFolder) -> str | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final, Literal, NamedTuple, Protocol
 
@@ -11,6 +13,10 @@ from penstock_log import AllocationSpec
 
 LONGEST_S: Final = 60.0
 """A command of a provider that takes longer than this is ended."""
+_OWN: Final = ("PENSTOCK_", "SLURM_", "SBATCH_")
+"""Variables that speak of the allocator, or of a job of Slurm in which it runs, and not of its pilots."""
+_OF_SLURM: Final = frozenset({"SLURM_CONF", "SLURM_JWT"})
+"""Where Slurm is, and who asks."""
 
 
 class ProviderError(Exception):
@@ -33,7 +39,8 @@ class ProviderJob(NamedTuple):
     ----------
     id : str
         As the provider calls it.
-    state : {"waiting", "running", "ended", "cancelled"}
+    state : {"waiting", "running", "ended", "cancelled", "silent"}
+        ``silent``: where it is does not answer now, and nothing is known of it.
     hosts : tuple of str
         Where it runs.
     reason : str
@@ -41,7 +48,7 @@ class ProviderJob(NamedTuple):
     """
 
     id: str
-    state: Literal["waiting", "running", "ended", "cancelled"]
+    state: Literal["waiting", "running", "ended", "cancelled", "silent"]
     hosts: tuple[str, ...] = ()
     reason: str = ""
 
@@ -96,15 +103,25 @@ async def run_command(command: Sequence[str], *, stdin: bytes = b"") -> CommandR
     """
     Run a command of a provider.
 
+    Its input is a file and not a pipe: one that ends before it has read it leaves a pipe to which nobody can write. It
+    does not have the variables of the allocator's own settings: sbatch would hand them on to the pilot.
+
     Raises
     ------
     ProviderSilent
         If it is not installed here, or does not end within :data:`LONGEST_S`.
     """
     try:
-        process = await asyncio.create_subprocess_exec(
-            *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
-        )
+        with tempfile.TemporaryFile() as given:
+            given.write(stdin)
+            given.seek(0)
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=given,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                env={name: value for name, value in os.environ.items() if _is_passed(name)},
+            )
     except OSError as error:
         raise ProviderSilent(
             f"{command[0]} cannot be run on the allocator's machine: {error.strerror}; run `penstock service "
@@ -112,7 +129,7 @@ async def run_command(command: Sequence[str], *, stdin: bytes = b"") -> CommandR
         ) from error
     try:
         async with asyncio.timeout(LONGEST_S):
-            output, problem = await process.communicate(stdin)
+            output, problem = await process.communicate()
     except TimeoutError as error:
         process.kill()
         await process.wait()
@@ -124,3 +141,7 @@ async def run_command(command: Sequence[str], *, stdin: bytes = b"") -> CommandR
     return CommandResult(
         process.returncode or 0, output.decode("utf-8", "replace").strip(), problem.decode("utf-8", "replace").strip()
     )
+
+
+def _is_passed(name: str) -> bool:
+    return name in _OF_SLURM or not name.startswith(_OWN)
