@@ -246,3 +246,26 @@ srun -l sh -c 'echo $SLURMD_NODENAME $CUDA_VISIBLE_DEVICES' | sort
 """
     done = BatchRun(tmp_path, body, nodes="a:3 b:1").run()
     assert done.stdout.splitlines() == ["3,1", "0: a 0", "1: a 1", "2: a 2", "3: b 0"]
+
+
+def test_tasks_read_the_file_of_input_on_all_machines_and_idle_options_are_told(tmp_path: Path) -> None:
+    for number in range(2):
+        (tmp_path / f"in.{number}").write_text(f"words of {number}\n")
+    body = """#!/bin/bash
+#SBATCH -N2 --gres=gpu:1
+srun -l -i in.%t --wait=5 --no-kill --exclusive --gres=gpu:1 cat | sort
+srun -n1 -i nowhere cat
+echo "code $?"
+srun -n1 -i all cat < in.1
+srun -i all cat
+"""
+    done = BatchRun(tmp_path, body, nodes="n1:1 n2:1").run()
+    assert done.stdout.splitlines() == ["0: words of 0", "1: words of 1", "code 127", "words of 1"]
+    for told in (
+        "--wait has no effect",
+        "--no-kill has no effect",
+        "--exclusive has no effect",
+        "nowhere: No such file",
+    ):
+        assert told in done.stderr
+    assert "--input=all: of what srun reads, only a step of one task has it" in done.stderr

@@ -13,19 +13,24 @@ import signal
 import subprocess
 import threading
 from queue import SimpleQueue
-from typing import Any, Mapping, NamedTuple, Sequence
+from typing import Any, Mapping, NamedTuple, Optional, Sequence
 
 _CHUNK = 1 << 16
 NOT_FOUND, NOT_RUN = 127, 126
 
 
 class TaskOrder(NamedTuple):
-    """One task that is to be started: its number in its step, and all that it gets."""
+    """
+    One task that is to be started: its number in its step, and all that it gets.
+
+    ``stdin`` is the path of a file that it reads; empty: what :meth:`LocalTasks.start` is given.
+    """
 
     number: int
     argv: Sequence[str]
     env: Mapping[str, str]
     cwd: str
+    stdin: str = ""
 
 
 class LocalTasks:
@@ -47,7 +52,10 @@ class LocalTasks:
     def start(self, order: TaskOrder, stdin: int = subprocess.DEVNULL) -> None:
         """Start a task; one that cannot be started ends at once with 126 or 127, and says why on its standard error."""
         stream = subprocess.PIPE if self._reads else None
+        opened: Optional[int] = None
         try:
+            if order.stdin:
+                stdin = opened = os.open(order.stdin, os.O_RDONLY | os.O_CLOEXEC)
             process = subprocess.Popen(
                 list(order.argv),
                 stdin=stdin,
@@ -59,10 +67,15 @@ class LocalTasks:
             )
         except OSError as error:
             name = order.cwd if order.cwd and not os.path.isdir(order.cwd) else order.argv[0]
+            if order.stdin and opened is None:
+                name = order.stdin
             said = f"srun: error: task {order.number}: {name}: {error.strerror}\n"
             self._events.put(("output", order.number, 2, said.encode(errors="replace")))
             self._events.put(("exit", order.number, NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_RUN))
             return
+        finally:
+            if opened is not None:
+                os.close(opened)
         self._running[order.number] = process
         threading.Thread(target=self._follow, args=(order.number, process), daemon=True).start()
 

@@ -285,7 +285,7 @@ class TaskServer:
         self._steps.append(tasks)
         for task in step["tasks"]:
             env = self._environment(step["env"], task["env"], task["devices"])
-            tasks.start(TaskOrder(task["number"], step["argv"], env, step["cwd"]))
+            tasks.start(TaskOrder(task["number"], step["argv"], env, step["cwd"], task["stdin"]))
         threading.Thread(target=self._listen, args=(link, tasks, events), daemon=True).start()
         left = len(step["tasks"])
         try:
