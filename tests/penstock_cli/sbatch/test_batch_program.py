@@ -159,7 +159,7 @@ def test_a_machine_that_comes_when_the_script_is_over_ends_well(tmp_path: Path) 
         assert (tmp_path / "alive").read_text() == ""  # to its end, which is the script's
         second = run.begin_machine(1)
         with ended_with(second):
-            assert (second.wait(30), first.wait(30)) == (0, 0)
+            assert (second.wait(60), first.wait(60)) == (0, 0)
 
 
 def test_a_run_that_is_ended_waits_for_no_machine(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_a_run_that_is_ended_waits_for_no_machine(tmp_path: Path) -> None:
     with ended_with(first):
         (tmp_path / "alive").read_text()
         first.send_signal(signal.SIGTERM)
-        assert first.wait(30) == 0
+        assert first.wait(60) == 0
 
 
 SAVER = """trap 'echo saving; read -r < go; echo saved; exit 0' TERM
@@ -190,8 +190,8 @@ def test_tasks_on_further_machines_may_save_their_work_at_a_term(tmp_path: Path)
         second.send_signal(signal.SIGTERM)
         assert first.stdout.readline() == "saving\n"
         (tmp_path / "go").write_text("on\n")
-        assert first.communicate(timeout=30)[0] == "saved\n"
-        assert (first.returncode, second.wait(30)) == (0, 0)
+        assert first.communicate(timeout=60)[0] == "saved\n"
+        assert (first.returncode, second.wait(60)) == (0, 0)
 
 
 @pytest.mark.parametrize("words", ["", "srun ", "set -m; srun "], ids=["child", "step", "step of its own group"])
@@ -209,7 +209,7 @@ def test_the_job_ends_once_what_the_script_has_started_has_saved_its_work(tmp_pa
             process.wait(1)
         (tmp_path / "go").write_text("on\n")
         assert said.read() == "saved\n"
-        assert process.wait(30) == 128 + signal.SIGTERM
+        assert process.wait(60) == 128 + signal.SIGTERM
 
 
 def test_each_node_on_a_further_machine_has_its_own_devices(tmp_path: Path) -> None:
@@ -228,7 +228,7 @@ def test_a_shell_on_a_further_machine_can_trap_the_warning(tmp_path: Path) -> No
         second.send_signal(signal.SIGUSR1)  # as nodes do; those of tasks come over srun
         first.send_signal(signal.SIGUSR1)
         assert first.stdout.readline() == "heard\n"
-        assert (first.wait(30), second.wait(30)) == (0, 0)
+        assert (first.wait(60), second.wait(60)) == (0, 0)
 
 
 def test_a_job_that_is_not_to_be_begun_again_cannot_requeue_itself(tmp_path: Path) -> None:
