@@ -16,13 +16,12 @@ import signal
 import sys
 import threading
 import time
-from queue import SimpleQueue
 from typing import Any, Mapping, NamedTuple, NoReturn, Optional, Sequence, Set
 
 from . import allocation as allocations
 from .allocation import BatchError
 from .hostlist import compress, expand
-from .local_tasks import LocalTasks, TaskOrder
+from .local_tasks import LocalTasks, TaskEvents, TaskOrder
 from .task_link import ERRORS, MESSAGE, OUTPUT, TaskLink, connect
 
 _VALUES = (
@@ -174,7 +173,7 @@ class Step:
             self._secret = secret.read()
         self._run_dir = environ["PENSTOCK_BATCH_DIR"]
         self._allocation = allocations.read(environ, self._plan)
-        self._events: SimpleQueue[Any] = SimpleQueue()
+        self._events = TaskEvents()
         self._links: list[TaskLink] = []
         self._local: Optional[LocalTasks] = None
         self._files: dict[str, int] = {}
@@ -389,7 +388,7 @@ class Step:
                     left.discard(said["task"])
                     self._events.put(("exit", said["task"], said["code"]))
                 else:
-                    self._events.put(("output", number, {OUTPUT: 1, ERRORS: 2}[kind], body))
+                    self._events.put_output(number, {OUTPUT: 1, ERRORS: 2}[kind], body)
         except (OSError, ValueError, KeyError):
             self._events.put(("lost", name, sorted(left)))
 
