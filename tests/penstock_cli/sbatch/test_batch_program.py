@@ -269,3 +269,8 @@ srun -i all cat
     ):
         assert told in done.stderr
     assert "--input=all: of what srun reads, only a step of one task has it" in done.stderr
+
+
+def test_tasks_know_the_address_of_the_scripts_machine(tmp_path: Path) -> None:
+    run = BatchRun(tmp_path, "#!/bin/sh\n#SBATCH -G1\nsrun printenv SLURM_LAUNCH_NODE_IPADDR\n", MASTER_ADDR="10.1.2.3")
+    assert run.run().stdout == "10.1.2.3\n"

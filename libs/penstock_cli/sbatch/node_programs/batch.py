@@ -284,6 +284,7 @@ class BatchScript:
                 "SLURM_JOB_START_TIME": str(now_s),
                 "PENSTOCK_BATCH_DIR": self._run_dir,
                 "PATH": os.path.join(self._run_dir, "bin") + ":" + env["PATH"],
+                "PENSTOCK_BATCH_ADDR": environ.get("MASTER_ADDR", "127.0.0.1"),
                 "PENSTOCK_BATCH_CUDA": environ.get("CUDA_VISIBLE_DEVICES", ""),
                 "PENSTOCK_BATCH_NVIDIA": environ.get("NVIDIA_VISIBLE_DEVICES", ""),
                 "PENSTOCK_BATCH_DEVICES": environ.get("PENSTOCK_DEVICES", ""),

@@ -418,7 +418,7 @@ class Step:
                 "SLURM_JOB_NUM_NODES": str(len(job.nodes)),
                 "SLURM_TASKS_PER_NODE": allocations.counted(counts),
                 "SLURM_SRUN_COMM_HOST": "127.0.0.1",
-                "SLURM_LAUNCH_NODE_IPADDR": self._environ.get("MASTER_ADDR", "127.0.0.1"),
+                "SLURM_LAUNCH_NODE_IPADDR": self._environ.get("PENSTOCK_BATCH_ADDR", "127.0.0.1"),
             }
         )
         if given.get("job-name"):
