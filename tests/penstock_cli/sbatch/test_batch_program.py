@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 from pathlib import Path
 from subprocess import TimeoutExpired
 
@@ -274,3 +275,13 @@ srun -i all cat
 def test_tasks_know_the_address_of_the_scripts_machine(tmp_path: Path) -> None:
     run = BatchRun(tmp_path, "#!/bin/sh\n#SBATCH -G1\nsrun printenv SLURM_LAUNCH_NODE_IPADDR\n", MASTER_ADDR="10.1.2.3")
     assert run.run().stdout == "10.1.2.3\n"
+
+
+def test_a_run_that_cannot_begin_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / "tmp").mkdir()
+    with socket.create_server(("", 0)) as taken:
+        more = {"MASTER_PORT": str(taken.getsockname()[1]), "TMPDIR": str(tmp_path / "tmp")}
+        run = BatchRun(tmp_path, "#!/bin/sh\n#SBATCH -N2 --gres=gpu:1\n", nodes="n1:1 n2:1", **more)
+        errors = run.begin_machine(0).communicate(timeout=60)[1]
+    assert "where the job's nodes meet, is taken" in errors
+    assert not list((tmp_path / "tmp").iterdir())
