@@ -16,7 +16,7 @@ from penstock_cli.sbatch.job import translate
 from penstock_cli.sbatch.options import read_words
 from penstock_cli.sbatch.script import of_text
 
-_LONGEST_S = 30.0
+_LONGEST_S = 60.0
 
 
 @contextlib.contextmanager

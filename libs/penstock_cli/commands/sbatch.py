@@ -46,7 +46,7 @@ def sbatch(ctx: Context) -> None:
         answers = ask(ctx, lambda client: submission.submit_anew(client, words[1]))
         render.say(answers[0].id)
         return
-    without, words = _without(words)
+    without, words = take_without(words)
     given, rest = read_words(words, _PLACE)
     wrapped = next((one.value for one in reversed(given) if one.name == "wrap"), None)
     if wrapped is not None and rest:
@@ -57,7 +57,7 @@ def sbatch(ctx: Context) -> None:
     show_submission(ctx, found, strict=False, is_slurm=True)
 
 
-def _without(words: Sequence[str]) -> tuple[str, list[str]]:
+def take_without(words: Sequence[str]) -> tuple[str, list[str]]:
     """Return the names of ``--without``, and the other words."""
     rest = list(words)
     for at, word in enumerate(rest):
@@ -65,8 +65,8 @@ def _without(words: Sequence[str]) -> tuple[str, list[str]]:
             return rest[at + 1], rest[:at] + rest[at + 2 :]
         if word.startswith("--without="):
             return word.partition("=")[2], rest[:at] + rest[at + 1 :]
-        if not word.startswith("-"):
-            break
+        if not word.startswith("-") and read_words(rest[: at + 1], _PLACE)[1]:
+            break  # the script, and no option's value
     return "", rest
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 from pathlib import Path
 from subprocess import TimeoutExpired
 
@@ -159,7 +160,7 @@ def test_a_machine_that_comes_when_the_script_is_over_ends_well(tmp_path: Path) 
         assert (tmp_path / "alive").read_text() == ""  # to its end, which is the script's
         second = run.begin_machine(1)
         with ended_with(second):
-            assert (second.wait(30), first.wait(30)) == (0, 0)
+            assert (second.wait(60), first.wait(60)) == (0, 0)
 
 
 def test_a_run_that_is_ended_waits_for_no_machine(tmp_path: Path) -> None:
@@ -169,7 +170,7 @@ def test_a_run_that_is_ended_waits_for_no_machine(tmp_path: Path) -> None:
     with ended_with(first):
         (tmp_path / "alive").read_text()
         first.send_signal(signal.SIGTERM)
-        assert first.wait(30) == 0
+        assert first.wait(60) == 0
 
 
 SAVER = """trap 'echo saving; read -r < go; echo saved; exit 0' TERM
@@ -190,8 +191,8 @@ def test_tasks_on_further_machines_may_save_their_work_at_a_term(tmp_path: Path)
         second.send_signal(signal.SIGTERM)
         assert first.stdout.readline() == "saving\n"
         (tmp_path / "go").write_text("on\n")
-        assert first.communicate(timeout=30)[0] == "saved\n"
-        assert (first.returncode, second.wait(30)) == (0, 0)
+        assert first.communicate(timeout=60)[0] == "saved\n"
+        assert (first.returncode, second.wait(60)) == (0, 0)
 
 
 @pytest.mark.parametrize("words", ["", "srun ", "set -m; srun "], ids=["child", "step", "step of its own group"])
@@ -209,7 +210,7 @@ def test_the_job_ends_once_what_the_script_has_started_has_saved_its_work(tmp_pa
             process.wait(1)
         (tmp_path / "go").write_text("on\n")
         assert said.read() == "saved\n"
-        assert process.wait(30) == 128 + signal.SIGTERM
+        assert process.wait(60) == 128 + signal.SIGTERM
 
 
 def test_each_node_on_a_further_machine_has_its_own_devices(tmp_path: Path) -> None:
@@ -228,7 +229,7 @@ def test_a_shell_on_a_further_machine_can_trap_the_warning(tmp_path: Path) -> No
         second.send_signal(signal.SIGUSR1)  # as nodes do; those of tasks come over srun
         first.send_signal(signal.SIGUSR1)
         assert first.stdout.readline() == "heard\n"
-        assert (first.wait(30), second.wait(30)) == (0, 0)
+        assert (first.wait(60), second.wait(60)) == (0, 0)
 
 
 def test_a_job_that_is_not_to_be_begun_again_cannot_requeue_itself(tmp_path: Path) -> None:
@@ -246,3 +247,41 @@ srun -l sh -c 'echo $SLURMD_NODENAME $CUDA_VISIBLE_DEVICES' | sort
 """
     done = BatchRun(tmp_path, body, nodes="a:3 b:1").run()
     assert done.stdout.splitlines() == ["3,1", "0: a 0", "1: a 1", "2: a 2", "3: b 0"]
+
+
+def test_tasks_read_the_file_of_input_on_all_machines_and_idle_options_are_told(tmp_path: Path) -> None:
+    for number in range(2):
+        (tmp_path / f"in.{number}").write_text(f"words of {number}\n")
+    body = """#!/bin/bash
+#SBATCH -N2 --gres=gpu:1
+srun -l -i in.%t --wait=5 --no-kill --exclusive --gres=gpu:1 cat | sort
+srun -n1 -i nowhere cat
+echo "code $?"
+srun -n1 -i all cat < in.1
+srun -i all cat
+"""
+    done = BatchRun(tmp_path, body, nodes="n1:1 n2:1").run()
+    assert done.stdout.splitlines() == ["0: words of 0", "1: words of 1", "code 127", "words of 1"]
+    for told in (
+        "--wait has no effect",
+        "--no-kill has no effect",
+        "--exclusive has no effect",
+        "nowhere: No such file",
+    ):
+        assert told in done.stderr
+    assert "--input=all: of what srun reads, only a step of one task has it" in done.stderr
+
+
+def test_tasks_know_the_address_of_the_scripts_machine(tmp_path: Path) -> None:
+    run = BatchRun(tmp_path, "#!/bin/sh\n#SBATCH -G1\nsrun printenv SLURM_LAUNCH_NODE_IPADDR\n", MASTER_ADDR="10.1.2.3")
+    assert run.run().stdout == "10.1.2.3\n"
+
+
+def test_a_run_that_cannot_begin_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / "tmp").mkdir()
+    with socket.create_server(("", 0)) as taken:
+        more = {"MASTER_PORT": str(taken.getsockname()[1]), "TMPDIR": str(tmp_path / "tmp")}
+        run = BatchRun(tmp_path, "#!/bin/sh\n#SBATCH -N2 --gres=gpu:1\n", nodes="n1:1 n2:1", **more)
+        errors = run.begin_machine(0).communicate(timeout=60)[1]
+    assert "where the job's nodes meet, is taken" in errors
+    assert not list((tmp_path / "tmp").iterdir())

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock_cli.commands.sbatch import take_without
 from penstock_cli.sbatch.job import SbatchJob, translate
 from penstock_cli.sbatch.options import LETTERS, OPTIONS, SbatchError, read_environment, read_words
 from penstock_cli.sbatch.script import is_script, of_text
@@ -178,3 +179,10 @@ def test_a_script_is_known_by_its_lines_or_its_suffix(tmp_path: Path) -> None:
     assert not is_script(str(tmp_path))
     os.mkfifo(tmp_path / "fifo")
     assert not is_script(str(tmp_path / "fifo"))  # and is not waited for
+
+
+def test_without_is_found_among_options_and_not_behind_the_script() -> None:
+    words = ["-p", "gpu", "--without", "exclusive", "job.sbatch"]
+    assert take_without(words) == ("exclusive", ["-p", "gpu", "job.sbatch"])
+    behind = ["-p", "gpu", "job.sbatch", "--without", "x"]
+    assert take_without(behind) == ("", behind)

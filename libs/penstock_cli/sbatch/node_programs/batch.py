@@ -61,11 +61,13 @@ def _run(environ: dict[str, str]) -> int:
         return _serve(environ, plan, secret, (environ["MASTER_ADDR"], port))
     _refuse_to_begin(plan, allocation)
     run_dir = tempfile.mkdtemp(prefix="penstock-batch-")
-    os.mkdir(os.path.join(run_dir, "steps"))
-    _write_programs(os.path.join(run_dir, "bin"), folder)
-    registry = Registry(port, machines, secret, os.path.join(run_dir, "machines")) if machines > 1 else None
+    registry: Optional[Registry] = None
     script, code = BatchScript(folder, plan, allocation, run_dir), 1
     try:
+        os.mkdir(os.path.join(run_dir, "steps"))
+        _write_programs(os.path.join(run_dir, "bin"), folder)
+        if machines > 1:
+            registry = Registry(port, machines, secret, os.path.join(run_dir, "machines"))
         code = script.run(environ)
         return code
     finally:
@@ -284,6 +286,7 @@ class BatchScript:
                 "SLURM_JOB_START_TIME": str(now_s),
                 "PENSTOCK_BATCH_DIR": self._run_dir,
                 "PATH": os.path.join(self._run_dir, "bin") + ":" + env["PATH"],
+                "PENSTOCK_BATCH_ADDR": environ.get("MASTER_ADDR", "127.0.0.1"),
                 "PENSTOCK_BATCH_CUDA": environ.get("CUDA_VISIBLE_DEVICES", ""),
                 "PENSTOCK_BATCH_NVIDIA": environ.get("NVIDIA_VISIBLE_DEVICES", ""),
                 "PENSTOCK_BATCH_DEVICES": environ.get("PENSTOCK_DEVICES", ""),

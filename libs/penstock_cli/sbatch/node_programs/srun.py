@@ -16,30 +16,26 @@ import signal
 import sys
 import threading
 import time
-from queue import SimpleQueue
 from typing import Any, Mapping, NamedTuple, NoReturn, Optional, Sequence, Set
 
 from . import allocation as allocations
 from .allocation import BatchError
 from .hostlist import compress, expand
-from .local_tasks import LocalTasks, TaskOrder
+from .local_tasks import LocalTasks, TaskEvents, TaskOrder
 from .task_link import ERRORS, MESSAGE, OUTPUT, TaskLink, connect
 
 _VALUES = (
     "ntasks:n nodes:N ntasks-per-node cpus-per-task:c nodelist:w exclude:x relative:r gpus:G gpus-per-node "
-    "gpus-per-task gres chdir:D export output:o error:e input:i open-mode job-name:J time:t wait:W mpi jobid"
+    "gpus-per-task gres chdir:D export output:o error:e input:i open-mode job-name:J time:t mpi jobid"
 )
-_FLAGS = (
-    "label:l exclusive exact overlap:s quiet:Q verbose:v unbuffered:u overcommit:O multi-prog "
-    "kill-on-bad-exit:K no-kill:k"
-)
+_FLAGS = "label:l exclusive exact overlap:s quiet:Q verbose:v unbuffered:u overcommit:O multi-prog kill-on-bad-exit:K"
 _NO_EFFECT = (
     "account:A acctg-freq bcast comment cpu-bind cpu-freq cpus-per-gpu cores-per-socket delay-boot distribution:m "
     "extra-node-info:B gpu-bind gpu-freq gres-flags hint mem mem-bind mem-per-cpu mem-per-gpu mincpus ntasks-per-core "
     "ntasks-per-socket partition:p profile propagate qos:q sockets-per-node switches thread-spec threads-per-core tmp "
-    "wckey accel-bind"
+    "wckey accel-bind wait:W no-kill:k"
 )
-_OPTIONAL = ("propagate",)
+_OPTIONAL = ("propagate", "no-kill")
 _SIGNALS = ("HUP", "INT", "QUIT", "USR1", "USR2", "ALRM", "TERM", "CONT")
 _MPI = ("none", "list")
 _LOOK_S = 0.2
@@ -177,7 +173,7 @@ class Step:
             self._secret = secret.read()
         self._run_dir = environ["PENSTOCK_BATCH_DIR"]
         self._allocation = allocations.read(environ, self._plan)
-        self._events: SimpleQueue[Any] = SimpleQueue()
+        self._events = TaskEvents()
         self._links: list[TaskLink] = []
         self._local: Optional[LocalTasks] = None
         self._files: dict[str, int] = {}
@@ -262,6 +258,10 @@ class Step:
             elif wanted:
                 has = has[:wanted]
             found[node] = [has[i * each : (i + 1) * each] if each else has for i in range(count)]
+        if "exclusive" in given and _asks_gpus(given):
+            sys.stderr.write(
+                "srun: --exclusive has no effect here beside options of devices, which are the step's own\n"
+            )
         if ("exact" in given or "exclusive" in given) and not _asks_gpus(given):
             self._hold_rooms(sum(counts))
         return found
@@ -308,6 +308,9 @@ class Step:
     # --- starting
     def _start(self) -> Set[int]:
         tasks, given = self.layout(), self._options.given
+        source = given.get("input", "none")
+        if source.isdigit() or (source == "all" and len(tasks) > 1):
+            raise BatchError(f"--input={source}: of what srun reads, only a step of one task has it; say --input=FILE")
         env = self._environment(tasks)
         cwd = os.path.abspath(given.get("chdir") or os.getcwd())
         reads = "label" in given or "output" in given or "error" in given
@@ -320,8 +323,22 @@ class Step:
             if not self._allocation.nodes[task.node].machine:
                 stdin = 0 if len(tasks) == 1 and given.get("input") != "none" else _nothing()
                 own = {**env, **self._devices_here(task), **self._own(task, tasks)}
-                self._local.start(TaskOrder(task.number, self._options.command, own, cwd), stdin)
+                order = TaskOrder(task.number, self._options.command, own, cwd, self._input_of(task))
+                self._local.start(order, stdin)
         return {task.number for task in tasks}
+
+    def _input_of(self, task: StepTask) -> str:
+        """Return the path of the file that a task reads; empty where ``--input`` names none."""
+        pattern = self._options.given.get("input", "none")
+        if pattern in ("none", "all"):
+            return ""
+        name = allocations.file_name(pattern, self._allocation, self._plan, **self._letters(task.number))
+        return os.path.abspath(name)
+
+    def _letters(self, number: int) -> dict[str, str]:
+        """Return what a step's patterns of file names stand for, by their letters."""
+        step = self._environ.get("SLURM_STEP_ID", "0")
+        return {"t": str(number), "n": "0", "s": step, "N": self._allocation.names[0]}
 
     def _start_there(
         self, machine: int, some: Sequence[StepTask], env: Mapping[str, str], cwd: str, tasks: Sequence[StepTask]
@@ -339,7 +356,12 @@ class Step:
                 "cwd": cwd,
                 "env": dict(env),
                 "tasks": [
-                    {"number": task.number, "devices": list(task.devices), "env": self._own(task, tasks)}
+                    {
+                        "number": task.number,
+                        "devices": list(task.devices),
+                        "env": self._own(task, tasks),
+                        "stdin": self._input_of(task),
+                    }
                     for task in some
                 ],
             }
@@ -366,7 +388,7 @@ class Step:
                     left.discard(said["task"])
                     self._events.put(("exit", said["task"], said["code"]))
                 else:
-                    self._events.put(("output", number, {OUTPUT: 1, ERRORS: 2}[kind], body))
+                    self._events.put_output(number, {OUTPUT: 1, ERRORS: 2}[kind], body)
         except (OSError, ValueError, KeyError):
             self._events.put(("lost", name, sorted(left)))
 
@@ -396,7 +418,7 @@ class Step:
                 "SLURM_JOB_NUM_NODES": str(len(job.nodes)),
                 "SLURM_TASKS_PER_NODE": allocations.counted(counts),
                 "SLURM_SRUN_COMM_HOST": "127.0.0.1",
-                "SLURM_LAUNCH_NODE_IPADDR": self._environ.get("MASTER_ADDR", "127.0.0.1"),
+                "SLURM_LAUNCH_NODE_IPADDR": self._environ.get("PENSTOCK_BATCH_ADDR", "127.0.0.1"),
             }
         )
         if given.get("job-name"):
@@ -501,8 +523,7 @@ class Step:
         if not pattern or pattern == "none":
             _write_all(stream, data)
             return
-        own = {"t": str(number), "n": "0", "s": self._environ.get("SLURM_STEP_ID", "0"), "N": self._allocation.names[0]}
-        name = allocations.file_name(pattern, self._allocation, self._plan, **own)
+        name = allocations.file_name(pattern, self._allocation, self._plan, **self._letters(number))
         if name not in self._files:
             appends = os.O_APPEND if given.get("open-mode") == "append" else os.O_TRUNC
             self._files[name] = os.open(name, os.O_WRONLY | os.O_CREAT | appends, 0o666)

@@ -23,7 +23,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, Iterator, Mapping
 
 from .allocation import BatchError, device_variables
-from .local_tasks import LocalTasks, TaskOrder
+from .local_tasks import LocalTasks, TaskEvents, TaskOrder
 
 _HEAD = struct.Struct(">cII")
 _MOST = 1 << 26
@@ -280,12 +280,12 @@ class TaskServer:
         except (OSError, ValueError):
             connection.close()
             return
-        events: SimpleQueue[Any] = SimpleQueue()
+        events = TaskEvents()
         tasks = LocalTasks(events, reads_output=True)
         self._steps.append(tasks)
         for task in step["tasks"]:
             env = self._environment(step["env"], task["env"], task["devices"])
-            tasks.start(TaskOrder(task["number"], step["argv"], env, step["cwd"]))
+            tasks.start(TaskOrder(task["number"], step["argv"], env, step["cwd"], task["stdin"]))
         threading.Thread(target=self._listen, args=(link, tasks, events), daemon=True).start()
         left = len(step["tasks"])
         try:
@@ -301,10 +301,12 @@ class TaskServer:
         except OSError:
             pass
         tasks.kill()
+        while left:  # what nobody takes any more would keep the tasks' readers
+            left -= events.get()[0] == "exit"
         self._steps.remove(tasks)
         link.close()
 
-    def _listen(self, link: TaskLink, tasks: LocalTasks, events: SimpleQueue[Any]) -> None:
+    def _listen(self, link: TaskLink, tasks: LocalTasks, events: TaskEvents) -> None:
         """Pass on the signals that ``srun`` sends; when it has gone, its tasks go too."""
         try:
             while True:
