@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from penstock.code_upload import UploadedCode
     from penstock_bus.identity import logins
     from penstock_log import session_messages
-    from penstock_log.allocation_facts import AllocationSpec
+    from penstock_log.allocation_spec import AllocationSpec
     from penstock_log.spec import NotifyKind, Role, Setting
 
 _IDS: Final = 3

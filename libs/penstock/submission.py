@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import msgspec
 
@@ -139,7 +140,7 @@ def digest(command: Sequence[str], cwd: Path) -> str:
     """
     for word in command:
         try:
-            with (cwd / word).open("rb") as file:
+            with _opened(cwd / word) as file:
                 if file.read(4) == _MAGIC_OF_BINARIES:
                     continue
                 file.seek(0)
@@ -162,15 +163,31 @@ def is_opaque(command: Sequence[str], cwd: Path) -> bool:
     )
 
 
-def beginning_of(path: Path) -> bytes:
-    """Return the beginning of a file, where a script names what it imports; empty where there is none."""
+def beginning_of(path: Path, most_bytes: int = _READ_BYTES) -> bytes:
+    """
+    Return the beginning of a file, where a script names what it imports; empty where no regular file can be read.
+
+    It never waits for what a job may have named in place of a file, such as a pipe that nobody writes to.
+    """
     try:
-        if not path.is_file():
-            return b""
-        with path.open("rb") as file:
-            return file.read(_READ_BYTES)
+        with _opened(path) as file:
+            return file.read(most_bytes)
     except (OSError, ValueError):
         return b""
+
+
+def _opened(path: Path) -> BinaryIO:
+    """Open a regular file for reading; raise OSError where there is none."""
+    if not path.is_file():  # to open a device may already do something
+        raise FileNotFoundError(f"{path} is no regular file")
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # it may be a pipe by now
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise FileNotFoundError(f"{path} is no regular file")
+        return os.fdopen(fd, "rb")
+    except BaseException:
+        os.close(fd)
+        raise
 
 
 def script(command: Sequence[str]) -> str:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from penstock_bus.identity import logins
     from penstock_bus.port import LogLine
     from penstock_log import request_bodies, session_messages, views
-    from penstock_log.allocation_facts import AllocationSpec
+    from penstock_log.allocation_spec import AllocationSpec
     from penstock_log.spec import JobSpec, NotifyKind, Role, Setting, SweepSpec
 
 

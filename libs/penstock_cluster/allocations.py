@@ -7,6 +7,7 @@ of these. An :class:`Allocation` learns from the first node of a pilot what its 
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Iterator
 from typing import Final, Literal
@@ -29,7 +30,7 @@ from penstock_log import (
     PilotStarted,
     PilotSubmitted,
 )
-from penstock_log.allocation_facts import LABEL_ALLOCATION, LABEL_PILOT
+from penstock_log.allocation_spec import LABEL_ALLOCATION, LABEL_PILOT
 
 KEPT: Final = 20
 """Ended pilots of an allocation that are remembered."""
@@ -171,6 +172,38 @@ class Allocation(msgspec.Struct, kw_only=True):
         """
         return f"penstock-{zlib.crc32(f'{self.name} {self.added_s!r}'.encode()):08x}-{pilot_id}"
 
+    def keeps(self, pilot_id: str) -> bool:
+        """
+        Say whether a pilot stays though no run is there: it is one of the first ``min_pilots`` that there are.
+
+        Examples
+        --------
+        >>> lab = Allocation(name="lab", spec=AllocationSpec(provider="slurm", min_pilots=1), added_s=5.0)
+        >>> lab.pilots.update({name: Pilot(id=name, planned_s=6.0) for name in ("lab-1", "lab-2")})
+        >>> lab.keeps("lab-1"), lab.keeps("lab-2")
+        (True, False)
+        """
+        before = [*self.pilots, pilot_id].index(pilot_id)
+        return before < self.spec.min_pilots
+
+    def missing_nodes(self, now_s: float, join_s: float) -> Iterator[Node]:
+        """
+        Yield the nodes of its pilots that have not joined yet.
+
+        Parameters
+        ----------
+        join_s : float
+            So many seconds after the first node of a pilot, nobody expects the others any more.
+        """
+        for pilot in self.pilots.values():
+            if not pilot.joined_s or now_s < pilot.joined_s + join_s:
+                yield from list(self.new_nodes(pilot.id))[len(pilot.nodes) :]
+
+    def missing_until_s(self, now_s: float, join_s: float) -> float:
+        """Return when the next of its missing nodes is not expected any more; infinite where there is none."""
+        begun = (one for one in self.pilots.values() if one.joined_s and len(one.nodes) < self.spec.nodes)
+        return min((one.joined_s + join_s for one in begun if now_s < one.joined_s + join_s), default=math.inf)
+
     def new_nodes(self, pilot_id: str) -> Iterator[Node]:
         """Yield the nodes that a pilot would bring, as the last one had them; as the allocation says before that."""
         devices = self.devices or tuple(
@@ -180,6 +213,7 @@ class Allocation(msgspec.Struct, kw_only=True):
         for number in range(self.spec.nodes):
             yield Node(
                 id=f"{pilot_id}-{number}",
+                labels={LABEL_ALLOCATION: self.name, LABEL_PILOT: pilot_id},
                 pool=self.spec.pool,
                 devices=devices,
                 cpus=self.cpus,

@@ -11,6 +11,7 @@ In reading order:
 * ``decision_facts``: Facts that deciders write: rank, round, scale, sweep.
 * ``totals``: Totals since the log began, by pool and team.
 * ``archive_facts``: Facts about what of the log was copied to files, forgotten and removed.
+* ``allocation_spec``: What is asked of an allocation of another cluster's nodes.
 * ``allocation_facts``: Facts about nodes taken for a while of another cluster: allocations and their pilots.
 * ``login_facts``: Facts about the logins of nodes, and their fold.
 * ``notification_facts``: Facts about notifications.
@@ -60,13 +61,13 @@ if TYPE_CHECKING:
         AllocationPaused,
         AllocationRemoved,
         AllocationResumed,
-        AllocationSpec,
         PilotEnded,
         PilotPlanned,
         PilotsPaused,
         PilotStarted,
         PilotSubmitted,
     )
+    from penstock_log.allocation_spec import AllocationSpec
     from penstock_log.archive_facts import ARCHIVE, JobsArchived, LogCopied, LogTrimmed, PoolLearnt
     from penstock_log.codec import (
         LOG_FORMAT,
@@ -180,9 +181,10 @@ else:
             "AggregatorsRecycled PartMoved PartPlaced"
         ),
         "allocation_facts": (
-            "AllocationAdded AllocationPaused AllocationRemoved AllocationResumed AllocationSpec PilotEnded "
+            "AllocationAdded AllocationPaused AllocationRemoved AllocationResumed PilotEnded "
             "PilotPlanned PilotStarted PilotSubmitted PilotsPaused"
         ),
+        "allocation_spec": "AllocationSpec",
         "archive_facts": "ARCHIVE JobsArchived LogCopied LogTrimmed PoolLearnt",
         "codec": (
             "AnyEvent CodecError Commit LOG_FORMAT LoggedFact MisplacedFact belongs decode decode_at encode "

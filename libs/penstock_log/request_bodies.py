@@ -19,7 +19,7 @@ from typing import Annotated, Final, Literal, Optional, Union
 import msgspec
 from msgspec import Meta
 
-from penstock_log.allocation_facts import AllocationSpec
+from penstock_log.allocation_spec import AllocationSpec
 from penstock_log.session_messages import Purpose, SessionId
 from penstock_log.spec import MOST_GPUS, JobSpec, Name, NotifyKind, Role, Seconds, Setting, SweepSpec
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from penstock_log import Setting
-from penstock_log.facts import worded
+if TYPE_CHECKING:
+    from penstock_log import Setting
 
 _ESCAPED: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 _JOINERS: Final = frozenset("\u200c\u200d")
@@ -121,6 +121,8 @@ def pairs(settings: Mapping[str, Setting]) -> str:
     >>> pairs({"order": "las", "thresholds_gpu_s": [60.0, 600.0], "promote_knob": None})
     'order = las, thresholds_gpu_s = 60,600, promote_knob = off'
     """
+    from penstock_log.facts import worded  # noqa: PLC0415 - a command that lists jobs needs no facts
+
     return ", ".join(f"{name} = {worded(value)}" for name, value in settings.items())
 
 

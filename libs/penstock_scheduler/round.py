@@ -10,6 +10,7 @@ from itertools import chain, islice
 from typing import Final
 
 import msgspec
+import numpy as np
 
 from penstock_log import Device, Placement, Preemption, RoundDecided, Wait
 from penstock_scheduler import assignment, fairness, quotas, reservations, wait_causes
@@ -17,7 +18,7 @@ from penstock_scheduler.admission import Admission, admit
 from penstock_scheduler.assignment import ASSIGNMENTS, Busy, DeviceSupply, MatchedJobs
 from penstock_scheduler.candidates import Candidates, candidates
 from penstock_scheduler.fairness import FairnessTry
-from penstock_scheduler.placement import Located, Shape, slots
+from penstock_scheduler.placement import FreeDevices, Located, Shape, slots
 from penstock_scheduler.pool import pool_view, run_columns
 from penstock_scheduler.pool.pool_view import PoolView
 from penstock_scheduler.pool.run_columns import RunColumns
@@ -45,6 +46,8 @@ class _RoundInput(msgspec.Struct, frozen=True, dict=True):
     ----------
     ready : list of RankedJob
         The waiting jobs that are looked at, in rank order, borrowers last; those ahead for whom devices are kept.
+    closing : frozenset of str
+        The nodes that leave by themselves too soon for a job to begin there.
     """
 
     moment: PoolMoment
@@ -53,6 +56,7 @@ class _RoundInput(msgspec.Struct, frozen=True, dict=True):
     context: RoundContext
     covered: QuotaCoverage
     ready: list[RankedJob]
+    closing: frozenset[str] = frozenset()
 
     @property
     def pool(self) -> PoolView:
@@ -75,7 +79,14 @@ class _RoundInput(msgspec.Struct, frozen=True, dict=True):
         below = every.queue > first[0]
         if context.mode.preempts == "position":
             below |= (every.queue == first[0]) & (every.position > first[1])
-        return every.only(below & stoppable)
+        return self._staying(every.only(below & stoppable))
+
+    def _staying(self, runs: RunColumns) -> RunColumns:
+        """Return the runs without those on nodes that leave too soon: nobody could begin in their place."""
+        if not self.closing or not len(runs):
+            return runs
+        nodes = (runs.all[int(row)].devices for row in runs.rows)
+        return runs.only(np.array([self.closing.isdisjoint(node_id for node_id, _ in devices) for devices in nodes]))
 
     @cached_property
     def ends(self) -> list[tuple[str, Shape, float]]:
@@ -96,7 +107,9 @@ class _RoundInput(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def sharing(self) -> pool_view.SharingForecast:
         """The forecast of the runs that share devices."""
-        return pool_view.SharingForecast(self.pool, self.context, self.covered.borrowers, self.first)
+        return pool_view.SharingForecast(
+            self.pool, self.context, self.covered.borrowers, self.first, closing=self.closing
+        )
 
 
 class _Draft(msgspec.Struct, frozen=True):
@@ -156,10 +169,11 @@ def decide_pool(
     evicted = pool.evicted()
     if not len(pool.index.waiting) and not evicted:
         return None, math.inf
-    closing = _closing(pool, now_s, rules)
+    nodes = _closing(pool, now_s, rules)
+    closing = _of_nodes(pool.index.free, nodes)
     pool.index.free.take(closing)
     try:
-        given = _input(pool, now_s, rules)
+        given = _input(pool, now_s, rules, nodes)
         draft, left_out = _draft(given)
         try:
             return _decided(given, draft, left_out, evicted, only)
@@ -169,10 +183,15 @@ def decide_pool(
         pool.index.free.give(closing)
 
 
-def _closing(pool: PoolView, now_s: float, rules: RoundRules) -> list[Located]:
-    """Return the free devices of nodes that leave by themselves too soon for a job to begin there."""
-    nodes = {node.id for node in pool.cluster.nodes.values() if 0 < node.until_s < now_s + rules.least_left_s}
-    return [located for located in pool.index.free if located[0] in nodes] if nodes else []
+def _closing(pool: PoolView, now_s: float, rules: RoundRules) -> frozenset[str]:
+    """Return the nodes that leave by themselves too soon for a job to begin there."""
+    nodes = pool.cluster.nodes.values()
+    soon_s = now_s + rules.least_left_s
+    return frozenset(node.id for node in nodes if 0 < node.until_s < soon_s and not node.gone)
+
+
+def _of_nodes(devices: FreeDevices, nodes: Collection[str]) -> list[Located]:
+    return [located for located in devices if located[0] in nodes] if nodes else []
 
 
 def borrowers_of(pool: PoolView, now_s: float, rules: RoundRules) -> Collection[str]:
@@ -180,9 +199,10 @@ def borrowers_of(pool: PoolView, now_s: float, rules: RoundRules) -> Collection[
     return _input(pool, now_s, rules).covered.borrowers
 
 
-def _input(pool: PoolView, now_s: float, rules: RoundRules) -> _RoundInput:
+def _input(pool: PoolView, now_s: float, rules: RoundRules, closing: frozenset[str] = frozenset()) -> _RoundInput:
     rules = reservations.rules_at(rules, pool.team_reservations, now_s)
     context, supply, covered = pool.context(now_s, rules), pool.supply(), NO_QUOTAS
+    supply.coming.take(_of_nodes(supply.coming, closing))
     if any_preempts(rules.classes):
         context = quotas.reclaiming(context)
     index = pool.index
@@ -193,7 +213,8 @@ def _input(pool: PoolView, now_s: float, rules: RoundRules) -> _RoundInput:
     looked_at = candidates(moment, supply, context)
     if rules.quotas:
         covered, context = quotas.of_pool(pool, looked_at.ready, context), quotas.reclaiming(context)
-    return _RoundInput(moment, looked_at, supply, context, covered, _ready(pool, looked_at.ready, covered))
+    ready = _ready(pool, looked_at.ready, covered)
+    return _RoundInput(moment, looked_at, supply, context, covered, ready, closing)
 
 
 def _ready(pool: PoolView, ready: list[RankedJob], covered: QuotaCoverage) -> list[RankedJob]:

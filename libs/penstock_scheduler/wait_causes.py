@@ -25,6 +25,7 @@ import msgspec
 
 from penstock_cluster.nodes import NOTHING, Cluster, HostAmount, Node, fits, need_of, runs, share_of
 from penstock_log import Cause, Device, Job, JobSpec, Wait
+from penstock_log.allocation_spec import LABEL_ALLOCATION, LABEL_PILOT
 from penstock_log.spec import BESIDE_LOCAL_BYTES, runtimes_of
 from penstock_log.text import gibibytes, listed, rounded_down
 from penstock_policies import sample_plan
@@ -151,17 +152,39 @@ def _out_of_reach(spec: JobSpec, aftermath: RoundAftermath) -> WaitCause:
 
 
 def _down(spec: JobSpec, aftermath: RoundAftermath) -> WaitCause | None:
-    """Return which nodes that are down would hold the job, with those that are up; None where even these would not."""
+    """
+    Return which nodes that are down would hold the job, with those that are up; None where even these would not.
+
+    A pilot that is over does not come back; its allocation may have another one. So the nodes of one pilot count at a
+    time, and after all others.
+    """
     able = [node for node in aftermath.away if runs(spec, node) and any(fits(spec, device) for device in node.devices)]
-    known = [*aftermath.nodes, *able]
-    if not able or _largest(spec, FreeDevices({node.id: node.devices for node in known}, hosts=known)) < spec.gpus:
-        return None
+    of_pilots: defaultdict[str, list[Node]] = defaultdict(list)
+    for node in able:
+        of_pilots[node.labels.get(LABEL_PILOT, "")].append(node)
+    able = of_pilots.pop("", [])
+    there = f"{_largest(spec, aftermath.whole)} there {_that_take_jobs(aftermath)}"
+    if not _hold_with(spec, aftermath, able):
+        gone = [nodes[0] for nodes in of_pilots.values() if _hold_with(spec, aftermath, nodes)]
+        names = sorted({node.labels.get(LABEL_ALLOCATION, "") for node in gone})
+        if not names:
+            return None
+        whose = f"allocation{'s' * (len(names) > 1)} {listed([f'`{name}`' for name in names])}"
+        remedy = f"`penstock alloc show {names[0]}` says what becomes of its pilots"
+        return WaitCause(
+            "node_down", f"needs {spec.gpus}, {there}; pilots of {whose} would hold it and are over", remedy
+        )
     latest = sorted(able, key=lambda node: (-node.gone_s, node.id))
     more = f" and {len(able) - _MOST_NAMED} more" if len(able) > _MOST_NAMED else ""
-    there = f"{_largest(spec, aftermath.whole)} there {_that_take_jobs(aftermath)}"
     evidence = f"needs {spec.gpus}, {there}; down: {', '.join(map(_absence, latest[:_MOST_NAMED]))}{more}"
     remedy = f"start the executor of `{able[0].id}` again" if len(able) == 1 else "start their executors again"
     return WaitCause("node_down", evidence, remedy)
+
+
+def _hold_with(spec: JobSpec, aftermath: RoundAftermath, more: Sequence[Node]) -> bool:
+    """Say whether the nodes that are there, and some of those that are not, would hold a job."""
+    known = [*aftermath.nodes, *more]
+    return bool(more) and _largest(spec, FreeDevices({n.id: n.devices for n in known}, hosts=known)) >= spec.gpus
 
 
 def _absence(node: Node) -> str:

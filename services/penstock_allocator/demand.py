@@ -1,14 +1,16 @@
 """
 How many more pilots waiting jobs would run on.
 
-:func:`wanted` asks the matcher's own round: it adds the nodes of one more pilot to the pool, one after the other, and
-looks at which jobs would start then that would not without it. The nodes of pilots that are on their way are there in
-every round, so that no pilot is submitted twice for one job.
+:func:`wanted` asks the matcher's own round: it adds the nodes of more pilots to the pool, and looks at which jobs would
+start then that would not without them. The nodes of pilots that are on their way are there in every round, so that no
+pilot is submitted twice for one job.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import math
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Final, NamedTuple
 
@@ -17,6 +19,7 @@ import msgspec
 from penstock_cluster.allocations import GUESSED_KIND, Allocation
 from penstock_cluster.nodes import Cluster, Node
 from penstock_log import Job, JobTable, Placement
+from penstock_log.allocation_spec import LABEL_ALLOCATION
 from penstock_log.text import count, listed
 from penstock_scheduler import what_if
 from penstock_scheduler.pool.pool_index import PoolIndex
@@ -30,10 +33,18 @@ NAMED: Final = 3
 
 
 class PilotDemand(NamedTuple):
-    """How many more pilots, and for which jobs, in words."""
+    """
+    How many more pilots, and for which jobs, in words.
+
+    Attributes
+    ----------
+    again_s : float
+        When it may be otherwise although nothing happens: a job's time to start has come; infinite if nothing will.
+    """
 
     pilots: int
     reason: str
+    again_s: float = math.inf
 
 
 NO_DEMAND: Final = PilotDemand(0, "")
@@ -43,9 +54,11 @@ def wanted(
     state: SchedulerState,
     jobs: JobTable,
     allocation: Allocation,
-    others: Iterable[Allocation],
+    others: Sequence[Allocation],
     *,
+    refused: Mapping[str, Collection[str]],
     now_s: float,
+    join_s: float,
     rules: RoundRules,
     most: int,
 ) -> PilotDemand:
@@ -54,8 +67,12 @@ def wanted(
 
     Parameters
     ----------
-    others : iterable of Allocation
+    others : sequence of Allocation
         All other allocations of its pool, whose pilots may be on their way.
+    refused : mapping of str to collection of str
+        Allocation → the users whose jobs its pilots refuse.
+    join_s : float
+        As :meth:`penstock_cluster.allocations.Allocation.missing_nodes` has it.
     rules : RoundRules
         The pool's.
     most : int
@@ -63,27 +80,52 @@ def wanted(
 
     Notes
     -----
-    At most ``most`` + 2 times the rounds of one moment, each on an index of the pool that is made for it: O(J log J)
-    for J jobs of the pool. Where nothing is known of an allocation's nodes yet, one pilot is tried, with every kind
-    that a waiting job names.
+    The rounds of one moment, at most 2 log2(``most``) + 3 times, each on an index of the pool that is made for it:
+    O(J log J) for J jobs of the pool. The number of pilots is doubled while more jobs start, and then bisected. A job
+    that the nodes of one pilot do not hold brings none. Where nothing is known of an allocation's nodes yet, one pilot
+    is tried, with every kind that a waiting job names.
     """
     waiting = [job for job in state.jobs_of(allocation.spec.pool, jobs) if job.placement is None and job.startable]
     if most < 1 or not waiting:
         return NO_DEMAND
-    coming = [node for one in (allocation, *others) for pilot in one.coming for node in one.new_nodes(pilot.id)]
-    trial = _Trial(state, jobs, allocation.spec.pool, now_s, rules)
+    coming = [node for one in (allocation, *others) for node in one.missing_nodes(now_s, join_s)]
+    trial = _Trial(state, jobs, allocation.spec.pool, refused=refused, now_s=now_s, rules=rules)
     before = trial.starts(coming)
+    later_s = (job.not_before_s for job in waiting if job.not_before_s > now_s)  # a pool without nodes does not tell
+    missing_s = (one.missing_until_s(now_s, join_s) for one in (allocation, *others))
+    again_s = min(trial.again_s, *later_s, *missing_s)
+    limit = most if allocation.devices or allocation.spec.kinds else min(most, 1 - len(allocation.coming))
     for shape in _shapes(allocation, waiting):
-        pilots, started = 0, before
-        while pilots < (most if allocation.devices or allocation.spec.kinds else min(most, 1 - len(allocation.coming))):
-            more = [node for number in range(pilots + 1) for node in _named(shape, f"more-{number}")]
-            found = trial.starts([*coming, *more])
-            if len(found) <= len(started):
-                break
-            pilots, started = pilots + 1, found
+        pilots, started = _fewest(trial, coming, shape, before, limit)
         if pilots:
-            return PilotDemand(pilots, _because(started, before))
-    return NO_DEMAND
+            return PilotDemand(pilots, _because(started, before), again_s)
+    return NO_DEMAND._replace(again_s=again_s)
+
+
+def _fewest(
+    trial: _Trial, coming: Sequence[Node], shape: Sequence[Node], before: Sequence[Placement], most: int
+) -> tuple[int, Sequence[Placement]]:
+    """Return the fewest pilots with which as many jobs start as with more, and what starts with them."""
+
+    def starts(pilots: int) -> Sequence[Placement]:
+        return trial.starts([*coming, *(node for n in range(pilots) for node in _named(shape, f"more-{n}"))])
+
+    too_few, enough, started = 0, 0, before
+    while enough < most:
+        pilots = min(most, max(1, 2 * enough))
+        found = starts(pilots)
+        if len(found) <= len(started):
+            break
+        too_few, enough, started = enough, pilots, found
+    count_of_all = len(started)
+    while enough - too_few > 1:
+        pilots = (too_few + enough) // 2
+        found = starts(pilots)
+        if len(found) < count_of_all:
+            too_few = pilots
+        else:
+            enough, started = pilots, found
+    return enough, started
 
 
 def _shapes(allocation: Allocation, waiting: Sequence[Job]) -> Iterator[list[Node]]:
@@ -112,11 +154,28 @@ def _because(started: Sequence[Placement], before: Sequence[Placement]) -> str:
 
 
 class _Trial:
-    """The rounds of one moment, of a pool with more nodes."""
+    """
+    The rounds of one moment, of a pool with more nodes.
 
-    def __init__(self, state: SchedulerState, jobs: JobTable, pool: str, now_s: float, rules: RoundRules) -> None:
-        self._state, self._jobs, self._pool, self._now_s = state, jobs, pool, now_s
+    Attributes
+    ----------
+    again_s : float
+        When the last of them is to be decided again although nothing happens.
+    """
+
+    def __init__(
+        self,
+        state: SchedulerState,
+        jobs: JobTable,
+        pool: str,
+        *,
+        refused: Mapping[str, Collection[str]],
+        now_s: float,
+        rules: RoundRules,
+    ) -> None:
+        self._state, self._jobs, self._pool, self._refused, self._now_s = state, jobs, pool, refused, now_s
         self._rules = msgspec.structs.replace(rules, max_waits=0)
+        self.again_s = math.inf
 
     def starts(self, more: Iterable[Node]) -> list[Placement]:
         """Return what starts in the next rounds if these nodes are there as well."""
@@ -124,7 +183,7 @@ class _Trial:
         with ExitStack() as stack:
             pool = self._view({node.id: node for node in more})
             for _ in range(what_if.MOST_ROUNDS):
-                found, _again_s = decide_pool(pool, self._now_s, self._rules)
+                found, self.again_s = decide_pool(pool, self._now_s, self._rules)
                 if found is None or not (found.placements or found.preemptions):
                     break
                 placed += found.placements
@@ -135,7 +194,20 @@ class _Trial:
         state, name, rules = self._state, self._pool, self._rules
         cluster = Cluster(nodes={**state.cluster.nodes, **more})
         topology = tuple(rules.topology)
-        found = state.jobs_of(name, self._jobs)
+        found = self._with_refusals(state.jobs_of(name, self._jobs), more.values())
         index = PoolIndex(name, cluster, state.ranks, found, topology, state.needs, rules.classes)
         view = state.pool(name, self._jobs, rules.topology, rules.classes)
         return msgspec.structs.replace(view, cluster=cluster, index=index)
+
+    def _with_refusals(self, jobs: Sequence[Job], more: Iterable[Node]) -> Sequence[Job]:
+        """Return the jobs with those of the added nodes that refuse their users, as refusals of real nodes are told."""
+        nodes_of: defaultdict[str, list[str]] = defaultdict(list)
+        for node in more:
+            for user in self._refused.get(node.labels.get(LABEL_ALLOCATION, ""), ()):
+                nodes_of[user].append(node.id)
+        return [_refused_by(job, nodes_of[job.spec.user]) if job.spec.user in nodes_of else job for job in jobs]
+
+
+def _refused_by(job: Job, nodes: Iterable[str]) -> Job:
+    spec = msgspec.structs.replace(job.spec, refused_by=(*job.spec.refused_by, *nodes))
+    return msgspec.structs.replace(job, spec=spec)

@@ -104,7 +104,7 @@ class PilotKeeper:
             return Reply(code=_BAD, error=f"not a request for a pilot: {error}")
         state, now_s = self._replica.live.state, self._shell.now_s()
         allocation = Allocation(name=asked.name, spec=asked.spec, added_s=now_s)
-        demand = demand_of(state, allocation, now_s, self._matcher, room(allocation))
+        demand = demand_of(state, allocation, now_s, self._matcher, room(allocation), join_s=self._settings.join_s)
         place = self.place(f"{asked.name}.trial")
         try:
             write_pilot(place, allocation, f"{asked.name}-1", "no token: nothing is submitted")

@@ -20,7 +20,18 @@ from msgspec import Meta
 from penstock_allocator.demand import NO_DEMAND, PilotDemand, wanted
 from penstock_bus import Decider, Decision, Proposal
 from penstock_cluster.allocations import OF_ALLOCATIONS, Allocation, AllocationTable
-from penstock_log import TERMINAL, Event, JobTable, PilotPlanned, PilotsPaused, subjects
+from penstock_log import (
+    TERMINAL,
+    AllocationAdded,
+    AllocationResumed,
+    Event,
+    JobTable,
+    PilotPlanned,
+    PilotsPaused,
+    RunEnded,
+    subjects,
+)
+from penstock_log.allocation_spec import LABEL_ALLOCATION
 from penstock_log.codec import AnyEvent
 from penstock_scheduler.pool.pool_settings import MatcherSettings, rules_of
 from penstock_scheduler.pool.scheduler_state import READ, SchedulerState, fold
@@ -49,7 +60,8 @@ class AllocatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     backoff_s : float
         Seconds before a pilot is submitted after one that failed; doubles with each further one, to ten minutes.
     join_s : float
-        A pilot that has run for so many seconds, and whose nodes have not joined, is cancelled.
+        A pilot that has run for so many seconds, and whose nodes have not joined, is cancelled. Where some have, the
+        others are expected for as long.
     """
 
     data_dir: str = "penstock-data/allocator"
@@ -78,12 +90,15 @@ class AllocatorState(SchedulerState):
     jobs : JobTable
         Open jobs.
     allocations : AllocationTable
+    refused : dict of str to dict of str to None
+        Allocation → the users whose jobs a node of its pilots has refused: further pilots would refuse them as well.
     seq : int
         Sequence of the last fact that could change what is decided.
     """
 
     jobs: JobTable = msgspec.field(default_factory=JobTable)
     allocations: AllocationTable = msgspec.field(default_factory=AllocationTable)
+    refused: dict[str, dict[str, None]] = msgspec.field(default_factory=dict)
     seq: int = 0
 
     @cached_property
@@ -106,7 +121,7 @@ def decider(
     return Decider(
         name="allocator",
         state=AllocatorState,
-        schema="allocator.1",
+        schema="allocator.2",
         apply=apply,
         decide=partial(decide, settings=settings or AllocatorSettings(), matcher=matcher or MatcherSettings()),
         reads=READ | OF_ALLOCATIONS,
@@ -119,17 +134,40 @@ def apply(state: AllocatorState, event: Event, seq: int) -> None:
     for job in changed:
         if job.state in TERMINAL:
             state.jobs.forget(job.id)
+    _note_refusal(state, event)
     if state.allocations.apply(event) or matters:
         state.seq = seq
 
 
+def _note_refusal(state: AllocatorState, event: Event) -> None:
+    """Note that a pilot's node runs no jobs of a user, until a person resumes the allocation or adds it anew."""
+    match event:
+        case RunEnded(refuses_user=True):
+            node, job = state.cluster.nodes.get(event.node_id), state.jobs.get(event.job_id)
+            name = node.labels.get(LABEL_ALLOCATION, "") if node is not None else ""
+            if job is not None and name in state.allocations.by_name:
+                state.refused.setdefault(name, {})[job.spec.user] = None
+        case AllocationAdded() | AllocationResumed():
+            state.refused.pop(event.name, None)
+        case _:
+            pass
+
+
 def decide(state: AllocatorState, now_s: float, settings: AllocatorSettings, matcher: MatcherSettings) -> Decision:
-    """Return the pilots to be planned, and the pauses of allocations whose pilots fail."""
-    proposals, wake_s = [], math.inf
+    """
+    Return the pilots to be planned, and the pauses of allocations whose pilots fail.
+
+    Of a pool, one allocation plans at a time: the next one is asked once the log has the pilots of the first, which
+    count then.
+    """
+    proposals, wake_s, planning = [], math.inf, set[str]()
     for allocation in state.allocations.by_name.values():
+        if allocation.spec.pool in planning:
+            continue
         facts, again_s = _decided(state, allocation, now_s, settings, matcher)
         wake_s = min(wake_s, again_s)
         if facts:
+            planning.add(allocation.spec.pool)
             proposals.append(Proposal(subject=subjects.pilots(allocation.name), facts=facts, cause=state.seq))
     return Decision(proposals, wake_at_s=None if math.isinf(wake_s) else wake_s)
 
@@ -188,23 +226,40 @@ def _look(
 ) -> tuple[PilotDemand, float]:
     """Return the demand for an allocation's pilots, if it is time to look, and when it will be time else."""
     last = state.looks.get(allocation.name)
-    if last is not None and last.seq == state.seq:
-        return last.found, math.inf
+    if last is not None and last.seq == state.seq and now_s < last.found.again_s:
+        return last.found, last.found.again_s
     if last is not None and now_s < last.at_s + settings.look_s:
         return NO_DEMAND, last.at_s + settings.look_s
-    found = demand_of(state, allocation, now_s, matcher, most)
+    found = demand_of(state, allocation, now_s, matcher, most, join_s=settings.join_s)
+    found = found._replace(again_s=max(found.again_s, now_s + settings.look_s))
     state.looks[allocation.name] = DemandLook(state.seq, now_s, found)
-    return found, math.inf
+    return found, found.again_s
 
 
 def demand_of(
-    state: AllocatorState, allocation: Allocation, now_s: float, matcher: MatcherSettings, most: int
+    state: AllocatorState,
+    allocation: Allocation,
+    now_s: float,
+    matcher: MatcherSettings,
+    most: int,
+    *,
+    join_s: float,
 ) -> PilotDemand:
     """Return how many more pilots of an allocation the jobs that wait would run on, ``most`` at most."""
     pool = allocation.spec.pool
     others = [one for one in state.allocations.by_name.values() if one is not allocation and one.spec.pool == pool]
     rules = rules_of(state, pool, matcher)
-    return wanted(state, state.jobs, allocation, others, now_s=now_s, rules=rules, most=most)
+    return wanted(
+        state,
+        state.jobs,
+        allocation,
+        others,
+        refused=state.refused,
+        now_s=now_s,
+        join_s=join_s,
+        rules=rules,
+        most=most,
+    )
 
 
 def _planned(allocation: Allocation, found: PilotDemand, now_s: float) -> Iterator[PilotPlanned]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from penstock_cluster.allocations import Allocation
-from penstock_log.allocation_facts import LABEL_ALLOCATION, LABEL_PILOT, AllocationSpec
+from penstock_log.allocation_spec import LABEL_ALLOCATION, LABEL_PILOT, AllocationSpec
 
 TOKEN: Final = "token"  # noqa: S105 - the name of a file
 OUTPUT: Final = "output.txt"
@@ -122,7 +122,7 @@ def node_script(place: PilotFolder, allocation: Allocation, pilot_id: str) -> st
         'chmod 711 "$data" || exit 1',
         f"end={end}",
         f"export PENSTOCK_EXECUTOR_LEAVE_AT_S=$(( end - {int(margin_s(spec))} ))",
-        f"export PENSTOCK_EXECUTOR_LEAVE_IDLE_S={spec.idle_s:g}",
+        f"export PENSTOCK_EXECUTOR_LEAVE_IDLE_S={0 if allocation.keeps(pilot_id) else spec.idle_s:g}",
         f"export PENSTOCK_EXECUTOR_CHECKPOINT_DIR={shlex.quote(str(place.checkpoints))}",
         f"export PENSTOCK_EXECUTOR_POOL={shlex.quote(spec.pool)}",
         f"export PENSTOCK_EXECUTOR_LABELS={shlex.quote(json.dumps(labels))}",

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from matcher_facts import device, job, node
+from matcher_facts import ended as run_ended
 
+from penstock_allocator import demand
 from penstock_allocator.machine import AllocatorSettings, AllocatorState, decider
 from penstock_log import (
     AllocationAdded,
@@ -23,7 +26,11 @@ from penstock_log import (
     PilotsPaused,
     PilotStarted,
     PilotSubmitted,
+    Placement,
+    RoundDecided,
+    Slot,
 )
+from penstock_scheduler.pool.pool_index import PoolIndex
 from penstock_testing import Scenario, delivery
 
 Allocator = Scenario[AllocatorState]
@@ -42,13 +49,13 @@ def submitted(pilot_id: str, at_s: float = 2.0) -> PilotSubmitted:
     return PilotSubmitted(name=name, pilot_id=pilot_id, provider_id="1", at_s=at_s)
 
 
-def joined(pilot_id: str, at_s: float = 3.0, **kinds: int) -> tuple[PilotStarted, NodeJoined]:
+def joined(pilot_id: str, at_s: float = 3.0, node_id: str = "", **kinds: int) -> tuple[PilotStarted, NodeJoined]:
     name = pilot_id.rpartition("-")[0]
     labels = {"allocation": name, "pilot": pilot_id}
     devices = [device(n, kind) for n, kind in enumerate(k for k, many in kinds.items() for _ in range(many))]
     return (
         PilotStarted(name=name, pilot_id=pilot_id, at_s=at_s),
-        NodeJoined(node_id=pilot_id, devices=tuple(devices), labels=labels, at_s=at_s),
+        NodeJoined(node_id=node_id or pilot_id, devices=tuple(devices), labels=labels, at_s=at_s),
     )
 
 
@@ -102,12 +109,51 @@ def test_no_pilot_is_planned_for_a_job_that_would_not_run_on_it() -> None:
     assert known().given(job("j", gpus=3)).settle() == []
 
 
-def test_a_gang_over_several_pilots_gets_all_of_them() -> None:
+def test_each_gang_that_fills_a_pilot_gets_one() -> None:
     assert planned(known(backlog=9).given(job("j", gpus=2), job("k", gpus=2)).settle()) == ["lab-2", "lab-3"]
+
+
+def test_a_gang_over_the_nodes_of_a_pilot_gets_one_and_a_larger_one_gets_none() -> None:
+    assert planned(known(nodes=2, backlog=9).given(job("j", gpus=4)).settle()) == ["lab-2"]
+    assert known(nodes=2, backlog=9).given(job("j", gpus=5)).settle() == []
+
+
+@pytest.mark.parametrize("jobs", range(1, 20))
+def test_as_many_pilots_come_as_jobs_fill_however_many_there_are(jobs: int) -> None:
+    one = known(backlog=7, max_pilots=7).given(*(job(f"j{n}", gpus=2) for n in range(jobs)))
+    assert len(planned(one.facts())) == min(7, jobs)
 
 
 def test_no_pilot_is_planned_for_a_job_that_an_idle_node_takes() -> None:
     assert known().given(node("own", fast=1), job("j")).settle() == []
+
+
+def of_two_nodes(*, gpus: int) -> Allocator:
+    """Return an allocator that has a pilot of two nodes on its way, of two devices each, for such a gang."""
+    one = known(nodes=2, backlog=9).given(job("j", gpus=gpus)).at(10.0)
+    assert planned(one.settle()) == ["lab-2"]
+    return one.given(submitted("lab-2"), *joined("lab-2", 20.0, "lab-2-0", fast=2)).at(21.0)
+
+
+def test_the_other_nodes_of_a_pilot_are_on_their_way_after_the_first() -> None:
+    one = of_two_nodes(gpus=4)
+    assert one.settle() == []
+    one.given(joined("lab-2", 25.0, "lab-2-1", fast=2)[1]).at(26.0)
+    assert one.settle() == []
+
+
+def test_nodes_of_a_pilot_that_do_not_follow_the_first_are_not_awaited_for_ever() -> None:
+    one = of_two_nodes(gpus=4).then().then_wakes_at(320.0)
+    assert planned(one.at(320.0).settle()) == ["lab-3"]
+
+
+def test_a_job_that_is_to_begin_later_brings_a_pilot_when_its_time_comes() -> None:
+    one = known().given(job("j", begin_s=1_000.0), job("k", begin_s=2_000.0, gpus=2))
+    one.then().then_wakes_at(1_000.0)
+    assert planned(one.at(1_000.0).settle()) == ["lab-2"]
+    one.at(1_001.0).then_wakes_at(2_000.0)
+    assert planned(one.at(2_000.0).settle()) == ["lab-3"]
+    one.at(2_001.0).then_wakes_at(None)
 
 
 def test_a_pilot_on_its_way_counts_for_the_job_that_it_was_planned_for() -> None:
@@ -118,14 +164,61 @@ def test_a_pilot_on_its_way_counts_for_the_job_that_it_was_planned_for() -> None
 
 def test_two_allocations_submit_no_two_pilots_for_one_job() -> None:
     one = allocator().given(added("a", kinds=("fast",)), added("b", kinds=("fast",)), job("j")).at(5.0)
-    assert len(planned(one.facts())) >= 1
-    one.given(PilotPlanned(name="a", pilot_id="a-1", at_s=5.0)).at(6.0)
-    assert one.settle() == []
+    assert planned(one.facts()) == ["a-1"]
+    assert planned(one.settle()) == ["a-1"]
+    assert one.at(6.0).settle() == []
+
+
+def test_two_allocations_share_what_one_alone_may_not_submit() -> None:
+    one = allocator().given(added("a", kinds=("fast",), max_pilots=1), added("b", kinds=("fast",), max_pilots=1))
+    one.given(*(job(f"j{n}") for n in range(9))).at(5.0)
+    assert planned(one.settle()) == ["a-1", "b-1"]
+
+
+def test_allocations_of_two_pools_plan_at_once() -> None:
+    one = allocator().given(added("a"), added("b", pool="other"), job("j"), job("k", pool="other")).at(5.0)
+    assert planned(one.facts()) == ["a-1", "b-1"]
 
 
 def test_each_kind_is_asked_of_the_allocation_that_has_it() -> None:
     one = allocator().given(added("a", kinds=("a100",)), added("v", kinds=("v100",)), job("j", kinds=("v100",)))
     assert planned(one.at(5.0).settle()) == ["v-1"]
+
+
+def refused(one: Allocator, pilot_id: str, job_id: str) -> Allocator:
+    """Let a job be placed on a pilot's node, which refuses its user; the pilot ends for want of runs."""
+    slots = (Slot(node_id=pilot_id, devices=(0,)),)
+    placement = Placement(job_id=job_id, kind="fast", slots=slots, epoch=1)
+    round_ = RoundDecided(pool="default", placements=(placement,), at_s=12.0)
+    end = msgspec.structs.replace(run_ended(job_id, 13.0, pilot_id, outcome="preempted"), refuses_user=True)
+    return one.given(submitted(pilot_id), *joined(pilot_id, 11.0, fast=2), round_, end)
+
+
+def test_no_second_pilot_is_planned_for_a_user_whose_jobs_the_pilots_refuse() -> None:
+    one = known().given(job("j", user="bob"))
+    assert planned(one.settle()) == ["lab-2"]
+    refused(one, "lab-2", "j").at(20.0)
+    assert one.settle() == []
+    one.given(NodeLeft(node_id="lab-2", at_s=30.0), ended("lab-2", at_s=31.0)).at(1e6)
+    assert one.settle() == []
+    assert planned(one.given(job("own", user="ada")).at(2e6).settle()) == ["lab-3"]
+
+
+def test_a_pilot_on_its_way_is_none_for_a_user_whose_jobs_it_refuses() -> None:
+    one = known(backlog=9).given(job("j", user="bob"))
+    assert planned(one.settle()) == ["lab-2"]
+    refused(one, "lab-2", "j").given(PilotPlanned(name="lab", pilot_id="lab-3", at_s=14.0))
+    one.given(added("other", kinds=("fast",))).at(20.0)
+    assert planned(one.settle()) == ["other-1"]
+
+
+def test_an_allocation_that_is_resumed_tries_the_users_again_that_it_refused() -> None:
+    one = refused(
+        known().given(job("j", user="bob"), PilotPlanned(name="lab", pilot_id="lab-2", at_s=10.0)), "lab-2", "j"
+    )
+    one.given(NodeLeft(node_id="lab-2", at_s=30.0), ended("lab-2", at_s=31.0)).at(40.0)
+    assert one.settle() == []
+    assert planned(one.given(AllocationResumed(name="lab", at_s=41.0)).at(42.0).settle()) == ["lab-3"]
 
 
 def test_a_paused_allocation_and_a_removed_one_plan_nothing() -> None:
@@ -188,6 +281,21 @@ def test_a_removed_allocation_stays_until_its_last_pilot_has_ended() -> None:
     assert one.state.allocations.by_name["lab"].state == "removing"
     one.given(JobCancelled(job_id="j", at_s=12.0), ended("lab-2", "cancelled", 12.0))
     assert not one.state.allocations.by_name
+
+
+def test_a_look_for_many_pilots_tries_few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    class CountedIndex(PoolIndex):
+        def __init__(self, *args: Any) -> None:
+            made.append(self)
+            super().__init__(*args)
+
+    monkeypatch.setattr(demand, "PoolIndex", CountedIndex)
+    one = known(backlog=50, max_pilots=50).given(*(job(f"j{n}") for n in range(75)))
+    decision = one.decider.decide(one.state, 10.0)
+    assert len(planned([fact for proposal in decision.proposals for fact in proposal.facts])) == 38
+    assert len(made) <= 14
 
 
 def test_two_thousand_jobs_ask_for_no_more_pilots_than_the_backlog() -> None:

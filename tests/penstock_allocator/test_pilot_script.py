@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock_allocator.pilot_script import PilotFolder, batch_script, node_script, write_pilot
-from penstock_cluster.allocations import Allocation
+from penstock_cluster.allocations import Allocation, Pilot
 from penstock_log import AllocationSpec
 
 
@@ -52,6 +52,21 @@ def test_a_folder_whose_files_an_earlier_try_has_left_is_written_anew(tmp_path: 
     for token in ("first", "second"):
         write_pilot(place(tmp_path), allocation, "lab-1", token)
     assert place(tmp_path).token.read_text() == "second"
+
+
+def test_the_pilots_that_are_kept_do_not_end_for_want_of_runs(tmp_path: Path) -> None:
+    spec = AllocationSpec(provider="slurm", min_pilots=1, max_pilots=3, idle_s=45.0)
+    allocation = Allocation(name="lab", spec=spec, added_s=1.0)
+    allocation.pilots.update({name: Pilot(id=name, planned_s=2.0) for name in ("lab-4", "lab-5")})
+
+    def leaves_idle_s(pilot_id: str) -> str:
+        script = node_script(place(tmp_path), allocation, pilot_id)
+        return script.partition("LEAVE_IDLE_S=")[2].partition("\n")[0]
+
+    assert [leaves_idle_s(name) for name in ("lab-4", "lab-5")] == ["0", "45"]
+    del allocation.pilots["lab-4"]  # another one is planned in its place once lab-5 is over too
+    del allocation.pilots["lab-5"]
+    assert leaves_idle_s("lab-6") == "0"
 
 
 def test_a_node_has_a_new_folder_whoever_has_made_others_of_its_name(tmp_path: Path) -> None:

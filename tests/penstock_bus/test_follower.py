@@ -1,6 +1,6 @@
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 
 import msgspec
 import pytest
@@ -9,6 +9,7 @@ from release_decider import DECIDER, ReleaseState, submitted
 from penstock_bus import Append, Delivery, Snapshot, Timeout, TooLarge, follower
 from penstock_bus.follower import FoldFollower, background
 from penstock_bus.memory import MemoryBus
+from penstock_bus.port import Gathering
 from penstock_log import Commit, Event, subjects
 from penstock_testing import eventually
 
@@ -138,6 +139,53 @@ async def test_whoever_waits_before_it_is_open_need_not_wait_for_what_the_snapsh
         await asyncio.sleep(0)
     async with again:
         await asyncio.wait_for(waiting, 60.0)
+
+
+class Watched(MemoryBus):
+    """A bus that notes at each delivery whether nothing may gather, since somebody waits for a certain one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gatherings: set[Gathering | None] = set()
+        self.hurried: list[bool] = []
+
+    async def follow(
+        self, after_seq: int = 0, subjects: Sequence[str] = (), gathering: Gathering | None = None
+    ) -> AsyncGenerator[Delivery, None]:
+        self.gatherings.add(gathering)
+        async for delivery in super().follow(after_seq, subjects):
+            self.hurried.append(gathering is not None and gathering.hurry.is_set())
+            yield delivery
+
+
+async def test_nothing_gathers_while_somebody_waits_for_a_certain_sequence() -> None:
+    async def submitted_as(seq: int) -> None:
+        await submit(bus, f"j{seq}")
+        await eventually(lambda: live.last_seq == seq)
+
+    decider = dataclasses.replace(DECIDER, gather_s=lambda state: 60.0 * len(state.seen))
+    async with Watched() as bus, FoldFollower(bus, decider) as live:
+        await submitted_as(1)
+        waiting = asyncio.create_task(live.reached(3))
+        await asyncio.sleep(0)
+        await submitted_as(2)
+        await submitted_as(3)
+        await waiting
+        await submitted_as(4)
+        assert bus.hurried == [False, True, True, False]
+        await live.reached(2)  # it is there, and nobody waits
+        await submitted_as(5)
+        assert not bus.hurried[-1]
+        (gathering,) = bus.gatherings
+        assert gathering is not None
+        assert gathering.most_s() == 300.0
+
+
+async def test_nothing_gathers_for_a_decider_that_says_nothing_of_it() -> None:
+    async with Watched() as bus, FoldFollower(bus, DECIDER) as live:
+        await submit(bus, "j1")
+        await live.reached(1)
+        assert bus.gatherings == {None}
 
 
 class Stalled(MemoryBus):

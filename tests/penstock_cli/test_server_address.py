@@ -42,7 +42,7 @@ def test_a_settings_file_that_cannot_be_used_is_named(penstock: Run, here: Path)
     (here / "penstock.toml").write_text("url = 1")
     code, _, err = penstock("ps")
     assert code == 2
-    assert err.startswith("penstock: penstock.toml, key 'url': Expected `str`, got `int`")
+    assert err.startswith("penstock: penstock.toml:1, key 'url': Expected `str`, got `int`")
     assert err.count("\n") == 1
 
 

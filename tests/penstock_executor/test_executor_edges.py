@@ -17,6 +17,7 @@ from executor_cases import World, python, speaking
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock import submission
 from penstock_bus import service_folder
 from penstock_executor import fact_outbox, gang, run_state, runner
 from penstock_executor.launchers import environment, process_launcher
@@ -50,6 +51,22 @@ def test_only_what_is_certainly_missing_is_refused(tmp_path: Path, command: tupl
     problem = process_launcher.problem(command, str(tmp_path), PATH)
     assert (problem == "") is fine, problem
     assert fine or str(tmp_path) in problem
+
+
+@pytest.mark.parametrize("command", [("./pipe",), ("python3", "pipe"), ("cat", "pipe")])
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(tmp_path: Path, command: tuple[str, ...]) -> None:
+    os.mkfifo(tmp_path / "pipe", 0o755)
+    assert process_launcher.problem(command, str(tmp_path), PATH) == ""
+    assert environment.opaque(command, str(tmp_path)).startswith("opaque: ")
+    assert submission.digest(command, tmp_path) == ""
+
+
+def test_a_pipe_that_takes_the_place_of_a_file_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    monkeypatch.setattr(Path, "is_file", lambda _: True)
+    assert submission.beginning_of(tmp_path / "pipe") == b""
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from penstock_bus import Append, Bus, Delivery, ServiceError
+from penstock_bus import Append, Bus, Delivery, Gathering, ServiceError
 from penstock_bus.memory import MemoryBus, MemoryServer
 from penstock_gateway import log_reader, queries, story
 from penstock_gateway.machine import GatewaySettings
@@ -37,11 +37,13 @@ class Stalling(MemoryBus):
         super().__init__()
         self.stalled = asyncio.Event()
 
-    async def follow(self, after_seq: int = 0, subjects: Sequence[str] = ()) -> AsyncIterator[Delivery]:
+    async def follow(
+        self, after_seq: int = 0, subjects: Sequence[str] = (), gathering: Gathering | None = None
+    ) -> AsyncIterator[Delivery]:
         if self.stalls:
             self.stalled.set()
             await asyncio.Event().wait()
-        async for delivery in super().follow(after_seq, subjects):
+        async for delivery in super().follow(after_seq, subjects, gathering):
             yield delivery
 
 

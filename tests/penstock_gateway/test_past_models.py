@@ -16,7 +16,7 @@ from random_history import RandomHistory
 from structlog.testing import capture_logs
 from test_past_fold import whole
 
-from penstock_bus import Append, Delivery
+from penstock_bus import Append, Delivery, Gathering
 from penstock_bus.decider import Fold
 from penstock_bus.follower import FoldFollower, background
 from penstock_bus.memory import MemoryBus, MemoryServer
@@ -42,9 +42,11 @@ class ReadingBus(MemoryBus):
         self.begun: list[int] = []
         self.name = "log"
 
-    async def follow(self, after_seq: int = 0, subjects: Sequence[str] = ()) -> AsyncIterator[Delivery]:
+    async def follow(
+        self, after_seq: int = 0, subjects: Sequence[str] = (), gathering: Gathering | None = None
+    ) -> AsyncIterator[Delivery]:
         self.begun.append(after_seq)
-        async for delivery in super().follow(after_seq, subjects):
+        async for delivery in super().follow(after_seq, subjects, gathering):
             yield delivery
 
 

@@ -572,9 +572,37 @@ def test_no_job_begins_on_a_node_that_leaves_by_itself_too_soon():
     one = matcher(least_left_s=5.0).given(lent, job("j"))
     assert not where(one.at(96.0).settle())
     one.given(node("n2", fast=1))
-    assert where(one.settle()) == {"j": "n2"}
+    assert [on(placement) for fact in rounds(one.settle()) for placement in fact.placements] == [
+        ("j", "fast", 1, (("n2", (0,)),))
+    ]
 
 
 def test_a_job_begins_on_a_node_with_time_left():
     lent = msgspec.structs.replace(node("n1", fast=1), until_s=100.0)
-    assert where(matcher(least_left_s=5.0).given(lent, job("j")).at(94.0).settle()) == {"j": "n1"}
+    assert where(matcher(least_left_s=5.0).given(lent, job("j")).at(94.0).settle()) == {"j": "fast"}
+
+
+@pytest.mark.parametrize(("until_s", "expected"), [(12.0, []), (13.0, [("old", 1)])])
+def test_no_run_is_preempted_on_a_node_that_leaves_by_itself_too_soon(until_s, expected):
+    lent = msgspec.structs.replace(node("n1", fast=1), until_s=until_s)
+    one = matcher(min_run_s=5.0, least_left_s=5.0).given(lent, job("old"))
+    run_all(one, 2.0)
+    one.given(queued(old=1), job("new", at_s=4.0)).at(7.5)
+    assert preemptions(one.settle()) == expected
+
+
+def beside_a_node_that_leaves(*facts):
+    """Two runs of queue 1, `b` on a node that leaves too soon for a job to begin there, and a job of queue 0."""
+    lent = msgspec.structs.replace(node("n2", fast=1), until_s=12.0)
+    one = matcher(min_run_s=5.0, least_left_s=5.0).given(node("n1", fast=1), lent, job("a"), job("b"))
+    run_all(one, 2.0)
+    assert one.state.jobs["b"].open_nodes == {"n2"}
+    return one.given(queued(a=1, b=1), *facts, job("new", at_s=4.0)).at(7.5)
+
+
+def test_a_run_is_preempted_where_a_job_can_begin_and_not_where_the_node_leaves():
+    assert preemptions(beside_a_node_that_leaves().settle()) == [("a", 1)]
+
+
+def test_no_job_waits_for_a_run_that_stops_on_a_node_that_leaves_by_itself_too_soon():
+    assert preemptions(beside_a_node_that_leaves(JobCancelled(job_id="b", at_s=3.0)).settle()) == [("a", 1)]

@@ -21,6 +21,27 @@ def test_jobs_that_share_are_packed_onto_one_device_and_leave_the_other_whole():
     assert devices(one) == {"n1/0": {"a", "b", "c"}, "n1/1": {"x"}}
 
 
+def test_no_job_joins_others_on_a_node_that_leaves_by_itself_too_soon():
+    lent = msgspec.structs.replace(node("n1", fast=1), until_s=100.0)
+    one = matcher(lane_reserve_share=0.0, least_left_s=5.0).given(lent, lane("a"))
+    make_true(one, 2.0)
+    one.given(lane("b", at_s=3.0))
+    make_true(one, 96.0)
+    assert devices(one) == {"n1/0": {"a"}}
+    one.given(node("n2", fast=1))
+    make_true(one, 97.0)
+    assert devices(one) == {"n1/0": {"a"}, "n2/0": {"b"}}
+
+
+@pytest.mark.parametrize(("until_s", "expected"), [(12.0, set()), (13.0, {"a"})])
+def test_no_job_makes_way_for_another_on_a_node_that_leaves_by_itself_too_soon(until_s, expected):
+    lent = msgspec.structs.replace(node("n1", fast=1), until_s=until_s)
+    one = matcher(min_run_s=1.0, lane_reserve_share=0.0, least_left_s=5.0).given(lent, lane("a", 3, 3))
+    make_true(one, 2.0)
+    one.given(queued(a=1), lane("b", 3, 3, at_s=3.0))
+    assert preempted(make_true(one, 7.5)) == expected
+
+
 def test_an_exclusive_job_waits_rather_than_joins():
     one = pool().given(lane("a"), job("x"), job("y"))
     make_true(one, 2.0)

@@ -317,6 +317,31 @@ def test_of_many_nodes_that_are_down_those_that_went_last_are_named():
     assert evidence.endswith("and 3 more")
 
 
+def of_pilot(number, at_s=1.0, **kinds):
+    labels = {"allocation": "lab", "pilot": f"lab-{number}"}
+    return msgspec.structs.replace(node(f"lab-{number}", at_s=at_s, **kinds), labels=labels)
+
+
+def test_a_pilot_that_is_over_is_not_to_be_started_again_and_its_allocation_is_named():
+    gone = [NodeLeft(node_id=f"lab-{number}", at_s=2.0) for number in (1, 2)]
+    one = matcher().given(of_pilot(1, fast=2), of_pilot(2, fast=2), *gone, job("j", at_s=3.0, gpus=2)).at(3.0)
+    evidence = "needs 2, 0 there that take jobs; pilots of allocation `lab` would hold it and are over"
+    assert told(one) == [("node_down", evidence, "`penstock alloc show lab` says what becomes of its pilots")]
+
+
+def test_pilots_that_are_over_do_not_hold_a_gang_together():
+    gone = [NodeLeft(node_id=f"lab-{number}", at_s=2.0) for number in (1, 2)]
+    one = matcher().given(node("n1", fast=1), of_pilot(1, fast=2), of_pilot(2, fast=2), *gone)
+    one.given(job("j", at_s=3.0, gpus=4)).at(3.0)
+    assert [cause for cause, _, _ in told(one)] == ["never_fits"]
+
+
+def test_a_node_that_is_down_is_named_before_pilots_that_are_over():
+    gone = [NodeLeft(node_id=name, at_s=2.0) for name in ("lab-1", "n1")]
+    one = matcher().given(node("n1", fast=2), of_pilot(1, fast=2), *gone, job("j", at_s=3.0, gpus=2)).at(3.0)
+    assert [remedy for _, _, remedy in told(one)] == ["start the executor of `n1` again"]
+
+
 def test_nothing_is_placed_on_a_node_that_leaves_until_it_joins_again():
     one = matcher().given(node("n1", fast=1), NodeLeaving(node_id="n1", at_s=1.0), job("j", at_s=2.0)).at(2.0)
     assert run_all(one, 2.0) == {}

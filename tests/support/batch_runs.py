@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,20 @@ from penstock_cli.sbatch import spool
 from penstock_cli.sbatch.job import translate
 from penstock_cli.sbatch.options import read_words
 from penstock_cli.sbatch.script import of_text
+
+_LONGEST_S = 30.0
+
+
+@contextlib.contextmanager
+def ended_with(*processes: subprocess.Popen[str]) -> Iterator[None]:
+    """End what still runs of some machines' processes behind a test."""
+    try:
+        yield
+    finally:
+        for one in processes:
+            if one.poll() is None:
+                one.kill()
+                one.communicate()
 
 
 class BatchRun:
@@ -44,9 +59,10 @@ class BatchRun:
 
     def begin(self, *words: str, job_id: str = "123456789") -> list[subprocess.Popen[str]]:
         """Start the processes of all machines."""
-        return [self._begin(rank, words, job_id) for rank in range(len(self._nodes))]
+        return [self.begin_machine(rank, words, job_id) for rank in range(len(self._nodes))]
 
-    def _begin(self, rank: int, words: Sequence[str], job_id: str) -> subprocess.Popen[str]:
+    def begin_machine(self, rank: int, words: Sequence[str] = (), job_id: str = "123456789") -> subprocess.Popen[str]:
+        """Start the process of one machine."""
         name, _, devices = self._nodes[rank].rpartition(":")
         listed = ",".join(map(str, range(int(devices))))
         kept = {key: os.environ[key] for key in ("HOME", "LANG", "TMPDIR") if key in os.environ}
@@ -73,10 +89,15 @@ class BatchRun:
         return subprocess.Popen(command, cwd=self.folder, env=env, stdout=out, stderr=out, text=True)
 
     def run(self, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
-        """Run all machines' processes to their ends; return what the first one's did."""
+        """
+        Run all machines' processes to their ends; return what the first one's did.
+
+        Where the first one fails, the others are ended at once, as nodes end a run of which a process has failed.
+        """
         first, *others = self.begin(*words, **more)
-        output, errors = first.communicate(timeout=100)
-        for other in others:
-            said = other.communicate(timeout=100)
-            assert other.returncode == 0 or first.returncode, said
+        with ended_with(first, *others):
+            output, errors = first.communicate(timeout=_LONGEST_S)
+            for other in others if not first.returncode else ():
+                said = other.communicate(timeout=_LONGEST_S)
+                assert other.returncode == 0, said
         return subprocess.CompletedProcess(first.args, first.returncode, output, errors)

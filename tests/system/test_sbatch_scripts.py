@@ -133,3 +133,11 @@ def test_what_cannot_be_honoured_is_told_and_nothing_is_submitted(cluster: Clust
         cwd=tmp_path,
     )
     assert left_out.returncode == 0, left_out.stderr
+
+
+def test_of_several_scripts_none_becomes_an_argument_of_the_first(cluster: Cluster, tmp_path: Path) -> None:
+    names = [script(tmp_path, "#SBATCH --gpus=1", "exit 0", name=name) for name in ("one.sbatch", "two.sbatch")]
+    done = cluster.tried("submit", *names, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "two.sbatch is a script of sbatch too, and one is submitted at a time" in done.stderr
+    assert cluster.tried("submit", "--dry-run", names[0], "--", names[1], cwd=tmp_path).returncode == 0

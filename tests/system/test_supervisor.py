@@ -76,7 +76,7 @@ async def ready(url: str, service: str) -> bool:
 
 async def test_all_services_are_ready_and_end_with_it(tmp_path: Path) -> None:
     async with running(options(tmp_path)) as said:
-        assert "11 processes" in said[0]
+        assert "12 processes" in said[0]
         assert "Single node, not HA" in said[0]
         written = record(tmp_path)
         assert written.ready

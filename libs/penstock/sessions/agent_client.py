@@ -104,8 +104,8 @@ class AgentClient:
         on_limit: Callable[[float], object] = lambda fraction: None,  # noqa: ARG005 - named for who calls it
         on_time: Callable[[TimeLeft], object] = lambda left: None,  # noqa: ARG005 - named for who calls it
     ) -> None:
-        self.attention = self.may_park = self._parks = False
-        self._next_epoch: int | None = None
+        self.attention = self.may_park = False
+        self._park_answer: int | Literal["", "leave", "gone"] = ""
         self._path = path
         self._hello = hello
         self._step, self._held, self._on_message, self._on_limit = step, held, on_message, on_limit
@@ -153,14 +153,21 @@ class AgentClient:
         """
         Wait to be parked after a step, and to go on; return the epoch of the run as which it goes on.
 
-        None: it is to leave, as the executor says, or because it is gone.
+        None: it was not parked, still has its devices, and is to leave.
+
+        Raises
+        ------
+        ConnectionResetError
+            If the connection closed meanwhile: it is parked no more, and its devices may be others'.
         """
         with self._changed:
-            self._parks, self._next_epoch = True, None
-            if self._send(ReadyToPark(step=step)):
-                self._changed.wait_for(lambda: not self._parks)
-            self._parks = False
-            return self._next_epoch
+            self._park_answer = ""
+            if not self._send(ReadyToPark(step=step)):
+                return None
+            answer = self._changed.wait_for(lambda: self._park_answer)
+        if answer == "gone":
+            raise ConnectionResetError("the executor has closed the connection of a process that may have been parked")
+        return answer if isinstance(answer, int) else None
 
     def send(self, message: FromJob) -> None:
         """Send a line; without a connection it is dropped, because a new connection begins with the state of then."""
@@ -233,13 +240,14 @@ class AgentClient:
             return
         with self._changed:
             if isinstance(message, GoOn):
-                self._next_epoch, self._parks = message.epoch, False
+                self._park_answer = message.epoch
                 self._changed.notify_all()
                 return
             self.attention = True  # before the step is read
             if isinstance(message, StopAtStep):
                 self._vote.agree(message.step)
-                self.may_park, self._parks = message.park, False
+                self.may_park = message.park
+                self._park_answer = "leave"
             elif isinstance(message, StopRequest):
                 self._answer(self._vote.ask)
             self._changed.notify_all()
@@ -255,7 +263,8 @@ class AgentClient:
         with self._changed:
             self._vote.void_question()
             self.attention = not self._vote.idle
-            self.may_park = self._parks = False
+            self.may_park = False
+            self._park_answer = self._park_answer or "gone"  # what was said before holds
             self._hang_up()
             self._changed.notify_all()
 

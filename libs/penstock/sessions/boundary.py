@@ -378,7 +378,11 @@ class Boundary:
             return False
         if not parking.leave_device():
             return False
-        epoch = agent.park(self._course.step)
+        try:
+            epoch = agent.park(self._course.step)
+        except ConnectionResetError:  # as it is ended where it is parked; the checkpoint is there
+            parking.give_up(EXIT_PREEMPTED)
+            return False
         if epoch is None:
             parking.stay()
             return False
@@ -395,11 +399,13 @@ class Boundary:
         self.time_is_short = self._warning_due = False
         self._ends_at = None
         self._fence_due = 0.0 if self._fence is not None else math.inf
-        self._open_checkpoints()
-        self._connect_agent()
-        self.claim_checkpoints()
-        if self.parking.back is not None:
-            self.parking.back()
+        try:
+            self._open_checkpoints()
+            self._connect_agent()
+            self.claim_checkpoints()
+        finally:  # what the script does at its end finds its state where it was
+            if self.parking.back is not None:
+                self.parking.back()
         if self._agent is not None:
             self._agent.begin_loop()
         self.put_off_checkpoint()

@@ -36,7 +36,8 @@ class ParkRule:
     away, back : callable or None
         What moves its state off the device, and back.
     undo : callable or None
-        What is done where its state was moved off the device and the process leaves all the same.
+        What moves its state back where the process is not parked after all. Without it, what the script does at its end
+        can do without the device.
     refused : bool
         Whether the script has said that it is never to be parked, or cannot be.
     """
@@ -78,6 +79,16 @@ class ParkRule:
                 self.undo()
         except Exception as error:  # it leaves in any case
             _log.warning("not_moved_back error=%r; the process leaves", error)
+
+    def give_up(self, code: int) -> None:
+        """
+        End the process at once where its script at its end would need what was moved: others may have the device.
+
+        With nothing in the place of its state, what the script writes at its end could be worse than nothing.
+        """
+        if self.undo is not None:
+            self.flush_output()
+            os._exit(code)
 
     @staticmethod
     def flush_output() -> None:

@@ -161,15 +161,10 @@ def all_tensors(torch: Any, objects: Optional[Iterable[Any]] = None) -> Iterator
 
 
 def _objects() -> list[Any]:
-    """Return what the collector knows, without garbage, and with what a script has frozen."""
+    """Return what the collector knows, without garbage; it looks after what a script has frozen from then on."""
+    gc.unfreeze()  # for good: to freeze again would take in all that lives now, and cycles of it would never go
     gc.collect()
-    if not gc.get_freeze_count():
-        return gc.get_objects()
-    gc.unfreeze()
-    try:
-        return gc.get_objects()
-    finally:
-        gc.freeze()
+    return gc.get_objects()
 
 
 def _with_gradient(tensor: Any) -> Iterator[Any]:

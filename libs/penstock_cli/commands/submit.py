@@ -337,7 +337,7 @@ def submit(
     output: AnswerOut = "text",
 ) -> None:
     """
-    Submit a job: a file, several, a script of sbatch, or the command behind --.
+    Submit a job: files, a script of sbatch, or a command.
 
     Flags win over the file. Prints the job's id. Of many files, one that is refused does not keep the others. With
     --wait the exit code is the job's own; 1 where it has none, 130 where it was cancelled.
@@ -377,6 +377,11 @@ def _of_batch_script(files: list[str], given: dict[str, Any], *, array: str, wit
     from penstock_cli.sbatch import script, submission
     from penstock_cli.sbatch.options import read_environment
 
+    if more := [name for name in files[1:] if is_batch_script(name)]:
+        bad_input(
+            f"{more[0]} is a script of sbatch too, and one is submitted at a time: for script in *.sbatch; do "
+            f'penstock submit "$script"; done; as an argument of {files[0]} it stands behind --'
+        )
     words = (*files[1:], *given.get("command", ()))
     found = script.read(files[0])
     return submission.prepare(found, words, read_environment(os.environ), overrides=given, array=array, without=without)

@@ -32,6 +32,7 @@ SECTIONS: Final = {
     "memory": "penstock_memory.machine:MemorySettings",
     "assigner": "penstock_scheduler.aggregation.assignment_step:AssignerSettings",
     "aggregator": "penstock_aggregator.machine:AggregatorSettings",
+    "allocator": "penstock_allocator.machine:AllocatorSettings",
     "dashboard": "penstock_dashboard.settings:DashboardSettings",
     "shadow": "penstock_simulator.shadow.plan:ShadowSettings",
 }

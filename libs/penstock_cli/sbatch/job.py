@@ -406,7 +406,19 @@ class _Translation:
                     "constraint", "expected device kinds, such as a100 or a100|h100; a job has devices of one kind"
                 )
                 return
-            self.job.fields["kinds"] = [word.lower() for word in words]
+            self._take_kinds([word.lower() for word in words])
+
+    def _take_kinds(self, kinds: list[str]) -> None:
+        """Take the device kinds of a constraint, which may not be others than the devices' own type."""
+        typed = self.job.fields.get("kinds", kinds)
+        if set(typed) <= set(kinds):
+            self.job.fields["kinds"] = typed
+        elif self.job.plan.get("has_gpus"):
+            self._refuse("constraint", f"the devices are of kind {typed[0]}; leave one of both out")
+        else:
+            self._refuse(
+                "constraint", f"a job without GPUs runs on a device of kind {_CPU}; leave it out, or name nodes"
+            )
 
     def _take_files(self) -> None:
         plan = self.job.plan

@@ -52,8 +52,10 @@ def is_script(path: str) -> bool:
     if path.endswith(SUFFIXES):
         return True
     try:
+        if not os.path.isfile(path):  # to open a FIFO waits for its writer
+            return False
         with Path(path).open("rb") as file:
-            head = file.read(1 << 16) if os.path.isfile(path) else b""
+            head = file.read(1 << 16)
     except (OSError, ValueError):
         return False
     return head.startswith(b"#!") and any(

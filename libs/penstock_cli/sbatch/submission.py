@@ -160,7 +160,7 @@ async def submit_coded(
     from penstock_cli.commands.submit import expand, sorted_answers
 
     for attempt in range(_TRIES):
-        one = spec if spec.id else msgspec.structs.replace(spec, id=str(_LEAST_ID + secrets.randbelow(_IDS)))
+        one = spec if spec.id else _numbered(spec, str(_LEAST_ID + secrets.randbelow(_IDS)))
         try:
             if indices is None:
                 return [await client.submit(one, strict=strict)]
@@ -175,6 +175,14 @@ async def submit_coded(
     raise AssertionError(_TRIES)
 
 
+def _numbered(spec: JobSpec, number: str) -> JobSpec:
+    """Return a job with a number; one of an array goes into a new one, with the counts of the old."""
+    if spec.array is None:
+        return msgspec.structs.replace(spec, id=number)
+    array = msgspec.structs.replace(spec.array, id=number)
+    return msgspec.structs.replace(spec, id=f"{number}-{array.index}", array=array)
+
+
 def number_of(found: Sequence[views.SubmitAnswer], indices: value_formats.ArrayText | None) -> str:
     """Return what people call what was submitted: the job's id, or the array's."""
     return re.sub(r"-\d+$", "", found[0].id) if indices is not None else found[0].id
@@ -184,17 +192,14 @@ async def submit_anew(client: GatewayClient, job_id: str) -> Sequence[views.Subm
     """Submit a job that asks to be requeued: the same job under a new number, which waits until that one has ended."""
     spec = (await client.job(job_id)).spec
     restarts = int(spec.env.get("SLURM_RESTART_COUNT") or 0) + 1
-    indices = None
-    if spec.array is not None:
-        indices = value_formats.ArrayText([spec.array.index])
     again = msgspec.structs.replace(
         spec,
         id="",
-        array=None,
+        hold=False,
         retry_of="",
         refused_by=(),
         begin_s=0.0,
         after=(f"afterany:{job_id}",),
         env={**spec.env, "SLURM_RESTART_COUNT": str(restarts)},
     )
-    return await submit_coded(client, again, indices, strict=False)
+    return await submit_coded(client, again, None, strict=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Optional
 
-from penstock_log.allocation_facts import AllocationSpec
+from penstock_log.allocation_spec import AllocationSpec
 from penstock_log.views.answers import View
 
 

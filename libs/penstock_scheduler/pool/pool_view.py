@@ -279,10 +279,21 @@ class SharingForecast:
     ----------
     first : (int, float) or None
         The place in the order of the first job for which others might make way; None if there is none.
+    closing : collection of str
+        The nodes that leave too soon for a job to begin there: nobody joins others on their devices.
     """
 
-    def __init__(self, pool: PoolView, context: RoundContext, borrowers: Collection[str], first: Place | None) -> None:
+    def __init__(
+        self,
+        pool: PoolView,
+        context: RoundContext,
+        borrowers: Collection[str],
+        first: Place | None,
+        *,
+        closing: Collection[str] = (),
+    ) -> None:
         self._pool, self._context, self._borrowers, self._first = pool, context, borrowers, first
+        self._closing = closing
 
     @cached_property
     def behind(self) -> Mapping[str, SharingRun]:
@@ -302,8 +313,11 @@ class SharingForecast:
         """Return the supply for one try of a round, with the shared devices as they are now."""
         index, context = self._pool.index.sharing, self._context
         limits = SharingLimits(context.rules.lane_reserve_share, context.rules.most_sharers)
+        devices = index.shared(limits)
+        if self._closing:
+            devices = {at: shared for at, shared in devices.items() if at[0] not in self._closing}
         sharing = SharedPlacement(
-            index.shared(limits),
+            devices,
             index.demands,
             stopping=index.stopping,
             sharing_runs=lambda: self.behind,

@@ -191,6 +191,8 @@ class ForkServer:
             told = fork_server.write_order(order, _MOST_ORDER_BYTES)
         except ValueError as error:
             return ForkReply(0, f"{COLD}{error}")
+        except OSError as error:  # a kernel whose memory files are restricted (vm.memfd_noexec), or no room for one
+            raise ForkError(f"its order cannot be written: {error}") from error
         try:
             return self._fork(question, told)
         finally:

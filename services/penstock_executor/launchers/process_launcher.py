@@ -30,6 +30,7 @@ from typing import Final
 
 import msgspec
 
+from penstock.submission import beginning_of
 from penstock_cluster.host_limits import MemoryCaps, limits_of, strongest_caps
 from penstock_executor.launchers import session_keeper, shim
 from penstock_executor.launchers.confinement import Confinement
@@ -437,7 +438,8 @@ def problem(command: Sequence[str], cwd: str, path: str) -> str:
             return _not_started(command, cwd, path)
         where = cwd if "/" in command[0] else f"PATH ({path})"
         return f"program {command[0]!r} was not found; looked in {where}; install it on this node or give its full path"
-    if bad := workload.first_line_problem(f"program {command[0]!r}", _head(program), os.path.exists):
+    head = beginning_of(Path(program), _FIRST_LINE_BYTES)  # nothing where it may be started and not read
+    if bad := workload.first_line_problem(f"program {command[0]!r}", head, os.path.exists):
         return bad
     script = _script(command)
     if script and not os.path.isfile(os.path.join(cwd, script)):
@@ -446,15 +448,6 @@ def problem(command: Sequence[str], cwd: str, path: str) -> str:
             "submit from the folder that holds it, set cwd, or give its full path"
         )
     return ""
-
-
-def _head(program: str) -> bytes:
-    """Return how a program's file begins; nothing where it may be started and not read."""
-    try:
-        with open(program, "rb", buffering=0) as file:
-            return file.read(_FIRST_LINE_BYTES)
-    except OSError:
-        return b""
 
 
 _FIRST_LINE_BYTES: Final = 256

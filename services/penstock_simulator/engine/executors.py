@@ -136,7 +136,7 @@ class VirtualExecutors:
         self._parked.pop(left.node_id, None)
         reason = f"node {left.node_id} is shutting down"
         for run in list(self._here[left.node_id].values()):
-            run.asked = True
+            run.asked, run.parks = True, False  # nothing is kept on a node that leaves
             if not run.halted:
                 self._halt(run, self._engine.now_s, saved=True)
             self._end_all(run, reason)

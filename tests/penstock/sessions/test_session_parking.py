@@ -120,6 +120,44 @@ def test_what_was_moved_is_moved_back_where_it_is_not_parked_after_all(executor:
     assert end(process) == (EXIT_PREEMPTED, "undone\n")
 
 
+def test_what_was_moved_stays_where_the_executor_hangs_up_as_others_may_have_the_device(
+    executor: ExecutorStub, tmp_path: Path
+) -> None:
+    ends = 'import atexit; atexit.register(print, "ends"); session.on_park(lambda: print("away"))'
+    undo = f'{ends}; session._boundary.parking.undo = lambda: print("undone")'
+    process = start(executor, tmp_path, undo, backend="cuda")
+    executor.wait(StepProgress)
+    executor.preempt(park=True)
+    executor.wait(ReadyToPark)
+    executor.die()
+    assert end(process) == (EXIT_PREEMPTED, "away\n")
+
+
+def test_a_script_that_moves_its_state_by_itself_does_what_it_does_at_its_end(
+    executor: ExecutorStub, tmp_path: Path
+) -> None:
+    ends = 'import atexit; atexit.register(print, "ends"); session.on_park(lambda: print("away"))'
+    process = start(executor, tmp_path, ends, backend="cuda")
+    executor.wait(StepProgress)
+    executor.preempt(park=True)
+    executor.wait(ReadyToPark)
+    executor.die()
+    assert end(process) == (EXIT_PREEMPTED, "away\nends\n")
+
+
+def test_what_was_moved_is_back_where_the_run_that_goes_on_is_given_up_at_once(
+    executor: ExecutorStub, tmp_path: Path
+) -> None:
+    process = start(executor, tmp_path, ON_PARK, backend="cuda")
+    executor.wait(StepProgress)
+    executor.preempt(park=True)
+    executor.wait(ReadyToPark)
+    (tmp_path / ".epoch").write_text("9")
+    executor.say(GoOn(epoch=3))
+    code, output = end(process)
+    assert (code, output.split()[::2]) == (EXIT_PREEMPTED, ["away", "back"])
+
+
 def test_it_leaves_when_its_executor_is_gone(executor: ExecutorStub, tmp_path: Path) -> None:
     process = start(executor, tmp_path)
     executor.wait(StepProgress)

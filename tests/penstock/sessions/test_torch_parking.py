@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import sys
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +17,14 @@ from penstock.sessions.setup import SessionError
 from penstock.sessions.torch_parking import TorchParking, all_tensors, room_bytes
 
 MIB = 2**20
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _frozen_again() -> Iterator[None]:
+    """Freeze what stays for the session, as it was before (tests/conftest.py)."""
+    yield
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
@@ -77,16 +88,10 @@ def test_all_tensors_of_a_training_are_found_without_being_named(torch: Any) -> 
 
 
 def test_parameters_of_a_compiled_module_and_tensors_that_the_collector_was_told_to_leave_are_found(torch: Any) -> None:
-    import gc  # noqa: PLC0415
-
     module = torch.jit.script(torch.nn.Linear(3, 3))
     frozen = [torch.ones(7)]
     gc.freeze()
-    try:
-        found = {tensor.untyped_storage().data_ptr() for tensor in all_tensors(torch) if tensor.device.type == "cpu"}
-        assert gc.get_freeze_count() > 0
-    finally:
-        gc.unfreeze()
+    found = {tensor.untyped_storage().data_ptr() for tensor in all_tensors(torch) if tensor.device.type == "cpu"}
     assert frozen[0].untyped_storage().data_ptr() in found
     assert next(iter(module.parameters())).untyped_storage().data_ptr() in found
 
@@ -152,3 +157,25 @@ def test_the_room_is_what_is_free_of_the_host_and_of_each_control_group(tmp_path
     (own.parent / "memory.stat").write_text(f"anon {MIB}\nactive_file {2 * MIB}\ninactive_file {MIB}\n")
     assert room_bytes(groups, proc) == 4 * MIB
     assert room_bytes(groups, tmp_path / "none") == sys.maxsize
+
+
+class Plain:
+    """A tensor and a module in place of PyTorch's, in a cycle, so that only the collector can do away with it."""
+
+    is_leaf = False
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def test_cycles_of_what_lived_at_a_look_for_tensors_are_collected_later() -> None:
+    torch = SimpleNamespace(Tensor=Plain, nn=SimpleNamespace(Module=Plain))
+    frozen = Plain()
+    gc.freeze()
+    later = Plain()
+    found = list(all_tensors(torch))
+    assert {id(frozen), id(later)} <= set(map(id, found))
+    gone = [weakref.ref(frozen), weakref.ref(later)]
+    del frozen, later, found
+    gc.collect()
+    assert [each() for each in gone] == [None, None]

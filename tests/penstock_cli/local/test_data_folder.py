@@ -35,6 +35,7 @@ def test_each_service_runs_once_unless_told_otherwise() -> None:
         ("matcher", 2),
         ("tuner", 1),
         ("assigner", 1),
+        ("allocator", 1),
         ("dashboard", 1),
     ]
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from pathlib import Path
+from subprocess import TimeoutExpired
 
 import pytest
-from batch_runs import BatchRun
+from batch_runs import BatchRun, ended_with
 
 pytestmark = pytest.mark.slow
 STEPS = """#!/bin/bash
@@ -147,3 +149,100 @@ def test_a_term_reaches_the_script_and_its_code_is_the_jobs(tmp_path: Path) -> N
     process.stdout.readline()
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 9
+
+
+def test_a_machine_that_comes_when_the_script_is_over_ends_well(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "alive")
+    run = BatchRun(tmp_path, "#!/bin/sh\n#SBATCH -N2 --gres=gpu:1\nexec 9> alive\n", nodes="n1:1 n2:1")
+    first = run.begin_machine(0)
+    with ended_with(first):
+        assert (tmp_path / "alive").read_text() == ""  # to its end, which is the script's
+        second = run.begin_machine(1)
+        with ended_with(second):
+            assert (second.wait(30), first.wait(30)) == (0, 0)
+
+
+def test_a_run_that_is_ended_waits_for_no_machine(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "alive")
+    run = BatchRun(tmp_path, "#!/bin/sh\n#SBATCH -N2 --gres=gpu:1\nexec 9> alive\n", nodes="n1:1 n2:1")
+    first = run.begin_machine(0)
+    with ended_with(first):
+        (tmp_path / "alive").read_text()
+        first.send_signal(signal.SIGTERM)
+        assert first.wait(30) == 0
+
+
+SAVER = """trap 'echo saving; read -r < go; echo saved; exit 0' TERM
+echo up
+while :; do sleep 0.05; done
+"""
+"""A program that saves its work at a TERM, and is not done before it may."""
+
+
+def test_tasks_on_further_machines_may_save_their_work_at_a_term(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "go")
+    (tmp_path / "saver.sh").write_text(SAVER)
+    body = "#!/bin/bash\n#SBATCH -N2 --gres=gpu:1\nsrun -w n2 -n1 bash saver.sh\n"
+    first, second = BatchRun(tmp_path, body, nodes="n1:1 n2:1").begin()
+    with ended_with(first, second):
+        assert first.stdout is not None
+        assert first.stdout.readline() == "up\n"
+        second.send_signal(signal.SIGTERM)
+        assert first.stdout.readline() == "saving\n"
+        (tmp_path / "go").write_text("on\n")
+        assert first.communicate(timeout=30)[0] == "saved\n"
+        assert (first.returncode, second.wait(30)) == (0, 0)
+
+
+@pytest.mark.parametrize("words", ["", "srun ", "set -m; srun "], ids=["child", "step", "step of its own group"])
+def test_the_job_ends_once_what_the_script_has_started_has_saved_its_work(tmp_path: Path, words: str) -> None:
+    for name in ("go", "said"):
+        os.mkfifo(tmp_path / name)
+    (tmp_path / "saver.sh").write_text(SAVER)
+    body = f"#!/bin/bash\n#SBATCH --gres=gpu:1\n{words}bash saver.sh > said 2> /dev/null\necho not reached\n"
+    (process,) = BatchRun(tmp_path, body).begin()
+    with ended_with(process), (tmp_path / "said").open() as said:
+        assert said.readline() == "up\n"
+        process.send_signal(signal.SIGTERM)
+        assert said.readline() == "saving\n"
+        with pytest.raises(TimeoutExpired):
+            process.wait(1)
+        (tmp_path / "go").write_text("on\n")
+        assert said.read() == "saved\n"
+        assert process.wait(30) == 128 + signal.SIGTERM
+
+
+def test_each_node_on_a_further_machine_has_its_own_devices(tmp_path: Path) -> None:
+    body = "#!/bin/bash\n#SBATCH -N4 --gres=gpu:1\nsrun -l sh -c 'echo $SLURMD_NODENAME $CUDA_VISIBLE_DEVICES' | sort\n"
+    done = BatchRun(tmp_path, body, nodes="a:2 b:2").run()
+    assert done.stdout.splitlines() == ["0: a 0", "1: a 1", "2: b 0", "3: b 1"]
+
+
+def test_a_shell_on_a_further_machine_can_trap_the_warning(tmp_path: Path) -> None:
+    (tmp_path / "task.sh").write_text("trap 'echo heard; exit 0' USR1; echo up; while :; do sleep 0.05; done\n")
+    body = "#!/bin/bash\n#SBATCH -N2 --gres=gpu:1 --signal=USR1@60 -t 5\nsrun -w n2 -n1 bash task.sh\n"
+    first, second = BatchRun(tmp_path, body, nodes="n1:1 n2:1").begin()
+    with ended_with(first, second):
+        assert first.stdout is not None
+        assert first.stdout.readline() == "up\n"
+        second.send_signal(signal.SIGUSR1)  # as nodes do; those of tasks come over srun
+        first.send_signal(signal.SIGUSR1)
+        assert first.stdout.readline() == "heard\n"
+        assert (first.wait(30), second.wait(30)) == (0, 0)
+
+
+def test_a_job_that_is_not_to_be_begun_again_cannot_requeue_itself(tmp_path: Path) -> None:
+    body = '#!/bin/sh\n#SBATCH -G1 --no-requeue\nscontrol requeue "$SLURM_JOB_ID"\necho "code $?"\n'
+    done = BatchRun(tmp_path, body).run()
+    assert (done.stdout, done.returncode) == ("code 1\n", 0)
+    assert "the job was submitted with --no-requeue" in done.stderr
+
+
+def test_tasks_go_where_their_devices_are(tmp_path: Path) -> None:
+    body = """#!/bin/bash
+#SBATCH --ntasks=4 --gpus-per-task=1
+echo "$SLURM_TASKS_PER_NODE"
+srun -l sh -c 'echo $SLURMD_NODENAME $CUDA_VISIBLE_DEVICES' | sort
+"""
+    done = BatchRun(tmp_path, body, nodes="a:3 b:1").run()
+    assert done.stdout.splitlines() == ["3,1", "0: a 0", "1: a 1", "2: a 2", "3: b 0"]

@@ -121,6 +121,8 @@ def test_what_is_no_script_is_refused_by_a_sentence(body: bytes, why: str) -> No
         (["-G1", "-q high", "--nice=20", "-H"], {"priority_class": "high", "priority": -20, "hold": True}),
         (["-G1", "--mail-type=FAIL,REQUEUE"], {"notify": ["failed", "timed_out", "preempted"]}),
         (["-G1", "-C 'a100|h100'"], {"kinds": ["a100", "h100"]}),
+        (["--gres=gpu:a100:2", "-C 'a100|h100'"], {"kinds": ["a100"]}),
+        (["-n 2", "-C cpu"], {"kinds": ["cpu"]}),
         (["-G1", "-w n[1-2]", "-x bad"], {"nodes": ["n1", "n2"], "exclude": ["bad"]}),
         (["-G1", "-t 10", "--signal=B:10@60"], {"warn_signal": "USR1", "warn_s": 60.0}),
         (["-G1", "-J 'two words'"], {"name": "two-words"}),
@@ -142,6 +144,8 @@ def test_options_become_fields(lines: list[str], wanted: dict[str, object]) -> N
         (["-G1", "-d afterok:1?afterok:2"], "`?`"),
         (["-G1", "-d after:1+5"], "`+MINUTES`"),
         (["-G1", "-C 'ib&a100'"], "expected device kinds"),
+        (["--gres=gpu:a100:2", "-C skylake"], "the devices are of kind a100"),
+        (["-n 2", "-C skylake"], "a job without GPUs runs on a device of kind cpu"),
         (["-G1", "-t soon"], "is no duration"),
         (["-G1", "-t 1", "--signal=USR1@60"], "fewer seconds than the time limit"),
         (["-G1", "-t 9", "--signal=R:USR1"], "there is no R"),
@@ -172,3 +176,5 @@ def test_a_script_is_known_by_its_lines_or_its_suffix(tmp_path: Path) -> None:
     assert [name for name in texts if is_script(str(tmp_path / name))] == ["a.sh", "c.slurm"]
     assert not is_script(str(tmp_path / "nowhere.sh"))
     assert not is_script(str(tmp_path))
+    os.mkfifo(tmp_path / "fifo")
+    assert not is_script(str(tmp_path / "fifo"))  # and is not waited for

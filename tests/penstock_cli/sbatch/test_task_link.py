@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import pytest
 
@@ -15,6 +15,7 @@ def met(ours: bytes, theirs: bytes) -> tuple[Future[TaskLink], Future[TaskLink]]
     with ThreadPoolExecutor(2) as pool, socket.create_server(("127.0.0.1", 0)) as server:
         accepting = pool.submit(lambda: accept(server.accept()[0], ours))
         connecting = pool.submit(lambda: connect(server.getsockname(), theirs))
+        wait((accepting, connecting))  # a listener that is closed in the meantime would wait for ever
     return accepting, connecting
 
 

@@ -434,6 +434,31 @@ def test_a_server_that_does_not_answer_holds_up_no_executor(monkeypatch: pytest.
         wait(server.pid, os.WNOHANG)
 
 
+async def test_where_no_order_can_be_written_programs_start_by_exec(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    launcher, asked = ForkLauncher(WarmRules()), WarmRequest(modules=("json",))
+
+    async def how(number: int) -> str:
+        rank = tmp_path / f"rank{number}"
+        rank.mkdir()
+        process = launcher.start(rank, (sys.executable, "-c", "print(1)"), ENV, "/", warm=asked)
+        await eventually(lambda: not process_launcher.is_alive(process))
+        assert (launcher.reap(process, rank), (rank / "stdout").read_text()) == (0, "1\n")
+        return launcher.how(rank)
+
+    for number in range(MOST_RUNS):
+        if await how(number) == "warm":
+            break
+
+    def refuse(name: str) -> int:
+        raise PermissionError(f"vm.memfd_noexec is 2, and {name} would be executable")
+
+    monkeypatch.setattr(os, "memfd_create", refuse)
+    assert (await how(MOST_RUNS)).startswith("cold: its order cannot be written: vm.memfd_noexec is 2")
+    launcher.close()
+
+
 def test_an_interpreter_that_is_a_script_starts_cold(tmp_path: Path) -> None:
     (tmp_path / "python").write_text("#!/bin/sh\n")
     (tmp_path / "python").chmod(0o755)

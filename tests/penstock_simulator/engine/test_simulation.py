@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -19,12 +20,12 @@ from virtual_invariants import Invariants
 from penstock_bus.decider import Fold
 from penstock_gateway.machine import GatewaySettings
 from penstock_gateway.machine import decider as gateway_decider
-from penstock_log import JobFinished
-from penstock_simulator.engine.cluster_script import Failures, RunCosts
+from penstock_log import JobFinished, NodeLeft, subjects
+from penstock_simulator.engine.cluster_script import Failures, RunCosts, of_trace, relative
 from penstock_simulator.engine.engine import EventEngine
 from penstock_simulator.engine.executors import VirtualExecutors
 from penstock_simulator.engine.policies import SIMULATED_POLICIES
-from penstock_simulator.engine.simulation import simulate
+from penstock_simulator.engine.simulation import SimulationOptions, play, simulate
 from penstock_simulator.outcome import Outcome, summary
 from penstock_simulator.trace import Trace
 from penstock_simulator.traces.log_file import decode
@@ -250,6 +251,20 @@ def test_no_job_goes_on_where_its_node_was_gone_meanwhile(tmp_path: Path) -> Non
     )
     text = log.read_text()
     assert 0 < text.count('"start":"parked"') < text.count('"parked":true')
+
+
+def test_a_job_that_is_about_to_be_parked_is_not_where_its_node_leaves(tmp_path: Path) -> None:
+    log, cluster, options = tmp_path / "log", parse("1x1"), {"settings": PREEMPTED_ONCE, "costs": PARKED}
+    jobs = trace((0.0, 1, 100.0), (20.0, 1, 5.0), (26.0, 1, 5.0))
+    script = of_trace(jobs, cluster, relative(None, cluster), PARKED)
+    (node,) = script.nodes
+    left = NodeLeft(at_s=21.5, node_id=node.node_id, reason="shutdown")  # within stop_s of the preemption at 21
+    back = msgspec.structs.replace(node, at_s=25.0, incarnation="2")
+    facts = [(subjects.node(node.node_id), fact, "test") for fact in (left, back)]
+    outcome = play(replace(script, facts=facts), "2d-las", SimulationOptions(log=log, **options))
+    assert outcome.preemptions.tolist() == [1, 0, 0]
+    assert outcome.finished.all()
+    assert '"parked"' not in log.read_text()
 
 
 def test_a_job_of_a_failed_node_resumes_from_its_last_checkpoint() -> None:

@@ -14,7 +14,8 @@ from clusters import Cluster, cluster_with
 
 
 @pytest.fixture(scope="package")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Four devices of 16 GiB on one node."""
+def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Four devices of 16 GiB on one node; it ends with the last test of the folder."""
+    assert isinstance(request.node, pytest.Package), "without __init__.py it would live as long as the test process"
     with cluster_with("fast:4@1.0:16GiB", tmp_path_factory.mktemp("one-cluster") / "data") as one:
         yield one

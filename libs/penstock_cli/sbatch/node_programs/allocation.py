@@ -35,7 +35,7 @@ class BatchNode(NamedTuple):
     devices: Sequence[int]
 
 
-class Allocation(NamedTuple):
+class RunAllocation(NamedTuple):
     """
     What a run was given.
 
@@ -56,7 +56,7 @@ class Allocation(NamedTuple):
         return [node.name for node in self.nodes]
 
 
-def read(environ: Mapping[str, str], plan: Plan) -> Allocation:
+def read(environ: Mapping[str, str], plan: Plan) -> RunAllocation:
     """
     Return what the run of this environment was given.
 
@@ -78,7 +78,7 @@ def read(environ: Mapping[str, str], plan: Plan) -> Allocation:
         nodes += [BatchNode(name, machine, devices[at : at + each]) for at in range(0, len(devices), each)]
     job_id, array_id, index = numbers(environ)
     restarts = max(0, int(environ.get("PENSTOCK_EPOCH") or 1) - 1) + int(environ.get("SLURM_RESTART_COUNT") or 0)
-    return Allocation(job_id, array_id, index, restarts, nodes, tasks_of(plan, nodes))
+    return RunAllocation(job_id, array_id, index, restarts, nodes, tasks_of(plan, nodes))
 
 
 def numbers(environ: Mapping[str, str]) -> Sequence[str]:
@@ -100,12 +100,23 @@ def numbers(environ: Mapping[str, str]) -> Sequence[str]:
 
 
 def tasks_of(plan: Plan, nodes: Sequence[BatchNode]) -> list[int]:
-    """Return how many tasks each node has: so many on each, or all divided as evenly as can be."""
+    """
+    Return how many tasks each node has: so many on each, or all divided as evenly as can be.
+
+    Where each task has devices of its own, and some nodes have too few for an even part, they go where devices are.
+    """
     if plan.get("ntasks_per_node"):
         return [int(plan["ntasks_per_node"])] * len(nodes)
     if plan.get("ntasks_per_gpu"):
         return [int(plan["ntasks_per_gpu"]) * len(node.devices) for node in nodes]
-    return spread(int(plan.get("ntasks") or len(nodes)), len(nodes))
+    tasks, each = int(plan.get("ntasks") or len(nodes)), int(plan.get("gpus_per_task") or 0)
+    even = spread(tasks, len(nodes))
+    if not each or all(count * each <= len(node.devices) for count, node in zip(even, nodes)):
+        return even
+    found: list[int] = []
+    for node in nodes:
+        found.append(min(len(node.devices) // each, tasks - sum(found)))
+    return found if sum(found) == tasks else even
 
 
 def spread(tasks: int, nodes: int) -> list[int]:
@@ -140,7 +151,7 @@ def counted(counts: Sequence[int]) -> str:
     return ",".join(words)
 
 
-def job_variables(allocation: Allocation, plan: Plan, environ: Mapping[str, str]) -> dict[str, str]:
+def job_variables(allocation: RunAllocation, plan: Plan, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that Slurm sets in every process of a job."""
     names, tasks = compress(allocation.names), allocation.tasks
     cpus = [max(1, count) * int(plan.get("cpus_per_task") or 1) for count in tasks]
@@ -182,7 +193,7 @@ def job_variables(allocation: Allocation, plan: Plan, environ: Mapping[str, str]
     return found
 
 
-def _array_variables(allocation: Allocation, environ: Mapping[str, str]) -> dict[str, str]:
+def _array_variables(allocation: RunAllocation, environ: Mapping[str, str]) -> dict[str, str]:
     if not allocation.array_id:
         return {}
     found = {"SLURM_ARRAY_JOB_ID": allocation.array_id, "SLURM_ARRAY_TASK_ID": allocation.task_id}
@@ -191,7 +202,7 @@ def _array_variables(allocation: Allocation, environ: Mapping[str, str]) -> dict
     return found
 
 
-def node_variables(allocation: Allocation, plan: Plan, number: int, environ: Mapping[str, str]) -> dict[str, str]:
+def node_variables(allocation: RunAllocation, plan: Plan, number: int, environ: Mapping[str, str]) -> dict[str, str]:
     """
     Return the variables of one node of the allocation: its name, its number, and its devices.
 
@@ -225,13 +236,13 @@ def some_of(listed: str, places: Sequence[int]) -> str:
     return ",".join(words[at] for at in places if at < len(words))
 
 
-def file_name(pattern: str, allocation: Allocation, plan: Plan, **more: str) -> str:
+def file_name(pattern: str, allocation: RunAllocation, plan: Plan, **more: str) -> str:
     """
     Return a file name with Slurm's patterns filled in; ``more`` has those of a step, by letter.
 
     Examples
     --------
-    >>> job = Allocation("1007", "1000", "7", 0, [BatchNode("n3", 0, [0])], [1])
+    >>> job = RunAllocation("1007", "1000", "7", 0, [BatchNode("n3", 0, [0])], [1])
     >>> file_name("logs/%x-%A_%3a-%%-%N.out", job, {"name": "fit"})
     'logs/fit-1000_007-%-n3.out'
     """

@@ -18,11 +18,11 @@ import sys
 import tempfile
 import threading
 import time
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, Mapping, NoReturn, Optional
 
 from . import allocation as allocations
-from .allocation import Allocation, BatchError, Plan
+from .allocation import BatchError, Plan, RunAllocation
 from .task_link import Registry, TaskServer
 
 _CHUNK = 1 << 16
@@ -33,6 +33,7 @@ _OF_SUBMITTER = ("PATH", "VIRTUAL_ENV", "PYTHONPATH", "LANG")
 _SIGNALS = ("HUP", "INT", "QUIT", "USR1", "USR2", "ALRM", "TERM", "URG", "WINCH", "CONT")
 _LAST_OUTPUT_S = 2.0
 _REQUEUE_S = 5.0
+_LOOK_S = 0.1
 _LOGIN_S = 60.0
 _LONGEST_INTERPRETER = 100
 """Characters of an interpreter's path in a script's first line, which old kernels cut."""
@@ -57,17 +58,20 @@ def _run(environ: dict[str, str]) -> int:
     allocation = allocations.read(environ, plan)
     machines, port = int(environ.get("WORLD_SIZE") or 1), int(environ.get("MASTER_PORT") or 0)
     if int(environ.get("RANK") or 0):
-        return _serve(environ, plan, allocation, secret, (environ["MASTER_ADDR"], port))
+        return _serve(environ, plan, secret, (environ["MASTER_ADDR"], port))
     _refuse_to_begin(plan, allocation)
     run_dir = tempfile.mkdtemp(prefix="penstock-batch-")
     os.mkdir(os.path.join(run_dir, "steps"))
     _write_programs(os.path.join(run_dir, "bin"), folder)
     registry = Registry(port, machines, secret, os.path.join(run_dir, "machines")) if machines > 1 else None
+    script, code = BatchScript(folder, plan, allocation, run_dir), 1
     try:
-        return BatchScript(folder, plan, allocation, run_dir).run(environ)
+        code = script.run(environ)
+        return code
     finally:
         if registry is not None:
-            registry.end()
+            signal.signal(signal.SIGTERM, lambda _signum, _frame: registry.stop_waiting())
+            registry.end(waits=code == 0 and not script.is_stopped)  # a run that fails or is stopped ends as a whole
         shutil.rmtree(run_dir, ignore_errors=True)
 
 
@@ -88,7 +92,7 @@ def _write_programs(path: str, folder: str) -> None:
         os.chmod(os.path.join(path, name), 0o700)
 
 
-def _refuse_to_begin(plan: Plan, allocation: Allocation) -> None:
+def _refuse_to_begin(plan: Plan, allocation: RunAllocation) -> None:
     """End the job where it says that it may not be begun again, or not so late."""
     if allocation.restarts and not plan.get("requeue", True):
         raise BatchError("the job was begun before, and --no-requeue says that it is not begun again")
@@ -97,20 +101,21 @@ def _refuse_to_begin(plan: Plan, allocation: Allocation) -> None:
         raise BatchError("its --deadline is over before it could end")
 
 
-def _serve(environ: Mapping[str, str], plan: Plan, allocation: Allocation, secret: bytes, address: Any) -> int:
+def _serve(environ: Mapping[str, str], plan: Plan, secret: bytes, address: Any) -> int:
     """Serve the steps of ``srun`` on a further machine."""
     machine = int(environ["RANK"])
-    first = next(at for at, node in enumerate(allocation.nodes) if node.machine == machine)
-    own = {**_environment(environ, plan), **allocations.node_variables(allocation, plan, first, environ)}
-    server = TaskServer(own, secret)
+    server = TaskServer(_environment(environ, plan), secret)
 
-    def end(signum: int, _frame: Any) -> NoReturn:
+    def end(signum: int, _frame: Any) -> None:
+        """Pass the signal on, and serve until the script has ended, as tasks may take their time to save their work."""
+        if not server.is_linked:
+            os._exit(128 + signum)
         server.signal(signum)
-        os._exit(128 + signum)
 
     signal.signal(signal.SIGTERM, end)
     for name in ("USR1", "USR2", "HUP", "ALRM"):
-        signal.signal(getattr(signal, "SIG" + name), signal.SIG_IGN)  # srun passes them on
+        # srun passes them on; SIG_IGN would be inherited by tasks, and no shell can trap what it was begun to ignore
+        signal.signal(getattr(signal, "SIG" + name), lambda _signum, _frame: None)
     return 0 if server.serve(machine, address) else 1
 
 
@@ -154,14 +159,23 @@ def _login_environment(run: Mapping[str, str]) -> dict[str, str]:
 class BatchScript:
     """The script of a job, while it runs."""
 
-    def __init__(self, folder: str, plan: Plan, allocation: Allocation, run_dir: str) -> None:
+    def __init__(self, folder: str, plan: Plan, allocation: RunAllocation, run_dir: str) -> None:
         self._folder, self._plan, self._allocation, self._run_dir = folder, plan, allocation, run_dir
         self._events: SimpleQueue[Any] = SimpleQueue()
+        self._is_termed = False
+
+    @property
+    def is_stopped(self) -> bool:
+        """Say whether the run was told to end; a script that requeued itself has ended by itself."""
+        return self._is_termed and not self._is_requeued()
+
+    def _is_requeued(self) -> bool:
+        return os.path.exists(os.path.join(self._run_dir, REQUEUED))
 
     def run(self, environ: Mapping[str, str]) -> int:
         """Run the script to its end; return its exit code, 128 + n where signal n has ended it."""
         for name in _SIGNALS:
-            signal.signal(getattr(signal, "SIG" + name), lambda signum, _: self._events.put(("signal", signum)))
+            signal.signal(getattr(signal, "SIG" + name), self._hear)
         files = self._open_output()
         process = subprocess.Popen(
             self._command(),
@@ -182,19 +196,37 @@ class BatchScript:
         code = self._follow(process)
         for reader in readers:
             reader.join(_LAST_OUTPUT_S)  # what the script has left behind may hold its output open
-        if os.path.exists(os.path.join(self._run_dir, REQUEUED)):
+        if self._is_requeued():
             return 0
         return 128 - code if code < 0 else code
 
+    def _hear(self, signum: int, _frame: Any) -> None:
+        self._is_termed = self._is_termed or signum == signal.SIGTERM
+        self._events.put(("signal", signum))
+
     def _follow(self, process: subprocess.Popen[bytes]) -> int:
-        while True:
-            event = self._events.get()
+        """
+        Return the script's code once it has ended; after a TERM, once all that it has started has ended too.
+
+        A shell without a trap dies of the signal, while its programs save their work.
+        """
+        code: Optional[int] = None
+        while code is None or (self._is_termed and self._is_alive(process.pid)):
+            try:
+                event = self._events.get(timeout=None if code is None else _LOOK_S)
+            except Empty:
+                continue
             if event[0] == "exit":
-                return int(event[1])
-            if event[0] == "kill":
-                _signal_group(process.pid, signal.SIGKILL)
+                code = int(event[1])
+            elif event[0] == "kill":
+                self._signal_all(process.pid, signal.SIGKILL)
             else:
                 self._pass_on(process.pid, event[1])
+        return code
+
+    def _is_alive(self, pid: int) -> bool:
+        """Say whether a process of the script's group runs, or a step."""
+        return _group_runs(pid) or any(_runs(step) for step in self._steps())
 
     def _pass_on(self, pid: int, signum: int) -> None:
         """Pass a signal on: the warning before the time limit to those that it is for, all others to everybody."""
@@ -205,9 +237,19 @@ class BatchScript:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(target, signum)
             return
+        self._signal_all(pid, signum)
+        if signum == signal.SIGTERM and self._is_requeued():
+            timer = threading.Timer(_REQUEUE_S, lambda: self._events.put(("kill",)))
+            timer.daemon = True
+            timer.start()
+
+    def _signal_all(self, pid: int, signum: int) -> None:
+        """Send a signal to the script's group, and to steps that have left it: by setsid, or a shell's job control."""
+        for step in self._steps():
+            if _group(step) != pid:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(step, signum)
         _signal_group(pid, signum)
-        if signum == signal.SIGTERM and os.path.exists(os.path.join(self._run_dir, REQUEUED)):
-            threading.Timer(_REQUEUE_S, lambda: self._events.put(("kill",))).start()
 
     def _steps(self) -> list[int]:
         """Return the processes of ``srun`` that run."""
@@ -317,3 +359,33 @@ def _write_all(fd: int, data: bytes) -> None:
 def _signal_group(pid: int, signum: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signum)
+
+
+def _group(pid: int) -> int:
+    """Return a process's group; 0 if there is no such process."""
+    try:
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return 0
+
+
+def _runs(pid: int) -> bool:
+    """Say whether a process runs; one that has ended, and was not waited for, does not."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+    except OSError:
+        return not os.path.isdir("/proc/self") and bool(_group(pid))
+
+
+def _group_runs(group: int) -> bool:
+    """Say whether a process of a group runs."""
+    try:
+        os.killpg(group, 0)
+    except PermissionError:
+        return True
+    except ProcessLookupError:
+        return False
+    if not os.path.isdir("/proc/self"):
+        return True
+    return any(name.isdigit() and _group(int(name)) == group and _runs(int(name)) for name in os.listdir("/proc"))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from typing import Any, Iterable, Iterator
+from typing import Iterable, Iterator
 
 _NUMBERED = re.compile(r"(.*?)(\d+)$")
 _PART = re.compile(r"[^,\[\]]*(?:\[[^\]]*\][^,\[\]]*)*")
@@ -17,32 +17,33 @@ _MOST = 65_536
 
 def compress(names: Iterable[str]) -> str:
     """
-    Return a list of hosts, in the order of their first appearance, with the numbers at their ends in brackets.
+    Return a list of hosts in their order, with the numbers at the ends of neighbours in brackets.
 
     Examples
     --------
     >>> compress(["n1", "n2", "n3", "n7", "login"]), compress(["gpu08", "gpu09", "gpu10"]), compress(["a", "a"])
     ('n[1-3,7],login', 'gpu[08-10]', 'a,a')
+    >>> compress(["a1", "b2", "a2"])
+    'a1,b2,a2'
     """
-    groups: dict[tuple[str, int], list[int]] = {}
-    order: list[tuple[str, Any]] = []
+    groups: list[tuple[str, int, list[int]]] = []
     for name in names:
         found = _NUMBERED.match(name)
         if found is None:
-            order.append((name, None))
+            groups.append((name, 0, []))
             continue
         prefix, digits = found.groups()
         width = len(digits) if digits[0] == "0" and len(digits) > 1 else 0
-        key = _same_group(groups, prefix, digits, width)
-        if key not in groups:
-            order.append((prefix, key))
-        groups.setdefault(key, []).append(int(digits))
-    return ",".join(name if key is None else prefix_and_numbers(name, key[1], groups[key]) for name, key in order)
+        if groups and groups[-1][2] and _is_of_group(groups[-1], prefix, digits, width):
+            groups[-1][2].append(int(digits))
+        else:
+            groups.append((prefix, width, [int(digits)]))
+    return ",".join(prefix_and_numbers(*group) if group[2] else group[0] for group in groups)
 
 
-def _same_group(groups: dict[tuple[str, int], list[int]], prefix: str, digits: str, width: int) -> tuple[str, int]:
-    """Return the group of a number; one without leading zeros joins a padded group that is as wide as it is."""
-    return (prefix, len(digits)) if not width and (prefix, len(digits)) in groups else (prefix, width)
+def _is_of_group(group: tuple[str, int, list[int]], prefix: str, digits: str, width: int) -> bool:
+    """Say whether a number is of a group; one without leading zeros is of a padded group that is as wide as it is."""
+    return group[0] == prefix and group[1] in (width, *(() if width else (len(digits),)))
 
 
 def prefix_and_numbers(prefix: str, width: int, numbers: list[int]) -> str:

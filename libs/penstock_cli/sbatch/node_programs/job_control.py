@@ -7,6 +7,7 @@ user, by the command line that is on the job's ``PATH``.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -113,6 +114,9 @@ def _requeue(word: str) -> int:
     """Submit this job anew, behind itself, and end it."""
     if not _is_own(word):
         raise BatchError("requeue: of another job, `penstock retry` runs it again once it has failed")
+    with open(os.path.join(os.environ["PENSTOCK_CODE_DIR"], "plan.json")) as file:
+        if not json.load(file).get("requeue", True):
+            raise BatchError("requeue: the job was submitted with --no-requeue, and is not begun again; it goes on")
     own = os.environ["PENSTOCK_JOB_ID"]
     done = subprocess.run(
         ["penstock", "sbatch", "--requeue-of", own], stdout=subprocess.PIPE, env=_outside(), text=True, check=False

@@ -16,9 +16,10 @@ import secrets
 import signal
 import socket
 import struct
+import sys
 import threading
 import time
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, Iterator, Mapping
 
 from .allocation import BatchError, device_variables
@@ -28,6 +29,10 @@ _HEAD = struct.Struct(">cII")
 _MOST = 1 << 26
 _PATIENCE_S = 30.0
 _AGAIN_S = 0.2
+_BEGIN_S = 600.0
+"""How long a script that has ended waits for machines that have not come."""
+_UNANSWERED_S = 3600.0
+"""How long a machine looks for the script's before it takes the script for ended; its files may come for long."""
 MESSAGE, OUTPUT, ERRORS = b"j", b"o", b"e"
 
 
@@ -139,6 +144,8 @@ class Registry:
         self._links: list[TaskLink] = []
         self._known: dict[str, tuple[str, int]] = {}
         self._lock = threading.Lock()
+        self._news: SimpleQueue[bool] = SimpleQueue()
+        self._began_s = _now_s()
         try:
             self._listener = socket.create_server(("", port)) if hasattr(socket, "create_server") else _server(port)
         except OSError as error:
@@ -169,14 +176,34 @@ class Registry:
                 with open(self._path + ".new", "w") as file:
                     json.dump(self._known, file)
                 os.rename(self._path + ".new", self._path)
+                self._news.put(True)
 
-    def end(self) -> None:
-        """Tell all machines that the script has ended."""
+    def stop_waiting(self) -> None:
+        """Have :meth:`end` wait for no machine; a handler of signals may call it."""
+        self._news.put(False)
+
+    def end(self, *, waits: bool) -> None:
+        """
+        Tell all machines that the script has ended.
+
+        Parameters
+        ----------
+        waits : bool
+            Tell those too that come later: a machine that finds nobody could not know that the script is over, and one
+            that was told nothing would fail the job.
+        """
+        if waits and self._machines > 1:
+            with contextlib.suppress(Empty):
+                self._news.get(timeout=max(0.0, self._began_s + _BEGIN_S - _now_s()))
         self._listener.close()
         with self._lock:
             for link in self._links:
                 with contextlib.suppress(OSError):
                     link.tell({"end": True})
+
+
+def _now_s() -> float:
+    return time.monotonic()  # noqa: TID251 - how long other machines may take to come
 
 
 def _server(port: int) -> socket.socket:
@@ -194,23 +221,36 @@ class TaskServer:
     Parameters
     ----------
     environ : mapping
-        The environment of the run's process here: its own variables win over those that a step brings.
+        The environment of the run's process here: its own variables win over those that a step brings. It has all of
+        the run's devices on this machine, of which each task is given some.
     """
 
     def __init__(self, environ: Mapping[str, str], secret: bytes) -> None:
         self._environ, self._secret = environ, secret
         self._listener = _server(0)
         self._steps: list[LocalTasks] = []
+        self.is_linked = False
+        """Whether the script's machine has been found."""
 
     def serve(self, machine: int, address: tuple[str, int]) -> bool:
-        """Serve steps until the script has ended; return whether it has, or its machine was lost."""
+        """
+        Serve steps until the script has ended; return whether it has, or its machine was lost.
+
+        A machine on which nobody answers for an hour has run the script already.
+        """
         threading.Thread(target=self._accept_all, daemon=True).start()
+        until_s = _now_s() + _UNANSWERED_S
         while True:
             try:
                 link = connect(address, self._secret)
                 break
-            except OSError:
+            except OSError as error:
+                if _now_s() > until_s:
+                    where = f"{address[0]} port {address[1]}"
+                    sys.stderr.write(f"penstock: no script was at {where} ({error}); this node ends without it\n")
+                    return True
                 time.sleep(_AGAIN_S)  # the script's machine begins later
+        self.is_linked = True
         try:
             link.tell({"machine": machine, "port": self._listener.getsockname()[1]})
             return bool(link.hear().get("end"))
@@ -222,7 +262,7 @@ class TaskServer:
 
     def signal(self, signum: int) -> None:
         """Send a signal to all tasks."""
-        for tasks in self._steps:
+        for tasks in list(self._steps):
             tasks.signal(signum)
 
     def _accept_all(self) -> None:

@@ -1,0 +1,1 @@
+"""Modules that share one cluster: as a package, so that the cluster ends with the last of them."""
