@@ -15,17 +15,19 @@ from clusters import Cluster, running
 from slurm import SlurmCluster, missing, running_slurm
 
 import penstock
-from penstock_log import AllocationSpec
+from penstock_log import AllocationSpec, views
 
 pytestmark = [
     pytest.mark.faults,
+    pytest.mark.timeout(480),  # so many pilots of a minute: 2 min, and twice that on a busy machine
     pytest.mark.skipif(bool(missing()), reason=f"Slurm is not installed here: there is no {missing()}"),
 ]
 JOBS = Path(__file__).parents[1] / "chaos" / "jobs"
-STEPS = 60
+STEPS = 45
 STEP_S = 0.2
 SUM = sum(step * step for step in range(1, STEPS + 1))
 MOST_S = 420.0
+Waits = list[asyncio.Future[views.JobView]]
 
 
 @pytest.fixture
@@ -81,10 +83,10 @@ async def test_every_job_and_every_trial_ends_once_with_all_its_steps(
         await client.add_allocation("lab", allocation)
         sweep_id = (await client.tune(name="search", job=spec(notes, "trial"), **search)).id
         ids = [(await client.submit(**spec(notes, "digits", id=f"job-{number}"))).id for number in range(30)]
+        waits = [asyncio.ensure_future(client.wait(job_id)) for job_id in ids]
         async with asyncio.timeout(MOST_S):
-            _, sweep, *jobs = await asyncio.gather(
-                _faults(client, slurm), client.wait_sweep(sweep_id), *(client.wait(job_id) for job_id in ids)
-            )
+            faults = _faults(client, slurm, waits)
+            _, sweep, *jobs = await asyncio.gather(faults, client.wait_sweep(sweep_id), *waits)
             found = (await client.allocations()).allocations[0]
         assert [(job.id, job.reason) for job in jobs if job.state != "CD"] == []
         assert (sweep.state, sweep.done, sweep.failed) == ("completed", 4, 0), sweep
@@ -100,22 +102,24 @@ async def test_every_job_and_every_trial_ends_once_with_all_its_steps(
     assert "service_failed" not in (cluster.data / "logs" / "allocator-1.log").read_text()
 
 
-async def _faults(client: penstock.Client, slurm: SlurmCluster) -> None:
+async def _faults(client: penstock.Client, slurm: SlurmCluster, waits: Waits) -> None:
     """Take a pilot, a machine, another machine's future and the controller away, each while most pilots are running."""
     gone = set[str]()
-    number, _ = await _one_of_running(client, slurm, 4, gone)
+    number, _ = await _one_of_running(client, slurm, waits, 4, gone)
     await asyncio.to_thread(slurm.command, "scancel", number)
-    _, killed = await _one_of_running(client, slurm, 3, gone)
+    _, killed = await _one_of_running(client, slurm, waits, 3, gone)
     await asyncio.to_thread(slurm.kill_node, killed)
-    _, drained = await _one_of_running(client, slurm, 3, gone)
+    _, drained = await _one_of_running(client, slurm, waits, 3, gone)
     await asyncio.to_thread(slurm.command, "scontrol", "update", f"nodename={drained}", "state=drain", "reason=test")
     await asyncio.to_thread(slurm.restart_controller)
     await asyncio.to_thread(slurm.start_node, killed)
 
 
-async def _one_of_running(client: penstock.Client, slurm: SlurmCluster, count: int, gone: set[str]) -> tuple[str, str]:
+async def _one_of_running(
+    client: penstock.Client, slurm: SlurmCluster, waits: Waits, count: int, gone: set[str]
+) -> tuple[str, str]:
     """Return Slurm's number and the machine of a pilot, once so many run by the view and by Slurm; it is gone then."""
-    while True:
+    while not all(wait.done() for wait in waits):
         pilots = (await client.allocations()).allocations[0].pilots
         running_now = {pilot.provider_id for pilot in pilots if pilot.state == "running"} - gone
         there = [(number, at) for number, _, at in await asyncio.to_thread(slurm.jobs) if number in running_now]
@@ -123,3 +127,4 @@ async def _one_of_running(client: penstock.Client, slurm: SlurmCluster, count: i
             gone.add(there[0][0])
             return there[0]
         await asyncio.sleep(0.2)
+    raise AssertionError(f"all jobs had ended before {count} pilots were running")
