@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Meta
 
 from penstock_allocator.demand import NO_DEMAND, PilotDemand, wanted
-from penstock_bus import Decider, Decision, Proposal
+from penstock_bus import UNHURRIED_S, Decider, Decision, Proposal
 from penstock_cluster.allocations import OF_ALLOCATIONS, Allocation, AllocationTable
 from penstock_log import (
     TERMINAL,
@@ -125,6 +125,7 @@ def decider(
         apply=apply,
         decide=partial(decide, settings=settings or AllocatorSettings(), matcher=matcher or MatcherSettings()),
         reads=READ | OF_ALLOCATIONS,
+        gather_s=lambda _: UNHURRIED_S,  # a pilot takes seconds
     )
 
 
