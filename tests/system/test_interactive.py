@@ -249,7 +249,7 @@ def test_a_terminal_has_its_size_kind_and_keys_and_is_given_back(entered: Entere
     assert shown(terminal, b"stty size; echo $TERM; tty").startswith(b"31 101\r\nxterm-mono\r\n/dev/")
     termios.tcsetwinsize(terminal.fd, (50, 140))
     until(lambda: shown(terminal, b"stty size") == b"50 140\r\n")  # the size is on its way
-    # a process by itself, which is the terminal's foreground before it says so: a shell's own `sleep` may be just on its way
+    # a process that is in the foreground before it says so; a shell's own `sleep` may be on its way there
     terminal.type(b"sh -c 'echo st\"\"arts; exec sleep 600'\r")
     terminal.until(b"starts\r\n")
     terminal.type(b"\x03")  # Ctrl-C is the command's
