@@ -52,7 +52,7 @@ def inside(stack: DockerCompose, *words: str) -> str:
 
 
 def nodes(stack: DockerCompose) -> dict[str, str]:
-    return {node["id"]: node["state"] for node in json.loads(inside(stack, "nodes", "-o", "json"))["nodes"]}
+    return {node["id"]: node["state"] for node in json.loads(inside(stack, "nodes", "-a", "-o", "json"))["nodes"]}
 
 
 def wait_for_donors(stack: DockerCompose, count: int) -> None:
