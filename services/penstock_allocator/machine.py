@@ -22,16 +22,12 @@ from penstock_bus import UNHURRIED_S, Decider, Decision, Proposal
 from penstock_cluster.allocations import OF_ALLOCATIONS, Allocation, AllocationTable
 from penstock_log import (
     TERMINAL,
-    AllocationAdded,
-    AllocationResumed,
     Event,
     JobTable,
     PilotPlanned,
     PilotsPaused,
-    RunEnded,
     subjects,
 )
-from penstock_log.allocation_spec import LABEL_ALLOCATION
 from penstock_log.codec import AnyEvent
 from penstock_scheduler.pool.pool_settings import MatcherSettings, rules_of
 from penstock_scheduler.pool.scheduler_state import READ, SchedulerState, fold
@@ -90,15 +86,12 @@ class AllocatorState(SchedulerState):
     jobs : JobTable
         Open jobs.
     allocations : AllocationTable
-    refused : dict of str to dict of str to None
-        Allocation → the users whose jobs a node of its pilots has refused: further pilots would refuse them as well.
     seq : int
         Sequence of the last fact that could change what is decided.
     """
 
     jobs: JobTable = msgspec.field(default_factory=JobTable)
     allocations: AllocationTable = msgspec.field(default_factory=AllocationTable)
-    refused: dict[str, dict[str, None]] = msgspec.field(default_factory=dict)
     seq: int = 0
 
     @cached_property
@@ -121,7 +114,7 @@ def decider(
     return Decider(
         name="allocator",
         state=AllocatorState,
-        schema="allocator.2",
+        schema="allocator.3",
         apply=apply,
         decide=partial(decide, settings=settings or AllocatorSettings(), matcher=matcher or MatcherSettings()),
         reads=READ | OF_ALLOCATIONS,
@@ -135,23 +128,9 @@ def apply(state: AllocatorState, event: Event, seq: int) -> None:
     for job in changed:
         if job.state in TERMINAL:
             state.jobs.forget(job.id)
-    _note_refusal(state, event)
+    state.allocations.note_refusal(event, state.cluster, state.jobs)
     if state.allocations.apply(event) or matters:
         state.seq = seq
-
-
-def _note_refusal(state: AllocatorState, event: Event) -> None:
-    """Note that a pilot's node runs no jobs of a user, until a person resumes the allocation or adds it anew."""
-    match event:
-        case RunEnded(refuses_user=True):
-            node, job = state.cluster.nodes.get(event.node_id), state.jobs.get(event.job_id)
-            name = node.labels.get(LABEL_ALLOCATION, "") if node is not None else ""
-            if job is not None and name in state.allocations.by_name:
-                state.refused.setdefault(name, {})[job.spec.user] = None
-        case AllocationAdded() | AllocationResumed():
-            state.refused.pop(event.name, None)
-        case _:
-            pass
 
 
 def decide(state: AllocatorState, now_s: float, settings: AllocatorSettings, matcher: MatcherSettings) -> Decision:
@@ -255,7 +234,7 @@ def demand_of(
         state.jobs,
         allocation,
         others,
-        refused=state.refused,
+        refused={one.name: one.refused for one in (allocation, *others)},
         now_s=now_s,
         join_s=join_s,
         rules=rules,

@@ -203,6 +203,7 @@ def _view(one: Allocation, *, sees_all: bool) -> AllocationView:
         made=one.made,
         failures=one.failures,
         failure=one.failure if one.failures else "",
+        refused=dict(one.refused),
         devices=_devices(one.devices),
         pilots=tuple(_pilot(pilot) for pilot in (*one.pilots.values(), *reversed(one.ended))),
     )
@@ -226,4 +227,6 @@ def _pilot(pilot: Pilot) -> PilotView:
         joined_s=pilot.joined_s or None,
         ended_s=pilot.ended_s or None,
         reason=pilot.end_reason or pilot.reason,
+        waits="" if pilot.started_s or pilot.ended_s else pilot.waits,
+        withdrawn_s=pilot.withdrawn_s or None,
     )

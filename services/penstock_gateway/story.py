@@ -74,6 +74,8 @@ from penstock_log import (
     PilotsPaused,
     PilotStarted,
     PilotSubmitted,
+    PilotWaits,
+    PilotWithdrawn,
     PolicySet,
     ReservationCancelled,
     ReservationMade,
@@ -284,7 +286,7 @@ class Timeline:
                 return
             case AllocationAdded() | AllocationRemoved() | AllocationPaused() | AllocationResumed() | PilotsPaused():
                 return
-            case PilotPlanned() | PilotSubmitted() | PilotStarted() | PilotEnded():
+            case PilotPlanned() | PilotSubmitted() | PilotStarted() | PilotEnded() | PilotWaits() | PilotWithdrawn():
                 return
             case UserSet() | UserRemoved() | NodeTokenIssued() | NodeLoginIssued() | NodeLoginRevoked():
                 return

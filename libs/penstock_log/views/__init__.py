@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from penstock_log.views.allocations import (
         AllocationsView,
         AllocationView,
+        PilotOutlook,
         PilotTrialView,
         PilotView,
     )
@@ -136,7 +137,7 @@ else:
     _NAMES = {
         "accounts": "UsageRowView UsageView WaitsView",
         "aggregation": "AggregatedJobView AggregationView AggregatorUseView",
-        "allocations": "AllocationView AllocationsView PilotTrialView PilotView",
+        "allocations": "AllocationView AllocationsView PilotOutlook PilotTrialView PilotView",
         "answers": (
             "ActAnswer EnterAnswer EventsView EventView JobRow JobsView JobView RejectedListView RejectedView "
             "StoryLine StoryView SubmitAnswer UploadView View"
@@ -201,6 +202,7 @@ __all__ = [
     "NodesView",
     "NotificationRuleView",
     "NotificationsView",
+    "PilotOutlook",
     "PilotTrialView",
     "PilotView",
     "PoliciesView",
