@@ -134,7 +134,8 @@ async def by_penstock(client: penstock.Client, script: Path, jobs: Sequence[Shor
         found = await client.wait(answer.id)
         assert found.state == "CD", found
         ended_s = time.time()  # noqa: TID251
-        return JobTimes(submitted_s, found.started_s or ended_s, ended_s, found.preemptions)
+        waited_s = (found.started_s or found.submitted_s) - found.submitted_s  # by the cluster's clock
+        return JobTimes(submitted_s, submitted_s + waited_s, ended_s, found.preemptions)
 
     return await asyncio.gather(*(one(number, job) for number, job in enumerate(jobs)))
 
