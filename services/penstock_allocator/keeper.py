@@ -10,6 +10,7 @@ stay as they are until it does.
 from __future__ import annotations
 
 import asyncio
+import math
 import shutil
 import uuid
 from collections.abc import Collection, Mapping, Sequence
@@ -42,6 +43,10 @@ _QUEUE_S: Final = 30 * 86_400.0
 """How long a pilot's token admits its machines: a pilot may wait for its start for days."""
 _LOGIN_MARGIN_S: Final = 600.0
 """How much longer than its walltime a pilot's logins count."""
+
+_TICK_S: Final = 0.25
+_SOON_S: Final = 0.25
+"""How soon after a submission it is looked whether the pilot has started: its provider may have room."""
 
 
 class NoToken(Exception):
@@ -86,7 +91,7 @@ class PilotKeeper:
         async with asyncio.TaskGroup() as looks:
             while True:
                 try:
-                    async with asyncio.timeout(min(1.0, self._settings.poll_s)):
+                    async with asyncio.timeout(min(_TICK_S, self._settings.poll_s)):
                         await self.moved.wait()
                 except TimeoutError:
                     pass
@@ -127,12 +132,19 @@ class PilotKeeper:
         """Look at the allocations that are due, side by side: a provider that takes its time delays no other's."""
         for allocation in list(self._replica.live.state.allocations.by_name.values()):
             pilots = list(allocation.pilots.values())
-            due = self._shell.monotonic() >= self._looked_s.get(allocation.name, 0.0)
+            due = self._is_due(allocation.name, pilots)
             due = due or bool(allocation.removed_s) or any(not pilot.submitted_s for pilot in pilots)
             if pilots and due and allocation.name not in self._looking:
-                self._looked_s[allocation.name] = self._shell.monotonic() + self._settings.poll_s
+                self._looked_s[allocation.name] = self._shell.monotonic()
                 self._looking.add(allocation.name)
                 looks.create_task(self._look(allocation, pilots))
+
+    def _is_due(self, name: str, pilots: Sequence[Pilot]) -> bool:
+        """Say whether it is time for a look: soon after a submission, as there may be room, and then ever later."""
+        since_s = self._shell.monotonic() - self._looked_s.get(name, -math.inf)
+        last_s = self._shell.now_s() - since_s
+        waited_s = (last_s - pilot.submitted_s for pilot in pilots if pilot.submitted_s and not pilot.started_s)
+        return since_s >= min(self._settings.poll_s, max(_SOON_S, min(waited_s, default=math.inf)))
 
     async def _look(self, allocation: Allocation, pilots: Sequence[Pilot]) -> None:
         try:

@@ -106,16 +106,42 @@ def test_there_are_never_more_pilots_than_the_most() -> None:
 
 def test_no_pilot_is_planned_for_a_job_that_would_not_run_on_it() -> None:
     assert known().given(job("j", kinds=("slow",))).settle() == []
-    assert known().given(job("j", gpus=3)).settle() == []
+    assert known(max_pilots=4, backlog=9).given(job("j", gpus=9)).settle() == [], "four pilots have eight devices"
+
+
+def test_a_gang_that_one_pilot_does_not_hold_gets_as_many_as_hold_it() -> None:
+    assert planned(known(backlog=9, max_pilots=9).given(job("j", gpus=5), job("k")).settle()) == [
+        "lab-2",
+        "lab-3",
+        "lab-4",
+    ]
+    assert planned(known(backlog=2).given(job("j", gpus=3)).settle()) == ["lab-2", "lab-3"]
+    assert known(backlog=1).given(job("j", gpus=3)).settle() == [], "no two of them may wait at once"
+
+
+def test_a_gang_brings_the_first_pilot_though_nobody_knows_what_it_has() -> None:
+    assert planned(allocator().given(added(), job("j", gpus=4)).at(5.0).settle()) == ["lab-1"]
+    assert planned(allocator().given(added(nodes=2), job("j", gpus=4, kinds=("a100",))).at(5.0).settle()) == ["lab-1"]
+
+
+def test_what_is_asked_of_slurm_says_how_many_devices_the_first_pilots_have() -> None:
+    options = ("--partition=gpu", "--gres=gpu:2")
+    jobs = [job(f"j{n}") for n in range(20)]
+    one = allocator().given(added(options=options, backlog=9, max_pilots=9), *jobs[:3]).at(5.0)
+    assert planned(one.settle()) == ["lab-1", "lab-2"]
+    many = allocator().given(added(options=options, backlog=9, max_pilots=9), *jobs).at(5.0)
+    assert planned(many.settle()) == ["lab-1", "lab-2", "lab-3"], "no more than may fail before it is paused"
+    gang = allocator().given(added(options=options), job("j", gpus=4)).at(5.0)
+    assert planned(gang.settle()) == ["lab-1", "lab-2"]
 
 
 def test_each_gang_that_fills_a_pilot_gets_one() -> None:
     assert planned(known(backlog=9).given(job("j", gpus=2), job("k", gpus=2)).settle()) == ["lab-2", "lab-3"]
 
 
-def test_a_gang_over_the_nodes_of_a_pilot_gets_one_and_a_larger_one_gets_none() -> None:
+def test_a_gang_over_the_nodes_of_a_pilot_gets_one_and_a_larger_one_none_where_one_may_wait() -> None:
     assert planned(known(nodes=2, backlog=9).given(job("j", gpus=4)).settle()) == ["lab-2"]
-    assert known(nodes=2, backlog=9).given(job("j", gpus=5)).settle() == []
+    assert known(nodes=2, backlog=1).given(job("j", gpus=5)).settle() == []
 
 
 @pytest.mark.parametrize("jobs", range(1, 20))
