@@ -81,6 +81,8 @@ class Pilot(msgspec.Struct, kw_only=True):
         Its nodes that have joined.
     waits : str
         Why it has not started yet, in its provider's words; empty where that is not known.
+    waits_s : float
+        When the provider said so first.
     withdrawn_s : float
         Since when it is to be cancelled, unless it has started, as no job would run on it any more.
     end, end_reason : str
@@ -99,6 +101,7 @@ class Pilot(msgspec.Struct, kw_only=True):
     ended_s: float = 0.0
     nodes: tuple[str, ...] = ()
     waits: str = ""
+    waits_s: float = 0.0
     withdrawn_s: float = 0.0
     end: str = ""
     end_reason: str = ""
@@ -392,7 +395,7 @@ class AllocationTable(msgspec.Struct):
             case PilotSubmitted():
                 pilot.provider_id, pilot.token, pilot.submitted_s = event.provider_id, event.token, event.at_s
             case PilotWaits():
-                pilot.waits = event.reason
+                pilot.waits, pilot.waits_s = event.reason, event.at_s
             case PilotStarted():
                 pilot.hosts, pilot.started_s, pilot.waits = event.hosts, event.at_s, ""
             case PilotWithdrawn():

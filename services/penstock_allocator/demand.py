@@ -19,7 +19,7 @@ import msgspec
 from penstock_cluster.allocations import GUESSED_KIND, Allocation
 from penstock_cluster.nodes import Cluster, Node
 from penstock_log import Job, JobTable, Placement
-from penstock_log.allocation_spec import LABEL_ALLOCATION
+from penstock_log.allocation_spec import LABEL_ALLOCATION, LABEL_PILOT
 from penstock_log.text import count, listed
 from penstock_scheduler import what_if
 from penstock_scheduler.pool.pool_index import PoolIndex
@@ -103,6 +103,50 @@ def wanted(
         if pilots:
             return PilotDemand(pilots, _because(started, before), again_s)
     return NO_DEMAND._replace(again_s=again_s)
+
+
+def spare(
+    state: SchedulerState,
+    jobs: JobTable,
+    allocation: Allocation,
+    others: Sequence[Allocation],
+    *,
+    refused: Mapping[str, Collection[str]],
+    now_s: float,
+    join_s: float,
+    rules: RoundRules,
+) -> int:
+    """
+    Return how many pilots that wait for their start no waiting job would run on; parameters as for :func:`wanted`.
+
+    The pilots that came last are spare first, and ``min_pilots`` never are. What is in the pool counts as if it were
+    there for good: a job that would start without these pilots does not need them.
+    """
+    waiting = [pilot for pilot in allocation.coming if not pilot.started_s]
+    staying = sum(not pilot.is_withdrawn for pilot in allocation.pilots.values())
+    most = min(len(waiting), staying - allocation.spec.min_pilots)
+    if most < 1:
+        return 0
+    asking = [job for job in state.jobs_of(allocation.spec.pool, jobs) if job.placement is None and job.startable]
+    if not asking:
+        return most
+    trial = _Trial(state, jobs, allocation.spec.pool, refused=refused, now_s=now_s, rules=rules)
+    own = {pilot.id for pilot in waiting}
+    coming = [node for one in (allocation, *others) for node in one.missing_nodes(now_s, join_s)]
+    rest = [node for node in coming if node.labels.get(LABEL_PILOT) not in own]
+
+    def starts(shape: Sequence[Node], pilots: int) -> int:
+        nodes = (node for pilot in waiting[:pilots] for node in _named(shape, pilot.id))
+        return len(trial.starts([*rest, *nodes]))
+
+    needed = len(waiting) - most
+    for shape in _shapes(allocation, asking, max(job.spec.gpus for job in asking)):
+        all_start, too_few, enough = starts(shape, len(waiting)), needed - 1, len(waiting)
+        while enough - too_few > 1:
+            pilots = (too_few + enough) // 2
+            too_few, enough = (too_few, pilots) if starts(shape, pilots) >= all_start else (pilots, enough)
+        needed = max(needed, enough)
+    return len(waiting) - needed
 
 
 def _fewest(

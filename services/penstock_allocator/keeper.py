@@ -30,7 +30,7 @@ from penstock_bus.port import NoResponders, Reply, Request, ServiceError
 from penstock_bus.replica import Replica
 from penstock_bus.shell import Shell
 from penstock_cluster.allocations import Allocation, Pilot
-from penstock_log import Commit, PilotEnded, PilotStarted, PilotSubmitted, subjects
+from penstock_log import Commit, PilotEnded, PilotStarted, PilotSubmitted, PilotWaits, subjects
 from penstock_log.allocation_facts import PilotEnd
 from penstock_log.codec import AnyEvent
 from penstock_log.request_bodies import AllocationRequest, RevokeRequest, TokenRequest
@@ -47,6 +47,12 @@ _LOGIN_MARGIN_S: Final = 600.0
 _TICK_S: Final = 0.25
 _SOON_S: Final = 0.25
 """How soon after a submission it is looked whether the pilot has started: its provider may have room."""
+
+
+_NOTE_S: Final = 30.0
+"""The least time between two notes of why a pilot waits, which Slurm may change at each of its rounds."""
+_LONGEST: Final = 200
+_SPARE: Final = "no job would run on it any more"
 
 
 class NoToken(Exception):
@@ -133,7 +139,8 @@ class PilotKeeper:
         for allocation in list(self._replica.live.state.allocations.by_name.values()):
             pilots = list(allocation.pilots.values())
             due = self._is_due(allocation.name, pilots)
-            due = due or bool(allocation.removed_s) or any(not pilot.submitted_s for pilot in pilots)
+            due = due or bool(allocation.removed_s)
+            due = due or any(not pilot.submitted_s or pilot.is_withdrawn for pilot in pilots)
             if pilots and due and allocation.name not in self._looking:
                 self._looked_s[allocation.name] = self._shell.monotonic()
                 self._looking.add(allocation.name)
@@ -172,6 +179,7 @@ class PilotKeeper:
         provider = self._providers[allocation.spec.provider]
         names = {allocation.pilot_name(pilot.id): self.place(pilot.id) for pilot in pilots}
         found = await provider.list_jobs(names)
+        await self._note_waits(allocation, pilots, found)
         for pilot in pilots:
             try:
                 await self._move_on(provider, allocation, pilot, found.get(allocation.pilot_name(pilot.id)))
@@ -179,6 +187,22 @@ class PilotKeeper:
                 self._shell.log.warning(
                     "provider_unavailable", allocation=allocation.name, pilot=pilot.id, error=str(error)
                 )
+
+    async def _note_waits(
+        self, allocation: Allocation, pilots: Sequence[Pilot], found: Mapping[str, ProviderJob]
+    ) -> None:
+        """Note why pilots wait for their start, where the provider says something else than before."""
+        facts, now_s = [], self._shell.now_s()
+        for pilot in pilots:
+            job = found.get(allocation.pilot_name(pilot.id))
+            if job is None or job.state != "waiting" or not pilot.submitted_s or not job.reason:
+                continue
+            if job.reason != pilot.waits and now_s >= pilot.waits_s + _NOTE_S:
+                facts.append(
+                    PilotWaits(name=allocation.name, pilot_id=pilot.id, reason=job.reason[:_LONGEST], at_s=now_s)
+                )
+        if facts:
+            await self._append(allocation, *facts)
 
     async def _move_on(
         self, provider: PilotProvider, allocation: Allocation, pilot: Pilot, job: ProviderJob | None
@@ -190,7 +214,7 @@ class PilotKeeper:
             await self._begin(provider, allocation, pilot, job)
         elif job is None or job.state in {"ended", "cancelled"}:
             await self._conclude(allocation, pilot, job)
-        elif allocation.removed_s:
+        elif allocation.removed_s or (pilot.is_withdrawn and job.state == "waiting"):
             await provider.cancel(job, self.place(pilot.id))
         elif job.state == "running" and not pilot.started_s:
             fact = PilotStarted(name=allocation.name, pilot_id=pilot.id, hosts=job.hosts, at_s=self._shell.now_s())
@@ -203,8 +227,9 @@ class PilotKeeper:
     ) -> None:
         """Submit a pilot that is planned, unless its provider has it already: an earlier allocator ended in between."""
         now_s, token = self._shell.now_s(), ""
-        if job is None and allocation.removed_s:
-            await self._end(allocation, pilot, "cancelled", "its allocation was removed")
+        if job is None and (allocation.removed_s or pilot.is_withdrawn):
+            why = "its allocation was removed" if allocation.removed_s else _SPARE
+            await self._end(allocation, pilot, "cancelled", why)
             return
         if job is None:
             others = [one.provider_id for one in allocation.pilots.values() if one.provider_id]
@@ -230,7 +255,9 @@ class PilotKeeper:
     async def _conclude(self, allocation: Allocation, pilot: Pilot, job: ProviderJob | None) -> None:
         """Say how a pilot ended that its provider has no more, or says has ended."""
         said = job.reason if job is not None else "the provider has it no more"
-        if allocation.removed_s or (job is not None and job.state == "cancelled"):
+        if pilot.is_withdrawn:
+            await self._end(allocation, pilot, "cancelled", _SPARE)
+        elif allocation.removed_s or (job is not None and job.state == "cancelled"):
             await self._end(allocation, pilot, "cancelled", said)
         elif pilot.joined_s:
             await self._end(allocation, pilot, "finished", said)

@@ -7,6 +7,7 @@ decides by the matcher's round; here it is only said what its pilots have, and w
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import takewhile
 from typing import Final, NamedTuple, TypeVar
@@ -130,27 +131,27 @@ class PilotOutlooks:
         return self._too_small(allocation, spec)
 
     def _too_small(self, allocation: Allocation, spec: JobSpec) -> str:
-        """Return what the nodes of a pilot lack for a job, also beside those that there are; empty if nothing."""
-        nodes = list(_nodes(allocation, spec))
+        """Return what pilots lack for a job, also beside the nodes that there are; empty if nothing."""
+        at_once = min(allocation.spec.max_pilots, allocation.spec.backlog, spec.gpus)
+        nodes = [node for number in range(at_once) for node in _new_nodes(allocation, f"more-{number}", spec)]
         alone = wait_causes.impossible_cause(spec, _as_pool(spec.pool, nodes))
         if alone is None:
             return ""
-        accepted = [device for node in nodes for device in node.devices if fits(spec, device)]
-        if accepted and spec.gpus > 1:
-            there = self._state.cluster.staying(spec.pool)
-            coming = (node for pilot in allocation.coming for node in allocation.new_nodes(pilot.id))
-            if wait_causes.impossible_cause(spec, _as_pool(spec.pool, [*there, *coming, *nodes])) is None:
-                return ""
         devices = [device for node in nodes for device in node.devices]
-        kinds = sorted({device.kind for device in devices})
-        largest = max(device.memory_bytes for device in devices)
-        if not accepted and spec.memory_bytes > largest:
-            return f"a device of its pilots has {gibibytes(largest)}, and it needs {gibibytes(spec.memory_bytes)}"
+        accepted = [device for device in devices if fits(spec, device)]
         if not accepted:
-            return f"its pilots bring {listed(kinds)}"
-        most = max(len([one for one in accepted if one.kind == kind]) for kind in kinds)
+            largest = max(device.memory_bytes for device in devices)
+            if spec.memory_bytes > largest:
+                return f"a device of its pilots has {gibibytes(largest)}, and it needs {gibibytes(spec.memory_bytes)}"
+            return f"its pilots bring {listed(sorted({device.kind for device in devices}))}"
+        there = self._state.cluster.staying(spec.pool)
+        coming = (node for pilot in allocation.coming for node in _new_nodes(allocation, pilot.id, spec))
+        if wait_causes.impossible_cause(spec, _as_pool(spec.pool, [*there, *coming, *nodes])) is None:
+            return ""
+        most = max(Counter(device.kind for device in accepted).values())
         if most < spec.gpus:
-            return f"its pilots hold at most {count(most, 'device')} that it accepts, and it needs {spec.gpus}"
+            them = "its pilots hold" if at_once == 1 else f"{at_once} pilots, as many as come at once, hold"
+            return f"{them} at most {count(most, 'device')} that it accepts, and it needs {spec.gpus}"
         return f"its pilots have devices for it, but {alone.evidence}"
 
 
@@ -164,14 +165,15 @@ def _as_pool(pool: str, nodes: Iterable[Node]) -> wait_causes.RoundAftermath:
     return wait_causes.without_runs(Cluster(nodes={node.id: node for node in nodes}), pool)
 
 
-def _nodes(allocation: Allocation, spec: JobSpec) -> Iterator[Node]:
-    """Yield the nodes of one more pilot; devices of which nothing is known are of the kind that the job names."""
-    for node in allocation.new_nodes("one-more"):
-        devices = (
-            msgspec.structs.replace(one, kind=spec.kinds[0]) if spec.kinds and one.kind == GUESSED_KIND else one
-            for one in node.devices
-        )
-        yield msgspec.structs.replace(node, devices=tuple(devices))
+def _new_nodes(allocation: Allocation, pilot_id: str, spec: JobSpec) -> Iterator[Node]:
+    """Yield the nodes of a pilot; where nothing is known of its devices, they are what the job asks for."""
+    for node in allocation.new_nodes(pilot_id):
+        devices = node.devices
+        if not allocation.has_known_size:
+            devices = tuple(msgspec.structs.replace(devices[0], index=index) for index in range(spec.gpus))
+        if spec.kinds and devices[0].kind == GUESSED_KIND:
+            devices = tuple(msgspec.structs.replace(one, kind=spec.kinds[0]) for one in devices)
+        yield msgspec.structs.replace(node, devices=devices)
 
 
 def _state(allocation: Allocation) -> str:

@@ -156,8 +156,16 @@ def test_an_allocation_whose_last_pilot_failed_says_so(log: Log) -> None:
     ("fields", "asks", "obstacle"),
     [
         ({"kinds": ("v100",)}, {"kinds": ("a100",)}, "its pilots bring v100"),
-        ({"gpus": 2}, {"gpus": 3}, "its pilots hold at most 2 devices that it accepts, and it needs 3"),
-        ({"gpus": 1}, {"gpus": 3}, "its pilots hold at most 1 device that it accepts, and it needs 3"),
+        (
+            {"kinds": ("a",), "gpus": 2, "max_pilots": 1},
+            {"gpus": 3},
+            "its pilots hold at most 2 devices that it accepts, and it needs 3",
+        ),
+        (
+            {"options": ("--gres=gpu:1",), "backlog": 2},
+            {"gpus": 3},
+            "2 pilots, as many as come at once, hold at most 2 devices that it accepts, and it needs 3",
+        ),
         (
             {"walltime_s": 20.0},
             {},
