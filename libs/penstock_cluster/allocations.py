@@ -147,6 +147,8 @@ class Allocation(msgspec.Struct, kw_only=True):
         Those that have not ended.
     ended : list of Pilot
         The last ones that have.
+    ends : dict of str to int
+        How pilots have ended so far → how many, since it was added.
     refused : dict of str to str
         User whose jobs a node of its pilots has refused → why, in words: further pilots would refuse them as well,
         until a person resumes the allocation.
@@ -170,6 +172,7 @@ class Allocation(msgspec.Struct, kw_only=True):
     failure: str = ""
     pilots: dict[str, Pilot] = msgspec.field(default_factory=dict)
     ended: list[Pilot] = msgspec.field(default_factory=list)
+    ends: dict[str, int] = msgspec.field(default_factory=dict)
     refused: dict[str, str] = msgspec.field(default_factory=dict)
     devices: tuple[Device, ...] = ()
     cpus: float = 0.0
@@ -408,6 +411,7 @@ class AllocationTable(msgspec.Struct):
         pilot.ended_s, pilot.end, pilot.end_reason = event.at_s, event.state, event.reason
         found.ended.append(found.pilots.pop(pilot.id))
         del found.ended[:-KEPT]
+        found.ends[event.state] = found.ends.get(event.state, 0) + 1
         if event.state in {"failed", "refused", "lost"} and not pilot.joined_s:
             found.failures += 1
             found.failed_s, found.failure = event.at_s, event.reason

@@ -123,6 +123,9 @@ if TYPE_CHECKING:
     from penstock_log.views.series import SeriesView, SweepSeriesView, TrialSeries
     from penstock_log.views.stats import (
         DEVICE_STATES,
+        PILOT_ENDS,
+        PILOT_STATES,
+        AllocationStatsView,
         PoolStatsView,
         StatsView,
     )
@@ -153,7 +156,7 @@ else:
         "jobs": "DryRunView JobDetail ProfileView RankView ResizeView RunView SizedRunView SizingView WhyView",
         "nodes": "DeviceView NodeMemoryView NodesView NodeView ReplicaView StatusView",
         "series": "SeriesView SweepSeriesView TrialSeries",
-        "stats": "DEVICE_STATES PoolStatsView StatsView",
+        "stats": "DEVICE_STATES PILOT_ENDS PILOT_STATES AllocationStatsView PoolStatsView StatsView",
         "timeline": "TimelineDevice TimelineJobView TimelineNodeView TimelineSpan TimelineView",
     }
     """The names of each module, which is loaded when one of them is used: a list of jobs needs one of them."""
@@ -169,10 +172,13 @@ else:
 
 __all__ = [
     "DEVICE_STATES",
+    "PILOT_ENDS",
+    "PILOT_STATES",
     "ActAnswer",
     "AggregatedJobView",
     "AggregationView",
     "AggregatorUseView",
+    "AllocationStatsView",
     "AllocationView",
     "AllocationsView",
     "BulkAnswer",
