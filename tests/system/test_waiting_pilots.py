@@ -42,7 +42,7 @@ def cluster(tmp_path: Path, slurm: SlurmCluster) -> Iterator[Cluster]:
 async def test_a_job_is_told_why_its_pilot_waits_and_the_pilot_goes_with_the_job(
     cluster: Cluster, slurm: SlurmCluster
 ) -> None:
-    taken = slurm.command("sbatch", "--parsable", "--gres=gpu:1", "--wrap", "sleep 600").strip()
+    taken = slurm.command("sbatch", "--parsable", "--gres=gpu:1", "--output=/dev/null", "--wrap", "sleep 600").strip()
     lab = AllocationSpec(provider="slurm", max_pilots=4, kinds=("fast",), options=("--partition=main", "--gres=gpu:1"))
     async with cluster.client() as client:
         await client.add_allocation("lab", lab)
