@@ -155,7 +155,11 @@ def pause(
         how = "is being removed" if found.removed_s else "is paused already"
         return JobAction(id=ask.id, state=found.state, message=f"allocation {ask.id} {how}")
     fact = AllocationPaused(name=ask.id, by=ask.by, reason=ask.reason, at_s=now_s)
-    left = f"; its {count(len(found.pilots), 'pilot')} {'goes' if len(found.pilots) == 1 else 'go'} on" if found.pilots else ""
+    left = (
+        f"; its {count(len(found.pilots), 'pilot')} {'goes' if len(found.pilots) == 1 else 'go'} on"
+        if found.pilots
+        else ""
+    )
     message = f"allocation {ask.id} is paused{left}"
     return JobAction(id=ask.id, state="paused", message=message, subject=subjects.allocation(ask.id), fact=fact)
 
