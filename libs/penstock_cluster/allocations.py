@@ -17,6 +17,7 @@ import msgspec
 
 from penstock_cluster.nodes import Cluster, Node
 from penstock_log import (
+    TERMINAL,
     AllocationAdded,
     AllocationPaused,
     AllocationRemoved,
@@ -351,7 +352,7 @@ class AllocationTable(msgspec.Struct):
             return
         node, job = cluster.nodes.get(event.node_id), jobs.get(event.job_id)
         found = self.by_name.get(node.labels.get(LABEL_ALLOCATION, "")) if node is not None else None
-        if found is not None and job is not None:
+        if found is not None and job is not None and job.state not in TERMINAL:  # others are forgotten by some folds
             found.refused[job.spec.user] = event.reason
 
     def _add(self, event: AllocationAdded) -> bool:
