@@ -59,6 +59,9 @@ class AllocationSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         Lines of shell before a node's executor begins, such as ``module load cuda``, and after its end.
     environment : dict of str to str
         Variables of the executors, such as ``PENSTOCK_EXECUTOR_RUN_AS``.
+    agents : bool
+        Whether a memory agent and an aggregation agent run beside each executor: jobs of several processes that
+        aggregate need one.
     """
 
     provider: Provider
@@ -77,3 +80,4 @@ class AllocationSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     setup: _Script = ""
     teardown: _Script = ""
     environment: dict[str, _Word] = {}
+    agents: bool = False

@@ -116,7 +116,8 @@ def node_script(place: PilotFolder, allocation: Allocation, pilot_id: str) -> st
         *_exports(spec.environment),
         *_lines("setup", spec.setup),
         f"{shlex.quote(sys.executable)} -m penstock node join {shlex.quote(str(place.token))} "
-        f'--name "$node" --data "$data" --executor-only'
+        f'--name "$node" --data "$data"'
+        + ("" if spec.agents else " --executor-only")
         + (f" --devices {shlex.quote(spec.devices)}" if spec.devices else "")
         + " &",
         "executor=$!",

@@ -47,6 +47,7 @@ Hosts = Annotated[list[str] | None, typer.Option("--host", help="A host for pilo
 Setup = Annotated[str, typer.Option("--setup", help="Lines of shell before a node begins, or @FILE.")]
 Teardown = Annotated[str, typer.Option("--teardown", help="Lines of shell after it has ended, or @FILE.")]
 Env = Annotated[list[str] | None, typer.Option("--env", help="NAME=VALUE for the pilots' executors.")]
+Agents = Annotated[bool, typer.Option("--agents", help="Run memory and aggregation agents beside the executors.")]
 Options = Annotated[
     list[str] | None, typer.Argument(metavar="[-- OPTION...]", help="For sbatch, such as --partition=gpu.")
 ]
@@ -86,6 +87,7 @@ def add(
     setup: Setup = "",
     teardown: Teardown = "",
     env: Env = None,
+    agents: Agents = False,
     output: AnswerOut = "text",
 ) -> None:
     """
@@ -118,6 +120,7 @@ def dry_run(
     setup: Setup = "",
     teardown: Teardown = "",
     env: Env = None,
+    agents: Agents = False,
     output: AnswerOut = "text",
 ) -> None:
     """
@@ -266,6 +269,7 @@ def _spec(
     setup: str,
     teardown: str,
     env: list[str] | None,
+    agents: bool,
 ) -> AllocationSpec:
     import msgspec
 
@@ -288,6 +292,7 @@ def _spec(
         setup=_script(setup, "--setup"),
         teardown=_script(teardown, "--teardown"),
         environment=environment(env or []),
+        agents=agents,
     )
     try:
         return msgspec.convert(msgspec.to_builtins(spec), AllocationSpec)
