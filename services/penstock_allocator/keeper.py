@@ -140,7 +140,7 @@ class PilotKeeper:
                 looks.create_task(self._look(allocation, pilots))
 
     def _is_due(self, name: str, pilots: Sequence[Pilot]) -> bool:
-        """Say whether it is time for a look: soon after a submission, then ever later, for its provider may have room."""
+        """Say whether it is time for a look: soon after a submission, as its provider may have room, then ever later."""
         since_s = self._shell.monotonic() - self._looked_s.get(name, -math.inf)
         last_s = self._shell.now_s() - since_s
         waited_s = (last_s - pilot.submitted_s for pilot in pilots if pilot.submitted_s and not pilot.started_s)
