@@ -19,7 +19,7 @@ from typing import Final
 
 import msgspec
 
-from penstock_allocator.machine import AllocatorSettings, AllocatorState, demand_of, room
+from penstock_allocator.machine import AllocatorSettings, AllocatorState, demand_of, room, spare_of
 from penstock_allocator.pilot_script import PilotFolder, batch_script, node_script, write_pilot
 from penstock_allocator.providers import PilotProvider, ProviderJob, ProviderSilent, SubmissionRefused
 from penstock_allocator.providers.slurm import command
@@ -77,6 +77,8 @@ class PilotKeeper:
         self._folder = Path(settings.data_dir).absolute()
         self._looked_s: dict[str, float] = {}
         self._looking: set[str] = set()
+        self._spare_s: dict[str, dict[str, float]] = {}
+        self._withdrawn: set[str] = set()
         self._tokens: dict[str, tuple[str, str]] = {}
         self.moved = asyncio.Event()
         """Set where there may be something to do before the next look."""
@@ -140,7 +142,7 @@ class PilotKeeper:
                 looks.create_task(self._look(allocation, pilots))
 
     def _is_due(self, name: str, pilots: Sequence[Pilot]) -> bool:
-        """Say whether it is time for a look: soon after a submission, as its provider may have room, then ever later."""
+        """Say whether it is time for a look: soon after a submission, as there may be room, then ever later."""
         since_s = self._shell.monotonic() - self._looked_s.get(name, -math.inf)
         last_s = self._shell.now_s() - since_s
         waited_s = (last_s - pilot.submitted_s for pilot in pilots if pilot.submitted_s and not pilot.started_s)
@@ -172,6 +174,7 @@ class PilotKeeper:
         provider = self._providers[allocation.spec.provider]
         names = {allocation.pilot_name(pilot.id): self.place(pilot.id) for pilot in pilots}
         found = await provider.list_jobs(names)
+        self._note_spare(allocation)
         for pilot in pilots:
             try:
                 await self._move_on(provider, allocation, pilot, found.get(allocation.pilot_name(pilot.id)))
@@ -179,6 +182,26 @@ class PilotKeeper:
                 self._shell.log.warning(
                     "provider_unavailable", allocation=allocation.name, pilot=pilot.id, error=str(error)
                 )
+
+    def _note_spare(self, allocation: Allocation) -> None:
+        """Note since when pilots wait for their start that nobody needs."""
+        state, settings = self._replica.live.state, self._settings
+        now = self._shell.monotonic()
+        spare = spare_of(state, allocation, self._shell.now_s(), self._matcher, join_s=settings.join_s)
+        since = self._spare_s.pop(allocation.name, {})
+        self._spare_s[allocation.name] = {pilot_id: since.get(pilot_id, now) for pilot_id in spare}
+
+    def _is_over(self, allocation: Allocation, pilot: Pilot) -> bool:
+        """Say whether nobody has needed a waiting pilot for as long as one may be idle."""
+        since = self._spare_s.get(allocation.name, {}).get(pilot.id)
+        idle_s = allocation.spec.idle_s
+        return since is not None and idle_s > 0 and self._shell.monotonic() - since >= idle_s
+
+    async def _withdraw(self, provider: PilotProvider, pilot: Pilot, job: ProviderJob) -> None:
+        """Take a pilot back that has not started; one that has meanwhile ends for want of runs."""
+        await provider.cancel(job, self.place(pilot.id), only_waiting=True)
+        self._withdrawn.add(pilot.id)
+        self._shell.log.info("pilot_withdrawn", pilot=pilot.id, provider_id=job.id)
 
     async def _move_on(
         self, provider: PilotProvider, allocation: Allocation, pilot: Pilot, job: ProviderJob | None
@@ -192,6 +215,8 @@ class PilotKeeper:
             await self._conclude(allocation, pilot, job)
         elif allocation.removed_s:
             await provider.cancel(job, self.place(pilot.id))
+        elif job.state == "waiting" and not pilot.started_s and self._is_over(allocation, pilot):
+            await self._withdraw(provider, pilot, job)
         elif job.state == "running" and not pilot.started_s:
             fact = PilotStarted(name=allocation.name, pilot_id=pilot.id, hosts=job.hosts, at_s=self._shell.now_s())
             await self._append(allocation, fact)
@@ -230,6 +255,9 @@ class PilotKeeper:
     async def _conclude(self, allocation: Allocation, pilot: Pilot, job: ProviderJob | None) -> None:
         """Say how a pilot ended that its provider has no more, or says has ended."""
         said = job.reason if job is not None else "the provider has it no more"
+        if pilot.id in self._withdrawn and not pilot.started_s:
+            await self._end(allocation, pilot, "cancelled", "it was withdrawn before its start: no job needed it")
+            return
         if allocation.removed_s or (job is not None and job.state == "cancelled"):
             await self._end(allocation, pilot, "cancelled", said)
         elif pilot.joined_s:
@@ -262,6 +290,7 @@ class PilotKeeper:
                 await self._ask_issuer("revoke", ask)
             except BusError as error:  # it ends by itself
                 self._shell.log.warning("token_not_revoked", token=token, error=str(error))
+        self._withdrawn.discard(pilot.id)
         at_s = self._shell.now_s()
         fact = PilotEnded(name=allocation.name, pilot_id=pilot.id, state=state, reason=reason[:1_000], at_s=at_s)
         await self._append(allocation, fact)

@@ -17,7 +17,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from penstock_allocator.demand import NO_DEMAND, PilotDemand, wanted
+from penstock_allocator.demand import NO_DEMAND, PilotDemand, spare, wanted
 from penstock_bus import UNHURRIED_S, Decider, Decision, Proposal
 from penstock_cluster.allocations import OF_ALLOCATIONS, Allocation, AllocationTable
 from penstock_log import (
@@ -267,6 +267,17 @@ def demand_of(
         rules=rules,
         most=most,
     )
+
+
+def spare_of(
+    state: AllocatorState, allocation: Allocation, now_s: float, matcher: MatcherSettings, *, join_s: float
+) -> list[str]:
+    """Return the pilots of an allocation that wait for their start, and that no job and no ``min_pilots`` needs."""
+    pool = allocation.spec.pool
+    others = [one for one in state.allocations.by_name.values() if one is not allocation and one.spec.pool == pool]
+    rules = rules_of(state, pool, matcher)
+    found = spare(state, state.jobs, allocation, others, refused=state.refused, now_s=now_s, join_s=join_s, rules=rules)
+    return [pilot_id for pilot_id in found if not allocation.keeps(pilot_id)]
 
 
 def _planned(allocation: Allocation, found: PilotDemand, now_s: float) -> Iterator[PilotPlanned]:

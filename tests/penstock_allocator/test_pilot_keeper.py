@@ -29,6 +29,7 @@ from penstock_log import (
     AllocationSpec,
     AnyEvent,
     Commit,
+    JobCancelled,
     PilotEnded,
     PilotPlanned,
     PilotsPaused,
@@ -68,8 +69,10 @@ class FakeProvider:
         self._answer()
         return {name: found for name, found in self.jobs.items() if name in pilots}
 
-    async def cancel(self, one: ProviderJob, _place: PilotFolder) -> None:
+    async def cancel(self, one: ProviderJob, _place: PilotFolder, *, only_waiting: bool = False) -> None:
         self._answer()
+        if only_waiting and one.state != "waiting":
+            return
         self.cancelled.append(one.id)
         self.jobs = {name: found for name, found in self.jobs.items() if found.id != one.id}
 
@@ -181,6 +184,44 @@ async def test_a_planned_pilot_is_submitted_once_and_followed_to_its_end(
     assert [fact.state for fact in await told(memory_bus, PilotEnded)] == ["cancelled"]  # type: ignore[union-attr]
     assert provider.cancelled == ["1"]
     assert not (tmp_path / "pilots" / "lab-1" / "token").exists()
+
+
+async def test_a_pilot_that_starts_at_once_is_seen_to_start_long_before_the_next_regular_look(
+    memory_bus: MemoryBus, provider: FakeProvider, tmp_path: Path
+) -> None:
+    async with allocator(memory_bus, tmp_path, poll_s=3_600.0):
+        await tell(memory_bus, ADDED, job("j"))
+        await eventually(count_of(memory_bus, PilotSubmitted, 1))
+        provider.move("running")
+        await eventually(count_of(memory_bus, PilotStarted, 1))
+
+
+async def test_a_pilot_that_waits_is_withdrawn_where_its_job_has_gone(
+    memory_bus: MemoryBus, provider: FakeProvider, tmp_path: Path
+) -> None:
+    spec = msgspec.structs.replace(ADDED.spec, idle_s=0.05)
+    async with allocator(memory_bus, tmp_path):
+        await tell(memory_bus, msgspec.structs.replace(ADDED, spec=spec), job("j"))
+        await eventually(count_of(memory_bus, PilotSubmitted, 1))
+        await asked_twice_more(provider)
+        assert not provider.cancelled, "its job waits"
+        await tell(memory_bus, JobCancelled(job_id="j", at_s=2.0))
+        await eventually(count_of(memory_bus, PilotEnded, 1))
+    [end] = await told(memory_bus, PilotEnded)
+    assert (end.state, "no job needed it" in end.reason) == ("cancelled", True)  # type: ignore[union-attr]
+
+
+async def test_a_pilot_that_waits_stays_where_it_may_be_idle_for_ever(
+    memory_bus: MemoryBus, provider: FakeProvider, tmp_path: Path
+) -> None:
+    spec = msgspec.structs.replace(ADDED.spec, idle_s=0.0)
+    async with allocator(memory_bus, tmp_path):
+        await tell(memory_bus, msgspec.structs.replace(ADDED, spec=spec), job("j"))
+        await eventually(count_of(memory_bus, PilotSubmitted, 1))
+        await tell(memory_bus, JobCancelled(job_id="j", at_s=2.0))
+        await asked_twice_more(provider)
+        await asked_twice_more(provider)
+        assert not provider.cancelled
 
 
 async def test_a_pilot_that_an_earlier_allocator_has_submitted_is_adopted(

@@ -123,8 +123,10 @@ class HostProvider:
             if state != "unknown"
         }
 
-    async def cancel(self, job: ProviderJob, place: PilotFolder) -> None:
-        """End a pilot; see :meth:`PilotProvider.cancel`."""
+    async def cancel(self, job: ProviderJob, place: PilotFolder, *, only_waiting: bool = False) -> None:
+        """End a pilot; see :meth:`PilotProvider.cancel`. None waits: a host starts it at once."""
+        if only_waiting:
+            return
         await _run(job.id.rpartition(":")[0], _END, str(place.folder))
 
     async def try_out(self, spec: AllocationSpec, place: PilotFolder) -> str:
