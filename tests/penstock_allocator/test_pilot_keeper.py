@@ -239,16 +239,31 @@ async def test_a_pilot_that_an_earlier_allocator_has_submitted_is_adopted(
 async def test_nothing_is_concluded_while_the_provider_does_not_answer(
     memory_bus: MemoryBus, provider: FakeProvider, tmp_path: Path
 ) -> None:
-    async with allocator(memory_bus, tmp_path):
+    async with allocator(memory_bus, tmp_path) as shell:
         await tell(memory_bus, ADDED, job("j"))
         await eventually(count_of(memory_bus, PilotSubmitted, 1))
+        assert not shell.vitals.note
         provider.silent, provider.jobs = True, {}
         await tell(memory_bus, job("k"), job("l"))
         await asked_twice_more(provider)
         assert not await told(memory_bus, PilotEnded)
+        assert shell.vitals.note == "gets no answer about pilots of lab: no controller"
         provider.silent = False
+        await eventually(lambda: not shell.vitals.note)
         await eventually(count_of(memory_bus, PilotEnded, 1))
     assert len(provider.submissions) <= 3
+
+
+async def test_nobody_is_told_of_a_silence_that_matters_to_no_pilot_any_more(
+    memory_bus: MemoryBus, provider: FakeProvider, tmp_path: Path
+) -> None:
+    provider.silent = True
+    async with allocator(memory_bus, tmp_path) as shell:
+        await tell(memory_bus, ADDED, job("j"))
+        await eventually(lambda: bool(shell.vitals.note))
+        ended = PilotEnded(name="lab", pilot_id="lab-1", state="cancelled", at_s=3.0)
+        await tell(memory_bus, AllocationRemoved(name="lab", at_s=2.0), ended)
+        await eventually(lambda: not shell.vitals.note)
 
 
 async def test_refused_submissions_pause_the_allocation_and_are_not_repeated(
