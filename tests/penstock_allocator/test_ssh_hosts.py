@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from other_users import as_root
 from ssh_host import SshHost, missing, running_host
 
 from penstock_allocator.pilot_script import PilotFolder
@@ -58,9 +59,20 @@ async def test_a_pilot_runs_and_ends_behind_a_login_shell_that_prints_a_welcome(
 async def test_a_dry_run_says_whether_each_host_has_the_folder(host: SshHost, tmp_path: Path) -> None:
     provider = HostProvider(over_ssh=True)
     assert "desk or lathe" in await provider.try_out(spec("desk", "lathe"), pilot(host, "try"))
-    with pytest.raises(SubmissionRefused, match=r"^desk: it has no folder .*/none; .*same path") as caught:
+    with pytest.raises(SubmissionRefused, match=r"^desk: it has no folder .*/none that .* may enter; .*same path") as caught:
         await provider.try_out(spec("desk"), PilotFolder(tmp_path / "none", tmp_path))
     assert "Welcome" not in str(caught.value)
+
+
+@as_root
+async def test_a_host_on_which_one_may_not_enter_the_folder_says_as_whom(host: SshHost) -> None:
+    place = pilot(host, "foreign-1")
+    place.folder.chmod(0o700)
+    expected = r"^foreign: it has no folder .*foreign-1 that 54321 may enter; .*same path$"
+    with pytest.raises(SubmissionRefused, match=expected):
+        await HostProvider(over_ssh=True).submit(spec("foreign"), "p", place, ())
+    with pytest.raises(SubmissionRefused, match=expected):
+        await HostProvider(over_ssh=True).try_out(spec("foreign"), place)
 
 
 @pytest.mark.parametrize(

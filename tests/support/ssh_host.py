@@ -3,7 +3,8 @@ A real SSH server for tests, on this machine, with a login shell that talks and 
 
 Its port and its keys are its own, and so are the settings of the ``ssh`` that finds it, which a program of this name
 gives that stands first in ``PATH``. Of the hosts, ``desk`` and ``lathe`` are this server, and so is ``stranger``, but
-its key is not known; ``locked`` takes no key of ours, and nobody listens on ``down``.
+its key is not known; ``locked`` takes no key of ours, and nobody listens on ``down``. On ``foreign``, one is another
+user than here, where root runs this.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ PermitRootLogin yes
 StrictModes no
 UsePAM no
 PrintMotd no
+AcceptEnv AS_UID
 Banner {folder}/banner
 ForceCommand {folder}/login_shell
 """
@@ -41,6 +43,7 @@ export HOME={home}
 cd "$HOME"
 echo "Welcome to physics"
 echo "Quota: 3 of 10 GiB"
+if [ -n "$AS_UID" ]; then exec setpriv --reuid="$AS_UID" --clear-groups bash -c "$SSH_ORIGINAL_COMMAND"; fi
 exec bash -c "$SSH_ORIGINAL_COMMAND"
 """
 _CLIENT_SETTINGS: Final = """
@@ -48,6 +51,8 @@ Host stranger
   HostKeyAlias stranger
 Host locked
   IdentityFile {folder}/other_key
+Host foreign
+  SetEnv AS_UID=54321
 Host down
   Port {closed}
 Host * !locked

@@ -47,7 +47,7 @@ _ADVICE: Final = {
 _NO_FOLDER: Final = "the data folder of `penstock up` has to be there under the same path"
 
 _BEGIN: Final = rf"""
-cd -- "$1" || {{ echo "{_MARK}it has no folder $1; "'{_NO_FOLDER}' >&2; exit 1; }}
+cd -- "$1" 2> /dev/null || {{ echo "{_MARK}it has no folder $1 that $(id -un) may enter; "'{_NO_FOLDER}' >&2; exit 1; }}
 setsid bash -c 'set -C; echo "$$ $(cut -d" " -f22 "/proc/$$/stat")" > process || exit 1
   exec timeout --kill-after="$1" "$2" bash ./pilot.sh >| output.txt 2>&1' bash "$2" "$3" > /dev/null 2>&1 < /dev/null &
 for _ in $(seq 200); do
@@ -73,7 +73,7 @@ while [ $# -gt 1 ]; do
 done
 """
 _TRY: Final = rf"""
-test -d "$1" || {{ echo "{_MARK}it has no folder $1; "'{_NO_FOLDER}' >&2; exit 1; }}
+cd -- "$1" 2> /dev/null || {{ echo "{_MARK}it has no folder $1 that $(id -un) may enter; "'{_NO_FOLDER}' >&2; exit 1; }}
 """
 _END: Final = r"""
 read -r pid began < "$1/process" || exit 0
