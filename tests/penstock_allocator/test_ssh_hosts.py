@@ -59,7 +59,8 @@ async def test_a_pilot_runs_and_ends_behind_a_login_shell_that_prints_a_welcome(
 async def test_a_dry_run_says_whether_each_host_has_the_folder(host: SshHost, tmp_path: Path) -> None:
     provider = HostProvider(over_ssh=True)
     assert "desk or lathe" in await provider.try_out(spec("desk", "lathe"), pilot(host, "try"))
-    with pytest.raises(SubmissionRefused, match=r"^desk: it has no folder .*/none that .* may enter; .*same path") as caught:
+    expected = r"^desk: it has no folder .*/none that .* may enter; .*same path"
+    with pytest.raises(SubmissionRefused, match=expected) as caught:
         await provider.try_out(spec("desk"), PilotFolder(tmp_path / "none", tmp_path))
     assert "Welcome" not in str(caught.value)
 
