@@ -8,6 +8,7 @@ of these. An :class:`Allocation` learns from the first node of a pilot what its 
 from __future__ import annotations
 
 import math
+import re
 import zlib
 from collections.abc import Iterator
 from typing import Final, Literal
@@ -160,6 +161,11 @@ class Allocation(msgspec.Struct, kw_only=True):
         """Its pilots that have no node yet."""
         return [pilot for pilot in self.pilots.values() if not pilot.joined_s]
 
+    @property
+    def has_known_size(self) -> bool:
+        """Whether it is known how many devices its pilots bring: one has shown it, or the allocation says it."""
+        return bool(self.devices or self.spec.kinds or devices_asked(self.spec))
+
     def pilot_name(self, pilot_id: str) -> str:
         """
         Return what the provider is to call a pilot: another allocation of the same name has other names.
@@ -222,9 +228,45 @@ class Allocation(msgspec.Struct, kw_only=True):
             )
 
 
+def devices_asked(spec: AllocationSpec) -> int:
+    """
+    Return how many devices of each node the options for Slurm ask for; 0 where they do not say.
+
+    Examples
+    --------
+    >>> def asked(*options, nodes=1):
+    ...     return devices_asked(AllocationSpec(provider="slurm", options=options, nodes=nodes))
+    >>> asked("--gres=gpu:a100:4"), asked("--gres", "tmpfs:5,gpu:2"), asked("--gres=gpu"), asked("--gpus-per-node=v:8")
+    (4, 2, 1, 8)
+    >>> asked("-G", "4", nodes=2), asked("--gpus=a100:3,v100:1"), asked("-G2"), asked("--partition=x"), asked("--gres")
+    (2, 4, 2, 0, 0)
+    """
+    if spec.provider != "slurm":
+        return 0
+    found = 0
+    for at, word in enumerate(spec.options):
+        match = _ASKED.fullmatch(word)
+        if match is None:
+            continue
+        option = match["long"] or match["short"]
+        given = match["value"] if match["long"] else match["joined"]
+        value = given if given is not None else "".join(spec.options[at + 1 : at + 2])
+        parts = [part.split(":") for part in value.split(",") if part]
+        if option == "gres":
+            parts = [part[1:] for part in parts if part[0] in {"gpu", "gres/gpu"}]
+        elif not parts:
+            continue
+        counts = [1 if not part or not part[-1].isdecimal() else int(part[-1]) for part in parts]
+        found = sum(counts) // (spec.nodes if option in {"gpus", "G"} else 1)
+    return found
+
+
+_ASKED: Final = re.compile(r"--(?P<long>gres|gpus-per-node|gpus)(?:=(?P<value>.*))?|-(?P<short>G)(?P<joined>.+)?")
+
+
 def _guessed(spec: AllocationSpec) -> list[str]:
     kinds = spec.kinds or (GUESSED_KIND,)
-    return [kinds[index % len(kinds)] for index in range(max(spec.gpus, len(spec.kinds)))]
+    return [kinds[index % len(kinds)] for index in range(max(devices_asked(spec) or spec.gpus, len(spec.kinds)))]
 
 
 class AllocationTable(msgspec.Struct):

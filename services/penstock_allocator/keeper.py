@@ -10,6 +10,7 @@ stay as they are until it does.
 from __future__ import annotations
 
 import asyncio
+import math
 import shutil
 import uuid
 from collections.abc import Collection, Mapping, Sequence
@@ -18,7 +19,7 @@ from typing import Final
 
 import msgspec
 
-from penstock_allocator.machine import AllocatorSettings, AllocatorState, demand_of, room
+from penstock_allocator.machine import AllocatorSettings, AllocatorState, demand_of, room, spare_of
 from penstock_allocator.pilot_script import PilotFolder, batch_script, node_script, write_pilot
 from penstock_allocator.providers import PilotProvider, ProviderJob, ProviderSilent, SubmissionRefused
 from penstock_allocator.providers.slurm import command
@@ -33,6 +34,7 @@ from penstock_log import Commit, PilotEnded, PilotStarted, PilotSubmitted, subje
 from penstock_log.allocation_facts import PilotEnd
 from penstock_log.codec import AnyEvent
 from penstock_log.request_bodies import AllocationRequest, RevokeRequest, TokenRequest
+from penstock_log.text import escaped
 from penstock_log.views import PilotTrialView
 from penstock_scheduler.pool.pool_settings import MatcherSettings
 
@@ -42,6 +44,11 @@ _QUEUE_S: Final = 30 * 86_400.0
 """How long a pilot's token admits its machines: a pilot may wait for its start for days."""
 _LOGIN_MARGIN_S: Final = 600.0
 """How much longer than its walltime a pilot's logins count."""
+
+_TICK_S: Final = 0.25
+_SOON_S: Final = 0.25
+"""How soon after a submission it is looked whether the pilot has started, as its provider may have room; or after a
+submission to a provider that did not answer, whether it does."""
 
 
 class NoToken(Exception):
@@ -72,6 +79,9 @@ class PilotKeeper:
         self._folder = Path(settings.data_dir).absolute()
         self._looked_s: dict[str, float] = {}
         self._looking: set[str] = set()
+        self._silent: dict[str, str] = {}
+        self._spare_s: dict[str, dict[str, float]] = {}
+        self._withdrawn: set[str] = set()
         self._tokens: dict[str, tuple[str, str]] = {}
         self.moved = asyncio.Event()
         """Set where there may be something to do before the next look."""
@@ -86,7 +96,7 @@ class PilotKeeper:
         async with asyncio.TaskGroup() as looks:
             while True:
                 try:
-                    async with asyncio.timeout(min(1.0, self._settings.poll_s)):
+                    async with asyncio.timeout(min(_TICK_S, self._settings.poll_s)):
                         await self.moved.wait()
                 except TimeoutError:
                     pass
@@ -125,27 +135,49 @@ class PilotKeeper:
 
     def _begin_looks(self, looks: asyncio.TaskGroup) -> None:
         """Look at the allocations that are due, side by side: a provider that takes its time delays no other's."""
+        if self._silent:
+            self._tell_silence()  # of an allocation that has no pilots any more nothing is asked
         for allocation in list(self._replica.live.state.allocations.by_name.values()):
             pilots = list(allocation.pilots.values())
-            due = self._shell.monotonic() >= self._looked_s.get(allocation.name, 0.0)
-            due = due or bool(allocation.removed_s) or any(not pilot.submitted_s for pilot in pilots)
-            if pilots and due and allocation.name not in self._looking:
-                self._looked_s[allocation.name] = self._shell.monotonic() + self._settings.poll_s
+            if pilots and allocation.name not in self._looking and self._is_due(allocation):
+                self._looked_s[allocation.name] = self._shell.monotonic()
                 self._looking.add(allocation.name)
                 looks.create_task(self._look(allocation, pilots))
 
+    def _is_due(self, allocation: Allocation) -> bool:
+        """Say whether it is time for a look: at once where there is something to do, soon after it, then ever later."""
+        since_s = self._shell.monotonic() - self._looked_s.get(allocation.name, -math.inf)
+        last_s = self._shell.now_s() - since_s
+        asked_s = [allocation.removed_s, *(one.planned_s for one in allocation.pilots.values() if not one.submitted_s)]
+        submitted_s = (one.submitted_s for one in allocation.pilots.values() if not one.started_s)
+        changed_s = max([*asked_s, *submitted_s])
+        return max(asked_s) > last_s or since_s >= min(self._settings.poll_s, max(_SOON_S, last_s - changed_s))
+
     async def _look(self, allocation: Allocation, pilots: Sequence[Pilot]) -> None:
         try:
-            await self._look_at(allocation, pilots)
+            self._note_silence(allocation, await self._look_at(allocation, pilots))
             await asyncio.to_thread(self._remove_folders, allocation.name, _over(allocation))
         except ProviderSilent as error:
+            self._note_silence(allocation, str(error))
             self._shell.log.warning("provider_unavailable", allocation=allocation.name, error=str(error))
         except Conflict:  # the decider was faster; the next look sees what it did
+            self._looked_s.pop(allocation.name, None)
             self.moved.set()
         except BusError as error:
             self._shell.log.warning("pilots_not_looked_at", allocation=allocation.name, error=str(error))
         finally:
             self._looking.discard(allocation.name)
+
+    def _note_silence(self, allocation: Allocation, reason: str) -> None:
+        """Tell people for which allocations nothing is heard of their providers; without a reason, it is."""
+        self._silent[allocation.name] = escaped(reason)
+        self._tell_silence()
+
+    def _tell_silence(self) -> None:
+        with_pilots = {one.name for one in self._replica.live.state.allocations.by_name.values() if one.pilots}
+        self._silent = {name: text for name, text in self._silent.items() if text and name in with_pilots}
+        said = "; ".join(f"{name}: {text}" for name, text in self._silent.items())
+        self._shell.vitals.note = f"gets no answer about pilots of {said}" if said else ""
 
     def _remove_folders(self, name: str, over: Collection[str]) -> None:
         """Remove what pilots have left behind that have long ended."""
@@ -156,17 +188,42 @@ class PilotKeeper:
         except OSError as error:
             self._shell.log.warning("folders_not_removed", allocation=name, error=str(error))
 
-    async def _look_at(self, allocation: Allocation, pilots: Sequence[Pilot]) -> None:
+    async def _look_at(self, allocation: Allocation, pilots: Sequence[Pilot]) -> str:
+        """Do what is next for each pilot; return what is said where the place of one does not answer, or nothing."""
+        silence = ""
         provider = self._providers[allocation.spec.provider]
         names = {allocation.pilot_name(pilot.id): self.place(pilot.id) for pilot in pilots}
         found = await provider.list_jobs(names)
+        self._note_spare(allocation)
         for pilot in pilots:
             try:
                 await self._move_on(provider, allocation, pilot, found.get(allocation.pilot_name(pilot.id)))
             except ProviderSilent as error:
+                silence = str(error)
                 self._shell.log.warning(
                     "provider_unavailable", allocation=allocation.name, pilot=pilot.id, error=str(error)
                 )
+        return silence
+
+    def _note_spare(self, allocation: Allocation) -> None:
+        """Note since when pilots wait for their start that nobody needs."""
+        state, settings = self._replica.live.state, self._settings
+        now = self._shell.monotonic()
+        spare = spare_of(state, allocation, self._shell.now_s(), self._matcher, join_s=settings.join_s)
+        since = self._spare_s.pop(allocation.name, {})
+        self._spare_s[allocation.name] = {pilot_id: since.get(pilot_id, now) for pilot_id in spare}
+
+    def _is_over(self, allocation: Allocation, pilot: Pilot) -> bool:
+        """Say whether nobody has needed a waiting pilot for as long as one may be idle."""
+        since = self._spare_s.get(allocation.name, {}).get(pilot.id)
+        idle_s = allocation.spec.idle_s
+        return since is not None and idle_s > 0 and self._shell.monotonic() - since >= idle_s
+
+    async def _withdraw(self, provider: PilotProvider, pilot: Pilot, job: ProviderJob) -> None:
+        """Take a pilot back that has not started; one that has meanwhile ends for want of runs."""
+        await provider.cancel(job, self.place(pilot.id), only_waiting=True)
+        self._withdrawn.add(pilot.id)
+        self._shell.log.info("pilot_withdrawn", pilot=pilot.id, provider_id=job.id)
 
     async def _move_on(
         self, provider: PilotProvider, allocation: Allocation, pilot: Pilot, job: ProviderJob | None
@@ -180,6 +237,8 @@ class PilotKeeper:
             await self._conclude(allocation, pilot, job)
         elif allocation.removed_s:
             await provider.cancel(job, self.place(pilot.id))
+        elif job.state == "waiting" and not pilot.started_s and self._is_over(allocation, pilot):
+            await self._withdraw(provider, pilot, job)
         elif job.state == "running" and not pilot.started_s:
             fact = PilotStarted(name=allocation.name, pilot_id=pilot.id, hosts=job.hosts, at_s=self._shell.now_s())
             await self._append(allocation, fact)
@@ -218,6 +277,9 @@ class PilotKeeper:
     async def _conclude(self, allocation: Allocation, pilot: Pilot, job: ProviderJob | None) -> None:
         """Say how a pilot ended that its provider has no more, or says has ended."""
         said = job.reason if job is not None else "the provider has it no more"
+        if pilot.id in self._withdrawn and not pilot.started_s:
+            await self._end(allocation, pilot, "cancelled", "it was withdrawn before its start: no job needed it")
+            return
         if allocation.removed_s or (job is not None and job.state == "cancelled"):
             await self._end(allocation, pilot, "cancelled", said)
         elif pilot.joined_s:
@@ -250,6 +312,7 @@ class PilotKeeper:
                 await self._ask_issuer("revoke", ask)
             except BusError as error:  # it ends by itself
                 self._shell.log.warning("token_not_revoked", token=token, error=str(error))
+        self._withdrawn.discard(pilot.id)
         at_s = self._shell.now_s()
         fact = PilotEnded(name=allocation.name, pilot_id=pilot.id, state=state, reason=reason[:1_000], at_s=at_s)
         await self._append(allocation, fact)

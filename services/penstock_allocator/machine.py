@@ -17,7 +17,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from penstock_allocator.demand import NO_DEMAND, PilotDemand, wanted
+from penstock_allocator.demand import NO_DEMAND, PilotDemand, spare, wanted
 from penstock_bus import UNHURRIED_S, Decider, Decision, Proposal
 from penstock_cluster.allocations import OF_ALLOCATIONS, Allocation, AllocationTable
 from penstock_log import (
@@ -37,6 +37,8 @@ from penstock_scheduler.pool.pool_settings import MatcherSettings, rules_of
 from penstock_scheduler.pool.scheduler_state import READ, SchedulerState, fold
 
 _LONGEST_BACKOFF_S = 600.0
+_JOBS_OF_LOOK = 1_000
+_LEAST_LOOK = 0.1
 
 
 class AllocatorSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,7 +54,8 @@ class AllocatorSettings(msgspec.Struct, frozen=True, kw_only=True):
         Holds the checkpoints of jobs that run in pilots, who are gone when a job goes on elsewhere; on such a file
         system too. Empty: ``checkpoints`` in ``data_dir``.
     look_s : float
-        The least time between two looks at what waits, in seconds.
+        The least time between two looks at what waits, in seconds, where a thousand jobs are open. A look costs the
+        time of a few rounds: with fewer jobs it may be sooner, down to a tenth.
     poll_s : float
         Seconds between two looks at the pilots of an allocation at their provider.
     most_failures : int
@@ -198,6 +201,8 @@ def _decided(
         found, again_s = PilotDemand(kept, f"at least {allocation.spec.min_pilots} are kept"), math.inf
     else:
         found, again_s = _look(state, allocation, now_s, settings, matcher=matcher, most=most)
+    if not allocation.devices:  # no more than may fail before it is paused, until one of them joins
+        found = found._replace(pilots=min(found.pilots, settings.most_failures - len(allocation.coming)))
     if allocation.failures:  # one at a time, until one of them joins
         found = found._replace(pilots=min(found.pilots, 1 - len(allocation.coming)))
     return tuple(_planned(allocation, found, now_s)), again_s
@@ -229,10 +234,11 @@ def _look(
     last = state.looks.get(allocation.name)
     if last is not None and last.seq == state.seq and now_s < last.found.again_s:
         return last.found, last.found.again_s
-    if last is not None and now_s < last.at_s + settings.look_s:
-        return NO_DEMAND, last.at_s + settings.look_s
+    look_s = settings.look_s * min(1.0, max(_LEAST_LOOK, len(state.jobs) / _JOBS_OF_LOOK))
+    if last is not None and now_s < last.at_s + look_s:
+        return NO_DEMAND, last.at_s + look_s
     found = demand_of(state, allocation, now_s, matcher, most, join_s=settings.join_s)
-    found = found._replace(again_s=max(found.again_s, now_s + settings.look_s))
+    found = found._replace(again_s=max(found.again_s, now_s + look_s))
     state.looks[allocation.name] = DemandLook(state.seq, now_s, found)
     return found, found.again_s
 
@@ -261,6 +267,17 @@ def demand_of(
         rules=rules,
         most=most,
     )
+
+
+def spare_of(
+    state: AllocatorState, allocation: Allocation, now_s: float, matcher: MatcherSettings, *, join_s: float
+) -> list[str]:
+    """Return the pilots of an allocation that wait for their start, and that no job and no ``min_pilots`` needs."""
+    pool = allocation.spec.pool
+    others = [one for one in state.allocations.by_name.values() if one is not allocation and one.spec.pool == pool]
+    rules = rules_of(state, pool, matcher)
+    found = spare(state, state.jobs, allocation, others, refused=state.refused, now_s=now_s, join_s=join_s, rules=rules)
+    return [pilot_id for pilot_id in found if not allocation.keeps(pilot_id)]
 
 
 def _planned(allocation: Allocation, found: PilotDemand, now_s: float) -> Iterator[PilotPlanned]:

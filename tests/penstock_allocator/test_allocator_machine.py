@@ -10,7 +10,7 @@ from matcher_facts import device, job, node
 from matcher_facts import ended as run_ended
 
 from penstock_allocator import demand
-from penstock_allocator.machine import AllocatorSettings, AllocatorState, decider
+from penstock_allocator.machine import AllocatorSettings, AllocatorState, decider, spare_of
 from penstock_log import (
     AllocationAdded,
     AllocationPaused,
@@ -31,6 +31,7 @@ from penstock_log import (
     Slot,
 )
 from penstock_scheduler.pool.pool_index import PoolIndex
+from penstock_scheduler.pool.pool_settings import MatcherSettings
 from penstock_testing import Scenario, delivery
 
 Allocator = Scenario[AllocatorState]
@@ -106,16 +107,51 @@ def test_there_are_never_more_pilots_than_the_most() -> None:
 
 def test_no_pilot_is_planned_for_a_job_that_would_not_run_on_it() -> None:
     assert known().given(job("j", kinds=("slow",))).settle() == []
-    assert known().given(job("j", gpus=3)).settle() == []
+    assert known(max_pilots=4, backlog=9).given(job("j", gpus=9)).settle() == [], "four pilots have eight devices"
+
+
+def test_a_gang_that_one_pilot_does_not_hold_gets_as_many_as_hold_it() -> None:
+    assert planned(known(backlog=9, max_pilots=9).given(job("j", gpus=5), job("k")).settle()) == [
+        "lab-2",
+        "lab-3",
+        "lab-4",
+    ]
+    assert planned(known(backlog=2).given(job("j", gpus=3)).settle()) == ["lab-2", "lab-3"]
+    assert known(backlog=9, max_pilots=2).given(job("j", gpus=5)).settle() == [], "two pilots have four devices"
+
+
+def test_a_gang_of_more_pilots_than_may_wait_gets_one_after_the_other() -> None:
+    one = known(backlog=1).given(job("j", gpus=3))
+    assert planned(one.settle()) == ["lab-2"]
+    one.given(submitted("lab-2"), PilotStarted(name="lab", pilot_id="lab-2", at_s=11.0)).at(12.0)
+    assert planned(one.settle()) == ["lab-3"]
+    one.given(submitted("lab-3"), PilotStarted(name="lab", pilot_id="lab-3", at_s=13.0)).at(14.0)
+    assert one.settle() == []
+
+
+def test_a_gang_brings_the_first_pilot_though_nobody_knows_what_it_has() -> None:
+    assert planned(allocator().given(added(), job("j", gpus=4)).at(5.0).settle()) == ["lab-1"]
+    assert planned(allocator().given(added(nodes=2), job("j", gpus=4, kinds=("a100",))).at(5.0).settle()) == ["lab-1"]
+
+
+def test_what_is_asked_of_slurm_says_how_many_devices_the_first_pilots_have() -> None:
+    options = ("--partition=gpu", "--gres=gpu:2")
+    jobs = [job(f"j{n}") for n in range(20)]
+    one = allocator().given(added(options=options, backlog=9, max_pilots=9), *jobs[:3]).at(5.0)
+    assert planned(one.settle()) == ["lab-1", "lab-2"]
+    many = allocator().given(added(options=options, backlog=9, max_pilots=9), *jobs).at(5.0)
+    assert planned(many.settle()) == ["lab-1", "lab-2", "lab-3"], "no more than may fail before it is paused"
+    gang = allocator().given(added(options=options), job("j", gpus=4)).at(5.0)
+    assert planned(gang.settle()) == ["lab-1", "lab-2"]
 
 
 def test_each_gang_that_fills_a_pilot_gets_one() -> None:
     assert planned(known(backlog=9).given(job("j", gpus=2), job("k", gpus=2)).settle()) == ["lab-2", "lab-3"]
 
 
-def test_a_gang_over_the_nodes_of_a_pilot_gets_one_and_a_larger_one_gets_none() -> None:
+def test_a_gang_over_the_nodes_of_a_pilot_gets_one_and_one_too_large_for_all_gets_none() -> None:
     assert planned(known(nodes=2, backlog=9).given(job("j", gpus=4)).settle()) == ["lab-2"]
-    assert known(nodes=2, backlog=9).given(job("j", gpus=5)).settle() == []
+    assert known(nodes=2, max_pilots=1).given(job("j", gpus=5)).settle() == []
 
 
 @pytest.mark.parametrize("jobs", range(1, 20))
@@ -219,6 +255,40 @@ def test_an_allocation_that_is_resumed_tries_the_users_again_that_it_refused() -
     one.given(NodeLeft(node_id="lab-2", at_s=30.0), ended("lab-2", at_s=31.0)).at(40.0)
     assert one.settle() == []
     assert planned(one.given(AllocationResumed(name="lab", at_s=41.0)).at(42.0).settle()) == ["lab-3"]
+
+
+def spare(one: Allocator) -> list[str]:
+    allocation = one.state.allocations.by_name["lab"]
+    return spare_of(one.state, allocation, 12.0, MatcherSettings(), join_s=300.0)
+
+
+def with_three_that_wait(*facts: AnyEvent, **fields: Any) -> Allocator:
+    one = known(backlog=9, **fields)
+    for number in (2, 3, 4):
+        one.given(PilotPlanned(name="lab", pilot_id=f"lab-{number}", at_s=10.0), submitted(f"lab-{number}", 10.0))
+    return one.given(*facts)
+
+
+def test_pilots_that_wait_are_spare_from_the_last_on_where_fewer_jobs_wait() -> None:
+    assert spare(with_three_that_wait(*(job(f"j{n}") for n in range(6)))) == []
+    assert spare(with_three_that_wait(job("j"), job("k"), job("l"))) == ["lab-4"]
+    assert spare(with_three_that_wait(job("j"))) == ["lab-3", "lab-4"]
+    assert spare(with_three_that_wait()) == ["lab-2", "lab-3", "lab-4"]
+    assert spare(with_three_that_wait(job("j"), node("own", fast=1))) == ["lab-2", "lab-3", "lab-4"]
+
+
+def test_pilots_that_are_kept_that_run_or_that_a_gang_of_several_awaits_are_not_spare() -> None:
+    assert spare(with_three_that_wait(min_pilots=2)) == ["lab-4"]
+    begun = PilotStarted(name="lab", pilot_id="lab-2", at_s=11.0)
+    assert spare(with_three_that_wait(begun)) == ["lab-3", "lab-4"]
+    assert spare(with_three_that_wait(job("j", gpus=8))) == []
+
+
+def test_a_first_pilot_is_spare_only_where_nothing_waits() -> None:
+    one = allocator().given(added(), job("j", kinds=("a100",))).at(5.0)
+    one.settle()
+    assert spare(one.given(submitted("lab-1", 6.0))) == []
+    assert spare(one.given(JobCancelled(job_id="j", at_s=7.0))) == ["lab-1"]
 
 
 def test_a_paused_allocation_and_a_removed_one_plan_nothing() -> None:
