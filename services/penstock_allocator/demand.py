@@ -122,8 +122,8 @@ def spare(
     Return how many pilots that wait for their start no waiting job would run on; parameters as for :func:`wanted`.
 
     The pilots that came last are spare first, and ``min_pilots`` never are. What is in the pool counts as if it were
-    there for good: a job that would start without these pilots does not need them. While a job waits that only several
-    pilots hold, none is spare.
+    there for good: a job that would start without these pilots does not need them. While a gang waits that would start
+    once the allocation has all of its pilots, none is spare.
     """
     waiting = [pilot for pilot in allocation.coming if not pilot.started_s]
     staying = sum(not pilot.is_withdrawn for pilot in allocation.pilots.values())
@@ -139,15 +139,15 @@ def spare(
     rest = [node for node in coming if node.labels.get(LABEL_PILOT) not in own]
 
     def starts(shape: Sequence[Node], pilots: int) -> int:
-        nodes = (node for pilot in waiting[:pilots] for node in _named(shape, pilot.id))
-        return len(trial.starts([*rest, *nodes]))
+        names = [pilot.id for pilot in waiting[:pilots]] + [f"more-{n}" for n in range(pilots - len(waiting))]
+        return len(trial.starts([*rest, *(node for name in names for node in _named(shape, name))]))
 
-    needed = len(waiting) - most
+    needed, ever = len(waiting) - most, len(waiting) + allocation.spec.max_pilots - len(allocation.pilots)
     largest = max(job.spec.gpus for job in asking)
     for shape in _shapes(allocation, asking, largest):
-        if largest > sum(len(node.devices) for node in shape):
-            return 0
         all_start, too_few, enough = starts(shape, len(waiting)), needed - 1, len(waiting)
+        if largest > sum(len(node.devices) for node in shape) and starts(shape, ever) > all_start:
+            return 0
         while enough - too_few > 1:
             pilots = (too_few + enough) // 2
             too_few, enough = (too_few, pilots) if starts(shape, pilots) >= all_start else (pilots, enough)

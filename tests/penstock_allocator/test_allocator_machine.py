@@ -441,7 +441,10 @@ def test_the_first_pilot_of_which_nothing_is_known_stays_while_any_job_waits_tha
     assert withdrawn(one.at(1e6 + 75.0).settle()) == ["lab-1"]
 
 
-def test_no_pilot_is_withdrawn_while_a_gang_waits_that_only_several_hold() -> None:
-    one = waiting_for("j").given(job("gang", gpus=8), *cancelled("j", at_s=20.0)).at(25.0)
-    one.settle()
-    assert withdrawn(one.at(1e6).settle()) == []
+def test_no_pilot_is_withdrawn_while_a_gang_waits_that_all_pilots_would_hold() -> None:
+    for gpus, gone in ((8, []), (10, ["lab-2"])):
+        one = known(backlog=1).given(job("gang", gpus=8))
+        assert planned(one.settle()) == ["lab-2"]
+        one.given(submitted("lab-2"), job("other", gpus=gpus), *cancelled("gang", at_s=20.0)).at(25.0)
+        one.settle()
+        assert withdrawn(one.at(85.0).settle()) == gone
