@@ -61,7 +61,7 @@ def test_a_gang_that_waits_has_the_free_devices_of_the_nodes_kept_on_which_it_co
     assert Counter(node_id for node_id, _ in left.roomiest(job(8, 4), whole)) == {"a": 3, "b": 1}
 
 
-def test_nobody_is_preempted_for_devices_of_one_node() -> None:
+def test_any_devices_do_for_a_job_that_takes_them_as_they_come() -> None:
     nodes = [Node(id="a", devices=())]
     assert not HostUsage(nodes).all_run(job(4, 2))
     assert HostUsage(nodes).all_run(job(4))

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from clusters import Cluster, running
+from clusters import Cluster, facts, running, until
 
 COLLECTION = Path(__file__).parents[1] / "data" / "sbatch"
 
@@ -115,6 +115,22 @@ async def test_scripts_submit_others_and_requeue_themselves(cluster: Cluster, tm
         "step 2",
         "step 3",
     ]
+
+
+async def test_a_script_for_two_devices_of_a_node_has_two_runs_make_way(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.run("class", "set", "urgent", "--weight", "10", "--preempts")
+    long = [cluster.run("submit", "--profile", "off", "--", "sleep", "600").stdout.strip() for _ in range(4)]
+    async with cluster.client() as client:
+        for job in long:
+            await until(client, job, "run.started.v1")
+        name = script(tmp_path, "#SBATCH --gres=gpu:2 --qos=urgent", "exit 0")
+        assert await ends(cluster, cluster.tried("submit", name, cwd=tmp_path).stdout.strip()) == ["CD"]
+        stopped = [job for job in long if await facts(client, job, "run.ended.v1")]
+        assert len(stopped) == 2
+        for job in long:
+            await client.cancel(job)
+            await client.wait(job)
+    cluster.run("class", "rm", "urgent")
 
 
 def test_what_cannot_be_honoured_is_told_and_nothing_is_submitted(cluster: Cluster, tmp_path: Path) -> None:
