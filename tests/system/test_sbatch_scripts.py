@@ -17,12 +17,11 @@ COLLECTION = Path(__file__).parents[1] / "data" / "sbatch"
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        running(tmp_path_factory.mktemp("cluster"), "--emulate", "fast:4") as one,
-    ):
-        patch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")  # where jobs find penstock
-        yield one
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PENSTOCK_EXECUTOR_SECRETS_DIR", str(tmp_path_factory.mktemp("secrets")))
+        with running(tmp_path_factory.mktemp("cluster"), "--emulate", "fast:4") as one:
+            patch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")  # where jobs find penstock
+            yield one
 
 
 def script(folder: Path, *lines: str, name: str = "job.sbatch") -> str:
@@ -115,6 +114,37 @@ async def test_scripts_submit_others_and_requeue_themselves(cluster: Cluster, tm
         "step 2",
         "step 3",
     ]
+
+
+async def test_a_script_without_a_home_submits_the_next_one_with_its_users_login(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The login is a secret of the node, which each job of the chain has for as long as it runs."""
+    login = cluster.data / "client.json"
+    secret = Path(os.environ["PENSTOCK_EXECUTOR_SECRETS_DIR"], "users", json.loads(login.read_text())["user"], "login")
+    secret.parent.mkdir(parents=True)
+    secret.touch(mode=0o600)
+    secret.write_bytes(login.read_bytes())
+    name = script(
+        tmp_path,
+        "#SBATCH --gpus=1 -t 10 -J link --export=ALL,HOME=/nonexistent",
+        'squeue -h --me -n link -o "%i"',
+        'if [ "${1:-0}" -lt 2 ]; then sbatch job.sbatch $((${1:-0} + 1)); fi',
+    )
+    monkeypatch.setenv("HOME", str(tmp_path))  # where no login is
+    monkeypatch.setenv("PENSTOCK_CREDENTIALS", str(login))
+    refused = cluster.tried("submit", name, "--wait", "--secret", "PENSTOCK_CREDENTIALS=login", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "one of Penstock's own variables" in " ".join(refused.stderr.split())
+    monkeypatch.setenv("SBATCH_PENSTOCK_LOGIN", "login")
+    first = cluster.tried("sbatch", "--parsable", name, cwd=tmp_path).stdout.strip()
+    async with cluster.client() as client:
+        assert (await client.wait(first)).state == "CD"
+        for _ in range(2):
+            jobs = (await client.jobs(name="link")).jobs
+            assert {(await client.wait(job.id)).state for job in jobs} == {"CD"}
+    assert len(jobs) == 3
+    assert f"{first}\n" in (tmp_path / f"slurm-{first}.out").read_text()
 
 
 async def test_a_script_for_two_devices_of_a_node_has_two_runs_make_way(cluster: Cluster, tmp_path: Path) -> None:

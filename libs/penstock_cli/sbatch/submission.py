@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from penstock.gateway_client import GatewayClient
     from penstock_log import views
 
+LOGIN_VARIABLE: Final = "SBATCH_PENSTOCK_LOGIN"
+"""Names the secret that is the login of a job's user within the job; jobs that it submits have it too."""
+_CREDENTIALS: Final = "PENSTOCK_CREDENTIALS"
 _LEAST_ID: Final = 100_000_000
 _IDS: Final = 900_000_000
 """So that a number and an index behind it are less than 2 ** 31, as seeds and ports are reckoned from them."""
@@ -101,6 +104,9 @@ def prepare(
     fields["cwd"] = submission.absolute(str(overrides.get("cwd") or os.path.join(cwd, job.chdir)))
     fields["command"] = (*spool.COMMAND, script.name, *words)
     fields["digest"] = hashlib.sha256(script.body).hexdigest()
+    login = dict(fields.get("secret_files") or {}).get(_CREDENTIALS) or environ.get(LOGIN_VARIABLE, "")
+    if login:
+        fields["secret_files"] = {**dict(fields.get("secret_files") or {}), _CREDENTIALS: login}
     spec = spec_file.job(spec_file.EMPTY, fields)
     whole, environment = spool.exported(job.export, job.export_file, environ)
     job.plan |= {
@@ -109,6 +115,7 @@ def prepare(
         "name": overrides.get("name") or job.plan.get("name") or script.name,
         "time_limit_s": spec.time_limit_s,
         "partition": spec.pool,
+        "login": login,
     }
     if spec.kinds == tuple(_CPU_KINDS) and not job.plan["has_gpus"]:
         job.notes.append("it asks for no GPU, and runs on a device of kind `cpu`; --gres=gpu:1 asks for a GPU")

@@ -38,6 +38,7 @@ _LOGIN_S = 60.0
 _LONGEST_INTERPRETER = 100
 """Characters of an interpreter's path in a script's first line, which old kernels cut."""
 REQUEUED = "requeued"
+SCRIPT_PID = "script"
 
 
 def main() -> NoReturn:
@@ -187,6 +188,8 @@ class BatchScript:
             env=self._variables(environ),
             start_new_session=True,
         )
+        with open(os.path.join(self._run_dir, SCRIPT_PID), "w") as file:
+            file.write(str(process.pid))
         readers = [
             threading.Thread(target=self._copy, args=(pipe.fileno(), fd, file), daemon=True)
             for pipe, fd, file in ((process.stdout, 1, files[0]), (process.stderr, 2, files[1]))
