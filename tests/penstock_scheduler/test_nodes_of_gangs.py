@@ -7,7 +7,8 @@ from collections import Counter
 import pytest
 
 from penstock_cluster.nodes import HostUsage, Node
-from penstock_log import Device, JobSpec, validation
+from penstock_log import Device, JobSpec, SweepSpec, validation
+from penstock_log.spec import Uniform
 from penstock_scheduler.placement import FreeDevices
 
 _NODES = {"a": 3, "b": 4, "c": 2}
@@ -67,7 +68,7 @@ def test_any_devices_do_for_a_job_that_takes_them_as_they_come() -> None:
     assert HostUsage(nodes).all_run(job(4))
 
 
-@pytest.mark.parametrize(
+_REFUSED = pytest.mark.parametrize(
     ("spec", "why"),
     [
         (job(4, 3), "4 devices are no whole multiple of 3"),
@@ -78,6 +79,17 @@ def test_any_devices_do_for_a_job_that_takes_them_as_they_come() -> None:
         ),
     ],
 )
+
+
+@_REFUSED
+def test_what_cannot_be_meant_so_is_refused_of_a_sweeps_job_too(spec: JobSpec, why: str) -> None:
+    space = {"lr": Uniform(low=0.1, high=1.0)}
+    sweep = SweepSpec(name="s", metric="loss", trials=2, space=space, job=spec)
+    with pytest.raises(validation.BadInput, match=r"\$\.job\..*" + ("gpus" if why == "elastic" else why)):
+        validation.check(sweep)
+
+
+@_REFUSED
 def test_what_cannot_be_meant_so_is_refused(spec: JobSpec, why: str) -> None:
     with pytest.raises(validation.BadInput, match=why):
         validation.check(spec)
