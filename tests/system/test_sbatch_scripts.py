@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -114,6 +116,29 @@ async def test_scripts_submit_others_and_requeue_themselves(cluster: Cluster, tm
         "step 2",
         "step 3",
     ]
+
+
+async def test_run_shows_a_scripts_output_and_exits_as_it_does(cluster: Cluster, tmp_path: Path) -> None:
+    name = script(tmp_path, "#SBATCH --gpus=1 -J shown", 'echo "to be seen $1"', "exit 5")
+    done = cluster.tried("run", name, "--", "a word", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (5, "to be seen a word\n")
+    assert cluster.tried("run", script(tmp_path, "#SBATCH --gpus=1 -a 0-1", "true"), cwd=tmp_path).returncode == 2
+
+
+def test_a_script_comes_on_standard_input_and_a_job_in_toml_too(cluster: Cluster, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "penstock", "submit", "-"]
+    env = {**os.environ, "PENSTOCK_URL": cluster.url}
+    texts = ("#!/bin/sh\n#SBATCH --gpus=1\necho piped\n", 'name = "piped"\nprofile = "off"\ncommand = ["true"]\n')
+    for text in texts:
+        done = subprocess.run(command, input=text, env=env, cwd=tmp_path, capture_output=True, text=True, check=True)
+        assert asyncio.run(ends(cluster, done.stdout.strip())) == ["CD"]
+    assert [path.read_text() for path in tmp_path.glob("slurm-*.out")] == ["piped\n"]
+
+
+async def test_singletons_run_one_after_the_other(cluster: Cluster, tmp_path: Path) -> None:
+    name = script(tmp_path, "#SBATCH --gpus=1 -J alone -d singleton", "mkdir one || exit 1", "sleep 0.2", "rmdir one")
+    jobs = [cluster.tried("submit", name, cwd=tmp_path).stdout.strip() for _ in range(3)]
+    assert await ends(cluster, *jobs) == ["CD", "CD", "CD"]
 
 
 async def test_a_script_without_a_home_submits_the_next_one_with_its_users_login(

@@ -26,6 +26,7 @@ from penstock_cli.sbatch.job import SbatchJob
 from penstock_cli.sbatch.options import OPTIONS, GivenOption, SbatchError
 from penstock_cli.sbatch.script import SbatchScript
 from penstock_log import JobSpec
+from penstock_log.spec import MOST_DEPENDENCIES
 
 if TYPE_CHECKING:
     from penstock.gateway_client import GatewayClient
@@ -38,6 +39,11 @@ _LEAST_ID: Final = 100_000_000
 _IDS: Final = 900_000_000
 """So that a number and an index behind it are less than 2 ** 31, as seeds and ports are reckoned from them."""
 _TRIES: Final = 3
+_MOST_LINES: Final = 5
+_OPEN: Final = ("PD", "R", "PR", "CG")
+_MOST_OPEN: Final = 100_000
+_MEMBER: Final = re.compile(r"(?<=\d)-\d+$")
+"""The index of a job of an array; the others of the array wait for it anyway, or are waited for."""
 _CONFLICT: Final = 409
 _CPU_KINDS: Final = ["cpu"]
 
@@ -119,6 +125,11 @@ def prepare(
     }
     if spec.kinds == tuple(_CPU_KINDS) and not job.plan["has_gpus"]:
         job.notes.append("it asks for no GPU, and runs on a device of kind `cpu`; --gres=gpu:1 asks for a GPU")
+    if script.unread:
+        lines = ", ".join(map(str, script.unread[:_MOST_LINES]))
+        job.notes.append(
+            f"{script.name}:{lines}: #SBATCH below the first command is a comment, to sbatch too; move it up"
+        )
     text = array or job.array
     indices = value_formats.array(text) if text else None
     return BatchSubmission(spec=spec, job=job, script=script, environment=environment, indices=indices)
@@ -156,7 +167,30 @@ async def submit(client: GatewayClient, found: BatchSubmission, *, strict: bool)
     with tempfile.TemporaryDirectory(prefix="penstock-sbatch-") as folder:
         spool.write(Path(folder), found.script, found.job.plan, found.environment)
         code = (await client.upload(folder, user=found.spec.user)).digest
-    return await submit_coded(client, msgspec.structs.replace(found.spec, code=code), found.indices, strict=strict)
+    spec = msgspec.structs.replace(found.spec, code=code)
+    if found.job.singleton:
+        spec = msgspec.structs.replace(spec, after=(*spec.after, *await _earlier(client, spec)))
+    return await submit_coded(client, spec, found.indices, strict=strict)
+
+
+async def _earlier(client: GatewayClient, spec: JobSpec) -> Sequence[str]:
+    """
+    Return what a job waits for that is a singleton: all jobs of its name and its user that are not over.
+
+    Raises
+    ------
+    SbatchError
+        If there are more than a job can wait for.
+    """
+    user = spec.user or client.user or submission.user_name()
+    found = await client.jobs(name=spec.name, user=user, state=_OPEN, limit=_MOST_OPEN)
+    after = dict.fromkeys(f"afterany:{re.sub(_MEMBER, '', job.id)}" for job in found.jobs if job.name == spec.name)
+    if len(after) > MOST_DEPENDENCIES:
+        raise SbatchError(
+            f"--dependency=singleton: {len(after):,} jobs are called {spec.name}, and a job waits for "
+            f"{MOST_DEPENDENCIES:,} at most; submit an array of which one runs at a time: --array=0-9%1"
+        )
+    return list(after)
 
 
 async def submit_coded(
