@@ -32,7 +32,7 @@ class SecretServer:
         Called before each patch, as somebody else who is faster.
     """
 
-    def __init__(self, folder: Path, *names: str) -> None:
+    def __init__(self, folder: Path, *names: str, host: str = "127.0.0.1") -> None:
         self.secrets: dict[str, dict[str, str]] = {name: {} for name in names}
         self.versions = dict.fromkeys(names, 1)
         self.allowed = set(names)
@@ -40,7 +40,7 @@ class SecretServer:
         self.before_patch = lambda name: None  # noqa: ARG005
         self.account = folder / "account"
         self.account.mkdir(parents=True)
-        self.tls = ensured(folder / "tls", ["localhost", "127.0.0.1"])
+        self.tls = ensured(folder / "tls", ["localhost", host])
         (self.account / "ca.crt").write_text(self.tls.authority)
         (self.account / "token").write_text(TOKEN)
         (self.account / "namespace").write_text(NAMESPACE)
@@ -77,7 +77,7 @@ class SecretServer:
 
 
 @contextmanager
-def serving(server: SecretServer) -> Iterator[SecretServer]:
+def serving(server: SecretServer, host: str = "127.0.0.1") -> Iterator[SecretServer]:
     """Answer on a port of this machine while the context is open."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -95,7 +95,7 @@ def serving(server: SecretServer) -> Iterator[SecretServer]:
         def log_message(self, *_: object) -> None:
             """Say nothing."""
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listening:
+    with ThreadingHTTPServer((host, 0), Handler) as listening:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.load_cert_chain(server.tls.certificate, server.tls.key)
         listening.socket = context.wrap_socket(listening.socket, server_side=True)

@@ -1,11 +1,11 @@
 {{/*
-What everything of a release is called: 40 characters at most, so that all that is put behind it fits into 63. A longer
-name is cut, and told from others that begin alike by a part of its hash.
+What everything of a release is called: 35 characters at most, so that all that is put behind it fits, up to the names
+of pods. A longer name is cut, and told from others that begin alike by a part of its hash.
 */}}
 {{- define "penstock.fullname" -}}
 {{- $name := ternary .Release.Name (printf "%s-penstock" .Release.Name) (contains "penstock" .Release.Name) -}}
-{{- if gt (len $name) 40 -}}
-{{- printf "%s-%s" ($name | trunc 31 | trimSuffix "-" | trimSuffix ".") (sha256sum $name | trunc 8) -}}
+{{- if gt (len $name) 35 -}}
+{{- printf "%s-%s" ($name | trunc 26 | trimSuffix "-" | trimSuffix ".") (sha256sum $name | trunc 8) -}}
 {{- else -}}
 {{- $name -}}
 {{- end -}}
