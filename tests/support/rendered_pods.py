@@ -10,6 +10,7 @@ and names of Services are in their ``/etc/hosts``. Probes are run as the kubelet
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import os
 import re
@@ -35,6 +36,7 @@ needs_root = pytest.mark.skipif(
 )
 NODE = "ip-10-0-0-7.ec2.internal"
 PATIENCE_S = 120.0
+_CLUSTERS = itertools.count()
 _LOOK_S = 0.1
 _LOOKS = int(PATIENCE_S / _LOOK_S)
 _IMAGE_ENV = {"PYTHONUNBUFFERED": "1", "PENSTOCK_LOG_FORMAT": "json"}
@@ -63,10 +65,12 @@ class RenderedCluster:
     def __init__(self, folder: Path, objects: list[Object], secrets: Mapping[str, Mapping[str, bytes]]) -> None:
         self.folder, self.objects = folder, objects
         self.pods: list[RunningPod] = []
+        self.names: dict[str, str] = {}
+        """Names beside those of the Services, each with its address."""
         self._given = {name: dict(files) for name, files in secrets.items()}
-        number = os.getpid()
+        number, count = os.getpid(), next(_CLUSTERS)
         self._switch, self._ports = 0, iter(range(250))
-        self._link, self._net = f"pk{number}", f"10.{128 + number % 64}.{number // 64 % 256}"
+        self._link, self._net = f"pk{number}x{count}", f"10.{128 + number % 64}.{(number // 64 + count) % 256}"
         self._addresses = iter(range(2, 250))
         made = [one["metadata"]["name"] for one in of_kind(objects, "Secret")]
         self.api = SecretServer(folder / "api", *made, host=self.gateway)
@@ -116,28 +120,32 @@ class RenderedCluster:
         _run(*enter, "ip", "address", "add", address, "dev", link)
         _run(*enter, "ip", "link", "set", link, "up")
 
-    def pod(self, owner: Object, suffix: str = "", **labels: str) -> RunningPod:
-        """Start a pod of a workload, named after it."""
+    def give(self, name: str, files: Mapping[str, bytes]) -> None:
+        """Make a Secret as somebody beside the chart does."""
+        self._given[name] = dict(files)
+
+    def pod(self, owner: Object, suffix: str = "", address: str = "", **labels: str) -> RunningPod:
+        """Start a pod of a workload, named after it, at an address that is free or one that another had."""
         template = owner if owner["kind"] == "Pod" else owner["spec"]["template"]
-        pod = RunningPod(self, template, owner["metadata"]["name"] + suffix, labels)
+        pod = RunningPod(self, template, owner["metadata"]["name"] + suffix, labels, address)
         self.pods.append(pod)
         pod.start()
         return pod
 
-    def start(self, kind: str, name: str) -> list[RunningPod]:
+    def start(self, kind: str, name: str, address: str = "") -> list[RunningPod]:
         """Start the pods of a workload."""
         owner = named(self.objects, kind, name)
         if kind == "StatefulSet":
             first = owner["spec"]["ordinals"]["start"]
             numbers = range(first, first + owner["spec"]["replicas"])
             label = "apps.kubernetes.io/pod-index"
-            return [self.pod(owner, f"-{number}", **{label: str(number)}) for number in numbers]
+            return [self.pod(owner, f"-{number}", address, **{label: str(number)}) for number in numbers]
         count = owner["spec"].get("replicas", 1) if kind == "Deployment" else 1
         return [self.pod(owner, "" if kind == "Pod" else f"-{number}") for number in range(count)]
 
     def hosts(self) -> str:
         """Return ``/etc/hosts`` with the names that Services give to pods."""
-        lines = ["127.0.0.1 localhost"]
+        lines = ["127.0.0.1 localhost", *(f"{address} {name}" for name, address in self.names.items())]
         for service in of_kind(self.objects, "Service"):
             name, selector = service["metadata"]["name"], service["spec"]["selector"].items()
             for pod in self.pods:
@@ -159,15 +167,17 @@ class RenderedCluster:
 class RunningPod:
     """One pod: a network namespace, volumes, and one container."""
 
-    def __init__(self, cluster: RenderedCluster, template: Object, name: str, labels: Mapping[str, str]) -> None:
+    def __init__(
+        self, cluster: RenderedCluster, template: Object, name: str, labels: Mapping[str, str], address: str
+    ) -> None:
         self.cluster, self.spec, self.name = cluster, template["spec"], name
         self.labels = {**template["metadata"]["labels"], **labels}
-        self.address = cluster.address()
+        self.address = address or cluster.address()
         (self.container,) = self.spec["containers"]
         self._folder = cluster.folder / "pods" / name
-        self._folder.mkdir(parents=True)
+        self._folder.mkdir(parents=True, exist_ok=True)
         self.log = self._folder / "log"
-        self._open, self._pause = ExitStack(), 0
+        self._open, self.namespace = ExitStack(), 0
         self.process: subprocess.Popen[bytes] | None = None
         self._mounts: list[str] = []
         self._env: dict[str, str] = {}
@@ -175,15 +185,15 @@ class RunningPod:
     # --- what the kubelet does
     def start(self) -> None:
         """Make the pod's network, volumes and variables; :meth:`run` starts its container."""
-        self._pause = self._open.enter_context(_namespace(self.name[:63]))
-        _run(*_in(self._pause), "ip", "link", "set", "lo", "up")
-        self.cluster.plug(self._pause, f"{self.address}/24", "eth0")
+        self.namespace = self._open.enter_context(_namespace(self.name[:63]))
+        _run(*_in(self.namespace), "ip", "link", "set", "lo", "up")
+        self.cluster.plug(self.namespace, f"{self.address}/24", "eth0")
 
     def run(self) -> RunningPod:
         """Start the container."""
         self._env = self._environment()
         self._mounts = self._volumes()
-        with self.log.open("ab") as log:
+        with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 self._inside(self._command(), main=True),
                 env=self._env,
@@ -346,7 +356,7 @@ class RunningPod:
             users.write_text(
                 f"root:x:0:0::/root:/bin/sh\npenstock:x:{pod['runAsUser']}:{pod['runAsGroup']}::/home/penstock:/bin/sh\n"
             )
-        words = ["nsenter", "--net", "--uts", f"--target={self._pause}", "bwrap", "--die-with-parent"]
+        words = ["nsenter", "--net", "--uts", f"--target={self.namespace}", "bwrap", "--die-with-parent"]
         words += ["--unshare-ipc", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--cap-add", "CAP_SETPCAP"]
         if main:
             words += ["--unshare-pid", *([] if self.spec.get("shareProcessNamespace") else ["--as-pid-1"])]
