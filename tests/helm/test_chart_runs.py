@@ -46,8 +46,7 @@ def run_test_pod(cluster: RenderedCluster, tries: int = 1) -> str:
     for left in reversed(range(tries)):
         (pod,) = cluster.start("Pod", "demo-penstock-test")
         status = pod.run().wait()
-        cluster.pods.remove(pod)
-        pod.kill()
+        cluster.remove(pod)
         if status == 0:
             break
         assert left, pod.said()
@@ -79,7 +78,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RenderedCluste
     with made.running():
         with pytest.raises(PodWaits, match=r"has no keys\.json yet"):  # as the kubelet: it tries again later
             made.start("StatefulSet", "demo-penstock-nats")[0].run()
-        made.pods.pop().kill()
+        made.remove(made.pods[0])
         start_job_of_keys(made)
         start_all(made, "StatefulSet", "Deployment", "DaemonSet")
         yield made
@@ -120,13 +119,11 @@ def test_a_second_job_of_the_keys_changes_nothing_and_the_log_outlives_the_serve
     assert cluster.api.versions == before
     old = pod_of(cluster, "nats")
     old.end()
-    cluster.pods.remove(old)
-    address = old.address
-    old.kill()
-    new = cluster.start("StatefulSet", "demo-penstock-nats", address=address)[0]
+    cluster.remove(old)
+    new = cluster.start("StatefulSet", "demo-penstock-nats")[0]
     new.run().wait_ready()
     pod_of(cluster, "gateway").wait_ready()
-    assert "a job ran on" in run_test_pod(cluster)
+    assert "a job ran on" in run_test_pod(cluster, tries=20)  # until its gateway has found the server
     (tmp_path / "client.json").write_bytes(cluster.secret("demo-penstock-login-client")["client.json"])
     outside(new, tmp_path / "owner", "login", str(tmp_path / "client.json"))
     jobs = json.loads(outside(new, tmp_path / "owner", "ps", "-a", "-o", "json"))["jobs"]
@@ -167,8 +164,7 @@ def test_three_servers_by_a_certificate_of_somebodys_own_keep_one_log(tmp_path: 
                 pod.wait_ready()
         assert "a job ran on" in run_test_pod(made)
         servers = [pod for pod in made.pods if pod.labels["app.kubernetes.io/component"] == "nats"]
-        servers[0].kill()  # the first, which made the streams
-        made.pods.remove(servers[0])
+        made.remove(servers[0])  # the first, which made the streams
         assert "a job ran on" in run_test_pod(made, tries=20)  # until its gateway has found another server
 
 

@@ -124,26 +124,37 @@ class RenderedCluster:
         """Make a Secret as somebody beside the chart does."""
         self._given[name] = dict(files)
 
-    def pod(self, owner: Object, suffix: str = "", address: str = "", **labels: str) -> RunningPod:
-        """Start a pod of a workload, named after it, at an address that is free or one that another had."""
+    def pod(self, owner: Object, suffix: str = "", **labels: str) -> RunningPod:
+        """Start a pod of a workload, named after it."""
         template = owner if owner["kind"] == "Pod" else owner["spec"]["template"]
-        pod = RunningPod(self, template, owner["metadata"]["name"] + suffix, labels, address)
+        pod = RunningPod(self, template, owner["metadata"]["name"] + suffix, labels)
         self.pods.append(pod)
         pod.start()
+        self._tell_names()
         return pod
 
-    def start(self, kind: str, name: str, address: str = "") -> list[RunningPod]:
+    def start(self, kind: str, name: str) -> list[RunningPod]:
         """Start the pods of a workload."""
         owner = named(self.objects, kind, name)
         if kind == "StatefulSet":
             first = owner["spec"]["ordinals"]["start"]
             numbers = range(first, first + owner["spec"]["replicas"])
             label = "apps.kubernetes.io/pod-index"
-            return [self.pod(owner, f"-{number}", address, **{label: str(number)}) for number in numbers]
+            return [self.pod(owner, f"-{number}", **{label: str(number)}) for number in numbers]
         count = owner["spec"].get("replicas", 1) if kind == "Deployment" else 1
         return [self.pod(owner, "" if kind == "Pod" else f"-{number}") for number in range(count)]
 
-    def hosts(self) -> str:
+    def remove(self, pod: RunningPod) -> None:
+        """Leave nothing of a pod but its log and its claims; its names are taken from it."""
+        self.pods.remove(pod)
+        pod.kill()
+        self._tell_names()
+
+    def _tell_names(self) -> None:
+        for pod in self.pods:
+            pod.hosts.write_text(self._names())  # in place: it is mounted in containers that run
+
+    def _names(self) -> str:
         """Return ``/etc/hosts`` with the names that Services give to pods."""
         lines = ["127.0.0.1 localhost", *(f"{address} {name}" for name, address in self.names.items())]
         for service in of_kind(self.objects, "Service"):
@@ -167,16 +178,14 @@ class RenderedCluster:
 class RunningPod:
     """One pod: a network namespace, volumes, and one container."""
 
-    def __init__(
-        self, cluster: RenderedCluster, template: Object, name: str, labels: Mapping[str, str], address: str
-    ) -> None:
+    def __init__(self, cluster: RenderedCluster, template: Object, name: str, labels: Mapping[str, str]) -> None:
         self.cluster, self.spec, self.name = cluster, template["spec"], name
         self.labels = {**template["metadata"]["labels"], **labels}
-        self.address = address or cluster.address()
+        self.address = cluster.address()
         (self.container,) = self.spec["containers"]
         self._folder = cluster.folder / "pods" / name
         self._folder.mkdir(parents=True, exist_ok=True)
-        self.log = self._folder / "log"
+        self.log, self.hosts = self._folder / "log", self._folder / "hosts"
         self._open, self.namespace = ExitStack(), 0
         self.process: subprocess.Popen[bytes] | None = None
         self._mounts: list[str] = []
@@ -350,9 +359,8 @@ class RunningPod:
     def _inside(self, command: list[str], *, main: bool) -> list[str]:
         """Return a command line that runs a command in this pod's network and in the container's file system."""
         pod, own = self.spec["securityContext"], self.container["securityContext"]
-        hosts, users = self._folder / "hosts", self._folder / "passwd"
+        users = self._folder / "passwd"
         if main:
-            hosts.write_text(self.cluster.hosts())
             users.write_text(
                 f"root:x:0:0::/root:/bin/sh\npenstock:x:{pod['runAsUser']}:{pod['runAsGroup']}::/home/penstock:/bin/sh\n"
             )
@@ -364,7 +372,7 @@ class RunningPod:
         for folder in _IMAGE_FOLDERS:
             words += ["--dir", folder]
         words += ["--perms", "1777", "--dir", "/dev/shm"]
-        words += ["--ro-bind", str(hosts), "/etc/hosts", "--ro-bind", str(users), "/etc/passwd"]
+        words += ["--ro-bind", str(self.hosts), "/etc/hosts", "--ro-bind", str(users), "/etc/passwd"]
         words += ["--ro-bind", str(ROOT / "examples"), "/opt/penstock/examples", *self._mounts]
         assert own["readOnlyRootFilesystem"]
         words = _with_parents(words)
