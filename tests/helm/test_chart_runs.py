@@ -88,6 +88,20 @@ def test_every_container_is_ready_by_its_probes_and_a_job_runs_to_its_end(cluste
     assert "a job ran on demo-penstock-executor-emulated-0" in run_test_pod(cluster)
 
 
+def test_nothing_that_doctor_looks_for_is_missing_and_the_agents_of_a_node_run(
+    cluster: RenderedCluster, tmp_path: Path
+) -> None:
+    server, node = pod_of(cluster, "nats"), pod_of(cluster, "executor")
+    (tmp_path / "client.json").write_bytes(cluster.secret("demo-penstock-login-client")["client.json"])
+    outside(server, tmp_path / "owner", "login", str(tmp_path / "client.json"))
+    assert "1 up with 2 devices" in outside(server, tmp_path / "owner", "doctor")
+    (agent,) = json.loads(outside(server, tmp_path / "owner", "memory", "ls", "-o", "json"))
+    assert agent["id"] == "ip-10-0-0-7-ec2-internal"
+    events = [json.loads(line) for line in node.log.read_text().splitlines() if line.startswith("{")]
+    assert sorted(one["agent"] for one in events if one["event"] == "agent_started") == ["aggregator", "memory"]
+    assert not [one for one in events if one["event"] in {"process_died", "node_without_agent"}]
+
+
 def test_settings_of_the_config_are_read(cluster: RenderedCluster) -> None:
     pod = pod_of(cluster, "gateway")
     assert pod.execute("cat", "/etc/penstock/penstock.toml").stdout == "[gateway]\nopen_jobs = 77\n"
