@@ -95,6 +95,7 @@ def in_pilots(folder: Path, slurm: SlurmCluster, work: Work, *, kept: bool) -> t
         for name, value in slurm.environment.items():
             patch.setenv(name, value)
         patch.setenv("PENSTOCK_EXECUTOR_DEVICES", "cpu")
+        patch.setenv("TMPDIR", str(folder.parent))  # for what pilots leave that are killed
         return _on_cluster(folder, asked)
 
 

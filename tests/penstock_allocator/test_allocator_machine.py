@@ -334,6 +334,17 @@ def test_a_look_for_many_pilots_tries_few_rounds(monkeypatch: pytest.MonkeyPatch
     assert len(made) <= 14
 
 
+@pytest.mark.parametrize(("max_pilots", "wait_s"), [(2, 1.0), (400, 4.02), (1_000, 10.0)])
+def test_a_small_pool_is_looked_at_more_often_than_a_large_one(max_pilots: int, wait_s: float) -> None:
+    spec = AllocationSpec(provider="slurm", max_pilots=max_pilots)
+    one = Scenario(decider(AllocatorSettings(look_s=10.0))).given(AllocationAdded(name="lab", spec=spec, at_s=0.0))
+    assert planned(one.given(job("j")).at(5.0).settle()) == ["lab-1"]
+    one.given(submitted("lab-1", 5.0), *joined("lab-1", 5.0, fast=1), job("k"))
+    assert one.state.looks["lab"].at_s == 5.0
+    one.at(5.1).then()
+    one.then_wakes_at(pytest.approx(5.0 + wait_s, abs=0.02))
+
+
 def test_two_thousand_jobs_ask_for_no_more_pilots_than_the_backlog() -> None:
     one = known(backlog=2, max_pilots=100)
     for number in range(2_000):  # a fold checks each of them; more take no other way
