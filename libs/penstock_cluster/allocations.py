@@ -281,12 +281,10 @@ def devices_asked(spec: AllocationSpec) -> int:
     --------
     >>> def asked(*options, nodes=1):
     ...     return devices_asked(AllocationSpec(provider="slurm", options=options, nodes=nodes))
-    >>> asked("--gres=gpu:a100:4"), asked("--gres", "tmpfs:5,gpu:2"), asked("--gres=gpu")
-    (4, 2, 1)
-    >>> asked("--gpus-per-node=v100:8"), asked("-G", "4", nodes=2), asked("--gpus=a100:3,v100:1"), asked("-G2")
-    (8, 2, 4, 2)
-    >>> asked("--partition=gpu"), asked("--gres")
-    (0, 0)
+    >>> asked("--gres=gpu:a100:4"), asked("--gres", "tmpfs:5,gpu:2"), asked("--gres=gpu"), asked("--gpus-per-node=v:8")
+    (4, 2, 1, 8)
+    >>> asked("-G", "4", nodes=2), asked("--gpus=a100:3,v100:1"), asked("-G2"), asked("--partition=x"), asked("--gres")
+    (2, 4, 2, 0, 0)
     """
     if spec.provider != "slurm":
         return 0

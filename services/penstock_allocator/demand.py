@@ -3,7 +3,7 @@ How many more pilots waiting jobs would run on.
 
 :func:`wanted` asks the matcher's own round: it adds the nodes of more pilots to the pool, and looks at which jobs would
 start then that would not without them. The nodes of pilots that are on their way are there in every round, so that no
-pilot is submitted twice for one job.
+pilot is submitted twice for one job. :func:`spare` takes pilots away that wait for their start, and asks the same.
 """
 
 from __future__ import annotations
@@ -76,13 +76,14 @@ def wanted(
     rules : RoundRules
         The pool's.
     most : int
-        The most pilots that may be submitted now.
+        The most pilots that may be submitted now. A job that needs more than these gets so many to begin with, if the
+        allocation may ever have enough.
 
     Notes
     -----
     The rounds of one moment, at most 2 log2(``most``) + 3 times, each on an index of the pool that is made for it:
     O(J log J) for J jobs of the pool. The number of pilots is doubled while more jobs start, or where a job waits that
-    only several pilots hold, and then bisected. A job that ``most`` pilots do not hold brings none. Where not even the
+    only several pilots hold, and then bisected. Where not even the
     number of an allocation's devices is known yet, one pilot is tried, with every kind that a waiting job names, and as
     many devices as the largest of them asks for.
     """
@@ -99,9 +100,10 @@ def wanted(
     largest = max(job.spec.gpus for job in waiting)
     for shape in _shapes(allocation, waiting, largest):
         spreads = largest > sum(len(node.devices) for node in shape)
-        pilots, started = _fewest(trial, coming, shape, before, limit, spreads=spreads)
+        ever = max(limit, allocation.spec.max_pilots - len(allocation.pilots)) if spreads and limit > 0 else limit
+        pilots, started = _fewest(trial, coming, shape, before, ever, spreads=spreads)
         if pilots:
-            return PilotDemand(pilots, _because(started, before), again_s)
+            return PilotDemand(min(pilots, limit), _because(started, before), again_s)
     return NO_DEMAND._replace(again_s=again_s)
 
 
@@ -120,7 +122,8 @@ def spare(
     Return how many pilots that wait for their start no waiting job would run on; parameters as for :func:`wanted`.
 
     The pilots that came last are spare first, and ``min_pilots`` never are. What is in the pool counts as if it were
-    there for good: a job that would start without these pilots does not need them.
+    there for good: a job that would start without these pilots does not need them. While a gang waits that would start
+    once the allocation has all of its pilots, none is spare.
     """
     waiting = [pilot for pilot in allocation.coming if not pilot.started_s]
     staying = sum(not pilot.is_withdrawn for pilot in allocation.pilots.values())
@@ -136,12 +139,15 @@ def spare(
     rest = [node for node in coming if node.labels.get(LABEL_PILOT) not in own]
 
     def starts(shape: Sequence[Node], pilots: int) -> int:
-        nodes = (node for pilot in waiting[:pilots] for node in _named(shape, pilot.id))
-        return len(trial.starts([*rest, *nodes]))
+        names = [pilot.id for pilot in waiting[:pilots]] + [f"more-{n}" for n in range(pilots - len(waiting))]
+        return len(trial.starts([*rest, *(node for name in names for node in _named(shape, name))]))
 
-    needed = len(waiting) - most
-    for shape in _shapes(allocation, asking, max(job.spec.gpus for job in asking)):
+    needed, ever = len(waiting) - most, len(waiting) + allocation.spec.max_pilots - len(allocation.pilots)
+    largest = max(job.spec.gpus for job in asking)
+    for shape in _shapes(allocation, asking, largest):
         all_start, too_few, enough = starts(shape, len(waiting)), needed - 1, len(waiting)
+        if largest > sum(len(node.devices) for node in shape) and starts(shape, ever) > all_start:
+            return 0
         while enough - too_few > 1:
             pilots = (too_few + enough) // 2
             too_few, enough = (too_few, pilots) if starts(shape, pilots) >= all_start else (pilots, enough)

@@ -34,6 +34,7 @@ from penstock_log import Commit, PilotEnded, PilotStarted, PilotSubmitted, Pilot
 from penstock_log.allocation_facts import PilotEnd
 from penstock_log.codec import AnyEvent
 from penstock_log.request_bodies import AllocationRequest, RevokeRequest, TokenRequest
+from penstock_log.text import escaped
 from penstock_log.views import PilotTrialView
 from penstock_scheduler.pool.pool_settings import MatcherSettings
 
@@ -46,7 +47,8 @@ _LOGIN_MARGIN_S: Final = 600.0
 
 _TICK_S: Final = 0.25
 _SOON_S: Final = 0.25
-"""How soon after a submission it is looked whether the pilot has started: its provider may have room."""
+"""How soon after a submission it is looked whether the pilot has started, as its provider may have room; or after a
+submission to a provider that did not answer, whether it does."""
 
 
 _NOTE_S: Final = 30.0
@@ -83,6 +85,7 @@ class PilotKeeper:
         self._folder = Path(settings.data_dir).absolute()
         self._looked_s: dict[str, float] = {}
         self._looking: set[str] = set()
+        self._silent: dict[str, str] = {}
         self._tokens: dict[str, tuple[str, str]] = {}
         self.moved = asyncio.Event()
         """Set where there may be something to do before the next look."""
@@ -136,35 +139,51 @@ class PilotKeeper:
 
     def _begin_looks(self, looks: asyncio.TaskGroup) -> None:
         """Look at the allocations that are due, side by side: a provider that takes its time delays no other's."""
+        if self._silent:
+            self._tell_silence()  # of an allocation that has no pilots any more nothing is asked
         for allocation in list(self._replica.live.state.allocations.by_name.values()):
             pilots = list(allocation.pilots.values())
-            due = self._is_due(allocation.name, pilots)
-            due = due or bool(allocation.removed_s)
-            due = due or any(not pilot.submitted_s or pilot.is_withdrawn for pilot in pilots)
-            if pilots and due and allocation.name not in self._looking:
+            if pilots and allocation.name not in self._looking and self._is_due(allocation):
                 self._looked_s[allocation.name] = self._shell.monotonic()
                 self._looking.add(allocation.name)
                 looks.create_task(self._look(allocation, pilots))
 
-    def _is_due(self, name: str, pilots: Sequence[Pilot]) -> bool:
-        """Say whether it is time for a look: soon after a submission, as there may be room, and then ever later."""
-        since_s = self._shell.monotonic() - self._looked_s.get(name, -math.inf)
+    def _is_due(self, allocation: Allocation) -> bool:
+        """Say whether it is time for a look: at once where there is something to do, soon after it, then ever later."""
+        since_s = self._shell.monotonic() - self._looked_s.get(allocation.name, -math.inf)
         last_s = self._shell.now_s() - since_s
-        waited_s = (last_s - pilot.submitted_s for pilot in pilots if pilot.submitted_s and not pilot.started_s)
-        return since_s >= min(self._settings.poll_s, max(_SOON_S, min(waited_s, default=math.inf)))
+        pilots = allocation.pilots.values()
+        asked_s = [allocation.removed_s, *(one.planned_s for one in pilots if not one.submitted_s)]
+        asked_s += (one.withdrawn_s for one in pilots)
+        submitted_s = (one.submitted_s for one in pilots if not one.started_s)
+        changed_s = max([*asked_s, *submitted_s])
+        return max(asked_s) > last_s or since_s >= min(self._settings.poll_s, max(_SOON_S, last_s - changed_s))
 
     async def _look(self, allocation: Allocation, pilots: Sequence[Pilot]) -> None:
         try:
-            await self._look_at(allocation, pilots)
+            self._note_silence(allocation, await self._look_at(allocation, pilots))
             await asyncio.to_thread(self._remove_folders, allocation.name, _over(allocation))
         except ProviderSilent as error:
+            self._note_silence(allocation, str(error))
             self._shell.log.warning("provider_unavailable", allocation=allocation.name, error=str(error))
         except Conflict:  # the decider was faster; the next look sees what it did
+            self._looked_s.pop(allocation.name, None)
             self.moved.set()
         except BusError as error:
             self._shell.log.warning("pilots_not_looked_at", allocation=allocation.name, error=str(error))
         finally:
             self._looking.discard(allocation.name)
+
+    def _note_silence(self, allocation: Allocation, reason: str) -> None:
+        """Tell people for which allocations nothing is heard of their providers; without a reason, it is."""
+        self._silent[allocation.name] = escaped(reason)
+        self._tell_silence()
+
+    def _tell_silence(self) -> None:
+        with_pilots = {one.name for one in self._replica.live.state.allocations.by_name.values() if one.pilots}
+        self._silent = {name: text for name, text in self._silent.items() if text and name in with_pilots}
+        said = "; ".join(f"{name}: {text}" for name, text in self._silent.items())
+        self._shell.vitals.note = f"gets no answer about pilots of {said}" if said else ""
 
     def _remove_folders(self, name: str, over: Collection[str]) -> None:
         """Remove what pilots have left behind that have long ended."""
@@ -175,7 +194,9 @@ class PilotKeeper:
         except OSError as error:
             self._shell.log.warning("folders_not_removed", allocation=name, error=str(error))
 
-    async def _look_at(self, allocation: Allocation, pilots: Sequence[Pilot]) -> None:
+    async def _look_at(self, allocation: Allocation, pilots: Sequence[Pilot]) -> str:
+        """Do what is next for each pilot; return what is said where the place of one does not answer, or nothing."""
+        silence = ""
         provider = self._providers[allocation.spec.provider]
         names = {allocation.pilot_name(pilot.id): self.place(pilot.id) for pilot in pilots}
         found = await provider.list_jobs(names)
@@ -184,9 +205,11 @@ class PilotKeeper:
             try:
                 await self._move_on(provider, allocation, pilot, found.get(allocation.pilot_name(pilot.id)))
             except ProviderSilent as error:
+                silence = str(error)
                 self._shell.log.warning(
                     "provider_unavailable", allocation=allocation.name, pilot=pilot.id, error=str(error)
                 )
+        return silence
 
     async def _note_waits(
         self, allocation: Allocation, pilots: Sequence[Pilot], found: Mapping[str, ProviderJob]
@@ -214,8 +237,10 @@ class PilotKeeper:
             await self._begin(provider, allocation, pilot, job)
         elif job is None or job.state in {"ended", "cancelled"}:
             await self._conclude(allocation, pilot, job)
-        elif allocation.removed_s or (pilot.is_withdrawn and job.state == "waiting"):
+        elif allocation.removed_s:
             await provider.cancel(job, self.place(pilot.id))
+        elif pilot.is_withdrawn and job.state == "waiting":
+            await provider.cancel(job, self.place(pilot.id), only_waiting=True)
         elif job.state == "running" and not pilot.started_s:
             fact = PilotStarted(name=allocation.name, pilot_id=pilot.id, hosts=job.hosts, at_s=self._shell.now_s())
             await self._append(allocation, fact)

@@ -37,7 +37,7 @@ from penstock_scheduler.pool.scheduler_state import READ, SchedulerState, fold
 from penstock_scheduler.round_types import RoundRules
 
 _LONGEST_BACKOFF_S = 600.0
-_JOBS_OF_LOOK = 1_000
+_SIZE_OF_LOOK = 1_000
 _LEAST_LOOK = 0.1
 
 
@@ -54,8 +54,8 @@ class AllocatorSettings(msgspec.Struct, frozen=True, kw_only=True):
         Holds the checkpoints of jobs that run in pilots, who are gone when a job goes on elsewhere; on such a file
         system too. Empty: ``checkpoints`` in ``data_dir``.
     look_s : float
-        The least time between two looks at what waits, in seconds, where a thousand jobs are open. A look costs the
-        time of a few rounds: with fewer jobs it may be sooner, down to a tenth.
+        The least time between two looks at what waits, in seconds, where there are a thousand open jobs, nodes and
+        pilots to come. A look costs the time of a few rounds: with fewer of them it may be sooner, down to a tenth.
     poll_s : float
         Seconds between two looks at the pilots of an allocation at their provider.
     most_failures : int
@@ -260,7 +260,8 @@ def _look(
     last = state.looks.get(allocation.name)
     if last is not None and last.seq == state.seq and now_s < last.found.again_s:
         return last.found, last.found.again_s
-    look_s = settings.look_s * min(1.0, max(_LEAST_LOOK, len(state.jobs) / _JOBS_OF_LOOK))
+    size = len(state.jobs) + len(state.cluster.nodes) + allocation.spec.max_pilots * allocation.spec.nodes
+    look_s = settings.look_s * min(1.0, max(_LEAST_LOOK, size / _SIZE_OF_LOOK))
     if last is not None and now_s < last.at_s + look_s:
         return NO_DEMAND, last.at_s + look_s
     found = demand_of(state, allocation, now_s, matcher, most, join_s=settings.join_s)
@@ -301,8 +302,12 @@ def _others(state: AllocatorState, allocation: Allocation) -> list[Allocation]:
 def _terms(
     state: AllocatorState, allocation: Allocation, now_s: float, join_s: float, matcher: MatcherSettings
 ) -> _Terms:
-    refused = {one.name: one.refused for one in state.allocations.by_name.values()}
-    return _Terms(refused=refused, now_s=now_s, join_s=join_s, rules=rules_of(state, allocation.spec.pool, matcher))
+    return _Terms(
+        refused={one.name: one.refused for one in state.allocations.by_name.values()},
+        now_s=now_s,
+        join_s=join_s,
+        rules=rules_of(state, allocation.spec.pool, matcher),
+    )
 
 
 def _planned(allocation: Allocation, found: PilotDemand, now_s: float) -> Iterator[PilotPlanned]:

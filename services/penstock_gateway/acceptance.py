@@ -425,6 +425,10 @@ def _late_warning(spec: JobSpec) -> Iterator[str]:
         )
 
 
+_LOGIN: Final = "secret_files", "PENSTOCK_CREDENTIALS"
+"""Of Penstock's own variables the only one: a job's user may let it ask Penstock in their name."""
+
+
 def _unusable_secrets(spec: JobSpec) -> Iterator[str]:
     """Yield what is wrong with the variables that are to hold secrets."""
     for field, others in (("secrets", (spec.env, spec.secret_files)), ("secret_files", (spec.env,))):
@@ -432,7 +436,7 @@ def _unusable_secrets(spec: JobSpec) -> Iterator[str]:
             shown = json.dumps(variable[:_MOST_CHARACTERS])
             if not _VARIABLE.fullmatch(variable):
                 yield f"{field}: expected a variable's name, of letters, digits and _, got {shown}"
-            elif variable.startswith("PENSTOCK_"):
+            elif variable.startswith("PENSTOCK_") and (field, variable) != _LOGIN:
                 yield f"{field}: {shown} is one of Penstock's own variables; choose another"
             elif any(variable in other for other in others):
                 yield f"{field}: {shown} has a value already, by `env` or `secret_files`; leave one of them out"

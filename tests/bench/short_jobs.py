@@ -36,6 +36,28 @@ with penstock.session() as session:
 """
 
 
+SAVING_SCRIPT: Final = f"""
+import sys, time
+from pathlib import Path
+import penstock
+
+done = [0]
+
+def save(folder):
+    (folder / "done").write_text(str(done[0]))
+
+def load(folder):
+    done[0] = int((folder / "done").read_text())
+
+with penstock.session() as session:
+    session.on_checkpoint(save, load)
+    for step in session.iterations(range(round(float(sys.argv[1]) / {STEP_S}))):
+        time.sleep({STEP_S})
+        done[0] = step
+"""
+"""As :data:`SCRIPT`, and it has something to save: a run that is preempted goes on where it was."""
+
+
 class ShortJob(NamedTuple):
     """When a job comes, how long it takes, and on how many devices; seconds since the first one could come."""
 

@@ -117,7 +117,16 @@ def test_a_gang_that_one_pilot_does_not_hold_gets_as_many_as_hold_it() -> None:
         "lab-4",
     ]
     assert planned(known(backlog=2).given(job("j", gpus=3)).settle()) == ["lab-2", "lab-3"]
-    assert known(backlog=1).given(job("j", gpus=3)).settle() == [], "no two of them may wait at once"
+    assert known(backlog=9, max_pilots=2).given(job("j", gpus=5)).settle() == [], "two pilots have four devices"
+
+
+def test_a_gang_of_more_pilots_than_may_wait_gets_one_after_the_other() -> None:
+    one = known(backlog=1).given(job("j", gpus=3))
+    assert planned(one.settle()) == ["lab-2"]
+    one.given(submitted("lab-2"), PilotStarted(name="lab", pilot_id="lab-2", at_s=11.0)).at(12.0)
+    assert planned(one.settle()) == ["lab-3"]
+    one.given(submitted("lab-3"), PilotStarted(name="lab", pilot_id="lab-3", at_s=13.0)).at(14.0)
+    assert one.settle() == []
 
 
 def test_a_gang_brings_the_first_pilot_though_nobody_knows_what_it_has() -> None:
@@ -140,9 +149,9 @@ def test_each_gang_that_fills_a_pilot_gets_one() -> None:
     assert planned(known(backlog=9).given(job("j", gpus=2), job("k", gpus=2)).settle()) == ["lab-2", "lab-3"]
 
 
-def test_a_gang_over_the_nodes_of_a_pilot_gets_one_and_a_larger_one_none_where_one_may_wait() -> None:
+def test_a_gang_over_the_nodes_of_a_pilot_gets_one_and_one_too_large_for_all_gets_none() -> None:
     assert planned(known(nodes=2, backlog=9).given(job("j", gpus=4)).settle()) == ["lab-2"]
-    assert known(nodes=2, backlog=1).given(job("j", gpus=5)).settle() == []
+    assert known(nodes=2, max_pilots=1).given(job("j", gpus=5)).settle() == []
 
 
 @pytest.mark.parametrize("jobs", range(1, 20))
@@ -325,6 +334,17 @@ def test_a_look_for_many_pilots_tries_few_rounds(monkeypatch: pytest.MonkeyPatch
     assert len(made) <= 14
 
 
+@pytest.mark.parametrize(("max_pilots", "wait_s"), [(2, 1.0), (400, 4.02), (1_000, 10.0)])
+def test_a_small_pool_is_looked_at_more_often_than_a_large_one(max_pilots: int, wait_s: float) -> None:
+    spec = AllocationSpec(provider="slurm", max_pilots=max_pilots)
+    one = Scenario(decider(AllocatorSettings(look_s=10.0))).given(AllocationAdded(name="lab", spec=spec, at_s=0.0))
+    assert planned(one.given(job("j")).at(5.0).settle()) == ["lab-1"]
+    one.given(submitted("lab-1", 5.0), *joined("lab-1", 5.0, fast=1), job("k"))
+    assert one.state.looks["lab"].at_s == 5.0
+    one.at(5.1).then()
+    one.then_wakes_at(pytest.approx(5.0 + wait_s, abs=0.02))
+
+
 def test_two_thousand_jobs_ask_for_no_more_pilots_than_the_backlog() -> None:
     one = known(backlog=2, max_pilots=100)
     for number in range(2_000):  # a fold checks each of them; more take no other way
@@ -430,3 +450,12 @@ def test_the_first_pilot_of_which_nothing_is_known_stays_while_any_job_waits_tha
     one.given(*cancelled("j", at_s=1e6))
     assert one.at(1e6 + 15.0).settle() == []
     assert withdrawn(one.at(1e6 + 75.0).settle()) == ["lab-1"]
+
+
+def test_no_pilot_is_withdrawn_while_a_gang_waits_that_all_pilots_would_hold() -> None:
+    for gpus, gone in ((8, []), (10, ["lab-2"])):
+        one = known(backlog=1).given(job("gang", gpus=8))
+        assert planned(one.settle()) == ["lab-2"]
+        one.given(submitted("lab-2"), job("other", gpus=gpus), *cancelled("gang", at_s=20.0)).at(25.0)
+        one.settle()
+        assert withdrawn(one.at(85.0).settle()) == gone

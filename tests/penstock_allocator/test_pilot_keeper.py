@@ -71,8 +71,10 @@ class FakeProvider:
         self._answer()
         return {name: found for name, found in self.jobs.items() if name in pilots}
 
-    async def cancel(self, one: ProviderJob, _place: PilotFolder) -> None:
+    async def cancel(self, one: ProviderJob, _place: PilotFolder, *, only_waiting: bool = False) -> None:
         self._answer()
+        if only_waiting and one.state != "waiting":
+            return
         self.cancelled.append(one.id)
         self.jobs = {name: found for name, found in self.jobs.items() if found.id != one.id}
 
@@ -186,6 +188,16 @@ async def test_a_planned_pilot_is_submitted_once_and_followed_to_its_end(
     assert not (tmp_path / "pilots" / "lab-1" / "token").exists()
 
 
+async def test_a_pilot_that_starts_at_once_is_seen_to_start_long_before_the_next_regular_look(
+    memory_bus: MemoryBus, provider: FakeProvider, tmp_path: Path
+) -> None:
+    async with allocator(memory_bus, tmp_path, poll_s=3_600.0):
+        await tell(memory_bus, ADDED, job("j"))
+        await eventually(count_of(memory_bus, PilotSubmitted, 1))
+        provider.move("running")
+        await eventually(count_of(memory_bus, PilotStarted, 1))
+
+
 async def test_a_pilot_that_an_earlier_allocator_has_submitted_is_adopted(
     memory_bus: MemoryBus, provider: FakeProvider, tmp_path: Path
 ) -> None:
@@ -201,16 +213,31 @@ async def test_a_pilot_that_an_earlier_allocator_has_submitted_is_adopted(
 async def test_nothing_is_concluded_while_the_provider_does_not_answer(
     memory_bus: MemoryBus, provider: FakeProvider, tmp_path: Path
 ) -> None:
-    async with allocator(memory_bus, tmp_path):
+    async with allocator(memory_bus, tmp_path) as shell:
         await tell(memory_bus, ADDED, job("j"))
         await eventually(count_of(memory_bus, PilotSubmitted, 1))
+        assert not shell.vitals.note
         provider.silent, provider.jobs = True, {}
         await tell(memory_bus, job("k"), job("l"))
         await asked_twice_more(provider)
         assert not await told(memory_bus, PilotEnded)
+        assert shell.vitals.note == "gets no answer about pilots of lab: no controller"
         provider.silent = False
+        await eventually(lambda: not shell.vitals.note)
         await eventually(count_of(memory_bus, PilotEnded, 1))
     assert len(provider.submissions) <= 3
+
+
+async def test_nobody_is_told_of_a_silence_that_matters_to_no_pilot_any_more(
+    memory_bus: MemoryBus, provider: FakeProvider, tmp_path: Path
+) -> None:
+    provider.silent = True
+    async with allocator(memory_bus, tmp_path) as shell:
+        await tell(memory_bus, ADDED, job("j"))
+        await eventually(lambda: bool(shell.vitals.note))
+        ended = PilotEnded(name="lab", pilot_id="lab-1", state="cancelled", at_s=3.0)
+        await tell(memory_bus, AllocationRemoved(name="lab", at_s=2.0), ended)
+        await eventually(lambda: not shell.vitals.note)
 
 
 async def test_refused_submissions_pause_the_allocation_and_are_not_repeated(

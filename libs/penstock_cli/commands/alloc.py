@@ -17,6 +17,7 @@ import typer
 from penstock_cli import render
 from penstock_cli.invocation import AnswerOut, At, Exit, Failure, Out, bad_input, call
 from penstock_cli.value_formats import clock, environment, moment, span, time_limit_s, words
+from penstock_log.text import count
 
 if TYPE_CHECKING:
     from penstock_log import AllocationSpec, views
@@ -237,7 +238,8 @@ def _reason(pilot: views.PilotView) -> str:
 def _show_head(one: views.AllocationView) -> None:
     spec = one.spec
     render.say(f"{one.name}: {one.state}" + (f", {one.reason or one.failure}" if one.reason or one.failure else ""))
-    what = f"at most {spec.max_pilots} pilots, {spec.backlog} of them waiting"
+    waiting = min(spec.backlog, spec.max_pilots)
+    what = f"at most {count(spec.max_pilots, 'pilot')}, {waiting} of them waiting"
     each = f"{spec.nodes} nodes each, " if spec.nodes > 1 else ""
     idle = f", idle for {span(spec.idle_s)} at most" if spec.idle_s else ""
     render.say(f"{spec.provider}, {what}; {each}for {span(spec.walltime_s)}{idle}; {one.made} so far")

@@ -77,8 +77,8 @@ class PilotProvider(Protocol):
         One that ended a while ago may be missing, as one that was never submitted is.
         """
 
-    async def cancel(self, job: ProviderJob, place: PilotFolder) -> None:
-        """End a pilot; one that has ended is passed over."""
+    async def cancel(self, job: ProviderJob, place: PilotFolder, *, only_waiting: bool = False) -> None:
+        """End a pilot, or with ``only_waiting`` one that has not started; others are passed over."""
 
     async def try_out(self, spec: AllocationSpec, place: PilotFolder) -> str:
         """
