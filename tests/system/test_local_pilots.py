@@ -16,6 +16,7 @@ import penstock
 from penstock_log import AllocationSpec
 from penstock_testing import eventually
 
+pytestmark = pytest.mark.thorough
 SUPPORT = Path(__file__).parents[1] / "support"
 SLOW_S = 90.0
 
