@@ -63,7 +63,7 @@ class Pilot(msgspec.Struct, kw_only=True):
     ----------
     reason : str
         For which jobs it was planned, in words.
-    provider_id, token : str
+    provider_id, token, waits : str
         As :class:`penstock_log.PilotSubmitted` has them.
     planned_s, submitted_s, started_s, joined_s, ended_s : float
         When, seconds since the epoch; 0 for what has not happened. It has joined when the first of its nodes has.
@@ -78,6 +78,7 @@ class Pilot(msgspec.Struct, kw_only=True):
     reason: str = ""
     provider_id: str = ""
     token: str = ""
+    waits: str = ""
     hosts: tuple[str, ...] = ()
     submitted_s: float = 0.0
     started_s: float = 0.0
@@ -293,7 +294,8 @@ class AllocationTable(msgspec.Struct):
             return False
         match event:
             case PilotSubmitted():
-                pilot.provider_id, pilot.token, pilot.submitted_s = event.provider_id, event.token, event.at_s
+                pilot.provider_id, pilot.token, pilot.waits = event.provider_id, event.token, event.waits
+                pilot.submitted_s = pilot.submitted_s or event.at_s
             case PilotStarted():
                 pilot.hosts, pilot.started_s = event.hosts, event.at_s
             case PilotEnded():

@@ -73,7 +73,7 @@ class PilotPlanned(Event, frozen=True, kw_only=True, tag="pilot.planned.v1"):
 
 class PilotSubmitted(Event, frozen=True, kw_only=True, tag="pilot.submitted.v1"):
     """
-    The provider has a pilot.
+    The provider has a pilot. It comes again while the pilot waits there, where the provider says for what.
 
     Attributes
     ----------
@@ -81,12 +81,15 @@ class PilotSubmitted(Event, frozen=True, kw_only=True, tag="pilot.submitted.v1")
         As the provider calls it, such as the number of Slurm's job.
     token : str
         Id of the token by which its nodes join; empty where none was needed.
+    waits : str
+        What it waits for, in words; empty where nobody has said.
     """
 
     name: str
     pilot_id: str
     provider_id: str
     token: str = ""
+    waits: str = ""
 
 
 class PilotStarted(Event, frozen=True, kw_only=True, tag="pilot.started.v1"):

@@ -43,6 +43,10 @@ _QUEUE_S: Final = 30 * 86_400.0
 _LOGIN_MARGIN_S: Final = 600.0
 """How much longer than its walltime a pilot's logins count."""
 
+_WAITS_S: Final = 60.0
+"""The least time between two facts about why a pilot waits."""
+_MOST_REASON: Final = 1_000
+
 
 class NoToken(Exception):
     """The issuer gave no token; the message says why."""
@@ -73,8 +77,16 @@ class PilotKeeper:
         self._looked_s: dict[str, float] = {}
         self._looking: set[str] = set()
         self._tokens: dict[str, tuple[str, str]] = {}
+        self._waits_s: dict[str, float] = {}
         self.moved = asyncio.Event()
         """Set where there may be something to do before the next look."""
+
+    def look_again(self, provider: str) -> None:
+        """Look at a provider's pilots at once: it has said that something became of one."""
+        for allocation in self._replica.live.state.allocations.by_name.values():
+            if allocation.spec.provider == provider:
+                self._looked_s.pop(allocation.name, None)
+        self.moved.set()
 
     def place(self, pilot_id: str) -> PilotFolder:
         """Return the files of a pilot."""
@@ -159,7 +171,7 @@ class PilotKeeper:
     async def _look_at(self, allocation: Allocation, pilots: Sequence[Pilot]) -> None:
         provider = self._providers[allocation.spec.provider]
         names = {allocation.pilot_name(pilot.id): self.place(pilot.id) for pilot in pilots}
-        found = await provider.list_jobs(names)
+        found = await provider.list_jobs(allocation.spec, names)
         for pilot in pilots:
             try:
                 await self._move_on(provider, allocation, pilot, found.get(allocation.pilot_name(pilot.id)))
@@ -177,9 +189,14 @@ class PilotKeeper:
         if not pilot.submitted_s:
             await self._begin(provider, allocation, pilot, job)
         elif job is None or job.state in {"ended", "cancelled"}:
-            await self._conclude(allocation, pilot, job)
+            await self._conclude(provider, allocation, pilot, job)
         elif allocation.removed_s:
             await provider.cancel(job, self.place(pilot.id))
+        elif job.state == "stuck":
+            await provider.cancel(job, self.place(pilot.id))
+            await self._end(allocation, pilot, "failed", f"no node joined; {job.reason}")
+        elif job.state == "waiting" and not pilot.started_s:
+            await self._tell_what_it_waits_for(allocation, pilot, job.reason)
         elif job.state == "running" and not pilot.started_s:
             fact = PilotStarted(name=allocation.name, pilot_id=pilot.id, hosts=job.hosts, at_s=self._shell.now_s())
             await self._append(allocation, fact)
@@ -215,7 +232,25 @@ class PilotKeeper:
         self._tokens.pop(pilot.id, None)
         self._shell.log.info("pilot_submitted", allocation=allocation.name, pilot=pilot.id, provider_id=number)
 
-    async def _conclude(self, allocation: Allocation, pilot: Pilot, job: ProviderJob | None) -> None:
+    async def _tell_what_it_waits_for(self, allocation: Allocation, pilot: Pilot, reason: str) -> None:
+        """Note why a pilot waits; other words for it come all the time, and are noted once a minute."""
+        now_s = self._shell.monotonic()
+        if reason == pilot.waits or now_s < self._waits_s.get(pilot.id, 0.0):
+            return
+        self._waits_s[pilot.id] = now_s + _WAITS_S
+        fact = PilotSubmitted(
+            name=allocation.name,
+            pilot_id=pilot.id,
+            provider_id=pilot.provider_id,
+            token=pilot.token,
+            waits=reason[:_MOST_REASON],
+            at_s=self._shell.now_s(),
+        )
+        await self._append(allocation, fact)
+
+    async def _conclude(
+        self, provider: PilotProvider, allocation: Allocation, pilot: Pilot, job: ProviderJob | None
+    ) -> None:
         """Say how a pilot ended that its provider has no more, or says has ended."""
         said = job.reason if job is not None else "the provider has it no more"
         if allocation.removed_s or (job is not None and job.state == "cancelled"):
@@ -225,6 +260,8 @@ class PilotKeeper:
         else:
             words = self.place(pilot.id).last_words()
             await self._end(allocation, pilot, "failed", f"no node joined; {said}" + (f": {words}" if words else ""))
+        if job is not None:
+            await provider.clear(job, self.place(pilot.id))
 
     async def _give_up_late(
         self, provider: PilotProvider, allocation: Allocation, pilot: Pilot, job: ProviderJob
@@ -251,8 +288,9 @@ class PilotKeeper:
             except BusError as error:  # it ends by itself
                 self._shell.log.warning("token_not_revoked", token=token, error=str(error))
         at_s = self._shell.now_s()
-        fact = PilotEnded(name=allocation.name, pilot_id=pilot.id, state=state, reason=reason[:1_000], at_s=at_s)
+        fact = PilotEnded(name=allocation.name, pilot_id=pilot.id, state=state, reason=reason[:_MOST_REASON], at_s=at_s)
         await self._append(allocation, fact)
+        self._waits_s.pop(pilot.id, None)
         self._shell.log.info("pilot_ended", allocation=allocation.name, pilot=pilot.id, state=state, reason=reason)
 
     async def _token(self, allocation: Allocation, pilot: Pilot) -> tuple[str, str]:

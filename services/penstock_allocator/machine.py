@@ -62,6 +62,9 @@ class AllocatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     join_s : float
         A pilot that has run for so many seconds, and whose nodes have not joined, is cancelled. Where some have, the
         others are expected for as long.
+    kubernetes_owner : str
+        What the Pods of pilots belong to, as ``Deployment/NAME`` of their namespace: when it is deleted, they go with
+        it. Empty: nothing.
     """
 
     data_dir: str = "penstock-data/allocator"
@@ -71,6 +74,7 @@ class AllocatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     most_failures: Annotated[int, Meta(ge=1)] = 3
     backoff_s: Annotated[float, Meta(ge=0)] = 10.0
     join_s: Annotated[float, Meta(gt=0)] = 300.0
+    kubernetes_owner: str = ""
 
 
 class DemandLook(NamedTuple):
@@ -121,7 +125,7 @@ def decider(
     return Decider(
         name="allocator",
         state=AllocatorState,
-        schema="allocator.2",
+        schema="allocator.3",
         apply=apply,
         decide=partial(decide, settings=settings or AllocatorSettings(), matcher=matcher or MatcherSettings()),
         reads=READ | OF_ALLOCATIONS,

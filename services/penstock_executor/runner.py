@@ -150,7 +150,7 @@ class Executor:
         self.alone_s: float | None = None
         self.node_id, self.found, self.capacity = node_id, found, capacity
         self.boot, self.joins, self.left = uuid.uuid4().hex[:8], 0, False
-        self.told_leaving = False
+        self.told_leaving, self.ended_runs = False, 0
         self.claim = NameClaim(shell.bus, node_id, data, self.boot, settings.heartbeat_s)
         self.rule = settings.identities(node_id)
         self.wake = live.changed.set
@@ -421,6 +421,7 @@ class Executor:
             case machine.KillRun():
                 host.kill(action.key)
             case machine.ReportFact():
+                await self._leave_after(action.fact)
                 self._report_start_or_end(action.fact)
             case machine.RemoveRun():
                 host.clean(action.key)
@@ -602,6 +603,20 @@ class Executor:
         except (TimeoutError, BusError) as error:
             self.shell.log.warning("leaving_not_announced", within_s=LEAVING_S, error=str(error))
 
+    async def _leave_after(self, fact: RunStarted | RunEnded) -> None:
+        """
+        Tell the log that this node leaves before it hears of its last run's end, after which it would place another.
+
+        How the run has ended is decided already: its failure is its own, and not the stopping node's.
+        """
+        if isinstance(fact, RunEnded):
+            self.ended_runs += 1
+            if self._has_had_its_runs() and not self.told_leaving:
+                await self._announce_leaving()
+
+    def _has_had_its_runs(self) -> bool:
+        return 0 < self.settings.leave_after_runs <= self.ended_runs
+
     @property
     def incarnation(self) -> str:
         """The name of this life of the node: another after each start, and after each return from being lost."""
@@ -762,18 +777,22 @@ class Executor:
         self.wake()
 
     async def _leave_in_time(self) -> None:
-        """Begin to stop when this node is to leave, or when no run was here for as long as it may be idle."""
+        """Begin to stop when this node is to leave, was idle for as long as it may be, or has had its runs."""
         settings, idle_since_s = self.settings, self.shell.monotonic()
-        if not (settings.leave_at_s or settings.leave_idle_s):
+        if not (settings.leave_at_s or settings.leave_idle_s or settings.leave_after_runs):
             return
         while not self.shell.stopping.is_set():
-            if any(run.alive for run in self.host.runs.values()) or self._has_grant():
+            is_idle = not (any(run.alive for run in self.host.runs.values()) or self._has_grant())
+            if not is_idle:
                 idle_since_s = self.shell.monotonic()
             if settings.leave_at_s and self.shell.now_s() >= settings.leave_at_s:
                 self.shell.log.info("leaving", reason="its time is over", leave_at_s=settings.leave_at_s)
                 self.shell.stopping.set()
             elif settings.leave_idle_s and self.shell.monotonic() - idle_since_s >= settings.leave_idle_s:
                 self.shell.log.info("leaving", reason="no run was here", idle_s=settings.leave_idle_s)
+                self.shell.stopping.set()
+            elif is_idle and self._has_had_its_runs():
+                self.shell.log.info("leaving", reason="it has had its runs", runs=self.ended_runs)
                 self.shell.stopping.set()
             await pause(LEAVE_LOOK_S, self.shell.stopping)
 

@@ -135,6 +135,9 @@ class ExecutorSettings(msgspec.Struct, frozen=True, kw_only=True):
         never by itself. For a node that another cluster has lent for a while; shortly before, no job begins there.
     leave_idle_s : float
         The executor ends after so many seconds in which no run was on this node; 0: it stays.
+    leave_after_runs : int
+        Once so many runs have ended here, this node takes no more, and its executor ends when none is left; 0: it
+        takes one after the other.
     sample_limit_s : float
         Longest time for a profiler's sample, in seconds.
     device_sample_s : float
@@ -214,6 +217,7 @@ class ExecutorSettings(msgspec.Struct, frozen=True, kw_only=True):
     on_shutdown: Literal["preempt", "leave"] = "preempt"
     leave_at_s: Annotated[float, Meta(ge=0)] = 0.0
     leave_idle_s: Annotated[float, Meta(ge=0)] = 0.0
+    leave_after_runs: Annotated[int, Meta(ge=0)] = 0
     sample_limit_s: Annotated[float, Meta(gt=0)] = 60.0
     device_sample_s: Annotated[float, Meta(ge=0.1)] = 5.0
     device_health_s: Annotated[float, Meta(ge=0)] = 2.0

@@ -50,7 +50,7 @@ class FakeProvider:
         self.cancelled: list[str] = []
         self.refuses = ""
         self.silent = self.full = False
-        self.asked = 0
+        self.asked = self.cleared = 0
         self.tokens: list[str] = []
 
     async def submit(self, _spec: AllocationSpec, name: str, place: PilotFolder, _others: Collection[str]) -> str:
@@ -64,7 +64,7 @@ class FakeProvider:
         self.jobs[name] = ProviderJob(str(len(self.submissions)), "waiting")
         return self.jobs[name].id
 
-    async def list_jobs(self, pilots: Mapping[str, PilotFolder]) -> Mapping[str, ProviderJob]:
+    async def list_jobs(self, _spec: AllocationSpec, pilots: Mapping[str, PilotFolder]) -> Mapping[str, ProviderJob]:
         self._answer()
         return {name: found for name, found in self.jobs.items() if name in pilots}
 
@@ -72,6 +72,9 @@ class FakeProvider:
         self._answer()
         self.cancelled.append(one.id)
         self.jobs = {name: found for name, found in self.jobs.items() if found.id != one.id}
+
+    async def clear(self, _one: ProviderJob, _place: PilotFolder) -> None:
+        self.cleared += 1
 
     async def try_out(self, _spec: AllocationSpec, _place: PilotFolder) -> str:
         return "it would start at once"
@@ -106,7 +109,7 @@ class Issuer:
 @pytest.fixture
 def provider(monkeypatch: pytest.MonkeyPatch) -> FakeProvider:
     found = FakeProvider()
-    monkeypatch.setattr(runner, "providers", lambda: {"slurm": found})
+    monkeypatch.setattr(runner, "providers", lambda _shell, _settings: {"slurm": found})
     return found
 
 

@@ -22,7 +22,8 @@ class PilotView(View, frozen=True, kw_only=True):
     nodes : tuple of str
         Its nodes that have joined.
     reason : str
-        For which jobs it was planned; of one that has ended, why.
+        For which jobs it was planned; of one that waits at its provider for what, if that says so; of one that has
+        ended, why.
     """
 
     id: str
