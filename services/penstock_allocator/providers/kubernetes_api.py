@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -20,11 +20,13 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from httpx import Response
     from kr8s.asyncio import Api
 
 LONGEST_S: Final = 30.0
 """A request that takes longer than this has failed."""
-_AWAY: Final = frozenset({401, 408, 429, 500, 502, 503, 504})
+_UNKNOWN: Final = 401
+_AWAY: Final = frozenset({_UNKNOWN, 408, 429, 500, 502, 503, 504})
 """Codes that say nothing of what was asked. Logins that have ended are renewed by whoever runs the allocator."""
 CONFLICT: Final = 409
 NOT_FOUND: Final = 404
@@ -86,37 +88,43 @@ class KubernetesApi:
         """Return the answer to a request about objects of a namespace."""
         headers = {"Content-Type": _PATCH} if method == "PATCH" else {}
         more: dict[str, Any] = {"content": msgspec.json.encode(body)} if body is not None else {}
+        more |= {"params": params or {}, "headers": headers, "timeout": LONGEST_S, "version": version}
         with _errors():
-            api = await self._connected()
-            async with api.call_api(
-                method,
-                version=version,
-                namespace=namespace,
-                url=path,
-                params=params or {},
-                headers=headers,
-                timeout=LONGEST_S,
-                **more,
-            ) as response:
+            async with self._called(method, namespace, path, more) as response:
                 return msgspec.json.decode(response.content, type=dict[str, Any])
 
     async def lines(
         self, namespace: str, path: str, *, params: Mapping[str, str], quiet_s: float
     ) -> AsyncIterator[bytes]:
         """Yield the lines of an answer as they come; ``quiet_s``: the longest time between two."""
-        from httpx import Timeout  # noqa: PLC0415 - it is not there where nobody has Pods
-
         with _errors():
-            api = await self._connected()
-            timeout = Timeout(LONGEST_S, read=quiet_s)
-            async with api.call_api(
-                "GET", version="v1", namespace=namespace, url=path, params=params, timeout=timeout, stream=True
-            ) as response:
+            from httpx import Timeout  # noqa: PLC0415 - it is not there where nobody has Pods
+
+            more = {"params": params, "timeout": Timeout(LONGEST_S, read=quiet_s), "stream": True, "version": "v1"}
+            async with self._called("GET", namespace, path, more) as response:
                 rest = b""  # the library's own lines end at other characters, too, which may be in a message
                 async for part in response.aiter_bytes():
                     *lines, rest = (rest + part).split(b"\n")
                     for line in filter(None, lines):
                         yield line
+
+    @asynccontextmanager
+    async def _called(self, method: str, namespace: str, path: str, more: dict[str, Any]) -> AsyncIterator[Response]:
+        """
+        Send a request, and check its answer.
+
+        The library logs in anew after each 401 and 403, and closes all connections for that, the watch's too. So it
+        hears of 401 alone, after which the request is sent again.
+        """
+        api, is_known = await self._connected(), True
+        async with api.call_api(method, namespace=namespace, url=path, raise_for_status=False, **more) as response:
+            is_known = response.status_code != _UNKNOWN
+            if is_known:
+                await _check(response)
+                yield response
+        if not is_known:
+            async with api.call_api(method, namespace=namespace, url=path, **more) as response:
+                yield response
 
     async def _connected(self) -> Api:
         async with self._connecting:
@@ -151,16 +159,25 @@ def _errors() -> Iterator[None]:
         raise found from error
 
 
-def _told(error: Exception) -> KubernetesRefused | KubernetesSilent | None:
+async def _check(response: Response) -> None:
+    if not response.is_error:
+        return
+    await response.aread()
+    try:
+        message = str(msgspec.json.decode(response.content, type=dict[str, Any])["message"])
+    except (msgspec.MsgspecError, KeyError):
+        message = response.text[:300]
+    code, after = response.status_code, response.headers.get("Retry-After", "")
+    if code in _AWAY:
+        raise KubernetesSilent(f"it answers {code}: {message}", float(after) if after.isdecimal() else 0.0)
+    raise KubernetesRefused(code, message)
+
+
+def _told(error: Exception) -> KubernetesSilent | None:
     """Return what an error of the library means; None for one that is not its."""
     from httpx import HTTPError, StreamError  # noqa: PLC0415
     from kr8s import APITimeoutError, ServerError  # noqa: PLC0415
 
-    if isinstance(error, ServerError) and error.response is not None:
-        code, after = error.response.status_code, error.response.headers.get("Retry-After", "")
-        if code in _AWAY:
-            return KubernetesSilent(f"it answers {code}: {error}", float(after) if after.isdecimal() else 0.0)
-        return KubernetesRefused(code, str(error))
     if isinstance(error, HTTPError | StreamError | APITimeoutError | ServerError):
         return KubernetesSilent(f"the API server is not reached: {str(error) or type(error).__name__}")
     return None
