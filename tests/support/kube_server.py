@@ -108,7 +108,10 @@ class KubeServer:
         self.broken = 0
         """Counts on when all open watches are to break."""
         self.watching = 0
-        self.on_force: Callable[[Object], None] = lambda _: None
+        self.on_made: Callable[[Object], None] = lambda _: None
+        """Called with each Pod that is made, before who has made it hears of it."""
+        self.unknown: set[str] = set()
+        """Tokens that are answered 401."""
         self._http = _HttpServer(self)
         self.url = f"http://127.0.0.1:{self._http.server_address[1]}"
 
@@ -162,6 +165,18 @@ class KubeServer:
                     raise AssertionError(f"never came: {what}; there are {self.pods()}")
         return found
 
+    def evict(self, name: str) -> None:
+        """Evict a Pod as `kubectl drain` does."""
+        self._evict(Key("pods", NAMESPACE, name), {})
+
+    def drain(self, node: str) -> None:
+        """Take a node out, with the Pods that run there."""
+        with self.lock:
+            self.change(Key("nodes", "", node), {"spec": {"unschedulable": True}})
+            for pod in self.pods():
+                if pod["spec"].get("nodeName") == node:
+                    self.evict(pod["metadata"]["name"])
+
     def compact(self) -> None:
         """Forget all changes so far, as etcd does after some minutes: older versions are 410 Gone."""
         with self.lock:
@@ -195,6 +210,8 @@ class KubeServer:
                 self.objects[key] = made
                 self._note("ADDED", key, made)
                 self._settle()
+                if resource == "pods":
+                    self.on_made(made)
             return copy.deepcopy(made)
 
     def _admit(self, pod: Object) -> None:
@@ -332,6 +349,8 @@ class KubeServer:
             if self.failing is not None:
                 code, retry_s = self.failing
                 raise Refused(code, "InternalError" if code >= 500 else "TooManyRequests", "etcd is slow", retry_s)
+            if token in self.unknown:
+                raise Refused(401, "Unauthorized", "Unauthorized")
             if token in self.rules and (verb, resource) not in self.rules[token]:
                 raise Refused(403, "Forbidden", f'{resource} is forbidden: User "{token}" cannot {verb} resource')
 
@@ -415,6 +434,9 @@ class _HttpServer(ThreadingHTTPServer):
     def __init__(self, kube: KubeServer) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.kube = kube
+
+    def handle_error(self, *_args: object) -> None:
+        """Say nothing: a client that was killed has left."""
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -5,19 +5,22 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from clusters import Cluster, running
-from kube_server import KubeServer
+from clusters import Cluster, running, signal_all, until
+from kube_server import NAMESPACE, Key, KubeServer, Object
 from kubelets import Kubelets
 
 import penstock
 from penstock_log import AllocationSpec
 from penstock_log.allocation_spec import PodOptions
+from penstock_testing import eventually
 
 pytest.importorskip("kr8s")
 
@@ -87,6 +90,31 @@ def whole(steps: int = STEPS) -> list[tuple[int, int]]:
     return [(sum(step * step for step in range(1, steps + 1)), steps)]
 
 
+def steps_of(notes: Path, job_id: str) -> int:
+    """Return how many steps a job has noted so far."""
+    file = notes / f"{job_id}.jsonl"
+    return len([line for line in file.read_text().splitlines() if '"what": "step"' in line]) if file.exists() else 0
+
+
+async def pod_of(client: penstock.Client, notes: Path, ids: list[str], steps: int) -> str:
+    """Return the Pod in which one of these jobs runs that has done so many steps more, and has as many to do."""
+    before: dict[str, int] = {}
+    found: list[str] = []
+
+    async def one_has() -> bool:
+        for job_id in ids:
+            placed = (await client.job(job_id)).job.placed_on
+            done = steps_of(notes, job_id)
+            if placed and done - before.setdefault(job_id, done) >= steps:
+                nodes = {pilot.nodes: pilot for one in (await client.allocations()).allocations for pilot in one.pilots}
+                found.append(nodes[placed[0].partition("/")[0],].provider_id.partition("/")[2])
+                return True
+        return False
+
+    await eventually(one_has, within_s=MOST_S)
+    return found[0]
+
+
 async def removed(client: penstock.Client, name: str) -> None:
     await client.remove_allocation(name)
     async with asyncio.timeout(MOST_S):
@@ -104,5 +132,78 @@ async def test_each_run_has_a_pod_of_its_own_and_nothing_is_left(
         assert [(one.state, one.reason) for one in jobs] == [("CD", "")] * 5
         assert [ends(tmp_path / "notes", job_id) for job_id in ids] == [whole()] * 5
         await removed(client, "lab")
-    assert len(kubelets.began) == len(set(kubelets.began)) == 5
+    began = [name for name in kubelets.began if "-lab-" in name]
+    assert len(began) == len(set(began)) == 5
     assert not [key for key in server.objects if key.resource in {"pods", "secrets"}]
+
+
+async def test_a_run_whose_pod_is_evicted_saves_and_goes_on_in_the_next_pod(
+    cluster: Cluster, server: KubeServer, kubelets: Kubelets, tmp_path: Path
+) -> None:
+    notes = tmp_path / "notes"
+    async with cluster.client() as client, asyncio.timeout(MOST_S):
+        await client.add_allocation("moved", allocation())
+        job_id = (await client.submit(**job(notes, "digits", steps=60, step_s=0.1))).id
+        server.evict(await pod_of(client, notes, [job_id], 10))
+        assert (await client.wait(job_id)).state == "CD"
+        ended = (await client.allocations()).allocations[0].pilots[-1]
+        await removed(client, "moved")
+    assert ends(notes, job_id) == whole(60)
+    assert loaded(notes, job_id)[0] >= 10, "it saved at TERM"
+    assert ended.reason == "it was evicted, as by a drain of its node: Eviction API: evicting"
+    assert len([name for name in kubelets.began if "-moved-" in name]) == 2
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(300)
+async def test_every_job_ends_once_with_all_its_steps_whatever_is_taken_away(
+    cluster: Cluster, server: KubeServer, kubelets: Kubelets, tmp_path: Path
+) -> None:
+    notes, killed = tmp_path / "notes", list[str]()
+
+    def kill_the_allocator(pod: Object) -> None:
+        """Kill it after the server has made a Pod, and before it knows."""
+        killed.append(pod["metadata"]["name"])
+        server.on_made = lambda _: None
+        signal_all(cluster.pids("allocator"), signal.SIGKILL)
+
+    async with cluster.client() as client, asyncio.timeout(240):
+        server.failing = (500, 0)  # planned, and not submitted
+        await client.add_allocation("chaos", allocation())
+        ids = [(await client.submit(**job(notes, "digits", steps=40, step_s=0.1))).id for _ in range(8)]
+        await until(client, "chaos", "pilot.planned.v1", 1)
+        signal_all(cluster.pids("allocator"), signal.SIGKILL)
+        server.on_made = kill_the_allocator
+        server.failing = None
+        running_one = partial(pod_of, client, notes, ids, 5)
+        server.evict(await running_one())
+        server.compact()
+        server.break_watches()
+        server.failing = (429, 1)
+        name = await running_one()
+        server.failing = None
+        node = next(pod["spec"]["nodeName"] for pod in server.pods() if pod["metadata"]["name"] == name)
+        server.drain(node)
+        name = await running_one()
+        server.delete(Key("pods", NAMESPACE, name), 0)  # kubectl delete --force: no TERM
+        server.change(Key("nodes", "", node), {"spec": {"unschedulable": False}})
+        server.away = True
+        kubelets.run_out_of_memory(await running_one())
+        server.compact()
+        server.away = False
+        jobs = [await client.wait(job_id) for job_id in ids]
+        found = (await client.allocations()).allocations[0]
+        await removed(client, "chaos")
+    assert [(one.state, one.reason) for one in jobs] == [("CD", "")] * 8
+    assert [ends(notes, job_id) for job_id in ids] == [whole(40)] * 8
+    assert found.state == "active", found
+    began = [name for name in kubelets.began if "-chaos-" in name]
+    assert len(killed) == 1
+    assert len(began) == len(set(began)), "no Pod is made twice"
+    assert not [key for key in server.objects if key.resource in {"pods", "secrets"}]
+
+
+def loaded(notes: Path, job_id: str) -> list[int]:
+    """Return the steps from which a job went on."""
+    lines = [json.loads(line) for line in (notes / f"{job_id}.jsonl").read_text().splitlines()]
+    return [one["step"] for one in lines if one["what"] == "load"]
