@@ -300,3 +300,42 @@ async def test_the_folders_of_pilots_that_ended_long_ago_are_removed_and_no_othe
         await eventually(lambda: not (tmp_path / "pilots" / "lab-5").exists())
         await asked_twice_more(provider)
     assert sorted(folder.name for folder in (tmp_path / "pilots").iterdir()) == sorted((*kept, "lab-26"))
+
+
+async def test_a_pilot_that_is_stuck_is_cancelled_and_has_failed(
+    memory_bus: MemoryBus, provider: FakeProvider, tmp_path: Path
+) -> None:
+    async with allocator(memory_bus, tmp_path, most_failures=1):
+        await tell(memory_bus, ADDED, job("j"))
+        await eventually(count_of(memory_bus, PilotSubmitted, 1))
+        provider.jobs = {name: one._replace(state="stuck", reason="no image") for name, one in provider.jobs.items()}
+        await eventually(count_of(memory_bus, PilotsPaused, 1))
+    assert [fact.state for fact in await told(memory_bus, PilotEnded)] == ["failed"]  # type: ignore[union-attr]
+    assert provider.cancelled == ["1"]
+    assert len(provider.submissions) == 1
+
+
+async def test_what_a_pilot_waits_for_is_told_once_though_the_words_change(
+    memory_bus: MemoryBus, provider: FakeProvider, tmp_path: Path
+) -> None:
+    async with allocator(memory_bus, tmp_path):
+        await tell(memory_bus, ADDED, job("j"))
+        await eventually(count_of(memory_bus, PilotSubmitted, 1))
+        for number in (3, 4):
+            said = f"{number} nodes are full"
+            provider.jobs = {name: one._replace(reason=said) for name, one in provider.jobs.items()}
+            await asked_twice_more(provider)
+    facts = await told(memory_bus, PilotSubmitted)
+    assert [fact.waits for fact in facts] == ["", "3 nodes are full"]  # type: ignore[union-attr]
+
+
+async def test_what_an_ended_pilot_has_left_at_its_provider_is_cleared(
+    memory_bus: MemoryBus, provider: FakeProvider, tmp_path: Path
+) -> None:
+    async with allocator(memory_bus, tmp_path):
+        await tell(memory_bus, ADDED, AllocationPaused(name="lab", at_s=1.5))
+        await tell(memory_bus, PilotPlanned(name="lab", pilot_id="lab-1", at_s=2.0))
+        await eventually(count_of(memory_bus, PilotSubmitted, 1))
+        provider.move("ended")
+        await eventually(lambda: provider.cleared == 1)
+        assert await told(memory_bus, PilotEnded)

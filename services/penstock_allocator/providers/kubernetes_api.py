@@ -13,6 +13,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -129,6 +130,7 @@ class KubernetesApi:
     async def _connected(self) -> Api:
         async with self._connecting:
             if self._api is None:
+                await asyncio.to_thread(import_module, "kr8s.asyncio")  # where it takes long, the lease would end
                 from kr8s.asyncio import api  # noqa: PLC0415 - it is not there where nobody has Pods
 
                 logging.getLogger("httpx").setLevel(logging.WARNING)  # or each request is a line of the log
